@@ -1,0 +1,28 @@
+#include "common/app/evaluate.h"
+
+namespace lockstep {
+
+Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
+                    Context& context) {
+  const PassFacts before = context.facts;
+  context.facts = {.training = false};
+  const Stream stream = context.stream();
+  Tensor loss = context.empty({1});
+  const CountTensor correct = context.pool().take<int64_t>({1});
+  context.kernels().fill(stream, 0, loss);
+  context.kernels().fill_count(stream, 0, correct);
+
+  const StepState facts{.loss_weight = Real(1) / Real(samples)};
+  loader.begin_epoch(0);
+  while (std::optional<HostBatch> batch = loader.next()) {
+    const DeviceBatch part = feeder.feed(*batch, {0, 1, batch->size}, facts, context);
+    const Tensor scores = model.network->forward(part.images, context);
+    model.loss->forward(scores, part.labels, loss, context);
+    context.kernels().count_correct(stream, scores, part.labels, correct);
+    feeder.retire(std::move(*batch));
+  }
+  context.facts = before;
+  return {.loss = double(loss.to_host()[0]), .correct = correct.to_host()[0], .samples = samples};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,21 @@
+#pragma once
+// Average loss and accuracy over a data set.
+
+#include "common/app/feeder.h"
+#include "common/nn/models.h"
+
+namespace lockstep {
+
+struct Evaluation {
+  double loss = 0;  // mean per sample
+  int64_t correct = 0;
+  int64_t samples = 0;
+  double accuracy() const { return samples == 0 ? 0 : double(correct) / double(samples); }
+};
+
+/// Runs `model` in evaluation mode over one epoch of `loader`, whose set has `samples` samples. The
+/// context's facts are as before afterwards.
+Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
+                    Context& context);
+
+}  // namespace lockstep

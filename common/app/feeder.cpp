@@ -1,0 +1,69 @@
+#include "common/app/feeder.h"
+
+#include "common/core/device.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kSlots = 8;
+
+/// Copies rows first, first + stride, ... of `from` [batch, row_elements] side by side.
+template <class T>
+void copy_rows(Stream stream, const T* from, int64_t row_elements, const BatchPart& part, T* to) {
+  if (part.stride == 1) {
+    stream.copy(to, from + part.first * row_elements, part.count * row_elements * sizeof(T));
+    return;
+  }
+  for (int64_t i = 0; i < part.count; ++i) {
+    stream.copy(to + i * row_elements, from + (part.first + i * part.stride) * row_elements,
+                row_elements * sizeof(T));
+  }
+}
+
+}  // namespace
+
+Feeder::Feeder(Stream stream, const Dataset& set)
+    : stream_(stream),
+      height_(set.height),
+      width_(set.width),
+      channels_(set.channels),
+      mean_(Real(set.mean)),
+      stddev_(Real(set.stddev)),
+      staging_(stream.device().allocate_host(kSlots * sizeof(StepState))),
+      slots_(kSlots) {}
+
+StepState* Feeder::stage(const StepState& facts) {
+  const size_t slot = next_slot_++ % kSlots;
+  if (slots_[slot].copied) slots_[slot].copied->synchronize();
+  StepState* place = static_cast<StepState*>(staging_.get()) + slot;
+  *place = facts;
+  return place;
+}
+
+DeviceBatch Feeder::feed(const HostBatch& batch, const BatchPart& part, StepState facts,
+                         Context& context) {
+  facts.first_position = part.first;
+  facts.position_stride = part.stride;
+  const StepState* staged = stage(facts);
+  stream_.copy(context.state().data(), staged, sizeof(StepState));
+  slots_[(next_slot_ - 1) % kSlots].copied = stream_.record();
+
+  const Shape shape{part.count, height_, width_, channels_};
+  const ByteTensor bytes = context.pool().take<uint8_t>(shape);
+  DeviceBatch fed{context.empty(shape), context.pool().take<int32_t>({part.count})};
+  copy_rows(stream_, batch.images, shape.row_elements(), part, bytes.data());
+  copy_rows(stream_, batch.labels, 1, part, fed.labels.data());
+  context.kernels().normalize_images(stream_, bytes, mean_, stddev_, fed.images);
+  return fed;
+}
+
+void Feeder::retire(HostBatch batch) {
+  retired_.push_back({std::move(batch), stream_.record()});
+  while (retired_.size() > 1 && retired_.front().copied.done()) retired_.pop_front();
+  if (retired_.size() > 2) {  // the host is two batches ahead: that is enough
+    retired_.front().copied.synchronize();
+    retired_.pop_front();
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+#pragma once
+// Batches onto a device: asynchronous copies, then bytes to numbers.
+
+#include <deque>
+#include <memory>
+
+#include "common/data/batch_parts.h"
+#include "common/data/dataset.h"
+#include "common/data/loader.h"
+#include "common/nn/context.h"
+
+namespace lockstep {
+
+/// A part of a batch on a device.
+struct DeviceBatch {
+  Tensor images;       // [count, height, width, channels], normalised
+  LabelTensor labels;  // [count]
+};
+
+/// Copies parts of host batches to one device. The host never waits for a copy: it keeps the
+/// batches (page-locked memory on CUDA) until the event behind their last copy is done.
+class Feeder {
+ public:
+  /// `set` says how large images are and how pixels are normalised.
+  Feeder(Stream stream, const Dataset& set);
+
+  /// Enqueues the copy of `part` and of the pass's facts for kernels (into context.state()).
+  /// `facts` says step, learning rate and loss weight; the positions are the part's.
+  DeviceBatch feed(const HostBatch& batch, const BatchPart& part, StepState facts,
+                   Context& context);
+  /// To be called when all parts of `batch` have been fed.
+  void retire(HostBatch batch);
+
+ private:
+  struct Retired {
+    HostBatch batch;
+    Event copied;
+  };
+  struct Slot {
+    std::optional<Event> copied;
+  };
+  /// A place in host memory that no copy reads any more, holding `facts`.
+  StepState* stage(const StepState& facts);
+
+  Stream stream_;
+  int64_t height_, width_, channels_;
+  Real mean_, stddev_;
+  std::deque<Retired> retired_;
+  std::shared_ptr<void> staging_;  // StepState[kSlots]
+  std::vector<Slot> slots_;
+  size_t next_slot_ = 0;
+};
+
+}  // namespace lockstep

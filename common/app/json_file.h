@@ -1,0 +1,11 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace lockstep {
+
+/// Writes one JSON value and a line end, atomically. Throws EnvironmentError.
+void write_json(const std::string& path, const nlohmann::json& value);
+
+}  // namespace lockstep

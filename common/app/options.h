@@ -1,0 +1,73 @@
+#pragma once
+// The options that all stages share. A stage adds its own to the same parser.
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "common/core/device.h"
+#include "common/data/batch_parts.h"
+#include "common/data/dataset.h"
+#include "common/data/loader.h"
+#include "common/nn/init.h"
+#include "common/nn/models.h"
+#include "common/nn/sgd.h"
+
+namespace lockstep {
+
+struct Options {
+  std::string data = "fashion-mnist";
+  std::string data_dir;
+  std::string model = "seed";
+  int64_t width = 64;
+  std::string init = "kaiming";
+  int64_t epochs = 1;
+  int64_t max_steps = 0;  // 0: no limit
+  int64_t batch_size = 64;
+  double lr = 0.1;
+  double scale_lr = 0;  // 0: off, else the batch size that lr is meant for
+  double warmup_epochs = 0;
+  int64_t lr_step = 0;  // epochs; 0: constant
+  double lr_gamma = 0.1;
+  double momentum = 0;
+  double weight_decay = 0;
+  uint64_t seed = 1;
+  std::string order = "loader";
+  std::string emulate = "none";
+  bool dropout = false;
+  std::string devices;  // empty: default_devices()
+  int threads_per_device = 1;
+  int workers = 1;
+  int prefetch_factor = 2;
+  double loader_timeout = 0;
+  bool drop_last = false;
+  int64_t log_interval = 100;
+  std::string metrics, trace, save, load;
+
+  /// The options as they stand, for --metrics.
+  nlohmann::json to_json() const;
+
+  // What the options mean to the parts of a program.
+  ModelOptions model_options(const Dataset& images) const;
+  DataLoaderOptions train_loader(const Dataset& set, const HostAllocator& allocator) const;
+  DataLoaderOptions test_loader(const HostAllocator& allocator) const;
+  LearningRateSchedule schedule(int64_t steps_per_epoch) const;
+  SgdRule sgd_rule() const { return {Real(momentum), Real(weight_decay)}; }
+  Initializer initializer() const { return parse_initializer(init); }
+  /// The devices named, or the defaults of this machine.
+  std::vector<DeviceId> device_ids() const;
+  DeviceOptions device_options() const {
+    return {.threads = threads_per_device, .trace = !trace.empty()};
+  }
+};
+
+/// Adds the common options to `app`. Their names, defaults and ranges are what --help prints.
+void add_options(CLI::App& app, Options& options);
+
+/// Parses the command line. Returns false if that was a request for help, now answered. Throws
+/// BadInput for unknown options and values out of range, and where an output file could not be
+/// written in the end.
+bool parse_command_line(CLI::App& app, Options& options, int argc, const char* const* argv);
+
+}  // namespace lockstep

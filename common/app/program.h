@@ -1,0 +1,17 @@
+#pragma once
+// The frame of every main(): parse, run, and one place where errors become a line and a status.
+
+#include <functional>
+
+#include "common/app/options.h"
+
+namespace lockstep {
+
+/// Runs a stage's program. `name` is the stage ("01-single-gpu"), `summary` the first line of
+/// --help; `train` gets the parsed options. Returns the exit status of main: 0; an Error's own
+/// status, after its text on one line of stderr; 1 for any other exception. After an error the
+/// process ends at once, without waiting for streams or peers that may never come.
+int run_program(const char* name, const char* summary, int argc, const char* const* argv,
+                const std::function<void(const Options&)>& train);
+
+}  // namespace lockstep

@@ -1,0 +1,56 @@
+#include "common/app/trace.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "common/app/json_file.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+int64_t first_moment(const std::vector<Device*>& devices) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const Device* device : devices) {
+    for (const auto& stream : device->streams()) {
+      const std::vector<Span> spans = stream->timeline();
+      if (!spans.empty()) first = std::min(first, spans.front().begin_ns);
+    }
+  }
+  return first;
+}
+
+json label(const char* what, size_t process, size_t lane, const std::string& name) {
+  return {{"name", what}, {"ph", "M"}, {"pid", process}, {"tid", lane}, {"args", {{"name", name}}}};
+}
+
+json slice(const Span& span, size_t process, size_t lane, int64_t zero_ns) {
+  return {{"name", span.op},
+          {"ph", "X"},
+          {"pid", process},
+          {"tid", lane},
+          {"ts", double(span.begin_ns - zero_ns) / 1e3},
+          {"dur", double(span.end_ns - span.begin_ns) / 1e3},
+          {"args", {{"layer", span.scope == nullptr ? "" : *span.scope}}}};
+}
+
+}  // namespace
+
+void write_trace(const std::string& path, const std::vector<Device*>& devices) {
+  const int64_t zero_ns = first_moment(devices);
+  json events = json::array();
+  for (size_t process = 0; process < devices.size(); ++process) {
+    events.push_back(label("process_name", process, 0, devices[process]->name()));
+    const auto& streams = devices[process]->streams();
+    for (size_t lane = 0; lane < streams.size(); ++lane) {
+      events.push_back(label("thread_name", process, lane, streams[lane]->name()));
+      for (const Span& span : streams[lane]->timeline()) {
+        events.push_back(slice(span, process, lane, zero_ns));
+      }
+    }
+  }
+  write_json(path, {{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,191 @@
+#include "common/app/training_log.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "common/app/json_file.h"
+#include "common/app/process_stats.h"
+#include "common/app/trace.h"
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+
+namespace lockstep {
+namespace {
+
+double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
+
+double seconds_between(std::chrono::steady_clock::time_point begin,
+                       std::chrono::steady_clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+std::string names_of(const std::vector<Device*>& devices) {
+  std::vector<std::string> names;
+  for (const Device* device : devices) names.push_back(device->name());
+  return fmt::format("{}", fmt::join(names, ","));
+}
+
+}  // namespace
+
+TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
+                         std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch)
+    : stage_(std::move(stage)),
+      options_(options),
+      devices_(std::move(devices)),
+      samples_(samples),
+      steps_per_epoch_(steps_per_epoch),
+      terminal_(isatty(STDOUT_FILENO) == 1),
+      reports_(stream) {}
+
+void TrainingLog::start(const Dataset& train, const Dataset& test, const Model&,
+                        const FlatParameters& parameters) const {
+  fmt::print("{}: {} on {}, {}", stage_, options_.model, names_of(devices_),
+             devices_.front()->description());
+  const std::string reason = why_no_gpu();
+  fmt::print("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
+  fmt::print("{}: {} training and {} test images of {}x{}x{}; {} parameters\n\n", train.name,
+             train.count(), test.count(), train.height, train.width, train.channels,
+             parameters.count());
+}
+
+void TrainingLog::begin_epoch(int64_t epoch) {
+  epoch_ = epoch;
+  if (steps_ == 0) startup_seconds_ = seconds_since_start();
+  samples_seen_ = 0;
+  epoch_begin_ = last_report_ = Clock::now();
+}
+
+void TrainingLog::step(int64_t batch, int64_t size, const Tensor& loss,
+                       const HealthTensor& health) {
+  reports_.push(steps_, loss, health);
+  lines_.push_back({steps_, samples_seen_, batch % options_.log_interval == 0});
+  ++steps_;
+  samples_seen_ += size;
+  receive(1);
+}
+
+void TrainingLog::receive(size_t keep) {
+  while (const std::optional<StepReport> report = reports_.take(keep)) {
+    const Clock::time_point now = Clock::now();
+    step_seconds_.push_back(seconds_between(last_report_, now));
+    last_report_ = now;
+    const Line line = lines_.front();
+    lines_.pop_front();
+    if (report->failed_step >= 0) {
+      clear_progress();
+      fail<NonFinite>(
+          "step {}, rank 0 ({}): the loss ({}) or a gradient is not finite; the weights stayed as "
+          "step {} left them and nothing was saved; lower --lr ({}) or look at the data",
+          report->failed_step, devices_.front()->name(), report->loss, report->failed_step - 1,
+          options_.lr);
+    }
+    losses_.push_back(report->loss);
+    if (line.print) {
+      clear_progress();
+      fmt::print("Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.6f}\n", epoch_ + 1,
+                 line.samples_before, samples_,
+                 100.0 * double(line.samples_before) / double(samples_), report->loss);
+    }
+    show_progress(line.samples_before);
+  }
+}
+
+void TrainingLog::end_epoch() {
+  receive(0);
+  epoch_seconds_.push_back(seconds_between(epoch_begin_, Clock::now()));
+  clear_progress();
+  std::fflush(stdout);
+}
+
+void TrainingLog::show_progress(int64_t samples_done) {
+  if (!terminal_) return;
+  constexpr int kWidth = 40;
+  const double share = double(samples_done) / double(samples_);
+  const int filled = static_cast<int>(share * kWidth);
+  fmt::print("\r[{:=<{}}{: <{}}] {:3.0f}% {:.0f} samples/s ", "", filled, "", kWidth - filled,
+             100 * share, double(samples_done) / seconds_between(epoch_begin_, Clock::now()));
+  std::fflush(stdout);
+}
+
+void TrainingLog::clear_progress() const {
+  if (terminal_) fmt::print("\r{: <72}\r", "");
+}
+
+void TrainingLog::evaluated(const Evaluation& e) {
+  evaluations_.push_back(e);
+  fmt::print("\nTest set: Average loss: {:.4f}, Accuracy: {}/{} ({:.2f}%)\n\n", e.loss, e.correct,
+             e.samples, 100 * e.accuracy());
+}
+
+double TrainingLog::samples_per_second() const {
+  double seconds = 0;
+  for (const double epoch : epoch_seconds_) seconds += epoch;
+  const int64_t epochs = static_cast<int64_t>(epoch_seconds_.size());
+  if (epochs == 0) return 0;
+  return double((epochs - 1) * std::min(samples_, steps_per_epoch_ * options_.batch_size) +
+                samples_seen_) /
+         seconds;
+}
+
+void TrainingLog::finish(double flops) {
+  if (!options_.trace.empty()) write_trace(options_.trace, devices_);
+  if (!options_.metrics.empty()) write_json(options_.metrics, metrics(flops));
+  print_summary();
+}
+
+nlohmann::json TrainingLog::metrics(double flops) const {
+  nlohmann::json memory = nlohmann::json::object(), names = nlohmann::json::array();
+  for (Device* device : devices_) {
+    names.push_back(device->name());
+    memory[device->name()] = device->memory().peak();
+  }
+  nlohmann::json accuracy = nlohmann::json::array(), test_loss = nlohmann::json::array();
+  for (const Evaluation& e : evaluations_) {
+    accuracy.push_back(e.accuracy());
+    test_loss.push_back(e.loss);
+  }
+  return {{"stage", stage_},
+          {"config", options_.to_json()},
+          {"devices", names},
+          {"backend", devices_.front()->description()},
+          {"batch_size", options_.batch_size},
+          {"epochs", epoch_seconds_.size()},
+          {"steps", steps_},
+          {"losses", losses_},
+          {"accuracy", accuracy},
+          {"test_loss", test_loss},
+          {"epoch_seconds", epoch_seconds_},
+          {"step_seconds", step_seconds_},
+          {"samples_per_second", samples_per_second()},
+          {"startup_seconds", startup_seconds_},
+          {"training_flops", flops},
+          {"peak_memory_bytes", memory},
+          {"peak_rss_bytes", peak_rss_bytes()}};
+}
+
+void TrainingLog::print_summary() const {
+  const auto row = [](const char* name, const std::string& value) {
+    fmt::print("  {:<20}{}\n", name, value);
+  };
+  fmt::print("Summary\n");
+  row("devices", names_of(devices_));
+  row("backend", devices_.front()->description());
+  row("global batch", fmt::format("{}", options_.batch_size));
+  if (!epoch_seconds_.empty()) {
+    row("epoch time",
+        fmt::format("{:.2f} s (last of {})", epoch_seconds_.back(), epoch_seconds_.size()));
+    row("samples/s", fmt::format("{:.0f}", samples_per_second()));
+    row("first step after", fmt::format("{:.2f} s", startup_seconds_));
+  }
+  if (!evaluations_.empty()) {
+    row("test accuracy", fmt::format("{:.2f} %", 100 * evaluations_.back().accuracy()));
+  }
+  for (Device* device : devices_) {
+    row(("peak memory " + device->name()).c_str(),
+        fmt::format("{:.1f} MiB", mebibytes(device->memory().peak())));
+  }
+  row("process", fmt::format("{:.1f} MiB", mebibytes(peak_rss_bytes())));
+}
+
+}  // namespace lockstep

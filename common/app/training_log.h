@@ -1,0 +1,74 @@
+#pragma once
+// What a run shows and remembers: log lines, progress bar, summary, --metrics.
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/app/evaluate.h"
+#include "common/app/options.h"
+#include "common/app/step_reports.h"
+
+namespace lockstep {
+
+/// Follows a training run. Prints lines as PyTorch's MNIST example does:
+///   Train Epoch: 1 [640/60000 (1%)]	Loss: 2.293600
+///   Test set: Average loss: 0.5123, Accuracy: 8123/10000 (81.2%)
+/// and, where stdout is a terminal, a progress bar below them. Watches over the health of the run.
+class TrainingLog {
+ public:
+  /// `stream` is where the losses arrive, `devices` all that the run uses, `samples` and
+  /// `steps_per_epoch` those of the training set.
+  TrainingLog(std::string stage, const Options& options, Stream stream,
+              std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch);
+
+  /// Prints data set, network, devices and their engines.
+  void start(const Dataset& train, const Dataset& test, const Model& model,
+             const FlatParameters& parameters) const;
+
+  void begin_epoch(int64_t epoch);
+  /// After the work of one step has been enqueued: `batch` is its number in the epoch, `size` its
+  /// samples. Throws NonFinite, one step late, when a loss or gradient was not finite.
+  void step(int64_t batch, int64_t size, const Tensor& loss, const HealthTensor& health);
+  /// Waits for the epoch's last step and takes its time.
+  void end_epoch();
+  /// After --max-steps steps there is nothing more to train.
+  bool finished() const { return options_.max_steps > 0 && steps_ >= options_.max_steps; }
+  int64_t steps() const { return steps_; }
+
+  void evaluated(const Evaluation& evaluation);
+
+  /// Prints the summary and writes --metrics and --trace.
+  void finish(double flops);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Line {
+    int64_t step, samples_before;
+    bool print;
+  };
+
+  void receive(size_t keep);
+  void show_progress(int64_t samples_done);
+  void clear_progress() const;
+  nlohmann::json metrics(double flops) const;
+  void print_summary() const;
+  double samples_per_second() const;
+
+  std::string stage_;
+  const Options& options_;
+  std::vector<Device*> devices_;
+  int64_t samples_, steps_per_epoch_;
+  bool terminal_;
+  StepReports reports_;
+  std::deque<Line> lines_;  // of the outstanding reports
+
+  int64_t epoch_ = 0, steps_ = 0, samples_seen_ = 0;
+  Clock::time_point epoch_begin_, last_report_;
+  double startup_seconds_ = 0;
+  std::vector<double> losses_, step_seconds_, epoch_seconds_;
+  std::vector<Evaluation> evaluations_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,189 @@
+#include "common/core/cpu_stream.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "common/core/device.h"
+
+namespace lockstep {
+namespace {
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kPoll = true;  // a futex word would be a second edge between the threads
+#else
+constexpr bool kPoll = false;
+#endif
+
+constexpr int kSpins = 2000;  // about 40 us: waking a halted core costs more than that
+constexpr std::align_val_t kAlignment{64};
+
+/// Tells the core that this is a spin loop.
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// Returns when `ready()` holds: spins briefly, then sleeps until `signal` moves.
+template <class Ready>
+void spin_then_sleep(std::atomic<int>& signal, Ready ready) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (ready()) return;
+    relax();
+  }
+  while (true) {
+    const int seen = kPoll ? 0 : signal.load(std::memory_order_seq_cst);
+    if (ready()) return;
+    if (kPoll) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    } else {
+      signal.wait(seen);
+    }
+  }
+}
+
+/// Moves `signal` and wakes its sleepers. The read-modify-write is a full barrier: the store that
+/// made `ready()` true is visible before the number of sleepers is looked at.
+void raise(std::atomic<int>& signal) {
+  if (kPoll) return;
+  signal.fetch_add(1, std::memory_order_seq_cst);
+  signal.notify_all();
+}
+
+int chaos_from_environment() {
+  const char* text = std::getenv("LOCKSTEP_CHAOS");
+  return text == nullptr ? 0 : std::max(0, std::atoi(text));
+}
+
+}  // namespace
+
+CpuStream::CpuStream(Device& device, std::string name)
+    : StreamBackend(device, std::move(name)),
+      last_(new Task),  // an empty node before the first task
+      tracing_(device.options().trace),
+      chaos_us_(chaos_from_environment()),
+      worker_([this, first = last_] { work(first); }) {}
+
+CpuStream::~CpuStream() {
+  enqueue_control("end", nullptr);
+  worker_.join();
+}
+
+void CpuStream::push(const char* op, std::function<void()> body, bool control) {
+  Task* task = new Task;
+  task->body = std::move(body);
+  task->op = op;
+  task->scope = scopes_.empty() ? nullptr : scopes_.back();
+  task->control = control;
+  Task* previous = std::exchange(last_, task);
+  previous->next.store(task, std::memory_order_release);  // from here the worker may free previous
+  raise(pushed_);
+}
+
+void CpuStream::work(Task* first) {
+  // The number of OpenMP threads belongs to the thread, and oneDNN reads it when a plan is made:
+  // it is set before anything else runs here.
+  omp_set_num_threads(device().options().threads);
+  for (Task* task = first;;) {
+    Task* next = nullptr;
+    spin_then_sleep(pushed_, [&] {
+      next = task->next.load(std::memory_order_acquire);
+      return next != nullptr;
+    });
+    delete std::exchange(task, next);
+    if (!task->body) {
+      delete task;
+      worker_state_.reset();
+      return;
+    }
+    execute(*task);
+    task->body = nullptr;  // captures go now, not when the next task comes
+  }
+}
+
+void CpuStream::execute(Task& task) {
+  if (!task.control && failed_.load(std::memory_order_relaxed)) return;
+  if (chaos_us_ > 0) chaos();
+  const int64_t begin = tracing_ ? now_ns() : 0;
+  try {
+    task.body();
+  } catch (...) {
+    fail_with(std::current_exception());
+  }
+  if (tracing_ && !task.control) spans_.push_back({task.op, task.scope, begin, now_ns()});
+}
+
+/// Test switch: a random delay of up to LOCKSTEP_CHAOS microseconds widens every race.
+void CpuStream::chaos() {
+  chaos_state_ = chaos_state_ * 1664525u + 1013904223u;  // Numerical Recipes' generator
+  const int delay = static_cast<int>(chaos_state_ >> 8) % (chaos_us_ + 1);
+  std::this_thread::sleep_for(std::chrono::microseconds(delay));
+}
+
+void CpuStream::fail_with(std::exception_ptr error) {
+  if (failed_.load(std::memory_order_relaxed)) return;  // the first error is the one to report
+  error_ = std::move(error);
+  failed_.store(true, std::memory_order_release);
+}
+
+uint64_t CpuStream::record() {
+  const uint64_t ticket = ++tickets_;
+  enqueue_control("record", [this, ticket] {
+    events_[ticket % kEventRing].store(ticket, std::memory_order_release);
+    raise(signals_);
+  });
+  return ticket;
+}
+
+void CpuStream::wait(const Event& event) {
+  StreamBackend& source = stream_of(event);
+  if (&source == this) return;  // a stream is always behind its own events
+  enqueue_control("wait", [this, &source, ticket = ticket_of(event)] {
+    source.block(ticket);
+    if (std::exception_ptr error = source.error()) fail_with(std::move(error));
+  });
+}
+
+bool CpuStream::done(uint64_t ticket) const {
+  return events_[ticket % kEventRing].load(std::memory_order_acquire) >= ticket;
+}
+
+void CpuStream::block(uint64_t ticket) const {
+  spin_then_sleep(signals_, [&] { return done(ticket); });
+}
+
+std::exception_ptr CpuStream::error() const {
+  return failed_.load(std::memory_order_acquire) ? error_ : nullptr;
+}
+
+void CpuStream::copy(void* to, const void* from, size_t bytes) {
+  enqueue("copy", [=] { std::memcpy(to, from, bytes); });
+}
+
+void* CpuStream::allocate(size_t bytes) { return ::operator new(bytes, kAlignment); }
+
+void CpuStream::release(void* memory) {
+  enqueue_control("free", [=] { ::operator delete(memory, kAlignment); });
+}
+
+void CpuStream::push_scope(std::string_view name) {
+  if (tracing_) scopes_.push_back(&*scope_names_.emplace(name).first);
+}
+
+void CpuStream::pop_scope() {
+  if (tracing_) scopes_.pop_back();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,91 @@
+#pragma once
+// The stream of a CPU device: one thread with a queue of tasks.
+//
+// The queue is built so that a stream's progress tells other threads nothing unless they wait for
+// an event. A mutex, or a reference count that both sides touch, would order the worker before the
+// host and so hide a missing wait from ThreadSanitizer. Here the host links a task by a
+// release-store, the worker follows by an acquire-load, and the worker alone frees the nodes:
+// knowledge flows from host to worker only. The way back is Event, and nothing else.
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <unordered_set>
+
+#include "common/core/stream.h"
+
+namespace lockstep {
+
+class CpuStream final : public StreamBackend {
+ public:
+  CpuStream(Device& device, std::string name);
+  /// Runs what is still queued, then joins the worker.
+  ~CpuStream() override;
+
+  /// Enqueues `body` as one operation named `op` (a literal). Like a kernel launch it captures raw
+  /// pointers and values, never a Tensor or a Stream. An exception that leaves it poisons the
+  /// stream: later operations are skipped.
+  void enqueue(const char* op, std::function<void()> body) {
+    push(op, std::move(body), /*control=*/false);
+  }
+  /// The same for work that must happen even on a poisoned stream: events, frees, collectives.
+  void enqueue_control(const char* op, std::function<void()> body) {
+    push(op, std::move(body), /*control=*/true);
+  }
+  /// What the worker thread keeps between tasks (a library's plans and workspaces). Only tasks may
+  /// touch it; it is destroyed by the worker before it ends.
+  std::shared_ptr<void>& worker_state() { return worker_state_; }
+
+  uint64_t record() override;
+  void wait(const Event& event) override;
+  void copy(void* to, const void* from, size_t bytes) override;
+  void* allocate(size_t bytes) override;
+  void release(void* memory) override;
+  bool done(uint64_t ticket) const override;
+  void block(uint64_t ticket) const override;
+  std::exception_ptr error() const override;
+  void push_scope(std::string_view name) override;
+  void pop_scope() override;
+  std::vector<Span> timeline() const override { return spans_; }
+
+ private:
+  struct Task {
+    std::function<void()> body;  // empty: the worker ends
+    const char* op = "";
+    const std::string* scope = nullptr;
+    bool control = false;
+    std::atomic<Task*> next{nullptr};
+  };
+  // Events lie in a ring. Ticket t uses slot t mod size; a slot that has moved on to a later
+  // ticket of the same stream still answers "done" for the earlier one.
+  static constexpr size_t kEventRing = 1024;
+
+  void push(const char* op, std::function<void()> body, bool control);
+  void work(Task* first);
+  void execute(Task& task);
+  void chaos();
+  void fail_with(std::exception_ptr error);
+
+  // Host side.
+  Task* last_;
+  uint64_t tickets_ = 0;
+  std::vector<const std::string*> scopes_;
+  std::unordered_set<std::string> scope_names_;
+  // Shared, each with its one direction.
+  std::atomic<int> pushed_{0};           // host -> worker: wakes a sleeping worker
+  mutable std::atomic<int> signals_{0};  // worker -> waiters: wakes sleeping waiters
+  std::array<std::atomic<uint64_t>, kEventRing> events_{};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;  // written before failed_
+  // Worker side.
+  const bool tracing_;
+  const int chaos_us_;
+  uint32_t chaos_state_ = 1;
+  std::shared_ptr<void> worker_state_;
+  std::vector<Span> spans_;
+  std::thread worker_;  // last: starts when everything else is there
+};
+
+}  // namespace lockstep

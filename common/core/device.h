@@ -1,0 +1,92 @@
+#pragma once
+// Devices: where memory lies and streams run. `cuda:0` is a GPU; `cpu:0`, `cpu:1`, ... are virtual
+// devices, each with compute threads of its own. There is no global current device: whoever works
+// on a device holds it, or a stream of it.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/core/stream.h"
+
+namespace lockstep {
+
+class Kernels;
+
+/// The name of a device, "cpu:1" or "cuda:0".
+struct DeviceId {
+  enum class Kind { cpu, cuda };
+  Kind kind = Kind::cpu;
+  int index = 0;
+
+  std::string name() const;
+  friend bool operator==(const DeviceId&, const DeviceId&) = default;
+};
+
+/// Reads "cpu:0,cpu:1" or "cuda:0" ("cpu" is "cpu:0"). Throws BadInput for anything else, and for
+/// a mixture of kinds; whether a device exists is found out when it is opened.
+std::vector<DeviceId> parse_devices(std::string_view list);
+
+/// Bytes in use on one device, and the most there were. Every allocation counts: parameters,
+/// activations, and the workspaces of libraries. Counted when the host asks (in stream order), so
+/// that the peak is the same in every run. Relaxed: counters must not order anything else.
+class MemoryCounter {
+ public:
+  void add(int64_t bytes);
+  void subtract(int64_t bytes) { current_.fetch_sub(bytes, std::memory_order_relaxed); }
+  int64_t current() const { return current_.load(std::memory_order_relaxed); }
+  int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+  void reset_peak() { peak_.store(current(), std::memory_order_relaxed); }
+
+ private:
+  std::atomic<int64_t> current_{0};
+  std::atomic<int64_t> peak_{0};
+};
+
+/// How a device is opened.
+struct DeviceOptions {
+  int threads = 1;     // compute threads of a CPU device
+  bool trace = false;  // keep a Span per operation
+};
+
+/// One device. Owns its streams; outlives every tensor on it.
+class Device {
+ public:
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const DeviceId& id() const { return id_; }
+  std::string name() const { return id_.name(); }
+  /// For the summary: "cpu (oneDNN, 1 thread)", "cuda (NVIDIA H100)".
+  virtual std::string description() const = 0;
+
+  /// A new stream of this device; `name` is its lane in the trace.
+  Stream create_stream(std::string name);
+  /// The operations of this device (kernels/kernels.h).
+  virtual Kernels& kernels() = 0;
+  /// Host memory that copies to and from this device may use asynchronously (page-locked on CUDA,
+  /// plain on the CPU).
+  virtual std::shared_ptr<void> allocate_host(size_t bytes) = 0;
+
+  MemoryCounter& memory() { return memory_; }
+  const DeviceOptions& options() const { return options_; }
+  const std::vector<std::unique_ptr<StreamBackend>>& streams() const { return streams_; }
+
+ protected:
+  Device(DeviceId id, DeviceOptions options) : id_(id), options_(options) {}
+  virtual std::unique_ptr<StreamBackend> make_stream(std::string name) = 0;
+  /// Drains and joins the streams; a derived class calls it before its own members go.
+  void close_streams() { streams_.clear(); }
+
+ private:
+  DeviceId id_;
+  DeviceOptions options_;
+  MemoryCounter memory_;
+  std::vector<std::unique_ptr<StreamBackend>> streams_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+#pragma once
+// Errors are for people: one type per kind, one line of text, one exit status.
+//
+// The text names the thing, the value found, the value expected, and what to do. Libraries throw;
+// only main() catches (app/program.h) and turns the exception into a line on stderr and a status.
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+
+/// Base of everything that Lockstep throws on purpose.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  /// Exit status of a program that ends with this error.
+  virtual int exit_status() const { return 1; }
+};
+
+/// The user gave something that cannot be used: an option, a file, a shape. Exit status 1.
+class BadInput : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The machine lacks something: a data set, a library, a driver, disk space. Exit status 1.
+class EnvironmentError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Training left the finite numbers: the loss or a gradient is NaN or infinite. Exit status 1.
+class NonFinite : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A device failed while it worked. Exit status 2.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+  int exit_status() const override { return 2; }
+};
+
+/// Another rank died, hung or left. Exit status 2.
+class PeerLost : public Error {
+ public:
+  using Error::Error;
+  int exit_status() const override { return 2; }
+};
+
+/// Throws `E` with a formatted message: `fail<BadInput>("--lr: {} is not positive", lr)`.
+template <class E, class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw E(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// A check that stays in release builds: throws BadInput with a formatted message unless `ok`.
+template <class... Args>
+void require(bool ok, fmt::format_string<Args...> format, Args&&... args) {
+  if (!ok) throw BadInput(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Same, for two values that must agree; shows both: "conv1: input channels: found 3, expected 1".
+template <class A, class B>
+void require_equal(const A& found, const B& expected, const std::string& what) {
+  if (!(found == expected)) fail<BadInput>("{}: found {}, expected {}", what, found, expected);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,130 @@
+#pragma once
+// Streams and events: the order of work on a device.
+//
+// A stream runs the operations given to it one after another, asynchronously to the host thread
+// that gave them. An event is a point in a stream that another stream, or the host, can wait for.
+// Two streams know nothing of each other's progress unless one waits for an event of the other:
+// on a GPU and, because the CPU backend keeps to the same rules, on CPU devices too.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+class Device;
+class Kernels;
+class StreamBackend;
+
+/// A point in the order of one stream. Made only by Stream::record(), so that an event which was
+/// never recorded cannot be written down. A value: copy it freely; it is valid as long as its
+/// device. Mirrors cudaEvent_t.
+class Event {
+ public:
+  /// True once everything enqueued before the event has run. Never blocks.
+  bool done() const;
+  /// Blocks the host until then; rethrows the stream's first error.
+  void synchronize() const;
+
+ private:
+  friend class StreamBackend;
+  friend class Stream;
+  Event(StreamBackend& stream, uint64_t ticket) : stream_(&stream), ticket_(ticket) {}
+  StreamBackend* stream_;
+  uint64_t ticket_;  // 1, 2, 3, ... in the order of the stream's record() calls
+};
+
+/// One executed operation, for the trace: times in nanoseconds of the steady clock.
+struct Span {
+  const char* op;            // "conv2d_forward"
+  const std::string* scope;  // "conv1", or nullptr outside any ScopedRange
+  int64_t begin_ns;
+  int64_t end_ns;
+};
+
+/// What a backend implements. Every member but block() and synchronize() returns at once.
+class StreamBackend {
+ public:
+  StreamBackend(Device& device, std::string name) : device_(device), name_(std::move(name)) {}
+  virtual ~StreamBackend() = default;
+  StreamBackend(const StreamBackend&) = delete;
+  StreamBackend& operator=(const StreamBackend&) = delete;
+
+  Device& device() const { return device_; }
+  const std::string& name() const { return name_; }
+
+  virtual uint64_t record() = 0;
+  virtual void wait(const Event& event) = 0;
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) = 0;
+
+  virtual bool done(uint64_t ticket) const = 0;
+  /// Blocks the calling thread until `ticket` is done; does not throw the stream's error.
+  virtual void block(uint64_t ticket) const = 0;
+  /// The stream's first error, or null. Read it after the event that it is to be asked for.
+  virtual std::exception_ptr error() const = 0;
+
+  virtual void push_scope(std::string_view name) = 0;
+  virtual void pop_scope() = 0;
+  /// What ran so far, in order; empty unless the device was opened with tracing. Call it after
+  /// synchronize().
+  virtual std::vector<Span> timeline() const = 0;
+
+ protected:
+  static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
+  static uint64_t ticket_of(const Event& event) { return event.ticket_; }
+
+ private:
+  Device& device_;
+  std::string name_;
+};
+
+/// Handle to a stream of a device: a pointer, copied freely. The device owns the stream and drains
+/// it before it goes. One host thread enqueues at a time. Mirrors cudaStream_t.
+class Stream {
+ public:
+  explicit Stream(StreamBackend& backend) : backend_(&backend) {}
+
+  Device& device() const { return backend_->device(); }
+  /// The operations that can be enqueued on this stream (kernels/kernels.h).
+  Kernels& kernels() const;
+  const std::string& name() const { return backend_->name(); }
+  StreamBackend& backend() const { return *backend_; }
+
+  /// Marks the point behind everything enqueued so far (cudaEventRecord).
+  Event record() const { return Event(*backend_, backend_->record()); }
+  /// What is enqueued from now on starts after `event`; the host goes on (cudaStreamWaitEvent).
+  /// An error of the event's stream becomes this stream's error.
+  void wait(const Event& event) const { backend_->wait(event); }
+  /// Blocks the host until the stream has run dry. Rethrows the first error; it stays: a stream
+  /// that failed once skips all later work (a "sticky" error of CUDA).
+  void synchronize() const { record().synchronize(); }
+  /// Enqueues a copy of bytes between host and device memory in any direction. Both sides must
+  /// live, and the source stay unchanged, until an event behind the copy is done.
+  void copy(void* to, const void* from, size_t bytes) const { backend_->copy(to, from, bytes); }
+
+  friend bool operator==(const Stream& a, const Stream& b) { return a.backend_ == b.backend_; }
+
+ private:
+  StreamBackend* backend_;
+};
+
+/// Names what is enqueued within its lifetime, for the trace (an NVTX range on CUDA).
+class ScopedRange {
+ public:
+  ScopedRange(Stream stream, std::string_view name) : stream_(stream) {
+    stream_.backend().push_scope(name);
+  }
+  ~ScopedRange() { stream_.backend().pop_scope(); }
+  ScopedRange(const ScopedRange&) = delete;
+  ScopedRange& operator=(const ScopedRange&) = delete;
+
+ private:
+  Stream stream_;
+};
+
+}  // namespace lockstep

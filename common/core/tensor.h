@@ -1,0 +1,122 @@
+#pragma once
+// Tensors: a shape over a piece of a buffer. Always contiguous, row major, no strides.
+//
+// Activations are NHWC ("channels last"): [batch, height, width, channels]. That is the layout in
+// which oneDNN and cuDNN convolve fastest. Convolution weights lie O,H,W,I; checkpoints have
+// PyTorch's O,I,H,W (nn/state.h converts at the border).
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "common/core/buffer.h"
+#include "common/core/error.h"
+#include "common/core/real.h"
+
+namespace lockstep {
+
+/// Up to a handful of extents, outermost first. {} is a scalar with one element.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> extents) : extents_(extents) {}
+  explicit Shape(std::vector<int64_t> extents) : extents_(std::move(extents)) {}
+
+  int rank() const { return static_cast<int>(extents_.size()); }
+  int64_t operator[](int axis) const { return extents_[axis]; }
+  int64_t& operator[](int axis) { return extents_[axis]; }
+  int64_t elements() const {
+    return std::accumulate(extents_.begin(), extents_.end(), int64_t{1}, std::multiplies<>());
+  }
+  /// Elements of one row: of everything behind the first extent.
+  int64_t row_elements() const {
+    return rank() == 0 ? 1 : elements() / std::max<int64_t>(1, extents_[0]);
+  }
+  const std::vector<int64_t>& extents() const { return extents_; }
+  /// "[64, 28, 28, 1]"
+  std::string text() const { return fmt::format("[{}]", fmt::join(extents_, ", ")); }
+  friend bool operator==(const Shape&, const Shape&) = default;
+
+ private:
+  std::vector<int64_t> extents_;
+};
+
+/// A shared view of device memory. Copying a tensor copies the view, not the elements. `data()` is
+/// for kernels; the host reads values through to_host() only.
+template <class T>
+class BasicTensor {
+ public:
+  BasicTensor() = default;
+  BasicTensor(std::shared_ptr<Buffer> buffer, Shape shape, int64_t offset = 0)
+      : buffer_(std::move(buffer)), shape_(std::move(shape)), offset_(offset) {}
+
+  /// New memory on the stream's device; contents undefined.
+  static BasicTensor empty(Stream home, const Shape& shape) {
+    const size_t bytes = static_cast<size_t>(std::max<int64_t>(1, shape.elements())) * sizeof(T);
+    return BasicTensor(std::make_shared<Buffer>(home, bytes), shape);
+  }
+  /// New memory holding `values` (row major). Synchronizes: for set-up and tests.
+  static BasicTensor from_host(Stream home, const Shape& shape, const std::vector<T>& values) {
+    BasicTensor tensor = empty(home, shape);
+    tensor.copy_from_host(values);
+    return tensor;
+  }
+
+  bool defined() const { return buffer_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  int64_t elements() const { return shape_.elements(); }
+  size_t bytes() const { return static_cast<size_t>(elements()) * sizeof(T); }
+  Stream home() const { return buffer_->home(); }
+  T* data() const { return static_cast<T*>(buffer_->data()) + offset_; }
+
+  /// The same elements under another shape of the same size.
+  BasicTensor reshaped(const Shape& shape) const {
+    require_equal(shape.elements(), elements(), "elements after reshaping " + shape_.text());
+    return BasicTensor(buffer_, shape, offset_);
+  }
+  /// Rows [first, first + count) along the first axis.
+  BasicTensor rows(int64_t first, int64_t count) const {
+    require(first >= 0 && count >= 0 && first + count <= shape_[0],
+            "rows {} to {} are not in a tensor of shape {}", first, first + count, shape_.text());
+    Shape shape = shape_;
+    shape[0] = count;
+    return BasicTensor(buffer_, shape, offset_ + first * shape_.row_elements());
+  }
+  /// `shape.elements()` elements from element `first` on: a bucket or a parameter of a flat buffer.
+  BasicTensor range(int64_t first, const Shape& shape) const {
+    require(first >= 0 && first + shape.elements() <= elements(),
+            "elements {} to {} are not in a tensor of shape {}", first, first + shape.elements(),
+            shape_.text());
+    return BasicTensor(buffer_, shape, offset_ + first);
+  }
+
+  /// Copies the elements to the host. Synchronizes the home stream.
+  std::vector<T> to_host() const {
+    std::vector<T> values(static_cast<size_t>(elements()));
+    home().copy(values.data(), data(), bytes());
+    home().synchronize();
+    return values;
+  }
+  /// Overwrites the elements. Synchronizes the home stream: for set-up and tests.
+  void copy_from_host(const std::vector<T>& values) const {
+    require_equal(static_cast<int64_t>(values.size()), elements(),
+                  "values for a tensor of shape " + shape_.text());
+    home().copy(data(), values.data(), bytes());
+    home().synchronize();
+  }
+
+ private:
+  std::shared_ptr<Buffer> buffer_;
+  Shape shape_;
+  int64_t offset_ = 0;
+};
+
+using Tensor = BasicTensor<Real>;
+using ByteTensor = BasicTensor<uint8_t>;   // images, positions of maxima
+using LabelTensor = BasicTensor<int32_t>;  // class numbers
+
+}  // namespace lockstep

@@ -1,0 +1,79 @@
+#include "common/data/batch_parts.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<BatchPart> chunk(int64_t batch_size, int64_t parts) {
+  const int64_t size = (batch_size + parts - 1) / parts;
+  std::vector<BatchPart> chunks;
+  for (int64_t first = 0; first < batch_size; first += size) {
+    chunks.push_back({first, 1, std::min(size, batch_size - first)});
+  }
+  return chunks;
+}
+
+std::vector<BatchPart> deal(int64_t batch_size, int64_t parts) {
+  std::vector<BatchPart> hands;
+  for (int64_t rank = 0; rank < std::min(parts, batch_size); ++rank) {
+    hands.push_back({rank, parts, (batch_size - rank + parts - 1) / parts});
+  }
+  return hands;
+}
+
+std::vector<BatchPart> micro(int64_t batch_size, int64_t parts) {
+  std::vector<BatchPart> micro_batches;
+  for (int64_t m = 0, first = 0; m < std::min(parts, batch_size); ++m) {
+    const int64_t count = batch_size / parts + (m < batch_size % parts ? 1 : 0);
+    micro_batches.push_back({first, 1, count});
+    first += count;
+  }
+  return micro_batches;
+}
+
+}  // namespace
+
+std::vector<BatchPart> BatchSplit::divide(int64_t batch_size) const {
+  switch (kind) {
+    case Kind::chunk:
+      return chunk(batch_size, parts);
+    case Kind::stride:
+      return deal(batch_size, parts);
+    case Kind::micro:
+      return micro(batch_size, parts);
+    case Kind::whole:
+      break;
+  }
+  return {{0, 1, batch_size}};
+}
+
+std::string BatchSplit::text() const {
+  static constexpr const char* kNames[] = {"none", "chunk", "stride", "micro"};
+  const char* name = kNames[static_cast<int>(kind)];
+  return kind == Kind::whole ? name : fmt::format("{}:{}", name, parts);
+}
+
+BatchSplit parse_split(std::string_view text) {
+  if (text == "none" || text.empty()) return {};
+  const size_t colon = std::min(text.find(':'), text.size());
+  const std::string_view kind = text.substr(0, colon);
+  BatchSplit split;
+  if (kind == "chunk") split.kind = BatchSplit::Kind::chunk;
+  if (kind == "stride") split.kind = BatchSplit::Kind::stride;
+  if (kind == "micro") split.kind = BatchSplit::Kind::micro;
+  const char* begin = text.data() + std::min(colon + 1, text.size());
+  const char* end = text.data() + text.size();
+  const auto [stop, status] = std::from_chars(begin, end, split.parts);
+  require(split.kind != BatchSplit::Kind::whole && status == std::errc() && stop == end &&
+              split.parts >= 1 && split.parts <= 1024,
+          "--emulate: '{}' is not known; write none, chunk:D, stride:W or micro:M with a number "
+          "from 1 to 1024",
+          text);
+  return split;
+}
+
+}  // namespace lockstep

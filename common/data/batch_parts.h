@@ -1,0 +1,37 @@
+#pragma once
+// Which samples of a batch belong together: how replicas, ranks and micro-batches divide it.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+/// Samples first, first + stride, ... (`count` of them) of a batch.
+struct BatchPart {
+  int64_t first = 0;
+  int64_t stride = 1;
+  int64_t count = 0;
+  friend bool operator==(const BatchPart&, const BatchPart&) = default;
+};
+
+/// How a batch is divided. Empty parts are left out.
+struct BatchSplit {
+  enum class Kind {
+    whole,   // one part
+    chunk,   // torch.chunk, as DataParallel scatters: ceil(B/D) samples each until none is left
+    stride,  // as DistributedSampler deals: part r gets samples r, r+W, r+2W, ...
+    micro,   // as pipelines cut: m parts, the first B mod m one sample larger
+  };
+  Kind kind = Kind::whole;
+  int64_t parts = 1;
+
+  std::vector<BatchPart> divide(int64_t batch_size) const;
+  std::string text() const;  // "chunk:4"
+};
+
+/// Reads "none", "chunk:D", "stride:W" or "micro:M" with numbers from 1 to 1024; throws BadInput.
+BatchSplit parse_split(std::string_view text);
+
+}  // namespace lockstep

@@ -1,0 +1,88 @@
+#pragma once
+// Batches in host memory, and the pool that their memory returns to.
+//
+// The consumer of a batch may still be copying from it, asynchronously, when the loader is at its
+// end or gone. So a batch owns a share of the pool: whoever drops the last batch frees the memory.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace lockstep {
+
+/// Gets `bytes` of host memory, aligned to 64 bytes or more; freed when the last owner goes. A CUDA
+/// backend passes one that gives page-locked memory.
+using HostAllocator = std::function<std::shared_ptr<void>(size_t bytes)>;
+
+/// Plain memory aligned to 64 bytes.
+std::shared_ptr<void> allocate_host(size_t bytes);
+
+/// Memory of one batch. The pool's; used by one maker, then one batch at a time.
+struct BatchBuffer {
+  std::shared_ptr<void> memory;
+  uint8_t* images = nullptr;
+  int32_t* labels = nullptr;
+};
+
+/// A fixed number of equal buffers. All members may be called from any thread.
+class BatchPool {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  /// Allocates all there will ever be: `buffers` of `samples` images of `image_bytes` each, with
+  /// their labels.
+  BatchPool(int64_t buffers, int64_t samples, int64_t image_bytes, const HostAllocator& allocate);
+
+  /// A free buffer, to be filled; there always is one while the loader keeps to its bounds.
+  BatchBuffer* take();
+  /// Back from whoever took it, without having become a batch.
+  void put_back(BatchBuffer* buffer);
+
+  /// The buffer is a batch in the consumer's hands from now on; `reclaim` ends that.
+  void lend();
+  void reclaim(BatchBuffer* buffer);
+  /// Waits until the consumer holds fewer than `limit` batches; false when `deadline` passes first.
+  bool wait_lent_below(int64_t limit, Deadline deadline);
+
+  int64_t lent() const;
+
+ private:
+  std::vector<BatchBuffer> buffers_;
+  mutable std::mutex mutex_;
+  std::condition_variable reclaimed_;
+  std::vector<BatchBuffer*> free_;
+  int64_t lent_ = 0;
+};
+
+/// The right to use a buffer; ends with the object. Move only.
+class BatchLease {
+ public:
+  BatchLease() = default;
+  BatchLease(std::shared_ptr<BatchPool> pool, BatchBuffer* buffer);
+  BatchLease(BatchLease&& other) noexcept = default;
+  BatchLease& operator=(BatchLease&& other) noexcept;
+  ~BatchLease() { release(); }
+  void release();
+
+ private:
+  std::shared_ptr<BatchPool> pool_;
+  BatchBuffer* buffer_ = nullptr;
+};
+
+/// One batch. Move only; when it is dropped (or assigned to), its memory goes back to the pool and
+/// is written again: keep it until the last copy from it has ended. It may outlive its loader.
+struct HostBatch {
+  int64_t index = 0;                ///< number of the batch in its epoch
+  int64_t size = 0;                 ///< samples
+  int64_t first_position = 0;       ///< position of the first sample in the epoch's order
+  const uint8_t* images = nullptr;  ///< [size, height, width, channels], from the allocator
+  const int32_t* labels = nullptr;  ///< [size], in the same allocation
+  BatchLease lease;
+};
+
+}  // namespace lockstep

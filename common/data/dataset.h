@@ -1,0 +1,53 @@
+#pragma once
+// A data set in memory, as bytes: pixels become numbers only on the device, batch by batch.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/data/image_source.h"
+
+namespace lockstep {
+
+/// Labelled images. Movable, not copyable: nobody should hold 47 MB twice by accident.
+struct Dataset final : ImageSource {
+  Dataset() = default;
+  Dataset(Dataset&&) = default;
+  Dataset& operator=(Dataset&&) = default;
+
+  std::string name;
+  int64_t height = 0;
+  int64_t width = 0;
+  int64_t channels = 0;
+  int64_t classes = 0;
+  double mean = 0;    ///< of pixels in 0..1; a network's input is (byte/255 - mean) / stddev
+  double stddev = 1;  ///< the same for all channels
+  std::vector<uint8_t> images;  ///< [count, height, width, channels], row major
+  std::vector<uint8_t> labels;  ///< [count], each below `classes`
+
+  int64_t count() const override { return static_cast<int64_t>(labels.size()); }
+  int64_t image_bytes() const override { return height * width * channels; }
+  void read(int64_t index, uint8_t* image, int32_t* label) const override;
+
+  /// CRC-32 over shape, images and labels: tells whether a checkpoint meets the data it was made
+  /// with. Reads all bytes (about 20 ms for 47 MB), so ask once.
+  uint32_t fingerprint() const;
+};
+
+struct DatasetPair {
+  Dataset train;
+  Dataset test;
+};
+
+/// Loads "fashion-mnist", "mnist", "cifar10", "synthetic" or "synthetic:TRAIN:TEST" (numbers of
+/// samples). `dir` is the value of --data-dir, empty if not given; where else files are looked for:
+/// find_dataset_dir() in dataset_files.h. Throws BadInput on an unknown name and on a file that
+/// breaks its format, EnvironmentError on missing or unreadable files.
+DatasetPair load_dataset(const std::string& name, const std::string& dir = "");
+
+/// Throws BadInput with index and value on the first label that is not below `classes`; `what`
+/// names the file.
+void check_labels(std::span<const uint8_t> labels, int64_t classes, const std::string& what);
+
+}  // namespace lockstep

@@ -1,0 +1,145 @@
+#pragma once
+// torch.utils.data.DataLoader for images in bytes: worker threads make batches ahead of the
+// consumer, who gets them in order whatever the number of workers.
+//
+//   DataLoader loader(dataset, {.batch_size = 64, .shuffle = true, .num_workers = 2, .seed = 1});
+//   loader.begin_epoch(epoch);
+//   while (auto batch = loader.next()) { ... batch->images, batch->labels, batch->size ... }
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "common/data/batch_pool.h"
+#include "common/data/image_source.h"
+#include "common/data/random_order.h"
+
+namespace lockstep {
+
+/// Names and defaults are PyTorch's, except where noted.
+struct DataLoaderOptions {
+  std::optional<int64_t> batch_size = 1;  ///< nullopt: no automatic batching, samples one by one
+  bool shuffle = false;                   ///< true: OrderKind::loader with `seed`
+  std::shared_ptr<EpochOrder> sampler =
+      nullptr;          ///< another order; without it and shuffle: the file's
+  int num_workers = 0;  ///< 0: next() makes the batch itself
+  std::optional<int> prefetch_factor =
+      std::nullopt;                 ///< batches ahead per worker; 2 if there are workers
+  bool persistent_workers = false;  ///< keep the threads from one epoch to the next
+  double timeout_seconds = 0;       ///< for one batch from a worker; 0: wait for ever
+  bool drop_last = false;           ///< leave out the last batch if it is short
+  uint64_t seed = 0;                ///< in place of PyTorch's generator
+  int max_held = 4;  ///< ours: batches the consumer may hold; with that many, next() waits
+  HostAllocator allocator = allocate_host;  ///< in place of pin_memory
+
+  /// Refuses what PyTorch refuses, each in a line with the value: batch_size <= 0, num_workers < 0,
+  /// timeout < 0, prefetch_factor or persistent_workers or a timeout without workers, sampler
+  /// together with shuffle, drop_last without batch_size. Also prefetch_factor <= 0, max_held <= 0.
+  void validate() const;
+};
+
+/// Every member function but counters() belongs to one thread, the consumer's.
+class DataLoader {
+ public:
+  /// Most batches ever started and not yet handed out, at one time (at most prefetch_factor *
+  /// num_workers), and the number of buffers allocated (that bound plus max_held).
+  struct Counters {
+    int64_t most_in_flight = 0;
+    int64_t buffers = 0;
+  };
+
+  /// `source` must outlive the loader. Throws BadInput on bad options and where an epoch would have
+  /// 0 batches.
+  DataLoader(const ImageSource& source, DataLoaderOptions options);
+
+  /// Stops the workers and joins them: returns when the source's read() that each may be inside has
+  /// returned (a thread inside the source's code cannot be left behind safely).
+  ~DataLoader();
+
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+
+  /// N / B if the last short batch is dropped, else rounded up.
+  int64_t batches_per_epoch() const { return batches_; }
+
+  /// Goes to batch `first_batch` of epoch `epoch`; what is left of an epoch under way is dropped.
+  void begin_epoch(int64_t epoch, int64_t first_batch = 0);
+
+  /// The next batch, or nullopt at the end of the epoch. Rethrows what a worker's read() threw, the
+  /// kind of error kept and the worker's number put before its message; by then all workers are
+  /// joined and begin_epoch() must be called before the next batch. Throws EnvironmentError when
+  /// the batch did not come within timeout_seconds, or when the consumer kept max_held batches for
+  /// so long (60 s if there is no timeout) that it must be waiting for itself.
+  std::optional<HostBatch> next();
+
+  /// Seed of worker `worker`'s own generators in this epoch: base_seed + worker, as in PyTorch.
+  int64_t worker_seed(int worker) const { return order_->base_seed() + worker; }
+
+  Counters counters() const;
+
+ private:
+  /// A batch on its way from a worker to the consumer.
+  struct Made {
+    BatchBuffer* buffer = nullptr;
+    std::exception_ptr error;
+    bool ready = false;
+  };
+
+  int64_t size_of(int64_t batch) const;
+  Made make(int64_t batch) noexcept;
+  void fill(int64_t batch, BatchBuffer& buffer) const;
+
+  void work(int worker);
+  int64_t first_batch_of(int worker) const;
+  bool wait_for_epoch(int worker, int64_t& epochs_seen);
+  bool wait_for_turn(int worker, int64_t batch);
+  void hand_over(int64_t batch, Made made);
+
+  void start_workers();
+  void stop_workers();
+
+  void check_positions() const;
+  void wait_for_room();
+  Made wait_for_batch();
+  void end_epoch();
+  [[noreturn]] void abandon_epoch(int64_t batch, const Made& made);
+
+  const ImageSource& source_;
+  const DataLoaderOptions options_;
+  const std::shared_ptr<EpochOrder> order_;
+  const int64_t batch_size_;
+  const int64_t batches_;
+  const int64_t window_;  // prefetch_factor * num_workers
+  std::shared_ptr<BatchPool> pool_;
+
+  // Written by the consumer while no worker is inside an epoch.
+  std::vector<int64_t> positions_;
+  int64_t first_batch_ = 0;
+  int64_t epoch_ = -1;  // -1: outside an epoch
+
+  // Only this one is read inside a batch, between two samples: stopping never waits for a batch.
+  std::atomic<bool> cancelled_ = true;
+
+  mutable std::mutex mutex_;
+  std::condition_variable batch_ready_;        // to the consumer
+  std::condition_variable workers_idle_;       // to the consumer
+  std::vector<std::condition_variable> turn_;  // to each worker
+  std::vector<Made> made_;                     // batch b at b % window_
+  int64_t next_batch_ = 0;                     // the one that next() gives next
+  int64_t epochs_begun_ = 0;
+  int workers_busy_ = 0;  // inside an epoch
+  bool quit_ = false;
+  int64_t in_flight_ = 0;
+  int64_t most_in_flight_ = 0;
+
+  std::vector<std::thread> workers_;  // last: they use all of the above
+};
+
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+#include "common/data/random_order.h"
+
+#include <numeric>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<int64_t> identity(int64_t n) {
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  return order;
+}
+
+void check_epoch(int64_t epoch) {
+  require(epoch >= 0, "epoch order: epoch {} is negative; epochs count from 0", epoch);
+}
+
+// Orders whose permutation does not come from the loader's generator: PyTorch then draws base_seed
+// from its global generator, 64 bits an epoch.
+int64_t base_seed_of_epoch(uint64_t seed, int64_t epoch) {
+  std::mt19937 generator(static_cast<uint32_t>(seed));
+  generator.discard(2 * static_cast<unsigned long long>(epoch));
+  return draw_base_seed(generator);
+}
+
+class LoaderOrder : public EpochOrder {
+ public:
+  LoaderOrder(int64_t n, uint64_t seed)
+      : n_(n), seed_(static_cast<uint32_t>(seed)), generator_(seed_) {}
+
+  int64_t size() const override { return n_; }
+
+  std::vector<int64_t> next_epoch(int64_t epoch) override {
+    check_epoch(epoch);
+    if (epoch < next_) {
+      generator_.seed(seed_);
+      next_ = 0;
+    }
+    const auto draws_of_randperm = static_cast<unsigned long long>(n_ > 0 ? n_ - 1 : 0);
+    for (; next_ < epoch; ++next_) generator_.discard(2 + 2 * draws_of_randperm);
+
+    base_seed_ = draw_base_seed(generator_);
+    std::vector<int64_t> order = randperm(n_, generator_);
+    // RandomSampler draws one more permutation when it is exhausted, and takes none of it.
+    generator_.discard(draws_of_randperm);
+    ++next_;
+    return order;
+  }
+
+ private:
+  int64_t n_;
+  uint32_t seed_;
+  std::mt19937 generator_;
+  int64_t next_ = 0;  // the epoch whose draws come next from generator_
+};
+
+class SamplerOrder : public EpochOrder {
+ public:
+  SamplerOrder(int64_t n, uint64_t seed) : n_(n), seed_(seed) {}
+
+  int64_t size() const override { return n_; }
+
+  std::vector<int64_t> next_epoch(int64_t epoch) override {
+    check_epoch(epoch);
+    base_seed_ = base_seed_of_epoch(seed_, epoch);
+    std::mt19937 generator(static_cast<uint32_t>(seed_ + static_cast<uint64_t>(epoch)));
+    return randperm(n_, generator);
+  }
+
+ private:
+  int64_t n_;
+  uint64_t seed_;
+};
+
+class FileOrder : public EpochOrder {
+ public:
+  FileOrder(int64_t n, uint64_t seed) : n_(n), seed_(seed) {}
+
+  int64_t size() const override { return n_; }
+
+  std::vector<int64_t> next_epoch(int64_t epoch) override {
+    check_epoch(epoch);
+    base_seed_ = base_seed_of_epoch(seed_, epoch);
+    return identity(n_);
+  }
+
+ private:
+  int64_t n_;
+  uint64_t seed_;
+};
+
+}  // namespace
+
+std::vector<int64_t> randperm(int64_t n, std::mt19937& generator) {
+  constexpr int64_t kFirstOf64BitDraws = (int64_t{1} << 32) / 20;
+  require(n >= 0 && n < kFirstOf64BitDraws, "randperm: n is {}, expected 0 to {}", n,
+          kFirstOf64BitDraws - 1);
+  std::vector<int64_t> order = identity(n);
+  for (int64_t i = 0; i + 1 < n; ++i) {
+    const int64_t offset = generator() % static_cast<uint32_t>(n - i);
+    std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(i + offset)]);
+  }
+  return order;
+}
+
+int64_t draw_base_seed(std::mt19937& generator) {
+  const uint64_t high = generator();
+  const uint64_t low = generator();
+  return static_cast<int64_t>(((high << 32) | low) & ~(uint64_t{1} << 63));
+}
+
+OrderKind parse_order(const std::string& name) {
+  if (name == "loader") return OrderKind::loader;
+  if (name == "sampler") return OrderKind::sampler;
+  if (name == "file") return OrderKind::file;
+  fail<BadInput>("--order: unknown order '{}', expected loader, sampler or file", name);
+}
+
+std::unique_ptr<EpochOrder> make_order(OrderKind kind, int64_t n, uint64_t seed) {
+  require(n >= 0, "epoch order: {} samples, expected 0 or more", n);
+  switch (kind) {
+    case OrderKind::loader:
+      return std::make_unique<LoaderOrder>(n, seed);
+    case OrderKind::sampler:
+      return std::make_unique<SamplerOrder>(n, seed);
+    case OrderKind::file:
+      return std::make_unique<FileOrder>(n, seed);
+  }
+  fail<BadInput>("epoch order: {} is not a kind of order", static_cast<int>(kind));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,169 @@
+#include "common/io/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+namespace fs = std::filesystem;
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+const char* advice(int code) {
+  switch (code) {
+    case ENOENT:
+    case ENOTDIR:
+      return "create the directory or give another path";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "give a path in a directory that you may write to";
+    case EISDIR:
+      return "give the path of a file";
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return "free some space or give a path on another disk";
+    default:
+      return "check the disk or give another path";
+  }
+}
+
+[[noreturn]] void fail_save(const fs::path& path, const std::string& step, int code) {
+  fail<EnvironmentError>("cannot save {}: {}: {}; {}", path.string(), step, reason(code),
+                         advice(code));
+}
+
+/// A file descriptor that closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { close(); }
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  /// Closes now; false (and errno) if the file system reports a late write error.
+  bool close() { return fd_ < 0 || ::close(std::exchange(fd_, -1)) == 0; }
+
+ private:
+  int fd_;
+};
+
+fs::path directory_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+/// A new file beside `target`, removed again unless it has taken the target's place.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const fs::path& target) : target_(target), file_(create()) {}
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~TemporaryFile() {
+    if (!renamed_) ::unlink(path_.c_str());
+  }
+
+  void write(Bytes bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(file_.get(), bytes.data(), bytes.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail_save(target_, "writing", errno);
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+  }
+
+  void sync_and_close() {
+    if (::fsync(file_.get()) != 0) fail_save(target_, "writing it to the disk", errno);
+    if (!file_.close()) fail_save(target_, "closing the temporary file", errno);
+  }
+
+  void take_the_place_of_target() {
+    if (std::rename(path_.c_str(), target_.c_str()) != 0) {
+      fail_save(target_, "renaming the temporary file to it", errno);
+    }
+    renamed_ = true;
+  }
+
+ private:
+  // O_EXCL makes the name unique, even among hosts that share the directory. mkstemp would do so
+  // too, but its files are unreadable for everyone else.
+  int create() {
+    for (int attempt = 0;; ++attempt) {
+      path_ = directory_of(target_) /
+              fmt::format(".{}.{}-{}.tmp", target_.filename().string(), ::getpid(), attempt);
+      const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (fd >= 0) return fd;
+      if (errno != EEXIST && errno != EINTR) {
+        fail_save(target_, "creating a temporary file in its directory", errno);
+      }
+    }
+  }
+
+  fs::path target_;
+  fs::path path_;
+  Descriptor file_;  // last: create() fills path_
+  bool renamed_ = false;
+};
+
+void sync_directory(const fs::path& target) {
+  const Descriptor directory(
+      ::open(directory_of(target).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.is_open() || ::fsync(directory.get()) != 0) {
+    fail_save(target, "making its new name durable (fsync of its directory)", errno);
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> read_file(const fs::path& path) {
+  // O_NONBLOCK: opening a named pipe must not wait for a writer that may never come.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info {};
+  if (!file.is_open() || ::fstat(file.get(), &info) != 0) {
+    fail<BadInput>("cannot open {}: {}; give the path of a file that you may read", path.string(),
+                   reason(errno));
+  }
+  require(S_ISREG(info.st_mode), "cannot read {}: found a {}, expected a regular file",
+          path.string(), S_ISDIR(info.st_mode) ? "directory" : "pipe or device");
+
+  std::vector<std::byte> bytes(static_cast<std::size_t>(info.st_size));
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = ::read(file.get(), bytes.data() + done, bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      fail<EnvironmentError>(
+          "cannot read {}: got {} of {} bytes: {}; check the disk, or that no "
+          "other program is writing the file",
+          path.string(), done, bytes.size(),
+          n < 0 ? reason(errno) : "the file became shorter meanwhile");
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  return bytes;
+}
+
+void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) {
+  require(path.has_filename(), "cannot save to '{}': it names no file; add a file name",
+          path.string());
+  TemporaryFile temporary(path);
+  for (const Bytes piece : pieces) temporary.write(piece);
+  temporary.sync_and_close();
+  temporary.take_the_place_of_target();
+  sync_directory(path);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+#pragma once
+// Whole files in and out. Writing is atomic and durable: a reader, or a crash at any moment, finds
+// either the complete old file or the complete new one.
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+namespace lockstep {
+
+/// Reads a regular file into memory. Throws BadInput if it cannot be opened or is no regular file,
+/// EnvironmentError if reading fails; the text names the path and the system's reason.
+std::vector<std::byte> read_file(const std::filesystem::path& path);
+
+/// Writes the pieces, one after another, as the file `path`, replacing an older one.
+///
+/// The order of steps is what makes it safe:
+///   1. create a temporary file *in the same directory* (a rename across file systems is a copy),
+///   2. write, then fsync it: else the rename may reach the disk before the data does,
+///   3. rename it over `path`: atomic, readers see the old or the new file,
+///   4. fsync the directory: else a power cut may forget the rename.
+///
+/// On an error before step 3 ends the temporary is removed and the old file is untouched. Throws
+/// EnvironmentError with the path, the step, the system's reason and what to do; BadInput if `path`
+/// names no file. The new file gets the permissions of the process's umask; a symbolic link at
+/// `path` is replaced, not followed.
+void write_file_atomically(const std::filesystem::path& path,
+                           std::span<const std::span<const std::byte>> pieces);
+
+}  // namespace lockstep

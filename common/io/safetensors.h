@@ -1,0 +1,91 @@
+#pragma once
+// safetensors: the file format of weights and checkpoints, shared with PyTorch and others.
+//
+//   8 bytes    N, little-endian: the length of the header
+//   N bytes    JSON: {"conv1.weight": {"dtype": "F32", "shape": [10, 1, 5, 5],
+//                                      "data_offsets": [0, 1000]}, ...,
+//                     "__metadata__": {"format": "pt"}}
+//   the rest   the tensors' bytes, C order, little-endian, without holes
+//
+// The reader refuses whatever is not exactly that; the writer produces, byte for byte, what the
+// reference implementation does. Source: github.com/huggingface/safetensors, README.md and
+// safetensors/src/tensor.rs.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/io/dtype.h"
+
+namespace lockstep {
+
+/// One tensor of a file: a name, and a view of bytes that somebody else owns.
+struct TensorEntry {
+  std::string name;
+  DType dtype = DType::F32;
+  /// `{}` is a scalar; a dimension may be 0.
+  std::vector<std::int64_t> shape;
+  /// C order, little-endian. Not necessarily aligned for `dtype`: memcpy, do not cast.
+  std::span<const std::byte> bytes;
+};
+
+/// The free text of a file (`__metadata__`).
+using Metadata = std::map<std::string, std::string>;
+
+/// A file in memory: owns the bytes, once, that the entries view. Move-only for that reason.
+class SafetensorsFile {
+ public:
+  SafetensorsFile(std::vector<std::byte> bytes, std::vector<TensorEntry> tensors, Metadata metadata)
+      : bytes_(std::move(bytes)), tensors_(std::move(tensors)), metadata_(std::move(metadata)) {}
+  SafetensorsFile(SafetensorsFile&&) = default;
+  SafetensorsFile& operator=(SafetensorsFile&&) = default;
+
+  /// In the order of their bytes.
+  const std::vector<TensorEntry>& tensors() const { return tensors_; }
+  const Metadata& metadata() const { return metadata_; }
+  /// The tensor with that name, or null.
+  const TensorEntry* find(std::string_view name) const;
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::vector<TensorEntry> tensors_;
+  Metadata metadata_;
+};
+
+/// Reads and checks a file. Throws BadInput for every breach of the format (parse_safetensors) and
+/// for a file that cannot be opened, EnvironmentError where reading fails.
+SafetensorsFile load_safetensors(const std::filesystem::path& path);
+
+/// Same from memory; `what` stands for the file name in errors. Every breach is a BadInput with a
+/// text of its own, in the order of the reference reader:
+///   1. at least 8 bytes;             2. N at most 100,000,000;
+///   3. N bytes are there;            4. they are UTF-8;
+///   5. one JSON object of entries {dtype, shape, data_offsets} and strings under __metadata__;
+///   6. sorted by data_offsets, each tensor begins where the one before ends, the first at 0;
+///   7. elements times element size, without overflow, is the number of bytes;
+///   8. the last tensor ends where the file ends.
+/// White space around the object is accepted, since writers may pad. Stricter than the reference:
+/// a key that stands twice (the format forbids it, its parser does not notice), a null
+/// __metadata__, dimensions from 2^63 on, and fields of an entry other than the three are refused
+/// (a field that we do not know could change what the bytes mean). So are the types that share
+/// bytes (F4, F6_*).
+SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::string& what);
+
+/// The canonical file of these tensors, whatever their order: sorted by dtype, largest alignment
+/// first (so that every tensor is aligned), then by name; `__metadata__`, unless empty, first; the
+/// header padded with spaces to a multiple of 8. Throws BadInput if a name stands twice, is
+/// "__metadata__" or not UTF-8, if bytes and shape disagree, or if the header gets too large.
+std::vector<std::byte> serialize_safetensors(std::span<const TensorEntry> tensors,
+                                             const Metadata& metadata = {});
+
+/// Writes that file, atomically and durably (write_file_atomically), without a copy of the tensors.
+void save_safetensors(const std::filesystem::path& path, std::span<const TensorEntry> tensors,
+                      const Metadata& metadata = {});
+
+}  // namespace lockstep

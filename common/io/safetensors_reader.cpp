@@ -1,0 +1,251 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "common/core/error.h"
+#include "common/io/file.h"
+#include "common/io/safetensors.h"
+#include "common/io/safetensors_format.h"
+#include "common/io/utf8.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using safetensors::clipped;
+using safetensors::in_quotes;
+using safetensors::kLengthBytes;
+using safetensors::kMaxHeader;
+using safetensors::kMetadataKey;
+using Bytes = std::span<const std::byte>;
+
+static_assert(std::endian::native == std::endian::little, "the files are little-endian");
+
+/// A tensor as the header describes it; offsets count from the end of the header.
+struct Entry {
+  std::string name;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+
+/// Rules 1 to 4: the header's text.
+std::string_view header_text(Bytes file, const std::string& what) {
+  require(file.size() >= kLengthBytes,
+          "{}: found {} bytes, expected at least 8 (the length of the header); the file is "
+          "truncated or not a safetensors file",
+          what, file.size());
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), kLengthBytes);
+  require(length <= kMaxHeader,
+          "{}: the header claims {} bytes, expected at most {}; probably not a safetensors file",
+          what, length, kMaxHeader);
+  const std::size_t rest = file.size() - kLengthBytes;
+  require(length <= rest,
+          "{}: the header claims {} bytes, but only {} follow; the file is truncated, get it again",
+          what, length, rest);
+
+  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
+  const std::size_t invalid = find_invalid_utf8(text);
+  require(invalid == text.size(),
+          "{}: the header is not valid UTF-8 at its byte {} of {}; the file is damaged", what,
+          invalid, text.size());
+  return text;
+}
+
+/// A callback for json::parse that refuses what a JSON tree no longer shows (an object that has a
+/// key twice) or should never be built from (nesting that no valid header has).
+auto key_checker(const std::string& what) {
+  // keys[d]: those met so far in the open object whose keys stand at depth d (the outermost: 1).
+  return [&what, keys = std::vector<std::set<std::string>>()](int depth, json::parse_event_t event,
+                                                              const json& parsed) mutable {
+    const auto level = static_cast<std::size_t>(depth);
+    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
+      require(depth < 3, "{}: the header nests deeper than {{name: {{shape: [...]}}}}", what);
+      keys.resize(level + 1);
+      keys.emplace_back();
+    } else if (event == json::parse_event_t::key) {
+      const auto key = parsed.get<std::string>();
+      require(keys.at(level).insert(key).second,
+              "{}: the header has the key {} twice, expected once", what, in_quotes(key));
+    }
+    return true;
+  };
+}
+
+/// Rule 5, first half: the header as a JSON object without duplicate keys.
+json parse_object(std::string_view text, const std::string& what) {
+  // The parser would skip a byte order mark and would take a zero byte for the end of the text.
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  require(first != text.npos && text[first] == '{',
+          "{}: the header is not a JSON object: found {}, expected '{{'", what,
+          first == text.npos ? "no text" : in_quotes(clipped(text.substr(first), 10)));
+  const std::size_t zero = text.find('\0');
+  require(zero == text.npos, "{}: the header is not valid JSON: a zero byte at its byte {}", what,
+          zero);
+  try {
+    return json::parse(text, key_checker(what));
+  } catch (const json::exception& error) {
+    std::string_view reason = error.what();
+    reason.remove_prefix(std::min(reason.find("] ") + 2, reason.size()));  // "[json.exception...] "
+    fail<BadInput>("{}: the header is not valid JSON: {}", what, clipped(reason, 200));
+  }
+}
+
+Metadata parse_metadata(const json& object, const std::string& what) {
+  require(object.is_object(), "{}: {} is {}, expected an object of strings", what, kMetadataKey,
+          clipped(object.dump()));
+  Metadata metadata;
+  for (const auto& [key, value] : object.items()) {
+    require(value.is_string(), "{}: {} {} is {}, expected a string", what, kMetadataKey,
+            in_quotes(key), clipped(value.dump()));
+    metadata.emplace(key, value.get<std::string>());
+  }
+  return metadata;
+}
+
+std::uint64_t parse_whole_number(const json& value, const std::string& where) {
+  require(value.is_number_unsigned(), "{} holds {}, expected a whole number from 0 to 2^64 - 1",
+          where, clipped(value.dump()));
+  return value.get<std::uint64_t>();
+}
+
+DType parse_dtype(const json& value, const std::string& where) {
+  require(value.is_string(), "{}: dtype is {}, expected a string such as \"F32\"", where,
+          clipped(value.dump()));
+  const auto name = value.get<std::string>();
+  require(!is_packed_dtype(name),
+          "{}: dtype {} packs several elements into a byte, which is not supported; convert the "
+          "tensor to F32",
+          where, name);
+  const std::optional<DType> dtype = dtype_from_name(name);
+  require(dtype.has_value(), "{}: dtype {} is unknown, expected F32, F64, I64, ...", where,
+          in_quotes(name));
+  return *dtype;
+}
+
+std::vector<std::int64_t> parse_shape(const json& value, const std::string& where) {
+  require(value.is_array(), "{}: shape is {}, expected an array", where, clipped(value.dump()));
+  std::vector<std::int64_t> shape;
+  shape.reserve(value.size());
+  for (const json& item : value) {
+    const std::uint64_t dimension = parse_whole_number(item, where + ": shape");
+    require(dimension <= std::numeric_limits<std::int64_t>::max(),
+            "{}: shape holds {}: overflow, expected less than 2^63", where, dimension);
+    shape.push_back(static_cast<std::int64_t>(dimension));
+  }
+  return shape;
+}
+
+/// Rule 5, second half: one entry of the header.
+Entry parse_entry(const std::string& name, const json& object, const std::string& what) {
+  const std::string where = fmt::format("{}: tensor {}", what, in_quotes(name));
+  require(object.is_object(), "{} is {}, expected an object", where, clipped(object.dump()));
+  for (const char* field : {"dtype", "shape", "data_offsets"}) {
+    require(object.contains(field), "{} has no {}", where, field);
+  }
+  for (const auto& [field, value] : object.items()) {
+    require(field == "dtype" || field == "shape" || field == "data_offsets",
+            "{} has the unknown field {}, expected dtype, shape and data_offsets only", where,
+            in_quotes(field));
+  }
+  const json& offsets = object["data_offsets"];
+  require(offsets.is_array() && offsets.size() == 2,
+          "{}: data_offsets is {}, expected [begin, end]", where, clipped(offsets.dump()));
+  return {.name = name,
+          .dtype = parse_dtype(object["dtype"], where),
+          .shape = parse_shape(object["shape"], where),
+          .begin = parse_whole_number(offsets[0], where + ": data_offsets"),
+          .end = parse_whole_number(offsets[1], where + ": data_offsets")};
+}
+
+/// Rule 6: the sorted tensors cover their bytes without a hole and without overlap. A hole could
+/// hide a second file, an overlap could blow up the memory.
+void check_offsets(std::span<const Entry> entries, const std::string& what) {
+  std::uint64_t previous_end = 0;
+  for (const Entry& entry : entries) {
+    const std::string where = fmt::format("{}: tensor {}", what, in_quotes(entry.name));
+    require(entry.begin <= previous_end, "{} begins at byte {}, expected {}: a hole before it",
+            where, entry.begin, previous_end);
+    require(entry.begin == previous_end,
+            "{} begins at byte {}, expected {}: overlap with the tensor before it", where,
+            entry.begin, previous_end);
+    require(entry.end >= entry.begin, "{} ends at byte {}, before it begins at {}", where,
+            entry.end, entry.begin);
+    previous_end = entry.end;
+  }
+}
+
+/// Rule 7: each tensor has the bytes that its shape and dtype need.
+void check_sizes(std::span<const Entry> entries, const std::string& what) {
+  for (const Entry& entry : entries) {
+    const auto needed = safetensors::tensor_bytes(entry.shape, entry.dtype);
+    const std::string shape = clipped(fmt::format("[{}]", fmt::join(entry.shape, ", ")));
+    require(needed.has_value(), "{}: tensor {}: overflow: shape {} of {} exceeds 2^64 bytes", what,
+            in_quotes(entry.name), shape, dtype_name(entry.dtype));
+    require(*needed == entry.end - entry.begin,
+            "{}: tensor {} has {} bytes, expected {} for shape {} of {}", what,
+            in_quotes(entry.name), entry.end - entry.begin, *needed, shape,
+            dtype_name(entry.dtype));
+  }
+}
+
+/// Rule 8: the tensors fill the rest of the file, `payload` bytes.
+void check_end(std::span<const Entry> entries, std::size_t payload, const std::string& what) {
+  const std::uint64_t end = entries.empty() ? 0 : entries.back().end;
+  require(end <= payload,
+          "{}: found {} bytes after the header, expected {}; the file is truncated, get it again",
+          what, payload, end);
+  require(end == payload, "{}: found {} bytes after the header, expected {}: {} trailing bytes",
+          what, payload, end, payload - end);
+}
+
+}  // namespace
+
+SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::string& what) {
+  const std::string_view text = header_text(bytes, what);
+  const json header = parse_object(text, what);
+
+  Metadata metadata;
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : header.items()) {
+    if (name == kMetadataKey) {
+      metadata = parse_metadata(value, what);
+    } else {
+      entries.push_back(parse_entry(name, value, what));
+    }
+  }
+  // The third key gives empty tensors at the same place a fixed order.
+  std::ranges::sort(entries, {}, [](const Entry& e) { return std::tie(e.begin, e.end, e.name); });
+
+  const Bytes payload = Bytes(bytes).subspan(kLengthBytes + text.size());
+  check_offsets(entries, what);
+  check_sizes(entries, what);
+  check_end(entries, payload.size(), what);
+
+  std::vector<TensorEntry> tensors;
+  for (Entry& entry : entries) {
+    tensors.push_back({.name = std::move(entry.name),
+                       .dtype = entry.dtype,
+                       .shape = std::move(entry.shape),
+                       .bytes = payload.subspan(entry.begin, entry.end - entry.begin)});
+  }
+  return {std::move(bytes), std::move(tensors), std::move(metadata)};
+}
+
+SafetensorsFile load_safetensors(const std::filesystem::path& path) {
+  return parse_safetensors(read_file(path), path.string());
+}
+
+const TensorEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto found = std::ranges::find(tensors_, name, &TensorEntry::name);
+  return found == tensors_.end() ? nullptr : &*found;
+}
+
+}  // namespace lockstep

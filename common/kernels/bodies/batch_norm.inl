@@ -1,0 +1,153 @@
+#pragma once
+// Batch normalisation over rows (N H W) of [rows, C], in four pieces.
+//
+// Reductions over rows are bodies with two sums per channel: terms(row, c) gives what one element
+// adds, finish(c, sum0, sum1) turns the totals (in double) into the result.
+
+#include "common/kernels/bodies/portable.h"
+
+#ifndef __CUDACC__
+#include <cmath>
+#endif
+
+namespace lockstep::bodies {
+
+struct Terms {
+  Real first, second;
+};
+
+/// Mean and M2 in one pass over x. Summing x - x[0] instead of x keeps the digits when the mean is
+/// large beside the spread: M2 = sum d^2 - (sum d)^2 / n with d = x - x[0].
+struct BatchNormStatistics {
+  const Real* x;
+  int64_t rows, channels;
+  Real* statistics;  // [2, channels]: mean, M2
+  LOCKSTEP_BODY Terms terms(int64_t row, int64_t c) const {
+    const Real d = x[row * channels + c] - x[c];
+    return {d, d * d};
+  }
+  LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
+    const double m2 = squares - sum * sum / double(rows);
+    statistics[c] = Real(double(x[c]) + sum / double(rows));
+    statistics[channels + c] = Real(m2 < 0 ? 0 : m2);
+  }
+};
+
+/// Column sums, for the gradient of a bias.
+struct AddColumnSums {
+  const Real* dy;
+  int64_t features;
+  Real* dbias;
+  LOCKSTEP_BODY Terms terms(int64_t row, int64_t f) const { return {dy[row * features + f], 0}; }
+  LOCKSTEP_BODY void finish(int64_t f, double sum, double) const { dbias[f] += Real(sum); }
+};
+
+/// One call per channel.
+struct BatchNormPrepare {
+  const Real* statistics;  // [2, channels]: mean, M2 over `count` rows
+  int64_t channels, count;
+  Real eps, momentum;
+  Real* running_mean;
+  Real* running_var;
+  Real* norm;  // [2, channels]: mean, 1 / standard deviation
+  LOCKSTEP_BODY void operator()(int64_t c) const {
+    const Real mean = statistics[c], m2 = statistics[channels + c];
+    norm[c] = mean;
+    norm[channels + c] = 1 / std::sqrt(m2 / Real(count) + eps);
+    if (momentum > 0) {  // PyTorch normalises with the biased variance, but remembers the unbiased
+      running_mean[c] += momentum * (mean - running_mean[c]);
+      running_var[c] += momentum * (m2 / Real(count - 1) - running_var[c]);
+    }
+  }
+};
+
+/// One call per channel.
+struct BatchNormPrepareEval {
+  const Real* running_mean;
+  const Real* running_var;
+  int64_t channels;
+  Real eps;
+  Real* norm;
+  LOCKSTEP_BODY void operator()(int64_t c) const {
+    norm[c] = running_mean[c];
+    norm[channels + c] = 1 / std::sqrt(running_var[c] + eps);
+  }
+};
+
+/// The affine map of one channel, the same expression forward and backward: a fused ReLU must cut
+/// the gradient exactly where it cut the value.
+struct BatchNormAffine {
+  const Real* norm;
+  const Real* weight;
+  const Real* bias;
+  int64_t channels;
+  LOCKSTEP_BODY Real operator()(Real x, int64_t c) const {
+    return (x - norm[c]) * (norm[channels + c] * weight[c]) + bias[c];
+  }
+};
+
+/// Over (row, channel). kSkip adds a residual before the ReLU.
+template <bool kRelu, bool kSkip>
+struct BatchNorm {
+  const Real* x;
+  BatchNormAffine affine;
+  const Real* skip;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t row, int64_t c) const {
+    const int64_t i = row * affine.channels + c;
+    Real value = affine(x[i], c);
+    if (kSkip) value += skip[i];
+    y[i] = kRelu ? positive_part(value) : value;
+  }
+};
+
+template <bool kRelu>
+struct BatchNormBackwardSums {
+  const Real* x;
+  const Real* dy;
+  BatchNormAffine affine;
+  Real* sums;  // [2, channels]
+  LOCKSTEP_BODY Terms terms(int64_t row, int64_t c) const {
+    const int64_t i = row * affine.channels + c;
+    const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : dy[i];
+    return {g, g * (x[i] - affine.norm[c])};
+  }
+  LOCKSTEP_BODY void finish(int64_t c, double sum_dy, double sum_dy_xmu) const {
+    sums[c] = Real(sum_dy);
+    sums[affine.channels + c] = Real(sum_dy_xmu);
+  }
+};
+
+/// One call per channel.
+struct BatchNormBackwardParameters {
+  const Real* norm;
+  const Real* sums;
+  int64_t channels;
+  Real* dweight;
+  Real* dbias;
+  LOCKSTEP_BODY void operator()(int64_t c) const {
+    dweight[c] += sums[channels + c] * norm[channels + c];
+    dbias[c] += sums[c];
+  }
+};
+
+/// Over (row, channel).
+template <bool kRelu>
+struct BatchNormBackwardInput {
+  const Real* x;
+  const Real* dy;
+  BatchNormAffine affine;
+  const Real* sums;
+  Real inverse_count;
+  Real* dx;
+  LOCKSTEP_BODY void operator()(int64_t row, int64_t c) const {
+    const int64_t i = row * affine.channels + c;
+    const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : dy[i];
+    const Real invstd = affine.norm[affine.channels + c];
+    const Real mean_dy = sums[c] * inverse_count;
+    const Real slope = sums[affine.channels + c] * inverse_count * invstd * invstd;
+    dx[i] = affine.weight[c] * invstd * (g - mean_dy - (x[i] - affine.norm[c]) * slope);
+  }
+};
+
+}  // namespace lockstep::bodies

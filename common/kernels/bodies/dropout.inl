@@ -1,0 +1,59 @@
+#pragma once
+// Dropout from counter-based random numbers: no state, so the mask does not depend on how the batch
+// is split over devices or on the order of work.
+
+#include "common/kernels/bodies/portable.h"
+
+namespace lockstep::bodies {
+
+/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): ten
+/// rounds that mix a 128-bit counter with a 64-bit key into 128 random bits.
+struct Philox {
+  uint32_t word[4];
+
+  LOCKSTEP_BODY static Philox generate(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+                                       uint32_t key0, uint32_t key1) {
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
+      c0 = uint32_t(b >> 32) ^ c1 ^ key0;
+      c1 = uint32_t(b);
+      c2 = uint32_t(a >> 32) ^ c3 ^ key1;
+      c3 = uint32_t(a);
+      key0 += 0x9E3779B9u;
+      key1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+  }
+};
+
+/// Over (sample, feature) of mask [samples, features].
+struct DropoutMask {
+  const StepState* state;
+  DropoutKey key;
+  Real p;
+  int64_t features;
+  Real* mask;
+  LOCKSTEP_BODY void operator()(int64_t n, int64_t f) const {
+    const uint64_t position = state->first_position + n * state->position_stride;
+    const uint64_t step = state->step;
+    const Philox random = Philox::generate(uint32_t(f / 4), uint32_t(position), uint32_t(step),
+                                           uint32_t(position >> 32) ^ (uint32_t(step >> 32) << 16),
+                                           key.seed, key.layer);
+    // 24 bits: exact in float, so that both precisions draw the same mask.
+    const Real uniform = Real(random.word[f % 4] >> 8) / 16777216;
+    mask[n * features + f] = uniform < p ? Real(0) : 1 / (1 - p);
+  }
+};
+
+/// Over (row, feature); `rows_per_sample` rows share a sample's mask.
+struct ApplyMask {
+  const Real* x;
+  const Real* mask;
+  int64_t rows_per_sample, features;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t row, int64_t f) const {
+    y[row * features + f] = x[row * features + f] * mask[row / rows_per_sample * features + f];
+  }
+};
+
+}  // namespace lockstep::bodies

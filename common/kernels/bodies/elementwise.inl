@@ -1,0 +1,82 @@
+#pragma once
+// One call per element: operator()(i).
+
+#include "common/kernels/bodies/portable.h"
+
+namespace lockstep::bodies {
+
+template <class T>
+struct Fill {
+  T value;
+  T* y;
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = value; }
+};
+
+struct Add {
+  const Real* x;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] += x[i]; }
+};
+
+struct Scale {
+  Real factor;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] *= factor; }
+};
+
+struct NormalizeImage {
+  const uint8_t* x;
+  Real mean, stddev;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = (Real(x[i]) / 255 - mean) / stddev; }
+};
+
+struct Relu {
+  const Real* x;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = positive_part(x[i]); }
+};
+
+struct ReluBackward {
+  const Real* y;
+  const Real* dy;
+  Real* dx;
+  LOCKSTEP_BODY void operator()(int64_t i) const { dx[i] = y[i] > 0 ? dy[i] : Real(0); }
+};
+
+struct AddRelu {
+  const Real* a;
+  const Real* b;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = positive_part(a[i] + b[i]); }
+};
+
+// One call per feature of a row: operator()(row, feature).
+
+struct AddBias {
+  const Real* bias;  // [features]
+  int64_t features;
+  bool relu;
+  Real* y;  // [rows, features]
+  LOCKSTEP_BODY void operator()(int64_t row, int64_t f) const {
+    const Real sum = y[row * features + f] + bias[f];
+    y[row * features + f] = relu ? positive_part(sum) : sum;
+  }
+};
+
+// One call per pixel and channel: operator()(n, h, w, c).
+
+/// [N,H,W,C] to [N,C,H,W], or back.
+struct SwapChannels {
+  const Real* x;
+  int64_t height, width, channels;
+  bool to_first;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
+    const int64_t last = ((n * height + h) * width + w) * channels + c;
+    const int64_t first = ((n * channels + c) * height + h) * width + w;
+    y[to_first ? first : last] = x[to_first ? last : first];
+  }
+};
+
+}  // namespace lockstep::bodies

@@ -1,0 +1,88 @@
+#pragma once
+// One call per row, by a Team: team.max, team.sum, team.each run over the row's elements, leader()
+// runs once. On the CPU a team is the calling thread, on CUDA a block.
+
+#include "common/kernels/bodies/portable.h"
+
+#ifndef __CUDACC__
+#include <cmath>
+#endif
+
+namespace lockstep::bodies {
+
+/// Subtracting the maximum first keeps exp() from overflowing.
+struct LogSoftmax {
+  const Real* x;
+  int64_t classes;
+  Real* y;
+  template <class Team>
+  LOCKSTEP_BODY void operator()(const Team& team, int64_t row) const {
+    const Real* in = x + row * classes;
+    Real* out = y + row * classes;
+    const Real top = team.max(classes, [=](int64_t k) { return in[k]; });
+    const Real sum = team.sum(classes, [=](int64_t k) { return std::exp(in[k] - top); });
+    const Real log_sum = std::log(sum);
+    team.each(classes, [=](int64_t k) { out[k] = in[k] - top - log_sum; });
+  }
+};
+
+struct LogSoftmaxBackward {
+  const Real* y;
+  const Real* dy;
+  int64_t classes;
+  Real* dx;
+  template <class Team>
+  LOCKSTEP_BODY void operator()(const Team& team, int64_t row) const {
+    const int64_t first = row * classes;
+    const Real sum = team.sum(classes, [=, *this](int64_t k) { return dy[first + k]; });
+    team.each(classes, [=, *this](int64_t k) {
+      dx[first + k] = dy[first + k] - std::exp(y[first + k]) * sum;
+    });
+  }
+};
+
+/// One team for the whole batch.
+struct NllLoss {
+  const StepState* state;
+  const Real* log_probabilities;  // [samples, classes]
+  const int32_t* labels;
+  int64_t samples, classes;
+  Real* loss;
+  template <class Team>
+  LOCKSTEP_BODY void operator()(const Team& team, int64_t) const {
+    const Real sum = team.sum(
+        samples, [=, *this](int64_t n) { return log_probabilities[n * classes + labels[n]]; });
+    team.leader([=, *this] { loss[0] -= state->loss_weight * sum; });
+  }
+};
+
+/// Over (sample, class).
+struct NllLossBackward {
+  const StepState* state;
+  const int32_t* labels;
+  int64_t classes;
+  Real* dx;
+  LOCKSTEP_BODY void operator()(int64_t n, int64_t k) const {
+    dx[n * classes + k] = k == labels[n] ? -state->loss_weight : Real(0);
+  }
+};
+
+/// One team for the whole batch. Counts fit in Real: they are whole numbers below 2^24.
+struct CountCorrect {
+  const Real* scores;  // [samples, classes]
+  const int32_t* labels;
+  int64_t samples, classes;
+  int64_t* count;
+  template <class Team>
+  LOCKSTEP_BODY void operator()(const Team& team, int64_t) const {
+    const Real hits = team.sum(samples, [=, *this](int64_t n) {
+      const Real* row = scores + n * classes;
+      int64_t best = 0;
+      for (int64_t k = 1; k < classes; ++k) best = row[k] > row[best] ? k : best;
+      return best == labels[n] ? Real(1) : Real(0);
+    });
+    team.leader([=, *this] { count[0] += int64_t(hits); });
+  }
+};
+
+}  // namespace lockstep::bodies

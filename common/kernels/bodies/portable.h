@@ -1,0 +1,32 @@
+#pragma once
+// What lets one body compile for both processors.
+//
+// A body is a functor at namespace scope: pointers and numbers in, one element (or row) of work per
+// call. g++ compiles it into the loops of cpu/launch.h, nvcc into the kernels of cuda/. Only the
+// launchers differ, so tests on the CPU cover the very formulas that a GPU runs.
+
+#include <cstdint>
+
+#include "common/core/real.h"
+#include "common/kernels/step_state.h"
+
+#ifdef __CUDACC__
+#define LOCKSTEP_BODY __host__ __device__ __forceinline__
+#else
+#define LOCKSTEP_BODY inline __attribute__((always_inline))
+#endif
+
+// Before a short loop of known length: unrolled, it does not stand in the way of vectorising the
+// loop around it.
+#ifdef __CUDACC__
+#define LOCKSTEP_UNROLL _Pragma("unroll")
+#else
+#define LOCKSTEP_UNROLL _Pragma("GCC unroll 4")
+#endif
+
+namespace lockstep::bodies {
+
+/// A NaN stays a NaN: `x < 0` is false for it.
+LOCKSTEP_BODY Real positive_part(Real x) { return x < 0 ? Real(0) : x; }
+
+}  // namespace lockstep::bodies

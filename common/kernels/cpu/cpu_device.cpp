@@ -1,0 +1,46 @@
+#include "common/kernels/cpu/cpu_device.h"
+
+#include "common/core/cpu_stream.h"
+#include "common/kernels/cpu/cpu_kernels.h"
+
+namespace lockstep::cpu {
+namespace {
+
+std::unique_ptr<Engine> make_engine(EngineKind kind) {
+  std::unique_ptr<Engine> engine;
+  if (kind == EngineKind::best) engine = make_onednn_engine();
+  return engine ? std::move(engine) : make_reference_engine();
+}
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice(int index, const DeviceOptions& options, EngineKind engine)
+      : Device({DeviceId::Kind::cpu, index}, options), kernels_(make_engine(engine)) {}
+  ~CpuDevice() override { close_streams(); }
+
+  std::string description() const override {
+    const int threads = options().threads;
+    return fmt::format("cpu ({}, {} thread{})", kernels_.engine(), threads,
+                       threads == 1 ? "" : "s");
+  }
+  Kernels& kernels() override { return kernels_; }
+  std::shared_ptr<void> allocate_host(size_t bytes) override {
+    return std::shared_ptr<void>(::operator new(bytes), [](void* p) { ::operator delete(p); });
+  }
+
+ private:
+  std::unique_ptr<StreamBackend> make_stream(std::string name) override {
+    return std::make_unique<CpuStream>(*this, std::move(name));
+  }
+
+  CpuKernels kernels_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open_cpu_device(int index, const DeviceOptions& options,
+                                        EngineKind engine) {
+  return std::make_unique<CpuDevice>(index, options, engine);
+}
+
+}  // namespace lockstep::cpu

@@ -1,0 +1,52 @@
+#pragma once
+// Who convolves and multiplies matrices on CPU devices. Two engines: oneDNN, and a readable one
+// that is the oracle of the tests and serves where oneDNN is missing or float64 is asked for.
+
+#include <memory>
+#include <string>
+
+#include "common/core/cpu_stream.h"
+#include "common/core/device.h"
+#include "common/kernels/geometry.h"
+
+namespace lockstep::cpu {
+
+/// Called by the tasks of a stream, on that stream's worker. `stream` gives access to what the
+/// engine keeps per worker. Shapes as in kernels.h.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual std::string name() const = 0;
+
+  virtual void conv2d(CpuStream& stream, const Window2d& g, const Real* x, const Real* weight,
+                      const Real* bias, Real* y) = 0;
+  virtual void conv2d_backward_input(CpuStream& stream, const Window2d& g, const Real* dy,
+                                     const Real* weight, Real* dx) = 0;
+  virtual void conv2d_backward_parameters(CpuStream& stream, const Window2d& g, const Real* x,
+                                          const Real* dy, Real* dweight, Real* dbias) = 0;
+  virtual void matmul(CpuStream& stream, const MatMul& shape, const Real* a, const Real* b,
+                      Real* c) = 0;
+};
+
+/// Loops on Real.
+std::unique_ptr<Engine> make_reference_engine();
+/// oneDNN, or null in a build without it.
+std::unique_ptr<Engine> make_onednn_engine();
+
+/// Workspace of one worker: grows to the largest request, counted on its device.
+class Workspace {
+ public:
+  explicit Workspace(MemoryCounter& counter) : counter_(counter) {}
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  /// At least `bytes` bytes; what the last call gave is gone.
+  void* at_least(size_t bytes);
+
+ private:
+  MemoryCounter& counter_;
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace lockstep::cpu

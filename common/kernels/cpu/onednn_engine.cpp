@@ -1,0 +1,253 @@
+// Convolution and matrix product by oneDNN, on plain NHWC activations.
+//
+// oneDNN works by plans ("primitives"), made once per shape. A plan belongs to the worker thread of
+// one stream and is made there: a primitive that two threads shared gave wrong gradients, and it
+// keeps the number of OpenMP threads that its maker had. Activations and OHWI weights go in as they
+// lie; where a plan prefers another order of the weights it gets a reordered copy.
+
+#include <map>
+#include <unordered_map>
+
+#include "common/kernels/cpu/engine.h"
+#include "common/kernels/cpu/onednn_api.h"
+
+namespace lockstep::cpu {
+namespace {
+
+using namespace onednn;
+using Arguments = std::unordered_map<int, dnnl::memory>;
+using Tag = dnnl::memory::format_tag;
+constexpr auto kFloat = dnnl::memory::data_type::f32;
+static_assert(sizeof(Real) == 4, "oneDNN computes in float32; the double build has no oneDNN");
+
+/// One step of a plan: a primitive and the memories it works on, whose addresses are filled in per
+/// call.
+struct Step {
+  dnnl::primitive primitive;
+  Arguments arguments;
+};
+
+/// A convolution pass: the primitive, and reorders of the weights before or after it where needed.
+struct Pass {
+  Step main;
+  int weight_argument = 0;  // DNNL_ARG_WEIGHTS, or DNNL_ARG_DIFF_WEIGHTS for the weights' gradient
+  size_t reordered_bytes = 0;  // 0: the plan takes OHWI as it lies
+  Step reorder;
+  size_t scratch_bytes = 0;
+};
+
+struct ConvPlan {
+  Pass forward, backward_data, backward_weights;
+  size_t dweight_elements = 0;
+};
+
+struct MatMulPlan {
+  Step step;
+  size_t scratch_bytes = 0;
+};
+
+size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/// What one stream's worker keeps: its plans and its workspace.
+class Worker {
+ public:
+  explicit Worker(MemoryCounter& counter) : workspace_(counter) {
+    attr_.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  }
+
+  void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y) {
+    Pass& pass = plan(g).forward;
+    set(pass, DNNL_ARG_SRC, x);
+    set(pass, DNNL_ARG_BIAS, bias);
+    set(pass, DNNL_ARG_DST, y);
+    run(pass, const_cast<Real*>(weight), nullptr);
+  }
+
+  void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx) {
+    Pass& pass = plan(g).backward_data;
+    set(pass, DNNL_ARG_DIFF_DST, dy);
+    set(pass, DNNL_ARG_DIFF_SRC, dx);
+    run(pass, const_cast<Real*>(weight), nullptr);
+  }
+
+  /// oneDNN overwrites, the catalogue adds: the result goes to the workspace first.
+  void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
+                                  Real* dbias) {
+    ConvPlan& conv = plan(g);
+    Pass& pass = conv.backward_weights;
+    const size_t weight_bytes = align(conv.dweight_elements * sizeof(Real));
+    const size_t bias_bytes = align(g.out_channels * sizeof(Real));
+    char* base =
+        static_cast<char*>(workspace_.at_least(weight_bytes + bias_bytes + pass_bytes(pass)));
+    Real* weight_sum = reinterpret_cast<Real*>(base);
+    Real* bias_sum = reinterpret_cast<Real*>(base + weight_bytes);
+    set(pass, DNNL_ARG_SRC, x);
+    set(pass, DNNL_ARG_DIFF_DST, dy);
+    set(pass, DNNL_ARG_DIFF_BIAS, bias_sum);
+    run(pass, weight_sum, base + weight_bytes + bias_bytes);
+    for (size_t i = 0; i < conv.dweight_elements; ++i) dweight[i] += weight_sum[i];
+    for (int64_t o = 0; o < g.out_channels; ++o) dbias[o] += bias_sum[o];
+  }
+
+  void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c) {
+    MatMulPlan& plan = matmul_plan(shape);
+    Arguments& arguments = plan.step.arguments;
+    arguments.at(DNNL_ARG_SRC).set_data_handle(const_cast<Real*>(a));
+    arguments.at(DNNL_ARG_WEIGHTS).set_data_handle(const_cast<Real*>(b));
+    arguments.at(DNNL_ARG_DST).set_data_handle(c);
+    arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(workspace_.at_least(plan.scratch_bytes));
+    execute(plan.step);
+  }
+
+ private:
+  static void set(Pass& pass, int argument, const Real* data) {
+    pass.main.arguments.at(argument).set_data_handle(const_cast<Real*>(data));
+  }
+
+  static size_t pass_bytes(const Pass& pass) {
+    return align(pass.reordered_bytes) + align(pass.scratch_bytes);
+  }
+
+  void execute(Step& step) {
+    step.primitive.execute(stream_, step.arguments);
+    stream_.wait();
+  }
+
+  /// Runs a pass on OHWI `weight`. `workspace`: pass_bytes() bytes, or null to take them here.
+  void run(Pass& pass, Real* weight, char* workspace) {
+    if (workspace == nullptr) workspace = static_cast<char*>(workspace_.at_least(pass_bytes(pass)));
+    const bool gradient = pass.weight_argument == DNNL_ARG_DIFF_WEIGHTS;
+    pass.main.arguments.at(DNNL_ARG_SCRATCHPAD)
+        .set_data_handle(workspace + align(pass.reordered_bytes));
+    if (pass.reordered_bytes == 0) {
+      set(pass, pass.weight_argument, weight);
+      execute(pass.main);
+      return;
+    }
+    dnnl::memory& preferred = pass.main.arguments.at(pass.weight_argument);
+    preferred.set_data_handle(workspace);
+    pass.reorder.arguments.at(gradient ? DNNL_ARG_TO : DNNL_ARG_FROM).set_data_handle(weight);
+    pass.reorder.arguments.at(gradient ? DNNL_ARG_FROM : DNNL_ARG_TO).set_data_handle(workspace);
+    if (!gradient) execute(pass.reorder);
+    execute(pass.main);
+    if (gradient) execute(pass.reorder);
+  }
+
+  dnnl::memory empty(const Desc& desc) const { return dnnl::memory(desc, engine_, nullptr); }
+
+  template <class Pd>
+  Pass make_pass(const Pd& pd, Arguments arguments, int weight_argument, const Desc& preferred,
+                 const Desc& ohwi) {
+    Pass pass;
+    pass.weight_argument = weight_argument;
+    pass.scratch_bytes = pd.scratchpad_desc().get_size();
+    arguments.emplace(weight_argument, empty(preferred));
+    arguments.emplace(DNNL_ARG_SCRATCHPAD, empty(pd.scratchpad_desc()));
+    if (preferred != ohwi) {
+      pass.reordered_bytes = preferred.get_size();
+      const bool gradient = weight_argument == DNNL_ARG_DIFF_WEIGHTS;
+      dnnl::memory from = empty(gradient ? preferred : ohwi);
+      dnnl::memory to = empty(gradient ? ohwi : preferred);
+      pass.reorder = {dnnl::reorder(from, to), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}};
+    }
+    pass.main = {dnnl::primitive(pd.get()), std::move(arguments)};
+    return pass;
+  }
+
+  ConvPlan& plan(const Window2d& g) {
+    const auto found = convolutions_.find(g);
+    return found != convolutions_.end() ? found->second
+                                        : convolutions_.emplace(g, make_plan(g)).first->second;
+  }
+
+  ConvPlan make_plan(const Window2d& g) {
+    const Dims x_dims{g.batch, g.in_channels, g.in_height, g.in_width};
+    const Dims y_dims{g.batch, g.out_channels, g.out_height, g.out_width};
+    const Dims weight_dims{g.out_channels, g.in_channels, g.kernel, g.kernel};
+    const ConvDescs descs{.x = Desc(x_dims, kFloat, Tag::nhwc),
+                          .weight = Desc(weight_dims, kFloat, Tag::any),
+                          .bias = Desc({g.out_channels}, kFloat, Tag::x),
+                          .y = Desc(y_dims, kFloat, Tag::nhwc),
+                          .strides = {g.stride, g.stride},
+                          .padding = {g.padding, g.padding}};
+    const Desc ohwi(weight_dims, kFloat, Tag::ohwi);
+    const dnnl::memory x = empty(descs.x), y = empty(descs.y), bias = empty(descs.bias);
+    const auto forward = forward_pd(engine_, descs, attr_);
+    const auto data = backward_data_pd(engine_, descs, forward, attr_);
+    const auto weights = backward_weights_pd(engine_, descs, forward, attr_);
+    ConvPlan plan;
+    plan.dweight_elements = static_cast<size_t>(g.weight().elements());
+    plan.forward = make_pass(forward, {{DNNL_ARG_SRC, x}, {DNNL_ARG_BIAS, bias}, {DNNL_ARG_DST, y}},
+                             DNNL_ARG_WEIGHTS, forward.weights_desc(), ohwi);
+    plan.backward_data = make_pass(data, {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_SRC, x}},
+                                   DNNL_ARG_WEIGHTS, data.weights_desc(), ohwi);
+    plan.backward_weights =
+        make_pass(weights, {{DNNL_ARG_SRC, x}, {DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_BIAS, bias}},
+                  DNNL_ARG_DIFF_WEIGHTS, weights.diff_weights_desc(), ohwi);
+    return plan;
+  }
+
+  MatMulPlan& matmul_plan(const MatMul& shape) {
+    const auto found = products_.find(shape);
+    if (found != products_.end()) return found->second;
+    const Desc a({shape.m, shape.k}, kFloat, shape.transpose_a ? Tag::ba : Tag::ab);
+    const Desc b({shape.k, shape.n}, kFloat, shape.transpose_b ? Tag::ba : Tag::ab);
+    const Desc c({shape.m, shape.n}, kFloat, Tag::ab);
+    dnnl::primitive_attr attr;
+    attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    dnnl::post_ops accumulate;
+    if (shape.accumulate) accumulate.append_sum();
+    attr.set_post_ops(accumulate);
+    const auto pd = matmul_pd(engine_, a, b, c, attr);
+    const Arguments arguments{{DNNL_ARG_SRC, empty(a)},
+                              {DNNL_ARG_WEIGHTS, empty(b)},
+                              {DNNL_ARG_DST, empty(c)},
+                              {DNNL_ARG_SCRATCHPAD, empty(pd.scratchpad_desc())}};
+    MatMulPlan plan{{dnnl::matmul(pd), arguments}, pd.scratchpad_desc().get_size()};
+    return products_.emplace(shape, std::move(plan)).first->second;
+  }
+
+  dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream_{engine_};
+  dnnl::primitive_attr attr_;
+  std::map<Window2d, ConvPlan> convolutions_;
+  std::map<MatMul, MatMulPlan> products_;
+  Workspace workspace_;
+};
+
+class OneDnnEngine final : public Engine {
+ public:
+  std::string name() const override {
+    const dnnl_version_t* v = dnnl_version();
+    return fmt::format("oneDNN {}.{}.{}", v->major, v->minor, v->patch);
+  }
+  void conv2d(CpuStream& stream, const Window2d& g, const Real* x, const Real* weight,
+              const Real* bias, Real* y) override {
+    worker(stream).conv2d(g, x, weight, bias, y);
+  }
+  void conv2d_backward_input(CpuStream& stream, const Window2d& g, const Real* dy,
+                             const Real* weight, Real* dx) override {
+    worker(stream).conv2d_backward_input(g, dy, weight, dx);
+  }
+  void conv2d_backward_parameters(CpuStream& stream, const Window2d& g, const Real* x,
+                                  const Real* dy, Real* dweight, Real* dbias) override {
+    worker(stream).conv2d_backward_parameters(g, x, dy, dweight, dbias);
+  }
+  void matmul(CpuStream& stream, const MatMul& shape, const Real* a, const Real* b,
+              Real* c) override {
+    worker(stream).matmul(shape, a, b, c);
+  }
+
+ private:
+  static Worker& worker(CpuStream& stream) {
+    std::shared_ptr<void>& state = stream.worker_state();
+    if (!state) state = std::make_shared<Worker>(stream.device().memory());
+    return *static_cast<Worker*>(state.get());
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_onednn_engine() { return std::make_unique<OneDnnEngine>(); }
+
+}  // namespace lockstep::cpu

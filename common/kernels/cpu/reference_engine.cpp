@@ -1,0 +1,213 @@
+// The readable engine: convolution and matrix product as loops.
+//
+// Output channels are walked in blocks of one vector register. A copy of the weights in which the
+// block's channels lie side by side lets the compiler keep the block's sums in that register.
+
+#include <algorithm>
+
+#include "common/kernels/cpu/engine.h"
+#include "common/kernels/cpu/launch.h"
+
+namespace lockstep::cpu {
+namespace {
+
+constexpr int64_t kLanes = 64 / sizeof(Real);
+
+int64_t blocks_of(int64_t channels) { return (channels + kLanes - 1) / kLanes; }
+
+/// packed[block][kh][kw][from][lane]: the weight from input channel `from` to output channel
+/// block * kLanes + lane; 0 behind the last channel. `backward` swaps the roles of the channels.
+void pack_weights(const Window2d& g, const Real* weight, bool backward, Real* packed) {
+  const int64_t from_channels = backward ? g.out_channels : g.in_channels;
+  const int64_t to_channels = backward ? g.in_channels : g.out_channels;
+  for (int64_t block = 0; block < blocks_of(to_channels); ++block) {
+    for (int64_t tap = 0; tap < g.kernel * g.kernel; ++tap) {
+      for (int64_t from = 0; from < from_channels; ++from) {
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          const int64_t to = block * kLanes + lane;
+          const int64_t o = backward ? from : to, i = backward ? to : from;
+          *packed++ = to < to_channels ? weight[(o * g.kernel * g.kernel + tap) * g.in_channels + i]
+                                       : Real(0);
+        }
+      }
+    }
+  }
+}
+
+/// sums[lane] += sum over c of pixel[c] * weights[c][lane]
+inline void add_products(const Real* pixel, int64_t channels, const Real* weights, Real* sums) {
+  Real block[kLanes];
+  std::copy(sums, sums + kLanes, block);
+  for (int64_t c = 0; c < channels; ++c) {
+#pragma omp simd
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      block[lane] += pixel[c] * weights[c * kLanes + lane];
+  }
+  std::copy(block, block + kLanes, sums);
+}
+
+class ReferenceEngine final : public Engine {
+ public:
+  std::string name() const override { return "reference"; }
+
+  void conv2d(CpuStream& stream, const Window2d& g, const Real* x, const Real* weight,
+              const Real* bias, Real* y) override {
+    const Real* packed = pack(stream, g, weight, /*backward=*/false);
+    share_out(g.batch * g.out_height, g.out_width * g.out_channels,
+              [&](int64_t begin, int64_t end) {
+                for (int64_t row = begin; row < end; ++row) {
+                  for (int64_t ow = 0; ow < g.out_width; ++ow) {
+                    output_pixel(g, x, packed, bias, row / g.out_height, row % g.out_height, ow,
+                                 y + (row * g.out_width + ow) * g.out_channels);
+                  }
+                }
+              });
+  }
+
+  void conv2d_backward_input(CpuStream& stream, const Window2d& g, const Real* dy,
+                             const Real* weight, Real* dx) override {
+    const Real* packed = pack(stream, g, weight, /*backward=*/true);
+    share_out(g.batch * g.in_height, g.in_width * g.in_channels, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        for (int64_t w = 0; w < g.in_width; ++w) {
+          input_pixel(g, dy, packed, row / g.in_height, row % g.in_height, w,
+                      dx + (row * g.in_width + w) * g.in_channels);
+        }
+      }
+    });
+  }
+
+  /// dweight[o][kh][kw][i] += sum over pixels of dy[pixel][o] x[pixel moved by (kh, kw)][i]
+  void conv2d_backward_parameters(CpuStream& stream, const Window2d& g, const Real* x,
+                                  const Real* dy, Real* dweight, Real* dbias) override {
+    const int64_t taps = g.kernel * g.kernel, blocks = blocks_of(g.out_channels);
+    Workspace& workspace = workspace_of(stream);
+    Real* sums = static_cast<Real*>(
+        workspace.at_least(sizeof(Real) * blocks * taps * g.in_channels * kLanes));
+    share_out(blocks * taps, g.batch * g.out_height * g.out_width, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        weight_tap(g, x, dy, item / taps, item % taps, sums + item * g.in_channels * kLanes);
+      }
+    });
+    for (int64_t o = 0; o < g.out_channels; ++o) {
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        const Real* sum = sums + (o / kLanes * taps + tap) * g.in_channels * kLanes + o % kLanes;
+        Real* to = dweight + (o * taps + tap) * g.in_channels;
+        for (int64_t i = 0; i < g.in_channels; ++i) to[i] += sum[i * kLanes];
+      }
+    }
+    const int64_t pixels = g.batch * g.out_height * g.out_width;
+    for (int64_t o = 0; o < g.out_channels; ++o) {
+      double sum = 0;
+      for (int64_t pixel = 0; pixel < pixels; ++pixel) sum += dy[pixel * g.out_channels + o];
+      dbias[o] += Real(sum);
+    }
+  }
+
+  void matmul(CpuStream&, const MatMul& s, const Real* a, const Real* b, Real* c) override {
+    share_out(s.m, s.n * s.k, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        Real* row = c + i * s.n;
+        if (!s.accumulate) std::fill(row, row + s.n, Real(0));
+        for (int64_t p = 0; p < s.k; ++p) {
+          const Real left = s.transpose_a ? a[p * s.m + i] : a[i * s.k + p];
+          const int64_t stride = s.transpose_b ? s.k : 1;
+          const Real* right = s.transpose_b ? b + p : b + p * s.n;
+#pragma omp simd
+          for (int64_t j = 0; j < s.n; ++j) row[j] += left * right[j * stride];
+        }
+      }
+    });
+  }
+
+ private:
+  static Workspace& workspace_of(CpuStream& stream) {
+    std::shared_ptr<void>& state = stream.worker_state();
+    if (!state) state = std::make_shared<Workspace>(stream.device().memory());
+    return *static_cast<Workspace*>(state.get());
+  }
+
+  static const Real* pack(CpuStream& stream, const Window2d& g, const Real* weight, bool backward) {
+    const int64_t from = backward ? g.out_channels : g.in_channels;
+    const int64_t blocks = blocks_of(backward ? g.in_channels : g.out_channels);
+    const int64_t elements = blocks * g.kernel * g.kernel * from * kLanes;
+    Real* packed = static_cast<Real*>(workspace_of(stream).at_least(sizeof(Real) * elements));
+    pack_weights(g, weight, backward, packed);
+    return packed;
+  }
+
+  /// y[oh][ow][o] = bias[o] + sum over taps and i of x[oh * stride - padding + kh][...][i] w
+  static void output_pixel(const Window2d& g, const Real* x, const Real* packed, const Real* bias,
+                           int64_t n, int64_t oh, int64_t ow, Real* y) {
+    const int64_t tap_size = g.in_channels * kLanes;
+    for (int64_t first = 0; first < g.out_channels; first += kLanes) {
+      const int64_t count = std::min(kLanes, g.out_channels - first);
+      Real sums[kLanes] = {};
+      std::copy(bias + first, bias + first + count, sums);
+      for (int64_t kh = 0; kh < g.kernel; ++kh) {
+        const int64_t h = oh * g.stride - g.padding + kh;
+        for (int64_t kw = 0; kw < g.kernel; ++kw, packed += tap_size) {
+          const int64_t w = ow * g.stride - g.padding + kw;
+          if (h < 0 || h >= g.in_height || w < 0 || w >= g.in_width) continue;
+          const Real* pixel = x + ((n * g.in_height + h) * g.in_width + w) * g.in_channels;
+          add_products(pixel, g.in_channels, packed, sums);
+        }
+      }
+      std::copy(sums, sums + count, y + first);
+    }
+  }
+
+  /// dx[h][w][i] = sum over the outputs that (h, w) took part in, their taps, and o, of dy w
+  static void input_pixel(const Window2d& g, const Real* dy, const Real* packed, int64_t n,
+                          int64_t h, int64_t w, Real* dx) {
+    const int64_t tap_size = g.out_channels * kLanes;
+    for (int64_t first = 0; first < g.in_channels; first += kLanes) {
+      const int64_t count = std::min(kLanes, g.in_channels - first);
+      Real sums[kLanes] = {};
+      for (int64_t kh = 0; kh < g.kernel; ++kh) {
+        const int64_t up = h + g.padding - kh;
+        for (int64_t kw = 0; kw < g.kernel; ++kw, packed += tap_size) {
+          const int64_t left = w + g.padding - kw;
+          if (up < 0 || left < 0 || up % g.stride != 0 || left % g.stride != 0) continue;
+          const int64_t oh = up / g.stride, ow = left / g.stride;
+          if (oh >= g.out_height || ow >= g.out_width) continue;
+          const Real* pixel = dy + ((n * g.out_height + oh) * g.out_width + ow) * g.out_channels;
+          add_products(pixel, g.out_channels, packed, sums);
+        }
+      }
+      std::copy(sums, sums + count, dx + first);
+    }
+  }
+
+  /// sums[i][lane] = sum over pixels of x[pixel moved by the tap][i] dy[pixel][block's lane]
+  static void weight_tap(const Window2d& g, const Real* x, const Real* dy, int64_t block,
+                         int64_t tap, Real* sums) {
+    const int64_t kh = tap / g.kernel, kw = tap % g.kernel;
+    const int64_t lanes = std::min(kLanes, g.out_channels - block * kLanes);
+    std::fill(sums, sums + g.in_channels * kLanes, Real(0));
+    for (int64_t row = 0; row < g.batch * g.out_height; ++row) {
+      const int64_t h = row % g.out_height * g.stride - g.padding + kh;
+      if (h < 0 || h >= g.in_height) continue;
+      const Real* x_row = x + (row / g.out_height * g.in_height + h) * g.in_width * g.in_channels;
+      for (int64_t ow = 0; ow < g.out_width; ++ow) {
+        const int64_t w = ow * g.stride - g.padding + kw;
+        if (w < 0 || w >= g.in_width) continue;
+        Real slope[kLanes] = {};
+        const Real* from = dy + (row * g.out_width + ow) * g.out_channels + block * kLanes;
+        std::copy(from, from + lanes, slope);
+        for (int64_t i = 0; i < g.in_channels; ++i) {
+          const Real value = x_row[w * g.in_channels + i];
+#pragma omp simd
+          for (int64_t lane = 0; lane < kLanes; ++lane)
+            sums[i * kLanes + lane] += value * slope[lane];
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_reference_engine() { return std::make_unique<ReferenceEngine>(); }
+
+}  // namespace lockstep::cpu

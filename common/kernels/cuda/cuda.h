@@ -1,0 +1,22 @@
+#pragma once
+// The CUDA backend as the rest of the project sees it: two functions. A build without CUDA links
+// no_cuda.cpp in their place; no other code asks whether CUDA is there.
+
+#include <memory>
+#include <string>
+
+#include "common/core/device.h"
+
+namespace lockstep::cuda {
+
+/// GPUs that this process can use, and, where there are none, why.
+struct Availability {
+  int devices = 0;
+  std::string reason;  // "built without CUDA", "no driver", ...; empty if devices > 0
+};
+Availability availability();
+
+/// Opens cuda:`index`. Throws EnvironmentError if there is no such GPU.
+std::unique_ptr<Device> open_cuda_device(int index, const DeviceOptions& options);
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,23 @@
+#include "common/kernels/devices.h"
+
+#include "common/kernels/cpu/cpu_device.h"
+#include "common/kernels/cuda/cuda.h"
+
+namespace lockstep {
+
+std::vector<DeviceId> default_devices(int cpu_count) {
+  const int gpus = cuda::availability().devices;
+  const auto kind = gpus > 0 ? DeviceId::Kind::cuda : DeviceId::Kind::cpu;
+  std::vector<DeviceId> ids;
+  for (int index = 0; index < (gpus > 0 ? gpus : cpu_count); ++index) ids.push_back({kind, index});
+  return ids;
+}
+
+std::string why_no_gpu() { return cuda::availability().reason; }
+
+std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& options) {
+  return id.kind == DeviceId::Kind::cuda ? cuda::open_cuda_device(id.index, options)
+                                         : cpu::open_cpu_device(id.index, options);
+}
+
+}  // namespace lockstep

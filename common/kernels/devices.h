@@ -1,0 +1,22 @@
+#pragma once
+// Opening devices by name.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/core/device.h"
+
+namespace lockstep {
+
+/// The devices that a run uses when none are named: all GPUs if there are any, else `cpu_count`
+/// CPU devices.
+std::vector<DeviceId> default_devices(int cpu_count);
+
+/// Why default_devices() is not GPUs, for the first line of a run; empty if it is.
+std::string why_no_gpu();
+
+/// Opens a device. Throws EnvironmentError if this machine or build has no such device.
+std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,137 @@
+#pragma once
+// The catalogue of operations: one pure virtual each, so that a backend that lacks one does not
+// compile. Every operation is enqueued on the given stream and returns at once.
+//
+// Shapes: N batch, H W image, C channels, F features, K classes. Activations are [N,H,W,C] or
+// [N,F]. Operations that compute gradients of parameters ADD to them; all others overwrite.
+// Shapes are the callers' business (nn/ checks them); the element-wise ones look at elements only.
+
+#include <string>
+
+#include "common/core/tensor.h"
+#include "common/kernels/geometry.h"
+#include "common/kernels/step_state.h"
+
+namespace lockstep {
+
+using StepStateTensor = BasicTensor<StepState>;
+using HealthTensor = BasicTensor<Health>;
+using CountTensor = BasicTensor<int64_t>;
+
+class Kernels {
+ public:
+  virtual ~Kernels() = default;
+  /// Who convolves and multiplies: "oneDNN 2.6.3", "reference", "cuDNN 9.19".
+  virtual std::string engine() const = 0;
+
+  // --- Element by element ------------------------------------------------------------------------
+  virtual void fill(Stream, Real value, const Tensor& y) = 0;  // y = value
+  virtual void fill_count(Stream, int64_t value, const CountTensor& y) = 0;
+  virtual void add(Stream, const Tensor& x, const Tensor& y) = 0;  // y += x
+  virtual void scale(Stream, Real factor, const Tensor& y) = 0;    // y *= factor
+  /// y = (x / 255 - mean) / stddev, each division rounded as PyTorch does it.
+  virtual void normalize_images(Stream, const ByteTensor& x, Real mean, Real stddev,
+                                const Tensor& y) = 0;
+  virtual void relu(Stream, const Tensor& x, const Tensor& y) = 0;
+  /// dx = dy where the output y is positive, else 0.
+  virtual void relu_backward(Stream, const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
+  /// y = max(0, a + b)
+  virtual void add_relu(Stream, const Tensor& a, const Tensor& b, const Tensor& y) = 0;
+  /// [N,H,W,C] to [N,C,H,W] and back: the border between our layout and PyTorch's.
+  virtual void to_channels_first(Stream, const Tensor& x, const Tensor& y) = 0;
+  virtual void to_channels_last(Stream, const Tensor& x, const Tensor& y) = 0;
+
+  // --- Convolution and matrix product (the engine's)
+  // -----------------------------------------------
+  virtual void conv2d(Stream, const Window2d&, const Tensor& x, const Tensor& weight,
+                      const Tensor& bias, const Tensor& y) = 0;
+  virtual void conv2d_backward_input(Stream, const Window2d&, const Tensor& dy,
+                                     const Tensor& weight, const Tensor& dx) = 0;
+  /// Adds to dweight [O,H,W,I] and dbias [O].
+  virtual void conv2d_backward_parameters(Stream, const Window2d&, const Tensor& x,
+                                          const Tensor& dy, const Tensor& dweight,
+                                          const Tensor& dbias) = 0;
+  virtual void matmul(Stream, const MatMul&, const Tensor& a, const Tensor& b, const Tensor& c) = 0;
+  /// y[i,f] += bias[f]; with `relu` max(0, .) of that.
+  virtual void add_bias(Stream, const Tensor& bias, bool relu, const Tensor& y) = 0;
+  /// dbias[f] += sum over i of dy[i,f]
+  virtual void add_column_sums(Stream, const Tensor& dy, const Tensor& dbias) = 0;
+
+  // --- Pooling
+  // ---------------------------------------------------------------------------------------
+  /// y = maximum of each window, with `relu` max(0, .) of that. `where` gets the position of the
+  /// maximum within the window (row by row; 255: none, the gradient stops at the ReLU).
+  virtual void max_pool2d(Stream, const Window2d&, bool relu, const Tensor& x, const Tensor& y,
+                          const ByteTensor& where) = 0;
+  virtual void max_pool2d_backward(Stream, const Window2d&, const Tensor& dy,
+                                   const ByteTensor& where, const Tensor& dx) = 0;
+  /// [N,H,W,C] to [N,OH,OW,C]: output o averages inputs floor(o H/OH) to ceil((o+1) H/OH) - 1.
+  virtual void adaptive_avg_pool2d(Stream, const Tensor& x, const Tensor& y) = 0;
+  virtual void adaptive_avg_pool2d_backward(Stream, const Tensor& dy, const Tensor& dx) = 0;
+
+  // --- Batch normalisation, in the pieces that SyncBatchNorm needs
+  // -------------------------------------
+  /// statistics [2,C] = mean over the rows (N H W), and M2 = sum of squared distances from it.
+  virtual void batch_norm_statistics(Stream, const Tensor& x, const Tensor& statistics) = 0;
+  /// From statistics over `count` rows: norm [2,C] = mean, 1/sqrt(M2/count + eps). With
+  /// `momentum` > 0 the running mean and (unbiased) variance move by that share.
+  virtual void batch_norm_prepare(Stream, const Tensor& statistics, int64_t count, Real eps,
+                                  Real momentum, const Tensor& running_mean,
+                                  const Tensor& running_var, const Tensor& norm) = 0;
+  /// norm [2,C] from the running statistics (evaluation).
+  virtual void batch_norm_prepare_eval(Stream, const Tensor& running_mean,
+                                       const Tensor& running_var, Real eps, const Tensor& norm) = 0;
+  /// y = (x - mean) invstd weight + bias; plus `skip` if that is defined; `relu` of that if asked.
+  virtual void batch_norm(Stream, const Tensor& x, const Tensor& norm, const Tensor& weight,
+                          const Tensor& bias, const Tensor& skip, bool relu, const Tensor& y) = 0;
+  /// sums [2,C] = sum of dy, sum of dy (x - mean), dy masked where a fused ReLU cut.
+  virtual void batch_norm_backward_sums(Stream, const Tensor& x, const Tensor& dy,
+                                        const Tensor& norm, const Tensor& weight,
+                                        const Tensor& bias, bool relu, const Tensor& sums) = 0;
+  /// dweight += sums[1] invstd, dbias += sums[0]
+  virtual void batch_norm_backward_parameters(Stream, const Tensor& norm, const Tensor& sums,
+                                              const Tensor& dweight, const Tensor& dbias) = 0;
+  /// dx = weight invstd (dy - sums[0]/count - (x - mean) invstd^2 sums[1]/count)
+  virtual void batch_norm_backward_input(Stream, const Tensor& x, const Tensor& dy,
+                                         const Tensor& norm, const Tensor& weight,
+                                         const Tensor& bias, bool relu, const Tensor& sums,
+                                         int64_t count, const Tensor& dx) = 0;
+
+  // --- Dropout
+  // ---------------------------------------------------------------------------------------
+  /// mask [N,F] = 0 with probability p, else 1/(1-p).
+  virtual void dropout_mask(Stream, const StepStateTensor& state, DropoutKey key, Real p,
+                            const Tensor& mask) = 0;
+  /// y[n,...,f] = x[n,...,f] mask[n,f]. Forward and backward alike.
+  virtual void apply_mask(Stream, const Tensor& x, const Tensor& mask, const Tensor& y) = 0;
+
+  // --- Loss and metrics
+  // ---------------------------------------------------------------------------------
+  /// y[n,k] = x[n,k] - log(sum over j of exp(x[n,j])), without overflow.
+  virtual void log_softmax(Stream, const Tensor& x, const Tensor& y) = 0;
+  /// dx = dy - exp(y) (sum of dy over the row)
+  virtual void log_softmax_backward(Stream, const Tensor& y, const Tensor& dy,
+                                    const Tensor& dx) = 0;
+  /// loss[0] -= loss_weight * sum over n of log_probabilities[n, labels[n]]
+  virtual void nll_loss(Stream, const StepStateTensor& state, const Tensor& log_probabilities,
+                        const LabelTensor& labels, const Tensor& loss) = 0;
+  /// dx[n,k] = -loss_weight where k = labels[n], else 0.
+  virtual void nll_loss_backward(Stream, const StepStateTensor& state, const LabelTensor& labels,
+                                 const Tensor& dx) = 0;
+  /// count[0] += samples whose largest score stands at their label (the first of equals wins).
+  virtual void count_correct(Stream, const Tensor& scores, const LabelTensor& labels,
+                             const CountTensor& count) = 0;
+
+  // --- Optimizer
+  // ---------------------------------------------------------------------------------------
+  /// Writes state.step into `health` if any element of x is NaN or infinite and it was sound.
+  virtual void check_finite(Stream, const StepStateTensor& state, const Tensor& x,
+                            const HealthTensor& health) = 0;
+  /// One SGD step over flat buffers, in one pass; nothing once health has failed. `velocity` may be
+  /// undefined when momentum is 0.
+  virtual void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health,
+                          SgdRule rule, const Tensor& gradient, const Tensor& velocity,
+                          const Tensor& weight) = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+#pragma once
+// What changes from step to step and reaches a kernel. It lies in device memory and is copied
+// there at the head of the step, never passed as a kernel argument: a step that was captured as a
+// graph can then be replayed with new values.
+
+#include <cstdint>
+
+#include "common/core/real.h"
+
+namespace lockstep {
+
+/// The facts of one pass over one (micro-)batch.
+struct StepState {
+  int64_t step = 0;             // optimizer steps made before this one
+  int64_t first_position = 0;   // of this pass's first sample in the global batch
+  int64_t position_stride = 1;  // from one sample of this pass to the next
+  Real learning_rate = 0;
+  Real loss_weight = 0;  // of one sample: 1/N for the mean over a global batch of N
+};
+
+/// Whether training is still sound. The first non-finite loss or gradient writes its step here;
+/// from then on no update changes the weights, so that what is saved is the last good state.
+struct Health {
+  int64_t failed_step = -1;  // -1: sound
+};
+
+/// Identifies the random numbers of one dropout layer: they depend on the seed, the layer's name,
+/// the step and the sample's position in the global batch, so not on how the batch is split.
+struct DropoutKey {
+  uint32_t seed = 0;
+  uint32_t layer = 0;
+};
+
+/// SGD as torch.optim.SGD does it: g += weight_decay w; m = momentum m + g; w -= lr m.
+struct SgdRule {
+  Real momentum = 0;
+  Real weight_decay = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,89 @@
+#include "common/nn/batch_norm.h"
+
+namespace lockstep {
+namespace {
+
+constexpr Real kEps = Real(1e-5);
+constexpr Real kMomentum = Real(0.1);
+
+int64_t rows_of(const Tensor& x) { return x.elements() / x.shape()[3]; }
+
+}  // namespace
+
+BatchNorm2d::BatchNorm2d(int64_t channels, Activation activation)
+    : channels_(channels),
+      activation_(activation),
+      weight_(add_parameter("weight", ParameterKind::norm_weight, {channels}, channels)),
+      bias_(add_parameter("bias", ParameterKind::norm_bias, {channels}, channels)),
+      running_mean_(add_buffer("running_mean", {channels}, 0)),
+      running_var_(add_buffer("running_var", {channels}, 1)) {}
+
+int64_t BatchNorm2d::merge_statistics(const Tensor&, int64_t count, Context&) { return count; }
+
+void BatchNorm2d::merge_sums(const Tensor&, Context&) {}
+
+Tensor BatchNorm2d::training_norm(const Tensor& x, int64_t& count, Context& context) {
+  Kernels& kernels = context.kernels();
+  Tensor statistics = context.empty({2, channels_});
+  kernels.batch_norm_statistics(context.stream(), x, statistics);
+  count = merge_statistics(statistics, rows_of(x), context);
+  require(count > 1,
+          "{}: one value per channel (input {}) has no variance; train with a larger batch", name(),
+          x.shape().text());
+  const bool update = context.facts.update_running && !context.facts.recompute;
+  Tensor norm = context.empty({2, channels_});
+  kernels.batch_norm_prepare(context.stream(), statistics, count, kEps, update ? kMomentum : 0,
+                             running_mean_.value, running_var_.value, norm);
+  if (update) ++batches_tracked_;
+  return norm;
+}
+
+Tensor BatchNorm2d::normalize(const Tensor& x, const Tensor& skip, bool relu, Context& context) {
+  require(x.shape().rank() == 4 && x.shape()[3] == channels_,
+          "{}: input {} is not [batch, height, width, {}]", name(), x.shape().text(), channels_);
+  int64_t count = 0;
+  Tensor norm;
+  if (context.facts.training) {
+    norm = training_norm(x, count, context);
+  } else {
+    norm = context.empty({2, channels_});
+    context.kernels().batch_norm_prepare_eval(context.stream(), running_mean_.value,
+                                              running_var_.value, kEps, norm);
+  }
+  Tensor y = context.empty(x.shape());
+  context.kernels().batch_norm(context.stream(), x, norm, weight_.value, bias_.value, skip, relu,
+                               y);
+  context.save(*this, {.tensors = {x, norm}, .shape = {count}});
+  return y;
+}
+
+Tensor BatchNorm2d::forward(const Tensor& x, Context& context) {
+  return normalize(x, Tensor(), activation_ == Activation::relu, context);
+}
+
+Tensor BatchNorm2d::forward_add_relu(const Tensor& x, const Tensor& skip, Context& context) {
+  return normalize(x, skip, true, context);
+}
+
+Tensor BatchNorm2d::backward(const Tensor& dy, Context& context) {
+  const Context::Saved saved = context.take(*this);
+  const Tensor &x = saved.tensors[0], &norm = saved.tensors[1];
+  const int64_t count = saved.shape[0];
+  const bool relu = activation_ == Activation::relu;
+  Kernels& kernels = context.kernels();
+  const Stream stream = context.stream();
+
+  Tensor sums = context.empty({2, channels_});
+  kernels.batch_norm_backward_sums(stream, x, dy, norm, weight_.value, bias_.value, relu, sums);
+  // Parameters take the local sums: whoever averages gradients over devices adds them up later.
+  kernels.batch_norm_backward_parameters(stream, norm, sums, weight_.grad, bias_.grad);
+  gradient_written(bias_, context);
+  gradient_written(weight_, context);
+  merge_sums(sums, context);
+  Tensor dx = context.empty(x.shape());
+  kernels.batch_norm_backward_input(stream, x, dy, norm, weight_.value, bias_.value, relu, sums,
+                                    count, dx);
+  return dx;
+}
+
+}  // namespace lockstep

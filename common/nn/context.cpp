@@ -1,0 +1,21 @@
+#include "common/nn/context.h"
+
+#include "common/nn/module.h"
+
+namespace lockstep {
+
+void Context::save(const Module& owner, Saved saved) {
+  if (facts.training) saved_[&owner] = std::move(saved);
+}
+
+Context::Saved Context::take(const Module& owner) {
+  const auto found = saved_.find(&owner);
+  require(found != saved_.end(),
+          "{}: backward without a forward in training mode before it in the same context",
+          owner.name());
+  Saved saved = std::move(found->second);
+  saved_.erase(found);
+  return saved;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#pragma once
+// What a forward pass leaves for its backward pass.
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "common/core/tensor_pool.h"
+#include "common/kernels/kernels.h"
+
+namespace lockstep {
+
+class Module;
+
+/// What the host knows of a pass when it enqueues it. What kernels need of it lies in
+/// Context::state().
+struct PassFacts {
+  bool training = true;           // batch statistics and dropout; false: evaluation, no backward
+  bool recompute = false;         // a second forward of the same samples: running statistics stay
+  bool update_running = true;     // BatchNorm's running statistics take this pass into account
+  bool last_contribution = true;  // gradients are complete after this backward: hooks are called
+};
+
+/// The activations that one micro-batch saved for backward, and the facts of its pass. One stream,
+/// one device. Memory comes from a pool, which several contexts of a stream may share, so that
+/// memory follows the number of micro-batches that are alive at the same time.
+class Context {
+ public:
+  explicit Context(Stream stream) : Context(std::make_shared<TensorPool>(stream)) {}
+  explicit Context(std::shared_ptr<TensorPool> pool)
+      : pool_(std::move(pool)), state_(StepStateTensor::empty(pool_->stream(), {})) {}
+
+  Stream stream() const { return pool_->stream(); }
+  Kernels& kernels() const { return stream().kernels(); }
+  TensorPool& pool() { return *pool_; }
+  /// The pass's facts in device memory, for kernels. Filled at the head of the step.
+  const StepStateTensor& state() const { return state_; }
+
+  /// A tensor with undefined contents, given back to the pool when its last handle goes.
+  Tensor empty(const Shape& shape) { return pool_->take<Real>(shape); }
+
+  /// What a module keeps from forward to backward.
+  struct Saved {
+    std::vector<Tensor> tensors{};
+    ByteTensor bytes{};
+    Shape shape{};
+  };
+  /// Keeps `saved` for `owner`'s backward; nothing in evaluation.
+  void save(const Module& owner, Saved saved);
+  /// Hands it over: once. The memory is free when the caller drops it.
+  Saved take(const Module& owner);
+  /// Forgets everything saved (a pass that will have no backward).
+  void clear() { saved_.clear(); }
+
+  /// Floating-point operations enqueued by convolutions and linear layers so far.
+  void add_flops(double flops) { flops_ += flops; }
+  double flops() const { return flops_; }
+
+  PassFacts facts;
+
+ private:
+  std::shared_ptr<TensorPool> pool_;
+  StepStateTensor state_;
+  std::unordered_map<const Module*, Saved> saved_;
+  double flops_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,27 @@
+#pragma once
+// First values of the parameters.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/nn/parameter.h"
+
+namespace lockstep {
+
+/// FNV-1a: the same number for the same name on every machine.
+uint32_t hash_name(std::string_view name);
+
+enum class Initializer {
+  kaiming_uniform,  // PyTorch's default: weights and biases uniform within 1/sqrt(fan_in)
+  normal,           // weights normal with standard deviation 0.01, biases 0
+};
+/// "kaiming" or "normal"; throws BadInput otherwise.
+Initializer parse_initializer(std::string_view text);
+
+/// Sets every parameter; BatchNorm starts with weight 1 and bias 0 either way. Each parameter has a
+/// generator of its own, seeded by `seed` and its name: what a layer starts with does not depend on
+/// which layers stand before it or on which device it lies. Both precisions draw the same numbers.
+void initialize(const FlatParameters& parameters, Initializer initializer, uint64_t seed);
+
+}  // namespace lockstep

@@ -1,0 +1,244 @@
+#include "common/nn/layers.h"
+
+#include "common/nn/init.h"
+
+namespace lockstep {
+namespace {
+
+void require_features(const std::string& layer, const Tensor& x, int64_t features) {
+  require(x.shape().rank() == 2, "{}: input {} is not [batch, features]", layer, x.shape().text());
+  require_equal(x.shape()[1], features, layer + ": features of input " + x.shape().text());
+}
+
+void require_images(const std::string& layer, const Tensor& x) {
+  require(x.shape().rank() == 4, "{}: input {} is not [batch, height, width, channels]", layer,
+          x.shape().text());
+}
+
+}  // namespace
+
+// --- Conv2d
+// ----------------------------------------------------------------------------------------
+
+Conv2d::Conv2d(int64_t in_channels, int64_t out_channels, Options options)
+    : in_channels_(in_channels),
+      out_channels_(out_channels),
+      options_(options),
+      weight_(add_parameter("weight", ParameterKind::conv_weight,
+                            {out_channels, options.kernel, options.kernel, in_channels},
+                            in_channels * options.kernel * options.kernel)),
+      bias_(add_parameter("bias", ParameterKind::bias, {out_channels},
+                          in_channels * options.kernel * options.kernel)) {}
+
+Window2d Conv2d::window(const Tensor& x) const {
+  return make_window(name(), x.shape(), in_channels_, out_channels_, options_.kernel,
+                     options_.stride, options_.padding);
+}
+
+Tensor Conv2d::forward(const Tensor& x, Context& context) {
+  const Window2d g = window(x);
+  Tensor y = context.empty(g.output());
+  context.kernels().conv2d(context.stream(), g, x, weight_.value, bias_.value, y);
+  context.add_flops(g.flops());
+  context.save(*this, {.tensors = {x}});
+  return y;
+}
+
+Tensor Conv2d::backward(const Tensor& dy, Context& context) {
+  const Tensor x = context.take(*this).tensors[0];
+  const Window2d g = window(x);
+  Kernels& kernels = context.kernels();
+  kernels.conv2d_backward_parameters(context.stream(), g, x, dy, weight_.grad, bias_.grad);
+  gradient_written(bias_, context);
+  gradient_written(weight_, context);
+  context.add_flops(input_gradient_ ? 2 * g.flops() : g.flops());
+  if (!input_gradient_) return {};
+  Tensor dx = context.empty(g.input());
+  kernels.conv2d_backward_input(context.stream(), g, dy, weight_.value, dx);
+  return dx;
+}
+
+// --- Linear
+// ----------------------------------------------------------------------------------------
+
+Linear::Linear(int64_t in_features, int64_t out_features, Activation activation)
+    : in_features_(in_features),
+      out_features_(out_features),
+      activation_(activation),
+      weight_(add_parameter("weight", ParameterKind::linear_weight, {out_features, in_features},
+                            in_features)),
+      bias_(add_parameter("bias", ParameterKind::bias, {out_features}, in_features)) {}
+
+Tensor Linear::forward(const Tensor& x, Context& context) {
+  require_features(name(), x, in_features_);
+  const int64_t n = x.shape()[0];
+  const bool relu = activation_ == Activation::relu;
+  Tensor y = context.empty({n, out_features_});
+  Kernels& kernels = context.kernels();
+  const MatMul xw{.m = n,
+                  .n = out_features_,
+                  .k = in_features_,
+                  .transpose_a = false,
+                  .transpose_b = true,
+                  .accumulate = false};
+  kernels.matmul(context.stream(), xw, x, weight_.value, y);  // y = x W^T
+  kernels.add_bias(context.stream(), bias_.value, relu, y);
+  context.add_flops(2.0 * n * in_features_ * out_features_);
+  context.save(*this, {.tensors = relu ? std::vector<Tensor>{x, y} : std::vector<Tensor>{x}});
+  return y;
+}
+
+Tensor Linear::backward(const Tensor& dy, Context& context) {
+  const Context::Saved saved = context.take(*this);
+  const Tensor& x = saved.tensors[0];
+  const int64_t n = x.shape()[0];
+  Kernels& kernels = context.kernels();
+  const Stream stream = context.stream();
+  Tensor dz = dy;
+  if (activation_ == Activation::relu) {
+    dz = context.empty(dy.shape());
+    kernels.relu_backward(stream, saved.tensors[1], dy, dz);
+  }
+  kernels.add_column_sums(stream, dz, bias_.grad);
+  gradient_written(bias_, context);
+  const MatMul weights{.m = out_features_,
+                       .n = in_features_,
+                       .k = n,
+                       .transpose_a = true,
+                       .transpose_b = false,
+                       .accumulate = true};
+  kernels.matmul(stream, weights, dz, x, weight_.grad);  // dW += dz^T x
+  gradient_written(weight_, context);
+  const double flops = 2.0 * n * in_features_ * out_features_;
+  context.add_flops(input_gradient_ ? 2 * flops : flops);
+  if (!input_gradient_) return {};
+  Tensor dx = context.empty(x.shape());
+  const MatMul inputs{.m = n,
+                      .n = in_features_,
+                      .k = out_features_,
+                      .transpose_a = false,
+                      .transpose_b = false,
+                      .accumulate = false};
+  kernels.matmul(stream, inputs, dz, weight_.value, dx);  // dx = dz W
+  return dx;
+}
+
+// --- Pooling
+// ---------------------------------------------------------------------------------------
+
+MaxPool2d::MaxPool2d(int64_t kernel, Activation activation, int64_t stride)
+    : kernel_(kernel), stride_(stride == 0 ? kernel : stride), activation_(activation) {
+  require(kernel >= 1 && kernel <= 15, "MaxPool2d: kernel {} is not within 1 to 15", kernel);
+}
+
+Tensor MaxPool2d::forward(const Tensor& x, Context& context) {
+  require_images(name(), x);
+  const int64_t channels = x.shape()[3];
+  const Window2d g = make_window(name(), x.shape(), channels, channels, kernel_, stride_, 0);
+  Tensor y = context.empty(g.output());
+  ByteTensor where = context.pool().take<uint8_t>(g.output());
+  context.kernels().max_pool2d(context.stream(), g, activation_ == Activation::relu, x, y, where);
+  context.save(*this, {.bytes = where, .shape = x.shape()});
+  return y;
+}
+
+Tensor MaxPool2d::backward(const Tensor& dy, Context& context) {
+  const Context::Saved saved = context.take(*this);
+  const int64_t channels = dy.shape()[3];
+  const Window2d g = make_window(name(), saved.shape, channels, channels, kernel_, stride_, 0);
+  Tensor dx = context.empty(g.input());
+  context.kernels().max_pool2d_backward(context.stream(), g, dy, saved.bytes, dx);
+  return dx;
+}
+
+Tensor AdaptiveAvgPool2d::forward(const Tensor& x, Context& context) {
+  require_images(name(), x);
+  Tensor y = context.empty({x.shape()[0], height_, width_, x.shape()[3]});
+  context.kernels().adaptive_avg_pool2d(context.stream(), x, y);
+  context.save(*this, {.shape = x.shape()});
+  return y;
+}
+
+Tensor AdaptiveAvgPool2d::backward(const Tensor& dy, Context& context) {
+  Tensor dx = context.empty(context.take(*this).shape);
+  context.kernels().adaptive_avg_pool2d_backward(context.stream(), dy, dx);
+  return dx;
+}
+
+// --- ReLU, dropout, flatten, log-softmax
+// ---------------------------------------------------------------
+
+Tensor Relu::forward(const Tensor& x, Context& context) {
+  Tensor y = context.empty(x.shape());
+  context.kernels().relu(context.stream(), x, y);
+  context.save(*this, {.tensors = {y}});
+  return y;
+}
+
+Tensor Relu::backward(const Tensor& dy, Context& context) {
+  const Tensor y = context.take(*this).tensors[0];
+  Tensor dx = context.empty(dy.shape());
+  context.kernels().relu_backward(context.stream(), y, dy, dx);
+  return dx;
+}
+
+Dropout::Dropout(Real probability, uint32_t seed, bool whole_channels)
+    : probability_(probability), seed_(seed), whole_channels_(whole_channels) {
+  require(probability >= 0 && probability < 1,
+          "Dropout: probability {} is not within 0 to 1, 1 excluded", probability);
+}
+
+Tensor Dropout::masked_view(const Tensor& x) const {
+  const Shape& shape = x.shape();
+  return whole_channels_ ? x : x.reshaped({shape[0], shape.row_elements()});
+}
+
+Tensor Dropout::forward(const Tensor& x, Context& context) {
+  if (!context.facts.training) return x;
+  const Tensor in = masked_view(x);
+  const int64_t decisions = in.shape()[in.shape().rank() - 1];
+  Tensor mask = context.empty({x.shape()[0], decisions});
+  Tensor y = context.empty(x.shape());
+  const DropoutKey key{.seed = seed_, .layer = hash_name(name())};
+  context.kernels().dropout_mask(context.stream(), context.state(), key, probability_, mask);
+  context.kernels().apply_mask(context.stream(), in, mask, masked_view(y));
+  context.save(*this, {.tensors = {mask}});
+  return y;
+}
+
+Tensor Dropout::backward(const Tensor& dy, Context& context) {
+  const Tensor mask = context.take(*this).tensors[0];
+  Tensor dx = context.empty(dy.shape());
+  context.kernels().apply_mask(context.stream(), masked_view(dy), mask, masked_view(dx));
+  return dx;
+}
+
+Tensor Flatten::forward(const Tensor& x, Context& context) {
+  require_images(name(), x);
+  Tensor y = context.empty({x.shape()[0], x.shape().row_elements()});
+  context.kernels().to_channels_first(context.stream(), x, y);
+  context.save(*this, {.shape = x.shape()});
+  return y;
+}
+
+Tensor Flatten::backward(const Tensor& dy, Context& context) {
+  Tensor dx = context.empty(context.take(*this).shape);
+  context.kernels().to_channels_last(context.stream(), dy, dx);
+  return dx;
+}
+
+Tensor LogSoftmax::forward(const Tensor& x, Context& context) {
+  Tensor y = context.empty(x.shape());
+  context.kernels().log_softmax(context.stream(), x, y);
+  context.save(*this, {.tensors = {y}});
+  return y;
+}
+
+Tensor LogSoftmax::backward(const Tensor& dy, Context& context) {
+  const Tensor y = context.take(*this).tensors[0];
+  Tensor dx = context.empty(y.shape());
+  context.kernels().log_softmax_backward(context.stream(), y, dy, dx);
+  return dx;
+}
+
+}  // namespace lockstep

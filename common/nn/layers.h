@@ -1,0 +1,121 @@
+#pragma once
+// The layers, each as in torch.nn, on NHWC activations. N batch, H W image, C channels, F features.
+
+#include "common/nn/module.h"
+
+namespace lockstep {
+
+enum class Activation { none, relu };  // what is fused behind a layer
+
+/// torch.nn.Conv2d with a square kernel and a bias. [N,H,W,in] to [N,OH,OW,out].
+class Conv2d final : public Module {
+ public:
+  struct Options {
+    int64_t kernel = 1, stride = 1, padding = 0;
+  };
+  Conv2d(int64_t in_channels, int64_t out_channels, Options options);
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+  void skip_input_gradient() override { input_gradient_ = false; }
+
+ private:
+  Window2d window(const Tensor& x) const;
+
+  int64_t in_channels_, out_channels_;
+  Options options_;
+  bool input_gradient_ = true;
+  Parameter& weight_;  // [out, kernel, kernel, in]
+  Parameter& bias_;    // [out]
+};
+
+/// torch.nn.Linear: y = x W^T + b. [N,in] to [N,out].
+class Linear final : public Module {
+ public:
+  Linear(int64_t in_features, int64_t out_features, Activation activation = Activation::none);
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+  void skip_input_gradient() override { input_gradient_ = false; }
+
+ private:
+  int64_t in_features_, out_features_;
+  Activation activation_;
+  bool input_gradient_ = true;
+  Parameter& weight_;  // [out, in]
+  Parameter& bias_;    // [out]
+};
+
+/// torch.nn.MaxPool2d without padding. The ReLU that follows it in the seed network is fused: it
+/// works on a quarter of the pixels and needs no memory of its own.
+class MaxPool2d final : public Module {
+ public:
+  /// `stride` 0 means the kernel's size.
+  explicit MaxPool2d(int64_t kernel, Activation activation = Activation::none, int64_t stride = 0);
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+ private:
+  int64_t kernel_, stride_;
+  Activation activation_;
+};
+
+/// torch.nn.AdaptiveAvgPool2d: [N,H,W,C] to [N,height,width,C].
+class AdaptiveAvgPool2d final : public Module {
+ public:
+  AdaptiveAvgPool2d(int64_t height, int64_t width) : height_(height), width_(width) {}
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+ private:
+  int64_t height_, width_;
+};
+
+/// torch.nn.ReLU
+class Relu final : public Module {
+ public:
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+};
+
+/// torch.nn.Dropout: every element is 0 with probability p, else scaled by 1/(1-p). Identity in
+/// evaluation. The mask comes from counters (bodies/dropout.inl), so that it depends on the
+/// sample's place in the global batch and not on how the batch is split.
+class Dropout : public Module {
+ public:
+  Dropout(Real probability, uint32_t seed) : Dropout(probability, seed, false) {}
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+ protected:
+  Dropout(Real probability, uint32_t seed, bool whole_channels);
+
+ private:
+  /// [N, everything else], or as it is where one number stands for a whole channel.
+  Tensor masked_view(const Tensor& x) const;
+
+  Real probability_;
+  uint32_t seed_;
+  bool whole_channels_;
+};
+
+/// torch.nn.Dropout2d: the same with one decision per sample and channel of [N,H,W,C].
+class Dropout2d final : public Dropout {
+ public:
+  Dropout2d(Real probability, uint32_t seed) : Dropout(probability, seed, true) {}
+};
+
+/// torch.nn.Flatten: [N,H,W,C] to [N, C H W], in PyTorch's order, so that the weights of the linear
+/// layer behind it are interchangeable.
+class Flatten final : public Module {
+ public:
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+};
+
+/// torch.nn.LogSoftmax over the last extent of [N,K].
+class LogSoftmax final : public Module {
+ public:
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+#pragma once
+// The networks.
+
+#include <memory>
+#include <string_view>
+
+#include "common/nn/loss.h"
+#include "common/nn/module.h"
+
+namespace lockstep {
+
+enum class ModelKind { seed, seed_bn, resnet18 };
+/// "seed", "seed-bn" or "resnet18"; throws BadInput otherwise.
+ModelKind parse_model(std::string_view text);
+
+struct ModelOptions {
+  ModelKind kind = ModelKind::seed;
+  int64_t width = 64;  // ResNet-18: channels of the first block
+  bool dropout = false;
+  uint32_t seed = 1;                                     // of the dropout masks
+  int64_t height = 28, width_pixels = 28, channels = 1;  // of the images
+  int64_t classes = 10;
+};
+
+/// A network and the loss it is trained with.
+struct Model {
+  std::unique_ptr<Sequential> network;
+  std::unique_ptr<Loss> loss;
+};
+
+/// Builds and names a network.
+/// * seed: conv 1-10 5x5, max-pool 2, ReLU, conv 10-20 5x5, [dropout2d], max-pool 2, ReLU,
+///   linear 320-50, ReLU, [dropout], linear 50-10, log-softmax; loss: NLL. 21,840 parameters.
+/// * seed-bn: the same with batch normalisation behind each convolution.
+/// * resnet18: conv 3x3, batch normalisation, ReLU, four blocks of two residuals with width,
+///   2, 4, 8 times width channels, global average, linear; loss: cross-entropy.
+Model make_model(const ModelOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+#include "common/nn/module.h"
+
+namespace lockstep {
+
+std::vector<Parameter*> Module::parameters() {
+  std::vector<Parameter*> all;
+  for (Parameter& p : parameters_) all.push_back(&p);
+  for (const auto& module : children_) {
+    for (Parameter* p : module->parameters()) all.push_back(p);
+  }
+  return all;
+}
+
+std::vector<ModelBuffer*> Module::buffers() {
+  std::vector<ModelBuffer*> all;
+  for (ModelBuffer& b : buffers_) all.push_back(&b);
+  for (const auto& module : children_) {
+    for (ModelBuffer* b : module->buffers()) all.push_back(b);
+  }
+  return all;
+}
+
+void Module::set_name(const std::string& name) {
+  const std::string prefix = name.empty() ? "" : name + ".";
+  name_ = name;
+  for (Parameter& p : parameters_) p.name = prefix + p.name;
+  for (ModelBuffer& b : buffers_) b.name = prefix + b.name;
+  for (const auto& module : children_) module->set_name(prefix + module->name_);
+}
+
+Parameter& Module::add_parameter(std::string name, ParameterKind kind, Shape shape,
+                                 int64_t fan_in) {
+  return parameters_.emplace_back(Parameter{
+      .name = std::move(name), .kind = kind, .shape = std::move(shape), .fan_in = fan_in});
+}
+
+ModelBuffer& Module::add_buffer(std::string name, Shape shape, Real initial) {
+  return buffers_.emplace_back(
+      ModelBuffer{.name = std::move(name), .shape = std::move(shape), .initial = initial});
+}
+
+void Module::gradient_written(Parameter& parameter, const Context& context) {
+  if (context.facts.last_contribution && parameter.on_gradient_ready) {
+    parameter.on_gradient_ready(parameter);
+  }
+}
+
+Tensor Sequential::forward(const Tensor& x, Context& context) {
+  Tensor y = x;
+  for (const auto& module : children()) {
+    const ScopedRange range(context.stream(), module->name());
+    y = module->forward(y, context);
+  }
+  return y;
+}
+
+Tensor Sequential::backward(const Tensor& dy, Context& context) {
+  Tensor dx = dy;
+  for (auto module = children().rbegin(); module != children().rend(); ++module) {
+    const ScopedRange range(context.stream(), (*module)->name());
+    dx = (*module)->backward(dx, context);
+  }
+  return dx;
+}
+
+void Sequential::skip_input_gradient() {
+  if (!children().empty()) children().front()->skip_input_gradient();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+#pragma once
+// Modules: explicit forward and backward, no tape.
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/nn/context.h"
+#include "common/nn/parameter.h"
+
+namespace lockstep {
+
+/// A layer or a network of layers. Work is enqueued on the context's stream, on whose device the
+/// module's parameters must lie. Mirrors torch.nn.Module, with backward written out.
+class Module {
+ public:
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// The output for input x. Saves in the context what backward will need. Throws BadInput, naming
+  /// this module, if x has the wrong shape.
+  virtual Tensor forward(const Tensor& x, Context& context) = 0;
+  /// Given dy, the gradient of the output: ADDS the parameters' gradients to Parameter::grad and
+  /// returns the gradient of the input (undefined where skip_input_gradient() was called). Once per
+  /// forward.
+  virtual Tensor backward(const Tensor& dy, Context& context) = 0;
+
+  /// All parameters of this module and those inside it, in order of registration.
+  std::vector<Parameter*> parameters();
+  /// Running statistics, likewise.
+  std::vector<ModelBuffer*> buffers();
+  /// The modules directly inside this one, in order.
+  const std::vector<std::unique_ptr<Module>>& children() const { return children_; }
+
+  /// "block1.0.conv1"; empty for the outermost module. Names reach parameters, traces, errors, and
+  /// the random numbers of dropout and initialisers.
+  const std::string& name() const { return name_; }
+  /// Names this module and, below it, everything inside. Call it once, on the outermost module.
+  void set_name(const std::string& name);
+  /// The first layer of a network need not tell the images how to change.
+  virtual void skip_input_gradient() {}
+
+ protected:
+  Module() = default;
+
+  Parameter& add_parameter(std::string name, ParameterKind kind, Shape shape, int64_t fan_in);
+  ModelBuffer& add_buffer(std::string name, Shape shape, Real initial);
+  template <class M>
+  M& add_module(std::string name, std::unique_ptr<M> module) {
+    M& added = *module;
+    added.name_ = std::move(name);
+    children_.push_back(std::move(module));
+    return added;
+  }
+  Module& child(size_t index) const { return *children_[index]; }
+
+  /// To be called when the last kernel that writes `parameter.grad` in this pass is enqueued.
+  static void gradient_written(Parameter& parameter, const Context& context);
+
+ private:
+  std::string name_;
+  std::deque<Parameter> parameters_;  // deque: addresses stay
+  std::deque<ModelBuffer> buffers_;
+  std::vector<std::unique_ptr<Module>> children_;
+};
+
+/// Modules one after another. Mirrors torch.nn.Sequential with named children.
+class Sequential : public Module {
+ public:
+  /// Appends; returns *this, so that a network is written down as one chain.
+  Sequential& add(std::string name, std::unique_ptr<Module> module) {
+    add_module(std::move(name), std::move(module));
+    return *this;
+  }
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+  void skip_input_gradient() override;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+#include "common/nn/parameter.h"
+
+#include "common/kernels/kernels.h"
+#include "common/nn/module.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kAlignment = 64 / sizeof(Real);
+
+int64_t padded(int64_t elements) { return (elements + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+FlatParameters::FlatParameters(Module& module, Stream stream)
+    : parameters_(module.parameters()), buffers_(module.buffers()) {
+  int64_t total = 0;
+  for (const Parameter* p : parameters_) total += padded(p->shape.elements());
+  values_ = Tensor::empty(stream, {total});
+  gradients_ = Tensor::empty(stream, {total});
+  stream.kernels().fill(stream, 0, values_);
+  zero_gradients();
+  int64_t at = 0;
+  for (auto p = parameters_.rbegin(); p != parameters_.rend(); ++p) {
+    (*p)->value = values_.range(at, (*p)->shape);
+    (*p)->grad = gradients_.range(at, (*p)->shape);
+    at += padded((*p)->shape.elements());
+  }
+  for (ModelBuffer* buffer : buffers_) {
+    buffer->value = Tensor::empty(stream, buffer->shape);
+    stream.kernels().fill(stream, buffer->initial, buffer->value);
+  }
+}
+
+int64_t FlatParameters::count() const {
+  int64_t count = 0;
+  for (const Parameter* p : parameters_) count += p->shape.elements();
+  return count;
+}
+
+void FlatParameters::zero_gradients() const { stream().kernels().fill(stream(), 0, gradients_); }
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+#include "common/nn/residual.h"
+
+namespace lockstep {
+namespace {
+
+std::unique_ptr<Conv2d> conv3x3(int64_t in, int64_t out, int64_t stride) {
+  return std::make_unique<Conv2d>(in, out,
+                                  Conv2d::Options{.kernel = 3, .stride = stride, .padding = 1});
+}
+
+/// Runs `module` forward or backward under its own name in the trace.
+Tensor forward_named(Module& module, const Tensor& x, Context& context) {
+  const ScopedRange range(context.stream(), module.name());
+  return module.forward(x, context);
+}
+
+Tensor backward_named(Module& module, const Tensor& dy, Context& context) {
+  const ScopedRange range(context.stream(), module.name());
+  return module.backward(dy, context);
+}
+
+}  // namespace
+
+Residual::Residual(int64_t in_channels, int64_t out_channels, int64_t stride)
+    : conv1_(add_module("conv1", conv3x3(in_channels, out_channels, stride))),
+      conv2_(add_module("conv2", conv3x3(out_channels, out_channels, 1))),
+      conv3_(
+          in_channels == out_channels && stride == 1
+              ? nullptr
+              : &add_module("conv3", std::make_unique<Conv2d>(in_channels, out_channels,
+                                                              Conv2d::Options{.stride = stride}))),
+      bn1_(add_module("bn1", std::make_unique<BatchNorm2d>(out_channels, Activation::relu))),
+      bn2_(add_module("bn2", std::make_unique<BatchNorm2d>(out_channels))) {}
+
+Tensor Residual::forward(const Tensor& x, Context& context) {
+  Tensor main = forward_named(conv1_, x, context);
+  main = forward_named(bn1_, main, context);
+  main = forward_named(conv2_, main, context);
+  const Tensor skip = conv3_ == nullptr ? x : forward_named(*conv3_, x, context);
+  const ScopedRange range(context.stream(), bn2_.name());
+  Tensor y = bn2_.forward_add_relu(main, skip, context);
+  context.save(*this, {.tensors = {y}});
+  return y;
+}
+
+Tensor Residual::backward(const Tensor& dy, Context& context) {
+  const Stream stream = context.stream();
+  // The ReLU passes the same gradient to the block and to the shortcut.
+  Tensor dsum = context.empty(dy.shape());
+  context.kernels().relu_backward(stream, context.take(*this).tensors[0], dy, dsum);
+  Tensor dx = backward_named(bn2_, dsum, context);
+  dx = backward_named(conv2_, dx, context);
+  dx = backward_named(bn1_, dx, context);
+  dx = backward_named(conv1_, dx, context);
+  const Tensor dskip = conv3_ == nullptr ? dsum : backward_named(*conv3_, dsum, context);
+  context.kernels().add(stream, dskip, dx);
+  return dx;
+}
+
+}  // namespace lockstep

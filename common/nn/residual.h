@@ -1,0 +1,25 @@
+#pragma once
+// The residual block of ResNet-18 and 34 (He et al., arXiv 1512.03385).
+
+#include "common/nn/batch_norm.h"
+
+namespace lockstep {
+
+/// relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)), 3x3 convolutions with bias. The shortcut is
+/// x itself, or conv3(x), 1x1, where channels or size change (stride > 1). Parameters are named and
+/// registered as in the book "Dive into Deep Learning": conv1, conv2, [conv3], bn1, bn2.
+class Residual final : public Module {
+ public:
+  Residual(int64_t in_channels, int64_t out_channels, int64_t stride);
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+ private:
+  Conv2d& conv1_;
+  Conv2d& conv2_;
+  Conv2d* conv3_;
+  BatchNorm2d& bn1_;
+  BatchNorm2d& bn2_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,125 @@
+#include "common/nn/state.h"
+
+#include <map>
+
+#include "common/nn/batch_norm.h"
+
+namespace lockstep {
+namespace {
+
+/// [outer][a][b] to [outer][b][a].
+std::vector<Real> swap_inner(const std::vector<Real>& values, int64_t outer, int64_t a, int64_t b) {
+  std::vector<Real> swapped(values.size());
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t i = 0; i < a * b; ++i) {
+      swapped[o * a * b + i % b * a + i / b] = values[o * a * b + i];
+    }
+  }
+  return swapped;
+}
+
+std::vector<BatchNorm2d*> batch_norms(Module& module) {
+  std::vector<BatchNorm2d*> all;
+  if (auto* norm = dynamic_cast<BatchNorm2d*>(&module)) all.push_back(norm);
+  for (const auto& inner : module.children()) {
+    for (BatchNorm2d* norm : batch_norms(*inner)) all.push_back(norm);
+  }
+  return all;
+}
+
+std::string tracked_name(const BatchNorm2d& norm) {
+  return norm.name() + (norm.name().empty() ? "" : ".") + "num_batches_tracked";
+}
+
+/// Finds what load_state_dict will need and collects what is wrong.
+class Matcher {
+ public:
+  explicit Matcher(const std::vector<StateTensor>& state) {
+    for (const StateTensor& tensor : state) unused_[tensor.name] = &tensor;
+  }
+
+  const StateTensor* find(const std::string& name, const Shape& shape, bool required) {
+    const auto found = unused_.find(name);
+    if (found == unused_.end()) {
+      if (required) problems_.push_back("missing " + name);
+      return nullptr;
+    }
+    const StateTensor* tensor = found->second;
+    unused_.erase(found);
+    if (tensor->shape == shape) return tensor;
+    problems_.push_back(
+        fmt::format("{} has shape {}, expected {}", name, tensor->shape.text(), shape.text()));
+    return nullptr;
+  }
+
+  void throw_problems() {
+    for (const auto& [name, tensor] : unused_) problems_.push_back("unexpected " + name);
+    if (problems_.empty()) return;
+    fail<BadInput>(
+        "the tensors do not fit this network: {}; use the --model and --width that the "
+        "file was saved with",
+        fmt::join(problems_, ", "));
+  }
+
+ private:
+  std::map<std::string, const StateTensor*> unused_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+Shape torch_shape(const Parameter& p) {
+  if (p.kind != ParameterKind::conv_weight) return p.shape;
+  return {p.shape[0], p.shape[3], p.shape[1], p.shape[2]};
+}
+
+std::vector<Real> from_torch_layout(const Parameter& p, const std::vector<Real>& values) {
+  if (p.kind != ParameterKind::conv_weight) return values;
+  return swap_inner(values, p.shape[0], p.shape[3], p.shape[1] * p.shape[2]);
+}
+
+std::vector<Real> to_torch_layout(const Parameter& p, const std::vector<Real>& values) {
+  if (p.kind != ParameterKind::conv_weight) return values;
+  return swap_inner(values, p.shape[0], p.shape[1] * p.shape[2], p.shape[3]);
+}
+
+std::vector<StateTensor> state_dict(Module& network) {
+  std::vector<StateTensor> state;
+  for (const Parameter* p : network.parameters()) {
+    state.push_back({p->name, torch_shape(*p), to_torch_layout(*p, p->value.to_host()), {}});
+  }
+  for (const ModelBuffer* b : network.buffers()) {
+    state.push_back({b->name, b->shape, b->value.to_host(), {}});
+  }
+  for (const BatchNorm2d* norm : batch_norms(network)) {
+    state.push_back({tracked_name(*norm), {}, {}, {norm->batches_tracked()}});
+  }
+  return state;
+}
+
+void load_state_dict(Module& network, const std::vector<StateTensor>& state) {
+  Matcher matcher(state);
+  std::vector<std::pair<const Parameter*, const StateTensor*>> parameters;
+  for (const Parameter* p : network.parameters()) {
+    parameters.emplace_back(p, matcher.find(p->name, torch_shape(*p), true));
+  }
+  std::vector<std::pair<const ModelBuffer*, const StateTensor*>> buffers;
+  for (const ModelBuffer* b : network.buffers()) {
+    buffers.emplace_back(b, matcher.find(b->name, b->shape, true));
+  }
+  std::vector<std::pair<BatchNorm2d*, const StateTensor*>> tracked;
+  for (BatchNorm2d* norm : batch_norms(network)) {
+    tracked.emplace_back(norm, matcher.find(tracked_name(*norm), {}, false));
+  }
+  matcher.throw_problems();  // before anything is changed
+
+  for (const auto& [p, tensor] : parameters) {
+    p->value.copy_from_host(from_torch_layout(*p, tensor->real));
+  }
+  for (const auto& [b, tensor] : buffers) b->value.copy_from_host(tensor->real);
+  for (const auto& [norm, tensor] : tracked) {
+    if (tensor != nullptr) norm->set_batches_tracked(tensor->integer.at(0));
+  }
+}
+
+}  // namespace lockstep

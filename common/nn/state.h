@@ -1,0 +1,32 @@
+#pragma once
+// The border between our memory layout and PyTorch's: what checkpoints and parity files hold.
+
+#include <vector>
+
+#include "common/nn/module.h"
+
+namespace lockstep {
+
+/// PyTorch's shape of a parameter: [O,I,kh,kw] for convolution weights, else the shape in memory.
+Shape torch_shape(const Parameter& parameter);
+/// Reorders a parameter's values from PyTorch's order to ours, and back.
+std::vector<Real> from_torch_layout(const Parameter& parameter, const std::vector<Real>& values);
+std::vector<Real> to_torch_layout(const Parameter& parameter, const std::vector<Real>& values);
+
+/// A named tensor of the model on the host, in PyTorch's layout. `integer` holds what PyTorch keeps
+/// as int64 (num_batches_tracked), `real` everything else.
+struct StateTensor {
+  std::string name;
+  Shape shape;
+  std::vector<Real> real;
+  std::vector<int64_t> integer;
+};
+
+/// The whole state of a network, as torch's state_dict() names it: parameters, running statistics,
+/// num_batches_tracked. Synchronizes.
+std::vector<StateTensor> state_dict(Module& network);
+/// Sets the state. Throws BadInput that lists every missing, unexpected and wrongly shaped tensor;
+/// the network is then unchanged. num_batches_tracked may be missing.
+void load_state_dict(Module& network, const std::vector<StateTensor>& state);
+
+}  // namespace lockstep

@@ -1,0 +1,77 @@
+// Writes one JSON line when a test case starts and one when it ends, to the file named by
+// LOCKSTEP_TEST_LOG. `lockstep test` reads them: a case that started and never ended crashed.
+
+#if __has_include(<catch2/catch_test_macros.hpp>)
+#include <catch2/catch_test_case_info.hpp>
+#include <catch2/reporters/catch_reporter_event_listener.hpp>
+#include <catch2/reporters/catch_reporter_registrars.hpp>
+using ListenerBase = Catch::EventListenerBase;
+#else
+#define CATCH_CONFIG_EXTERNAL_INTERFACES
+#include <catch2/catch.hpp>
+using ListenerBase = Catch::TestEventListenerBase;
+#endif
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace lockstep::testing {
+namespace {
+
+// The only state of the process that outlives a case; Catch2 runs cases one after another.
+std::string& skip_reason() {
+  static std::string reason;
+  return reason;
+}
+
+class JsonLines : public ListenerBase {
+ public:
+  using ListenerBase::ListenerBase;
+
+  void testCaseStarting(const Catch::TestCaseInfo& info) override {
+    name_ = info.name;
+    skip_reason().clear();
+    begin_ = std::chrono::steady_clock::now();
+    write({{"event", "start"}, {"case", name_}});
+  }
+
+  void testCaseEnded(const Catch::TestCaseStats& stats) override {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin_;
+    const bool failed = stats.totals.assertions.failed > 0;
+    std::string status = failed ? "failed" : skip_reason().empty() ? "passed" : "skipped";
+    // A case without assertions proves nothing, whatever it is called.
+    if (status == "passed" && stats.totals.assertions.total() == 0) status = "failed";
+    write({{"event", "end"},
+           {"case", name_},
+           {"status", status},
+           {"reason", skip_reason()},
+           {"seconds", took.count()}});
+  }
+
+ private:
+  static void write(const nlohmann::json& line) {
+    const char* path = std::getenv("LOCKSTEP_TEST_LOG");
+    if (path == nullptr) return;
+    if (std::FILE* file = std::fopen(path, "a")) {
+      std::fputs((line.dump() + "\n").c_str(), file);
+      std::fclose(file);
+    }
+  }
+
+  std::string name_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+CATCH_REGISTER_LISTENER(JsonLines)
+
+}  // namespace
+
+void mark_skipped(const std::string& reason) {
+  skip_reason() = reason;
+  std::fprintf(stderr, "skipped: %s\n", reason.c_str());
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,288 @@
+"""The front end `lockstep` and .ci/run: arguments, help, set-up, and what they pass on."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKSTEP = ROOT / "lockstep"
+COMMANDS = ["run", "test", "data", "bench", "doctor", "help"]
+BASICS = ["awk", "basename", "bash", "cat", "cut", "dirname", "env", "grep", "mkdir", "mktemp",
+          "nproc", "readlink", "rm", "sed", "sleep", "xargs"]
+
+
+def call(*command, **options):
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          timeout=120, **options)
+
+
+class TestArguments(unittest.TestCase):
+    def test_help_lists_every_sub_command(self):
+        for arguments in ([], ["help"], ["--help"], ["-h"]):
+            done = call(LOCKSTEP, *arguments)
+            self.assertEqual(done.returncode, 0)
+            listed = re.findall(r"^  (\w[\w-]*) ", done.stdout, re.MULTILINE)
+            self.assertEqual(listed[:len(COMMANDS)], COMMANDS)
+
+    def test_an_unknown_sub_command_is_one_line_with_the_list(self):
+        done = call(LOCKSTEP, "trian")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(done.stderr.count("\n"), 1)
+        self.assertIn("'trian'", done.stderr)
+        for command in COMMANDS:
+            self.assertIn(command, done.stderr)
+
+    def test_works_from_any_directory_and_through_a_link(self):
+        with tempfile.TemporaryDirectory() as folder:
+            link = Path(folder) / "link"
+            link.symlink_to(LOCKSTEP)
+            done = call(link, "data", "synthetic", cwd=folder)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("nothing to fetch", done.stdout)
+
+
+class TestDoctor(unittest.TestCase):
+    def test_names_what_is_there_and_what_is_not(self):
+        done = call(LOCKSTEP, "doctor")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for thing in ("cores", "memory", "GPUs", "g++", "clang++", "meson", "ninja", "ccache",
+                      "CUDA Toolkit", "cuDNN", "NCCL", "oneDNN", "Gloo", "Catch2",
+                      "fashion-mnist", "mnist", "cifar10", "torch", "matplotlib"):
+            self.assertIn(thing, done.stdout)
+
+    def test_with_an_empty_path_each_missing_tool_has_a_remedy(self):
+        with tempfile.TemporaryDirectory() as empty:
+            done = call(sys.executable, ROOT / "tools/doctor.py", env={"PATH": empty})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for tool, package in (("meson", "meson"), ("ninja", "ninja-build"), ("g++", "g++")):
+            self.assertRegex(done.stdout, rf"{re.escape(tool)} +missing.*\n +to get it: "
+                                          rf"apt-get install {re.escape(package)}\n")
+
+
+class TestForm(unittest.TestCase):
+    def test_is_short_and_parses(self):
+        self.assertLess(len(LOCKSTEP.read_text().splitlines()), 200)
+        for script in (LOCKSTEP, ROOT / ".ci/run"):
+            self.assertEqual(call("bash", "-n", script).stderr, "")
+            self.assertTrue(os.access(script, os.X_OK))
+            if shutil.which("shellcheck"):
+                self.assertEqual(call("shellcheck", script).stdout, "")
+
+    def test_every_package_group_is_one_that_the_front_end_asks_for(self):
+        lines = (ROOT / "tools/packages.txt").read_text().splitlines()
+        rows = [line.split("|") for line in lines if not line.startswith("#")]
+        self.assertTrue(all(len(row) == 3 for row in rows))
+        needs = re.findall(r"^\w+ *\|([\w ]*)\|", LOCKSTEP.read_text(), re.MULTILINE)
+        asked = {word for need in needs for word in need.split()} - {"programs"}
+        self.assertEqual({row[0].strip() for row in rows}, asked)
+
+
+class Sandbox(unittest.TestCase):
+    """A copy of the front end in a folder of its own, and a PATH of chosen and fake commands."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name) / "lock step"  # a blank, as a user's folder may have
+        self.bin = Path(folder.name) / "bin"
+        self.log = Path(folder.name) / "log"
+        self.root.mkdir()
+        self.bin.mkdir()
+        shutil.copy(LOCKSTEP, self.root)
+        shutil.copytree(ROOT / "tools", self.root / "tools",
+                        ignore=shutil.ignore_patterns("__pycache__"))
+        for name in BASICS:
+            (self.bin / name).symlink_to(shutil.which(name))
+        self.fake("python3", f'exec {sys.executable} "$@"')
+
+    def fake(self, name, script):
+        """A command that notes its arguments in self.log and does what `script` says."""
+        path = self.bin / name
+        path.unlink(missing_ok=True)
+        path.write_text(f'#!{shutil.which("bash")}\necho "{name} $*" >>{self.log}\n{script}\n')
+        path.chmod(0o755)
+
+    def calls(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def lockstep(self, *arguments, **environment):
+        return call(self.root / "lockstep", *arguments, cwd=self.root.parent,
+                    env={"PATH": str(self.bin), "HOME": "/", **environment})
+
+    def install(self, name):
+        self.fake(name, "exit 0")
+
+
+class TestSetUp(Sandbox):
+    def fake_apt(self, installed, offered="."):
+        """dpkg knows the packages in `installed`; apt-get adds what it installs to them."""
+        database = self.root.parent / "database"
+        database.write_text("".join(name + "\n" for name in installed))
+        self.fake("dpkg-query", 'shift 3; for p in "$@"; do '
+                                f'grep -qx -- "$p" "{database}" && echo "$p installed"; done; true')
+        self.fake("apt-cache", f'echo "$2" | grep -qE "{offered}"')
+        self.fake("apt-get", 'case " $* " in *" install "*) for p in "$@"; do echo "$p"; done '
+                             f'>>"{database}" ;; esac')
+        self.fake("id", "echo 0")
+
+    def test_installs_what_is_missing_and_says_why(self):
+        self.fake_apt([])
+        (self.bin / "python3").unlink()  # a bare container has none
+        done = self.lockstep("data", "synthetic")
+        self.assertIn("python3", done.stderr)
+        self.assertIn("runs the tools", done.stderr)
+        installs = [line for line in self.calls() if "apt-get" in line and " install " in line]
+        self.assertEqual(len(installs), 1)
+        self.assertIn("--no-install-recommends python3", installs[0])
+        updates = [line for line in self.calls() if "apt-get" in line and " update" in line]
+        self.assertEqual(len(updates), 1)
+
+    def test_is_silent_and_quick_where_nothing_is_missing(self):
+        self.fake_apt(["python3"])
+        begin = time.monotonic()
+        done = self.lockstep("data", "synthetic")
+        self.assertLess(time.monotonic() - begin, 2)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertFalse([line for line in self.calls() if line.startswith("apt")])
+
+    def test_tries_again_when_apt_fails_once(self):
+        self.fake_apt([])
+        once = self.root.parent / "once"
+        apt = (self.bin / "apt-get").read_text().split("\n", 2)[2]
+        self.fake("apt-get", f'case " $* " in *" install "*) [ -e {once} ] || '
+                             f'{{ touch {once}; exit 100; }} ;; esac\n{apt}')
+        self.fake("sleep", "true")
+        (self.bin / "touch").symlink_to(shutil.which("touch"))
+        done = self.lockstep("data", "synthetic")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("attempt 1 of 3", done.stderr)
+        self.assertNotIn("attempt 2 of 3", done.stderr)
+        installs = [line for line in self.calls() if "apt-get" in line and " install " in line]
+        self.assertEqual(len(installs), 2)
+
+    def test_goes_on_without_a_package_that_is_not_offered_and_asks_once(self):
+        packages = (self.root / "tools/packages.txt").read_text()
+        names = re.findall(r"^\w+ *\| (\S+)", packages, re.MULTILINE)
+        self.fake_apt([name for name in names if name != "libgloo-dev"], offered="^nothing$")
+        for tool in ("meson", "ninja", "c++"):
+            self.install(tool)
+        first = self.lockstep("bench")
+        self.assertIn("libgloo-dev is not on offer here", first.stderr)
+        second = self.lockstep("bench")
+        self.assertNotIn("libgloo-dev", second.stderr)
+
+    def test_without_apt_lists_the_packages_by_purpose_and_stops(self):
+        done = self.lockstep("bench")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("not found: meson ninja c++", done.stderr)
+        self.assertRegex(done.stderr, r"meson +build system")
+        self.assertRegex(done.stderr, r"libfmt-dev +text formatting")
+
+    def test_without_apt_but_with_the_tools_it_goes_on(self):
+        for tool in ("meson", "c++"):
+            self.install(tool)
+        self.fake("ninja", "exit 3")
+        done = self.lockstep("bench")
+        self.assertNotIn("not found", done.stderr)
+        self.assertTrue([line for line in self.calls() if line.startswith("meson setup")])
+
+    def test_without_root_and_sudo_apt_is_not_tried(self):
+        self.fake_apt([])
+        self.fake("id", "echo 1000")
+        (self.bin / "python3").unlink()
+        done = self.lockstep("data", "synthetic")
+        self.assertEqual(done.returncode, 1)
+        self.assertFalse([line for line in self.calls() if line.startswith("apt-get")])
+        self.assertIn("Debian: apt-get install", done.stderr)
+
+
+class TestRun(Sandbox):
+    """`lockstep run` with a fake build of two stages."""
+
+    STAGE = """#!/bin/bash
+printf '%s\\n' "stage $0 data=$LOCKSTEP_DATA" "$@" >>LOG
+while [ $# -gt 1 ]; do shift; done
+echo '{"stage": "NAME", "accuracy": [0.5]}' >"$1"
+exit STATUS
+"""
+
+    def setUp(self):
+        super().setUp()
+        for tool in ("meson", "c++"):
+            self.install(tool)
+        self.fake("ninja", 'case " $* " in *" -t targets "*) echo "01-a/01-a: cpp_LINKER" ;; '
+                           '*" -n "*) echo "ninja: no work to do." ;; esac')
+        (self.root / "build").mkdir()
+        (self.root / "build/build.ninja").touch()
+        for name in ("01-a", "02-b"):
+            self.stage(name, 0)
+
+    def stage(self, name, status):
+        (self.root / name).mkdir(exist_ok=True)
+        (self.root / name / "main.cpp").touch()
+        program = self.root / "build" / name / name
+        program.parent.mkdir(exist_ok=True)
+        text = self.STAGE.replace("LOG", str(self.log)).replace("NAME", name)
+        program.write_text(text.replace("STATUS", str(status)))
+        program.chmod(0o755)
+
+    def test_runs_every_stage_with_the_options_and_prints_one_table(self):
+        done = self.lockstep("run", "--data", "synthetic", "--save", "two words")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        log = self.calls()
+        self.assertEqual(log.count("two words"), 2)
+        self.assertEqual(log.count("--metrics"), 2)
+        self.assertRegex(done.stdout, r"01-a .*50\.00 %.*\n02-b .*50\.00 %")
+
+    def test_stops_at_a_stage_that_fails_with_its_status(self):
+        self.stage("01-a", 2)
+        done = self.lockstep("run", "--data=synthetic")
+        self.assertEqual(done.returncode, 2)
+        self.assertNotIn("== 02-b", done.stdout)
+        self.assertNotIn("50.00", done.stdout)
+
+    def test_metrics_asked_for_are_kept(self):
+        kept = self.root.parent / "kept.json"
+        self.assertEqual(
+            self.lockstep("run", "--data", "synthetic", "--metrics", str(kept)).returncode, 0)
+        self.assertEqual(kept.read_text().count('"accuracy"'), 2)
+        self.assertNotIn(str(kept), self.calls())
+        done = self.lockstep("run", "--metrics")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+
+    def test_a_stage_is_told_where_fetched_data_lies(self):
+        (self.root / "data").mkdir()
+        self.lockstep("run", "--data", "synthetic")
+        self.assertTrue([line for line in self.calls() if line.endswith(f"data={self.root}/data")])
+
+    def test_a_build_that_fails_is_shown_and_stops(self):
+        self.fake("ninja", 'case " $* " in *" -t targets "*) echo "01-a/01-a: cpp_LINKER" ;; '
+                           '*" -n "*) echo "[1/1]" ;; '
+                           '*01-a*) echo "main.cpp:1: oh no"; exit 1 ;; esac')
+        done = self.lockstep("run")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("main.cpp:1: oh no", done.stderr)
+        self.assertNotIn("== 01-a", done.stdout)
+
+
+class TestContinuousIntegration(Sandbox):
+    def test_passes_on_the_status_and_the_closing_line(self):
+        (self.root / ".ci").mkdir()
+        shutil.copy(ROOT / ".ci/run", self.root / ".ci")
+        (self.root / "lockstep").write_text(
+            "#!/usr/bin/env bash\n"
+            "[ \"$*\" = test ] && echo '1 passed, 2 failed, 0 skipped'\nexit 1\n")
+        done = call(self.root / ".ci/run", cwd="/")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stdout.splitlines()[-1], "1 passed, 2 failed, 0 skipped")
+
+
+if __name__ == "__main__":
+    unittest.main()

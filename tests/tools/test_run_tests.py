@@ -1,0 +1,304 @@
+"""The runner behind `lockstep test`, with small fake executables instead of Catch2 ones."""
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import unittest.mock
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import case_records  # noqa: E402
+import compile_tests  # noqa: E402
+import run_tests  # noqa: E402
+
+
+def start(name):
+    return f"echo '{json.dumps({'event': 'start', 'case': name})}' >> $LOCKSTEP_TEST_LOG\n"
+
+
+def end(name, status="passed", reason="", seconds=0.5):
+    line = {"event": "end", "case": name, "status": status, "reason": reason, "seconds": seconds}
+    return f"echo '{json.dumps(line)}' >> $LOCKSTEP_TEST_LOG\n"
+
+
+def whole(name, **how):
+    return start(name) + end(name, **how)
+
+
+class FakeExecutables(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.root = Path(self.folder.name)
+
+    def run_scripts(self, *scripts, deadline=30, arguments=()):
+        """Runs each script as the one row of its own build; returns (status, output lines)."""
+        builds = []
+        for number, script in enumerate(scripts):
+            path = self.root / f"script{number}"
+            path.write_text("#!/bin/sh\n" + script)
+            path.chmod(0o755)
+            row = run_tests.Row("unit", deadline=deadline, command=(str(path),))
+            builds.append(run_tests.Build(f"fake{number}", ".", None, (row,)))
+        return self.run_builds(builds, arguments)
+
+    def run_builds(self, builds, arguments=()):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            status = run_tests.main(list(arguments), builds, self.root)
+        return status, out.getvalue().splitlines()
+
+    def failure_lines(self, lines):
+        return [line for line in lines[lines.index("Failed:"):] if line.startswith("  ")]
+
+
+class TestCounting(FakeExecutables):
+    def test_counts_cases_over_all_executables(self):
+        status, lines = self.run_scripts(
+            whole("a") + whole("b"), whole("c") + whole("d", status="skipped", reason="no GPU"))
+        self.assertEqual(lines[-1], "3 passed, 0 failed, 1 skipped")
+        self.assertEqual(status, 0)
+
+    def test_a_failed_case_fails_the_run_and_shows_the_output(self):
+        status, lines = self.run_scripts(
+            whole("good") + "echo expected 3, got 4\n" + whole("bad", status="failed") + "exit 1\n")
+        self.assertEqual(lines[-1], "1 passed, 1 failed, 0 skipped")
+        self.assertEqual(status, 1)
+        self.assertIn("    expected 3, got 4", lines)
+        self.assertEqual(self.failure_lines(lines), ["  fake0 unit: bad"])
+
+    def test_a_crash_fails_the_case_that_was_running(self):
+        status, lines = self.run_scripts(whole("first") + start("second") + "kill -SEGV $$\n")
+        self.assertEqual(self.failure_lines(lines), ["  fake0 unit: second: killed by SIGSEGV"])
+        self.assertEqual(lines[-1], "1 passed, 1 failed, 0 skipped")
+        self.assertEqual(status, 1)
+
+    def test_an_exit_in_the_middle_of_a_case_fails_it(self):
+        _, lines = self.run_scripts(start("sanitized") + "exit 66\n", start("quits") + "exit 0\n")
+        failures = "\n".join(self.failure_lines(lines))
+        self.assertIn("sanitized: exited with status 66", failures)
+        self.assertIn("quits: the process ended with status 0 in the middle", failures)
+        self.assertEqual(lines[-1], "0 passed, 2 failed, 0 skipped")
+
+    def test_a_time_out_fails_the_running_case_and_ends_its_children(self):
+        mark = self.root / "still-alive"
+        script = start("slow") + f"(sleep 3; touch {mark}) & sleep 30\n"
+        begin = time.monotonic()
+        status, lines = self.run_scripts(script, deadline=1)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertEqual(self.failure_lines(lines),
+                         ["  fake0 unit: slow: ran past its deadline of 1 s"])
+        self.assertEqual(status, 1)
+        time.sleep(3)
+        self.assertFalse(mark.exists(), "a grandchild outlived the deadline")
+
+    def test_a_bad_end_after_good_cases_is_a_failure(self):
+        status, lines = self.run_scripts(whole("a") + "exit 23\n")
+        self.assertEqual(self.failure_lines(lines),
+                         ["  fake0 unit: (after the last case): exited with status 23"])
+        self.assertEqual(status, 1)
+
+    def test_an_executable_without_cases_is_a_failure(self):
+        status, lines = self.run_scripts("exit 0\n")
+        self.assertEqual(lines[-1], "0 passed, 1 failed, 0 skipped")
+        self.assertIn("it ran no test case", self.failure_lines(lines)[0])
+        self.assertEqual(status, 1)
+
+    def test_a_missing_executable_is_a_failure(self):
+        row = run_tests.Row("unit", command=(str(self.root / "absent"),))
+        status, lines = self.run_builds([run_tests.Build("fake", ".", None, (row,))])
+        self.assertIn("could not be started: No such file", self.failure_lines(lines)[0])
+        self.assertEqual(status, 1)
+
+    def test_a_record_line_cut_short_is_read_as_unwritten(self):
+        script = whole("a") + start("b") + "printf '{\"event\": \"e' >> $LOCKSTEP_TEST_LOG\n"
+        _, lines = self.run_scripts(script + "kill -ABRT $$\n")
+        self.assertEqual(self.failure_lines(lines), ["  fake0 unit: b: killed by SIGABRT"])
+
+    def test_a_record_of_another_form_is_a_failure_and_swallows_nothing(self):
+        status, lines = self.run_scripts("echo 5 >> $LOCKSTEP_TEST_LOG\n", whole("a"))
+        self.assertEqual(lines[-1], "1 passed, 1 failed, 0 skipped")
+        self.assertIn("unreadable", self.failure_lines(lines)[0])
+        self.assertEqual(status, 1)
+
+    def test_nothing_to_run_is_a_failure(self):
+        status, lines = self.run_builds([])
+        self.assertEqual((status, lines[-1]), (1, "0 passed, 1 failed, 0 skipped"))
+
+    def test_lists_the_slowest_cases_first(self):
+        script = "".join(whole(f"case {n}", seconds=float(n)) for n in range(12))
+        _, lines = self.run_scripts(script)
+        listed = [line.split(": ")[1] for line in lines if " s  fake0 unit: " in line]
+        self.assertEqual(listed, [f"case {n}" for n in range(11, 1, -1)])
+
+
+class TestSkips(FakeExecutables):
+    def test_every_reason_stands_above_the_closing_line(self):
+        _, lines = self.run_scripts(whole("a", status="skipped", reason="no tc on this machine"))
+        self.assertIn("  fake0 unit: a: no tc on this machine", lines[lines.index("Skipped:"):])
+
+    def test_an_undeclared_reason_is_a_failure(self):
+        status, lines = self.run_scripts(whole("a", status="skipped", reason="too tired"))
+        self.assertEqual(lines[-1], "0 passed, 1 failed, 0 skipped")
+        self.assertIn("'too tired'", self.failure_lines(lines)[0])
+        self.assertEqual(status, 1)
+
+    def test_an_unknown_status_is_a_failure(self):
+        _, lines = self.run_scripts(whole("a", status="perhaps"))
+        self.assertEqual(lines[-1], "0 passed, 1 failed, 0 skipped")
+
+    def test_an_absent_reason_is_not_allowed(self):
+        case = case_records.judged(case_records.Case("w", "n", "skipped", ""))
+        self.assertEqual(case.status, "failed")
+
+    def test_where_tsan_cannot_run_each_executable_is_one_skip(self):
+        build = run_tests.Build("tsan", "b", (), (run_tests.Row("unit", command=("false",)),),
+                                {"TSAN_OPTIONS": ""})
+        with unittest.mock.patch.object(run_tests, "tsan_wrapper", lambda: None):
+            status, lines = self.run_builds([build])
+        self.assertEqual((status, lines[-1]), (0, "0 passed, 0 failed, 1 skipped"))
+        self.assertIn("  tsan unit: every case: TSan cannot map its shadow", lines)
+
+
+class TestSelection(FakeExecutables):
+    def setUp(self):
+        super().setUp()
+        for kind in ("unit", "parity"):
+            (self.root / "tests" / kind).mkdir(parents=True)
+            (self.root / "tests" / kind / "a_test.cpp").touch()
+
+    def chosen(self, part):
+        builds = run_tests.select(run_tests.BUILDS, part, self.root)
+        return {(b.name, r.kind, r.tags) for b in builds for r in b.rows}
+
+    def test_everything_that_has_sources(self):
+        kinds = {kind for _, kind, _ in self.chosen(None)}
+        self.assertEqual(kinds, {"tools", "unit", "parity"})
+
+    def test_a_kind_runs_in_every_build_that_has_it(self):
+        self.assertEqual({name for name, kind, _ in self.chosen("parity") if kind == "parity"},
+                         {"default", "double"})
+        self.assertEqual({kind for _, kind, _ in self.chosen("parity")}, {"parity"})
+
+    def test_a_tag_narrows_every_filter(self):
+        tags = {(name, kind): tags for name, kind, tags in self.chosen("row22")}
+        self.assertNotIn(("tools", "tools"), tags)
+        self.assertEqual(tags["default", "unit"], "[row22]")
+        self.assertTrue(tags["tsan", "unit"].startswith("[streams][row22],[loader][row22]"))
+
+    def test_with_a_tag_an_executable_may_have_no_case_but_not_all(self):
+        row = run_tests.Row("unit", command=("true",))
+        run = run_tests.Run(self.root, tag=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            run.execute([run_tests.Build("fake", ".", None, (row,))])
+        self.assertEqual(run.cases, [])
+        status, lines = self.run_builds([], ["loader"])
+        self.assertEqual(status, 1)
+        self.assertIn("no test case carries the tag [loader]", "\n".join(lines))
+
+    def test_full_is_told_to_the_executables(self):
+        script = 'if [ "$LOCKSTEP_FULL" = 1 ]; then\n' + whole("full") + "fi\n"
+        self.assertEqual(self.run_scripts(script)[1][-1], "0 passed, 1 failed, 0 skipped")
+        status, lines = self.run_scripts(script, arguments=["--full"])
+        self.assertEqual((status, lines[-1]), (0, "1 passed, 0 failed, 0 skipped"))
+
+
+class TestBuilding(FakeExecutables):
+    def test_only_what_the_tests_start_is_compiled(self):
+        listing = ("all: phony\ncommon/libcommon.a: STATIC_LINKER\n"
+                   "01-a/01-a: cpp_LINKER\ntests/unit/unit-test: cpp_LINKER_RSP\n"
+                   "tests/parity/parity-test: cpp_LINKER\nsubprojects/x/self: cpp_LINKER\n"
+                   "common/a.o: cpp_COMPILER\ntests/gpu/gpu-test: cuda_LINKER\n")
+        self.assertEqual(compile_tests.wanted_targets(listing, ["unit", "gpu"]),
+                         ["01-a/01-a", "tests/unit/unit-test", "tests/gpu/gpu-test"])
+
+    def make_project(self, source):
+        (self.root / "meson.build").write_text(
+            "project('tiny', 'cpp')\nsubdir('tests/unit')\n")
+        (self.root / "meson_options.txt").write_text("option('tests', type: 'feature')\n")
+        unit = self.root / "tests/unit"
+        unit.mkdir(parents=True)
+        (unit / "meson.build").write_text("executable('unit-test', 'unit_test.cpp')\n")
+        (unit / "unit_test.cpp").write_text(source)
+        return run_tests.Build("tiny", "build-tiny", (), (run_tests.Row("unit"),))
+
+    # Writes one case's record, as the listener would.
+    SOURCE = r"""#include <cstdio>
+#include <cstdlib>
+int main() {
+  std::FILE* log = std::fopen(std::getenv("LOCKSTEP_TEST_LOG"), "a");
+  std::fputs("{\"event\":\"start\",\"case\":\"c\"}\n", log);
+  std::fputs("{\"event\":\"end\",\"case\":\"c\",\"status\":\"passed\"}\n", log);
+  return std::fclose(log);
+}
+"""
+
+    def test_builds_and_runs_an_executable(self):
+        status, lines = self.run_builds([self.make_project(self.SOURCE)])
+        self.assertEqual((status, lines[-1]), (0, "1 passed, 0 failed, 0 skipped"))
+
+    def test_new_options_configure_anew(self):
+        build = self.make_project(self.SOURCE)
+        self.assertEqual(compile_tests.compile_build(build, self.root), "")
+        changed = run_tests.replace(build, options=("-Dbuildtype=release",))
+        self.assertEqual(compile_tests.compile_build(changed, self.root), "")
+        done = subprocess.run(["meson", "configure", str(self.root / "build-tiny")],
+                              capture_output=True, text=True, check=True)
+        self.assertRegex(done.stdout, r"buildtype\s+release")
+
+    def test_a_warning_fails_every_row_of_the_build_and_is_shown(self):
+        warning = "int main() { int never_used; }\n"
+        build = self.make_project(warning)
+        build = run_tests.replace(build, options=("-Dwarning_level=3",))
+        status, lines = self.run_builds([build])
+        self.assertEqual((status, lines[-1]), (1, "0 passed, 1 failed, 0 skipped"))
+        self.assertIn("  tiny unit: (the executable): could not be built", lines)
+        self.assertTrue(any("never_used" in line for line in lines))
+
+
+class TestProcessEnds(unittest.TestCase):
+    def test_signals_have_names(self):
+        self.assertEqual(run_tests.how_it_ended(-signal.SIGBUS), "killed by SIGBUS")
+        self.assertEqual(run_tests.how_it_ended(3), "exited with status 3")
+        self.assertEqual(run_tests.how_it_ended(0), "")
+
+
+class TestPythonRecords(unittest.TestCase):
+    CASES = """import unittest
+class T(unittest.TestCase):
+    def test_good(self): pass
+    def test_bad(self): self.fail("no")
+    def test_not(self): self.skipTest("no torch")
+    def test_sub(self):
+        with self.subTest("x"): self.fail("no")
+class Broken(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): raise OSError("no room")
+    def test_never(self): pass
+"""
+
+    def test_each_method_is_recorded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "test_sample.py").write_text(self.CASES)
+            log = Path(folder) / "log"
+            done = subprocess.run(
+                [sys.executable, str(ROOT / "tools/run_python_tests.py"), folder],
+                env={"LOCKSTEP_TEST_LOG": str(log)}, capture_output=True)
+            self.assertEqual(done.returncode, 1)
+            cases = case_records.read_cases("w", log, "exited with status 1")
+        statuses = {case.name.split(".")[-1]: case.status for case in cases}
+        self.assertEqual(statuses.pop("Broken)"), "failed")
+        self.assertEqual(statuses, {"test_good": "passed", "test_bad": "failed",
+                                    "test_not": "skipped", "test_sub": "failed"})
+
+
+if __name__ == "__main__":
+    unittest.main()

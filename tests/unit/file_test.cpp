@@ -1,0 +1,298 @@
+// Files on a disk: what saving must survive, and what it says when it cannot.
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <functional>
+#include <thread>
+
+#include "common/io/file.h"
+#include "tests/support/catch.h"
+#include "tests/support/safetensors_support.h"
+
+namespace {
+
+/// Sees every fsync and rename of the process while it lives, and can make them fail. Their order
+/// is the whole point of a durable save, and nothing but a power cut would show it otherwise.
+struct SystemCalls {
+  SystemCalls();
+  ~SystemCalls();
+  std::vector<std::string> log;
+  std::string failing;  // the entry of the log that fails with EIO
+};
+
+SystemCalls* watcher = nullptr;
+
+SystemCalls::SystemCalls() { watcher = this; }
+SystemCalls::~SystemCalls() { watcher = nullptr; }
+
+/// Notes the call; true if it has to fail.
+bool note(const std::string& call) {
+  if (watcher == nullptr) return false;
+  watcher->log.push_back(call);
+  if (call != watcher->failing) return false;
+  errno = EIO;
+  return true;
+}
+
+}  // namespace
+
+// These stand in for the C library's functions in the whole test program.
+extern "C" int fsync(int fd) {
+  struct stat info {};
+  fstat(fd, &info);
+  if (note(S_ISDIR(info.st_mode) ? "fsync directory"
+                                 : fmt::format("fsync file of {} bytes", info.st_size))) {
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_fsync, fd));
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  return note("rename") ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing::io;
+using Catch::Matchers::ContainsSubstring;
+using Names = std::vector<std::string>;
+
+void save(const std::filesystem::path& path, const std::string& bytes) {
+  const std::vector<std::byte> payload = to_bytes(bytes);
+  const TensorEntry tensor{"w", DType::U8, {static_cast<std::int64_t>(bytes.size())}, payload};
+  save_safetensors(path, {&tensor, 1});
+}
+
+std::string load(const std::filesystem::path& path) {
+  return to_string(load_safetensors(path).tensors().at(0).bytes);
+}
+
+/// The text of the EnvironmentError that `body` throws; another exception passes through.
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const EnvironmentError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// The same in a child process, for bodies that take something away from their process.
+std::string error_in_child(const std::function<void()>& body) {
+  int ends[2];
+  if (::pipe(ends) != 0) return "pipe failed";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::string text;
+    try {
+      text = error_of(body);
+    } catch (const std::exception& error) {
+      text = std::string("another exception: ") + error.what();
+    }
+    const ssize_t written = ::write(ends[1], text.data(), text.size());
+    ::_exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string text(4096, '\0');
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), 4096))));
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? text : "the child died: " + text;
+}
+
+TEST_CASE("A save reaches the disk before it takes the old file's place", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  SystemCalls calls;
+  save(directory / "model.safetensors", "0123456789");
+  const auto size = std::filesystem::file_size(directory / "model.safetensors");
+  CHECK(calls.log ==
+        Names{fmt::format("fsync file of {} bytes", size), "rename", "fsync directory"});
+  CHECK(directory.names() == Names{"model.safetensors"});
+}
+
+TEST_CASE("A save that fails leaves the old file and no other", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const auto path = directory / "model.safetensors";
+  save(path, "old");
+  const auto size = std::filesystem::file_size(path);
+  for (const std::string& failing :
+       {fmt::format("fsync file of {} bytes", size), std::string("rename")}) {
+    INFO(failing);
+    SystemCalls calls;
+    calls.failing = failing;
+    const std::string error = error_of([&] { save(path, "new"); });
+    CHECK_THAT(error, ContainsSubstring("cannot save " + path.string()));
+    CHECK_THAT(error, ContainsSubstring("Input/output error; check the disk"));
+    CHECK(load(path) == "old");
+    CHECK(directory.names() == Names{"model.safetensors"});
+  }
+}
+
+TEST_CASE("A directory that cannot be synced is an error, but the new file is whole",
+          "[safetensors][file]") {
+  const ScratchDirectory directory;
+  SystemCalls calls;
+  calls.failing = "fsync directory";
+  const std::string error = error_of([&] { save(directory / "model.safetensors", "new"); });
+  CHECK_THAT(error, ContainsSubstring("making its new name durable"));
+  CHECK(load(directory / "model.safetensors") == "new");
+}
+
+TEST_CASE("A full disk is one clear error, and the old file stays", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const auto path = directory / "model.safetensors";
+  save(path, "old");
+  const std::string error = error_in_child([&] {
+    // The nearest thing to a full disk that needs no privilege: files end at 4096 bytes.
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{4096, 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    save(path, std::string(100'000, 'x'));
+  });
+  CHECK_THAT(error, ContainsSubstring("cannot save " + path.string()));
+  CHECK_THAT(error, ContainsSubstring("writing: File too large; free some space"));
+  CHECK(load(path) == "old");
+  CHECK(directory.names() == Names{"model.safetensors"});
+}
+
+/// Root may write anywhere, by its capabilities; without them it is a user like any other.
+void drop_capabilities() {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct none[2] = {};
+  if (::syscall(SYS_capset, &header, none) != 0) throw std::runtime_error("capset failed");
+}
+
+TEST_CASE("A directory without write permission is one clear error", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const auto path = directory / "model.safetensors";
+  save(path, "old");
+  ::chmod(directory.path().c_str(), 0555);
+  const std::string error = error_in_child([&] {
+    drop_capabilities();
+    save(path, "new");
+  });
+  ::chmod(directory.path().c_str(), 0755);
+  CHECK_THAT(error, ContainsSubstring("cannot save " + path.string()));
+  CHECK_THAT(error, ContainsSubstring("Permission denied; give a path in a directory"));
+  CHECK(load(path) == "old");
+}
+
+TEST_CASE("A path where no file can be is one clear error", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  SECTION("the directory is missing") {
+    CHECK_THAT(error_of([&] { save(directory / "no/model.safetensors", "new"); }),
+               ContainsSubstring("No such file or directory; create the directory"));
+  }
+  SECTION("a file stands where the directory should be") {
+    write_text(directory / "file", "text");
+    CHECK_THAT(error_of([&] { save(directory / "file/model.safetensors", "new"); }),
+               ContainsSubstring("Not a directory; create the directory"));
+  }
+  SECTION("a directory stands where the file should be") {
+    std::filesystem::create_directory(directory / "model.safetensors");
+    CHECK_THAT(error_of([&] { save(directory / "model.safetensors", "new"); }),
+               ContainsSubstring("Is a directory; give the path of a file"));
+    CHECK(directory.names() == Names{"model.safetensors"});
+    CHECK(std::filesystem::is_empty(directory / "model.safetensors"));
+  }
+  SECTION("the path names no file") {
+    CHECK_THROWS_AS(save(directory / "", "new"), BadInput);
+    CHECK_THROWS_AS(save("", "new"), BadInput);
+  }
+  SECTION("the tensors are wrong: nothing is created") {
+    const TensorEntry tensor{"w", DType::F32, {2}, {}};
+    CHECK_THROWS_AS(save_safetensors(directory / "model.safetensors", {&tensor, 1}), BadInput);
+    CHECK(directory.names().empty());
+  }
+}
+
+TEST_CASE("A path without a directory means the current one", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const std::string error = error_in_child([&] {
+    std::filesystem::current_path(directory.path());
+    save("model.safetensors", "here");
+  });
+  CHECK(error == "no error");
+  CHECK(load(directory / "model.safetensors") == "here");
+}
+
+TEST_CASE("A saved file is readable for others as the umask says", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const mode_t before = ::umask(027);
+  save(directory / "model.safetensors", "new");
+  ::umask(before);
+  const auto permissions = std::filesystem::status(directory / "model.safetensors").permissions();
+  CHECK(static_cast<int>(permissions) == 0640);
+}
+
+TEST_CASE("A temporary file of a killed run is not in the way", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const std::string leftover = fmt::format(".model.safetensors.{}-0.tmp", ::getpid());
+  write_text(directory / leftover, "half");
+  save(directory / "model.safetensors", "new");
+  CHECK(load(directory / "model.safetensors") == "new");
+  CHECK(read_text(directory / leftover) == "half");
+}
+
+TEST_CASE("A reader among two writers always finds one whole file", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const auto path = directory / "model.safetensors";
+  const std::string contents[2] = {std::string(200'000, 'a'), std::string(100'000, 'b')};
+  save(path, contents[0]);
+  std::atomic<int> running = 2;
+  std::string errors[2];
+  const auto writer = [&](int i) {
+    errors[i] = error_of([&] {
+      for (int n = 0; n < 25; ++n) save(path, contents[i]);
+    });
+    --running;
+  };
+  std::thread first(writer, 0);
+  std::thread second(writer, 1);
+  int whole = 0;
+  int torn = 0;
+  do {
+    std::string found;
+    try {
+      found = load(path);
+    } catch (const Error& error) {
+      found = error.what();
+    }
+    (found == contents[0] || found == contents[1] ? whole : torn) += 1;
+  } while (running > 0);
+  first.join();
+  second.join();
+  CHECK(errors[0] == "no error");
+  CHECK(errors[1] == "no error");
+  CHECK(whole > 0);
+  CHECK(torn == 0);
+  CHECK(directory.names() == Names{"model.safetensors"});
+}
+
+TEST_CASE("A file that cannot be read is one clear error", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const auto refuses = [](const std::filesystem::path& path, const std::string& text) {
+    CHECK_THROWS_WITH(load_safetensors(path),
+                      ContainsSubstring(path.string()) && ContainsSubstring(text));
+    CHECK_THROWS_AS(load_safetensors(path), BadInput);
+  };
+  refuses(directory / "missing", "No such file or directory");
+  refuses(directory.path(), "found a directory, expected a regular file");
+  REQUIRE(::mkfifo((directory / "pipe").c_str(), 0600) == 0);
+  refuses(directory / "pipe", "found a pipe or device");  // and does not wait for a writer
+  write_text(directory / "empty", "");
+  refuses(directory / "empty", "found 0 bytes, expected at least 8");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,100 @@
+"""The records of `./lockstep test`: one JSON line when a case starts, one when it ends.
+
+tests/support/listener.cpp writes them for Catch2, tools/run_python_tests.py for Python:
+    {"event": "start", "case": NAME}
+    {"event": "end", "case": NAME, "status": "passed|failed|skipped", "reason": TEXT, "seconds": S}
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+# A skip counts as a failure unless its reason begins with one of these.
+ALLOWED_SKIPS = (
+    "no GPU",
+    "fewer than two GPUs",
+    "sanitizer refuses the device",
+    "NCCL below 2.30.3",
+    "namespaces not permitted",
+    "no tc",
+    "no mpirun",
+    "no torch",
+    "TSan cannot map its shadow",
+    "package cache absent",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What became of one test case."""
+
+    where: str  # "BUILD KIND", for instance "tsan unit"
+    name: str
+    status: str  # passed, failed or skipped
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def judged(case):
+    """The case itself, or a failure where it was skipped for a reason that is not allowed."""
+    if case.status == "passed" or case.status == "failed":
+        return case
+    if case.status == "skipped" and case.reason.startswith(ALLOWED_SKIPS):
+        return case
+    reason = f"{case.status} for a reason that is not allowed: '{case.reason}'"
+    return Case(case.where, case.name, "failed", reason, case.seconds)
+
+
+def read_events(log):
+    """The events of a record file; a line cut short by a crash counts as not written."""
+    if not Path(log).is_file():
+        return
+    for line in Path(log).read_text(errors="replace").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def read_cases(where, log, ended, may_be_empty=False):
+    """The cases of one executable: its record, and how its process ended ("" for status 0).
+
+    A case that started and never ended failed, by what ended the process. So did an executable
+    that ran no case (`may_be_empty`: unless it was asked for a tag), and one that ended badly
+    although every case in its record is well.
+    """
+    cases, running = [], None
+    for event in read_events(log):
+        if event["event"] == "start":
+            if running is not None:
+                cases.append(Case(where, running, "failed", "never ended"))
+            running = event["case"]
+        else:
+            reason = event.get("reason", "")
+            seconds = event.get("seconds", 0.0)
+            cases.append(judged(Case(where, event["case"], event["status"], reason, seconds)))
+            running = None
+    if running is not None:
+        reason = ended or "the process ended with status 0 in the middle of it"
+        cases.append(Case(where, running, "failed", reason))
+    if not cases and may_be_empty and ended in ("", "exited with status 2"):
+        return []  # Catch2 3 reports a filter that no case passes by status 2, Catch2 2 by 0
+    if not cases:
+        cases.append(Case(where, "(the executable)", "failed", ended or "it ran no test case"))
+    if ended and all(case.status != "failed" for case in cases):
+        cases.append(Case(where, "(after the last case)", "failed", ended))
+    return cases
+
+
+def report(cases, slowest=10):
+    """The lines that close a run; the last one is `N passed, N failed, N skipped`."""
+    lines = ["", f"Slowest {slowest} cases:"]
+    by_time = sorted(cases, key=lambda case: -case.seconds)
+    lines += [f"  {c.seconds:7.2f} s  {c.where}: {c.name}" for c in by_time[:slowest]]
+    for status, heading in (("failed", "Failed:"), ("skipped", "Skipped:")):
+        chosen = [case for case in cases if case.status == status]
+        if chosen:
+            lines += ["", heading]
+        lines += [f"  {c.where}: {c.name}" + (f": {c.reason}" if c.reason else "") for c in chosen]
+    count = {s: sum(c.status == s for c in cases) for s in ("passed", "failed", "skipped")}
+    return [*lines, "", ", ".join(f"{number} {status}" for status, number in count.items())]

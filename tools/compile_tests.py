@@ -1,0 +1,73 @@
+"""How `./lockstep test` configures and compiles a build, as far as its tests need it."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def call(command, cwd):
+    """Status and output of a command."""
+    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, errors="replace")
+    return done.returncode, done.stdout
+
+
+def configure(build, root):
+    """Runs Meson unless the folder was configured with these options; returns an error's output."""
+    folder = root / build.folder
+    options = ("-Dwerror=true", "-Dtests=enabled", *build.options)
+    stamp = folder / "lockstep-options"
+    if stamp.is_file() and stamp.read_text() == "\n".join(options):
+        return ""
+    anew = ("--wipe",) if (folder / "build.ninja").is_file() else ()
+    status, output = call(("meson", "setup", *anew, str(folder), str(root), *options), root)
+    if status == 0:
+        stamp.write_text("\n".join(options))
+        return ""
+    return output or "meson failed without a word"
+
+
+def wanted_targets(listing, kinds):
+    """The executables in `ninja -t targets all` that tests of these kinds may start."""
+    linked = re.findall(r"^(\S+): (?!STATIC)\w+_LINKER(?:_RSP)?$", listing, re.MULTILINE)
+    return [target for target in linked if not target.startswith("subprojects/")
+            and (not target.startswith("tests/") or target.split("/")[1] in kinds)]
+
+
+def compile_build(build, root):
+    """Configures and compiles what the build's rows need; returns an error's output or ""."""
+    error = configure(build, root)
+    if error:
+        return error
+    ninja = ("ninja", "-C", str(root / build.folder))
+    status, output = call((*ninja, "build.ninja"), root)
+    if status == 0:
+        _, listing = call((*ninja, "-t", "targets", "all"), root)
+        targets = wanted_targets(listing, [row.kind for row in build.rows])
+        status, output = call((*ninja, "-j", str(CORES), *targets), root)
+    return "" if status == 0 else output or "ninja failed without a word"
+
+
+def tsan_wrapper():
+    """The command to put before a TSan executable, or None where TSan cannot run: a kernel that
+    randomises addresses widely puts mappings where TSan's shadow must lie, unless `setarch -R`
+    stops it."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{folder}/probe"
+        source = "#include <thread>\nint main() { std::thread([] {}).join(); }\n"
+        subprocess.run(["c++", "-fsanitize=thread", "-pthread", "-x", "c++", "-", "-o", program],
+                       input=source, text=True, capture_output=True)
+        if not os.path.exists(program):
+            return ()  # no TSan in this compiler: the build's own error says it better
+        for wrapper in ((), ("setarch", platform.machine(), "-R")):
+            if wrapper and not shutil.which(wrapper[0]):
+                continue
+            tries = [subprocess.run([*wrapper, program], capture_output=True) for _ in range(3)]
+            if all(done.returncode == 0 for done in tries):
+                return wrapper
+    return None

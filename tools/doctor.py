@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Say what this machine has for Lockstep, and what each missing thing would add.
+
+`./lockstep doctor` needs nothing but Python and changes nothing; its exit status is always 0.
+"""
+
+import glob
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDE_FOLDERS = ["/usr/include", "/usr/local/include", "/usr/include/x86_64-linux-gnu",
+                   "/usr/include/aarch64-linux-gnu", "/opt/cuda/include"]
+CUDA_DOWNLOADS = "https://developer.nvidia.com/cuda-downloads"
+
+
+def output_of(*command):
+    """What a command prints, or None where it is absent, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def first_line(*command):
+    text = output_of(*command)
+    return text.splitlines()[0] if text else None
+
+
+def version_of(*command):
+    """The version number in a command's first line, else the line itself."""
+    line = first_line(*command)
+    number = re.search(r"\d+(\.\d+)+", line or "")
+    return number.group() if number else line
+
+
+def cuda_root():
+    nvcc = nvcc_path()
+    return Path(nvcc).resolve().parent.parent if nvcc else None
+
+
+def nvcc_path():
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin:/opt/cuda/bin")
+
+
+def nvcc():
+    path = nvcc_path()
+    release = re.search(r"release ([\d.]+)", output_of(path, "--version") or "") if path else None
+    return f"nvcc {release.group(1)} in {cuda_root()}" if release else None
+
+
+def header(name, *version_macros):
+    """The version that a header's macros give, and where it lies."""
+    folders = INCLUDE_FOLDERS + ([str(cuda_root() / "include")] if cuda_root() else [])
+    for package in ("cudnn", "nccl"):  # as Python packages carry them
+        folders += glob.glob(f"{sys.prefix}/lib/python3*/site-packages/nvidia/{package}/include")
+    for folder in folders:
+        path = Path(folder) / name
+        if path.is_file():
+            return f"{macros(path, version_macros)} ({path})".strip()
+    return None
+
+
+def macros(path, names):
+    """Joins the numbers of `#define NAME number`, for instance 9.19.0; libraries keep them in the
+    header itself or in one beside it."""
+    beside = [*path.parent.glob("*version*.h*"), *path.parent.glob("config.h")]
+    texts = [file.read_text(errors="replace") for file in [path, *beside]]
+    found = []
+    for name in names:
+        hits = [re.search(rf"#\s*define\s+{name}\s+(\d+)", text) for text in texts]
+        found += [hit.group(1) for hit in hits if hit][:1]
+    return ".".join(found)
+
+
+def gpus():
+    listing = output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version",
+                        "--format=csv,noheader")
+    return "; ".join(listing.splitlines()) if listing else None
+
+
+def memory():
+    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
+
+
+def data_set(name, *markers):
+    """The first folder that holds one of a data set's files."""
+    given = os.environ.get("LOCKSTEP_DATA")
+    folders = [Path(given), Path(given) / name] if given else []
+    folders += [ROOT / "data" / name, Path("/usr/share/datasets") / name]
+    for folder in folders:
+        if any((folder / marker).is_file() for marker in markers):
+            return str(folder)
+    return None
+
+
+def python_module(name):
+    """The version of a module of the python3 that the tools run with."""
+    code = f"import {name}; print({name}.__version__)"
+    return first_line(sys.executable, "-c", code)
+
+
+IDX = ["train-images-idx3-ubyte.gz", "train-images-idx3-ubyte"]
+CIFAR = ["cifar-10-batches-bin/data_batch_1.bin", "data_batch_1.bin"]
+
+
+def version_macros(prefix):
+    return [f"{prefix}_VERSION_{part}" for part in ("MAJOR", "MINOR", "PATCH")]
+
+
+def catch2():
+    """Version 3, or the single header of version 2."""
+    names = ["catch2/catch_test_macros.hpp", "catch2/catch.hpp"]
+    found = [header(name, *version_macros("CATCH")) for name in names]
+    return found[0] or found[1]
+
+
+def apt(package):
+    return f"apt-get install {package}"
+
+
+# Heading, then per thing: name, what was found, what it adds, the command that gets it.
+SECTIONS = [
+    ("Machine", [
+        ("processor", lambda: f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+         "", ""),
+        ("memory", memory, "", ""),
+        ("GPUs", gpus, "devices cuda:0, cuda:1, ... beside cpu:0",
+         "an NVIDIA GPU and its driver (Debian: apt-get install nvidia-driver)"),
+    ]),
+    ("Build", [
+        ("g++", lambda: version_of("g++", "-dumpfullversion"), "C++20 compiler (12 or newer)",
+         apt("g++")),
+        ("clang++", lambda: version_of("clang++", "--version"),
+         "a second compiler's opinion; not needed", apt("clang")),
+        ("meson", lambda: version_of("meson", "--version"), "build system (1.0 or newer)",
+         apt("meson")),
+        ("ninja", lambda: version_of("ninja", "--version"), "runs the build", apt("ninja-build")),
+        ("pkg-config", lambda: version_of("pkg-config", "--version"), "finds the libraries",
+         apt("pkg-config")),
+        ("ccache", lambda: version_of("ccache", "--version"), "rebuilds in seconds; not needed",
+         apt("ccache")),
+    ]),
+    ("GPU libraries", [
+        ("CUDA Toolkit", nvcc, "the CUDA backend (12 or newer)", f"see {CUDA_DOWNLOADS}"),
+        ("cuDNN", lambda: header("cudnn.h", "CUDNN_MAJOR", "CUDNN_MINOR", "CUDNN_PATCHLEVEL"),
+         "convolutions of the CUDA backend", "apt-get install cudnn (NVIDIA's package source)"),
+        ("NCCL", lambda: header("nccl.h", "NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH"),
+         "collectives between GPUs", "apt-get install libnccl-dev (NVIDIA's package source)"),
+    ]),
+    ("CPU libraries", [
+        ("oneDNN", lambda: header("oneapi/dnnl/dnnl.hpp", *version_macros("DNNL")),
+         "fast convolutions; without it the reference engine, several times slower",
+         apt("libdnnl-dev")),
+        ("Gloo", lambda: header("gloo/context.h", *version_macros("GLOO")),
+         "collectives between processes; without it the hand-written ring", apt("libgloo-dev")),
+        ("Catch2", catch2, "the tests", apt("catch2")),
+    ]),
+    ("Data", [
+        ("fashion-mnist", lambda: data_set("fashion-mnist", *IDX),
+         "the data that every stage trains on by default",
+         f"{apt('dataset-fashion-mnist')} (or ./lockstep data fashion-mnist)"),
+        ("mnist", lambda: data_set("mnist", *IDX), "--data mnist", "./lockstep data mnist"),
+        ("cifar10", lambda: data_set("cifar10", *CIFAR), "--data cifar10",
+         "./lockstep data cifar10"),
+    ]),
+    ("Python", [
+        ("python3", platform.python_version, "", ""),
+        ("torch", lambda: python_module("torch"), "PyTorch's figures beside ours in bench",
+         "python3 -m pip install torch"),
+        ("matplotlib", lambda: python_module("matplotlib"), "plots; without it tables only",
+         apt("python3-matplotlib")),
+    ]),
+]
+
+
+def describe(name, find, adds, command):
+    """One thing's lines: what was found, or what it would add and how to get it."""
+    found = find()
+    if found:
+        return f"  {name:<14} {found}"
+    return f"  {name:<14} missing. It would add: {adds}\n  {'':<14} to get it: {command}"
+
+
+def main():
+    for heading, things in SECTIONS:
+        print(heading)
+        for thing in things:
+            print(describe(*thing), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

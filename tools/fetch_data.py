@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Find or fetch a data set: `./lockstep data fashion-mnist|mnist|cifar10|synthetic [--dir DIR]`.
+
+Addresses and checksums stand in tools/datasets.json. A file is downloaded next to its place,
+verified, and only then renamed: what carries a data set's name is whole, whatever happened.
+Exit status: 0 the data set is there, 1 it is not (one line on stderr says why).
+"""
+
+import argparse
+import gzip
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import sys
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = Path(__file__).resolve().parent / "datasets.json"
+TIMEOUT_SECONDS = 60
+SUMS = "SHA256SUMS"  # written beside the files of an unpacked archive, once it was verified
+CHUNK = 1 << 20
+
+
+class DataError(Exception):
+    """The data set cannot be had; the message is the one line to show."""
+
+
+def digest(stream, algorithm):
+    """Hexadecimal digest of what is left in a binary stream."""
+    sum_ = hashlib.new(algorithm)
+    while block := stream.read(CHUNK):
+        sum_.update(block)
+    return sum_.hexdigest()
+
+
+def file_digest(path, algorithm):
+    with open(path, "rb") as stream:
+        return digest(stream, algorithm)
+
+
+def content_is_right(path, entry):
+    """Whether a file holds the entry's content. Two .gz files may differ in their header alone
+    (Debian's do: no name, another date), so the digest of the unpacked bytes decides."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as stream:
+            return digest(stream, "sha256") == entry["content_sha256"]
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def unpacked_is_right(folder, entry):
+    """Whether an archive's files lie in `folder` as they were when it was verified."""
+    try:
+        lines = (folder / SUMS).read_text().splitlines()
+    except OSError:
+        return False
+    sums = {name: sum_ for sum_, name in (line.split(maxsplit=1) for line in lines if line)}
+    return all(
+        (folder / name).is_file() and file_digest(folder / name, "sha256") == sums.get(name)
+        for name in entry["unpack"]
+    )
+
+
+def candidates(folder, entry):
+    """The files that may hold an entry: as published, and without the .gz."""
+    name = entry["name"]
+    plain = [folder / name[:-3]] if name.endswith(".gz") and "unpack" not in entry else []
+    return [path for path in [folder / name, *plain] if path.is_file()]
+
+
+def is_present(folder, entry):
+    """Whether files of the right names are there; says nothing of their content."""
+    if "unpack" in entry:
+        return all((folder / name).is_file() for name in entry["unpack"])
+    return bool(candidates(folder, entry))
+
+
+def is_right(folder, entry):
+    """Whether `folder` holds the entry with the right checksum."""
+    if "unpack" in entry:
+        return unpacked_is_right(folder, entry)
+    return any(
+        path.name == entry["name"]
+        and file_digest(path, "md5") == entry["md5"]
+        or "content_sha256" in entry
+        and content_is_right(path, entry)
+        for path in candidates(folder, entry)
+    )
+
+
+def search_folders(name, data_set, directory):
+    """Where the programs look, in their order (see common/data), or `directory` alone."""
+    if directory:
+        return [directory]
+    folders = []
+    if os.environ.get("LOCKSTEP_DATA"):
+        given = Path(os.environ["LOCKSTEP_DATA"])
+        folders += [given, given / name]
+    folders += [Path("data") / name, ROOT / "data" / name]
+    if "debian_folder" in data_set:
+        folders.append(Path(data_set["debian_folder"]))
+    return folders
+
+
+def download(url, path):
+    """Writes what `url` serves to `path`; refuses a transfer that ends early."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+            with open(path, "wb") as out:
+                shutil.copyfileobj(answer, out, CHUNK)
+            expected = answer.headers.get("Content-Length")
+    except urllib.error.HTTPError as error:
+        raise DataError(f"{url}: the server answers {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error or type(error).__name__
+        raise DataError(f"{url}: {reason}; check the connection and try again") from error
+    got = path.stat().st_size
+    if expected is not None and got != int(expected):
+        raise DataError(
+            f"{url}: the connection ended after {got} of {expected} bytes; try again"
+        )
+
+
+def unpack(archive, folder, entry):
+    """Puts an archive's files into `folder`, each renamed into place, their digests last."""
+    sums = []
+    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder) as scratch:
+        with tarfile.open(archive) as tar:
+            for name in entry["unpack"]:
+                try:
+                    member = tar.extractfile(name)
+                except KeyError:
+                    member = None
+                if member is None:
+                    raise DataError(f"{entry['name']}: holds no file {name}")
+                part = Path(scratch) / Path(name).name
+                with member, open(part, "wb") as out:
+                    shutil.copyfileobj(member, out, CHUNK)
+                sums.append(f"{file_digest(part, 'sha256')}  {name}\n")
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                part.replace(folder / name)
+        listing = Path(scratch) / SUMS
+        listing.write_text("".join(sums))
+        listing.replace(folder / SUMS)
+
+
+def fetch(entry, base_url, folder):
+    """Downloads one entry into `folder`, verified before it gets its name."""
+    url = base_url.rstrip("/") + "/" + entry["name"]
+    print(f"fetching {url}", flush=True)
+    handle, name = tempfile.mkstemp(prefix=".download-", dir=folder)
+    os.close(handle)
+    part = Path(name)
+    try:
+        download(url, part)
+        found = file_digest(part, "md5")
+        if found != entry["md5"]:
+            raise DataError(
+                f"{url}: md5 {found}, expected {entry['md5']} ({part.stat().st_size} bytes came): "
+                "truncated or another file; try again or set LOCKSTEP_DATA_URL to a mirror"
+            )
+        if "unpack" in entry:
+            unpack(part, folder, entry)
+        else:
+            part.chmod(0o644)
+            part.replace(folder / entry["name"])
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def provide(name, data_set, directory, unless_present):
+    """Finds the data set or fetches what is missing of it; prints where it lies."""
+    files = data_set["files"]
+    for folder in search_folders(name, data_set, directory):
+        if unless_present and all(is_present(folder, entry) for entry in files):
+            return
+        if all(is_right(folder, entry) for entry in files):
+            print(f"{name}: found in {folder}, checksums right")
+            return
+    if "debian_package" in data_set and not directory:
+        package = data_set["debian_package"]
+        print(f"{name}: not here (on Debian: apt-get install {package}); fetching it")
+    folder = directory or ROOT / "data" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    base_url = os.environ.get("LOCKSTEP_DATA_URL") or data_set["url"]
+    for entry in files:
+        if is_right(folder, entry):
+            continue
+        if is_present(folder, entry):
+            print(f"{folder / entry['name']}: wrong checksum, fetching it again", flush=True)
+        fetch(entry, base_url, folder)
+    print(f"{name}: in {folder}, checksums right")
+
+
+def parse_arguments(argv, table):
+    parser = argparse.ArgumentParser(prog="lockstep data", description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="one of: " + ", ".join([*table, "synthetic"]))
+    parser.add_argument("--dir", type=Path, help="folder to look in and fetch to")
+    parser.add_argument("--table", help="addresses and checksums (default: tools/datasets.json)")
+    parser.add_argument("--unless-present", action="store_true",
+                        help="be content with files of the right names, and silent then")
+    return parser.parse_args(argv)
+
+
+def main(argv):
+    options = parse_arguments(argv, json.loads(TABLE.read_text()))
+    try:
+        table = json.loads(Path(options.table or TABLE).read_text())
+        if options.name == "synthetic":
+            print("synthetic: made by the programs themselves, nothing to fetch")
+        elif options.name not in table:
+            names = ", ".join([*table, "synthetic"])
+            raise DataError(f"unknown data set '{options.name}', expected one of: {names}")
+        else:
+            provide(options.name, table[options.name], options.dir, options.unless_present)
+    except (DataError, OSError, tarfile.TarError, ValueError) as error:
+        print(f"lockstep data: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` clears up
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("lockstep data: interrupted")

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Run the unittest methods of a folder, each recorded: `run_python_tests.py FOLDER [-k TEXT]`.
+
+Writes the same JSON lines as tests/support/listener.cpp to the file named by LOCKSTEP_TEST_LOG.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import unittest
+
+
+class RecordingResult(unittest.TextTestResult):
+    """A text result that also writes the record."""
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.status, self.reason = "passed", ""
+        self.begin = time.monotonic()
+        record(event="start", case=test.id())
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        record(event="end", case=test.id(), status=self.status, reason=self.reason,
+               seconds=time.monotonic() - self.begin)
+
+    def addError(self, test, error):
+        super().addError(test, error)
+        if isinstance(test, unittest.TestCase):
+            self.status = "failed"
+        else:  # setUpClass or a module failed: no method ran, so it is its own case
+            record(event="start", case=test.id())
+            record(event="end", case=test.id(), status="failed", reason=str(error[1]))
+
+    def addFailure(self, test, error):
+        super().addFailure(test, error)
+        self.status = "failed"
+
+    def addSubTest(self, test, subtest, error):
+        super().addSubTest(test, subtest, error)
+        if error is not None:
+            self.status = "failed"
+
+    def addUnexpectedSuccess(self, test):
+        super().addUnexpectedSuccess(test)
+        self.status, self.reason = "failed", "succeeds although marked as an expected failure"
+
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        self.status, self.reason = "skipped", reason
+
+
+def record(**line):
+    path = os.environ.get("LOCKSTEP_TEST_LOG")
+    if path:
+        with open(path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="holds test_*.py")
+    parser.add_argument("-k", action="append", help="only tests whose name contains this")
+    options = parser.parse_args(argv)
+    loader = unittest.TestLoader()
+    if options.k:
+        loader.testNamePatterns = [f"*{text}*" for text in options.k]
+    tests = loader.discover(options.folder)
+    runner = unittest.TextTestRunner(resultclass=RecordingResult, verbosity=1)
+    return 0 if runner.run(tests).wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
