@@ -64,7 +64,7 @@ void raise(std::atomic<int>& signal) {
 
 int chaos_from_environment() {
   const char* text = std::getenv("LOCKSTEP_CHAOS");
-  return text == nullptr ? 0 : std::max(0, std::atoi(text));
+  return text == nullptr ? 0 : std::clamp(std::atoi(text), 0, 1000000);
 }
 
 }  // namespace
@@ -74,6 +74,8 @@ CpuStream::CpuStream(Device& device, std::string name)
       last_(new Task),  // an empty node before the first task
       tracing_(device.options().trace),
       chaos_us_(chaos_from_environment()),
+      // Streams that are all delayed by the same would stay as they are to each other.
+      chaos_state_(static_cast<uint32_t>(std::hash<std::string>()(device.name() + this->name()))),
       worker_([this, first = last_] { work(first); }) {}
 
 CpuStream::~CpuStream() {

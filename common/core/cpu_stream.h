@@ -82,7 +82,7 @@ class CpuStream final : public StreamBackend {
   // Worker side.
   const bool tracing_;
   const int chaos_us_;
-  uint32_t chaos_state_ = 1;
+  uint32_t chaos_state_;  // starts with the names of device and stream
   std::shared_ptr<void> worker_state_;
   std::vector<Span> spans_;
   std::thread worker_;  // last: starts when everything else is there

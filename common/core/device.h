@@ -80,7 +80,7 @@ class Device {
   Device(DeviceId id, DeviceOptions options) : id_(id), options_(options) {}
   virtual std::unique_ptr<StreamBackend> make_stream(std::string name) = 0;
   /// Drains and joins the streams; a derived class calls it before its own members go.
-  void close_streams() { streams_.clear(); }
+  void close_streams();
 
  private:
   DeviceId id_;

@@ -1,7 +1,6 @@
 #pragma once
 // Small data files for the tests of common/data/, whole and damaged.
 
-#include <unistd.h>
 #include <zlib.h>
 
 #include <cstdint>
@@ -13,31 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/process.h"
+
 namespace lockstep::testing {
 
 using Bytes = std::vector<uint8_t>;
-
-/// An empty folder that goes with the object.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + name);
-    path_ = name;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline void write_file(const std::filesystem::path& path, const Bytes& bytes) {
   std::filesystem::create_directories(path.parent_path());

@@ -42,8 +42,8 @@ struct MaxPool2d {
   }
 };
 
-/// Windows of kKernel x kKernel side by side that cover the image exactly: over output pixels, each
-/// writes the inputs of its window.
+/// Windows of kKernel x kKernel side by side that cover the image exactly: every input pixel lies in
+/// one window, at one position. Over input pixels.
 template <int kKernel>
 struct MaxPool2dBackwardTiled {
   Window2d g;
@@ -54,19 +54,13 @@ struct MaxPool2dBackwardTiled {
     return g.kernel == kKernel && g.stride == kKernel && g.in_height == g.out_height * kKernel &&
            g.in_width == g.out_width * kKernel;
   }
-  LOCKSTEP_BODY void operator()(int64_t n, int64_t oh, int64_t ow, int64_t c) const {
-    const int64_t out = ((n * g.out_height + oh) * g.out_width + ow) * g.in_channels + c;
-    const int64_t row = g.in_width * g.in_channels;
-    Real* window = dx + (n * g.in_height + oh * kKernel) * row + ow * kKernel * g.in_channels + c;
-    const int position = where[out];
-    const Real slope = dy[out];
-    LOCKSTEP_UNROLL
-    for (int kh = 0; kh < kKernel; ++kh) {
-      LOCKSTEP_UNROLL
-      for (int kw = 0; kw < kKernel; ++kw) {
-        window[kh * row + kw * g.in_channels] = position == kh * kKernel + kw ? slope : Real(0);
-      }
-    }
+  LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
+    const int64_t pixel = (n * g.out_height + h / kKernel) * g.out_width + w / kKernel;
+    const int64_t out = pixel * g.in_channels + c;
+    const int position = int(h % kKernel * kKernel + w % kKernel);
+    const Real slope = dy[out];  // read whether needed or not: a load without a branch
+    dx[((n * g.in_height + h) * g.in_width + w) * g.in_channels + c] =
+        where[out] == position ? slope : Real(0);
   }
 };
 
@@ -136,6 +130,16 @@ struct AdaptiveAvgPool2dBackward {
       }
     }
     dx[((n * rows.in + h) * columns.in + w) * channels + c] = sum;
+  }
+};
+
+/// One output pixel: every input pixel gets the same share. Over input pixels.
+struct GlobalAvgPool2dBackward {
+  int64_t height, width, channels;
+  const Real* dy;
+  Real* dx;
+  LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
+    dx[((n * height + h) * width + w) * channels + c] = dy[n * channels + c] / Real(height * width);
   }
 };
 

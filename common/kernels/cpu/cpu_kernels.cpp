@@ -137,13 +137,12 @@ void CpuKernels::max_pool2d(Stream s, const Window2d& g, bool relu, const Tensor
 
 void CpuKernels::max_pool2d_backward(Stream s, const Window2d& g, const Tensor& dy,
                                      const ByteTensor& where, const Tensor& dx) {
+  const auto launch = [&](auto body) { for_each_pixel(s, "max_pool2d_backward", g.input(), body); };
   using Tiled = bodies::MaxPool2dBackwardTiled<2>;
   if (Tiled::fits(g)) {
-    for_each_pixel(s, "max_pool2d_backward", g.output(),
-                   Tiled{g, dy.data(), where.data(), dx.data()});
+    launch(Tiled{g, dy.data(), where.data(), dx.data()});
   } else {
-    for_each_pixel(s, "max_pool2d_backward", g.input(),
-                   bodies::MaxPool2dBackward{g, dy.data(), where.data(), dx.data()});
+    launch(bodies::MaxPool2dBackward{g, dy.data(), where.data(), dx.data()});
   }
 }
 
@@ -154,6 +153,12 @@ void CpuKernels::adaptive_avg_pool2d(Stream s, const Tensor& x, const Tensor& y)
 }
 
 void CpuKernels::adaptive_avg_pool2d_backward(Stream s, const Tensor& dy, const Tensor& dx) {
+  const Shape& in = dx.shape();
+  if (dy.shape()[1] == 1 && dy.shape()[2] == 1) {
+    for_each_pixel(s, "adaptive_avg_pool2d_backward", in,
+                   bodies::GlobalAvgPool2dBackward{in[1], in[2], in[3], dy.data(), dx.data()});
+    return;
+  }
   for_each_pixel(s, "adaptive_avg_pool2d_backward", dx.shape(),
                  bodies::AdaptiveAvgPool2dBackward{range(dx, dy, 1), range(dx, dy, 2),
                                                    channels_of(dx), dy.data(), dx.data()});
