@@ -69,7 +69,7 @@ void train(const Options& options) {
   Context context(stream);
   TrainingLog log("01-single-gpu", options, stream, {device.get()}, data.train.count(),
                   steps_per_epoch);
-  log.start(data.train, data.test, model, parameters);
+  log.start(data.train, data.test, parameters);
 
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
     log.begin_epoch(epoch);

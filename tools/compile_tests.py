@@ -20,7 +20,8 @@ def call(command, cwd):
 def configure(build, root):
     """Runs Meson unless the folder was configured with these options; returns an error's output."""
     folder = root / build.folder
-    options = ("-Dwerror=true", "-Dtests=enabled", *build.options)
+    # -g1: line numbers for the sanitizers' reports, and a quarter less time than with variables.
+    options = ("-Dwerror=true", "-Dtests=enabled", "-Dcpp_args=-g1", *build.options)
     stamp = folder / "lockstep-options"
     if stamp.is_file() and stamp.read_text() == "\n".join(options):
         return ""

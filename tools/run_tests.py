@@ -47,7 +47,8 @@ class Build:
     environment: dict = field(default_factory=dict)
 
 
-SANITIZED = ("-Dcpu_engine=reference", "-Dcuda=disabled")
+# The sanitizers' own code makes an optimised build slow to compile; kernels stay at -O3 anyway.
+SANITIZED = ("-Dcpu_engine=reference", "-Dcuda=disabled", "-Doptimization=1")
 ASAN = "protect_shadow_gap=0:detect_leaks=1"
 TSAN = "halt_on_error=1:second_deadlock_stack=1"  # the process stops in the case that has the race
 if (ROOT / "tests/support/tsan.supp").is_file():

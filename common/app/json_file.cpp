@@ -1,5 +1,7 @@
 #include "common/app/json_file.h"
 
+#include <nlohmann/json.hpp>
+
 #include "common/io/file.h"
 
 namespace lockstep {

@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
 
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
@@ -25,41 +28,58 @@ void require_writable(const char* option, const std::string& path) {
           path);
 }
 
+/// The validator of a number within [low, high]. CLI::Range would let NaN pass, which compares as
+/// neither too small nor too large, and negative numbers where the option is unsigned.
+template <class T>
+CLI::Validator in_range(T low, T high) {
+  const std::string range = fmt::format("{} to {}", low, high);
+  return CLI::Validator(
+      [=](const std::string& text) {
+        T value;
+        const bool number = CLI::detail::lexical_cast(text, value);
+        return number && value >= low && value <= high
+                   ? std::string()
+                   : fmt::format("'{}' is not a number in the range {}", text, range);
+      },
+      "in " + range);
+}
+
 void add_model_options(CLI::App& app, Options& o) {
   app.add_option("--data", o.data,
                  "fashion-mnist, mnist, cifar10, synthetic, synthetic:TRAIN:TEST");
   app.add_option("--data-dir", o.data_dir, "folder of the data set's files");
   app.add_option("--model", o.model, "network: seed, seed-bn or resnet18");
   app.add_option("--width", o.width, "resnet18: channels of the first block")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+      ->check(in_range(int64_t{1}, int64_t{1024}));
   app.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   app.add_option("--init", o.init,
                  "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
-  app.add_option("--seed", o.seed, "of the first weights, the order and dropout");
+  app.add_option("--seed", o.seed, "of the first weights, the order and dropout")
+      ->check(in_range(int64_t{0}, int64_t{std::numeric_limits<uint32_t>::max()}));
   app.add_option("--load", o.load, "start from the weights of this safetensors file");
   app.add_option("--save", o.save, "write the final weights to this safetensors file");
 }
 
 void add_training_options(CLI::App& app, Options& o) {
   app.add_option("--epochs", o.epochs, "0 with --load: evaluate only")
-      ->check(CLI::Range(int64_t{0}, int64_t{100000}));
+      ->check(in_range(int64_t{0}, int64_t{100000}));
   app.add_option("--max-steps", o.max_steps, "stop after this many steps; 0: no limit")
-      ->check(CLI::Range(int64_t{0}, int64_t{1000000000}));
+      ->check(in_range(int64_t{0}, int64_t{1000000000}));
   app.add_option("--batch-size", o.batch_size, "samples of one step, over all devices")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
-  app.add_option("--lr", o.lr, "learning rate")->check(CLI::Range(0.0, kLarge));
+      ->check(in_range(int64_t{1}, int64_t{1000000}));
+  app.add_option("--lr", o.lr, "learning rate")->check(in_range(0.0, kLarge));
   app.add_option("--scale-lr", o.scale_lr, "multiply --lr by batch size / this number; 0: off")
-      ->check(CLI::Range(0.0, kLarge));
+      ->check(in_range(0.0, kLarge));
   app.add_option(
          "--warmup-epochs", o.warmup_epochs,
          "climb to the learning rate over this many epochs: from 0, or with --scale-lr from --lr")
-      ->check(CLI::Range(0.0, 1000.0));
+      ->check(in_range(0.0, 1000.0));
   app.add_option("--lr-step", o.lr_step,
                  "multiply the rate by --lr-gamma every so many epochs; 0: never")
-      ->check(CLI::Range(int64_t{0}, int64_t{100000}));
-  app.add_option("--lr-gamma", o.lr_gamma, "see --lr-step")->check(CLI::Range(0.0, 1.0));
-  app.add_option("--momentum", o.momentum, "of SGD")->check(CLI::Range(0.0, 1.0));
-  app.add_option("--weight-decay", o.weight_decay, "of SGD")->check(CLI::Range(0.0, kLarge));
+      ->check(in_range(int64_t{0}, int64_t{100000}));
+  app.add_option("--lr-gamma", o.lr_gamma, "see --lr-step")->check(in_range(0.0, 1.0));
+  app.add_option("--momentum", o.momentum, "of SGD")->check(in_range(0.0, 1.0));
+  app.add_option("--weight-decay", o.weight_decay, "of SGD")->check(in_range(0.0, kLarge));
   app.add_option("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
   app.add_option("--emulate", o.emulate,
                  "take the parts of each batch one after another, as if on several devices: "
@@ -71,15 +91,15 @@ void add_machine_options(CLI::App& app, Options& o) {
   app.add_option("--devices", o.devices,
                  "cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1");
   app.add_option("--threads-per-device", o.threads_per_device, "compute threads of a CPU device")
-      ->check(CLI::Range(1, 1024));
+      ->check(in_range(1, 1024));
   app.add_option("--workers", o.workers, "loader threads; 0: the main thread makes the batches")
-      ->check(CLI::Range(0, 256));
+      ->check(in_range(0, 256));
   app.add_option("--prefetch-factor", o.prefetch_factor, "batches that each worker makes ahead")
-      ->check(CLI::Range(1, 1024));
+      ->check(in_range(1, 1024));
   app.add_option("--loader-timeout", o.loader_timeout, "seconds to wait for a batch; 0: for ever")
-      ->check(CLI::Range(0.0, 86400.0));
+      ->check(in_range(0.0, 86400.0));
   app.add_option("--log-interval", o.log_interval, "steps between two lines")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000000000}));
+      ->check(in_range(int64_t{1}, int64_t{1000000000}));
   app.add_option("--metrics", o.metrics, "write losses, times and memory to this JSON file");
   app.add_option("--trace", o.trace, "write a timeline for chrome://tracing or ui.perfetto.dev");
 }
@@ -116,6 +136,9 @@ bool parse_command_line(CLI::App& app, Options& options, int argc, const char* c
   } catch (const CLI::ParseError& error) {
     fail<BadInput>("{}; --help lists all options and their defaults", error.what());
   }
+  require(options.workers > 0 || app.count("--prefetch-factor") == 0,
+          "--prefetch-factor: {} needs loader threads; give --workers 1 or more",
+          options.prefetch_factor);
   check(options);
   return true;
 }

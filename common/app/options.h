@@ -1,8 +1,7 @@
 #pragma once
 // The options that all stages share. A stage adds its own to the same parser.
 
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,10 @@
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
+
+namespace CLI {
+class App;
+}
 
 namespace lockstep {
 

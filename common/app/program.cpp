@@ -1,8 +1,10 @@
 #include "common/app/program.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
 #include "common/core/error.h"
 
@@ -17,20 +19,29 @@ namespace {
   std::_Exit(status);
 }
 
-}  // namespace
-
-int run_program(const char* name, const char* summary, int argc, const char* const* argv,
-                const std::function<void(const Options&)>& train) {
-  CLI::App app(summary, name);
-  Options options;
+/// The end of a program whose exception nobody caught. No stack was unwound: destructors, which may
+/// wait for a stream or a peer that will never come, did not run.
+[[noreturn]] void end_with_current_exception() {
   try {
-    add_options(app, options);
-    if (parse_command_line(app, options, argc, argv)) train(options);
+    std::rethrow_exception(std::current_exception());
   } catch (const Error& error) {
     end_with(error.exit_status(), error.what());
   } catch (const std::exception& error) {
     end_with(1, fmt::format("unexpected: {}", error.what()));
+  } catch (...) {
+    end_with(1, "unexpected: an exception of unknown type");
   }
+}
+
+}  // namespace
+
+int run_program(const char* name, const char* summary, int argc, const char* const* argv,
+                const std::function<void(const Options&)>& train) {
+  std::set_terminate(end_with_current_exception);  // instead of a catch: see there
+  CLI::App app(summary, name);
+  Options options;
+  add_options(app, options);
+  if (parse_command_line(app, options, argc, argv)) train(options);
   return 0;
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "common/app/json_file.h"
 #include "common/app/process_stats.h"
@@ -38,7 +39,7 @@ TrainingLog::TrainingLog(std::string stage, const Options& options, Stream strea
       terminal_(isatty(STDOUT_FILENO) == 1),
       reports_(stream) {}
 
-void TrainingLog::start(const Dataset& train, const Dataset& test, const Model&,
+void TrainingLog::start(const Dataset& train, const Dataset& test,
                         const FlatParameters& parameters) const {
   fmt::print("{}: {} on {}, {}", stage_, options_.model, names_of(devices_),
              devices_.front()->description());

@@ -23,9 +23,8 @@ class TrainingLog {
   TrainingLog(std::string stage, const Options& options, Stream stream,
               std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch);
 
-  /// Prints data set, network, devices and their engines.
-  void start(const Dataset& train, const Dataset& test, const Model& model,
-             const FlatParameters& parameters) const;
+  /// Prints data set, network, devices and their engine.
+  void start(const Dataset& train, const Dataset& test, const FlatParameters& parameters) const;
 
   void begin_epoch(int64_t epoch);
   /// After the work of one step has been enqueued: `batch` is its number in the epoch, `size` its

@@ -81,6 +81,7 @@ CpuStream::CpuStream(Device& device, std::string name)
 CpuStream::~CpuStream() {
   enqueue_control("end", nullptr);
   worker_.join();
+  block_until_unawaited();
 }
 
 void CpuStream::push(const char* op, std::function<void()> body, bool control) {
@@ -152,9 +153,11 @@ uint64_t CpuStream::record() {
 void CpuStream::wait(const Event& event) {
   StreamBackend& source = stream_of(event);
   if (&source == this) return;  // a stream is always behind its own events
+  source.await_begins();
   enqueue_control("wait", [this, &source, ticket = ticket_of(event)] {
     source.block(ticket);
     if (std::exception_ptr error = source.error()) fail_with(std::move(error));
+    source.await_ends();  // from here the source may go
   });
 }
 
@@ -171,6 +174,7 @@ std::exception_ptr CpuStream::error() const {
 }
 
 void CpuStream::copy(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;  // nothing may have a null address, which memcpy must not see
   enqueue("copy", [=] { std::memcpy(to, from, bytes); });
 }
 

@@ -21,7 +21,8 @@ namespace lockstep {
 class CpuStream final : public StreamBackend {
  public:
   CpuStream(Device& device, std::string name);
-  /// Runs what is still queued, then joins the worker.
+  /// Runs what is still queued, joins the worker, and blocks until no other stream, of this device
+  /// or another, has a wait for an event of this one before it.
   ~CpuStream() override;
 
   /// Enqueues `body` as one operation named `op` (a literal). Like a kernel launch it captures raw

@@ -55,10 +55,4 @@ Stream Device::create_stream(std::string name) {
   return Stream(*streams_.back());
 }
 
-void Device::close_streams() {
-  // All run dry before the first one goes: they may still wait for each other's events.
-  for (const auto& stream : streams_) stream->block(stream->record());
-  streams_.clear();
-}
-
 }  // namespace lockstep

@@ -31,8 +31,9 @@ struct DeviceId {
 std::vector<DeviceId> parse_devices(std::string_view list);
 
 /// Bytes in use on one device, and the most there were. Every allocation counts: parameters,
-/// activations, and the workspaces of libraries. Counted when the host asks (in stream order), so
-/// that the peak is the same in every run. Relaxed: counters must not order anything else.
+/// activations, and the workspaces of libraries. Buffers count when the host asks for them (in
+/// stream order), so that the peak is the same in every run. Relaxed: counters must not order
+/// anything else.
 class MemoryCounter {
  public:
   void add(int64_t bytes);
@@ -69,7 +70,8 @@ class Device {
   /// The operations of this device (kernels/kernels.h).
   virtual Kernels& kernels() = 0;
   /// Host memory that copies to and from this device may use asynchronously (page-locked on CUDA,
-  /// plain on the CPU).
+  /// plain on the CPU). Freeing it waits for what the device's streams have queued; it must be gone
+  /// before the device.
   virtual std::shared_ptr<void> allocate_host(size_t bytes) = 0;
 
   MemoryCounter& memory() { return memory_; }
@@ -80,7 +82,7 @@ class Device {
   Device(DeviceId id, DeviceOptions options) : id_(id), options_(options) {}
   virtual std::unique_ptr<StreamBackend> make_stream(std::string name) = 0;
   /// Drains and joins the streams; a derived class calls it before its own members go.
-  void close_streams();
+  void close_streams() { streams_.clear(); }
 
  private:
   DeviceId id_;

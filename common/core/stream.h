@@ -6,6 +6,7 @@
 // Two streams know nothing of each other's progress unless one waits for an event of the other:
 // on a GPU and, because the CPU backend keeps to the same rules, on CPU devices too.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -68,6 +69,11 @@ class StreamBackend {
   /// The stream's first error, or null. Read it after the event that it is to be asked for.
   virtual std::exception_ptr error() const = 0;
 
+  /// A backend whose queued waits refer to `this` brackets them with these two. They order nothing
+  /// (relaxed, release) before the stream's end, which acquires.
+  void await_begins() { awaited_.fetch_add(1, std::memory_order_relaxed); }
+  void await_ends() { awaited_.fetch_sub(1, std::memory_order_release); }
+
   virtual void push_scope(std::string_view name) = 0;
   virtual void pop_scope() = 0;
   /// What ran so far, in order; empty unless the device was opened with tracing. Call it after
@@ -77,10 +83,13 @@ class StreamBackend {
  protected:
   static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
   static uint64_t ticket_of(const Event& event) { return event.ticket_; }
+  /// To be called at the end: a stream stays while others still have to wait for its events.
+  void block_until_unawaited() const;
 
  private:
   Device& device_;
   std::string name_;
+  std::atomic<int64_t> awaited_{0};  // waits for events of this stream, queued in others
 };
 
 /// Handle to a stream of a device: a pointer, copied freely. The device owns the stream and drains

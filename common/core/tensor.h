@@ -80,7 +80,7 @@ class BasicTensor {
   }
   /// Rows [first, first + count) along the first axis.
   BasicTensor rows(int64_t first, int64_t count) const {
-    require(first >= 0 && count >= 0 && first + count <= shape_[0],
+    require(shape_.rank() > 0 && first >= 0 && count >= 0 && first + count <= shape_[0],
             "rows {} to {} are not in a tensor of shape {}", first, first + count, shape_.text());
     Shape shape = shape_;
     shape[0] = count;

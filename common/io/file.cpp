@@ -66,15 +66,12 @@ fs::path directory_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-/// A new file beside `target`, removed again unless it has taken the target's place.
+/// A new file beside `target`, to take its place or to be removed again.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const fs::path& target) : target_(target), file_(create()) {}
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    if (!renamed_) ::unlink(path_.c_str());
-  }
 
   void write(Bytes bytes) {
     while (!bytes.empty()) {
@@ -94,8 +91,9 @@ class TemporaryFile {
     if (std::rename(path_.c_str(), target_.c_str()) != 0) {
       fail_save(target_, "renaming the temporary file to it", errno);
     }
-    renamed_ = true;
   }
+
+  void remove() { ::unlink(path_.c_str()); }
 
  private:
   // O_EXCL makes the name unique, even among hosts that share the directory. mkstemp would do so
@@ -115,7 +113,6 @@ class TemporaryFile {
   fs::path target_;
   fs::path path_;
   Descriptor file_;  // last: create() fills path_
-  bool renamed_ = false;
 };
 
 void sync_directory(const fs::path& target) {
@@ -160,9 +157,14 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
   require(path.has_filename(), "cannot save to '{}': it names no file; add a file name",
           path.string());
   TemporaryFile temporary(path);
-  for (const Bytes piece : pieces) temporary.write(piece);
-  temporary.sync_and_close();
-  temporary.take_the_place_of_target();
+  try {
+    for (const Bytes piece : pieces) temporary.write(piece);
+    temporary.sync_and_close();
+    temporary.take_the_place_of_target();
+  } catch (...) {
+    temporary.remove();  // no destructor's work: an error may end the program without unwinding
+    throw;
+  }
   sync_directory(path);
 }
 

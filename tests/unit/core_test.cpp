@@ -1,6 +1,7 @@
 // Buffers and how they are counted, tensors and their pool, devices by name; and that a training
 // step, once it has been made, allocates nothing more.
 
+#include <atomic>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "common/core/cpu_stream.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cpu/cpu_device.h"
+#include "common/kernels/cpu/engine.h"
 #include "common/kernels/cuda/cuda.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
@@ -27,8 +29,6 @@ using Catch::Matchers::StartsWith;
 using cpu::EngineKind;
 using testing::message_of;
 
-constexpr EngineKind kEngines[] = {EngineKind::reference, EngineKind::best};
-
 /// A CPU device with one stream.
 struct Setup {
   explicit Setup(EngineKind engine = EngineKind::best)
@@ -36,6 +36,13 @@ struct Setup {
   std::unique_ptr<Device> device;
   Stream stream;
 };
+
+/// The reference engine, and oneDNN where this build has it.
+std::vector<EngineKind> engines() {
+  const auto name = [](EngineKind kind) { return Setup(kind).device->kernels().engine(); };
+  if (name(EngineKind::best) == name(EngineKind::reference)) return {EngineKind::reference};
+  return {EngineKind::reference, EngineKind::best};
+}
 
 /// 0, 1, 2, ...
 Tensor counting(Stream stream, const Shape& shape) {
@@ -63,16 +70,20 @@ TEST_CASE("A memory counter knows what is in use, and the most there was", "[cor
 }
 
 TEST_CASE("A memory counter loses nothing when threads count at once", "[core][tsan]") {
+  constexpr int kThreads = 4, kTimes = 200000;
   MemoryCounter counter;
+  std::atomic<int> ready{0};
   std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
+  for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
-      for (int i = 0; i < 10000; ++i) counter.add(3);
+      ++ready;
+      while (ready < kThreads) std::this_thread::yield();  // a thread takes long to start
+      for (int i = 0; i < kTimes; ++i) counter.add(3);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  CHECK(counter.current() == 120000);
-  CHECK(counter.peak() == 120000);
+  CHECK(counter.current() == 3 * kThreads * kTimes);
+  CHECK(counter.peak() == 3 * kThreads * kTimes);
 }
 
 TEST_CASE("A buffer counts on its device from the host's request to the host's release", "[core]") {
@@ -143,7 +154,23 @@ void check_workspace_is_counted(EngineKind engine) {
 }  // namespace
 
 TEST_CASE("The workspaces of both convolution engines are counted on their device", "[core]") {
-  for (const EngineKind engine : kEngines) check_workspace_is_counted(engine);
+  for (const EngineKind engine : engines()) check_workspace_is_counted(engine);
+}
+
+TEST_CASE("A workspace grows to its largest request and counts that", "[core]") {
+  MemoryCounter counter;
+  {
+    cpu::Workspace workspace(counter);
+    CHECK(counter.current() == 0);
+    CHECK(reinterpret_cast<uintptr_t>(workspace.at_least(100)) % 64 == 0);
+    CHECK(counter.current() == 100);
+    void* larger = workspace.at_least(300);
+    CHECK(counter.current() == 300);
+    CHECK(workspace.at_least(200) == larger);
+    CHECK(counter.current() == 300);
+  }
+  CHECK(counter.current() == 0);
+  CHECK(counter.peak() == 300);
 }
 
 // --- Shapes and tensors --------------------------------------------------------------------------
@@ -430,8 +457,8 @@ struct Training {
 void check_steps_allocate_nothing(EngineKind engine, bool dropout) {
   Setup s(engine);
   CAPTURE(s.device->description(), dropout);
-  const Dataset data = make_synthetic(SyntheticPart::train, 6 * 32 + 20);
-  Training training(s, data, dropout, {.batch_size = 32});
+  const Dataset data = make_synthetic(SyntheticPart::train, 6 * 8 + 5);
+  Training training(s, data, dropout, {.batch_size = 8});
   const MemoryCounter& memory = s.device->memory();
 
   training.step();
@@ -444,7 +471,7 @@ void check_steps_allocate_nothing(EngineKind engine, bool dropout) {
     CHECK(memory.current() == current);
     CHECK(memory.peak() == peak);
   }
-  training.step();  // the last 20 samples: other sizes, so it may find a block missing, once
+  training.step();  // the last 5 samples: other sizes, so it may find a block missing, once
   const int64_t after_epoch = training.context.pool().allocations();
   CHECK(after_epoch <= allocations + 2);
   training.loader.begin_epoch(1);
@@ -455,7 +482,7 @@ void check_steps_allocate_nothing(EngineKind engine, bool dropout) {
 }  // namespace
 
 TEST_CASE("A training step of the seed network allocates nothing after the first", "[core]") {
-  for (const EngineKind engine : kEngines) {
+  for (const EngineKind engine : engines()) {
     for (const bool dropout : {false, true}) check_steps_allocate_nothing(engine, dropout);
   }
 }

@@ -394,6 +394,11 @@ TEST_CASE("An error travels through wait() to the stream that waits, and not bac
   last.wait(next.record());
   enqueue(last, [&] { ran += 100; });
 
+  const Stream with_its_own = second->create_stream("with its own");
+  enqueue_failure(with_its_own, "it failed before");
+  with_its_own.wait(last.record());
+
+  CHECK(error_of(with_its_own) == "it failed before");
   CHECK(error_of(last) == "it failed here");
   CHECK(error_of(next) == "it failed here");
   CHECK(error_of(failing) == "it failed here");
@@ -427,12 +432,20 @@ TEST_CASE("Memory is freed in stream order: after what was enqueued before", "[s
     });
     home.wait(other.record());
   }
+  SECTION("the same where the home stream has failed") {
+    enqueue_failure(home, "failed");
+    enqueue(other, [&gate, memory] {
+      gate.pass();
+      memory[kLarge - 1] = 1;
+    });
+    home.wait(other.record());
+  }
   buffer.reset();
   CHECK(device->memory().current() == 0);  // counted when the host asks, not when it happens
   std::this_thread::sleep_for(milliseconds(20));
   CHECK_FALSE(is_freed(memory));
   gate.open();
-  home.synchronize();
+  home.backend().block(home.backend().record());
   CHECK(is_freed(memory));
 }
 
@@ -453,13 +466,13 @@ TEST_CASE("A device that goes while work is queued runs all of it", "[streams]")
   REQUIRE(ran.load() == 40);
 }
 
-TEST_CASE("A device goes although its streams still wait for each other's events", "[streams]") {
-  // The stream that is destroyed first must not take its events from a stream that still needs
-  // them, whichever of the two that is.
+namespace {
+
+std::vector<int> order_when_streams_go_while_they_wait(bool same_device) {
   std::vector<int> order;
-  auto device = open_cpu();
-  const Stream first = device->create_stream("first");
-  const Stream second = device->create_stream("second");
+  auto one = open_cpu(0), two = open_cpu(1);
+  const Stream first = one->create_stream("first");
+  const Stream second = (same_device ? one : two)->create_stream("second");
   enqueue(first, [&] { order.push_back(1); });
   enqueue(second, [] { std::this_thread::sleep_for(milliseconds(50)); });
   second.wait(first.record());
@@ -468,8 +481,16 @@ TEST_CASE("A device goes although its streams still wait for each other's events
   enqueue(first, [&] { order.push_back(3); });
   second.wait(first.record());
   enqueue(second, [&] { order.push_back(4); });
-  device.reset();
-  REQUIRE(order == std::vector<int>{1, 2, 3, 4});
+  one.reset();  // it has nothing more to do while `second` still comes to wait for it
+  two.reset();
+  return order;
+}
+
+}  // namespace
+
+TEST_CASE("A stream stays as long as others still have to wait for its events", "[streams]") {
+  CHECK(order_when_streams_go_while_they_wait(true) == std::vector<int>{1, 2, 3, 4});
+  CHECK(order_when_streams_go_while_they_wait(false) == std::vector<int>{1, 2, 3, 4});
 }
 
 TEST_CASE("A device with a failed stream goes without a word", "[streams]") {

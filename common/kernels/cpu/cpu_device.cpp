@@ -1,5 +1,7 @@
 #include "common/kernels/cpu/cpu_device.h"
 
+#include <new>
+
 #include "common/core/cpu_stream.h"
 #include "common/kernels/cpu/cpu_kernels.h"
 
@@ -25,10 +27,20 @@ class CpuDevice final : public Device {
   }
   Kernels& kernels() override { return kernels_; }
   std::shared_ptr<void> allocate_host(size_t bytes) override {
-    return std::shared_ptr<void>(::operator new(bytes), [](void* p) { ::operator delete(p); });
+    return {::operator new(bytes, kAlignment), [this](void* memory) {
+              drain();
+              ::operator delete(memory, kAlignment);
+            }};
   }
 
  private:
+  static constexpr std::align_val_t kAlignment{64};
+
+  /// Copies may still be queued when an error unwinds the host: freeing waits for them, as
+  /// cudaFreeHost does.
+  void drain() {
+    for (const auto& stream : streams()) stream->block(stream->record());
+  }
   std::unique_ptr<StreamBackend> make_stream(std::string name) override {
     return std::make_unique<CpuStream>(*this, std::move(name));
   }

@@ -44,6 +44,8 @@ class Workspace {
   void* at_least(size_t bytes);
 
  private:
+  void release();
+
   MemoryCounter& counter_;
   void* memory_ = nullptr;
   size_t bytes_ = 0;

@@ -34,16 +34,24 @@ void pack_weights(const Window2d& g, const Real* weight, bool backward, Real* pa
   }
 }
 
-/// sums[lane] += sum over c of pixel[c] * weights[c][lane]
-inline void add_products(const Real* pixel, int64_t channels, const Real* weights, Real* sums) {
-  Real block[kLanes];
-  std::copy(sums, sums + kLanes, block);
+/// Pixels side by side that are computed together: the sums of one need not wait for those of
+/// another, so that the processor has several multiply-adds under way.
+constexpr int64_t kPixels = 4;
+
+/// sums[p][lane] += sum over c of pixels[p][c] * weights[c][lane]
+inline void add_products(const Real* const (&pixels)[kPixels], int64_t channels,
+                         const Real* weights, Real (&sums)[kPixels][kLanes]) {
+  Real block[kPixels][kLanes];
+  std::copy(sums[0], sums[0] + kPixels * kLanes, block[0]);
   for (int64_t c = 0; c < channels; ++c) {
+#pragma GCC unroll 4
+    for (int64_t p = 0; p < kPixels; ++p) {
 #pragma omp simd
-    for (int64_t lane = 0; lane < kLanes; ++lane)
-      block[lane] += pixel[c] * weights[c * kLanes + lane];
+      for (int64_t lane = 0; lane < kLanes; ++lane)
+        block[p][lane] += pixels[p][c] * weights[c * kLanes + lane];
+    }
   }
-  std::copy(block, block + kLanes, sums);
+  std::copy(block[0], block[0] + kPixels * kLanes, sums[0]);
 }
 
 class ReferenceEngine final : public Engine {
@@ -52,13 +60,13 @@ class ReferenceEngine final : public Engine {
 
   void conv2d(CpuStream& stream, const Window2d& g, const Real* x, const Real* weight,
               const Real* bias, Real* y) override {
-    const Real* packed = pack(stream, g, weight, /*backward=*/false);
+    const Packed packed = pack(stream, g, weight, /*backward=*/false);
     share_out(g.batch * g.out_height, g.out_width * g.out_channels,
               [&](int64_t begin, int64_t end) {
                 for (int64_t row = begin; row < end; ++row) {
-                  for (int64_t ow = 0; ow < g.out_width; ++ow) {
-                    output_pixel(g, x, packed, bias, row / g.out_height, row % g.out_height, ow,
-                                 y + (row * g.out_width + ow) * g.out_channels);
+                  for (int64_t ow = 0; ow < g.out_width; ow += kPixels) {
+                    output_pixels(g, x, packed, bias, row / g.out_height, row % g.out_height, ow,
+                                  y + (row * g.out_width + ow) * g.out_channels);
                   }
                 }
               });
@@ -66,12 +74,12 @@ class ReferenceEngine final : public Engine {
 
   void conv2d_backward_input(CpuStream& stream, const Window2d& g, const Real* dy,
                              const Real* weight, Real* dx) override {
-    const Real* packed = pack(stream, g, weight, /*backward=*/true);
+    const Packed packed = pack(stream, g, weight, /*backward=*/true);
     share_out(g.batch * g.in_height, g.in_width * g.in_channels, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        for (int64_t w = 0; w < g.in_width; ++w) {
-          input_pixel(g, dy, packed, row / g.in_height, row % g.in_height, w,
-                      dx + (row * g.in_width + w) * g.in_channels);
+        for (int64_t w = 0; w < g.in_width; w += kPixels) {
+          input_pixels(g, dy, packed, row / g.in_height, row % g.in_height, w,
+                       dx + (row * g.in_width + w) * g.in_channels);
         }
       }
     });
@@ -127,56 +135,79 @@ class ReferenceEngine final : public Engine {
     return *static_cast<Workspace*>(state.get());
   }
 
-  static const Real* pack(CpuStream& stream, const Window2d& g, const Real* weight, bool backward) {
+  /// The weights of a convolution, then one pixel of zeros.
+  struct Packed {
+    const Real* weights;
+    const Real* zeros;
+  };
+
+  static Packed pack(CpuStream& stream, const Window2d& g, const Real* weight, bool backward) {
     const int64_t from = backward ? g.out_channels : g.in_channels;
     const int64_t blocks = blocks_of(backward ? g.in_channels : g.out_channels);
     const int64_t elements = blocks * g.kernel * g.kernel * from * kLanes;
-    Real* packed = static_cast<Real*>(workspace_of(stream).at_least(sizeof(Real) * elements));
+    Real* packed =
+        static_cast<Real*>(workspace_of(stream).at_least(sizeof(Real) * (elements + from)));
     pack_weights(g, weight, backward, packed);
-    return packed;
+    std::fill(packed + elements, packed + elements + from, Real(0));
+    return {packed, packed + elements};
   }
 
-  /// y[oh][ow][o] = bias[o] + sum over taps and i of x[oh * stride - padding + kh][...][i] w
-  static void output_pixel(const Window2d& g, const Real* x, const Real* packed, const Real* bias,
-                           int64_t n, int64_t oh, int64_t ow, Real* y) {
+  /// y[oh][ow][o] = bias[o] + sum over taps and i of x[oh * stride - padding + kh][...][i] w, for
+  /// kPixels columns from `first_ow` on, as far as the row has them.
+  static void output_pixels(const Window2d& g, const Real* x, Packed packed, const Real* bias,
+                            int64_t n, int64_t oh, int64_t first_ow, Real* y) {
     const int64_t tap_size = g.in_channels * kLanes;
     for (int64_t first = 0; first < g.out_channels; first += kLanes) {
       const int64_t count = std::min(kLanes, g.out_channels - first);
-      Real sums[kLanes] = {};
-      std::copy(bias + first, bias + first + count, sums);
+      Real sums[kPixels][kLanes] = {};
+      for (auto& sum : sums) std::copy(bias + first, bias + first + count, sum);
       for (int64_t kh = 0; kh < g.kernel; ++kh) {
         const int64_t h = oh * g.stride - g.padding + kh;
-        for (int64_t kw = 0; kw < g.kernel; ++kw, packed += tap_size) {
-          const int64_t w = ow * g.stride - g.padding + kw;
-          if (h < 0 || h >= g.in_height || w < 0 || w >= g.in_width) continue;
-          const Real* pixel = x + ((n * g.in_height + h) * g.in_width + w) * g.in_channels;
-          add_products(pixel, g.in_channels, packed, sums);
+        for (int64_t kw = 0; kw < g.kernel; ++kw, packed.weights += tap_size) {
+          if (h < 0 || h >= g.in_height) continue;
+          const Real* row = x + (n * g.in_height + h) * g.in_width * g.in_channels;
+          const Real* pixels[kPixels];
+          for (int64_t p = 0; p < kPixels; ++p) {
+            const int64_t w = (first_ow + p) * g.stride - g.padding + kw;
+            pixels[p] = w < 0 || w >= g.in_width ? packed.zeros : row + w * g.in_channels;
+          }
+          add_products(pixels, g.in_channels, packed.weights, sums);
         }
       }
-      std::copy(sums, sums + count, y + first);
+      store(sums, std::min(kPixels, g.out_width - first_ow), count, y + first, g.out_channels);
     }
   }
 
-  /// dx[h][w][i] = sum over the outputs that (h, w) took part in, their taps, and o, of dy w
-  static void input_pixel(const Window2d& g, const Real* dy, const Real* packed, int64_t n,
-                          int64_t h, int64_t w, Real* dx) {
+  /// dx[h][w][i] = sum over the outputs that (h, w) took part in, their taps, and o, of dy w, for
+  /// kPixels columns from `first_w` on, as far as the row has them.
+  static void input_pixels(const Window2d& g, const Real* dy, Packed packed, int64_t n, int64_t h,
+                           int64_t first_w, Real* dx) {
     const int64_t tap_size = g.out_channels * kLanes;
     for (int64_t first = 0; first < g.in_channels; first += kLanes) {
-      const int64_t count = std::min(kLanes, g.in_channels - first);
-      Real sums[kLanes] = {};
+      Real sums[kPixels][kLanes] = {};
       for (int64_t kh = 0; kh < g.kernel; ++kh) {
-        const int64_t up = h + g.padding - kh;
-        for (int64_t kw = 0; kw < g.kernel; ++kw, packed += tap_size) {
-          const int64_t left = w + g.padding - kw;
-          if (up < 0 || left < 0 || up % g.stride != 0 || left % g.stride != 0) continue;
-          const int64_t oh = up / g.stride, ow = left / g.stride;
-          if (oh >= g.out_height || ow >= g.out_width) continue;
-          const Real* pixel = dy + ((n * g.out_height + oh) * g.out_width + ow) * g.out_channels;
-          add_products(pixel, g.out_channels, packed, sums);
+        const int64_t up = h + g.padding - kh, oh = up / g.stride;
+        for (int64_t kw = 0; kw < g.kernel; ++kw, packed.weights += tap_size) {
+          if (up < 0 || up % g.stride != 0 || oh >= g.out_height) continue;
+          const Real* row = dy + (n * g.out_height + oh) * g.out_width * g.out_channels;
+          const Real* pixels[kPixels];
+          for (int64_t p = 0; p < kPixels; ++p) {
+            const int64_t left = first_w + p + g.padding - kw, ow = left / g.stride;
+            const bool none = left < 0 || left % g.stride != 0 || ow >= g.out_width;
+            pixels[p] = none ? packed.zeros : row + ow * g.out_channels;
+          }
+          add_products(pixels, g.out_channels, packed.weights, sums);
         }
       }
-      std::copy(sums, sums + count, dx + first);
+      store(sums, std::min(kPixels, g.in_width - first_w), std::min(kLanes, g.in_channels - first),
+            dx + first, g.in_channels);
     }
+  }
+
+  /// to[p][lane] = sums[p][lane] for the first `pixels` and `lanes`; `channels` apart in `to`.
+  static void store(const Real (&sums)[kPixels][kLanes], int64_t pixels, int64_t lanes, Real* to,
+                    int64_t channels) {
+    for (int64_t p = 0; p < pixels; ++p) std::copy(sums[p], sums[p] + lanes, to + p * channels);
   }
 
   /// sums[i][lane] = sum over pixels of x[pixel moved by the tap][i] dy[pixel][block's lane]

@@ -1,0 +1,54 @@
+// Networks learn. The floors lie below what PyTorch reaches: at lr 0.1 it varies over twelve seeds
+// from 0.77 to 0.835 after one epoch and from 0.837 to 0.874 after two.
+
+#include <regex>
+
+#include "tests/support/catch.h"
+#include "tests/support/stage.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+
+constexpr double kDeadline = 250;  // seconds; an epoch takes about five on an idle core
+
+struct Outcome {
+  std::vector<double> accuracy;  // per epoch
+  std::string out;
+};
+
+Outcome train(std::vector<std::string> options) {
+  const TempDir folder;
+  options.insert(options.end(), {"--metrics", folder / "metrics"});
+  const ProcessResult run = run_stage01(options, kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  return {read_json(folder / "metrics").at("accuracy").get<std::vector<double>>(), run.out};
+}
+
+TEST_CASE("The seed network learns Fashion-MNIST", "[convergence][row16]") {
+  const Outcome outcome =
+      train({"--epochs", "2", "--lr", "0.1", "--no-dropout", "--log-interval", "10"});
+  REQUIRE(outcome.accuracy.size() == 2);
+  CHECK(outcome.accuracy[0] >= 0.70);
+  CHECK(outcome.accuracy[1] >= 0.80);
+  // The log as users of PyTorch know it.
+  const std::regex line(R"(\nTrain Epoch: 1 \[640/60000 \(1%\)\]\tLoss: [0-9]\.[0-9]{6}\n)");
+  CHECK(std::regex_search(outcome.out, line));
+}
+
+TEST_CASE("The seed network learns Fashion-MNIST with dropout", "[convergence][row16]") {
+  CHECK(train({"--lr", "0.1", "--dropout"}).accuracy.at(0) >= 0.74);
+}
+
+TEST_CASE("The BatchNorm variant learns Fashion-MNIST", "[convergence][row16]") {
+  CHECK(train({"--model", "seed-bn", "--lr", "0.01"}).accuracy.at(0) >= 0.80);
+}
+
+TEST_CASE("The seed network learns the generated images", "[convergence][row16]") {
+  CHECK(train({"--data", "synthetic"}).accuracy.at(0) > 0.9);
+}
+
+}  // namespace
+}  // namespace lockstep

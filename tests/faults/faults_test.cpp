@@ -1,0 +1,559 @@
+// What stage 01 does when something is wrong: one clear line, a status, and nothing left behind.
+
+#include <unistd.h>
+
+#include <limits>
+#include <regex>
+#include <set>
+
+#include "common/app/feeder.h"
+#include "common/app/training_log.h"
+#include "common/core/error.h"
+#include "common/data/synthetic.h"
+#include "common/kernels/devices.h"
+#include "common/nn/init.h"
+#include "common/nn/sgd.h"
+#include "tests/support/catch.h"
+#include "tests/support/stage.h"
+#include "tests/unit/data_test_files.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
+using Words = std::vector<std::string>;
+
+constexpr double kDeadline = 60;  // seconds; sanitizers and busy machines included
+
+const Words kSmall{"--data", "synthetic:256:64"};
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+/// Started so, even root has to ask the file system for permission.
+Words without_privileges() {
+  if (::geteuid() != 0) return {};
+  return {"setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps",
+          "-dac_override,-dac_read_search"};
+}
+
+/// One line on stderr that names all of `fragments`, status 1, nothing trained.
+void check_error(const ProcessResult& run, const Words& fragments) {
+  INFO(story(run));
+  CHECK_FALSE(run.timed_out);
+  CHECK(run.status == 1);
+  CHECK(run.err.starts_with("error: "));
+  CHECK(run.err.find('\n') == run.err.size() - 1);
+  for (const std::string& fragment : fragments) CHECK_THAT(run.err, ContainsSubstring(fragment));
+  CHECK_THAT(run.out, !ContainsSubstring("Train Epoch"));
+  CHECK_THAT(run.out, !ContainsSubstring("Test set"));
+}
+
+/// Stage 01 refuses these options before it trains and before it writes anything.
+void check_refused(const Words& options, const Words& fragments, const Words& prefix = {}) {
+  const TempDir results;
+  const Words outputs{"--metrics", results / "metrics", "--trace", results / "trace",
+                      "--save",    results / "weights"};
+  check_error(
+      run_process(prefix + Words{stage_binary("01-single-gpu")} + outputs + options, kDeadline),
+      fragments);
+  CHECK(results.names() == Words{});
+}
+
+// --- Data sets -----------------------------------------------------------------------------------
+
+constexpr uint32_t kTrain = 70, kTest = 30;
+
+/// Four good files; each test damages one.
+struct DataFiles {
+  DataFiles() {
+    for (const auto& [part, count] : {std::pair("train", kTrain), std::pair("t10k", kTest)}) {
+      const size_t pixels = size_t{count} * 28 * 28;
+      files[std::string(part) + "-images-idx3-ubyte"] =
+          idx_bytes(2051, {count, 28, 28}, counting(pixels, 251));
+      files[std::string(part) + "-labels-idx1-ubyte"] = idx_labels(count);
+    }
+  }
+  Bytes& operator[](const std::string& name) { return files.at(name); }
+  void rename(const std::string& from, const std::string& to) {
+    auto node = files.extract(from);
+    node.key() = to;
+    files.insert(std::move(node));
+  }
+  void write(const std::filesystem::path& folder) const {
+    for (const auto& [name, bytes] : files) write_file(folder / name, bytes);
+  }
+  std::map<std::string, Bytes> files;
+};
+
+const std::string kImages = "train-images-idx3-ubyte";
+const std::string kLabels = "train-labels-idx1-ubyte";
+
+void check_data_refused(const DataFiles& data, const Words& fragments, const Words& more = {}) {
+  const TempDir folder;
+  data.write(folder.path());
+  check_refused(Words{"--data-dir", folder.path()} + more, fragments);
+}
+
+TEST_CASE("Good files train", "[faults]") {
+  const TempDir folder;
+  DataFiles().write(folder.path());
+  const ProcessResult run = run_stage01({"--data-dir", folder.path()}, kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 0);
+  CHECK_THAT(run.out, ContainsSubstring("70 training and 30 test images of 28x28x1"));
+}
+
+TEST_CASE("A wrong magic number is refused", "[faults][row2]") {
+  DataFiles images, labels;
+  images[kImages][3] = 1;
+  check_data_refused(images, {kImages, "2049", "2051"});
+  labels["t10k-labels-idx1-ubyte"][3] = 3;
+  check_data_refused(labels, {"t10k-labels-idx1-ubyte", "2051", "2049"});
+}
+
+TEST_CASE("A truncated file is refused with both sizes", "[faults][row3]") {
+  DataFiles data;
+  data[kImages].resize(data[kImages].size() - 1);
+  check_data_refused(data, {kImages, "54895", "54896", "truncated"});
+}
+
+TEST_CASE("Trailing bytes are refused", "[faults][row4]") {
+  DataFiles data;
+  data[kImages].push_back(0);
+  check_data_refused(data, {kImages, "54897", "54896", "too long"});
+}
+
+TEST_CASE("Another number of labels than images is refused with both", "[faults][row5]") {
+  DataFiles data;
+  data[kLabels] = idx_labels(71);
+  check_data_refused(data, {kImages, kLabels, "70 images", "71 labels"});
+}
+
+TEST_CASE("A label beyond the classes is refused with index and value", "[faults][row6]") {
+  for (const int label : {10, 255}) {
+    DataFiles data;
+    data[kLabels][8 + 42] = static_cast<uint8_t>(label);
+    check_data_refused(data, {kLabels, fmt::format("label {}", label), "index 42", "0 to 9"});
+  }
+}
+
+TEST_CASE("A header that promises 2^31 images is refused before memory is asked for",
+          "[faults][row7]") {
+  DataFiles data;
+  data[kImages] = idx_bytes(2051, {0x80000000u, 28, 28}, counting(100, 251));
+  check_data_refused(data, {kImages, "2147483648 x 28 x 28", "truncated"});
+  data.rename(kImages, kImages + ".gz");
+  data[kImages + ".gz"] = gzip(data[kImages + ".gz"]);
+  check_data_refused(data, {kImages + ".gz", "2147483648 x 28 x 28"});
+}
+
+TEST_CASE("A damaged gzip file is refused", "[faults][row8]") {
+  DataFiles whole, cut, wrong;
+  for (DataFiles* data : {&whole, &cut, &wrong}) {
+    (*data)[kImages] = gzip((*data)[kImages]);
+    data->rename(kImages, kImages + ".gz");
+  }
+  Bytes& truncated = cut[kImages + ".gz"];
+  truncated.resize(truncated.size() - 20);
+  check_data_refused(cut, {kImages + ".gz", "truncated"});
+  Bytes& checksum = wrong[kImages + ".gz"];
+  checksum[checksum.size() - 8] ^= 1;
+  check_data_refused(wrong, {kImages + ".gz"});
+
+  const TempDir folder;
+  whole.write(folder.path());
+  CHECK(run_stage01({"--data-dir", folder.path()}, kDeadline).status == 0);
+}
+
+TEST_CASE("Missing data is one line that says how to get it", "[faults][row9]") {
+  const TempDir folder;
+  const Words advice{"./lockstep data fashion-mnist", "--data synthetic"};
+  check_refused({"--data-dir", folder / "nowhere"}, advice + Words{(folder / "nowhere").string()});
+  check_refused({"--data-dir", folder.path()}, advice + Words{folder.path().string(), kImages});
+  DataFiles data;
+  data.files.erase(kLabels);
+  check_data_refused(data, advice + Words{kLabels, "missing"});
+  check_refused({"--data", "cifar10", "--data-dir", folder.path()}, {"./lockstep data cifar10"});
+
+  DataFiles().write(folder.path());
+  std::filesystem::permissions(folder / kImages, std::filesystem::perms::none);
+  check_refused({"--data-dir", folder.path()}, {kImages, "ermission"}, without_privileges());
+}
+
+TEST_CASE("An epoch without batches is refused", "[faults][row10]") {
+  DataFiles data;
+  data[kImages] = idx_bytes(2051, {0, 28, 28}, {});
+  data[kLabels] = idx_labels(0);
+  check_data_refused(data, {"0 batches"});
+  check_data_refused(DataFiles(), {"0 batches", "71"}, {"--drop-last", "--batch-size", "71"});
+}
+
+TEST_CASE("Arguments of the loader are refused with their value", "[faults][row25]") {
+  check_refused(kSmall + Words{"--batch-size", "0"}, {"--batch-size", "'0'", "1 to 1000000"});
+  check_refused(kSmall + Words{"--workers", "-1"}, {"--workers", "'-1'", "0 to 256"});
+  check_refused(kSmall + Words{"--loader-timeout", "-0.5"}, {"--loader-timeout", "'-0.5'"});
+  check_refused(kSmall + Words{"--workers", "0", "--loader-timeout", "3"},
+                {"--loader-timeout", "3", "--workers 1"});
+  check_refused(kSmall + Words{"--prefetch-factor", "0"}, {"--prefetch-factor", "'0'", "1 to"});
+  check_refused(kSmall + Words{"--workers", "0", "--prefetch-factor", "3"},
+                {"--prefetch-factor", "3", "--workers 1"});
+}
+
+// --- Options -------------------------------------------------------------------------------------
+
+struct NumericOption {
+  std::string name, below, above, range;
+};
+
+const std::vector<NumericOption> kNumericOptions{
+    {"--width", "0", "1025", "1 to 1024"},
+    {"--seed", "-1", "4294967296", "0 to 4294967295"},
+    {"--epochs", "-1", "100001", "0 to 100000"},
+    {"--max-steps", "-1", "1000000001", "0 to 1000000000"},
+    {"--batch-size", "0", "1000001", "1 to 1000000"},
+    {"--lr", "-0.1", "nan", "0 to 1000000000000"},
+    {"--scale-lr", "-1", "2e12", "0 to 1000000000000"},
+    {"--warmup-epochs", "-1", "1001", "0 to 1000"},
+    {"--lr-step", "-1", "100001", "0 to 100000"},
+    {"--lr-gamma", "-0.1", "1.1", "0 to 1"},
+    {"--momentum", "-0.1", "1.1", "0 to 1"},
+    {"--weight-decay", "-1", "inf", "0 to 1000000000000"},
+    {"--threads-per-device", "0", "1025", "1 to 1024"},
+    {"--workers", "-1", "257", "0 to 256"},
+    {"--prefetch-factor", "0", "1025", "1 to 1024"},
+    {"--loader-timeout", "-1", "86401", "0 to 86400"},
+    {"--log-interval", "0", "1000000001", "1 to 1000000000"},
+};
+
+TEST_CASE("A number out of its range is refused with value and range", "[faults]") {
+  for (const NumericOption& option : kNumericOptions) {
+    for (const std::string& value : {option.below, option.above, std::string("many")}) {
+      INFO(option.name << " " << value);
+      check_refused(kSmall + Words{option.name, value},
+                    {option.name, "'" + value + "'", option.range});
+    }
+  }
+}
+
+TEST_CASE("An unknown option, name or device is refused", "[faults]") {
+  check_refused(kSmall + Words{"--learning-rate", "0.1"}, {"--learning-rate", "--help"});
+  check_refused(kSmall + Words{"stray"}, {"stray", "--help"});
+  check_refused(kSmall + Words{"--lr"}, {"--lr"});
+  check_refused({"--data", "imagenet"}, {"imagenet", "fashion-mnist"});
+  check_refused({"--data", "synthetic:0:64"}, {"synthetic:0:64", "1 to 1000000"});
+  check_refused(kSmall + Words{"--model", "vgg"}, {"vgg", "resnet18"});
+  check_refused(kSmall + Words{"--order", "random"}, {"random", "sampler"});
+  check_refused(kSmall + Words{"--init", "zero"}, {"zero", "kaiming"});
+  check_refused(kSmall + Words{"--emulate", "chunk:0"}, {"chunk:0", "1 to 1024"});
+  check_refused(kSmall + Words{"--devices", "tpu:0"}, {"tpu:0"});
+  check_refused(kSmall + Words{"--devices", "cpu:0,cuda:0"}, {"cpu:0 and cuda:0"});
+  check_refused(kSmall + Words{"--load", "/nowhere/weights"}, {"/nowhere/weights", "No such file"});
+}
+
+TEST_CASE("--help lists every option with its default", "[faults]") {
+  const ProcessResult run = run_process({stage_binary("01-single-gpu"), "--help"}, kDeadline);
+  CHECK(run.status == 0);
+  CHECK(run.err.empty());
+  for (const std::string fragment :
+       {"--data TEXT=fashion-mnist", "--model TEXT=seed", "--epochs", "=0.1\n",
+        "--order TEXT=loader", "--emulate TEXT=none", "--dropout,--no-dropout{false}", "--metrics",
+        "--trace", "--save", "--load", "--devices", "--data-dir", "--drop-last",
+        "--init TEXT=kaiming"}) {
+    CHECK_THAT(run.out, ContainsSubstring(fragment));
+  }
+  // Every range that the help shows is tested above, and the other way round.
+  const std::regex ranged(R"((--[a-z-]+) [A-Z]+:in (\S+ to [0-9]+)=)");
+  std::set<std::pair<std::string, std::string>> shown, tested;
+  for (std::sregex_iterator it(run.out.begin(), run.out.end(), ranged), end; it != end; ++it) {
+    shown.emplace((*it)[1], (*it)[2]);
+  }
+  for (const NumericOption& option : kNumericOptions) tested.emplace(option.name, option.range);
+  CHECK(shown == tested);
+}
+
+TEST_CASE("An output that could not be written is refused before training", "[faults]") {
+  const TempDir folder;
+  const std::filesystem::path locked = folder / "locked";
+  std::filesystem::create_directory(locked);
+  std::filesystem::permissions(locked, std::filesystem::perms(0555));
+  for (const std::string option : {"--metrics", "--trace", "--save"}) {
+    INFO(option);
+    const Words program = without_privileges() + Words{stage_binary("01-single-gpu")} + kSmall;
+    const auto check = [&](const std::filesystem::path& path) {
+      check_error(run_process(program + Words{option, path}, kDeadline), {option, path.string()});
+    };
+    check(folder / "nowhere" / "file");
+    check(folder.path());
+    check(locked / "file");
+  }
+  CHECK(folder.names() == Words{"locked"});
+}
+
+TEST_CASE("A GPU that is not there is refused, and by default a run says that it has none",
+          "[faults][row128]") {
+  const std::vector<std::pair<std::string, std::string>> no_gpu{{"CUDA_VISIBLE_DEVICES", ""}};
+  const Words program = Words{stage_binary("01-single-gpu")} + kSmall;
+  check_error(run_process(program + Words{"--devices", "cuda:0"}, kDeadline, no_gpu),
+              {"cuda:0", "--devices cpu:0"});
+
+  const ProcessResult run = run_process(program, kDeadline, no_gpu);
+  INFO(story(run));
+  CHECK(run.status == 0);
+  CHECK(run.err.empty());
+  CHECK_THAT(run.out, ContainsSubstring("seed on cpu:0"));
+  CHECK_THAT(run.out, ContainsSubstring("(no GPU: "));
+}
+
+// --- Numbers that are none -----------------------------------------------------------------------
+
+/// Trained weights, with one number of `name` replaced.
+void save_with(const std::filesystem::path& from, const std::filesystem::path& to,
+               const std::string& name, Real value) {
+  const SafetensorsFile file = load_safetensors(from);
+  std::vector<TensorEntry> entries(file.tensors());
+  std::vector<std::byte> changed;
+  for (TensorEntry& entry : entries) {
+    if (entry.name != name) continue;
+    changed.assign(entry.bytes.begin(), entry.bytes.end());
+    std::memcpy(changed.data() + changed.size() / 2 / sizeof value * sizeof value, &value,
+                sizeof value);
+    entry.bytes = changed;
+  }
+  REQUIRE_FALSE(changed.empty());
+  save_safetensors(to, entries);
+}
+
+TEST_CASE("One NaN in the weights stops the run at its step", "[faults][row17]") {
+  const TempDir folder;
+  REQUIRE(run_stage01(kSmall + Words{"--save", folder / "good"}, kDeadline).status == 0);
+  const std::string before = read_file(folder / "good");
+  for (const Real value :
+       {std::numeric_limits<Real>::quiet_NaN(), std::numeric_limits<Real>::infinity()}) {
+    save_with(folder / "good", folder / "bad", "fc1.weight", value);
+    const ProcessResult run =
+        run_stage01(kSmall + Words{"--load", folder / "bad", "--save", folder / "good", "--metrics",
+                                   folder / "metrics", "--trace", folder / "trace"},
+                    kDeadline);
+    check_error(run, {"step 0", "rank 0", "cpu:0", "not finite", "nothing was saved"});
+    CHECK(read_file(folder / "good") == before);
+    CHECK(folder.names() == Words{"bad", "good"});
+  }
+}
+
+TEST_CASE("A learning rate far too high is noticed", "[faults][row18]") {
+  const TempDir folder;
+  const Words options{"--lr", "1e6", "--data", "synthetic:1024:64", "--save", folder / "weights"};
+  for (const std::string momentum : {"0", "0.9"}) {
+    const ProcessResult run = run_stage01(options + Words{"--momentum", momentum}, kDeadline);
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring("not finite"));
+    CHECK_THAT(run.err, ContainsSubstring("lower --lr (1000000)"));
+    CHECK(run.err.find('\n') == run.err.size() - 1);
+    CHECK_THAT(run.out, !ContainsSubstring("Test set"));
+    CHECK(folder.names() == Words{});
+  }
+}
+
+/// A training loop in this process, so that a test can reach between loader and network.
+struct Training {
+  Training()
+      : device(open_device({DeviceId::Kind::cpu, 0}, {})),
+        stream(device->create_stream("compute")),
+        data(make_synthetic(SyntheticPart::train, 64)),
+        model(make_model(options.model_options(data))),
+        parameters(*model.network, stream),
+        optimizer(parameters, {}),
+        feeder(stream, data),
+        context(stream),
+        log("test", options, stream, {device.get()}, 64, 8) {
+    initialize(parameters, Initializer::kaiming_uniform, 1);
+    log.begin_epoch(0);
+  }
+
+  /// One step over 8 samples; `damage` may change the images first.
+  template <class Damage>
+  void step(int64_t index, Damage damage) {
+    DataLoader loader(data, {.batch_size = 8});
+    loader.begin_epoch(0, index);
+    HostBatch batch = *loader.next();
+    optimizer.zero_gradients();
+    const Tensor loss = context.empty({1});
+    context.kernels().fill(stream, 0, loss);
+    const StepState facts{.step = index, .learning_rate = Real(0.1), .loss_weight = Real(1) / 8};
+    const DeviceBatch part = feeder.feed(batch, {0, 1, 8}, facts, context);
+    damage(part.images);
+    model.loss->forward(model.network->forward(part.images, context), part.labels, loss, context);
+    model.network->backward(model.loss->backward(part.labels, context), context);
+    optimizer.step(context.state(), loss);
+    feeder.retire(std::move(batch));
+    log.step(index, 8, loss, optimizer.health());
+  }
+
+  Options options;
+  std::unique_ptr<Device> device;
+  Stream stream;
+  Dataset data;
+  Model model;
+  FlatParameters parameters;
+  Sgd optimizer;
+  Feeder feeder;
+  Context context;
+  TrainingLog log;
+};
+
+TEST_CASE("One NaN in one pixel stops the run at its step", "[faults][row17]") {
+  Training training;
+  const auto leave = [](const Tensor&) {};
+  const auto plant = [](const Tensor& images) {
+    std::vector<Real> pixels = images.to_host();
+    pixels[5 * 28 * 28 + 400] = std::numeric_limits<Real>::quiet_NaN();
+    images.copy_from_host(pixels);
+  };
+  training.step(0, leave);
+  training.step(1, leave);
+  const std::vector<Real> last_good = training.parameters.values().to_host();
+  training.step(2, plant);
+  // The host learns of it a step late; that step, too, must leave the weights alone.
+  std::string message = "nothing was thrown";
+  try {
+    training.step(3, leave);
+  } catch (const NonFinite& error) {
+    message = error.what();
+  }
+  CHECK_THAT(message, ContainsSubstring("step 2, rank 0 (cpu:0)"));
+  CHECK_THAT(message, ContainsSubstring("as step 1 left them"));
+  CHECK(training.parameters.values().to_host() == last_good);
+}
+
+// --- Outputs -------------------------------------------------------------------------------------
+
+TEST_CASE("The log has PyTorch's lines", "[faults]") {
+  const ProcessResult run = run_stage01(
+      {"--data", "synthetic:6400:64", "--log-interval", "10", "--max-steps", "25"}, kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  CHECK(run.err.empty());
+  const std::regex training(
+      R"(\nTrain Epoch: 1 \[0/6400 \(0%\)\]\tLoss: \d\.\d{6}\n)"
+      R"(Train Epoch: 1 \[640/6400 \(10%\)\]\tLoss: \d\.\d{6}\n)"
+      R"(Train Epoch: 1 \[1280/6400 \(20%\)\]\tLoss: \d\.\d{6}\n)"
+      R"(\nTest set: Average loss: \d\.\d{4}, Accuracy: (\d+)/64 \((\d+\.\d\d)%\)\n)");
+  std::smatch found;
+  REQUIRE(std::regex_search(run.out, found, training));
+  CHECK(found[2] == fmt::format("{:.2f}", 100 * std::stod(found[1]) / 64));
+  for (const std::string row : {"\nSummary\n", "  test accuracy ", "  samples/s ", "  epoch time ",
+                                "  peak memory cpu:0 ", "  first step after ", "  process "}) {
+    CHECK_THAT(run.out, ContainsSubstring(row));
+  }
+  CHECK(run.out.find('\r') == run.out.npos);  // a progress bar is for terminals
+}
+
+TEST_CASE("--metrics holds one object with everything", "[faults]") {
+  const TempDir folder;
+  const ProcessResult run = run_stage01(
+      kSmall + Words{"--epochs", "2", "--lr", "0.05", "--log-interval", "1", "--metrics",
+                     folder / "metrics", "--seed", "5", "--emulate", "micro:2"},
+      kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  const nlohmann::json metrics = read_json(folder / "metrics");
+  CHECK(metrics.at("config").at("lr") == 0.05);
+  CHECK(metrics.at("config").at("seed") == 5);
+  CHECK(metrics.at("config").at("emulate") == "micro:2");
+  CHECK(metrics.at("config").at("data") == "synthetic:256:64");
+  CHECK(metrics.at("steps") == 8);
+  CHECK(metrics.at("epoch_seconds").size() == 2);
+  CHECK(metrics.at("step_seconds").size() == 8);
+  CHECK(metrics.at("accuracy").size() == 2);
+  CHECK(metrics.at("samples_per_second").get<double>() > 0);
+  CHECK(metrics.at("startup_seconds").get<double>() > 0);
+  const int64_t device_peak = metrics.at("peak_memory_bytes").at("cpu:0");
+  CHECK(device_peak > 2 * 21840 * int64_t{sizeof(Real)});  // weights and gradients at the least
+  CHECK(metrics.at("peak_rss_bytes").get<int64_t>() > device_peak);
+
+  // The losses of the log, with all their digits.
+  const auto losses = metrics.at("losses").get<std::vector<double>>();
+  REQUIRE(losses.size() == 8);
+  bool longer = false;
+  for (const double loss : losses) {
+    CHECK_THAT(run.out, ContainsSubstring(fmt::format("\tLoss: {:.6f}\n", loss)));
+    CHECK(double(Real(loss)) == loss);
+    longer = longer || std::stod(fmt::format("{:.6f}", loss)) != loss;
+  }
+  CHECK(longer);
+}
+
+TEST_CASE("--trace is a timeline of every stream, one operation after another", "[faults]") {
+  const TempDir folder;
+  REQUIRE(run_stage01(kSmall + Words{"--trace", folder / "trace"}, kDeadline).status == 0);
+  const nlohmann::json events = read_json(folder / "trace").at("traceEvents");
+  std::map<std::pair<int, int>, double> end_of_lane;
+  std::set<std::string> labels, operations, layers;
+  for (const nlohmann::json& event : events) {
+    const std::string name = event.at("name");
+    if (event.at("ph") == "M") {
+      labels.insert(name + "=" + event.at("args").at("name").get<std::string>());
+      continue;
+    }
+    REQUIRE(event.at("ph") == "X");
+    operations.insert(name);
+    layers.insert(event.at("args").at("layer").get<std::string>());
+    const double begin = event.at("ts"), duration = event.at("dur");
+    double& end = end_of_lane[{event.at("pid"), event.at("tid")}];
+    if (begin < end - 1e-6 || duration < 0) FAIL(name << " at " << begin << " overlaps");
+    end = begin + duration;
+  }
+  CHECK(labels == std::set<std::string>{"process_name=cpu:0", "thread_name=compute"});
+  CHECK(end_of_lane.size() == 1);
+  const auto has_all = [](const std::set<std::string>& set, const std::set<std::string>& wanted) {
+    return std::includes(set.begin(), set.end(), wanted.begin(), wanted.end());
+  };
+  CHECK(has_all(operations, {"conv2d", "conv2d_backward_parameters", "max_pool2d", "matmul",
+                             "nll_loss", "sgd_update", "copy"}));
+  CHECK(has_all(layers, {"conv1", "conv2", "pool1", "pool2", "fc1", "fc2", ""}));
+}
+
+TEST_CASE("A full disk is one clear line, and no half a file", "[faults]") {
+  const TempDir folder;
+  write_file(folder / "weights", std::string("what was there"));
+  // A limit on the size of files stands for the disk; its signal is ignored, so that write() fails.
+  const Words limited{"sh", "-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh"};
+  const Words program = Words{stage_binary("01-single-gpu"), "--devices", "cpu:0"} + kSmall;
+  const ProcessResult run =
+      run_process(limited + program + Words{"--save", folder / "weights"}, kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("cannot save " + (folder / "weights").string()));
+  CHECK_THAT(run.err, ContainsSubstring("File too large"));
+  CHECK(run.err.find('\n') == run.err.size() - 1);
+  CHECK(folder.names() == Words{"weights"});
+  CHECK(read_file(folder / "weights") == "what was there");
+}
+
+TEST_CASE("A reader that leaves ends the run", "[faults]") {
+  // The shell of the pipeline reports how the program ended, on stderr.
+  const Words pipeline{"sh", "-c", "{ \"$@\"; echo \"status $?\" >&2; } | head -1", "sh"};
+  const Words program{stage_binary("01-single-gpu"),
+                      "--devices",
+                      "cpu:0",
+                      "--data",
+                      "synthetic:6400:64",
+                      "--log-interval",
+                      "1",
+                      "--epochs",
+                      "100"};
+  const ProcessResult run = run_process(pipeline + program, kDeadline);
+  INFO(story(run));
+  CHECK_FALSE(run.timed_out);
+  CHECK(run.status == 0);
+  CHECK(run.err == "status 141\n");  // 128 + SIGPIPE
+  CHECK(std::count(run.out.begin(), run.out.end(), '\n') == 1);
+}
+
+}  // namespace
+}  // namespace lockstep
