@@ -48,7 +48,7 @@ class Build:
 
 
 # The sanitizers' own code makes an optimised build slow to compile; kernels stay at -O3 anyway.
-SANITIZED = ("-Dcpu_engine=reference", "-Dcuda=disabled", "-Doptimization=1")
+SANITIZED = ("-Dcpu_engine=reference", "-Dcuda=disabled", "-Doptimization=0")
 ASAN = "protect_shadow_gap=0:detect_leaks=1"
 TSAN = "halt_on_error=1:second_deadlock_stack=1"  # the process stops in the case that has the race
 if (ROOT / "tests/support/tsan.supp").is_file():
@@ -65,7 +65,7 @@ BUILDS = (
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false", *SANITIZED),
           (Row("unit"), Row("faults")),
           {"ASAN_OPTIONS": ASAN, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}),
-    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled"),
+    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Doptimization=1"),
           (Row("unit", "~[data]~[loader]~[io]~[app]~[streams]"), Row("parity"),
            Row("equivalence"))),
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", *SANITIZED),

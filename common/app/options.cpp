@@ -120,14 +120,14 @@ void check(const Options& o) {
 
 }  // namespace
 
-void add_options(CLI::App& app, Options& options) {
+bool parse_command_line(const char* name, const char* summary, int argc, const char* const* argv,
+                        const StageOptions& add_stage_options, Options& options) {
+  CLI::App app(summary, name);
   app.option_defaults()->always_capture_default();
   add_model_options(app, options);
   add_training_options(app, options);
   add_machine_options(app, options);
-}
-
-bool parse_command_line(CLI::App& app, Options& options, int argc, const char* const* argv) {
+  if (add_stage_options) add_stage_options(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -1,6 +1,7 @@
 #pragma once
 // The options that all stages share. A stage adds its own to the same parser.
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -65,12 +66,13 @@ struct Options {
   }
 };
 
-/// Adds the common options to `app`. Their names, defaults and ranges are what --help prints.
-void add_options(CLI::App& app, Options& options);
+/// Where a stage adds options of its own to the common ones.
+using StageOptions = std::function<void(CLI::App&)>;
 
-/// Parses the command line. Returns false if that was a request for help, now answered. Throws
-/// BadInput for unknown options and values out of range, and where an output file could not be
-/// written in the end.
-bool parse_command_line(CLI::App& app, Options& options, int argc, const char* const* argv);
+/// Parses the command line of the program `name`. Returns false if that was a request for help, now
+/// answered: names, defaults and ranges of all options below `summary`. Throws BadInput for unknown
+/// options and values out of range, and where an output file could not be written in the end.
+bool parse_command_line(const char* name, const char* summary, int argc, const char* const* argv,
+                        const StageOptions& add_stage_options, Options& options);
 
 }  // namespace lockstep

@@ -1,6 +1,5 @@
 #include "common/app/program.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -36,12 +35,11 @@ namespace {
 }  // namespace
 
 int run_program(const char* name, const char* summary, int argc, const char* const* argv,
-                const std::function<void(const Options&)>& train) {
+                const std::function<void(const Options&)>& train,
+                const StageOptions& add_stage_options) {
   std::set_terminate(end_with_current_exception);  // instead of a catch: see there
-  CLI::App app(summary, name);
   Options options;
-  add_options(app, options);
-  if (parse_command_line(app, options, argc, argv)) train(options);
+  if (parse_command_line(name, summary, argc, argv, add_stage_options, options)) train(options);
   return 0;
 }
 

@@ -21,7 +21,7 @@ constexpr bool kDouble = sizeof(Real) == 8;
 struct Outcome {
   nlohmann::json metrics;
   Weights state;
-  std::string file, out;  // the bytes of --save, stdout
+  std::string file, out;  // the bytes of --save (compare them within (( )): unprintable), stdout
 
   std::vector<double> losses() const { return metrics.at("losses").get<std::vector<double>>(); }
 };
@@ -57,7 +57,7 @@ void check_splits(const Options& options, double tolerance) {
     CHECK(relative_l2(parts.state, whole.state) <= tolerance);
     CHECK(largest(difference(parts.losses(), whole.losses())) <= 100 * tolerance);
     // Another order of the sums: it was really split.
-    CHECK(parts.file != whole.file);
+    CHECK((parts.file != whole.file));
   }
 }
 
@@ -162,15 +162,15 @@ TEST_CASE("The same seed gives the same bytes, whatever the loader threads",
   for (const std::string model : {"seed", "seed-bn"}) {
     INFO(model);
     const Options options{"--data",    "synthetic:600:20", "--model", model,
-                          "--dropout", "--momentum",        "0.9",     "--lr",
+                          "--dropout", "--momentum",       "0.9",     "--lr",
                           "0.01"};
     const Outcome once = train(options + Options{"--seed", "7"});
-    CHECK(train(options + Options{"--seed", "7"}).file == once.file);
-    CHECK(train(options + Options{"--seed", "7", "--workers", "0"}).file == once.file);
+    CHECK((train(options + Options{"--seed", "7"}).file == once.file));
+    CHECK((train(options + Options{"--seed", "7", "--workers", "0"}).file == once.file));
     const Outcome two = train(options + Options{"--seed", "7", "--workers", "2"});
-    CHECK(two.file == once.file);
+    CHECK((two.file == once.file));
     CHECK(two.losses() == once.losses());
-    CHECK(train(options + Options{"--seed", "8"}).file != once.file);
+    CHECK((train(options + Options{"--seed", "8"}).file != once.file));
   }
 }
 
@@ -208,7 +208,7 @@ TEST_CASE("Saved weights load as they were", "[equivalence]") {
   const Outcome trained = train({"--data", "synthetic:400:200", "--model", "seed-bn"});
   write_file(folder / "weights", trained.file);
   const Outcome loaded = train(evaluate(folder / "weights"));
-  CHECK(loaded.file == trained.file);
+  CHECK((loaded.file == trained.file));
   CHECK(test_line(loaded.out) == test_line(trained.out));
   CHECK(loaded.metrics.at("test_loss") == trained.metrics.at("test_loss"));
   CHECK(loaded.metrics.at("steps") == 0);
