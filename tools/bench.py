@@ -66,8 +66,11 @@ def run_torch(python, model, batch, threads, steps, channels_last):
 
 def torch_version(python):
     """The version of torch that `python` has, or an empty string."""
-    result = subprocess.run([python, "-c", "import torch; print(torch.__version__)"],
-                            capture_output=True, text=True)
+    try:
+        result = subprocess.run([python, "-c", "import torch; print(torch.__version__)"],
+                                capture_output=True, text=True)
+    except OSError:
+        return ""
     return result.stdout.strip() if result.returncode == 0 else ""
 
 

@@ -116,7 +116,8 @@ class BasicTensor {
 };
 
 using Tensor = BasicTensor<Real>;
-using ByteTensor = BasicTensor<uint8_t>;   // images, positions of maxima
+using ByteTensor = BasicTensor<uint8_t>;   // images
+using IndexTensor = BasicTensor<int32_t>;  // positions of maxima
 using LabelTensor = BasicTensor<int32_t>;  // class numbers
 
 }  // namespace lockstep

@@ -60,11 +60,11 @@ class Kernels {
   // --- Pooling
   // ---------------------------------------------------------------------------------------
   /// y = maximum of each window, with `relu` max(0, .) of that. `where` gets the position of the
-  /// maximum within the window (row by row; 255: none, the gradient stops at the ReLU).
+  /// maximum within the window (row by row; -1: none, the gradient stops at the ReLU).
   virtual void max_pool2d(Stream, const Window2d&, bool relu, const Tensor& x, const Tensor& y,
-                          const ByteTensor& where) = 0;
+                          const IndexTensor& where) = 0;
   virtual void max_pool2d_backward(Stream, const Window2d&, const Tensor& dy,
-                                   const ByteTensor& where, const Tensor& dx) = 0;
+                                   const IndexTensor& where, const Tensor& dx) = 0;
   /// [N,H,W,C] to [N,OH,OW,C]: output o averages inputs floor(o H/OH) to ceil((o+1) H/OH) - 1.
   virtual void adaptive_avg_pool2d(Stream, const Tensor& x, const Tensor& y) = 0;
   virtual void adaptive_avg_pool2d_backward(Stream, const Tensor& dy, const Tensor& dx) = 0;

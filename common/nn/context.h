@@ -42,7 +42,7 @@ class Context {
   /// What a module keeps from forward to backward.
   struct Saved {
     std::vector<Tensor> tensors{};
-    ByteTensor bytes{};
+    IndexTensor indices{};
     Shape shape{};
   };
   /// Keeps `saved` for `owner`'s backward; nothing in evaluation.

@@ -128,7 +128,7 @@ Tensor Linear::backward(const Tensor& dy, Context& context) {
 
 MaxPool2d::MaxPool2d(int64_t kernel, Activation activation, int64_t stride)
     : kernel_(kernel), stride_(stride == 0 ? kernel : stride), activation_(activation) {
-  require(kernel >= 1 && kernel <= 15, "MaxPool2d: kernel {} is not within 1 to 15", kernel);
+  require(kernel >= 1, "MaxPool2d: kernel {} is not 1 or larger", kernel);
 }
 
 Tensor MaxPool2d::forward(const Tensor& x, Context& context) {
@@ -136,9 +136,9 @@ Tensor MaxPool2d::forward(const Tensor& x, Context& context) {
   const int64_t channels = x.shape()[3];
   const Window2d g = make_window(name(), x.shape(), channels, channels, kernel_, stride_, 0);
   Tensor y = context.empty(g.output());
-  ByteTensor where = context.pool().take<uint8_t>(g.output());
+  IndexTensor where = context.pool().take<int32_t>(g.output());
   context.kernels().max_pool2d(context.stream(), g, activation_ == Activation::relu, x, y, where);
-  context.save(*this, {.bytes = where, .shape = x.shape()});
+  context.save(*this, {.indices = where, .shape = x.shape()});
   return y;
 }
 
@@ -147,7 +147,7 @@ Tensor MaxPool2d::backward(const Tensor& dy, Context& context) {
   const int64_t channels = dy.shape()[3];
   const Window2d g = make_window(name(), saved.shape, channels, channels, kernel_, stride_, 0);
   Tensor dx = context.empty(g.input());
-  context.kernels().max_pool2d_backward(context.stream(), g, dy, saved.bytes, dx);
+  context.kernels().max_pool2d_backward(context.stream(), g, dy, saved.indices, dx);
   return dx;
 }
 

@@ -333,14 +333,14 @@ TEST_CASE("Matrix products are what their definition says, transposed and accumu
 
 struct Pooled {
   Values y;
-  std::vector<uint8_t> where;
+  std::vector<int32_t> where;
   Values dx;
 };
 
 Pooled max_pool(const TestDevice& d, const Window2d& g, bool relu, const Values& x,
                 const Values& dy) {
   const Tensor y = d.filled(g.output(), 0), dx = d.filled(g.input(), kNaN);
-  const ByteTensor where = ByteTensor::empty(d.stream, g.output());
+  const IndexTensor where = IndexTensor::empty(d.stream, g.output());
   d.kernels().max_pool2d(d.stream, g, relu, d.put(g.input(), x), y, where);
   d.kernels().max_pool2d_backward(d.stream, g, d.put(g.output(), dy), where, dx);
   return {y.to_host(), where.to_host(), dx.to_host()};
@@ -362,7 +362,7 @@ Pooled max_pool_by_definition(const Window2d& g, bool relu, const Values& x, con
     for (int64_t p = 1; p < g.kernel * g.kernel; ++p) best = x[at(p)] > x[at(best)] ? p : best;
     const bool cut = relu && x[at(best)] <= 0;
     out.y[to] = cut ? 0 : x[at(best)];
-    out.where[to] = static_cast<uint8_t>(cut ? 255 : best);
+    out.where[to] = static_cast<int32_t>(cut ? -1 : best);
     if (!cut) out.dx[at(best)] += dy[to];
   }
   return out;
@@ -404,16 +404,16 @@ TEST_CASE("In max-pooling the first of equal values wins and NaN beats all", "[k
   CHECK(found.y[1] == 2);
   CHECK(std::isnan(found.y[2]));
   CHECK(std::isnan(found.y[3]));
-  CHECK(found.where == std::vector<uint8_t>{0, 1, 0, 3});
+  CHECK(found.where == std::vector<int32_t>{0, 1, 0, 3});
   CHECK(found.dx == Values{1, 0, 0, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4});
   // The same by the body for any window: 3x3 over equal values.
   const Pooled flat = max_pool(d, window(1, 3, 3, 1, 1, 3, 1, 0), false, Values(9, -5), {1});
   CHECK(flat.y == Values{-5});
-  CHECK(flat.where == std::vector<uint8_t>{0});
+  CHECK(flat.where == std::vector<int32_t>{0});
   // A window whose maximum is exactly 0 counts as cut by the fused ReLU.
   const Pooled zero = max_pool(d, window(1, 2, 2, 1, 1, 2, 2, 0), true, {-1, 0, -2, -3}, {1});
   CHECK(zero.y == Values{0});
-  CHECK(zero.where == std::vector<uint8_t>{255});
+  CHECK(zero.where == std::vector<int32_t>{-1});
   CHECK(zero.dx == Values(4, 0));
 }
 

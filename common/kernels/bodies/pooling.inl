@@ -6,7 +6,8 @@
 
 namespace lockstep::bodies {
 
-constexpr uint8_t kNoMaximum = 255;  // the fused ReLU cut this window off
+// Positions are as wide as the values: loops over numbers of different widths vectorise badly.
+constexpr int32_t kNoMaximum = -1;  // the fused ReLU cut this window off
 
 /// Over output pixels. The first of equal values wins and NaN beats all, as in PyTorch. kKernel is
 /// the window's size where it is known to the compiler, which then vectorises over channels; 0:
@@ -17,14 +18,14 @@ struct MaxPool2d {
   bool relu;
   const Real* x;
   Real* y;
-  uint8_t* where;
+  int32_t* where;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t oh, int64_t ow, int64_t c) const {
     const int kernel = kKernel > 0 ? kKernel : int(g.kernel);
     const int64_t row = g.in_width * g.in_channels;
     const Real* window =
         x + (n * g.in_height + oh * g.stride) * row + ow * g.stride * g.in_channels + c;
     Real best = window[0];
-    int position = 0;
+    int32_t position = 0;
     LOCKSTEP_UNROLL
     for (int kh = 0; kh < kernel; ++kh) {
       LOCKSTEP_UNROLL
@@ -38,17 +39,17 @@ struct MaxPool2d {
     const bool cut = relu & (best <= 0);
     const int64_t out = ((n * g.out_height + oh) * g.out_width + ow) * g.in_channels + c;
     y[out] = cut ? Real(0) : best;
-    where[out] = cut ? kNoMaximum : uint8_t(position);
+    where[out] = cut ? kNoMaximum : position;
   }
 };
 
-/// Windows of kKernel x kKernel side by side that cover the image exactly: every input pixel lies in
-/// one window, at one position. Over input pixels.
+/// Windows of kKernel x kKernel side by side that cover the image exactly: every input pixel lies
+/// in one window, at one position. Over input pixels.
 template <int kKernel>
 struct MaxPool2dBackwardTiled {
   Window2d g;
   const Real* dy;
-  const uint8_t* where;
+  const int32_t* where;
   Real* dx;
   LOCKSTEP_BODY static bool fits(const Window2d& g) {
     return g.kernel == kKernel && g.stride == kKernel && g.in_height == g.out_height * kKernel &&
@@ -70,7 +71,7 @@ struct MaxPool2dBackwardTiled {
 struct MaxPool2dBackward {
   Window2d g;
   const Real* dy;
-  const uint8_t* where;
+  const int32_t* where;
   Real* dx;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
     const int64_t first_h = h < g.kernel ? 0 : (h - g.kernel) / g.stride + 1;

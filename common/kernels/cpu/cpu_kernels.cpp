@@ -126,7 +126,7 @@ void CpuKernels::add_column_sums(Stream s, const Tensor& dy, const Tensor& dbias
 // ---------------------------------------------------------------------------------------
 
 void CpuKernels::max_pool2d(Stream s, const Window2d& g, bool relu, const Tensor& x,
-                            const Tensor& y, const ByteTensor& where) {
+                            const Tensor& y, const IndexTensor& where) {
   const auto launch = [&](auto body) { for_each_pixel(s, "max_pool2d", g.output(), body); };
   if (g.kernel == 2) {
     launch(bodies::MaxPool2d<2>{g, relu, x.data(), y.data(), where.data()});
@@ -136,7 +136,7 @@ void CpuKernels::max_pool2d(Stream s, const Window2d& g, bool relu, const Tensor
 }
 
 void CpuKernels::max_pool2d_backward(Stream s, const Window2d& g, const Tensor& dy,
-                                     const ByteTensor& where, const Tensor& dx) {
+                                     const IndexTensor& where, const Tensor& dx) {
   const auto launch = [&](auto body) { for_each_pixel(s, "max_pool2d_backward", g.input(), body); };
   using Tiled = bodies::MaxPool2dBackwardTiled<2>;
   if (Tiled::fits(g)) {

@@ -35,8 +35,8 @@ class CpuKernels final : public Kernels {
   void add_bias(Stream, const Tensor& bias, bool relu, const Tensor& y) override;
   void add_column_sums(Stream, const Tensor& dy, const Tensor& dbias) override;
   void max_pool2d(Stream, const Window2d&, bool relu, const Tensor& x, const Tensor& y,
-                  const ByteTensor& where) override;
-  void max_pool2d_backward(Stream, const Window2d&, const Tensor& dy, const ByteTensor& where,
+                  const IndexTensor& where) override;
+  void max_pool2d_backward(Stream, const Window2d&, const Tensor& dy, const IndexTensor& where,
                            const Tensor& dx) override;
   void adaptive_avg_pool2d(Stream, const Tensor& x, const Tensor& y) override;
   void adaptive_avg_pool2d_backward(Stream, const Tensor& dy, const Tensor& dx) override;

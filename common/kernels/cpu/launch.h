@@ -86,7 +86,8 @@ inline void for_channels(int64_t channels, F f) {
   }
   for (int64_t c = 0; c < channels; c += kLanes) {
     const int64_t first = std::min(c, channels - kLanes);
-#pragma omp simd
+#pragma GCC ivdep
+#pragma GCC unroll 1
     for (int64_t lane = 0; lane < kLanes; ++lane) f(first + lane);
   }
 }

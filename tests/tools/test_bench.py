@@ -1,0 +1,97 @@
+"""`lockstep bench`: what it prints, from a stand-in for stage 01 whose times are known."""
+
+import contextlib
+import io
+import json
+import re
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import bench  # noqa: E402
+
+# 2 ms a step, the first one slow; one convolution and one pooling slice per step.
+STAND_IN = """#!/usr/bin/env python3
+import json, sys
+option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+steps = int(option["--max-steps"])
+json.dump({"step_seconds": [0.5] + [0.002] * (steps - 1), "steps": steps,
+           "backend": "cpu (stand-in, 1 thread)", "training_flops": 4e6 * steps,
+           "startup_seconds": 0.25, "peak_rss_bytes": 64 * 2**20}, open(option["--metrics"], "w"))
+if "--trace" in option:
+    slices = [{"ph": "X", "name": name, "dur": dur, "args": {"layer": layer}}
+              for _ in range(steps) for name, layer, dur in
+              (("conv2d", "conv1", 1500.0), ("max_pool2d", "pool1", 500.0))]
+    json.dump({"traceEvents": [{"ph": "M", "name": "thread_name"}] + slices},
+              open(option["--trace"], "w"))
+"""
+
+TORCH = ("#!/usr/bin/env python3\n"
+         "import json, sys\n"
+         "fast = '--channels-last' in sys.argv\n"
+         "if '-c' in sys.argv: print('9.9.9')\n"
+         "else: print(json.dumps({'step_seconds': [0.004 if fast else 0.006] * 20}))\n")
+
+
+class TestBench(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.stage = self.program("stage", STAND_IN)
+
+    def program(self, name, text):
+        path = self.folder / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def bench(self, *arguments):
+        """What `bench` prints with these arguments."""
+        output = io.StringIO()
+        with mock.patch.object(bench, "STAGE", self.stage), \
+                mock.patch.object(sys, "argv", ["bench", *arguments]), \
+                contextlib.redirect_stdout(output):
+            bench.main()
+        return output.getvalue()
+
+    def test_every_line_says_what_was_measured_row129(self):
+        text = self.bench("--model", "seed", "--python", "no-such-python")
+        self.assertIn("medians of 5 rounds", text)
+        self.assertIn("backend: cpu (stand-in, 1 thread)", text)
+        lines = [line for line in text.splitlines() if "samples/s" in line]
+        self.assertEqual(4, len(lines))  # 1 and 2 threads, batches 64 and 256
+        self.assertRegex(lines[0], r"^seed +W 1 +batch +64 +threads 1 +2\.00 ms/step +"
+                                   r"32000 samples/s +1\.9 s/epoch +2\.0 GFLOP/s$")
+        self.assertTrue(all(re.search(r"W 1 +batch +(64|256) +threads [12]", x) for x in lines))
+
+    def test_pytorch_stands_beside_in_the_same_run(self):
+        python = self.program("python", TORCH)
+        text = self.bench("--model", "seed", "--quick", "--python", str(python))
+        self.assertIn("PyTorch 9.9.9, alternating", text)
+        self.assertIn("PyTorch 6.00, channels_last 4.00 ms: 2.00 times the better", text)
+
+    def test_layers_start_and_json(self):
+        target = self.folder / "bench.json"
+        text = self.bench("--model", "seed", "--quick", "--python", "no-such-python",
+                          "--json", str(target))
+        self.assertRegex(text, r"conv1 +conv2d +1\.500 ms +75\.0 %")
+        self.assertIn("Start to first step 0.25 s, peak memory of the process 64 MiB", text)
+        figures = json.loads(target.read_text())
+        self.assertEqual(5, len(figures["results"][0]["all_rounds"]["ours"]))
+        self.assertAlmostEqual(0.002, figures["results"][0]["step_seconds"]["ours"])
+        self.assertEqual({"conv1 conv2d": 1.5, "pool1 max_pool2d": 0.5},
+                         figures["layer_milliseconds"]["seed"])
+
+    def test_fewer_than_five_rounds_are_refused(self):
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error:
+            self.bench("--rounds", "3")
+        self.assertIn("--rounds 3: a median needs 5 or more", error.getvalue())
+
+
+if __name__ == "__main__":
+    unittest.main()
