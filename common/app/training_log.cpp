@@ -100,17 +100,20 @@ void TrainingLog::end_epoch() {
 }
 
 void TrainingLog::show_progress(int64_t samples_done) {
-  if (!terminal_) return;
-  constexpr int kWidth = 40;
   const double share = double(samples_done) / double(samples_);
+  const int percent = static_cast<int>(100 * share);
+  if (!terminal_ || percent == shown_percent_) return;
+  shown_percent_ = percent;
+  constexpr int kWidth = 40;
   const int filled = static_cast<int>(share * kWidth);
-  fmt::print("\r[{:=<{}}{: <{}}] {:3.0f}% {:.0f} samples/s ", "", filled, "", kWidth - filled,
-             100 * share, double(samples_done) / seconds_between(epoch_begin_, Clock::now()));
+  fmt::print("\r[{:=<{}}{: <{}}] {:3}% {:.0f} samples/s ", "", filled, "", kWidth - filled, percent,
+             double(samples_done) / seconds_between(epoch_begin_, Clock::now()));
   std::fflush(stdout);
 }
 
-void TrainingLog::clear_progress() const {
+void TrainingLog::clear_progress() {
   if (terminal_) fmt::print("\r{: <72}\r", "");
+  shown_percent_ = -1;
 }
 
 void TrainingLog::evaluated(const Evaluation& e) {

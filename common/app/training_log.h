@@ -50,7 +50,7 @@ class TrainingLog {
 
   void receive(size_t keep);
   void show_progress(int64_t samples_done);
-  void clear_progress() const;
+  void clear_progress();
   nlohmann::json metrics(double flops) const;
   void print_summary() const;
   double samples_per_second() const;
@@ -60,6 +60,7 @@ class TrainingLog {
   std::vector<Device*> devices_;
   int64_t samples_, steps_per_epoch_;
   bool terminal_;
+  int shown_percent_ = -1;  // of the progress bar
   StepReports reports_;
   std::deque<Line> lines_;  // of the outstanding reports
 

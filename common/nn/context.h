@@ -52,8 +52,9 @@ class Context {
   /// Forgets everything saved (a pass that will have no backward).
   void clear() { saved_.clear(); }
 
-  /// Floating-point operations enqueued by convolutions and linear layers so far.
-  void add_flops(double flops) { flops_ += flops; }
+  /// Floating-point operations that convolutions and linear layers enqueued so far in training;
+  /// evaluation does not count.
+  void add_flops(double flops) { flops_ += facts.training ? flops : 0; }
   double flops() const { return flops_; }
 
   PassFacts facts;

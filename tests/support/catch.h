@@ -25,8 +25,8 @@ void mark_skipped(const std::string& reason);
 }  // namespace lockstep::testing
 
 /// Leaves a test case (from its own body, not from a helper) without passing or failing it.
-#define LOCKSTEP_SKIP(reason)                      \
-  do {                                             \
-    ::lockstep::testing::mark_skipped(reason);     \
-    return;                                        \
+#define LOCKSTEP_SKIP(reason)                  \
+  do {                                         \
+    ::lockstep::testing::mark_skipped(reason); \
+    return;                                    \
   } while (false)

@@ -169,6 +169,9 @@ TEST_CASE("Floating-point operations are counted as twice the multiplications", 
   TestNetwork net({.kind = ModelKind::seed});
   net.step({3, 28, 28, 1}, net.device.labels({1, 2, 3}));
   CHECK(net.context.flops() == 3 * (2 * conv1 + 3 * rest));
+  net.context.facts = {.training = false};  // evaluation must not count as training's work
+  net.model.network->forward(net.device.filled({3, 28, 28, 1}, 0), net.context);
+  CHECK(net.context.flops() == 3 * (2 * conv1 + 3 * rest));
 }
 
 // --- Errors --------------------------------------------------------------------------------------
