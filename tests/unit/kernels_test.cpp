@@ -348,7 +348,7 @@ Pooled max_pool(const TestDevice& d, const Window2d& g, bool relu, const Values&
 
 /// By walking the windows; backward scatters.
 Pooled max_pool_by_definition(const Window2d& g, bool relu, const Values& x, const Values& dy) {
-  Pooled out{Values(dy.size()), std::vector<uint8_t>(dy.size()), Values(x.size())};
+  Pooled out{Values(dy.size()), std::vector<int32_t>(dy.size()), Values(x.size())};
   for (size_t to = 0; to < dy.size(); ++to) {
     const int64_t c = to % g.out_channels, ow = to / g.out_channels % g.out_width;
     const int64_t oh = to / (g.out_channels * g.out_width) % g.out_height;
