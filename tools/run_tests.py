@@ -197,6 +197,7 @@ class Run:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", **build.environment,
                            "LOCKSTEP_TEST_LOG": str(log),
                            "LOCKSTEP_BUILD_DIR": str(self.root / build.folder)}
+            environment.pop("LOCKSTEP_FULL", None)  # --full decides, not who calls
             if self.full:
                 environment["LOCKSTEP_FULL"] = "1"
             deadline = row.deadline * (FULL_FACTOR if self.full else 1)
