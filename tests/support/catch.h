@@ -22,6 +22,9 @@ namespace lockstep::testing {
 /// `lockstep test` fails on a reason that is not in its list of allowed ones.
 void mark_skipped(const std::string& reason);
 
+/// True under `lockstep test --full`: random campaigns then run at full length.
+bool full_campaign();
+
 }  // namespace lockstep::testing
 
 /// Leaves a test case (from its own body, not from a helper) without passing or failing it.

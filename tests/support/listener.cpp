@@ -69,6 +69,8 @@ CATCH_REGISTER_LISTENER(JsonLines)
 
 }  // namespace
 
+bool full_campaign() { return std::getenv("LOCKSTEP_FULL") != nullptr; }
+
 void mark_skipped(const std::string& reason) {
   skip_reason() = reason;
   std::fprintf(stderr, "skipped: %s\n", reason.c_str());

@@ -570,7 +570,8 @@ TEST_CASE("Damaged at random, a file is read consistently or refused in one line
       "unknown",           "expected a string", "whole number", "a hole",
       "overlap",           "before it",         "overflow",     "for shape",
       "truncated",         "trailing",          "has no",       "expected an object"};
-  for (unsigned seed = 0; seed < 4000; ++seed) {
+  const unsigned mutations = testing::full_campaign() ? 100000 : 4000;
+  for (unsigned seed = 0; seed < mutations; ++seed) {
     std::string outcome;
     try {
       outcome = check_parser(Mutator(seed).mutate(whole));
