@@ -163,6 +163,8 @@ def parse_options():
     options = parser.parse_args()
     if options.rounds < 5:
         parser.error(f"--rounds {options.rounds}: a median needs 5 or more")
+    if options.json and not Path(options.json).resolve().parent.is_dir():
+        parser.error(f"--json {options.json}: no such folder; create it first")
     return options
 
 

@@ -24,8 +24,8 @@ void require_writable(const char* option, const std::string& path) {
   require(std::filesystem::is_directory(folder) && access(folder.c_str(), W_OK) == 0,
           "{} {}: the folder {} does not exist or cannot be written; create it first", option, path,
           folder.string());
-  require(!std::filesystem::is_directory(target), "{} {}: this is a folder; name a file", option,
-          path);
+  require(!std::filesystem::exists(target) || std::filesystem::is_regular_file(target),
+          "{} {}: this exists and is not a regular file; name a file", option, path);
 }
 
 /// The validator of a number within [low, high]. CLI::Range would let NaN pass, which compares as

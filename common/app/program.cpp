@@ -1,8 +1,10 @@
 #include "common/app/program.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "common/core/error.h"
@@ -40,6 +42,7 @@ int run_program(const char* name, const char* summary, int argc, const char* con
   std::set_terminate(end_with_current_exception);  // instead of a catch: see there
   Options options;
   if (parse_command_line(name, summary, argc, argv, add_stage_options, options)) train(options);
+  if (std::fflush(stdout) != 0) fail<EnvironmentError>("stdout: {}", std::strerror(errno));
   return 0;
 }
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -117,6 +118,12 @@ void TrainingLog::clear_progress() {
 }
 
 void TrainingLog::evaluated(const Evaluation& e) {
+  if (!std::isfinite(e.loss)) {  // the last update, or a file that was loaded, spoilt the weights
+    fail<NonFinite>(
+        "after step {}, rank 0 ({}): the test loss ({}) is not finite; nothing was saved; lower "
+        "--lr ({}) or look at --load",
+        steps_ - 1, devices_.front()->name(), e.loss, options_.lr);
+  }
   evaluations_.push_back(e);
   fmt::print("\nTest set: Average loss: {:.4f}, Accuracy: {}/{} ({:.2f}%)\n\n", e.loss, e.correct,
              e.samples, 100 * e.accuracy());

@@ -108,8 +108,7 @@ DataLoader::Counters DataLoader::counters() const {
   return {most_in_flight_, window_ + options_.max_held};
 }
 
-// --- Making a batch
-// ----------------------------------------------------------------------------------
+// --- Making a batch ----------------------------------------------------------------------------
 
 int64_t DataLoader::size_of(int64_t batch) const {
   return std::min(batch_size_, order_->size() - batch * batch_size_);
@@ -136,8 +135,7 @@ DataLoader::Made DataLoader::make(int64_t batch) noexcept {
   return made;
 }
 
-// --- Workers
-// -------------------------------------------------------------------------------------------
+// --- Workers -----------------------------------------------------------------------------------
 
 void DataLoader::work(int worker) {
   int64_t epochs_seen = 0;

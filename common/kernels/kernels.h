@@ -41,8 +41,7 @@ class Kernels {
   virtual void to_channels_first(Stream, const Tensor& x, const Tensor& y) = 0;
   virtual void to_channels_last(Stream, const Tensor& x, const Tensor& y) = 0;
 
-  // --- Convolution and matrix product (the engine's)
-  // -----------------------------------------------
+  // --- Convolution and matrix product (the engine's) -------------------------------------------
   virtual void conv2d(Stream, const Window2d&, const Tensor& x, const Tensor& weight,
                       const Tensor& bias, const Tensor& y) = 0;
   virtual void conv2d_backward_input(Stream, const Window2d&, const Tensor& dy,
@@ -57,8 +56,7 @@ class Kernels {
   /// dbias[f] += sum over i of dy[i,f]
   virtual void add_column_sums(Stream, const Tensor& dy, const Tensor& dbias) = 0;
 
-  // --- Pooling
-  // ---------------------------------------------------------------------------------------
+  // --- Pooling ---------------------------------------------------------------------------------
   /// y = maximum of each window, with `relu` max(0, .) of that. `where` gets the position of the
   /// maximum within the window (row by row; -1: none, the gradient stops at the ReLU).
   virtual void max_pool2d(Stream, const Window2d&, bool relu, const Tensor& x, const Tensor& y,
@@ -69,8 +67,7 @@ class Kernels {
   virtual void adaptive_avg_pool2d(Stream, const Tensor& x, const Tensor& y) = 0;
   virtual void adaptive_avg_pool2d_backward(Stream, const Tensor& dy, const Tensor& dx) = 0;
 
-  // --- Batch normalisation, in the pieces that SyncBatchNorm needs
-  // -------------------------------------
+  // --- Batch normalisation, in the pieces that SyncBatchNorm needs -----------------------------
   /// statistics [2,C] = mean over the rows (N H W), and M2 = sum of squared distances from it.
   virtual void batch_norm_statistics(Stream, const Tensor& x, const Tensor& statistics) = 0;
   /// From statistics over `count` rows: norm [2,C] = mean, 1/sqrt(M2/count + eps). With
@@ -97,16 +94,14 @@ class Kernels {
                                          const Tensor& bias, bool relu, const Tensor& sums,
                                          int64_t count, const Tensor& dx) = 0;
 
-  // --- Dropout
-  // ---------------------------------------------------------------------------------------
+  // --- Dropout ---------------------------------------------------------------------------------
   /// mask [N,F] = 0 with probability p, else 1/(1-p).
   virtual void dropout_mask(Stream, const StepStateTensor& state, DropoutKey key, Real p,
                             const Tensor& mask) = 0;
   /// y[n,...,f] = x[n,...,f] mask[n,f]. Forward and backward alike.
   virtual void apply_mask(Stream, const Tensor& x, const Tensor& mask, const Tensor& y) = 0;
 
-  // --- Loss and metrics
-  // ---------------------------------------------------------------------------------
+  // --- Loss and metrics ------------------------------------------------------------------------
   /// y[n,k] = x[n,k] - log(sum over j of exp(x[n,j])), without overflow.
   virtual void log_softmax(Stream, const Tensor& x, const Tensor& y) = 0;
   /// dx = dy - exp(y) (sum of dy over the row)
@@ -122,8 +117,7 @@ class Kernels {
   virtual void count_correct(Stream, const Tensor& scores, const LabelTensor& labels,
                              const CountTensor& count) = 0;
 
-  // --- Optimizer
-  // ---------------------------------------------------------------------------------------
+  // --- Optimizer -------------------------------------------------------------------------------
   /// Writes state.step into `health` if any element of x is NaN or infinite and it was sound.
   virtual void check_finite(Stream, const StepStateTensor& state, const Tensor& x,
                             const HealthTensor& health) = 0;

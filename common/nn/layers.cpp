@@ -17,8 +17,7 @@ void require_images(const std::string& layer, const Tensor& x) {
 
 }  // namespace
 
-// --- Conv2d
-// ----------------------------------------------------------------------------------------
+// --- Conv2d ------------------------------------------------------------------------------------
 
 Conv2d::Conv2d(int64_t in_channels, int64_t out_channels, Options options)
     : in_channels_(in_channels),
@@ -58,8 +57,7 @@ Tensor Conv2d::backward(const Tensor& dy, Context& context) {
   return dx;
 }
 
-// --- Linear
-// ----------------------------------------------------------------------------------------
+// --- Linear ------------------------------------------------------------------------------------
 
 Linear::Linear(int64_t in_features, int64_t out_features, Activation activation)
     : in_features_(in_features),
@@ -123,8 +121,7 @@ Tensor Linear::backward(const Tensor& dy, Context& context) {
   return dx;
 }
 
-// --- Pooling
-// ---------------------------------------------------------------------------------------
+// --- Pooling -----------------------------------------------------------------------------------
 
 MaxPool2d::MaxPool2d(int64_t kernel, Activation activation, int64_t stride)
     : kernel_(kernel), stride_(stride == 0 ? kernel : stride), activation_(activation) {
@@ -165,8 +162,7 @@ Tensor AdaptiveAvgPool2d::backward(const Tensor& dy, Context& context) {
   return dx;
 }
 
-// --- ReLU, dropout, flatten, log-softmax
-// ---------------------------------------------------------------
+// --- ReLU, dropout, flatten, log-softmax -------------------------------------------------------
 
 Tensor Relu::forward(const Tensor& x, Context& context) {
   Tensor y = context.empty(x.shape());

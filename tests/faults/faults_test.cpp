@@ -345,6 +345,27 @@ TEST_CASE("One NaN in the weights stops the run at its step", "[faults][row17]")
   }
 }
 
+TEST_CASE("Weights that the last update spoilt are noticed and not saved", "[faults][row18]") {
+  const TempDir folder;
+  const ProcessResult run = run_stage01(
+      kSmall + Words{"--lr", "1e12", "--max-steps", "1", "--save", folder / "weights"}, kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("test loss") && ContainsSubstring("nothing was saved"));
+  CHECK(folder.names() == Words{});
+}
+
+TEST_CASE("Output that is no regular file is refused, not replaced", "[faults]") {
+  for (const std::string option : {"--metrics", "--save", "--trace"}) {
+    const ProcessResult run = run_stage01(kSmall + Words{option, "/dev/null"}, kDeadline);
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err,
+               ContainsSubstring(option + " /dev/null") && ContainsSubstring("not a regular file"));
+    CHECK_THAT(run.out, !ContainsSubstring("Train Epoch"));
+  }
+}
+
 TEST_CASE("A learning rate far too high is noticed", "[faults][row18]") {
   const TempDir folder;
   const Words options = kSmall + Words{"--lr", "1e6", "--save", folder / "weights"};

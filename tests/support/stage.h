@@ -65,8 +65,11 @@ inline double l2(const std::vector<double>& values) {
 }
 
 inline double largest(const std::vector<double>& values) {
-  double most = 0;  // NaN must not hide: it compares as false
-  for (const double value : values) most = std::abs(value) <= most ? most : std::abs(value);
+  double most = 0;
+  for (const double value : values) {
+    if (std::isnan(value)) return value;  // must not hide behind a number
+    most = std::max(most, std::abs(value));
+  }
   return most;
 }
 

@@ -135,8 +135,7 @@ TEST_CASE("A fingerprint tells two data sets apart", "[data]") {
   CHECK(set.fingerprint() != before);
 }
 
-// --- CIFAR-10
-// ----------------------------------------------------------------------------------------
+// --- CIFAR-10 ----------------------------------------------------------------------------------
 
 uint8_t cifar_byte(size_t sample, size_t channel, size_t pixel) {
   return static_cast<uint8_t>(sample * 7 + channel * 100 + pixel * 3);
@@ -222,8 +221,7 @@ TEST_CASE("A CIFAR-10 file that is not whole records, or is missing, is refused"
   CHECK_THAT(message_of<EnvironmentError>(load), ContainsSubstring(file.string() + " is missing"));
 }
 
-// --- Synthetic
-// ---------------------------------------------------------------------------------------
+// --- Synthetic ---------------------------------------------------------------------------------
 
 TEST_CASE("Synthetic data is the same bytes on every machine", "[synthetic]") {
   const DatasetPair pair = load_dataset("synthetic");

@@ -50,7 +50,8 @@ double gradient_error(const std::function<double()>& loss, const Tensor& variabl
   for (const Real g : gradient) scale = std::max(scale, std::abs(double(g)));
   for (int64_t i = 0; i < variable.elements(); i += stride) {
     const double error = std::abs(central_difference(loss, variable, i) - double(gradient[i]));
-    if (!(error <= worst)) worst = error;
+    if (std::isnan(error)) return error;
+    worst = std::max(worst, error);
   }
   return worst / scale;
 }

@@ -106,8 +106,7 @@ std::string refusal(const std::string& header, const std::string& payload = "") 
 constexpr const char* kOne = R"({"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
 constexpr const char* kTwo = R"({"dtype":"U8","shape":[1],"data_offsets":[1,2]})";
 
-// --- Writing and reading back
-// ----------------------------------------------------------------------
+// --- Writing and reading back ------------------------------------------------------------------
 
 TEST_CASE("The writer produces the reference implementation's bytes", "[safetensors][row106]") {
   const Sample sample = golden_tensors();
@@ -159,8 +158,7 @@ TEST_CASE("A moved file keeps its tensors' bytes", "[safetensors]") {
   CHECK(to_string(serialize_safetensors(second.tensors(), second.metadata())) == golden_file());
 }
 
-// --- Another reader
-// --------------------------------------------------------------------------------
+// --- Another reader ----------------------------------------------------------------------------
 
 // Written from the format's description alone; it shares nothing with our reader.
 constexpr const char* kPythonReader = R"PY(
@@ -218,8 +216,7 @@ TEST_CASE("An independent reader finds the same tensors in our file", "[safetens
   CHECK(json::parse(output) == expected);
 }
 
-// --- What the reader refuses
-// -------------------------------------------------------------------------
+// --- What the reader refuses -------------------------------------------------------------------
 
 TEST_CASE("Each malformed header has an error of its own", "[safetensors][row112]") {
   SECTION("0 to 7 bytes") {
@@ -386,8 +383,7 @@ TEST_CASE("An error names the file and stays short and on one line", "[safetenso
   CHECK_THAT(refusal(R"({"a\nb\u2028":3})"), ContainsSubstring("tensor \"a\\nb"));
 }
 
-// --- What the writer refuses
-// -------------------------------------------------------------------------
+// --- What the writer refuses -------------------------------------------------------------------
 
 TEST_CASE("The writer refuses what no reader could read", "[safetensors]") {
   const auto refuses = [](const Sample& sample, const std::string& text) {
@@ -456,8 +452,7 @@ TEST_CASE("Element types have the names and sizes of the format", "[safetensors]
   CHECK_FALSE(dtype_from_name("").has_value());
 }
 
-// --- Anything at all
-// ---------------------------------------------------------------------------------
+// --- Anything at all ---------------------------------------------------------------------------
 
 /// Damages files at random, but in ways that reach every rule: blind changes mostly end at the
 /// first, so half of them get a header length that fits again.

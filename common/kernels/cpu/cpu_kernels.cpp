@@ -77,8 +77,7 @@ void CpuKernels::to_channels_last(Stream s, const Tensor& x, const Tensor& y) {
                  bodies::SwapChannels{x.data(), nhwc[1], nhwc[2], nhwc[3], false, y.data()});
 }
 
-// --- Convolution and matrix product
-// ----------------------------------------------------------------
+// --- Convolution and matrix product ------------------------------------------------------------
 
 void CpuKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& y) {
@@ -122,8 +121,7 @@ void CpuKernels::add_column_sums(Stream s, const Tensor& dy, const Tensor& dbias
               bodies::AddColumnSums{dy.data(), channels_of(dy), dbias.data()});
 }
 
-// --- Pooling
-// ---------------------------------------------------------------------------------------
+// --- Pooling -----------------------------------------------------------------------------------
 
 void CpuKernels::max_pool2d(Stream s, const Window2d& g, bool relu, const Tensor& x,
                             const Tensor& y, const IndexTensor& where) {
@@ -164,8 +162,7 @@ void CpuKernels::adaptive_avg_pool2d_backward(Stream s, const Tensor& dy, const 
                                                    channels_of(dx), dy.data(), dx.data()});
 }
 
-// --- Batch normalisation
-// -----------------------------------------------------------------------------
+// --- Batch normalisation -----------------------------------------------------------------------
 
 void CpuKernels::batch_norm_statistics(Stream s, const Tensor& x, const Tensor& statistics) {
   reduce_rows(s, "batch_norm_statistics", rows_of(x), channels_of(x),
@@ -237,8 +234,7 @@ void CpuKernels::batch_norm_backward_input(Stream s, const Tensor& x, const Tens
   relu ? launch(std::true_type()) : launch(std::false_type());
 }
 
-// --- Dropout
-// ---------------------------------------------------------------------------------------
+// --- Dropout -----------------------------------------------------------------------------------
 
 void CpuKernels::dropout_mask(Stream s, const StepStateTensor& state, DropoutKey key, Real p,
                               const Tensor& mask) {
@@ -252,8 +248,7 @@ void CpuKernels::apply_mask(Stream s, const Tensor& x, const Tensor& mask, const
                bodies::ApplyMask{x.data(), mask.data(), rows_per_sample, channels_of(x), y.data()});
 }
 
-// --- Loss and metrics
-// ---------------------------------------------------------------------------------
+// --- Loss and metrics --------------------------------------------------------------------------
 
 void CpuKernels::log_softmax(Stream s, const Tensor& x, const Tensor& y) {
   for_each_team(s, "log_softmax", rows_of(x),
@@ -286,8 +281,7 @@ void CpuKernels::count_correct(Stream s, const Tensor& scores, const LabelTensor
                                      channels_of(scores), count.data()});
 }
 
-// --- Optimizer
-// ---------------------------------------------------------------------------------------
+// --- Optimizer ---------------------------------------------------------------------------------
 
 void CpuKernels::check_finite(Stream s, const StepStateTensor& state, const Tensor& x,
                               const HealthTensor& health) {

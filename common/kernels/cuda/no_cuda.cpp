@@ -11,10 +11,7 @@ constexpr const char* kReason = "this build has no CUDA backend";
 Availability availability() { return {0, kReason}; }
 
 std::unique_ptr<Device> open_cuda_device(int index, const DeviceOptions&) {
-  fail<EnvironmentError>(
-      "cuda:{}: {}; install the CUDA Toolkit and configure with -Dcuda=enabled, or use --devices "
-      "cpu:0",
-      index, kReason);
+  fail<EnvironmentError>("cuda:{}: {}; use --devices cpu:0", index, kReason);
 }
 
 }  // namespace lockstep::cuda
