@@ -104,7 +104,7 @@ def search_folders(name, data_set, directory):
     folders = []
     if os.environ.get("LOCKSTEP_DATA"):
         given = Path(os.environ["LOCKSTEP_DATA"])
-        folders += [given, given / name]
+        folders += [given / name, given]
     folders += [Path("data") / name, ROOT / "data" / name]
     if "debian_folder" in data_set:
         folders.append(Path(data_set["debian_folder"]))

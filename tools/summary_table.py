@@ -98,7 +98,10 @@ def main(argv):
     print("\n" + "\n".join(table(all_metrics)))
     if options.save:
         kept = all_metrics[0] if len(all_metrics) == 1 else all_metrics
-        options.save.write_text(json.dumps(kept, indent=1) + "\n")
+        try:
+            options.save.write_text(json.dumps(kept, indent=1) + "\n")
+        except OSError as error:
+            sys.exit(f"summary: cannot write {options.save}: {error.strerror}; choose another file")
     return 0
 
 

@@ -30,11 +30,11 @@ Feeder::Feeder(Stream stream, const Dataset& set)
       mean_(Real(set.mean)),
       stddev_(Real(set.stddev)),
       staging_(stream.device().allocate_host(kSlots * sizeof(StepState))),
-      slots_(kSlots) {}
+      copied_(kSlots) {}
 
 StepState* Feeder::stage(const StepState& facts) {
   const size_t slot = next_slot_++ % kSlots;
-  if (slots_[slot].copied) slots_[slot].copied->synchronize();
+  if (copied_[slot]) copied_[slot]->synchronize();
   StepState* place = static_cast<StepState*>(staging_.get()) + slot;
   *place = facts;
   return place;
@@ -46,7 +46,7 @@ DeviceBatch Feeder::feed(const HostBatch& batch, const BatchPart& part, StepStat
   facts.position_stride = part.stride;
   const StepState* staged = stage(facts);
   stream_.copy(context.state().data(), staged, sizeof(StepState));
-  slots_[(next_slot_ - 1) % kSlots].copied = stream_.record();
+  copied_[(next_slot_ - 1) % kSlots] = stream_.record();
 
   const Shape shape{part.count, height_, width_, channels_};
   const ByteTensor bytes = context.pool().take<uint8_t>(shape);

@@ -36,9 +36,6 @@ class Feeder {
     HostBatch batch;
     Event copied;
   };
-  struct Slot {
-    std::optional<Event> copied;
-  };
   /// A place in host memory that no copy reads any more, holding `facts`.
   StepState* stage(const StepState& facts);
 
@@ -46,8 +43,8 @@ class Feeder {
   int64_t height_, width_, channels_;
   Real mean_, stddev_;
   std::deque<Retired> retired_;
-  std::shared_ptr<void> staging_;  // StepState[kSlots]
-  std::vector<Slot> slots_;
+  std::shared_ptr<void> staging_;             // StepState[kSlots]
+  std::vector<std::optional<Event>> copied_;  // behind the last copy from each of them
   size_t next_slot_ = 0;
 };
 

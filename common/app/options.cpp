@@ -139,6 +139,12 @@ bool parse_command_line(const char* name, const char* summary, int argc, const c
   require(options.workers > 0 || app.count("--prefetch-factor") == 0,
           "--prefetch-factor: {} needs loader threads; give --workers 1 or more",
           options.prefetch_factor);
+  const bool resnet = parse_model(options.model) == ModelKind::resnet18;
+  require(resnet || app.count("--width") == 0,
+          "--width: {} is for --model resnet18 and has no meaning for {}; leave it out",
+          options.width, options.model);
+  require(!resnet || !options.dropout,
+          "--dropout: resnet18 has no dropout layers; leave it out or choose --model seed");
   check(options);
   return true;
 }

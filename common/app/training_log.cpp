@@ -61,7 +61,7 @@ void TrainingLog::begin_epoch(int64_t epoch) {
 void TrainingLog::step(int64_t batch, int64_t size, const Tensor& loss,
                        const HealthTensor& health) {
   reports_.push(steps_, loss, health);
-  lines_.push_back({steps_, samples_seen_, batch % options_.log_interval == 0});
+  lines_.push_back({samples_seen_, batch % options_.log_interval == 0});
   ++steps_;
   samples_seen_ += size;
   receive(1);

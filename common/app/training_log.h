@@ -44,7 +44,7 @@ class TrainingLog {
  private:
   using Clock = std::chrono::steady_clock;
   struct Line {
-    int64_t step, samples_before;
+    int64_t samples_before;
     bool print;
   };
 

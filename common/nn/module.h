@@ -54,7 +54,6 @@ class Module {
     children_.push_back(std::move(module));
     return added;
   }
-  Module& child(size_t index) const { return *children_[index]; }
 
   /// To be called when the last kernel that writes `parameter.grad` in this pass is enqueued.
   static void gradient_written(Parameter& parameter, const Context& context);

@@ -42,8 +42,8 @@ struct ModelBuffer {
   Tensor value{};
 };
 
-/// Puts the parameters of a module into three flat buffers' worth of order: values and gradients,
-/// each one buffer, in REVERSE order of registration. Backward finishes gradients roughly in that
+/// Puts all parameters of a module into one flat buffer and all gradients into another, each in
+/// REVERSE order of registration. Backward finishes gradients roughly in that
 /// order, so that a bucket of finished gradients is a range of one buffer. Every parameter starts
 /// at a multiple of 64 bytes (vector loads, cuDNN); the gaps hold zeros.
 class FlatParameters {

@@ -5,8 +5,8 @@
 #include "common/core/real.h"
 #include "common/data/synthetic.h"
 #include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/stage.h"
-#include "tests/unit/data_test_files.h"
 
 namespace lockstep {
 namespace {

@@ -14,8 +14,8 @@
 #include "common/nn/init.h"
 #include "common/nn/sgd.h"
 #include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/stage.h"
-#include "tests/unit/data_test_files.h"
 
 namespace lockstep {
 namespace {
@@ -353,6 +353,11 @@ TEST_CASE("Weights that the last update spoilt are noticed and not saved", "[fau
   CHECK(run.status == 1);
   CHECK_THAT(run.err, ContainsSubstring("test loss") && ContainsSubstring("nothing was saved"));
   CHECK(folder.names() == Words{});
+}
+
+TEST_CASE("An option that the network has no use for is refused, not ignored", "[faults]") {
+  check_refused(kSmall + Words{"--model", "seed", "--width", "8"}, {"--width: 8", "resnet18"});
+  check_refused(kSmall + Words{"--model", "resnet18", "--dropout"}, {"--dropout", "resnet18"});
 }
 
 TEST_CASE("Output that is no regular file is refused, not replaced", "[faults]") {

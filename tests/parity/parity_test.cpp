@@ -7,8 +7,8 @@
 #include "common/nn/models.h"
 #include "common/nn/state.h"
 #include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/stage.h"
-#include "tests/unit/data_test_files.h"
 
 namespace lockstep {
 namespace {

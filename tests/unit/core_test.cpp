@@ -18,8 +18,8 @@
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
 #include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/process.h"
-#include "tests/unit/data_test_files.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include "common/data/dataset_files.h"
 #include "common/data/synthetic.h"
 #include "tests/support/catch.h"
-#include "tests/unit/data_test_files.h"
+#include "tests/support/data_test_files.h"
 
 namespace lockstep {
 namespace {

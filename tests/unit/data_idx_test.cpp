@@ -9,7 +9,7 @@
 
 #include "common/core/error.h"
 #include "tests/support/catch.h"
-#include "tests/unit/data_test_files.h"
+#include "tests/support/data_test_files.h"
 
 namespace lockstep {
 namespace {

@@ -19,8 +19,8 @@
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"
 #include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/process.h"
-#include "tests/unit/data_test_files.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

@@ -6,7 +6,7 @@
 #include "common/kernels/bodies/loss.inl"
 #include "common/kernels/bodies/pooling.inl"
 #include "common/kernels/bodies/sgd.inl"
-#include "common/kernels/cpu/launch.h"
+#include "common/kernels/cpu/reduce.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -293,10 +293,10 @@ void CpuKernels::sgd_update(Stream s, const StepStateTensor& state, const Health
                             SgdRule rule, const Tensor& gradient, const Tensor& velocity,
                             const Tensor& weight) {
   const auto launch = [&](auto with_momentum) {
-    for_each_enabled(s, "sgd_update", weight.elements(),
-                     bodies::SgdUpdate<with_momentum.value>{
-                         state.data(), health.data(), rule, gradient.data(),
-                         velocity.defined() ? velocity.data() : nullptr, weight.data()});
+    for_each(s, "sgd_update", weight.elements(),
+             bodies::SgdUpdate<with_momentum.value>{
+                 state.data(), health.data(), rule, gradient.data(),
+                 velocity.defined() ? velocity.data() : nullptr, weight.data()});
   };
   velocity.defined() ? launch(std::true_type()) : launch(std::false_type());
 }
