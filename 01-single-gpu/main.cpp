@@ -7,6 +7,7 @@
 #include "common/app/evaluate.h"
 #include "common/app/feeder.h"
 #include "common/app/program.h"
+#include "common/app/step_graph.h"
 #include "common/app/training_log.h"
 #include "common/app/weights_file.h"
 #include "common/kernels/devices.h"
@@ -17,29 +18,30 @@ namespace lockstep {
 namespace {
 
 /// One optimizer step: the parts of the batch (one, unless --emulate divides it) add up their
-/// gradients, then the weights move. Returns the batch's mean loss, [1], on the device.
-Tensor train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& context,
-                  HostBatch batch, const BatchSplit& split, StepState facts) {
-  optimizer.zero_gradients();
-  Tensor loss = context.empty({1});
-  context.kernels().fill(context.stream(), 0, loss);
-
+/// gradients, then the weights move. Writes the batch's mean loss into `loss`, [1].
+void train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& context,
+                StepGraph& graph, HostBatch batch, const BatchSplit& split, StepState facts,
+                const Tensor& loss) {
   const std::vector<BatchPart> parts = split.divide(batch.size);
   for (size_t i = 0; i < parts.size(); ++i) {
+    const bool first = i == 0, last = i + 1 == parts.size();
     // Replicas keep their own running statistics, of which the first one's count; micro-batches
     // share one set.
-    context.facts.update_running = i == 0 || split.kind == BatchSplit::Kind::micro;
-    context.facts.last_contribution = i + 1 == parts.size();
+    context.facts.update_running = first || split.kind == BatchSplit::Kind::micro;
+    context.facts.last_contribution = last;
 
-    const DeviceBatch part = feeder.feed(batch, parts[i], facts, context);
-    const Tensor scores = model.network->forward(part.images, context);
-    model.loss->forward(scores, part.labels, loss, context);
-    const Tensor slope = model.loss->backward(part.labels, context);
-    model.network->backward(slope, context);
+    const DeviceBatch& part = feeder.feed(batch, parts[i], facts, context);
+    graph.run(parts[i].count, [&] {
+      if (first) optimizer.zero_gradients();
+      if (first) context.kernels().fill(context.stream(), 0, loss);
+      const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
+      model.loss->forward(scores, part.labels, loss, context);
+      const Tensor slope = model.loss->backward(part.labels, context);
+      model.network->backward(slope, context);
+      if (last) optimizer.step(context.state(), loss);
+    });
   }
-  optimizer.step(context.state(), loss);
   feeder.retire(std::move(batch));
-  return loss;
 }
 
 void train(const Options& options) {
@@ -67,6 +69,8 @@ void train(const Options& options) {
   const BatchSplit split = parse_split(options.emulate);
   Feeder feeder(stream, data.train);
   Context context(stream);
+  StepGraph graph(context, options.graph, options.batch_size);
+  const Tensor loss = Tensor::empty(stream, {1});
   TrainingLog log("01-single-gpu", options, stream, {device.get()}, data.train.count(),
                   steps_per_epoch);
   log.start(data.train, data.test, parameters);
@@ -81,8 +85,7 @@ void train(const Options& options) {
       const StepState facts{.step = log.steps(),
                             .learning_rate = Real(schedule.at(log.steps())),
                             .loss_weight = Real(1) / Real(size)};
-      const Tensor loss =
-          train_step(model, optimizer, feeder, context, std::move(*batch), split, facts);
+      train_step(model, optimizer, feeder, context, graph, std::move(*batch), split, facts, loss);
       log.step(index, size, loss, optimizer.health());
     }
     log.end_epoch();

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """The same training steps in PyTorch, for `lockstep bench` to stand beside: one JSON line.
 
-The networks are those of common/nn/models.cpp. Data is a normalised tensor in memory, from which
-each step picks a shuffled batch, as a careful PyTorch user would do it.
+The networks are those of common/nn/models.cpp. On the CPU, data is a normalised tensor in memory,
+from which each step picks a shuffled batch, as a careful PyTorch user would do it. On a GPU
+(--device cuda) normalised batches lie ready in pinned memory, and each step copies one of them
+asynchronously. --graph captures the whole step once (torch.cuda.graph, static inputs) and replays
+it. With --serve the options of many measurements come as JSON lines and one process answers them.
 """
 
 import argparse
@@ -11,6 +14,9 @@ import os
 import resource
 import sys
 import time
+
+WARM_UP_STEPS = 10  # on a GPU: plans are made, memory is allocated
+PINNED_BATCHES = 8
 
 
 def seed_network(nn, functional):
@@ -53,29 +59,30 @@ def resnet18(nn, functional, width):
     return nn.Sequential(*layers), functional.cross_entropy
 
 
-def main():
-    begin = time.perf_counter()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=("seed", "resnet18"), default="seed")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--channels-last", action="store_true")
-    options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch starts its threads
-    import torch
+def make_network(options, torch):
+    """Network and loss function, in the memory format and on the device asked for."""
     from torch import nn
     from torch.nn import functional
 
-    torch.set_num_threads(options.threads)
     torch.manual_seed(1)
     net, loss_function = (seed_network(nn, functional) if options.model == "seed"
                           else resnet18(nn, functional, options.width))
-    images, labels = torch.randn(4096, 1, 28, 28), torch.randint(0, 10, (4096,))
     if options.channels_last:
         net = net.to(memory_format=torch.channels_last)
-        images = images.contiguous(memory_format=torch.channels_last)
+    return net.to(options.device), loss_function
+
+
+def memory_format(options, torch):
+    return torch.channels_last if options.channels_last else torch.contiguous_format
+
+
+# --- CPU ---------------------------------------------------------------------------------------
+
+def time_cpu_steps(options, torch, begin):
+    """Seconds of each step."""
+    net, loss_function = make_network(options, torch)
+    images, labels = torch.randn(4096, 1, 28, 28), torch.randint(0, 10, (4096,))
+    images = images.contiguous(memory_format=memory_format(options, torch))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     startup, seconds = time.perf_counter() - begin, []
     for _ in range(options.steps):
@@ -86,9 +93,128 @@ def main():
         loss.backward()
         optimizer.step()
         seconds.append(time.perf_counter() - step_begin)
-    json.dump({"torch": torch.__version__, "step_seconds": seconds, "startup_seconds": startup,
-               "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
-              sys.stdout)
+    return {"step_seconds": seconds, "startup_seconds": startup}
+
+
+# --- GPU ---------------------------------------------------------------------------------------
+
+def pinned_batches(options, torch):
+    """Normalised batches on the host, from which the GPU copies by itself."""
+    shape = (options.batch, 1, 28, 28)
+    images = [torch.randn(shape).contiguous(memory_format=memory_format(options, torch))
+              for _ in range(PINNED_BATCHES)]
+    return [(x.pin_memory(), torch.randint(0, 10, (options.batch,)).pin_memory()) for x in images]
+
+
+def eager_step(net, loss_function, optimizer):
+    """A function that enqueues one step, given a batch on the host."""
+    def step(images, labels):
+        optimizer.zero_grad()
+        scores = net(images.to("cuda", non_blocking=True))
+        loss_function(scores, labels.to("cuda", non_blocking=True)).backward()
+        optimizer.step()
+    return step
+
+
+def graph_step(net, loss_function, optimizer, first, torch):
+    """The same, captured once with static inputs: a step is two copies and one replay. The recipe
+    is that of "Whole-network capture" in PyTorch's notes on CUDA semantics."""
+    images, labels = (tensor.to("cuda") for tensor in first)
+
+    def train_once():
+        optimizer.zero_grad(set_to_none=True)
+        loss_function(net(images), labels).backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            train_once()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        train_once()
+
+    def step(host_images, host_labels):
+        images.copy_(host_images, non_blocking=True)
+        labels.copy_(host_labels, non_blocking=True)
+        graph.replay()
+    return step
+
+
+def time_gpu_steps(options, torch, begin):
+    """Seconds of a step: the mean over all, between two synchronisations, after a warm-up."""
+    torch.backends.cuda.matmul.allow_tf32 = options.tf32
+    torch.backends.cudnn.allow_tf32 = options.tf32
+    net, loss_function = make_network(options, torch)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    batches = pinned_batches(options, torch)
+    step = (graph_step(net, loss_function, optimizer, batches[0], torch) if options.graph
+            else eager_step(net, loss_function, optimizer))
+    startup = time.perf_counter() - begin
+    for number in range(WARM_UP_STEPS):
+        step(*batches[number % PINNED_BATCHES])
+    torch.cuda.synchronize()
+    steps_begin = time.perf_counter()
+    for number in range(options.steps):
+        step(*batches[number % PINNED_BATCHES])
+    torch.cuda.synchronize()
+    mean = (time.perf_counter() - steps_begin) / options.steps
+    return {"mean_step_seconds": mean, "startup_seconds": startup}
+
+
+# --- Command line ------------------------------------------------------------------------------
+
+def parse_options(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=("seed", "resnet18"), default="seed")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tf32", action="store_true", help="cuda: allow TF32 in products")
+    parser.add_argument("--graph", action="store_true", help="cuda: capture the step, replay it")
+    parser.add_argument("--serve", action="store_true",
+                        help="read a JSON list of options per line, answer each with a line")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu" and (options.tf32 or options.graph):
+        parser.error("--tf32 and --graph need --device cuda")
+    return options
+
+
+def measure(options, begin):
+    """The answer to one set of options."""
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch starts its threads
+    import torch
+
+    torch.set_num_threads(options.threads)
+    time_steps = time_gpu_steps if options.device == "cuda" else time_cpu_steps
+    result = time_steps(options, torch, begin)
+    if options.device == "cuda":
+        torch.cuda.empty_cache()  # what is measured next may need the memory
+    return {"torch": torch.__version__, **result,
+            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def serve():
+    for line in sys.stdin:
+        try:
+            answer = measure(parse_options(json.loads(line)), time.perf_counter())
+        except (Exception, SystemExit) as error:  # one failed measurement does not end the others
+            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        print(json.dumps(answer), flush=True)
+
+
+def main():
+    begin = time.perf_counter()
+    options = parse_options(None)
+    if options.serve:
+        serve()
+    else:
+        json.dump(measure(options, begin), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,30 @@ def call(command, cwd):
     return done.returncode, done.stdout
 
 
+def install_cuda_model(folder, root):
+    """Builds tests/cuda_model and installs it into `folder` as a toolkit; an error's output or ""."""
+    build = folder / "build"
+    steps = [("ninja", "-C", str(build), "install")]
+    if not (build / "build.ninja").is_file():
+        steps.insert(0, ("meson", "setup", str(build), str(root / "tests/cuda_model"),
+                         f"--prefix={folder}", "--libdir=lib", "-Dbuildtype=release"))
+    for step in steps:
+        status, output = call(step, root)
+        if status != 0:
+            return output
+    return ""
+
+
 def configure(build, root):
     """Runs Meson unless the folder was configured with these options; returns an error's output."""
     folder = root / build.folder
     # -g1: line numbers for the sanitizers' reports, and a quarter less time than with variables.
     options = ("-Dwerror=true", "-Dtests=enabled", "-Dcpp_args=-g1", *build.options)
+    if build.cuda_model:
+        error = install_cuda_model(root / build.cuda_model, root)
+        if error:
+            return error
+        options += ("-Dcuda=enabled", f"-Dgpu_roots={root / build.cuda_model}")
     stamp = folder / "lockstep-options"
     if stamp.is_file() and stamp.read_text() == "\n".join(options):
         return ""

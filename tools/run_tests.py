@@ -34,41 +34,50 @@ class Row:
     tags: str = ""  # Catch2 filter, a comma meaning "or"; empty runs every case
     deadline: int = 300  # seconds
     command: tuple = ()
+    environment: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Build:
-    """A build folder, the Meson options that make it (None: nothing to build), its tests."""
+    """A build folder, the Meson options that make it (None: nothing to build), its tests. With
+    `cuda_model` the CUDA backend is built against tests/cuda_model, installed into that folder."""
 
     name: str
     folder: str
     options: tuple | None
     rows: tuple
     environment: dict = field(default_factory=dict)
+    cuda_model: str = ""
 
 
 # The sanitizers' own code makes an optimised build slow to compile; kernels stay at -O3 anyway.
-SANITIZED = ("-Dcpu_engine=reference", "-Dcuda=disabled", "-Doptimization=0")
+SANITIZED = ("-Dcpu_engine=reference", "-Doptimization=0")
 ASAN = "protect_shadow_gap=0:detect_leaks=1"
 TSAN = "halt_on_error=1:second_deadlock_stack=1"  # the process stops in the case that has the race
 if (ROOT / "tests/support/tsan.supp").is_file():
     TSAN += f":suppressions={ROOT}/tests/support/tsan.supp"
+
+# The model's library of the driver is found like a real one. A test that would be skipped for want
+# of a GPU fails there.
+CUDA_MODEL = "build-cuda-model"
+MODEL_ENVIRONMENT = {"LD_LIBRARY_PATH": f"{ROOT}/{CUDA_MODEL}/lib", "LOCKSTEP_NEEDS_GPU": "1"}
 
 # A row counts where tests/KIND/ holds sources. Warnings are errors in all of these builds, which
 # is why the first is not `build/`: nobody's own change may fail on a warning in `lockstep run`.
 BUILDS = (
     Build("tools", ".", None,
           (Row("tools", command=(sys.executable, "tools/run_python_tests.py", "tests/tools")),)),
-    Build("default", "build-test", (),
+    Build("default", "build-test", ("-Dgpu_archs=75",),
           (Row("convergence"), Row("unit"), Row("equivalence"), Row("parity"), Row("faults"),
            Row("gpu"))),
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false", *SANITIZED),
-          (Row("unit"), Row("faults")),
-          {"ASAN_OPTIONS": ASAN, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}),
+          (Row("unit"), Row("faults"), Row("gpu", environment=MODEL_ENVIRONMENT)),
+          {"ASAN_OPTIONS": ASAN, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
+          CUDA_MODEL),
     Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Doptimization=1"),
           (Row("unit", "~[data]~[loader]~[io]~[app]~[streams]"), Row("parity"),
            Row("equivalence"))),
-    Build("tsan", "build-tsan", ("-Db_sanitize=thread", *SANITIZED),
+    Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED),
           (Row("unit", "[streams],[loader],[tsan]"),), {"TSAN_OPTIONS": TSAN}),
 )
 KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "tools")
@@ -195,6 +204,7 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "cases.jsonl"
             environment = {**os.environ, "OMP_NUM_THREADS": "1", **build.environment,
+                           **row.environment,
                            "LOCKSTEP_TEST_LOG": str(log),
                            "LOCKSTEP_BUILD_DIR": str(self.root / build.folder)}
             environment.pop("LOCKSTEP_FULL", None)  # --full decides, not who calls

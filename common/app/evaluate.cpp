@@ -15,8 +15,8 @@ Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& f
   const StepState facts{.loss_weight = Real(1) / Real(samples)};
   loader.begin_epoch(0);
   while (std::optional<HostBatch> batch = loader.next()) {
-    const DeviceBatch part = feeder.feed(*batch, {0, 1, batch->size}, facts, context);
-    const Tensor scores = model.network->forward(part.images, context);
+    const DeviceBatch& part = feeder.feed(*batch, {0, 1, batch->size}, facts, context);
+    const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
     model.loss->forward(scores, part.labels, loss, context);
     context.kernels().count_correct(stream, scores, part.labels, correct);
     feeder.retire(std::move(*batch));

@@ -40,21 +40,34 @@ StepState* Feeder::stage(const StepState& facts) {
   return place;
 }
 
-DeviceBatch Feeder::feed(const HostBatch& batch, const BatchPart& part, StepState facts,
-                         Context& context) {
+DeviceBatch& Feeder::place_for(int64_t count) {
+  DeviceBatch& place = places_[count];
+  if (!place.pixels.defined()) {
+    place.pixels = ByteTensor::empty(stream_, {count, height_, width_, channels_});
+    place.labels = LabelTensor::empty(stream_, {count});
+  }
+  return place;
+}
+
+const DeviceBatch& Feeder::feed(const HostBatch& batch, const BatchPart& part, StepState facts,
+                                Context& context) {
   facts.first_position = part.first;
   facts.position_stride = part.stride;
   const StepState* staged = stage(facts);
   stream_.copy(context.state().data(), staged, sizeof(StepState));
   copied_[(next_slot_ - 1) % kSlots] = stream_.record();
 
-  const Shape shape{part.count, height_, width_, channels_};
-  const ByteTensor bytes = context.pool().take<uint8_t>(shape);
-  DeviceBatch fed{context.empty(shape), context.pool().take<int32_t>({part.count})};
-  copy_rows(stream_, batch.images, shape.row_elements(), part, bytes.data());
-  copy_rows(stream_, batch.labels, 1, part, fed.labels.data());
-  context.kernels().normalize_images(stream_, bytes, mean_, stddev_, fed.images);
-  return fed;
+  const DeviceBatch& place = place_for(part.count);
+  const int64_t image_size = height_ * width_ * channels_;
+  copy_rows(stream_, batch.images, image_size, part, place.pixels.data());
+  copy_rows(stream_, batch.labels, 1, part, place.labels.data());
+  return place;
+}
+
+Tensor Feeder::normalize(const DeviceBatch& batch, Context& context) const {
+  const Tensor images = context.empty(batch.pixels.shape());
+  context.kernels().normalize_images(stream_, batch.pixels, mean_, stddev_, images);
+  return images;
 }
 
 void Feeder::retire(HostBatch batch) {

@@ -2,6 +2,7 @@
 // Batches onto a device: asynchronous copies, then bytes to numbers.
 
 #include <deque>
+#include <map>
 #include <memory>
 
 #include "common/data/batch_parts.h"
@@ -13,21 +14,25 @@ namespace lockstep {
 
 /// A part of a batch on a device.
 struct DeviceBatch {
-  Tensor images;       // [count, height, width, channels], normalised
+  ByteTensor pixels;   // [count, height, width, channels]
   LabelTensor labels;  // [count]
 };
 
 /// Copies parts of host batches to one device. The host never waits for a copy: it keeps the
-/// batches (page-locked memory on CUDA) until the event behind their last copy is done.
+/// batches (page-locked memory on CUDA) until the event behind their last copy is done. Parts of
+/// the same size always lie at the same place, so that a captured step finds the next batch there.
 class Feeder {
  public:
   /// `set` says how large images are and how pixels are normalised.
   Feeder(Stream stream, const Dataset& set);
 
   /// Enqueues the copy of `part` and of the pass's facts for kernels (into context.state()).
-  /// `facts` says step, learning rate and loss weight; the positions are the part's.
-  DeviceBatch feed(const HostBatch& batch, const BatchPart& part, StepState facts,
-                   Context& context);
+  /// `facts` says step, learning rate and loss weight; the positions are the part's. What it
+  /// returns is overwritten, in stream order, when the next part of this size comes.
+  const DeviceBatch& feed(const HostBatch& batch, const BatchPart& part, StepState facts,
+                          Context& context);
+  /// The images of a batch as the network takes them: [count, height, width, channels].
+  Tensor normalize(const DeviceBatch& batch, Context& context) const;
   /// To be called when all parts of `batch` have been fed.
   void retire(HostBatch batch);
 
@@ -38,10 +43,12 @@ class Feeder {
   };
   /// A place in host memory that no copy reads any more, holding `facts`.
   StepState* stage(const StepState& facts);
+  DeviceBatch& place_for(int64_t count);
 
   Stream stream_;
   int64_t height_, width_, channels_;
   Real mean_, stddev_;
+  std::map<int64_t, DeviceBatch> places_;  // by size
   std::deque<Retired> retired_;
   std::shared_ptr<void> staging_;             // StepState[kSlots]
   std::vector<std::optional<Event>> copied_;  // behind the last copy from each of them

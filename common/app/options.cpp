@@ -92,6 +92,8 @@ void add_machine_options(CLI::App& app, Options& o) {
                  "cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1");
   app.add_option("--threads-per-device", o.threads_per_device, "compute threads of a CPU device")
       ->check(in_range(1, 1024));
+  app.add_flag("--graph", o.graph, "capture the training step once, then replay it as a whole");
+  app.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
   app.add_option("--workers", o.workers, "loader threads; 0: the main thread makes the batches")
       ->check(in_range(0, 256));
   app.add_option("--prefetch-factor", o.prefetch_factor, "batches that each worker makes ahead")
@@ -113,6 +115,9 @@ void check(const Options& o) {
   if (!o.devices.empty()) parse_devices(o.devices);
   require(o.workers > 0 || o.loader_timeout == 0,
           "--loader-timeout: {} needs loader threads; give --workers 1 or more", o.loader_timeout);
+  require(!o.graph || parse_split(o.emulate).kind == BatchSplit::Kind::whole,
+          "--graph: a graph holds one whole batch, --emulate {} divides it; leave one of them out",
+          o.emulate);
   require_writable("--metrics", o.metrics);
   require_writable("--trace", o.trace);
   require_writable("--save", o.save);
@@ -171,6 +176,8 @@ nlohmann::json Options::to_json() const {
           {"dropout", dropout},
           {"devices", devices},
           {"threads_per_device", threads_per_device},
+          {"graph", graph},
+          {"tf32", tf32},
           {"workers", workers},
           {"prefetch_factor", prefetch_factor},
           {"loader_timeout", loader_timeout},

@@ -42,6 +42,7 @@ struct Options {
   bool dropout = false;
   std::string devices;  // empty: default_devices()
   int threads_per_device = 1;
+  bool graph = false, tf32 = false;
   int workers = 1;
   int prefetch_factor = 2;
   double loader_timeout = 0;
@@ -62,7 +63,7 @@ struct Options {
   /// The devices named, or the defaults of this machine.
   std::vector<DeviceId> device_ids() const;
   DeviceOptions device_options() const {
-    return {.threads = threads_per_device, .trace = !trace.empty()};
+    return {.threads = threads_per_device, .trace = !trace.empty(), .tf32 = tf32};
   }
 };
 

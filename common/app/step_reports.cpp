@@ -1,6 +1,7 @@
 #include "common/app/step_reports.h"
 
 #include "common/core/device.h"
+#include "common/core/error.h"
 
 namespace lockstep {
 namespace {

@@ -12,9 +12,10 @@ void* allocate(Stream home, size_t bytes) try {
   return home.backend().allocate(bytes);
 } catch (const std::bad_alloc&) {
   fail<DeviceError>(
-      "{}: no room for {:.1f} MiB beside the {:.1f} MiB in use; use a smaller batch "
+      "{}: no room for {:.1f} MiB beside the {:.1f} MiB in use{}; use a smaller batch "
       "or model, or more devices",
-      home.device().name(), bytes / 1048576.0, home.device().memory().current() / 1048576.0);
+      home.device().name(), double(bytes) / 1048576.0,
+      double(home.device().memory().current()) / 1048576.0, home.device().memory_note());
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/core/device.h"
+#include "common/core/error.h"
 
 namespace lockstep {
 namespace {
@@ -69,6 +70,19 @@ int chaos_from_environment() {
 
 }  // namespace
 
+struct CpuStream::Recording final : Graph {
+  struct Operation {
+    const char* op;
+    const std::string* scope;
+    std::function<void()> body;
+  };
+  explicit Recording(CpuStream& stream) : stream(stream) {}
+  ~Recording() override { stream.block(stream.record()); }  // launches may still be queued
+
+  CpuStream& stream;
+  std::vector<Operation> operations;
+};
+
 CpuStream::CpuStream(Device& device, std::string name)
     : StreamBackend(device, std::move(name)),
       last_(new Task),  // an empty node before the first task
@@ -79,16 +93,33 @@ CpuStream::CpuStream(Device& device, std::string name)
       worker_([this, first = last_] { work(first); }) {}
 
 CpuStream::~CpuStream() {
+  recording_.reset();
   enqueue_control("end", nullptr);
   worker_.join();
   block_until_unawaited();
 }
 
 void CpuStream::push(const char* op, std::function<void()> body, bool control) {
+  const std::string* scope = scopes_.empty() ? nullptr : scopes_.back();
+  if (control) refuse_in_capture(op);
+  if (recording_) {
+    recording_->operations.push_back({op, scope, std::move(body)});
+    return;
+  }
+  link(op, scope, std::move(body), control);
+}
+
+void CpuStream::refuse_in_capture(const char* op) const {
+  require(!recording_, "{}: '{}' on stream {} cannot be part of a graph; do it before or after",
+          device().name(), op, name());
+}
+
+void CpuStream::link(const char* op, const std::string* scope, std::function<void()> body,
+                     bool control) {
   Task* task = new Task;
   task->body = std::move(body);
   task->op = op;
-  task->scope = scopes_.empty() ? nullptr : scopes_.back();
+  task->scope = scope;
   task->control = control;
   Task* previous = std::exchange(last_, task);
   previous->next.store(task, std::memory_order_release);  // from here the worker may free previous
@@ -142,6 +173,7 @@ void CpuStream::fail_with(std::exception_ptr error) {
 }
 
 uint64_t CpuStream::record() {
+  refuse_in_capture("record");
   const uint64_t ticket = ++tickets_;
   enqueue_control("record", [this, ticket] {
     events_[ticket % kEventRing].store(ticket, std::memory_order_release);
@@ -152,6 +184,7 @@ uint64_t CpuStream::record() {
 
 void CpuStream::wait(const Event& event) {
   StreamBackend& source = stream_of(event);
+  refuse_in_capture("wait");
   if (&source == this) return;  // a stream is always behind its own events
   source.await_begins();
   enqueue_control("wait", [this, &source, ticket = ticket_of(event)] {
@@ -182,6 +215,28 @@ void* CpuStream::allocate(size_t bytes) { return ::operator new(bytes, kAlignmen
 
 void CpuStream::release(void* memory) {
   enqueue_control("free", [=] { ::operator delete(memory, kAlignment); });
+}
+
+void CpuStream::begin_capture() {
+  require(!recording_, "{}: stream {} is being captured already", device().name(), name());
+  recording_ = std::make_unique<Recording>(*this);
+}
+
+std::unique_ptr<Graph> CpuStream::end_capture() {
+  require(recording_ != nullptr, "{}: stream {} is not being captured", device().name(), name());
+  return std::move(recording_);
+}
+
+/// A recorded operation runs as if it had been enqueued now: it shows in the trace, it is skipped
+/// on a poisoned stream.
+void CpuStream::launch(Graph& graph) {
+  Recording& recorded = dynamic_cast<Recording&>(graph);
+  require(&recorded.stream == this, "{}: stream {} did not record this graph, {} did",
+          device().name(), name(), recorded.stream.name());
+  for (const Recording::Operation& operation : recorded.operations) {
+    link(
+        operation.op, operation.scope, [body = &operation.body] { (*body)(); }, false);
+  }
 }
 
 void CpuStream::push_scope(std::string_view name) {

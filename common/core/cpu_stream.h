@@ -44,6 +44,9 @@ class CpuStream final : public StreamBackend {
   void copy(void* to, const void* from, size_t bytes) override;
   void* allocate(size_t bytes) override;
   void release(void* memory) override;
+  void begin_capture() override;
+  std::unique_ptr<Graph> end_capture() override;
+  void launch(Graph& graph) override;
   bool done(uint64_t ticket) const override;
   void block(uint64_t ticket) const override;
   std::exception_ptr error() const override;
@@ -59,11 +62,14 @@ class CpuStream final : public StreamBackend {
     bool control = false;
     std::atomic<Task*> next{nullptr};
   };
+  struct Recording;  // a Graph: operations that were not run yet
   // Events lie in a ring. Ticket t uses slot t mod size; a slot that has moved on to a later
   // ticket of the same stream still answers "done" for the earlier one.
   static constexpr size_t kEventRing = 1024;
 
   void push(const char* op, std::function<void()> body, bool control);
+  void refuse_in_capture(const char* op) const;
+  void link(const char* op, const std::string* scope, std::function<void()> body, bool control);
   void work(Task* first);
   void execute(Task& task);
   void chaos();
@@ -74,6 +80,7 @@ class CpuStream final : public StreamBackend {
   uint64_t tickets_ = 0;
   std::vector<const std::string*> scopes_;
   std::unordered_set<std::string> scope_names_;
+  std::unique_ptr<Recording> recording_;  // during a capture
   // Shared, each with its one direction.
   std::atomic<int> pushed_{0};           // host -> worker: wakes a sleeping worker
   mutable std::atomic<int> signals_{0};  // worker -> waiters: wakes sleeping waiters

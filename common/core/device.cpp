@@ -50,6 +50,10 @@ void MemoryCounter::add(int64_t bytes) {
   }
 }
 
+void Device::drain() const {
+  for (const auto& stream : streams_) stream->block(stream->record());
+}
+
 Stream Device::create_stream(std::string name) {
   streams_.push_back(make_stream(std::move(name)));
   return Stream(*streams_.back());

@@ -51,6 +51,7 @@ class MemoryCounter {
 struct DeviceOptions {
   int threads = 1;     // compute threads of a CPU device
   bool trace = false;  // keep a Span per operation
+  bool tf32 = false;   // let a GPU round the inputs of products to 10 bits of mantissa
 };
 
 /// One device. Owns its streams; outlives every tensor on it.
@@ -73,6 +74,8 @@ class Device {
   /// plain on the CPU). Freeing it waits for what the device's streams have queued; it must be gone
   /// before the device.
   virtual std::shared_ptr<void> allocate_host(size_t bytes) = 0;
+  /// What an out-of-memory error adds to its sizes: "; 1.5 of the GPU's 81079.0 MiB are free".
+  virtual std::string memory_note() const { return {}; }
 
   MemoryCounter& memory() { return memory_; }
   const DeviceOptions& options() const { return options_; }
@@ -81,6 +84,8 @@ class Device {
  protected:
   Device(DeviceId id, DeviceOptions options) : id_(id), options_(options) {}
   virtual std::unique_ptr<StreamBackend> make_stream(std::string name) = 0;
+  /// Waits for what the streams have queued: copies may still read host memory that is to go.
+  void drain() const;
   /// Drains and joins the streams; a derived class calls it before its own members go.
   void close_streams() { streams_.clear(); }
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,13 @@ struct Span {
   int64_t end_ns;
 };
 
+/// Work of one stream that was recorded instead of run, to be run as often as one likes. It keeps
+/// the addresses and values it was recorded with. Goes before its device. Mirrors cudaGraphExec_t.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+};
+
 /// What a backend implements. Every member but block() and synchronize() returns at once.
 class StreamBackend {
  public:
@@ -62,6 +70,9 @@ class StreamBackend {
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) = 0;
+  virtual void begin_capture() = 0;
+  virtual std::unique_ptr<Graph> end_capture() = 0;
+  virtual void launch(Graph& graph) = 0;
 
   virtual bool done(uint64_t ticket) const = 0;
   /// Blocks the calling thread until `ticket` is done; does not throw the stream's error.
@@ -115,6 +126,14 @@ class Stream {
   /// Enqueues a copy of bytes between host and device memory in any direction. Both sides must
   /// live, and the source stay unchanged, until an event behind the copy is done.
   void copy(void* to, const void* from, size_t bytes) const { backend_->copy(to, from, bytes); }
+
+  /// From here on operations and copies are recorded instead of run; events, and buffers that are
+  /// freed, are refused (cudaStreamBeginCapture).
+  void begin_capture() const { backend_->begin_capture(); }
+  /// Ends the recording (cudaStreamEndCapture, cudaGraphInstantiate).
+  std::unique_ptr<Graph> end_capture() const { return backend_->end_capture(); }
+  /// Enqueues everything that was recorded, as it stands (cudaGraphLaunch).
+  void launch(Graph& graph) const { backend_->launch(graph); }
 
   friend bool operator==(const Stream& a, const Stream& b) { return a.backend_ == b.backend_; }
 

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "common/core/buffer.h"
-#include "common/core/error.h"
 #include "common/core/real.h"
 
 namespace lockstep {
@@ -38,12 +37,20 @@ class Shape {
   }
   const std::vector<int64_t>& extents() const { return extents_; }
   /// "[64, 28, 28, 1]"
-  std::string text() const { return fmt::format("[{}]", fmt::join(extents_, ", ")); }
+  std::string text() const;
   friend bool operator==(const Shape&, const Shape&) = default;
 
  private:
   std::vector<int64_t> extents_;
 };
+
+/// Throws BadInput, naming both shapes, unless they have the same number of elements.
+void require_same_elements(const Shape& found, const Shape& expected);
+/// Throws BadInput unless [first, first + count) lies within `extent`, of `what` in `shape`.
+void require_within(const char* what, int64_t first, int64_t count, int64_t extent,
+                    const Shape& shape);
+/// Throws BadInput unless a tensor of this shape holds `count` values.
+void require_values(int64_t count, const Shape& shape);
 
 /// A shared view of device memory. Copying a tensor copies the view, not the elements. `data()` is
 /// for kernels; the host reads values through to_host() only.
@@ -75,22 +82,19 @@ class BasicTensor {
 
   /// The same elements under another shape of the same size.
   BasicTensor reshaped(const Shape& shape) const {
-    require_equal(shape.elements(), elements(), "elements after reshaping " + shape_.text());
+    require_same_elements(shape, shape_);
     return BasicTensor(buffer_, shape, offset_);
   }
   /// Rows [first, first + count) along the first axis.
   BasicTensor rows(int64_t first, int64_t count) const {
-    require(shape_.rank() > 0 && first >= 0 && count >= 0 && first + count <= shape_[0],
-            "rows {} to {} are not in a tensor of shape {}", first, first + count, shape_.text());
+    require_within("rows", first, count, shape_.rank() == 0 ? 0 : shape_[0], shape_);
     Shape shape = shape_;
     shape[0] = count;
     return BasicTensor(buffer_, shape, offset_ + first * shape_.row_elements());
   }
   /// `shape.elements()` elements from element `first` on: a bucket or a parameter of a flat buffer.
   BasicTensor range(int64_t first, const Shape& shape) const {
-    require(first >= 0 && first + shape.elements() <= elements(),
-            "elements {} to {} are not in a tensor of shape {}", first, first + shape.elements(),
-            shape_.text());
+    require_within("elements", first, shape.elements(), elements(), shape_);
     return BasicTensor(buffer_, shape, offset_ + first);
   }
 
@@ -103,8 +107,7 @@ class BasicTensor {
   }
   /// Overwrites the elements. Synchronizes the home stream: for set-up and tests.
   void copy_from_host(const std::vector<T>& values) const {
-    require_equal(static_cast<int64_t>(values.size()), elements(),
-                  "values for a tensor of shape " + shape_.text());
+    require_values(static_cast<int64_t>(values.size()), shape_);
     home().copy(data(), values.data(), bytes());
     home().synchronize();
   }

@@ -1,5 +1,6 @@
 #include "common/kernels/devices.h"
 
+#include "common/core/error.h"
 #include "common/kernels/cpu/cpu_device.h"
 #include "common/kernels/cuda/cuda.h"
 
@@ -16,8 +17,11 @@ std::vector<DeviceId> default_devices(int cpu_count) {
 std::string why_no_gpu() { return cuda::availability().reason; }
 
 std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& options) {
-  return id.kind == DeviceId::Kind::cuda ? cuda::open_cuda_device(id.index, options)
-                                         : cpu::open_cpu_device(id.index, options);
+  if (id.kind == DeviceId::Kind::cuda) return cuda::open_cuda_device(id.index, options);
+  require(!options.tf32,
+          "--tf32: {} has no TF32 arithmetic, GPUs have; leave it out or give --devices cuda:0",
+          id.name());
+  return cpu::open_cpu_device(id.index, options);
 }
 
 }  // namespace lockstep

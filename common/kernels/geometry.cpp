@@ -1,5 +1,7 @@
 #include "common/kernels/geometry.h"
 
+#include "common/core/error.h"
+
 namespace lockstep {
 
 Window2d make_window(const std::string& layer, const Shape& x, int64_t in_channels,

@@ -1,5 +1,7 @@
 #include "common/nn/batch_norm.h"
 
+#include "common/core/error.h"
+
 namespace lockstep {
 namespace {
 
@@ -34,7 +36,7 @@ Tensor BatchNorm2d::training_norm(const Tensor& x, int64_t& count, Context& cont
   Tensor norm = context.empty({2, channels_});
   kernels.batch_norm_prepare(context.stream(), statistics, count, kEps, update ? kMomentum : 0,
                              running_mean_.value, running_var_.value, norm);
-  if (update) ++batches_tracked_;
+  if (update) context.on_host([this] { ++batches_tracked_; });
   return norm;
 }
 

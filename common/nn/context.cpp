@@ -1,5 +1,6 @@
 #include "common/nn/context.h"
 
+#include "common/core/error.h"
 #include "common/nn/module.h"
 
 namespace lockstep {
@@ -16,6 +17,15 @@ Context::Saved Context::take(const Module& owner) {
   Saved saved = std::move(found->second);
   saved_.erase(found);
   return saved;
+}
+
+void Context::on_host(std::function<void()> effect) {
+  effect();
+  if (effects_ != nullptr) effects_->push_back(std::move(effect));
+}
+
+void Context::add_flops(double flops) {
+  if (facts.training) on_host([=, this] { flops_ += flops; });
 }
 
 }  // namespace lockstep

@@ -1,8 +1,10 @@
 #pragma once
 // What a forward pass leaves for its backward pass.
 
+#include <functional>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/core/tensor_pool.h"
@@ -33,6 +35,10 @@ class Context {
   Stream stream() const { return pool_->stream(); }
   Kernels& kernels() const { return stream().kernels(); }
   TensorPool& pool() { return *pool_; }
+  /// Takes memory from `pool`, of the same stream, from now on; returns the pool before it.
+  std::shared_ptr<TensorPool> exchange_pool(std::shared_ptr<TensorPool> pool) {
+    return std::exchange(pool_, std::move(pool));
+  }
   /// The pass's facts in device memory, for kernels. Filled at the head of the step.
   const StepStateTensor& state() const { return state_; }
 
@@ -52,9 +58,14 @@ class Context {
   /// Forgets everything saved (a pass that will have no backward).
   void clear() { saved_.clear(); }
 
+  /// What a pass changes on the host, which a graph knows nothing of: runs `effect` now, and adds
+  /// it to the list given to record_effects(), for replays.
+  void on_host(std::function<void()> effect);
+  void record_effects(std::vector<std::function<void()>>* effects) { effects_ = effects; }
+
   /// Floating-point operations that convolutions and linear layers enqueued so far in training;
   /// evaluation does not count.
-  void add_flops(double flops) { flops_ += facts.training ? flops : 0; }
+  void add_flops(double flops);
   double flops() const { return flops_; }
 
   PassFacts facts;
@@ -63,6 +74,7 @@ class Context {
   std::shared_ptr<TensorPool> pool_;
   StepStateTensor state_;
   std::unordered_map<const Module*, Saved> saved_;
+  std::vector<std::function<void()>>* effects_ = nullptr;
   double flops_ = 0;
 };
 

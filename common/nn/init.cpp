@@ -4,6 +4,7 @@
 #include <numbers>
 #include <random>
 
+#include "common/core/error.h"
 #include "common/nn/state.h"
 
 namespace lockstep {

@@ -1,5 +1,6 @@
 #include "common/nn/layers.h"
 
+#include "common/core/error.h"
 #include "common/nn/init.h"
 
 namespace lockstep {

@@ -1,5 +1,6 @@
 #include "common/nn/loss.h"
 
+#include "common/core/error.h"
 #include "common/nn/layers.h"
 
 namespace lockstep {

@@ -1,5 +1,6 @@
 #include "common/nn/models.h"
 
+#include "common/core/error.h"
 #include "common/nn/layers.h"
 #include "common/nn/residual.h"
 

@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "common/core/error.h"
 #include "common/nn/batch_norm.h"
 
 namespace lockstep {

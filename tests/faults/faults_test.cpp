@@ -412,9 +412,10 @@ struct Training {
     const Tensor loss = context.empty({1});
     context.kernels().fill(stream, 0, loss);
     const StepState facts{.step = index, .learning_rate = Real(0.1), .loss_weight = Real(1) / 8};
-    const DeviceBatch part = feeder.feed(batch, {0, 1, 8}, facts, context);
-    damage(part.images);
-    model.loss->forward(model.network->forward(part.images, context), part.labels, loss, context);
+    const DeviceBatch& part = feeder.feed(batch, {0, 1, 8}, facts, context);
+    const Tensor images = feeder.normalize(part, context);
+    damage(images);
+    model.loss->forward(model.network->forward(images, context), part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
     optimizer.step(context.state(), loss);
     feeder.retire(std::move(batch));

@@ -2,6 +2,7 @@
 // the same first weights over the same batches.
 
 #include "common/app/feeder.h"
+#include "common/core/error.h"
 #include "common/data/dataset.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
@@ -213,9 +214,10 @@ struct FirstStep {
     loader.begin_epoch(0);
     HostBatch batch = *loader.next();
     const Tensor loss = Tensor::from_host(stream, {1}, {0});
-    const DeviceBatch fed =
+    const DeviceBatch& fed =
         feeder.feed(batch, {0, 1, kBatch}, {.loss_weight = Real(1) / kBatch}, context);
-    model.loss->forward(model.network->forward(fed.images, context), fed.labels, loss, context);
+    const Tensor images = feeder.normalize(fed, context);
+    model.loss->forward(model.network->forward(images, context), fed.labels, loss, context);
     model.network->backward(model.loss->backward(fed.labels, context), context);
     feeder.retire(std::move(batch));
 
@@ -322,9 +324,9 @@ TEST_CASE("The decoded images, labels and normalised pixels are PyTorch's", "[pa
   DataLoader loader(data.train, {.batch_size = kBatch});
   loader.begin_epoch(0);
   HostBatch batch = *loader.next();
-  const DeviceBatch fed = feeder.feed(batch, {0, 1, kBatch}, {}, context);
+  const Tensor images = feeder.normalize(feeder.feed(batch, {0, 1, kBatch}, {}, context), context);
   double total = 0;
-  for (const Real pixel : fed.images.to_host()) total += double(pixel);
+  for (const Real pixel : images.to_host()) total += double(pixel);
   feeder.retire(std::move(batch));
   const double expected =
       inputs.at(kDouble ? "train_first_batch_f64_sum" : "train_first_batch_f32_sum_as_f64");

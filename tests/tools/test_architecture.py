@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (".h", ".cpp", ".inl", ".cuh", ".cu")
 ROOM_LINE = re.compile(r"^\d+\. \*\*(\w+)/\*\* \(uses: ([\w, ]+)\)", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
+ASKS_FOR_CUDA = re.compile(r"^\s*#\s*(?:el)?if.*(?:CUDA|NVCC)", re.MULTILINE)
 STAGE = re.compile(r"^(\d\d)-[\w-]+$")
 
 
@@ -74,6 +75,14 @@ def include_faults(root):
     return faults
 
 
+def cuda_conditions(root):
+    """The files below common/ and the stages that ask the preprocessor for CUDA."""
+    parts = ["common", *(p.name for p in root.iterdir() if STAGE.match(p.name))]
+    files = [f for part in sorted(parts) for f in sorted((root / part).rglob("*"))]
+    return [str(file.relative_to(root)) for file in files if file.suffix in SOURCES
+            and ASKS_FOR_CUDA.search(file.read_text(errors="replace"))]
+
+
 class TestArchitecture(unittest.TestCase):
     def test_the_rooms_are_the_layers_of_the_design(self):
         rooms = rooms_of((ROOT / "common/README.md").read_text())
@@ -83,6 +92,9 @@ class TestArchitecture(unittest.TestCase):
 
     def test_all_includes_keep_to_the_layers(self):
         self.assertEqual(include_faults(ROOT), [])
+
+    def test_no_code_asks_whether_there_is_cuda(self):
+        self.assertEqual(cuda_conditions(ROOT), [])
 
 
 class TestTheTestItself(unittest.TestCase):
@@ -113,6 +125,13 @@ class TestTheTestItself(unittest.TestCase):
 
     def test_the_right_tree_is_right(self):
         self.assertEqual(include_faults(self.root), [])
+        self.assertEqual(cuda_conditions(self.root), [])
+
+    def test_a_question_for_cuda(self):
+        for question in ("#ifdef __CUDACC__", "# if defined(HAVE_CUDA)", "  #elif LOCKSTEP_NVCC"):
+            with self.subTest(question):
+                (self.root / "common/data/b.h").write_text("int a;\n" + question + "\n#endif\n")
+                self.assertEqual(cuda_conditions(self.root), ["common/data/b.h"])
 
     def test_a_lower_room_that_uses_a_higher_one(self):
         self.assertEqual(self.plant("common/core/a.h", '#include "common/data/b.h"'), [

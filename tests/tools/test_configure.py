@@ -1,6 +1,7 @@
 """`meson setup` under the conditions that the options of this project distinguish."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -8,46 +9,125 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+BACKEND = "common/kernels/cuda/liblockstep_cuda.so"
 
 
-def without_nvcc():
-    """A PATH on which every program is found but nvcc."""
+def toolkit():
+    """The CUDA Toolkit's own folder (not a link to it), or None."""
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin:/opt/cuda/bin")
+    return Path(nvcc).resolve().parent.parent if nvcc else None
+
+
+def hiding(folder, behind=None):
+    """The beginning of a shell script, for a mount namespace, that hides a folder, if there is one;
+    it is still to be seen at `behind`."""
+    if folder is None:
+        return ""
+    lines = [f"mount --bind {shlex.quote(str(folder))} {shlex.quote(str(behind))}"] if behind else []
+    return "\n".join([*lines, f"mount -t tmpfs none {shlex.quote(str(folder))}", ""])
+
+
+def in_namespace(script):
+    """Runs a shell script where its mounts are its own, and no nvcc is in PATH."""
     folders = os.environ["PATH"].split(os.pathsep)
-    return os.pathsep.join(f for f in folders if not (Path(f) / "nvcc").exists())
+    path = os.pathsep.join(f for f in folders if not (Path(f) / "nvcc").exists())
+    return subprocess.run(["unshare", "--mount", "--map-root-user", "sh", "-ec", script],
+                          env={**os.environ, "PATH": path}, capture_output=True, text=True)
+
+
+def namespaces_are_permitted():
+    return shutil.which("unshare") and in_namespace("mount -t tmpfs none /mnt").returncode == 0
 
 
 @unittest.skipUnless(shutil.which("meson"), "meson is installed by `lockstep test`")
 class TestConfigure(unittest.TestCase):
-    def configure(self, *options, path=None):
-        """Status and output of meson setup into a folder that goes afterwards."""
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, "PATH": path or os.environ["PATH"]}
-            done = subprocess.run(["meson", "setup", folder, str(ROOT), "-Dtests=disabled",
-                                   *options], env=environment, capture_output=True, text=True)
-            return done.returncode, done.stdout + done.stderr
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
-    def test_without_nvcc_on_the_path(self):
-        status, output = self.configure(path=without_nvcc())
+    def enterContext(self, context):  # unittest has it from Python 3.11 on
+        self.addCleanup(context.__exit__, None, None, None)
+        return context.__enter__()
+
+    def configure(self, *options, prologue="", epilogue=""):
+        """Status and output of meson setup; with a prologue in a namespace of its own."""
+        setup = ["meson", "setup", str(self.folder / "build"), str(ROOT), "-Dtests=disabled",
+                 *map(str, options)]
+        if prologue or epilogue:
+            if not namespaces_are_permitted():
+                self.skipTest("namespaces not permitted: unshare --mount fails")
+            done = in_namespace(f"{prologue}{shlex.join(setup)}\n{epilogue}")
+        else:
+            done = subprocess.run(setup, capture_output=True, text=True)
+        shutil.rmtree(self.folder / "build", ignore_errors=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_without_nvcc(self):
+        status, output = self.configure(prologue=hiding(toolkit()))
         self.assertEqual(0, status, output)
-        self.assertRegex(output, r"CUDA Toolkit *: NO")
+        self.assertRegex(output, r"GPU backend *: NO \(no nvcc in PATH")
         self.assertRegex(output, r"precision *: float")
 
     def test_cuda_asked_for_without_nvcc_is_refused(self):
-        status, output = self.configure("-Dcuda=enabled", path=without_nvcc())
+        status, output = self.configure("-Dcuda=enabled", prologue=hiding(toolkit()))
         self.assertNotEqual(0, status)
-        self.assertIn("ERROR", output)
+        self.assertRegex(output, r"ERROR: .*cuda=enabled: no nvcc .*-Dgpu_roots=")
+
+    @unittest.skipUnless(toolkit(), "no GPU: no CUDA Toolkit on this machine")
+    def test_a_toolkit_without_cudnn_is_named(self):
+        root = self.folder / "toolkit"
+        for name in ("bin", "include", "lib"):
+            (root / name).mkdir(parents=True)
+        (root / "bin/nvcc").symlink_to(toolkit() / "bin/nvcc")
+        for name in ("cuda_runtime.h", "cublas_v2.h"):
+            (root / "include" / name).touch()
+        for name in ("cudart", "cublas"):
+            (root / f"lib/lib{name}.so").touch()
+        behind = self.folder / "behind"
+        behind.mkdir()
+        (root / "bin/nvcc").unlink()
+        (root / "bin/nvcc").symlink_to(behind / "bin/nvcc")
+        status, output = self.configure("-Dcuda=enabled", f"-Dgpu_roots={root}",
+                                        prologue=hiding(toolkit(), behind))
+        self.assertNotEqual(0, status)
+        self.assertRegex(output, r"ERROR: .*cuda=enabled: no libcudnn.so with cudnn.h in .*toolkit")
+
+    @unittest.skipUnless(toolkit(), "no GPU: no CUDA Toolkit on this machine")
+    def test_the_backend_is_built_from_a_toolkit_found_only_through_gpu_roots(self):
+        # As Python's packages lay it out: a folder per library, files with version numbers only.
+        behind, roots = self.folder / "behind", self.folder / "site-packages/nvidia"
+        behind.mkdir()
+        real = toolkit()
+        for package, libraries in {"runtime": ("cudart", "cublas", "cublasLt"),
+                                   "cudnn": ("cudnn",)}.items():
+            (roots / package / "lib").mkdir(parents=True)
+            (roots / package / "include").symlink_to(behind / "include")
+            for library in libraries:
+                newest = sorted(real.glob(f"lib64/lib{library}.so.*"))[0].name
+                (roots / package / "lib" / newest).symlink_to(behind / "lib64" / newest)
+        for folder in ("bin", "nvvm"):
+            (roots / "runtime" / folder).symlink_to(behind / folder)
+        status, output = self.configure(
+            "-Dcuda=enabled", "-Dgpu_archs=90", f"-Dgpu_roots={roots}/runtime,{roots}/cudnn",
+            prologue=hiding(real, behind),
+            epilogue=f"ninja -C {shlex.quote(str(self.folder / 'build'))} -j2 {BACKEND}\n"
+                     f"ldd {shlex.quote(str(self.folder / 'build' / BACKEND))}\n")
+        self.assertEqual(0, status, output)
+        self.assertRegex(output, r"GPU backend *: CUDA \d+\.\d+, for 90\n")
+        for library in ("cudart", "cublas", "cudnn"):
+            self.assertRegex(output, rf"lib{library}\.so\.\d+ => {roots}/")
 
     def test_summary_names_the_engine(self):
         status, output = self.configure("-Dcuda=disabled", "-Dcpu_engine=reference")
         self.assertEqual(0, status, output)
         self.assertRegex(output, r"CPU engine *: reference")
+        self.assertRegex(output, r"GPU backend *: NO \(not asked for\)")
 
     def test_double_is_the_reference_engines(self):
         status, output = self.configure("-Dprecision=double")
         self.assertEqual(0, status, output)
         self.assertRegex(output, r"precision *: double")
         self.assertRegex(output, r"CPU engine *: reference")
-        self.assertRegex(output, r"CUDA Toolkit *: NO")
+        self.assertRegex(output, r"GPU backend *: NO")
 
     def test_double_refuses_onednn_and_cuda(self):
         for option in ("-Dcpu_engine=onednn", "-Dcuda=enabled"):

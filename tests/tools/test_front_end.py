@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKSTEP = ROOT / "lockstep"
-COMMANDS = ["run", "test", "data", "bench", "doctor", "help"]
+COMMANDS = ["run", "test", "data", "bench", "gpu-check", "doctor", "help"]
 BASICS = ["awk", "basename", "bash", "cat", "cut", "dirname", "env", "grep", "mkdir", "mktemp",
           "nproc", "readlink", "rm", "sed", "sleep", "xargs"]
 

@@ -9,6 +9,7 @@
 
 #include "common/app/feeder.h"
 #include "common/core/cpu_stream.h"
+#include "common/core/error.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cpu/cpu_device.h"
 #include "common/kernels/cpu/engine.h"
@@ -435,8 +436,8 @@ struct Training {
     const StepState facts{
         .step = steps++, .learning_rate = Real(0.01), .loss_weight = Real(1) / Real(batch->size)};
     const BatchPart all{.count = batch->size};
-    const DeviceBatch part = feeder.feed(*batch, all, facts, context);
-    const Tensor scores = model.network->forward(part.images, context);
+    const DeviceBatch& part = feeder.feed(*batch, all, facts, context);
+    const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
     model.loss->forward(scores, part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
     optimizer.step(context.state(), loss);

@@ -3,6 +3,7 @@
 // least that a second thread is woken for.
 
 #include "common/kernels/kernels.h"
+#include "common/core/error.h"
 
 #include <array>
 #include <functional>

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "common/app/options.h"
+#include "common/core/error.h"
 #include "common/nn/batch_norm.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"

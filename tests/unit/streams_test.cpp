@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/core/cpu_stream.h"
+#include "common/core/error.h"
 #include "common/core/tensor.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"

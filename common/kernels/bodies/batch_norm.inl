@@ -4,11 +4,9 @@
 // Reductions over rows are bodies with two sums per channel: terms(row, c) gives what one element
 // adds, finish(c, sum0, sum1) turns the totals (in double) into the result.
 
-#include "common/kernels/bodies/portable.h"
-
-#ifndef __CUDACC__
 #include <cmath>
-#endif
+
+#include "common/kernels/bodies/portable.h"
 
 namespace lockstep::bodies {
 

@@ -2,11 +2,9 @@
 // One call per row, by a Team: team.max, team.sum, team.each run over the row's elements, leader()
 // runs once. On the CPU a team is the calling thread, on CUDA a block.
 
-#include "common/kernels/bodies/portable.h"
-
-#ifndef __CUDACC__
 #include <cmath>
-#endif
+
+#include "common/kernels/bodies/portable.h"
 
 namespace lockstep::bodies {
 

@@ -10,17 +10,15 @@
 #include "common/core/real.h"
 #include "common/kernels/step_state.h"
 
-#ifdef __CUDACC__
-#define LOCKSTEP_BODY __host__ __device__ __forceinline__
-#else
+// What stands before every function of a body. A backend whose processor needs something else
+// defines it before it includes the bodies (cuda/launch.cuh).
+#ifndef LOCKSTEP_BODY
 #define LOCKSTEP_BODY inline __attribute__((always_inline))
 #endif
 
 // Before a short loop of known length: unrolled, it does not stand in the way of vectorising the
 // loop around it.
-#ifdef __CUDACC__
-#define LOCKSTEP_UNROLL _Pragma("unroll")
-#else
+#ifndef LOCKSTEP_UNROLL
 #define LOCKSTEP_UNROLL _Pragma("GCC unroll 4")
 #endif
 

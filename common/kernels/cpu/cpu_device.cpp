@@ -3,6 +3,7 @@
 #include <new>
 
 #include "common/core/cpu_stream.h"
+#include "common/core/error.h"
 #include "common/kernels/cpu/cpu_kernels.h"
 
 namespace lockstep::cpu {
@@ -36,11 +37,6 @@ class CpuDevice final : public Device {
  private:
   static constexpr std::align_val_t kAlignment{64};
 
-  /// Copies may still be queued when an error unwinds the host: freeing waits for them, as
-  /// cudaFreeHost does.
-  void drain() {
-    for (const auto& stream : streams()) stream->block(stream->record());
-  }
   std::unique_ptr<StreamBackend> make_stream(std::string name) override {
     return std::make_unique<CpuStream>(*this, std::move(name));
   }

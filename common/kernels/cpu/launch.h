@@ -31,38 +31,6 @@ void share_out(int64_t n, int64_t elements_each, F f) {
   }
 }
 
-// Each launcher copies the body next to its loop: through a reference the compiler would have to
-// assume that the loop's own stores change the body's pointers, and could not vectorise.
-
-/// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs.
-template <class Body>
-void for_each(Stream stream, const char* op, int64_t n, Body body) {
-  cpu_stream(stream).enqueue(op, [=] {
-    if constexpr (requires { body.enabled(); }) {
-      if (!body.enabled()) return;
-    }
-    share_out(n, 1, [&](int64_t begin, int64_t end) {
-      const Body run = body;
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) run(i);
-    });
-  });
-}
-
-/// body(row, feature) for every element of [rows, features].
-template <class Body>
-void for_each_row(Stream stream, const char* op, int64_t rows, int64_t features, Body body) {
-  cpu_stream(stream).enqueue(op, [=] {
-    share_out(rows, features, [&](int64_t begin, int64_t end) {
-      const Body run = body;
-      for (int64_t row = begin; row < end; ++row) {
-#pragma omp simd
-        for (int64_t f = 0; f < features; ++f) run(row, f);
-      }
-    });
-  });
-}
-
 /// f(c) for every channel. Images have few channels (10 in the seed network): the single steps that
 /// a plain loop makes behind its last full vector would take most of the time, and branch on every
 /// pixel's value. Instead the last vector overlaps the one before it, which is allowed because f
@@ -82,22 +50,56 @@ inline void for_channels(int64_t channels, F f) {
   }
 }
 
-/// body(n, h, w, c) for every element of an NHWC shape. The body overwrites its outputs.
-template <class Body>
-void for_each_pixel(Stream stream, const char* op, const Shape& shape, Body body) {
-  const int64_t height = shape[1], width = shape[2], channels = shape[3];
-  cpu_stream(stream).enqueue(op, [=, images = shape[0]] {
-    share_out(images, height * width * channels, [&](int64_t begin, int64_t end) {
-      const Body run = body;
-      for (int64_t n = begin; n < end; ++n) {
-        for (int64_t h = 0; h < height; ++h) {
-          for (int64_t w = 0; w < width; ++w) {
-            for_channels(channels, [&](int64_t c) { run(n, h, w, c); });
+// Each launcher copies the body next to its loop: through a reference the compiler would have to
+// assume that the loop's own stores change the body's pointers, and could not vectorise.
+struct ElementLaunch {
+  /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs.
+  template <class Body>
+  static void for_each(Stream stream, const char* op, int64_t n, Body body) {
+    cpu_stream(stream).enqueue(op, [=] {
+      if constexpr (requires { body.enabled(); }) {
+        if (!body.enabled()) return;
+      }
+      share_out(n, 1, [&](int64_t begin, int64_t end) {
+        const Body run = body;
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) run(i);
+      });
+    });
+  }
+
+  /// body(row, feature) for every element of [rows, features].
+  template <class Body>
+  static void for_each_row(Stream stream, const char* op, int64_t rows, int64_t features,
+                           Body body) {
+    cpu_stream(stream).enqueue(op, [=] {
+      share_out(rows, features, [&](int64_t begin, int64_t end) {
+        const Body run = body;
+        for (int64_t row = begin; row < end; ++row) {
+#pragma omp simd
+          for (int64_t f = 0; f < features; ++f) run(row, f);
+        }
+      });
+    });
+  }
+
+  /// body(n, h, w, c) for every element of an NHWC shape. The body overwrites its outputs.
+  template <class Body>
+  static void for_each_pixel(Stream stream, const char* op, const Shape& shape, Body body) {
+    const int64_t height = shape[1], width = shape[2], channels = shape[3];
+    cpu_stream(stream).enqueue(op, [=, images = shape[0]] {
+      share_out(images, height * width * channels, [&](int64_t begin, int64_t end) {
+        const Body run = body;
+        for (int64_t n = begin; n < end; ++n) {
+          for (int64_t h = 0; h < height; ++h) {
+            for (int64_t w = 0; w < width; ++w) {
+              for_channels(channels, [&](int64_t c) { run(n, h, w, c); });
+            }
           }
         }
-      }
+      });
     });
-  });
-}
+  }
+};
 
 }  // namespace lockstep::cpu

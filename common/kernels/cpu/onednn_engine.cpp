@@ -8,6 +8,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "common/core/error.h"
 #include "common/kernels/cpu/engine.h"
 #include "common/kernels/cpu/onednn_api.h"
 

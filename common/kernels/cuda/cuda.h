@@ -1,6 +1,6 @@
 #pragma once
-// The CUDA backend as the rest of the project sees it: two functions. A build without CUDA links
-// no_cuda.cpp in their place; no other code asks whether CUDA is there.
+// The CUDA backend as the rest of the project sees it: two functions, of load_cuda.cpp or, in a
+// build without CUDA, of no_cuda.cpp. No other code asks whether CUDA is there.
 
 #include <memory>
 #include <string>

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/core/cpu_stream.h"
+#include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"
 

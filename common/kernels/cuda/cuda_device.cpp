@@ -1,0 +1,144 @@
+// GPUs as devices.
+
+#include <cstdlib>
+
+#include "common/core/error.h"
+#include "common/kernels/cuda/backend.h"
+#include "common/kernels/cuda/check.h"
+#include "common/kernels/cuda/cuda_kernels.h"
+#include "common/kernels/cuda/cuda_stream.h"
+
+namespace lockstep::cuda {
+namespace {
+
+/// Memory that a device's streams allocate from. It keeps what is freed, so that only the first
+/// step asks the driver.
+PoolHandle make_pool(int index, const std::string& device) {
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = {cudaMemLocationTypeDevice, index};
+  cudaMemPool_t made = nullptr;
+  check(cudaMemPoolCreate(&made, &properties), "cudaMemPoolCreate", device);
+  PoolHandle pool(made);
+  uint64_t keep_all = UINT64_MAX;
+  check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep_all),
+        "cudaMemPoolSetAttribute", device);
+  return pool;
+}
+
+/// ", CUDA_VISIBLE_DEVICES is '1'", if it is set.
+std::string visible_devices() {
+  const char* value = std::getenv("CUDA_VISIBLE_DEVICES");
+  return value == nullptr ? "" : fmt::format(", CUDA_VISIBLE_DEVICES is '{}'", value);
+}
+
+/// Why there are no GPUs, in words.
+std::string reason_for(cudaError_t status) {
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);  // 0 where there is no driver
+  cudaRuntimeGetVersion(&runtime);
+  if (status == cudaErrorInsufficientDriver && driver == 0) return "no NVIDIA driver";
+  if (status == cudaErrorInsufficientDriver) {
+    return fmt::format("the NVIDIA driver is for CUDA {}.{}, this build needs {}.{}: update it",
+                       driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+  }
+  if (status == cudaErrorNoDevice || status == cudaSuccess) {
+    return "no NVIDIA GPU" + visible_devices();
+  }
+  return describe(status, "cudaGetDeviceCount");
+}
+
+/// As cuda::availability(), of which this is the part behind the border (backend.h).
+Availability gpus() {
+  int count = 0;  // stays as it is where there is no driver
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return {count, ""};
+  cudaGetLastError();
+  return {0, reason_for(status)};
+}
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int index, const DeviceOptions& options)
+      : Device({DeviceId::Kind::cuda, index}, options), index_(index) {
+    check(cudaSetDevice(index_), "cudaSetDevice", name());
+    check(cudaGetDeviceProperties(&properties_, index_), "cudaGetDeviceProperties", name());
+    if (kernels_fit_current_device() == cudaErrorNoKernelImageForDevice) {
+      cudaGetLastError();
+      fail<EnvironmentError>(
+          "{}: this build has no code for {} (compute capability {}.{}); configure it anew with "
+          "-Dgpu_archs={}{}",
+          name(), properties_.name, properties_.major, properties_.minor, properties_.major,
+          properties_.minor);
+    }
+    pool_ = make_pool(index_, name());
+    allow_peers();
+  }
+  ~CudaDevice() override { close_streams(); }
+
+  std::string description() const override {
+    return fmt::format("cuda ({}, {}{})", properties_.name, kernels_.engine(),
+                       options().tf32 ? ", TF32" : "");
+  }
+  Kernels& kernels() override { return kernels_; }
+
+  std::shared_ptr<void> allocate_host(size_t bytes) override {
+    check(cudaSetDevice(index_), "cudaSetDevice", name());
+    void* memory = nullptr;
+    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc", name());
+    return {memory, [this](void* freed) {
+              drain();
+              cudaFreeHost(freed);
+            }};
+  }
+
+  std::string memory_note() const override {
+    size_t free = 0, total = 0;
+    if (cudaSetDevice(index_) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess) {
+      return {};
+    }
+    return fmt::format("; {:.1f} of the GPU's {:.1f} MiB are free", double(free) / 1048576.0,
+                       double(total) / 1048576.0);
+  }
+
+ private:
+  /// Copies from and kernels on other GPUs may use this device's memory where the hardware can.
+  void allow_peers() const {
+    for (int other = 0; other < gpus().devices; ++other) {
+      int possible = 0;
+      check(cudaDeviceCanAccessPeer(&possible, other, index_), "cudaDeviceCanAccessPeer", name());
+      if (other == index_ || possible == 0) continue;
+      const cudaMemAccessDesc access{{cudaMemLocationTypeDevice, other},
+                                     cudaMemAccessFlagsProtReadWrite};
+      check(cudaMemPoolSetAccess(pool_.get(), &access, 1), "cudaMemPoolSetAccess", name());
+    }
+  }
+
+  std::unique_ptr<StreamBackend> make_stream(std::string stream_name) override {
+    return std::make_unique<CudaStream>(*this, std::move(stream_name), index_, pool_.get());
+  }
+
+  int index_;
+  cudaDeviceProp properties_{};
+  PoolHandle pool_;
+  CudaKernels kernels_;
+};
+
+std::unique_ptr<Device> open_gpu(int index, const DeviceOptions& options) {
+  const Availability found = gpus();
+  if (found.devices == 0) {
+    fail<EnvironmentError>("cuda:{}: {}; use --devices cpu:0", index, found.reason);
+  }
+  if (index >= found.devices) {
+    fail<EnvironmentError>("cuda:{}: found {} GPU{} (cuda:0 to cuda:{}{}); name one of them", index,
+                           found.devices, found.devices == 1 ? "" : "s", found.devices - 1,
+                           visible_devices());
+  }
+  return std::make_unique<CudaDevice>(index, options);
+}
+
+}  // namespace
+
+extern "C" void lockstep_cuda_backend(Backend& backend) { backend = {gpus, open_gpu}; }
+
+}  // namespace lockstep::cuda

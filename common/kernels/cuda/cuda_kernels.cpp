@@ -1,0 +1,51 @@
+#include "common/kernels/cuda/cuda_kernels.h"
+
+#include "common/core/error.h"
+#include "common/kernels/cuda/cuda_stream.h"
+#include "common/kernels/cuda/libraries.h"
+
+namespace lockstep::cuda {
+
+std::string CudaKernels::engine() const {
+  const size_t version = cudnnGetVersion();  // 91900 for 9.19.0
+  return fmt::format("cuDNN {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+void CudaKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
+                         const Tensor& bias, const Tensor& y) {
+  CudaStream& stream = cuda_stream(s);
+  bool has_bias = false;
+  stream.enqueue("conv2d", [&](cudaStream_t) {
+    has_bias = stream.libraries().convolutions().forward(g, x.data(), weight.data(), bias.data(),
+                                                         y.data());
+  });
+  if (!has_bias) add_bias(s, bias, /*relu=*/false, y);
+}
+
+void CudaKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy,
+                                        const Tensor& weight, const Tensor& dx) {
+  CudaStream& stream = cuda_stream(s);
+  stream.enqueue("conv2d_backward_input", [&](cudaStream_t) {
+    stream.libraries().convolutions().backward_input(g, dy.data(), weight.data(), dx.data());
+  });
+}
+
+void CudaKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x,
+                                             const Tensor& dy, const Tensor& dweight,
+                                             const Tensor& dbias) {
+  CudaStream& stream = cuda_stream(s);
+  stream.enqueue("conv2d_backward_parameters", [&](cudaStream_t) {
+    stream.libraries().convolutions().backward_weight(g, x.data(), dy.data(), dweight.data());
+  });
+  add_column_sums(s, dy, dbias);
+}
+
+void CudaKernels::matmul(Stream s, const MatMul& shape, const Tensor& a, const Tensor& b,
+                         const Tensor& c) {
+  CudaStream& stream = cuda_stream(s);
+  stream.enqueue("matmul", [&](cudaStream_t) {
+    stream.libraries().matmul(shape, a.data(), b.data(), c.data());
+  });
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,255 @@
+#include "common/kernels/cuda/cuda_stream.h"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <new>
+#include <utility>
+
+#include "common/core/device.h"
+#include "common/core/error.h"
+#include "common/kernels/cuda/libraries.h"
+
+namespace lockstep::cuda {
+namespace {
+
+class CudaGraph final : public Graph {
+ public:
+  CudaGraph(GraphExecHandle exec, const StreamBackend& stream)
+      : exec_(std::move(exec)), stream_(stream) {}
+  cudaGraphExec_t exec() const { return exec_.get(); }
+  const StreamBackend& stream() const { return stream_; }
+
+ private:
+  GraphExecHandle exec_;  // CUDA keeps it until launches that are queued have run
+  const StreamBackend& stream_;
+};
+
+}  // namespace
+
+CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool)
+    : StreamBackend(device, std::move(name)), index_(index), pool_(pool) {
+  make_current();
+  cudaStream_t raw = nullptr;
+  check(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking), "cudaStreamCreate", device.name());
+  raw_.reset(raw);
+  check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
+        "cudaDeviceGetAttribute", device.name());
+  if (device.options().trace) spans_ = std::make_unique<SpanRecorder>(raw, device.name());
+  tickets_ = std::make_unique<Buffer>(Stream(*this), kTickets * sizeof(unsigned));
+  check(cudaMemsetAsync(tickets_->data(), 0, tickets_->bytes(), raw), "cudaMemsetAsync",
+        device.name());
+}
+
+CudaStream::~CudaStream() {
+  cudaSetDevice(index_);
+  if (capturing_) {  // an exception left the captured work
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(raw_.get(), &graph);
+    GraphHandle unfinished(graph);
+    capturing_ = false;
+  }
+  libraries_.reset();
+  scratch_.clear();
+  tickets_.reset();
+  cudaStreamSynchronize(raw_.get());
+}
+
+/// The current device belongs to the calling thread, and one thread may drive several GPUs: every
+/// call says which it means.
+void CudaStream::make_current() const {
+  check(cudaSetDevice(index_), "cudaSetDevice", device().name());
+}
+
+// --- Errors ------------------------------------------------------------------------------------
+
+/// Keeps the stream's first error, as a CPU stream does: it comes up when the host waits.
+void CudaStream::note(cudaError_t status, const char* call) const {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();
+  const std::lock_guard lock(mutex_);
+  if (error_) return;
+  error_ = std::make_exception_ptr(DeviceError(
+      fmt::format("{}, stream {}: {}", device().name(), name(), describe(status, call))));
+}
+
+std::exception_ptr CudaStream::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+// --- Operations --------------------------------------------------------------------------------
+
+bool CudaStream::begin(const char* op) {
+  if (error()) return false;
+  make_current();
+  if (spans_ && !capturing_) spans_->begin(op, scopes_.empty() ? nullptr : scopes_.back());
+  return true;
+}
+
+void CudaStream::end(const char* op) {
+  note(cudaGetLastError(), op);  // of a kernel launch, which returns nothing itself
+  if (spans_ && !capturing_) spans_->end();
+}
+
+void CudaStream::copy(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  enqueue("copy", [&](cudaStream_t raw) {
+    note(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, raw), "cudaMemcpyAsync");
+  });
+}
+
+Libraries& CudaStream::libraries() {
+  if (!libraries_) {
+    make_current();
+    libraries_ = std::make_unique<Libraries>(*this, raw_.get(), device().options().tf32);
+  }
+  return *libraries_;
+}
+
+void CudaStream::push_scope(std::string_view name) {
+  const std::string& kept = *scope_names_.emplace(name).first;
+  scopes_.push_back(&kept);
+  nvtxRangePushA(kept.c_str());
+}
+
+void CudaStream::pop_scope() {
+  scopes_.pop_back();
+  nvtxRangePop();
+}
+
+std::vector<Span> CudaStream::timeline() const {
+  return spans_ ? spans_->spans() : std::vector<Span>();
+}
+
+// --- Events ------------------------------------------------------------------------------------
+
+void CudaStream::refuse_in_capture(const char* what) const {
+  require(!capturing_, "{}: '{}' on stream {} cannot be part of a graph; do it before or after",
+          device().name(), what, name());
+}
+
+uint64_t CudaStream::record() {
+  refuse_in_capture("record");
+  make_current();
+  EventHandle& slot = events_[++tickets_given_ % kEventRing];
+  if (!slot) {
+    cudaEvent_t made = nullptr;
+    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreate",
+          device().name());
+    slot.reset(made);
+  }
+  note(cudaEventRecord(slot.get(), raw_.get()), "cudaEventRecord");
+  return tickets_given_;
+}
+
+void CudaStream::wait(const Event& event) {
+  refuse_in_capture("wait");
+  const CudaStream& source = static_cast<const CudaStream&>(stream_of(event));
+  if (&source == this) return;
+  make_current();
+  note(cudaStreamWaitEvent(raw_.get(), source.event(ticket_of(event)), 0), "cudaStreamWaitEvent");
+  if (std::exception_ptr error = source.error()) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+}
+
+void CudaStream::note_completed(uint64_t ticket) const {
+  uint64_t known = completed_.load();
+  while (known < ticket && !completed_.compare_exchange_weak(known, ticket)) {
+  }
+}
+
+bool CudaStream::done(uint64_t ticket) const {
+  if (ticket <= completed_.load()) return true;
+  const cudaError_t status = cudaEventQuery(event(ticket));
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();  // not an error, but it would stand there as one
+    return false;
+  }
+  note(status, "cudaEventQuery");
+  note_completed(ticket);
+  return true;
+}
+
+void CudaStream::block(uint64_t ticket) const {
+  if (ticket <= completed_.load()) return;
+  note(cudaEventSynchronize(event(ticket)), "cudaEventSynchronize");
+  note_completed(ticket);
+}
+
+// --- Memory ------------------------------------------------------------------------------------
+
+void* CudaStream::allocate(size_t bytes) {
+  make_current();
+  // What a graph allocated itself would be gone after each launch. During a capture memory comes
+  // from the host's own call instead, which CUDA allows beside a relaxed capture.
+  void* memory = nullptr;
+  cudaError_t status = cudaSuccess;
+  if (capturing_) {
+    StreamHandle aside;
+    cudaStream_t made = nullptr;
+    check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate",
+          device().name());
+    aside.reset(made);
+    status = cudaMallocFromPoolAsync(&memory, bytes, pool_, made);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(made);
+  } else {
+    status = cudaMallocFromPoolAsync(&memory, bytes, pool_, raw_.get());
+  }
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw std::bad_alloc();
+  }
+  check(status, "cudaMallocFromPoolAsync", device().name());
+  return memory;
+}
+
+void CudaStream::release(void* memory) {
+  refuse_in_capture("free");
+  make_current();
+  note(cudaFreeAsync(memory, raw_.get()), "cudaFreeAsync");
+}
+
+void* CudaStream::scratch(size_t bytes) {
+  if (scratch_.empty() || scratch_.back()->bytes() < bytes) {
+    // A graph that was captured goes on using the memory it was captured with.
+    if (!captured_) scratch_.clear();
+    scratch_.push_back(std::make_unique<Buffer>(Stream(*this), bytes));
+  }
+  return scratch_.back()->data();
+}
+
+// --- Graphs ------------------------------------------------------------------------------------
+
+void CudaStream::begin_capture() {
+  require(!capturing_, "{}: stream {} is being captured already", device().name(), name());
+  make_current();
+  check(cudaStreamBeginCapture(raw_.get(), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture",
+        device().name());
+  capturing_ = captured_ = true;
+}
+
+std::unique_ptr<Graph> CudaStream::end_capture() {
+  require(capturing_, "{}: stream {} is not being captured", device().name(), name());
+  capturing_ = false;
+  cudaGraph_t captured = nullptr;
+  const cudaError_t status = cudaStreamEndCapture(raw_.get(), &captured);
+  const GraphHandle graph(captured);
+  if (std::exception_ptr first = error()) std::rethrow_exception(first);  // it says more
+  check(status, "cudaStreamEndCapture", device().name());
+  cudaGraphExec_t exec = nullptr;
+  check(cudaGraphInstantiate(&exec, captured, 0), "cudaGraphInstantiate", device().name());
+  return std::make_unique<CudaGraph>(GraphExecHandle(exec), *this);
+}
+
+void CudaStream::launch(Graph& graph) {
+  const CudaGraph& recorded = dynamic_cast<CudaGraph&>(graph);
+  require(&recorded.stream() == this, "{}: stream {} did not record this graph, {} did",
+          device().name(), name(), recorded.stream().name());
+  enqueue("graph", [&](cudaStream_t raw) {
+    note(cudaGraphLaunch(recorded.exec(), raw), "cudaGraphLaunch");
+  });
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,98 @@
+#pragma once
+// The stream of a GPU: cudaStream_t behind the interface that CPU devices implement with a thread.
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "common/core/buffer.h"
+#include "common/core/stream.h"
+#include "common/kernels/cuda/check.h"
+#include "common/kernels/cuda/span_recorder.h"
+
+namespace lockstep::cuda {
+
+class Libraries;
+
+class CudaStream final : public StreamBackend {
+ public:
+  /// `index` is the GPU's, `pool` where its memory comes from.
+  CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool);
+  /// Waits for what is queued.
+  ~CudaStream() override;
+
+  /// Enqueues one operation named `op` (a literal) by calling launch(cudaStream_t), on this
+  /// stream's GPU. Nothing once the stream has failed.
+  template <class F>
+  void enqueue(const char* op, F launch) {
+    if (!begin(op)) return;
+    launch(raw_.get());
+    end(op);
+  }
+  /// Scratch memory for the operation about to be enqueued: at least `bytes`, contents undefined,
+  /// counted on the device. The next operation may overwrite it.
+  void* scratch(size_t bytes);
+  /// kTickets counters that are zero before and after every operation (see reduce_rows).
+  unsigned* tickets() const { return static_cast<unsigned*>(tickets_->data()); }
+  static constexpr int kTickets = 1024;
+  /// cuBLAS and cuDNN on this stream.
+  Libraries& libraries();
+  int multiprocessors() const { return multiprocessors_; }
+
+  uint64_t record() override;
+  void wait(const Event& event) override;
+  void copy(void* to, const void* from, size_t bytes) override;
+  void* allocate(size_t bytes) override;
+  void release(void* memory) override;
+  void begin_capture() override;
+  std::unique_ptr<Graph> end_capture() override;
+  void launch(Graph& graph) override;
+  bool done(uint64_t ticket) const override;
+  void block(uint64_t ticket) const override;
+  std::exception_ptr error() const override;
+  void push_scope(std::string_view name) override;
+  void pop_scope() override;
+  std::vector<Span> timeline() const override;
+
+ private:
+  // Events lie in a ring, as in CpuStream. A slot that was recorded anew stands for its later
+  // event, which is as good for waiting; what was seen done before stays done by completed_.
+  static constexpr size_t kEventRing = 1024;
+
+  void make_current() const;
+  bool begin(const char* op);
+  void end(const char* op);
+  void refuse_in_capture(const char* what) const;
+  void note(cudaError_t status, const char* call) const;
+  void note_completed(uint64_t ticket) const;
+  cudaEvent_t event(uint64_t ticket) const { return events_[ticket % kEventRing].get(); }
+
+  const int index_;
+  const cudaMemPool_t pool_;
+  int multiprocessors_ = 1;
+  StreamHandle raw_;
+  std::array<EventHandle, kEventRing> events_;
+  uint64_t tickets_given_ = 0;
+  mutable std::atomic<uint64_t> completed_{0};  // the latest ticket known to be done
+  bool capturing_ = false;
+  bool captured_ = false;  // graphs exist that know the address of the scratch memory
+
+  mutable std::mutex mutex_;  // of error_: an event may be waited for by any thread
+  mutable std::exception_ptr error_;
+
+  std::vector<const std::string*> scopes_;
+  std::unordered_set<std::string> scope_names_;
+  std::unique_ptr<SpanRecorder> spans_;  // null unless tracing
+
+  std::unique_ptr<Buffer> tickets_;
+  std::vector<std::unique_ptr<Buffer>> scratch_;  // the last is the largest and in use
+  std::unique_ptr<Libraries> libraries_;          // goes first: it uses all of the above
+};
+
+inline CudaStream& cuda_stream(Stream stream) { return static_cast<CudaStream&>(stream.backend()); }
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,74 @@
+#include "common/kernels/cuda/span_recorder.h"
+
+#include <chrono>
+#include <utility>
+
+namespace lockstep::cuda {
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+SpanRecorder::SpanRecorder(cudaStream_t stream, std::string device)
+    : stream_(stream), device_(std::move(device)) {
+  origin_ = recorded_event();
+  check(cudaEventSynchronize(origin_.get()), "cudaEventSynchronize", device_);
+  origin_ns_ = now_ns();
+}
+
+EventHandle SpanRecorder::recorded_event() {
+  EventHandle event;
+  if (unused_.empty()) {
+    cudaEvent_t made = nullptr;
+    check(cudaEventCreateWithFlags(&made, cudaEventDefault), "cudaEventCreate", device_);
+    event.reset(made);
+  } else {
+    event = std::move(unused_.back());
+    unused_.pop_back();
+  }
+  check(cudaEventRecord(event.get(), stream_), "cudaEventRecord", device_);
+  return event;
+}
+
+void SpanRecorder::begin(const char* op, const std::string* scope) {
+  if (pending_.size() >= kMostPending) resolve();
+  pending_.push_back({op, scope, recorded_event(), nullptr});
+}
+
+void SpanRecorder::end() { pending_.back().end = recorded_event(); }
+
+const std::vector<Span>& SpanRecorder::spans() {
+  resolve();
+  return spans_;
+}
+
+/// cudaEventElapsedTime gives float milliseconds: too coarse over hours, exact enough from one
+/// batch of operations to the next. So the last event of a batch becomes the origin of the
+/// following.
+void SpanRecorder::resolve() {
+  if (pending_.empty()) return;
+  check(cudaEventSynchronize(pending_.back().end.get()), "cudaEventSynchronize", device_);
+  const auto time_of = [&](const EventHandle& event) {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, origin_.get(), event.get()), "cudaEventElapsedTime",
+          device_);
+    return origin_ns_ + static_cast<int64_t>(double(milliseconds) * 1e6);
+  };
+  for (const Pending& p : pending_) {
+    spans_.push_back({p.op, p.scope, time_of(p.begin), time_of(p.end)});
+  }
+  origin_ns_ = spans_.back().end_ns;
+  std::swap(origin_, pending_.back().end);
+  for (Pending& p : pending_) {
+    unused_.push_back(std::move(p.begin));
+    unused_.push_back(std::move(p.end));
+  }
+  pending_.clear();
+}
+
+}  // namespace lockstep::cuda

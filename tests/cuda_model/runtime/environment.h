@@ -1,0 +1,38 @@
+#pragma once
+// What the environment says about the modelled machine. Variables are read at each call, so that
+// one test process can change them.
+//
+//   CUDA_MODEL_DEVICES=2          GPUs in the machine (0: none)
+//   CUDA_VISIBLE_DEVICES=1,0      as with NVIDIA's driver, indices only
+//   CUDA_MODEL_MEMORY_MIB=4096    memory of each
+//   CUDA_MODEL_CAPABILITY=9.0     compute capability; below 7.0 the program has no code for it
+//   CUDA_MODEL_DRIVER=13000       newest CUDA version that the driver runs; 0: no driver
+//   CUDA_MODEL_COPY_DELAY_US=0    each host-to-device copy sleeps so long before it reads
+//   CUDA_MODEL_FAULT=function:code[:nth[:async]]
+//       the nth call (from 1) of that function returns the code; with async the call succeeds and
+//       the code turns up when the stream gets there. Function "kernel": launches.
+
+#include <vector>
+
+namespace cuda_model {
+
+constexpr int kRuntimeVersion = 13000;
+
+struct Capability {
+  int major = 9, minor = 0;
+};
+
+struct Fault {
+  int code = 0;  // 0: none
+  bool async = false;
+};
+
+/// The value of an integer variable. Ends the process with one line if it is no number.
+int integer_variable(const char* name, int fallback);
+Capability capability();
+/// Physical index of each GPU that the process may see.
+std::vector<int> visible_devices();
+/// Counts a call of `function`; the fault that is planted there.
+Fault take_fault(const char* function);
+
+}  // namespace cuda_model

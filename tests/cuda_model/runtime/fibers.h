@@ -1,0 +1,46 @@
+#pragma once
+// Fibers: stacks that one thread switches between. They carry the threads of a block.
+//
+// A stack is entered once, through ucontext; after that a switch is a jump without a system call.
+// AddressSanitizer is told of each switch where the program has it.
+
+#include <csetjmp>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace cuda_model {
+
+/// Where a switch away from a stack continues.
+struct StackPoint {
+  jmp_buf jump;
+  const void* bottom = nullptr;
+  size_t size = 0;
+  void* fake_stack = nullptr;  // AddressSanitizer's
+};
+
+/// A stack that runs one piece of work after another.
+class Fiber {
+ public:
+  Fiber();
+  ~Fiber();
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  /// Runs `work` from its begin, or goes on with it, until it yields or ends. True when it ended.
+  bool resume(const std::function<void()>& work);
+  /// From inside: back to who resumed this fiber.
+  void yield();
+
+ private:
+  static void enter();
+  void loop();
+
+  void* memory_;
+  bool entered_ = false, ended_ = true;
+  const std::function<void()>* work_ = nullptr;
+  StackPoint inside_, outside_;
+};
+
+}  // namespace cuda_model

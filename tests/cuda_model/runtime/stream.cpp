@@ -1,0 +1,169 @@
+// Streams: one worker thread with a queue each.
+
+#include <set>
+
+#include "runtime/model.h"
+
+namespace cuda_model {
+int take_pending_async_fault();
+
+namespace {
+
+std::set<std::shared_ptr<CUstream_st>>& registry() {
+  static auto& streams = *new std::set<std::shared_ptr<CUstream_st>>;
+  return streams;
+}
+
+cudaError_t add(CUstream_st& stream, Task task) {
+  Device& device = stream.device;
+  if (const int code = take_pending_async_fault()) {
+    task = [&device, code] { device.sticky = code; };
+  }
+  const Task guarded = [&device, task = std::move(task)] {
+    if (device.sticky == 0) task();
+  };
+  const std::lock_guard lock(model_mutex());
+  if (stream.capture == nullptr) {
+    stream.push(guarded);
+    return cudaSuccess;
+  }
+  if (stream.capture->invalidated) return cudaErrorStreamCaptureInvalidated;
+  stream.capture->nodes.push_back(guarded);
+  ++stream.captured_operations;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+std::shared_ptr<CUstream_st> find_stream(cudaStream_t handle) {
+  const std::lock_guard lock(model_mutex());
+  for (const auto& stream : registry()) {
+    if (stream.get() == handle) return stream;
+  }
+  return nullptr;
+}
+
+std::vector<std::shared_ptr<CUstream_st>> all_streams(const Device* device) {
+  const std::lock_guard lock(model_mutex());
+  std::vector<std::shared_ptr<CUstream_st>> streams;
+  for (const auto& stream : registry()) {
+    if (device == nullptr || &stream->device == device) streams.push_back(stream);
+  }
+  return streams;
+}
+
+cudaError_t enqueue(cudaStream_t handle, Task task) {
+  const auto stream = find_stream(handle);
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  if (const int sticky = stream->device.sticky) return static_cast<cudaError_t>(sticky);
+  return add(*stream, std::move(task));
+}
+
+cudaError_t enqueue_kernel(cudaStream_t handle, Task task) {
+  const auto stream = find_stream(handle);
+  if (stream == nullptr || &stream->device != current_device()) {
+    return cudaErrorInvalidResourceHandle;
+  }
+  return enqueue(handle, std::move(task));
+}
+
+}  // namespace cuda_model
+
+void CUstream_st::push(cuda_model::Task task) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(task));
+  changed_.notify_all();
+}
+
+void CUstream_st::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+bool CUstream_st::idle() {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() && !busy_;
+}
+
+void CUstream_st::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+}
+
+void CUstream_st::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return !queue_.empty() || closed_; });
+    if (queue_.empty()) return;
+    cuda_model::Task task = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    task();
+    task = nullptr;  // what it holds is freed before the stream counts as idle
+    lock.lock();
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+using namespace cuda_model;
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+  return api("cudaStreamCreateWithFlags", [&] {
+    Device* device = current_device();
+    if (device == nullptr) return cudaErrorNoDevice;
+    if (const cudaError_t sticky = sticky_error()) return sticky;
+    if (stream == nullptr || flags > cudaStreamNonBlocking) return cudaErrorInvalidValue;
+    const auto made = std::make_shared<CUstream_st>(*device);
+    std::thread([made] { made->work(); }).detach();
+    const std::lock_guard lock(model_mutex());
+    registry().insert(made);
+    *stream = made.get();
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  return api("cudaStreamDestroy", [&] {
+    const auto stream = find_stream(handle);
+    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    stream->close();  // as documented: returns at once, the work goes on
+    const std::lock_guard lock(model_mutex());
+    if (stream->capture != nullptr) stream->capture->invalidated = true;
+    registry().erase(stream);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  return api("cudaStreamSynchronize", [&] {
+    const auto stream = find_stream(handle);
+    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    if (const cudaError_t error = forbid_in_capture(stream.get())) return error;
+    stream->drain();
+    return static_cast<cudaError_t>(stream->device.sticky.load());
+  });
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  return api("cudaStreamQuery", [&] {
+    const auto stream = find_stream(handle);
+    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    if (const cudaError_t error = forbid_in_capture(stream.get())) return error;
+    if (const int sticky = stream->device.sticky) return static_cast<cudaError_t>(sticky);
+    return stream->idle() ? cudaSuccess : cudaErrorNotReady;
+  });
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return api("cudaLaunchHostFunc", [&] {
+    if (function == nullptr) return cudaErrorInvalidValue;
+    return enqueue(stream, [=] {
+      in_host_function = true;  // calls of the CUDA API are not permitted there
+      function(data);
+      in_host_function = false;
+    });
+  });
+}

@@ -1,0 +1,213 @@
+// cuBLAS and cuDNN against plain loops.
+
+#include <cublas_v2.h>
+#include <cudnn.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <cmath>
+#include <vector>
+
+#include "expect.h"
+
+using Floats = std::vector<float>;
+
+/// Numbers in [-1, 1] with more digits than TF32 keeps.
+Floats numbers(size_t n, unsigned seed) {
+  Floats values(n);
+  for (float& v : values) {
+    seed = seed * 1664525u + 1013904223u;
+    v = float(seed >> 8) / float(1 << 23) - 1;
+  }
+  return values;
+}
+
+/// |a - b| / |b|, both as vectors.
+double relative(const Floats& a, const Floats& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += std::pow(double(a[i]) - b[i], 2);
+    norm += std::pow(double(b[i]), 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+void gemm(cudaStream_t stream) {
+  cublasHandle_t handle = nullptr;
+  EXPECT(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+  EXPECT(cublasSetStream(handle, stream) == CUBLAS_STATUS_SUCCESS);
+  const int m = 5, n = 3, k = 67, lda = 71, ldb = 70, ldc = 6;
+  const Floats a = numbers(lda * 71, 1), b = numbers(ldb * 71, 2), c = numbers(ldc * n, 3);
+  float *da = upload<float>(a, stream), *db = upload<float>(b, stream);
+  const float alpha = 2, beta = -1;
+  for (const bool tf32 : {false, true}) {
+    cublasSetMathMode(handle, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH);
+    for (int transposes = 0; transposes < 4; ++transposes) {
+      const bool ta = transposes & 1, tb = transposes & 2;
+      float* dc = upload<float>(c, stream);
+      EXPECT(cublasSgemm(handle, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m,
+                         n, k, &alpha, da, lda, db, ldb, &beta, dc, ldc) == CUBLAS_STATUS_SUCCESS);
+      Floats expected = c;
+      for (int j = 0; j < n; ++j) {
+        for (int i = 0; i < m; ++i) {
+          double sum = 0;
+          for (int p = 0; p < k; ++p) {
+            sum += double(ta ? a[i * lda + p] : a[p * lda + i]) *
+                   double(tb ? b[p * ldb + j] : b[j * ldb + p]);
+          }
+          expected[j * ldc + i] = float(2 * sum) - c[j * ldc + i];
+        }
+      }
+      const double error = relative(download<Floats>(dc, c.size(), stream), expected);
+      EXPECT(tf32 ? error > 1e-5 && error < 1e-2 : error < 1e-6);
+    }
+  }
+  EXPECT(cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &alpha, da, m - 1, db, ldb, &beta,
+                     da, ldc) == CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT(cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS);
+}
+
+/// A convolution with all its descriptors: x[2,5,6,3] (NHWC or NCHW), 4 filters of 3x2.
+struct Problem {
+  static constexpr int n = 2, h = 5, w = 6, c = 3, k = 4, r = 3, s = 2, p = 3, q = 4;
+  static constexpr int pad_h = 1, pad_w = 1, stride = 2;
+  cudnnTensorFormat_t format;
+  cudnnHandle_t handle = nullptr;
+  cudnnTensorDescriptor_t x = nullptr, y = nullptr, bias = nullptr;
+  cudnnFilterDescriptor_t filter = nullptr;
+  cudnnConvolutionDescriptor_t conv = nullptr;
+  cudnnActivationDescriptor_t relu = nullptr;
+
+  Problem(cudaStream_t stream, cudnnTensorFormat_t format, cudnnMathType_t math) : format(format) {
+    EXPECT(cudnnCreate(&handle) == CUDNN_STATUS_SUCCESS);
+    EXPECT(cudnnSetStream(handle, stream) == CUDNN_STATUS_SUCCESS);
+    for (cudnnTensorDescriptor_t* desc : {&x, &y, &bias}) cudnnCreateTensorDescriptor(desc);
+    cudnnSetTensor4dDescriptor(x, format, CUDNN_DATA_FLOAT, n, c, h, w);
+    cudnnSetTensor4dDescriptor(y, format, CUDNN_DATA_FLOAT, n, k, p, q);
+    cudnnSetTensor4dDescriptor(bias, format, CUDNN_DATA_FLOAT, 1, k, 1, 1);
+    cudnnCreateFilterDescriptor(&filter);
+    cudnnSetFilter4dDescriptor(filter, CUDNN_DATA_FLOAT, format, k, c, r, s);
+    cudnnCreateConvolutionDescriptor(&conv);
+    cudnnSetConvolution2dDescriptor(conv, pad_h, pad_w, stride, stride, 1, 1,
+                                    CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT);
+    cudnnSetConvolutionMathType(conv, math);
+    cudnnCreateActivationDescriptor(&relu);
+    cudnnSetActivationDescriptor(relu, CUDNN_ACTIVATION_RELU, CUDNN_NOT_PROPAGATE_NAN, 0);
+  }
+  ~Problem() {
+    cudnnDestroyActivationDescriptor(relu);
+    cudnnDestroyConvolutionDescriptor(conv);
+    cudnnDestroyFilterDescriptor(filter);
+    for (cudnnTensorDescriptor_t desc : {x, y, bias}) cudnnDestroyTensorDescriptor(desc);
+    cudnnDestroy(handle);
+  }
+
+  /// Position in memory of (image, channel, row, column) of a tensor with these sizes.
+  size_t at(int i, int ch, int row, int col, int channels, int rows, int cols) const {
+    return format == CUDNN_TENSOR_NHWC ? ((i * rows + row) * cols + col) * channels + ch
+                                       : ((i * channels + ch) * rows + row) * cols + col;
+  }
+  /// visit(index of y, of x, of the filter) for each product that the convolution sums.
+  template <class Visit>
+  void each_product(Visit visit) const {
+    for (int i = 0; i < n * k * p * q * r * s * c; ++i) {
+      const int ch = i % c, fc = i / c % s, fr = i / c / s % r, oc = i / c / s / r % q;
+      const int orow = i / c / s / r / q % p, o = i / c / s / r / q / p % k;
+      const int image = i / c / s / r / q / p / k;
+      const int row = orow * stride - pad_h + fr, col = oc * stride - pad_w + fc;
+      if (row < 0 || row >= h || col < 0 || col >= w) continue;
+      visit(at(image, o, orow, oc, k, p, q), at(image, ch, row, col, c, h, w),
+            at(o, ch, fr, fc, c, r, s));
+    }
+  }
+};
+
+/// The first proposal that may be used, and what is wrong with those before it.
+template <class Perf>
+Perf choose(const Perf* perfs, int count) {
+  EXPECT(count >= 3);
+  EXPECT(perfs[0].status == CUDNN_STATUS_SUCCESS);
+  EXPECT(perfs[0].determinism == CUDNN_NON_DETERMINISTIC);
+  EXPECT(perfs[1].status == CUDNN_STATUS_NOT_SUPPORTED);
+  int i = 0;
+  while (perfs[i].status || perfs[i].determinism != CUDNN_DETERMINISTIC) ++i;
+  return perfs[i];
+}
+
+/// All passes of one layout and math. Errors stay below `limit` and above `least`.
+void convolution(cudaStream_t stream, cudnnTensorFormat_t format, cudnnMathType_t math,
+                 double least, double limit) {
+  const Problem P(stream, format, math);
+  const Floats x = numbers(180, 1), w = numbers(72, 2), dy = numbers(96, 3), b = numbers(4, 4);
+  float *dx_ = upload<float>(Floats(180), stream), *dw_ = upload<float>(w, stream);
+  float *y_ = upload<float>(Floats(96, NAN), stream), *x_ = upload<float>(x, stream);
+  float *w_ = upload<float>(w, stream), *dy_ = upload<float>(dy, stream);
+  float* b_ = upload<float>(b, stream);
+  void* space = upload<float>(Floats(4096), stream);
+  const float one = 1, zero = 0;
+  Floats y(96), dx(180), dw = w, fused(96);
+  P.each_product([&](size_t iy, size_t ix, size_t iw) {
+    y[iy] += x[ix] * w[iw];
+    dx[ix] += dy[iy] * w[iw];
+    dw[iw] += dy[iy] * x[ix];
+  });
+  const auto close = [&](const float* found, const Floats& expected) {
+    const double error = relative(download<Floats>(found, expected.size(), stream), expected);
+    EXPECT(error <= limit && error >= least);
+  };
+
+  int count = 0;
+  cudnnConvolutionFwdAlgoPerf_t forward[8];
+  cudnnGetConvolutionForwardAlgorithm_v7(P.handle, P.x, P.filter, P.conv, P.y, 8, &count, forward);
+  const auto f = choose(forward, count);
+  EXPECT(cudnnConvolutionForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv, f.algo, space,
+                                 f.memory, &zero, P.y, y_) == CUDNN_STATUS_SUCCESS);
+  close(y_, y);
+  EXPECT(cudnnConvolutionForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv, f.algo, space,
+                                 f.memory - 1, &zero, P.y, y_) == CUDNN_STATUS_BAD_PARAM);
+  EXPECT(cudnnConvolutionForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv, forward[0].algo,
+                                 space, forward[0].memory, &zero, P.y, y_) == CUDNN_STATUS_SUCCESS);
+  EXPECT(relative(download<Floats>(y_, 96, stream), y) > 1e-4);  // the noise of its sums
+
+  for (int i = 0; i < 96; ++i) {
+    const int channel = format == CUDNN_TENSOR_NHWC ? i % 4 : i / 12 % 4;
+    fused[i] = std::fmax(0.0f, y[i] + b[channel]);
+  }
+  EXPECT(cudnnConvolutionBiasActivationForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv,
+                                               f.algo, space, f.memory, &zero, P.y, y_, P.bias, b_,
+                                               P.relu, P.y, y_) == CUDNN_STATUS_SUCCESS);
+  close(y_, fused);
+  EXPECT(cudnnConvolutionBiasActivationForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv,
+                                               CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM, space,
+                                               f.memory, &zero, P.y, y_, P.bias, b_, P.relu, P.y,
+                                               y_) == CUDNN_STATUS_NOT_SUPPORTED);
+
+  cudnnConvolutionBwdDataAlgoPerf_t data[8];
+  cudnnGetConvolutionBackwardDataAlgorithm_v7(P.handle, P.filter, P.y, P.conv, P.x, 8, &count,
+                                              data);
+  const auto d = choose(data, count);
+  EXPECT(cudnnConvolutionBackwardData(P.handle, &one, P.filter, w_, P.y, dy_, P.conv, d.algo, space,
+                                      d.memory, &zero, P.x, dx_) == CUDNN_STATUS_SUCCESS);
+  close(dx_, dx);
+  cudnnConvolutionBwdFilterAlgoPerf_t weights[8];
+  cudnnGetConvolutionBackwardFilterAlgorithm_v7(P.handle, P.x, P.y, P.conv, P.filter, 8, &count,
+                                                weights);
+  const auto g = choose(weights, count);
+  EXPECT(cudnnConvolutionBackwardFilter(P.handle, &one, P.x, x_, P.y, dy_, P.conv, g.algo, space,
+                                        g.memory, &one, P.filter, dw_) == CUDNN_STATUS_SUCCESS);
+  close(dw_, dw);  // added to what was there
+}
+
+int main() {
+  cudaStream_t stream = make_stream();
+  gemm(stream);
+  for (const auto format : {CUDNN_TENSOR_NHWC, CUDNN_TENSOR_NCHW}) {
+    convolution(stream, format, CUDNN_FMA_MATH, 0, 1e-6);
+    convolution(stream, format, CUDNN_DEFAULT_MATH, 1e-5, 1e-2);
+  }
+  EXPECT(nvtxRangePushA("outer") == 0);
+  EXPECT(nvtxRangePushA("inner") == 1);
+  EXPECT(nvtxRangePop() == 1);
+  EXPECT(nvtxRangePop() == 0);
+  EXPECT(nvtxRangePop() < 0);
+  return expect_failures == 0 ? 0 : 1;
+}

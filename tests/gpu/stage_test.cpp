@@ -1,0 +1,192 @@
+// Training on a GPU: the same gradients and losses as on the CPU, graphs, and stage 01's program.
+
+#include <numeric>
+
+#include "common/data/synthetic.h"
+#include "tests/gpu/gpu_test_support.h"
+#include "tests/support/stage.h"
+#include "tests/support/training.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
+using Words = std::vector<std::string>;
+using Numbers = std::vector<double>;
+
+constexpr double kDeadline = 300;  // seconds: the CUDA model computes on the CPU
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+Numbers values_of(const Tensor& tensor) {
+  const std::vector<Real> values = tensor.to_host();
+  return {values.begin(), values.end()};
+}
+
+// --- Beside the CPU ------------------------------------------------------------------------------
+
+TEST_CASE("The first gradients of the seed networks on a GPU are those of the CPU",
+          "[cuda][stage][row20]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const ModelKind kind : {ModelKind::seed, ModelKind::seed_bn}) {
+    for (const bool dropout : {false, true}) {
+      for (const int64_t batch : {64, 5}) {
+        INFO((kind == ModelKind::seed ? "seed" : "seed-bn")
+             << ", dropout " << dropout << ", batch " << batch);
+        const Dataset set = make_synthetic(SyntheticPart::train, batch);
+        const TrainingOptions options{.model = {.kind = kind, .dropout = dropout},
+                                      .batch_size = batch};
+        Training gpu(both.gpu, set, options), cpu(both.cpu, set, options);
+        CHECK(relative_l2(gpu.epoch(), cpu.epoch()) <= 1e-5);
+        const Numbers gradient = values_of(cpu.parameters.gradients());
+        CHECK(l2(gradient) > 0.1);
+        CHECK(relative_l2(values_of(gpu.parameters.gradients()), gradient) <= 1e-4);
+      }
+    }
+  }
+}
+
+TEST_CASE("The first ten losses of the seed network on a GPU are those of the CPU",
+          "[cuda][stage][row20]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  const Dataset set = make_synthetic(SyntheticPart::train, 10 * 32);
+  Training gpu(both.gpu, set, {}), cpu(both.cpu, set, {});
+  const Numbers found = gpu.epoch(), expected = cpu.epoch();
+  REQUIRE(found.size() == 10);
+  REQUIRE(expected.size() == 10);
+  for (size_t step = 0; step < 10; ++step) {
+    INFO("step " << step);
+    CHECK(found[step] == Approx(expected[step]).epsilon(1e-4));
+  }
+  CHECK(expected.front() != expected.back());
+}
+
+TEST_CASE("The first loss of ResNet-18 on a GPU is that of the CPU", "[cuda][stage][row20]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const auto& [width, batch] : {std::pair<int64_t, int64_t>{8, 16}, {64, 4}}) {
+    INFO("width " << width);
+    const Dataset set = make_synthetic(SyntheticPart::train, batch);
+    const TrainingOptions options{.model = {.kind = ModelKind::resnet18, .width = width},
+                                  .batch_size = batch};
+    const double found = Training(both.gpu, set, options).first_loss();
+    const double expected = Training(both.cpu, set, options).first_loss();
+    CHECK(expected > 1);
+    CHECK(found == Approx(expected).epsilon(1e-5));
+  }
+}
+
+// --- The program ---------------------------------------------------------------------------------
+
+struct Outcome {
+  nlohmann::json metrics;
+  std::string weights;  // the bytes of the file
+  Numbers losses() const { return metrics.at("losses").get<Numbers>(); }
+};
+
+Outcome train(const Words& options, const std::string& devices = "cuda:0") {
+  const TempDir folder;
+  const Words program{stage_binary("01-single-gpu"), "--devices", devices};
+  const Words outputs{"--save", folder / "weights", "--metrics", folder / "metrics"};
+  const ProcessResult run = run_process(program + outputs + options, kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  return {read_json(folder / "metrics"), read_file(folder / "weights")};
+}
+
+TEST_CASE("A step as one graph gives the bytes of the step that is enqueued",
+          "[cuda][stage][row126]") {
+  LOCKSTEP_NEEDS_GPU();
+  // Two epochs of some full batches and a short one, at a rate that changes.
+  const Words small{"--data", "synthetic:104:16", "--batch-size", "32"};
+  const Words few{"--data", "synthetic:40:8", "--batch-size", "16"};
+  const Words rates{"--epochs", "2", "--lr-step", "1", "--lr", "0.05", "--momentum", "0.9"};
+  const std::vector<Words> cases{small + Words{"--dropout"}, small + Words{"--model", "seed-bn"},
+                                 few + Words{"--model", "resnet18", "--width", "8"}};
+  for (const Words& options : cases) {
+    INFO(fmt::format("{}", fmt::join(options, " ")));
+    const Outcome eager = train(options + rates);
+    const Outcome graph = train(options + rates + Words{"--graph"});
+    CHECK(graph.losses() == eager.losses());
+    CHECK((graph.weights == eager.weights));
+    CHECK(graph.metrics.at("test_loss") == eager.metrics.at("test_loss"));
+    CHECK(graph.metrics.at("training_flops") == eager.metrics.at("training_flops"));
+  }
+}
+
+TEST_CASE("With --graph the trace of a GPU shows one operation per full step but the first",
+          "[cuda][stage][row126]") {
+  LOCKSTEP_NEEDS_GPU();
+  const TempDir folder;
+  train(
+      {"--data", "synthetic:104:16", "--batch-size", "32", "--graph", "--trace", folder / "trace"});
+  int64_t graphs = 0, updates = 0;
+  const nlohmann::json trace = read_json(folder / "trace");
+  for (const nlohmann::json& event : trace.at("traceEvents")) {
+    graphs += event.value("name", "") == "graph";
+    updates += event.value("name", "") == "sgd_update";
+  }
+  CHECK(graphs == 2);
+  CHECK(updates == 2);  // the first step, and the short batch
+}
+
+/// Mean of a quarter of the steps.
+double mean_loss(const Numbers& losses, size_t quarter) {
+  const auto begin = losses.begin() + static_cast<std::ptrdiff_t>(losses.size() / 4 * quarter);
+  const auto end = begin + static_cast<std::ptrdiff_t>(losses.size() / 4);
+  return std::accumulate(begin, end, 0.0) / double(losses.size() / 4);
+}
+
+TEST_CASE("The seed network learns on a GPU", "[cuda][stage][row16]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (is_model(*open_device(kGpu, {}))) {  // no time for an epoch of 60000 images there
+    const Outcome outcome = train({"--data", "synthetic:2048:512"});
+    REQUIRE(outcome.losses().size() == 32);
+    CHECK(mean_loss(outcome.losses(), 0) > 2);
+    CHECK(mean_loss(outcome.losses(), 3) < 1.5);
+    CHECK(outcome.metrics.at("accuracy").at(0) > 0.7);
+    return;
+  }
+  const Outcome outcome = train({"--epochs", "2"});
+  CHECK(outcome.metrics.at("accuracy").at(0) >= 0.70);
+  CHECK(outcome.metrics.at("accuracy").at(1) >= 0.80);
+}
+
+TEST_CASE("Stage 01 takes the first of several GPUs, also of one that is named twice",
+          "[cuda][stage]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Outcome outcome =
+      train({"--data", "synthetic:64:16", "--batch-size", "32"}, "cuda:0,cuda:0");
+  CHECK(outcome.metrics.at("devices") == nlohmann::json{"cuda:0"});
+  CHECK_THAT(outcome.metrics.at("backend").get<std::string>(), ContainsSubstring("cuda ("));
+  CHECK(outcome.metrics.at("peak_memory_bytes").at("cuda:0") > 0);
+}
+
+// --- The command line: refused before any device is opened ---------------------------------------
+
+void check_refused(const Words& options, const Words& fragments) {
+  const ProcessResult run = run_process(
+      Words{stage_binary("01-single-gpu"), "--data", "synthetic:64:16"} + options, kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK(run.err.starts_with("error: "));
+  CHECK(run.err.find('\n') == run.err.size() - 1);
+  for (const std::string& fragment : fragments) CHECK_THAT(run.err, ContainsSubstring(fragment));
+  CHECK_THAT(run.out, !ContainsSubstring("Train Epoch"));
+}
+
+TEST_CASE("A graph of a divided batch, and TF32 on a CPU, are refused in one line",
+          "[cuda][stage]") {
+  check_refused({"--devices", "cpu:0", "--graph", "--emulate", "chunk:2"},
+                {"--graph", "--emulate", "chunk:2"});
+  check_refused({"--devices", "cpu:0", "--tf32"}, {"--tf32", "cpu:0", "--devices cuda:0"});
+}
+
+}  // namespace
+}  // namespace lockstep

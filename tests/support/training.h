@@ -1,0 +1,108 @@
+#pragma once
+// Stage 01's training on one stream, for tests that compare devices, or steps with their graphs.
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/app/feeder.h"
+#include "common/app/step_graph.h"
+#include "common/core/device.h"
+#include "common/nn/init.h"
+#include "common/nn/models.h"
+#include "common/nn/sgd.h"
+
+namespace lockstep::testing {
+
+struct TrainingOptions {
+  ModelOptions model{};
+  SgdRule rule{};
+  int64_t batch_size = 32;
+  Real learning_rate = Real(0.01);
+  bool graph = false;
+};
+
+/// A network with seed 1 on a stream's device, and what it takes to train it on `set`, in the order
+/// of the file.
+class Training {
+ public:
+  Training(Stream stream, const Dataset& set, const TrainingOptions& options)
+      : model(make_model(options.model)),
+        parameters(*model.network, stream),
+        optimizer(parameters, options.rule),
+        context(stream),
+        feeder(stream, set),
+        loader(set, {.batch_size = options.batch_size,
+                     .allocator = [&device = stream.device()](
+                                      size_t bytes) { return device.allocate_host(bytes); }}),
+        graph_(context, options.graph, options.batch_size),
+        learning_rate_(options.learning_rate),
+        loss_(Tensor::empty(stream, {1})) {
+    initialize(parameters, Initializer::kaiming_uniform, 1);
+  }
+
+  /// One step per batch of the set; the loss of each.
+  std::vector<double> epoch(int64_t number = 0) {
+    std::vector<double> losses;
+    loader.begin_epoch(number);
+    while (std::optional<HostBatch> batch = loader.next()) {
+      losses.push_back(step(std::move(*batch)));
+    }
+    return losses;
+  }
+
+  /// The loss of the set's first batch, without a step.
+  double first_loss() {
+    loader.begin_epoch(0);
+    std::optional<HostBatch> batch = loader.next();
+    const DeviceBatch& fed = feed(*batch);
+    forward(fed);
+    const double loss = loss_.to_host()[0];
+    context.clear();
+    return loss;
+  }
+
+  /// How often the work of a step was enqueued operation by operation.
+  int64_t enqueued() const { return enqueued_; }
+
+  Model model;
+  FlatParameters parameters;
+  Sgd optimizer;
+  Context context;
+  Feeder feeder;
+  DataLoader loader;
+
+ private:
+  const DeviceBatch& feed(const HostBatch& batch) {
+    const StepState facts{.step = steps_++,
+                          .learning_rate = learning_rate_,
+                          .loss_weight = Real(1) / Real(batch.size)};
+    return feeder.feed(batch, {.count = batch.size}, facts, context);
+  }
+
+  void forward(const DeviceBatch& fed) {
+    context.kernels().fill(context.stream(), 0, loss_);
+    const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+    model.loss->forward(scores, fed.labels, loss_, context);
+  }
+
+  double step(HostBatch batch) {
+    const DeviceBatch& fed = feed(batch);
+    graph_.run(batch.size, [&] {
+      ++enqueued_;
+      optimizer.zero_gradients();
+      forward(fed);
+      model.network->backward(model.loss->backward(fed.labels, context), context);
+      optimizer.step(context.state(), loss_);
+    });
+    feeder.retire(std::move(batch));
+    return loss_.to_host()[0];
+  }
+
+  StepGraph graph_;
+  Real learning_rate_;
+  Tensor loss_;
+  int64_t steps_ = 0, enqueued_ = 0;
+};
+
+}  // namespace lockstep::testing

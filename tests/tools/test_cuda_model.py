@@ -1,0 +1,159 @@
+"""The CUDA model of tests/cuda_model: installed into a folder, used as a toolkit."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+MODEL = Path(__file__).resolve().parents[1] / "cuda_model"
+
+
+def run(*command, environment=None, timeout=400):
+    """Status and output of a command."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          env={**os.environ, **(environment or {})}, timeout=timeout)
+    return done.returncode, done.stdout + done.stderr
+
+
+@unittest.skipUnless(shutil.which("meson"), "meson is installed by `lockstep test`")
+class TestCudaModel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.prefix = Path(cls.folder.name) / "toolkit"
+        build = Path(cls.folder.name) / "build"
+        for command in (["meson", "setup", build, MODEL, "--prefix", cls.prefix],
+                        ["meson", "install", "-C", build]):
+            status, output = run(*command)
+            if status != 0:
+                raise RuntimeError(output)
+
+    def nvcc(self, *arguments):
+        return run(self.prefix / "bin/nvcc", *arguments)
+
+    def program(self, source, *flags):
+        """The path of a test program of selftest/, compiled."""
+        target = Path(self.folder.name) / (source + "".join(flags)).replace("/", "_")
+        if target.exists():
+            return target
+        if source.endswith(".cu"):
+            status, output = self.nvcc("-std=c++20", "-O1", "-g", "-lineinfo",
+                                       "-gencode=arch=compute_80,code=sm_80",
+                                       "-Xcompiler=-Wall,-Wextra,-Werror", *flags,
+                                       MODEL / "selftest" / source, "-o", target)
+        else:
+            lib = self.prefix / "lib"
+            status, output = run("g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror",
+                                 f"-I{self.prefix / 'include'}", MODEL / "selftest" / source, "-o",
+                                 target, f"-L{lib}", f"-Wl,-rpath,{lib}", "-lcudnn", "-lcublas",
+                                 "-lcudart")
+        self.assertEqual(0, status, output)
+        return target
+
+    def machine(self, **environment):
+        """What selftest/machine.cpp prints, by line: the words before the last, and the last."""
+        status, output = run(self.program("machine.cpp"), environment=environment)
+        self.assertEqual(0, status, output)
+        return dict(line.rsplit(" ", 1) for line in output.splitlines()), output
+
+    def test_kernels(self):
+        program = self.program("kernels.cu")
+        self.assertEqual((0, "<<<text>>>(stays) as it is\n"), run(program, timeout=20))
+        for what, message in (("barrier", "divergent barrier in kernels::divergent_barrier: of 32 "
+                               "threads 16 wait .*, 16 wait "),
+                              ("shuffle", "divergent barrier .*16 wait for lanes of its mask"),
+                              ("mask", "lane 1 .* mask leaves it out")):
+            status, output = run(program, what, timeout=20)
+            self.assertEqual(-6, status, output)
+            self.assertRegex(output, message)
+
+    def test_address_sanitizer_sees_what_kernels_do(self):
+        program = self.program("kernels.cu", "-Xcompiler=-fsanitize=address")
+        environment = {"ASAN_OPTIONS": "detect_leaks=0"}
+        status, output = run(program, environment=environment, timeout=20)
+        self.assertEqual(0, status, output)
+        status, output = run(program, "memory", environment=environment, timeout=20)
+        self.assertNotEqual(0, status)
+        self.assertRegex(output, r"heap-buffer-overflow[\s\S]*past_the_end")
+
+    def test_streams_events_memory_and_graphs(self):
+        self.assertEqual((0, ""), run(self.program("runtime.cu"), timeout=20))
+
+    def test_libraries_against_plain_loops(self):
+        self.assertEqual((0, ""), run(self.program("libraries.cpp"), timeout=20))
+
+    def test_machines_without_a_usable_gpu(self):
+        for driver in ("12040", "0"):
+            codes, output = self.machine(CUDA_MODEL_DRIVER=driver)
+            self.assertEqual("cudaErrorInsufficientDriver", codes["cudaGetDeviceCount"])
+            self.assertIn(f"count -7 driver {driver}", output)  # the argument is left alone
+            self.assertEqual("CUBLAS_STATUS_NOT_INITIALIZED", codes["cublasCreate"])
+        for variable in ({"CUDA_MODEL_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "-1"}):
+            self.assertEqual("cudaErrorNoDevice", self.machine(**variable)[0]["cudaGetDeviceCount"])
+
+    def test_devices_as_the_environment_describes_them(self):
+        _, output = self.machine(CUDA_MODEL_DEVICES="4", CUDA_VISIBLE_DEVICES="3,1,7,0",
+                                 CUDA_MODEL_MEMORY_MIB="5", CUDA_MODEL_CAPABILITY="8.6")
+        self.assertIn("count 2 ", output)
+        self.assertIn("device 0: CUDA model on the CPU, 8.6, 5 MiB, bus 3", output)
+        self.assertIn("device 1: CUDA model on the CPU, 8.6, 5 MiB, bus 1", output)
+
+    def test_code_for_no_such_gpu(self):
+        status, output = run(self.program("kernels.cu"), timeout=20,
+                             environment={"CUDA_MODEL_CAPABILITY": "6.1"})
+        self.assertEqual(1, status)
+        self.assertIn("gives cudaErrorNoKernelImageForDevice", output)
+
+    def test_planted_faults(self):
+        codes, _ = self.machine(CUDA_MODEL_FAULT="cudaMallocAsync:2")
+        self.assertEqual("cudaErrorMemoryAllocation", codes["cudaMallocAsync"])
+        codes, _ = self.machine(CUDA_MODEL_FAULT="cudaStreamSynchronize:719:2")
+        self.assertEqual("cudaSuccess", codes["cudaStreamSynchronize"])
+        self.assertEqual("cudaErrorLaunchFailure", codes["again cudaStreamSynchronize"])
+        self.assertEqual("cudaSuccess", codes["again cudaGetLastError"])  # that of a call goes
+        codes, _ = self.machine(CUDA_MODEL_FAULT="cudaMemcpyAsync:700:1:async")
+        self.assertEqual("cudaSuccess", codes["cudaMemcpyAsync"])
+        for call in ("cudaStreamSynchronize", "again cudaStreamSynchronize",
+                     "again cudaGetLastError"):  # that of a stream stays
+            self.assertEqual("cudaErrorIllegalAddress", codes[call])
+        codes, _ = self.machine(CUDA_MODEL_FAULT="cudnnCreate:1001")
+        self.assertEqual("CUDNN_STATUS_NOT_INITIALIZED", codes["cudnnCreate"])
+
+    def test_slow_copies(self):
+        codes, _ = self.machine(CUDA_MODEL_COPY_DELAY_US="150000")
+        self.assertGreaterEqual(float(codes["upload_ms"]), 150)
+
+    def test_a_bad_variable_is_named(self):
+        status, output = run(self.program("machine.cpp"),
+                             environment={"CUDA_MODEL_FAULT": "cudaMalloc"})
+        self.assertEqual(-6, status)
+        self.assertRegex(output, r"CUDA_MODEL_FAULT is 'cudaMalloc', expected function:code")
+
+    def test_nvcc_names_itself_and_writes_dependencies(self):
+        status, output = self.nvcc("--version")
+        self.assertEqual(0, status)
+        self.assertRegex(output, r"CUDA model[\s\S]*release 13\.0, V13\.0\.0")
+        folder = Path(self.folder.name)
+        target, dependencies = folder / "kernels.o", folder / "kernels.d"
+        status, output = self.nvcc("-std=c++20", "-MD", "-MF", dependencies, "-c",
+                                   MODEL / "selftest/kernels.cu", "-o", target)
+        self.assertEqual(0, status, output)
+        text = dependencies.read_text()
+        self.assertTrue(text.startswith(f"{target}:"), text)
+        self.assertIn("selftest/expect.h", text)
+
+    def test_nvcc_passes_on_the_errors_of_the_compiler(self):
+        source = Path(self.folder.name) / "broken.cu"
+        source.write_text("__global__ void k(int* x) { *x = missing; }\n")
+        status, output = self.nvcc("-c", source, "-o", source.with_suffix(".o"))
+        self.assertEqual(1, status)
+        self.assertTrue(re.search(r"broken\.cu:1:\d+: error: .missing. was not declared", output),
+                        output)
+
+
+if __name__ == "__main__":
+    unittest.main()

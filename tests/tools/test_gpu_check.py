@@ -1,0 +1,507 @@
+"""`lockstep gpu-check`: the bundle, the offline build, the parts on a stand-in."""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from gpu_check import bundle, checks, command, machine, measure, results, rival  # noqa: E402
+
+IN_DEBIAN = shutil.which("dpkg-query") and all(
+    Path(path).exists() for path in ("/usr/bin/meson", "/usr/share/datasets/fashion-mnist"))
+NOT_HERE = "package cache absent: the Debian packages that a bundle is made from are not here"
+
+
+def call(*words, **options):
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True,
+                          timeout=1800, **options)
+
+
+def without_gpu():
+    """The environment without what concerns the run of this test, and without nvidia-smi."""
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("LOCKSTEP_")}
+    folders = os.environ["PATH"].split(os.pathsep)
+    return {**environment, "PATH": os.pathsep.join(
+        folder for folder in folders if not (Path(folder) / "nvidia-smi").exists())}
+
+
+def copy_project(target):
+    """The tree as it would be copied to another machine: no builds, no repository, no data."""
+    target.mkdir()
+    for path in ROOT.iterdir():
+        if path.name in (".git", ".cache", "data", "bundle") or path.name.startswith("build"):
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target / path.name,
+                            ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(path, target)
+
+
+@unittest.skipUnless(IN_DEBIAN, NOT_HERE)
+class TestBundle(unittest.TestCase):
+    """One bundle of this machine's packages for all cases."""
+
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.made = Path(scratch.name) / "bundle"
+        cls.done = call(ROOT / "tools/gpu-check", "--bundle", cls.made)
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name) / "moved"  # a bundle does not know where it lies
+
+    def copy(self):
+        shutil.copytree(self.made, self.folder)
+        return self.folder
+
+    def assert_refused(self, text):
+        with self.assertRaises(machine.CheckError) as caught:
+            bundle.verified(self.folder)
+        self.assertIn(text, str(caught.exception))
+        self.assertNotIn("\n", str(caught.exception))
+
+    def test_is_under_64_mib_says_its_size_and_verifies(self):
+        self.assertEqual((self.done.returncode, self.done.stderr), (0, ""))
+        size = sum(path.stat().st_size for path in self.made.rglob("*") if path.is_file())
+        self.assertLess(size, 64 * 2**20)
+        self.assertIn(f"{size / 2**20:.1f} MiB, limit 64 MiB", self.done.stdout)
+        manifest = bundle.verified(self.copy())
+        self.assertEqual(set(manifest["packages"]), set(bundle.PACKAGES))
+        self.assertEqual(4, sum(name.startswith("data/") for name in manifest["files"]))
+
+    def test_a_changed_byte_is_reported_with_both_checksums(self):
+        path = self.copy() / "data/fashion-mnist/t10k-labels-idx1-ubyte.gz"
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        self.assert_refused("t10k-labels-idx1-ubyte.gz: sha256 ")
+
+    def test_a_file_cut_short_and_a_missing_one_are_reported(self):
+        path = self.copy() / bundle.ARCHIVE
+        whole = path.stat().st_size
+        os.truncate(path, 1000)
+        self.assert_refused(f"{bundle.ARCHIVE}: 1000 bytes, expected {whole}")
+        path.unlink()
+        self.assert_refused(f"{bundle.ARCHIVE}: missing, expected {whole} bytes")
+
+    def test_a_folder_that_is_no_bundle_is_reported_and_not_replaced(self):
+        self.folder.mkdir()
+        (self.folder / "thesis.txt").write_text("mine")
+        self.assert_refused("no readable manifest.json there")
+        done = call(ROOT / "tools/gpu-check", "--bundle", self.folder)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+        self.assertIn("is no bundle", done.stderr)
+        self.assertEqual("mine", (self.folder / "thesis.txt").read_text())
+
+    def test_one_that_would_be_too_large_is_not_written(self):
+        with self.assertRaises(machine.CheckError) as caught:
+            bundle.make(self.folder, limit=2**20)
+        self.assertRegex(str(caught.exception), r"\d+\.\d MiB, expected less than 1 MiB")
+        self.assertEqual([], list(self.folder.parent.iterdir()))
+
+    def test_every_library_a_program_loads_is_in_it_or_the_compilers(self):
+        prefix = bundle.unpack(self.made, bundle.verified(self.made), self.folder)
+        inside = {path.name for path in (prefix / "lib").iterdir()}
+        programs = [prefix / "bin/ninja", prefix / "bin/pkgconf"]
+        for path in [*(prefix / "lib").glob("*.so.*"), *programs]:
+            needed = re.findall(r"NEEDED.*\[(\S+)\]", call("readelf", "-d", path).stdout)
+            strange = [name for name in needed if not bundle.FROM_THE_COMPILER.match(name)]
+            self.assertLessEqual(set(strange), inside, path.name)
+
+
+class TestMissingPackages(unittest.TestCase):
+    def test_are_named_with_the_command_that_installs_them(self):
+        answer = mock.Mock(stdout="catch2 2.13 installed\nlibfmt-dev 9 config-files\n")
+        with mock.patch.object(bundle.subprocess, "run", return_value=answer):
+            with self.assertRaises(machine.CheckError) as caught:
+                bundle.installed_versions()
+        self.assertIn("apt-get install libcli11-dev libfmt-dev", str(caught.exception))
+        self.assertNotIn("catch2", str(caught.exception))
+
+
+# Run as root in name spaces of its own: no network, and whatever a bundle brings is hidden from the
+# compiler and the loader. The tree lies at a path that is always the same, so that ccache can help.
+OFFLINE = r"""
+set -e
+for folder in /usr/include/fmt /usr/include/CLI /usr/include/nlohmann /usr/include/catch2 \
+    /usr/include/oneapi /usr/include/gloo /usr/share/pkgconfig /usr/lib/*/pkgconfig \
+    /usr/lib/cmake /usr/lib/*/cmake /usr/share/cmake /usr/share/datasets \
+    /usr/lib/python3/dist-packages; do
+  [ ! -d $folder ] || mount -t tmpfs none $folder
+done
+for file in /usr/include/zlib.h /usr/lib/*/libfmt.so /usr/lib/*/libdnnl.so /usr/lib/libgloo.so \
+    /usr/lib/*/libOpenCL.so.1 /usr/lib/libCatch2WithMain.a /usr/lib/*/libpkgconf.so.3 \
+    /usr/bin/meson /usr/bin/ninja /usr/bin/pkgconf /usr/bin/cmake; do
+  [ ! -e $file ] || mount --bind /dev/null $(readlink -f $file)
+done
+mount -t tmpfs none /mnt
+mkdir /mnt/lockstep /mnt/bundle
+cp -r "$TREE"/. /mnt/lockstep
+cp -r "$BUNDLE"/. /mnt/bundle
+cd /mnt/lockstep
+eval "$SCRIPT"
+"""
+BUILD = ("tools/gpu-check --offline /mnt/bundle --part build "
+         "--meson=-Doptimization=0 --meson=-Ddebug=false")
+TRAIN = "build-gpu/01-single-gpu/01-single-gpu --devices cpu:0 --max-steps 1"
+TEST = "build-gpu/tests/{0}/{0}-test || {{ echo {0} failed; exit 1; }}"
+DATA = "export LOCKSTEP_DATA=/mnt/bundle/data"
+
+
+@unittest.skipUnless(IN_DEBIAN, NOT_HERE)
+class TestOffline(unittest.TestCase):
+    def offline(self, *script):
+        """Runs a script in an empty tree that holds the project and a bundle, and nothing else."""
+        if call("unshare", "--mount", "--net", "true").returncode != 0:
+            self.skipTest("namespaces not permitted: unshare --mount --net fails")
+        with tempfile.TemporaryDirectory() as scratch:
+            tree, made = Path(scratch) / "tree", Path(scratch) / "bundle"
+            copy_project(tree)
+            self.assertEqual("", call(ROOT / "tools/gpu-check", "--bundle", made).stderr)
+            done = call("unshare", "--mount", "--net", "bash", "-c", OFFLINE, env={
+                **without_gpu(), "TREE": str(tree), "BUNDLE": str(made),
+                "SCRIPT": "\n".join(script)})
+        self.assertEqual(0, done.returncode, done.stdout[-6000:] + done.stderr[-6000:])
+        return done.stdout
+
+    def test_stage_01_builds_trains_and_passes_its_tests_without_network_and_packages(self):
+        """Two programs; all CPU tests under --full."""
+        if "LOCKSTEP_FULL" in os.environ:
+            kinds = ("unit", "parity", "convergence", "equivalence", "faults")
+            targets = ""
+        else:
+            kinds = ("parity",)
+            targets = " --target 01-single-gpu/01-single-gpu --target tests/parity/parity-test"
+        output = self.offline(BUILD + targets, DATA, TRAIN, *map(TEST.format, kinds))
+        self.assertIn("* CPU engine: oneDNN", output)
+        self.assertIn("* Gloo: YES", output)
+        self.assertIn("for CPU devices only (no GPU: nvidia-smi is not on PATH)", output)
+        self.assertIn("build: 1 passed, 0 failed", output)
+        self.assertIn("fashion-mnist: 60000 training and 10000 test images", output)
+        self.assertEqual(len(kinds), output.count("All tests passed"))
+
+
+# --- A stand-in for a machine with a GPU -----------------------------------------------------
+
+NVIDIA_SMI = "#!/bin/sh\necho 'NVIDIA Test GPU, 9.0, 580.1'\n"
+MESON = """#!/usr/bin/env python3
+import pathlib, sys
+folder = pathlib.Path(next(word for word in sys.argv[2:] if not word.startswith("-")))
+folder.mkdir(exist_ok=True)
+(folder / "build.ninja").touch()
+(folder / "meson-was-called-with").write_text("\\n".join(sys.argv[1:]))
+print("Build targets: 9\\n\\n  Lockstep\\n    CPU engine : oneDNN\\n    GPU backend: YES\\n")
+"""
+# Three cases for operations, one of them skipped, and one for stages; what FAULT says goes wrong.
+GPU_TEST = """#!/usr/bin/env python3
+import json, os, sys
+fault = os.environ.get("FAULT", "")
+cases = {"[stage]": [("steps agree", "passed", "")]}.get(sys.argv[1], [
+    ("matmul agrees", "failed" if fault == "case" else "passed", ""),
+    ("pooling agrees", "passed", ""),
+    ("two at once", "skipped",
+     "no GPU: it said" if fault == "blind" else "fewer than two GPUs: 1")])
+with open(os.environ["LOCKSTEP_TEST_LOG"], "a") as log:
+    for name, status, reason in cases:
+        print(json.dumps({"event": "start", "case": name}), file=log)
+        print(json.dumps({"event": "end", "case": name, "status": status, "reason": reason,
+                          "seconds": 0.5}), file=log)
+sys.exit(fault == "case")
+"""
+# 2 ms a step eagerly and 1 ms as a graph, the update of the weights 0.5 ms of them.
+STAGE = """#!/usr/bin/env python3
+import json, os, sys
+if "--help" in sys.argv: sys.exit(print("--graph") or 0)
+def option(name, default):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+fault = os.environ.get("FAULT", "")
+if fault == "crash" and "--tf32" in sys.argv: sys.exit("step 3, rank 0 (cuda:0): not finite")
+epochs, steps = int(option("--epochs", 1)), int(option("--max-steps", 10))
+assert option("--devices", "") == "cuda:0"
+ms = 0.001 if "--graph" in sys.argv else 0.002
+json.dump({"accuracy": [0.5 if fault == "floor" else 0.9] * epochs, "test_loss": [0.4] * epochs,
+           "losses": [2.0] * steps + [1.0] * steps * (epochs - 1), "epochs": epochs,
+           "samples_per_second": 12345.6, "epoch_seconds": [1.5] * epochs,
+           "peak_memory_bytes": {"cuda:0": 64 * 2**20}, "step_seconds": [9.0] + [ms] * (steps - 1)},
+          open(option("--metrics", None), "w"))
+if "--trace" in sys.argv:
+    spans = [{"ph": "X", "name": name, "ts": 2000.0 * step + at, "dur": 500.0}
+             for step in range(steps) for name, at in (("conv2d", 0.0), ("sgd_update", 500.0))]
+    json.dump({"traceEvents": [{"ph": "M", "name": "thread_name"}, *spans]},
+              open(option("--trace", None), "w"))
+"""
+SANITIZER = """#!/bin/sh
+case "$FAULT" in
+  refuses) echo "========= Error: Device not supported" ; exit 1 ;;
+  race) shift 4; "$@"; echo "========= COMPUTE-SANITIZER"
+        echo "========= Error: Potential WAR hazard"; echo "========= ERROR SUMMARY: 1 error"
+        exit 9 ;;
+esac
+shift 4
+exec "$@"
+"""
+# A python that has torch: 4 ms a step, 3 ms channels_last, 1.5 ms as a graph.
+TORCH = """#!REAL_PYTHON
+import json, os, sys
+if "-c" in sys.argv:
+    text = sys.argv[-1]
+    exec(text.replace("import torch;", "").replace(
+        "torch.__version__ if torch.cuda.is_available() else ''", "'9.9.9'"))
+for line in sys.stdin if "--serve" in sys.argv else ():
+    words = json.loads(line)
+    ms = 1.5 if "--graph" in words else 3.0 if "--channels-last" in words else 4.0
+    if os.environ.get("FAULT") == "torch": print(json.dumps({"error": "RuntimeError: no memory"}))
+    else: print(json.dumps({"mean_step_seconds": ms / 1e3}))
+    sys.stdout.flush()
+"""
+
+
+class TestOnAStandIn(unittest.TestCase):
+    """The tool in a tree of its own, with programs that answer as a GPU machine's would."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name) / "lock step"  # a blank, as a user's folder may have
+        self.bin = Path(folder.name) / "bin"
+        shutil.copytree(ROOT / "tools", self.root / "tools",
+                        ignore=shutil.ignore_patterns("__pycache__"))
+        for stage in ("01-first", "01-single-gpu"):
+            self.write(self.root / "build-gpu" / stage / stage, STAGE)
+        self.write(self.root / "01-single-gpu/main.cpp", "")
+        self.write(self.root / "build-gpu/tests/gpu/gpu-test", GPU_TEST)
+        for name, text in (("nvidia-smi", NVIDIA_SMI), ("meson", MESON), ("ninja", "#!/bin/sh\n"),
+                           ("compute-sanitizer", SANITIZER),
+                           ("torch", TORCH.replace("REAL_PYTHON", sys.executable))):
+            self.write(self.bin / name, text)
+        self.out = self.root / "results.md"
+
+    def write(self, path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def check(self, *arguments, fault=""):
+        environment = without_gpu()
+        environment["PATH"] = f"{self.bin}{os.pathsep}{environment['PATH']}"
+        return call(self.root / "tools/gpu-check", "--python", self.bin / "torch", "--out",
+                    self.out, *arguments, env={**environment, "FAULT": fault})
+
+    def assert_failed(self, done, *texts):
+        self.assertEqual(1, done.returncode, done.stdout + done.stderr)
+        for text in texts:
+            self.assertIn(text, done.stdout)
+
+    def test_all_parts_pass_and_append_to_one_file_with_one_head(self):
+        for arguments in (("--part", "stages", "--part", "build", "--part", "ops"),
+                          ("--part", "sanitizer"), ("--part", "bench")):
+            done = self.check(*arguments)
+            self.assertEqual((0, ""), (done.returncode, done.stderr), done.stdout)
+        text = self.out.read_text()
+        self.assertEqual(1, text.count("# gpu-check on NVIDIA Test GPU\n"))
+        for row in (r"date \| \d{4}-\d\d-\d\d",
+                    r"device \| NVIDIA Test GPU, compute capability 9.0",
+                    r"driver \| 580\.1", r"PyTorch \| 9\.9\.9", "CUDA Toolkit", "cuDNN", "NCCL",
+                    r"commit \| unknown: no \.git", r"processor \| .*\d+ cores"):
+            self.assertRegex(text, rf"\| {row}")
+        self.assertEqual(["build", "ops", "stages", "sanitizer", "bench"],
+                         re.findall(r"^## (\w+), [-\d]+ [:\d]+ UTC$", text, re.MULTILINE))
+        closing = re.findall(r"^(\w+): (.*) in \d+ s \(limit (\d+) s\)$", text, re.MULTILINE)
+        self.assertEqual([("build", "1 passed, 0 failed", "240"),
+                          ("ops", "2 passed, 0 failed, 1 skipped", "90"),
+                          ("stages", "6 passed, 0 failed", "240"),
+                          ("sanitizer", "4 passed, 0 failed", "400"),
+                          ("bench", "11 passed, 0 failed", "470")], closing)
+        self.assertIn("* skipped, 1: fewer than two GPUs: 1", text)
+
+    def test_the_limits_are_three_calls_of_under_ten_minutes_and_24_in_all(self):
+        self.assertLessEqual(sum(command.LIMITS.values()), 24 * 60)
+        first = sum(command.LIMITS[part] for part in ("build", "ops", "stages"))
+        self.assertLess(max(first, command.LIMITS["sanitizer"], command.LIMITS["bench"]), 600)
+
+    def test_the_build_is_for_the_gpu_found_and_configured_once(self):
+        self.assertEqual(0, self.check("--part", "build").returncode)
+        note = self.root / "build-gpu/meson-was-called-with"
+        words = note.read_text().splitlines()
+        self.assertIn("-Dcuda=enabled", words)
+        self.assertIn("-Dgpu_archs=90", words)
+        note.unlink()
+        self.assertIn("* GPU backend: YES", self.check("--part", "build").stdout)
+        self.assertFalse(note.exists())
+        self.write(self.bin / "nvidia-smi", NVIDIA_SMI.replace("9.0", "8.6"))
+        self.check("--part", "build")
+        self.assertIn("-Dgpu_archs=86", note.read_text())
+
+    def test_libraries_of_python_packages_are_roots_of_the_build(self):
+        site = self.root / "site-packages"
+        for name in ("cudnn/include", "nccl/lib", "cu13/lib", "nothing/src"):
+            (site / "nvidia" / name).mkdir(parents=True)
+        with mock.patch.object(machine, "python_answer", return_value=["", str(site)]):
+            roots = machine.library_roots("python3")
+        self.assertEqual([str(site / "nvidia" / name) for name in ("cu13", "cudnn", "nccl")], roots)
+
+    def test_a_build_that_fails_shows_its_output_and_no_part_passes(self):
+        self.write(self.bin / "ninja", "#!/bin/sh\necho 'FAILED: kernels.cu.o'; exit 1\n")
+        self.assert_failed(self.check(), "FAILED: kernels.cu.o", "build: 0 passed, 1 failed")
+        self.assertNotIn("## ops", self.out.read_text())
+        done = self.check("--part", "ops")
+        self.assertEqual(1, done.returncode)
+        self.assertIn("FAILED: kernels.cu.o", done.stderr)
+
+    def test_a_failed_case_and_one_that_saw_no_gpu_fail_the_part(self):
+        self.assert_failed(self.check("--part", "ops", fault="case"), "* failed: matmul agrees",
+                           "ops: 1 passed, 1 failed, 1 skipped")
+        self.assert_failed(self.check("--part", "ops", fault="blind"),
+                           "two at once: skipped ('no GPU: it said') although nvidia-smi shows")
+        (self.root / "build-gpu/tests/gpu/gpu-test").unlink()
+        self.assert_failed(self.check("--part", "ops"), "could not be started",
+                           "0 passed, 1 failed")
+
+    def test_training_runs_say_what_they_reached_and_keep_to_the_floors(self):
+        done = self.check("--part", "stages", "--full")
+        self.assertIn("| `01-single-gpu --epochs 2 --graph` | 0.9000, 0.9000 | 0.4000, 0.4000 | "
+                      "2.0000, 1.0000 | 12346 | 1.50 | 64 |", done.stdout)
+        self.assertIn("--model resnet18 --batch-size 256 --lr 0.1 --epochs 10", done.stdout)
+        self.assert_failed(self.check("--part", "stages", fault="floor"),
+                           "accuracy 0.5000 after epoch 1, expected at least 0.7; "
+                           "accuracy 0.5000 after epoch 2, expected at least 0.8")
+        self.assert_failed(self.check("--part", "stages", fault="crash"), "5 passed, 1 failed",
+                           "--tf32: exited with status 1: step 3, rank 0 (cuda:0): not finite")
+
+    def test_sanitizer_faults_fail_and_where_it_cannot_run_is_skipped(self):
+        self.assert_failed(self.check("--part", "sanitizer", fault="race"),
+                           "========= Error: Potential WAR hazard", "0 passed, 4 failed")
+        done = self.check("--part", "sanitizer", fault="refuses")
+        self.assertEqual(0, done.returncode)
+        self.assertIn("memcheck: sanitizer refuses the device: Device not supported", done.stdout)
+        self.assertIn("sanitizer: 0 passed, 0 failed, 4 skipped", done.stdout)
+
+    def test_bench_says_rates_ratios_targets_and_the_gpus_share(self):
+        done = self.check("--part", "bench")
+        self.assertIn("| seed, batch 64 | 32000 | 64000 | 16000 | 21333 | 42667 | "
+                      "4.00 | 3.00 | 1.50 |", done.stdout)
+        self.assertIn("target seed, batch 64: at least 3 times PyTorch: 4.00 times, reached",
+                      done.stdout)
+        self.assertIn("target resnet18, batch 256, TF32: at least 1.1 times channels_last: "
+                      "3.00 times, reached", done.stdout)
+        self.assertIn("busy for 50 % of an eager step of seed, batch 64", done.stdout)
+
+    def test_bench_without_pytorch_measures_ours_and_says_so(self):
+        done = self.check("--part", "bench", "--python", "/no/such/python")
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        self.assertIn("| seed, batch 64 | 32000 | 64000 | - | - | - | - | - | - |", done.stdout)
+        self.assertIn("no torch that sees a GPU in /no/such/python", done.stdout)
+        self.assertEqual(4, done.stdout.count(": not measured"))
+
+    def test_bench_with_a_rival_that_fails_has_failed(self):
+        self.assert_failed(self.check("--part", "bench", fault="torch"),
+                           "seed, batch 64: PyTorch: RuntimeError: no memory", "2 passed, 9 failed")
+
+
+class TestWithoutGpu(unittest.TestCase):
+    def check(self, *arguments, **changed):
+        return call(ROOT / "tools/gpu-check", *arguments, env={**without_gpu(), **changed})
+
+    def assert_one_line(self, done, *texts):
+        self.assertEqual((1, ""), (done.returncode, done.stdout))
+        self.assertEqual(1, done.stderr.count("\n"), done.stderr)
+        for text in texts:
+            self.assertIn(text, done.stderr)
+
+    def test_every_part_that_needs_one_is_refused_in_one_line(self):
+        before = sorted((ROOT / "docs/results").iterdir())
+        for part in ("ops", "stages", "sanitizer", "bench"):
+            self.assert_one_line(self.check("--part", part), f"no GPU: nvidia-smi is not on PATH; "
+                                 f"{part} cannot run without one, nothing was checked")
+        self.assert_one_line(self.check(), "no GPU", "ops, stages, sanitizer, bench")
+        self.assertEqual(before, sorted((ROOT / "docs/results").iterdir()))
+
+    def test_an_nvidia_smi_that_fails_is_quoted(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tool = Path(folder) / "nvidia-smi"
+            tool.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+            tool.chmod(0o755)
+            done = self.check("--part", "ops",
+                              PATH=folder + os.pathsep + without_gpu()["PATH"])
+        self.assert_one_line(done, "no GPU: nvidia-smi says 'No devices were found'")
+
+    def test_wrong_arguments_are_one_line(self):
+        for arguments, text in ((("--part", "speed"), "invalid choice: 'speed'"),
+                                (("--bundle", "x", "--offline", "y"), "goes without --offline"),
+                                (("--target", "x"), "--target is for --part build alone"),
+                                (("--offline", "/no/such", "--part", "build"), "manifest.json"),
+                                (("--speed",), "unrecognized arguments: --speed")):
+            self.assert_one_line(self.check(*arguments), text)
+
+
+class TestPieces(unittest.TestCase):
+    def test_overlapping_spans_count_once(self):
+        self.assertEqual(5.0, measure.covered([(0, 2), (1, 3), (1, 2), (8, 10)]))
+
+    def test_the_share_is_of_whole_steps_after_the_first_tenth(self):
+        def span(name, begin, length):
+            return {"ph": "X", "name": name, "ts": begin, "dur": length}
+        # The first step is slow and busy; then 2 of every 10.
+        events = [span("conv2d", 0.0, 1000.0)]
+        events += [span("sgd_update", 1000.0 + 10.0 * step, 2.0) for step in range(20)]
+        events += [span("count_correct", 2000.0, 500.0)]  # the evaluation at the end
+        self.assertAlmostEqual(0.2, measure.busy_share(events))
+        with self.assertRaises(ValueError):
+            measure.busy_share(events[:2])
+
+    def test_a_target_that_is_missed_is_a_figure_and_no_fault(self):
+        section = results.Section("bench", 100)
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            measure.say_targets(section, {measure.Setting("seed", 64): {
+                "Lockstep": 2.0, "Lockstep --graph": 1.0, "PyTorch": 2.9, "CUDA graph": 1.11}})
+        self.assertRegex(output.getvalue(), "3 times PyTorch: 2.90 times, not reached\n.*"
+                                            "1.1 times CUDA graph: 1.11 times, reached\n.*"
+                                            "not measured\n.*TF32.*not measured")
+        self.assertEqual(0, section.count["failed"])
+
+    def test_rounds_stop_before_the_limit_and_say_how_many_there_were(self):
+        section = results.Section("bench", 100)
+        with mock.patch.object(results.Section, "seconds", side_effect=iter(range(0, 1000, 20))):
+            seconds, fault = measure.alternate(section, {"a": lambda limit: (0.5, "")}, 5)
+        self.assertEqual([0.5], seconds["a"])
+        self.assertIn("time for 1 of 5 rounds only", fault)
+
+    def test_a_part_that_checked_nothing_has_failed(self):
+        section = results.Section("ops", 10)
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            section.finish()
+        self.assertEqual(1, section.count["failed"])
+        self.assertIn("nothing was checked", output.getvalue())
+
+    def test_losses_are_averaged_by_epoch(self):
+        self.assertEqual([2.0, 1.0], checks.epoch_losses({"losses": [3, 2, 1, 1, 1], "epochs": 2}))
+
+    def test_a_rival_answers_what_it_cannot_measure_in_one_line(self):
+        with rival.Rival(sys.executable) as torch:
+            step, fault = torch.step_seconds(("--device", "cuda", "--batch", 0), 120)
+            self.assertIsNone(step)
+            self.assertRegex(fault, r"^\w+: ")
+            _, fault = torch.step_seconds(("--tf32",), 120)  # it lives on
+            self.assertEqual("SystemExit: 2", fault)
+            torch.process.kill()
+            torch.process.wait()
+            _, fault = torch.step_seconds(("--steps", "1"), 5)
+            self.assertRegex(fault, "^(PyTorch ended with status -9|no answer from PyTorch)")
+
+
+if __name__ == "__main__":
+    unittest.main()

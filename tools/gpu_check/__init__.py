@@ -1,0 +1,10 @@
+"""What `./lockstep gpu-check` does, by file:
+
+command   its options, and the parts in order
+machine   the GPU, the tools and versions that are here
+bundle    --bundle: collects what an offline build needs;  --offline: verifies and unpacks it
+build     configures and compiles build-gpu/
+checks    the parts ops, stages and sanitizer
+measure   the part bench;  rival: the PyTorch process that it measures beside
+results   sections, counts and the Markdown file
+"""

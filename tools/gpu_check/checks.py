@@ -1,0 +1,231 @@
+"""The parts ops, stages and sanitizer: test cases on the GPU, and whole training runs."""
+
+import json
+import math
+import re
+import shutil
+import statistics
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from case_records import Case, read_cases
+from gpu_check import build
+from gpu_check.machine import ROOT
+from run_tests import run_process
+
+GPU_TEST = "tests/gpu/gpu-test"  # below the build folder
+
+
+def stage_names():
+    return sorted(path.parent.name for path in ROOT.glob("[0-9][0-9]-*/main.cpp"))
+
+
+def stage_targets():
+    return [f"{name}/{name}" for name in stage_names()]
+
+
+# What a part runs, as targets of Ninja.
+TARGETS = {"ops": lambda: [GPU_TEST], "stages": lambda: [GPU_TEST, *stage_targets()],
+           "sanitizer": lambda: [GPU_TEST], "bench": lambda: stage_targets()[:1]}
+
+
+# --- Test cases ------------------------------------------------------------------------------
+
+def judged_here(case):
+    """A case that says it saw no GPU has failed: nvidia-smi showed one."""
+    if case.status == "skipped" and case.reason.startswith("no GPU"):
+        return Case(case.where, case.name, "failed",
+                    f"skipped ('{case.reason}') although nvidia-smi shows a GPU", case.seconds)
+    return case
+
+
+def run_cases(plan, tags, limit, wrapper=()):
+    """The cases of gpu-test that pass the filter, and what the process wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "cases.jsonl"
+        environment = {**plan.environment, "OMP_NUM_THREADS": "1", "LOCKSTEP_TEST_LOG": str(log),
+                       "LOCKSTEP_BUILD_DIR": str(build.FOLDER)}
+        try:
+            ended, output = run_process((*wrapper, str(build.FOLDER / GPU_TEST), tags), ROOT,
+                                        environment, limit)
+        except OSError as error:
+            ended, output = f"could not be started: {error.strerror}", ""
+        return [judged_here(case) for case in read_cases(tags, log, ended)], output
+
+
+def tail(output, number=12):
+    return [f"      {line}" for line in output.rstrip().splitlines()[-number:]]
+
+
+def report_cases(section, tags, cases, output):
+    """Counts the cases; names what failed, and the reasons of what was skipped."""
+    for case in cases:
+        section.add(case.status)
+        if case.status == "failed":
+            section.say(f"* failed: {case.name}: {case.reason or 'see below'}")
+    for reason, number in Counter(c.reason for c in cases if c.status == "skipped").items():
+        section.say(f"* skipped, {number}: {reason}")
+    if any(case.status == "failed" for case in cases):
+        section.say("\n".join(["", *tail(output, 40), ""]))
+    slowest = max(cases, key=lambda case: case.seconds)
+    section.say(f"gpu-test `{tags}`: {len(cases)} cases, slowest {slowest.seconds:.1f} s "
+                f"({slowest.name})")
+
+
+def ops(section, plan, _options):
+    """Every operation on the GPU against the CPU."""
+    report_cases(section, "[cuda]~[stage]", *run_cases(plan, "[cuda]~[stage]", section.remaining()))
+
+
+# --- Training runs ---------------------------------------------------------------------------
+
+SEED_FLOORS = (0.70, 0.80)  # accuracy after one epoch and after two, at the default learning rate
+TEXT_FLOORS = (None, 0.70)  # of the seed texts' own run: it must have learnt
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run of a stage's program on the GPU."""
+
+    stage: str
+    options: tuple
+    floors: tuple  # accuracy after each of the first epochs; None: any
+    variant: str = ""  # --graph, --tf32: which only some stages have
+
+    @property
+    def command_line(self):
+        return (*self.options, *filter(None, (self.variant,)))
+
+
+def trainings(plan, full):
+    """Every stage that is here, and ResNet-18 as the seed texts trained it: batch 256, lr 0.1.
+    The first stage has every variant; a later one those that its help lists."""
+    stages = stage_names()
+    text = ("--model", "resnet18", "--batch-size", "256", "--lr", "0.1", "--epochs",
+            "10" if full else "2")
+    runs = [Training(stage, ("--epochs", "2"), SEED_FLOORS, variant)
+            for stage in stages for variant in ("", "--graph", "--tf32")]
+    runs += [Training(stage, text, TEXT_FLOORS, variant)
+             for stage in stages[:1] for variant in ("", "--graph")]
+    return [run for run in runs
+            if run.stage == stages[0] or not run.variant or knows(plan, run.stage, run.variant)]
+
+
+def program(stage):
+    return build.FOLDER / stage / stage
+
+
+def knows(plan, stage, option):
+    """Whether a stage's program lists this option in its help."""
+    _, text = run_process((str(program(stage)), "--help"), ROOT, plan.environment, 60)
+    return option in text
+
+
+def run_metrics(plan, stage, options, limit):
+    """The metrics of a run on cuda:0 and "", or None and what went wrong in one line."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.json"
+        command = (str(program(stage)), "--devices", "cuda:0", *map(str, options), "--metrics",
+                   str(path))
+        try:
+            ended, output = run_process(command, ROOT, plan.environment, limit)
+        except OSError as error:
+            return None, f"could not be started: {error.strerror}"
+        if ended:
+            said = output.rstrip().splitlines()
+            return None, f"{ended}: {said[-1] if said else 'without a word'}"
+        return json.loads(path.read_text()), ""
+
+
+def epoch_losses(metrics):
+    """Mean training loss of each epoch."""
+    losses, epochs = metrics["losses"], metrics["epochs"]
+    size = math.ceil(len(losses) / epochs)
+    return [statistics.fmean(losses[i:i + size]) for i in range(0, len(losses), size)]
+
+
+def below_floor(accuracy, floors):
+    """What lies below its floor, in words; "" where nothing does."""
+    low = [f"accuracy {found:.4f} after epoch {epoch + 1}, expected at least {floor}"
+           for epoch, (found, floor) in enumerate(zip(accuracy, floors))
+           if floor is not None and not found >= floor]
+    return "; ".join(low)
+
+
+def training_row(name, metrics):
+    def per_epoch(values):
+        return ", ".join(f"{value:.4f}" for value in values)
+    peak = max(metrics["peak_memory_bytes"].values()) / 2**20
+    return (f"| `{name}` | {per_epoch(metrics['accuracy'])} | {per_epoch(metrics['test_loss'])} | "
+            f"{per_epoch(epoch_losses(metrics))} | {metrics['samples_per_second']:.0f} | "
+            f"{metrics['epoch_seconds'][-1]:.2f} | {peak:.0f} |")
+
+
+def train(section, plan, training):
+    """Runs one training, says its row, and returns its name and what is wrong with it."""
+    options, name = training.command_line, " ".join((training.stage, *training.command_line))
+    metrics, fault = run_metrics(plan, training.stage, options, section.remaining())
+    if metrics:
+        section.say(training_row(name, metrics))
+        fault = below_floor(metrics["accuracy"], training.floors)
+    return name, fault
+
+
+def stages(section, plan, options):
+    """The cases of whole steps, then whole runs on Fashion-MNIST."""
+    report_cases(section, "[stage]", *run_cases(plan, "[stage]", section.remaining()))
+    section.say("\n| run on cuda:0 | accuracy per epoch | test loss | training loss | samples/s | "
+                "last epoch, s | peak MiB |\n|---|---|---|---|---|---|---|")
+    faults = [train(section, plan, training) for training in trainings(plan, options.full)]
+    section.say()
+    for name, fault in faults:
+        section.check(name, fault)
+    section.say("The seed texts report a test accuracy of 0.93 for their 10 epochs of ResNet-18, "
+                "batch 256, learning rate 0.1.")
+
+
+# --- compute-sanitizer -----------------------------------------------------------------------
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+REFUSES = "sanitizer refuses the device"
+ERROR_STATUS = 9
+
+
+def find_sanitizer():
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer")
+
+
+def complaints(output, number=8):
+    """The first lines that compute-sanitizer itself wrote, and its summary."""
+    lines = output.splitlines()
+    own = [line for line in lines if line.startswith("=========") and line[9:].strip()]
+    summary = [line for line in own if "SUMMARY" in line]
+    return [f"      {line}" for line in [*own[1:number + 1], *summary]]
+
+
+def sanitize(section, plan, sanitizer, tool, limit):
+    """One tool over the operations' cases."""
+    wrapper = (sanitizer, "--tool", tool, "--error-exitcode", str(ERROR_STATUS))
+    cases, output = run_cases(plan, "[ops]", limit, wrapper)
+    if re.search(r"[Dd]evice not supported", output):
+        section.check(tool, f"{REFUSES}: Device not supported", "skipped")
+        return
+    faults = [case for case in cases if case.status == "failed"]
+    section.check(tool, "; ".join(f"{case.name}: {case.reason or 'failed'}" for case in faults[:4]))
+    section.say(f"{tool}: {len(cases)} cases, {len(faults)} with faults")
+    if faults:
+        section.say("\n".join(complaints(output) or tail(output)))
+
+
+def sanitizer(section, plan, _options):
+    """Memory errors, races inside a block, reads before writes and wrong barriers."""
+    path = find_sanitizer()
+    for number, tool in enumerate(TOOLS):
+        if path:
+            sanitize(section, plan, path, tool, section.remaining() / (len(TOOLS) - number))
+        else:
+            section.check(tool, f"{REFUSES}: no compute-sanitizer on PATH or with the toolkit",
+                          "skipped")

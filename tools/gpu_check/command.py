@@ -1,0 +1,153 @@
+"""`./lockstep gpu-check`: the command line and the parts in order."""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from gpu_check import build, bundle, checks, measure, results
+from gpu_check.machine import ROOT, CheckError, describe, find_gpu, find_tools
+
+# Seconds that a part may take, on 16 cores: 24 minutes in all, in three calls of under 10.
+LIMITS = {"build": 240, "ops": 90, "stages": 240, "sanitizer": 400, "bench": 470}
+FULL_FACTOR = 3  # of the stages under --full
+CHECKS = {"ops": checks.ops, "stages": checks.stages, "sanitizer": checks.sanitizer,
+          "bench": measure.bench}
+
+EPILOG = """On a machine without a package registry: `gpu-check --bundle DIR` where there is one,
+copy DIR, then `gpu-check --offline DIR`. Three calls keep each under ten minutes on 16 cores:
+--part build --part ops --part stages, --part sanitizer, --part bench. Exit status: 1 if
+anything failed or could not run, else 0."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line, without the usage."""
+
+    def error(self, message):
+        self.exit(1, f"{self.prog}: {message}; --help lists all options\n")
+
+
+def parse_options(arguments):
+    parser = Parser(prog="lockstep gpu-check", epilog=EPILOG,
+                    description="Build, test and measure Lockstep on this machine's GPU.")
+    folder = {"type": Path, "metavar": "DIR", "nargs": "?", "const": ROOT / "bundle"}
+    parser.add_argument("--bundle", **folder, help="collect what an offline build needs (default "
+                        "bundle/) from this machine's Debian packages, and stop")
+    parser.add_argument("--offline", **folder,
+                        help="build from this bundle (default bundle/) and this machine alone")
+    parser.add_argument("--part", action="append", choices=LIMITS, dest="parts",
+                        help="only this part, may be repeated; default all, in this order")
+    parser.add_argument("--full", action="store_true",
+                        help="ResNet-18 for 10 epochs, random campaigns at full length")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the results here "
+                        "(default docs/results/gpu-check-DATE-DEVICE.md)")
+    parser.add_argument("--target", action="append", default=[], metavar="NAME",
+                        help="part build: compile only this Ninja target (default everything)")
+    parser.add_argument("--meson", action="append", default=[], metavar="OPTION",
+                        help="one more option of `meson setup`, for instance --meson=-Dwerror=true")
+    parser.add_argument("--python", default=sys.executable,
+                        help="a Python that has torch, and CUDA libraries in its site-packages")
+    options = parser.parse_args(arguments)
+    if options.bundle and (options.offline or options.parts):
+        parser.error("--bundle goes without --offline and --part: it is for the other machine")
+    if options.target and options.parts != ["build"]:
+        parser.error("--target is for --part build alone; the other parts need everything")
+    options.parts = [part for part in LIMITS if part in (options.parts or LIMITS)]
+    return options
+
+
+def plan_for(options, gpu):
+    """How to build here, and the manifest of the bundle if there is one."""
+    manifest, prefix, environment = {}, None, dict(os.environ)
+    environment.pop("LOCKSTEP_FULL", None)  # --full decides, not who calls
+    if options.full:
+        environment["LOCKSTEP_FULL"] = "1"
+    if options.offline:
+        folder = options.offline.resolve()
+        manifest = bundle.verified(folder)
+        prefix = bundle.unpack(folder, manifest)
+        environment["LOCKSTEP_DATA"] = str(folder / "data")
+    tools = find_tools(prefix)
+    meson_options = (*build.options_for(gpu, options.python, prefix), *options.meson)
+    return build.Plan(tools, meson_options, environment), manifest
+
+
+def report_build(section, plan, gpu, reason, targets):
+    """The part `build`: everything, tests included, unless `targets` names less."""
+    try:
+        summary = build.compile_targets(plan, targets, section.remaining())
+    except build.BuildError as error:
+        section.say(f"{error.output}\n")
+        section.check("build", str(error))
+        return
+    for line in summary:
+        section.say(f"* {line}")
+    target = f"{gpu.name} (sm_{gpu.arch})" if gpu else f"CPU devices only ({reason})"
+    what = ", ".join(targets) or "everything"
+    section.check("build", "")
+    section.say(f"built {what} for {target} in {section.seconds():.0f} s")
+
+
+def build_for(part, plan):
+    """Brings up to date what another part runs; where that fails, the output is shown."""
+    try:
+        build.compile_targets(plan, checks.TARGETS[part](), LIMITS["build"])
+    except build.BuildError as error:
+        print(error.output, file=sys.stderr)
+        raise CheckError(f"{part}: {error}") from error
+
+
+def run_part(part, plan, gpu, reason, options):
+    """One part's section, finished."""
+    factor = FULL_FACTOR if options.full and part == "stages" else 1
+    if part != "build":
+        build_for(part, plan)
+    print(f"\n== {part} (limit {LIMITS[part] * factor} s)", flush=True)
+    section = results.Section(part, LIMITS[part] * factor)
+    if part == "build":
+        report_build(section, plan, gpu, reason, options.target)
+    else:
+        CHECKS[part](section, plan, options)
+    section.finish()
+    return section
+
+
+def main(options):
+    if options.bundle:
+        size = bundle.make(options.bundle)
+        print(f"{options.bundle}: {size / 2**20:.1f} MiB, limit {bundle.LIMIT / 2**20:.0f} MiB")
+        return 0
+    gpu, reason = find_gpu()
+    need_gpu = [part for part in options.parts if part != "build"]
+    if need_gpu and not gpu:
+        raise CheckError(f"{reason}; {', '.join(need_gpu)} cannot run without one, nothing was "
+                         "checked; run this where a GPU is (--part build builds for CPU devices)")
+    plan, manifest = plan_for(options, gpu)
+    device = gpu.name if gpu else "CPU devices"
+    out = options.out or ROOT / "docs/results" / results.default_name(device)
+    rows = describe(gpu, options.python, manifest.get("commit", ""))
+    print("\n".join(f"{name:<14}{value}" for name, value in rows), flush=True)
+    failed = 0
+    for part in options.parts:
+        section = run_part(part, plan, gpu, reason, options)
+        failed += section.count["failed"]
+        if gpu or options.out:  # a build without a GPU is no result to keep
+            results.append(out, lambda: results.header(device, rows), section)
+            print(f"appended to {out}", flush=True)
+        if part == "build" and section.count["failed"]:
+            break
+    return 1 if failed else 0
+
+
+def start(arguments):
+    """The exit status of gpu-check with these arguments; errors are one line on stderr."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files go
+    try:
+        return main(parse_options(arguments))
+    except (CheckError, OSError) as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("gpu-check: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,160 @@
+"""What a GPU machine has: the device, the tools, the folders of CUDA libraries, the versions."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import doctor
+
+ROOT = Path(__file__).resolve().parents[2]
+CORES = len(os.sched_getaffinity(0))
+
+
+class CheckError(Exception):
+    """gpu-check cannot go on; the message is the one line to show."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str  # "NVIDIA H100 80GB HBM3"
+    capability: str  # compute capability, "9.0"
+    driver: str
+
+    @property
+    def arch(self):
+        """As the Meson option gpu_archs takes it: "90"."""
+        return self.capability.replace(".", "")
+
+
+def find_gpu():
+    """The first GPU of this machine and "", or None and the reason in one line."""
+    tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
+    if not tool:
+        return None, "no GPU: nvidia-smi is not on PATH"
+    done = subprocess.run([tool, "--query-gpu=name,compute_cap,driver_version",
+                           "--format=csv,noheader"], capture_output=True, text=True)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    fields = [field.strip() for field in lines[0].split(",")] if lines else []
+    if done.returncode != 0 or len(fields) != 3:
+        return None, f"no GPU: nvidia-smi says '{lines[0] if lines else ''}'"
+    return Gpu(*fields), ""
+
+
+def in_folders(name, *folders):
+    """A program on PATH, or else in one of these folders; None where it is in neither."""
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, folders)))
+
+
+def python_answer(python, code):
+    """The JSON that a Python prints for `code`, or None where it fails."""
+    text = doctor.output_of(python, "-c", f"import json, sys; {code}")
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return None
+
+
+def library_roots(python):
+    """The folders of site-packages/nvidia/* that have include/ or lib/: cuDNN, NCCL and CUDA as
+    Python packages carry them."""
+    folders = python_answer(python, "print(json.dumps(sys.path))") or []
+    roots = [root for folder in folders if folder for root in sorted(Path(folder).glob("nvidia/*"))]
+    return [str(root) for root in dict.fromkeys(roots)
+            if (root / "include").is_dir() or (root / "lib").is_dir()]
+
+
+def torch_version(python):
+    """The version of torch that a Python has and that sees a GPU, or ""."""
+    return python_answer(python, "import torch; print(json.dumps("
+                                 "torch.__version__ if torch.cuda.is_available() else ''))") or ""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The programs that a build runs, and the environment they need."""
+
+    meson: tuple  # a command
+    ninja: str
+    environment: dict
+
+
+def find_meson(bundled):
+    """Meson as a program, as a module of this Python, or from the bundle; None without any."""
+    program = in_folders("meson", Path(sys.executable).parent)
+    if program:
+        return (program,)
+    if python_answer(sys.executable, "import mesonbuild.mesonmain; print('true')"):
+        return (sys.executable, "-m", "mesonbuild.mesonmain")
+    return (sys.executable, str(bundled / "python/meson.py")) if bundled else None
+
+
+def find_ninja(bundled):
+    """Ninja as a program, in the Python package of that name, or from the bundle; or None."""
+    package = python_answer(sys.executable, "import ninja; print(json.dumps(ninja.BIN_DIR))")
+    folders = [folder for folder in (Path(sys.executable).parent, package,
+                                     bundled and bundled / "bin") if folder]
+    return in_folders("ninja", *folders)
+
+
+def find_tools(bundled=None):
+    """Meson, Ninja and a PATH that has nvcc; `bundled` is the folder of an unpacked bundle."""
+    meson, ninja = find_meson(bundled), find_ninja(bundled)
+    for name, found, package in (("meson", meson, "meson"), ("ninja", ninja, "ninja-build"),
+                                 ("c++", shutil.which("c++"), "g++")):
+        if not found:
+            raise CheckError(f"{name}: not on PATH and no module of {sys.executable}; install it "
+                             f"(Debian: apt-get install {package}) or give --offline with a bundle")
+    environment = {**os.environ, "NINJA": ninja}
+    if doctor.nvcc_path():
+        environment["PATH"] += os.pathsep + str(Path(doctor.nvcc_path()).parent)
+    return Tools(meson, ninja, environment)
+
+
+# --- For the head of the result file ---------------------------------------------------------
+
+def library_version(roots, header, prefix):
+    """From a header's macros, where the build looks: "9.19.0", or "not found"."""
+    toolkit = [doctor.cuda_root()] if doctor.cuda_root() else []
+    folders = [f"{root}/include" for root in [*roots, *toolkit]] + doctor.INCLUDE_FOLDERS
+    last = "PATCH" if prefix == "NCCL" else "PATCHLEVEL"
+    for folder in folders:
+        path = Path(folder) / header
+        if path.is_file():
+            return doctor.macros(path, [f"{prefix}_{part}" for part in ("MAJOR", "MINOR", last)])
+    return "not found"
+
+
+def commit(bundled_commit=""):
+    """The commit of this tree, marked where files differ from it."""
+    git = ("git", "-C", str(ROOT))
+    if (ROOT / ".git").exists():
+        name = doctor.output_of(*git, "rev-parse", "HEAD")
+        changed = doctor.output_of(*git, "status", "--porcelain")
+        if name:
+            return name + (" with uncommitted changes" if changed else "")
+    return f"{bundled_commit} (when the bundle was made)" if bundled_commit else "unknown: no .git"
+
+
+def processor():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown processor"
+
+
+def describe(gpu, python, bundled_commit=""):
+    """Rows (name, value) of what the figures were taken on."""
+    roots = library_roots(python)
+    return [
+        ("device", f"{gpu.name}, compute capability {gpu.capability}" if gpu else "none"),
+        ("driver", gpu.driver if gpu else "none"),
+        ("CUDA Toolkit", doctor.nvcc() or "not found"),
+        ("cuDNN", library_version(roots, "cudnn.h", "CUDNN")),
+        ("NCCL", library_version(roots, "nccl.h", "NCCL")),
+        ("PyTorch", torch_version(python) or f"none that sees a GPU in {Path(python).name}"),
+        ("commit", commit(bundled_commit)),
+        ("processor", f"{processor()}, {CORES} cores"),
+    ]

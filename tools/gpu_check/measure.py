@@ -1,0 +1,199 @@
+"""The part bench: samples per second beside PyTorch in alternating rounds, and the GPU's share."""
+
+import collections
+import contextlib
+import json
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import bench as cpu_bench
+from gpu_check.checks import run_metrics
+from gpu_check.machine import torch_version
+from gpu_check.rival import Rival
+
+STAGE = "01-single-gpu"
+ROUNDS = {"seed": 5, "resnet18": 3}
+STEPS = {("seed", 64): 800, ("seed", 256): 230, ("seed", 1024): 59,
+         ("resnet18", 64): 60, ("resnet18", 256): 30, ("resnet18", 1024): 12}
+
+# Contender -> options of the stage's program, or of bench_torch.py.
+OURS = {"Lockstep": (), "Lockstep --graph": ("--graph",)}
+RIVALS = {"PyTorch": (), "channels_last": ("--channels-last",), "CUDA graph": ("--graph",)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    model: str
+    batch: int
+    tf32: bool = False
+
+    @property
+    def name(self):
+        return f"{self.model}, batch {self.batch}" + (", TF32" if self.tf32 else "")
+
+    @property
+    def steps(self):
+        return STEPS[self.model, self.batch]
+
+
+# In the order of what is to be reached, so that a slow machine runs out of time on the others.
+SETTINGS = (Setting("seed", 64), Setting("resnet18", 256), Setting("resnet18", 256, True),
+            Setting("seed", 256), Setting("seed", 1024), Setting("resnet18", 64),
+            Setting("resnet18", 64, True), Setting("resnet18", 1024),
+            Setting("resnet18", 1024, True))
+
+# Setting, rival, times its samples per second.
+TARGETS = ((Setting("seed", 64), "PyTorch", 3.0), (Setting("seed", 64), "CUDA graph", 1.1),
+           (Setting("resnet18", 256), "channels_last", 1.1),
+           (Setting("resnet18", 256, True), "channels_last", 1.1))
+
+
+# --- One run ---------------------------------------------------------------------------------
+
+def stage_options(setting, *more):
+    """Options of a run of `setting.steps` steps over one epoch of generated images."""
+    samples = (setting.steps + 1) * setting.batch
+    return ("--data", f"synthetic:{samples}:64", "--model", setting.model, "--batch-size",
+            setting.batch, "--max-steps", setting.steps, "--lr", 0.01, "--workers", 4,
+            *(("--tf32",) if setting.tf32 else ()), *more)
+
+
+def our_step(plan, setting, more, limit):
+    """Median seconds of a step without the first tenth (a step's time is the host's, between two
+    losses that it read), or None, and what went wrong."""
+    metrics, fault = run_metrics(plan, STAGE, stage_options(setting, *more), limit)
+    return (cpu_bench.round_time(metrics["step_seconds"]) if metrics else None), fault
+
+
+def rival_step(rival, setting, more, limit):
+    layout = ("--channels-last",) if "--graph" in more and setting.model == "resnet18" else ()
+    return rival.step_seconds(("--device", "cuda", "--model", setting.model, "--batch",
+                               setting.batch, "--steps", setting.steps, *more, *layout,
+                               *(("--tf32",) if setting.tf32 else ())), limit)
+
+
+def contenders(plan, setting, rival):
+    """Name -> function of a time limit that measures one round."""
+    runs = {name: lambda limit, more=more: our_step(plan, setting, more, limit)
+            for name, more in OURS.items()}
+    if rival:
+        runs |= {name: lambda limit, more=more: rival_step(rival, setting, more, limit)
+                 for name, more in RIVALS.items()}
+    return runs
+
+
+# --- A setting -------------------------------------------------------------------------------
+
+def alternate(section, runs, rounds):
+    """Rounds of all contenders in turn; seconds of a step by contender, and the first fault. It
+    ends early rather than begin a round that would outlast the part's limit."""
+    seconds, longest = collections.defaultdict(list), 0.0
+    for number in range(rounds):
+        if section.remaining() < 1.2 * longest + 1:
+            return seconds, f"time for {number} of {rounds} rounds only, see the limit of this part"
+        begin = section.seconds()
+        for name, run in runs.items():
+            step, fault = run(section.remaining())
+            if step is None:
+                return seconds, f"{name}: {fault}"
+            seconds[name].append(step)
+        longest = max(longest, section.seconds() - begin)
+    return seconds, ""
+
+
+def setting_row(setting, medians):
+    """Samples per second of every contender, and how many times each rival's ours is."""
+    best = min(medians[name] for name in OURS)
+    rates = [f"{setting.batch / medians[name]:.0f}" if name in medians else "-"
+             for name in (*OURS, *RIVALS)]
+    ratios = [f"{medians[name] / best:.2f}" if name in medians else "-" for name in RIVALS]
+    return f"| {setting.name} | {' | '.join(rates + ratios)} |"
+
+
+def measure_settings(section, plan, rival):
+    """The table; medians of seconds per step by setting and contender."""
+    section.say(f"| samples/s | {' | '.join((*OURS, *RIVALS))} | "
+                + " | ".join(f"times {name}" for name in RIVALS) + " |")
+    section.say("|---" * (1 + len(OURS) + 2 * len(RIVALS)) + "|")
+    results, faults = {}, {}
+    for setting in SETTINGS:
+        runs = contenders(plan, setting, rival)
+        seconds, faults[setting] = alternate(section, runs, ROUNDS[setting.model])
+        if len(seconds) == len(runs):
+            results[setting] = {name: statistics.median(all_) for name, all_ in seconds.items()}
+            section.say(setting_row(setting, results[setting]))
+    section.say()
+    for setting, fault in faults.items():
+        section.check(setting.name, fault)
+    return results
+
+
+def say_targets(section, results):
+    """What is to be reached, and whether it was; a target missed is no failure of the check."""
+    for setting, name, factor in TARGETS:
+        medians = results.get(setting, {})
+        wanted = f"target {setting.name}: at least {factor:g} times {name}"
+        if name not in medians:
+            section.say(f"{wanted}: not measured")
+            continue
+        found = medians[name] / min(medians[ours] for ours in OURS)
+        section.say(f"{wanted}: {found:.2f} times, "
+                    + ("reached" if found >= factor else "not reached"))
+
+
+# --- The GPU's share of a step ---------------------------------------------------------------
+
+def covered(intervals):
+    """Length of the union of [begin, end) intervals."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def busy_share(events):
+    """Share of the time in which an operation ran, from the first tenth of the steps to the last
+    one; a step ends with its update of the weights."""
+    spans = [(e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e["ph"] == "X"]
+    updates = sorted(end for _, end, name in spans if name == "sgd_update")
+    if len(updates) < 3:
+        raise ValueError(f"the trace has {len(updates)} updates of the weights, expected 3 or more")
+    begin, end = updates[max(1, len(updates) // 10)], updates[-1]
+    inside = [(max(a, begin), min(b, end)) for a, b, _ in spans if b > begin and a < end]
+    return covered(inside) / (end - begin)
+
+
+def say_busy_share(section, plan, setting):
+    """Eager: a replayed graph has no operations that could be told apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        options = stage_options(setting, "--trace", path)
+        _, fault = run_metrics(plan, STAGE, options, section.remaining())
+        try:
+            share = busy_share(json.loads(path.read_text())["traceEvents"]) if not fault else 0.0
+            section.say(f"the GPU is busy for {100 * share:.0f} % of an eager step of "
+                        f"{setting.name}" if not fault else "")
+        except (OSError, ValueError, KeyError) as error:
+            fault = str(error)
+    section.check(f"trace of {setting.name}", fault)
+
+
+def bench(section, plan, options):
+    """Every setting, the targets, and the share of a step in which the GPU works."""
+    version = torch_version(options.python)
+    section.say(f"Medians of {ROUNDS['seed']} (seed) and {ROUNDS['resnet18']} (resnet18) "
+                f"alternating rounds; PyTorch {version or 'absent'}, cudnn.benchmark off (its "
+                "default), TF32 off unless named; the CUDA graph of resnet18 is channels_last; "
+                "`times`: the better of the two Lockstep columns over that rival.\n")
+    with Rival(options.python) if version else contextlib.nullcontext() as rival:
+        results = measure_settings(section, plan, rival)
+    if not version:
+        section.check("PyTorch beside it", f"no torch that sees a GPU in {options.python}",
+                      "skipped")
+    say_targets(section, results)
+    section.say()
+    for setting in (Setting("seed", 64), Setting("resnet18", 256)):
+        say_busy_share(section, plan, setting)
