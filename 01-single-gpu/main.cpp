@@ -103,6 +103,7 @@ void train(const Options& options) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  return lockstep::run_program("01-single-gpu", "Stage 01: training on one device.", argc, argv,
-                               lockstep::train);
+  return lockstep::run_program(
+      {.name = "01-single-gpu", .summary = "Stage 01: training on one device."}, argc, argv,
+      lockstep::train);
 }

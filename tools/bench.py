@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures stage 01: `./lockstep bench [--quick] [--model seed|resnet18] [--json FILE]`.
+"""Measures the stages: `./lockstep bench [--quick] [--model seed|resnet18] [--json FILE]`.
 
-For each network, number of compute threads and batch size: the median step time of several rounds,
-samples per second and GFLOP/s; beside PyTorch, in alternating rounds, where --python has torch;
-then where a step's time goes, and how long a start takes. Machines are shared and noisy: compare
-the ratios of one run, not figures of different days.
+Stage 01, for each network, number of compute threads and batch size: the median step time of several
+rounds, samples per second and GFLOP/s; beside PyTorch, in alternating rounds, where --python has
+torch; where a step's time goes, and how long a start takes. Then the stages on several devices,
+beside stage 01 on one, in alternating rounds. Machines are shared and noisy: compare the ratios of
+one run, not figures of different days.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGE = ROOT / "build/01-single-gpu/01-single-gpu"
+STAGE = "01-single-gpu"
 EPOCH_SAMPLES = 60000  # of Fashion-MNIST, for seconds per epoch
 MODELS = ("seed", "resnet18")
 
@@ -40,20 +41,25 @@ def steps_of(model, batch):
     return 300 * 64 // batch if model == "seed" else max(3, 4 * 64 // batch)
 
 
-def run_stage(*options):
-    """Runs stage 01 on synthetic images and returns its metrics."""
+def program(stage):
+    return ROOT / "build" / stage / stage
+
+
+def run_stage(stage, *options):
+    """Runs a stage's program and returns its metrics."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.json"
-        subprocess.run([STAGE, *map(str, options), "--metrics", path], check=True,
-                       stdout=subprocess.DEVNULL)
+        subprocess.run([program(stage), *map(str, options), "--metrics", path],
+                       check=True, stdout=subprocess.DEVNULL)
         return json.loads(path.read_text())
 
 
-def run_ours(model, batch, threads, steps, *more):
+def run_ours(model, batch, threads, steps, *more, stage=STAGE, devices="cpu:0"):
+    """A run of `steps` steps on synthetic images."""
     samples = (steps + 1) * batch
-    return run_stage("--data", f"synthetic:{samples}:{min(batch, 64)}", "--model", model, "--batch-size",
-                     batch, "--threads-per-device", threads, "--max-steps", steps,
-                     "--devices", "cpu:0", "--lr", 0.01, *more)
+    return run_stage(stage, "--data", f"synthetic:{samples}:{min(batch, 64)}", "--model", model,
+                     "--batch-size", batch, "--threads-per-device", threads, "--max-steps", steps,
+                     "--devices", devices, "--lr", 0.01, *more)
 
 
 def run_torch(python, model, batch, threads, steps, channels_last):
@@ -143,11 +149,48 @@ def print_layers(model, operations, rows=14):
 
 def start_up(options):
     """Start of a real run: seconds to its first step and peak memory, medians."""
-    runs = [run_stage("--max-steps", 20, "--devices", "cpu:0", "--data", options.data)
+    runs = [run_stage(STAGE, "--max-steps", 20, "--devices", "cpu:0", "--data", options.data)
             for _ in range(options.rounds)]
     seconds = statistics.median(run["startup_seconds"] for run in runs)
     memory = statistics.median(run["peak_rss_bytes"] for run in runs)
     return {"startup_seconds": seconds, "peak_rss_bytes": memory}
+
+
+# Stage 01 on one device against the other stages on several: network, its options, batch, steps.
+SCALING = (("seed", (), 64, 200), ("resnet18", ("--width", 16), 128, 6))
+WORLDS = (2, 4)
+
+
+def other_stages():
+    return sorted(path.parent.name for path in ROOT.glob("[0-9][0-9]-*/main.cpp")
+                  if path.parent.name != STAGE)
+
+
+def measure_scaling(model, more, batch, steps, rounds):
+    """Median step times of stage 01 on one device of one thread, and of every other stage on each
+    number of such devices, in alternating rounds."""
+    contenders = {(STAGE, 1): "cpu:0"}
+    for stage in other_stages():
+        for world in WORLDS:
+            contenders[stage, world] = ",".join(f"cpu:{rank}" for rank in range(world))
+    times = collections.defaultdict(list)
+    for _ in range(rounds):
+        for (stage, world), devices in contenders.items():
+            metrics = run_ours(model, batch, 1, steps, *more, stage=stage, devices=devices)
+            times[stage, world].append(round_time(metrics["step_seconds"]))
+    one = statistics.median(times[STAGE, 1])
+    return [{"model": " ".join(map(str, (model, *more))), "batch_size": batch, "stage": stage,
+             "world_size": world, "rounds": rounds, "step_seconds": statistics.median(all_rounds),
+             "speedup": one / statistics.median(all_rounds), "all_rounds": all_rounds}
+            for (stage, world), all_rounds in times.items()]
+
+
+def print_scaling(results):
+    for row in results:
+        print(f"{row['model']:<20} {row['stage']:<18} W {row['world_size']}  batch "
+              f"{row['batch_size']:>4}  {row['step_seconds'] * 1e3:9.2f} ms/step  "
+              f"{row['batch_size'] / row['step_seconds']:9.0f} samples/s  {row['speedup']:5.2f} times "
+              f"one device, efficiency {100 * row['speedup'] / row['world_size']:.0f} %", flush=True)
 
 
 def parse_options():
@@ -185,6 +228,12 @@ def main():
                 if len(results) == 1:
                     print(f"backend: {results[0]['backend']}", flush=True)
                 print_line(results[-1])
+    print("\nStages on several devices of one thread, beside stage 01 on one:", flush=True)
+    scaling = []
+    for model, more, batch, steps in SCALING:
+        if model in models:
+            scaling.append(measure_scaling(model, more, batch, steps, options.rounds))
+            print_scaling(scaling[-1])
     layers = {model: layer_times(model) for model in models}
     for model in models:
         print_layers(model, layers[model])
@@ -196,7 +245,7 @@ def main():
                 for model, ops in layers.items()}
         Path(options.json).write_text(json.dumps(
             {"machine": machine(), "date": str(datetime.date.today()), "torch": torch,
-             "results": results, "layer_milliseconds": flat, "start": start}, indent=1) + "\n")
+             "results": results, "scaling": sum(scaling, []), "layer_milliseconds": flat, "start": start}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

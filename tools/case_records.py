@@ -21,6 +21,7 @@ ALLOWED_SKIPS = (
     "no torch",
     "TSan cannot map its shadow",
     "package cache absent",
+    "not the CUDA model",
 )
 
 

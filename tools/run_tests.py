@@ -66,7 +66,8 @@ MODEL_ENVIRONMENT = {"LD_LIBRARY_PATH": f"{ROOT}/{CUDA_MODEL}/lib", "LOCKSTEP_NE
 # is why the first is not `build/`: nobody's own change may fail on a warning in `lockstep run`.
 BUILDS = (
     Build("tools", ".", None,
-          (Row("tools", command=(sys.executable, "tools/run_python_tests.py", "tests/tools")),)),
+          (Row("tools", deadline=900,
+               command=(sys.executable, "tools/run_python_tests.py", "tests/tools")),)),
     Build("default", "build-test", ("-Dgpu_archs=75",),
           (Row("convergence"), Row("unit"), Row("equivalence"), Row("parity"), Row("faults"),
            Row("gpu"))),
@@ -125,7 +126,7 @@ def run_process(command, cwd, environment, deadline, running=None):
         try:
             ended = how_it_ended(process.wait(deadline))
         except subprocess.TimeoutExpired:
-            ended = f"ran past its deadline of {deadline} s"
+            ended = f"ran past its deadline of {deadline:.0f} s"
         finally:
             kill_group(process)  # whatever it started, too
             running.discard(process)

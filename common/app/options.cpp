@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -81,9 +82,6 @@ void add_training_options(CLI::App& app, Options& o) {
   app.add_option("--momentum", o.momentum, "of SGD")->check(in_range(0.0, 1.0));
   app.add_option("--weight-decay", o.weight_decay, "of SGD")->check(in_range(0.0, kLarge));
   app.add_option("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
-  app.add_option("--emulate", o.emulate,
-                 "take the parts of each batch one after another, as if on several devices: "
-                 "none, chunk:D, stride:W or micro:M");
   app.add_flag("--drop-last", o.drop_last, "leave out the last batch of an epoch if it is short");
 }
 
@@ -106,6 +104,45 @@ void add_machine_options(CLI::App& app, Options& o) {
   app.add_option("--trace", o.trace, "write a timeline for chrome://tracing or ui.perfetto.dev");
 }
 
+/// What a stage has alone: the reference plays the others, the others are measured against it.
+void add_comparison_options(CLI::App& app, const StageInfo& stage, CommandLine& line) {
+  if (stage.baseline.empty()) {
+    app.add_option("--emulate", line.options.emulate,
+                   "take the parts of each batch one after another, as if on several devices: "
+                   "none, chunk:D, stride:W or micro:M");
+  } else {
+    app.add_flag(
+        "--baseline", line.baseline,
+        fmt::format("show the speed-up over {}, if the weights are the same", stage.baseline));
+  }
+}
+
+/// An option as words of a command line, if it was given.
+void append_option(const CLI::Option& option, std::vector<std::string>& words) {
+  if (option.count() == 0) return;
+  const bool flag = option.get_expected_max() == 0;
+  if (!flag) words.push_back(option.get_name());
+  for (const std::string& value : option.results()) {
+    words.push_back(flag ? option.get_name() + "=" + value : value);
+  }
+}
+
+/// Refuses what was typed and would have no effect.
+void check_use(const CLI::App& app, const CommandLine& line) {
+  const Options& o = line.options;
+  require(o.workers > 0 || app.count("--prefetch-factor") == 0,
+          "--prefetch-factor: {} needs loader threads; give --workers 1 or more",
+          o.prefetch_factor);
+  const bool resnet = parse_model(o.model) == ModelKind::resnet18;
+  require(resnet || app.count("--width") == 0,
+          "--width: {} is for --model resnet18 and has no meaning for {}; leave it out", o.width,
+          o.model);
+  require(!resnet || !o.dropout,
+          "--dropout: resnet18 has no dropout layers; leave it out or choose --model seed");
+  require(!line.baseline || o.epochs > 0,
+          "--baseline: --epochs 0 trains nothing that could be timed; give 1 or more");
+}
+
 /// Checks what a range cannot say, before data is read or a device opened.
 void check(const Options& o) {
   parse_model(o.model);
@@ -125,33 +162,30 @@ void check(const Options& o) {
 
 }  // namespace
 
-bool parse_command_line(const char* name, const char* summary, int argc, const char* const* argv,
-                        const StageOptions& add_stage_options, Options& options) {
-  CLI::App app(summary, name);
+std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
+                                              const char* const* argv) {
+  CommandLine line;
+  CLI::App app(stage.summary, stage.name);
   app.option_defaults()->always_capture_default();
-  add_model_options(app, options);
-  add_training_options(app, options);
-  add_machine_options(app, options);
-  if (add_stage_options) add_stage_options(app);
+  add_model_options(app, line.options);
+  add_training_options(app, line.options);
+  add_machine_options(app, line.options);
+  add_comparison_options(app, stage, line);
+  const size_t common = app.get_options().size();
+  if (stage.add_options) stage.add_options(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
-    return false;
+    return {};
   } catch (const CLI::ParseError& error) {
     fail<BadInput>("{}; --help lists all options and their defaults", error.what());
   }
-  require(options.workers > 0 || app.count("--prefetch-factor") == 0,
-          "--prefetch-factor: {} needs loader threads; give --workers 1 or more",
-          options.prefetch_factor);
-  const bool resnet = parse_model(options.model) == ModelKind::resnet18;
-  require(resnet || app.count("--width") == 0,
-          "--width: {} is for --model resnet18 and has no meaning for {}; leave it out",
-          options.width, options.model);
-  require(!resnet || !options.dropout,
-          "--dropout: resnet18 has no dropout layers; leave it out or choose --model seed");
-  check(options);
-  return true;
+  check_use(app, line);
+  check(line.options);
+  const std::vector<CLI::Option*> all = app.get_options();
+  for (size_t i = common; i < all.size(); ++i) append_option(*all[i], line.stage_arguments);
+  return line;
 }
 
 nlohmann::json Options::to_json() const {
@@ -185,6 +219,24 @@ nlohmann::json Options::to_json() const {
           {"log_interval", log_interval},
           {"load", load},
           {"save", save}};
+}
+
+std::vector<std::string> Options::arguments() const {
+  nlohmann::json values = to_json();
+  values.update({{"metrics", metrics}, {"trace", trace}});
+  const nlohmann::json defaults = Options().to_json();
+  std::vector<std::string> words;
+  for (const auto& [key, value] : values.items()) {
+    // Defaults go unsaid, since some may not be said (--width for the seed network). But stages
+    // differ in their default order.
+    if (value == defaults.value(key, nlohmann::json("")) && key != "order") continue;
+    std::string name = "--" + key;
+    std::replace(name.begin(), name.end(), '_', '-');
+    words.push_back(name);
+    if (!value.is_boolean())
+      words.push_back(value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return words;
 }
 
 ModelOptions Options::model_options(const Dataset& images) const {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,8 +51,12 @@ struct Options {
   int64_t log_interval = 100;
   std::string metrics, trace, save, load;
 
+  friend bool operator==(const Options&, const Options&) = default;
+
   /// The options as they stand, for --metrics.
   nlohmann::json to_json() const;
+  /// The options as a command line: any stage that parses it has these options.
+  std::vector<std::string> arguments() const;
 
   // What the options mean to the parts of a program.
   ModelOptions model_options(const Dataset& images) const;
@@ -70,10 +75,31 @@ struct Options {
 /// Where a stage adds options of its own to the common ones.
 using StageOptions = std::function<void(CLI::App&)>;
 
-/// Parses the command line of the program `name`. Returns false if that was a request for help, now
-/// answered: names, defaults and ranges of all options below `summary`. Throws BadInput for unknown
-/// options and values out of range, and where an output file could not be written in the end.
-bool parse_command_line(const char* name, const char* summary, int argc, const char* const* argv,
-                        const StageOptions& add_stage_options, Options& options);
+/// What the frame of every main() has to know of a stage.
+struct StageInfo {
+  std::string name;            // "02-dataparallel"
+  std::string summary;         // the first line of --help
+  StageOptions add_options{};  // may be empty
+  /// The stage that this one must agree with, and whose speed --baseline measures it against
+  /// ("01-single-gpu"). Empty: this is that stage; it has --emulate instead of --baseline.
+  std::string baseline{};
+  /// Where this stage's batch normalisation sees only a part of the batch: the --emulate with which
+  /// the other stage computes the same, given the number of devices in use (2: "chunk:2"). Called
+  /// after the command line was parsed. Empty: normalisation is over the whole batch.
+  std::function<std::string(size_t devices)> emulate{};
+};
+
+struct CommandLine {
+  Options options;
+  std::vector<std::string> stage_arguments;  // the stage's own options, with the values as typed
+  bool baseline = false;                     // --baseline was given
+};
+
+/// Parses the command line of a stage. Returns nothing if that was a request for help, now
+/// answered: names, defaults and ranges of all options below the summary. Throws BadInput for
+/// unknown options and values out of range, and where an output file could not be written in the
+/// end.
+std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
+                                              const char* const* argv);
 
 }  // namespace lockstep

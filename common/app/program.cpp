@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 
+#include "common/app/verdict.h"
 #include "common/core/error.h"
 
 namespace lockstep {
@@ -36,14 +37,19 @@ namespace {
 
 }  // namespace
 
-int run_program(const char* name, const char* summary, int argc, const char* const* argv,
-                const std::function<void(const Options&)>& train,
-                const StageOptions& add_stage_options) {
+int run_program(const StageInfo& stage, int argc, const char* const* argv,
+                const std::function<void(const Options&)>& train) {
   std::set_terminate(end_with_current_exception);  // instead of a catch: see there
-  Options options;
-  if (parse_command_line(name, summary, argc, argv, add_stage_options, options)) train(options);
+  int status = 0;
+  if (const auto line = parse_command_line(stage, argc, argv)) {
+    if (line->baseline) {
+      status = run_with_baseline(stage, *line);
+    } else {
+      train(line->options);
+    }
+  }
   if (std::fflush(stdout) != 0) fail<EnvironmentError>("stdout: {}", std::strerror(errno));
-  return 0;
+  return status;
 }
 
 }  // namespace lockstep

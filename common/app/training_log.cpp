@@ -139,6 +139,12 @@ double TrainingLog::samples_per_second() const {
          seconds;
 }
 
+void TrainingLog::note(std::string row, std::string text, const std::string& key,
+                       nlohmann::json value) {
+  notes_.emplace_back(std::move(row), std::move(text));
+  noted_[key] = std::move(value);
+}
+
 void TrainingLog::finish(double flops) {
   if (!options_.trace.empty()) write_trace(options_.trace, devices_);
   if (!options_.metrics.empty()) write_json(options_.metrics, metrics(flops));
@@ -156,23 +162,25 @@ nlohmann::json TrainingLog::metrics(double flops) const {
     accuracy.push_back(e.accuracy());
     test_loss.push_back(e.loss);
   }
-  return {{"stage", stage_},
-          {"config", options_.to_json()},
-          {"devices", names},
-          {"backend", devices_.front()->description()},
-          {"batch_size", options_.batch_size},
-          {"epochs", epoch_seconds_.size()},
-          {"steps", steps_},
-          {"losses", losses_},
-          {"accuracy", accuracy},
-          {"test_loss", test_loss},
-          {"epoch_seconds", epoch_seconds_},
-          {"step_seconds", step_seconds_},
-          {"samples_per_second", samples_per_second()},
-          {"startup_seconds", startup_seconds_},
-          {"training_flops", flops},
-          {"peak_memory_bytes", memory},
-          {"peak_rss_bytes", peak_rss_bytes()}};
+  nlohmann::json all = {{"stage", stage_},
+                        {"config", options_.to_json()},
+                        {"devices", names},
+                        {"backend", devices_.front()->description()},
+                        {"batch_size", options_.batch_size},
+                        {"epochs", epoch_seconds_.size()},
+                        {"steps", steps_},
+                        {"losses", losses_},
+                        {"accuracy", accuracy},
+                        {"test_loss", test_loss},
+                        {"epoch_seconds", epoch_seconds_},
+                        {"step_seconds", step_seconds_},
+                        {"samples_per_second", samples_per_second()},
+                        {"startup_seconds", startup_seconds_},
+                        {"training_flops", flops},
+                        {"peak_memory_bytes", memory},
+                        {"peak_rss_bytes", peak_rss_bytes()}};
+  for (const auto& [key, value] : noted_) all[key] = value;
+  return all;
 }
 
 void TrainingLog::print_summary() const {
@@ -196,6 +204,7 @@ void TrainingLog::print_summary() const {
     row(("peak memory " + device->name()).c_str(),
         fmt::format("{:.1f} MiB", mebibytes(device->memory().peak())));
   }
+  for (const auto& [name, text] : notes_) row(name.c_str(), text);
   row("process", fmt::format("{:.1f} MiB", mebibytes(peak_rss_bytes())));
 }
 

@@ -2,7 +2,9 @@
 // What a run shows and remembers: log lines, progress bar, summary, --metrics.
 
 #include <chrono>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,8 @@ class TrainingLog {
 
   void evaluated(const Evaluation& evaluation);
 
+  /// Adds what a stage measured itself: a row of the summary, and `value` as `key` of --metrics.
+  void note(std::string row, std::string text, const std::string& key, nlohmann::json value);
   /// Prints the summary and writes --metrics and --trace.
   void finish(double flops);
 
@@ -69,6 +73,8 @@ class TrainingLog {
   double startup_seconds_ = 0;
   std::vector<double> losses_, step_seconds_, epoch_seconds_;
   std::vector<Evaluation> evaluations_;
+  std::vector<std::pair<std::string, std::string>> notes_;  // rows of the summary
+  std::map<std::string, nlohmann::json> noted_;             // for --metrics
 };
 
 }  // namespace lockstep

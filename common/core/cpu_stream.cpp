@@ -176,6 +176,7 @@ uint64_t CpuStream::record() {
   refuse_in_capture("record");
   const uint64_t ticket = ++tickets_;
   enqueue_control("record", [this, ticket] {
+    event_times_[ticket % kEventRing].store(now_ns(), std::memory_order_relaxed);
     events_[ticket % kEventRing].store(ticket, std::memory_order_release);
     raise(signals_);
   });
@@ -189,7 +190,7 @@ void CpuStream::wait(const Event& event) {
   source.await_begins();
   enqueue_control("wait", [this, &source, ticket = ticket_of(event)] {
     source.block(ticket);
-    if (std::exception_ptr error = source.error()) fail_with(std::move(error));
+    if (std::exception_ptr error = source.error()) fail_with(failure_of(source, error));
     source.await_ends();  // from here the source may go
   });
 }
@@ -200,6 +201,13 @@ bool CpuStream::done(uint64_t ticket) const {
 
 void CpuStream::block(uint64_t ticket) const {
   spin_then_sleep(signals_, [&] { return done(ticket); });
+}
+
+double CpuStream::seconds_between(uint64_t first, uint64_t second) const {
+  const auto time = [&](uint64_t ticket) {
+    return event_times_[ticket % kEventRing].load(std::memory_order_relaxed);
+  };
+  return double(time(second) - time(first)) * 1e-9;
 }
 
 std::exception_ptr CpuStream::error() const {

@@ -49,6 +49,7 @@ class CpuStream final : public StreamBackend {
   void launch(Graph& graph) override;
   bool done(uint64_t ticket) const override;
   void block(uint64_t ticket) const override;
+  double seconds_between(uint64_t first, uint64_t second) const override;
   std::exception_ptr error() const override;
   void push_scope(std::string_view name) override;
   void pop_scope() override;
@@ -85,6 +86,7 @@ class CpuStream final : public StreamBackend {
   std::atomic<int> pushed_{0};           // host -> worker: wakes a sleeping worker
   mutable std::atomic<int> signals_{0};  // worker -> waiters: wakes sleeping waiters
   std::array<std::atomic<uint64_t>, kEventRing> events_{};
+  std::array<std::atomic<int64_t>, kEventRing> event_times_{};  // ns, written before events_
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;  // written before failed_
   // Worker side.

@@ -30,6 +30,9 @@ class Event {
   bool done() const;
   /// Blocks the host until then; rethrows the stream's first error.
   void synchronize() const;
+  /// Seconds from an earlier event of the same stream to this one, by the device's clock. Blocks
+  /// until both have come. Both must be among the stream's last 1000 events.
+  double seconds_since(const Event& earlier) const;
 
  private:
   friend class StreamBackend;
@@ -77,6 +80,8 @@ class StreamBackend {
   virtual bool done(uint64_t ticket) const = 0;
   /// Blocks the calling thread until `ticket` is done; does not throw the stream's error.
   virtual void block(uint64_t ticket) const = 0;
+  /// Seconds between two tickets that are done.
+  virtual double seconds_between(uint64_t first, uint64_t second) const = 0;
   /// The stream's first error, or null. Read it after the event that it is to be asked for.
   virtual std::exception_ptr error() const = 0;
 
@@ -94,6 +99,9 @@ class StreamBackend {
  protected:
   static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
   static uint64_t ticket_of(const Event& event) { return event.ticket_; }
+  /// What a stream that waited for `source` is to report of `error`: on another device it names the
+  /// one that failed.
+  std::exception_ptr failure_of(const StreamBackend& source, std::exception_ptr error) const;
   /// To be called at the end: a stream stays while others still have to wait for its events.
   void block_until_unawaited() const;
 
@@ -118,7 +126,8 @@ class Stream {
   /// Marks the point behind everything enqueued so far (cudaEventRecord).
   Event record() const { return Event(*backend_, backend_->record()); }
   /// What is enqueued from now on starts after `event`; the host goes on (cudaStreamWaitEvent).
-  /// An error of the event's stream becomes this stream's error.
+  /// An error of the event's stream becomes this stream's error; as PeerLost, naming the device, if
+  /// that is another one.
   void wait(const Event& event) const { backend_->wait(event); }
   /// Blocks the host until the stream has run dry. Rethrows the first error; it stays: a stream
   /// that failed once skips all later work (a "sticky" error of CUDA).

@@ -6,6 +6,7 @@
 #include "common/kernels/bodies/elementwise.inl"
 #include "common/kernels/bodies/loss.inl"
 #include "common/kernels/bodies/pooling.inl"
+#include "common/kernels/bodies/rank_sum.inl"
 #include "common/kernels/bodies/sgd.inl"
 #include "common/kernels/body_kernels.h"
 
@@ -296,6 +297,23 @@ void BodyKernels<Launch>::count_correct(Stream s, const Tensor& scores, const La
   Launch::for_each_team(s, "count_correct", 1,
                         bodies::CountCorrect{scores.data(), labels.data(), labels.elements(),
                                              channels_of(scores), count.data()});
+}
+
+// --- Collectives in one process ------------------------------------------------------------------
+
+template <class Launch>
+void BodyKernels<Launch>::sum_ranks(Stream s, const RankSum& sum) {
+  const auto launch = [&](auto zero) {
+    Launch::for_each(s, "sum_ranks", sum.count, bodies::SumRanks<decltype(zero)>(sum));
+  };
+  switch (sum.type) {
+    case ElementType::f32:
+      return launch(float{});
+    case ElementType::f64:
+      return launch(double{});
+    case ElementType::i64:
+      return launch(int64_t{});
+  }
 }
 
 // --- Optimizer ---------------------------------------------------------------------------------

@@ -24,4 +24,22 @@ std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& opt
   return cpu::open_cpu_device(id.index, options);
 }
 
+Devices open_devices(const std::vector<DeviceId>& ids, const DeviceOptions& options) {
+  Devices devices;
+  for (const DeviceId& id : ids) devices.push_back(open_device(id, options));
+  return devices;
+}
+
+std::vector<Stream> create_streams(const Devices& devices, const std::string& name) {
+  std::vector<Stream> streams;
+  for (const auto& device : devices) streams.push_back(device->create_stream(name));
+  return streams;
+}
+
+std::vector<Device*> pointers_to(const Devices& devices) {
+  std::vector<Device*> pointers;
+  for (const auto& device : devices) pointers.push_back(device.get());
+  return pointers;
+}
+
 }  // namespace lockstep

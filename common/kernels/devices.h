@@ -19,4 +19,11 @@ std::string why_no_gpu();
 /// Opens a device. Throws EnvironmentError if this machine or build has no such device.
 std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& options);
 
+/// Several devices; the same one may be named twice and is then opened twice.
+using Devices = std::vector<std::unique_ptr<Device>>;
+Devices open_devices(const std::vector<DeviceId>& ids, const DeviceOptions& options);
+/// A stream of each, all called `name`.
+std::vector<Stream> create_streams(const Devices& devices, const std::string& name);
+std::vector<Device*> pointers_to(const Devices& devices);
+
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 
 #include "common/core/tensor.h"
 #include "common/kernels/geometry.h"
+#include "common/kernels/rank_sum.h"
 #include "common/kernels/step_state.h"
 
 namespace lockstep {
@@ -116,6 +117,10 @@ class Kernels {
   /// count[0] += samples whose largest score stands at their label (the first of equals wins).
   virtual void count_correct(Stream, const Tensor& scores, const LabelTensor& labels,
                              const CountTensor& count) = 0;
+
+  // --- Collectives in one process --------------------------------------------------------------
+  /// As RankSum says. The memory may lie on any device that this one's kernels can reach.
+  virtual void sum_ranks(Stream, const RankSum& sum) = 0;
 
   // --- Optimizer -------------------------------------------------------------------------------
   /// Writes state.step into `health` if any element of x is NaN or infinite and it was sound.

@@ -21,6 +21,7 @@ struct PassFacts {
   bool recompute = false;         // a second forward of the same samples: running statistics stay
   bool update_running = true;     // BatchNorm's running statistics take this pass into account
   bool last_contribution = true;  // gradients are complete after this backward: hooks are called
+  int64_t first_sample = 0;       // of this context's samples, where several contexts share a pass
 };
 
 /// The activations that one micro-batch saved for backward, and the facts of its pass. One stream,

@@ -196,7 +196,8 @@ Tensor Dropout::forward(const Tensor& x, Context& context) {
   const int64_t decisions = in.shape()[in.shape().rank() - 1];
   Tensor mask = context.empty({x.shape()[0], decisions});
   Tensor y = context.empty(x.shape());
-  const DropoutKey key{.seed = seed_, .layer = hash_name(name())};
+  const DropoutKey key{
+      .seed = seed_, .layer = hash_name(name()), .first_sample = context.facts.first_sample};
   context.kernels().dropout_mask(context.stream(), context.state(), key, probability_, mask);
   context.kernels().apply_mask(context.stream(), in, mask, masked_view(y));
   context.save(*this, {.tensors = {mask}});

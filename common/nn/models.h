@@ -24,7 +24,7 @@ struct ModelOptions {
 
 /// A network and the loss it is trained with.
 struct Model {
-  std::unique_ptr<Sequential> network;
+  std::unique_ptr<Module> network;
   std::unique_ptr<Loss> loss;
 };
 

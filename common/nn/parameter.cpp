@@ -26,9 +26,15 @@ FlatParameters::FlatParameters(Module& module, Stream stream)
     (*p)->grad = gradients_.range(at, (*p)->shape);
     at += padded((*p)->shape.elements());
   }
+  int64_t total_buffers = 0;
+  for (const ModelBuffer* buffer : buffers_) total_buffers += padded(buffer->shape.elements());
+  buffer_values_ = Tensor::empty(stream, {total_buffers});
+  stream.kernels().fill(stream, 0, buffer_values_);
+  at = 0;
   for (ModelBuffer* buffer : buffers_) {
-    buffer->value = Tensor::empty(stream, buffer->shape);
+    buffer->value = buffer_values_.range(at, buffer->shape);
     stream.kernels().fill(stream, buffer->initial, buffer->value);
+    at += padded(buffer->shape.elements());
   }
 }
 

@@ -53,8 +53,9 @@ class FlatParameters {
   FlatParameters(Module& module, Stream stream);
 
   Stream stream() const { return values_.home(); }
-  const Tensor& values() const { return values_; }        // [elements, gaps included]
-  const Tensor& gradients() const { return gradients_; }  // the same layout
+  const Tensor& values() const { return values_; }                // [elements, gaps included]
+  const Tensor& gradients() const { return gradients_; }          // the same layout
+  const Tensor& buffer_values() const { return buffer_values_; }  // running statistics, likewise
   const std::vector<Parameter*>& parameters() const { return parameters_; }  // registration order
   const std::vector<ModelBuffer*>& buffers() const { return buffers_; }
   /// Learnt numbers, gaps not counted: 21,840 for the seed network.
@@ -64,7 +65,7 @@ class FlatParameters {
  private:
   std::vector<Parameter*> parameters_;
   std::vector<ModelBuffer*> buffers_;
-  Tensor values_, gradients_;
+  Tensor values_, gradients_, buffer_values_;
 };
 
 }  // namespace lockstep

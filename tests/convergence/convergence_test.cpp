@@ -18,10 +18,12 @@ struct Outcome {
   std::string out;
 };
 
-Outcome train(std::vector<std::string> options) {
+Outcome train(std::vector<std::string> options, const std::string& stage = "01-single-gpu",
+              const std::string& devices = "cpu:0") {
   const TempDir folder;
+  options.insert(options.begin(), {stage_binary(stage), "--devices", devices});
   options.insert(options.end(), {"--metrics", folder / "metrics"});
-  const ProcessResult run = run_stage01(options, kDeadline);
+  const ProcessResult run = run_process(options, kDeadline);
   INFO(story(run));
   REQUIRE(run.status == 0);
   return {read_json(folder / "metrics").at("accuracy").get<std::vector<double>>(), run.out};
@@ -48,6 +50,26 @@ TEST_CASE("The BatchNorm variant learns Fashion-MNIST", "[convergence][row16]") 
 
 TEST_CASE("The seed network learns the generated images", "[convergence][row16]") {
   CHECK(train({"--data", "synthetic"}).accuracy.at(0) > 0.9);
+}
+
+// --- Stage 02: the same network on two devices ---------------------------------------------------
+
+Outcome train_on_two(const std::vector<std::string>& options) {
+  return train(options, "02-dataparallel", "cpu:0,cpu:1");
+}
+
+TEST_CASE("Two devices learn Fashion-MNIST as one does", "[convergence][dataparallel]") {
+  // At this rate roundings move the accuracy by 0.2 points; at lr 0.1 by more than a point.
+  const std::vector<std::string> options{"--lr", "0.01", "--no-dropout"};
+  const double one = train(options).accuracy.at(0);
+  const double two = train_on_two(options).accuracy.at(0);
+  INFO("one device " << one << ", two devices " << two);
+  CHECK(std::abs(one - two) <= 0.005);
+  CHECK(one > 0.5);
+}
+
+TEST_CASE("Two devices learn Fashion-MNIST at a high rate", "[convergence][dataparallel]") {
+  CHECK(train_on_two({"--lr", "0.1", "--no-dropout"}).accuracy.at(0) >= 0.70);
 }
 
 }  // namespace

@@ -4,43 +4,16 @@
 
 #include "common/core/real.h"
 #include "common/data/synthetic.h"
-#include "tests/support/catch.h"
+#include "tests/equivalence/outcome.h"
 #include "tests/support/data_test_files.h"
-#include "tests/support/stage.h"
 
 namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
-using Options = std::vector<std::string>;
 
-constexpr double kDeadline = 100;  // seconds
 constexpr bool kDouble = sizeof(Real) == 8;
-
-struct Outcome {
-  nlohmann::json metrics;
-  Weights state;
-  std::string file, out;  // the bytes of --save (compare them within (( )): unprintable), stdout
-
-  std::vector<double> losses() const { return metrics.at("losses").get<std::vector<double>>(); }
-};
-
-Outcome train(const Options& options) {
-  const TempDir folder;
-  Options all{"--save", folder / "weights", "--metrics", folder / "metrics"};
-  all.insert(all.end(), options.begin(), options.end());
-  const ProcessResult run = run_stage01(all, kDeadline);
-  INFO(story(run));
-  REQUIRE(run.status == 0);
-  return {read_json(folder / "metrics"), read_weights(folder / "weights"),
-          read_file(folder / "weights"), run.out};
-}
-
-Options operator+(Options options, const Options& more) {
-  options.insert(options.end(), more.begin(), more.end());
-  return options;
-}
 
 /// 50 steps of 12 samples, of which the last has only 6.
 const Options kFiftySteps{"--data", "synthetic:594:10", "--batch-size", "12", "--workers", "0"};

@@ -590,6 +590,25 @@ TEST_CASE("A captured graph runs when it is launched, every time with what memor
   CHECK(y.to_host() == Values(1000, 0));
 }
 
+TEST_CASE("A graph keeps the scratch memory that it was captured with", "[cuda][device][row126]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const Shape shape{70001, 3};  // rows enough for several blocks, whose sums meet in scratch memory
+  const Tensor x = gpu.put(shape, random_values(shape, 1)), found = gpu.filled({2, 3}, 0);
+  gpu.stream.begin_capture();
+  gpu.kernels().batch_norm_statistics(gpu.stream, x, found);
+  const std::unique_ptr<Graph> graph = gpu.stream.end_capture();
+  const Tensor wide = gpu.filled({2000, 257}, 1), more = gpu.filled({2, 257}, 0);
+  gpu.kernels().batch_norm_statistics(gpu.stream, wide, more);  // needs more of it
+  std::vector<Tensor> held;  // would get what the first had, were it free
+  for (int i = 0; i < 200; ++i) held.push_back(gpu.filled({48}, Real(i)));
+  gpu.stream.launch(*graph);
+  const Values result = found.to_host();
+  for (int i = 0; i < 200; ++i) CHECK(held[i].to_host() == Values(48, Real(i)));
+  gpu.kernels().batch_norm_statistics(gpu.stream, x, found);
+  CHECK(found.to_host() == result);
+}
+
 TEST_CASE("What cannot be part of a graph is refused, and the stream goes on", "[cuda][device]") {
   LOCKSTEP_NEEDS_GPU();
   const Gpu gpu;

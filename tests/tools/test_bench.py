@@ -19,7 +19,9 @@ STAND_IN = """#!/usr/bin/env python3
 import json, sys
 option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 steps = int(option["--max-steps"])
-json.dump({"step_seconds": [0.5] + [0.002] * (steps - 1), "steps": steps,
+devices = option.get("--devices", "").count(",") + 1
+step = 0.002 if devices == 1 else 0.0032 / devices
+json.dump({"step_seconds": [0.5] + [step] * (steps - 1), "steps": steps,
            "backend": "cpu (stand-in, 1 thread)", "training_flops": 4e6 * steps,
            "startup_seconds": 0.25, "peak_rss_bytes": 64 * 2**20}, open(option["--metrics"], "w"))
 if "--trace" in option:
@@ -53,7 +55,8 @@ class TestBench(unittest.TestCase):
     def bench(self, *arguments):
         """What `bench` prints with these arguments."""
         output = io.StringIO()
-        with mock.patch.object(bench, "STAGE", self.stage), \
+        with mock.patch.object(bench, "program", lambda _: self.stage), \
+                mock.patch.object(bench, "other_stages", lambda: ["02-other"]), \
                 mock.patch.object(sys, "argv", ["bench", *arguments]), \
                 contextlib.redirect_stdout(output):
             bench.main()
@@ -63,7 +66,7 @@ class TestBench(unittest.TestCase):
         text = self.bench("--model", "seed", "--python", "no-such-python")
         self.assertIn("medians of 5 rounds", text)
         self.assertIn("backend: cpu (stand-in, 1 thread)", text)
-        lines = [line for line in text.splitlines() if "samples/s" in line]
+        lines = [line for line in text.splitlines() if "s/epoch" in line]
         self.assertEqual(4, len(lines))  # 1 and 2 threads, batches 64 and 256
         self.assertRegex(lines[0], r"^seed +W 1 +batch +64 +threads 1 +2\.00 ms/step +"
                                    r"32000 samples/s +1\.9 s/epoch +2\.0 GFLOP/s$")
@@ -75,6 +78,14 @@ class TestBench(unittest.TestCase):
         self.assertIn("PyTorch 9.9.9, alternating", text)
         self.assertIn("PyTorch 6.00, channels_last 4.00 ms: 2.00 times the better", text)
 
+    def test_slow_and_fast_stages_stand_beside_one_device_row129(self):
+        text = self.bench("--model", "seed", "--quick", "--python", "no-such-python")
+        self.assertRegex(text, r"seed +01-single-gpu +W 1 +batch +64 +2\.00 ms/step +"
+                               r"32000 samples/s +1\.00 times one device, efficiency 100 %")
+        self.assertRegex(text, r"seed +02-other +W 2 .* 1\.60 ms/step .* 1\.25 times one device, "
+                               r"efficiency 62 %")
+        self.assertRegex(text, r"seed +02-other +W 4 .* 0\.80 ms/step .* 2\.50 times")
+
     def test_layers_start_and_json(self):
         target = self.folder / "bench.json"
         text = self.bench("--model", "seed", "--quick", "--python", "no-such-python",
@@ -84,6 +95,7 @@ class TestBench(unittest.TestCase):
         figures = json.loads(target.read_text())
         self.assertEqual(5, len(figures["results"][0]["all_rounds"]["ours"]))
         self.assertAlmostEqual(0.002, figures["results"][0]["step_seconds"]["ours"])
+        self.assertEqual([1, 2, 4], [row["world_size"] for row in figures["scaling"]])
         self.assertEqual({"conv1 conv2d": 1.5, "pool1 max_pool2d": 0.5},
                          figures["layer_milliseconds"]["seed"])
 

@@ -50,7 +50,7 @@ class TestCudaModel(unittest.TestCase):
             status, output = run("g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror",
                                  f"-I{self.prefix / 'include'}", MODEL / "selftest" / source, "-o",
                                  target, f"-L{lib}", f"-Wl,-rpath,{lib}", "-lcudnn", "-lcublas",
-                                 "-lcudart")
+                                 "-lnccl", "-lcudart")
         self.assertEqual(0, status, output)
         return target
 
@@ -85,6 +85,13 @@ class TestCudaModel(unittest.TestCase):
 
     def test_libraries_against_plain_loops(self):
         self.assertEqual((0, ""), run(self.program("libraries.cpp"), timeout=20))
+
+    def test_nccl(self):
+        program = self.program("nccl.cpp")
+        self.assertEqual((0, ""), run(program, timeout=20))
+        status, output = run(program, "disagree", timeout=20)
+        self.assertEqual(-6, status, output)
+        self.assertIn("CUDA model: NCCL: the ranks' collectives do not agree", output)
 
     def test_machines_without_a_usable_gpu(self):
         for driver in ("12040", "0"):

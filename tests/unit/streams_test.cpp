@@ -400,8 +400,11 @@ TEST_CASE("An error travels through wait() to the stream that waits, and not bac
   with_its_own.wait(last.record());
 
   CHECK(error_of(with_its_own) == "it failed before");
-  CHECK(error_of(last) == "it failed here");
-  CHECK(error_of(next) == "it failed here");
+  const auto lost_peer = [](Stream stream) {
+    return message_of<PeerLost>([&] { stream.synchronize(); });
+  };
+  CHECK(lost_peer(last) == "cpu:0 failed: it failed here");  // another device's: it is named
+  CHECK(lost_peer(next) == "cpu:0 failed: it failed here");
   CHECK(error_of(failing) == "it failed here");
   CHECK_NOTHROW(healthy.synchronize());
   CHECK(ran == 1);

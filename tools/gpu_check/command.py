@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from gpu_check import build, bundle, checks, measure, results
-from gpu_check.machine import ROOT, CheckError, describe, find_gpu, find_tools
+from gpu_check.machine import CORES, ROOT, CheckError, describe, find_gpu, find_tools
 
 # Seconds that a part may take, on 16 cores: 24 minutes in all, in three calls of under 10.
 LIMITS = {"build": 240, "ops": 90, "stages": 240, "sanitizer": 400, "bench": 470}
 FULL_FACTOR = 3  # of the stages under --full
+SLOWER = max(1, round(16 / CORES))  # a build takes longer on fewer cores
 CHECKS = {"ops": checks.ops, "stages": checks.stages, "sanitizer": checks.sanitizer,
           "bench": measure.bench}
 
@@ -92,7 +93,7 @@ def report_build(section, plan, gpu, reason, targets):
 def build_for(part, plan):
     """Brings up to date what another part runs; where that fails, the output is shown."""
     try:
-        build.compile_targets(plan, checks.TARGETS[part](), LIMITS["build"])
+        build.compile_targets(plan, checks.TARGETS[part](), LIMITS["build"] * SLOWER)
     except build.BuildError as error:
         print(error.output, file=sys.stderr)
         raise CheckError(f"{part}: {error}") from error
@@ -101,6 +102,7 @@ def build_for(part, plan):
 def run_part(part, plan, gpu, reason, options):
     """One part's section, finished."""
     factor = FULL_FACTOR if options.full and part == "stages" else 1
+    factor = SLOWER if part == "build" else factor
     if part != "build":
         build_for(part, plan)
     print(f"\n== {part} (limit {LIMITS[part] * factor} s)", flush=True)

@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import bench as cpu_bench
 from gpu_check.checks import run_metrics
 from gpu_check.machine import torch_version
 from gpu_check.rival import Rival
@@ -61,10 +60,13 @@ def stage_options(setting, *more):
 
 
 def our_step(plan, setting, more, limit):
-    """Median seconds of a step without the first tenth (a step's time is the host's, between two
-    losses that it read), or None, and what went wrong."""
+    """Mean seconds of a step without the first tenth (a step's time is the host's, between two
+    losses that it read), or None, and what went wrong. PyTorch's figure is a mean, too."""
     metrics, fault = run_metrics(plan, STAGE, stage_options(setting, *more), limit)
-    return (cpu_bench.round_time(metrics["step_seconds"]) if metrics else None), fault
+    if metrics is None:
+        return None, fault
+    steps = metrics["step_seconds"]
+    return statistics.fmean(steps[max(1, len(steps) // 10):]), fault
 
 
 def rival_step(rival, setting, more, limit):

@@ -34,7 +34,8 @@ struct DropoutMask {
   int64_t features;
   Real* mask;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t f) const {
-    const uint64_t position = state->first_position + n * state->position_stride;
+    const uint64_t position =
+        state->first_position + (key.first_sample + n) * state->position_stride;
     const uint64_t step = state->step;
     const Philox random = Philox::generate(uint32_t(f / 4), uint32_t(position), uint32_t(step),
                                            uint32_t(position >> 32) ^ (uint32_t(step >> 32) << 16),

@@ -5,7 +5,12 @@
 namespace lockstep::cuda {
 namespace {
 
-/// What a user can do about an error, or an empty string.
+/// For errors that a user cannot foresee.
+constexpr const char* kAdvice =
+    "; if it comes again, compute-sanitizer may name the cause; --devices cpu:0 works without the "
+    "GPU";
+
+/// What a user can do about an error.
 const char* advice(cudaError_t status) {
   switch (status) {
     case cudaErrorMemoryAllocation:
@@ -27,7 +32,7 @@ const char* advice(cudaError_t status) {
     case cudaErrorECCUncorrectable:
       return "; the GPU's memory is damaged: use another GPU";
     default:
-      return "";
+      return kAdvice;
   }
 }
 
@@ -44,15 +49,27 @@ void check(cudaError_t status, const char* call, const std::string& device) {
   fail<DeviceError>("{}: {}", device, describe(status, call));
 }
 
+namespace {
+
+/// A library that meets an error of an earlier kernel reports it as its own: this says whose it
+/// was.
+std::string earlier_error() {
+  const cudaError_t cause = cudaGetLastError();
+  return cause == cudaSuccess ? std::string(kAdvice)
+                              : " behind " + describe(cause, "an earlier operation");
+}
+
+}  // namespace
+
 void check(cublasStatus_t status, const char* call, const std::string& device) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  fail<DeviceError>("{}: {}: {} ({})", device, call, cublasGetStatusName(status),
-                    cublasGetStatusString(status));
+  fail<DeviceError>("{}: {}: {} ({}){}", device, call, cublasGetStatusName(status),
+                    cublasGetStatusString(status), earlier_error());
 }
 
 void check(cudnnStatus_t status, const char* call, const std::string& device) {
   if (status == CUDNN_STATUS_SUCCESS) return;
-  fail<DeviceError>("{}: {}: {}", device, call, cudnnGetErrorString(status));
+  fail<DeviceError>("{}: {}: {}{}", device, call, cudnnGetErrorString(status), earlier_error());
 }
 
 }  // namespace lockstep::cuda

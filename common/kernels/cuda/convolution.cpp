@@ -96,6 +96,8 @@ Convolutions::Plan Convolutions::make_plan(const Window2d& g) {
   return plan;
 }
 
+/// A proposal's memory is for the math that it proposes; what is allocated is for the math that the
+/// plan has.
 void Convolutions::choose_algorithms(Plan& plan, const Window2d& g) {
   const std::string device = stream_.device().name();
   int count = 0;
@@ -105,7 +107,11 @@ void Convolutions::choose_algorithms(Plan& plan, const Window2d& g) {
                                                     kProposals, &count, forward),
              "cudnnGetConvolutionForwardAlgorithm_v7");
   const auto& f = first_deterministic(forward, count, g, device);
-  plan.forward = {f.algo, f.memory};
+  plan.forward.algorithm = f.algo;
+  check_call(cudnnGetConvolutionForwardWorkspaceSize(handle_.get(), plan.x.get(), plan.weight.get(),
+                                                     plan.convolution.get(), plan.y.get(), f.algo,
+                                                     &plan.forward.workspace),
+             "cudnnGetConvolutionForwardWorkspaceSize");
   // The only algorithm for which cuDNN documents a bias without an activation behind it.
   plan.fuse_bias = f.algo == CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
 
@@ -115,7 +121,11 @@ void Convolutions::choose_algorithms(Plan& plan, const Window2d& g) {
                                                          plan.x.get(), kProposals, &count, input),
              "cudnnGetConvolutionBackwardDataAlgorithm_v7");
   const auto& i = first_deterministic(input, count, g, device);
-  plan.backward_input = {i.algo, i.memory};
+  plan.backward_input.algorithm = i.algo;
+  check_call(cudnnGetConvolutionBackwardDataWorkspaceSize(
+                 handle_.get(), plan.weight.get(), plan.y.get(), plan.convolution.get(),
+                 plan.x.get(), i.algo, &plan.backward_input.workspace),
+             "cudnnGetConvolutionBackwardDataWorkspaceSize");
 
   cudnnConvolutionBwdFilterAlgoPerf_t weight[kProposals];
   check_call(cudnnGetConvolutionBackwardFilterAlgorithm_v7(
@@ -123,7 +133,11 @@ void Convolutions::choose_algorithms(Plan& plan, const Window2d& g) {
                  plan.weight.get(), kProposals, &count, weight),
              "cudnnGetConvolutionBackwardFilterAlgorithm_v7");
   const auto& w = first_deterministic(weight, count, g, device);
-  plan.backward_weight = {w.algo, w.memory};
+  plan.backward_weight.algorithm = w.algo;
+  check_call(cudnnGetConvolutionBackwardFilterWorkspaceSize(
+                 handle_.get(), plan.x.get(), plan.y.get(), plan.convolution.get(),
+                 plan.weight.get(), w.algo, &plan.backward_weight.workspace),
+             "cudnnGetConvolutionBackwardFilterWorkspaceSize");
 }
 
 // --- Passes ------------------------------------------------------------------------------------
@@ -146,7 +160,8 @@ bool Convolutions::forward_with_bias(Plan& p, const Real* x, const Real* weight,
       handle_.get(), &kOne, p.x.get(), x, p.weight.get(), weight, p.convolution.get(),
       p.forward.algorithm, stream_.scratch(p.forward.workspace), p.forward.workspace, &kZero,
       p.y.get(), y, p.bias.get(), bias, identity_.get(), p.y.get(), y);
-  if (status == CUDNN_STATUS_NOT_SUPPORTED) return p.fuse_bias = false;  // found out once per shape
+  // 3000 to 3999 are the reasons why something is not supported. Found out once per shape.
+  if (status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000) return p.fuse_bias = false;
   check_call(status, "cudnnConvolutionBiasActivationForward");
   return true;
 }

@@ -63,14 +63,7 @@ class CudaDevice final : public Device {
       : Device({DeviceId::Kind::cuda, index}, options), index_(index) {
     check(cudaSetDevice(index_), "cudaSetDevice", name());
     check(cudaGetDeviceProperties(&properties_, index_), "cudaGetDeviceProperties", name());
-    if (kernels_fit_current_device() == cudaErrorNoKernelImageForDevice) {
-      cudaGetLastError();
-      fail<EnvironmentError>(
-          "{}: this build has no code for {} (compute capability {}.{}); configure it anew with "
-          "-Dgpu_archs={}{}",
-          name(), properties_.name, properties_.major, properties_.minor, properties_.major,
-          properties_.minor);
-    }
+    refuse_unless_kernels_fit();
     pool_ = make_pool(index_, name());
     allow_peers();
   }
@@ -85,7 +78,16 @@ class CudaDevice final : public Device {
   std::shared_ptr<void> allocate_host(size_t bytes) override {
     check(cudaSetDevice(index_), "cudaSetDevice", name());
     void* memory = nullptr;
-    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc", name());
+    const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      fail<EnvironmentError>(
+          "{}: no room for {:.1f} MiB of page-locked host memory (cudaHostAlloc: {}); use a "
+          "smaller "
+          "batch, fewer --workers or a smaller --prefetch-factor",
+          name(), double(bytes) / 1048576.0, cudaGetErrorName(status));
+    }
+    check(status, "cudaHostAlloc", name());
     return {memory, [this](void* freed) {
               drain();
               cudaFreeHost(freed);
@@ -102,12 +104,30 @@ class CudaDevice final : public Device {
   }
 
  private:
+  void refuse_unless_kernels_fit() const {
+    const cudaError_t status = kernels_fit_current_device();
+    const bool unfit = status == cudaErrorNoKernelImageForDevice ||
+                       status == cudaErrorInvalidDeviceFunction ||
+                       status == cudaErrorUnsupportedPtxVersion;
+    if (unfit) {
+      cudaGetLastError();
+      fail<EnvironmentError>(
+          "{}: this build has no code for {} (compute capability {}.{}; {}); configure it anew "
+          "with "
+          "-Dgpu_archs={}{}",
+          name(), properties_.name, properties_.major, properties_.minor, cudaGetErrorName(status),
+          properties_.major, properties_.minor);
+    }
+    check(status, "cudaFuncGetAttributes", name());
+  }
+
   /// Copies from and kernels on other GPUs may use this device's memory where the hardware can.
   void allow_peers() const {
     for (int other = 0; other < gpus().devices; ++other) {
+      if (other == index_) continue;
       int possible = 0;
       check(cudaDeviceCanAccessPeer(&possible, other, index_), "cudaDeviceCanAccessPeer", name());
-      if (other == index_ || possible == 0) continue;
+      if (possible == 0) continue;
       const cudaMemAccessDesc access{{cudaMemLocationTypeDevice, other},
                                      cudaMemAccessFlagsProtReadWrite};
       check(cudaMemPoolSetAccess(pool_.get(), &access, 1), "cudaMemPoolSetAccess", name());

@@ -87,7 +87,10 @@ bool CudaStream::begin(const char* op) {
 }
 
 void CudaStream::end(const char* op) {
-  note(cudaGetLastError(), op);  // of a kernel launch, which returns nothing itself
+  // A kernel launch returns nothing itself.
+  if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) {
+    note(status, fmt::format("launch of {}", op).c_str());
+  }
   if (spans_ && !capturing_) spans_->end();
 }
 
@@ -134,8 +137,7 @@ uint64_t CudaStream::record() {
   EventHandle& slot = events_[++tickets_given_ % kEventRing];
   if (!slot) {
     cudaEvent_t made = nullptr;
-    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreate",
-          device().name());
+    check(cudaEventCreateWithFlags(&made, cudaEventDefault), "cudaEventCreate", device().name());
     slot.reset(made);
   }
   note(cudaEventRecord(slot.get(), raw_.get()), "cudaEventRecord");
@@ -150,7 +152,7 @@ void CudaStream::wait(const Event& event) {
   note(cudaStreamWaitEvent(raw_.get(), source.event(ticket_of(event)), 0), "cudaStreamWaitEvent");
   if (std::exception_ptr error = source.error()) {
     const std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::move(error);
+    if (!error_) error_ = failure_of(source, error);
   }
 }
 
@@ -176,6 +178,12 @@ void CudaStream::block(uint64_t ticket) const {
   if (ticket <= completed_.load()) return;
   note(cudaEventSynchronize(event(ticket)), "cudaEventSynchronize");
   note_completed(ticket);
+}
+
+double CudaStream::seconds_between(uint64_t first, uint64_t second) const {
+  float milliseconds = 0;
+  note(cudaEventElapsedTime(&milliseconds, event(first), event(second)), "cudaEventElapsedTime");
+  return double(milliseconds) * 1e-3;
 }
 
 // --- Memory ------------------------------------------------------------------------------------
@@ -212,6 +220,7 @@ void CudaStream::release(void* memory) {
 }
 
 void* CudaStream::scratch(size_t bytes) {
+  if (bytes == 0) return nullptr;
   if (scratch_.empty() || scratch_.back()->bytes() < bytes) {
     // A graph that was captured goes on using the memory it was captured with.
     if (!captured_) scratch_.clear();

@@ -42,6 +42,13 @@ class CudaStream final : public StreamBackend {
   /// cuBLAS and cuDNN on this stream.
   Libraries& libraries();
   int multiprocessors() const { return multiprocessors_; }
+  /// For libraries that enqueue by themselves; within enqueue().
+  cudaStream_t raw() const { return raw_.get(); }
+  /// What the stream is to report from here on, if it has not failed before.
+  void poison(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
 
   uint64_t record() override;
   void wait(const Event& event) override;
@@ -53,6 +60,7 @@ class CudaStream final : public StreamBackend {
   void launch(Graph& graph) override;
   bool done(uint64_t ticket) const override;
   void block(uint64_t ticket) const override;
+  double seconds_between(uint64_t first, uint64_t second) const override;
   std::exception_ptr error() const override;
   void push_scope(std::string_view name) override;
   void pop_scope() override;

@@ -2,60 +2,10 @@
 // How the bodies that reduce run on a GPU: rows by blocks, columns by sums in a fixed order, and
 // "is there any". The same bits in every run: no sum depends on which thread comes first.
 
+#include "common/kernels/cuda/block_team.cuh"
 #include "common/kernels/cuda/launch.cuh"
 
 namespace lockstep::cuda {
-
-struct Sum {
-  __device__ Real operator()(Real a, Real b) const { return a + b; }
-};
-struct Max {
-  __device__ Real operator()(Real a, Real b) const { return fmaxf(a, b); }
-};
-
-/// A block of threads that works on one row (cpu/reduce.h has a team of one).
-struct BlockTeam {
-  template <class F>
-  __device__ Real max(int64_t n, F f) const {
-    Real top = f(threadIdx.x < n ? threadIdx.x : 0);
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) top = fmaxf(top, f(i));
-    return combine(top, Max());
-  }
-  template <class F>
-  __device__ Real sum(int64_t n, F f) const {
-    Real total = 0;
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) total += f(i);
-    return combine(total, Sum());
-  }
-  template <class F>
-  __device__ void each(int64_t n, F f) const {
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
-  }
-  template <class F>
-  __device__ void leader(F f) const {
-    if (threadIdx.x == 0) f();
-  }
-
- private:
-  static constexpr int kWarp = 32;
-
-  /// op over the values of all threads: within each warp by shuffles, then over the warps. Every
-  /// thread gets the result.
-  template <class Op>
-  __device__ Real combine(Real value, Op op) const {
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      value = op(value, __shfl_xor_sync(0xffffffffu, value, distance));
-    }
-    if (blockDim.x <= kWarp) return value;
-    __shared__ Real of_warp[kBlock / kWarp];
-    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
-    __syncthreads();
-    value = of_warp[0];
-    for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) value = op(value, of_warp[warp]);
-    __syncthreads();  // before a next combine() writes there
-    return value;
-  }
-};
 
 template <class Body>
 __global__ void __launch_bounds__(kBlock) each_team_kernel(int64_t rows, Body body) {
@@ -166,10 +116,11 @@ struct Launch : ElementLaunch {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
       const int64_t tiles = (channels + kTile - 1) / kTile;
-      // A block for every 16 rows of a thread, but no more than keep the GPU busy: the last one adds
-      // up what all found.
+      // A block for every 16 rows of a thread, but no more than keep the GPU busy: the last one
+      // adds up what all found.
       const int64_t most = tiles > CudaStream::kTickets ? 1 : 2 * s.multiprocessors() / tiles;
-      const int64_t blocks = std::clamp<int64_t>(rows / (16 * kLines), 1, std::max<int64_t>(1, most));
+      const int64_t blocks =
+          std::clamp<int64_t>(rows / (16 * kLines), 1, std::max<int64_t>(1, most));
       void* partial = s.scratch(size_t(blocks * channels) * sizeof(ColumnSums));
       const dim3 grid{unsigned(tiles), unsigned(blocks)}, block{kTile, kLines};
       reduce_rows_kernel<<<grid, block, 0, raw>>>(rows, channels, body,

@@ -81,6 +81,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     if (gpu == nullptr) return cudaErrorInvalidDevice;
     cudaDeviceProp p{};
     std::snprintf(p.name, sizeof(p.name), "CUDA model on the CPU");
+    p.uuid.bytes[15] = static_cast<char>(gpu->index);
     p.totalGlobalMem = capacity();
     p.sharedMemPerBlock = kSharedMemoryPerBlock;
     p.regsPerBlock = 65536;

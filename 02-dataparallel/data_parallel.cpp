@@ -1,0 +1,216 @@
+#include "02-dataparallel/data_parallel.h"
+
+#include <nlohmann/json.hpp>
+
+#include "common/core/error.h"
+#include "common/data/batch_parts.h"
+
+namespace lockstep {
+
+ReduceMode parse_reduce_mode(const std::string& text) {
+  require(text == "manual" || text == "library", "--reduce: '{}', expected manual or library",
+          text);
+  return text == "manual" ? ReduceMode::manual : ReduceMode::library;
+}
+
+DataParallel::DataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
+                           const MakeReplica& make_replica, std::vector<Stream> streams,
+                           LocalWorld& world, ReduceMode mode)
+    : world_(world), mode_(mode), phases_(streams.at(0)) {
+  require(&parameters.stream().device() == &streams[0].device(),
+          "DataParallel: the parameters lie on {}, the first device is {}; put them there first",
+          parameters.stream().device().name(), streams[0].device().name());
+  replicas_.push_back({streams[0], &add_module("", std::move(module)), &parameters, nullptr});
+  for (size_t r = 1; r < streams.size(); ++r) {
+    replica_modules_.push_back(make_replica());
+    Module& replica = *replica_modules_.back();
+    replica_parameters_.push_back(std::make_unique<FlatParameters>(replica, streams[r]));
+    replica_contexts_.push_back(std::make_unique<Context>(streams[r]));
+    replicas_.push_back(
+        {streams[r], &replica, replica_parameters_.back().get(), replica_contexts_.back().get()});
+  }
+}
+
+// --- The passes ----------------------------------------------------------------------------------
+
+Tensor DataParallel::forward(const Tensor& x, Context& context) {
+  root().context = &context;
+  const std::vector<Tensor> inputs = scatter(x);
+  phases_.end("scatter");
+  replicate();
+  phases_.end("replicate");
+  const std::vector<Tensor> outputs = parallel_apply(inputs);
+  phases_.end("forward");
+  Tensor y = gather(outputs);
+  phases_.end("gather");
+  if (context.facts.training) {
+    const int64_t scores = y.shape().row_elements(), input = x.shape().row_elements();
+    bytes_expected_ += predicted_bytes(x.shape()[0], (input + 2 * scores) * int64_t{sizeof(Real)});
+  }
+  return y;
+}
+
+Tensor DataParallel::backward(const Tensor& dy, Context& context) {
+  root().context = &context;
+  parallel_backward(scatter(dy));
+  phases_.end("backward");
+  reduce_add();
+  phases_.end("reduce");
+  return {};
+}
+
+// --- Phases --------------------------------------------------------------------------------------
+
+std::vector<Tensor> DataParallel::scatter(const Tensor& x) {
+  require(x.shape()[0] > 0,
+          "DataParallel: a batch of 0 samples cannot be divided; give one or more");
+  const BatchSplit chunks{BatchSplit::Kind::chunk, static_cast<int64_t>(replicas_.size())};
+  const std::vector<BatchPart> parts = chunks.divide(x.shape()[0]);
+  in_use_ = parts.size();
+  std::vector<Tensor> scattered{x.rows(0, parts[0].count)};
+  for (size_t r = 1; r < in_use_; ++r) {
+    const Tensor part = x.rows(parts[r].first, parts[r].count);
+    Context& context = *replicas_[r].context;
+    context.facts = root().context->facts;
+    context.facts.first_sample = parts[r].first;
+    scattered.push_back(context.empty(part.shape()));
+    hand_back(r);
+    copy(part, scattered.back());
+    hand_over(r);
+  }
+  return scattered;
+}
+
+void DataParallel::replicate() {
+  const bool library = mode_ == ReduceMode::library;
+  for (size_t r = 1; r < in_use_; ++r) {
+    const Replica& replica = replicas_[r];
+    hand_back(r);
+    root().stream.copy(replica.context->state().data(), root().context->state().data(),
+                       sizeof(StepState));
+    count_bytes(sizeof(StepState));
+    if (!library) copy(root().parameters->values(), replica.parameters->values());
+    if (!library) copy(root().parameters->buffer_values(), replica.parameters->buffer_values());
+    hand_over(r);
+  }
+  if (!library || replicas_.size() == 1) return;
+  const CollectiveGroup group(world_);  // of all ranks, in use or not
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    const Replica& replica = replicas_[r];
+    Communicator& rank = world_.rank(static_cast<int>(r));
+    rank.broadcast(replica.stream, replica.parameters->values(), 0);
+    rank.broadcast(replica.stream, replica.parameters->buffer_values(), 0);
+    if (r == 0) continue;
+    count_bytes(replica.parameters->values().bytes() + replica.parameters->buffer_values().bytes());
+  }
+}
+
+std::vector<Tensor> DataParallel::parallel_apply(const std::vector<Tensor>& inputs) {
+  std::vector<Tensor> outputs;
+  on_each_replica([&](Replica& replica, size_t r) {
+    outputs.push_back(replica.module->forward(inputs[r], *replica.context));
+  });
+  return outputs;
+}
+
+Tensor DataParallel::gather(const std::vector<Tensor>& outputs) {
+  if (in_use_ == 1) return outputs[0];
+  Shape shape = outputs[0].shape();
+  shape[0] = 0;
+  for (const Tensor& output : outputs) shape[0] += output.shape()[0];
+  Tensor gathered = root().context->empty(shape);
+  int64_t first = 0;
+  for (size_t r = 0; r < in_use_; ++r) {
+    const int64_t rows = outputs[r].shape()[0];
+    if (r > 0) hand_back(r);
+    copy(outputs[r], gathered.rows(first, rows));
+    if (r > 0) hand_over(r);
+    first += rows;
+  }
+  return gathered;
+}
+
+void DataParallel::parallel_backward(const std::vector<Tensor>& slopes) {
+  on_each_replica([&](Replica& replica, size_t r) {
+    if (r > 0) replica.parameters->zero_gradients();  // device 0's are the optimizer's business
+    replica.module->backward(slopes[r], *replica.context);
+  });
+}
+
+void DataParallel::reduce_add() {
+  const FlatParameters& sum = *root().parameters;
+  if (mode_ == ReduceMode::library && replicas_.size() > 1) {
+    for (size_t r = in_use_; r < replicas_.size(); ++r) replicas_[r].parameters->zero_gradients();
+    const CollectiveGroup group(world_);
+    for (size_t r = 0; r < replicas_.size(); ++r) {
+      const Replica& replica = replicas_[r];
+      world_.rank(static_cast<int>(r)).reduce(replica.stream, replica.parameters->gradients(), 0);
+      if (r > 0) count_bytes(sum.gradients().bytes());
+    }
+    return;
+  }
+  const Tensor received = in_use_ > 1 ? root().context->empty(sum.gradients().shape()) : Tensor();
+  for (size_t r = 1; r < in_use_; ++r) {
+    hand_back(r);
+    copy(replicas_[r].parameters->gradients(), received);
+    hand_over(r);
+    root().stream.kernels().add(root().stream, received, sum.gradients());
+  }
+}
+
+// --- What the phases are made of -----------------------------------------------------------------
+
+void DataParallel::hand_back(size_t r) { root().stream.wait(replicas_[r].stream.record()); }
+
+void DataParallel::hand_over(size_t r) { replicas_[r].stream.wait(root().stream.record()); }
+
+void DataParallel::copy(const Tensor& from, const Tensor& to) {
+  root().stream.copy(to.data(), from.data(), from.bytes());
+  if (&from.home().device() != &to.home().device()) count_bytes(from.bytes());
+}
+
+void DataParallel::count_bytes(size_t bytes) {
+  if (root().context->facts.training) bytes_moved_ += static_cast<int64_t>(bytes);
+}
+
+template <class Work>
+void DataParallel::on_each_replica(Work work) {
+  for (size_t r = 0; r < in_use_; ++r) try {
+      Replica& replica = replicas_[r];
+      const double flops_before = replica.context->flops();
+      work(replica, r);
+      if (r > 0) root().context->add_flops(replica.context->flops() - flops_before);
+    } catch (const BadInput& error) {
+      fail<BadInput>("replica {} on {}: {}", r, replicas_[r].stream.device().name(), error.what());
+    }
+}
+
+int64_t DataParallel::predicted_bytes(int64_t batch_size, int64_t bytes_per_sample) const {
+  const int64_t devices = static_cast<int64_t>(replicas_.size());
+  const std::vector<BatchPart> parts =
+      BatchSplit{BatchSplit::Kind::chunk, devices}.divide(batch_size);
+  const int64_t used = static_cast<int64_t>(parts.size());
+  const FlatParameters& model = *replicas_[0].parameters;
+  const int64_t copies = mode_ == ReduceMode::library ? devices - 1 : used - 1;
+  const int64_t model_bytes = static_cast<int64_t>(
+      model.values().bytes() + model.buffer_values().bytes() + model.gradients().bytes());
+  return copies * model_bytes + (used - 1) * int64_t{sizeof(StepState)} +
+         (batch_size - parts[0].count) * bytes_per_sample;
+}
+
+void DataParallel::report(TrainingLog& log) {
+  const double steps = double(std::max<int64_t>(1, log.steps()));
+  nlohmann::json seconds = nlohmann::json::object();
+  std::vector<std::string> texts;
+  for (const auto& [phase, total] : phases_.totals()) {
+    seconds[phase] = total / steps;
+    texts.push_back(fmt::format("{} {:.2f}", phase, 1e3 * total / steps));
+  }
+  log.note("ms per step", fmt::format("{}", fmt::join(texts, ", ")), "phase_seconds", seconds);
+  const double moved = double(bytes_moved_) / steps, expected = double(bytes_expected_) / steps;
+  log.note("moved per step",
+           fmt::format("{:.1f} KiB (by sizes: {:.1f})", moved / 1024, expected / 1024),
+           "bytes_moved", {{"per_step", moved}, {"predicted_per_step", expected}});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,108 @@
+#pragma once
+// DataParallel: one process, one model, many devices.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/app/phase_timer.h"
+#include "common/app/training_log.h"
+#include "common/comm/local_world.h"
+#include "common/nn/module.h"
+
+namespace lockstep {
+
+/// How weights go out and gradients come in.
+enum class ReduceMode {
+  manual,   // copies and adds by device 0, written out in data_parallel.cpp
+  library,  // the communicator's broadcast and reduce
+};
+/// "manual" or "library"; throws BadInput otherwise.
+ReduceMode parse_reduce_mode(const std::string& text);
+
+/// Runs a module on the parts of a batch, on several devices at once. Device 0 holds the model; the
+/// others hold replicas, into which its weights are copied for every pass. Mirrors
+/// torch.nn.DataParallel, costs included: device 0 hands out the samples and weights, gathers the
+/// scores, adds up the gradients, and has the memory for all of that.
+///
+/// What a replica changes in itself is lost with the next copy: the running statistics of batch
+/// normalisation are those of device 0's part, as in PyTorch.
+class DataParallel final : public Module {
+ public:
+  using MakeReplica = std::function<std::unique_ptr<Module>()>;
+
+  /// `module` is the model, on streams[0]'s device with its parameters in `parameters`, which must
+  /// outlive this. Replica r > 0 is made by make_replica() and lies on streams[r]'s device. `world`
+  /// has the same devices in the same order. Throws BadInput, naming both devices, if the
+  /// parameters lie elsewhere.
+  DataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
+               const MakeReplica& make_replica, std::vector<Stream> streams, LocalWorld& world,
+               ReduceMode mode);
+
+  /// scatter, replicate, parallel_apply, gather. x and the result lie on device 0.
+  Tensor forward(const Tensor& x, Context& context) override;
+  /// The transposes in reverse order: dy is scattered, backward runs on all devices, the gradients
+  /// are added up on device 0. Returns no gradient of the input.
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+  /// Times of scatter, replicate, forward, gather, backward and reduce; others may be added.
+  PhaseTimer& phases() { return phases_; }
+  /// Bytes that went from one device to another in training, so far, and those that had to.
+  int64_t bytes_moved() const { return bytes_moved_; }
+  int64_t bytes_expected() const { return bytes_expected_; }
+  /// Adds times and bytes, per step, to the summary and the metrics.
+  void report(TrainingLog& log);
+  /// Bytes that a step over a batch must move, by sizes alone: the weights, running statistics and
+  /// gradients of each replica, and `bytes_per_sample` (input, scores, their gradients) of every
+  /// sample that is not device 0's.
+  int64_t predicted_bytes(int64_t batch_size, int64_t bytes_per_sample) const;
+
+ private:
+  struct Replica {
+    Stream stream;
+    Module* module;
+    const FlatParameters* parameters;
+    Context* context;  // device 0's is the caller's
+  };
+
+  // The phases. Inputs, outputs and slopes are lists with one tensor per replica in use, each on
+  // its replica's device; what belongs to device 0 is not copied.
+
+  /// Divides the rows of x [N,...] as torch.chunk does: ceil(N/D) rows each, until none is left. So
+  /// fewer devices than there are may be in use.
+  std::vector<Tensor> scatter(const Tensor& x);
+  /// Copies the weights, the running statistics and the facts of the pass to all replicas in use.
+  void replicate();
+  /// Enqueues every replica's forward: none waits for another.
+  std::vector<Tensor> parallel_apply(const std::vector<Tensor>& inputs);
+  /// Puts the rows of all outputs behind one another: [N,...] on device 0.
+  Tensor gather(const std::vector<Tensor>& outputs);
+  void parallel_backward(const std::vector<Tensor>& slopes);
+  /// Adds the replicas' gradients to device 0's.
+  void reduce_add();
+
+  // Device 0's stream makes all copies. Between hand_back() and hand_over() it may touch the memory
+  // of a replica.
+  void hand_back(size_t replica);
+  void hand_over(size_t replica);
+  void copy(const Tensor& from, const Tensor& to);
+  void count_bytes(size_t bytes);
+  /// Calls work(replica, its number) for those in use; an error of one says which.
+  template <class Work>
+  void on_each_replica(Work work);
+  Replica& root() { return replicas_[0]; }
+
+  LocalWorld& world_;
+  ReduceMode mode_;
+  PhaseTimer phases_;
+  std::vector<Replica> replicas_;  // [0] is the model itself
+  size_t in_use_ = 1;              // of them, by the batch at hand
+  int64_t bytes_moved_ = 0, bytes_expected_ = 0;
+  // What replicas 1, 2, ... consist of.
+  std::vector<std::unique_ptr<Module>> replica_modules_;
+  std::vector<std::unique_ptr<FlatParameters>> replica_parameters_;
+  std::vector<std::unique_ptr<Context>> replica_contexts_;
+};
+
+}  // namespace lockstep

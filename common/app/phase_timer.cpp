@@ -1,0 +1,43 @@
+#include "common/app/phase_timer.h"
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+constexpr size_t kMostMarks = 64;  // a few steps: far fewer than a stream remembers
+}
+
+void PhaseTimer::start() {
+  running_ = true;
+  marks_.push_back({nullptr, stream_.record()});
+}
+
+void PhaseTimer::end(const char* name) {
+  if (!running_) return;
+  marks_.push_back({name, stream_.record()});
+  take(kMostMarks);
+}
+
+void PhaseTimer::take(size_t keep) {
+  while (marks_.size() > std::max<size_t>(1, keep)) {
+    const Mark from = marks_.front();
+    marks_.pop_front();
+    const Mark& to = marks_.front();
+    if (to.phase == nullptr) continue;
+    const auto known = std::find_if(totals_.begin(), totals_.end(),
+                                    [&](const auto& total) { return total.first == to.phase; });
+    const double seconds = to.event.seconds_since(from.event);
+    if (known == totals_.end()) {
+      totals_.emplace_back(to.phase, seconds);
+    } else {
+      known->second += seconds;
+    }
+  }
+}
+
+const std::vector<std::pair<std::string, double>>& PhaseTimer::totals() {
+  take(1);
+  return totals_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#pragma once
+// Where the time of a step goes, phase by phase.
+
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/core/stream.h"
+
+namespace lockstep {
+
+/// Times phases by events in one stream: a phase lasts from the end of the one before it to the
+/// point in the stream where its own end was recorded, waiting for other devices included. So the
+/// phases of a step add up to its whole time. Results are read when the device has long passed
+/// them.
+class PhaseTimer {
+ public:
+  explicit PhaseTimer(Stream stream) : stream_(stream) {}
+
+  /// A new series of phases starts here.
+  void start();
+  /// The phase called `name` (a literal) ends here. Nothing between series, as in evaluation.
+  void end(const char* name);
+  void stop() { running_ = false; }
+
+  /// Name and seconds of every phase over all series, in the order in which they first came. Waits
+  /// for those that are still under way.
+  const std::vector<std::pair<std::string, double>>& totals();
+
+ private:
+  struct Mark {
+    const char* phase;  // that ends here; nullptr: a series starts
+    Event event;
+  };
+  void take(size_t keep);
+
+  Stream stream_;
+  bool running_ = false;
+  std::deque<Mark> marks_;
+  std::vector<std::pair<std::string, double>> totals_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,132 @@
+#include "common/comm/communicator.h"
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using Op = Call::Op;
+
+const char* name_of(ElementType type) {
+  return type == ElementType::f32 ? "f32" : type == ElementType::f64 ? "f64" : "i64";
+}
+
+bool reduces(Op op) { return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter; }
+
+bool has_root(Op op) {
+  return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter;
+}
+
+}  // namespace
+
+const char* name_of(Call::Op op) {
+  switch (op) {
+    case Op::all_reduce:
+      return "all_reduce";
+    case Op::broadcast:
+      return "broadcast";
+    case Op::all_gather:
+      return "all_gather";
+    case Op::reduce_scatter:
+      return "reduce_scatter";
+    case Op::reduce:
+      return "reduce";
+    case Op::gather:
+      return "gather";
+    case Op::scatter:
+      return "scatter";
+    case Op::send:
+      return "send";
+    case Op::receive:
+      return "receive";
+    case Op::barrier:
+      return "barrier";
+  }
+  return "?";
+}
+
+int64_t size_of(ElementType type) { return type == ElementType::f32 ? 4 : 8; }
+
+Elements Elements::part(int64_t first, int64_t part_count) const {
+  return {static_cast<char*>(data) + first * size_of(type), part_count, type};
+}
+
+std::string Call::text() const {
+  if (op == Op::barrier) return name_of(op);
+  std::string text = fmt::format("{} of {} {}", name_of(op), mine.count, name_of(mine.type));
+  if (reduces(op)) text += reduction == Reduction::sum ? ", sum" : ", average";
+  if (has_root(op)) text += fmt::format(", root {}", peer);
+  if (op == Op::send) text += fmt::format(" to rank {}", peer);
+  if (op == Op::receive) text += fmt::format(" from rank {}", peer);
+  return text;
+}
+
+// --- Checks that one rank can make alone ---------------------------------------------------------
+
+void Communicator::check(const Call& call) const {
+  const std::string who = fmt::format("rank {}: {}", rank_, call.text());
+  require(call.peer >= 0 && call.peer < world_size_, "{}: there are ranks 0 to {}", who,
+          world_size_ - 1);
+  const bool point_to_point = call.op == Op::send || call.op == Op::receive;
+  require(!point_to_point || call.peer != rank_, "{}: a rank does not send to itself", who);
+  require(
+      !reduces(call.op) || call.reduction == Reduction::sum || call.mine.type != ElementType::i64,
+      "{}: whole numbers have no average; use the sum", who);
+  const bool everywhere = call.op == Op::all_gather || call.op == Op::reduce_scatter;
+  const bool at_root = (call.op == Op::gather || call.op == Op::scatter) && call.peer == rank_;
+  if (!everywhere && !at_root) return;
+  require(call.all.count == world_size_ * call.mine.count && call.all.type == call.mine.type,
+          "{}: the elements of all {} ranks must be {} {}, found {} {}", who, world_size_,
+          world_size_ * call.mine.count, name_of(call.mine.type), call.all.count,
+          name_of(call.all.type));
+}
+
+void Communicator::check_and_issue(Stream stream, const Call& call) {
+  check(call);
+  issue(stream, call);
+}
+
+// --- The calls -----------------------------------------------------------------------------------
+
+void Communicator::all_reduce(Stream stream, const Elements& x, Reduction reduction) {
+  check_and_issue(stream, {.op = Op::all_reduce, .mine = x, .all = {}, .reduction = reduction});
+}
+
+void Communicator::broadcast(Stream stream, const Elements& x, int root) {
+  check_and_issue(stream, {.op = Op::broadcast, .mine = x, .all = {}, .peer = root});
+}
+
+void Communicator::all_gather(Stream stream, const Elements& mine, const Elements& all) {
+  check_and_issue(stream, {.op = Op::all_gather, .mine = mine, .all = all});
+}
+
+void Communicator::reduce_scatter(Stream stream, const Elements& all, const Elements& mine,
+                                  Reduction reduction) {
+  check_and_issue(stream,
+                  {.op = Op::reduce_scatter, .mine = mine, .all = all, .reduction = reduction});
+}
+
+void Communicator::reduce(Stream stream, const Elements& x, int root, Reduction reduction) {
+  check_and_issue(stream,
+                  {.op = Op::reduce, .mine = x, .all = {}, .peer = root, .reduction = reduction});
+}
+
+void Communicator::gather(Stream stream, const Elements& mine, const Elements& all, int root) {
+  check_and_issue(stream, {.op = Op::gather, .mine = mine, .all = all, .peer = root});
+}
+
+void Communicator::scatter(Stream stream, const Elements& all, const Elements& mine, int root) {
+  check_and_issue(stream, {.op = Op::scatter, .mine = mine, .all = all, .peer = root});
+}
+
+void Communicator::send(Stream stream, const Elements& x, int to) {
+  check_and_issue(stream, {.op = Op::send, .mine = x, .all = {}, .peer = to});
+}
+
+void Communicator::receive(Stream stream, const Elements& x, int from) {
+  check_and_issue(stream, {.op = Op::receive, .mine = x, .all = {}, .peer = from});
+}
+
+void Communicator::barrier(Stream stream) { check_and_issue(stream, {.op = Op::barrier}); }
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#pragma once
+// What a world does between the opening and the closing of a group: it writes down what the ranks
+// call, and lets nothing through on which they do not agree.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/comm/call_check.h"
+#include "common/core/device.h"
+
+namespace lockstep {
+
+class GroupRecorder {
+ public:
+  using Calls = std::vector<std::vector<IssuedCall>>;  // by rank, in its order
+
+  /// Rank r is on devices[r].
+  explicit GroupRecorder(const std::vector<Device*>& devices);
+
+  /// One communicator per rank; they record here.
+  std::vector<std::unique_ptr<Communicator>> communicators();
+
+  /// Opens the next group. Throws what broke the world, if something did; BadInput if a group is
+  /// open.
+  void open();
+  /// Forgets the calls of the open group.
+  void abandon();
+  /// Ends the group and hands its calls out. Throws PeerLost if they differ among the ranks; the
+  /// world is then broken.
+  Calls close();
+
+  /// The number of the last group, from 1.
+  int64_t group() const { return group_; }
+  /// "rank 1 (cuda:1)"
+  std::string rank_name(int rank) const;
+
+  /// From here on every group is refused with this text.
+  void break_world(const std::string& why) { broken_ = why; }
+  /// Throws PeerLost if the world is broken.
+  void refuse_if_broken() const;
+  bool is_broken() const { return !broken_.empty(); }
+
+ private:
+  class Member;
+  void record(int rank, Stream stream, const Call& call);
+
+  std::vector<Device*> devices_;
+  int64_t group_ = 0;
+  bool open_ = false;
+  Calls calls_;         // of the open group
+  std::string broken_;  // why no group can follow
+};
+
+}  // namespace lockstep

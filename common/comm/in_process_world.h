@@ -1,0 +1,53 @@
+#pragma once
+// Collectives between devices that one process can reach: CPU devices, or replicas on one GPU.
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "common/comm/call_check.h"
+#include "common/comm/local_world.h"
+
+namespace lockstep {
+
+/// Every collective is three steps on the ranks' streams: all wait for all (so that nobody's memory
+/// is touched early), each rank does its share by plain copies and sums, all wait for all again (so
+/// that nobody goes on early). Events do the waiting; no thread ever blocks, so nothing can hang
+/// here that did not hang before. Sums are made in rank order: the same bits on all ranks and in
+/// every run.
+class InProcessWorld final : public LocalWorld {
+ public:
+  explicit InProcessWorld(std::vector<Device*> devices);
+
+  std::string description() const override { return "in-process"; }
+  void open_group() override;
+  void close_group() override;
+  void abandon_group() override;
+  void wait(double timeout_seconds) override;
+
+ private:
+  class Member;
+  using Calls = std::vector<std::vector<IssuedCall>>;
+
+  void add(int rank, Stream stream, const Call& call);
+  void enqueue(const Calls& calls);
+  void refuse_if_broken() const;
+  [[noreturn]] void break_world(std::string why);
+  void settle_first();
+  std::vector<std::string> device_names() const;
+
+  int64_t group_ = 0;  // groups opened so far
+  bool open_ = false;
+  Calls calls_;         // of the open group, by rank
+  std::string broken_;  // why no group can follow
+
+  /// One collective or transfer that wait() has not seen done.
+  struct Meeting {
+    int64_t group;
+    std::vector<int> ranks;
+    std::vector<Event> arrived, finished;  // of those ranks
+  };
+  std::deque<Meeting> meetings_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+#pragma once
+// The ranks of one process as NCCL knows them: a ncclComm_t each, from birth to a death that does
+// not hang.
+
+#include <nccl.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/core/device.h"
+
+namespace lockstep {
+
+/// Asks until `ready()` holds; false if it does not within so many seconds.
+bool poll(double seconds, const std::function<bool()>& ready);
+
+/// Throws PeerLost, "rank 1 (cuda:1): ncclAllReduce: ..." with NCCL's own words, unless the call
+/// succeeded or goes on in the background. `who` is what the text begins with.
+void check_nccl(ncclResult_t status, const char* call, const std::string& who,
+                ncclComm_t comm = nullptr);
+
+/// Non-blocking communicators: no call waits for another rank for ever. NCCL goes on by itself
+/// where a call returns ncclInProgress, and its communicator must be left alone until it is ready.
+class NcclRanks {
+ public:
+  /// Throws PeerLost if the ranks have not found each other before the deadline, or NCCL failed.
+  NcclRanks(const std::vector<Device*>& devices, double deadline_seconds);
+  /// Lets the calls in flight end; where they do not, aborts them.
+  ~NcclRanks();
+  NcclRanks(const NcclRanks&) = delete;
+  NcclRanks& operator=(const NcclRanks&) = delete;
+
+  int size() const { return static_cast<int>(comms_.size()); }
+  ncclComm_t comm(int rank) const { return comms_[rank]; }
+  /// "rank 1 (cuda:1)"
+  std::string name(int rank) const;
+
+  /// Calls `issue` inside ncclGroupStart and ncclGroupEnd, and returns when NCCL has enqueued its
+  /// calls on their streams. Throws PeerLost if that fails or takes longer than the deadline.
+  void group(const std::function<void()>& issue) const;
+  /// What NCCL has noticed in the background: "rank 1 (cuda:1): remote process exited ..."; empty
+  /// if nothing.
+  std::string failure() const;
+  /// Ends what is in flight on all ranks. The communicators are gone then.
+  void abort();
+
+ private:
+  void initialize();
+  void await_ready(const char* call) const;
+  ncclResult_t state(int rank) const;
+  bool finalize() const;
+
+  std::vector<Device*> devices_;
+  double deadline_seconds_;
+  std::vector<ncclComm_t> comms_;  // empty after abort()
+};
+
+}  // namespace lockstep

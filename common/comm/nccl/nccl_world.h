@@ -1,0 +1,68 @@
+#pragma once
+// Collectives between different GPUs of one process, by NCCL.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/comm/group_recorder.h"
+#include "common/comm/local_world.h"
+#include "common/comm/nccl/nccl_ranks.h"
+#include "common/core/buffer.h"
+
+namespace lockstep {
+
+/// The calls of a group are written down while it is open, compared when it closes, and only then
+/// given to NCCL, which would answer a disagreement with a hang or with wrong numbers. A collective
+/// waits on the GPUs for its peers: wait() is what ends that where a peer does not come.
+class NcclWorld final : public LocalWorld {
+ public:
+  /// Throws BadInput if two ranks are on one GPU, which NCCL does not serve; PeerLost if the ranks
+  /// do not reach each other before the deadline.
+  NcclWorld(std::vector<Device*> devices, double deadline_seconds);
+
+  std::string description() const override;
+  void open_group() override { recorder_.open(); }
+  void close_group() override;
+  void abandon_group() override { recorder_.abandon(); }
+  void wait(double timeout_seconds) override;
+
+ private:
+  /// One call of one rank, as NCCL is to get it.
+  struct RankCall {
+    int rank;
+    Stream stream;
+    Call call;
+  };
+  using Batch = std::vector<RankCall>;  // what goes into one NCCL group
+  /// One stream's part in a batch that may still run.
+  struct Part {
+    int rank;
+    Stream stream;
+    Event arrived, finished;
+  };
+  struct Pending {
+    std::string what;  // "group 3 of collectives (all_reduce of 5 f32, sum)"
+    std::vector<Part> parts;
+    bool finished() const;
+  };
+
+  std::vector<Batch> batches(const GroupRecorder::Calls& calls);
+  std::vector<Batch> rows(const GroupRecorder::Calls& calls);
+  void append(Batch& batch, int rank, const IssuedCall& issued);
+  void launch(const Batch& batch);
+  std::vector<Stream> arrive(const Batch& batch, const std::string& what);
+  void forget_finished();
+  std::string failure() const;
+  std::string lateness(double timeout_seconds) const;
+  [[noreturn]] void give_up(const std::string& why);
+  Elements barrier_element(Stream stream);
+
+  GroupRecorder recorder_;
+  std::vector<Pending> pending_;  // in order
+  std::vector<std::unique_ptr<Buffer>>
+      barrier_memory_;  // one element per stream that had a barrier
+  NcclRanks nccl_;      // goes first
+};
+
+}  // namespace lockstep

@@ -1,0 +1,100 @@
+// What collectives compute.
+
+#include <cstring>
+
+#include "libraries/nccl_clique.h"
+
+namespace cuda_model::nccl {
+namespace {
+
+/// Sums from the last rank to the first: NCCL promises no order, so nobody may count on one.
+template <class T>
+std::vector<T> reduce(const std::vector<Operation>& ranks, size_t first, size_t count) {
+  std::vector<T> total(count);
+  for (auto rank = ranks.rbegin(); rank != ranks.rend(); ++rank) {
+    const T* values = static_cast<const T*>(rank->from) + first;
+    for (size_t i = 0; i < count; ++i) total[i] += values[i];
+  }
+  if (ranks[0].reduction == ncclAvg) {
+    for (T& value : total) value /= static_cast<T>(ranks.size());
+  }
+  return total;
+}
+
+template <class T>
+void execute_as(const std::vector<Operation>& ranks) {
+  using Kind = Operation::Kind;
+  const Operation& any = ranks[0];
+  const size_t size = ranks.size(), n = any.count;
+  const auto put = [](const std::vector<T>& values, const Operation& rank) {
+    std::memcpy(rank.to, values.data(), values.size() * sizeof(T));
+  };
+  const auto read = [n](const Operation& rank) {
+    const T* values = static_cast<const T*>(rank.from);
+    return std::vector<T>(values, values + n);
+  };
+  std::vector<T> all;
+  switch (any.kind) {
+    case Kind::all_reduce:
+      all = reduce<T>(ranks, 0, n);
+      for (const Operation& rank : ranks) put(all, rank);
+      return;
+    case Kind::reduce:
+      return put(reduce<T>(ranks, 0, n), ranks[any.peer]);
+    case Kind::broadcast:
+      all = read(ranks[any.peer]);
+      for (const Operation& rank : ranks) put(all, rank);
+      return;
+    case Kind::all_gather:
+      for (const Operation& rank : ranks) {
+        const std::vector<T> part = read(rank);
+        all.insert(all.end(), part.begin(), part.end());
+      }
+      for (const Operation& rank : ranks) put(all, rank);
+      return;
+    case Kind::reduce_scatter:
+      all = reduce<T>(ranks, 0, size * n);
+      for (size_t rank = 0; rank < size; ++rank) {
+        std::memcpy(ranks[rank].to, all.data() + rank * n, n * sizeof(T));
+      }
+      return;
+    case Kind::send:
+    case Kind::receive:
+      return;
+  }
+}
+
+}  // namespace
+
+size_t size_of(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+    case ncclUint8:
+      return 1;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+      return 4;
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64:
+      return 8;
+    default:
+      return 0;  // the model has no other types
+  }
+}
+
+void execute(const std::vector<Operation>& ranks) {
+  switch (ranks[0].type) {
+    case ncclFloat32:
+      return execute_as<float>(ranks);
+    case ncclFloat64:
+      return execute_as<double>(ranks);
+    case ncclInt64:
+      return execute_as<int64_t>(ranks);
+    default:
+      die("NCCL: the model computes with ncclFloat32, ncclFloat64 and ncclInt64 only");
+  }
+}
+
+}  // namespace cuda_model::nccl

@@ -1,0 +1,174 @@
+// NCCL as one process with two GPUs sees it: groups, states, what hangs and what ends it.
+
+#include <nccl.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "expect.h"
+
+using Floats = std::vector<float>;
+
+/// The state of a communicator when it is no longer in progress, or after so many milliseconds.
+ncclResult_t state(ncclComm_t comm, int milliseconds = 2000) {
+  ncclResult_t now = ncclInProgress;
+  for (int i = 0;; ++i) {
+    EXPECT(ncclCommGetAsyncError(comm, &now) == ncclSuccess);
+    if (now != ncclInProgress || i >= milliseconds) return now;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+bool is_done(cudaStream_t stream) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return cudaStreamQuery(stream) == cudaSuccess;
+}
+
+/// Two ranks that do not block, on these GPUs, with a stream and three numbers each.
+struct World {
+  ncclComm_t comm[2] = {};
+  cudaStream_t stream[2] = {};
+  float* x[2] = {};
+
+  explicit World(int gpu_of_rank_1 = 1) {
+    const int gpu[2] = {0, gpu_of_rank_1};
+    ncclUniqueId id;
+    EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    EXPECT(ncclGroupStart() == ncclSuccess);
+    for (int rank = 0; rank < 2; ++rank) {
+      OK(cudaSetDevice(gpu[rank]));
+      stream[rank] = make_stream();
+      x[rank] = upload<float>(Floats(3, float(rank + 1)), stream[rank]);
+      EXPECT(ncclCommInitRankConfig(&comm[rank], 2, id, rank, &config) == ncclInProgress);
+    }
+    EXPECT(ncclGroupEnd() == ncclInProgress);
+    EXPECT(state(comm[0], 0) == ncclInProgress);  // it takes a while
+  }
+  ncclResult_t all_reduce(int rank, ncclRedOp_t reduction = ncclSum) {
+    return ncclAllReduce(x[rank], x[rank], 3, ncclFloat32, reduction, comm[rank], stream[rank]);
+  }
+  void holds(float value) {
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT(download<Floats>(x[rank], 3, stream[rank]) == Floats(3, value));
+    }
+  }
+  void end() {
+    for (ncclComm_t rank : comm) {
+      const ncclResult_t begun = ncclCommFinalize(rank);
+      EXPECT(begun == ncclInProgress || begun == ncclSuccess);
+    }
+    for (ncclComm_t rank : comm) EXPECT(state(rank) == ncclSuccess);
+    for (ncclComm_t rank : comm) EXPECT(ncclCommDestroy(rank) == ncclSuccess);
+  }
+  void abort() {
+    for (ncclComm_t rank : comm) EXPECT(ncclCommAbort(rank) == ncclSuccess);
+  }
+};
+
+void groups() {
+  World world;
+  for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+  for (const ncclRedOp_t reduction : {ncclSum, ncclAvg}) {
+    ncclGroupStart();
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT(world.all_reduce(rank, reduction) == ncclSuccess);
+      EXPECT(is_done(world.stream[rank]));  // nothing starts within the group
+    }
+    EXPECT(ncclGroupEnd() == ncclInProgress);
+    // Who does not wait for the launch is told so.
+    EXPECT(world.all_reduce(0) == ncclInvalidArgument);
+    EXPECT(std::strstr(ncclGetLastError(nullptr), "before the previous operation returned"));
+    for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+    world.holds(3);  // 1 + 2, then (3 + 3) / 2
+  }
+  EXPECT(ncclAllReduce(nullptr, nullptr, 0, ncclFloat32, ncclSum, world.comm[0], world.stream[0]) ==
+         ncclSuccess);
+  EXPECT(ncclBroadcast(world.x[0], world.x[0], 3, ncclFloat32, 2, world.comm[0], world.stream[0]) ==
+         ncclInvalidArgument);
+  EXPECT(ncclGroupEnd() == ncclInvalidUsage);
+  world.end();
+}
+
+/// A send may meet its receive in a later group; within one, both directions go on at once.
+void transfers() {
+  World world;
+  for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+  EXPECT(ncclSend(world.x[0], 3, ncclFloat32, 1, world.comm[0], world.stream[0]) == ncclInProgress);
+  EXPECT(state(world.comm[0]) == ncclSuccess);
+  EXPECT(!is_done(world.stream[0]));
+  EXPECT(ncclRecv(world.x[1], 3, ncclFloat32, 0, world.comm[1], world.stream[1]) == ncclInProgress);
+  EXPECT(state(world.comm[1]) == ncclSuccess);
+  world.holds(1);
+  world.end();
+}
+
+void forgotten_group() {
+  World world;
+  for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+  EXPECT(world.all_reduce(0) == ncclInProgress);
+  EXPECT(state(world.comm[0], 50) == ncclInProgress);  // for ever: rank 1 cannot be called
+  world.abort();
+}
+
+/// Rank 1's stream is busy; its GPU is not asked. Then both go on, without a result.
+void abort_frees_those_who_wait() {
+  World world;
+  for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+  std::atomic<bool> open{false};
+  OK(cudaLaunchHostFunc(
+      world.stream[1],
+      [](void* gate) {
+        while (!*static_cast<std::atomic<bool>*>(gate)) std::this_thread::yield();
+      },
+      &open));
+  ncclGroupStart();
+  for (int rank = 0; rank < 2; ++rank) EXPECT(world.all_reduce(rank) == ncclSuccess);
+  EXPECT(ncclGroupEnd() == ncclInProgress);
+  for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+  EXPECT(!is_done(world.stream[0]));
+  EXPECT(ncclCommAbort(world.comm[0]) == ncclSuccess);
+  EXPECT(is_done(world.stream[0]));
+  std::thread opens([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    open = true;
+  });
+  EXPECT(ncclCommAbort(world.comm[1]) == ncclSuccess);  // waits for the GPU
+  EXPECT(open);
+  opens.join();
+  EXPECT(download<Floats>(world.x[0], 3, world.stream[0]) == Floats(3, 1));
+}
+
+void one_gpu_twice() {
+  World world(0);
+  EXPECT(state(world.comm[0]) == ncclInvalidUsage);
+  EXPECT(
+      std::strstr(ncclGetLastError(world.comm[0]), "Duplicate GPU detected : rank 0 and rank 1"));
+  world.abort();
+}
+
+int main(int count, char** arguments) {
+  if (count > 1 && std::strcmp(arguments[1], "disagree") == 0) {  // NCCL would hang, or worse
+    World world;
+    for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+    ncclGroupStart();
+    for (int rank = 0; rank < 2; ++rank) {
+      ncclAllReduce(world.x[rank], world.x[rank], 3 - rank, ncclFloat32, ncclSum, world.comm[rank],
+                    world.stream[rank]);
+    }
+    ncclGroupEnd();
+    OK(cudaStreamSynchronize(world.stream[0]));
+    std::this_thread::sleep_for(std::chrono::seconds(5));
+    return 0;
+  }
+  groups();
+  transfers();
+  forgotten_group();
+  abort_frees_those_who_wait();
+  one_gpu_twice();
+  return expect_failures == 0 ? 0 : 1;
+}

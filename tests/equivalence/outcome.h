@@ -1,0 +1,39 @@
+#pragma once
+// A run of a stage's program, and everything it left.
+
+#include "tests/support/catch.h"
+#include "tests/support/stage.h"
+
+namespace lockstep::testing {
+
+using Options = std::vector<std::string>;
+
+constexpr double kDeadline = 100;  // seconds
+
+struct Outcome {
+  nlohmann::json metrics;
+  Weights state;
+  std::string file, out;  // the bytes of --save (compare them within (( )): unprintable), stdout
+
+  std::vector<double> losses() const { return metrics.at("losses").get<std::vector<double>>(); }
+};
+
+inline Outcome train(const Options& options, const std::string& stage = "01-single-gpu",
+                     const std::string& devices = "cpu:0") {
+  const TempDir folder;
+  Options all{stage_binary(stage), "--devices", devices,           "--save",
+              folder / "weights",  "--metrics", folder / "metrics"};
+  all.insert(all.end(), options.begin(), options.end());
+  const ProcessResult run = run_process(all, kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  return {read_json(folder / "metrics"), read_weights(folder / "weights"),
+          read_file(folder / "weights"), run.out};
+}
+
+inline Options operator+(Options options, const Options& more) {
+  options.insert(options.end(), more.begin(), more.end());
+  return options;
+}
+
+}  // namespace lockstep::testing

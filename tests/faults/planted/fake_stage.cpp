@@ -1,0 +1,39 @@
+// A stage that has another program train: what the tests of --baseline compare with stage 01.
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include "common/app/program.h"
+#include "common/core/error.h"
+
+int main(int argc, char** argv) {
+  using namespace lockstep;
+  std::string trainer;
+  std::vector<std::string> notes;
+  bool global_batch_norm = false;
+  const StageInfo stage{
+      .name = "02-fake",
+      .summary = "A stage for tests.",
+      .add_options =
+          [&](CLI::App& app) {
+            app.add_option("--trainer", trainer, "program that trains, given the common options");
+            app.add_option("--note", notes, "handed to the trainer in $LOCKSTEP_TEST_NOTE");
+            app.add_flag("--global-batch-norm", global_batch_norm, "nothing to emulate");
+          },
+      .baseline = "01-single-gpu",
+      .emulate =
+          [&](size_t devices) {
+            return global_batch_norm ? "none" : fmt::format("chunk:{}", devices);
+          }};
+  return run_program(stage, argc, argv, [&](const Options& options) {
+    ::setenv("LOCKSTEP_TEST_NOTE", fmt::format("{}", fmt::join(notes, "|")).c_str(), 1);
+    std::vector<std::string> words = options.arguments();
+    words.insert(words.begin(), trainer);
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    ::execv(trainer.c_str(), pointers.data());
+    fail<EnvironmentError>("--trainer: {} cannot be run; name a program", trainer);
+  });
+}

@@ -1,0 +1,93 @@
+// What a user reads when a GPU, its driver or a library fails: planted on the CUDA model.
+
+#include <filesystem>
+
+#include "tests/gpu/gpu_test_support.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/stage.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ProcessResult;
+
+struct Fault {
+  std::string variable;  // of the model's environment
+  std::string value;
+  int status;            // of the program
+  std::string expected;  // in its one line
+  std::string option = "--no-dropout";
+};
+
+const std::vector<Fault>& faults() {
+  static const std::vector<Fault> all{
+      {"CUDA_MODEL_DRIVER", "0", 1, "cuda:0: no NVIDIA driver; use --devices cpu:0"},
+      {"CUDA_MODEL_DRIVER", "12040", 1,
+       "the NVIDIA driver is for CUDA 12.4, this build needs 13.0"},
+      {"CUDA_MODEL_DEVICES", "0", 1, "cuda:0: no NVIDIA GPU"},
+      {"CUDA_VISIBLE_DEVICES", "", 1, "no NVIDIA GPU, CUDA_VISIBLE_DEVICES is ''"},
+      {"CUDA_MODEL_CAPABILITY", "6.1", 1, "compute capability 6.1"},
+      {"CUDA_MODEL_MEMORY_MIB", "30", 2, "MiB are free; use a smaller batch or model"},
+      {"CUDA_MODEL_FAULT", "cudaSetDevice:46", 2, "cudaErrorDevicesUnavailable"},
+      {"CUDA_MODEL_FAULT", "cudaFuncGetAttributes:222", 1, "cudaErrorUnsupportedPtxVersion"},
+      {"CUDA_MODEL_FAULT", "cudaHostAlloc:2", 1, "page-locked host memory"},
+      {"CUDA_MODEL_FAULT", "cudaMemcpyAsync:1:4", 2, "cudaMemcpyAsync: cudaErrorInvalidValue"},
+      {"CUDA_MODEL_FAULT", "kernel:9:20", 2, "launch of "},
+      {"CUDA_MODEL_FAULT", "kernel:700:5:async", 2, "cudaErrorIllegalAddress"},
+      {"CUDA_MODEL_FAULT", "kernel:702:30:async", 2, "cudaErrorLaunchTimeout"},
+      {"CUDA_MODEL_FAULT", "cublasCreate:3", 2, "cublasCreate: CUBLAS_STATUS_ALLOC_FAILED"},
+      {"CUDA_MODEL_FAULT", "cublasSgemm:13:2", 2, "cublasSgemm: CUBLAS_STATUS_EXECUTION_FAILED"},
+      {"CUDA_MODEL_FAULT", "cudnnCreate:1001", 2, "cudnnCreate: CUDNN_STATUS_NOT_INITIALIZED"},
+      {"CUDA_MODEL_FAULT", "cudnnConvolutionBackwardFilter:5000:3", 2,
+       "cudnnConvolutionBackwardFilter: CUDNN_STATUS_EXECUTION_FAILED"},
+      {"CUDA_MODEL_FAULT", "cudaStreamEndCapture:901", 2, "cudaStreamEndCapture: ", "--graph"},
+      {"CUDA_MODEL_FAULT", "cudaGraphInstantiate:2", 2, "cudaGraphInstantiate: ", "--graph"},
+      {"CUDA_MODEL_FAULT", "cudaGraphLaunch:719:2", 2, "cudaGraphLaunch: ", "--graph"},
+  };
+  return all;
+}
+
+ProcessResult run_with(const Fault& fault, const std::filesystem::path& folder) {
+  return testing::run_process(
+      {testing::stage_binary("01-single-gpu"), "--devices", "cuda:0", "--data", "synthetic:256:32",
+       "--save", (folder / "w").string(), "--metrics", (folder / "m").string(), fault.option},
+      60, {{fault.variable, fault.value}});
+}
+
+TEST_CASE("Every failure of a GPU is one line with the call, the code and what to do",
+          "[cuda][stage][gpufaults]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (!testing::is_model(*open_device(testing::kGpu, {}))) {
+    LOCKSTEP_SKIP("not the CUDA model: a real GPU fails when it wants");
+  }
+  const testing::TempDir folder;
+  for (const Fault& fault : faults()) {
+    const ProcessResult run = run_with(fault, folder.path());
+    INFO(fault.variable << "=" << fault.value << ": " << testing::story(run));
+    CHECK(run.status == fault.status);
+    CHECK_FALSE(run.timed_out);
+    CHECK_THAT(run.err, Catch::Matchers::ContainsSubstring(fault.expected));
+    CHECK_THAT(run.err, Catch::Matchers::ContainsSubstring(";"));  // what to do
+    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+    CHECK(folder.names().empty());
+  }
+}
+
+TEST_CASE("A convolution whose bias cuDNN cannot add is trained all the same",
+          "[cuda][stage][gpufaults]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (!testing::is_model(*open_device(testing::kGpu, {}))) {
+    LOCKSTEP_SKIP("not the CUDA model: a real cuDNN cannot be told to refuse");
+  }
+  const testing::TempDir folder;
+  for (const char* code : {"3000", "3004"}) {  // not supported, and its sub-code for layouts
+    const ProcessResult run = run_with(
+        {"CUDA_MODEL_FAULT", std::string("cudnnConvolutionBiasActivationForward:") + code, 0, ""},
+        folder.path());
+    INFO(testing::story(run));
+    CHECK(run.status == 0);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

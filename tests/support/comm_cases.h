@@ -1,0 +1,154 @@
+#pragma once
+// The table of collectives and what a serial program makes of them, for a world of any backend.
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "common/comm/communicator.h"
+#include "common/core/error.h"
+
+namespace lockstep::testing {
+
+/// One kind of call. Every rank has `all` [W n] and `mine` [n] behind it, or, in place, as its own
+/// part of `all`. Op::send is a ring (rank r sends mine to r+1, which puts it first in its all),
+/// Op::receive a gather by hand (the root receives everybody's mine into the parts of its all).
+struct Collective {
+  Call::Op op;
+  Reduction reduction = Reduction::sum;
+  bool in_place = false;
+
+  bool has_root() const;
+  std::string name(int root) const;
+  /// Issues what one rank has to.
+  void issue(Communicator& rank, Stream stream, const Elements& memory, int64_t n, int root) const;
+  /// What the ranks' memories, [W n + n] each, become.
+  template <class T>
+  std::vector<std::vector<T>> serial(const std::vector<std::vector<T>>& before, int64_t n,
+                                     int root) const;
+  /// Where in a rank's memory `mine` begins.
+  int64_t mine_at(int rank, int world_size, int64_t n) const {
+    return (in_place ? rank : world_size) * n;
+  }
+};
+
+/// Everything that a world can do with elements of this type.
+inline std::vector<Collective> collectives(ElementType type, int world_size) {
+  using Op = Call::Op;
+  std::vector<Collective> table = {{Op::all_reduce}, {Op::broadcast}, {Op::reduce}, {Op::barrier}};
+  for (const Op op : {Op::all_gather, Op::reduce_scatter, Op::gather, Op::scatter}) {
+    table.push_back({op});
+    table.push_back({op, Reduction::sum, /*in_place=*/true});
+  }
+  if (type != ElementType::i64) {
+    for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) {
+      table.push_back({op, Reduction::average});
+    }
+  }
+  if (world_size > 1) table.insert(table.end(), {{Op::send}, {Op::receive}});
+  return table;
+}
+
+inline bool Collective::has_root() const {
+  using Op = Call::Op;
+  return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter ||
+         op == Op::receive;
+}
+
+inline std::string Collective::name(int root) const {
+  const std::string text = Call{.op = op, .mine = {}, .all = {}, .reduction = reduction}.text();
+  return fmt::format("case {}{}, root {}", text, in_place ? " in place" : "", root);
+}
+
+inline void Collective::issue(Communicator& rank, Stream stream, const Elements& memory, int64_t n,
+                              int root) const {
+  const int me = rank.rank(), world_size = rank.world_size();
+  const Elements all = memory.part(0, world_size * n);
+  const Elements mine = memory.part(mine_at(me, world_size, n), n);
+  const Elements at_root = me == root ? all : Elements{};
+  switch (op) {
+    case Call::Op::all_reduce:
+      return rank.all_reduce(stream, mine, reduction);
+    case Call::Op::broadcast:
+      return rank.broadcast(stream, mine, root);
+    case Call::Op::all_gather:
+      return rank.all_gather(stream, mine, all);
+    case Call::Op::reduce_scatter:
+      return rank.reduce_scatter(stream, all, mine, reduction);
+    case Call::Op::reduce:
+      return rank.reduce(stream, mine, root, reduction);
+    case Call::Op::gather:
+      return rank.gather(stream, mine, at_root, root);
+    case Call::Op::scatter:
+      return rank.scatter(stream, at_root, mine, root);
+    case Call::Op::send:
+      rank.send(stream, mine, (me + 1) % world_size);
+      return rank.receive(stream, all.part(0, n), (me + world_size - 1) % world_size);
+    case Call::Op::receive:
+      if (me != root) return rank.send(stream, mine, root);
+      for (int other = 0; other < world_size; ++other) {
+        if (other != root) rank.receive(stream, all.part(other * n, n), other);
+      }
+      return;
+    case Call::Op::barrier:
+      return rank.barrier(stream);
+  }
+}
+
+/// The sum, or average, of n elements of every rank, in rank order; rank r's begin at at[r].
+template <class T>
+std::vector<T> sum_in_rank_order(const std::vector<std::vector<T>>& ranks,
+                                 const std::vector<int64_t>& at, int64_t n, Reduction reduction) {
+  std::vector<T> sums(ranks[0].begin() + at[0], ranks[0].begin() + at[0] + n);
+  const T factor = static_cast<T>(1.0 / double(ranks.size()));
+  T* sum = sums.data();  // plain pointers: test code is not optimised
+  for (size_t rank = 1; rank < ranks.size(); ++rank) {
+    const T* term = ranks[rank].data() + at[rank];
+    for (int64_t i = 0; i < n; ++i) sum[i] += term[i];
+  }
+  for (int64_t i = 0; reduction == Reduction::average && i < n; ++i) sum[i] *= factor;
+  return sums;
+}
+
+template <class T>
+std::vector<std::vector<T>> Collective::serial(const std::vector<std::vector<T>>& before, int64_t n,
+                                               int root) const {
+  const int world_size = static_cast<int>(before.size());
+  std::vector<std::vector<T>> after = before;
+  std::vector<int64_t> mine(world_size);
+  for (int rank = 0; rank < world_size; ++rank) mine[rank] = mine_at(rank, world_size, n);
+  const auto copy = [&](int from, int64_t from_at, int to, int64_t to_at) {
+    std::copy_n(before[from].begin() + from_at, n, after[to].begin() + to_at);
+  };
+  const auto sum = [&](const std::vector<int64_t>& at, int to) {
+    const std::vector<T> sums = sum_in_rank_order(before, at, n, reduction);
+    std::copy(sums.begin(), sums.end(), after[to].begin() + mine[to]);
+  };
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (op == Call::Op::all_reduce || (op == Call::Op::reduce && rank == root)) sum(mine, rank);
+    if (op == Call::Op::reduce_scatter) sum(std::vector<int64_t>(world_size, rank * n), rank);
+    if (op == Call::Op::broadcast) copy(root, mine[root], rank, mine[rank]);
+    if (op == Call::Op::scatter) copy(root, rank * n, rank, mine[rank]);
+    if (op == Call::Op::gather) copy(rank, mine[rank], root, rank * n);
+    if (op == Call::Op::receive && rank != root) copy(rank, mine[rank], root, rank * n);
+    if (op == Call::Op::send) copy(rank, mine[rank], (rank + 1) % world_size, 0);
+    for (int other = 0; op == Call::Op::all_gather && other < world_size; ++other) {
+      copy(other, mine[other], rank, other * n);
+    }
+  }
+  return after;
+}
+
+/// Number i of a rank (splitmix64). Full mantissas: the order of a sum shows in its last bits.
+template <class T>
+T number(int rank, int64_t i) {
+  uint64_t bits = (uint64_t(rank) + 1) * 0x9E3779B97F4A7C15u + uint64_t(i) * 0xBF58476D1CE4E5B9u;
+  bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
+  bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;
+  const int64_t whole = static_cast<int64_t>(bits ^ bits >> 31) >> 8;  // sixteen of them have a sum
+  if constexpr (std::is_integral_v<T>) return whole;
+  return static_cast<T>(whole) / static_cast<T>(int64_t{1} << 55);
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,145 @@
+#pragma once
+// A world under test, and collectives run on it the way training runs them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/comm/local_world.h"
+#include "common/kernels/devices.h"
+#include "tests/support/comm_cases.h"
+
+namespace lockstep::testing {
+
+/// cpu:0 to cpu:W-1, or cuda:0 to cuda:W-1.
+inline std::vector<DeviceId> device_ids(int world_size, DeviceId::Kind kind = DeviceId::Kind::cpu) {
+  std::vector<DeviceId> ids;
+  for (int rank = 0; rank < world_size; ++rank) ids.push_back({kind, rank});
+  return ids;
+}
+
+/// The ranks of a world, each with a stream of its own. A device that is named twice is opened
+/// once.
+struct Ranks {
+  explicit Ranks(const std::vector<DeviceId>& ids, LocalBackend backend = LocalBackend::automatic) {
+    for (const DeviceId& id : ids) {
+      const auto same = [&](const auto& device) { return device->id() == id; };
+      if (std::none_of(owned.begin(), owned.end(), same)) owned.push_back(open_device(id, {}));
+      devices.push_back(std::find_if(owned.begin(), owned.end(), same)->get());
+      streams.push_back(devices.back()->create_stream(fmt::format("rank {}", streams.size())));
+    }
+    world = make_local_world(devices, backend);
+  }
+
+  int size() const { return world->size(); }
+  /// One group: f(communicator, stream) for every rank.
+  template <class F>
+  void together(F f) const {
+    const CollectiveGroup group(*world);
+    for (int rank = 0; rank < size(); ++rank) f(world->rank(rank), streams[rank]);
+  }
+  void synchronize() const {
+    for (const Stream& stream : streams) stream.synchronize();
+  }
+
+  std::vector<std::unique_ptr<Device>> owned;
+  std::vector<Device*> devices;  // by rank
+  std::vector<Stream> streams;   // by rank
+  std::unique_ptr<LocalWorld> world;
+};
+
+/// Runs collectives on one piece of memory per rank, the way training does: each is enqueued
+/// between work that makes its input and work that overwrites everything it touched, and the host
+/// never waits. A collective that starts too early or ends too late gives wrong numbers.
+template <class T>
+class Trial {
+ public:
+  using Values = std::vector<T>;
+
+  /// n elements in each rank's share.
+  Trial(Ranks& ranks, int64_t n) : ranks_(ranks), n_(n) {
+    const int64_t elements = (ranks.size() + 1) * n;
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      Values numbers(static_cast<size_t>(elements));
+      for (int64_t i = 0; i < elements; ++i) numbers[i] = number<T>(rank, i);
+      const auto put = [&](const Values& values) {
+        return BasicTensor<T>::from_host(ranks.streams[rank], {elements}, values);
+      };
+      input_.push_back(put(numbers));
+      garbage_.push_back(put(Values(numbers.size(), T(77))));
+      memory_.push_back(put(Values(numbers.size(), T(78))));
+      before_.push_back(std::move(numbers));
+    }
+  }
+
+  /// A group with one collective.
+  void enqueue(const Collective& collective, int root = 0) {
+    const auto copy = [&](int rank, const BasicTensor<T>& from, const BasicTensor<T>& to) {
+      ranks_.streams[rank].copy(to.data(), from.data(), to.bytes());
+    };
+    Execution run{collective.name(root), collective.serial(before_, n_, root), {}};
+    for (int rank = 0; rank < ranks_.size(); ++rank) copy(rank, input_[rank], memory_[rank]);
+    ranks_.together([&](Communicator& rank, Stream stream) {
+      collective.issue(rank, stream, memory_[rank.rank()], n_, root);
+    });
+    for (int rank = 0; rank < ranks_.size(); ++rank) {
+      run.found.push_back(BasicTensor<T>::empty(ranks_.streams[rank], memory_[rank].shape()));
+      copy(rank, memory_[rank], run.found[rank]);
+      copy(rank, garbage_[rank], memory_[rank]);
+    }
+    runs_.push_back(std::move(run));
+  }
+  /// Everything that the world can do: with every root, or with the last one only.
+  void enqueue_all(bool every_root = true) {
+    const int last = ranks_.size() - 1;
+    for (const Collective& collective : collectives(Elements(memory_[0]).type, ranks_.size())) {
+      const int first = every_root && collective.has_root() ? 0 : last;
+      for (int root = first; root <= last; ++root) enqueue(collective, root);
+    }
+  }
+
+  /// Waits. The first difference to the serial reference of what was enqueued since the last call,
+  /// in words; "" if there is none. Sums may be off by `tolerance`; 0: all bits are right.
+  std::string first_fault(double tolerance = 0) {
+    std::string fault = runs_.empty() ? "nothing was run" : "";
+    for (const Execution& run : runs_) {
+      for (size_t rank = 0; fault.empty() && rank < run.found.size(); ++rank) {
+        fault = difference(run.found[rank].to_host(), run.expected[rank], tolerance);
+        if (!fault.empty()) fault = fmt::format("{}: rank {}, {}", run.name, rank, fault);
+      }
+    }
+    runs_.clear();
+    return fault;
+  }
+
+ private:
+  struct Execution {
+    std::string name;
+    std::vector<Values> expected;       // by rank
+    std::vector<BasicTensor<T>> found;  // by rank
+  };
+
+  static std::string difference(const Values& found, const Values& expected, double tolerance) {
+    const size_t bytes = found.size() * sizeof(T);
+    if (bytes == 0 || std::memcmp(found.data(), expected.data(), bytes) == 0) return {};
+    for (size_t i = 0; i < found.size(); ++i) {
+      const bool close = tolerance > 0 && !std::is_integral_v<T> &&
+                         std::abs(double(found[i]) - double(expected[i])) <= tolerance;
+      if (found[i] == expected[i] || close) continue;
+      return fmt::format("element {} of {}: found {}, expected {}", i, found.size(), found[i],
+                         expected[i]);
+    }
+    return tolerance > 0 ? "" : "zeros of another sign";
+  }
+
+  Ranks& ranks_;
+  int64_t n_;
+  std::vector<Values> before_;                            // by rank: [W n + n]
+  std::vector<BasicTensor<T>> input_, garbage_, memory_;  // by rank: [W n + n]
+  std::vector<Execution> runs_;
+};
+
+}  // namespace lockstep::testing

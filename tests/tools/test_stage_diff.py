@@ -1,0 +1,39 @@
+"""The lesson of a stage is the difference between two main programs: it must stay small."""
+
+import difflib
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = 60  # lines added, and lines removed
+
+
+def count_changes(before, after):
+    """Lines added and lines removed from one text to another."""
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
+    changes = [line for line in lines[2:] if not line.startswith("@@")]  # behind the two headers
+    added = sum(line.startswith("+") for line in changes)
+    return added, len(changes) - added
+
+
+def read_main(stage):
+    return (ROOT / stage / "main.cpp").read_text()
+
+
+class TestStageDiff(unittest.TestCase):
+    def test_counting(self):
+        self.assertEqual(count_changes("a\nb\nc\n", "a\nb\nc\n"), (0, 0))
+        self.assertEqual(count_changes("a\nb\nc\n", "a\nB\nc\nd\n"), (2, 1))
+        self.assertEqual(count_changes("--a\n", "++a\n"), (1, 1))
+
+    def test_data_parallel_differs_little_from_a_single_device(self):
+        added, removed = count_changes(read_main("01-single-gpu"), read_main("02-dataparallel"))
+        print(f"diff 01-single-gpu/main.cpp 02-dataparallel/main.cpp: {added} lines added, "
+              f"{removed} removed (at most {MOST} each)")
+        self.assertGreater(added, 0)
+        self.assertLessEqual(added, MOST)
+        self.assertLessEqual(removed, MOST)
+
+
+if __name__ == "__main__":
+    unittest.main()
