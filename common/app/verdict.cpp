@@ -159,7 +159,7 @@ Proof Comparison::prove() {
              options.max_steps);
   const std::string own = file_of(own_, "weights"), reference = file_of(reference_, "weights");
   options.save = own;
-  options.metrics = file_of(own_, "metrics");
+  options.metrics = file_of(own_, "proof-metrics");  // not where the timed run writes
   run_quietly(own_, options);
   const size_t devices = device_count(read_metrics(options.metrics, own_.name), own_.name);
 
@@ -188,8 +188,8 @@ void Comparison::require_agreement(const Proof& proof) const {
       "something is wrong in {}, so no speed-up is reported; compare the files that both --save "
       "after --max-steps 1",
       own_.name, reference_.name, proof.measure, proof.value, proof.limit, own_.name);
-  print_row("proof", fmt::format("{} = {:.2g}, at most {:g}: the same", proof.measure, proof.value,
-                                 proof.limit));
+  print_row("proof", fmt::format("{} = {:.2g}, at most {:g}: they agree", proof.measure,
+                                 proof.value, proof.limit));
 }
 
 nlohmann::json Comparison::time_reference() {

@@ -63,15 +63,15 @@ void check_devices(const Options& options, double tolerance) {
 
 #ifdef LOCKSTEP_DOUBLE
 
-TEST_CASE("Any number of devices gives stage 01's weights after 50 steps",
+TEST_CASE("Any number of devices gives stage 01's weights after 50 steps with dropout",
           "[equivalence][dataparallel][row32][row33]") {
-  check_devices({"--lr", "0.01"}, 1e-12);
+  check_devices({"--lr", "0.01", "--dropout"}, 1e-12);
 }
 
-TEST_CASE("Devices give stage 01's weights with momentum and dropout at a high rate",
-          "[equivalence][dataparallel]") {
+TEST_CASE("Devices give stage 01's weights with momentum at a high rate",
+          "[equivalence][dataparallel][row32]") {
   check_devices({"--lr", "0.1", "--momentum", "0.9"}, 1e-12);
-  check_devices({"--lr", "0.1", "--momentum", "0.9", "--dropout"}, 1e-12);
+  if (full_campaign()) check_devices({"--lr", "0.1", "--momentum", "0.9", "--dropout"}, 1e-12);
 }
 
 TEST_CASE("With BatchNorm devices give the weights of parts one after another",

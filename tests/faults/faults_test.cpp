@@ -53,14 +53,14 @@ void check_error(const ProcessResult& run, const Words& fragments) {
   CHECK_THAT(run.out, !ContainsSubstring("Test set"));
 }
 
-/// Stage 01 refuses these options before it trains and before it writes anything.
-void check_refused(const Words& options, const Words& fragments, const Words& prefix = {}) {
+/// A stage refuses these options before it trains and before it writes anything.
+void check_refused(const Words& options, const Words& fragments, const Words& prefix = {},
+                   const std::string& stage = "01-single-gpu") {
   const TempDir results;
   const Words outputs{"--metrics", results / "metrics", "--trace", results / "trace",
                       "--save",    results / "weights"};
-  check_error(
-      run_process(prefix + Words{stage_binary("01-single-gpu")} + outputs + options, kDeadline),
-      fragments);
+  check_error(run_process(prefix + Words{stage_binary(stage)} + outputs + options, kDeadline),
+              fragments);
   CHECK(results.names() == Words{});
 }
 
@@ -576,6 +576,48 @@ TEST_CASE("A reader that leaves ends the run", "[faults]") {
   CHECK(run.status == 0);
   CHECK(run.err == "status 141\n");  // 128 + SIGPIPE
   CHECK(std::count(run.out.begin(), run.out.end(), '\n') == 1);
+}
+
+// --- Stage 02 ------------------------------------------------------------------------------------
+
+void check_refused_by_stage02(const Words& options, const Words& fragments) {
+  check_refused(options, fragments, {}, "02-dataparallel");
+}
+
+TEST_CASE("Stage 02 refuses what it cannot do, and devices that are none",
+          "[faults][dataparallel][row40]") {
+  check_refused_by_stage02(kSmall + Words{"--reduce", "nonsense"},
+                           {"--reduce", "'nonsense'", "manual or library"});
+  check_refused_by_stage02(kSmall + Words{"--reduce"}, {"--reduce"});
+  check_refused_by_stage02(kSmall + Words{"--graph"}, {"--graph"});
+  check_refused_by_stage02(kSmall + Words{"--emulate", "chunk:2"}, {"--emulate"});
+  check_refused_by_stage02(kSmall + Words{"--devices", "cpu:0,cuda:0"}, {"cpu:0 and cuda:0"});
+  check_refused_by_stage02(kSmall + Words{"--devices", "cpu:0,,cpu:1"}, {"--devices"});
+  check_refused_by_stage02(kSmall + Words{"--devices", "cpu:0,tpu:1"}, {"tpu:1"});
+  // --reduce is stage 02's own.
+  check_refused(kSmall + Words{"--reduce", "manual"}, {"--reduce"});
+}
+
+TEST_CASE("Stage 02 refuses broken data and weights", "[faults][dataparallel][row3]") {
+  DataFiles data;
+  data[kImages].resize(data[kImages].size() - 1);
+  const TempDir folder;
+  data.write(folder.path());
+  check_refused_by_stage02({"--data-dir", folder.path()}, {kImages, "54895", "54896", "truncated"});
+  check_refused_by_stage02(kSmall + Words{"--load", "/nowhere/weights"},
+                           {"/nowhere/weights", "No such file"});
+}
+
+TEST_CASE("Stage 02 stops at the step whose loss is not finite", "[faults][dataparallel][row18]") {
+  const TempDir folder;
+  const Words program{stage_binary("02-dataparallel"), "--devices", "cpu:0,cpu:1"};
+  const ProcessResult run =
+      run_process(program + kSmall + Words{"--lr", "1e6", "--save", folder / "weights"}, kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK(run.err.find('\n') == run.err.size() - 1);
+  CHECK_THAT(run.err, ContainsSubstring("not finite"));
+  CHECK(folder.names() == Words{});
 }
 
 }  // namespace

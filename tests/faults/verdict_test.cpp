@@ -528,6 +528,7 @@ TEST_CASE("Failures of timed runs end without a speed-up, too", "[verdict]") {
   CHECK(stages.left_nothing());
   check_refused(stages, stages.run(options, "timed-kill"), 1, {"02-fake was killed by signal 9"});
   check_refused(stages, stages.run(options, "", "timed-silent"), 4, {"01-single-gpu"});
+  check_refused(stages, stages.run(options, "timed-nothing"), 1, {"02-fake ended well, but not"});
   check_refused(stages, stages.run(options + Words{"--max-steps", "1"}), 1,
                 {"metrics of 01-single-gpu", "at least 2"});
 }
@@ -594,13 +595,17 @@ TEST_CASE("A child does not outlive a killed parent", "[verdict]") {
 }
 
 TEST_CASE("A reader that leaves ends a comparison without a trace", "[verdict]") {
-  const Stages stages;
-  const ProcessResult run =
-      stages.run({"--log-interval", "1"}, "", "",
-                 {"sh", "-c", "{ \"$@\"; echo \"status $?\" >&2; } | head -1", "sh"});
-  CHECK(run.err == "status 141\n");  // 128 + SIGPIPE
-  CHECK(std::count(run.out.begin(), run.out.end(), '\n') == 1);
-  CHECK(stages.left_nothing());
+  for (const int lines : {1, 8}) {  // while this program writes, and while its child does
+    INFO(lines << " lines");
+    const Stages stages;
+    const std::string pipeline =
+        fmt::format("{{ \"$@\"; echo \"status $?\" >&2; }} | head -{}", lines);
+    const ProcessResult run =
+        stages.run({"--log-interval", "1", "--epochs", "40"}, "", "", {"sh", "-c", pipeline, "sh"});
+    CHECK(run.err == "status 141\n");  // 128 + SIGPIPE
+    CHECK(std::count(run.out.begin(), run.out.end(), '\n') == lines);
+    CHECK(stages.left_nothing());
+  }
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 
 #include <numeric>
 
+#include "common/comm/nccl/nccl.h"
 #include "common/data/synthetic.h"
+#include "common/kernels/cuda/cuda.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/stage.h"
 #include "tests/support/training.h"
@@ -87,17 +89,20 @@ TEST_CASE("The first loss of ResNet-18 on a GPU is that of the CPU", "[cuda][sta
 struct Outcome {
   nlohmann::json metrics;
   std::string weights;  // the bytes of the file
+  Weights state;        // what they mean
   Numbers losses() const { return metrics.at("losses").get<Numbers>(); }
 };
 
-Outcome train(const Words& options, const std::string& devices = "cuda:0") {
+Outcome train(const Words& options, const std::string& devices = "cuda:0",
+              const std::string& stage = "01-single-gpu") {
   const TempDir folder;
-  const Words program{stage_binary("01-single-gpu"), "--devices", devices};
+  const Words program{stage_binary(stage), "--devices", devices};
   const Words outputs{"--save", folder / "weights", "--metrics", folder / "metrics"};
   const ProcessResult run = run_process(program + outputs + options, kDeadline);
   INFO(story(run));
   REQUIRE(run.status == 0);
-  return {read_json(folder / "metrics"), read_file(folder / "weights")};
+  return {read_json(folder / "metrics"), read_file(folder / "weights"),
+          read_weights(folder / "weights")};
 }
 
 TEST_CASE("A step as one graph gives the bytes of the step that is enqueued",
@@ -166,6 +171,61 @@ TEST_CASE("Stage 01 takes the first of several GPUs, also of one that is named t
   CHECK(outcome.metrics.at("devices") == nlohmann::json{"cuda:0"});
   CHECK_THAT(outcome.metrics.at("backend").get<std::string>(), ContainsSubstring("cuda ("));
   CHECK(outcome.metrics.at("peak_memory_bytes").at("cuda:0") > 0);
+}
+
+// --- Stage 02: several replicas ------------------------------------------------------------------
+
+/// Ten steps of 13 samples, the last of 7: what stage 02 leaves on these devices is what stage 01
+/// leaves on one GPU.
+void check_data_parallel(const std::string& devices, const Words& reductions) {
+  const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
+                        "0.01",   "--dropout"};
+  const Outcome single = train(ten_steps);
+  REQUIRE(single.losses().size() == 10);
+  for (const std::string& reduce : reductions) {
+    INFO(devices << ", --reduce " << reduce);
+    const Outcome several =
+        train(ten_steps + Words{"--reduce", reduce}, devices, "02-dataparallel");
+    CHECK(relative_l2(several.state, single.state) <= 1e-4);
+    CHECK(relative_l2(several.losses(), single.losses()) <= 1e-4);
+    CHECK(several.metrics.at("devices").size() == 2);
+    const nlohmann::json& bytes = several.metrics.at("bytes_moved");
+    CHECK(bytes.at("per_step") == bytes.at("predicted_per_step"));
+    for (const auto& [phase, seconds] : several.metrics.at("phase_seconds").items()) {
+      INFO(phase);
+      CHECK(seconds > 0);
+    }
+    CHECK(several.metrics.at("phase_seconds").size() == 8);
+    // The same run again gives the same bytes.
+    CHECK((train(ten_steps + Words{"--reduce", reduce}, devices, "02-dataparallel").weights ==
+           several.weights));
+  }
+}
+
+TEST_CASE("Two replicas on one GPU lead to stage 01's weights",
+          "[cuda][dataparallel][stage][row40]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_data_parallel("cuda:0,cuda:0", {"manual", "library"});
+}
+
+TEST_CASE("Two GPUs lead to stage 01's weights", "[cuda][dataparallel][stage]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
+  // Without NCCL replicas in one process share one GPU.
+  const std::string no_nccl = nccl_availability();
+  if (!no_nccl.empty()) LOCKSTEP_SKIP("fewer than two GPUs that NCCL serves: " + no_nccl);
+  check_data_parallel("cuda:0,cuda:1", {"manual", "library"});
+}
+
+TEST_CASE("Local BatchNorm on two replicas starts as the parts of a batch one after another",
+          "[cuda][dataparallel][stage][row36]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Words options{"--data", "synthetic:26:16", "--batch-size", "13", "--lr",
+                      "0.01",   "--model",         "seed-bn"};
+  const Outcome parts = train(options + Words{"--emulate", "chunk:2"});
+  const Outcome two = train(options, "cuda:0,cuda:0", "02-dataparallel");
+  REQUIRE(parts.losses().size() == 2);
+  CHECK(relative_l2(two.losses(), parts.losses()) <= 1e-4);
 }
 
 // --- The command line: refused before any device is opened ---------------------------------------
