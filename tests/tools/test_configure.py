@@ -1,6 +1,7 @@
 """`meson setup` under the conditions that the options of this project distinguish."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,9 +14,14 @@ BACKEND = "common/kernels/cuda/liblockstep_cuda.so"
 
 
 def toolkit():
-    """The CUDA Toolkit's own folder (not a link to it), or None."""
+    """The CUDA Toolkit's own folder (not a link to it), or None. nvcc says where that is: the one in
+    PATH may be a script elsewhere that calls it."""
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin:/opt/cuda/bin")
-    return Path(nvcc).resolve().parent.parent if nvcc else None
+    if not nvcc:
+        return None
+    steps = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
+                           capture_output=True, text=True)
+    return Path(re.search(r"^#\$ TOP=(.+)$", steps.stderr, re.M).group(1)).resolve()
 
 
 def hiding(folder, behind=None):
