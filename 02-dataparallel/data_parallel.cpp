@@ -175,14 +175,13 @@ void DataParallel::count_bytes(size_t bytes) {
 
 template <class Work>
 void DataParallel::on_each_replica(Work work) {
-  for (size_t r = 0; r < in_use_; ++r) try {
-      Replica& replica = replicas_[r];
-      const double flops_before = replica.context->flops();
-      work(replica, r);
-      if (r > 0) root().context->add_flops(replica.context->flops() - flops_before);
-    } catch (const BadInput& error) {
-      fail<BadInput>("replica {} on {}: {}", r, replicas_[r].stream.device().name(), error.what());
-    }
+  for (size_t r = 0; r < in_use_; ++r) {
+    Replica& replica = replicas_[r];
+    const double flops_before = replica.context->flops();
+    within(fmt::format("replica {} on {}", r, replica.stream.device().name()),
+           [&] { work(replica, r); });
+    if (r > 0) root().context->add_flops(replica.context->flops() - flops_before);
+  }
 }
 
 int64_t DataParallel::predicted_bytes(int64_t batch_size, int64_t bytes_per_sample) const {

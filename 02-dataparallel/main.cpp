@@ -13,7 +13,6 @@
 #include "common/app/program.h"
 #include "common/app/training_log.h"
 #include "common/app/weights_file.h"
-#include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
@@ -41,9 +40,6 @@ void train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& con
 }
 
 void train(const Options& options, ReduceMode mode) {
-  require(!options.graph,
-          "--graph: a graph holds the work of one device; leave it out in stage 02");
-
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(options.data, options.data_dir);
 

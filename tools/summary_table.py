@@ -36,9 +36,7 @@ def mean_epoch_seconds(metrics):
 def peak_memory(metrics):
     """Peak of the fullest device, MiB: the one that decides whether a model fits."""
     peaks = metrics.get("peak_memory_bytes")
-    if isinstance(peaks, dict):
-        peaks = max(peaks.values(), default=None)
-    return None if peaks is None else peaks / 2**20
+    return max(peaks) / 2**20 if peaks else None
 
 
 def percent(fraction):

@@ -90,7 +90,6 @@ void add_machine_options(CLI::App& app, Options& o) {
                  "cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1");
   app.add_option("--threads-per-device", o.threads_per_device, "compute threads of a CPU device")
       ->check(in_range(1, 1024));
-  app.add_flag("--graph", o.graph, "capture the training step once, then replay it as a whole");
   app.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
   app.add_option("--workers", o.workers, "loader threads; 0: the main thread makes the batches")
       ->check(in_range(0, 256));
@@ -110,6 +109,8 @@ void add_comparison_options(CLI::App& app, const StageInfo& stage, CommandLine& 
     app.add_option("--emulate", line.options.emulate,
                    "take the parts of each batch one after another, as if on several devices: "
                    "none, chunk:D, stride:W or micro:M");
+    app.add_flag("--graph", line.options.graph,
+                 "capture the training step once, then replay it as a whole");
   } else {
     app.add_flag(
         "--baseline", line.baseline,

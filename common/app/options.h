@@ -81,7 +81,8 @@ struct StageInfo {
   std::string summary;         // the first line of --help
   StageOptions add_options{};  // may be empty
   /// The stage that this one must agree with, and whose speed --baseline measures it against
-  /// ("01-single-gpu"). Empty: this is that stage; it has --emulate instead of --baseline.
+  /// ("01-single-gpu"). Empty: this is that stage; it has --emulate and --graph instead of
+  /// --baseline.
   std::string baseline{};
   /// Where this stage's batch normalisation sees only a part of the batch: the --emulate with which
   /// the other stage computes the same, given the number of devices in use (2: "chunk:2"). Called

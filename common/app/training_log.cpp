@@ -152,10 +152,10 @@ void TrainingLog::finish(double flops) {
 }
 
 nlohmann::json TrainingLog::metrics(double flops) const {
-  nlohmann::json memory = nlohmann::json::object(), names = nlohmann::json::array();
+  nlohmann::json names = nlohmann::json::array(), memory = nlohmann::json::array();
   for (Device* device : devices_) {
     names.push_back(device->name());
-    memory[device->name()] = device->memory().peak();
+    memory.push_back(device->memory().peak());
   }
   nlohmann::json accuracy = nlohmann::json::array(), test_loss = nlohmann::json::array();
   for (const Evaluation& e : evaluations_) {

@@ -20,6 +20,9 @@ class ChildFailed : public Error {
  public:
   ChildFailed(const std::string& text, int status) : Error(text), status_(status) {}
   int exit_status() const override { return status_; }
+  [[noreturn]] void throw_within(const std::string& place) const override {
+    throw ChildFailed(place + ": " + what(), status_);
+  }
 
  private:
   int status_;
@@ -164,10 +167,7 @@ Proof Comparison::prove() {
   const size_t devices = device_count(read_metrics(options.metrics, own_.name), own_.name);
 
   const ModelKind model = parse_model(options.model);
-  if (stage_.emulate && model != ModelKind::seed) {
-    options.emulate = stage_.emulate(devices);
-    options.graph = false;  // a graph holds one whole batch
-  }
+  if (stage_.emulate && model != ModelKind::seed) options.emulate = stage_.emulate(devices);
   options.save = reference;
   options.metrics.clear();
   run_quietly(reference_, options);

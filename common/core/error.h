@@ -18,39 +18,66 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
   /// Exit status of a program that ends with this error.
   virtual int exit_status() const { return 1; }
+  /// Throws an error of the same kind that says where it happened: "replica 1 on cpu:1: ...".
+  [[noreturn]] virtual void throw_within(const std::string& place) const = 0;
+};
+
+/// What all kinds of errors share.
+template <class Kind>
+class ErrorOfKind : public Error {
+ public:
+  using Error::Error;
+  [[noreturn]] void throw_within(const std::string& place) const override {
+    throw Kind(place + ": " + what());
+  }
 };
 
 /// The user gave something that cannot be used: an option, a file, a shape. Exit status 1.
-class BadInput : public Error {
+class BadInput : public ErrorOfKind<BadInput> {
  public:
-  using Error::Error;
+  using ErrorOfKind::ErrorOfKind;
 };
 
 /// The machine lacks something: a data set, a library, a driver, disk space. Exit status 1.
-class EnvironmentError : public Error {
+class EnvironmentError : public ErrorOfKind<EnvironmentError> {
  public:
-  using Error::Error;
+  using ErrorOfKind::ErrorOfKind;
 };
 
 /// Training left the finite numbers: the loss or a gradient is NaN or infinite. Exit status 1.
-class NonFinite : public Error {
+class NonFinite : public ErrorOfKind<NonFinite> {
  public:
-  using Error::Error;
+  using ErrorOfKind::ErrorOfKind;
 };
 
 /// A device failed while it worked. Exit status 2.
-class DeviceError : public Error {
+class DeviceError : public ErrorOfKind<DeviceError> {
  public:
-  using Error::Error;
+  using ErrorOfKind::ErrorOfKind;
   int exit_status() const override { return 2; }
 };
 
 /// Another rank died, hung or left. Exit status 2.
-class PeerLost : public Error {
+class PeerLost : public ErrorOfKind<PeerLost> {
  public:
-  using Error::Error;
+  using ErrorOfKind::ErrorOfKind;
   int exit_status() const override { return 2; }
 };
+
+/// Calls work(). An error of it gets `place` in front of its text and keeps its kind; an exception
+/// that is not ours becomes an EnvironmentError.
+template <class Work>
+void within(const std::string& place, Work&& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    error.throw_within(place);
+  } catch (const std::exception& error) {
+    throw EnvironmentError(place + ": " + error.what());
+  } catch (...) {
+    throw EnvironmentError(place + ": an exception that is no std::exception");
+  }
+}
 
 /// Throws `E` with a formatted message: `fail<BadInput>("--lr: {} is not positive", lr)`.
 template <class E, class... Args>

@@ -101,6 +101,7 @@ class BasicTensor {
   /// Copies the elements to the host. Synchronizes the home stream.
   std::vector<T> to_host() const {
     std::vector<T> values(static_cast<size_t>(elements()));
+    home().synchronize();  // CUDA's copy to such memory blocks, and where nobody looks after peers
     home().copy(values.data(), data(), bytes());
     home().synchronize();
     return values;
@@ -108,6 +109,7 @@ class BasicTensor {
   /// Overwrites the elements. Synchronizes the home stream: for set-up and tests.
   void copy_from_host(const std::vector<T>& values) const {
     require_values(static_cast<int64_t>(values.size()), shape_);
+    home().synchronize();  // see to_host()
     home().copy(data(), values.data(), bytes());
     home().synchronize();
   }

@@ -41,26 +41,6 @@ int64_t count_batches(int64_t samples, int64_t batch_size, bool drop_last) {
   return batches;
 }
 
-// The same kind of error, so that the exit status stays right, with the worker named.
-[[noreturn]] void rethrow_from_worker(std::exception_ptr error, int64_t worker) {
-  const auto text = [&](const char* what) {
-    return fmt::format("loader worker {}: {}", worker, what);
-  };
-  try {
-    std::rethrow_exception(error);
-  } catch (const BadInput& e) {
-    throw BadInput(text(e.what()));
-  } catch (const EnvironmentError& e) {
-    throw EnvironmentError(text(e.what()));
-  } catch (const DeviceError& e) {
-    throw DeviceError(text(e.what()));
-  } catch (const std::exception& e) {
-    throw Error(text(e.what()));
-  } catch (...) {
-    throw Error(text("an exception that is no std::exception"));
-  }
-}
-
 }  // namespace
 
 void DataLoaderOptions::validate() const {
@@ -299,7 +279,8 @@ void DataLoader::abandon_epoch(int64_t batch, const Made& made) {
   end_epoch();
   stop_workers();
   if (options_.num_workers == 0) std::rethrow_exception(made.error);
-  rethrow_from_worker(made.error, batch % options_.num_workers);
+  within(fmt::format("loader worker {}", batch % options_.num_workers),
+         [&] { std::rethrow_exception(made.error); });
 }
 
 }  // namespace lockstep

@@ -109,7 +109,7 @@ class DataLoader {
   void wait_for_room();
   Made wait_for_batch();
   void end_epoch();
-  [[noreturn]] void abandon_epoch(int64_t batch, const Made& made);
+  void abandon_epoch(int64_t batch, const Made& made);  // throws its error
 
   const ImageSource& source_;
   const DataLoaderOptions options_;

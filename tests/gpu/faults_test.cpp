@@ -47,10 +47,12 @@ const std::vector<Fault>& faults() {
   return all;
 }
 
-ProcessResult run_with(const Fault& fault, const std::filesystem::path& folder) {
+ProcessResult run_with(const Fault& fault, const std::filesystem::path& folder,
+                       const std::string& stage = "01-single-gpu",
+                       const std::string& devices = "cuda:0") {
   return testing::run_process(
-      {testing::stage_binary("01-single-gpu"), "--devices", "cuda:0", "--data", "synthetic:256:32",
-       "--save", (folder / "w").string(), "--metrics", (folder / "m").string(), fault.option},
+      {testing::stage_binary(stage), "--devices", devices, "--data", "synthetic:256:32", "--save",
+       (folder / "w").string(), "--metrics", (folder / "m").string(), fault.option},
       60, {{fault.variable, fault.value}});
 }
 
@@ -68,6 +70,27 @@ TEST_CASE("Every failure of a GPU is one line with the call, the code and what t
     CHECK_FALSE(run.timed_out);
     CHECK_THAT(run.err, Catch::Matchers::ContainsSubstring(fault.expected));
     CHECK_THAT(run.err, Catch::Matchers::ContainsSubstring(";"));  // what to do
+    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+    CHECK(folder.names().empty());
+  }
+}
+
+TEST_CASE("A GPU that fails while others wait for it in NCCL ends the run, named",
+          "[cuda][stage][dataparallel][gpufaults]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  if (!testing::is_model(*open_device(testing::kGpu, {}))) {
+    LOCKSTEP_SKIP("not the CUDA model: a real GPU fails when it wants");
+  }
+  const testing::TempDir folder;
+  for (int kernel = 30; kernel < 130; kernel += 10) {  // of either GPU, in any phase
+    const std::string fault = fmt::format("kernel:719:{}:async", kernel);
+    const ProcessResult run = run_with({"CUDA_MODEL_FAULT", fault, 2, "", "--reduce=library"},
+                                       folder.path(), "02-dataparallel", "cuda:0,cuda:1");
+    INFO(fault << ": " << testing::story(run));
+    CHECK_FALSE(run.timed_out);
+    CHECK(run.status == 2);
+    CHECK_THAT(run.err, Catch::Matchers::ContainsSubstring("cuda:") &&
+                            Catch::Matchers::ContainsSubstring("cudaErrorLaunchFailure"));
     CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
     CHECK(folder.names().empty());
   }

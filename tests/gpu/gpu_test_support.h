@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "common/comm/nccl/nccl.h"
 #include "common/core/error.h"
+#include "common/kernels/cuda/cuda.h"
 #include "common/kernels/devices.h"
 #include "tests/support/catch.h"
 #include "tests/unit/nn_test_support.h"
@@ -20,6 +22,15 @@
     if (!no_gpu.empty()) LOCKSTEP_SKIP("no GPU: " + no_gpu);                             \
   } while (false)
 
+/// Head of every case that needs NCCL on so many GPUs.
+#define LOCKSTEP_NEEDS_NCCL(count)                                            \
+  do {                                                                        \
+    LOCKSTEP_NEEDS_GPU();                                                     \
+    const std::string missing = ::lockstep::testing::without_nccl(count);     \
+    if (!missing.empty() && std::getenv("LOCKSTEP_NEEDS_GPU")) FAIL(missing); \
+    if (!missing.empty()) LOCKSTEP_SKIP(missing);                             \
+  } while (false)
+
 namespace lockstep::testing {
 
 constexpr DeviceId kGpu{DeviceId::Kind::cuda, 0};
@@ -27,6 +38,13 @@ constexpr DeviceId kGpu{DeviceId::Kind::cuda, 0};
 /// True on the CUDA model that runs on the CPU: everything works there, slowly.
 inline bool is_model(const Device& device) {
   return device.description().find("CUDA model") != std::string::npos;
+}
+
+/// Why there are not `count` GPUs with NCCL; empty if there are.
+inline std::string without_nccl(int count) {
+  if (cuda::availability().devices < count) return "fewer than two GPUs";
+  const std::string reason = nccl_availability();
+  return reason.empty() ? "" : "fewer than two GPUs that NCCL serves: " + reason;
 }
 
 /// |found - expected| / |expected|; positions that are equal, NaN and NaN included, count nothing.

@@ -3,12 +3,12 @@
 // comm_test.cpp shows for the in-process world, as far as NCCL can do it.
 
 #include <chrono>
+#include <filesystem>
 
-#include "common/comm/nccl/nccl.h"
-#include "common/kernels/cuda/cuda.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/stage.h"
 
 namespace lockstep {
 namespace {
@@ -27,22 +27,6 @@ using Wholes = BasicTensor<int64_t>;
 
 constexpr double kLong = 60;  // seconds; nothing here takes them
 constexpr auto kCuda = DeviceId::Kind::cuda;
-
-/// Why there are not `count` GPUs with NCCL; empty if there are.
-std::string without_nccl(int count) {
-  if (cuda::availability().devices < count) return "fewer than two GPUs";
-  const std::string reason = nccl_availability();
-  return reason.empty() ? "" : "fewer than two GPUs that NCCL serves: " + reason;
-}
-
-/// Head of every case that needs NCCL on so many GPUs.
-#define LOCKSTEP_NEEDS_NCCL(count)                                            \
-  do {                                                                        \
-    LOCKSTEP_NEEDS_GPU();                                                     \
-    const std::string missing = without_nccl(count);                          \
-    if (!missing.empty() && std::getenv("LOCKSTEP_NEEDS_GPU")) FAIL(missing); \
-    if (!missing.empty()) LOCKSTEP_SKIP(missing);                             \
-  } while (false)
 
 /// Faults can be planted in the CUDA model only.
 #define LOCKSTEP_NEEDS_THE_MODEL(ranks) \
@@ -436,6 +420,39 @@ TEST_CASE("A rank whose stream failed is named to all, at once", "[cuda][comm]")
                          ContainsSubstring("cudaErrorLaunchFailure"));
     CHECK(message_of<PeerLost>([&] { ranks.streams[0].synchronize(); }) == text);
   }
+}
+
+TEST_CASE("The child of the next case: cuda:1 fails, the host waits for cuda:0", "[.gpu-is-lost]") {
+  const Ranks ranks = nccl_ranks(2);
+  const auto x = numbered<float>(ranks, 5, 1);
+  ranks.streams[1].synchronize();
+  {
+    occupy(ranks.streams[1], 0.1);  // so that the host does not see it before it waits
+    const ScopedEnvironment fault("CUDA_MODEL_FAULT", "kernel:719:1:async");
+    ranks.streams[1].kernels().fill(ranks.streams[1], 0, x[1]);
+  }
+  const auto begin = Clock::now();
+  const std::string text = message_of<PeerLost>([&] {
+    all_reduce(ranks, x);
+    x[0].to_host();
+  });
+  INFO(text);
+  CHECK(seconds_since(begin) < 5);
+  CHECK_THAT(text, ContainsSubstring("group 1 of collectives") &&
+                       ContainsSubstring("rank 1 (cuda:1) failed: ") &&
+                       ContainsSubstring("cudaErrorLaunchFailure"));
+}
+
+TEST_CASE("A host that waits for a rank is freed when another rank fails", "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL(nccl_ranks(2));
+  // A process cannot use a GPU any more whose kernel has failed.
+  const testing::ProcessResult child =
+      testing::run_process({std::filesystem::read_symlink("/proc/self/exe"), "[.gpu-is-lost]"}, 60,
+                           {{"LOCKSTEP_TEST_LOG", "/dev/null"}});
+  INFO(testing::story(child));
+  CHECK_FALSE(child.timed_out);
+  CHECK(child.status == 0);
 }
 
 TEST_CASE("wait() of an NCCL world waits for the groups and for nothing else", "[cuda][comm]") {

@@ -170,7 +170,7 @@ TEST_CASE("Stage 01 takes the first of several GPUs, also of one that is named t
       train({"--data", "synthetic:64:16", "--batch-size", "32"}, "cuda:0,cuda:0");
   CHECK(outcome.metrics.at("devices") == nlohmann::json{"cuda:0"});
   CHECK_THAT(outcome.metrics.at("backend").get<std::string>(), ContainsSubstring("cuda ("));
-  CHECK(outcome.metrics.at("peak_memory_bytes").at("cuda:0") > 0);
+  CHECK(outcome.metrics.at("peak_memory_bytes").at(0) > 0);
 }
 
 // --- Stage 02: several replicas ------------------------------------------------------------------

@@ -236,7 +236,7 @@ ms = 0.001 if "--graph" in sys.argv else 0.002
 json.dump({"accuracy": [0.5 if fault == "floor" else 0.9] * epochs, "test_loss": [0.4] * epochs,
            "losses": [2.0] * steps + [1.0] * steps * (epochs - 1), "epochs": epochs,
            "samples_per_second": 12345.6, "epoch_seconds": [1.5] * epochs,
-           "peak_memory_bytes": {"cuda:0": 64 * 2**20}, "step_seconds": [9.0] + [ms] * (steps - 1)},
+           "peak_memory_bytes": [64 * 2**20], "step_seconds": [9.0] + [ms] * (steps - 1)},
           open(option("--metrics", None), "w"))
 if "--trace" in sys.argv:
     spans = [{"ph": "X", "name": name, "ts": 2000.0 * step + at, "dur": 500.0}

@@ -568,6 +568,18 @@ TEST_CASE("An error of one replica names it and its device, and the others finis
   }
 }
 
+TEST_CASE("An error keeps its kind when the replica is named", "[dataparallel][row39]") {
+  const auto text_within = [](const auto& kind) {
+    using Kind = std::decay_t<decltype(kind)>;
+    return message_of<Kind>([&] { within("replica 1 on cpu:1", [&] { throw kind; }); });
+  };
+  CHECK(text_within(BadInput("a")) == "replica 1 on cpu:1: a");
+  CHECK(text_within(EnvironmentError("a")) == "replica 1 on cpu:1: a");
+  CHECK(text_within(NonFinite("a")) == "replica 1 on cpu:1: a");
+  CHECK(text_within(DeviceError("a")) == "replica 1 on cpu:1: a");
+  CHECK(text_within(PeerLost("a")) == "replica 1 on cpu:1: a");
+}
+
 /// Passes everything on; on cpu:2 a task fails on the way, long after the host has gone on.
 class Faulty final : public Module {
  public:

@@ -157,7 +157,7 @@ def below_floor(accuracy, floors):
 def training_row(name, metrics):
     def per_epoch(values):
         return ", ".join(f"{value:.4f}" for value in values)
-    peak = max(metrics["peak_memory_bytes"].values()) / 2**20
+    peak = max(metrics["peak_memory_bytes"]) / 2**20
     return (f"| `{name}` | {per_epoch(metrics['accuracy'])} | {per_epoch(metrics['test_loss'])} | "
             f"{per_epoch(epoch_losses(metrics))} | {metrics['samples_per_second']:.0f} | "
             f"{metrics['epoch_seconds'][-1]:.2f} | {peak:.0f} |")

@@ -92,6 +92,10 @@ NcclWorld::NcclWorld(std::vector<Device*> devices, double deadline_seconds)
   ranks_ = recorder_.communicators();
 }
 
+NcclWorld::~NcclWorld() {
+  for (const Stream& stream : watched_) cuda_stream(stream).watch(nullptr);
+}
+
 std::string NcclWorld::description() const {
   int version = 0;
   check_nccl(ncclGetVersion(&version), "ncclGetVersion", "NCCL");
@@ -202,6 +206,7 @@ std::vector<Stream> NcclWorld::arrive(const Batch& batch, const std::string& wha
   std::vector<Stream> streams;
   for (const RankCall& issued : batch) {
     if (std::find(streams.begin(), streams.end(), issued.stream) != streams.end()) continue;
+    watch(issued.stream);
     const Event arrived = issued.stream.record();
     pending_.back().parts.push_back({issued.rank, issued.stream, arrived, arrived});
     streams.push_back(issued.stream);
@@ -224,6 +229,20 @@ void NcclWorld::forget_finished() {
   pending_.erase(pending_.begin(), std::find_if(pending_.begin(), pending_.end(), runs));
 }
 
+/// A host that is blocked on a stream, say for a loss, must not wait for ever because another rank
+/// has failed behind whose back the stream waits.
+void NcclWorld::watch(Stream stream) {
+  if (std::find(watched_.begin(), watched_.end(), stream) != watched_.end()) return;
+  watched_.push_back(stream);
+  cuda_stream(stream).watch([this] {
+    if (std::this_thread::get_id() != host_ || pending_.empty()) return;
+    try {
+      if (const std::string failed = failure(); !failed.empty()) give_up(failed);
+    } catch (const PeerLost&) {  // the streams know it
+    }
+  });
+}
+
 void NcclWorld::wait(double timeout_seconds) {
   recorder_.refuse_if_broken();
   std::string failed;
@@ -240,6 +259,7 @@ void NcclWorld::wait(double timeout_seconds) {
 std::string NcclWorld::failure() const {
   for (const Pending& pending : pending_) {
     for (const Part& part : pending.parts) {
+      part.finished.done();  // asks the GPU, so that the stream learns of an error there
       const std::exception_ptr error = part.stream.backend().error();
       if (!error) continue;
       try {

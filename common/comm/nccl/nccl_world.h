@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/comm/group_recorder.h"
@@ -14,12 +15,15 @@ namespace lockstep {
 
 /// The calls of a group are written down while it is open, compared when it closes, and only then
 /// given to NCCL, which would answer a disagreement with a hang or with wrong numbers. A collective
-/// waits on the GPUs for its peers: wait() is what ends that where a peer does not come.
+/// waits on the GPUs for its peers. Where one has failed, wait() ends that, and so does any other
+/// waiting of the host for one of the streams; wait() alone also has an end for a peer that does
+/// not come.
 class NcclWorld final : public LocalWorld {
  public:
   /// Throws BadInput if two ranks are on one GPU, which NCCL does not serve; PeerLost if the ranks
   /// do not reach each other before the deadline.
   NcclWorld(std::vector<Device*> devices, double deadline_seconds);
+  ~NcclWorld() override;
 
   std::string description() const override;
   void open_group() override { recorder_.open(); }
@@ -52,6 +56,7 @@ class NcclWorld final : public LocalWorld {
   void append(Batch& batch, int rank, const IssuedCall& issued);
   void launch(const Batch& batch);
   std::vector<Stream> arrive(const Batch& batch, const std::string& what);
+  void watch(Stream stream);
   void forget_finished();
   std::string failure() const;
   std::string lateness(double timeout_seconds) const;
@@ -59,7 +64,9 @@ class NcclWorld final : public LocalWorld {
   Elements barrier_element(Stream stream);
 
   GroupRecorder recorder_;
-  std::vector<Pending> pending_;  // in order
+  std::thread::id host_ = std::this_thread::get_id();  // the one thread that calls
+  std::vector<Pending> pending_;                       // in order
+  std::vector<Stream> watched_;
   std::vector<std::unique_ptr<Buffer>>
       barrier_memory_;  // one element per stream that had a barrier
   NcclRanks nccl_;      // goes first

@@ -2,7 +2,9 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <chrono>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "common/core/device.h"
@@ -176,6 +178,15 @@ bool CudaStream::done(uint64_t ticket) const {
 
 void CudaStream::block(uint64_t ticket) const {
   if (ticket <= completed_.load()) return;
+  std::function<void()> look;
+  {
+    const std::lock_guard lock(mutex_);
+    look = look_;
+  }
+  while (look && !done(ticket)) {
+    look();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
   note(cudaEventSynchronize(event(ticket)), "cudaEventSynchronize");
   note_completed(ticket);
 }
@@ -215,7 +226,7 @@ void* CudaStream::allocate(size_t bytes) {
 
 void CudaStream::release(void* memory) {
   refuse_in_capture("free");
-  make_current();
+  note(cudaSetDevice(index_), "cudaSetDevice");  // no exception: destructors come here
   note(cudaFreeAsync(memory, raw_.get()), "cudaFreeAsync");
 }
 

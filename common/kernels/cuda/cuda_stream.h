@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -50,6 +51,13 @@ class CudaStream final : public StreamBackend {
     if (!error_) error_ = std::move(error);
   }
 
+  /// `look` runs again and again while a host thread is blocked until this stream gets somewhere:
+  /// it may end what the stream waits for. Null: nobody looks.
+  void watch(std::function<void()> look) {
+    const std::lock_guard lock(mutex_);
+    look_ = std::move(look);
+  }
+
   uint64_t record() override;
   void wait(const Event& event) override;
   void copy(void* to, const void* from, size_t bytes) override;
@@ -89,8 +97,9 @@ class CudaStream final : public StreamBackend {
   bool capturing_ = false;
   bool captured_ = false;  // graphs exist that know the address of the scratch memory
 
-  mutable std::mutex mutex_;  // of error_: an event may be waited for by any thread
+  mutable std::mutex mutex_;  // of these two: an event may be waited for by any thread
   mutable std::exception_ptr error_;
+  std::function<void()> look_;
 
   std::vector<const std::string*> scopes_;
   std::unordered_set<std::string> scope_names_;
