@@ -51,7 +51,7 @@ class Gate {
   void pass() const {
     const auto begin = Clock::now();
     while (!open_.load(std::memory_order_acquire)) {
-      if (seconds_since(begin) > 20) fail<Error>("the gate was never opened");
+      if (seconds_since(begin) > 20) fail<EnvironmentError>("the gate was never opened");
       std::this_thread::sleep_for(milliseconds(1));
     }
   }
@@ -758,7 +758,7 @@ class NamedDevice final : public Device {
  public:
   explicit NamedDevice(DeviceId id) : Device(id, {}) {}
   std::string description() const override { return "none"; }
-  Kernels& kernels() override { fail<Error>("a named device has no kernels"); }
+  Kernels& kernels() override { fail<EnvironmentError>("a named device has no kernels"); }
   std::shared_ptr<void> allocate_host(size_t) override { return nullptr; }
 
  protected:

@@ -65,7 +65,7 @@ class Gate {
   void pass() const {
     const auto begin = Clock::now();
     while (!open_.load(std::memory_order_acquire)) {
-      if (seconds_since(begin) > 20) fail<Error>("the gate was never opened");
+      if (seconds_since(begin) > 20) fail<EnvironmentError>("the gate was never opened");
       std::this_thread::sleep_for(milliseconds(1));
     }
   }
