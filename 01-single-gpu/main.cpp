@@ -73,7 +73,7 @@ void train(const Options& options) {
   const Tensor loss = Tensor::empty(stream, {1});
   TrainingLog log("01-single-gpu", options, stream, {device.get()}, data.train.count(),
                   steps_per_epoch);
-  log.start(data.train, data.test, parameters);
+  log.start(data.train, data.test, parameters.count());
 
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
     log.begin_epoch(epoch);
@@ -86,7 +86,7 @@ void train(const Options& options) {
                             .learning_rate = Real(schedule.at(log.steps())),
                             .loss_weight = Real(1) / Real(size)};
       train_step(model, optimizer, feeder, context, graph, std::move(*batch), split, facts, loss);
-      log.step(index, size, loss, optimizer.health());
+      log.step(index, size, loss, {optimizer.health()});
     }
     log.end_epoch();
     log.evaluated(evaluate(model, test_loader, data.test.count(), feeder, context));

@@ -198,6 +198,8 @@ int64_t DataParallel::predicted_bytes(int64_t batch_size, int64_t bytes_per_samp
 }
 
 void DataParallel::report(TrainingLog& log) {
+  const std::string reduce = mode_ == ReduceMode::library ? "library" : "manual";
+  log.note("reduced by", reduce, "reduce", reduce);
   const double steps = double(std::max<int64_t>(1, log.steps()));
   nlohmann::json seconds = nlohmann::json::object();
   std::vector<std::string> texts;

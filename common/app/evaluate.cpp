@@ -4,6 +4,11 @@ namespace lockstep {
 
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
                     Context& context) {
+  return evaluate(*model.network, *model.loss, loader, samples, feeder, context);
+}
+
+Evaluation evaluate(Module& network, Loss& criterion, DataLoader& loader, int64_t samples,
+                    Feeder& feeder, Context& context) {
   const PassFacts before = context.facts;
   context.facts = {.training = false};
   const Stream stream = context.stream();
@@ -16,8 +21,8 @@ Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& f
   loader.begin_epoch(0);
   while (std::optional<HostBatch> batch = loader.next()) {
     const DeviceBatch& part = feeder.feed(*batch, {0, 1, batch->size}, facts, context);
-    const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
-    model.loss->forward(scores, part.labels, loss, context);
+    const Tensor scores = network.forward(feeder.normalize(part, context), context);
+    criterion.forward(scores, part.labels, loss, context);
     context.kernels().count_correct(stream, scores, part.labels, correct);
     feeder.retire(std::move(*batch));
   }

@@ -13,9 +13,11 @@ struct Evaluation {
   double accuracy() const { return samples == 0 ? 0 : double(correct) / double(samples); }
 };
 
-/// Runs `model` in evaluation mode over one epoch of `loader`, whose set has `samples` samples. The
-/// context's facts are as before afterwards.
+/// Runs a network in evaluation mode over one epoch of `loader`, whose set has `samples` samples.
+/// The context's facts are as before afterwards.
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
                     Context& context);
+Evaluation evaluate(Module& network, Loss& loss, DataLoader& loader, int64_t samples,
+                    Feeder& feeder, Context& context);
 
 }  // namespace lockstep

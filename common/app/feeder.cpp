@@ -40,26 +40,33 @@ StepState* Feeder::stage(const StepState& facts) {
   return place;
 }
 
-DeviceBatch& Feeder::place_for(int64_t count) {
-  DeviceBatch& place = places_[count];
-  if (!place.pixels.defined()) {
-    place.pixels = ByteTensor::empty(stream_, {count, height_, width_, channels_});
-    place.labels = LabelTensor::empty(stream_, {count});
-  }
-  return place;
-}
-
 const DeviceBatch& Feeder::feed(const HostBatch& batch, const BatchPart& part, StepState facts,
                                 Context& context) {
+  feed_facts(part, facts, context);
+  feed_images(batch, part);
+  return feed_labels(batch, part);
+}
+
+void Feeder::feed_facts(const BatchPart& part, StepState facts, Context& context) {
   facts.first_position = part.first;
   facts.position_stride = part.stride;
   const StepState* staged = stage(facts);
   stream_.copy(context.state().data(), staged, sizeof(StepState));
   copied_[(next_slot_ - 1) % kSlots] = stream_.record();
+}
 
-  const DeviceBatch& place = place_for(part.count);
-  const int64_t image_size = height_ * width_ * channels_;
-  copy_rows(stream_, batch.images, image_size, part, place.pixels.data());
+const DeviceBatch& Feeder::feed_images(const HostBatch& batch, const BatchPart& part) {
+  DeviceBatch& place = places_[part.count];
+  if (!place.pixels.defined()) {
+    place.pixels = ByteTensor::empty(stream_, {part.count, height_, width_, channels_});
+  }
+  copy_rows(stream_, batch.images, height_ * width_ * channels_, part, place.pixels.data());
+  return place;
+}
+
+const DeviceBatch& Feeder::feed_labels(const HostBatch& batch, const BatchPart& part) {
+  DeviceBatch& place = places_[part.count];
+  if (!place.labels.defined()) place.labels = LabelTensor::empty(stream_, {part.count});
   copy_rows(stream_, batch.labels, 1, part, place.labels.data());
   return place;
 }

@@ -31,6 +31,11 @@ class Feeder {
   /// returns is overwritten, in stream order, when the next part of this size comes.
   const DeviceBatch& feed(const HostBatch& batch, const BatchPart& part, StepState facts,
                           Context& context);
+  /// The same in pieces, for a model whose layers lie on several devices: each needs the facts, the
+  /// first the images (labels undefined), the last the labels (images undefined).
+  void feed_facts(const BatchPart& part, StepState facts, Context& context);
+  const DeviceBatch& feed_images(const HostBatch& batch, const BatchPart& part);
+  const DeviceBatch& feed_labels(const HostBatch& batch, const BatchPart& part);
   /// The images of a batch as the network takes them: [count, height, width, channels].
   Tensor normalize(const DeviceBatch& batch, Context& context) const;
   /// To be called when all parts of `batch` have been fed.
@@ -43,7 +48,6 @@ class Feeder {
   };
   /// A place in host memory that no copy reads any more, holding `facts`.
   StepState* stage(const StepState& facts);
-  DeviceBatch& place_for(int64_t count);
 
   Stream stream_;
   int64_t height_, width_, channels_;

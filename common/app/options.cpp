@@ -269,6 +269,11 @@ DataLoaderOptions Options::test_loader(const HostAllocator& allocator) const {
   return loader;
 }
 
+int64_t Options::smallest_batch(int64_t samples) const {
+  const int64_t rest = samples % batch_size;
+  return drop_last || rest == 0 ? std::min(batch_size, samples) : rest;
+}
+
 LearningRateSchedule Options::schedule(int64_t steps_per_epoch) const {
   const double target = scale_lr > 0 ? lr * double(batch_size) / scale_lr : lr;
   return {.base = target,

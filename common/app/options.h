@@ -62,6 +62,8 @@ struct Options {
   ModelOptions model_options(const Dataset& images) const;
   DataLoaderOptions train_loader(const Dataset& set, const HostAllocator& allocator) const;
   DataLoaderOptions test_loader(const HostAllocator& allocator) const;
+  /// The samples of the smallest batch of an epoch of `samples`.
+  int64_t smallest_batch(int64_t samples) const;
   LearningRateSchedule schedule(int64_t steps_per_epoch) const;
   SgdRule sgd_rule() const { return {Real(momentum), Real(weight_decay)}; }
   Initializer initializer() const { return parse_initializer(init); }

@@ -4,8 +4,10 @@
 
 namespace lockstep {
 namespace {
-constexpr size_t kMostMarks = 64;  // a few steps: far fewer than a stream remembers
-}
+// Several steps, if each has few phases. A stream remembers 1000 events, its owner's own among
+// them.
+constexpr size_t kMostMarks = 384;
+}  // namespace
 
 void PhaseTimer::start() {
   running_ = true;

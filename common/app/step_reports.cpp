@@ -9,22 +9,39 @@ constexpr size_t kCells = 4;
 }
 
 StepReports::StepReports(Stream stream)
-    : stream_(stream), cells_(stream.device().allocate_host(kCells * sizeof(Cell))) {}
+    : stream_(stream), losses_(stream.device().allocate_host(kCells * sizeof(Real))) {}
 
-void StepReports::push(int64_t step, const Tensor& loss, const HealthTensor& health) {
+void StepReports::push(int64_t step, const Tensor& loss, const std::vector<HealthTensor>& healths) {
   require(pending_.size() < kCells, "more than {} step reports are outstanding", kCells);
-  Cell* cell = static_cast<Cell*>(cells_.get()) + next_++ % kCells;
-  stream_.copy(&cell->loss, loss.data(), sizeof(Real));
-  stream_.copy(&cell->health, health.data(), sizeof(Health));
-  pending_.push_back({step, cell, stream_.record()});
+  const size_t number = healths.size(), cell = next_++ % kCells;
+  if (!healths_) {
+    healths_ = stream_.device().allocate_host(kCells * number * sizeof(Health));
+  }
+  Real* const loss_cell = static_cast<Real*>(losses_.get()) + cell;
+  Health* const health_cells = static_cast<Health*>(healths_.get()) + cell * number;
+  pending_.push_back({step, loss_cell, {health_cells, number}, {}});
+  loss.home().copy(loss_cell, loss.data(), sizeof(Real));
+  pending_.back().arrived.push_back(loss.home().record());
+  for (size_t i = 0; i < number; ++i) {
+    const Stream home = healths[i].home();
+    home.copy(health_cells + i, healths[i].data(), sizeof(Health));
+    pending_.back().arrived.push_back(home.record());
+  }
 }
 
 std::optional<StepReport> StepReports::take(size_t keep) {
   if (pending_.size() <= keep) return std::nullopt;
   const Pending oldest = pending_.front();
-  oldest.arrived.synchronize();
+  for (const Event& event : oldest.arrived) event.synchronize();
   pending_.pop_front();
-  return StepReport{oldest.step, double(oldest.cell->loss), oldest.cell->health.failed_step};
+  StepReport report{oldest.step, double(*oldest.loss), -1};
+  for (const Health& health : oldest.healths) {  // the earliest step that failed anywhere
+    const int64_t failed = health.failed_step;
+    if (failed >= 0 && (report.failed_step < 0 || failed < report.failed_step)) {
+      report.failed_step = failed;
+    }
+  }
+  return report;
 }
 
 }  // namespace lockstep

@@ -4,6 +4,8 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "common/core/tensor.h"
 #include "common/kernels/kernels.h"
@@ -21,26 +23,25 @@ struct StepReport {
 /// for step s, step s + 1 is already queued behind it.
 class StepReports {
  public:
+  /// Keeps what arrives in host memory of `stream`'s device.
   explicit StepReports(Stream stream);
 
-  /// Enqueues the report of `step`, whose loss stands in loss[0].
-  void push(int64_t step, const Tensor& loss, const HealthTensor& health);
+  /// Enqueues the report of `step`, whose loss stands in loss[0]. A model on several devices has a
+  /// health on each; their number never changes.
+  void push(int64_t step, const Tensor& loss, const std::vector<HealthTensor>& healths);
   /// The oldest report, if more than `keep` are outstanding; waits for it.
   std::optional<StepReport> take(size_t keep);
 
  private:
-  struct Cell {
-    Real loss;
-    Health health;
-  };
   struct Pending {
     int64_t step;
-    const Cell* cell;
-    Event arrived;
+    const Real* loss;
+    std::span<const Health> healths;
+    std::vector<Event> arrived;
   };
 
   Stream stream_;
-  std::shared_ptr<void> cells_;  // Cell[kCells], host memory
+  std::shared_ptr<void> losses_, healths_;  // [kCells] Real, [kCells, number] Health
   size_t next_ = 0;
   std::deque<Pending> pending_;
 };

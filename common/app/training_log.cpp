@@ -40,15 +40,13 @@ TrainingLog::TrainingLog(std::string stage, const Options& options, Stream strea
       terminal_(isatty(STDOUT_FILENO) == 1),
       reports_(stream) {}
 
-void TrainingLog::start(const Dataset& train, const Dataset& test,
-                        const FlatParameters& parameters) const {
+void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters) const {
   fmt::print("{}: {} on {}, {}", stage_, options_.model, names_of(devices_),
              devices_.front()->description());
   const std::string reason = why_no_gpu();
   fmt::print("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
   fmt::print("{}: {} training and {} test images of {}x{}x{}; {} parameters\n\n", train.name,
-             train.count(), test.count(), train.height, train.width, train.channels,
-             parameters.count());
+             train.count(), test.count(), train.height, train.width, train.channels, parameters);
 }
 
 void TrainingLog::begin_epoch(int64_t epoch) {
@@ -59,8 +57,8 @@ void TrainingLog::begin_epoch(int64_t epoch) {
 }
 
 void TrainingLog::step(int64_t batch, int64_t size, const Tensor& loss,
-                       const HealthTensor& health) {
-  reports_.push(steps_, loss, health);
+                       const std::vector<HealthTensor>& healths) {
+  reports_.push(steps_, loss, healths);
   lines_.push_back({samples_seen_, batch % options_.log_interval == 0});
   ++steps_;
   samples_seen_ += size;
@@ -139,9 +137,13 @@ double TrainingLog::samples_per_second() const {
          seconds;
 }
 
+void TrainingLog::note(std::string row, std::string text) {
+  notes_.emplace_back(std::move(row), std::move(text));
+}
+
 void TrainingLog::note(std::string row, std::string text, const std::string& key,
                        nlohmann::json value) {
-  notes_.emplace_back(std::move(row), std::move(text));
+  note(std::move(row), std::move(text));
   noted_[key] = std::move(value);
 }
 

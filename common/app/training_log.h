@@ -25,13 +25,15 @@ class TrainingLog {
   TrainingLog(std::string stage, const Options& options, Stream stream,
               std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch);
 
-  /// Prints data set, network, devices and their engine.
-  void start(const Dataset& train, const Dataset& test, const FlatParameters& parameters) const;
+  /// Prints data set, network with its number of parameters, devices and their engine.
+  void start(const Dataset& train, const Dataset& test, int64_t parameters) const;
 
   void begin_epoch(int64_t epoch);
   /// After the work of one step has been enqueued: `batch` is its number in the epoch, `size` its
   /// samples. Throws NonFinite, one step late, when a loss or gradient was not finite.
-  void step(int64_t batch, int64_t size, const Tensor& loss, const HealthTensor& health);
+  /// `healths` are those of all optimizers.
+  void step(int64_t batch, int64_t size, const Tensor& loss,
+            const std::vector<HealthTensor>& healths);
   /// Waits for the epoch's last step and takes its time.
   void end_epoch();
   /// After --max-steps steps there is nothing more to train.
@@ -40,7 +42,9 @@ class TrainingLog {
 
   void evaluated(const Evaluation& evaluation);
 
-  /// Adds what a stage measured itself: a row of the summary, and `value` as `key` of --metrics.
+  /// Adds what a stage measured itself: a row of the summary.
+  void note(std::string row, std::string text);
+  /// The same, and `value` as `key` of --metrics.
   void note(std::string row, std::string text, const std::string& key, nlohmann::json value);
   /// Prints the summary and writes --metrics and --trace.
   void finish(double flops);

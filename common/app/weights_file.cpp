@@ -43,7 +43,10 @@ StateTensor to_state(const std::string& path, const TensorEntry& entry) {
 }  // namespace
 
 void save_weights(const std::string& path, Module& network) {
-  const std::vector<StateTensor> state = state_dict(network);
+  save_weights(path, state_dict(network));
+}
+
+void save_weights(const std::string& path, const std::vector<StateTensor>& state) {
   std::vector<TensorEntry> entries;
   for (const StateTensor& tensor : state) {
     const bool counter = !tensor.integer.empty();
@@ -57,6 +60,11 @@ void save_weights(const std::string& path, Module& network) {
 }
 
 void load_weights(const std::string& path, Module& network) {
+  load_weights(path, [&](const auto& state) { load_state_dict(network, state); });
+}
+
+void load_weights(const std::string& path,
+                  const std::function<void(const std::vector<StateTensor>&)>& load) {
   const SafetensorsFile file = load_safetensors(path);
   std::vector<StateTensor> state;
   int64_t converted = 0;
@@ -65,7 +73,7 @@ void load_weights(const std::string& path, Module& network) {
     converted += entry.dtype != kReal && entry.dtype != DType::I64;
   }
   try {
-    load_state_dict(network, state);
+    load(state);
   } catch (const BadInput& error) {
     fail<BadInput>("{}: {}", path, error.what());
   }

@@ -29,7 +29,8 @@ struct Health {
 struct DropoutKey {
   uint32_t seed = 0;
   uint32_t layer = 0;
-  int64_t first_sample = 0;  // of this mask among the pass's samples: a replica has a part of them
+  int64_t first_sample = 0;   // of this mask among the pass's samples: a replica has a part of them
+  int64_t first_feature = 0;  // of this mask among the layer's: a shard has a part of them
 };
 
 /// SGD as torch.optim.SGD does it: g += weight_decay w; m = momentum m + g; w -= lr m.

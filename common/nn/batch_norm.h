@@ -18,6 +18,8 @@ class BatchNorm2d : public Module {
   /// backward() of the gradient that the ReLU let through.
   Tensor forward_add_relu(const Tensor& x, const Tensor& skip, Context& context);
 
+  int64_t channels() const { return channels_; }
+  Activation activation() const { return activation_; }
   /// Training forwards so far that moved the running statistics.
   int64_t batches_tracked() const { return batches_tracked_; }
   void set_batches_tracked(int64_t batches) { batches_tracked_ = batches; }

@@ -30,15 +30,29 @@ Conv2d::Conv2d(int64_t in_channels, int64_t out_channels, Options options)
       bias_(add_parameter("bias", ParameterKind::bias, {out_channels},
                           in_channels * options.kernel * options.kernel)) {}
 
-Window2d Conv2d::window(const Tensor& x) const {
-  return make_window(name(), x.shape(), in_channels_, out_channels_, options_.kernel,
-                     options_.stride, options_.padding);
+Window2d Conv2d::window(const Shape& x) const {
+  return make_window(name(), x, in_channels_, out_channels_, options_.kernel, options_.stride,
+                     options_.padding);
 }
 
 Tensor Conv2d::forward(const Tensor& x, Context& context) {
-  const Window2d g = window(x);
+  return convolve(x, bias_.value, context);
+}
+
+Tensor Conv2d::product(const Tensor& x, Context& context) {
+  const Tensor no_bias = context.empty({out_channels_});
+  context.kernels().fill(context.stream(), 0, no_bias);
+  return convolve(x, no_bias, context);
+}
+
+void Conv2d::add_bias(const Tensor& y, Context& context) {
+  context.kernels().add_bias(context.stream(), bias_.value, /*relu=*/false, y);
+}
+
+Tensor Conv2d::convolve(const Tensor& x, const Tensor& bias, Context& context) {
+  const Window2d g = window(x.shape());
   Tensor y = context.empty(g.output());
-  context.kernels().conv2d(context.stream(), g, x, weight_.value, bias_.value, y);
+  context.kernels().conv2d(context.stream(), g, x, weight_.value, bias, y);
   context.add_flops(g.flops());
   context.save(*this, {.tensors = {x}});
   return y;
@@ -46,7 +60,7 @@ Tensor Conv2d::forward(const Tensor& x, Context& context) {
 
 Tensor Conv2d::backward(const Tensor& dy, Context& context) {
   const Tensor x = context.take(*this).tensors[0];
-  const Window2d g = window(x);
+  const Window2d g = window(x.shape());
   Kernels& kernels = context.kernels();
   kernels.conv2d_backward_parameters(context.stream(), g, x, dy, weight_.grad, bias_.grad);
   gradient_written(bias_, context);
@@ -69,22 +83,31 @@ Linear::Linear(int64_t in_features, int64_t out_features, Activation activation)
       bias_(add_parameter("bias", ParameterKind::bias, {out_features}, in_features)) {}
 
 Tensor Linear::forward(const Tensor& x, Context& context) {
+  Tensor y = product(x, context);
+  add_bias(y, context);
+  return y;
+}
+
+Tensor Linear::product(const Tensor& x, Context& context) {
   require_features(name(), x, in_features_);
   const int64_t n = x.shape()[0];
-  const bool relu = activation_ == Activation::relu;
   Tensor y = context.empty({n, out_features_});
-  Kernels& kernels = context.kernels();
   const MatMul xw{.m = n,
                   .n = out_features_,
                   .k = in_features_,
                   .transpose_a = false,
                   .transpose_b = true,
                   .accumulate = false};
-  kernels.matmul(context.stream(), xw, x, weight_.value, y);  // y = x W^T
-  kernels.add_bias(context.stream(), bias_.value, relu, y);
+  context.kernels().matmul(context.stream(), xw, x, weight_.value, y);  // y = x W^T
   context.add_flops(2.0 * n * in_features_ * out_features_);
+  const bool relu = activation_ == Activation::relu;
   context.save(*this, {.tensors = relu ? std::vector<Tensor>{x, y} : std::vector<Tensor>{x}});
   return y;
+}
+
+void Linear::add_bias(const Tensor& y, Context& context) {
+  const bool relu = activation_ == Activation::relu;
+  context.kernels().add_bias(context.stream(), bias_.value, relu, y);
 }
 
 Tensor Linear::backward(const Tensor& dy, Context& context) {
@@ -196,8 +219,10 @@ Tensor Dropout::forward(const Tensor& x, Context& context) {
   const int64_t decisions = in.shape()[in.shape().rank() - 1];
   Tensor mask = context.empty({x.shape()[0], decisions});
   Tensor y = context.empty(x.shape());
-  const DropoutKey key{
-      .seed = seed_, .layer = hash_name(name()), .first_sample = context.facts.first_sample};
+  const DropoutKey key{.seed = seed_,
+                       .layer = hash_name(name()),
+                       .first_sample = context.facts.first_sample,
+                       .first_feature = first_feature_};
   context.kernels().dropout_mask(context.stream(), context.state(), key, probability_, mask);
   context.kernels().apply_mask(context.stream(), in, mask, masked_view(y));
   context.save(*this, {.tensors = {mask}});

@@ -16,10 +16,20 @@ class Conv2d final : public Module {
   Conv2d(int64_t in_channels, int64_t out_channels, Options options);
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
+  /// forward() in two halves, between which what several layers have of one sum can be added up:
+  /// the convolution without the bias, [N,OH,OW,out], which may be changed in place, and the bias.
+  Tensor product(const Tensor& x, Context& context);
+  void add_bias(const Tensor& y, Context& context);
   void skip_input_gradient() override { input_gradient_ = false; }
 
+  int64_t in_channels() const { return in_channels_; }
+  int64_t out_channels() const { return out_channels_; }
+  const Options& options() const { return options_; }
+  /// The sizes of this convolution over x, [N,H,W,in].
+  Window2d window(const Shape& x) const;
+
  private:
-  Window2d window(const Tensor& x) const;
+  Tensor convolve(const Tensor& x, const Tensor& bias, Context& context);
 
   int64_t in_channels_, out_channels_;
   Options options_;
@@ -34,7 +44,14 @@ class Linear final : public Module {
   Linear(int64_t in_features, int64_t out_features, Activation activation = Activation::none);
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
+  /// forward() in two halves, as Conv2d has them: x W^T, [N,out], and bias and activation.
+  Tensor product(const Tensor& x, Context& context);
+  void add_bias(const Tensor& y, Context& context);
   void skip_input_gradient() override { input_gradient_ = false; }
+
+  int64_t in_features() const { return in_features_; }
+  int64_t out_features() const { return out_features_; }
+  Activation activation() const { return activation_; }
 
  private:
   int64_t in_features_, out_features_;
@@ -84,6 +101,9 @@ class Dropout : public Module {
   Dropout(Real probability, uint32_t seed) : Dropout(probability, seed, false) {}
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
+  /// The layer's input is a part, from feature (channel) `first` on, of what a whole layer of this
+  /// name would get: its mask becomes that part of the whole mask.
+  void set_first_feature(int64_t first) { first_feature_ = first; }
 
  protected:
   Dropout(Real probability, uint32_t seed, bool whole_channels);
@@ -95,6 +115,7 @@ class Dropout : public Module {
   Real probability_;
   uint32_t seed_;
   bool whole_channels_;
+  int64_t first_feature_ = 0;
 };
 
 /// torch.nn.Dropout2d: the same with one decision per sample and channel of [N,H,W,C].

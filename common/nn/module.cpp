@@ -45,6 +45,21 @@ void Module::gradient_written(Parameter& parameter, const Context& context) {
   }
 }
 
+std::vector<std::unique_ptr<Module>> Sequential::release_layers() {
+  std::vector<std::unique_ptr<Module>> layers;
+  for (std::unique_ptr<Module>& module : release_children()) {
+    auto* inner = dynamic_cast<Sequential*>(module.get());
+    if (inner == nullptr) {
+      layers.push_back(std::move(module));
+      continue;
+    }
+    for (std::unique_ptr<Module>& layer : inner->release_layers()) {
+      layers.push_back(std::move(layer));
+    }
+  }
+  return layers;
+}
+
 Tensor Sequential::forward(const Tensor& x, Context& context) {
   Tensor y = x;
   for (const auto& module : children()) {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/nn/context.h"
@@ -55,6 +56,9 @@ class Module {
     return added;
   }
 
+  /// Gives the modules inside away, in order.
+  std::vector<std::unique_ptr<Module>> release_children() { return std::exchange(children_, {}); }
+
   /// To be called when the last kernel that writes `parameter.grad` in this pass is enqueued.
   static void gradient_written(Parameter& parameter, const Context& context);
 
@@ -73,6 +77,9 @@ class Sequential : public Module {
     add_module(std::move(name), std::move(module));
     return *this;
   }
+  /// Gives its modules away, in order; a Sequential among them gives its own. They keep their names
+  /// ("block1.0"), so that they can be put together anew.
+  std::vector<std::unique_ptr<Module>> release_layers();
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
   void skip_input_gradient() override;

@@ -14,6 +14,12 @@ class Residual final : public Module {
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
 
+  const Conv2d& conv1() const { return conv1_; }
+  const Conv2d& conv2() const { return conv2_; }
+  const Conv2d* conv3() const { return conv3_; }  // null where the shortcut is x itself
+  const BatchNorm2d& bn1() const { return bn1_; }
+  const BatchNorm2d& bn2() const { return bn2_; }
+
  private:
   Conv2d& conv1_;
   Conv2d& conv2_;

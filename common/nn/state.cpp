@@ -67,6 +67,27 @@ class Matcher {
   std::vector<std::string> problems_;
 };
 
+/// Which tensor of `state` goes where in the network. Throws BadInput unless all of them fit.
+struct Matches {
+  Matches(Module& network, const std::vector<StateTensor>& state) {
+    Matcher matcher(state);
+    for (const Parameter* p : network.parameters()) {
+      parameters.emplace_back(p, matcher.find(p->name, torch_shape(*p), true));
+    }
+    for (const ModelBuffer* b : network.buffers()) {
+      buffers.emplace_back(b, matcher.find(b->name, b->shape, true));
+    }
+    for (BatchNorm2d* norm : batch_norms(network)) {
+      tracked.emplace_back(norm, matcher.find(tracked_name(*norm), {}, false));
+    }
+    matcher.throw_problems();
+  }
+
+  std::vector<std::pair<const Parameter*, const StateTensor*>> parameters;
+  std::vector<std::pair<const ModelBuffer*, const StateTensor*>> buffers;
+  std::vector<std::pair<BatchNorm2d*, const StateTensor*>> tracked;  // null: not in the state
+};
+
 }  // namespace
 
 Shape torch_shape(const Parameter& p) {
@@ -99,28 +120,18 @@ std::vector<StateTensor> state_dict(Module& network) {
 }
 
 void load_state_dict(Module& network, const std::vector<StateTensor>& state) {
-  Matcher matcher(state);
-  std::vector<std::pair<const Parameter*, const StateTensor*>> parameters;
-  for (const Parameter* p : network.parameters()) {
-    parameters.emplace_back(p, matcher.find(p->name, torch_shape(*p), true));
-  }
-  std::vector<std::pair<const ModelBuffer*, const StateTensor*>> buffers;
-  for (const ModelBuffer* b : network.buffers()) {
-    buffers.emplace_back(b, matcher.find(b->name, b->shape, true));
-  }
-  std::vector<std::pair<BatchNorm2d*, const StateTensor*>> tracked;
-  for (BatchNorm2d* norm : batch_norms(network)) {
-    tracked.emplace_back(norm, matcher.find(tracked_name(*norm), {}, false));
-  }
-  matcher.throw_problems();  // before anything is changed
-
-  for (const auto& [p, tensor] : parameters) {
+  const Matches matches(network, state);
+  for (const auto& [p, tensor] : matches.parameters) {
     p->value.copy_from_host(from_torch_layout(*p, tensor->real));
   }
-  for (const auto& [b, tensor] : buffers) b->value.copy_from_host(tensor->real);
-  for (const auto& [norm, tensor] : tracked) {
+  for (const auto& [b, tensor] : matches.buffers) b->value.copy_from_host(tensor->real);
+  for (const auto& [norm, tensor] : matches.tracked) {
     if (tensor != nullptr) norm->set_batches_tracked(tensor->integer.at(0));
   }
+}
+
+void check_state_dict(Module& network, const std::vector<StateTensor>& state) {
+  const Matches matches(network, state);
 }
 
 }  // namespace lockstep

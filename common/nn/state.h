@@ -28,5 +28,7 @@ std::vector<StateTensor> state_dict(Module& network);
 /// Sets the state. Throws BadInput that lists every missing, unexpected and wrongly shaped tensor;
 /// the network is then unchanged. num_batches_tracked may be missing.
 void load_state_dict(Module& network, const std::vector<StateTensor>& state);
+/// Throws as load_state_dict() does and changes nothing. The network need not have memory yet.
+void check_state_dict(Module& network, const std::vector<StateTensor>& state);
 
 }  // namespace lockstep

@@ -72,5 +72,36 @@ TEST_CASE("Two devices learn Fashion-MNIST at a high rate", "[convergence][datap
   CHECK(train_on_two({"--lr", "0.1", "--no-dropout"}).accuracy.at(0) >= 0.70);
 }
 
+// --- Stage 03: the network in pieces -------------------------------------------------------------
+
+const std::vector<std::vector<std::string>> kWays{{"--schedule", "naive"},
+                                                  {"--schedule", "gpipe"},
+                                                  {"--schedule", "1f1b"},
+                                                  {"--tensor-split", "auto"}};
+
+/// The accuracy of the seed network after one epoch on two devices.
+double train_in_pieces(const std::string& lr, std::vector<std::string> way) {
+  way.insert(way.end(), {"--lr", lr, "--no-dropout"});
+  return train(way, "03-model-split", "cpu:0,cpu:1").accuracy.at(0);
+}
+
+TEST_CASE("A network in pieces learns Fashion-MNIST as a whole one does",
+          "[convergence][pipeline][tensorsplit]") {
+  const double whole = train({"--lr", "0.01", "--no-dropout"}).accuracy.at(0);
+  for (const std::vector<std::string>& way : kWays) {
+    const double pieces = train_in_pieces("0.01", way);
+    INFO(way[1] << ": one device " << whole << ", two " << pieces);
+    CHECK(std::abs(whole - pieces) <= 0.005);
+  }
+}
+
+TEST_CASE("A network in pieces learns Fashion-MNIST at a high rate",
+          "[convergence][pipeline][tensorsplit]") {
+  for (const std::vector<std::string>& way : kWays) {
+    INFO(way[1]);
+    CHECK(train_in_pieces("0.1", way) >= 0.70);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

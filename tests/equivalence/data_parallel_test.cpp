@@ -10,15 +10,6 @@ namespace {
 
 using namespace lockstep::testing;
 
-constexpr bool kDouble = sizeof(Real) == 8;
-
-/// "cpu:0,cpu:1" for 2.
-std::string cpus(int count) {
-  std::string list = "cpu:0";
-  for (int i = 1; i < count; ++i) list += ",cpu:" + std::to_string(i);
-  return list;
-}
-
 Outcome train_on(int devices, const std::string& reduce, const Options& options) {
   return train(options + Options{"--reduce", reduce}, "02-dataparallel", cpus(devices));
 }
@@ -36,12 +27,6 @@ Options fifty_steps(int batch_size) {
 Options reductions(int turn) {
   if (full_campaign()) return {"manual", "library"};
   return {turn % 2 == 0 ? "manual" : "library"};
-}
-
-void check_equal(const Outcome& found, const Outcome& expected, double tolerance) {
-  CHECK(relative_l2(found.state, expected.state) <= tolerance);
-  CHECK(largest(difference(found.losses(), expected.losses())) <= 100 * tolerance);
-  CHECK(found.metrics.at("training_flops") == expected.metrics.at("training_flops"));
 }
 
 void check_devices(const Options& options, double tolerance) {

@@ -31,6 +31,20 @@ inline Outcome train(const Options& options, const std::string& stage = "01-sing
           read_file(folder / "weights"), run.out};
 }
 
+/// "cpu:0,cpu:1" for 2.
+inline std::string cpus(int count) {
+  std::string list = "cpu:0";
+  for (int i = 1; i < count; ++i) list += ",cpu:" + std::to_string(i);
+  return list;
+}
+
+/// The same weights, losses and work.
+inline void check_equal(const Outcome& found, const Outcome& expected, double tolerance) {
+  CHECK(relative_l2(found.state, expected.state) <= tolerance);
+  CHECK(largest(difference(found.losses(), expected.losses())) <= 100 * tolerance);
+  CHECK(found.metrics.at("training_flops") == expected.metrics.at("training_flops"));
+}
+
 inline Options operator+(Options options, const Options& more) {
   options.insert(options.end(), more.begin(), more.end());
   return options;

@@ -419,7 +419,7 @@ struct Training {
     model.network->backward(model.loss->backward(part.labels, context), context);
     optimizer.step(context.state(), loss);
     feeder.retire(std::move(batch));
-    log.step(index, 8, loss, optimizer.health());
+    log.step(index, 8, loss, {optimizer.health()});
   }
 
   Options options;
@@ -606,6 +606,45 @@ TEST_CASE("Stage 02 refuses broken data and weights", "[faults][dataparallel][ro
   check_refused_by_stage02({"--data-dir", folder.path()}, {kImages, "54895", "54896", "truncated"});
   check_refused_by_stage02(kSmall + Words{"--load", "/nowhere/weights"},
                            {"/nowhere/weights", "No such file"});
+}
+
+// --- Stage 03 ------------------------------------------------------------------------------------
+
+TEST_CASE("Stage 03 refuses splits and schedules that cannot be", "[faults][pipeline][row48]") {
+  const auto check = [](const Words& options, const Words& fragments) {
+    check_refused(kSmall + options, fragments, {}, "03-model-split");
+  };
+  check({"--schedule", "pipedream"}, {"--schedule", "'pipedream'", "naive, gpipe or 1f1b"});
+  check({"--schedule", "naive", "--micro-batches", "4"}, {"naive", "4", "gpipe or 1f1b"});
+  check({"--micro-batches", "-1"}, {"--micro-batches"});
+  check({"--split", "sideways"}, {"--split", "'sideways'", "auto, measured, parameters"});
+  check({"--split", "2,2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"--split", "2,2", "1 to 7"});
+  check({"--split", "2,4", "--devices", "cpu:0,cpu:1"}, {"3 stages", "--devices names 2"});
+  check({"--devices", "cpu:0,cpu:1,cpu:2,cpu:3,cpu:4,cpu:5,cpu:6,cpu:7,cpu:8"},
+        {"--split", "9 stages of 8 layers"});
+  // 64 images in batches of 30 leave a last one of 4.
+  check_refused({"--data", "synthetic:64:16", "--batch-size", "30", "--micro-batches", "5"},
+                {"--micro-batches", "5", "4 samples"}, {}, "03-model-split");
+  check({"--emulate", "chunk:2"}, {"--emulate"});
+}
+
+TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tensorsplit][row55]") {
+  const auto check = [](const Words& options, const Words& fragments) {
+    check_refused(kSmall + options, fragments, {}, "03-model-split");
+  };
+  check({"--tensor-split", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
+  check({"--tensor-split", "fc2"}, {"'fc2'", "conv2, fc1"});
+  check({"--tensor-split", "auto", "--micro-batches", "2"}, {"--tensor-split", "--micro-batches"});
+}
+
+TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipeline]") {
+  const ProcessResult run =
+      run_process({stage_binary("03-model-split"), "--print-schedule", "--devices", "cpu:0,cpu:1",
+                   "--micro-batches", "2", "--data-dir", "/nowhere"},
+                  kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 0);
+  CHECK_THAT(run.out, ContainsSubstring("1f1b, 2 stages, 2 micro-batches\nstage 0  F0 F1"));
 }
 
 TEST_CASE("Stage 02 stops at the step whose loss is not finite", "[faults][dataparallel][row18]") {

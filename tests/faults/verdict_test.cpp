@@ -593,6 +593,29 @@ TEST_CASE("A child does not outlive a killed parent", "[verdict]") {
   CHECK_FALSE(keeps_running(read_file(stages / "record.hangs")));
 }
 
+TEST_CASE("Stage 02 is as good as its speed-up, and without a replica's gradient shows none",
+          "[verdict][dataparallel]") {
+  for (const bool right : {true, false}) {
+    INFO((right ? "stage 02" : "stage 02 that leaves the last replica's gradient out"));
+    const testing::TempDir build;
+    for (const std::string name : {"01-single-gpu", "02-dataparallel"}) {
+      std::filesystem::create_directory(build.path() / name);
+      const bool planted = name == "02-dataparallel" && !right;
+      std::filesystem::copy_file(
+          planted ? build_dir() + "/tests/faults/wrong-stage02" : stage_binary(name),
+          build.path() / name / name);
+    }
+    const ProcessResult run = run_process(
+        {build.path() / "02-dataparallel" / "02-dataparallel", "--baseline", "--devices",
+         "cpu:0,cpu:1,cpu:2", "--data", "synthetic:64:16", "--batch-size", "8"},
+        kDeadline);
+    INFO(story(run));
+    CHECK(run.status == (right ? 0 : 1));
+    CHECK((run.out.find("\n  speed-up ") != run.out.npos) == right);
+    if (!right) CHECK_THAT(run.err, ContainsSubstring("the weights of 02-dataparallel are not"));
+  }
+}
+
 TEST_CASE("A reader that leaves ends a comparison without a trace", "[verdict]") {
   for (const int lines : {1, 8}) {  // while this program writes, and while its child does
     INFO(lines << " lines");

@@ -570,7 +570,7 @@ TEST_CASE("A GPU that is not traced keeps no spans", "[cuda][device]") {
 // --- Graphs --------------------------------------------------------------------------------------
 
 TEST_CASE("A captured graph runs when it is launched, every time with what memory then holds",
-          "[cuda][device][row126]") {
+          "[cuda][device][graph][row126]") {
   LOCKSTEP_NEEDS_GPU();
   const Gpu gpu;
   const Tensor x = gpu.filled({1000}, 1), y = gpu.filled({1000}, 0);
@@ -590,7 +590,8 @@ TEST_CASE("A captured graph runs when it is launched, every time with what memor
   CHECK(y.to_host() == Values(1000, 0));
 }
 
-TEST_CASE("A graph keeps the scratch memory that it was captured with", "[cuda][device][row126]") {
+TEST_CASE("A graph keeps the scratch memory that it was captured with",
+          "[cuda][device][graph][row126]") {
   LOCKSTEP_NEEDS_GPU();
   const Gpu gpu;
   const Shape shape{70001, 3};  // rows enough for several blocks, whose sums meet in scratch memory

@@ -467,7 +467,8 @@ TEST_CASE("dropout_mask: bit by bit that of the CPU", "[cuda][ops]") {
         INFO(samples << " samples, " << features << " features, p " << p);
         both.agree([&](Run& run) {
           const Tensor mask = run.output({samples, features});
-          run.ops.dropout_mask(run.stream, run.state(state), {.seed = 9, .layer = 77}, p, mask);
+          const DropoutKey key{.seed = 9, .layer = 77, .first_feature = samples};
+          run.ops.dropout_mask(run.stream, run.state(state), key, p, mask);
           run.result("mask", mask, kEqual);
         });
       }

@@ -106,7 +106,7 @@ Outcome train(const Words& options, const std::string& devices = "cuda:0",
 }
 
 TEST_CASE("A step as one graph gives the bytes of the step that is enqueued",
-          "[cuda][stage][row126]") {
+          "[cuda][stage][graph][row126]") {
   LOCKSTEP_NEEDS_GPU();
   // Two epochs of some full batches and a short one, at a rate that changes.
   const Words small{"--data", "synthetic:104:16", "--batch-size", "32"};
@@ -126,7 +126,7 @@ TEST_CASE("A step as one graph gives the bytes of the step that is enqueued",
 }
 
 TEST_CASE("With --graph the trace of a GPU shows one operation per full step but the first",
-          "[cuda][stage][row126]") {
+          "[cuda][stage][graph][row126]") {
   LOCKSTEP_NEEDS_GPU();
   const TempDir folder;
   train(
@@ -226,6 +226,60 @@ TEST_CASE("Local BatchNorm on two replicas starts as the parts of a batch one af
   const Outcome two = train(options, "cuda:0,cuda:0", "02-dataparallel");
   REQUIRE(parts.losses().size() == 2);
   CHECK(relative_l2(two.losses(), parts.losses()) <= 1e-4);
+}
+
+// --- Stage 03: the network in pieces -------------------------------------------------------------
+
+/// Ten steps of 13 samples in 4 micro-batches, the last of 7: on these devices as on one GPU.
+void check_pipelines(const std::string& devices) {
+  const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
+                        "0.01",   "--dropout"};
+  const Outcome single = train(ten_steps);
+  REQUIRE(single.losses().size() == 10);
+  for (const std::string schedule : {"naive", "gpipe", "1f1b"}) {
+    INFO(devices << ", --schedule " << schedule);
+    const Words options = ten_steps + Words{"--schedule", schedule};
+    const Outcome split = train(options, devices, "03-model-split");
+    CHECK(relative_l2(split.state, single.state) <= 1e-4);
+    CHECK(relative_l2(split.losses(), single.losses()) <= 1e-4);
+    CHECK(split.metrics.at("stages").size() == split.metrics.at("devices").size());
+    // The same run again, and with everything computed twice, gives the same bytes.
+    CHECK((train(options + Words{"--recompute"}, devices, "03-model-split").weights ==
+           split.weights));
+  }
+}
+
+/// The same, split inside the layers.
+void check_tensor_split(const std::string& devices) {
+  const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
+                        "0.01",   "--dropout"};
+  const Outcome single = train(ten_steps);
+  const Words split_options = ten_steps + Words{"--tensor-split", "auto"};
+  const Outcome split = train(split_options, devices, "03-model-split");
+  CHECK(relative_l2(split.state, single.state) <= 1e-4);
+  CHECK(relative_l2(split.losses(), single.losses()) <= 1e-4);
+  CHECK(split.metrics.at("tensor_split").at("per_step").at("all_reduces") == 2);
+}
+
+TEST_CASE("Layers split on one GPU lead to stage 01's weights", "[cuda][tensorsplit][stage]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_tensor_split("cuda:0,cuda:0");
+}
+
+TEST_CASE("Layers split over two GPUs lead to stage 01's weights", "[cuda][tensorsplit][stage]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  check_tensor_split("cuda:0,cuda:1");
+}
+
+TEST_CASE("Stages that share one GPU lead to stage 01's weights", "[cuda][pipeline][stage]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_pipelines("cuda:0,cuda:0,cuda:0");
+}
+
+TEST_CASE("Stages on two GPUs lead to stage 01's weights", "[cuda][pipeline][stage]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
+  check_pipelines("cuda:0,cuda:1");
 }
 
 // --- The command line: refused before any device is opened ---------------------------------------

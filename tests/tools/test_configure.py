@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BACKEND = "common/kernels/cuda/liblockstep_cuda.so"
+BACKENDS = ("common/kernels/cuda/liblockstep_cuda.so", "common/comm/nccl/liblockstep_nccl.so")
 
 
 def toolkit():
@@ -103,8 +103,9 @@ class TestConfigure(unittest.TestCase):
         behind, roots = self.folder / "behind", self.folder / "site-packages/nvidia"
         behind.mkdir()
         real = toolkit()
-        for package, libraries in {"runtime": ("cudart", "cublas", "cublasLt"),
-                                   "cudnn": ("cudnn",)}.items():
+        packages = {"runtime": ("cudart",), "cublas": ("cublas", "cublasLt"), "cudnn": ("cudnn",),
+                    "nccl": ("nccl",)}
+        for package, libraries in packages.items():
             (roots / package / "lib").mkdir(parents=True)
             (roots / package / "include").symlink_to(behind / "include")
             for library in libraries:
@@ -113,13 +114,14 @@ class TestConfigure(unittest.TestCase):
         for folder in ("bin", "nvvm"):
             (roots / "runtime" / folder).symlink_to(behind / folder)
         status, output = self.configure(
-            "-Dcuda=enabled", "-Dgpu_archs=90", f"-Dgpu_roots={roots}/runtime,{roots}/cudnn",
+            "-Dcuda=enabled", "-Dgpu_archs=90",
+            "-Dgpu_roots=" + ",".join(f"{roots}/{package}" for package in packages),
             prologue=hiding(real, behind),
-            epilogue=f"ninja -C {shlex.quote(str(self.folder / 'build'))} -j2 {BACKEND}\n"
-                     f"ldd {shlex.quote(str(self.folder / 'build' / BACKEND))}\n")
+            epilogue=f"cd {shlex.quote(str(self.folder / 'build'))}\n"
+                     f"ninja -j2 {' '.join(BACKENDS)}\nldd {' '.join(BACKENDS)}\n")
         self.assertEqual(0, status, output)
         self.assertRegex(output, r"GPU backend *: CUDA \d+\.\d+, for 90\n")
-        for library in ("cudart", "cublas", "cudnn"):
+        for library in ("cudart", "cublas", "cudnn", "nccl"):
             self.assertRegex(output, rf"lib{library}\.so\.\d+ => {roots}/")
 
     def test_summary_names_the_engine(self):

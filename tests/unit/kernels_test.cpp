@@ -726,6 +726,22 @@ TEST_CASE("The dropout mask does not depend on how the batch is split", "[kernel
   }
 }
 
+TEST_CASE("The dropout mask of some features is that part of the whole mask", "[kernels]") {
+  const TestDevice d;
+  const StepState state{.step = 3, .first_position = 100};
+  const int64_t samples = 5, features = 40, count = 9;
+  const Values whole = dropout_mask(d, state, {1, 2}, Real(0.5), {samples, features});
+  for (const int64_t first : {0, 1, 4, 6, 31}) {  // words of one counter, and of several
+    INFO("from feature " << first);
+    const DropoutKey key{.seed = 1, .layer = 2, .first_feature = first};
+    const Values part = dropout_mask(d, state, key, Real(0.5), {samples, count});
+    for (int64_t n = 0; n < samples; ++n) {
+      CHECK(std::equal(part.begin() + n * count, part.begin() + (n + 1) * count,
+                       whole.begin() + n * features + first));
+    }
+  }
+}
+
 TEST_CASE("Dropout masks differ by step, seed, layer and sample, and keep the asked share",
           "[kernels]") {
   const TestDevice d;

@@ -458,6 +458,13 @@ TEST_CASE("A state that does not fit is refused with everything that is wrong", 
           ContainsSubstring("bn1.running_mean has shape [1, 10], expected [10]") &&
           ContainsSubstring("unexpected fc3.weight"));
   CHECK(std::ranges::equal(state_dict(*net.model.network), before, same));
+  // A network without memory can tell as well.
+  const Model bare = make_model({.kind = ModelKind::seed_bn});
+  CHECK_NOTHROW(check_state_dict(*bare.network, before));
+  CHECK_THROWS_WITH(check_state_dict(*bare.network, bad),
+                    ContainsSubstring("missing fc1.bias") &&
+                        ContainsSubstring("conv2.weight has shape [20, 5, 5, 10]") &&
+                        ContainsSubstring("unexpected fc3.weight"));
 }
 
 TEST_CASE("The number of batches tracked is restored where it is given, and may be missing",
@@ -631,6 +638,43 @@ TEST_CASE("A gradient or a loss that is not finite stops the weights where they 
     net.device.kernels().fill(net.device.stream, 1, net.parameters.gradients());
     CHECK(step(2, good) == 1);
     CHECK(net.parameters.values().to_host() == after);
+  }
+}
+
+TEST_CASE("The halves of a layer, the second behind the sum of two first, are that layer", "[nn]") {
+  const TestDevice d;
+  Context context(d.stream);
+  /// Output of a layer over x + x, and of its halves where each x had a product of its own.
+  const auto check = [&](auto& layer, const Shape& shape) {
+    const FlatParameters parameters(layer, d.stream);
+    initialize(parameters, Initializer::kaiming_uniform, 1);
+    Values values = random_values(shape, 3);
+    const Tensor x = d.put(shape, values);
+    for (Real& value : values) value *= 2;
+    const Values whole = layer.forward(d.put(shape, values), context).to_host();
+    const Tensor y = layer.product(x, context), same = layer.product(x, context);
+    d.kernels().add(d.stream, same, y);
+    layer.add_bias(y, context);
+    CHECK(relative_error(y.to_host(), whole) <= (kDouble ? 1e-14 : 1e-6));
+  };
+  Conv2d convolution(3, 5, {.kernel = 3, .padding = 1});
+  check(convolution, {2, 6, 7, 3});
+  Linear linear(9, 4, Activation::relu);
+  check(linear, {5, 9});
+}
+
+TEST_CASE("Dropout of a part of the channels drops what the whole layer drops there", "[nn]") {
+  const TestDevice d;
+  Context context(d.stream);
+  context.state().copy_from_host({{.step = 4, .first_position = 9}});
+  const int64_t samples = 7, channels = 21;
+  Dropout2d whole(Real(0.5), 3), part(Real(0.5), 3);
+  part.set_first_feature(6);
+  const Values y = whole.forward(d.filled({samples, 2, 1, channels}, 1), context).to_host();
+  const Values of_part = part.forward(d.filled({samples, 2, 1, 10}, 1), context).to_host();
+  for (int64_t row = 0; row < samples * 2; ++row) {
+    const auto first = y.begin() + row * channels + 6;
+    CHECK(std::equal(first, first + 10, of_part.begin() + row * 10));
   }
 }
 

@@ -227,5 +227,5 @@ def sanitizer(section, plan, _options):
         if path:
             sanitize(section, plan, path, tool, section.remaining() / (len(TOOLS) - number))
         else:
-            section.check(tool, f"{REFUSES}: no compute-sanitizer on PATH or with the toolkit",
+            section.check(tool, "no compute-sanitizer on PATH or with the toolkit",
                           "skipped")

@@ -37,11 +37,12 @@ struct DropoutMask {
     const uint64_t position =
         state->first_position + (key.first_sample + n) * state->position_stride;
     const uint64_t step = state->step;
-    const Philox random = Philox::generate(uint32_t(f / 4), uint32_t(position), uint32_t(step),
-                                           uint32_t(position >> 32) ^ (uint32_t(step >> 32) << 16),
-                                           key.seed, key.layer);
+    const int64_t feature = key.first_feature + f;
+    const Philox random = Philox::generate(
+        uint32_t(feature / 4), uint32_t(position), uint32_t(step),
+        uint32_t(position >> 32) ^ (uint32_t(step >> 32) << 16), key.seed, key.layer);
     // 24 bits: exact in float, so that both precisions draw the same mask.
-    const Real uniform = Real(random.word[f % 4] >> 8) / 16777216;
+    const Real uniform = Real(random.word[feature % 4] >> 8) / 16777216;
     mask[n * features + f] = uniform < p ? Real(0) : 1 / (1 - p);
   }
 };

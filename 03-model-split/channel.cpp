@@ -1,0 +1,42 @@
+#include "03-model-split/channel.h"
+
+#include "common/core/device.h"
+#include "common/core/error.h"
+
+namespace lockstep {
+
+Channel::~Channel() {
+  to_.wait(from_.record());  // the places are freed in the receiver's order
+}
+
+void Channel::send(const Tensor& x) {
+  if (sent_ > 0) {
+    Shape expected = last_;
+    expected[0] = x.shape()[0];
+    require(x.shape() == expected,
+            "boundary from {} to {}: a tensor of {}, expected {} as before; give all micro-batches "
+            "the same shape",
+            from_.device().name(), to_.device().name(), x.shape().text(), expected.text());
+  }
+  last_ = x.shape();
+  Place& place = ring_[sent_++ % ring_.size()];
+  if (!place.memory.defined() || place.memory.elements() < x.elements()) {
+    place.memory = Tensor::empty(to_, x.shape());
+    place.emptied = to_.record();
+  }
+  place.shape = x.shape();
+  from_.wait(*place.emptied);
+  from_.copy(place.memory.data(), x.data(), x.bytes());
+  place.filled = from_.record();
+  bytes_sent_ += static_cast<int64_t>(x.bytes());
+}
+
+Tensor Channel::receive() {
+  const Place& place = ring_[received_++ % ring_.size()];
+  to_.wait(*place.filled);
+  return place.memory.range(0, place.shape);
+}
+
+void Channel::release() { ring_[released_++ % ring_.size()].emptied = to_.record(); }
+
+}  // namespace lockstep

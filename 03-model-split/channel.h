@@ -1,0 +1,50 @@
+#pragma once
+// The way of activations, or of gradients, from one stage of a pipeline to its neighbour.
+
+#include <optional>
+#include <vector>
+
+#include "common/core/tensor.h"
+
+namespace lockstep {
+
+/// A ring of places in the receiver's memory. The sender's stream copies into it and goes on; it
+/// waits only where the receiver has not yet emptied the place. First in, first out.
+class Channel {
+ public:
+  /// `places` tensors may be under way or in use at the same time.
+  Channel(Stream from, Stream to, size_t places) : from_(from), to_(to), ring_(places) {}
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  /// Whether the host has enqueued what send() or receive() would have to wait for.
+  bool can_send() const { return sent_ - released_ < ring_.size(); }
+  bool can_receive() const { return received_ < sent_; }
+
+  /// Enqueues a copy of x [n,...], of the sender's. All have the same extents but the first; throws
+  /// BadInput, with both shapes, if not.
+  void send(const Tensor& x);
+  /// The oldest tensor not received yet, from here on in the receiver's order.
+  Tensor receive();
+  /// The receiver has enqueued the last operation that reads the oldest tensor received.
+  void release();
+
+  int64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  struct Place {
+    Tensor memory{};
+    Shape shape{};                   // of the tensor that is in it
+    std::optional<Event> filled{};   // of the sender
+    std::optional<Event> emptied{};  // of the receiver
+  };
+
+  Stream from_, to_;
+  std::vector<Place> ring_;
+  Shape last_{};                                   // of the tensor sent last
+  size_t sent_ = 0, received_ = 0, released_ = 0;  // since the beginning
+  int64_t bytes_sent_ = 0;
+};
+
+}  // namespace lockstep

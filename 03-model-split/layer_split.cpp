@@ -1,0 +1,208 @@
+#include "03-model-split/layer_split.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "common/core/device.h"
+#include "common/core/error.h"
+#include "common/nn/init.h"
+
+namespace lockstep {
+namespace {
+
+/// Where every way to balance stops: a stage for every layer.
+void require_stages(int stages, size_t layers) {
+  require(stages >= 1 && static_cast<size_t>(stages) <= layers,
+          "--split: {} stages of {} layers, expected 1 to {}; name fewer devices", stages, layers,
+          layers);
+}
+
+Cuts parse_cuts(const std::string& text, size_t layers, int stages) {
+  Cuts cuts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const std::string number = text.substr(begin, comma - begin);
+    require(!number.empty() && number.size() < 6 &&
+                number.find_first_not_of("0123456789") == std::string::npos,
+            "--split: '{}', expected auto, measured, parameters, or the layers with which stages "
+            "begin (3,6)",
+            text);
+    cuts.push_back(std::stoul(number));
+    begin = comma + 1;
+  }
+  require(cuts.size() + 1 == static_cast<size_t>(stages),
+          "--split: {} makes {} stages, --devices names {}; give one cut less than devices", text,
+          cuts.size() + 1, stages);
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    const size_t lowest = i == 0 ? 1 : cuts[i - 1] + 1;
+    require(
+        cuts[i] >= lowest && cuts[i] < layers,
+        "--split: {}: cut {} leaves a stage without layers; expected rising numbers from 1 to {}",
+        text, cuts[i], layers - 1);
+  }
+  return cuts;
+}
+
+}  // namespace
+
+// --- Where to cut --------------------------------------------------------------------------------
+
+std::vector<LayerCost> probe_layers(const Layers& layers, const Shape& images, Stream stream) {
+  constexpr int kRuns = 3;  // the first one warms up
+  Context context(stream);
+  context.state().copy_from_host({StepState{}});  // dropout reads it
+  context.facts.update_running = false;           // nor is this training that counts
+  Tensor x = context.empty(images);
+  stream.kernels().fill(stream, 1, x);
+  std::vector<LayerCost> costs;
+  for (const auto& layer : layers) {
+    const FlatParameters parameters(*layer, stream);
+    initialize(parameters, Initializer::normal, 1);
+    LayerCost cost{.name = layer->name()};
+    cost.parameter_bytes = static_cast<int64_t>(parameters.values().bytes());
+    Tensor y;
+    for (int run = 0; run < kRuns; ++run) {
+      const double flops = context.flops();
+      const Event begin = stream.record();
+      y = layer->forward(x, context);
+      layer->backward(y, context);
+      const double seconds = stream.record().seconds_since(begin);
+      cost.seconds = run < 2 ? seconds : std::min(cost.seconds, seconds);
+      cost.flops = context.flops() - flops;
+    }
+    costs.push_back(cost);
+    x = y;
+    for (Parameter* p : layer->parameters()) p->value = p->grad = {};
+    for (ModelBuffer* b : layer->buffers()) b->value = {};
+  }
+  stream.synchronize();
+  return costs;
+}
+
+Cuts balanced_cuts(const std::vector<double>& costs, int stages) {
+  const size_t layers = costs.size();
+  require_stages(stages, layers);
+  // best[s][n]: the costliest of s + 1 stages that hold the first n layers, at its least.
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> best(stages, std::vector<double>(layers + 1, kNever));
+  std::vector<std::vector<size_t>> cut(stages, std::vector<size_t>(layers + 1, 0));
+  for (int s = 0; s < stages; ++s) {
+    for (size_t n = s + 1; n <= layers; ++n) {
+      double last = 0;  // stage s: layers first to n - 1
+      for (size_t first = n; first-- > static_cast<size_t>(s);) {
+        last += costs[first];
+        if (s == 0 && first > 0) continue;
+        const double costliest = s == 0 ? last : std::max(best[s - 1][first], last);
+        if (costliest >= best[s][n]) continue;
+        best[s][n] = costliest;
+        cut[s][n] = first;
+      }
+    }
+  }
+  Cuts cuts(stages - 1);
+  size_t end = layers;
+  for (int s = stages - 1; s > 0; --s) end = cuts[s - 1] = cut[s][end];
+  return cuts;
+}
+
+Cuts choose_cuts(const std::string& text, const Layers& layers, int stages, const Shape& images,
+                 Stream stream) {
+  require_stages(stages, layers.size());
+  if (text != "auto" && text != "measured" && text != "parameters") {
+    return parse_cuts(text, layers.size(), stages);
+  }
+  Shape probe = images;
+  if (text != "measured") probe[0] = 2;  // the shares are the same; batch norm needs two
+  std::vector<double> costs;
+  for (const LayerCost& cost : probe_layers(layers, probe, stream)) {
+    costs.push_back(text == "auto"       ? cost.flops
+                    : text == "measured" ? cost.seconds
+                                         : static_cast<double>(cost.parameter_bytes));
+  }
+  return balanced_cuts(costs, stages);
+}
+
+// --- The pieces ----------------------------------------------------------------------------------
+
+LayerSplit::LayerSplit(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams) {
+  require_equal(cuts.size() + 1, streams.size(), "LayerSplit: stages by the cuts, and streams");
+  for (size_t s = 0; s < streams.size(); ++s) {
+    const size_t begin = s == 0 ? 0 : cuts[s - 1];
+    const size_t end = s < cuts.size() ? cuts[s] : layers.size();
+    require(begin < end && end <= layers.size(),
+            "LayerSplit: stage {} would be layers {} to {} of {}; every stage needs one", s, begin,
+            end, layers.size());
+    auto piece = std::make_unique<Sequential>();
+    for (size_t i = begin; i < end; ++i) {
+      const std::string name = layers[i]->name();
+      piece->add(name, std::move(layers[i]));
+    }
+    Sequential& added = add_module("", std::move(piece));
+    stages_.push_back({streams[s], &added, std::make_unique<FlatParameters>(added, streams[s])});
+    if (s > 0) contexts_.push_back(std::make_unique<Context>(streams[s]));
+  }
+}
+
+std::string LayerSplit::layers_text(size_t stage) const {
+  const auto& layers = stages_[stage].layers->children();
+  const std::string first = layers.front()->name();
+  return layers.size() == 1 ? first : first + " to " + layers.back()->name();
+}
+
+std::string LayerSplit::text(size_t stage) const {
+  return fmt::format("stage {} ({}, {})", stage, stages_[stage].stream.device().name(),
+                     layers_text(stage));
+}
+
+// --- The naive way -------------------------------------------------------------------------------
+
+Tensor copied_to(const Tensor& x, Context& context) {
+  const Stream from = x.home(), to = context.stream();
+  const Tensor copy = context.empty(x.shape());
+  to.wait(from.record());  // x is there
+  to.copy(copy.data(), x.data(), x.bytes());
+  from.wait(to.record());  // x has been read: its memory may be used again
+  return copy;
+}
+
+void LayerSplit::share_facts(size_t stage, Context& first) {
+  Context& context = context_of(stage, first);
+  const Stream stream = stages_[stage].stream;
+  context.facts = first.facts;
+  stream.wait(first.stream().record());
+  stream.copy(context.state().data(), first.state().data(), sizeof(StepState));
+  first.stream().wait(stream.record());
+}
+
+Tensor LayerSplit::forward(const Tensor& x, Context& context) {
+  Tensor y = x;
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    within(text(s), [&] {
+      Context& own = context_of(s, context);
+      if (s > 0) {
+        share_facts(s, context);
+        y = copied_to(y, own);
+      }
+      const double flops_before = own.flops();
+      y = stages_[s].layers->forward(y, own);
+      if (s > 0) context.add_flops(own.flops() - flops_before);
+    });
+  }
+  return stages_.size() == 1 ? y : copied_to(y, context);
+}
+
+Tensor LayerSplit::backward(const Tensor& dy, Context& context) {
+  Tensor dx = dy;
+  for (size_t s = stages_.size(); s-- > 0;) {
+    within(text(s), [&] {
+      Context& own = context_of(s, context);
+      if (stages_.size() > 1) dx = copied_to(dx, own);
+      const double flops_before = own.flops();
+      dx = stages_[s].layers->backward(dx, own);
+      if (s > 0) context.add_flops(own.flops() - flops_before);
+    });
+  }
+  return dx;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,272 @@
+#include "03-model-split/pipeline.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "common/core/device.h"
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using Kind = Instruction::Kind;
+
+/// Of gradients and losses: one is read while the next one comes in.
+constexpr size_t kPlaces = 2;
+
+}  // namespace
+
+Pipeline::Pipeline(LayerSplit& split, Loss& loss, const Dataset& set, const SgdRule& rule,
+                   const PipelineOptions& options)
+    : split_(split), loss_(loss), options_(options) {
+  const int stages = static_cast<int>(split.stages().size());
+  schedules_ = make_schedules(options.schedule, stages, options.micro_batches);
+  for (int s = 0; s < stages; ++s) {
+    const LayerSplit::Stage& stage = split.stages()[s];
+    workers_.push_back({.stage = stage,
+                        .optimizer = Sgd(*stage.parameters, rule),
+                        .feeder = Feeder(stage.stream, set),
+                        .phases = PhaseTimer(stage.stream)});
+    const auto pool = std::make_shared<TensorPool>(stage.stream);
+    const int live = predicted_live(options.schedule, stages, options.micro_batches, s);
+    for (int i = 0; i < live; ++i) workers_.back().flights.push_back({.context = Context(pool)});
+    if (s == 0) continue;
+    const Stream before = split.stages()[s - 1].stream;
+    const size_t places = workers_[s - 1].flights.size();  // as many as may be alive there
+    activations_.emplace_back(before, stage.stream, places);
+    gradients_.emplace_back(stage.stream, before, kPlaces);
+    losses_.emplace_back(loss_stream(), before, kPlaces);
+  }
+}
+
+void Pipeline::initialize(Initializer initializer, uint64_t seed) {
+  for (const Worker& worker : workers_) {
+    lockstep::initialize(*worker.stage.parameters, initializer, seed);
+  }
+}
+
+int64_t Pipeline::parameter_count() {
+  int64_t count = 0;
+  for (const Worker& worker : workers_) count += worker.stage.parameters->count();
+  return count;
+}
+
+void Pipeline::require_samples(int64_t samples) const {
+  require(options_.micro_batches <= samples,
+          "--micro-batches: {} of a batch of {} samples, expected at most one per sample; give "
+          "fewer, or --drop-last if that is the epoch's last batch",
+          options_.micro_batches, samples);
+}
+
+// --- A step --------------------------------------------------------------------------------------
+
+void Pipeline::train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) {
+  require_samples(batch.size);
+  const BatchSplit split{BatchSplit::Kind::micro, options_.micro_batches};
+  const std::vector<BatchPart> parts = split.divide(batch.size);
+  train_step(std::move(batch), parts, facts, mean_loss);
+}
+
+void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
+                          const StepState& facts, const Tensor& mean_loss) {
+  require_equal(static_cast<int>(parts.size()), options_.micro_batches,
+                "pipeline: parts of the batch");
+  batch_ = &batch;
+  parts_ = parts;
+  facts_ = facts;
+  mean_loss_ = mean_loss;
+  begin_step();
+  // The host enqueues each stage's instructions in their order, as far as they go: an event must be
+  // recorded before another stream can be told to wait for it. The streams themselves run freely.
+  bool finished = false;
+  while (!finished) {
+    finished = true;
+    for (size_t s = 0; s < workers_.size(); ++s) {
+      size_t& next = workers_[s].next;
+      while (next < schedules_[s].size() && can_run(s, schedules_[s][next])) {
+        within(split_.text(s), [&] { run(s, schedules_[s][next]); });
+        ++next;
+      }
+      finished = finished && next == schedules_[s].size();
+    }
+  }
+  // The last stage reads the labels behind the other stages' work on the same samples.
+  workers_.back().feeder.retire(std::move(batch));
+}
+
+void Pipeline::begin_step() {
+  for (Worker& worker : workers_) {
+    worker.next = 0;
+    worker.phases.start();
+    worker.optimizer.zero_gradients();
+  }
+  loss_stream().kernels().fill(loss_stream(), 0, mean_loss_);
+}
+
+bool Pipeline::can_run(size_t s, const Instruction& instruction) const {
+  switch (instruction.kind) {
+    case Kind::receive_activation:
+      return activations_[s - 1].can_receive();
+    case Kind::send_activation:
+      return activations_[s].can_send();
+    case Kind::receive_gradient:
+      return gradients_[s].can_receive();
+    case Kind::send_gradient:
+      return gradients_[s - 1].can_send();
+    case Kind::step:
+      return is_last(s) || losses_[s].can_receive();
+    default:
+      return true;
+  }
+}
+
+void Pipeline::run(size_t s, const Instruction& instruction) {
+  PhaseTimer& phases = workers_[s].phases;
+  Flight& micro_batch = flight(s, instruction.micro_batch);
+  switch (instruction.kind) {
+    case Kind::receive_activation:
+      micro_batch.input = activations_[s - 1].receive();
+      return phases.end("wait");
+    case Kind::forward:
+      forward(s, instruction.micro_batch);
+      return phases.end("forward");
+    case Kind::send_activation:
+      activations_[s].send(micro_batch.output);
+      micro_batch.output = {};
+      return phases.end("send");
+    case Kind::receive_gradient:
+      micro_batch.slope = gradients_[s].receive();
+      return phases.end("wait");
+    case Kind::backward:
+      backward(s, instruction.micro_batch);
+      return phases.end("backward");
+    case Kind::send_gradient:
+      gradients_[s - 1].send(micro_batch.gradient);
+      micro_batch.gradient = {};
+      return phases.end("send");
+    case Kind::step:
+      update(s);
+      phases.end("step");
+      return phases.stop();
+  }
+}
+
+Pipeline::Flight& Pipeline::flight(size_t s, int micro_batch) {
+  std::vector<Flight>& flights = workers_[s].flights;
+  return flights[static_cast<size_t>(micro_batch) % flights.size()];
+}
+
+// --- What a stage does ---------------------------------------------------------------------------
+
+void Pipeline::forward(size_t s, int number) {
+  Worker& worker = workers_[s];
+  Flight& micro_batch = flight(s, number);
+  Context& context = micro_batch.context;
+  worker.most_live = std::max(worker.most_live, ++worker.live);
+  micro_batch.part = parts_[number];
+  context.facts = {.last_contribution = number + 1 == options_.micro_batches};
+  worker.feeder.feed_facts(micro_batch.part, facts_, context);
+  if (s == 0) {
+    const DeviceBatch& images = worker.feeder.feed_images(*batch_, micro_batch.part);
+    micro_batch.input = worker.feeder.normalize(images, context);
+  }
+  micro_batch.output = worker.stage.layers->forward(micro_batch.input, context);
+  if (options_.recompute) context.clear();
+  if (!is_last(s)) return;
+  // The loss and its gradient at once: the scores need not be kept.
+  const DeviceBatch& labels = worker.feeder.feed_labels(*batch_, micro_batch.part);
+  loss_.forward(micro_batch.output, labels.labels, mean_loss_, context);
+  micro_batch.slope = loss_.backward(labels.labels, context);
+  micro_batch.output = {};
+}
+
+void Pipeline::backward(size_t s, int number) {
+  Worker& worker = workers_[s];
+  Flight& micro_batch = flight(s, number);
+  Context& context = micro_batch.context;
+  if (options_.recompute) {
+    context.facts.recompute = true;
+    worker.stage.layers->forward(micro_batch.input, context);
+  }
+  micro_batch.gradient = worker.stage.layers->backward(micro_batch.slope, context);
+  micro_batch.slope = micro_batch.input = {};
+  if (s > 0) activations_[s - 1].release();
+  if (!is_last(s)) gradients_[s].release();
+  --worker.live;
+}
+
+void Pipeline::update(size_t s) {
+  const StepStateTensor& state = flight(s, 0).context.state();
+  // Every stage looks at the loss: if it is not finite, no stage may move.
+  if (is_last(s)) {
+    for (Channel& loss : losses_) loss.send(mean_loss_);
+    workers_[s].optimizer.step(state, mean_loss_);
+  } else {
+    workers_[s].optimizer.step(state, losses_[s].receive());
+    losses_[s].release();
+  }
+}
+
+// --- What it was like ----------------------------------------------------------------------------
+
+std::vector<HealthTensor> Pipeline::healths() const {
+  std::vector<HealthTensor> all;
+  for (const Worker& worker : workers_) all.push_back(worker.optimizer.health());
+  return all;
+}
+
+std::vector<int> Pipeline::live() const {
+  std::vector<int> all;
+  for (const Worker& worker : workers_) all.push_back(worker.most_live);
+  return all;
+}
+
+double Pipeline::flops() const {
+  double all = 0;
+  for (const Worker& worker : workers_) {
+    for (const Flight& micro_batch : worker.flights) all += micro_batch.context.flops();
+  }
+  return all;
+}
+
+double Pipeline::measured_bubble() {
+  double waited = 0, all = 0;
+  for (Worker& worker : workers_) {
+    for (const auto& [phase, seconds] : worker.phases.totals()) {
+      all += seconds;
+      if (phase == "wait") waited += seconds;
+    }
+  }
+  return all == 0 ? 0 : waited / all;
+}
+
+void Pipeline::report(TrainingLog& log) {
+  const double steps = double(std::max<int64_t>(1, log.steps()));
+  const int stages = static_cast<int>(workers_.size());
+  const double predicted = predicted_bubble(stages, options_.micro_batches);
+  nlohmann::json all = nlohmann::json::array();
+  for (int s = 0; s < stages; ++s) {
+    Worker& worker = workers_[s];
+    nlohmann::json seconds = nlohmann::json::object();
+    std::vector<std::string> texts;
+    for (const auto& [phase, total] : worker.phases.totals()) {
+      seconds[phase] = total / steps;
+      texts.push_back(fmt::format("{} {:.2f}", phase, 1e3 * total / steps));
+    }
+    const int expected = predicted_live(options_.schedule, stages, options_.micro_batches, s);
+    all.push_back({{"layers", split_.layers_text(s)},
+                   {"phase_seconds", seconds},
+                   {"live", worker.most_live},
+                   {"predicted_live", expected},
+                   {"parameter_bytes", worker.stage.parameters->values().bytes()}});
+    log.note(fmt::format("stage {}", s), split_.layers_text(s), "stages", all);
+    log.note("  ms per step", fmt::format("{}", fmt::join(texts, ", ")));
+    log.note("  live", fmt::format("{} micro-batches (at most {})", worker.most_live, expected));
+  }
+  log.note("bubble",
+           fmt::format("{:.1f} % of the time, (p-1)/(m+p-1) = {:.1f} %", 100 * measured_bubble(),
+                       100 * predicted),
+           "bubble", {{"measured", measured_bubble()}, {"predicted", predicted}});
+}
+
+}  // namespace lockstep

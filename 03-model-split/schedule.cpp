@@ -1,0 +1,298 @@
+#include "03-model-split/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using Kind = Instruction::Kind;
+
+/// Writes down one stage's instructions. The first stage receives no activations and sends no
+/// gradients, the last the other way round.
+class StageWriter {
+ public:
+  StageWriter(int stage, int stages) : first_(stage == 0), last_(stage == stages - 1) {}
+
+  void receive_activation(int micro_batch) {
+    if (!first_) list_.push_back({Kind::receive_activation, micro_batch});
+  }
+  void forward(int micro_batch) {
+    list_.push_back({Kind::forward, micro_batch});
+    if (!last_) list_.push_back({Kind::send_activation, micro_batch});
+  }
+  void backward(int micro_batch) {
+    if (!last_) list_.push_back({Kind::receive_gradient, micro_batch});
+    list_.push_back({Kind::backward, micro_batch});
+  }
+  void send_gradient(int micro_batch) {
+    if (!first_) list_.push_back({Kind::send_gradient, micro_batch});
+  }
+  Instructions finish() {
+    list_.push_back({Kind::step});
+    return std::move(list_);
+  }
+
+ private:
+  bool first_, last_;
+  Instructions list_;
+};
+
+}  // namespace
+
+ScheduleKind parse_schedule(const std::string& text) {
+  for (const ScheduleKind kind :
+       {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f1b}) {
+    if (text == name_of(kind)) return kind;
+  }
+  fail<BadInput>("--schedule: '{}', expected naive, gpipe or 1f1b", text);
+}
+
+std::string name_of(ScheduleKind kind) {
+  switch (kind) {
+    case ScheduleKind::naive:
+      return "naive";
+    case ScheduleKind::gpipe:
+      return "gpipe";
+    case ScheduleKind::one_f1b:
+      return "1f1b";
+  }
+  return "?";
+}
+
+std::string name_of(Kind kind) {
+  switch (kind) {
+    case Kind::receive_activation:
+      return "receive activation";
+    case Kind::forward:
+      return "forward";
+    case Kind::send_activation:
+      return "send activation";
+    case Kind::receive_gradient:
+      return "receive gradient";
+    case Kind::backward:
+      return "backward";
+    case Kind::send_gradient:
+      return "send gradient";
+    case Kind::step:
+      return "step";
+  }
+  return "?";
+}
+
+// --- Schedules -----------------------------------------------------------------------------------
+
+Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage) {
+  require(stages > 0, "schedule: {} stages, expected 1 or more", stages);
+  require(micro_batches > 0, "schedule: {} micro-batches, expected 1 or more", micro_batches);
+  require(0 <= stage && stage < stages, "schedule: stage {} of {}, expected 0 to {}", stage, stages,
+          stages - 1);
+  require(kind != ScheduleKind::naive || micro_batches == 1,
+          "schedule: the naive one has 1 micro-batch, found {}; choose gpipe or 1f1b",
+          micro_batches);
+  // Forwards before the first backward: with 1F1B just enough to keep all stages behind this one
+  // busy, itself included.
+  const int warm_up =
+      kind == ScheduleKind::one_f1b ? std::min(stages - stage, micro_batches) : micro_batches;
+  StageWriter writer(stage, stages);
+  for (int i = 0; i < warm_up; ++i) {
+    writer.receive_activation(i);
+    writer.forward(i);
+  }
+  for (int i = 0; i < micro_batches; ++i) {
+    const int next = warm_up + i;
+    writer.backward(i);
+    // The next activation comes in before the gradient goes out: the stage before this one sends
+    // that activation first and then waits for this gradient. Without buffers both would wait.
+    if (next < micro_batches) writer.receive_activation(next);
+    writer.send_gradient(i);
+    if (next < micro_batches) writer.forward(next);
+  }
+  return writer.finish();
+}
+
+std::vector<Instructions> make_schedules(ScheduleKind kind, int stages, int micro_batches) {
+  std::vector<Instructions> all;
+  for (int stage = 0; stage < stages; ++stage) {
+    all.push_back(make_schedule(kind, stages, micro_batches, stage));
+  }
+  return all;
+}
+
+double predicted_bubble(int stages, int micro_batches) {
+  return double(stages - 1) / double(micro_batches + stages - 1);
+}
+
+int predicted_live(ScheduleKind kind, int stages, int micro_batches, int stage) {
+  return kind == ScheduleKind::one_f1b ? std::min(stages - stage, micro_batches) : micro_batches;
+}
+
+// --- Playing them --------------------------------------------------------------------------------
+
+namespace {
+
+class Simulation {
+ public:
+  Simulation(const std::vector<Instructions>& schedules, double forward_time, double backward_time,
+             bool blocking_sends)
+      : schedules_(schedules),
+        forward_time_(forward_time),
+        backward_time_(backward_time),
+        blocking_sends_(blocking_sends),
+        next_(schedules.size()),
+        clock_(schedules.size()),
+        sent_(schedules.size()),
+        alive_(schedules.size()) {
+    table_.stages.resize(schedules.size());
+    table_.live.resize(schedules.size());
+  }
+
+  Timetable run() {
+    bool moved = true;
+    while (moved) {
+      moved = false;
+      for (size_t stage = 0; stage < schedules_.size(); ++stage) {
+        while (advance(stage)) moved = true;
+      }
+    }
+    require_finished();
+    return std::move(table_);
+  }
+
+ private:
+  /// A message under way: the sender's clock when it was sent.
+  struct Message {
+    Instruction::Kind receive;
+    int micro_batch;
+    double time;
+  };
+
+  const Instruction* upcoming(size_t stage) const {
+    return next_[stage] < schedules_[stage].size() ? &schedules_[stage][next_[stage]] : nullptr;
+  }
+
+  /// Does the stage's next instruction, if nothing is in its way.
+  bool advance(size_t stage) {
+    const Instruction* next = upcoming(stage);
+    if (next == nullptr) return false;
+    switch (next->kind) {
+      case Kind::forward:
+      case Kind::backward:
+        work(stage, *next);
+        break;
+      case Kind::send_activation:
+        if (!send(stage, stage + 1, {Kind::receive_activation, next->micro_batch})) return false;
+        break;
+      case Kind::send_gradient:
+        if (!send(stage, stage - 1, {Kind::receive_gradient, next->micro_batch})) return false;
+        break;
+      case Kind::receive_activation:
+      case Kind::receive_gradient:
+        if (!receive(stage, *next)) return false;
+        break;
+      case Kind::step:
+        break;
+    }
+    ++next_[stage];
+    return true;
+  }
+
+  void work(size_t stage, const Instruction& instruction) {
+    const bool forward = instruction.kind == Kind::forward;
+    if (forward) table_.live[stage] = std::max(table_.live[stage], ++alive_[stage]);
+    const double begin = clock_[stage];
+    clock_[stage] += forward ? forward_time_ : backward_time_;
+    table_.stages[stage].push_back({instruction, begin, clock_[stage]});
+    table_.makespan = std::max(table_.makespan, clock_[stage]);
+    if (!forward) --alive_[stage];
+  }
+
+  bool send(size_t stage, size_t to, const Instruction& receive) {
+    if (blocking_sends_) {
+      const Instruction* theirs = upcoming(to);
+      if (theirs == nullptr || !(*theirs == receive)) return false;
+      clock_[stage] = std::max(clock_[stage], clock_[to]);
+    }
+    sent_[to].push_back({receive.kind, receive.micro_batch, clock_[stage]});
+    return true;
+  }
+
+  bool receive(size_t stage, const Instruction& instruction) {
+    const auto message =
+        std::find_if(sent_[stage].begin(), sent_[stage].end(), [&](const Message& sent) {
+          return sent.receive == instruction.kind && sent.micro_batch == instruction.micro_batch;
+        });
+    if (message == sent_[stage].end()) return false;
+    clock_[stage] = std::max(clock_[stage], message->time);
+    sent_[stage].erase(message);
+    return true;
+  }
+
+  void require_finished() const {
+    std::vector<std::string> stuck;
+    for (size_t stage = 0; stage < schedules_.size(); ++stage) {
+      if (const Instruction* next = upcoming(stage)) {
+        stuck.push_back(
+            fmt::format("stage {} at '{} {}'", stage, name_of(next->kind), next->micro_batch));
+      }
+    }
+    require(stuck.empty(), "schedule: deadlock, no stage can go on: {}; expected all to finish",
+            fmt::join(stuck, ", "));
+  }
+
+  const std::vector<Instructions>& schedules_;
+  double forward_time_, backward_time_;
+  bool blocking_sends_;
+  std::vector<size_t> next_;                // per stage: the instruction at hand
+  std::vector<double> clock_;               // per stage: when it can begin that
+  std::vector<std::vector<Message>> sent_;  // per receiver
+  std::vector<int> alive_;
+  Timetable table_;
+};
+
+}  // namespace
+
+Timetable simulate(const std::vector<Instructions>& schedules, double forward_time,
+                   double backward_time, bool blocking_sends) {
+  return Simulation(schedules, forward_time, backward_time, blocking_sends).run();
+}
+
+double Timetable::bubble() const {
+  double busy = 0;
+  for (const std::vector<Slot>& stage : stages) {
+    for (const Slot& slot : stage) busy += slot.end - slot.begin;
+  }
+  return 1 - busy / (makespan * double(stages.size()));
+}
+
+// --- Drawing -------------------------------------------------------------------------------------
+
+std::string draw(ScheduleKind kind, int stages, int micro_batches) {
+  constexpr double kForward = 1, kBackward = 2;
+  const Timetable table =
+      simulate(make_schedules(kind, stages, micro_batches), kForward, kBackward);
+  const size_t cell = fmt::format("{}", micro_batches - 1).size() + 2;  // "B12 "
+  std::string text = fmt::format("{}, {} stages, {} micro-batch{}\n", name_of(kind), stages,
+                                 micro_batches, micro_batches == 1 ? "" : "es");
+  for (int stage = 0; stage < stages; ++stage) {
+    std::string row(size_t(std::lround(table.makespan)) * cell, ' ');
+    for (size_t time = 0; time < row.size(); time += cell) row[time] = '.';
+    for (const Slot& slot : table.stages[stage]) {
+      const bool forward = slot.instruction.kind == Kind::forward;
+      const std::string label =
+          fmt::format("{}{}", forward ? 'F' : 'B', slot.instruction.micro_batch);
+      const size_t begin = size_t(std::lround(slot.begin)) * cell;
+      const size_t length = size_t(std::lround(slot.end - slot.begin)) * cell - 1;
+      row.replace(begin, length, label + std::string(length - label.size(), forward ? ' ' : '-'));
+    }
+    text += fmt::format("stage {}  {}\n", stage, row.substr(0, row.find_last_not_of(' ') + 1));
+  }
+  text += fmt::format("bubble {:.1f} % of the time, (p-1)/(m+p-1) = {:.1f} %; live activations",
+                      100 * table.bubble(), 100 * predicted_bubble(stages, micro_batches));
+  for (const int live : table.live) text += fmt::format(" {}", live);
+  return text + "\n";
+}
+
+}  // namespace lockstep

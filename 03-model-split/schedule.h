@@ -1,0 +1,80 @@
+#pragma once
+// When each stage of a pipeline does what: lists of instructions, without devices or numbers.
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// How the micro-batches of one batch are ordered.
+enum class ScheduleKind {
+  naive,   // one micro-batch: only one stage works at a time
+  gpipe,   // all forwards, then all backwards (Huang et al., arXiv 1811.06965)
+  one_f1b  // a backward as soon as there is one (PipeDream-Flush, arXiv 2006.09503, section 2.2)
+};
+/// "naive", "gpipe" or "1f1b"; throws BadInput otherwise.
+ScheduleKind parse_schedule(const std::string& text);
+std::string name_of(ScheduleKind kind);
+
+/// One thing that a stage does. Sends and receives are those of the neighbours: activations go to
+/// the next stage, gradients to the one before.
+struct Instruction {
+  enum class Kind {
+    receive_activation,
+    forward,
+    send_activation,
+    receive_gradient,
+    backward,
+    send_gradient,
+    step  // the optimizer's: the gradients of all micro-batches are there
+  };
+  Kind kind;
+  int micro_batch = 0;  // 0, 1, ...; 0 for a step
+
+  friend bool operator==(const Instruction&, const Instruction&) = default;
+};
+std::string name_of(Instruction::Kind kind);
+
+using Instructions = std::vector<Instruction>;
+
+/// What stage `stage` of `stages` does for one batch of `micro_batches`, in this order. Throws
+/// BadInput for less than one stage or micro-batch, a stage that does not exist, and for several
+/// micro-batches in the naive schedule.
+Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage);
+/// The instructions of all stages.
+std::vector<Instructions> make_schedules(ScheduleKind kind, int stages, int micro_batches);
+
+/// One forward or backward of a timetable.
+struct Slot {
+  Instruction instruction;
+  double begin, end;
+};
+
+/// What happens when all stages follow their instructions, each forward and backward takes its
+/// time, and sends and receives take none.
+struct Timetable {
+  std::vector<std::vector<Slot>> stages;  // in order of time
+  std::vector<int> live;  // per stage: the most micro-batches between forward and end of backward
+  double makespan = 0;    // to the end of the last backward
+  /// Share of the stages' time in which they do nothing.
+  double bubble() const;
+};
+
+/// Plays the instructions. Throws BadInput, naming every stage that is stuck and its instruction,
+/// if they block each other; with `blocking_sends` a send waits until the receiver has come to its
+/// receive, as a transfer without a buffer does.
+Timetable simulate(const std::vector<Instructions>& schedules, double forward_time,
+                   double backward_time, bool blocking_sends = false);
+
+/// (p-1)/(m+p-1): the share of the whole time that each of p stages waits, if all take equally long
+/// (GPipe, section 2.3). Over the ideal time it would be (p-1)/m.
+double predicted_bubble(int stages, int micro_batches);
+/// The micro-batches whose activations stage `stage` has to keep at the same time: all of them in
+/// GPipe, at most stages - stage in 1F1B.
+int predicted_live(ScheduleKind kind, int stages, int micro_batches, int stage);
+
+/// The timetable as text: a row per stage, a column per unit of time; F3 and B3 are forward and
+/// backward of micro-batch 3. A backward takes two units, as it does about twice the work.
+std::string draw(ScheduleKind kind, int stages, int micro_batches);
+
+}  // namespace lockstep

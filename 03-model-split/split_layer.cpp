@@ -1,0 +1,71 @@
+#include "03-model-split/split_layer.h"
+
+namespace lockstep {
+
+Traffic& Traffic::operator+=(const Traffic& other) {
+  all_reduces += other.all_reduces;
+  all_gathers += other.all_gathers;
+  bytes += other.bytes;
+  return *this;
+}
+
+RankModules::RankModules(LocalWorld& world) : world_(world) {
+  for (int r = 0; r < world.size(); ++r) trees_.push_back(std::make_unique<Sequential>());
+}
+
+// --- Collectives ---------------------------------------------------------------------------------
+
+template <class Issue>
+void SplitLayer::collective(const Contexts& contexts, const Traffic& traffic, Issue issue) {
+  if (ranks() == 1) return;
+  if (contexts[0]->facts.training) traffic_ += traffic;
+  std::deque<ScopedRange> ranges;  // until the group is closed: only then the work is enqueued
+  for (const Context* context : contexts) ranges.emplace_back(context->stream(), name_);
+  const CollectiveGroup group(world_);
+  for (int r = 0; r < ranks(); ++r) issue(r, world_.rank(r), contexts[r]->stream());
+}
+
+void SplitLayer::all_reduce(const Tensors& x, const Contexts& contexts) {
+  collective(contexts, one_all_reduce(x[0].elements()),
+             [&](int r, Communicator& rank, Stream stream) { rank.all_reduce(stream, x[r]); });
+}
+
+void SplitLayer::all_gather(const Tensors& mine, const Tensors& all, const Contexts& contexts) {
+  collective(
+      contexts, one_all_gather(all[0].elements()),
+      [&](int r, Communicator& rank, Stream stream) { rank.all_gather(stream, mine[r], all[r]); });
+}
+
+Traffic SplitLayer::one_all_reduce(int64_t elements) const {
+  if (ranks() == 1) return {};
+  return {.all_reduces = 1, .bytes = elements * int64_t{sizeof(Real)}};
+}
+
+Traffic SplitLayer::one_all_gather(int64_t elements) const {
+  if (ranks() == 1) return {};
+  return {.all_gathers = 1, .bytes = elements * int64_t{sizeof(Real)}};
+}
+
+// --- LocalLayer ----------------------------------------------------------------------------------
+
+LocalLayer::LocalLayer(std::string name, const RankModules& ranks, const Make& make)
+    : SplitLayer(std::move(name), ranks) {
+  for (int r = 0; r < ranks.size(); ++r) modules_.push_back(ranks.add(r, make(r)));
+}
+
+Tensors LocalLayer::forward(const Tensors& x, const Contexts& contexts) {
+  Tensors y;
+  on_each_rank(contexts,
+               [&](int r, Context& context) { y.push_back(modules_[r]->forward(x[r], context)); });
+  return y;
+}
+
+Tensors LocalLayer::backward(const Tensors& dy, const Contexts& contexts) {
+  Tensors dx;
+  on_each_rank(contexts, [&](int r, Context& context) {
+    dx.push_back(modules_[r]->backward(dy[r], context));
+  });
+  return dx;
+}
+
+}  // namespace lockstep

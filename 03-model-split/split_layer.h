@@ -1,0 +1,125 @@
+#pragma once
+// What all layers that are split inside have in common: shards, and collectives between them.
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/comm/local_world.h"
+#include "common/core/error.h"
+#include "common/nn/module.h"
+
+namespace lockstep {
+
+using Tensors = std::vector<Tensor>;     // [r] lies on rank r's device
+using Contexts = std::vector<Context*>;  // [r] is that of rank r's stream
+
+/// What the ranks of a layer exchanged. Bytes are those of one rank's result; how many go over the
+/// wire for it is the communicator's business.
+struct Traffic {
+  int64_t all_reduces = 0, all_gathers = 0, bytes = 0;
+
+  Traffic& operator+=(const Traffic& other);
+  friend bool operator==(const Traffic&, const Traffic&) = default;
+};
+
+/// The modules of a split network: one tree per rank, whose parameters are named as in the unsplit
+/// network.
+class RankModules {
+ public:
+  /// Empty trees for the ranks of `world`, which must outlive this.
+  explicit RankModules(LocalWorld& world);
+
+  LocalWorld& world() const { return world_; }
+  int size() const { return static_cast<int>(trees_.size()); }
+  Sequential& tree(int rank) const { return *trees_[rank]; }
+  /// Puts a module, which has its final name already, into a rank's tree.
+  template <class M>
+  M* add(int rank, std::unique_ptr<M> module) const {
+    M& added = *module;
+    const std::string name = added.name();
+    trees_[rank]->add(name, std::move(module));
+    return &added;
+  }
+
+ private:
+  LocalWorld& world_;
+  std::vector<std::unique_ptr<Sequential>> trees_;
+};
+
+/// A layer on all ranks. It is not a Module: it has one Module per rank, its shard, and the
+/// collectives between them, which the one host thread issues for all ranks in one group. An
+/// activation is either whole, with the same values on all ranks, or split: of P ranks, rank r has
+/// the r-th P-th of its channels or features.
+class SplitLayer {
+ public:
+  SplitLayer(std::string name, const RankModules& ranks)
+      : name_(std::move(name)), world_(ranks.world()) {}
+  virtual ~SplitLayer() = default;
+  SplitLayer(const SplitLayer&) = delete;
+  SplitLayer& operator=(const SplitLayer&) = delete;
+
+  const std::string& name() const { return name_; }
+  int ranks() const { return world_.size(); }
+
+  /// As Module::forward() and backward(), for all ranks: only enqueues. An error of a rank names it
+  /// and its device.
+  virtual Tensors forward(const Tensors& x, const Contexts& contexts) = 0;
+  virtual Tensors backward(const Tensors& dy, const Contexts& contexts) = 0;
+
+  /// What was exchanged in training so far.
+  virtual Traffic traffic() const { return traffic_; }
+  /// What one pass in training, forward and backward, has to exchange, by sizes alone: `x` is the
+  /// shape of a rank's input.
+  virtual Traffic predicted(const Shape& x) const = 0;
+
+ protected:
+  /// x[r] becomes the sum of all x. Nothing for a single rank.
+  void all_reduce(const Tensors& x, const Contexts& contexts);
+  /// all[r] becomes mine[0], mine[1], ...
+  void all_gather(const Tensors& mine, const Tensors& all, const Contexts& contexts);
+  /// What one collective whose result has this many elements counts.
+  Traffic one_all_reduce(int64_t elements) const;
+  Traffic one_all_gather(int64_t elements) const;
+
+  /// Calls work(rank, its context) for each rank, under the layer's name in the trace.
+  template <class Work>
+  void on_each_rank(const Contexts& contexts, Work work) const {
+    for (int r = 0; r < ranks(); ++r) {
+      Context& context = *contexts[r];
+      within(fmt::format("rank {} on {}", r, context.stream().device().name()), [&] {
+        const ScopedRange range(context.stream(), name_);
+        work(r, context);
+      });
+    }
+  }
+
+ private:
+  /// Calls issue(rank, communicator, stream) for each rank in one group, and counts that.
+  template <class Issue>
+  void collective(const Contexts& contexts, const Traffic& traffic, Issue issue);
+
+  std::string name_;
+  LocalWorld& world_;
+  Traffic traffic_;
+};
+
+/// No communication: a layer that is whole on every rank, or one that works channel by channel on
+/// the rank's channels.
+class LocalLayer final : public SplitLayer {
+ public:
+  using Make = std::function<std::unique_ptr<Module>(int rank)>;
+
+  /// make(r) is rank r's module, which has its final name.
+  LocalLayer(std::string name, const RankModules& ranks, const Make& make);
+  Tensors forward(const Tensors& x, const Contexts& contexts) override;
+  Tensors backward(const Tensors& dy, const Contexts& contexts) override;
+  Traffic predicted(const Shape&) const override { return {}; }
+
+ private:
+  std::vector<Module*> modules_;
+};
+
+}  // namespace lockstep

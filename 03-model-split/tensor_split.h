@@ -1,0 +1,79 @@
+#pragma once
+// The networks, split inside their layers.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "03-model-split/split_layer.h"
+#include "common/app/training_log.h"
+#include "common/nn/models.h"
+#include "common/nn/state.h"
+
+namespace lockstep {
+
+/// A network whose layers are split over the ranks of a world, as AlexNet was over two GPUs: every
+/// rank sees every sample, has a part of the wide layers, and all of the others. Ranks hold the
+/// same values wherever an activation or a parameter is whole, so scores and loss are on every
+/// rank, and every rank has an optimizer of its own for its parameters.
+///
+/// What can be split, in the seed networks: conv2 by output channels, fc1 by its inputs, which are
+/// those channels; what stands between them works per channel. In ResNet-18: every residual block
+/// ("block1.0"), conv1 by output and conv2 by input channels. Either way one all-reduce forward and
+/// one backward.
+class TensorSplit {
+ public:
+  using Names = std::vector<std::string>;
+
+  /// Rank r works on streams[r], on the r-th device of `world`, which must outlive this. `layers`
+  /// are those to be split; where they are not given, all that can be and divide by the number of
+  /// ranks. Throws BadInput for a layer that cannot be split, or not over so many ranks, naming it
+  /// and the numbers.
+  TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams, LocalWorld& world,
+              const std::optional<Names>& layers = {});
+
+  int ranks() const { return ranks_.size(); }
+  /// Rank r's modules, and their parameters: named as in the unsplit network.
+  Module& module(int rank) const { return ranks_.tree(rank); }
+  const FlatParameters& parameters(int rank) const { return *parameters_[rank]; }
+
+  /// Scores [N,classes] on each rank, from the same images [N,H,W,C] on each. Only enqueues. The
+  /// contexts are on the ranks' streams; their facts and their state(), which dropout and the loss
+  /// look at, must be the same. Throws BadInput if there is not one of each per rank; an error of a
+  /// rank names it and its device.
+  Tensors forward(const Tensors& images, const Contexts& contexts);
+  /// Given the gradients of the scores, the same on each rank, adds those of the parameters.
+  void backward(const Tensors& slopes, const Contexts& contexts);
+
+  /// Sets the ranks' parts of the unsplit network's state. Throws BadInput as load_state_dict()
+  /// does; nothing is changed then. Synchronizes. Call it before anything else: where a network
+  /// starts does not depend on how it is split.
+  void load_full_state(const std::vector<StateTensor>& state);
+  /// The unsplit network's state, put together: bit by bit what was loaded, if nothing happened
+  /// since. What every rank has is taken from rank 0. Synchronizes.
+  std::vector<StateTensor> full_state() const;
+
+  /// The layers that are split, in order.
+  const Names& split_layers() const { return split_; }
+  /// All layers, in order, each with its traffic.
+  const std::vector<std::unique_ptr<SplitLayer>>& layers() const { return layers_; }
+  /// What the ranks exchanged in training so far, and what they had to by the sizes of the layers.
+  Traffic traffic() const;
+  const Traffic& expected_traffic() const { return expected_; }
+  /// Adds both, per step, to the summary and the metrics.
+  void report(TrainingLog& log) const;
+
+ private:
+  class Builder;
+  void require_one_per_rank(const Tensors& tensors, const Contexts& contexts) const;
+
+  std::unique_ptr<Module> unsplit_;  // without memory: names and shapes
+  RankModules ranks_;
+  Names split_;
+  std::vector<std::unique_ptr<SplitLayer>> layers_;
+  std::vector<std::unique_ptr<FlatParameters>> parameters_;
+  std::vector<Stream> streams_;
+  Traffic expected_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,109 @@
+#include "03-model-split/tensor_training.h"
+
+#include "03-model-split/layer_split.h"
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+
+namespace lockstep {
+namespace {
+
+/// The ranks' network as it looks from device 0.
+class AsOneNetwork final : public Module {
+ public:
+  AsOneNetwork(TensorSplit& split, const std::vector<Stream>& streams) : split_(split) {
+    for (size_t r = 1; r < streams.size(); ++r) others_.emplace_back(streams[r]);
+  }
+
+  Tensor forward(const Tensor& x, Context& context) override {
+    Tensors images{x};
+    Contexts contexts{&context};
+    for (Context& other : others_) {
+      other.facts = context.facts;
+      images.push_back(copied_to(x, other));
+      contexts.push_back(&other);
+    }
+    return split_.forward(images, contexts)[0];
+  }
+  Tensor backward(const Tensor&, Context&) override {
+    fail<BadInput>("tensor split: this network is for evaluation, expected train_step()");
+  }
+
+ private:
+  TensorSplit& split_;
+  std::deque<Context> others_;  // of ranks 1, 2, ...
+};
+
+}  // namespace
+
+TensorTraining::TensorTraining(TensorSplit& split, const std::vector<Stream>& streams, Loss& loss,
+                               const ModelOptions& model, const Dataset& set, const SgdRule& rule)
+    : split_(split), loss_(loss), model_(model) {
+  for (int r = 0; r < split.ranks(); ++r) {
+    workers_.push_back({.context = Context(streams[r]),
+                        .feeder = Feeder(streams[r], set),
+                        .optimizer = Sgd(split.parameters(r), rule),
+                        .loss = Tensor::empty(streams[r], {1})});
+  }
+  evaluation_ = std::make_unique<AsOneNetwork>(split, streams);
+}
+
+void TensorTraining::initialize(Initializer initializer, uint64_t seed) {
+  // Parameters are drawn as whole tensors, so the whole network is made first, in host memory.
+  const std::unique_ptr<Device> host = open_device({DeviceId::Kind::cpu, 0}, {});
+  Model whole = make_model(model_);
+  const FlatParameters parameters(*whole.network, host->create_stream("initialize"));
+  lockstep::initialize(parameters, initializer, seed);
+  load_state(state_dict(*whole.network));
+}
+
+int64_t TensorTraining::parameter_count() {
+  int64_t count = 0;
+  for (const Parameter* parameter : make_model(model_).network->parameters()) {
+    count += parameter->shape.elements();
+  }
+  return count;
+}
+
+Contexts TensorTraining::contexts() {
+  Contexts all;
+  for (Worker& worker : workers_) all.push_back(&worker.context);
+  return all;
+}
+
+void TensorTraining::train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) {
+  workers_.front().loss = mean_loss;
+  Tensors images, slopes;
+  std::vector<const DeviceBatch*> fed;
+  std::vector<Event> copied;
+  for (Worker& worker : workers_) {
+    Context& context = worker.context;
+    fed.push_back(&worker.feeder.feed(batch, {0, 1, batch.size}, facts, context));
+    copied.push_back(context.stream().record());
+    worker.optimizer.zero_gradients();
+    context.kernels().fill(context.stream(), 0, worker.loss);
+    images.push_back(worker.feeder.normalize(*fed.back(), context));
+  }
+  const Tensors scores = split_.forward(images, contexts());
+  for (size_t r = 0; r < workers_.size(); ++r) {
+    loss_.forward(scores[r], fed[r]->labels, workers_[r].loss, workers_[r].context);
+    slopes.push_back(loss_.backward(fed[r]->labels, workers_[r].context));
+  }
+  split_.backward(slopes, contexts());
+  for (const Worker& worker : workers_) worker.optimizer.step(worker.context.state(), worker.loss);
+  for (const Event& event : copied) loss_stream().wait(event);  // nobody reads the batch any more
+  workers_.front().feeder.retire(std::move(batch));
+}
+
+std::vector<HealthTensor> TensorTraining::healths() const {
+  std::vector<HealthTensor> all;
+  for (const Worker& worker : workers_) all.push_back(worker.optimizer.health());
+  return all;
+}
+
+double TensorTraining::flops() const {
+  double all = 0;
+  for (const Worker& worker : workers_) all += worker.context.flops();
+  return all;
+}
+
+}  // namespace lockstep

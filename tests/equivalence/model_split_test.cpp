@@ -1,0 +1,228 @@
+// Stage 03 leads to stage 01's weights, however the network is cut and the batch divided.
+
+#include <fmt/ranges.h>
+
+#include "common/core/real.h"
+#include "tests/equivalence/outcome.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+
+Outcome train_split(int stages, const Options& options) {
+  return train(options, "03-model-split", cpus(stages));
+}
+
+/// 50 steps of 12 samples, the last of 8: neither 12 nor 8 is divided by all numbers of
+/// micro-batches.
+Options fifty_steps() {
+  return {"--data", "synthetic:596:10", "--workers", "0", "--batch-size", "12"};
+}
+
+struct Run {
+  int stages, micro_batches;
+  std::string schedule;
+
+  Options options() const {
+    return {"--schedule", schedule, "--micro-batches", std::to_string(micro_batches)};
+  }
+  std::string text() const {
+    return fmt::format("{} stages, {} micro-batches, {}", stages, micro_batches, schedule);
+  }
+};
+
+/// All numbers of stages and micro-batches; the schedules by turns, or all of them.
+std::vector<Run> runs() {
+  std::vector<Run> all;
+  for (const int stages : {1, 2, 3, 4}) {
+    all.push_back({stages, 1, "naive"});
+    for (const int micro_batches : {1, 2, 4, 8}) {
+      const bool turn = all.size() % 2 == 0;
+      if (turn || full_campaign()) all.push_back({stages, micro_batches, "gpipe"});
+      if (!turn || full_campaign()) all.push_back({stages, micro_batches, "1f1b"});
+    }
+  }
+  return all;
+}
+
+void check_pipelines(const Options& options, double tolerance) {
+  const Options steps = fifty_steps() + options;
+  const Outcome single = train(steps);
+  REQUIRE(single.losses().size() == 50);
+  for (const Run& run : runs()) {
+    INFO(run.text());
+    const Outcome split = train_split(run.stages, steps + run.options());
+    check_equal(split, single, tolerance);
+    CHECK((split.file == single.file) == (run.micro_batches == 1));  // bitwise, or really divided
+  }
+}
+
+/// 50 steps, split inside the layers; collectives are those of the table for conv2 and fc1.
+void check_tensor_split(const Options& options, double tolerance) {
+  const Options steps = fifty_steps() + options;
+  const Outcome single = train(steps);
+  for (const int ranks : {1, 2, 4}) {
+    INFO(ranks << " ranks");
+    const Outcome split = train_split(ranks, steps + Options{"--tensor-split", "auto"});
+    CHECK(relative_l2(split.state, single.state) <= tolerance);
+    CHECK(largest(difference(split.losses(), single.losses())) <= 100 * tolerance);
+    CHECK((split.file == single.file) == (ranks == 1));
+    const nlohmann::json& moved = split.metrics.at("tensor_split");
+    CHECK(moved.at("per_step").at("all_reduces") == (ranks == 1 ? 0 : 2));
+    CHECK(moved.at("per_step").at("all_gathers") == 0);
+    CHECK(moved.at("per_step") == moved.at("predicted_per_step"));
+  }
+}
+
+#ifdef LOCKSTEP_DOUBLE
+
+TEST_CASE("A network split inside its layers leads to stage 01's weights after 50 steps",
+          "[equivalence][tensorsplit][row56]") {
+  check_tensor_split({"--lr", "0.1", "--momentum", "0.9"}, 1e-12);
+  check_tensor_split({"--lr", "0.01", "--dropout"}, 1e-12);
+  check_tensor_split({"--lr", "0.01", "--model", "seed-bn"}, 1e-12);
+}
+
+TEST_CASE("Any pipeline gives stage 01's weights after 50 steps with momentum and dropout",
+          "[equivalence][pipeline][row42][row46]") {
+  check_pipelines({"--lr", "0.1", "--momentum", "0.9"}, 1e-12);
+  check_pipelines({"--lr", "0.01", "--dropout"}, 1e-12);
+}
+
+TEST_CASE("With BatchNorm a pipeline gives the weights of micro-batches one after another",
+          "[equivalence][pipeline][row47]") {
+  const Options options = fifty_steps() + Options{"--model", "seed-bn", "--lr", "0.01"};
+  const Outcome whole = train(options);
+  for (const Run& run : {Run{2, 2, "gpipe"}, Run{3, 4, "1f1b"}, Run{4, 3, "gpipe"}}) {
+    INFO(run.text());
+    const Outcome parts =
+        train(options + Options{"--emulate", fmt::format("micro:{}", run.micro_batches)});
+    const Outcome split = train_split(run.stages, options + run.options());
+    check_equal(split, parts, 1e-12);
+    CHECK(relative_l2(split.state, whole.state) > 1e-3);  // and not those of the whole batch
+  }
+}
+
+TEST_CASE("ResNet-18 as a pipeline gives the weights of micro-batches one after another",
+          "[equivalence][pipeline][row47]") {
+  const Options options{
+      "--data", "synthetic:20:10", "--workers", "0", "--model", "resnet18", "--width", "4", "--lr",
+      "0.01",   "--batch-size",    "10"};
+  const Outcome parts = train(options + Options{"--emulate", "micro:3"});
+  for (const Run& run : {Run{2, 3, "gpipe"}, Run{4, 3, "1f1b"}}) {
+    INFO(run.text());
+    check_equal(train_split(run.stages, options + run.options()), parts, 1e-12);
+  }
+}
+
+#else
+
+TEST_CASE("A network split inside its layers leads to stage 01's weights after 50 steps",
+          "[equivalence][tensorsplit][row56]") {
+  check_tensor_split({"--lr", "0.01"}, 1e-5);
+}
+
+TEST_CASE("Any pipeline gives stage 01's weights after 50 steps",
+          "[equivalence][pipeline][row42][row46]") {
+  check_pipelines({"--lr", "0.01"}, 1e-5);
+}
+
+TEST_CASE("With BatchNorm a pipeline's first losses are those of micro-batches in turn",
+          "[equivalence][pipeline]") {
+  const Options options =
+      fifty_steps() + Options{"--model", "seed-bn", "--lr", "0.01", "--max-steps", "5"};
+  const Outcome parts = train(options + Options{"--emulate", "micro:4"});
+  const Outcome split = train_split(3, options + Run{3, 4, "1f1b"}.options());
+  CHECK(largest(difference(split.losses(), parts.losses())) <= 1e-5);
+}
+
+TEST_CASE("A quarter of ResNet-18 needs far less memory than the whole",
+          "[equivalence][pipeline]") {
+  const Options options{"--data", "synthetic:64:8", "--model", "resnet18", "--batch-size",
+                        "64",     "--max-steps",    "1"};
+  const int64_t whole = train(options).metrics.at("peak_memory_bytes").at(0);
+  const auto peaks = [&](const std::string& schedule) {
+    const Options cut{"--split", "4,6,9", "--schedule", schedule, "--micro-batches", "8"};
+    return train_split(4, options + cut)
+        .metrics.at("peak_memory_bytes")
+        .get<std::vector<int64_t>>();
+  };
+  const std::vector<int64_t> gpipe = peaks("gpipe"), one_f1b = peaks("1f1b");
+  for (int s = 0; s < 4; ++s) {
+    INFO("stage " << s << ": 1F1B " << one_f1b[s] << ", GPipe " << gpipe[s] << ", whole " << whole);
+    CHECK(double(one_f1b[s]) < 0.45 * double(whole));
+    CHECK(one_f1b[s] < gpipe[s]);
+  }
+}
+
+#endif
+
+TEST_CASE("Where a network is cut and what is computed twice changes no bit of its weights",
+          "[equivalence][pipeline][row51]") {
+  const Options options = fifty_steps() + Options{"--dropout"};
+  const Outcome by_hand = train_split(3, options + Options{"--split", "1,4"});
+  for (const std::string split : {"auto", "parameters", "measured", "3,6"}) {
+    INFO(split);
+    CHECK((train_split(3, options + Options{"--split", split}).file == by_hand.file));
+  }
+  const Outcome twice = train_split(3, options + Options{"--recompute"});
+  CHECK((twice.file == by_hand.file));
+  const double flops = by_hand.metrics.at("training_flops");
+  CHECK(twice.metrics.at("training_flops").get<double>() > 1.2 * flops);
+}
+
+// --- The program's own measurements --------------------------------------------------------------
+
+TEST_CASE("The metrics tell the bubble, and what each stage does and keeps",
+          "[equivalence][pipeline][row45]") {
+  for (const Run& run : {Run{4, 8, "gpipe"}, Run{4, 8, "1f1b"}}) {
+    INFO(run.text());
+    const nlohmann::json metrics = train_split(4, fifty_steps() + run.options()).metrics;
+    CHECK(metrics.at("bubble").at("predicted") == Approx(3.0 / 11));
+    const double bubble = metrics.at("bubble").at("measured");
+    CHECK(bubble > 0);
+    CHECK(bubble < 1);
+    CHECK(metrics.at("peak_memory_bytes").size() == 4);
+    REQUIRE(metrics.at("stages").size() == 4);
+    int64_t parameters = 0;
+    for (int s = 0; s < 4; ++s) {
+      const nlohmann::json& stage = metrics.at("stages").at(s);
+      CHECK(stage.at("live") == (run.schedule == "gpipe" ? 8 : 4 - s));
+      CHECK(stage.at("predicted_live") == stage.at("live"));
+      parameters += stage.at("parameter_bytes").get<int64_t>();
+      double seconds = 0;
+      for (const auto& [phase, value] : stage.at("phase_seconds").items()) {
+        seconds += 50 * value.get<double>();
+      }
+      CHECK(seconds > 0);
+      CHECK(seconds <= metrics.at("epoch_seconds").at(0).get<double>());
+    }
+    CHECK(parameters >= 21'840 * int64_t{sizeof(Real)});
+  }
+}
+
+TEST_CASE("Several stages may share a device", "[equivalence][pipeline]") {
+  const Outcome shared = train(fifty_steps(), "03-model-split", "cpu:0,cpu:0,cpu:0");
+  CHECK((shared.file == train_split(3, fifty_steps()).file));
+}
+
+TEST_CASE("What a network in pieces saves, any other stage loads", "[equivalence][row57]") {
+  const TempDir folder;
+  const Options steps = fifty_steps() + Options{"--save", folder / "pieces"};
+  for (const Options& way : {Options{"--tensor-split", "auto"}, Options{"--schedule", "gpipe"}}) {
+    const Options first{stage_binary("03-model-split"), "--devices", cpus(4)};
+    REQUIRE(run_process(first + steps + way, kDeadline).status == 0);
+    const Options load = fifty_steps() + Options{"--load", folder / "pieces", "--epochs", "0"};
+    const Outcome whole = train(load);
+    for (const int count : {1, 2}) {
+      const Outcome again = train(load + way, "03-model-split", cpus(count));
+      CHECK((again.file == whole.file));
+      CHECK(largest(difference(again.metrics.at("test_loss").get<std::vector<double>>(),
+                               whole.metrics.at("test_loss").get<std::vector<double>>())) <= 1e-6);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
