@@ -13,6 +13,8 @@ using Kind = Instruction::Kind;
 
 /// Of gradients and losses: one is read while the next one comes in.
 constexpr size_t kPlaces = 2;
+/// Six phases per micro-batch, each with about one event of another kind in the stream.
+constexpr size_t kMostMarks = 384;
 
 }  // namespace
 
@@ -26,7 +28,7 @@ Pipeline::Pipeline(LayerSplit& split, Loss& loss, const Dataset& set, const SgdR
     workers_.push_back({.stage = stage,
                         .optimizer = Sgd(*stage.parameters, rule),
                         .feeder = Feeder(stage.stream, set),
-                        .phases = PhaseTimer(stage.stream)});
+                        .phases = PhaseTimer(stage.stream, kMostMarks)});
     const auto pool = std::make_shared<TensorPool>(stage.stream);
     const int live = predicted_live(options.schedule, stages, options.micro_batches, s);
     for (int i = 0; i < live; ++i) workers_.back().flights.push_back({.context = Context(pool)});

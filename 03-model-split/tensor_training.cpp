@@ -57,8 +57,9 @@ void TensorTraining::initialize(Initializer initializer, uint64_t seed) {
 }
 
 int64_t TensorTraining::parameter_count() {
+  const Model whole = make_model(model_);
   int64_t count = 0;
-  for (const Parameter* parameter : make_model(model_).network->parameters()) {
+  for (const Parameter* parameter : whole.network->parameters()) {
     count += parameter->shape.elements();
   }
   return count;

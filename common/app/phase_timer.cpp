@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace lockstep {
-namespace {
-// Several steps, if each has few phases. A stream remembers 1000 events, its owner's own among
-// them.
-constexpr size_t kMostMarks = 384;
-}  // namespace
 
 void PhaseTimer::start() {
   running_ = true;
@@ -17,7 +12,7 @@ void PhaseTimer::start() {
 void PhaseTimer::end(const char* name) {
   if (!running_) return;
   marks_.push_back({name, stream_.record()});
-  take(kMostMarks);
+  take(most_marks_);
 }
 
 void PhaseTimer::take(size_t keep) {

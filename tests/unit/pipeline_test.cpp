@@ -459,10 +459,12 @@ TEST_CASE("A split network may go while a stage still reads what another made",
   Context context(machine.streams[0]);
   const Tensor x = Tensor::from_host(context.stream(), {2, 16, 16, 1}, Values(512, 1));
   const Tensor slope = Tensor::from_host(context.stream(), {2, 10}, Values(20, 1));
-  const std::unique_ptr<LayerSplit> split = split_of(layers_of(small()), machine.streams);
+  std::unique_ptr<LayerSplit> split = split_of(layers_of(small()), machine.streams);
   split->forward(x, context);
   sleep(10)(context.stream());
   split->backward(slope, context);
+  split.reset();
+  for (const Stream& stream : machine.streams) CHECK_NOTHROW(stream.synchronize());
 }
 
 TEST_CASE("A split network's state is that of the whole one", "[pipeline]") {
@@ -678,24 +680,20 @@ TEST_CASE("After two steps a pipeline allocates nothing more", "[pipeline]") {
   }
 }
 
-// By hand, on an idle machine: unit-test "[bench]".
-TEST_CASE("The measured bubble is that of the formula", "[.bench]") {
-  constexpr int kStages = 4;
-  for (const auto& [kind, micro_batches] : {std::pair(kOneF1b, 4), {kGpipe, 4}, {kGpipe, 12}}) {
-    const double predicted = predicted_bubble(kStages, micro_batches);
-    double found = 0;
-    for (int attempt = 0; attempt < 3 && std::abs(found - predicted) > 0.1; ++attempt) {
-      Run run({.stages = kStages,
-               .pipeline = {kind, micro_batches, false},
-               .change = [](Layers& layers) {  // 12 layers, three a stage
-                 for (const size_t place : {0, 3, 6, 9}) insert(layers, place, sleep(5), sleep(5));
-               }});
-      for (int i = 0; i < 2; ++i) run.step();
-      found = run.pipeline->measured_bubble();
-    }
-    INFO(name_of(kind) << ", " << micro_batches << " micro-batches");
-    CHECK(found == Approx(predicted).margin(0.1));
-  }
+TEST_CASE("Micro-batches make the measured bubble smaller", "[pipeline]") {
+  const auto bubble = [](ScheduleKind kind, int micro_batches) {
+    Run run({.stages = 4,
+             .pipeline = {kind, micro_batches, false},
+             .change = [](Layers& layers) {  // 12 layers, three a stage
+               for (const size_t place : {0, 3, 6, 9}) insert(layers, place, sleep(5), sleep(5));
+             }});
+    for (int i = 0; i < 2; ++i) run.step();
+    return run.pipeline->measured_bubble();
+  };
+  // 75 % and 20 % by the formula; busy machines move both.
+  const double naive = bubble(ScheduleKind::naive, 1), pipeline = bubble(kGpipe, 12);
+  INFO("naive " << naive << ", 12 micro-batches " << pipeline);
+  CHECK(pipeline < naive);
 }
 
 // --- Failures ------------------------------------------------------------------------------------
