@@ -46,7 +46,8 @@ struct Pieces {
 Pieces cut_between_layers(const Options& options, const SplitOptions& split, const Dataset& set,
                           const std::vector<Stream>& streams, Model& model) {
   Layers layers = static_cast<Sequential&>(*model.network).release_layers();
-  const Shape images{options.batch_size / split.parts(), set.height, set.width, set.channels};
+  const Shape images{std::max<int64_t>(2, options.batch_size / split.parts()), set.height,
+                     set.width, set.channels};
   const Cuts cuts =
       choose_cuts(split.split, layers, static_cast<int>(streams.size()), images, streams[0]);
   Pieces pieces;

@@ -13,8 +13,8 @@ using Kind = Instruction::Kind;
 
 /// Of gradients and losses: one is read while the next one comes in.
 constexpr size_t kPlaces = 2;
-/// Six phases per micro-batch, each with about one event of another kind in the stream.
-constexpr size_t kMostMarks = 384;
+/// A stage records up to about three events of another kind for each end of a phase.
+constexpr size_t kMostMarks = 192;
 
 }  // namespace
 
@@ -27,7 +27,7 @@ Pipeline::Pipeline(LayerSplit& split, Loss& loss, const Dataset& set, const SgdR
     const LayerSplit::Stage& stage = split.stages()[s];
     workers_.push_back({.stage = stage,
                         .optimizer = Sgd(*stage.parameters, rule),
-                        .feeder = Feeder(stage.stream, set),
+                        .feeder = Feeder(stage.stream, set, 2 * options.micro_batches),
                         .phases = PhaseTimer(stage.stream, kMostMarks)});
     const auto pool = std::make_shared<TensorPool>(stage.stream);
     const int live = predicted_live(options.schedule, stages, options.micro_batches, s);
@@ -73,6 +73,13 @@ void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
                           const StepState& facts, const Tensor& mean_loss) {
   require_equal(static_cast<int>(parts.size()), options_.micro_batches,
                 "pipeline: parts of the batch");
+  int64_t samples = 0;
+  for (const BatchPart& part : parts) {
+    require(part.count > 0, "pipeline: a micro-batch of {} samples, expected 1 or more",
+            part.count);
+    samples += part.count;
+  }
+  require_equal(samples, batch.size, "pipeline: samples of all micro-batches");
   batch_ = &batch;
   parts_ = parts;
   facts_ = facts;

@@ -5,8 +5,6 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kSlots = 8;
-
 /// Copies rows first, first + stride, ... of `from` [batch, row_elements] side by side.
 template <class T>
 void copy_rows(Stream stream, const T* from, int64_t row_elements, const BatchPart& part, T* to) {
@@ -22,18 +20,18 @@ void copy_rows(Stream stream, const T* from, int64_t row_elements, const BatchPa
 
 }  // namespace
 
-Feeder::Feeder(Stream stream, const Dataset& set)
+Feeder::Feeder(Stream stream, const Dataset& set, size_t slots)
     : stream_(stream),
       height_(set.height),
       width_(set.width),
       channels_(set.channels),
       mean_(Real(set.mean)),
       stddev_(Real(set.stddev)),
-      staging_(stream.device().allocate_host(kSlots * sizeof(StepState))),
-      copied_(kSlots) {}
+      staging_(stream.device().allocate_host(slots * sizeof(StepState))),
+      copied_(slots) {}
 
 StepState* Feeder::stage(const StepState& facts) {
-  const size_t slot = next_slot_++ % kSlots;
+  const size_t slot = next_slot_++ % copied_.size();
   if (copied_[slot]) copied_[slot]->synchronize();
   StepState* place = static_cast<StepState*>(staging_.get()) + slot;
   *place = facts;
@@ -52,7 +50,7 @@ void Feeder::feed_facts(const BatchPart& part, StepState facts, Context& context
   facts.position_stride = part.stride;
   const StepState* staged = stage(facts);
   stream_.copy(context.state().data(), staged, sizeof(StepState));
-  copied_[(next_slot_ - 1) % kSlots] = stream_.record();
+  copied_[(next_slot_ - 1) % copied_.size()] = stream_.record();
 }
 
 const DeviceBatch& Feeder::feed_images(const HostBatch& batch, const BatchPart& part) {

@@ -23,8 +23,9 @@ struct DeviceBatch {
 /// the same size always lie at the same place, so that a captured step finds the next batch there.
 class Feeder {
  public:
-  /// `set` says how large images are and how pixels are normalised.
-  Feeder(Stream stream, const Dataset& set);
+  /// `set` says how large images are and how pixels are normalised. The host waits when it is
+  /// `slots` parts ahead of the stream.
+  Feeder(Stream stream, const Dataset& set, size_t slots = 8);
 
   /// Enqueues the copy of `part` and of the pass's facts for kernels (into context.state()).
   /// `facts` says step, learning rate and loss weight; the positions are the part's. What it
@@ -54,7 +55,7 @@ class Feeder {
   Real mean_, stddev_;
   std::map<int64_t, DeviceBatch> places_;  // by size
   std::deque<Retired> retired_;
-  std::shared_ptr<void> staging_;             // StepState[kSlots]
+  std::shared_ptr<void> staging_;             // StepState[slots]
   std::vector<std::optional<Event>> copied_;  // behind the last copy from each of them
   size_t next_slot_ = 0;
 };
