@@ -8,22 +8,19 @@ namespace lockstep {
 namespace {
 
 using Op = Call::Op;
-using Calls = std::vector<std::vector<IssuedCall>>;
 
-bool is_point_to_point(const IssuedCall& issued) {
-  return issued.call.op == Op::send || issued.call.op == Op::receive;
-}
+bool is_collective(const IssuedCall& issued) { return !is_transfer(issued.call); }
 
 std::vector<const Call*> collectives(const std::vector<IssuedCall>& calls) {
   std::vector<const Call*> found;
   for (const IssuedCall& issued : calls) {
-    if (!is_point_to_point(issued)) found.push_back(&issued.call);
+    if (is_collective(issued)) found.push_back(&issued.call);
   }
   return found;
 }
 
 /// The calls of `rank` that send to, or receive from, `peer`.
-std::vector<size_t> transfers(const Calls& calls, int rank, Op op, int peer) {
+std::vector<size_t> transfers(const GroupCalls& calls, int rank, Op op, int peer) {
   std::vector<size_t> found;
   for (size_t i = 0; i < calls[rank].size(); ++i) {
     const Call& call = calls[rank][i].call;
@@ -32,13 +29,23 @@ std::vector<size_t> transfers(const Calls& calls, int rank, Op op, int peer) {
   return found;
 }
 
+/// The number of the call that takes what call number `send` of rank `sender` sends.
+size_t matching_receive(const GroupCalls& calls, int sender, size_t send) {
+  const int receiver = calls[sender][send].call.peer;
+  const std::vector<size_t> sends = transfers(calls, sender, Op::send, receiver);
+  const size_t number = std::find(sends.begin(), sends.end(), send) - sends.begin();
+  return transfers(calls, receiver, Op::receive, sender)[number];
+}
+
 std::string text_at(const std::vector<const Call*>& calls, size_t i) {
   return i < calls.size() ? calls[i]->text() : "nothing";
 }
 
 }  // namespace
 
-void compare_calls(const Calls& calls, int64_t group, const std::vector<std::string>& names) {
+bool is_transfer(const Call& call) { return call.op == Op::send || call.op == Op::receive; }
+
+void compare_calls(const GroupCalls& calls, int64_t group, const std::vector<std::string>& names) {
   const auto rank_name = [&](int rank) { return fmt::format("rank {} ({})", rank, names[rank]); };
   const int world_size = static_cast<int>(calls.size());
   const std::vector<const Call*> first = collectives(calls[0]);
@@ -47,9 +54,8 @@ void compare_calls(const Calls& calls, int64_t group, const std::vector<std::str
     for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
       if (text_at(first, i) == text_at(other, i)) continue;
       fail<PeerLost>(
-          "collective {} of group {}: {} called {}, {} called {}; all ranks must make the same "
-          "calls "
-          "in the same order",
+          "collective {} of group {}: {} called {}, {} called {}; all ranks must make the "
+          "same calls in the same order",
           i + 1, group, rank_name(0), text_at(first, i), rank_name(rank), text_at(other, i));
     }
   }
@@ -74,11 +80,25 @@ void compare_calls(const Calls& calls, int64_t group, const std::vector<std::str
   }
 }
 
-size_t matching_receive(const Calls& calls, int sender, size_t send) {
-  const int receiver = calls[sender][send].call.peer;
-  const std::vector<size_t> sends = transfers(calls, sender, Op::send, receiver);
-  const size_t number = std::find(sends.begin(), sends.end(), send) - sends.begin();
-  return transfers(calls, receiver, Op::receive, sender)[number];
+std::vector<std::vector<IssuedCall>> in_order(const GroupCalls& calls) {
+  const auto place = [&](int rank, size_t number) {  // collectives before this call
+    return std::count_if(calls[rank].begin(), calls[rank].begin() + number, is_collective);
+  };
+  // Transfers, collective, transfers, collective, ..., transfers.
+  std::vector<std::vector<IssuedCall>> lists(2 * place(0, calls[0].size()) + 1);
+  for (size_t rank = 0; rank < calls.size(); ++rank) {
+    for (size_t number = 0; number < calls[rank].size(); ++number) {
+      const IssuedCall& issued = calls[rank][number];
+      if (is_collective(issued)) lists[2 * place(issued.rank, number) + 1].push_back(issued);
+      if (issued.call.op != Op::send) continue;
+      const size_t receive = matching_receive(calls, issued.rank, number);
+      const int64_t behind = std::max(place(issued.rank, number), place(issued.call.peer, receive));
+      lists[2 * behind].push_back(issued);
+      lists[2 * behind].push_back(calls[issued.call.peer][receive]);
+    }
+  }
+  std::erase_if(lists, [](const auto& list) { return list.empty(); });
+  return lists;
 }
 
 }  // namespace lockstep

@@ -11,18 +11,24 @@ namespace lockstep {
 
 /// A call as a rank issued it in an open group.
 struct IssuedCall {
+  int rank;
   Stream stream;
   Call call;
 };
+/// The calls of a group: [r] are those of rank r, in its order.
+using GroupCalls = std::vector<std::vector<IssuedCall>>;
 
-/// calls[r] are those of rank r, in its order. `group` is the number of the group, `names` those of
+bool is_transfer(const Call& call);
+
+/// `group` is the number of the group, `names` those of
 /// the ranks' devices, for the text. Throws PeerLost naming the ranks, what each of them called,
 /// and where: collectives must be the same on all ranks, and every send must meet its receive.
-void compare_calls(const std::vector<std::vector<IssuedCall>>& calls, int64_t group,
-                   const std::vector<std::string>& names);
+void compare_calls(const GroupCalls& calls, int64_t group, const std::vector<std::string>& names);
 
-/// The number of the call of `receiver` that takes what call number `send` of rank `sender` sends:
-/// the n-th send of a pair of ranks meets the n-th receive. Only after compare_calls().
-size_t matching_receive(const std::vector<std::vector<IssuedCall>>& calls, int sender, size_t send);
+/// What the ranks do together, in the order in which they called it: each list is one collective,
+/// rank by rank, or the transfers between two collectives, which may need each other, every send
+/// with its receive behind it. The n-th send of a pair of ranks meets the n-th receive; a transfer
+/// stands behind the collectives that either side called before it. Only after compare_calls().
+std::vector<std::vector<IssuedCall>> in_order(const GroupCalls& calls);
 
 }  // namespace lockstep

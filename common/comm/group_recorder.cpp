@@ -45,11 +45,11 @@ void GroupRecorder::record(int rank, Stream stream, const Call& call) {
           rank, call.text());
   require(&stream.device() == devices_[rank], "rank {}: {} on a stream of {}, the rank is on {}",
           rank, call.text(), stream.device().name(), devices_[rank]->name());
-  calls_[rank].push_back({stream, call});
+  calls_[rank].push_back({rank, stream, call});
 }
 
-GroupRecorder::Calls GroupRecorder::close() {
-  Calls calls = std::exchange(calls_, Calls(devices_.size()));
+GroupCalls GroupRecorder::close() {
+  GroupCalls calls = std::exchange(calls_, GroupCalls(devices_.size()));
   open_ = false;
   std::vector<std::string> names;
   for (const Device* device : devices_) names.push_back(device->name());

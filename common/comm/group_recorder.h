@@ -13,8 +13,6 @@ namespace lockstep {
 
 class GroupRecorder {
  public:
-  using Calls = std::vector<std::vector<IssuedCall>>;  // by rank, in its order
-
   /// Rank r is on devices[r].
   explicit GroupRecorder(const std::vector<Device*>& devices);
 
@@ -28,7 +26,7 @@ class GroupRecorder {
   void abandon();
   /// Ends the group and hands its calls out. Throws PeerLost if they differ among the ranks; the
   /// world is then broken.
-  Calls close();
+  GroupCalls close();
 
   /// The number of the last group, from 1.
   int64_t group() const { return group_; }
@@ -48,7 +46,7 @@ class GroupRecorder {
   std::vector<Device*> devices_;
   int64_t group_ = 0;
   bool open_ = false;
-  Calls calls_;         // of the open group
+  GroupCalls calls_;    // of the open group
   std::string broken_;  // why no group can follow
 };
 

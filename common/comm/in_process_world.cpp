@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -68,7 +67,8 @@ void reduce_scatter(const Ranks& ranks, int rank) {
 
 /// What `rank` contributes to a collective, between the two meetings.
 void do_share(const Ranks& ranks, int rank) {
-  const auto& [stream, call] = ranks[rank];
+  const Stream stream = ranks[rank].stream;
+  const Call& call = ranks[rank].call;
   const int64_t count = call.mine.count;
   const Call& root = ranks[call.peer].call;
   switch (call.op) {
@@ -100,109 +100,47 @@ bool all_done(const std::vector<Event>& events) {
   return std::all_of(events.begin(), events.end(), [](const Event& event) { return event.done(); });
 }
 
-bool is_collective(const IssuedCall& issued) {
-  return issued.call.op != Op::send && issued.call.op != Op::receive;
-}
-
 }  // namespace
 
-class InProcessWorld::Member final : public Communicator {
- public:
-  Member(InProcessWorld& world, int rank) : Communicator(rank, world.size()), world_(world) {}
-
- private:
-  void issue(Stream stream, const Call& call) override { world_.add(rank(), stream, call); }
-  InProcessWorld& world_;
-};
-
-InProcessWorld::InProcessWorld(std::vector<Device*> devices)
-    : LocalWorld(std::move(devices)), calls_(devices_.size()) {
+InProcessWorld::InProcessWorld(std::vector<Device*> devices) : LocalWorld(std::move(devices)) {
   require(size() <= kMostRanks, "a world of {} ranks in one process: at most {}, use fewer devices",
           size(), kMostRanks);
-  for (int rank = 0; rank < size(); ++rank) ranks_.push_back(std::make_unique<Member>(*this, rank));
 }
 
 // --- Groups --------------------------------------------------------------------------------------
 
-void InProcessWorld::refuse_if_broken() const {
-  if (!broken_.empty()) throw PeerLost(broken_);
-}
-
-void InProcessWorld::open_group() {
-  refuse_if_broken();
-  require(!open_, "group {} of collectives is still open; close it before the next", group_);
-  open_ = true;
-  ++group_;
-}
-
-void InProcessWorld::add(int rank, Stream stream, const Call& call) {
-  refuse_if_broken();
-  require(open_, "rank {}: {} outside a CollectiveGroup; the calls of all ranks belong in one",
-          rank, call.text());
-  require(&stream.device() == devices_[rank], "rank {}: {} on a stream of {}, the rank is on {}",
-          rank, call.text(), stream.device().name(), devices_[rank]->name());
-  calls_[rank].push_back({stream, call});
-}
-
-void InProcessWorld::abandon_group() {
-  open_ = false;
-  for (auto& calls : calls_) calls.clear();
-}
-
-void InProcessWorld::close_group() {
-  const Calls calls = std::exchange(calls_, Calls(devices_.size()));
-  open_ = false;
-  try {
-    compare_calls(calls, group_, device_names());
-  } catch (const PeerLost& error) {
-    broken_ = error.what();
-    throw;
-  }
-  enqueue(calls);
-}
-
-/// Collectives in their order, then the transfers, whose order no other call depends on.
-void InProcessWorld::enqueue(const Calls& calls) {
+void InProcessWorld::enqueue(const GroupCalls& calls) {
   while (!meetings_.empty() && all_done(meetings_.front().finished)) settle_first();
-  std::vector<std::vector<IssuedCall>> collectives(calls[0].size());
-  for (const auto& of_rank : calls) {
-    size_t number = 0;
-    for (const IssuedCall& issued : of_rank) {
-      if (is_collective(issued)) collectives[number++].push_back(issued);
+  for (const std::vector<IssuedCall>& together : in_order(calls)) {
+    if (!is_transfer(together[0].call)) {
+      hold_meeting(together, [&] {
+        for (int rank = 0; rank < size(); ++rank) do_share(together, rank);
+      });
+      continue;
+    }
+    for (size_t i = 0; i < together.size(); i += 2) {
+      const IssuedCall &sender = together[i], &receiver = together[i + 1];
+      hold_meeting({sender, receiver},
+                   [&] { copy(receiver.stream, sender.call.mine, receiver.call.mine); });
     }
   }
-  for (const Ranks& ranks : collectives) {
-    if (ranks.empty()) continue;
-    std::vector<Event> arrived = meet(ranks);
-    for (int rank = 0; rank < size(); ++rank) do_share(ranks, rank);
-    std::vector<int> all(ranks.size());
-    std::iota(all.begin(), all.end(), 0);
-    meetings_.push_back({group_, all, std::move(arrived), meet(ranks)});
-  }
-  for (int sender = 0; sender < size(); ++sender) {
-    for (size_t i = 0; i < calls[sender].size(); ++i) {
-      const auto& [stream, call] = calls[sender][i];
-      if (call.op != Op::send) continue;
-      const IssuedCall& other = calls[call.peer][matching_receive(calls, sender, i)];
-      std::vector<Event> arrived = meet({calls[sender][i], other});
-      copy(other.stream, call.mine, other.call.mine);
-      meetings_.push_back(
-          {group_, {sender, call.peer}, std::move(arrived), meet({calls[sender][i], other})});
-    }
-  }
+}
+
+void InProcessWorld::hold_meeting(const std::vector<IssuedCall>& members,
+                                  const std::function<void()>& share) {
+  Meeting meeting{.group = recorder_.group()};
+  for (const IssuedCall& member : members) meeting.ranks.push_back(member.rank);
+  meeting.arrived = meet(members);
+  share();
+  meeting.finished = meet(members);
+  meetings_.push_back(std::move(meeting));
 }
 
 // --- Waiting -------------------------------------------------------------------------------------
 
-std::vector<std::string> InProcessWorld::device_names() const {
-  std::vector<std::string> names;
-  for (const Device* device : devices_) names.push_back(device->name());
-  return names;
-}
-
-void InProcessWorld::break_world(std::string why) {
-  broken_ = std::move(why);
-  throw PeerLost(broken_);
+void InProcessWorld::give_up(const std::string& why) {
+  recorder_.break_world(why);
+  throw PeerLost(why);
 }
 
 /// Takes the first meeting, which is over, off the list. Throws what a rank failed of.
@@ -213,9 +151,9 @@ void InProcessWorld::settle_first() {
     try {
       meeting.finished[i].synchronize();
     } catch (const PeerLost& error) {
-      break_world(error.what());  // it names the device already
+      give_up(error.what());  // it names the device already
     } catch (const std::exception& error) {
-      break_world(fmt::format("{} failed: {}", devices_[meeting.ranks[i]]->name(), error.what()));
+      give_up(fmt::format("{} failed: {}", devices_[meeting.ranks[i]]->name(), error.what()));
     }
   }
 }
@@ -233,14 +171,13 @@ void InProcessWorld::wait(double timeout_seconds) {
       std::vector<std::string> missing;
       for (size_t i = 0; i < first.ranks.size(); ++i) {
         if (first.arrived[i].done()) continue;
-        missing.push_back(
-            fmt::format("rank {} ({})", first.ranks[i], devices_[first.ranks[i]]->name()));
+        missing.push_back(recorder_.rank_name(first.ranks[i]));
       }
-      break_world(fmt::format("group {} of collectives: {} within {} s", first.group,
-                              missing.empty()
-                                  ? "all ranks came but did not finish"
-                                  : fmt::format("{} did not come", fmt::join(missing, ", ")),
-                              timeout_seconds));
+      give_up(fmt::format("group {} of collectives: {} within {} s", first.group,
+                          missing.empty()
+                              ? "all ranks came but did not finish"
+                              : fmt::format("{} did not come", fmt::join(missing, ", ")),
+                          timeout_seconds));
     }
     settle_first();
   }

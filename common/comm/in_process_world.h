@@ -2,10 +2,10 @@
 // Collectives between devices that one process can reach: CPU devices, or replicas on one GPU.
 
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "common/comm/call_check.h"
 #include "common/comm/local_world.h"
 
 namespace lockstep {
@@ -20,32 +20,19 @@ class InProcessWorld final : public LocalWorld {
   explicit InProcessWorld(std::vector<Device*> devices);
 
   std::string description() const override { return "in-process"; }
-  void open_group() override;
-  void close_group() override;
-  void abandon_group() override;
   void wait(double timeout_seconds) override;
 
  private:
-  class Member;
-  using Calls = std::vector<std::vector<IssuedCall>>;
-
-  void add(int rank, Stream stream, const Call& call);
-  void enqueue(const Calls& calls);
-  void refuse_if_broken() const;
-  [[noreturn]] void break_world(std::string why);
+  void enqueue(const GroupCalls& calls) override;
+  void hold_meeting(const std::vector<IssuedCall>& members, const std::function<void()>& share);
+  [[noreturn]] void give_up(const std::string& why);
   void settle_first();
-  std::vector<std::string> device_names() const;
-
-  int64_t group_ = 0;  // groups opened so far
-  bool open_ = false;
-  Calls calls_;         // of the open group, by rank
-  std::string broken_;  // why no group can follow
 
   /// One collective or transfer that wait() has not seen done.
   struct Meeting {
     int64_t group;
-    std::vector<int> ranks;
-    std::vector<Event> arrived, finished;  // of those ranks
+    std::vector<int> ranks{};
+    std::vector<Event> arrived{}, finished{};  // of those ranks
   };
   std::deque<Meeting> meetings_;
 };

@@ -54,9 +54,7 @@ std::unique_ptr<LocalWorld> make_local_world(const std::vector<Device*>& devices
   }
   const bool gpus = devices.front()->id().kind == DeviceId::Kind::cuda;
   require(gpus || backend != LocalBackend::nccl,
-          "NCCL serves GPUs, rank 0 is on {}; give --devices "
-          "cuda:0,...",
-          devices.front()->name());
+          "NCCL serves GPUs, rank 0 is on {}; give --devices cuda:0,...", devices.front()->name());
   const bool several = gpus && devices.size() > 1 && all_different(devices);
   if (backend == LocalBackend::nccl ||
       (backend == LocalBackend::automatic && several && nccl_availability().empty())) {

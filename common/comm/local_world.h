@@ -4,8 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "common/comm/communicator.h"
-#include "common/core/device.h"
+#include "common/comm/group_recorder.h"
 
 namespace lockstep {
 
@@ -20,27 +19,34 @@ class LocalWorld {
   /// "in-process" or "NCCL 2.28.9".
   virtual std::string description() const = 0;
 
+  void open_group() { recorder_.open(); }
   /// Checks the calls of the open group and enqueues them. Throws PeerLost, naming the ranks and
   /// what each of them called, if they differ in number, operation, element type or count; nothing
   /// is enqueued then. After that, or where a rank failed, the world is unusable: every further
   /// group throws the same error.
-  virtual void close_group() = 0;
+  void close_group() { enqueue(recorder_.close()); }
+  /// Forgets the calls of the open group.
+  void abandon_group() { recorder_.abandon(); }
   /// Blocks the host until all ranks have finished the groups so far. Throws PeerLost naming the
   /// ranks that did not come within `timeout_seconds`, and the group they are missing from.
   virtual void wait(double timeout_seconds) = 0;
-  virtual void open_group() = 0;
-  /// Forgets the calls of the open group.
-  virtual void abandon_group() = 0;
 
  protected:
-  explicit LocalWorld(std::vector<Device*> devices) : devices_(std::move(devices)) {}
+  explicit LocalWorld(std::vector<Device*> devices)
+      : devices_(std::move(devices)), recorder_(devices_), ranks_(recorder_.communicators()) {}
+  /// Enqueues the calls of a group, on which the ranks agree, in the order of in_order().
+  virtual void enqueue(const GroupCalls& calls) = 0;
 
   std::vector<Device*> devices_;
+  GroupRecorder recorder_;
+
+ private:
   std::vector<std::unique_ptr<Communicator>> ranks_;
 };
 
 /// The calls made within its lifetime belong together: none of them starts before the last one is
-/// issued (ncclGroupStart, ncclGroupEnd). Its end throws what close_group() throws, but nothing
+/// issued (ncclGroupStart, ncclGroupEnd), and then they take effect in the order in which they were
+/// made. Its end throws what close_group() throws, but nothing
 /// while an exception is on its way: the calls are then forgotten.
 class CollectiveGroup {
  public:

@@ -2,6 +2,7 @@
 // A run of a stage's program, and everything it left.
 
 #include "tests/support/catch.h"
+#include "tests/support/machine.h"
 #include "tests/support/stage.h"
 
 namespace lockstep::testing {
@@ -29,13 +30,6 @@ inline Outcome train(const Options& options, const std::string& stage = "01-sing
   REQUIRE(run.status == 0);
   return {read_json(folder / "metrics"), read_weights(folder / "weights"),
           read_file(folder / "weights"), run.out};
-}
-
-/// "cpu:0,cpu:1" for 2.
-inline std::string cpus(int count) {
-  std::string list = "cpu:0";
-  for (int i = 1; i < count; ++i) list += ",cpu:" + std::to_string(i);
-  return list;
 }
 
 /// The same weights, losses and work.

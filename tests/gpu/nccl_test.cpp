@@ -9,21 +9,23 @@
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/stage.h"
+#include "tests/support/tasks.h"
 
 namespace lockstep {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::StartsWith;
+using testing::Clock;
 using testing::device_ids;
 using testing::is_model;
 using testing::message_of;
+using testing::numbered;
 using testing::Ranks;
 using testing::ScopedEnvironment;
+using testing::seconds_since;
 using testing::Trial;
-using Clock = std::chrono::steady_clock;
 using Floats = BasicTensor<float>;
-using Wholes = BasicTensor<int64_t>;
 
 constexpr double kLong = 60;  // seconds; nothing here takes them
 constexpr auto kCuda = DeviceId::Kind::cuda;
@@ -34,10 +36,6 @@ constexpr auto kCuda = DeviceId::Kind::cuda;
 
 Ranks nccl_ranks(int world_size) {
   return Ranks(device_ids(world_size, kCuda), LocalBackend::nccl);
-}
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 /// Keeps a stream busy for at least so long: passes over memory.
@@ -54,17 +52,6 @@ void occupy(Stream stream, double seconds) {
     shortest = std::min(shortest, seconds_since(begin));
   }
   for (double enqueued = 0; enqueued < seconds; enqueued += shortest) pass();
-}
-
-/// One tensor per rank, rank r's full of `first` + r.
-template <class T>
-std::vector<BasicTensor<T>> numbered(const Ranks& ranks, int64_t count, T first) {
-  std::vector<BasicTensor<T>> tensors;
-  for (int rank = 0; rank < ranks.size(); ++rank) {
-    const std::vector<T> values(static_cast<size_t>(count), first + T(rank));
-    tensors.push_back(BasicTensor<T>::from_host(ranks.streams[rank], {count}, values));
-  }
-  return tensors;
 }
 
 void all_reduce(const Ranks& ranks, const std::vector<Floats>& x) {
@@ -153,25 +140,7 @@ TEST_CASE("NCCL's collectives wait for slow producers, and what follows waits fo
 TEST_CASE("NCCL runs the dependent calls of one group in the order in which they were made",
           "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  const auto x = numbered<int64_t>(ranks, 2, 1), all = numbered<int64_t>(ranks, 4, -10);
-  const auto aside = numbered<int64_t>(ranks, 1000, 5);
-  ranks.together([&](Communicator& rank, Stream stream) {
-    const int me = rank.rank();
-    rank.all_reduce(stream, x[me]);           // 3, 3
-    rank.all_reduce(stream, aside[me]);       // 11, 11: for nobody else
-    rank.reduce(stream, x[me], 1);            // 3, 6
-    rank.all_gather(stream, x[me], all[me]);  // 3, 6 everywhere
-    if (me == 0) rank.send(stream, x[0], 1);  // 3, 3
-    if (me == 1) rank.receive(stream, x[1], 0);
-    rank.reduce_scatter(stream, all[me], x[me]);  // 6, 12
-    rank.barrier(stream);
-    rank.broadcast(stream, Elements(x[me]).part(1, 1), 1);  // of the second elements only
-  });
-  for (const Wholes& values : all) CHECK(values.to_host() == std::vector<int64_t>{3, 3, 6, 6});
-  for (const Wholes& values : aside) CHECK(values.to_host() == std::vector<int64_t>(1000, 11));
-  CHECK(x[0].to_host() == std::vector<int64_t>{6, 12});
-  CHECK(x[1].to_host() == std::vector<int64_t>{12, 12});
+  testing::check_dependent_calls(nccl_ranks(2));
 }
 
 TEST_CASE("With NCCL transfers that need each other go together, the n-th meets the n-th",

@@ -10,6 +10,7 @@
 
 #include "common/comm/local_world.h"
 #include "common/kernels/devices.h"
+#include "tests/support/catch.h"
 #include "tests/support/comm_cases.h"
 
 namespace lockstep::testing {
@@ -50,6 +51,40 @@ struct Ranks {
   std::vector<Stream> streams;   // by rank
   std::unique_ptr<LocalWorld> world;
 };
+
+/// One tensor per rank, rank r's full of `first` + r.
+template <class T>
+std::vector<BasicTensor<T>> numbered(const Ranks& ranks, int64_t count, T first) {
+  std::vector<BasicTensor<T>> tensors;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const std::vector<T> values(static_cast<size_t>(count), first + T(rank));
+    tensors.push_back(BasicTensor<T>::from_host(ranks.streams[rank], {count}, values));
+  }
+  return tensors;
+}
+
+/// One group of two ranks in which each call needs what the one before it left.
+inline void check_dependent_calls(const Ranks& ranks) {
+  using Values = std::vector<int64_t>;
+  const auto x = numbered<int64_t>(ranks, 2, 1), all = numbered<int64_t>(ranks, 4, -10);
+  const auto aside = numbered<int64_t>(ranks, 1000, 5);
+  ranks.together([&](Communicator& rank, Stream stream) {
+    const int me = rank.rank();
+    rank.all_reduce(stream, x[me]);           // 3, 3
+    rank.all_reduce(stream, aside[me]);       // 11, 11: for nobody else
+    rank.reduce(stream, x[me], 1);            // 3, 6
+    rank.all_gather(stream, x[me], all[me]);  // 3, 6 everywhere
+    if (me == 0) rank.send(stream, x[0], 1);  // 3, 3
+    if (me == 1) rank.receive(stream, x[1], 0);
+    rank.reduce_scatter(stream, all[me], x[me]);  // 6, 12
+    rank.barrier(stream);
+    rank.broadcast(stream, Elements(x[me]).part(1, 1), 1);  // of the second elements only
+  });
+  for (const auto& values : all) CHECK(values.to_host() == Values{3, 3, 6, 6});
+  for (const auto& values : aside) CHECK(values.to_host() == Values(1000, 11));
+  CHECK(x[0].to_host() == Values{6, 12});
+  CHECK(x[1].to_host() == Values{12, 12});
+}
 
 /// Runs collectives on one piece of memory per rank, the way training does: each is enqueued
 /// between work that makes its input and work that overwrites everything it touched, and the host

@@ -16,60 +16,29 @@
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/tasks.h"
 
 namespace lockstep {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
+using testing::Clock;
 using testing::collectives;
 using testing::device_ids;
+using testing::enqueue;
+using testing::Gate;
 using testing::message_of;
+using testing::numbered;
 using testing::Ranks;
 using testing::ScopedEnvironment;
+using testing::seconds_since;
 using testing::Trial;
-using Clock = std::chrono::steady_clock;
 using Floats = BasicTensor<float>;
 using Doubles = BasicTensor<double>;
 using Wholes = BasicTensor<int64_t>;
 
 constexpr double kLong = 60;  // seconds; nothing here takes them
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-void enqueue(Stream stream, std::function<void()> body) {
-  static_cast<CpuStream&>(stream.backend()).enqueue("task", std::move(body));
-}
-
-/// Holds up the tasks that come to pass() until the host opens it. Stands before the ranks in every
-/// test: their devices run what is still queued when they go.
-class Gate {
- public:
-  void open() { open_.store(true, std::memory_order_release); }
-  void pass() const {
-    const auto begin = Clock::now();
-    while (!open_.load(std::memory_order_acquire)) {
-      if (seconds_since(begin) > 20) fail<EnvironmentError>("the gate was never opened");
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-  }
-
- private:
-  std::atomic<bool> open_{false};
-};
-
-/// One tensor per rank, rank r's full of `first` + r.
-template <class T>
-std::vector<BasicTensor<T>> numbered(const Ranks& ranks, int64_t count, T first) {
-  std::vector<BasicTensor<T>> tensors;
-  for (int rank = 0; rank < ranks.size(); ++rank) {
-    const std::vector<T> values(static_cast<size_t>(count), first + T(rank));
-    tensors.push_back(BasicTensor<T>::from_host(ranks.streams[rank], {count}, values));
-  }
-  return tensors;
-}
 
 /// The error of a group in which rank r makes calls[r]; checks that it is one line.
 using Calls = std::function<void(Communicator&, Stream)>;
@@ -153,6 +122,11 @@ TEST_CASE("Every collective is what a serial program computes, for a million ele
   check_large<float>(3, collectives(ElementType::f32, 3));
   check_large<double>(2, {{Call::Op::all_reduce}, {Call::Op::all_gather}, {Call::Op::send}});
   check_large<int64_t>(2, {{Call::Op::all_reduce}, {Call::Op::reduce_scatter}});
+}
+
+TEST_CASE("The dependent calls of one group take effect in the order in which they were made",
+          "[comm][tsan]") {
+  testing::check_dependent_calls(Ranks(device_ids(2)));
 }
 
 TEST_CASE("Sums are made in rank order: bit by bit the same on all ranks, in every run",

@@ -19,6 +19,8 @@
 #include "common/nn/state.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/machine.h"
+#include "tests/support/tasks.h"
 #include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
@@ -26,12 +28,15 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
+using testing::Clock;
+using testing::cpus;
+using testing::enqueue;
 using testing::kDouble;
+using testing::Machine;
 using testing::message_of;
 using testing::random_values;
 using testing::relative_error;
 using testing::ScopedEnvironment;
-using Clock = std::chrono::steady_clock;
 using Values = std::vector<Real>;
 using Names = std::vector<std::string>;
 using MakeModule = std::function<std::unique_ptr<Module>()>;
@@ -41,37 +46,7 @@ constexpr int64_t kReal = sizeof(Real);
 constexpr const char* kConvolution = "conv2d";  // what its forward is called in a trace
 constexpr ReduceMode kManual = ReduceMode::manual, kLibrary = ReduceMode::library;
 
-void enqueue(Stream stream, const char* op, std::function<void()> body) {
-  static_cast<CpuStream&>(stream.backend()).enqueue(op, std::move(body));
-}
-
 // --- A network on one device or on several -------------------------------------------------------
-
-/// "cpu:0,cpu:1" for 2.
-std::string cpus(int count) {
-  Names names;
-  for (int i = 0; i < count; ++i) names.push_back(DeviceId{DeviceId::Kind::cpu, i}.name());
-  return fmt::format("{}", fmt::join(names, ","));
-}
-
-/// Devices with a stream each, and the world of their ranks.
-struct Machine {
-  explicit Machine(const std::string& names, DeviceOptions options = {})
-      : devices(open_devices(parse_devices(names), options)),
-        streams(create_streams(devices, "compute")),
-        world(make_local_world(pointers_to(devices))) {}
-
-  /// What ran on a device under this name, in order.
-  std::vector<Span> spans(size_t device, const std::string& op) const {
-    std::vector<Span> found = streams[device].backend().timeline();
-    std::erase_if(found, [&](const Span& span) { return span.op != op; });
-    return found;
-  }
-
-  Devices devices;
-  std::vector<Stream> streams;
-  std::unique_ptr<LocalWorld> world;
-};
 
 MakeModule model(ModelKind kind, bool dropout = false) {
   return [=] { return make_model({.kind = kind, .dropout = dropout}).network; };

@@ -22,6 +22,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"
+#include "tests/support/tasks.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -31,23 +32,18 @@ namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::Clock;
+using testing::enqueue;
+using testing::Gate;
 using testing::message_of;
 using testing::ScopedEnvironment;
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+using testing::seconds_since;
 
 std::unique_ptr<Device> open_cpu(int index = 0, const DeviceOptions& options = {}) {
   return open_device({DeviceId::Kind::cpu, index}, options);
 }
 
 CpuStream& backend(Stream stream) { return static_cast<CpuStream&>(stream.backend()); }
-
-void enqueue(Stream stream, std::function<void()> body) {
-  backend(stream).enqueue("task", std::move(body));
-}
 
 void enqueue_failure(Stream stream, std::string message) {
   enqueue(stream, [message] { throw BadInput(message); });
@@ -56,23 +52,6 @@ void enqueue_failure(Stream stream, std::string message) {
 std::string error_of(Stream stream) {
   return message_of<BadInput>([&] { stream.synchronize(); });
 }
-
-/// Holds up the tasks that come to pass() until the host opens it. What tasks use stands before
-/// the device in every test: a device runs what is still queued when it goes.
-class Gate {
- public:
-  void open() { open_.store(true, std::memory_order_release); }
-  void pass() const {
-    const auto begin = Clock::now();
-    while (!open_.load(std::memory_order_acquire)) {
-      if (seconds_since(begin) > 20) fail<EnvironmentError>("the gate was never opened");
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-  }
-
- private:
-  std::atomic<bool> open_{false};
-};
 
 constexpr size_t kLarge = size_t{64} << 20;  // the allocator gives it back to the system at once
 

@@ -14,6 +14,8 @@
 #include "common/nn/sgd.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/machine.h"
+#include "tests/support/tasks.h"
 #include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
@@ -21,6 +23,8 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
+using testing::cpus;
+using testing::enqueue;
 using testing::kDouble;
 using testing::message_of;
 using testing::random_values;
@@ -33,17 +37,6 @@ using State = std::vector<StateTensor>;
 constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
 constexpr int64_t kReal = sizeof(Real);
 constexpr int kWhole = -1;  // for an axis: not split
-
-void enqueue(Stream stream, const char* op, std::function<void()> body) {
-  static_cast<CpuStream&>(stream.backend()).enqueue(op, std::move(body));
-}
-
-/// "cpu:0,cpu:1" for 2.
-std::string cpus(int count) {
-  Names names;
-  for (int i = 0; i < count; ++i) names.push_back(DeviceId{DeviceId::Kind::cpu, i}.name());
-  return fmt::format("{}", fmt::join(names, ","));
-}
 
 // --- Ranks, and what they have -------------------------------------------------------------------
 
@@ -60,13 +53,10 @@ Values part(const Values& values, const Shape& shape, int axis, int ranks, int r
   return mine;
 }
 
-/// Devices with a stream and a context each, and the world of their ranks. A rank can be late.
-struct Machine {
+/// With a context on each device. A rank can be late.
+struct Machine : testing::Machine {
   explicit Machine(const std::string& names, int late = -1, DeviceOptions options = {})
-      : late(late),
-        devices(open_devices(parse_devices(names), options)),
-        streams(create_streams(devices, "compute")),
-        world(make_local_world(pointers_to(devices))) {
+      : testing::Machine(names, options), late(late) {
     for (const Stream& stream : streams) {
       owned.push_back(std::make_unique<Context>(stream));
       contexts.push_back(owned.back().get());
@@ -97,9 +87,6 @@ struct Machine {
   }
 
   int late;
-  Devices devices;
-  std::vector<Stream> streams;
-  std::unique_ptr<LocalWorld> world;
   std::vector<std::unique_ptr<Context>> owned;
   Contexts contexts;
 };

@@ -57,8 +57,6 @@ std::vector<Device*> each_gpu_once(std::vector<Device*> devices) {
 
 // --- What goes together --------------------------------------------------------------------------
 
-bool is_transfer(const Call& call) { return call.op == Op::send || call.op == Op::receive; }
-
 bool overlap(const Elements& a, const Elements& b) {
   const auto end = [](const Elements& x) {
     return static_cast<char*>(x.data) + x.count * size_of(x.type);
@@ -86,11 +84,7 @@ void enqueue_on(std::span<const Stream> streams, const char* op,
 }  // namespace
 
 NcclWorld::NcclWorld(std::vector<Device*> devices, double deadline_seconds)
-    : LocalWorld(each_gpu_once(std::move(devices))),
-      recorder_(devices_),
-      nccl_(devices_, deadline_seconds) {
-  ranks_ = recorder_.communicators();
-}
+    : LocalWorld(each_gpu_once(std::move(devices))), nccl_(devices_, deadline_seconds) {}
 
 NcclWorld::~NcclWorld() {
   for (const Stream& stream : watched_) cuda_stream(stream).watch(nullptr);
@@ -104,8 +98,7 @@ std::string NcclWorld::description() const {
 
 // --- Groups --------------------------------------------------------------------------------------
 
-void NcclWorld::close_group() {
-  const GroupRecorder::Calls calls = recorder_.close();
+void NcclWorld::enqueue(const GroupCalls& calls) {
   forget_finished();
   try {
     for (const Batch& batch : batches(calls)) launch(batch);
@@ -118,11 +111,13 @@ void NcclWorld::close_group() {
 
 /// NCCL runs the calls of one of its groups in whatever order suits it. So a call that uses memory
 /// of one before it starts a new group.
-std::vector<NcclWorld::Batch> NcclWorld::batches(const GroupRecorder::Calls& calls) {
+std::vector<NcclWorld::Batch> NcclWorld::batches(const GroupCalls& calls) {
   std::vector<Batch> found(1);
-  for (const Batch& row : rows(calls)) {
-    const auto depends = [&](const RankCall& earlier) {
-      return std::any_of(row.begin(), row.end(), [&](const RankCall& later) {
+  for (const std::vector<IssuedCall>& together : in_order(calls)) {
+    Batch row;
+    for (const IssuedCall& issued : together) append(row, issued);
+    const auto depends = [&](const IssuedCall& earlier) {
+      return std::any_of(row.begin(), row.end(), [&](const IssuedCall& later) {
         return use_same_memory(earlier.call, later.call);
       });
     };
@@ -133,35 +128,10 @@ std::vector<NcclWorld::Batch> NcclWorld::batches(const GroupRecorder::Calls& cal
   return found;
 }
 
-/// What cannot be divided, in order: the n-th collective of all ranks; between two of them, all
-/// transfers, which may wait for each other. A transfer stands behind the collectives that either
-/// side called before it.
-std::vector<NcclWorld::Batch> NcclWorld::rows(const GroupRecorder::Calls& calls) {
-  const auto is_collective = [](const IssuedCall& issued) { return !is_transfer(issued.call); };
-  const auto place = [&](int rank, size_t number) {  // collectives before this call
-    return std::count_if(calls[rank].begin(), calls[rank].begin() + number, is_collective);
-  };
-  std::vector<Batch> rows(2 * place(0, calls[0].size()) + 1);  // transfers, collective, transfers
-  for (int rank = 0; rank < size(); ++rank) {
-    for (size_t number = 0; number < calls[rank].size(); ++number) {
-      const IssuedCall& issued = calls[rank][number];
-      if (is_collective(issued)) append(rows[2 * place(rank, number) + 1], rank, issued);
-      if (issued.call.op != Op::send) continue;
-      const int to = issued.call.peer;
-      const size_t receive = matching_receive(calls, rank, number);
-      Batch& row = rows[2 * std::max(place(rank, number), place(to, receive))];
-      append(row, rank, issued);
-      append(row, to, calls[to][receive]);
-    }
-  }
-  return rows;
-}
-
 /// Nothing for a call of no elements. A barrier gets one to reduce.
-void NcclWorld::append(Batch& batch, int rank, const IssuedCall& issued) {
-  RankCall appended{rank, issued.stream, issued.call};
-  if (issued.call.op == Op::barrier) appended.call.mine = barrier_element(issued.stream);
-  if (appended.call.mine.count > 0) batch.push_back(std::move(appended));
+void NcclWorld::append(Batch& batch, IssuedCall issued) {
+  if (issued.call.op == Op::barrier) issued.call.mine = barrier_element(issued.stream);
+  if (issued.call.mine.count > 0) batch.push_back(std::move(issued));
 }
 
 Elements NcclWorld::barrier_element(Stream stream) {
@@ -176,7 +146,7 @@ Elements NcclWorld::barrier_element(Stream stream) {
 
 void NcclWorld::launch(const Batch& batch) {
   const Call& first = batch.front().call;
-  const bool alike = std::all_of(batch.begin(), batch.end(), [&](const RankCall& issued) {
+  const bool alike = std::all_of(batch.begin(), batch.end(), [&](const IssuedCall& issued) {
     return issued.call.text() == first.text();
   });
   const std::string what = fmt::format("group {} of collectives ({}{})", recorder_.group(),
@@ -186,7 +156,7 @@ void NcclWorld::launch(const Batch& batch) {
   enqueue_on(streams, alike ? name_of(first.op) : "collectives", [&] {
     try {
       nccl_.group([&] {
-        for (const RankCall& issued : batch) {
+        for (const IssuedCall& issued : batch) {
           issue_to_nccl(issued.call, issued.rank, size(), nccl_.comm(issued.rank),
                         cuda_stream(issued.stream).raw(), recorder_.rank_name(issued.rank));
         }
@@ -204,7 +174,7 @@ void NcclWorld::launch(const Batch& batch) {
 std::vector<Stream> NcclWorld::arrive(const Batch& batch, const std::string& what) {
   pending_.push_back({what, {}});
   std::vector<Stream> streams;
-  for (const RankCall& issued : batch) {
+  for (const IssuedCall& issued : batch) {
     if (std::find(streams.begin(), streams.end(), issued.stream) != streams.end()) continue;
     watch(issued.stream);
     const Event arrived = issued.stream.record();

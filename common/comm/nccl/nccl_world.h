@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "common/comm/group_recorder.h"
 #include "common/comm/local_world.h"
 #include "common/comm/nccl/nccl_ranks.h"
 #include "common/core/buffer.h"
@@ -26,19 +25,10 @@ class NcclWorld final : public LocalWorld {
   ~NcclWorld() override;
 
   std::string description() const override;
-  void open_group() override { recorder_.open(); }
-  void close_group() override;
-  void abandon_group() override { recorder_.abandon(); }
   void wait(double timeout_seconds) override;
 
  private:
-  /// One call of one rank, as NCCL is to get it.
-  struct RankCall {
-    int rank;
-    Stream stream;
-    Call call;
-  };
-  using Batch = std::vector<RankCall>;  // what goes into one NCCL group
+  using Batch = std::vector<IssuedCall>;  // what goes into one NCCL group, as NCCL is to get it
   /// One stream's part in a batch that may still run.
   struct Part {
     int rank;
@@ -51,9 +41,9 @@ class NcclWorld final : public LocalWorld {
     bool finished() const;
   };
 
-  std::vector<Batch> batches(const GroupRecorder::Calls& calls);
-  std::vector<Batch> rows(const GroupRecorder::Calls& calls);
-  void append(Batch& batch, int rank, const IssuedCall& issued);
+  void enqueue(const GroupCalls& calls) override;
+  std::vector<Batch> batches(const GroupCalls& calls);
+  void append(Batch& batch, IssuedCall issued);
   void launch(const Batch& batch);
   std::vector<Stream> arrive(const Batch& batch, const std::string& what);
   void watch(Stream stream);
@@ -63,7 +53,6 @@ class NcclWorld final : public LocalWorld {
   [[noreturn]] void give_up(const std::string& why);
   Elements barrier_element(Stream stream);
 
-  GroupRecorder recorder_;
   std::thread::id host_ = std::this_thread::get_id();  // the one thread that calls
   std::vector<Pending> pending_;                       // in order
   std::vector<Stream> watched_;

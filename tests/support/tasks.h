@@ -1,0 +1,45 @@
+#pragma once
+// Tasks on the streams of CPU devices, and the time they take.
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "common/core/cpu_stream.h"
+#include "common/core/error.h"
+
+namespace lockstep::testing {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// The stream runs `body` in its order; `op` (a literal) is its name in a trace.
+inline void enqueue(Stream stream, const char* op, std::function<void()> body) {
+  static_cast<CpuStream&>(stream.backend()).enqueue(op, std::move(body));
+}
+inline void enqueue(Stream stream, std::function<void()> body) {
+  enqueue(stream, "task", std::move(body));
+}
+
+/// Holds up the tasks that come to pass() until the host opens it. What tasks use stands before the
+/// device in every test: a device runs what is still queued when it goes.
+class Gate {
+ public:
+  void open() { open_.store(true, std::memory_order_release); }
+  void pass() const {
+    const auto begin = Clock::now();
+    while (!open_.load(std::memory_order_acquire)) {
+      if (seconds_since(begin) > 20) fail<EnvironmentError>("the gate was never opened");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  std::atomic<bool> open_{false};
+};
+
+}  // namespace lockstep::testing
