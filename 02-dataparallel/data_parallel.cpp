@@ -200,15 +200,11 @@ int64_t DataParallel::predicted_bytes(int64_t batch_size, int64_t bytes_per_samp
 void DataParallel::report(TrainingLog& log) {
   const std::string reduce = mode_ == ReduceMode::library ? "library" : "manual";
   log.note("reduced by", reduce, "reduce", reduce);
-  const double steps = double(std::max<int64_t>(1, log.steps()));
-  nlohmann::json seconds = nlohmann::json::object();
-  std::vector<std::string> texts;
-  for (const auto& [phase, total] : phases_.totals()) {
-    seconds[phase] = total / steps;
-    texts.push_back(fmt::format("{} {:.2f}", phase, 1e3 * total / steps));
-  }
-  log.note("ms per step", fmt::format("{}", fmt::join(texts, ", ")), "phase_seconds", seconds);
-  const double moved = double(bytes_moved_) / steps, expected = double(bytes_expected_) / steps;
+  const int64_t steps = std::max<int64_t>(1, log.steps());
+  log.note("ms per step", phases_.milliseconds_text(steps), "phase_seconds",
+           phases_.seconds_json(steps));
+  const double moved = double(bytes_moved_) / double(steps);
+  const double expected = double(bytes_expected_) / double(steps);
   log.note("moved per step",
            fmt::format("{:.1f} KiB (by sizes: {:.1f})", moved / 1024, expected / 1024),
            "bytes_moved", {{"per_step", moved}, {"predicted_per_step", expected}});

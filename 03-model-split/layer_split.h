@@ -9,7 +9,6 @@
 
 namespace lockstep {
 
-using Layers = std::vector<std::unique_ptr<Module>>;
 /// The numbers of the layers with which stages 1, 2, ... begin: {3, 6} makes the three stages 0 to
 /// 2, 3 to 5, and 6 to the end.
 using Cuts = std::vector<size_t>;

@@ -18,13 +18,13 @@ constexpr size_t kMostMarks = 192;
 
 }  // namespace
 
-Pipeline::Pipeline(LayerSplit& split, Loss& loss, const Dataset& set, const SgdRule& rule,
-                   const PipelineOptions& options)
-    : split_(split), loss_(loss), options_(options) {
-  const int stages = static_cast<int>(split.stages().size());
+Pipeline::Pipeline(std::unique_ptr<LayerSplit> split, Loss& loss, const Dataset& set,
+                   const SgdRule& rule, const PipelineOptions& options)
+    : split_(std::move(split)), loss_(loss), options_(options) {
+  const int stages = static_cast<int>(split_->stages().size());
   schedules_ = make_schedules(options.schedule, stages, options.micro_batches);
   for (int s = 0; s < stages; ++s) {
-    const LayerSplit::Stage& stage = split.stages()[s];
+    const LayerSplit::Stage& stage = split_->stages()[s];
     workers_.push_back({.stage = stage,
                         .optimizer = Sgd(*stage.parameters, rule),
                         .feeder = Feeder(stage.stream, set, 2 * options.micro_batches),
@@ -33,7 +33,7 @@ Pipeline::Pipeline(LayerSplit& split, Loss& loss, const Dataset& set, const SgdR
     const int live = predicted_live(options.schedule, stages, options.micro_batches, s);
     for (int i = 0; i < live; ++i) workers_.back().flights.push_back({.context = Context(pool)});
     if (s == 0) continue;
-    const Stream before = split.stages()[s - 1].stream;
+    const Stream before = split_->stages()[s - 1].stream;
     const size_t places = workers_[s - 1].flights.size();  // as many as may be alive there
     activations_.emplace_back(before, stage.stream, places);
     gradients_.emplace_back(stage.stream, before, kPlaces);
@@ -80,7 +80,7 @@ void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
     samples += part.count;
   }
   require_equal(samples, batch.size, "pipeline: samples of all micro-batches");
-  batch_ = &batch;
+  batch_ = std::move(batch);
   parts_ = parts;
   facts_ = facts;
   mean_loss_ = mean_loss;
@@ -93,14 +93,14 @@ void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
     for (size_t s = 0; s < workers_.size(); ++s) {
       size_t& next = workers_[s].next;
       while (next < schedules_[s].size() && can_run(s, schedules_[s][next])) {
-        within(split_.text(s), [&] { run(s, schedules_[s][next]); });
+        within(split_->text(s), [&] { run(s, schedules_[s][next]); });
         ++next;
       }
       finished = finished && next == schedules_[s].size();
     }
   }
-  // The last stage reads the labels behind the other stages' work on the same samples.
-  workers_.back().feeder.retire(std::move(batch));
+  workers_.front().feeder.retire(batch_);  // it read the images
+  workers_.back().feeder.retire(batch_);   // and this one the labels
 }
 
 void Pipeline::begin_step() {
@@ -176,14 +176,14 @@ void Pipeline::forward(size_t s, int number) {
   context.facts = {.last_contribution = number + 1 == options_.micro_batches};
   worker.feeder.feed_facts(micro_batch.part, facts_, context);
   if (s == 0) {
-    const DeviceBatch& images = worker.feeder.feed_images(*batch_, micro_batch.part);
+    const DeviceBatch& images = worker.feeder.feed_images(batch_, micro_batch.part);
     micro_batch.input = worker.feeder.normalize(images, context);
   }
   micro_batch.output = worker.stage.layers->forward(micro_batch.input, context);
   if (options_.recompute) context.clear();
   if (!is_last(s)) return;
   // The loss and its gradient at once: the scores need not be kept.
-  const DeviceBatch& labels = worker.feeder.feed_labels(*batch_, micro_batch.part);
+  const DeviceBatch& labels = worker.feeder.feed_labels(batch_, micro_batch.part);
   loss_.forward(micro_batch.output, labels.labels, mean_loss_, context);
   micro_batch.slope = loss_.backward(labels.labels, context);
   micro_batch.output = {};
@@ -249,27 +249,25 @@ double Pipeline::measured_bubble() {
   return all == 0 ? 0 : waited / all;
 }
 
+void Pipeline::restart_clocks() {
+  for (Worker& worker : workers_) worker.phases.restart();
+}
+
 void Pipeline::report(TrainingLog& log) {
-  const double steps = double(std::max<int64_t>(1, log.steps()));
+  const int64_t steps = std::max<int64_t>(1, log.steps());
   const int stages = static_cast<int>(workers_.size());
   const double predicted = predicted_bubble(stages, options_.micro_batches);
   nlohmann::json all = nlohmann::json::array();
   for (int s = 0; s < stages; ++s) {
     Worker& worker = workers_[s];
-    nlohmann::json seconds = nlohmann::json::object();
-    std::vector<std::string> texts;
-    for (const auto& [phase, total] : worker.phases.totals()) {
-      seconds[phase] = total / steps;
-      texts.push_back(fmt::format("{} {:.2f}", phase, 1e3 * total / steps));
-    }
     const int expected = predicted_live(options_.schedule, stages, options_.micro_batches, s);
-    all.push_back({{"layers", split_.layers_text(s)},
-                   {"phase_seconds", seconds},
+    all.push_back({{"layers", split_->layers_text(s)},
+                   {"phase_seconds", worker.phases.seconds_json(steps)},
                    {"live", worker.most_live},
                    {"predicted_live", expected},
                    {"parameter_bytes", worker.stage.parameters->values().bytes()}});
-    log.note(fmt::format("stage {}", s), split_.layers_text(s), "stages", all);
-    log.note("  ms per step", fmt::format("{}", fmt::join(texts, ", ")));
+    log.note(fmt::format("stage {}", s), split_->layers_text(s), "stages", all);
+    log.note("  ms per step", worker.phases.milliseconds_text(steps));
     log.note("  live", fmt::format("{} micro-batches (at most {})", worker.most_live, expected));
   }
   log.note("bubble",

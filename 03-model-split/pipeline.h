@@ -30,8 +30,8 @@ struct PipelineOptions {
 /// which sees a micro-batch at a time.
 class Pipeline final : public SplitTraining {
  public:
-  /// `split`, `loss` and `set` (which says how images are normalised) must outlive this.
-  Pipeline(LayerSplit& split, Loss& loss, const Dataset& set, const SgdRule& rule,
+  /// `loss` and `set` (which says how images are normalised) must outlive this.
+  Pipeline(std::unique_ptr<LayerSplit> split, Loss& loss, const Dataset& set, const SgdRule& rule,
            const PipelineOptions& options);
 
   /// Enqueues one optimizer step. Cuts the batch into equal micro-batches, the first ones a sample
@@ -46,19 +46,21 @@ class Pipeline final : public SplitTraining {
   /// Throws BadInput if a batch of `samples` would be fewer than there are micro-batches.
   void require_samples(int64_t samples) const;
   void initialize(Initializer initializer, uint64_t seed) override;
-  std::vector<StateTensor> state() override { return state_dict(split_); }
+  std::vector<StateTensor> state() override { return state_dict(*split_); }
   void load_state(const std::vector<StateTensor>& state) override {
-    load_state_dict(split_, state);
+    load_state_dict(*split_, state);
   }
   int64_t parameter_count() override;
-  Module& network() override { return split_; }
+  Module& network() override { return *split_; }
   /// The last stage's.
-  Stream loss_stream() const override { return split_.stages().back().stream; }
+  Stream loss_stream() const override { return split_->stages().back().stream; }
   std::vector<HealthTensor> healths() const override;
   /// Most micro-batches between forward and the end of backward, per stage.
   std::vector<int> live() const;
   /// Share of the stages' time in which they waited for each other, by events in their streams.
   double measured_bubble();
+  /// Forgets the stages' times so far.
+  void restart_clocks();
   double flops() const override;
   /// Adds the bubble, the stages' phases, and what they keep, to the summary and the metrics.
   void report(TrainingLog& log) override;
@@ -70,7 +72,7 @@ class Pipeline final : public SplitTraining {
     BatchPart part{};
     Tensor input{};     // for recomputing
     Tensor output{};    // to the next stage
-    Tensor slope{};     // of the scores, on the last stage
+    Tensor slope{};     // of the output: from the next stage, on the last one from the loss
     Tensor gradient{};  // of the input, to the stage before
   };
   struct Worker {
@@ -92,7 +94,7 @@ class Pipeline final : public SplitTraining {
   Flight& flight(size_t stage, int micro_batch);
   bool is_last(size_t stage) const { return stage + 1 == workers_.size(); }
 
-  LayerSplit& split_;
+  std::unique_ptr<LayerSplit> split_;
   Loss& loss_;
   PipelineOptions options_;
   std::vector<Instructions> schedules_;
@@ -101,7 +103,7 @@ class Pipeline final : public SplitTraining {
   std::deque<Channel> losses_;                   // [s]: from the last stage to stage s
 
   // The step at hand.
-  const HostBatch* batch_ = nullptr;
+  HostBatch batch_;
   std::vector<BatchPart> parts_;
   StepState facts_{};
   Tensor mean_loss_;

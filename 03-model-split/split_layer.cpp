@@ -54,18 +54,11 @@ LocalLayer::LocalLayer(std::string name, const RankModules& ranks, const Make& m
 }
 
 Tensors LocalLayer::forward(const Tensors& x, const Contexts& contexts) {
-  Tensors y;
-  on_each_rank(contexts,
-               [&](int r, Context& context) { y.push_back(modules_[r]->forward(x[r], context)); });
-  return y;
+  return forward_each(modules_, x, contexts);
 }
 
 Tensors LocalLayer::backward(const Tensors& dy, const Contexts& contexts) {
-  Tensors dx;
-  on_each_rank(contexts, [&](int r, Context& context) {
-    dx.push_back(modules_[r]->backward(dy[r], context));
-  });
-  return dx;
+  return backward_each(modules_, dy, contexts);
 }
 
 }  // namespace lockstep

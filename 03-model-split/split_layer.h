@@ -95,6 +95,24 @@ class SplitLayer {
       });
     }
   }
+  /// The tensors that these calls return.
+  template <class Work>
+  Tensors from_each_rank(const Contexts& contexts, Work work) const {
+    Tensors all;
+    on_each_rank(contexts, [&](int r, Context& context) { all.push_back(work(r, context)); });
+    return all;
+  }
+  /// modules[r]->forward(x[r]) or backward(dy[r]) of each rank.
+  template <class Modules>
+  Tensors forward_each(const Modules& modules, const Tensors& x, const Contexts& contexts) const {
+    return from_each_rank(
+        contexts, [&](int r, Context& context) { return modules[r]->forward(x[r], context); });
+  }
+  template <class Modules>
+  Tensors backward_each(const Modules& modules, const Tensors& dy, const Contexts& contexts) const {
+    return from_each_rank(
+        contexts, [&](int r, Context& context) { return modules[r]->backward(dy[r], context); });
+  }
 
  private:
   /// Calls issue(rank, communicator, stream) for each rank in one group, and counts that.

@@ -44,18 +44,12 @@ OutputConv2d::OutputConv2d(const Conv2d& whole, const RankModules& ranks)
 
 template <class Shard>
 Tensors OutputSplit<Shard>::forward(const Tensors& x, const Contexts& contexts) {
-  Tensors y;
-  on_each_rank(contexts,
-               [&](int r, Context& context) { y.push_back(shards_[r]->forward(x[r], context)); });
-  return y;
+  return forward_each(shards_, x, contexts);
 }
 
 template <class Shard>
 Tensors OutputSplit<Shard>::backward(const Tensors& dy, const Contexts& contexts) {
-  Tensors dx;
-  on_each_rank(contexts, [&](int r, Context& context) {
-    dx.push_back(shards_[r]->backward(dy[r], context));
-  });
+  const Tensors dx = backward_each(shards_, dy, contexts);
   all_reduce(dx, contexts);
   return dx;
 }
@@ -93,9 +87,8 @@ Traffic InputConv2d::predicted(const Shape& x) const {
 
 template <class Shard>
 Tensors InputSplit<Shard>::forward(const Tensors& x, const Contexts& contexts) {
-  Tensors y;
-  on_each_rank(contexts,
-               [&](int r, Context& context) { y.push_back(shards_[r]->product(x[r], context)); });
+  const Tensors y = from_each_rank(
+      contexts, [&](int r, Context& context) { return shards_[r]->product(x[r], context); });
   all_reduce(y, contexts);
   on_each_rank(contexts, [&](int r, Context& context) { shards_[r]->add_bias(y[r], context); });
   return y;
@@ -103,11 +96,7 @@ Tensors InputSplit<Shard>::forward(const Tensors& x, const Contexts& contexts) {
 
 template <class Shard>
 Tensors InputSplit<Shard>::backward(const Tensors& dy, const Contexts& contexts) {
-  Tensors dx;
-  on_each_rank(contexts, [&](int r, Context& context) {
-    dx.push_back(shards_[r]->backward(dy[r], context));
-  });
-  return dx;
+  return backward_each(shards_, dy, contexts);
 }
 
 template class InputSplit<Linear>;
@@ -147,13 +136,12 @@ Tensors ChannelLayer::join(const Tensors& x, const Contexts& contexts) {
   Shape shape = x[0].shape();
   const int64_t rows = shape.elements() / channels_of(shape);
   channels_of(shape) *= ranks();
-  Tensors parts, y;
-  for (Context* context : contexts) parts.push_back(context->empty(shape));
+  const Tensors parts =
+      from_each_rank(contexts, [&](int, Context& context) { return context.empty(shape); });
   all_gather(x, parts, contexts);
-  on_each_rank(contexts, [&](int r, Context& context) {
-    y.push_back(side_by_side(parts[r], rows, ranks(), context).reshaped(shape));
+  return from_each_rank(contexts, [&](int r, Context& context) {
+    return side_by_side(parts[r], rows, ranks(), context).reshaped(shape);
   });
-  return y;
 }
 
 Tensors ChannelLayer::take(const Tensors& x, const Contexts& contexts) const {
@@ -161,14 +149,13 @@ Tensors ChannelLayer::take(const Tensors& x, const Contexts& contexts) const {
   Shape shape = x[0].shape();
   const int64_t rows = shape.elements() / channels_of(shape);
   channels_of(shape) = share(name(), channels_of(shape), "channels", ranks());
-  Tensors y;
-  on_each_rank(contexts, [&](int r, Context& context) {
+  return from_each_rank(contexts, [&](int r, Context& context) {
     const Tensor parts = one_by_one(x[r], rows, ranks(), context);
     const Tensor mine = parts.range(r * shape.elements(), shape);
-    y.push_back(context.empty(shape));  // a copy, so that the other ranks' parts need not be kept
-    context.stream().copy(y[r].data(), mine.data(), mine.bytes());
+    const Tensor y = context.empty(shape);  // a copy: the other ranks' parts need not be kept
+    context.stream().copy(y.data(), mine.data(), mine.bytes());
+    return y;
   });
-  return y;
 }
 
 // --- Residual block ------------------------------------------------------------------------------
@@ -197,20 +184,17 @@ Tensors SplitResidual::forward(const Tensors& x, const Contexts& contexts) {
   main = bn1_->forward(main, contexts);
   main = conv2_.forward(main, contexts);
   const Tensors skip = conv3_ ? conv3_->forward(x, contexts) : x;
-  Tensors y;
-  on_each_rank(contexts, [&](int r, Context& context) {
-    y.push_back(bn2_[r]->forward_add_relu(main[r], skip[r], context));
-    context.save(*relu_[r], {.tensors = {y[r]}});  // what its backward() looks at
+  return from_each_rank(contexts, [&](int r, Context& context) {
+    const Tensor y = bn2_[r]->forward_add_relu(main[r], skip[r], context);
+    context.save(*relu_[r], {.tensors = {y}});  // what its backward() looks at
+    return y;
   });
-  return y;
 }
 
 Tensors SplitResidual::backward(const Tensors& dy, const Contexts& contexts) {
-  Tensors dsum, dx;  // the ReLU passes the same gradient to the block and to the shortcut
-  on_each_rank(contexts, [&](int r, Context& context) {
-    dsum.push_back(relu_[r]->backward(dy[r], context));
-    dx.push_back(bn2_[r]->backward(dsum[r], context));
-  });
+  // The ReLU passes the same gradient to the block and to the shortcut.
+  const Tensors dsum = backward_each(relu_, dy, contexts);
+  Tensors dx = backward_each(bn2_, dsum, contexts);
   dx = conv2_.backward(dx, contexts);
   dx = bn1_->backward(dx, contexts);
   dx = conv1_.backward(dx, contexts);

@@ -8,8 +8,6 @@
 namespace lockstep {
 namespace {
 
-using Layers = std::vector<std::unique_ptr<Module>>;
-
 /// The unsplit network's layers in order, without memory, with their names.
 Layers unsplit_layers(const ModelOptions& options) {
   return dynamic_cast<Sequential&>(*make_model(options).network).release_layers();

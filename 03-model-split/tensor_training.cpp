@@ -10,8 +10,8 @@ namespace {
 /// The ranks' network as it looks from device 0.
 class AsOneNetwork final : public Module {
  public:
-  AsOneNetwork(TensorSplit& split, const std::vector<Stream>& streams) : split_(split) {
-    for (size_t r = 1; r < streams.size(); ++r) others_.emplace_back(streams[r]);
+  explicit AsOneNetwork(TensorSplit& split) : split_(split) {
+    for (int r = 1; r < split.ranks(); ++r) others_.emplace_back(split.parameters(r).stream());
   }
 
   Tensor forward(const Tensor& x, Context& context) override {
@@ -35,16 +35,18 @@ class AsOneNetwork final : public Module {
 
 }  // namespace
 
-TensorTraining::TensorTraining(TensorSplit& split, const std::vector<Stream>& streams, Loss& loss,
+TensorTraining::TensorTraining(std::unique_ptr<TensorSplit> split, Loss& loss,
                                const ModelOptions& model, const Dataset& set, const SgdRule& rule)
-    : split_(split), loss_(loss), model_(model) {
-  for (int r = 0; r < split.ranks(); ++r) {
-    workers_.push_back({.context = Context(streams[r]),
-                        .feeder = Feeder(streams[r], set),
-                        .optimizer = Sgd(split.parameters(r), rule),
-                        .loss = Tensor::empty(streams[r], {1})});
+    : split_(std::move(split)), loss_(loss), model_(model) {
+  for (int r = 0; r < split_->ranks(); ++r) {
+    const FlatParameters& parameters = split_->parameters(r);
+    const Stream stream = parameters.stream();
+    workers_.push_back({.context = Context(stream),
+                        .feeder = Feeder(stream, set),
+                        .optimizer = Sgd(parameters, rule),
+                        .loss = Tensor::empty(stream, {1})});
   }
-  evaluation_ = std::make_unique<AsOneNetwork>(split, streams);
+  evaluation_ = std::make_unique<AsOneNetwork>(*split_);
 }
 
 void TensorTraining::initialize(Initializer initializer, uint64_t seed) {
@@ -75,24 +77,21 @@ void TensorTraining::train_step(HostBatch batch, const StepState& facts, const T
   workers_.front().loss = mean_loss;
   Tensors images, slopes;
   std::vector<const DeviceBatch*> fed;
-  std::vector<Event> copied;
   for (Worker& worker : workers_) {
     Context& context = worker.context;
     fed.push_back(&worker.feeder.feed(batch, {0, 1, batch.size}, facts, context));
-    copied.push_back(context.stream().record());
+    worker.feeder.retire(batch);
     worker.optimizer.zero_gradients();
     context.kernels().fill(context.stream(), 0, worker.loss);
     images.push_back(worker.feeder.normalize(*fed.back(), context));
   }
-  const Tensors scores = split_.forward(images, contexts());
+  const Tensors scores = split_->forward(images, contexts());
   for (size_t r = 0; r < workers_.size(); ++r) {
     loss_.forward(scores[r], fed[r]->labels, workers_[r].loss, workers_[r].context);
     slopes.push_back(loss_.backward(fed[r]->labels, workers_[r].context));
   }
-  split_.backward(slopes, contexts());
+  split_->backward(slopes, contexts());
   for (const Worker& worker : workers_) worker.optimizer.step(worker.context.state(), worker.loss);
-  for (const Event& event : copied) loss_stream().wait(event);  // nobody reads the batch any more
-  workers_.front().feeder.retire(std::move(batch));
 }
 
 std::vector<HealthTensor> TensorTraining::healths() const {

@@ -17,20 +17,23 @@ namespace lockstep {
 /// bit by bit, because it is computed from the same numbers in the same order.
 class TensorTraining final : public SplitTraining {
  public:
-  /// `split`, `loss` and `set` (which says how images are normalised) must outlive this.
-  TensorTraining(TensorSplit& split, const std::vector<Stream>& streams, Loss& loss,
-                 const ModelOptions& model, const Dataset& set, const SgdRule& rule);
+  /// `loss` and `set` (which says how images are normalised) must outlive this; `model` is what
+  /// the split network is of.
+  TensorTraining(std::unique_ptr<TensorSplit> split, Loss& loss, const ModelOptions& model,
+                 const Dataset& set, const SgdRule& rule);
 
   void initialize(Initializer initializer, uint64_t seed) override;
-  std::vector<StateTensor> state() override { return split_.full_state(); }
-  void load_state(const std::vector<StateTensor>& state) override { split_.load_full_state(state); }
+  std::vector<StateTensor> state() override { return split_->full_state(); }
+  void load_state(const std::vector<StateTensor>& state) override {
+    split_->load_full_state(state);
+  }
   int64_t parameter_count() override;
   Module& network() override { return *evaluation_; }
   void train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) override;
   Stream loss_stream() const override { return workers_.front().context.stream(); }
   std::vector<HealthTensor> healths() const override;
   double flops() const override;
-  void report(TrainingLog& log) override { split_.report(log); }
+  void report(TrainingLog& log) override { split_->report(log); }
 
  private:
   struct Worker {
@@ -41,7 +44,7 @@ class TensorTraining final : public SplitTraining {
   };
   Contexts contexts();
 
-  TensorSplit& split_;
+  std::unique_ptr<TensorSplit> split_;
   Loss& loss_;
   ModelOptions model_;
   std::deque<Worker> workers_;

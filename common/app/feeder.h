@@ -39,7 +39,8 @@ class Feeder {
   const DeviceBatch& feed_labels(const HostBatch& batch, const BatchPart& part);
   /// The images of a batch as the network takes them: [count, height, width, channels].
   Tensor normalize(const DeviceBatch& batch, Context& context) const;
-  /// To be called when all parts of `batch` have been fed.
+  /// Keeps `batch` until the copies from it so far have ended. To be called when all of its parts
+  /// have been fed.
   void retire(HostBatch batch);
 
  private:

@@ -16,19 +16,6 @@ namespace {
 
 constexpr double kLarge = 1e12;
 
-/// Refuses an output path now that could not be written after an hour of training.
-void require_writable(const char* option, const std::string& path) {
-  if (path.empty()) return;
-  const std::filesystem::path target(path);
-  const std::filesystem::path folder =
-      target.has_parent_path() ? target.parent_path() : std::filesystem::path(".");
-  require(std::filesystem::is_directory(folder) && access(folder.c_str(), W_OK) == 0,
-          "{} {}: the folder {} does not exist or cannot be written; create it first", option, path,
-          folder.string());
-  require(!std::filesystem::exists(target) || std::filesystem::is_regular_file(target),
-          "{} {}: this exists and is not a regular file; name a file", option, path);
-}
-
 /// The validator of a number within [low, high]. CLI::Range would let NaN pass, which compares as
 /// neither too small nor too large, and negative numbers where the option is unsigned.
 template <class T>
@@ -162,6 +149,18 @@ void check(const Options& o) {
 }
 
 }  // namespace
+
+void require_writable(const char* option, const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path target(path);
+  const std::filesystem::path folder =
+      target.has_parent_path() ? target.parent_path() : std::filesystem::path(".");
+  require(std::filesystem::is_directory(folder) && access(folder.c_str(), W_OK) == 0,
+          "{} {}: the folder {} does not exist or cannot be written; create it first", option, path,
+          folder.string());
+  require(!std::filesystem::exists(target) || std::filesystem::is_regular_file(target),
+          "{} {}: this exists and is not a regular file; name a file", option, path);
+}
 
 std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
                                               const char* const* argv) {

@@ -1,6 +1,9 @@
 #include "common/app/phase_timer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 namespace lockstep {
 
@@ -35,6 +38,26 @@ void PhaseTimer::take(size_t keep) {
 const std::vector<std::pair<std::string, double>>& PhaseTimer::totals() {
   take(1);
   return totals_;
+}
+
+void PhaseTimer::restart() {
+  take(1);
+  totals_.clear();
+}
+
+std::string PhaseTimer::milliseconds_text(int64_t steps) {
+  std::string text;
+  for (const auto& [phase, seconds] : totals()) {
+    text +=
+        fmt::format("{}{} {:.2f}", text.empty() ? "" : ", ", phase, 1e3 * seconds / double(steps));
+  }
+  return text;
+}
+
+nlohmann::json PhaseTimer::seconds_json(int64_t steps) {
+  nlohmann::json json = nlohmann::json::object();
+  for (const auto& [phase, seconds] : totals()) json[phase] = seconds / double(steps);
+  return json;
 }
 
 }  // namespace lockstep

@@ -37,9 +37,11 @@ namespace {
 
 }  // namespace
 
+void report_uncaught_errors() { std::set_terminate(end_with_current_exception); }
+
 int run_program(const StageInfo& stage, int argc, const char* const* argv,
                 const std::function<void(const Options&)>& train) {
-  std::set_terminate(end_with_current_exception);  // instead of a catch: see there
+  report_uncaught_errors();  // instead of a catch: see there
   int status = 0;
   if (const auto line = parse_command_line(stage, argc, argv)) {
     if (line->baseline) {

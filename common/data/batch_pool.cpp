@@ -47,9 +47,11 @@ void BatchPool::put_back(BatchBuffer* buffer) {
   free_.push_back(buffer);
 }
 
-void BatchPool::lend() {
-  std::lock_guard lock(mutex_);
-  ++lent_;
+std::shared_ptr<BatchBuffer> BatchPool::lend(const std::shared_ptr<BatchPool>& pool,
+                                             BatchBuffer* buffer) {
+  std::lock_guard lock(pool->mutex_);
+  ++pool->lent_;
+  return {buffer, [pool](BatchBuffer* back) { pool->reclaim(back); }};
 }
 
 void BatchPool::reclaim(BatchBuffer* buffer) {
@@ -67,26 +69,6 @@ bool BatchPool::wait_lent_below(int64_t limit, Deadline deadline) {
 int64_t BatchPool::lent() const {
   std::lock_guard lock(mutex_);
   return lent_;
-}
-
-BatchLease::BatchLease(std::shared_ptr<BatchPool> pool, BatchBuffer* buffer)
-    : pool_(std::move(pool)), buffer_(buffer) {
-  pool_->lend();
-}
-
-BatchLease& BatchLease::operator=(BatchLease&& other) noexcept {
-  if (this != &other) {
-    release();
-    pool_ = std::move(other.pool_);
-    buffer_ = other.buffer_;
-  }
-  return *this;
-}
-
-void BatchLease::release() {
-  if (pool_ == nullptr) return;
-  pool_->reclaim(buffer_);
-  pool_.reset();
 }
 
 }  // namespace lockstep

@@ -43,15 +43,18 @@ class BatchPool {
   /// Back from whoever took it, without having become a batch.
   void put_back(BatchBuffer* buffer);
 
-  /// The buffer is a batch in the consumer's hands from now on; `reclaim` ends that.
-  void lend();
-  void reclaim(BatchBuffer* buffer);
+  /// The buffer is a batch in the consumer's hands until the last owner of what this returns goes.
+  /// That owns a share of the pool, too.
+  static std::shared_ptr<BatchBuffer> lend(const std::shared_ptr<BatchPool>& pool,
+                                           BatchBuffer* buffer);
   /// Waits until the consumer holds fewer than `limit` batches; false when `deadline` passes first.
   bool wait_lent_below(int64_t limit, Deadline deadline);
 
   int64_t lent() const;
 
  private:
+  void reclaim(BatchBuffer* buffer);
+
   std::vector<BatchBuffer> buffers_;
   mutable std::mutex mutex_;
   std::condition_variable reclaimed_;
@@ -59,30 +62,15 @@ class BatchPool {
   int64_t lent_ = 0;
 };
 
-/// The right to use a buffer; ends with the object. Move only.
-class BatchLease {
- public:
-  BatchLease() = default;
-  BatchLease(std::shared_ptr<BatchPool> pool, BatchBuffer* buffer);
-  BatchLease(BatchLease&& other) noexcept = default;
-  BatchLease& operator=(BatchLease&& other) noexcept;
-  ~BatchLease() { release(); }
-  void release();
-
- private:
-  std::shared_ptr<BatchPool> pool_;
-  BatchBuffer* buffer_ = nullptr;
-};
-
-/// One batch. Move only; when it is dropped (or assigned to), its memory goes back to the pool and
-/// is written again: keep it until the last copy from it has ended. It may outlive its loader.
+/// One batch, or another owner of it. When the last owner goes, the memory goes back to the pool
+/// and is written again: keep one until the last copy from it has ended. It may outlive its loader.
 struct HostBatch {
   int64_t index = 0;                ///< number of the batch in its epoch
   int64_t size = 0;                 ///< samples
   int64_t first_position = 0;       ///< position of the first sample in the epoch's order
   const uint8_t* images = nullptr;  ///< [size, height, width, channels], from the allocator
   const int32_t* labels = nullptr;  ///< [size], in the same allocation
-  BatchLease lease;
+  std::shared_ptr<BatchBuffer> memory;
 };
 
 }  // namespace lockstep

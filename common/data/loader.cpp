@@ -241,7 +241,7 @@ std::optional<HostBatch> DataLoader::next() {
                    .first_position = batch * batch_size_,
                    .images = made.buffer->images,
                    .labels = made.buffer->labels,
-                   .lease = BatchLease(pool_, made.buffer)};
+                   .memory = BatchPool::lend(pool_, made.buffer)};
 }
 
 void DataLoader::wait_for_room() {

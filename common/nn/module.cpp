@@ -45,7 +45,7 @@ void Module::gradient_written(Parameter& parameter, const Context& context) {
   }
 }
 
-std::vector<std::unique_ptr<Module>> Sequential::release_layers() {
+Layers Sequential::release_layers() {
   std::vector<std::unique_ptr<Module>> layers;
   for (std::unique_ptr<Module>& module : release_children()) {
     auto* inner = dynamic_cast<Sequential*>(module.get());

@@ -69,6 +69,8 @@ class Module {
   std::vector<std::unique_ptr<Module>> children_;
 };
 
+using Layers = std::vector<std::unique_ptr<Module>>;
+
 /// Modules one after another. Mirrors torch.nn.Sequential with named children.
 class Sequential : public Module {
  public:
@@ -79,7 +81,7 @@ class Sequential : public Module {
   }
   /// Gives its modules away, in order; a Sequential among them gives its own. They keep their names
   /// ("block1.0"), so that they can be put together anew.
-  std::vector<std::unique_ptr<Module>> release_layers();
+  Layers release_layers();
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
   void skip_input_gradient() override;

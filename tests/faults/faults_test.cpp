@@ -634,7 +634,14 @@ TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tenso
   };
   check({"--tensor-split", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
   check({"--tensor-split", "fc2"}, {"'fc2'", "conv2, fc1"});
-  check({"--tensor-split", "auto", "--micro-batches", "2"}, {"--tensor-split", "--micro-batches"});
+  // What only pipelines have, as typed, even where it is the default.
+  for (const Words& option : {Words{"--micro-batches", "2"},
+                              {"--schedule", "1f1b"},
+                              {"--split", "auto"},
+                              {"--recompute"},
+                              {"--print-schedule"}}) {
+    check(Words{"--tensor-split", "auto"} + option, {option[0], "--tensor-split", "leave one"});
+  }
 }
 
 TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipeline]") {
@@ -645,6 +652,48 @@ TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipe
   INFO(story(run));
   CHECK(run.status == 0);
   CHECK_THAT(run.out, ContainsSubstring("1f1b, 2 stages, 2 micro-batches\nstage 0  F0 F1"));
+}
+
+TEST_CASE("Stage 03 has no timetable to compare with stage 01", "[faults][pipeline]") {
+  check_refused({"--print-schedule", "--baseline"}, {"--print-schedule", "--baseline", "leave one"},
+                {}, "03-model-split");
+}
+
+TEST_CASE("The program of equal layers measures what it says, beside the formula",
+          "[faults][pipeline]") {
+  const TempDir folder;
+  const auto bubble = [&](const Words& options) {
+    return run_process(
+        Words{std::filesystem::path(stage_binary("03-model-split")).parent_path() / "bubble"} +
+            options,
+        kDeadline);
+  };
+  const ProcessResult run =
+      bubble({"--stages", "1,2", "--micro-batches", "1,2", "--schedules", "naive,1f1b", "--sleep",
+              "4", "--steps", "2", "--metrics", folder / "rows"});
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  const nlohmann::json rows = nlohmann::json::parse(read_file(folder / "rows"));
+  REQUIRE(rows.size() == 6);  // the naive schedule has one micro-batch
+  for (const auto& row : rows) {
+    const double p = row["stages"], m = row["micro_batches"];
+    CHECK(double(row["bubble"]["predicted"]) == Approx((p - 1) / (m + p - 1)));
+    CHECK((row["bubble"]["measured"] >= 0.0 && row["bubble"]["measured"] < 1.0));
+    CHECK(row["peak_memory_bytes"].size() == size_t(p));
+    // Eight layers of 4 ms and of 8 ms, of which stages overlap all but the bubble.
+    CHECK(double(row["step_seconds"]) >= 0.99 * 8 * 0.012 * (m + p - 1) / (m * p));
+  }
+  const auto refused = [&](const Words& options, const std::string& fragment) {
+    const ProcessResult bad = bubble(options);
+    INFO(story(bad));
+    CHECK(bad.status == 1);
+    CHECK_THAT(bad.err, Catch::Matchers::StartsWith("error: ") && ContainsSubstring(fragment));
+    CHECK(bad.err.find('\n') == bad.err.size() - 1);
+  };
+  refused({"--stages", "3"}, "--stages: 3 of the 2 devices in --devices cpu:0,cpu:1");
+  refused({"--schedules", "pipedream"}, "'pipedream'");
+  refused({"--sleep", "-1"}, "--sleep");
+  refused({"--metrics", "/nowhere/rows"}, "--metrics /nowhere/rows");
 }
 
 TEST_CASE("Stage 02 stops at the step whose loss is not finite", "[faults][dataparallel][row18]") {

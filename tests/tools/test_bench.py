@@ -23,6 +23,7 @@ devices = option.get("--devices", "").count(",") + 1
 step = 0.002 if devices == 1 else 0.0032 / devices
 json.dump({"step_seconds": [0.5] + [step] * (steps - 1), "steps": steps,
            "backend": "cpu (stand-in, 1 thread)", "training_flops": 4e6 * steps,
+           "bubble": {"measured": 0.1, "predicted": 0.2}, "peak_memory_bytes": [2**20] * devices,
            "startup_seconds": 0.25, "peak_rss_bytes": 64 * 2**20}, open(option["--metrics"], "w"))
 if "--trace" in option:
     slices = [{"ph": "X", "name": name, "dur": dur, "args": {"layer": layer}}
@@ -30,6 +31,19 @@ if "--trace" in option:
               (("conv2d", "conv1", 1500.0), ("max_pool2d", "pool1", 500.0))]
     json.dump({"traceEvents": [{"ph": "M", "name": "thread_name"}] + slices},
               open(option["--trace"], "w"))
+"""
+
+# Two pipelines; the second takes another time in every round.
+BUBBLE = """#!/usr/bin/env python3
+import json, os, sys
+option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open(__file__ + ".rounds", "a") as rounds:
+    rounds.write("x")
+number = os.path.getsize(__file__ + ".rounds")
+rows = [{"stages": 2, "schedule": kind, "micro_batches": 4, "step_seconds": seconds,
+         "bubble": {"measured": bubble, "predicted": 0.2}, "peak_memory_bytes": [2**20, 2**21]}
+        for kind, seconds, bubble in (("gpipe", 0.004, 0.25), ("1f1b", 0.001 * number, 0.3))]
+json.dump(rows, open(option["--metrics"], "w"))
 """
 
 TORCH = ("#!/usr/bin/env python3\n"
@@ -45,6 +59,7 @@ class TestBench(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         self.stage = self.program("stage", STAND_IN)
+        self.program("bubble", BUBBLE)
 
     def program(self, name, text):
         path = self.folder / name
@@ -85,6 +100,25 @@ class TestBench(unittest.TestCase):
         self.assertRegex(text, r"seed +02-other +W 2 .* 1\.60 ms/step .* 1\.25 times one device, "
                                r"efficiency 62 %")
         self.assertRegex(text, r"seed +02-other +W 4 .* 0\.80 ms/step .* 2\.50 times")
+
+    def test_pipelines_stand_beside_the_formula(self):
+        text = self.bench("--model", "seed", "--quick", "--python", "no-such-python")
+        self.assertRegex(text, r"eight equal computing layers, batch 64:\n"
+                               r" +2 stages +gpipe +4 micro-batches +4\.00 ms/step +bubble +25\.0 %, "
+                               r"formula +20\.0 % +1\.0, 2\.0 MiB\n"
+                               r" +2 stages +1f1b +4 micro-batches +3\.00 ms/step")  # of 1, 2, ... 5
+        self.assertIn("eight equal sleeping layers", text)
+        self.assertNotIn("Pipelines of ResNet-18", text)
+
+    def test_pipelines_of_resnet(self):
+        target = self.folder / "bench.json"
+        text = self.bench("--model", "resnet18", "--quick", "--python", "no-such-python",
+                          "--json", str(target))
+        self.assertRegex(text, r"4 stages +1f1b +16 micro-batches +0\.80 ms/step +bubble +10\.0 %, "
+                               r"formula +20\.0 % +1\.0, 1\.0, 1\.0, 1\.0 MiB")
+        rows = json.loads(target.read_text())["pipelines"]["resnet18"]
+        self.assertEqual(3 * 11, len(rows))  # 1, 2 and 4 stages; naive, and two schedules with 5 sizes
+        self.assertIn(("naive", 1), [(row["schedule"], row["micro_batches"]) for row in rows])
 
     def test_layers_start_and_json(self):
         target = self.folder / "bench.json"

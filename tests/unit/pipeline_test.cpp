@@ -214,10 +214,11 @@ struct Run {
   explicit Run(const Setup& options) : setup(options), machine(cpus(options.stages)) {
     Layers layers = layers_of(setup.model);
     if (setup.change) setup.change(layers);
-    split = split_of(std::move(layers), machine.streams);
+    auto pieces = split_of(std::move(layers), machine.streams);
+    split = pieces.get();
     loss = make_model(setup.model).loss;
     if (setup.infinite_loss) loss = std::make_unique<Infinite>(steps);
-    pipeline = std::make_unique<Pipeline>(*split, *loss, images(), setup.rule, setup.pipeline);
+    pipeline = std::make_unique<Pipeline>(std::move(pieces), *loss, images(), setup.rule, setup.pipeline);
   }
 
   /// Enqueues a step over the next batch, without waiting for anything.
@@ -255,7 +256,7 @@ struct Run {
   DataLoader loader{images(), {.batch_size = kBatch}};
   Machine machine;
   std::unique_ptr<Loss> loss;
-  std::unique_ptr<LayerSplit> split;
+  LayerSplit* split;
   std::unique_ptr<Pipeline> pipeline;
   std::vector<Tensor> losses;
   int64_t steps = 0;

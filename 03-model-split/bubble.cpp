@@ -1,0 +1,213 @@
+// Measures the bubble: pipelines of equal layers, beside the formula (p-1)/(m+p-1).
+//
+// A real network cannot be cut into stages that take equally long, which is what the formula is
+// about. This one has equal layers: convolutions, or, for more stages than the machine has cores,
+// layers that only sleep.
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "03-model-split/pipeline.h"
+#include "common/app/json_file.h"
+#include "common/app/options.h"
+#include "common/app/program.h"
+#include "common/core/cpu_stream.h"
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+#include "common/nn/layers.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kLayers = 8;
+constexpr int64_t kBatch = 64, kClasses = 10;
+
+struct BubbleOptions {
+  std::string devices = "cpu:0,cpu:1";
+  std::vector<int> stages{1, 2};
+  std::vector<int> micro_batches{1, 2, 4, 8, 16};
+  std::vector<std::string> schedules{"naive", "gpipe", "1f1b"};
+  double sleep_ms = 0;  // 0: convolutions
+  int steps = 10;
+  std::string metrics;
+};
+
+/// Takes no core, only time: `ms` for a whole batch forward, twice that backward.
+class Sleep final : public Module {
+ public:
+  explicit Sleep(double ms) : ms_(ms) {}
+  Tensor forward(const Tensor& x, Context& context) override { return after(x, ms_, context); }
+  Tensor backward(const Tensor& dy, Context& context) override {
+    return after(dy, 2 * ms_, context);
+  }
+
+ private:
+  static Tensor after(const Tensor& x, double ms, Context& context) {
+    const std::chrono::duration<double, std::milli> time(ms * double(x.shape()[0]) / kBatch);
+    static_cast<CpuStream&>(context.stream().backend()).enqueue("sleep", [time] {
+      std::this_thread::sleep_for(time);
+    });
+    return x;
+  }
+  double ms_;
+};
+
+/// What the network looks at: noise, as large as one layer's activation, so that the first layer is
+/// like the others.
+Dataset noise(const BubbleOptions& options) {
+  Dataset set;
+  set.height = set.width = options.sleep_ms > 0 ? 2 : 14;
+  set.channels = options.sleep_ms > 0 ? 1 : 32;
+  set.classes = kClasses;
+  for (int64_t i = 0; i < kBatch; ++i) set.labels.push_back(uint8_t(i % kClasses));
+  for (int64_t i = 0; i < kBatch * set.image_bytes(); ++i) {
+    set.images.push_back(uint8_t(i * 2654435761u >> 13));
+  }
+  return set;
+}
+
+/// kLayers equal layers, and a small end that makes scores of what comes out of them.
+Layers equal_layers(const Dataset& set, double sleep_ms) {
+  Layers layers;
+  const auto add = [&](const std::string& name, std::unique_ptr<Module> layer) {
+    layer->set_name(name);
+    layers.push_back(std::move(layer));
+  };
+  for (int i = 0; i < kLayers; ++i) {
+    std::unique_ptr<Module> layer = std::make_unique<Sleep>(sleep_ms);
+    if (sleep_ms == 0) {
+      layer = std::make_unique<Conv2d>(set.channels, set.channels,
+                                       Conv2d::Options{.kernel = 3, .stride = 1, .padding = 1});
+    }
+    add("layer" + std::to_string(i), std::move(layer));
+  }
+  add("flatten", std::make_unique<Flatten>());
+  add("scores", std::make_unique<Linear>(set.image_bytes(), kClasses));
+  return layers;
+}
+
+/// What one pipeline did.
+struct Measurement {
+  double step_seconds, bubble;
+  std::vector<int64_t> peak_memory_bytes;  // per device
+};
+
+Measurement measure(const BubbleOptions& options, const Dataset& set, int stages,
+                    const PipelineOptions& how) {
+  std::vector<DeviceId> ids = parse_devices(options.devices);
+  ids.resize(stages);
+  const Devices devices = open_devices(ids, {});
+  Cuts cuts;
+  for (int s = 1; s < stages; ++s) cuts.push_back(size_t(s * kLayers / stages));
+  const std::unique_ptr<Loss> loss = make_cross_entropy_loss();
+  const std::vector<Stream> streams = create_streams(devices, "compute");
+  Pipeline pipeline(
+      std::make_unique<LayerSplit>(equal_layers(set, options.sleep_ms), cuts, streams), *loss, set,
+      {}, how);
+  pipeline.initialize(Initializer::kaiming_uniform, 1);
+  const Tensor mean_loss = Tensor::empty(pipeline.loss_stream(), {1});
+  DataLoader loader(set, {.batch_size = kBatch});
+  const auto train = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      loader.begin_epoch(i);
+      pipeline.train_step(*loader.next(), {.loss_weight = Real(1) / kBatch}, mean_loss);
+    }
+    for (const Stream& stream : streams) stream.synchronize();
+  };
+  train(2);  // makes plans and touches new memory
+  pipeline.restart_clocks();
+  const auto begin = std::chrono::steady_clock::now();
+  train(options.steps);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  Measurement measured{seconds.count() / options.steps, pipeline.measured_bubble(), {}};
+  for (const auto& device : devices) measured.peak_memory_bytes.push_back(device->memory().peak());
+  return measured;
+}
+
+/// Prints a row and returns it as JSON.
+nlohmann::json row(const BubbleOptions& options, const Dataset& set, int stages,
+                   const PipelineOptions& how) {
+  const Measurement found = measure(options, set, stages, how);
+  const double predicted = predicted_bubble(stages, how.micro_batches);
+  std::vector<std::string> mebibytes;
+  for (const int64_t bytes : found.peak_memory_bytes) {
+    mebibytes.push_back(fmt::format("{:.1f}", double(bytes) / (1 << 20)));
+  }
+  fmt::print(
+      "{} stages, {:<5} {:>2} micro-batches  {:8.2f} ms/step  bubble {:5.1f} %, formula {:5.1f} %"
+      "  {} MiB\n",
+      stages, name_of(how.schedule), how.micro_batches, 1e3 * found.step_seconds,
+      100 * found.bubble, 100 * predicted, fmt::join(mebibytes, ", "));
+  std::fflush(stdout);
+  return {{"stages", stages},
+          {"schedule", name_of(how.schedule)},
+          {"micro_batches", how.micro_batches},
+          {"step_seconds", found.step_seconds},
+          {"bubble", {{"measured", found.bubble}, {"predicted", predicted}}},
+          {"peak_memory_bytes", found.peak_memory_bytes}};
+}
+
+void check(const BubbleOptions& options) {
+  require_writable("--metrics", options.metrics);
+  const std::vector<DeviceId> ids = parse_devices(options.devices);
+  for (const int stages : options.stages) {
+    require(size_t(stages) <= ids.size(),
+            "--stages: {} of the {} devices in --devices {}; name one device per stage", stages,
+            ids.size(), options.devices);
+  }
+  for (const std::string& name : options.schedules) parse_schedule(name);
+  for (const DeviceId& id : ids) {
+    require(options.sleep_ms == 0 || id.kind == DeviceId::Kind::cpu,
+            "--sleep: {} cannot sleep, expected CPU devices; leave out --sleep", id.name());
+  }
+}
+
+void measure_all(const BubbleOptions& options) {
+  check(options);
+  const Dataset set = noise(options);
+  nlohmann::json rows = nlohmann::json::array();
+  for (const int stages : options.stages) {
+    for (const std::string& name : options.schedules) {
+      const ScheduleKind schedule = parse_schedule(name);
+      for (const int micro_batches : options.micro_batches) {
+        if (schedule == ScheduleKind::naive && micro_batches > 1) continue;
+        rows.push_back(row(options, set, stages, {schedule, micro_batches}));
+      }
+    }
+  }
+  if (!options.metrics.empty()) write_json(options.metrics, rows);
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  lockstep::report_uncaught_errors();
+  lockstep::BubbleOptions options;
+  CLI::App app("Measures the bubble of pipelines of eight equal layers.", "bubble");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--devices", options.devices, "one per stage");
+  app.add_option("--stages", options.stages, "numbers of stages (1,2)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 8));
+  app.add_option("--micro-batches", options.micro_batches, "numbers of micro-batches (1,2,4)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 64));
+  app.add_option("--schedules", options.schedules, "naive, gpipe, 1f1b")->delimiter(',');
+  app.add_option("--sleep", options.sleep_ms,
+                 "milliseconds that a layer sleeps instead of computing, forward, per batch")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--steps", options.steps, "steps of each pipeline")->check(CLI::Range(1, 10000));
+  app.add_option("--metrics", options.metrics, "write the rows to this file, as JSON");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    lockstep::fail<lockstep::BadInput>("{}; --help lists all options", error.what());
+  }
+  lockstep::measure_all(options);
+}

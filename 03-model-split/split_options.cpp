@@ -1,0 +1,89 @@
+#include "03-model-split/split_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "03-model-split/pipeline.h"
+#include "03-model-split/tensor_training.h"
+#include "common/core/error.h"
+
+namespace lockstep {
+
+void SplitOptions::add_to(CLI::App& app) {
+  const std::vector<CLI::Option*> for_pipelines{
+      app.add_option("--split", split,
+                     "the layers with which stages begin (3,6), or what is to be balanced: auto "
+                     "(operations), measured (time), parameters (bytes)"),
+      app.add_option("--schedule", schedule, "naive, gpipe or 1f1b"),
+      app.add_option("--micro-batches", micro_batches,
+                     "parts of a batch; 0: 4, in the naive schedule 1")
+          ->check(CLI::Range(0, 1024)),
+      app.add_flag("--recompute", recompute,
+                   "run each forward again before its backward instead of keeping its work"),
+      app.add_flag("--print-schedule", print_schedule,
+                   "draw the timetable for these devices and micro-batches, and end")};
+  app.add_option("--tensor-split", tensor_split,
+                 "no pipeline: split inside the layers, auto (all that divide) or by name "
+                 "(conv2,fc1)")
+      ->delimiter(',');
+  app.callback([this, &app, for_pipelines] {  // when the command line has been read
+    parse_schedule(schedule);
+    for (const CLI::Option* option : for_pipelines) {
+      require(!inside_layers() || option->count() == 0,
+              "{}: for a network cut between its layers, --tensor-split cuts inside them; leave "
+              "one of the two out",
+              option->get_name());
+    }
+    require(!print_schedule || app.count("--baseline") == 0,
+            "--print-schedule: trains nothing that --baseline could measure; leave one of them "
+            "out");
+  });
+}
+
+int SplitOptions::parts() const {
+  const int automatic = inside_layers() || parse_schedule(schedule) == ScheduleKind::naive ? 1 : 4;
+  return micro_batches > 0 ? micro_batches : automatic;
+}
+
+std::string SplitOptions::timetable(size_t stages) const {
+  return draw(parse_schedule(schedule), static_cast<int>(stages), parts());
+}
+
+std::string SplitOptions::emulation() const {
+  return inside_layers() ? "none" : fmt::format("micro:{}", parts());
+}
+
+// --- The training --------------------------------------------------------------------------------
+
+namespace {
+
+std::unique_ptr<SplitTraining> make_pipeline(Model& model, const Options& options,
+                                             const SplitOptions& split, const Dataset& set,
+                                             const std::vector<Stream>& streams) {
+  Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
+  const Shape micro_batch{std::max<int64_t>(2, options.batch_size / split.parts()), set.height,
+                          set.width, set.channels};  // batch normalisation needs two samples
+  const Cuts cuts =
+      choose_cuts(split.split, layers, static_cast<int>(streams.size()), micro_batch, streams[0]);
+  auto pipeline = std::make_unique<Pipeline>(
+      std::make_unique<LayerSplit>(std::move(layers), cuts, streams), *model.loss, set,
+      options.sgd_rule(),
+      PipelineOptions{parse_schedule(split.schedule), split.parts(), split.recompute});
+  pipeline->require_samples(options.smallest_batch(set.count()));
+  return pipeline;
+}
+
+}  // namespace
+
+std::unique_ptr<SplitTraining> split_model(Model& model, const Options& options,
+                                           const SplitOptions& split, const Dataset& set,
+                                           const std::vector<Stream>& streams, LocalWorld& world) {
+  if (!split.inside_layers()) return make_pipeline(model, options, split, set, streams);
+  std::optional<TensorSplit::Names> names;
+  if (split.tensor_split != TensorSplit::Names{"auto"}) names = split.tensor_split;
+  const ModelOptions network = options.model_options(set);
+  return std::make_unique<TensorTraining>(
+      std::make_unique<TensorSplit>(network, streams, world, names), *model.loss, network, set,
+      options.sgd_rule());
+}
+
+}  // namespace lockstep
