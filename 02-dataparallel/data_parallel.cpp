@@ -35,6 +35,7 @@ DataParallel::DataParallel(std::unique_ptr<Module> module, const FlatParameters&
 
 Tensor DataParallel::forward(const Tensor& x, Context& context) {
   root().context = &context;
+  if (!context.facts.training) phases_.settle();  // evaluation may be long
   const std::vector<Tensor> inputs = scatter(x);
   phases_.end("scatter");
   replicate();

@@ -53,6 +53,11 @@ int64_t Pipeline::parameter_count() {
   return count;
 }
 
+Module& Pipeline::network() {
+  for (Worker& worker : workers_) worker.phases.settle();  // evaluation may be long
+  return *split_;
+}
+
 void Pipeline::require_samples(int64_t samples) const {
   require(options_.micro_batches <= samples,
           "--micro-batches: {} of a batch of {} samples, expected at most one per sample; give "

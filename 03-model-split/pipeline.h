@@ -51,7 +51,7 @@ class Pipeline final : public SplitTraining {
     load_state_dict(*split_, state);
   }
   int64_t parameter_count() override;
-  Module& network() override { return *split_; }
+  Module& network() override;
   /// The last stage's.
   Stream loss_stream() const override { return split_->stages().back().stream; }
   std::vector<HealthTensor> healths() const override;

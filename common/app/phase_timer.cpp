@@ -36,12 +36,12 @@ void PhaseTimer::take(size_t keep) {
 }
 
 const std::vector<std::pair<std::string, double>>& PhaseTimer::totals() {
-  take(1);
+  settle();
   return totals_;
 }
 
 void PhaseTimer::restart() {
-  take(1);
+  settle();
   totals_.clear();
 }
 

@@ -18,7 +18,8 @@ namespace lockstep {
 class PhaseTimer {
  public:
   /// Reads a phase's time when `most_marks` later ones have been recorded, so that the host hardly
-  /// waits. A stream remembers its last 1000 events, those of others included: stay far below.
+  /// waits. A stream keeps the times of its last 1024 events, those of others included: stay far
+  /// below, and settle() before the stream does something else for long.
   explicit PhaseTimer(Stream stream, size_t most_marks = 64)
       : stream_(stream), most_marks_(most_marks) {}
 
@@ -28,14 +29,17 @@ class PhaseTimer {
   void end(const char* name);
   void stop() { running_ = false; }
 
-  /// Name and seconds of every phase over all series, in the order in which they first came. Waits
-  /// for those that are still under way.
+  /// Reads the times of all phases so far. Waits for those that are still under way.
+  void settle() { take(1); }
+
+  /// Name and seconds of every phase over all series, in the order in which they first came.
+  /// Settles.
   const std::vector<std::pair<std::string, double>>& totals();
   /// The same per step, for a summary and for --metrics: "forward 1.14, backward 1.55" in
   /// milliseconds, {"forward": 0.00114, ...} in seconds.
   std::string milliseconds_text(int64_t steps);
   nlohmann::json seconds_json(int64_t steps);
-  /// Forgets all times so far. Waits as totals() does.
+  /// Forgets all times so far. Settles.
   void restart();
 
  private:

@@ -174,7 +174,7 @@ void CpuStream::fail_with(std::exception_ptr error) {
 
 uint64_t CpuStream::record() {
   refuse_in_capture("record");
-  const uint64_t ticket = ++tickets_;
+  const uint64_t ticket = new_ticket();
   enqueue_control("record", [this, ticket] {
     event_times_[ticket % kEventRing].store(now_ns(), std::memory_order_relaxed);
     events_[ticket % kEventRing].store(ticket, std::memory_order_release);

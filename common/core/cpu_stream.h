@@ -66,7 +66,6 @@ class CpuStream final : public StreamBackend {
   struct Recording;  // a Graph: operations that were not run yet
   // Events lie in a ring. Ticket t uses slot t mod size; a slot that has moved on to a later
   // ticket of the same stream still answers "done" for the earlier one.
-  static constexpr size_t kEventRing = 1024;
 
   void push(const char* op, std::function<void()> body, bool control);
   void refuse_in_capture(const char* op) const;
@@ -78,7 +77,6 @@ class CpuStream final : public StreamBackend {
 
   // Host side.
   Task* last_;
-  uint64_t tickets_ = 0;
   std::vector<const std::string*> scopes_;
   std::unordered_set<std::string> scope_names_;
   std::unique_ptr<Recording> recording_;  // during a capture

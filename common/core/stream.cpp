@@ -1,5 +1,6 @@
 #include "common/core/stream.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -19,6 +20,11 @@ double Event::seconds_since(const Event& earlier) const {
   require(stream_ == earlier.stream_,
           "the time between events of streams {} and {}: give two of one", earlier.stream_->name(),
           stream_->name());
+  const uint64_t age = stream_->last_ticket() - std::min(ticket_, earlier.ticket_);
+  require(age < StreamBackend::kEventRing,
+          "the time of an event of stream {}, {} events ago: it keeps that of the last {}; ask "
+          "earlier",
+          stream_->name(), age, StreamBackend::kEventRing);
   stream_->block(ticket_);
   return stream_->seconds_between(earlier.ticket_, ticket_);
 }

@@ -31,7 +31,8 @@ class Event {
   /// Blocks the host until then; rethrows the stream's first error.
   void synchronize() const;
   /// Seconds from an earlier event of the same stream to this one, by the device's clock. Blocks
-  /// until both have come. Both must be among the stream's last 1000 events.
+  /// until both have come. Throws BadInput unless both are among the stream's last 1024 events: of
+  /// earlier ones it has forgotten the time.
   double seconds_since(const Event& earlier) const;
 
  private:
@@ -68,6 +69,11 @@ class StreamBackend {
   Device& device() const { return device_; }
   const std::string& name() const { return name_; }
 
+  /// So many events keep their times.
+  static constexpr uint64_t kEventRing = 1024;
+  /// Of the last record().
+  uint64_t last_ticket() const { return last_ticket_; }
+
   virtual uint64_t record() = 0;
   virtual void wait(const Event& event) = 0;
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
@@ -99,6 +105,7 @@ class StreamBackend {
  protected:
   static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
   static uint64_t ticket_of(const Event& event) { return event.ticket_; }
+  uint64_t new_ticket() { return ++last_ticket_; }
   /// What a stream that waited for `source` is to report of `error`: on another device it names the
   /// one that failed.
   std::exception_ptr failure_of(const StreamBackend& source, std::exception_ptr error) const;
@@ -108,6 +115,7 @@ class StreamBackend {
  private:
   Device& device_;
   std::string name_;
+  uint64_t last_ticket_ = 0;
   std::atomic<int64_t> awaited_{0};  // waits for events of this stream, queued in others
 };
 

@@ -682,6 +682,14 @@ TEST_CASE("Every phase of a step is timed, and nothing while evaluating", "[data
   }
 }
 
+TEST_CASE("A long evaluation does not lose the times of the steps before it", "[dataparallel]") {
+  Network network(model(ModelKind::seed), cpus(2), kManual);
+  network.step(Batch(4));
+  network.evaluate(Batch(4));
+  for (int i = 0; i < 1100; ++i) network.machine.streams[0].record();
+  for (const auto& phase : network.parallel->phases().totals()) CHECK(phase.second > 0);
+}
+
 TEST_CASE("The phases' times add up to the time of the step", "[dataparallel]") {
   for (const ReduceMode mode : {kManual, kLibrary}) {
     double best = 0;  // a busy machine may take the device's thread away between two steps' marks

@@ -252,6 +252,24 @@ TEST_CASE("An event is done when all before it has run, and stays done", "[strea
   CHECK(before.done());
 }
 
+TEST_CASE("Times between events are real, and refused where the stream has forgotten one",
+          "[streams]") {
+  const auto device = open_cpu();
+  const Stream stream = device->create_stream("events");
+  const Event first = stream.record();
+  enqueue(stream, [] { std::this_thread::sleep_for(milliseconds(5)); });
+  const Event second = stream.record();
+  CHECK(second.seconds_since(first) >= 0.005);
+  CHECK(first.seconds_since(second) <= -0.005);
+  for (int i = 0; i < 1022; ++i) stream.record();
+  CHECK(second.seconds_since(first) >= 0.005);  // 1024 events
+  stream.record();
+  CHECK_THAT(message_of<BadInput>([&] { second.seconds_since(first); }),
+             Catch::Matchers::ContainsSubstring(
+                 "an event of stream events, 1024 events ago: it keeps that of the "
+                 "last 1024"));
+}
+
 TEST_CASE("More events than the ring holds are told apart while they are outstanding",
           "[streams]") {
   constexpr int kEvents = 3000, kFirstPart = 1500;  // the ring has 1024 places

@@ -136,14 +136,15 @@ void CudaStream::refuse_in_capture(const char* what) const {
 uint64_t CudaStream::record() {
   refuse_in_capture("record");
   make_current();
-  EventHandle& slot = events_[++tickets_given_ % kEventRing];
+  const uint64_t ticket = new_ticket();
+  EventHandle& slot = events_[ticket % kEventRing];
   if (!slot) {
     cudaEvent_t made = nullptr;
     check(cudaEventCreateWithFlags(&made, cudaEventDefault), "cudaEventCreate", device().name());
     slot.reset(made);
   }
   note(cudaEventRecord(slot.get(), raw_.get()), "cudaEventRecord");
-  return tickets_given_;
+  return ticket;
 }
 
 void CudaStream::wait(const Event& event) {

@@ -77,7 +77,6 @@ class CudaStream final : public StreamBackend {
  private:
   // Events lie in a ring, as in CpuStream. A slot that was recorded anew stands for its later
   // event, which is as good for waiting; what was seen done before stays done by completed_.
-  static constexpr size_t kEventRing = 1024;
 
   void make_current() const;
   bool begin(const char* op);
@@ -92,7 +91,6 @@ class CudaStream final : public StreamBackend {
   int multiprocessors_ = 1;
   StreamHandle raw_;
   std::array<EventHandle, kEventRing> events_;
-  uint64_t tickets_given_ = 0;
   mutable std::atomic<uint64_t> completed_{0};  // the latest ticket known to be done
   bool capturing_ = false;
   bool captured_ = false;  // graphs exist that know the address of the scratch memory
