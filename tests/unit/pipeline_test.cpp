@@ -668,7 +668,7 @@ TEST_CASE("After two steps a pipeline allocates nothing more", "[pipeline]") {
   }
 }
 
-TEST_CASE("A long evaluation does not lose the times of the steps before it", "[pipeline]") {
+TEST_CASE("A long evaluation does not lose the times of a pipeline's steps", "[pipeline]") {
   Run run({});
   run.step();
   run.pipeline->network();  // for evaluation

@@ -1,0 +1,71 @@
+#pragma once
+// Which samples a rank sees.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/data/random_order.h"
+
+namespace lockstep {
+
+/// torch.utils.data.DistributedSampler, bit for bit: of the epoch's order rank r gets positions r,
+/// r + W, r + 2W, ... All ranks get equally many: the order is lengthened by its own beginning, or,
+/// with drop_last, cut. So some samples count twice in an epoch, or none.
+class DistributedSampler final : public EpochOrder {
+ public:
+  struct Options {
+    int rank = 0, world_size = 1;
+    bool shuffle = true;
+    uint64_t seed = 0;
+    bool drop_last = false;
+    /// Gets a line when an order comes a second time; by default it goes to stderr.
+    std::function<void(const std::string&)> warn{};
+  };
+  /// Over samples 0 to n - 1. Throws BadInput for a rank outside [0, W).
+  DistributedSampler(int64_t n, Options options);
+
+  /// The epoch whose order next_epoch() gives. To be called before every epoch: the order follows
+  /// from seed + epoch, and on its own the sampler stays at epoch 0, as PyTorch's does.
+  void set_epoch(int64_t epoch);
+  /// ceil(N/W), with drop_last floor(N/W).
+  int64_t size() const override { return size_; }
+  /// This rank's samples, [size()], in the order of the epoch given to set_epoch(); the loader's
+  /// own number does not count. Warns if it gave that epoch's order before.
+  std::vector<int64_t> next_epoch(int64_t) override;
+
+ private:
+  Options options_;
+  std::unique_ptr<EpochOrder> order_;  // of all samples
+  int64_t size_;
+  int64_t epoch_ = 0, last_given_ = -1;
+};
+
+/// Rank r's part of every global batch: of the positions of batch s, [sB, min(N, (s+1)B)), those at
+/// r, r + W, ... So all ranks together see every sample once, in stage 01's batches, and parts are
+/// unequal where W does not divide. Where it divides B and N, this is what DistributedSampler gives
+/// with a local batch of B/W.
+class GlobalBatchShard final : public EpochOrder {
+ public:
+  /// Of `order`. Throws BadInput for a rank outside [0, W), and for batches smaller than W, of
+  /// which a rank would get nothing.
+  GlobalBatchShard(std::unique_ptr<EpochOrder> order, int rank, int world_size, int64_t batch_size);
+
+  int64_t size() const override;
+  std::vector<int64_t> next_epoch(int64_t epoch) override;
+
+  /// Samples that this rank gets of a global batch of `batch_size`: 0 where that is too small.
+  int64_t part_of(int64_t batch_size) const;
+
+ private:
+  std::unique_ptr<EpochOrder> order_;
+  int rank_, world_size_;
+  int64_t batch_size_;
+};
+
+/// Rank r's samples r, r + W, ... of an evaluation over samples 0 to n - 1: nothing is padded, so
+/// that counts summed over the ranks are those of one process. Throws BadInput as above.
+std::unique_ptr<EpochOrder> make_evaluation_shard(int64_t n, int rank, int world_size);
+
+}  // namespace lockstep
