@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "common/comm/local_world.h"
+#include "common/comm/process/host_communicator.h"
 #include "common/kernels/devices.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_cases.h"
@@ -34,11 +37,34 @@ struct Ranks {
     }
     world = make_local_world(devices, backend);
   }
+  /// Ranks of a group of processes, all in this one, on CPU devices. connect(rank) connects one
+  /// with the others; all are called at the same time.
+  Ranks(int world_size, const std::function<std::shared_ptr<HostTransport>(int rank)>& connect) {
+    for (const DeviceId& id : device_ids(world_size)) {
+      owned.push_back(open_device(id, {}));
+      devices.push_back(owned.back().get());
+      streams.push_back(devices.back()->create_stream(fmt::format("rank {}", streams.size())));
+    }
+    std::vector<std::future<std::shared_ptr<HostTransport>>> transports;
+    for (int rank = 0; rank < world_size; ++rank) {
+      transports.push_back(std::async(std::launch::async, connect, rank));
+    }
+    for (int rank = 0; rank < world_size; ++rank) {
+      processes.push_back(
+          std::make_unique<HostCommunicator>(rank, world_size, transports[rank].get()));
+    }
+  }
 
-  int size() const { return world->size(); }
+  int size() const { return static_cast<int>(streams.size()); }
   /// One group: f(communicator, stream) for every rank.
   template <class F>
   void together(F f) const {
+    for (const auto& process : processes) {
+      process->open_group();
+      f(*process, streams[process->rank()]);
+      process->close_group();
+    }
+    if (!world) return;
     const CollectiveGroup group(*world);
     for (int rank = 0; rank < size(); ++rank) f(world->rank(rank), streams[rank]);
   }
@@ -47,9 +73,10 @@ struct Ranks {
   }
 
   std::vector<std::unique_ptr<Device>> owned;
-  std::vector<Device*> devices;  // by rank
-  std::vector<Stream> streams;   // by rank
-  std::unique_ptr<LocalWorld> world;
+  std::vector<Device*> devices;                              // by rank
+  std::vector<Stream> streams;                               // by rank
+  std::unique_ptr<LocalWorld> world;                         // or:
+  std::vector<std::unique_ptr<HostCommunicator>> processes;  // by rank
 };
 
 /// One tensor per rank, rank r's full of `first` + r.

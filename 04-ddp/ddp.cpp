@@ -1,0 +1,160 @@
+#include "04-ddp/ddp.h"
+
+#include <algorithm>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+/// "conv1.weight [10, 5, 5, 1]", a line per parameter and buffer.
+std::string listed(const FlatParameters& parameters) {
+  std::string text;
+  for (const Parameter* p : parameters.parameters()) {
+    text += fmt::format("{} {}\n", p->name, p->shape.text());
+  }
+  for (const ModelBuffer* b : parameters.buffers()) {
+    text += fmt::format("{} {}\n", b->name, b->shape.text());
+  }
+  return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// Line i, or what stands for one that is missing.
+std::string line(const std::vector<std::string>& lines, size_t i) {
+  return i < lines.size() ? lines[i] : "nothing";
+}
+
+}  // namespace
+
+DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
+                                                 const FlatParameters& parameters,
+                                                 Communicator& ranks, const ExchangeTexts& exchange,
+                                                 Stream communication, const DdpOptions& options)
+    : module_(add_module("", std::move(module))),
+      parameters_(parameters),
+      ranks_(ranks),
+      communication_(communication),
+      options_(options),
+      in_order_(parameters.parameters().rbegin(), parameters.parameters().rend()),
+      ready_(in_order_.size(), false) {
+  require_same_parameters(exchange);
+  std::vector<int64_t> bytes;
+  for (size_t i = 0; i < in_order_.size(); ++i) {
+    bytes.push_back(static_cast<int64_t>(in_order_[i]->grad.bytes()));
+    in_order_[i]->on_gradient_ready = [this, i](Parameter&) { gradient_is_ready(i); };
+  }
+  buckets_ = plan_buckets(bytes, options.caps);
+  const Stream stream = parameters_.stream();
+  ranks_.broadcast(stream, parameters_.values(), 0);
+  broadcast_buffers();
+}
+
+/// A difference would otherwise show as a sum of what does not belong together, or as a hang.
+void DistributedDataParallel::require_same_parameters(const ExchangeTexts& exchange) const {
+  const std::vector<std::string> texts = exchange(listed(parameters_));
+  require(!in_order_.empty(), "rank {}: a network without parameters has nothing to be reduced",
+          ranks_.rank());
+  const std::vector<std::string> first = lines_of(texts[0]);
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    const std::vector<std::string> other = lines_of(texts[rank]);
+    for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
+      require(line(first, i) == line(other, i),
+              "parameter {}: rank 0 has {}, rank {} has {}; all ranks must build the same network",
+              i, line(first, i), rank, line(other, i));
+    }
+  }
+}
+
+// --- The passes ----------------------------------------------------------------------------------
+
+void DistributedDataParallel::broadcast_buffers() {
+  if (options_.broadcast_buffers && buffers_are_old_ && !parameters_.buffers().empty()) {
+    ranks_.broadcast(parameters_.stream(), parameters_.buffer_values(), 0);
+  }
+  buffers_are_old_ = false;
+}
+
+Tensor DistributedDataParallel::forward(const Tensor& x, Context& context) {
+  if (context.facts.training) broadcast_buffers();
+  return module_.forward(x, context);
+}
+
+Tensor DistributedDataParallel::backward(const Tensor& dy, Context& context) {
+  if (!context.facts.last_contribution) return module_.backward(dy, context);
+  running_ = true;
+  Tensor dx = module_.backward(dy, context);
+  finish_reduction();
+  return dx;
+}
+
+void DistributedDataParallel::take_part_without_samples() {
+  broadcast_buffers();
+  std::fill(ready_.begin(), ready_.end(), true);
+  finish_reduction();
+}
+
+// --- The reduction -------------------------------------------------------------------------------
+
+/// Called on the host, between the enqueuing of two layers' backward: what is enqueued here stands
+/// behind the kernels that make this gradient and before those that make the next ones.
+void DistributedDataParallel::gradient_is_ready(size_t parameter) {
+  require(running_ && !ready_[parameter],
+          "rank {}: a second gradient of {} in one backward; use every layer once", ranks_.rank(),
+          in_order_[parameter]->name);
+  ready_[parameter] = true;
+  if (options_.overlap) reduce_complete_buckets();
+}
+
+/// In the order of the plan, whichever is complete first: all ranks make the same calls.
+void DistributedDataParallel::reduce_complete_buckets() {
+  for (; next_ < buckets_.size(); ++next_) {
+    const std::vector<size_t>& members = buckets_[next_].parameters;
+    if (!std::all_of(members.begin(), members.end(), [&](size_t i) { return ready_[i]; })) return;
+    reduce(buckets_[next_]);
+  }
+}
+
+void DistributedDataParallel::reduce(const Bucket& bucket) {
+  // From its first to its last gradient: they lie side by side, with gaps that hold zeros.
+  const Tensor &first = in_order_[bucket.parameters.front()]->grad,
+               &last = in_order_[bucket.parameters.back()]->grad;
+  const Tensor& all = parameters_.gradients();
+  const int64_t begin = first.data() - all.data();
+  const int64_t end = last.data() - all.data() + last.elements();
+  const Tensor gradients = all.range(begin, {end - begin});
+  communication_.wait(parameters_.stream().record());  // they are complete
+  if (ranks_.world_size() > 1) {
+    communication_.kernels().scale(communication_, Real(1) / Real(ranks_.world_size()), gradients);
+  }
+  ranks_.all_reduce(communication_, gradients);
+}
+
+void DistributedDataParallel::finish_reduction() {
+  running_ = false;
+  std::vector<std::string> missing;
+  for (size_t i = 0; i < in_order_.size(); ++i) {
+    if (!ready_[i]) missing.push_back(in_order_[i]->name);
+  }
+  require(missing.empty() || options_.find_unused_parameters,
+          "rank {}: no gradient of {} in this backward; leave such layers out of the network, or "
+          "allow unused parameters",
+          ranks_.rank(), fmt::join(missing, ", "));
+  std::fill(ready_.begin(), ready_.end(), true);
+  reduce_complete_buckets();
+  parameters_.stream().wait(communication_.record());  // the optimizer reads the sums
+  std::fill(ready_.begin(), ready_.end(), false);
+  next_ = 0;
+  buffers_are_old_ = true;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+#pragma once
+// A rendezvous between ranks that are threads of one process.
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/comm/process/gloo_transport.h"
+#include "common/core/error.h"
+
+namespace lockstep::testing {
+
+class LocalStore {
+ public:
+  void set(const std::string& key, const std::string& value) {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key) {
+    std::unique_lock lock(mutex_);
+    const auto known = [&] { return values_.contains(key); };
+    if (!changed_.wait_for(lock, std::chrono::seconds(20), known)) {
+      fail<PeerLost>("store: nobody set {}", key);
+    }
+    return values_[key];
+  }
+
+  RendezvousStore view() {
+    return {[this](const std::string& key, const std::string& value) { set(key, value); },
+            [this](const std::string& key) { return get(key); }};
+  }
+  /// This rank's text to all, and all ranks' to it.
+  std::vector<std::string> exchange(int rank, int world_size, const std::string& mine) {
+    set("text of " + std::to_string(rank), mine);
+    std::vector<std::string> all;
+    for (int other = 0; other < world_size; ++other) {
+      all.push_back(get("text of " + std::to_string(other)));
+    }
+    return all;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+}  // namespace lockstep::testing

@@ -1,0 +1,448 @@
+// DistributedDataParallel: the ranks of a group as replicas in this process, joined by Gloo.
+
+#include "04-ddp/ddp.h"
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <thread>
+
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+#include "common/nn/init.h"
+#include "common/nn/layers.h"
+#include "common/nn/models.h"
+#include "common/nn/sgd.h"
+#include "tests/support/catch.h"
+#include "tests/support/comm_trial.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/local_store.h"
+#include "tests/support/tasks.h"
+#include "tests/unit/nn_test_support.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using std::chrono::milliseconds;
+using testing::kDouble;
+using testing::LocalStore;
+using testing::message_of;
+using testing::random_values;
+using testing::relative_error;
+using Values = std::vector<Real>;
+using MakeModule = std::function<std::unique_ptr<Module>(int rank)>;
+
+constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
+
+/// A network for images of 16x16.
+MakeModule seed_network(ModelKind kind = ModelKind::seed) {
+  return [=](int) { return make_model({.kind = kind, .height = 16, .width_pixels = 16}).network; };
+}
+
+struct Samples {
+  explicit Samples(int64_t count, uint32_t seed = 1)
+      : images(random_values({count, 16, 16, 1}, seed)) {
+    for (int64_t i = 0; i < count; ++i) labels.push_back(static_cast<int32_t>((i * 7 + seed) % 10));
+  }
+  int64_t count() const { return std::ssize(labels); }
+  /// Those at first, first + stride, ...
+  Samples every(int64_t first, int64_t stride) const {
+    Samples part(0);
+    for (int64_t i = first; i < count(); i += stride) {
+      part.images.insert(part.images.end(), images.begin() + i * 256,
+                         images.begin() + (i + 1) * 256);
+      part.labels.push_back(labels[static_cast<size_t>(i)]);
+    }
+    return part;
+  }
+  Values images;
+  std::vector<int32_t> labels;
+};
+
+/// One rank, on a device of its own; without a communicator a network by itself.
+struct Replica {
+  Replica(int rank, const MakeModule& make, uint64_t seed)
+      : device(open_device({DeviceId::Kind::cpu, rank}, {.trace = true})),
+        network(make(rank)),
+        parameters(*network, stream),
+        optimizer(parameters, {.momentum = Real(0.9)}),
+        context(stream),
+        loss(Tensor::empty(stream, {1})) {
+    initialize(parameters, Initializer::kaiming_uniform, seed);
+  }
+
+  /// Adds the gradients of samples that count `weight` each. Only enqueues.
+  void accumulate(const Samples& samples, double weight) {
+    const int64_t count = samples.count();
+    context.state().copy_from_host(
+        {{.step = steps, .learning_rate = Real(0.05), .loss_weight = Real(weight)}});
+    const Tensor images = Tensor::from_host(stream, {count, 16, 16, 1}, samples.images);
+    const LabelTensor labels = LabelTensor::from_host(stream, {count}, samples.labels);
+    context.kernels().fill(stream, 0, loss);
+    const Tensor scores = network->forward(images, context);
+    criterion->forward(scores, labels, loss, context);
+    network->backward(criterion->backward(labels, context), context);
+  }
+  Values gradients() const { return parameters.gradients().to_host(); }
+  Values weights() const { return parameters.values().to_host(); }
+  DistributedDataParallel& ddp() { return static_cast<DistributedDataParallel&>(*network); }
+
+  std::unique_ptr<Device> device;
+  Stream stream = device->create_stream("compute");
+  Stream communication = device->create_stream("communication");
+  std::unique_ptr<Module> network;
+  FlatParameters parameters;
+  Sgd optimizer;
+  Context context;
+  Tensor loss;
+  std::unique_ptr<Loss> criterion = make_nll_loss();
+  int64_t steps = 0;
+};
+
+/// The ranks of a group, whose replicas begin with different weights. One host thread enqueues the
+/// passes of all: nothing that is enqueued waits for the host.
+class Group {
+ public:
+  explicit Group(int world_size, const MakeModule& make = seed_network(),
+                 const DdpOptions& options = {})
+      : ranks_(world_size, [&](int rank) {
+          return connect_gloo(rank, world_size, store_.view(), "127.0.0.1", 20);
+        }) {
+    std::vector<std::future<void>> wrapped;
+    for (int rank = 0; rank < world_size; ++rank) {
+      replicas.push_back(std::make_unique<Replica>(rank, make, uint64_t(rank) + 1));
+    }
+    for (int rank = 0; rank < world_size; ++rank) {
+      wrapped.push_back(std::async(std::launch::async, [&, rank] { wrap(rank, options); }));
+    }
+    for (std::future<void>& rank : wrapped) rank.wait();
+    for (std::future<void>& rank : wrapped) {
+      errors.push_back(message_of<BadInput>([&] { rank.get(); }));
+    }
+  }
+
+  int size() const { return ranks_.size(); }
+  Replica& operator[](int rank) { return *replicas[size_t(rank)]; }
+
+  /// The gradients of the mean over `samples`, dealt to the ranks; rank r's are in operator[](r).
+  void gradients(const Samples& samples) {
+    for (int rank = 0; rank < size(); ++rank) {
+      Replica& replica = (*this)[rank];
+      replica.parameters.zero_gradients();
+      const Samples part = samples.every(rank, size());
+      if (part.count() == 0) {
+        replica.ddp().take_part_without_samples();
+      } else {
+        replica.accumulate(part, double(size()) / double(samples.count()));
+      }
+    }
+  }
+  void step(const Samples& samples) {
+    gradients(samples);
+    for (const auto& replica : replicas) {
+      replica->optimizer.step(replica->context.state(), replica->loss);
+      ++replica->steps;
+    }
+  }
+
+  std::vector<std::unique_ptr<Replica>> replicas;
+  std::vector<std::string> errors;  // of the construction, by rank; "" where there was none
+
+ private:
+  void wrap(int rank, const DdpOptions& options) {
+    Replica& replica = (*this)[rank];
+    const auto exchange = [&](const std::string& mine) {
+      return store_.exchange(rank, size(), mine);
+    };
+    replica.network = std::make_unique<DistributedDataParallel>(
+        std::move(replica.network), replica.parameters, *ranks_.processes[size_t(rank)], exchange,
+        replica.communication, options);
+  }
+
+  LocalStore store_;
+  testing::Ranks ranks_;
+};
+
+/// What one device makes of the same samples, beginning with rank 0's weights.
+Values single_device_gradients(const Samples& samples, const MakeModule& make = seed_network()) {
+  Replica whole(0, make, 1);
+  whole.accumulate(samples, 1.0 / double(samples.count()));
+  return whole.gradients();
+}
+
+// --- Gradients -----------------------------------------------------------------------------------
+
+TEST_CASE("The ranks' gradients are those of the whole batch", "[ddp][row75][row76]") {
+  for (const int world_size : {1, 2, 3, 4, 8}) {
+    for (const int64_t count : {24, 19, 3}) {  // 3: some ranks have no samples
+      INFO(world_size << " ranks, " << count << " samples");
+      const Samples samples(count);
+      const Values expected = single_device_gradients(samples);
+      Group group(world_size);
+      group.gradients(samples);
+      for (int rank = 0; rank < world_size; ++rank) {
+        CHECK(relative_error(group[rank].gradients(), expected) < kTolerance);
+        CHECK(group[rank].gradients() == group[0].gradients());
+      }
+    }
+  }
+}
+
+TEST_CASE("One rank alone is a network by itself, to the bit", "[ddp][row75]") {
+  const Samples samples(12);
+  Group group(1);
+  group.gradients(samples);
+  CHECK(group[0].gradients() == single_device_gradients(samples));
+}
+
+TEST_CASE("Means of unequal shards, unweighted, are not the mean of the batch", "[ddp][row76]") {
+  const Samples samples(24);
+  Group group(2);
+  int64_t first = 0;
+  for (const int64_t count : {21, 3}) {
+    Samples part = samples.every(first, 1);
+    part.images.resize(size_t(count) * 256);
+    part.labels.resize(size_t(count));
+    Replica& replica = group[first == 0 ? 0 : 1];
+    replica.parameters.zero_gradients();
+    replica.accumulate(part, 1.0 / double(count));
+    first += count;
+  }
+  CHECK(relative_error(group[0].gradients(), single_device_gradients(samples)) > 0.05);
+}
+
+TEST_CASE("Buckets and overlap do not change the gradients", "[ddp][row79]") {
+  const Samples samples(12);
+  const Values expected = single_device_gradients(samples);
+  for (const double megabytes : {0.0, 0.01, 0.1, 1.0, 1e9}) {
+    for (const bool overlap : {true, false}) {
+      INFO("--bucket-mb " << megabytes << (overlap ? "" : ", no overlap"));
+      Group group(3, seed_network(), {.caps = BucketCaps::equal(megabytes), .overlap = overlap});
+      if (megabytes == 0) CHECK(group[0].ddp().buckets().size() == 8);
+      if (megabytes == 1) CHECK(group[0].ddp().buckets().size() == 1);
+      group.gradients(samples);
+      for (int rank = 0; rank < 3; ++rank) {
+        CHECK(relative_error(group[rank].gradients(), expected) < kTolerance);
+      }
+    }
+  }
+}
+
+TEST_CASE("Gradients of several passes add up, and are reduced with the last", "[ddp][row81]") {
+  const Samples samples(12);
+  const Values expected = single_device_gradients(samples);
+  for (const int passes : {1, 2, 4}) {
+    Group group(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      Replica& replica = group[rank];
+      replica.parameters.zero_gradients();
+      for (int pass = 0; pass < passes; ++pass) {
+        replica.context.facts.last_contribution = pass + 1 == passes;
+        replica.accumulate(samples.every(pass * 2 + rank, 2 * passes), 2.0 / 12);
+        if (pass + 1 == passes) continue;
+        // Nothing was reduced: these are the rank's own.
+        Replica alone(0, seed_network(), 1);
+        for (int i = 0; i <= pass; ++i) {
+          alone.accumulate(samples.every(i * 2 + rank, 2 * passes), 2.0 / 12);
+        }
+        CHECK(relative_error(replica.gradients(), alone.gradients()) < kTolerance);
+      }
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      CHECK(relative_error(group[rank].gradients(), expected) < kTolerance);
+    }
+  }
+}
+
+/// Keeps the device busy for 20 ms before it goes back through the layers in front.
+class Slow final : public Module {
+ public:
+  Tensor forward(const Tensor& x, Context&) override { return x; }
+  Tensor backward(const Tensor& dy, Context& context) override {
+    testing::enqueue(context.stream(), "slow",
+                     [] { std::this_thread::sleep_for(milliseconds(20)); });
+    return dy;
+  }
+};
+
+/// The seed network with slow layers behind its first and its last one.
+std::unique_ptr<Module> slow_network(int rank) {
+  auto whole = seed_network()(rank);
+  auto network = std::make_unique<Sequential>();
+  Layers layers = static_cast<Sequential&>(*whole).release_layers();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const std::string name = layers[i]->name();
+    network->add(name, std::move(layers[i]));
+    if (i == 0 || i + 1 == layers.size()) network->add("slow_" + name, std::make_unique<Slow>());
+  }
+  return network;
+}
+
+TEST_CASE("Reductions wait for slow kernels, and the optimizer for reductions",
+          "[ddp][tsan][row127]") {
+  Group group(2, slow_network, {.caps = BucketCaps::equal(0)}), plain(2);
+  for (int i = 0; i < 2; ++i) {
+    group.step(Samples(12, uint32_t(i)));
+    plain.step(Samples(12, uint32_t(i)));
+  }
+  CHECK(relative_error(group[1].weights(), plain[1].weights()) < kTolerance);
+}
+
+TEST_CASE("The first reduction runs while backward does, unless that is turned off",
+          "[ddp][row80]") {
+  for (const bool overlap : {true, false}) {
+    Group group(2, slow_network, {.caps = BucketCaps::equal(0), .overlap = overlap});
+    group.gradients(Samples(12));
+    std::vector<std::vector<std::string>> order;
+    for (const auto& replica : group.replicas) {
+      for (const Stream& stream : {replica->stream, replica->communication}) stream.synchronize();
+      const std::vector<Span> reductions = replica->communication.backend().timeline();
+      const std::vector<Span> passes = replica->stream.backend().timeline();
+      const auto is_slow = [](const Span& span) { return std::string(span.op) == "slow"; };
+      const auto last_slow = std::find_if(passes.rbegin(), passes.rend(), is_slow);
+      const auto first_reduction =
+          std::find_if(reductions.begin(), reductions.end(),
+                       [](const Span& span) { return std::string(span.op) == "all_reduce"; });
+      REQUIRE((last_slow != passes.rend() && first_reduction != reductions.end()));
+      CHECK((first_reduction->begin_ns < last_slow->end_ns) == overlap);
+      order.emplace_back();
+      for (const Span& span : reductions) order.back().push_back(span.op);
+    }
+    CHECK(order[0] == order[1]);
+    CHECK(std::count(order[0].begin(), order[0].end(), "all_reduce") == 8);
+  }
+}
+
+// --- Weights -------------------------------------------------------------------------------------
+
+TEST_CASE("All ranks begin with rank 0's parameters and buffers", "[ddp][row74]") {
+  Group group(3, seed_network(ModelKind::seed_bn));
+  for (int rank = 1; rank < 3; ++rank) {
+    CHECK(group[rank].weights() == group[0].weights());
+    CHECK(group[rank].parameters.buffer_values().to_host() ==
+          group[0].parameters.buffer_values().to_host());
+  }
+  const Replica first(0, seed_network(ModelKind::seed_bn), 1);
+  CHECK(group[0].weights() == first.weights());
+}
+
+TEST_CASE("The ranks' weights stay the same to the bit", "[ddp][row77]") {
+  for (const int world_size : {2, 3}) {
+    Group group(world_size);
+    for (int i = 0; i < 20; ++i) {
+      group.step(Samples(i % 3 == 0 ? 7 : 12, uint32_t(i)));
+      const Values first = group[0].weights();
+      for (int rank = 1; rank < world_size; ++rank) REQUIRE(group[rank].weights() == first);
+    }
+  }
+}
+
+TEST_CASE("Running statistics are rank 0's at every forward", "[ddp][row87]") {
+  for (const bool broadcast : {true, false}) {
+    Group group(2, seed_network(ModelKind::seed_bn), {.broadcast_buffers = broadcast});
+    const auto statistics = [&](int rank) {
+      return group[rank].parameters.buffer_values().to_host();
+    };
+    group.gradients(Samples(12, 1));
+    // Behind the pass each rank has those of its own samples.
+    CHECK(statistics(0) != statistics(1));
+    const Values before = statistics(0);
+    Replica alone(0, seed_network(ModelKind::seed_bn), 1);
+    alone.parameters.buffer_values().copy_from_host(before);
+    group.gradients(Samples(12, 2));
+    alone.accumulate(Samples(12, 2).every(1, 2), 1);
+    // Rank 1 went on from rank 0's, or from its own.
+    CHECK((relative_error(statistics(1), alone.parameters.buffer_values().to_host()) <
+           kTolerance) == broadcast);
+  }
+}
+
+TEST_CASE("A rank may evaluate alone", "[ddp][row88]") {
+  Group group(2, seed_network(ModelKind::seed_bn));
+  group.gradients(Samples(12));
+  Replica& replica = group[0];
+  replica.context.facts.training = false;
+  const Tensor images = Tensor::from_host(replica.stream, {4, 16, 16, 1}, Samples(4).images);
+  const Values wrapped = replica.network->forward(images, replica.context).to_host();
+  CHECK(replica.ddp().inner().forward(images, replica.context).to_host() == wrapped);
+  CHECK(wrapped.size() == 40);
+}
+
+// --- What must not pass --------------------------------------------------------------------------
+
+/// A network whose second layer is left out by some ranks.
+class Forked final : public Module {
+ public:
+  explicit Forked(bool whole) : whole_(whole) {
+    flatten_ = &add_module("flatten", std::make_unique<Flatten>());
+    first_ = &add_module("first", std::make_unique<Linear>(256, 10));
+    second_ = &add_module("second", std::make_unique<Linear>(10, 10));
+    end_ = &add_module("end", std::make_unique<LogSoftmax>());
+  }
+  Tensor forward(const Tensor& x, Context& context) override {
+    Tensor y = first_->forward(flatten_->forward(x, context), context);
+    if (whole_) y = second_->forward(y, context);
+    return end_->forward(y, context);
+  }
+  Tensor backward(const Tensor& dy, Context& context) override {
+    Tensor dx = end_->backward(dy, context);
+    if (whole_) dx = second_->backward(dx, context);
+    return flatten_->backward(first_->backward(dx, context), context);
+  }
+
+ private:
+  bool whole_;
+  Module *flatten_, *first_, *second_, *end_;
+};
+
+MakeModule forked(bool first, bool second) {
+  return [=](int rank) {
+    auto network = std::make_unique<Forked>(rank == 0 ? first : second);
+    network->set_name("");
+    return network;
+  };
+}
+
+TEST_CASE("A parameter without a gradient is named, or counts as zeros", "[ddp][row83][row84]") {
+  {
+    Group group(1, forked(false, false));
+    CHECK(message_of<BadInput>([&] { group.gradients(Samples(4)); }) ==
+          "rank 0: no gradient of second.bias, second.weight in this backward; leave such layers "
+          "out of the network, or allow unused parameters");
+  }
+  for (const bool second_rank_has_it : {false, true}) {
+    Group group(2, forked(false, second_rank_has_it), {.find_unused_parameters = true});
+    group.gradients(Samples(8));
+    Values all = group[0].gradients();
+    CHECK(group[1].gradients() == all);
+    const size_t gap = 16;  // second.bias and second.weight come first
+    all.resize(gap + 112);
+    const auto nonzero = std::count_if(all.begin(), all.end(), [](Real x) { return x != 0; });
+    CHECK((nonzero > 0) == second_rank_has_it);
+  }
+}
+
+TEST_CASE("Ranks with different networks are all told so", "[ddp][row85]") {
+  const auto different = [](int rank) {
+    auto network = std::make_unique<Sequential>();
+    network->add("flatten", std::make_unique<Flatten>());
+    network->add("fc", std::make_unique<Linear>(256, rank == 1 ? 4 : 5));
+    if (rank == 2) network->add("more", std::make_unique<Linear>(5, 5));
+    network->set_name("");
+    return network;
+  };
+  Group shape(2, different);
+  for (const std::string& error : shape.errors) {
+    CHECK(error ==
+          "parameter 0: rank 0 has fc.weight [5, 256], rank 1 has fc.weight [4, 256]; "
+          "all ranks must build the same network");
+  }
+  Group number(3, [&](int rank) { return different(rank == 1 ? 0 : rank); });
+  for (const std::string& error : number.errors) {
+    CHECK_THAT(error, ContainsSubstring("rank 0 has nothing, rank 2 has more.weight [5, 5]"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+// Collectives between processes: Gloo, with all ranks of a group in this process.
+
+#include "common/comm/process/gloo_transport.h"
+
+#include "tests/support/catch.h"
+#include "tests/support/comm_trial.h"
+#include "tests/support/local_store.h"
+
+namespace lockstep {
+namespace {
+
+using testing::check_dependent_calls;
+using testing::LocalStore;
+using testing::Ranks;
+using testing::Trial;
+
+Ranks gloo_ranks(int world_size, double timeout_seconds = 20) {
+  LocalStore store;
+  const RendezvousStore view = store.view();
+  return Ranks(world_size, [&](int rank) {
+    return connect_gloo(rank, world_size, view, "127.0.0.1", timeout_seconds);
+  });
+}
+
+template <class T>
+void check_everything(Ranks& ranks, const std::vector<int64_t>& counts, double tolerance) {
+  for (const int64_t n : counts) {
+    INFO(ranks.size() << " ranks, shares of " << n << " elements of " << sizeof(T) << " bytes");
+    Trial<T> trial(ranks, n);
+    trial.enqueue_all(/*every_root=*/n == 1);
+    CHECK(trial.first_fault(tolerance) == "");
+  }
+}
+
+TEST_CASE("With Gloo every collective is what a serial program computes", "[comm][gloo][row70]") {
+  for (int64_t world_size = 1; world_size <= 5; ++world_size) {
+    Ranks ranks = gloo_ranks(static_cast<int>(world_size));
+    const std::vector<int64_t> counts{0, 1, 2, world_size - 1, world_size, world_size + 1, 1000};
+    check_everything<float>(ranks, counts, 1e-6);  // rings add in another order
+    check_everything<double>(ranks, counts, 1e-15);
+    check_everything<int64_t>(ranks, counts, 0);
+  }
+  Ranks ranks = gloo_ranks(3);
+  check_everything<float>(ranks, {1000001}, 1e-6);
+}
+
+TEST_CASE("With Gloo the dependent calls of one group take effect in their order", "[comm][gloo]") {
+  check_dependent_calls(gloo_ranks(2));
+}
+
+}  // namespace
+}  // namespace lockstep
