@@ -4,7 +4,9 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
+#include "tests/support/tasks.h"
 
 namespace lockstep {
 namespace {
@@ -46,6 +48,32 @@ TEST_CASE("With Gloo every collective is what a serial program computes", "[comm
 
 TEST_CASE("With Gloo the dependent calls of one group take effect in their order", "[comm][gloo]") {
   check_dependent_calls(gloo_ranks(2));
+}
+
+/// The error of rank 0, which alone makes this call.
+std::string error_of_first_rank(Ranks& ranks) {
+  const auto x = testing::numbered<int64_t>(ranks, 3, 1);
+  ranks.processes[0]->all_reduce(ranks.streams[0], x[0]);
+  const std::string text = testing::message_of<PeerLost>([&] { ranks.streams[0].synchronize(); });
+  CHECK_THAT(
+      text, Catch::Matchers::StartsWith("rank 0: collective 1 (all_reduce of 3 i64, sum): Gloo: "));
+  return text;
+}
+
+TEST_CASE("With Gloo a rank that does not come is missed in time", "[comm][gloo][row72]") {
+  Ranks ranks = gloo_ranks(2, 0.5);
+  const auto begin = testing::Clock::now();
+  CHECK_THAT(error_of_first_rank(ranks), Catch::Matchers::ContainsSubstring("Timed out"));
+  CHECK(testing::seconds_since(begin) >= 0.4);
+  CHECK(testing::seconds_since(begin) < 10);
+}
+
+TEST_CASE("With Gloo a rank that has gone is noticed at once", "[comm][gloo][row67]") {
+  Ranks ranks = gloo_ranks(2, 60);
+  ranks.processes[1].reset();
+  const auto begin = testing::Clock::now();
+  CHECK_THAT(error_of_first_rank(ranks), Catch::Matchers::ContainsSubstring("closed"));
+  CHECK(testing::seconds_since(begin) < 10);
 }
 
 }  // namespace
