@@ -44,6 +44,7 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
       parameters_(parameters),
       ranks_(ranks),
       communication_(communication),
+      all_reduce_(ranks, options.all_reduce, communication),
       options_(options),
       in_order_(parameters.parameters().rbegin(), parameters.parameters().rend()),
       ready_(in_order_.size(), false) {
@@ -136,7 +137,7 @@ void DistributedDataParallel::reduce(const Bucket& bucket) {
   if (ranks_.world_size() > 1) {
     communication_.kernels().scale(communication_, Real(1) / Real(ranks_.world_size()), gradients);
   }
-  ranks_.all_reduce(communication_, gradients);
+  all_reduce_(gradients);
 }
 
 void DistributedDataParallel::finish_reduction() {

@@ -6,14 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "04-ddp/all_reduce.h"
 #include "04-ddp/buckets.h"
-#include "common/comm/communicator.h"
 #include "common/nn/module.h"
 
 namespace lockstep {
 
 struct DdpOptions {
   BucketCaps caps{};
+  AllReduceKind all_reduce = AllReduceKind::library;
   /// false: nothing is reduced before backward has ended. The same sums, later.
   bool overlap = true;
   /// Running statistics are rank 0's before every training forward.
@@ -57,6 +58,8 @@ class DistributedDataParallel final : public Module {
   /// The module itself: its names and state are those of an unwrapped network.
   Module& inner() { return module_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// For gradients, by this rank, so far.
+  int64_t bytes_sent() const { return all_reduce_.bytes_sent(); }
 
  private:
   void require_same_parameters(const ExchangeTexts& exchange) const;
@@ -70,6 +73,7 @@ class DistributedDataParallel final : public Module {
   const FlatParameters& parameters_;
   Communicator& ranks_;
   Stream communication_;
+  AllReduce all_reduce_;
   DdpOptions options_;
   std::vector<Parameter*> in_order_;  // of completion: the reverse of registration
   std::vector<Bucket> buckets_;

@@ -86,6 +86,12 @@ void Communicator::check_and_issue(Stream stream, const Call& call) {
   issue(stream, call);
 }
 
+void Communicator::open_group() {
+  fail<BadInput>("rank {}: the ranks of one process make their calls in a CollectiveGroup", rank_);
+}
+
+void Communicator::close_group() { open_group(); }
+
 // --- The calls -----------------------------------------------------------------------------------
 
 void Communicator::all_reduce(Stream stream, const Elements& x, Reduction reduction) {

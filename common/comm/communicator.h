@@ -93,6 +93,13 @@ class Communicator {
   /// What is enqueued behind it starts when all ranks have come here.
   void barrier(Stream stream);
 
+  /// Calls between these two are enqueued by the second one, in their order. Sends and receives
+  /// that follow each other on a stream then go on at the same time: only so can every rank send
+  /// before it receives (ncclGroupStart, ncclGroupEnd). Where one host thread calls for all ranks
+  /// of a process, CollectiveGroup groups the calls of all, and these two throw BadInput.
+  virtual void open_group();
+  virtual void close_group();
+
  protected:
   Communicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
   virtual void issue(Stream stream, const Call& call) = 0;

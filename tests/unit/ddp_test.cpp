@@ -229,6 +229,24 @@ TEST_CASE("Buckets and overlap do not change the gradients", "[ddp][row79]") {
   }
 }
 
+TEST_CASE("Whatever reduces them, the gradients are the same", "[ddp][row79]") {
+  const Samples samples(12);
+  const Values expected = single_device_gradients(samples);
+  for (const AllReduceKind kind :
+       {AllReduceKind::ring, AllReduceKind::naive, AllReduceKind::library}) {
+    Group group(3, seed_network(), {.caps = BucketCaps::equal(0.01), .all_reduce = kind});
+    group.gradients(samples);
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK(relative_error(group[rank].gradients(), expected) < kTolerance);
+      CHECK(group[rank].gradients() == group[0].gradients());
+    }
+    if (kind != AllReduceKind::ring) continue;
+    // 2 (W-1)/W of the gradients, gaps included, and what does not divide by three.
+    const double ring = 4.0 / 3 * double(group[0].parameters.gradients().bytes());
+    CHECK(double(group[0].ddp().bytes_sent()) == Approx(ring).epsilon(0.01));
+  }
+}
+
 TEST_CASE("Gradients of several passes add up, and are reduced with the last", "[ddp][row81]") {
   const Samples samples(12);
   const Values expected = single_device_gradients(samples);

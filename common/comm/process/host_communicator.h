@@ -36,11 +36,8 @@ class HostCommunicator final : public Communicator {
 
   const HostTransport& transport() const { return *transport_; }
 
-  /// Calls between these two are enqueued by the second one, in their order. Sends and receives
-  /// that follow each other on a stream then go on at the same time: only so can every rank send
-  /// before it receives (ncclGroupStart, ncclGroupEnd).
-  void open_group();
-  void close_group();
+  void open_group() override;
+  void close_group() override;
 
  private:
   struct Issued {

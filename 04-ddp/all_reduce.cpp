@@ -1,0 +1,88 @@
+#include "04-ddp/all_reduce.h"
+
+#include "common/core/error.h"
+#include "common/kernels/kernels.h"
+
+namespace lockstep {
+
+AllReduceKind parse_all_reduce(const std::string& text) {
+  if (text == "ring") return AllReduceKind::ring;
+  if (text == "naive") return AllReduceKind::naive;
+  require(text == "library", "--all-reduce: '{}', expected ring, naive or library", text);
+  return AllReduceKind::library;
+}
+
+void AllReduce::operator()(const Tensor& x) {
+  const int64_t ranks = ranks_.world_size();
+  switch (kind_) {
+    case AllReduceKind::ring:
+      return ring(x);
+    case AllReduceKind::naive:
+      return naive(x);
+    case AllReduceKind::library:
+      bytes_sent_ += 2 * (ranks - 1) * static_cast<int64_t>(x.bytes()) / ranks;
+      return ranks_.all_reduce(stream_, x);
+  }
+}
+
+/// Patarasuk and Yuan, Journal of Parallel and Distributed Computing 69 (2009). In both rounds
+/// every rank sends and receives one part at a time, so all connections are busy in both
+/// directions.
+void AllReduce::ring(const Tensor& x) {
+  const int me = ranks_.rank(), ranks = ranks_.world_size();
+  const int right = (me + 1) % ranks, left = (me + ranks - 1) % ranks;
+  // Reduce-scatter: part p starts at rank p, and every rank on its way adds its own. After W-1
+  // steps the sum of part me + 1 is here.
+  for (int step = 0; step < ranks - 1; ++step) {
+    const Tensor mine = part(x, me - step - 1);
+    const Tensor received = scratch(mine.elements());
+    ranks_.open_group();
+    send(part(x, me - step), right);
+    receive(received, left);
+    ranks_.close_group();
+    stream_.kernels().add(stream_, received, mine);
+  }
+  // All-gather: the sums go round in the same direction.
+  for (int step = 0; step < ranks - 1; ++step) {
+    ranks_.open_group();
+    send(part(x, me + 1 - step), right);
+    receive(part(x, me - step), left);
+    ranks_.close_group();
+  }
+}
+
+void AllReduce::naive(const Tensor& x) {
+  const int ranks = ranks_.world_size();
+  if (ranks_.rank() > 0) {
+    send(x, 0);
+    return receive(x, 0);
+  }
+  for (int other = 1; other < ranks; ++other) {
+    const Tensor received = scratch(x.elements());
+    receive(received, other);
+    stream_.kernels().add(stream_, received, x);
+  }
+  for (int other = 1; other < ranks; ++other) send(x, other);
+}
+
+// --- What both are made of -----------------------------------------------------------------------
+
+Tensor AllReduce::part(const Tensor& x, int number) const {
+  const int64_t ranks = ranks_.world_size();
+  const int64_t p = ((number % ranks) + ranks) % ranks;
+  const int64_t begin = x.elements() * p / ranks, end = x.elements() * (p + 1) / ranks;
+  return x.range(begin, {end - begin});
+}
+
+Tensor AllReduce::scratch(int64_t count) {
+  if (!scratch_.defined() || scratch_.elements() < count)
+    scratch_ = Tensor::empty(stream_, {count});
+  return scratch_.range(0, {count});
+}
+
+void AllReduce::send(const Tensor& x, int to) {
+  ranks_.send(stream_, x, to);
+  bytes_sent_ += static_cast<int64_t>(x.bytes());
+}
+
+}  // namespace lockstep

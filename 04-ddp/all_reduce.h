@@ -1,0 +1,50 @@
+#pragma once
+// The all-reduce, written out: what a library does inside.
+
+#include <cstdint>
+#include <string>
+
+#include "common/comm/communicator.h"
+
+namespace lockstep {
+
+enum class AllReduceKind {
+  ring,     // every rank passes parts on to its right neighbour: 2 (W-1)/W of x from each rank
+  naive,    // rank 0 adds up and hands out: it sends W-1 times x, all others once
+  library,  // the communicator's own
+};
+/// "ring", "naive" or "library"; throws BadInput otherwise.
+AllReduceKind parse_all_reduce(const std::string& text);
+
+/// x becomes the sum of all ranks' x, on all ranks the same bits.
+class AllReduce {
+ public:
+  /// `ranks` must outlive this; `stream` is that of all calls.
+  AllReduce(Communicator& ranks, AllReduceKind kind, Stream stream)
+      : ranks_(ranks), kind_(kind), stream_(stream) {}
+
+  /// Enqueues the sum of x [n].
+  void operator()(const Tensor& x);
+
+  /// Bytes that this rank sent so far, by what was enqueued; those of `library` by the ring's
+  /// formula.
+  int64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  void ring(const Tensor& x);
+  void naive(const Tensor& x);
+  /// Part `number` of W of x, of nearly equal length; numbers count round the ring.
+  Tensor part(const Tensor& x, int number) const;
+  /// Memory for `count` numbers that come in. The next call gives the same.
+  Tensor scratch(int64_t count);
+  void send(const Tensor& x, int to);
+  void receive(const Tensor& x, int from) { ranks_.receive(stream_, x, from); }
+
+  Communicator& ranks_;
+  AllReduceKind kind_;
+  Stream stream_;
+  Tensor scratch_;
+  int64_t bytes_sent_ = 0;
+};
+
+}  // namespace lockstep
