@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKSTEP = ROOT / "lockstep"
-COMMANDS = ["run", "test", "data", "bench", "gpu-check", "doctor", "help"]
+COMMANDS = ["run", "test", "data", "bench", "launch", "gpu-check", "doctor", "help"]
 BASICS = ["awk", "basename", "bash", "cat", "cut", "dirname", "env", "grep", "mkdir", "mktemp",
           "nproc", "readlink", "rm", "sed", "sleep", "xargs"]
 
@@ -270,6 +270,70 @@ exit STATUS
         self.assertEqual(done.returncode, 1)
         self.assertIn("main.cpp:1: oh no", done.stderr)
         self.assertNotIn("== 01-a", done.stdout)
+
+
+class TestLaunch(Sandbox):
+    """`lockstep launch` with a fake build of the launcher."""
+
+    def setUp(self):
+        super().setUp()
+        for tool in ("meson", "c++"):
+            self.install(tool)
+        self.launcher = self.root / "build/common/launch/launch"
+        self.launcher.parent.mkdir(parents=True)
+        (self.root / "build/build.ninja").touch()
+        self.build("no work to do.")
+
+    def build(self, plan, script=""):
+        """Ninja has one program to compile; `plan` is its answer to what is to be done."""
+        self.fake("ninja", 'case " $* " in *" -t targets "*) '
+                           'echo "common/launch/launch: cpp_LINKER" ;; '
+                           f'*" -n "*) echo "{plan}" ;; *common/launch/launch*) {script}\n;; esac')
+
+    def fake_launcher(self):
+        self.launcher.write_text(f"#!/bin/bash\nprintf '<%s>' \"$@\" >>{self.log}\n"
+                                 'echo "pid $$ parent $PPID data $LOCKSTEP_DATA"\nexit 9\n')
+        self.launcher.chmod(0o755)
+
+    def test_passes_on_every_argument_and_the_status(self):
+        self.fake_launcher()
+        done = self.lockstep("launch", "--nproc-per-node", "2", "program", "two words", "", "--help")
+        self.assertEqual((done.returncode, done.stderr), (9, ""))
+        self.assertEqual(self.calls()[-1],
+                         "<--nproc-per-node><2><program><two words><><--help>")
+
+    def test_becomes_the_launcher_so_that_signals_reach_it(self):
+        self.fake_launcher()
+        done = self.lockstep("launch", "program")
+        self.assertIn(f"parent {os.getpid()} ", done.stdout)
+
+    def test_ranks_are_told_where_fetched_data_lies_but_nothing_is_fetched(self):
+        self.fake_launcher()
+        (self.root / "data").mkdir()
+        done = self.lockstep("launch", "program")
+        self.assertIn(f"data {self.root}/data", done.stdout)
+        self.assertFalse([line for line in self.calls() if line.startswith("python3")])
+
+    def test_builds_the_launcher_first(self):
+        self.fake_launcher()
+        finished = self.launcher.read_text()
+        self.launcher.unlink()
+        recipe = self.root.parent / "recipe"
+        recipe.write_text(finished)
+        recipe.chmod(0o755)
+        (self.bin / "cp").symlink_to(shutil.which("cp"))
+        self.build("[1/1]", f'cp "{recipe}" "{self.launcher}"')
+        done = self.lockstep("launch", "program")
+        self.assertEqual(done.returncode, 9, done.stderr)
+        self.assertIn("compiling", done.stderr)
+
+    def test_a_build_that_fails_starts_nothing(self):
+        self.fake_launcher()
+        self.build("[1/1]", 'echo "launcher.cpp:1: oh no"; exit 1')
+        done = self.lockstep("launch", "program")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("launcher.cpp:1: oh no", done.stderr)
+        self.assertEqual(done.stdout, "")
 
 
 class TestContinuousIntegration(Sandbox):

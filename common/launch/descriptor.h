@@ -1,0 +1,32 @@
+#pragma once
+// A file descriptor with an owner.
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace lockstep {
+
+/// Closed at the end of its scope. -1 is none. The kernel closes it where a program is executed
+/// only if it was opened so (O_CLOEXEC).
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { close(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,213 @@
+#include "common/launch/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "common/core/error.h"
+#include "common/launch/keeper.h"
+#include "common/launch/line_relay.h"
+#include "common/launch/program_path.h"
+#include "common/launch/rank_environment.h"
+#include "common/launch/rank_group.h"
+#include "common/launch/signal_queue.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr auto kNever = Clock::time_point::max();
+// After the first failure: who is seen dead next may be the cause, see cause_of(). While all that
+// was seen may be answers to a lost peer, that peer is waited for longer.
+constexpr milliseconds kSettling{50}, kSettlingInDoubt{150};
+// What ranks started tells nobody when it ends.
+constexpr milliseconds kLookAgain{10};
+// How long a slow reader of stdout may keep a launcher that has failed.
+constexpr milliseconds kLastWords{250};
+
+/// For poll(): milliseconds until then, rounded up; -1 for ever.
+int timeout_until(Clock::time_point time) {
+  if (time == kNever) return -1;
+  const auto rest = std::chrono::ceil<milliseconds>(time - Clock::now()).count();
+  return static_cast<int>(std::max<int64_t>(rest, 0));
+}
+
+/// stdout and stderr of a rank. Without an owner (-1): this process's own.
+using RankOutput = std::array<Descriptor, 2>;
+
+/// New files DIR/rank_1.out and .err; after a restart rank_1.restart_1.out.
+RankOutput redirected(const std::string& folder, int rank, int restart) {
+  const std::string again = restart > 0 ? fmt::format(".restart_{}", restart) : "";
+  RankOutput output;
+  for (const size_t target : {0u, 1u}) {
+    const std::string path =
+        fmt::format("{}/rank_{}{}.{}", folder, rank, again, target == 0 ? "out" : "err");
+    output[target] =
+        Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (output[target].get() < 0) {
+      fail<EnvironmentError>("--redirect: cannot write {}: {}", path, std::strerror(errno));
+    }
+  }
+  return output;
+}
+
+/// One call of launch().
+class Launch {
+ public:
+  Launch(const LaunchOptions& options, const std::vector<std::string>& program)
+      : options_(options), program_(program), path_(find_program(program.at(0))) {
+    if (options.redirect.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(options.redirect, error);
+    if (error) {
+      fail<EnvironmentError>("--redirect: cannot create the folder {}: {}", options.redirect,
+                             error.message());
+    }
+  }
+
+  int run();
+
+ private:
+  /// Starts all ranks once and returns when all are gone. The failure that was the cause, if any;
+  /// an interruption is none.
+  std::optional<RankEnd> run_ranks(const Rendezvous& meet);
+  void start(RankGroup& ranks, const Rendezvous& meet);
+  RankOutput open_output(int rank, int restart);
+  /// Asks all ranks to end by `signal`, and kills them after the grace period.
+  void stop(RankGroup& ranks, int signal);
+  /// Sleeps until a rank ends, a signal comes, output moves, or until then.
+  void wait(Clock::time_point until);
+  /// Waits for a slow reader, but not after a failure.
+  void flush(bool failed);
+
+  const LaunchOptions& options_;
+  const std::vector<std::string>& program_;
+  const std::string path_;
+  SignalQueue signals_;  // the first to come and the last to go: its end may end this process
+  Keeper keeper_;
+  LineRelay relay_;
+  int interruptions_ = 0, interrupted_by_ = 0;  // the first signal
+};
+
+int Launch::run() {
+  Rendezvous meet = first_rendezvous(options_);
+  std::optional<RankEnd> cause = run_ranks(meet);
+  while (cause && interruptions_ == 0 && meet.restart < options_.max_restarts) {
+    meet = next_rendezvous(options_, meet);
+    relay_.say(fmt::format("launch: {}; starting all ranks again (restart {} of {})", cause->text(),
+                           meet.restart, options_.max_restarts));
+    cause = run_ranks(meet);
+  }
+  if (cause) {
+    relay_.say(fmt::format("error: {}{}", cause->text(),
+                           options_.nproc_per_node > 1 ? "; the other ranks were stopped" : ""));
+  }
+  flush(cause.has_value());
+  if (interruptions_ > 0) {
+    signals_.end_by(interrupted_by_);
+    return 128 + interrupted_by_;
+  }
+  if (cause) return cause->exit_status();
+  if (relay_.error() != 0) {
+    fail<EnvironmentError>("--prefix: output of the ranks was lost: {}",
+                           std::strerror(relay_.error()));
+  }
+  return 0;
+}
+
+std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
+  RankGroup ranks(keeper_);
+  start(ranks, meet);
+  const auto watch = [&](Clock::time_point until) {
+    wait(until);
+    ranks.collect();
+  };
+  const auto goes_on = [&] { return ranks.any_running() && interruptions_ == 0; };
+  while (goes_on() && !ranks.any_failed()) watch(kNever);
+  const auto end = Clock::now();
+  const auto settled = [&] {
+    return end + (cause_of(ranks.ends()).may_be_answer() ? kSettlingInDoubt : kSettling);
+  };
+  while (goes_on() && Clock::now() < settled()) watch(settled());
+  std::optional<RankEnd> cause;
+  if (ranks.any_failed() && interruptions_ == 0) cause = cause_of(ranks.ends());
+  if (cause || interruptions_ > 0) stop(ranks, cause ? SIGTERM : interrupted_by_);
+  relay_.close();
+  return cause;
+}
+
+void Launch::start(RankGroup& ranks, const Rendezvous& meet) {
+  std::vector<RankOutput> outputs;  // all of them before the first rank: one may fail
+  outputs.reserve(size_t(options_.nproc_per_node));
+  for (int local = 0; local < options_.nproc_per_node; ++local) {
+    outputs.push_back(open_output(global_rank(options_, local), meet.restart));
+  }
+  for (int local = 0; local < options_.nproc_per_node; ++local) {
+    const RankOutput output = std::move(outputs[size_t(local)]);
+    ranks.start({.rank = global_rank(options_, local),
+                 .path = path_,
+                 .argv = program_,
+                 .environment = rank_environment(options_, meet, local),
+                 .out = output[0].get(),
+                 .err = output[1].get(),
+                 .signal_mask = signals_.previous_mask()});
+  }
+}
+
+RankOutput Launch::open_output(int rank, int restart) {
+  if (!options_.redirect.empty()) return redirected(options_.redirect, rank, restart);
+  if (options_.prefix) return {relay_.open(rank, 0), relay_.open(rank, 1)};
+  return {};
+}
+
+void Launch::stop(RankGroup& ranks, int signal) {
+  ranks.send(signal);
+  ranks.send(SIGCONT);  // a rank that was stopped would not hear it
+  const int before = interruptions_;
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(options_.grace_seconds));
+  while (Clock::now() < end && interruptions_ == before &&
+         (ranks.any_running() || ranks.any_alive())) {
+    wait(ranks.any_running() ? end : std::min(end, Clock::now() + kLookAgain));
+    ranks.collect();
+  }
+  ranks.kill();
+}
+
+void Launch::wait(Clock::time_point until) {
+  std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}};
+  relay_.add_polls(polls);
+  ::poll(polls.data(), polls.size(), timeout_until(until));
+  while (const int signal = signals_.next()) {
+    if (signal == SIGCHLD) continue;
+    if (++interruptions_ == 1) interrupted_by_ = signal;
+  }
+  relay_.pump();
+}
+
+void Launch::flush(bool failed) {
+  const int before = interruptions_;
+  const auto end = failed || before > 0 ? Clock::now() + kLastWords : kNever;
+  while (!relay_.flushed() && interruptions_ == before && Clock::now() < end) wait(end);
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options, const std::vector<std::string>& program) {
+  check_launch_options(options);
+  require(!program.empty(), "launch: no program was given");
+  std::fflush(stdout);  // what this process said comes before what the ranks say
+  return Launch(options, program).run();
+}
+
+}  // namespace lockstep

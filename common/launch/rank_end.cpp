@@ -1,0 +1,42 @@
+#include "common/launch/rank_end.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+/// How likely this end is a consequence of another one: the lowest is the cause.
+int suspicion(const RankEnd& end) {
+  if (!end.failed()) return 3;
+  if (end.may_be_answer()) return 2;
+  return end.signal != 0 ? 0 : 1;
+}
+
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? fmt::format("SIG{}", name) : "a real-time signal";
+}
+
+}  // namespace
+
+bool RankEnd::may_be_answer() const {
+  return signal == SIGPIPE || (signal == 0 && status == PeerLost("").exit_status());
+}
+
+std::string RankEnd::text() const {
+  const std::string who = fmt::format("rank {} (pid {})", rank, pid);
+  if (signal == 0) return fmt::format("{} exited with status {}", who, status);
+  return fmt::format("{} was killed by signal {} ({})", who, signal, signal_name(signal));
+}
+
+const RankEnd& cause_of(const std::vector<RankEnd>& ends) {
+  // The first of the smallest: the earliest among equals.
+  return *std::ranges::min_element(ends, {}, suspicion);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+#pragma once
+// How ranks end, and which end was the cause of the others.
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+struct RankEnd {
+  int rank = 0;  // among all nodes' ranks
+  pid_t pid = 0;
+  int status = 0;  // exit status; 0 if a signal ended it
+  int signal = 0;  // the signal that ended it, or 0
+
+  bool failed() const { return status != 0 || signal != 0; }
+  /// What a shell reports: the status, or 128 + signal.
+  int exit_status() const { return signal != 0 ? 128 + signal : status; }
+  /// Whether it may be the answer to the loss of a peer, rather than its cause: the status of
+  /// PeerLost (core/error.h), or SIGPIPE, the signal of who writes to a peer that has left.
+  bool may_be_answer() const;
+  /// "rank 1 (pid 123) was killed by signal 9 (SIGKILL)".
+  std::string text() const;
+};
+
+/// The failure that explains the others, among ends in the order in which they were seen. All are
+/// from before the launcher stopped anybody; at least one is a failure.
+///
+/// The order alone does not tell: the kernel closes a dying process's sockets before its parent can
+/// see it dead, so a peer may notice, and be seen dead, first. So a death by a signal goes before
+/// an exit, and both before what may be an answer.
+const RankEnd& cause_of(const std::vector<RankEnd>& ends);
+
+}  // namespace lockstep

@@ -1,0 +1,81 @@
+#include "common/launch/rank_environment.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <random>
+
+#include "common/core/error.h"
+#include "common/launch/descriptor.h"
+
+namespace lockstep {
+namespace {
+
+int free_port() {
+  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};  // any address, port 0: the kernel chooses
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof address;
+  auto* const general = reinterpret_cast<sockaddr*>(&address);
+  if (socket.get() < 0 || ::bind(socket.get(), general, size) != 0 ||
+      ::getsockname(socket.get(), general, &size) != 0) {
+    fail<EnvironmentError>("found no free port: {}; choose one with --master-port",
+                           std::strerror(errno));
+  }
+  return ntohs(address.sin_port);
+}
+
+}  // namespace
+
+Rendezvous first_rendezvous(const LaunchOptions& options) {
+  Rendezvous meet;
+  meet.address = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
+  meet.port = options.master_port != 0 ? options.master_port : free_port();
+  // Nodes cannot agree on a random name before they have met.
+  std::random_device random;
+  meet.run_id = options.nnodes > 1 ? fmt::format("{}:{}", meet.address, meet.port)
+                                   : fmt::format("{:08x}{:08x}", random(), random());
+  return meet;
+}
+
+Rendezvous next_rendezvous(const LaunchOptions& options, const Rendezvous& before) {
+  Rendezvous meet = before;
+  if (options.master_port == 0) meet.port = free_port();
+  ++meet.restart;
+  return meet;
+}
+
+int global_rank(const LaunchOptions& options, int local_rank) {
+  return options.node_rank * options.nproc_per_node + local_rank;
+}
+
+std::vector<std::string> rank_environment(const LaunchOptions& options, const Rendezvous& meet,
+                                          int local_rank) {
+  std::vector<std::string> all{
+      fmt::format("RANK={}", global_rank(options, local_rank)),
+      fmt::format("LOCAL_RANK={}", local_rank),
+      fmt::format("WORLD_SIZE={}", options.world_size()),
+      fmt::format("LOCAL_WORLD_SIZE={}", options.nproc_per_node),
+      fmt::format("GROUP_RANK={}", options.node_rank),
+      fmt::format("MASTER_ADDR={}", meet.address),
+      fmt::format("MASTER_PORT={}", meet.port),
+      fmt::format("TORCHELASTIC_RESTART_COUNT={}", meet.restart),
+      fmt::format("TORCHELASTIC_MAX_RESTARTS={}", options.max_restarts),
+      fmt::format("TORCHELASTIC_RUN_ID={}", meet.run_id),
+  };
+  const size_t own = all.size();
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text(*entry);
+    const auto same_name = [&](const std::string& variable) {
+      return text.starts_with(variable.substr(0, variable.find('=') + 1));
+    };
+    if (std::none_of(all.begin(), all.begin() + ptrdiff_t(own), same_name)) all.push_back(text);
+  }
+  return all;
+}
+
+}  // namespace lockstep

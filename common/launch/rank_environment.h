@@ -1,0 +1,33 @@
+#pragma once
+// What a rank is told: torchrun's variables, so that programs written for it run here, and there.
+
+#include <string>
+#include <vector>
+
+#include "common/launch/launch_options.h"
+
+namespace lockstep {
+
+/// What all ranks of one start have in common.
+struct Rendezvous {
+  std::string address;  // MASTER_ADDR
+  int port = 0;         // MASTER_PORT
+  std::string run_id;   // the same for all nodes and restarts of a job
+  int restart = 0;      // how often the ranks were started before
+};
+
+/// The rendezvous of the first start. The port is the one in the options or a free one, which stays
+/// free until rank 0 takes it unless another program is faster. Throws EnvironmentError.
+Rendezvous first_rendezvous(const LaunchOptions& options);
+/// The same job, started once more: a port chosen here is chosen anew, because ranks of before may
+/// have left connections on it. Throws EnvironmentError.
+Rendezvous next_rendezvous(const LaunchOptions& options, const Rendezvous& before);
+
+/// The number of a rank among all nodes' ranks.
+int global_rank(const LaunchOptions& options, int local_rank);
+
+/// This process's environment with the variables of one rank: "NAME=value" each.
+std::vector<std::string> rank_environment(const LaunchOptions& options, const Rendezvous& meet,
+                                          int local_rank);
+
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+#pragma once
+// Signals as something to be read, not as an interruption.
+
+#include <signal.h>
+
+#include "common/launch/descriptor.h"
+
+namespace lockstep {
+
+/// While it lives, SIGCHLD and the signals that would end this process (SIGINT, SIGTERM, SIGHUP,
+/// SIGQUIT) wait until they are read. What is ignored on purpose (nohup, a shell's background jobs)
+/// stays so. A reader of stdout that has left is an error of write(), no signal.
+///
+/// To be made before the process has threads: another thread would still receive them.
+class SignalQueue {
+ public:
+  /// Throws EnvironmentError.
+  SignalQueue();
+  ~SignalQueue();
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
+
+  /// Readable (poll) when a signal waits.
+  int fd() const { return fd_.get(); }
+  /// The next signal that waits, or 0.
+  int next() const;
+  /// This process's signal mask of before, for children.
+  const sigset_t& previous_mask() const { return previous_; }
+  /// Ends this process by `signal`, once the object is destroyed.
+  void end_by(int signal) { end_by_ = signal; }
+
+ private:
+  sigset_t previous_;
+  Descriptor fd_;
+  int end_by_ = 0;
+};
+
+}  // namespace lockstep
