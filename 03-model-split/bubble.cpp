@@ -153,6 +153,9 @@ void check(const BubbleOptions& options) {
   require_writable("--metrics", options.metrics);
   const std::vector<DeviceId> ids = parse_devices(options.devices);
   for (const int stages : options.stages) {
+    require(kLayers % stages == 0,
+            "--stages: {} cannot have equally many of {} layers; give 1, 2, 4 or 8", stages,
+            kLayers);
     require(size_t(stages) <= ids.size(),
             "--stages: {} of the {} devices in --devices {}; name one device per stage", stages,
             ids.size(), options.devices);

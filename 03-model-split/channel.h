@@ -22,6 +22,9 @@ class Channel {
   bool can_send() const { return sent_ - released_ < ring_.size(); }
   bool can_receive() const { return received_ < sent_; }
 
+  /// Enqueues on the sender's stream that it waits until the next place has been emptied. send()
+  /// does that too; by itself it lets the wait be timed.
+  void await_place();
   /// Enqueues a copy of x [n,...], of the sender's. All have the same extents but the first; throws
   /// BadInput, with both shapes, if not.
   void send(const Tensor& x);
@@ -29,8 +32,6 @@ class Channel {
   Tensor receive();
   /// The receiver has enqueued the last operation that reads the oldest tensor received.
   void release();
-
-  int64_t bytes_sent() const { return bytes_sent_; }
 
  private:
   struct Place {
@@ -44,7 +45,6 @@ class Channel {
   std::vector<Place> ring_;
   Shape last_{};                                   // of the tensor sent last
   size_t sent_ = 0, received_ = 0, released_ = 0;  // since the beginning
-  int64_t bytes_sent_ = 0;
 };
 
 }  // namespace lockstep

@@ -140,6 +140,7 @@ LayerSplit::LayerSplit(Layers layers, const Cuts& cuts, const std::vector<Stream
     Sequential& added = add_module("", std::move(piece));
     stages_.push_back({streams[s], &added, std::make_unique<FlatParameters>(added, streams[s])});
     if (s > 0) contexts_.push_back(std::make_unique<Context>(streams[s]));
+    stages_.back().stream.backend().set_owner(text(s));
   }
 }
 

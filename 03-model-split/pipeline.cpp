@@ -92,18 +92,13 @@ void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
   begin_step();
   // The host enqueues each stage's instructions in their order, as far as they go: an event must be
   // recorded before another stream can be told to wait for it. The streams themselves run freely.
-  bool finished = false;
-  while (!finished) {
-    finished = true;
-    for (size_t s = 0; s < workers_.size(); ++s) {
-      size_t& next = workers_[s].next;
-      while (next < schedules_[s].size() && can_run(s, schedules_[s][next])) {
-        within(split_->text(s), [&] { run(s, schedules_[s][next]); });
-        ++next;
-      }
-      finished = finished && next == schedules_[s].size();
-    }
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t s = 0; s < workers_.size(); ++s) moved |= enqueue_as_far_as_possible(s);
   }
+  std::vector<size_t> next;
+  for (const Worker& worker : workers_) next.push_back(worker.next);
+  require_finished(schedules_, next);
   workers_.front().feeder.retire(batch_);  // it read the images
   workers_.back().feeder.retire(batch_);   // and this one the labels
 }
@@ -115,6 +110,21 @@ void Pipeline::begin_step() {
     worker.optimizer.zero_gradients();
   }
   loss_stream().kernels().fill(loss_stream(), 0, mean_loss_);
+}
+
+bool Pipeline::enqueue_as_far_as_possible(size_t s) {
+  size_t& next = workers_[s].next;
+  const size_t before = next;
+  for (; next < schedules_[s].size() && can_run(s, schedules_[s][next]); ++next) {
+    try {
+      run(s, schedules_[s][next]);
+    } catch (const PeerLost&) {
+      throw;  // it names the stage whose stream failed
+    } catch (...) {
+      within(split_->text(s), [] { throw; });
+    }
+  }
+  return next > before;
 }
 
 bool Pipeline::can_run(size_t s, const Instruction& instruction) const {
@@ -145,9 +155,8 @@ void Pipeline::run(size_t s, const Instruction& instruction) {
       forward(s, instruction.micro_batch);
       return phases.end("forward");
     case Kind::send_activation:
-      activations_[s].send(micro_batch.output);
-      micro_batch.output = {};
-      return phases.end("send");
+      send(activations_[s], micro_batch.output, phases);
+      return;
     case Kind::receive_gradient:
       micro_batch.slope = gradients_[s].receive();
       return phases.end("wait");
@@ -155,14 +164,21 @@ void Pipeline::run(size_t s, const Instruction& instruction) {
       backward(s, instruction.micro_batch);
       return phases.end("backward");
     case Kind::send_gradient:
-      gradients_[s - 1].send(micro_batch.gradient);
-      micro_batch.gradient = {};
-      return phases.end("send");
+      send(gradients_[s - 1], micro_batch.gradient, phases);
+      return;
     case Kind::step:
       update(s);
       phases.end("step");
       return phases.stop();
   }
+}
+
+void Pipeline::send(Channel& channel, Tensor& x, PhaseTimer& phases) {
+  channel.await_place();
+  phases.end("wait");  // for a neighbour that is behind
+  channel.send(x);
+  x = {};
+  phases.end("send");
 }
 
 Pipeline::Flight& Pipeline::flight(size_t s, int micro_batch) {

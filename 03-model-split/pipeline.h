@@ -85,8 +85,10 @@ class Pipeline final : public SplitTraining {
     int live = 0, most_live = 0;
   };
 
+  bool enqueue_as_far_as_possible(size_t stage);
   bool can_run(size_t stage, const Instruction& instruction) const;
   void run(size_t stage, const Instruction& instruction);
+  void send(Channel& channel, Tensor& x, PhaseTimer& phases);
   void begin_step();
   void forward(size_t stage, int micro_batch);
   void backward(size_t stage, int micro_batch);

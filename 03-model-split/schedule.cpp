@@ -121,6 +121,17 @@ std::vector<Instructions> make_schedules(ScheduleKind kind, int stages, int micr
   return all;
 }
 
+void require_finished(const std::vector<Instructions>& schedules, const std::vector<size_t>& next) {
+  std::vector<std::string> stuck;
+  for (size_t stage = 0; stage < schedules.size(); ++stage) {
+    if (next[stage] == schedules[stage].size()) continue;
+    const Instruction& at = schedules[stage][next[stage]];
+    stuck.push_back(fmt::format("stage {} at '{} {}'", stage, name_of(at.kind), at.micro_batch));
+  }
+  require(stuck.empty(), "schedule: deadlock, no stage can go on: {}; expected all to finish",
+          fmt::join(stuck, ", "));
+}
+
 double predicted_bubble(int stages, int micro_batches) {
   return double(stages - 1) / double(micro_batches + stages - 1);
 }
@@ -157,7 +168,7 @@ class Simulation {
         while (advance(stage)) moved = true;
       }
     }
-    require_finished();
+    require_finished(schedules_, next_);
     return std::move(table_);
   }
 
@@ -228,18 +239,6 @@ class Simulation {
     clock_[stage] = std::max(clock_[stage], message->time);
     sent_[stage].erase(message);
     return true;
-  }
-
-  void require_finished() const {
-    std::vector<std::string> stuck;
-    for (size_t stage = 0; stage < schedules_.size(); ++stage) {
-      if (const Instruction* next = upcoming(stage)) {
-        stuck.push_back(
-            fmt::format("stage {} at '{} {}'", stage, name_of(next->kind), next->micro_batch));
-      }
-    }
-    require(stuck.empty(), "schedule: deadlock, no stage can go on: {}; expected all to finish",
-            fmt::join(stuck, ", "));
   }
 
   const std::vector<Instructions>& schedules_;

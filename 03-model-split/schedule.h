@@ -66,6 +66,10 @@ struct Timetable {
 Timetable simulate(const std::vector<Instructions>& schedules, double forward_time,
                    double backward_time, bool blocking_sends = false);
 
+/// Throws BadInput, naming every stage whose instruction next[stage] is not behind its last one, as
+/// a deadlock, if there are such stages.
+void require_finished(const std::vector<Instructions>& schedules, const std::vector<size_t>& next);
+
 /// (p-1)/(m+p-1): the share of the whole time that each of p stages waits, if all take equally long
 /// (GPipe, section 2.3). Over the ideal time it would be (p-1)/m.
 double predicted_bubble(int stages, int micro_batches);

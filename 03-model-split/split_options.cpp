@@ -81,9 +81,12 @@ std::unique_ptr<SplitTraining> split_model(Model& model, const Options& options,
   std::optional<TensorSplit::Names> names;
   if (split.tensor_split != TensorSplit::Names{"auto"}) names = split.tensor_split;
   const ModelOptions network = options.model_options(set);
-  return std::make_unique<TensorTraining>(
-      std::make_unique<TensorSplit>(network, streams, world, names), *model.loss, network, set,
-      options.sgd_rule());
+  auto shards = std::make_unique<TensorSplit>(network, streams, world, names);
+  require(world.size() == 1 || !shards->split_layers().empty(),
+          "--tensor-split auto: no layer of {} divides by {} devices; give another number",
+          options.model, world.size());
+  return std::make_unique<TensorTraining>(std::move(shards), *model.loss, network, set,
+                                          options.sgd_rule());
 }
 
 }  // namespace lockstep

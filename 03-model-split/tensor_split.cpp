@@ -262,6 +262,7 @@ void TensorSplit::report(TrainingLog& log) const {
                        of["all_reduces"].get<double>(), of["all_gathers"].get<double>(),
                        of["bytes"].get<double>() / 1024);
   };
+  log.note("split layers", fmt::format("{}", fmt::join(split_, ", ")));
   log.note("per step", fmt::format("{} (by sizes: {})", text(moved), text(expected)),
            "tensor_split",
            {{"layers", split_}, {"per_step", moved}, {"predicted_per_step", expected}});

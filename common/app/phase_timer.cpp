@@ -23,7 +23,8 @@ void PhaseTimer::take(size_t keep) {
     const Mark from = marks_.front();
     marks_.pop_front();
     const Mark& to = marks_.front();
-    if (to.phase == nullptr) continue;
+    // Where a stream records very many events at once, some times are lost: better than the run.
+    if (to.phase == nullptr || !from.event.has_time()) continue;
     const auto known = std::find_if(totals_.begin(), totals_.end(),
                                     [&](const auto& total) { return total.first == to.phase; });
     const double seconds = to.event.seconds_since(from.event);

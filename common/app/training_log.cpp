@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -35,6 +36,7 @@ TrainingLog::TrainingLog(std::string stage, const Options& options, Stream strea
     : stage_(std::move(stage)),
       options_(options),
       devices_(std::move(devices)),
+      training_peaks_(devices_.size(), 0),
       samples_(samples),
       steps_per_epoch_(steps_per_epoch),
       terminal_(isatty(STDOUT_FILENO) == 1),
@@ -53,6 +55,7 @@ void TrainingLog::begin_epoch(int64_t epoch) {
   epoch_ = epoch;
   if (steps_ == 0) startup_seconds_ = seconds_since_start();
   samples_seen_ = 0;
+  for (Device* device : devices_) device->memory().reset_peak();  // of what came before training
   epoch_begin_ = last_report_ = Clock::now();
 }
 
@@ -94,6 +97,9 @@ void TrainingLog::receive(size_t keep) {
 void TrainingLog::end_epoch() {
   receive(0);
   epoch_seconds_.push_back(seconds_between(epoch_begin_, Clock::now()));
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    training_peaks_[i] = std::max(training_peaks_[i], devices_[i]->memory().peak());
+  }
   clear_progress();
   std::fflush(stdout);
 }
@@ -137,6 +143,11 @@ double TrainingLog::samples_per_second() const {
          seconds;
 }
 
+/// Bytes while training; of the whole run where there was none.
+int64_t TrainingLog::training_peak(size_t device) const {
+  return epoch_seconds_.empty() ? devices_[device]->memory().peak() : training_peaks_[device];
+}
+
 void TrainingLog::note(std::string row, std::string text) {
   notes_.emplace_back(std::move(row), std::move(text));
 }
@@ -155,9 +166,9 @@ void TrainingLog::finish(double flops) {
 
 nlohmann::json TrainingLog::metrics(double flops) const {
   nlohmann::json names = nlohmann::json::array(), memory = nlohmann::json::array();
-  for (Device* device : devices_) {
-    names.push_back(device->name());
-    memory.push_back(device->memory().peak());
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    names.push_back(devices_[i]->name());
+    memory.push_back(training_peak(i));
   }
   nlohmann::json accuracy = nlohmann::json::array(), test_loss = nlohmann::json::array();
   for (const Evaluation& e : evaluations_) {
@@ -202,9 +213,9 @@ void TrainingLog::print_summary() const {
   if (!evaluations_.empty()) {
     row("test accuracy", fmt::format("{:.2f} %", 100 * evaluations_.back().accuracy()));
   }
-  for (Device* device : devices_) {
-    row(("peak memory " + device->name()).c_str(),
-        fmt::format("{:.1f} MiB", mebibytes(device->memory().peak())));
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    row(("peak memory " + devices_[i]->name()).c_str(),
+        fmt::format("{:.1f} MiB", mebibytes(training_peak(i))));
   }
   for (const auto& [name, text] : notes_) row(name.c_str(), text);
   row("process", fmt::format("{:.1f} MiB", mebibytes(peak_rss_bytes())));

@@ -62,10 +62,12 @@ class TrainingLog {
   nlohmann::json metrics(double flops) const;
   void print_summary() const;
   double samples_per_second() const;
+  int64_t training_peak(size_t device) const;
 
   std::string stage_;
   const Options& options_;
   std::vector<Device*> devices_;
+  std::vector<int64_t> training_peaks_;  // bytes, per device, of the epochs so far
   int64_t samples_, steps_per_epoch_;
   bool terminal_;
   int shown_percent_ = -1;  // of the progress bar

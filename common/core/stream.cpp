@@ -13,18 +13,22 @@ bool Event::done() const { return stream_->done(ticket_); }
 
 void Event::synchronize() const {
   stream_->block(ticket_);
-  if (std::exception_ptr error = stream_->error()) std::rethrow_exception(error);
+  stream_->throw_error();
+}
+
+bool Event::has_time() const {
+  return stream_->last_ticket() - ticket_ < StreamBackend::kEventRing;
 }
 
 double Event::seconds_since(const Event& earlier) const {
   require(stream_ == earlier.stream_,
           "the time between events of streams {} and {}: give two of one", earlier.stream_->name(),
           stream_->name());
-  const uint64_t age = stream_->last_ticket() - std::min(ticket_, earlier.ticket_);
-  require(age < StreamBackend::kEventRing,
+  require(has_time() && earlier.has_time(),
           "the time of an event of stream {}, {} events ago: it keeps that of the last {}; ask "
           "earlier",
-          stream_->name(), age, StreamBackend::kEventRing);
+          stream_->name(), stream_->last_ticket() - std::min(ticket_, earlier.ticket_),
+          StreamBackend::kEventRing);
   stream_->block(ticket_);
   return stream_->seconds_between(earlier.ticket_, ticket_);
 }
@@ -35,16 +39,22 @@ void StreamBackend::block_until_unawaited() const {
   }
 }
 
+void StreamBackend::throw_error() const {
+  const std::exception_ptr failure = error();
+  if (failure && owner_.empty()) std::rethrow_exception(failure);
+  if (failure) std::rethrow_exception(failure_of(*this, failure));
+}
+
 std::exception_ptr StreamBackend::failure_of(const StreamBackend& source,
                                              std::exception_ptr error) const {
-  if (&source.device() == &device()) return error;
+  if (&source.device() == &device() && source.owner_.empty()) return error;
   try {
     std::rethrow_exception(error);
   } catch (const PeerLost&) {
-    return error;  // it names the device already
+    return error;  // it names who failed already
   } catch (const std::exception& cause) {
-    return std::make_exception_ptr(
-        PeerLost(fmt::format("{} failed: {}", source.device().name(), cause.what())));
+    const std::string& who = source.owner_.empty() ? source.device().name() : source.owner_;
+    return std::make_exception_ptr(PeerLost(fmt::format("{} failed: {}", who, cause.what())));
   } catch (...) {
     return error;
   }

@@ -34,6 +34,8 @@ class Event {
   /// until both have come. Throws BadInput unless both are among the stream's last 1024 events: of
   /// earlier ones it has forgotten the time.
   double seconds_since(const Event& earlier) const;
+  /// Whether the event is among those.
+  bool has_time() const;
 
  private:
   friend class StreamBackend;
@@ -68,6 +70,9 @@ class StreamBackend {
 
   Device& device() const { return device_; }
   const std::string& name() const { return name_; }
+  /// Whose work this stream does ("stage 1 (cpu:1, conv2 to flatten)"): its failures name that
+  /// instead of the device.
+  void set_owner(std::string owner) { owner_ = std::move(owner); }
 
   /// So many events keep their times.
   static constexpr uint64_t kEventRing = 1024;
@@ -90,6 +95,8 @@ class StreamBackend {
   virtual double seconds_between(uint64_t first, uint64_t second) const = 0;
   /// The stream's first error, or null. Read it after the event that it is to be asked for.
   virtual std::exception_ptr error() const = 0;
+  /// Throws it, if there is one; of a stream with an owner as PeerLost naming that.
+  void throw_error() const;
 
   /// A backend whose queued waits refer to `this` brackets them with these two. They order nothing
   /// (relaxed, release) before the stream's end, which acquires.
@@ -106,15 +113,15 @@ class StreamBackend {
   static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
   static uint64_t ticket_of(const Event& event) { return event.ticket_; }
   uint64_t new_ticket() { return ++last_ticket_; }
-  /// What a stream that waited for `source` is to report of `error`: on another device it names the
-  /// one that failed.
+  /// What a stream that waited for `source` is to report of `error`: on another device, or where
+  /// the source has an owner, it names who failed.
   std::exception_ptr failure_of(const StreamBackend& source, std::exception_ptr error) const;
   /// To be called at the end: a stream stays while others still have to wait for its events.
   void block_until_unawaited() const;
 
  private:
   Device& device_;
-  std::string name_;
+  std::string name_, owner_;
   uint64_t last_ticket_ = 0;
   std::atomic<int64_t> awaited_{0};  // waits for events of this stream, queued in others
 };

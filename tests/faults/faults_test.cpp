@@ -634,6 +634,7 @@ TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tenso
   };
   check({"--tensor-split", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
   check({"--tensor-split", "fc2"}, {"'fc2'", "conv2, fc1"});
+  check({"--tensor-split", "auto", "--devices", "cpu:0,cpu:1,cpu:2"}, {"auto", "3 devices"});
   // What only pipelines have, as typed, even where it is the default.
   for (const Words& option : {Words{"--micro-batches", "2"},
                               {"--schedule", "1f1b"},
@@ -652,6 +653,23 @@ TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipe
   INFO(story(run));
   CHECK(run.status == 0);
   CHECK_THAT(run.out, ContainsSubstring("1f1b, 2 stages, 2 micro-batches\nstage 0  F0 F1"));
+}
+
+TEST_CASE("The lesson's timetables are those of the program", "[faults][pipeline]") {
+  const std::string lesson = read_file(LOCKSTEP_SOURCE "/03-model-split/README.md");
+  for (const Words& options : {Words{"naive", "1", "cpu:0,cpu:1,cpu:2,cpu:3"},
+                               {"gpipe", "6", "cpu:0,cpu:1,cpu:2"},
+                               {"1f1b", "6", "cpu:0,cpu:1,cpu:2"}}) {
+    const ProcessResult run =
+        run_process({stage_binary("03-model-split"), "--print-schedule", "--schedule", options[0],
+                     "--micro-batches", options[1], "--devices", options[2]},
+                    kDeadline);
+    INFO(story(run));
+    REQUIRE(run.status == 0);
+    const size_t begin = run.out.find('\n') + 1, end = run.out.find("bubble");
+    REQUIRE(end > begin);
+    CHECK_THAT(lesson, ContainsSubstring(run.out.substr(begin, end - begin)));
+  }
 }
 
 TEST_CASE("Stage 03 has no timetable to compare with stage 01", "[faults][pipeline]") {
@@ -690,7 +708,8 @@ TEST_CASE("The program of equal layers measures what it says, beside the formula
     CHECK_THAT(bad.err, Catch::Matchers::StartsWith("error: ") && ContainsSubstring(fragment));
     CHECK(bad.err.find('\n') == bad.err.size() - 1);
   };
-  refused({"--stages", "3"}, "--stages: 3 of the 2 devices in --devices cpu:0,cpu:1");
+  refused({"--stages", "4"}, "--stages: 4 of the 2 devices in --devices cpu:0,cpu:1");
+  refused({"--stages", "3"}, "--stages: 3 cannot have equally many of 8 layers");
   refused({"--schedules", "pipedream"}, "'pipedream'");
   refused({"--sleep", "-1"}, "--sleep");
   refused({"--metrics", "/nowhere/rows"}, "--metrics /nowhere/rows");
