@@ -1,0 +1,36 @@
+#pragma once
+// HOST:PORT, and the whole numbers that come with it as text.
+
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+/// Where something listens.
+struct Address {
+  std::string host;  // a name or a number; IPv6 without brackets
+  int port = 0;      // 0 to listen: the system chooses
+
+  /// "node7:29500", "[::1]:29500"
+  std::string text() const;
+  bool operator==(const Address&) const = default;
+};
+
+/// The address that Address::text() wrote; brackets around a host may be there without need.
+/// `what` names it in errors. Throws BadInput.
+Address parse_address(std::string_view text, const std::string& what);
+
+/// "::1" for "[::1]"; any other host stays as it is.
+std::string without_brackets(std::string_view host);
+
+/// True for what is reachable from its own host only: localhost, 127.x.y.z, ::1.
+bool is_loopback(std::string_view host);
+
+/// `text` as a whole number from `least` to `most`. Throws BadInput: "NAME=text: expected a whole
+/// number from 0 to 1", with `why` behind it.
+int parse_whole(std::string_view text, const std::string& name, int least, int most,
+                const std::string& why = "");
+
+constexpr int kLargestPort = 65535;
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+#pragma once
+// What a launcher told this process: which rank it is, of how many, and where rank 0 waits.
+//
+// torchrun's variables are the common tongue (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+// MASTER_ADDR, MASTER_PORT); `lockstep launch` sets the same. OpenMPI and Slurm number the ranks in
+// variables of their own and leave the address to the user.
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/comm/process/address.h"
+
+namespace lockstep {
+
+/// Where the contract is looked for.
+struct LaunchInput {
+  /// An environment variable's value; nullptr if it is not set. Empty counts as not set.
+  std::function<const char*(const char* name)> variable;
+  /// env:// (address from MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT.
+  std::string init_method = "env://";
+  /// Options of the command line. One that contradicts the environment is an error.
+  std::optional<int> rank{}, world_size{};
+  /// --local_rank, or --local-rank: what old launchers give instead of LOCAL_RANK.
+  std::optional<int> local_rank{};
+  /// The program and its options as typed, for the commands that errors propose.
+  std::string program = "PROGRAM OPTIONS...";
+};
+
+struct LaunchContract {
+  int rank = 0, world_size = 1;
+  /// Among the ranks of this host. Where the launcher does not tell: all ranks are taken to be on
+  /// one host, or the hosts to be filled one after another.
+  int local_rank = 0, local_world_size = 1;
+  Address master{};      // of rank 0's store; port 0 only where world_size is 1
+  std::string launcher;  // "torchrun", "OpenMPI" or "Slurm": whose variables told the rank
+  /// TORCHELASTIC_RUN_ID, which tells jobs on one address apart; "" if not given.
+  std::string run_id;
+};
+
+/// The contract; nullopt for a bare start, where nothing at all is set or given. Throws BadInput at
+/// once, naming variable, value and what is expected, for a variable that is missing while others
+/// are set, no number or out of range, for an option against its variable, and for an unknown
+/// scheme; where OpenMPI or Slurm leave the address out, with the command to type.
+///
+/// SLURM_NTASKS without SLURM_PROCID is a bare start: a shell within an allocation has it too.
+std::optional<LaunchContract> read_launch_contract(const LaunchInput& input);
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+#pragma once
+// What a store knows: keys with values, which ranks came and left, who waits for what. No sockets:
+// the server (store_server.h) asks and carries the answers out.
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/comm/process/deadline.h"
+#include "common/comm/process/store_protocol.h"
+
+namespace lockstep {
+
+/// A mistake that concerns the whole job (a rank claimed twice, another world size, a rank that
+/// did not come) is the answer to everything from then on, so that every rank gets to know it.
+class StoreState {
+ public:
+  StoreState(int world_size, std::string run_id)
+      : world_size_(world_size), run_id_(std::move(run_id)) {}
+
+  /// A rank introduces itself; it is one of the ranks if the reply is ok.
+  Reply join(const Hello& hello);
+  /// A rank's connection is closed. If it did not take its leave before, its process has died:
+  /// whoever waits, or will wait, for something that is not there is told so.
+  void disconnect(int rank);
+  /// A request of a rank that has joined; take_answers() gives the reply, now or later. Throws
+  /// BadInput if the rank still waits for the reply to another one.
+  void handle(int rank, Request request);
+
+  /// Answers those who have waited long enough.
+  void expire();
+  /// When to call that next; nullopt if nobody waits.
+  std::optional<Deadline> next_deadline() const;
+  /// What has to be sent, in this order.
+  std::vector<std::pair<int, Reply>> take_answers() { return std::exchange(answers_, {}); }
+
+ private:
+  struct Waiting {
+    Request request;
+    Deadline deadline;
+  };
+  std::optional<Reply> refuse(const Hello& hello) const;
+  void answer(int rank, Reply reply);
+  void answer_getters(const std::string& key);
+  void set(int rank, const Request& request);
+  void add(int rank, const Request& request);
+  void wait(int rank, Request request);
+  void give_up(int rank, const Waiting& waiting);
+  void fail_job(Reply failure, double farewell_seconds);
+  void tell_host();
+  bool all_know() const;
+  bool all_came() const { return static_cast<int>(came_.size()) == world_size_; }
+  std::string missing_ranks() const;
+
+  int world_size_;
+  std::string run_id_;
+  std::map<std::string, std::string> values_;
+  std::set<int> came_, left_, died_;
+  std::map<int, Waiting> waiting_;  // by rank
+  std::vector<std::pair<int, Reply>> answers_;
+
+  std::optional<Reply> failure_;  // of the whole job
+  std::set<int> told_;            // who knows of it, or is gone
+  size_t expected_ = 0;           // ranks that there are by the largest world size that came
+  Deadline farewell_{0};          // when rank 0 may know of it at the latest
+};
+
+}  // namespace lockstep

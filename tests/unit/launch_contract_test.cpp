@@ -1,0 +1,248 @@
+// What launchers say, in their own variables, and everything that can be wrong with it.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/comm/process/launch_contract.h"
+#include "common/core/error.h"
+#include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using testing::message_of;
+using Variables = std::map<std::string, std::string>;
+
+const Variables kTorchrun{{"RANK", "3"},
+                          {"WORLD_SIZE", "4"},
+                          {"LOCAL_RANK", "1"},
+                          {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "node0"},
+                          {"MASTER_PORT", "29500"}};
+const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "3"},
+                         {"OMPI_COMM_WORLD_SIZE", "4"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+const Variables kSlurm{{"SLURM_PROCID", "3"},
+                       {"SLURM_NTASKS", "4"},
+                       {"SLURM_LOCALID", "1"},
+                       {"SLURM_NTASKS_PER_NODE", "2"}};
+const Variables kMaster{{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}};
+
+/// `variables`, with these set on top of them.
+Variables operator+(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+Variables operator-(Variables variables, const std::string& name) {
+  variables.erase(name);
+  return variables;
+}
+
+/// `variables` must outlive it.
+LaunchInput input_of(const Variables& variables) {
+  return {.variable = [&variables](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  }};
+}
+
+std::optional<LaunchContract> read(const Variables& variables) {
+  return read_launch_contract(input_of(variables));
+}
+
+/// The one-line error about these variables, with `change` made to the input.
+std::string refusal(const Variables& variables, void (*change)(LaunchInput&) = nullptr) {
+  LaunchInput input = input_of(variables);
+  if (change != nullptr) change(input);
+  const std::string text = message_of<BadInput>([&] { read_launch_contract(input); });
+  CHECK(text.find('\n') == text.npos);
+  return text;
+}
+
+void check_told(const std::optional<LaunchContract>& told, const std::string& launcher) {
+  REQUIRE(told.has_value());
+  CHECK(told->launcher == launcher);
+  CHECK(told->rank == 3);
+  CHECK(told->world_size == 4);
+  CHECK(told->local_rank == 1);
+  CHECK(told->local_world_size == 2);
+  CHECK(told->master == Address{"node0", 29500});
+}
+
+TEST_CASE("The variables of torchrun, OpenMPI and Slurm say the same", "[launch]") {
+  check_told(read(kTorchrun), "torchrun");
+  check_told(read(kOpenMpi + kMaster), "OpenMPI");
+  check_told(read(kSlurm + kMaster), "Slurm");
+  // Nearer to the program: torchrun under mpirun under srun.
+  check_told(read(kSlurm + kOpenMpi + kTorchrun), "torchrun");
+}
+
+TEST_CASE("Without any variable it is a bare start", "[launch]") {
+  CHECK_FALSE(read({}).has_value());
+  CHECK_FALSE(read({{"RANK", ""}, {"WORLD_SIZE", ""}, {"MASTER_ADDR", ""}}).has_value());
+  CHECK_FALSE(read({{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}}).has_value());  // salloc's shell
+}
+
+TEST_CASE("A variable that is missing, or empty, while others are set is named",
+          "[launch][row58]") {
+  for (const std::string name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    const std::string expected = "environment variable " + name + " expected, but not set";
+    CHECK_THAT(refusal(kTorchrun - name), ContainsSubstring(expected));
+    CHECK_THAT(refusal(kTorchrun + Variables{{name, ""}}), ContainsSubstring(expected));
+  }
+  CHECK_THAT(refusal({{"LOCAL_RANK", "0"}}), ContainsSubstring("variable RANK expected"));
+  CHECK_THAT(refusal(kMaster), ContainsSubstring("variable RANK expected"));
+  CHECK_THAT(refusal({{"OMPI_COMM_WORLD_SIZE", "2"}}),
+             ContainsSubstring("OMPI_COMM_WORLD_RANK expected"));
+  CHECK_THAT(refusal({{"SLURM_PROCID", "1"}}), ContainsSubstring("SLURM_NTASKS expected"));
+}
+
+TEST_CASE("A launcher that leaves the address out gets the command that gives it",
+          "[launch][row58]") {
+  const auto named = [](LaunchInput& input) { input.program = "build/04-ddp/04-ddp --epochs 2"; };
+  CHECK_THAT(refusal(kOpenMpi, named),
+             ContainsSubstring("OpenMPI started this rank 3 of 4 without MASTER_ADDR") &&
+                 ContainsSubstring("mpirun -n 4 -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 "
+                                   "build/04-ddp/04-ddp --epochs 2"));
+  CHECK_THAT(refusal(kOpenMpi + Variables{{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}),
+             ContainsSubstring("-x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 "));
+  CHECK_THAT(refusal(kOpenMpi + Variables{{"MASTER_ADDR", "node7"}}),
+             ContainsSubstring("without MASTER_PORT") &&
+                 ContainsSubstring("-x MASTER_ADDR=node7 -x MASTER_PORT=29500 "));
+  CHECK_THAT(refusal(kSlurm, named),
+             ContainsSubstring("Slurm started this rank 3 of 4 without MASTER_ADDR") &&
+                 ContainsSubstring("srun --ntasks=4 --export=ALL,MASTER_ADDR=$(scontrol show "
+                                   "hostnames $SLURM_JOB_NODELIST | head -n 1),MASTER_PORT=29500 "
+                                   "build/04-ddp/04-ddp --epochs 2"));
+}
+
+TEST_CASE("A number that cannot be right is refused with variable, value and range",
+          "[launch][row59]") {
+  const struct {
+    const char *name, *value, *expected;
+  } cases[] = {
+      {"WORLD_SIZE", "abc", "from 1 to "},
+      {"WORLD_SIZE", "0", "from 1 to "},
+      {"WORLD_SIZE", "-2", "from 1 to "},
+      {"WORLD_SIZE", "99999999999", "from 1 to "},
+      {"RANK", "-1", "from 0 to 3, since WORLD_SIZE is 4"},
+      {"RANK", "4", "from 0 to 3, since WORLD_SIZE is 4"},
+      {"RANK", "1x", "from 0 to 3"},
+      {"RANK", " 1", "from 0 to 3"},
+      {"RANK", "+1", "from 0 to 3"},
+      {"LOCAL_RANK", "2", "from 0 to 1"},
+      {"LOCAL_WORLD_SIZE", "5", "from 1 to 4, since WORLD_SIZE is 4"},
+      {"MASTER_PORT", "70000", "from 0 to 65535"},
+      {"MASTER_PORT", "65536", "from 0 to 65535"},
+      {"MASTER_PORT", "-1", "from 0 to 65535"},
+      {"MASTER_PORT", "http", "from 0 to 65535"},
+      {"MASTER_PORT", "0", "1 to 65535"},
+  };
+  for (const auto& [name, value, expected] : cases) {
+    const std::string text = refusal(kTorchrun + Variables{{name, value}});
+    CHECK_THAT(text, ContainsSubstring(std::string(name) + "=" + value + ":") &&
+                         ContainsSubstring(expected));
+  }
+}
+
+TEST_CASE("The numbers at the limits are taken", "[launch][row59]") {
+  CHECK(read(kTorchrun + Variables{{"MASTER_PORT", "65535"}})->master.port == 65535);
+  CHECK(read(kTorchrun + Variables{{"MASTER_PORT", "1"}})->master.port == 1);
+  CHECK(read(kTorchrun + Variables{{"RANK", "0"}})->rank == 0);
+  const Variables alone{{"RANK", "0"},
+                        {"WORLD_SIZE", "1"},
+                        {"LOCAL_RANK", "0"},
+                        {"LOCAL_WORLD_SIZE", "1"},
+                        {"MASTER_PORT", "0"}};
+  CHECK(read(kMaster + alone)->master.port == 0);
+  CHECK(read(kMaster + alone + Variables{{"MASTER_ADDR", "[::1]"}})->master.host == "::1");
+}
+
+TEST_CASE("An old launcher's --local_rank counts, unless LOCAL_RANK says otherwise",
+          "[launch][row65]") {
+  const Variables without = kTorchrun - "LOCAL_RANK";
+  LaunchInput input = input_of(without);
+  input.local_rank = 0;
+  CHECK(read_launch_contract(input)->local_rank == 0);
+  input = input_of(kTorchrun);
+  input.local_rank = 1;
+  CHECK(read_launch_contract(input)->local_rank == 1);
+
+  const auto zero = [](LaunchInput& given) { given.local_rank = 0; };
+  const auto two = [](LaunchInput& given) { given.local_rank = 2; };
+  CHECK_THAT(refusal(kTorchrun, zero), ContainsSubstring("LOCAL_RANK=1 and --local-rank=0"));
+  CHECK_THAT(refusal(kOpenMpi + kMaster, zero),
+             ContainsSubstring("OMPI_COMM_WORLD_LOCAL_RANK=1 and --local-rank=0"));
+  CHECK_THAT(refusal(without, two), ContainsSubstring("--local-rank=2: expected"));
+  CHECK_THAT(refusal({}, zero), ContainsSubstring("variable RANK expected"));
+}
+
+TEST_CASE("Where nobody tells the local rank, hosts are filled one after another", "[launch]") {
+  const Variables plain = kTorchrun - "LOCAL_RANK";
+  CHECK(read(plain)->local_rank == 1);  // rank 3, two on each host
+  CHECK(read(plain - "LOCAL_WORLD_SIZE")->local_rank == 3);
+  CHECK(read(plain - "LOCAL_WORLD_SIZE")->local_world_size == 4);
+  // Slurm's number of tasks per node is an upper limit.
+  const Variables roomy = kSlurm + kMaster + Variables{{"SLURM_NTASKS_PER_NODE", "8"}};
+  CHECK(read(roomy)->local_world_size == 4);
+}
+
+TEST_CASE("tcp:// gives the address; rank and world size come from options or the launcher",
+          "[launch]") {
+  const Variables none;
+  LaunchInput input = input_of(none);
+  input.init_method = "tcp://node1:4000";
+  input.rank = 1;
+  input.world_size = 2;
+  auto told = read_launch_contract(input);
+  REQUIRE(told.has_value());
+  CHECK(told->master == Address{"node1", 4000});
+  CHECK(told->rank == 1);
+  CHECK(told->world_size == 2);
+
+  input = input_of(kOpenMpi);
+  input.init_method = "tcp://[fe80::7]:4000";
+  told = read_launch_contract(input);
+  CHECK(told->master == Address{"fe80::7", 4000});
+  CHECK(told->rank == 3);
+
+  CHECK_THAT(refusal(none, [](LaunchInput& in) { in.init_method = "tcp://node1:4000"; }),
+             ContainsSubstring("neither --rank is given nor RANK set"));
+  CHECK_THAT(refusal(none,
+                     [](LaunchInput& in) {
+                       in.init_method = "tcp://node1:4000";
+                       in.rank = 0;
+                     }),
+             ContainsSubstring("neither --world-size is given nor WORLD_SIZE set"));
+  CHECK_THAT(refusal(kTorchrun, [](LaunchInput& in) { in.rank = 2; }),
+             ContainsSubstring("RANK=3 and --rank=2 contradict"));
+}
+
+TEST_CASE("Another scheme, or an address that is none, is refused", "[launch][row59]") {
+  CHECK_THAT(refusal({}, [](LaunchInput& in) { in.init_method = "foo://x"; }),
+             ContainsSubstring("No rendezvous handler for foo://"));
+  CHECK_THAT(refusal(kTorchrun, [](LaunchInput& in) { in.init_method = "file:///tmp/x"; }),
+             ContainsSubstring("No rendezvous handler for file://"));
+  const std::vector<std::string> none{
+      "tcp://",           "tcp://node1",       "tcp://:80",   "tcp://::1:80", "tcp://node1:",
+      "tcp://node1:http", "tcp://node1:65536", "tcp://[]:80", "tcp://node1:0"};
+  for (const std::string& method : none) {
+    LaunchInput input = input_of(kTorchrun);
+    input.init_method = method;
+    CHECK_THAT(message_of<BadInput>([&] { read_launch_contract(input); }),
+               ContainsSubstring("--init-method") && ContainsSubstring("expected"));
+  }
+}
+
+TEST_CASE("A launcher's run id tells jobs apart", "[launch]") {
+  CHECK(read(kTorchrun)->run_id.empty());
+  CHECK(read(kTorchrun + Variables{{"TORCHELASTIC_RUN_ID", "job7"}})->run_id == "job7");
+  CHECK(read(kTorchrun + Variables{{"TORCHELASTIC_RUN_ID", "none"}})->run_id.empty());
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,363 @@
+// Bytes between ranks over their own connections: any size, in any pattern, and what a rank hears
+// of one that dies, hangs or never comes. Ranks are threads.
+
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/comm/process/connect.h"
+#include "common/comm/process/tcp_mesh.h"
+#include "common/comm/process/tcp_store.h"
+#include "common/comm/process/wire.h"
+#include "common/core/error.h"
+#include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/tasks.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using testing::Clock;
+using testing::message_of;
+using testing::run_ranks;
+using testing::seconds_since;
+using Texts = std::vector<std::string>;
+
+constexpr double kLong = 60;    // seconds; nothing here takes them
+constexpr double kSoon = 5;     // what is told at once is told in less, on a busy machine too
+constexpr double kShort = 0.3;  // for what must time out
+
+/// The stores of all ranks, rank 0's first and gone last.
+struct Stores {
+  explicit Stores(int world_size, const std::string& host = "127.0.0.1") {
+    for (int rank = 0; rank < world_size; ++rank) {
+      const int port = rank == 0 ? 0 : all[0]->address().port;
+      all.push_back(std::make_unique<TcpStore>(
+          StoreOptions{.address = {host, port}, .rank = rank, .world_size = world_size}));
+    }
+  }
+  ~Stores() {
+    while (!all.empty()) all.pop_back();
+  }
+  TcpStore& operator[](int rank) const { return *all[static_cast<size_t>(rank)]; }
+  int size() const { return static_cast<int>(all.size()); }
+  std::vector<std::unique_ptr<TcpStore>> all;
+};
+
+/// The meshes of all ranks, as they are after their constructors.
+struct Meshes {
+  explicit Meshes(int world_size, const std::string& host = "127.0.0.1")
+      : stores(world_size, host), all(static_cast<size_t>(world_size)) {
+    errors = run_ranks(world_size, [&](int rank) {
+      all[static_cast<size_t>(rank)] = std::make_unique<TcpMesh>(stores[rank], kLong);
+    });
+  }
+  TcpMesh& operator[](int rank) const { return *all[static_cast<size_t>(rank)]; }
+  void drop(int rank) { all[static_cast<size_t>(rank)].reset(); }
+
+  Stores stores;
+  std::vector<std::unique_ptr<TcpMesh>> all;
+  Texts errors;
+};
+
+/// `size` bytes that differ from place to place, and between pairs of ranks.
+std::string content(int from, int to, size_t size) {
+  std::string bytes(size, '\0');
+  char* const data = bytes.data();  // a plain pointer: test code is not optimised
+  for (size_t i = 0; i < size; ++i) {
+    data[i] = static_cast<char>((i * 2654435761U >> 7) + size_t(31 * from + to));
+  }
+  return bytes;
+}
+
+/// What `from` has for `to` has come; throws if it is something else.
+void check_content(const std::string& bytes, int from, int to) {
+  if (bytes == content(from, to, bytes.size())) return;
+  fail<BadInput>("{} wrong bytes from rank {} to rank {}", bytes.size(), from, to);
+}
+
+constexpr size_t kSizes[] = {0, 1, 3, (size_t{1} << 20) + 1};
+
+TEST_CASE("What one rank sends another receives, whatever its size", "[mesh][tsan]") {
+  constexpr int kRanks = 5;
+  const Meshes meshes(kRanks);
+  CHECK(meshes.errors == Texts(kRanks));
+  const Texts errors = run_ranks(kRanks, [&](int me) {
+    for (const size_t size : kSizes) {
+      for (int from = 0; from < kRanks; ++from) {
+        for (int to = 0; to < kRanks; ++to) {
+          if (from == to) continue;
+          std::string bytes(size, '\0');
+          if (me == from) meshes[me].send(to, bytes_of(content(from, to, size)), kLong);
+          if (me == to) meshes[me].receive(from, writable_bytes_of(bytes), kLong);
+          if (me == to) check_content(bytes, from, to);
+        }
+      }
+    }
+  });
+  CHECK(errors == Texts(kRanks));
+}
+
+TEST_CASE("Ranks that all send and receive at the same time never wait for each other",
+          "[mesh][tsan]") {
+  constexpr int kRanks = 5;
+  constexpr size_t kMoreThanBuffersHold = size_t{12} << 20;
+  const Meshes meshes(kRanks);
+  const Texts errors = run_ranks(kRanks, [&](int me) {
+    const auto exchange = [&](int to, size_t to_size, int from, size_t from_size) {
+      std::string bytes(from_size, '\0');
+      meshes[me].exchange(to, bytes_of(content(me, to, to_size)), from, writable_bytes_of(bytes),
+                          kLong);
+      check_content(bytes, from, me);
+    };
+    for (const size_t size : kSizes) {
+      for (int step = 1; step < kRanks; ++step) {  // rings of every length
+        exchange((me + step) % kRanks, size, (me + kRanks - step) % kRanks, size);
+      }
+    }
+    const size_t mine = size_t(me + 1) * 1000, theirs = size_t((me + kRanks - 1) % kRanks + 1);
+    exchange((me + 1) % kRanks, mine, (me + kRanks - 1) % kRanks, theirs * 1000);
+    if (me > 1) return;
+    exchange(1 - me, kMoreThanBuffersHold, 1 - me, kMoreThanBuffersHold);  // a pair
+    exchange(1 - me, me == 0 ? 0 : kSizes[3], 1 - me, me == 0 ? kSizes[3] : 0);
+  });
+  CHECK(errors == Texts(kRanks));
+}
+
+TEST_CASE("A mesh works over IPv6 where the host has it, and for one rank", "[mesh][tsan]") {
+  bool has_v6 = true;
+  try {
+    listen_on({"::1", 0});
+  } catch (const EnvironmentError&) {
+    has_v6 = false;
+  }
+  const Meshes meshes(2, has_v6 ? "::1" : "localhost");
+  CHECK(meshes.errors == Texts(2));
+  meshes[0].send(1, bytes_of("hello"), kLong);
+  std::string bytes(5, '\0');
+  meshes[1].receive(0, writable_bytes_of(bytes), kLong);
+  CHECK(bytes == "hello");
+  const Meshes alone(1);
+  CHECK(alone.errors == Texts(1));
+  CHECK(alone[0].world_size() == 1);
+}
+
+TEST_CASE("Two meshes of one store are strangers to each other", "[mesh][tsan]") {
+  const Stores stores(3);
+  const Texts errors = run_ranks(3, [&](int rank) {
+    TcpMesh first(stores[rank], kLong, "first"), second(stores[rank], kLong, "second");
+    const int to = (rank + 1) % 3, from = (rank + 2) % 3;
+    for (TcpMesh* mesh : {&second, &first}) {
+      std::string bytes(mesh == &first ? 10 : 20, '\0');
+      mesh->exchange(to, bytes_of(content(rank, to, bytes.size())), from, writable_bytes_of(bytes),
+                     kLong);
+      check_content(bytes, from, rank);
+    }
+  });
+  CHECK(errors == Texts(3));
+}
+
+TEST_CASE("A rank has no connection to itself or to a rank that is none", "[mesh]") {
+  const Meshes meshes(2);
+  std::string bytes(1, '\0');
+  for (const int rank : {0, 2, -1}) {
+    CHECK_THROWS_AS(meshes[0].send(rank, bytes_of(bytes), kLong), BadInput);
+    CHECK_THROWS_AS(meshes[0].receive(rank, writable_bytes_of(bytes), kLong), BadInput);
+  }
+  meshes[0].send(1, bytes_of("x"), kLong);  // nothing is broken by that
+  meshes[1].receive(0, writable_bytes_of(bytes), kLong);
+  CHECK(bytes == "x");
+}
+
+// --- Peers that are lost
+// ---------------------------------------------------------------------------
+
+TEST_CASE("Whoever sends to, or waits for, a rank that died hears its name at once",
+          "[mesh][tsan][row67]") {
+  Meshes meshes(4);
+  const auto begin = Clock::now();
+  const Texts errors = run_ranks(4, [&](int rank) {
+    std::string bytes(size_t{32} << 20, '\0');  // more than buffers hold
+    if (rank == 0) meshes[0].receive(2, writable_bytes_of(bytes), kLong);
+    if (rank == 1) meshes[1].send(2, bytes_of(bytes), kLong);
+    if (rank == 3) meshes[3].exchange(2, bytes_of(bytes), 2, writable_bytes_of(bytes), kLong);
+    if (rank != 2) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    meshes.drop(2);
+  });
+  CHECK(seconds_since(begin) < kSoon);
+  for (const int rank : {0, 1, 3}) {
+    CHECK_THAT(errors[size_t(rank)], ContainsSubstring("rank 2 closed the connection"));
+    // From here on the stream between the two could be out of step.
+    std::string byte(1, '\0');
+    CHECK(message_of<PeerLost>([&] { meshes[rank].send((rank + 1) % 4, bytes_of(byte), kLong); }) ==
+          errors[size_t(rank)]);
+  }
+}
+
+TEST_CASE("What a rank sent before it left can still be received", "[mesh][tsan]") {
+  Meshes meshes(2);
+  meshes[1].send(0, bytes_of("last words"), kLong);
+  meshes.drop(1);
+  std::string bytes(10, '\0');
+  meshes[0].receive(1, writable_bytes_of(bytes), kLong);
+  CHECK(bytes == "last words");
+  CHECK_THAT(message_of<PeerLost>([&] { meshes[0].receive(1, writable_bytes_of(bytes), kLong); }),
+             ContainsSubstring("rank 1 closed the connection"));
+}
+
+TEST_CASE("Sending on and on to a rank that is gone is an error, not a signal", "[mesh][tsan]") {
+  const auto before = ::signal(SIGPIPE, SIG_DFL);
+  Meshes meshes(2);
+  meshes.drop(1);
+  const auto begin = Clock::now();
+  const std::string text = message_of<PeerLost>([&] {
+    while (seconds_since(begin) < kSoon) meshes[0].send(1, bytes_of("x"), kLong);
+  });
+  ::signal(SIGPIPE, before);
+  CHECK_THAT(text, ContainsSubstring("rank 1 closed the connection"));
+}
+
+TEST_CASE("A rank that hangs is named after the deadline, with what came through",
+          "[mesh][tsan][row68]") {
+  const Meshes meshes(4);
+  meshes[2].send(0, bytes_of("abc"), kLong);
+  const auto begin = Clock::now();
+  std::string bytes(size_t{32} << 20, '\0');
+  CHECK(message_of<PeerLost>([&] { meshes[0].receive(2, writable_bytes_of(bytes), kShort); }) ==
+        "rank 2 did not answer within 0.3 s: 3 of 33554432 bytes came");
+  CHECK_THAT(message_of<PeerLost>([&] { meshes[1].send(2, bytes_of(bytes), kShort); }),
+             ContainsSubstring("rank 2 did not answer within 0.3 s: it took ") &&
+                 ContainsSubstring(" of 33554432 bytes"));
+  CHECK_THAT(
+      message_of<PeerLost>([&] { meshes[3].exchange(1, {}, 2, writable_bytes_of(bytes), kShort); }),
+      ContainsSubstring("rank 2 did not answer within 0.3 s"));
+  CHECK(seconds_since(begin) >= 3 * kShort);
+  CHECK(seconds_since(begin) < kSoon);
+}
+
+TEST_CASE("A deadline holds for a rank that sends drop by drop, too", "[mesh][tsan]") {
+  const Meshes meshes(2);
+  std::atomic<bool> done{false};
+  std::thread dripping([&] {
+    while (!done) {
+      meshes[1].send(0, bytes_of("x"), kLong);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  std::string bytes(1000000, '\0');
+  const auto begin = Clock::now();
+  const std::string text =
+      message_of<PeerLost>([&] { meshes[0].receive(1, writable_bytes_of(bytes), kShort); });
+  done = true;
+  dripping.join();
+  CHECK_THAT(text, ContainsSubstring("rank 1 did not answer within 0.3 s"));
+  CHECK(seconds_since(begin) < kSoon);
+}
+
+TEST_CASE("Another thread can end a call that waits, and all that follow", "[mesh][tsan]") {
+  const Meshes meshes(3);
+  const auto begin = Clock::now();
+  const Texts errors = run_ranks(3, [&](int rank) {
+    std::string bytes(size_t{32} << 20, '\0');
+    if (rank == 0) meshes[0].receive(2, writable_bytes_of(bytes), kLong);
+    if (rank == 1) meshes[1].send(2, bytes_of(bytes), kLong);
+    if (rank != 2) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    meshes[0].cancel();
+    meshes[1].cancel();
+  });
+  CHECK(seconds_since(begin) < kSoon);
+  CHECK_THAT(errors[0], ContainsSubstring("cancelled"));
+  CHECK_THAT(errors[1], ContainsSubstring("cancelled"));
+  meshes[2].cancel();  // before any call
+  CHECK_THAT(message_of<PeerLost>([&] { meshes[2].send(0, bytes_of("x"), kLong); }),
+             ContainsSubstring("cancelled"));
+}
+
+// --- Ranks that do not come together
+// ---------------------------------------------------------------
+
+TEST_CASE("A rank that makes no mesh is named after the timeout", "[mesh][tsan]") {
+  const Stores stores(4);
+  const auto begin = Clock::now();
+  const Texts errors = run_ranks(4, [&](int rank) {
+    if (rank != 2) TcpMesh(stores[rank], kShort);
+  });
+  CHECK(seconds_since(begin) < kSoon);
+  for (const int rank : {0, 1, 3}) {
+    CHECK_THAT(errors[size_t(rank)], ContainsSubstring("/rank 2'"));
+  }
+}
+
+TEST_CASE("A rank that fails while the mesh is made is named at once", "[mesh][tsan]") {
+  Stores stores(4);
+  const auto begin = Clock::now();
+  const Texts errors = run_ranks(4, [&](int rank) {
+    if (rank != 3) TcpMesh(stores[rank], kLong);
+    if (rank != 3) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const auto mine = std::move(stores.all[3]);
+    fail<BadInput>("bad luck");
+  });
+  CHECK(seconds_since(begin) < kSoon);
+  for (const int rank : {0, 1, 2}) {
+    CHECK_THAT(errors[size_t(rank)], ContainsSubstring("rank 3 left without a word"));
+  }
+}
+
+TEST_CASE("Strangers who come to a rank's port are dropped", "[mesh][tsan][row73]") {
+  const Stores stores(2);
+  std::string moved;
+  const Texts errors = run_ranks(2, [&](int rank) {
+    std::vector<Socket> strangers;
+    if (rank == 1) {
+      const Address lower =
+          parse_address(stores[1].get("mesh/address/rank 0", kLong), "rank 0's address");
+      std::string unknown = "LOCKMESH", foreign = "HTTP/1.1";
+      put_number(unknown, 7, 4);
+      put_number(foreign, 1, 4);
+      for (const std::string& text : Texts{"", "GET / HTTP/1.1\r\n", "LOCK", unknown, foreign}) {
+        strangers.push_back(connect_to(lower, Deadline(kLong)));
+        send_all(strangers.back(), bytes_of(text), Deadline(kLong));
+      }
+    }
+    TcpMesh mesh(stores[rank], kLong);
+    if (rank == 1) return mesh.send(0, bytes_of("hello"), kLong);
+    moved.resize(5);
+    mesh.receive(1, writable_bytes_of(moved), kLong);
+  });
+  CHECK(errors == Texts(2));
+  CHECK(moved == "hello");
+}
+
+TEST_CASE("A rank may introduce itself in pieces", "[mesh][tsan]") {
+  const Stores stores(2);
+  std::string moved(5, '\0');
+  const Texts errors = run_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      TcpMesh mesh(stores[0], kLong);
+      return mesh.receive(1, writable_bytes_of(moved), kLong);
+    }
+    const Address lower = parse_address(stores[1].get("mesh/address/rank 0", kLong), "address");
+    const Socket socket = connect_to(lower, Deadline(kLong));
+    std::string introduction = "LOCKMESH";
+    put_number(introduction, 1, 4);
+    send_all(socket, bytes_of(introduction.substr(0, 3)), Deadline(kLong));
+    stores[1].set("mesh/connected/rank 1", "");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    send_all(socket, bytes_of(introduction.substr(3) + "hello"), Deadline(kLong));
+  });
+  CHECK(errors == Texts(2));
+  CHECK(moved == "hello");
+}
+
+}  // namespace
+}  // namespace lockstep
