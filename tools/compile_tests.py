@@ -52,11 +52,22 @@ def configure(build, root):
     return output or "meson failed without a word"
 
 
+# Unit tests call functions; tests of any other kind start the project's programs.
+CALLS_ONLY = {"unit"}
+
+
 def wanted_targets(listing, kinds):
     """The executables in `ninja -t targets all` that tests of these kinds may start."""
     linked = re.findall(r"^(\S+): (?!STATIC)\w+_LINKER(?:_RSP)?$", listing, re.MULTILINE)
-    return [target for target in linked if not target.startswith("subprojects/")
-            and (not target.startswith("tests/") or target.split("/")[1] in kinds)]
+    starts_programs = not set(kinds) <= CALLS_ONLY
+
+    def wanted(target):
+        if target.startswith("tests/"):
+            return target.split("/")[1] in kinds
+        is_library = ".so" in target
+        return not target.startswith("subprojects/") and (is_library or starts_programs)
+
+    return [target for target in linked if wanted(target)]
 
 
 def compile_build(build, root):

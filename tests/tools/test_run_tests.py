@@ -219,6 +219,9 @@ class TestBuilding(FakeExecutables):
                    "common/a.o: cpp_COMPILER\ntests/gpu/gpu-test: cuda_LINKER\n")
         self.assertEqual(compile_tests.wanted_targets(listing, ["unit", "gpu"]),
                          ["01-a/01-a", "tests/unit/unit-test", "tests/gpu/gpu-test"])
+        listing += "common/liba.so: cpp_LINKER\n"  # which a unit test may load
+        self.assertEqual(compile_tests.wanted_targets(listing, ["unit"]),
+                         ["tests/unit/unit-test", "common/liba.so"])
 
     def make_project(self, source):
         (self.root / "meson.build").write_text(
