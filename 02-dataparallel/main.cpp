@@ -5,8 +5,6 @@
 // with
 //   diff 01-single-gpu/main.cpp 02-dataparallel/main.cpp
 
-#include <CLI/CLI.hpp>
-
 #include "02-dataparallel/data_parallel.h"
 #include "common/app/evaluate.h"
 #include "common/app/feeder.h"
@@ -109,8 +107,8 @@ int main(int argc, char** argv) {
       {.name = "02-dataparallel",
        .summary = "Stage 02: one process, many devices (nn.DataParallel).",
        .add_options =
-           [&](CLI::App& app) {
-             app.add_option("--reduce", reduce, "weights and gradients by: manual or library");
+           [&](lockstep::OptionParser& parser) {
+             parser.add("--reduce", reduce, "weights and gradients by: manual or library");
            },
        .baseline = "01-single-gpu",
        .emulate = [](size_t devices) { return "chunk:" + std::to_string(devices); }},

@@ -4,7 +4,6 @@
 // about. This one has equal layers: convolutions, or, for more stages than the machine has cores,
 // layers that only sleep.
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -12,7 +11,8 @@
 #include "03-model-split/pipeline.h"
 #include "common/app/json_file.h"
 #include "common/app/options.h"
-#include "common/app/program.h"
+#include "common/cli/option_parser.h"
+#include "common/cli/report.h"
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
@@ -63,7 +63,7 @@ Dataset noise(const BubbleOptions& options) {
   set.classes = kClasses;
   for (int64_t i = 0; i < kBatch; ++i) set.labels.push_back(uint8_t(i % kClasses));
   for (int64_t i = 0; i < kBatch * set.image_bytes(); ++i) {
-    set.images.push_back(uint8_t(i * 2654435761u >> 13));
+    set.images.push_back(uint8_t(i * 2654435761u >> 13));  // Knuth's multiplicative hash
   }
   return set;
 }
@@ -189,28 +189,16 @@ void measure_all(const BubbleOptions& options) {
 int main(int argc, char** argv) {
   lockstep::report_uncaught_errors();
   lockstep::BubbleOptions options;
-  CLI::App app("Measures the bubble of pipelines of eight equal layers.", "bubble");
-  app.option_defaults()->always_capture_default();
-  app.add_option("--devices", options.devices, "one per stage");
-  app.add_option("--stages", options.stages, "numbers of stages (1,2)")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 8));
-  app.add_option("--micro-batches", options.micro_batches, "numbers of micro-batches (1,2,4)")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 64));
-  app.add_option("--schedules", options.schedules, "naive, gpipe, 1f1b")->delimiter(',');
-  app.add_option("--sleep", options.sleep_ms,
-                 "milliseconds that a layer sleeps instead of computing, forward, per batch")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--steps", options.steps, "steps of each pipeline")->check(CLI::Range(1, 10000));
-  app.add_option("--metrics", options.metrics, "write the rows to this file, as JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    lockstep::fail<lockstep::BadInput>("{}; --help lists all options", error.what());
-  }
-  lockstep::measure_all(options);
+  lockstep::OptionParser parser("bubble",
+                                "Measures the bubble of pipelines of eight equal layers.");
+  parser.add("--devices", options.devices, "one per stage");
+  parser.add("--stages", options.stages, "numbers of stages (1,2)", {1, lockstep::kLayers});
+  parser.add("--micro-batches", options.micro_batches, "numbers of micro-batches (1,2,4)", {1, 64});
+  parser.add("--schedules", options.schedules, "naive, gpipe, 1f1b");
+  parser.add("--sleep", options.sleep_ms,
+             "milliseconds that a layer sleeps instead of computing, forward, per batch",
+             {0, 1000});
+  parser.add("--steps", options.steps, "steps of each pipeline", {1, 10000});
+  parser.add("--metrics", options.metrics, "write the rows to this file, as JSON");
+  if (parser.parse(argc, argv)) lockstep::measure_all(options);
 }

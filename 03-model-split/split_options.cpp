@@ -1,39 +1,35 @@
 #include "03-model-split/split_options.h"
 
-#include <CLI/CLI.hpp>
-
 #include "03-model-split/pipeline.h"
 #include "03-model-split/tensor_training.h"
 #include "common/core/error.h"
 
 namespace lockstep {
 
-void SplitOptions::add_to(CLI::App& app) {
-  const std::vector<CLI::Option*> for_pipelines{
-      app.add_option("--split", split,
-                     "the layers with which stages begin (3,6), or what is to be balanced: auto "
-                     "(operations), measured (time), parameters (bytes)"),
-      app.add_option("--schedule", schedule, "naive, gpipe or 1f1b"),
-      app.add_option("--micro-batches", micro_batches,
-                     "parts of a batch; 0: 4, in the naive schedule 1")
-          ->check(CLI::Range(0, 1024)),
-      app.add_flag("--recompute", recompute,
-                   "run each forward again before its backward instead of keeping its work"),
-      app.add_flag("--print-schedule", print_schedule,
-                   "draw the timetable for these devices and micro-batches, and end")};
-  app.add_option("--tensor-split", tensor_split,
-                 "no pipeline: split inside the layers, auto (all that divide) or by name "
-                 "(conv2,fc1)")
-      ->delimiter(',');
-  app.callback([this, &app, for_pipelines] {  // when the command line has been read
+void SplitOptions::add_to(OptionParser& parser) {
+  parser.add("--split", split,
+             "the layers with which stages begin (3,6), or what is to be balanced: auto "
+             "(operations), measured (time), parameters (bytes)");
+  parser.add("--schedule", schedule, "naive, gpipe or 1f1b");
+  parser.add("--micro-batches", micro_batches, "parts of a batch; 0: 4, in the naive schedule 1",
+             {0, 1024});
+  parser.add_flag("--recompute", recompute,
+                  "run each forward again before its backward instead of keeping its work");
+  parser.add_flag("--print-schedule", print_schedule,
+                  "draw the timetable for these devices and micro-batches, and end");
+  parser.add("--tensor-split", tensor_split,
+             "no pipeline: split inside the layers, auto (all that divide) or by name "
+             "(conv2,fc1)");
+  parser.check_afterwards([this, &parser] {
     parse_schedule(schedule);
-    for (const CLI::Option* option : for_pipelines) {
-      require(!inside_layers() || option->count() == 0,
+    for (const char* option :
+         {"--split", "--schedule", "--micro-batches", "--recompute", "--print-schedule"}) {
+      require(!inside_layers() || !parser.given(option),
               "{}: for a network cut between its layers, --tensor-split cuts inside them; leave "
               "one of the two out",
-              option->get_name());
+              option);
     }
-    require(!print_schedule || app.count("--baseline") == 0,
+    require(!print_schedule || !parser.given("--baseline"),
             "--print-schedule: trains nothing that --baseline could measure; leave one of them "
             "out");
   });

@@ -23,7 +23,7 @@ struct SplitOptions {
 
   /// Adds the options to a program's. Refused where the command line is read: what one way of
   /// splitting has and the other has not.
-  void add_to(CLI::App& app);
+  void add_to(OptionParser& parser);
 
   bool inside_layers() const { return !tensor_split.empty(); }
   /// Micro-batches of a batch.

@@ -2,12 +2,12 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "common/cli/option_parser.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
 
@@ -16,113 +16,81 @@ namespace {
 
 constexpr double kLarge = 1e12;
 
-/// The validator of a number within [low, high]. CLI::Range would let NaN pass, which compares as
-/// neither too small nor too large, and negative numbers where the option is unsigned.
-template <class T>
-CLI::Validator in_range(T low, T high) {
-  const std::string range = fmt::format("{} to {}", low, high);
-  return CLI::Validator(
-      [=](const std::string& text) {
-        T value;
-        const bool number = CLI::detail::lexical_cast(text, value);
-        return number && value >= low && value <= high
-                   ? std::string()
-                   : fmt::format("'{}' is not a number in the range {}", text, range);
-      },
-      "in " + range);
+void add_model_options(OptionParser& parser, Options& o) {
+  parser.add("--data", o.data, "fashion-mnist, mnist, cifar10, synthetic, synthetic:TRAIN:TEST");
+  parser.add("--data-dir", o.data_dir, "folder of the data set's files");
+  parser.add("--model", o.model, "network: seed, seed-bn or resnet18");
+  parser.add("--width", o.width, "resnet18: channels of the first block", {1, 1024});
+  parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
+  parser.add("--init", o.init, "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
+  parser.add("--seed", o.seed, "of the first weights, the order and dropout",
+             {0, std::numeric_limits<uint32_t>::max()});
+  parser.add("--load", o.load, "start from the weights of this safetensors file");
+  parser.add("--save", o.save, "write the final weights to this safetensors file");
 }
 
-void add_model_options(CLI::App& app, Options& o) {
-  app.add_option("--data", o.data,
-                 "fashion-mnist, mnist, cifar10, synthetic, synthetic:TRAIN:TEST");
-  app.add_option("--data-dir", o.data_dir, "folder of the data set's files");
-  app.add_option("--model", o.model, "network: seed, seed-bn or resnet18");
-  app.add_option("--width", o.width, "resnet18: channels of the first block")
-      ->check(in_range(int64_t{1}, int64_t{1024}));
-  app.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
-  app.add_option("--init", o.init,
-                 "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
-  app.add_option("--seed", o.seed, "of the first weights, the order and dropout")
-      ->check(in_range(int64_t{0}, int64_t{std::numeric_limits<uint32_t>::max()}));
-  app.add_option("--load", o.load, "start from the weights of this safetensors file");
-  app.add_option("--save", o.save, "write the final weights to this safetensors file");
+void add_training_options(OptionParser& parser, Options& o) {
+  parser.add("--epochs", o.epochs, "0 with --load: evaluate only", {0, 100000});
+  parser.add("--max-steps", o.max_steps, "stop after this many steps; 0: no limit",
+             {0, 1000000000});
+  parser.add("--batch-size", o.batch_size, "samples of one step, over all devices", {1, 1000000});
+  parser.add("--lr", o.lr, "learning rate", {0, kLarge});
+  parser.add("--scale-lr", o.scale_lr, "multiply --lr by batch size / this number; 0: off",
+             {0, kLarge});
+  parser.add(
+      "--warmup-epochs", o.warmup_epochs,
+      "climb to the learning rate over this many epochs: from 0, or with --scale-lr from --lr",
+      {0, 1000});
+  parser.add("--lr-step", o.lr_step,
+             "multiply the rate by --lr-gamma every so many epochs; 0: never", {0, 100000});
+  parser.add("--lr-gamma", o.lr_gamma, "see --lr-step", {0, 1});
+  parser.add("--momentum", o.momentum, "of SGD", {0, 1});
+  parser.add("--weight-decay", o.weight_decay, "of SGD", {0, kLarge});
+  parser.add("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
+  parser.add_flag("--drop-last", o.drop_last,
+                  "leave out the last batch of an epoch if it is short");
 }
 
-void add_training_options(CLI::App& app, Options& o) {
-  app.add_option("--epochs", o.epochs, "0 with --load: evaluate only")
-      ->check(in_range(int64_t{0}, int64_t{100000}));
-  app.add_option("--max-steps", o.max_steps, "stop after this many steps; 0: no limit")
-      ->check(in_range(int64_t{0}, int64_t{1000000000}));
-  app.add_option("--batch-size", o.batch_size, "samples of one step, over all devices")
-      ->check(in_range(int64_t{1}, int64_t{1000000}));
-  app.add_option("--lr", o.lr, "learning rate")->check(in_range(0.0, kLarge));
-  app.add_option("--scale-lr", o.scale_lr, "multiply --lr by batch size / this number; 0: off")
-      ->check(in_range(0.0, kLarge));
-  app.add_option(
-         "--warmup-epochs", o.warmup_epochs,
-         "climb to the learning rate over this many epochs: from 0, or with --scale-lr from --lr")
-      ->check(in_range(0.0, 1000.0));
-  app.add_option("--lr-step", o.lr_step,
-                 "multiply the rate by --lr-gamma every so many epochs; 0: never")
-      ->check(in_range(int64_t{0}, int64_t{100000}));
-  app.add_option("--lr-gamma", o.lr_gamma, "see --lr-step")->check(in_range(0.0, 1.0));
-  app.add_option("--momentum", o.momentum, "of SGD")->check(in_range(0.0, 1.0));
-  app.add_option("--weight-decay", o.weight_decay, "of SGD")->check(in_range(0.0, kLarge));
-  app.add_option("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
-  app.add_flag("--drop-last", o.drop_last, "leave out the last batch of an epoch if it is short");
-}
-
-void add_machine_options(CLI::App& app, Options& o) {
-  app.add_option("--devices", o.devices,
-                 "cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1");
-  app.add_option("--threads-per-device", o.threads_per_device, "compute threads of a CPU device")
-      ->check(in_range(1, 1024));
-  app.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
-  app.add_option("--workers", o.workers, "loader threads; 0: the main thread makes the batches")
-      ->check(in_range(0, 256));
-  app.add_option("--prefetch-factor", o.prefetch_factor, "batches that each worker makes ahead")
-      ->check(in_range(1, 1024));
-  app.add_option("--loader-timeout", o.loader_timeout, "seconds to wait for a batch; 0: for ever")
-      ->check(in_range(0.0, 86400.0));
-  app.add_option("--log-interval", o.log_interval, "steps between two lines")
-      ->check(in_range(int64_t{1}, int64_t{1000000000}));
-  app.add_option("--metrics", o.metrics, "write losses, times and memory to this JSON file");
-  app.add_option("--trace", o.trace, "write a timeline for chrome://tracing or ui.perfetto.dev");
+void add_machine_options(OptionParser& parser, Options& o) {
+  parser.add("--devices", o.devices,
+             "cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1");
+  parser.add("--threads-per-device", o.threads_per_device, "compute threads of a CPU device",
+             {1, 1024});
+  parser.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
+  parser.add("--workers", o.workers, "loader threads; 0: the main thread makes the batches",
+             {0, 256});
+  parser.add("--prefetch-factor", o.prefetch_factor, "batches that each worker makes ahead",
+             {1, 1024});
+  parser.add("--loader-timeout", o.loader_timeout, "seconds to wait for a batch; 0: for ever",
+             {0, 86400});
+  parser.add("--log-interval", o.log_interval, "steps between two lines", {1, 1000000000});
+  parser.add("--metrics", o.metrics, "write losses, times and memory to this JSON file");
+  parser.add("--trace", o.trace, "write a timeline for chrome://tracing or ui.perfetto.dev");
 }
 
 /// What a stage has alone: the reference plays the others, the others are measured against it.
-void add_comparison_options(CLI::App& app, const StageInfo& stage, CommandLine& line) {
+void add_comparison_options(OptionParser& parser, const StageInfo& stage, CommandLine& line) {
   if (stage.baseline.empty()) {
-    app.add_option("--emulate", line.options.emulate,
-                   "take the parts of each batch one after another, as if on several devices: "
-                   "none, chunk:D, stride:W or micro:M");
-    app.add_flag("--graph", line.options.graph,
-                 "capture the training step once, then replay it as a whole");
+    parser.add("--emulate", line.options.emulate,
+               "take the parts of each batch one after another, as if on several devices: "
+               "none, chunk:D, stride:W or micro:M");
+    parser.add_flag("--graph", line.options.graph,
+                    "capture the training step once, then replay it as a whole");
   } else {
-    app.add_flag(
+    parser.add_flag(
         "--baseline", line.baseline,
         fmt::format("show the speed-up over {}, if the weights are the same", stage.baseline));
   }
 }
 
-/// An option as words of a command line, if it was given.
-void append_option(const CLI::Option& option, std::vector<std::string>& words) {
-  if (option.count() == 0) return;
-  const bool flag = option.get_expected_max() == 0;
-  if (!flag) words.push_back(option.get_name());
-  for (const std::string& value : option.results()) {
-    words.push_back(flag ? option.get_name() + "=" + value : value);
-  }
-}
-
 /// Refuses what was typed and would have no effect.
-void check_use(const CLI::App& app, const CommandLine& line) {
+void check_use(const OptionParser& parser, const CommandLine& line) {
   const Options& o = line.options;
-  require(o.workers > 0 || app.count("--prefetch-factor") == 0,
+  require(o.workers > 0 || !parser.given("--prefetch-factor"),
           "--prefetch-factor: {} needs loader threads; give --workers 1 or more",
           o.prefetch_factor);
   const bool resnet = parse_model(o.model) == ModelKind::resnet18;
-  require(resnet || app.count("--width") == 0,
+  require(resnet || !parser.given("--width"),
           "--width: {} is for --model resnet18 and has no meaning for {}; leave it out", o.width,
           o.model);
   require(!resnet || !o.dropout,
@@ -165,26 +133,17 @@ void require_writable(const char* option, const std::string& path) {
 std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
                                               const char* const* argv) {
   CommandLine line;
-  CLI::App app(stage.summary, stage.name);
-  app.option_defaults()->always_capture_default();
-  add_model_options(app, line.options);
-  add_training_options(app, line.options);
-  add_machine_options(app, line.options);
-  add_comparison_options(app, stage, line);
-  const size_t common = app.get_options().size();
-  if (stage.add_options) stage.add_options(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return {};
-  } catch (const CLI::ParseError& error) {
-    fail<BadInput>("{}; --help lists all options and their defaults", error.what());
-  }
-  check_use(app, line);
+  OptionParser parser(stage.name, stage.summary);
+  add_model_options(parser, line.options);
+  add_training_options(parser, line.options);
+  add_machine_options(parser, line.options);
+  add_comparison_options(parser, stage, line);
+  const size_t common = parser.size();
+  if (stage.add_options) stage.add_options(parser);
+  if (!parser.parse(argc, argv)) return {};
+  check_use(parser, line);
   check(line.options);
-  const std::vector<CLI::Option*> all = app.get_options();
-  for (size_t i = common; i < all.size(); ++i) append_option(*all[i], line.stage_arguments);
+  line.stage_arguments = parser.words_given(common);
   return line;
 }
 
@@ -262,7 +221,7 @@ DataLoaderOptions Options::test_loader(const HostAllocator& allocator) const {
                            .num_workers = workers,
                            .persistent_workers = workers > 0,
                            .timeout_seconds = loader_timeout,
-                           .seed = seed,
+                           .seed = static_cast<uint64_t>(seed),
                            .allocator = allocator};
   if (workers > 0) loader.prefetch_factor = prefetch_factor;
   return loader;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/cli/option_parser.h"
 #include "common/core/device.h"
 #include "common/data/batch_parts.h"
 #include "common/data/dataset.h"
@@ -14,10 +15,6 @@
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
-
-namespace CLI {
-class App;
-}
 
 namespace lockstep {
 
@@ -37,7 +34,7 @@ struct Options {
   double lr_gamma = 0.1;
   double momentum = 0;
   double weight_decay = 0;
-  uint64_t seed = 1;
+  int64_t seed = 1;
   std::string order = "loader";
   std::string emulate = "none";
   bool dropout = false;
@@ -75,7 +72,7 @@ struct Options {
 };
 
 /// Where a stage adds options of its own to the common ones.
-using StageOptions = std::function<void(CLI::App&)>;
+using StageOptions = std::function<void(OptionParser&)>;
 
 /// What the frame of every main() has to know of a stage.
 struct StageInfo {

@@ -7,10 +7,6 @@
 
 namespace lockstep {
 
-/// From here on an exception that nobody catches becomes one line on stderr and, for an Error, its
-/// own exit status, otherwise 1. Nothing is unwound.
-void report_uncaught_errors();
-
 /// Runs a stage's program: `train` gets the parsed common options; the stage's own are where
 /// `stage.add_options` said. Returns the exit status of main: 0; an Error's own status, after its
 /// text on one line of stderr; 1 for any other exception. An exception that `train` lets through

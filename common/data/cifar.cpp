@@ -6,18 +6,17 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kSide = 32;
-constexpr int64_t kPixels = kSide * kSide;
-constexpr int64_t kChannels = 3;
-constexpr int64_t kClasses = 10;
-constexpr size_t kImageBytes = kPixels * kChannels;
+constexpr int64_t kCifarSide = 32;
+constexpr int64_t kCifarPixels = kCifarSide * kCifarSide;
+constexpr int64_t kCifarChannels = 3;
+constexpr size_t kImageBytes = kCifarPixels * kCifarChannels;
 constexpr size_t kRecordBytes = 1 + kImageBytes;
 constexpr size_t kRecordsAtOnce = 100;
 
 void append_record(const uint8_t* record, Dataset& set) {
   set.labels.push_back(record[0]);
   set.images.resize(set.images.size() + kImageBytes);
-  planes_to_channels_last(record + 1, kChannels, kPixels,
+  planes_to_channels_last(record + 1, kCifarChannels, kCifarPixels,
                           set.images.data() + set.images.size() - kImageBytes);
 }
 
@@ -60,9 +59,9 @@ void planes_to_channels_last(const uint8_t* planes, int64_t channels, int64_t pi
 
 Dataset read_cifar10(const std::vector<std::filesystem::path>& files) {
   Dataset set;
-  set.height = kSide;
-  set.width = kSide;
-  set.channels = kChannels;
+  set.height = kCifarSide;
+  set.width = kCifarSide;
+  set.channels = kCifarChannels;
   set.classes = kClasses;
   const size_t records = records_to_expect(files);
   set.labels.reserve(records);

@@ -15,8 +15,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kClasses = 10;
-
 struct Normalisation {
   double mean;
   double stddev;

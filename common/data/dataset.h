@@ -10,6 +10,8 @@
 
 namespace lockstep {
 
+inline constexpr int64_t kClasses = 10;  ///< of every data set here
+
 /// Labelled images. Movable, not copyable: nobody should hold 47 MB twice by accident.
 struct Dataset final : ImageSource {
   Dataset() = default;

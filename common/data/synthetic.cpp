@@ -10,7 +10,6 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kSide = 28;
-constexpr int64_t kClasses = 10;
 constexpr int64_t kMostShift = 2;
 constexpr int64_t kShifts = 2 * kMostShift + 1;
 constexpr int64_t kCanvas = kSide + 2 * kMostShift;
@@ -19,7 +18,7 @@ constexpr int64_t kKnots = kCanvas / kCell + 1;  // per side
 constexpr int64_t kMostSamples = 1000000;
 
 // What the bits of a draw are for; part of the counter, so that no two uses share them.
-enum class Stream : uint64_t { pattern = 1, train = 2, test = 3 };
+enum class Draw : uint64_t { pattern = 1, train = 2, test = 3 };
 
 uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64 (Steele, Lea, Flood 2014)
   x += 0x9e3779b97f4a7c15;
@@ -31,7 +30,7 @@ uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64 (Steele, Lea, Flood 2
 // A counter-based generator: 64 random bits for each (seed, stream, item, position), in any order.
 uint64_t draw(uint64_t key, int64_t position) { return mix(key ^ static_cast<uint64_t>(position)); }
 
-uint64_t key_of(uint64_t seed, Stream stream, int64_t item) {
+uint64_t key_of(uint64_t seed, Draw stream, int64_t item) {
   return mix(mix(mix(seed) ^ static_cast<uint64_t>(stream)) ^ static_cast<uint64_t>(item));
 }
 
@@ -40,7 +39,7 @@ using Canvas = std::array<int32_t, kCanvas * kCanvas>;
 // Random knots, interpolated bilinearly and squared, so that most of an image is dark as in MNIST:
 // 0..255, [kCanvas, kCanvas].
 Canvas make_pattern(uint64_t seed, int64_t label) {
-  const uint64_t key = key_of(seed, Stream::pattern, label);
+  const uint64_t key = key_of(seed, Draw::pattern, label);
   const auto knot = [&](int64_t y, int64_t x) {
     return static_cast<int32_t>(draw(key, y * kKnots + x) & 255);
   };
@@ -117,7 +116,7 @@ Dataset make_synthetic(SyntheticPart part, int64_t count, uint64_t seed) {
   set.channels = 1;
   set.classes = kClasses;
   set.images.resize(static_cast<size_t>(count * kSide * kSide));
-  const Stream stream = part == SyntheticPart::train ? Stream::train : Stream::test;
+  const Draw stream = part == SyntheticPart::train ? Draw::train : Draw::test;
   for (int64_t i = 0; i < count; ++i) {
     const auto label = static_cast<size_t>(i % kClasses);
     draw_sample(patterns[label], key_of(seed, stream, i), &set.images[i * kSide * kSide]);

@@ -1,8 +1,8 @@
 #include "common/launch/launch_options.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "common/cli/option_parser.h"
 #include "common/core/error.h"
 
 namespace lockstep {
@@ -17,29 +17,28 @@ std::string both_spellings(const std::string& name) {
   return other == name ? name : name + "," + other;
 }
 
-void add_options(CLI::App& app, LaunchOptions& o) {
+void add_options(OptionParser& parser, LaunchOptions& o) {
   const auto add = [&](const char* name, auto& value, const char* text) {
-    app.add_option(both_spellings(name), value, text);
+    parser.add(both_spellings(name), value, text);
   };
   add("--nproc-per-node", o.nproc_per_node, "ranks to start on this node");
   add("--nnodes", o.nnodes, "nodes; the launcher is started once on each");
   add("--node-rank", o.node_rank, "this node's number, 0 to nnodes - 1");
   add("--master-addr", o.master_addr, "host of node 0, the same on all nodes; one node: 127.0.0.1");
   add("--master-port", o.master_port, "port that rank 0 listens on; one node: 0 takes a free one");
-  app.add_flag("--standalone", o.standalone, "one node, address and port are chosen here");
+  parser.add_flag("--standalone", o.standalone, "one node, address and port are chosen here");
   add("--max-restarts", o.max_restarts, "start all ranks again after a failure, so often");
   add("--redirect", o.redirect, "write output to rank_0.out, rank_0.err, ... in this folder");
-  app.add_flag("--prefix", o.prefix, "put \"[rank 0] \" before every line of output");
+  parser.add_flag("--prefix", o.prefix, "put \"[rank 0] \" before every line of output");
   add("--grace", o.grace_seconds, "seconds between SIGTERM and SIGKILL for ranks to be stopped");
 }
 
 /// Where the program's name stands, argc if nowhere. An option that takes a value in the next word
 /// takes that word along.
-int program_at(const CLI::App& app, int argc, const char* const* argv) {
+int program_at(const OptionParser& parser, int argc, const char* const* argv) {
   int at = 1;
   for (; at < argc && argv[at][0] == '-' && std::string(argv[at]) != "--"; ++at) {
-    const CLI::Option* option = app.get_option_no_throw(argv[at]);
-    if (option != nullptr && option->get_expected_max() > 0) ++at;
+    if (parser.takes_value(argv[at])) ++at;
   }
   return std::min(at, argc);
 }
@@ -82,21 +81,12 @@ void check_launch_options(const LaunchOptions& o) {
 
 std::optional<LaunchLine> parse_launch_line(int argc, const char* const* argv) {
   LaunchLine line;
-  CLI::App app(
-      "Starts PROGRAM as several ranks and ends them together:\n"
-      "launch [options] PROGRAM [the program's own options and arguments]",
-      "launch");
-  app.option_defaults()->always_capture_default();
-  add_options(app, line.options);
-  const int program = program_at(app, argc, argv);
-  try {
-    app.parse(program, argv);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return {};
-  } catch (const CLI::ParseError& error) {
-    fail<BadInput>("{}; --help lists all options", error.what());
-  }
+  OptionParser parser("launch",
+                      "Starts PROGRAM as several ranks and ends them together:\n"
+                      "launch [options] PROGRAM [the program's own options and arguments]");
+  add_options(parser, line.options);
+  const int program = program_at(parser, argc, argv);
+  if (!parser.parse(program, argv)) return {};
   const bool separated = program < argc && std::string(argv[program]) == "--";
   line.program.assign(argv + program + (separated ? 1 : 0), argv + argc);
   check_launch_options(line.options);

@@ -3,19 +3,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
-
-#include "common/core/error.h"
+#include "common/cli/report.h"
 #include "common/launch/launcher.h"
 
 namespace {
-
-int report(std::string text, int status) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  fmt::print(stderr, "error: {}\n", text);
-  return status;
-}
 
 /// A closed stdin, stdout or stderr would be taken for the next file that is opened.
 void open_standard_streams() {
@@ -31,9 +22,7 @@ int main(int argc, char** argv) {
   try {
     const auto line = lockstep::parse_launch_line(argc, argv);
     return line ? lockstep::launch(line->options, line->program) : 0;
-  } catch (const lockstep::Error& error) {
-    return report(error.what(), error.exit_status());
-  } catch (const std::exception& error) {
-    return report(error.what(), 1);
+  } catch (...) {
+    return lockstep::report_current_exception();  // the ranks have been ended
   }
 }

@@ -11,8 +11,6 @@ namespace {
 
 using namespace lockstep::testing;
 
-constexpr double kDeadline = 250;  // seconds; an epoch takes about five on an idle core
-
 struct Outcome {
   std::vector<double> accuracy;  // per epoch
   std::string out;

@@ -7,9 +7,7 @@
 
 namespace lockstep::testing {
 
-using Options = std::vector<std::string>;
-
-constexpr double kDeadline = 100;  // seconds
+using Options = Words;
 
 struct Outcome {
   nlohmann::json metrics;
@@ -37,11 +35,6 @@ inline void check_equal(const Outcome& found, const Outcome& expected, double to
   CHECK(relative_l2(found.state, expected.state) <= tolerance);
   CHECK(largest(difference(found.losses(), expected.losses())) <= 100 * tolerance);
   CHECK(found.metrics.at("training_flops") == expected.metrics.at("training_flops"));
-}
-
-inline Options operator+(Options options, const Options& more) {
-  options.insert(options.end(), more.begin(), more.end());
-  return options;
 }
 
 }  // namespace lockstep::testing

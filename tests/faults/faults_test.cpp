@@ -22,17 +22,9 @@ namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
-using Words = std::vector<std::string>;
-
-constexpr double kDeadline = 60;  // seconds; sanitizers and busy machines included
 
 /// Eight steps of eight samples: cheap even under a sanitizer.
 const Words kSmall{"--data", "synthetic:64:16", "--batch-size", "8"};
-
-Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
 
 /// Started so, even root has to ask the file system for permission.
 Words without_privileges() {

@@ -28,16 +28,8 @@ namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
-using Words = std::vector<std::string>;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-constexpr double kDeadline = 60;  // seconds; sanitizers and busy machines included
-
-Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
 
 /// What the launcher promises for a machine that does nothing else. The short campaign also runs
 /// where compilers do, and sanitizers take their time.

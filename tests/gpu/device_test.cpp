@@ -19,7 +19,6 @@ using testing::is_model;
 using testing::kGpu;
 using testing::message_of;
 using testing::random_values;
-using testing::relative_l2;
 using testing::ScopedEnvironment;
 using Clock = std::chrono::steady_clock;
 using Values = std::vector<Real>;
@@ -483,7 +482,7 @@ Errors errors_of(const Gpu& gpu) {
                        gpu.filled({channels}, 0), y);
   const auto error = [](const Tensor& t, const std::vector<double>& exact) {
     const Values found = t.to_host();
-    return relative_l2({found.begin(), found.end()}, exact);
+    return testing::relative_l2({found.begin(), found.end()}, exact);
   };
   return {error(c, product), error(y, expected)};
 }

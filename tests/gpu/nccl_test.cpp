@@ -19,6 +19,7 @@ using Catch::Matchers::StartsWith;
 using testing::Clock;
 using testing::device_ids;
 using testing::is_model;
+using testing::kLong;
 using testing::message_of;
 using testing::numbered;
 using testing::Ranks;
@@ -27,7 +28,6 @@ using testing::seconds_since;
 using testing::Trial;
 using Floats = BasicTensor<float>;
 
-constexpr double kLong = 60;  // seconds; nothing here takes them
 constexpr auto kCuda = DeviceId::Kind::cuda;
 
 /// Faults can be planted in the CUDA model only.

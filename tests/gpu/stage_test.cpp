@@ -14,15 +14,7 @@ namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
-using Words = std::vector<std::string>;
 using Numbers = std::vector<double>;
-
-constexpr double kDeadline = 300;  // seconds: the CUDA model computes on the CPU
-
-Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
 
 Numbers values_of(const Tensor& tensor) {
   const std::vector<Real> values = tensor.to_host();

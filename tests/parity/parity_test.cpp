@@ -19,7 +19,6 @@ using nlohmann::json;
 
 constexpr int64_t kBatch = 64;
 constexpr int64_t kTestImages = 1000;
-constexpr double kDeadline = 200;  // seconds; on an idle machine each run takes one to ten
 constexpr bool kDouble = sizeof(Real) == 8;
 
 json recorded(const std::string& stem) {

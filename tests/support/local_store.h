@@ -10,6 +10,7 @@
 
 #include "common/comm/process/gloo_transport.h"
 #include "common/core/error.h"
+#include "tests/support/comm_trial.h"
 
 namespace lockstep::testing {
 
@@ -48,5 +49,14 @@ class LocalStore {
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
 };
+
+/// The ranks of a Gloo group, all in this process.
+inline Ranks gloo_ranks(int world_size, double timeout_seconds = 20) {
+  LocalStore store;
+  const RendezvousStore view = store.view();
+  return Ranks(world_size, [&](int rank) {
+    return connect_gloo(rank, world_size, view, "127.0.0.1", timeout_seconds);
+  });
+}
 
 }  // namespace lockstep::testing

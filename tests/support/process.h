@@ -9,6 +9,18 @@
 
 namespace lockstep::testing {
 
+/// Command lines.
+using Words = std::vector<std::string>;
+
+inline Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+/// In seconds: no program that a test starts takes them, on a busy machine under a sanitizer
+/// either.
+constexpr double kDeadline = 250;
+
 struct ProcessResult {
   int status = 0;          // exit status, or minus the signal that ended the process
   bool timed_out = false;  // the deadline passed and the whole process group was killed

@@ -13,6 +13,11 @@ namespace lockstep::testing {
 
 using Clock = std::chrono::steady_clock;
 
+// In seconds.
+constexpr double kLong = 60;    // no test takes them
+constexpr double kSoon = 5;     // what is told at once is told in less, on a busy machine too
+constexpr double kShort = 0.3;  // for what must time out
+
 inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }

@@ -14,6 +14,7 @@
 namespace lockstep {
 namespace {
 
+using testing::gloo_ranks;
 using testing::kDouble;
 using testing::Ranks;
 using Values = std::vector<Real>;
@@ -41,13 +42,6 @@ struct Sums {
   std::vector<Values> found;
   std::vector<int64_t> bytes_sent;
 };
-
-Ranks gloo_ranks(int world_size) {
-  testing::LocalStore store;
-  const RendezvousStore view = store.view();
-  return Ranks(world_size,
-               [&](int rank) { return connect_gloo(rank, world_size, view, "127.0.0.1", 20); });
-}
 
 TEST_CASE("Every way of reducing gives all ranks the same sum", "[ddp][allreduce][row70]") {
   for (int world_size = 1; world_size <= 5; ++world_size) {

@@ -28,6 +28,7 @@ using testing::collectives;
 using testing::device_ids;
 using testing::enqueue;
 using testing::Gate;
+using testing::kLong;
 using testing::message_of;
 using testing::numbered;
 using testing::Ranks;
@@ -37,8 +38,6 @@ using testing::Trial;
 using Floats = BasicTensor<float>;
 using Doubles = BasicTensor<double>;
 using Wholes = BasicTensor<int64_t>;
-
-constexpr double kLong = 60;  // seconds; nothing here takes them
 
 /// The error of a group in which rank r makes calls[r]; checks that it is one line.
 using Calls = std::function<void(Communicator&, Stream)>;

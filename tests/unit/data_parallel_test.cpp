@@ -32,6 +32,7 @@ using testing::Clock;
 using testing::cpus;
 using testing::enqueue;
 using testing::kDouble;
+using testing::kTolerance;
 using testing::Machine;
 using testing::message_of;
 using testing::random_values;
@@ -41,7 +42,6 @@ using Values = std::vector<Real>;
 using Names = std::vector<std::string>;
 using MakeModule = std::function<std::unique_ptr<Module>()>;
 
-constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
 constexpr int64_t kReal = sizeof(Real);
 constexpr const char* kConvolution = "conv2d";  // what its forward is called in a trace
 constexpr ReduceMode kManual = ReduceMode::manual, kLibrary = ReduceMode::library;

@@ -26,14 +26,12 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
 using testing::kDouble;
-using testing::LocalStore;
+using testing::kTolerance;
 using testing::message_of;
 using testing::random_values;
 using testing::relative_error;
 using Values = std::vector<Real>;
 using MakeModule = std::function<std::unique_ptr<Module>(int rank)>;
-
-constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
 
 /// A network for images of 16x16.
 MakeModule seed_network(ModelKind kind = ModelKind::seed) {
@@ -106,9 +104,7 @@ class Group {
  public:
   explicit Group(int world_size, const MakeModule& make = seed_network(),
                  const DdpOptions& options = {})
-      : ranks_(world_size, [&](int rank) {
-          return connect_gloo(rank, world_size, store_.view(), "127.0.0.1", 20);
-        }) {
+      : ranks_(testing::gloo_ranks(world_size)) {
     std::vector<std::future<void>> wrapped;
     for (int rank = 0; rank < world_size; ++rank) {
       replicas.push_back(std::make_unique<Replica>(rank, make, uint64_t(rank) + 1));
@@ -160,7 +156,7 @@ class Group {
         replica.communication, options);
   }
 
-  LocalStore store_;
+  testing::LocalStore store_;
   testing::Ranks ranks_;
 };
 

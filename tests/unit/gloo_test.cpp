@@ -3,7 +3,6 @@
 #include "common/comm/process/gloo_transport.h"
 
 #include "tests/support/catch.h"
-#include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
 #include "tests/support/tasks.h"
@@ -12,17 +11,9 @@ namespace lockstep {
 namespace {
 
 using testing::check_dependent_calls;
-using testing::LocalStore;
+using testing::gloo_ranks;
 using testing::Ranks;
 using testing::Trial;
-
-Ranks gloo_ranks(int world_size, double timeout_seconds = 20) {
-  LocalStore store;
-  const RendezvousStore view = store.view();
-  return Ranks(world_size, [&](int rank) {
-    return connect_gloo(rank, world_size, view, "127.0.0.1", timeout_seconds);
-  });
-}
 
 template <class T>
 void check_everything(Ranks& ranks, const std::vector<int64_t>& counts, double tolerance) {

@@ -93,7 +93,7 @@ TEST_CASE("A traced graph shows its operations with their layers, each time", "[
 
 constexpr int64_t kEpochs = 3;
 
-struct Outcome {
+struct Trained {
   std::vector<double> losses;
   std::vector<StateTensor> state;
   Values velocity;
@@ -102,13 +102,13 @@ struct Outcome {
 };
 
 /// Three epochs of three full batches and one of 5 samples.
-Outcome train(TrainingOptions options, bool graph) {
+Trained train(TrainingOptions options, bool graph) {
   const TestDevice d;
   const Dataset set = make_synthetic(SyntheticPart::train, 3 * 8 + 5);
   options.batch_size = 8;
   options.graph = graph;
   Training training(d.stream, set, options);
-  Outcome outcome;
+  Trained outcome;
   for (int64_t epoch = 0; epoch < kEpochs; ++epoch) {
     const std::vector<double> losses = training.epoch(epoch);
     outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
@@ -141,7 +141,7 @@ TEST_CASE("A step that is replayed from a graph is bitwise the step that is enqu
                                     ModelOptions{.kind = ModelKind::resnet18, .width = 2}}) {
     INFO("model " << static_cast<int>(model.kind));
     const TrainingOptions options{.model = model, .rule = {.momentum = Real(0.9)}};
-    const Outcome eager = train(options, false), graph = train(options, true);
+    const Trained eager = train(options, false), graph = train(options, true);
     CHECK(eager.enqueued == kEpochs * 4);
     CHECK(graph.enqueued == 2 + kEpochs);  // as it is, captured, and the short batches
     CHECK(graph.losses == eager.losses);

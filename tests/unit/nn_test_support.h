@@ -17,6 +17,9 @@ namespace lockstep::testing {
 
 constexpr bool kDouble = sizeof(Real) == 8;
 
+/// Between what one device and several compute, relative: the order of sums differs.
+constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
+
 /// A CPU device with one stream, and short ways to fill and read its tensors.
 struct TestDevice {
   explicit TestDevice(int threads = 1, cpu::EngineKind engine = cpu::EngineKind::best)

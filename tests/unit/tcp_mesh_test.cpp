@@ -25,14 +25,13 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using testing::Clock;
+using testing::kLong;
+using testing::kShort;
+using testing::kSoon;
 using testing::message_of;
 using testing::run_ranks;
 using testing::seconds_since;
 using Texts = std::vector<std::string>;
-
-constexpr double kLong = 60;    // seconds; nothing here takes them
-constexpr double kSoon = 5;     // what is told at once is told in less, on a busy machine too
-constexpr double kShort = 0.3;  // for what must time out
 
 /// The stores of all ranks, rank 0's first and gone last.
 struct Stores {

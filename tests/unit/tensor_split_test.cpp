@@ -26,6 +26,7 @@ using std::chrono::milliseconds;
 using testing::cpus;
 using testing::enqueue;
 using testing::kDouble;
+using testing::kTolerance;
 using testing::message_of;
 using testing::random_values;
 using testing::relative_error;
@@ -34,7 +35,6 @@ using Values = std::vector<Real>;
 using Names = std::vector<std::string>;
 using State = std::vector<StateTensor>;
 
-constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
 constexpr int64_t kReal = sizeof(Real);
 constexpr int kWhole = -1;  // for an axis: not split
 

@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
-
 #include "common/app/program.h"
 #include "common/core/error.h"
 
@@ -16,10 +14,10 @@ int main(int argc, char** argv) {
       .name = "02-fake",
       .summary = "A stage for tests.",
       .add_options =
-          [&](CLI::App& app) {
-            app.add_option("--trainer", trainer, "program that trains, given the common options");
-            app.add_option("--note", notes, "handed to the trainer in $LOCKSTEP_TEST_NOTE");
-            app.add_flag("--global-batch-norm", global_batch_norm, "nothing to emulate");
+          [&](OptionParser& parser) {
+            parser.add("--trainer", trainer, "program that trains, given the common options");
+            parser.add("--note", notes, "handed to the trainer in $LOCKSTEP_TEST_NOTE");
+            parser.add_flag("--global-batch-norm", global_batch_norm, "nothing to emulate");
           },
       .baseline = "01-single-gpu",
       .emulate =
