@@ -86,8 +86,11 @@ pid_t spawn(std::vector<std::string>& argv, std::vector<std::string>& environmen
   posix_spawn_file_actions_adddup2(&files, err.write, STDERR_FILENO);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
   posix_spawnattr_setpgroup(&attributes, 0);
+  sigset_t signals;  // a shell's background jobs, which tests may be, ignore SIGINT and SIGQUIT
+  sigfillset(&signals);
+  posix_spawnattr_setsigdefault(&attributes, &signals);
   pid_t child = 0;
   const int error = ::posix_spawnp(&child, argv.at(0).c_str(), &files, &attributes,
                                    pointers(argv).data(), pointers(environment).data());
