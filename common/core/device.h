@@ -65,6 +65,9 @@ class Device {
   std::string name() const { return id_.name(); }
   /// For the summary: "cpu (oneDNN, 1 thread)", "cuda (NVIDIA H100)".
   virtual std::string description() const = 0;
+  /// Which piece of hardware this is, on its host: the UUID of a GPU, which two processes may know
+  /// by different names.
+  virtual std::string hardware() const { return name(); }
 
   /// A new stream of this device; `name` is its lane in the trace.
   Stream create_stream(std::string name);

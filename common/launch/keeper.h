@@ -3,7 +3,7 @@
 
 #include <sys/types.h>
 
-#include "common/launch/descriptor.h"
+#include "common/core/descriptor.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/launch/descriptor.h"
+#include "common/core/descriptor.h"
 
 namespace lockstep {
 

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "common/core/error.h"
-#include "common/launch/descriptor.h"
+#include "common/core/descriptor.h"
 
 namespace lockstep {
 namespace {

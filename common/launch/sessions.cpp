@@ -12,7 +12,7 @@
 #include <cstring>
 #include <memory>
 
-#include "common/launch/descriptor.h"
+#include "common/core/descriptor.h"
 
 namespace lockstep {
 namespace {

@@ -77,6 +77,16 @@ class Busy {
 
 // --- Order ---------------------------------------------------------------------------------------
 
+TEST_CASE("A GPU is known by its UUID, which no other one has", "[cuda][row123]") {
+  LOCKSTEP_NEEDS_GPU();
+  const std::string uuid = open_device(kGpu, {})->hardware();
+  CHECK(uuid.size() == std::string("GPU-01234567-0123-0123-0123-0123456789ab").size());
+  CHECK_THAT(uuid, StartsWith("GPU-"));
+  if (cuda::availability().devices > 1) {
+    CHECK(open_device({DeviceId::Kind::cuda, 1}, {})->hardware() != uuid);
+  }
+}
+
 TEST_CASE("A GPU stream runs its operations in the order in which they were enqueued",
           "[cuda][device]") {
   LOCKSTEP_NEEDS_GPU();

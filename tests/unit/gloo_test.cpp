@@ -1,6 +1,10 @@
-// Collectives between processes: Gloo, with all ranks of a group in this process.
+// What is special about Gloo (what it computes: ring_transport_test.cpp). All ranks of a group are
+// in this process.
 
 #include "common/comm/process/gloo_transport.h"
+
+#include <iostream>
+#include <sstream>
 
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
@@ -10,36 +14,8 @@
 namespace lockstep {
 namespace {
 
-using testing::check_dependent_calls;
 using testing::gloo_ranks;
 using testing::Ranks;
-using testing::Trial;
-
-template <class T>
-void check_everything(Ranks& ranks, const std::vector<int64_t>& counts, double tolerance) {
-  for (const int64_t n : counts) {
-    INFO(ranks.size() << " ranks, shares of " << n << " elements of " << sizeof(T) << " bytes");
-    Trial<T> trial(ranks, n);
-    trial.enqueue_all(/*every_root=*/n == 1);
-    CHECK(trial.first_fault(tolerance) == "");
-  }
-}
-
-TEST_CASE("With Gloo every collective is what a serial program computes", "[comm][gloo][row70]") {
-  for (int64_t world_size = 1; world_size <= 5; ++world_size) {
-    Ranks ranks = gloo_ranks(static_cast<int>(world_size));
-    const std::vector<int64_t> counts{0, 1, 2, world_size - 1, world_size, world_size + 1, 1000};
-    check_everything<float>(ranks, counts, 1e-6);  // rings add in another order
-    check_everything<double>(ranks, counts, 1e-15);
-    check_everything<int64_t>(ranks, counts, 0);
-  }
-  Ranks ranks = gloo_ranks(3);
-  check_everything<float>(ranks, {1000001}, 1e-6);
-}
-
-TEST_CASE("With Gloo the dependent calls of one group take effect in their order", "[comm][gloo]") {
-  check_dependent_calls(gloo_ranks(2));
-}
 
 /// The error of rank 0, which alone makes this call.
 std::string error_of_first_rank(Ranks& ranks) {
@@ -65,6 +41,24 @@ TEST_CASE("With Gloo a rank that has gone is noticed at once", "[comm][gloo][row
   const auto begin = testing::Clock::now();
   CHECK_THAT(error_of_first_rank(ranks), Catch::Matchers::ContainsSubstring("closed"));
   CHECK(testing::seconds_since(begin) < 10);
+}
+
+TEST_CASE("What Gloo prints while it connects stays out of the program's output", "[comm][gloo]") {
+  testing::LocalStore store;
+  RendezvousStore loud = store.view();
+  loud.set = [&](const std::string& key, const std::string& value) {
+    std::cout << "Rank 0 is connected to 1 peer ranks\n";
+    store.set(key, value);
+  };
+  std::ostringstream out, err;
+  std::streambuf* const before_out = std::cout.rdbuf(out.rdbuf());
+  std::streambuf* const before_err = std::cerr.rdbuf(err.rdbuf());
+  connect_gloo(0, 1, loud, "127.0.0.1", 20);
+  std::cout << "the program's own\n";
+  std::cerr.rdbuf(before_err);
+  std::cout.rdbuf(before_out);
+  CHECK(out.str() == "the program's own\n");
+  CHECK_THAT(err.str(), Catch::Matchers::ContainsSubstring("connected to 1 peer"));
 }
 
 }  // namespace

@@ -73,6 +73,18 @@ void check_told(const std::optional<LaunchContract>& told, const std::string& la
   CHECK(told->master == Address{"node0", 29500});
 }
 
+TEST_CASE("Where torchrun listens on the port itself, the store is at the next one", "[launch]") {
+  for (const auto& [port, expected] : {std::pair("29500", 29501), {"65535", 65534}}) {
+    const auto contract = read({{"RANK", "0"},
+                                {"WORLD_SIZE", "2"},
+                                {"MASTER_ADDR", "localhost"},
+                                {"MASTER_PORT", port},
+                                {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+    REQUIRE(contract.has_value());
+    CHECK(contract->master.port == expected);
+  }
+}
+
 TEST_CASE("The variables of torchrun, OpenMPI and Slurm say the same", "[launch]") {
   check_told(read(kTorchrun), "torchrun");
   check_told(read(kOpenMpi + kMaster), "OpenMPI");

@@ -19,6 +19,7 @@
 #include "tests/support/data_test_files.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
+#include "tests/support/tcp_stores.h"
 
 namespace lockstep {
 namespace {
@@ -31,24 +32,8 @@ using testing::kSoon;
 using testing::message_of;
 using testing::run_ranks;
 using testing::seconds_since;
+using testing::Stores;
 using Texts = std::vector<std::string>;
-
-/// The stores of all ranks, rank 0's first and gone last.
-struct Stores {
-  explicit Stores(int world_size, const std::string& host = "127.0.0.1") {
-    for (int rank = 0; rank < world_size; ++rank) {
-      const int port = rank == 0 ? 0 : all[0]->address().port;
-      all.push_back(std::make_unique<TcpStore>(
-          StoreOptions{.address = {host, port}, .rank = rank, .world_size = world_size}));
-    }
-  }
-  ~Stores() {
-    while (!all.empty()) all.pop_back();
-  }
-  TcpStore& operator[](int rank) const { return *all[static_cast<size_t>(rank)]; }
-  int size() const { return static_cast<int>(all.size()); }
-  std::vector<std::unique_ptr<TcpStore>> all;
-};
 
 /// The meshes of all ranks, as they are after their constructors.
 struct Meshes {
@@ -126,6 +111,34 @@ TEST_CASE("Ranks that all send and receive at the same time never wait for each 
     if (me > 1) return;
     exchange(1 - me, kMoreThanBuffersHold, 1 - me, kMoreThanBuffersHold);  // a pair
     exchange(1 - me, me == 0 ? 0 : kSizes[3], 1 - me, me == 0 ? kSizes[3] : 0);
+  });
+  CHECK(errors == Texts(kRanks));
+}
+
+TEST_CASE("Messages of two ranks keep their order, however many are on their way", "[mesh][tsan]") {
+  constexpr int kRanks = 3;
+  const Meshes meshes(kRanks);
+  CHECK(meshes.errors == Texts(kRanks));
+  const Texts errors = run_ranks(kRanks, [&](int rank) {
+    std::vector<std::string> sent, received;
+    std::vector<OutgoingBytes> out;
+    std::vector<IncomingBytes> in;
+    for (int other = 0; other < kRanks; ++other) {
+      for (const size_t size : kSizes) {
+        if (other == rank) continue;
+        sent.push_back(content(rank, other, size));
+        received.emplace_back(size, '\0');
+      }
+    }
+    size_t next = 0;
+    for (int other = 0; other < kRanks; ++other) {
+      for (size_t i = 0; other != rank && i < std::size(kSizes); ++i, ++next) {
+        out.push_back({other, bytes_of(sent[next])});
+        in.push_back({other, writable_bytes_of(received[next])});
+      }
+    }
+    meshes[rank].exchange(out, in, kLong);
+    for (size_t i = 0; i < in.size(); ++i) check_content(received[i], in[i].from, rank);
   });
   CHECK(errors == Texts(kRanks));
 }

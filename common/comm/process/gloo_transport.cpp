@@ -16,7 +16,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <iostream>
+#include <mutex>
 
+#include "common/comm/process/element_types.h"
 #include "common/core/error.h"
 
 namespace lockstep {
@@ -45,23 +48,26 @@ class StoreForGloo final : public ::gloo::rendezvous::Store {
   const RendezvousStore& store_;
 };
 
-/// Calls work(T()) with the type of the elements.
-template <class Work>
-void with_type(ElementType type, Work work) {
-  switch (type) {
-    case ElementType::f32:
-      return work(float());
-    case ElementType::f64:
-      return work(double());
-    case ElementType::i64:
-      return work(int64_t());
+/// Newer Gloo reports its connections on std::cout; a program's output is its own. Several ranks
+/// may connect in one process.
+class StdoutForOthers {
+ public:
+  StdoutForOthers() {
+    const std::lock_guard lock(mutex);
+    if (users++ == 0) before = std::cout.rdbuf(std::cerr.rdbuf());
   }
-}
+  ~StdoutForOthers() {
+    const std::lock_guard lock(mutex);
+    if (--users == 0) std::cout.rdbuf(before);
+  }
+  StdoutForOthers(const StdoutForOthers&) = delete;
+  StdoutForOthers& operator=(const StdoutForOthers&) = delete;
 
-template <class T>
-T* begin(const Elements& x) {
-  return static_cast<T*>(x.data);
-}
+ private:
+  static inline std::mutex mutex;
+  static inline int users = 0;
+  static inline std::streambuf* before = nullptr;
+};
 
 class GlooTransport final : public HostTransport {
  public:
@@ -122,7 +128,7 @@ class GlooTransport final : public HostTransport {
   void run_typed(const Call& call, uint64_t number) {
     switch (call.op) {
       case Op::all_reduce:
-        return all_reduce<T>(begin<T>(call.mine), call, number);
+        return all_reduce<T>(numbers_of<T>(call.mine), call, number);
       case Op::reduce_scatter:
         return reduce_scatter<T>(call, number);
       case Op::reduce:
@@ -147,13 +153,6 @@ class GlooTransport final : public HostTransport {
   }
 
   template <class T>
-  void average(T* x, const Call& call, int64_t count) const {
-    if (call.reduction == Reduction::sum) return;
-    const T factor = T(1) / T(ranks());
-    for (int64_t i = 0; i < count; ++i) x[i] *= factor;
-  }
-
-  template <class T>
   void all_reduce(T* x, const Call& call, uint64_t number) {
     const int64_t count = call.op == Op::reduce_scatter ? call.all.count : call.mine.count;
     ::gloo::AllreduceOptions options(context_);
@@ -163,16 +162,16 @@ class GlooTransport final : public HostTransport {
         static_cast<void (*)(void*, const void*, const void*, size_t)>(&::gloo::sum<T>));
     options.setTag(tag_of(number));
     ::gloo::allreduce(options);
-    average(x, call, count);
+    finish_sum(x, count, call.reduction, context_->size);
   }
 
   /// Gloo has none for any number of ranks: everything is summed, of a copy, and a part is kept.
   template <class T>
   void reduce_scatter(const Call& call, uint64_t number) {
-    std::vector<T> all(begin<T>(call.all), begin<T>(call.all) + call.all.count);
+    std::vector<T> all(numbers_of<T>(call.all), numbers_of<T>(call.all) + call.all.count);
     all_reduce<T>(all.data(), call, number);
     std::copy_n(all.begin() + context_->rank * call.mine.count, call.mine.count,
-                begin<T>(call.mine));
+                numbers_of<T>(call.mine));
   }
 
   template <class T>
@@ -180,7 +179,7 @@ class GlooTransport final : public HostTransport {
     const size_t count = static_cast<size_t>(call.mine.count);
     std::vector<T> sum(count);  // the other ranks' x stays as it is
     ::gloo::ReduceOptions options(context_);
-    options.template setInput<T>(begin<T>(call.mine), count);
+    options.template setInput<T>(numbers_of<T>(call.mine), count);
     options.template setOutput<T>(sum.data(), count);
     options.setReduceFunction(
         static_cast<void (*)(void*, const void*, const void*, size_t)>(&::gloo::sum<T>));
@@ -188,14 +187,14 @@ class GlooTransport final : public HostTransport {
     options.setTag(tag_of(number));
     ::gloo::reduce(options);
     if (context_->rank != call.peer) return;
-    average(sum.data(), call, call.mine.count);
-    std::copy(sum.begin(), sum.end(), begin<T>(call.mine));
+    finish_sum(sum.data(), call.mine.count, call.reduction, context_->size);
+    std::copy(sum.begin(), sum.end(), numbers_of<T>(call.mine));
   }
 
   template <class T>
   void broadcast(const Call& call, uint64_t number) {
     ::gloo::BroadcastOptions options(context_);
-    options.template setOutput<T>(begin<T>(call.mine), static_cast<size_t>(call.mine.count));
+    options.template setOutput<T>(numbers_of<T>(call.mine), static_cast<size_t>(call.mine.count));
     options.setRoot(call.peer);
     options.setTag(tag_of(number));
     ::gloo::broadcast(options);
@@ -204,16 +203,16 @@ class GlooTransport final : public HostTransport {
   /// Where `mine` lies in its place in `all` already, Gloo is not told of it.
   template <class T>
   static bool in_place(const Call& call, int rank) {
-    return begin<T>(call.mine) == begin<T>(call.all) + rank * call.mine.count;
+    return numbers_of<T>(call.mine) == numbers_of<T>(call.all) + rank * call.mine.count;
   }
 
   template <class T>
   void all_gather(const Call& call, uint64_t number) {
     ::gloo::AllgatherOptions options(context_);
     if (!in_place<T>(call, context_->rank)) {
-      options.template setInput<T>(begin<T>(call.mine), static_cast<size_t>(call.mine.count));
+      options.template setInput<T>(numbers_of<T>(call.mine), static_cast<size_t>(call.mine.count));
     }
-    options.template setOutput<T>(begin<T>(call.all), static_cast<size_t>(call.all.count));
+    options.template setOutput<T>(numbers_of<T>(call.all), static_cast<size_t>(call.all.count));
     options.setTag(tag_of(number));
     ::gloo::allgather(options);
   }
@@ -221,9 +220,9 @@ class GlooTransport final : public HostTransport {
   template <class T>
   void gather(const Call& call, uint64_t number) {
     ::gloo::GatherOptions options(context_);
-    options.template setInput<T>(begin<T>(call.mine), static_cast<size_t>(call.mine.count));
+    options.template setInput<T>(numbers_of<T>(call.mine), static_cast<size_t>(call.mine.count));
     if (context_->rank == call.peer) {
-      options.template setOutput<T>(begin<T>(call.all), static_cast<size_t>(call.all.count));
+      options.template setOutput<T>(numbers_of<T>(call.all), static_cast<size_t>(call.all.count));
     }
     options.setRoot(call.peer);
     options.setTag(tag_of(number));
@@ -236,11 +235,11 @@ class GlooTransport final : public HostTransport {
     if (context_->rank == call.peer) {
       std::vector<T*> parts;
       for (size_t r = 0; r < ranks(); ++r) {
-        parts.push_back(begin<T>(call.all) + static_cast<int64_t>(r) * call.mine.count);
+        parts.push_back(numbers_of<T>(call.all) + static_cast<int64_t>(r) * call.mine.count);
       }
       options.setInputs(parts, static_cast<size_t>(call.mine.count));
     }
-    options.template setOutput<T>(begin<T>(call.mine), static_cast<size_t>(call.mine.count));
+    options.template setOutput<T>(numbers_of<T>(call.mine), static_cast<size_t>(call.mine.count));
     options.setRoot(call.peer);
     options.setTag(tag_of(number));
     ::gloo::scatter(options);
@@ -251,8 +250,11 @@ class GlooTransport final : public HostTransport {
 
 }  // namespace
 
+std::string gloo_availability() { return ""; }
+
 std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const RendezvousStore& store,
                                             const std::string& host, double timeout_seconds) {
+  const StdoutForOthers stdout_for_others;
   try {
     ::gloo::transport::tcp::attr attributes;
     attributes.hostname = host;

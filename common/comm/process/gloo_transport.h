@@ -1,5 +1,6 @@
 #pragma once
-// Gloo: the library that carries PyTorch's collectives between CPU processes.
+// Gloo: the library that carries PyTorch's collectives between CPU processes. Two functions, of
+// gloo_transport.cpp or, in a build without Gloo, of no_gloo.cpp.
 
 #include <functional>
 #include <string>
@@ -16,12 +17,16 @@ struct RendezvousStore {
   std::function<std::string(const std::string& key)> get;
 };
 
+/// Why there is no Gloo: "this build has no Gloo"; empty if there is.
+std::string gloo_availability();
+
 /// Connects this rank with all others by `store`, over the network interface that has the address
 /// `host`. A peer that is silent for `timeout_seconds` is lost. Ring algorithms, so that the sums
 /// of a number of ranks are the same bits in every run.
 ///
-/// Throws PeerLost if the ranks do not find each other. A mistake that Gloo notices in its own
-/// thread (counts that differ among the ranks) ends the process.
+/// Throws EnvironmentError if there is no Gloo, PeerLost if the ranks do not find each other. A
+/// mistake that Gloo notices in its own thread (counts that differ among the ranks) ends the
+/// process.
 std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const RendezvousStore& store,
                                             const std::string& host, double timeout_seconds);
 

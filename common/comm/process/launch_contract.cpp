@@ -116,9 +116,15 @@ class Reader {
       fail<BadInput>("{} started this rank {} of {} without {}; start it with: {}", names_.launcher,
                      told.rank, told.world_size, name, command(told));
     }
-    return {without_brackets(*text("MASTER_ADDR")),
-            parse_whole(*text("MASTER_PORT"), "MASTER_PORT", 0, kLargestPort)};
+    const int port = parse_whole(*text("MASTER_PORT"), "MASTER_PORT", 0, kLargestPort);
+    return {without_brackets(*text("MASTER_ADDR")), taken_by_torchrun() ? beside(port) : port};
   }
+
+  /// torchrun listens on MASTER_PORT itself, for a store of PyTorch's: ours is at the next port.
+  bool taken_by_torchrun() const {
+    return text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  }
+  static int beside(int port) { return port < kLargestPort ? port + 1 : port - 1; }
 
   std::string command(const LaunchContract& told) const {
     const std::string port = text("MASTER_PORT").value_or(kDefaultPort);

@@ -32,7 +32,9 @@ struct LaunchContract {
   /// Among the ranks of this host. Where the launcher does not tell: all ranks are taken to be on
   /// one host, or the hosts to be filled one after another.
   int local_rank = 0, local_world_size = 1;
-  Address master{};      // of rank 0's store; port 0 only where world_size is 1
+  /// Of rank 0's store; port 0 only where world_size is 1. Under torchrun the port is the one after
+  /// MASTER_PORT, where torchrun itself listens.
+  Address master{};
   std::string launcher;  // "torchrun", "OpenMPI" or "Slurm": whose variables told the rank
   /// TORCHELASTIC_RUN_ID, which tells jobs on one address apart; "" if not given.
   std::string run_id;

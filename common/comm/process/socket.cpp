@@ -8,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <system_error>
-#include <utility>
 
 namespace lockstep {
 namespace {
@@ -36,28 +35,12 @@ Address numbers_of(int fd, AddressOf address_of, const std::string& whose) {
 
 }  // namespace
 
-Socket::Socket(Socket&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), peer_(std::move(other.peer_)) {}
-
-Socket& Socket::operator=(Socket&& other) noexcept {
-  if (this == &other) return *this;
-  close();
-  fd_ = std::exchange(other.fd_, -1);
-  peer_ = std::move(other.peer_);
-  return *this;
-}
-
-void Socket::close() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
-
 Address Socket::local_address() const {
-  return numbers_of(fd_, &::getsockname, "this side's address");
+  return numbers_of(fd(), &::getsockname, "this side's address");
 }
 
 Address Socket::peer_address() const {
-  return numbers_of(fd_, &::getpeername, "the other side's address");
+  return numbers_of(fd(), &::getpeername, "the other side's address");
 }
 
 void Socket::fail_closed(int error) const {
@@ -67,7 +50,7 @@ void Socket::fail_closed(int error) const {
 
 size_t Socket::send_some(std::span<const std::byte> bytes) const {
   while (true) {
-    const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent >= 0) return static_cast<size_t>(sent);
     if (errno == EAGAIN) return 0;
     if (errno != EINTR) fail_closed(errno);
@@ -76,7 +59,7 @@ size_t Socket::send_some(std::span<const std::byte> bytes) const {
 
 size_t Socket::receive_some(std::span<std::byte> bytes) const {
   while (true) {
-    const ssize_t came = ::recv(fd_, bytes.data(), bytes.size(), 0);
+    const ssize_t came = ::recv(fd(), bytes.data(), bytes.size(), 0);
     if (came > 0) return static_cast<size_t>(came);
     if (came == 0) fail_closed(0);
     if (errno == EAGAIN) return 0;
@@ -85,10 +68,10 @@ size_t Socket::receive_some(std::span<std::byte> bytes) const {
 }
 
 WakeUp::WakeUp() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (!event_.is_open()) fail<EnvironmentError>("cannot make an eventfd: {}", reason(errno));
+  if (event_.get() < 0) fail<EnvironmentError>("cannot make an eventfd: {}", reason(errno));
 }
 
-void WakeUp::set() const { ::eventfd_write(event_.fd(), 1); }
+void WakeUp::set() const { ::eventfd_write(event_.get(), 1); }
 
 bool wait_ready(std::span<pollfd> entries, const Deadline& deadline) {
   while (true) {

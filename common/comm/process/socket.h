@@ -10,6 +10,7 @@
 
 #include "common/comm/process/address.h"
 #include "common/comm/process/deadline.h"
+#include "common/core/descriptor.h"
 #include "common/core/error.h"
 
 namespace lockstep {
@@ -24,13 +25,10 @@ class Socket {
  public:
   Socket() = default;
   explicit Socket(int fd) : fd_(fd) {}
-  ~Socket() { close(); }
-  Socket(Socket&& other) noexcept;
-  Socket& operator=(Socket&& other) noexcept;
 
-  int fd() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  void close();
+  int fd() const { return fd_.get(); }
+  bool is_open() const { return fd() >= 0; }
+  void close() { fd_.close(); }
 
   /// What errors call the other side: "rank 2".
   void name_peer(std::string name) { peer_ = std::move(name); }
@@ -48,7 +46,7 @@ class Socket {
  private:
   [[noreturn]] void fail_closed(int error) const;
 
-  int fd_ = -1;
+  Descriptor fd_;
   std::string peer_ = "the other side";
 };
 
@@ -57,11 +55,11 @@ class Socket {
 class WakeUp {
  public:
   WakeUp();
-  int fd() const { return event_.fd(); }
+  int fd() const { return event_.get(); }
   void set() const;
 
  private:
-  Socket event_;
+  Descriptor event_;
 };
 
 /// Waits until one of `entries` is ready; false if the deadline passed first. poll() passes over

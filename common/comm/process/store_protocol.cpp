@@ -87,6 +87,19 @@ Reply decode_reply(std::string_view bytes) {
   return reply;
 }
 
+std::string encode(const std::vector<int>& ranks) {
+  std::string out;
+  for (const int rank : ranks) put_number(out, static_cast<uint64_t>(rank), 4);
+  return out;
+}
+
+std::vector<int> decode_ranks(std::string_view bytes) {
+  WireReader in(bytes);
+  std::vector<int> ranks;
+  while (!in.at_end()) ranks.push_back(small_number(in, "rank"));
+  return ranks;
+}
+
 std::string frame(std::string_view payload) {
   std::string out;
   put_text(out, payload);

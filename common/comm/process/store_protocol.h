@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -26,7 +27,7 @@ struct Hello {
 };
 
 struct Request {
-  enum class Op : uint8_t { set, get, add, check, wait_for_all, leave };
+  enum class Op : uint8_t { set, get, add, check, wait_for_all, gone, leave };
   Op op = Op::get;
   std::string key{};
   std::string value{};  // of set
@@ -46,10 +47,12 @@ struct Reply {
 std::string encode(const Hello& hello);
 std::string encode(const Request& request);
 std::string encode(const Reply& reply);
+std::string encode(const std::vector<int>& ranks);
 /// Throw BadInput for anything that encode() cannot have made.
 Hello decode_hello(std::string_view bytes);
 Request decode_request(std::string_view bytes);
 Reply decode_reply(std::string_view bytes);
+std::vector<int> decode_ranks(std::string_view bytes);
 
 /// The payload behind its length.
 std::string frame(std::string_view payload);

@@ -2,18 +2,15 @@
 
 #include <algorithm>
 #include <charconv>
-#include <iterator>
 
+#include "common/comm/process/rank_names.h"
 #include "common/core/error.h"
 
 namespace lockstep {
 namespace {
 
-using Op = Request::Op;
-
 /// Ranks of one job start within seconds: so long the store waits for those who do not know yet.
 constexpr double kFarewellSeconds = 1;
-constexpr size_t kRanksInText = 20;
 
 template <class... Args>
 Reply bad_input(fmt::format_string<Args...> format, Args&&... args) {
@@ -23,21 +20,6 @@ Reply bad_input(fmt::format_string<Args...> format, Args&&... args) {
 template <class... Args>
 Reply peer_lost(fmt::format_string<Args...> format, Args&&... args) {
   return {Reply::Kind::peer_lost, fmt::format(format, std::forward<Args>(args)...)};
-}
-
-/// "1, 3"; of a long list the beginning.
-std::string listed(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < std::min(ranks.size(), kRanksInText); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
-  }
-  if (ranks.size() > kRanksInText) text += fmt::format(" and {} more", ranks.size() - kRanksInText);
-  return text;
-}
-
-/// "rank 2", "ranks 1, 3"
-std::string ranks(const std::set<int>& which) {
-  return (which.size() == 1 ? "rank " : "ranks ") + listed({which.begin(), which.end()});
 }
 
 }  // namespace
@@ -64,7 +46,7 @@ Reply StoreState::join(const Hello& hello) {
   came_.insert(rank);
   for (int other = world_size_ - 1; all_came() && other >= 0; --other) {  // rank 0 last
     const auto waiting = waiting_.find(other);
-    if (waiting != waiting_.end() && waiting->second.request.op == Op::wait_for_all) {
+    if (waiting != waiting_.end() && waiting->second.request.op == Request::Op::wait_for_all) {
       answer(other, {});
     }
   }
@@ -98,6 +80,7 @@ void StoreState::disconnect(int rank) {
   tell_host();
   if (left_.contains(rank)) return;
   died_.insert(rank);
+  gone_.push_back(rank);
   const std::map<int, Waiting> waiting = waiting_;
   for (const auto& [other, what] : waiting) {
     if (!failure_) give_up(other, what);
@@ -114,17 +97,20 @@ void StoreState::handle(int rank, Request request) {
     return tell_host();
   }
   switch (request.op) {
-    case Op::set:
+    case Request::Op::set:
       return set(rank, request);
-    case Op::add:
+    case Request::Op::add:
       return add(rank, request);
-    case Op::check:
+    case Request::Op::check:
       return answer(rank, {.text = values_.contains(request.key) ? "1" : ""});
-    case Op::get:
-    case Op::wait_for_all:
+    case Request::Op::get:
+    case Request::Op::wait_for_all:
       return wait(rank, std::move(request));
-    case Op::leave:
+    case Request::Op::gone:
+      return answer(rank, {.text = encode(gone_)});
+    case Request::Op::leave:
       left_.insert(rank);
+      gone_.push_back(rank);
       return;
   }
 }
@@ -154,9 +140,9 @@ void StoreState::add(int rank, const Request& request) {
 }
 
 void StoreState::wait(int rank, Request request) {
-  if (request.op == Op::wait_for_all && all_came()) return answer(rank, {});
+  if (request.op == Request::Op::wait_for_all && all_came()) return answer(rank, {});
   const auto value = values_.find(request.key);
-  if (request.op == Op::get && value != values_.end()) {
+  if (request.op == Request::Op::get && value != values_.end()) {
     return answer(rank, {.text = value->second});
   }
   const Waiting waiting{request, Deadline(request.seconds)};
@@ -169,20 +155,21 @@ void StoreState::give_up(int rank, const Waiting& waiting) {
   const std::string& key = waiting.request.key;
   const double seconds = waiting.deadline.seconds();
   const bool late = died_.empty();
-  if (waiting.request.op == Op::get) {
+  if (waiting.request.op == Request::Op::get) {
     return answer(
-        rank,
-        late ? peer_lost("no rank set '{}' in the store within {:g} s (asked by "
-                         "rank {}){}; see what the others do",
-                         key, seconds, rank, left_.empty() ? "" : ", " + ranks(left_) + " had left")
-             : peer_lost("{} left without a word: rank {} waits in vain for '{}' in the store",
-                         ranks(died_), rank, key));
+        rank, late
+                  ? peer_lost("no rank set '{}' in the store within {:g} s (asked by "
+                              "rank {}){}; see what the others do",
+                              key, seconds, rank,
+                              left_.empty() ? "" : ", " + name_ranks(left_) + " had left")
+                  : peer_lost("{} left without a word: rank {} waits in vain for '{}' in the store",
+                              name_ranks(died_), rank, key));
   }
   fail_job(late ? peer_lost("missing ranks: {} (of {}): they did not come within {:g} s; were they "
                             "started, with the same MASTER_ADDR and MASTER_PORT?",
                             missing_ranks(), world_size_, seconds)
                 : peer_lost("{} left without a word before all ranks had come; missing ranks: {}",
-                            ranks(died_), missing_ranks()),
+                            name_ranks(died_), missing_ranks()),
            /*farewell_seconds=*/0);
 }
 
@@ -216,7 +203,7 @@ void StoreState::answer(int rank, Reply reply) {
 void StoreState::answer_getters(const std::string& key) {
   const std::map<int, Waiting> waiting = waiting_;
   for (const auto& [rank, what] : waiting) {
-    if (what.request.op == Op::get && what.request.key == key) {
+    if (what.request.op == Request::Op::get && what.request.key == key) {
       answer(rank, {.text = values_.at(key)});
     }
   }

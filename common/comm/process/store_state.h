@@ -59,6 +59,7 @@ class StoreState {
   std::string run_id_;
   std::map<std::string, std::string> values_;
   std::set<int> came_, left_, died_;
+  std::vector<int> gone_;           // who left or died, in that order
   std::map<int, Waiting> waiting_;  // by rank
   std::vector<std::pair<int, Reply>> answers_;
 

@@ -120,28 +120,37 @@ const Socket& TcpMesh::peer(int rank) const {
   return peers_[static_cast<size_t>(rank)];
 }
 
-void TcpMesh::run(Sending out, Receiving in, double timeout_seconds) {
+void TcpMesh::exchange(std::span<const OutgoingBytes> out, std::span<const IncomingBytes> in,
+                       double timeout_seconds) {
+  std::vector<Sending> sending;
+  std::vector<Receiving> receiving;
+  for (const OutgoingBytes& message : out) sending.push_back({&peer(message.to), message.bytes});
+  for (const IncomingBytes& message : in) receiving.push_back({&peer(message.from), message.bytes});
   if (!broken_.empty()) throw PeerLost(broken_);
   try {
     if (cancelled_) fail<PeerLost>("a transfer was cancelled");
-    transfer(out, in, Deadline(timeout_seconds), &cancel_);
+    transfer(sending, receiving, Deadline(timeout_seconds), &cancel_);
   } catch (const Error& error) {
     broken_ = error.what();
     throw;
   }
 }
 
+void TcpMesh::exchange(int to, std::span<const std::byte> sent, int from,
+                       std::span<std::byte> received, double timeout_seconds) {
+  const OutgoingBytes out{to, sent};
+  const IncomingBytes in{from, received};
+  exchange({&out, 1}, {&in, 1}, timeout_seconds);
+}
+
 void TcpMesh::send(int to, std::span<const std::byte> bytes, double timeout_seconds) {
-  run({&peer(to), bytes}, {}, timeout_seconds);
+  const OutgoingBytes out{to, bytes};
+  exchange({&out, 1}, {}, timeout_seconds);
 }
 
 void TcpMesh::receive(int from, std::span<std::byte> bytes, double timeout_seconds) {
-  run({}, {&peer(from), bytes}, timeout_seconds);
-}
-
-void TcpMesh::exchange(int to, std::span<const std::byte> sent, int from,
-                       std::span<std::byte> received, double timeout_seconds) {
-  run({&peer(to), sent}, {&peer(from), received}, timeout_seconds);
+  const IncomingBytes in{from, bytes};
+  exchange({}, {&in, 1}, timeout_seconds);
 }
 
 void TcpMesh::cancel() {

@@ -12,6 +12,16 @@ namespace lockstep {
 
 class TcpStore;
 
+/// What one rank has for another one, or expects of it.
+struct OutgoingBytes {
+  int to = 0;
+  std::span<const std::byte> bytes{};
+};
+struct IncomingBytes {
+  int from = 0;
+  std::span<std::byte> bytes{};
+};
+
 /// One rank's connections to all the others. Bytes arrive in the order in which they were sent;
 /// both sides know how many there are, for no lengths travel with them. Nothing travels for 0
 /// bytes.
@@ -31,8 +41,10 @@ class TcpMesh {
 
   void send(int to, std::span<const std::byte> bytes, double timeout_seconds);
   void receive(int from, std::span<std::byte> bytes, double timeout_seconds);
-  /// Sends and receives at the same time, to and from the same rank or two, any number of bytes
-  /// each: ranks that all exchange never wait for each other in a circle.
+  /// Sends and receives everything at the same time, any number of bytes: ranks that all exchange
+  /// never wait for each other in a circle.
+  void exchange(std::span<const OutgoingBytes> out, std::span<const IncomingBytes> in,
+                double timeout_seconds);
   void exchange(int to, std::span<const std::byte> sent, int from, std::span<std::byte> received,
                 double timeout_seconds);
 
@@ -45,7 +57,6 @@ class TcpMesh {
   bool take_introduction(Socket& stranger, std::string& said);
   std::string missing_peers() const;
   const Socket& peer(int rank) const;
-  void run(Sending out, Receiving in, double timeout_seconds);
 
   int rank_;
   std::vector<Socket> peers_;  // by rank; this rank's own is closed

@@ -158,4 +158,6 @@ void TcpStore::wait_for_all(double timeout_seconds) {
   call({.op = Request::Op::wait_for_all, .seconds = Deadline(timeout_seconds).seconds()});
 }
 
+std::vector<int> TcpStore::gone() { return decode_ranks(call({.op = Request::Op::gone})); }
+
 }  // namespace lockstep

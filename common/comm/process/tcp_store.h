@@ -73,6 +73,8 @@ class TcpStore {
   /// Returns once all ranks have connected. The first rank whose timeout passes ends the wait of
   /// all: PeerLost, "missing ranks: 1, 3".
   void wait_for_all(double timeout_seconds);
+  /// The ranks that died or took their leave, in the order in which they did.
+  std::vector<int> gone();
 
  private:
   Socket connect();

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// One direction of a transfer; without bytes there is none.
+/// One message of a transfer; without bytes there is none.
 struct Sending {
   const Socket* socket = nullptr;
   std::span<const std::byte> bytes{};
@@ -15,19 +15,22 @@ struct Receiving {
   std::span<std::byte> bytes{};
 };
 
-/// Sends and receives at the same time, each as fast as its other side allows: two sides that send
-/// to each other never wait for each other. Throws ConnectionClosed; PeerLost after the deadline,
-/// naming the peer and what had come through, and when `cancelled` is set.
-void transfer(Sending out, Receiving in, const Deadline& deadline,
+/// Sends and receives everything at the same time, each message as fast as its other side allows:
+/// two sides that send to each other never wait for each other. The messages of one socket and
+/// direction keep their order. Throws ConnectionClosed; PeerLost after the deadline, naming a peer
+/// and what had come through, and when `cancelled` is set.
+void transfer(std::span<const Sending> out, std::span<const Receiving> in, const Deadline& deadline,
               const WakeUp* cancelled = nullptr);
 
 inline void send_all(const Socket& socket, std::span<const std::byte> bytes,
                      const Deadline& deadline) {
-  transfer({&socket, bytes}, {}, deadline);
+  const Sending out{&socket, bytes};
+  transfer({&out, 1}, {}, deadline);
 }
 inline void receive_all(const Socket& socket, std::span<std::byte> bytes,
                         const Deadline& deadline) {
-  transfer({}, {&socket, bytes}, deadline);
+  const Receiving in{&socket, bytes};
+  transfer({}, {&in, 1}, deadline);
 }
 
 }  // namespace lockstep

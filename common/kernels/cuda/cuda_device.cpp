@@ -73,6 +73,15 @@ class CudaDevice final : public Device {
     return fmt::format("cuda ({}, {}{})", properties_.name, kernels_.engine(),
                        options().tf32 ? ", TF32" : "");
   }
+  std::string hardware() const override {
+    std::string uuid = "GPU";
+    for (size_t i = 0; i < sizeof properties_.uuid.bytes; ++i) {
+      const bool dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+      uuid += fmt::format("{}{:02x}", dash ? "-" : "",
+                          static_cast<unsigned char>(properties_.uuid.bytes[i]));
+    }
+    return uuid;
+  }
   Kernels& kernels() override { return kernels_; }
 
   std::shared_ptr<void> allocate_host(size_t bytes) override {

@@ -1,0 +1,34 @@
+#pragma once
+// Elements as numbers of their type, for work on host memory.
+
+#include "common/comm/communicator.h"
+
+namespace lockstep {
+
+/// Calls work(T()) with the type of the elements.
+template <class Work>
+void with_type(ElementType type, Work work) {
+  switch (type) {
+    case ElementType::f32:
+      return work(float());
+    case ElementType::f64:
+      return work(double());
+    case ElementType::i64:
+      return work(int64_t());
+  }
+}
+
+template <class T>
+T* numbers_of(const Elements& x) {
+  return static_cast<T*>(x.data);
+}
+
+/// Turns a sum of `ranks` ranks into their average, if that is what is wanted.
+template <class T>
+void finish_sum(T* x, int64_t count, Reduction reduction, int ranks) {
+  if (reduction == Reduction::sum) return;
+  const T factor = T(1) / T(ranks);
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
+}  // namespace lockstep

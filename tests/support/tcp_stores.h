@@ -1,0 +1,43 @@
+#pragma once
+// The store of a job whose ranks all live in this process.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/comm/process/connect.h"
+#include "common/comm/process/ring_transport.h"
+#include "common/comm/process/tcp_store.h"
+#include "tests/support/comm_trial.h"
+
+namespace lockstep::testing {
+
+/// A port that nobody listens on just now.
+inline int free_port() { return listen_on({"127.0.0.1", 0}).local_address().port; }
+
+/// All ranks' connections to it, rank 0's first and gone last.
+struct Stores {
+  explicit Stores(int world_size, const std::string& host = "127.0.0.1") {
+    for (int rank = 0; rank < world_size; ++rank) {
+      const int port = rank == 0 ? 0 : all[0]->address().port;
+      all.push_back(std::make_shared<TcpStore>(
+          StoreOptions{.address = {host, port}, .rank = rank, .world_size = world_size}));
+    }
+  }
+  ~Stores() {
+    while (!all.empty()) all.pop_back();
+  }
+  Stores(const Stores&) = delete;
+  Stores& operator=(const Stores&) = delete;
+  TcpStore& operator[](int rank) const { return *all[static_cast<size_t>(rank)]; }
+  int size() const { return static_cast<int>(all.size()); }
+  std::vector<std::shared_ptr<TcpStore>> all;
+};
+
+/// The ranks of a group that the hand-written ring connects.
+inline Ranks ring_ranks(int world_size, double timeout_seconds = 20) {
+  const Stores stores(world_size);
+  return Ranks(world_size, [&](int rank) { return connect_ring(stores[rank], timeout_seconds); });
+}
+
+}  // namespace lockstep::testing

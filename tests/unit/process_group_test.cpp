@@ -1,0 +1,507 @@
+// The process group: what ranks tell each other, how they are connected, and who is named when one
+// is missing. Ranks are threads; tests/faults has the same with processes.
+
+#include "common/comm/process/process_group.h"
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/comm/process/backend_choice.h"
+#include "common/comm/process/gloo_transport.h"
+#include "common/comm/process/rank_texts.h"
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+#include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/tasks.h"
+#include "tests/support/tcp_stores.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using testing::Clock;
+using testing::free_port;
+using testing::kLong;
+using testing::kShort;
+using testing::kSoon;
+using testing::message_of;
+using testing::run_ranks;
+using testing::ScopedEnvironment;
+using testing::seconds_since;
+using Texts = std::vector<std::string>;
+
+LaunchContract contract_of(int rank, int world_size, int port) {
+  return {.rank = rank,
+          .world_size = world_size,
+          .local_rank = rank,
+          .local_world_size = world_size,
+          .master = {"127.0.0.1", port},
+          .launcher = "torchrun",
+          .run_id = ""};
+}
+
+/// The ranks of a job, each on a thread with a group and a CPU device of its own: what each of them
+/// threw.
+class Job {
+ public:
+  explicit Job(int world_size, std::string backend = "ring", double timeout_seconds = kLong)
+      : world_size_(world_size),
+        options_{.backend = std::move(backend), .timeout_seconds = timeout_seconds} {}
+
+  /// Changes what one rank is given.
+  std::function<void(int rank, ProcessGroupOptions& options)> options_of_rank = [](int, auto&) {};
+
+  Texts run(const std::function<void(ProcessGroup& group)>& body) const {
+    const int port = free_port();
+    return run_ranks(world_size_, [&](int rank) {
+      ProcessGroupOptions options = options_;
+      options_of_rank(rank, options);
+      ProcessGroup group(contract_of(rank, world_size_, port), options);
+      body(group);
+    });
+  }
+  /// The same on connected ranks.
+  Texts run_connected(const std::function<void(ProcessGroup& group, Communicator& ranks,
+                                               Stream stream)>& body) const {
+    return run([&](ProcessGroup& group) {
+      const auto device = open_device({DeviceId::Kind::cpu, group.rank()}, {});
+      const Stream stream = device->create_stream("communication");
+      body(group, group.connect(*device), stream);
+    });
+  }
+
+ private:
+  int world_size_;
+  ProcessGroupOptions options_;
+};
+
+/// In this build.
+Texts host_backends() {
+  return gloo_availability().empty() ? Texts{"ring", "gloo"} : Texts{"ring"};
+}
+
+/// A collective of these many numbers, and its end.
+void reduce(Communicator& ranks, Stream stream, int64_t count = 10) {
+  const auto x = BasicTensor<float>::from_host(stream, {count},
+                                               std::vector<float>(static_cast<size_t>(count), 1));
+  ranks.all_reduce(stream, x);
+  stream.synchronize();
+}
+
+// --- What ranks tell each other ------------------------------------------------------------------
+
+TEST_CASE("Ranks of a group know their place, exchange texts and meet", "[group][tsan]") {
+  constexpr int kRanks = 3;
+  std::atomic<int> came{0};
+  std::vector<Texts> all(kRanks);
+  const Texts errors = Job(kRanks).run([&](ProcessGroup& group) {
+    require_equal(group.world_size(), kRanks, "world size");
+    require_equal(group.local_rank(), group.rank(), "local rank");
+    require_equal(group.local_world_size(), kRanks, "local world size");
+    for (int i = 0; i < 3; ++i) {
+      for (const std::string& text : group.exchange(fmt::format("{}.{}", group.rank(), i))) {
+        all[group.rank()].push_back(text);
+      }
+    }
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ++came;
+    group.barrier();
+    require_equal(came.load(), kRanks, "ranks that came to the barrier");
+  });
+  CHECK(errors == Texts(kRanks));
+  for (const Texts& texts : all) {
+    CHECK(texts == Texts{"0.0", "1.0", "2.0", "0.1", "1.1", "2.1", "0.2", "1.2", "2.2"});
+  }
+}
+
+TEST_CASE("A barrier names the ranks that do not come to it, and its number",
+          "[group][tsan][row72]") {
+  const auto begin = Clock::now();
+  const Texts errors = Job(4, "ring", kShort).run([](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() % 2 == 0) group.barrier();
+    std::this_thread::sleep_for(std::chrono::duration<double>(2 * kShort));
+  });
+  for (const int rank : {0, 2}) {  // one of them may give up first
+    CHECK_THAT(errors[rank],
+               Catch::Matchers::StartsWith(fmt::format("rank {}: barrier 2: ", rank)));
+    CHECK_THAT(errors[rank], Catch::Matchers::EndsWith("ranks 1, 3 did not come within 0.3 s"));
+  }
+  CHECK(seconds_since(begin) < kLong);
+}
+
+TEST_CASE("Who waits for a rank that dies hears of it at once", "[group][tsan][row67]") {
+  const auto begin = Clock::now();
+  const Texts errors = Job(3).run([](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 2) fail<BadInput>("rank 2 has had enough");
+    group.exchange("");
+  });
+  CHECK(errors[0] == "rank 0: exchange 1: rank 2 closed the connection");
+  CHECK(errors[1] == "rank 1: exchange 1: rank 2 closed the connection");
+  CHECK(seconds_since(begin) < kSoon);
+}
+
+TEST_CASE("Rank 0, which hosts the store, leaves last", "[group][tsan]") {
+  const Texts errors = Job(3).run([](ProcessGroup& group) {
+    // The others' last words need the store when rank 0 is at its end already.
+    if (group.rank() == 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50 * group.rank()));
+    group.store().set("word of " + std::to_string(group.rank()), "last");
+  });
+  CHECK(errors == Texts(3));
+}
+
+// --- Options -------------------------------------------------------------------------------------
+
+TEST_CASE("Options that cannot be meant are refused before anyone waits", "[group][row59]") {
+  const auto refusal = [](const ProcessGroupOptions& options) {
+    return message_of<BadInput>([&] { ProcessGroup group(contract_of(1, 2, 1), options); });
+  };
+  CHECK(refusal({.backend = "bogus"}) ==
+        "--backend: Invalid backend: 'bogus', expected nccl, gloo or ring");
+  CHECK_THAT(refusal({.timeout_seconds = 0}), ContainsSubstring("--timeout 0: expected seconds"));
+  CHECK_THAT(refusal({.timeout_seconds = -1}), ContainsSubstring("--timeout -1"));
+  const ScopedEnvironment debug("LOCKSTEP_DEBUG", "everything");
+  CHECK(refusal({}) == "LOCKSTEP_DEBUG=everything: expected collectives, or nothing");
+}
+
+TEST_CASE("Ranks that are given different backends all say so", "[group][tsan]") {
+  Job job(3);
+  job.options_of_rank = [](int rank, ProcessGroupOptions& options) {
+    if (rank == 2) options.backend = "";
+  };
+  for (const std::string& error : job.run([](ProcessGroup&) {})) {
+    CHECK(error ==
+          "--backend is 'ring' on rank 0 but not given on rank 2; give all ranks the same");
+  }
+}
+
+TEST_CASE("A rank's device is the one with its local rank, if so many are named",
+          "[group][row66]") {
+  const ProcessGroup group(contract_of(0, 1, 0), {});
+  const auto ids = parse_devices("cpu:3,cpu:5");
+  CHECK(group.device_of(ids) == ids[0]);
+  const Texts errors = Job(2).run([&](ProcessGroup& ranks) {
+    require(ranks.device_of(ids) == ids[ranks.rank()], "another device");
+    ranks.device_of({ids[0]});
+  });
+  CHECK(errors[0].empty());
+  CHECK_THAT(errors[1], ContainsSubstring(
+                            "rank 1 has local rank 1 on its host, but --devices names 1 device"));
+}
+
+// --- Backends ------------------------------------------------------------------------------------
+
+TEST_CASE("Connected ranks reduce over every backend, and know its name",
+          "[group][gloo][ring][row70]") {
+  for (const std::string& backend : host_backends()) {
+    const Texts errors =
+        Job(3, backend).run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+          require_equal(group.backend(), backend, "backend");
+          const auto x = BasicTensor<int64_t>::from_host(stream, {2}, {group.rank(), 5});
+          ranks.all_reduce(stream, x);
+          require(x.to_host() == std::vector<int64_t>{3, 15}, "another sum");
+        });
+    CHECK(errors == Texts(3));
+  }
+  const Texts errors = Job(2, "").run_connected([&](ProcessGroup& group, Communicator&, Stream) {
+    require_equal(group.backend(), host_backends().back(), "backend");
+  });
+  CHECK(errors == Texts(2));
+}
+
+TEST_CASE("A group is connected once", "[group][tsan]") {
+  const Texts errors = Job(1).run_connected(
+      [](ProcessGroup& group, Communicator&, Stream stream) { group.connect(stream.device()); });
+  CHECK_THAT(errors[0], ContainsSubstring("connect() called twice"));
+}
+
+TEST_CASE("NCCL is refused for CPU devices, on all ranks", "[group][tsan]") {
+  const Texts errors = Job(2, "nccl").run_connected([](ProcessGroup&, Communicator&, Stream) {});
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, ContainsSubstring("--backend nccl serves GPUs, rank 0 (cpu:0 on ") &&
+                          ContainsSubstring("give --backend gloo"));
+  }
+}
+
+RankOffer gpu(const std::string& host, const std::string& uuid) {
+  return {.host = host,
+          .hardware = uuid,
+          .device = "cuda:0",
+          .gpu = true,
+          .no_gloo = "",
+          .no_nccl = ""};
+}
+
+TEST_CASE("A GPU that two ranks name is refused for NCCL, with both", "[group][row123]") {
+  const std::vector<RankOffer> shared{gpu("a", "GPU-1"), gpu("b", "GPU-1"), gpu("a", "GPU-1")};
+  CHECK(message_of<BadInput>([&] { choose_backend("nccl", shared); }) ==
+        "rank 0 (cuda:0 on a) and rank 2 (cuda:0 on a) are on the same GPU (GPU-1): NCCL serves "
+        "each GPU once; name different GPUs, or give --backend gloo");
+  CHECK(choose_backend("", shared) == "gloo");
+}
+
+TEST_CASE(
+    "Without a choice NCCL serves GPUs of one's own, else Gloo where all have it, else the "
+    "ring",
+    "[group]") {
+  std::vector<RankOffer> offers{gpu("a", "GPU-1"), gpu("a", "GPU-2"), gpu("b", "GPU-1")};
+  CHECK(choose_backend("", offers) == "nccl");
+  CHECK(choose_backend("nccl", offers) == "nccl");
+  offers[1].no_nccl = "no NCCL there";
+  CHECK(choose_backend("", offers) == "gloo");
+  CHECK_THAT(message_of<EnvironmentError>([&] { choose_backend("nccl", offers); }),
+             ContainsSubstring("rank 1 (cuda:0 on a): no NCCL: no NCCL there"));
+  offers[2].no_gloo = "this build has no Gloo";
+  CHECK(choose_backend("", offers) == "ring");
+  CHECK_THAT(
+      message_of<EnvironmentError>([&] { choose_backend("gloo", offers); }),
+      ContainsSubstring("rank 2 (cuda:0 on b): this build has no Gloo; give --backend ring"));
+  const RankOffer sent = RankOffer::from(offers[2].text());
+  CHECK(sent.text() == offers[2].text());
+  CHECK((sent.host == "b" && sent.hardware == "GPU-1" && sent.gpu && sent.no_nccl.empty()));
+}
+
+TEST_CASE("Ranks beside rank 0 are reached where other hosts reach it", "[group]") {
+  CHECK(reachable_host("10.0.0.2", {"127.0.1.1", "10.0.0.1"}) == "10.0.0.2");
+  CHECK(reachable_host("127.0.1.1", {"127.0.1.1", "127.0.1.1", "10.0.0.1"}) == "10.0.0.1");
+  CHECK(reachable_host("127.0.0.1", {"127.0.0.1", "127.0.0.1"}) == "127.0.0.1");
+}
+
+// --- Who is missing ------------------------------------------------------------------------------
+
+/// Returns when it is true; throws if that takes too long.
+void await(const std::function<bool()>& is_true) {
+  const auto begin = Clock::now();
+  while (!is_true()) {
+    if (seconds_since(begin) > kLong) fail<EnvironmentError>("waited in vain");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+TEST_CASE("A collective that times out names operation, number and the rank that does not come",
+          "[group][gloo][ring][row68][row72]") {
+  for (const std::string& backend : host_backends()) {
+    INFO(backend);
+    std::atomic<int> failed{0};
+    const auto begin = Clock::now();
+    const Texts errors =
+        Job(3, backend, 2 * kShort)
+            .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+              reduce(ranks, stream);
+              if (group.rank() == 2) return await([&] { return failed == 2; });
+              const std::string error = message_of<PeerLost>([&] { reduce(ranks, stream, 87360); });
+              ++failed;
+              throw PeerLost(error);
+            });
+    for (const int rank : {0, 1}) {
+      CHECK(errors[rank] == fmt::format("rank {}: collective 2 (all_reduce of 87360 f32, sum): no "
+                                        "answer from rank 2 within 0.6 s",
+                                        rank));
+    }
+    CHECK(errors[2].empty());
+    CHECK(seconds_since(begin) >= 2 * kShort);
+    CHECK(seconds_since(begin) < kLong);
+  }
+}
+
+TEST_CASE("A transfer that times out names the rank that does not come, and nobody else",
+          "[group][gloo][ring][row68]") {
+  for (const std::string& backend : host_backends()) {
+    const Texts errors =
+        Job(3, backend, kShort)
+            .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+              if (group.rank() > 0) return await([&] { return !group.store().gone().empty(); });
+              const auto x = BasicTensor<int64_t>::from_host(stream, {1}, {1});
+              ranks.receive(stream, x, 1);
+              stream.synchronize();
+            });
+    CHECK(errors[0] == "rank 0: no answer from rank 1 within 0.3 s");
+  }
+}
+
+TEST_CASE("A rank that dies is named at once by all who wait for it",
+          "[group][gloo][ring][row67]") {
+  for (const std::string& backend : host_backends()) {
+    for (const int victim : {0, 1, 2, 3}) {
+      INFO(backend << ", rank " << victim << " dies");
+      const auto begin = Clock::now();
+      const Texts errors =
+          Job(4, backend)
+              .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+                reduce(ranks, stream);
+                if (group.rank() == victim) fail<BadInput>("has had enough");
+                reduce(ranks, stream);
+              });
+      for (int rank = 0; rank < 4; ++rank) {
+        if (rank == victim) continue;
+        CHECK_THAT(errors[rank], Catch::Matchers::StartsWith(fmt::format(
+                                     "rank {}: collective 2 (all_reduce of 10 f32, sum): ", rank)));
+        CHECK_THAT(errors[rank], ContainsSubstring(fmt::format("rank {}", victim)) &&
+                                     ContainsSubstring("closed the connection"));
+      }
+      CHECK(seconds_since(begin) < kSoon);
+    }
+  }
+}
+
+TEST_CASE("A rank that comes too late hears why the first one gave up", "[group][ring][tsan]") {
+  const Texts errors =
+      Job(3, "ring", kShort)
+          .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+            if (group.rank() != 1) {
+              await([&] { return !group.store().gone().empty(); });
+            }
+            if (group.rank() != 2) reduce(ranks, stream);
+          });
+  const std::string what = "collective 1 (all_reduce of 10 f32, sum): ";
+  const std::string why = what + "no answer from ranks 0, 2 within 0.3 s";
+  CHECK(errors[1] == "rank 1: " + why);
+  CHECK(errors[0] == "rank 0: " + what + "rank 1 gave up: " + why);
+  CHECK(errors[2].empty());
+}
+
+TEST_CASE("Ranks stuck in different collectives are told what the other one called",
+          "[group][ring][tsan][row71]") {
+  const Texts errors =
+      Job(2, "ring", kShort)
+          .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+            const auto x = BasicTensor<float>::from_host(stream, {10}, std::vector<float>(10));
+            if (group.rank() == 0) ranks.all_reduce(stream, x);
+            if (group.rank() == 1) ranks.broadcast(stream, x, 0);
+            stream.synchronize();
+          });
+  CHECK_THAT(errors[0],
+             ContainsSubstring("; rank 1 was at collective 1 (broadcast of 10 f32, root 0); "
+                               "LOCKSTEP_DEBUG=collectives"));
+  CHECK_THAT(errors[1], ContainsSubstring("; rank 0 was at collective 1 (all_reduce of 10 f32"));
+}
+
+// --- LOCKSTEP_DEBUG=collectives ------------------------------------------------------------------
+
+/// Two calls that do not fit together, with their names.
+struct Mismatch {
+  std::function<void(Communicator&ranks, Stream stream)> first, other;
+  std::string first_name, other_name;
+};
+
+template <class T>
+BasicTensor<T> ones(Stream stream, int64_t count) {
+  return BasicTensor<T>::from_host(stream, {count}, std::vector<T>(size_t(count), T(1)));
+}
+
+std::vector<Mismatch> mismatches() {
+  const auto sum = [](Communicator& ranks, Stream s) { ranks.all_reduce(s, ones<float>(s, 10)); };
+  const std::string sum_name = "all_reduce of 10 f32, sum";
+  const auto root = [](int rank) {
+    return [=](Communicator& ranks, Stream s) { ranks.broadcast(s, ones<float>(s, 10), rank); };
+  };
+  return {
+      {sum, [](auto& ranks, Stream s) { ranks.all_reduce(s, ones<float>(s, 12)); }, sum_name,
+       "all_reduce of 12 f32, sum"},
+      {sum, [](auto& ranks, Stream s) { ranks.all_reduce(s, ones<double>(s, 10)); }, sum_name,
+       "all_reduce of 10 f64, sum"},
+      {sum,
+       [](auto& ranks, Stream s) { ranks.all_reduce(s, ones<float>(s, 10), Reduction::average); },
+       sum_name, "all_reduce of 10 f32, average"},
+      {root(0), root(2), "broadcast of 10 f32, root 0", "broadcast of 10 f32, root 2"},
+      {sum, root(1), sum_name, "broadcast of 10 f32, root 1"},
+      {[](auto& ranks, Stream s) { ranks.barrier(s); }, sum, "barrier", sum_name},
+  };
+}
+
+TEST_CASE("With LOCKSTEP_DEBUG=collectives a difference is an error on all ranks, with both calls",
+          "[group][gloo][ring][row71]") {
+  const ScopedEnvironment debug("LOCKSTEP_DEBUG", "collectives");
+  for (const std::string& backend : host_backends()) {
+    for (const Mismatch& mismatch : mismatches()) {
+      INFO(backend << ": " << mismatch.first_name << " and " << mismatch.other_name);
+      const Texts errors =
+          Job(3, backend)
+              .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+                reduce(ranks, stream);
+                (group.rank() == 1 ? mismatch.other : mismatch.first)(ranks, stream);
+                const std::string error = message_of<PeerLost>([&] { stream.synchronize(); });
+                throw PeerLost(error);
+              });
+      for (int rank = 0; rank < 3; ++rank) {
+        const std::string& called = rank == 1 ? mismatch.other_name : mismatch.first_name;
+        CHECK(errors[rank] ==
+              fmt::format("rank {}: collective 2 ({}): rank 0 called {}, rank 1 called {}; all "
+                          "ranks must make the same calls in the same order",
+                          rank, called, mismatch.first_name, mismatch.other_name));
+      }
+    }
+  }
+}
+
+TEST_CASE("With LOCKSTEP_DEBUG=collectives calls that fit together compute what they did",
+          "[group][gloo][ring][row71]") {
+  const ScopedEnvironment debug("LOCKSTEP_DEBUG", "collectives");
+  for (const std::string& backend : host_backends()) {
+    const Texts errors =
+        Job(2, backend).run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+          const int me = group.rank();
+          const auto x = BasicTensor<int64_t>::from_host(stream, {1}, {me + 1});
+          const auto all = BasicTensor<int64_t>::from_host(stream, {2}, {0, 0});
+          for (int i = 0; i < 3; ++i) {
+            ranks.all_reduce(stream, x);  // 3, 6, 12
+            ranks.broadcast(stream, x, 1);
+            ranks.open_group();
+            ranks.send(stream, x, 1 - me);
+            ranks.receive(stream, Elements(all).part(1, 1), 1 - me);
+            ranks.close_group();
+            ranks.barrier(stream);
+          }
+          ranks.all_gather(stream, x, all);
+          require(all.to_host() == std::vector<int64_t>{12, 12}, "another result");
+        });
+    CHECK(errors == Texts(2));
+  }
+}
+
+// --- The group of this process -------------------------------------------------------------------
+
+TEST_CASE("A process has one group: not two, and none before it is made", "[group][row58]") {
+  const ScopedEnvironment rank("RANK", "0"), size("WORLD_SIZE", "1"), port("MASTER_PORT", "0"),
+      address("MASTER_ADDR", "127.0.0.1"), local_rank("LOCAL_RANK", {}),
+      local_size("LOCAL_WORLD_SIZE", {});
+  CHECK_FALSE(is_initialized());
+  for (const std::function<void()>& use :
+       {std::function<void()>([] { process_group(); }), std::function<void()>([] { get_rank(); }),
+        std::function<void()>([] { get_world_size(); })}) {
+    CHECK(message_of<BadInput>(use) ==
+          "there is no process group yet; call init_process_group() before");
+  }
+  destroy_process_group();
+  for (int i = 0; i < 2; ++i) {
+    ProcessGroup& group = init_process_group({.backend = "ring"});
+    CHECK(is_initialized());
+    CHECK(&process_group() == &group);
+    CHECK(get_rank() == 0);
+    CHECK(get_world_size() == 1);
+    CHECK_THAT(message_of<BadInput>([] { init_process_group({}); }),
+               ContainsSubstring("initialised twice: this process is rank 0 of 1 already"));
+    destroy_process_group();
+    CHECK_FALSE(is_initialized());
+  }
+}
+
+TEST_CASE("Without a launcher there is no group, and the error says how to get one",
+          "[group][row58]") {
+  const ScopedEnvironment rank("RANK", {}), size("WORLD_SIZE", {}), port("MASTER_PORT", {}),
+      address("MASTER_ADDR", {}), local_rank("LOCAL_RANK", {}), local_size("LOCAL_WORLD_SIZE", {});
+  CHECK_THAT(message_of<BadInput>([] { init_process_group({.program = "04-ddp --epochs 2"}); }),
+             ContainsSubstring("./lockstep launch --nproc-per-node 2 04-ddp --epochs 2"));
+  CHECK_FALSE(is_initialized());
+}
+
+}  // namespace
+}  // namespace lockstep

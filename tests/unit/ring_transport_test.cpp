@@ -1,0 +1,179 @@
+// Collectives between processes: what they compute, over the hand-written ring and over Gloo. All
+// ranks of a group are in this process.
+
+#include "common/comm/process/ring_transport.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "common/comm/process/gloo_transport.h"
+#include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/local_store.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/tasks.h"
+#include "tests/support/tcp_stores.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using testing::kLong;
+using testing::kShort;
+using testing::kSoon;
+using testing::message_of;
+using testing::Ranks;
+using testing::ring_ranks;
+using testing::seconds_since;
+using testing::Trial;
+using MakeRanks = std::function<Ranks(int world_size)>;
+
+/// How the ranks of a group can be connected in this build.
+std::vector<MakeRanks> transports() {
+  std::vector<MakeRanks> all{[](int world_size) { return ring_ranks(world_size); }};
+  if (gloo_availability().empty()) {
+    all.push_back([](int world_size) { return testing::gloo_ranks(world_size); });
+  }
+  return all;
+}
+
+template <class T>
+void check_collectives(Ranks& ranks, const std::vector<int64_t>& counts, double tolerance) {
+  for (const int64_t n : counts) {
+    INFO(ranks.processes[0]->transport().description()
+         << ", " << ranks.size() << " ranks, shares of " << n << " elements of " << sizeof(T)
+         << " bytes");
+    Trial<T> trial(ranks, n);
+    trial.enqueue_all(/*every_root=*/n == 1);
+    CHECK(trial.first_fault(tolerance) == "");
+  }
+}
+
+/// Rings add in another order than a serial program.
+void check_table(const MakeRanks& make_ranks, int64_t most_ranks) {
+  for (int64_t world_size = 1; world_size <= most_ranks; ++world_size) {
+    Ranks ranks = make_ranks(static_cast<int>(world_size));
+    const std::vector<int64_t> counts{0, 1, 2, world_size - 1, world_size, world_size + 1, 1000};
+    check_collectives<float>(ranks, counts, 1e-6);
+    const bool all =
+        world_size <= 3 || testing::full_campaign();  // more ranks than cores take long
+    const std::vector<int64_t> some = all ? counts : std::vector<int64_t>{world_size + 1};
+    check_collectives<double>(ranks, some, 1e-15);
+    check_collectives<int64_t>(ranks, some, 0);
+  }
+}
+
+TEST_CASE("Between processes every collective is what a serial program computes",
+          "[comm][gloo][ring][row70]") {
+  for (const MakeRanks& make_ranks : transports()) {
+    check_table(make_ranks, 5);
+    Ranks ranks = make_ranks(3);
+    Trial<float> large(ranks, 1000001);
+    for (const Call::Op op : {Call::Op::all_reduce, Call::Op::reduce_scatter, Call::Op::broadcast,
+                              Call::Op::all_gather, Call::Op::send}) {
+      large.enqueue({op}, /*root=*/1);
+      CHECK(large.first_fault(1e-6) == "");
+    }
+  }
+}
+
+TEST_CASE("Over the ring no collective races with what is enqueued around it",
+          "[comm][ring][tsan][row70]") {
+  check_table([](int world_size) { return ring_ranks(world_size); }, 3);
+}
+
+TEST_CASE("Between processes the dependent calls of one group take effect in their order",
+          "[comm][gloo][ring][tsan]") {
+  testing::check_dependent_calls(ring_ranks(2));
+  if (gloo_availability().empty()) testing::check_dependent_calls(testing::gloo_ranks(2));
+}
+
+/// The sums of all ranks.
+std::vector<std::vector<float>> sums(const Ranks& ranks, int64_t count) {
+  std::vector<BasicTensor<float>> x;
+  ranks.together([&](Communicator& rank, Stream stream) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) values[i] = testing::number<float>(rank.rank(), i);
+    x.push_back(BasicTensor<float>::from_host(stream, {count}, values));
+    rank.all_reduce(stream, x.back());
+  });
+  std::vector<std::vector<float>> found;
+  for (const BasicTensor<float>& sum : x) found.push_back(sum.to_host());
+  return found;
+}
+
+TEST_CASE("Between processes sums have the same bits on all ranks, and in every run",
+          "[comm][gloo][ring][row70]") {
+  for (const MakeRanks& make_ranks : transports()) {
+    const auto first = sums(make_ranks(4), 1001), again = sums(make_ranks(4), 1001);
+    CHECK(first == again);
+    for (const auto& sum : first) CHECK(sum == first[0]);
+  }
+}
+
+TEST_CASE("Between processes all may send to all before anyone receives", "[comm][gloo][ring]") {
+  constexpr int64_t kCount = (1 << 18) + 1;  // more than connections hold
+  constexpr int kRanks = 4;
+  for (const MakeRanks& make_ranks : transports()) {
+    const Ranks ranks = make_ranks(kRanks);
+    const auto mine = testing::numbered<int64_t>(ranks, kCount, 10);
+    const auto all = testing::numbered<int64_t>(ranks, kRanks * kCount, 0);
+    ranks.together([&](Communicator& rank, Stream stream) {
+      const int me = rank.rank();
+      for (int other = 0; other < kRanks; ++other) {
+        if (other != me) rank.send(stream, mine[me], other);
+      }
+      for (int other = 0; other < kRanks; ++other) {
+        if (other == me) continue;
+        rank.receive(stream, Elements(all[me]).part(other * kCount, kCount), other);
+      }
+    });
+    for (int me = 0; me < kRanks; ++me) {
+      const std::vector<int64_t> found = all[me].to_host();
+      for (int other = 0; other < kRanks; ++other) {
+        const int64_t expected = other == me ? me : 10 + other;
+        CHECK(std::count(found.begin() + other * kCount, found.begin() + (other + 1) * kCount,
+                         expected) == kCount);
+      }
+    }
+  }
+}
+
+// --- Ranks that do not come ----------------------------------------------------------------------
+
+TEST_CASE("Over the ring a rank that does not come is missed in time, and its peers learn of it",
+          "[comm][ring][tsan][row72]") {
+  const testing::Stores stores(3);
+  std::vector<std::shared_ptr<HostTransport>> ring(3);
+  // Rank 0 has less patience than rank 1, which waits for rank 2, too.
+  testing::run_ranks(
+      3, [&](int rank) { ring[rank] = connect_ring(stores[rank], rank == 0 ? kShort : kLong); });
+  const auto begin = testing::Clock::now();
+  const auto errors = testing::run_ranks(2, [&](int rank) {
+    std::vector<int64_t> x(3);
+    ring[rank]->run(
+        {.op = Call::Op::all_reduce, .mine = {x.data(), 3, ElementType::i64}, .all = {}}, 1);
+  });
+  CHECK(errors[0] == "rank 2 did not answer within 0.3 s: 0 of 8 bytes came");
+  CHECK(seconds_since(begin) >= kShort);
+  CHECK(seconds_since(begin) < kSoon);
+  CHECK(errors[1] == "rank 0 closed the connection");
+  // From then on each says why it cannot go on.
+  CHECK(message_of<PeerLost>([&] { ring[0]->run({}, 2); }) == errors[0]);
+  CHECK(message_of<PeerLost>([&] { ring[0]->transfer({}); }) == errors[0]);
+}
+
+TEST_CASE("Over the ring a rank that has gone is noticed at once", "[comm][ring][tsan][row67]") {
+  Ranks ranks = ring_ranks(2, kLong);
+  ranks.processes[1].reset();
+  const auto x = testing::numbered<int64_t>(ranks, 3, 1);
+  const auto begin = testing::Clock::now();
+  ranks.processes[0]->all_reduce(ranks.streams[0], x[0]);
+  CHECK_THAT(message_of<PeerLost>([&] { ranks.streams[0].synchronize(); }),
+             Catch::Matchers::StartsWith("rank 0: collective 1 (all_reduce of 3 i64, sum): rank 1 "
+                                         "closed the connection"));
+  CHECK(seconds_since(begin) < kSoon);
+}
+
+}  // namespace
+}  // namespace lockstep
