@@ -62,6 +62,7 @@ class BodyKernels : public Kernels {
   void sum_ranks(Stream, const RankSum& sum) override;
   void check_finite(Stream, const StepStateTensor& state, const Tensor& x,
                     const HealthTensor& health) override;
+  void clip_norm(Stream, Real most, const Tensor& x, const Tensor& norm) override;
   void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health, SgdRule rule,
                   const Tensor& gradient, const Tensor& velocity, const Tensor& weight) override;
 };

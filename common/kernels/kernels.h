@@ -126,6 +126,10 @@ class Kernels {
   /// Writes state.step into `health` if any element of x is NaN or infinite and it was sound.
   virtual void check_finite(Stream, const StepStateTensor& state, const Tensor& x,
                             const HealthTensor& health) = 0;
+  /// x *= min(1, most / (|x| + 1e-6)), where |x| is its L2 norm: torch.nn.utils.clip_grad_norm_.
+  /// norm [1 + ceil(n / kNormPart)] becomes |x|, and sums of parts of it.
+  virtual void clip_norm(Stream, Real most, const Tensor& x, const Tensor& norm) = 0;
+  static constexpr int64_t kNormPart = 16384;
   /// One SGD step over flat buffers, in one pass; nothing once health has failed. `velocity` may be
   /// undefined when momentum is 0.
   virtual void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health,

@@ -23,6 +23,20 @@ void Sgd::step(const StepStateTensor& state, const Tensor& loss) const {
                      parameters_.values());
 }
 
+ClipByNorm::ClipByNorm(const FlatParameters& parameters, double most)
+    : parameters_(parameters), most_(Real(most)) {
+  if (most == 0) return;
+  const int64_t count = parameters.gradients().elements();
+  norm_ = Tensor::empty(parameters.stream(),
+                        {1 + (count + Kernels::kNormPart - 1) / Kernels::kNormPart});
+}
+
+void ClipByNorm::operator()() const {
+  if (!norm_.defined()) return;
+  const Stream stream = parameters_.stream();
+  stream.kernels().clip_norm(stream, most_, parameters_.gradients(), norm_);
+}
+
 double LearningRateSchedule::at(int64_t step) const {
   if (step < warmup_steps) {
     return warmup_from + (base - warmup_from) * double(step + 1) / double(warmup_steps);

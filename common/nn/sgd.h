@@ -29,6 +29,22 @@ class Sgd {
   HealthTensor health_;
 };
 
+/// Scales all gradients together down to an L2 norm of `most`, as torch.nn.utils.clip_grad_norm_
+/// does. To be called between backward and the optimizer's step.
+class ClipByNorm {
+ public:
+  /// 0: calls do nothing. `parameters` must outlive this.
+  ClipByNorm(const FlatParameters& parameters, double most);
+  void operator()() const;
+  /// [0]: the norm that the last call found; undefined if calls do nothing.
+  const Tensor& norm() const { return norm_; }
+
+ private:
+  const FlatParameters& parameters_;
+  Real most_;
+  Tensor norm_;
+};
+
 /// Step schedule with linear warm-up (Goyal et al., arXiv 1706.02677, section 2.2): over the first
 /// `warmup_steps` steps the rate climbs from `warmup_from` to `base`; from then on it is multiplied
 /// by `gamma` every `decay_steps` steps (0: never), as torch.optim.lr_scheduler.StepLR.

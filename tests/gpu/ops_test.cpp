@@ -622,6 +622,25 @@ TEST_CASE("check_finite: the first step with a NaN or an infinity is kept, where
   });
 }
 
+TEST_CASE("clip_norm: the norm of everything, and what is longer becomes shorter", "[cuda][ops]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const int64_t n : kSizes) {
+    for (const Real most : {Real(0.1), Real(1e6)}) {
+      INFO(n << " elements, at most " << most);
+      both.agree(
+          [&](Run& run) {
+            const Tensor x = run.random({n}, 1);
+            const Tensor norm = run.output({1 + (n + Kernels::kNormPart - 1) / Kernels::kNormPart});
+            run.ops.clip_norm(run.stream, most, x, norm);
+            run.result("x", x, kRounding);
+            run.result("norm", norm, kRounding);
+          },
+          /*shift=*/n % 2);
+    }
+  }
+}
+
 TEST_CASE("sgd_update: momentum and weight decay over three steps", "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;

@@ -944,5 +944,28 @@ TEST_CASE("SGD leaves weights and velocity alone once training has failed", "[ke
   CHECK(velocity.to_host() == v);
 }
 
+TEST_CASE("Gradients are clipped together, as torch.nn.utils.clip_grad_norm_ does", "[kernels]") {
+  const TestDevice d;
+  for (const int64_t n : {int64_t{1}, int64_t{5}, Kernels::kNormPart, 2 * Kernels::kNormPart + 3}) {
+    const Values values = random_values({n}, 7);
+    double sum = 0;
+    for (const Real value : values) sum += double(value) * double(value);
+    const double length = std::sqrt(sum);
+    for (const double most : {length / 3, 2 * length}) {
+      INFO(n << " numbers, at most " << most);
+      const Tensor x = d.put({n}, values);
+      const Tensor norm = d.filled({1 + (n + Kernels::kNormPart - 1) / Kernels::kNormPart}, kNaN);
+      d.kernels().clip_norm(d.stream, Real(most), x, norm);
+      CHECK(double(norm.to_host()[0]) == Approx(length).epsilon(kRounding));
+      Doubles expected(values.begin(), values.end());
+      for (double& value : expected) value *= std::min(1.0, most / (length + 1e-6));
+      CHECK(relative_error(x.to_host(), expected) <= kRounding);
+    }
+  }
+  const Tensor spoilt = d.put({3}, {1, kNaN, 2});
+  d.kernels().clip_norm(d.stream, 1, spoilt, d.filled({2}, 0));
+  for (const Real value : spoilt.to_host()) CHECK(std::isnan(value));  // the watch will see it
+}
+
 }  // namespace
 }  // namespace lockstep

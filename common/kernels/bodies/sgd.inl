@@ -1,6 +1,8 @@
 #pragma once
 // The optimizer's pass over the flat buffers, and the watch over non-finite numbers.
 
+#include <cmath>
+
 #include "common/kernels/bodies/portable.h"
 
 namespace lockstep::bodies {
@@ -13,6 +15,41 @@ struct CheckFinite {
   LOCKSTEP_BODY bool found(int64_t i) const { return !(x[i] - x[i] == 0); }  // NaN, inf: NaN
   LOCKSTEP_BODY void report() const {
     if (health->failed_step < 0) health->failed_step = state->step;
+  }
+};
+
+/// Over parts of x: the sum of a part's squares.
+struct SumSquares {
+  const Real* x;
+  int64_t count, part;
+  Real* sums;
+  template <class Team>
+  LOCKSTEP_BODY void operator()(const Team& team, int64_t number) const {
+    const int64_t first = number * part;
+    const int64_t here = count - first < part ? count - first : part;
+    const Real sum = team.sum(here, [=, *this](int64_t i) { return x[first + i] * x[first + i]; });
+    team.leader([=, *this] { sums[number] = sum; });
+  }
+};
+
+/// norm[0] from the sums behind it.
+struct NormOfParts {
+  int64_t parts;
+  Real* norm;
+  template <class Team>
+  LOCKSTEP_BODY void operator()(const Team& team, int64_t) const {
+    const Real sum = team.sum(parts, [=, *this](int64_t i) { return norm[1 + i]; });
+    team.leader([=, *this] { norm[0] = std::sqrt(sum); });
+  }
+};
+
+struct ScaleToNorm {
+  const Real* norm;
+  Real most;
+  Real* x;
+  LOCKSTEP_BODY void operator()(int64_t i) const {
+    const Real factor = most / (norm[0] + Real(1e-6));
+    if (!(factor >= 1)) x[i] *= factor;  // a norm that is NaN shows in x
   }
 };
 
