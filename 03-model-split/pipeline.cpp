@@ -195,7 +195,7 @@ void Pipeline::forward(size_t s, int number) {
   worker.most_live = std::max(worker.most_live, ++worker.live);
   micro_batch.part = parts_[number];
   context.facts = {.last_contribution = number + 1 == options_.micro_batches};
-  worker.feeder.feed_facts(micro_batch.part, facts_, context);
+  worker.feeder.feed_facts(batch_, micro_batch.part, facts_, context);
   if (s == 0) {
     const DeviceBatch& images = worker.feeder.feed_images(batch_, micro_batch.part);
     micro_batch.input = worker.feeder.normalize(images, context);

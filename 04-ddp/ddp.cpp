@@ -40,11 +40,8 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
                                                  const FlatParameters& parameters,
                                                  Communicator& ranks, const ExchangeTexts& exchange,
                                                  Stream communication, const DdpOptions& options)
-    : module_(add_module("", std::move(module))),
-      parameters_(parameters),
-      ranks_(ranks),
-      communication_(communication),
-      all_reduce_(ranks, options.all_reduce, communication),
+    : Replica(std::move(module), parameters, ranks, communication, options.all_reduce,
+              options.broadcast_buffers),
       options_(options),
       in_order_(parameters.parameters().rbegin(), parameters.parameters().rend()),
       ready_(in_order_.size(), false) {
@@ -55,9 +52,8 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
     in_order_[i]->on_gradient_ready = [this, i](Parameter&) { gradient_is_ready(i); };
   }
   buckets_ = plan_buckets(bytes, options.caps);
-  const Stream stream = parameters_.stream();
-  ranks_.broadcast(stream, parameters_.values(), 0);
-  broadcast_buffers();
+  ranks_.broadcast(parameters_.stream(), parameters_.values(), 0);
+  Replica::broadcast_buffers();
 }
 
 /// A difference would otherwise show as a sum of what does not belong together, or as a hang.
@@ -78,30 +74,18 @@ void DistributedDataParallel::require_same_parameters(const ExchangeTexts& excha
 
 // --- The passes ----------------------------------------------------------------------------------
 
-void DistributedDataParallel::broadcast_buffers() {
-  if (options_.broadcast_buffers && buffers_are_old_ && !parameters_.buffers().empty()) {
-    ranks_.broadcast(parameters_.stream(), parameters_.buffer_values(), 0);
-  }
-  buffers_are_old_ = false;
-}
-
-Tensor DistributedDataParallel::forward(const Tensor& x, Context& context) {
-  if (context.facts.training) broadcast_buffers();
-  return module_.forward(x, context);
-}
-
 Tensor DistributedDataParallel::backward(const Tensor& dy, Context& context) {
   if (!context.facts.last_contribution) return module_.backward(dy, context);
   running_ = true;
   Tensor dx = module_.backward(dy, context);
-  finish_reduction();
+  reduce_the_rest();
   return dx;
 }
 
 void DistributedDataParallel::take_part_without_samples() {
   broadcast_buffers();
   std::fill(ready_.begin(), ready_.end(), true);
-  finish_reduction();
+  reduce_the_rest();
 }
 
 // --- The reduction -------------------------------------------------------------------------------
@@ -109,9 +93,15 @@ void DistributedDataParallel::take_part_without_samples() {
 /// Called on the host, between the enqueuing of two layers' backward: what is enqueued here stands
 /// behind the kernels that make this gradient and before those that make the next ones.
 void DistributedDataParallel::gradient_is_ready(size_t parameter) {
-  require(running_ && !ready_[parameter],
+  const std::string& name = in_order_[parameter]->name;
+  require(
+      running_,
+      "rank {}: a gradient of {} outside the wrapper's backward, where nothing reduces it; call "
+      "backward of the wrapper, or make the pass one that is not the last contribution",
+      ranks_.rank(), name);
+  require(!ready_[parameter],
           "rank {}: a second gradient of {} in one backward; use every layer once", ranks_.rank(),
-          in_order_[parameter]->name);
+          name);
   ready_[parameter] = true;
   if (options_.overlap) reduce_complete_buckets();
 }
@@ -132,15 +122,10 @@ void DistributedDataParallel::reduce(const Bucket& bucket) {
   const Tensor& all = parameters_.gradients();
   const int64_t begin = first.data() - all.data();
   const int64_t end = last.data() - all.data() + last.elements();
-  const Tensor gradients = all.range(begin, {end - begin});
-  communication_.wait(parameters_.stream().record());  // they are complete
-  if (ranks_.world_size() > 1) {
-    communication_.kernels().scale(communication_, Real(1) / Real(ranks_.world_size()), gradients);
-  }
-  all_reduce_(gradients);
+  average_gradients(all.range(begin, {end - begin}));
 }
 
-void DistributedDataParallel::finish_reduction() {
+void DistributedDataParallel::reduce_the_rest() {
   running_ = false;
   std::vector<std::string> missing;
   for (size_t i = 0; i < in_order_.size(); ++i) {
@@ -152,10 +137,9 @@ void DistributedDataParallel::finish_reduction() {
           ranks_.rank(), fmt::join(missing, ", "));
   std::fill(ready_.begin(), ready_.end(), true);
   reduce_complete_buckets();
-  parameters_.stream().wait(communication_.record());  // the optimizer reads the sums
   std::fill(ready_.begin(), ready_.end(), false);
   next_ = 0;
-  buffers_are_old_ = true;
+  finish_reduction();
 }
 
 }  // namespace lockstep

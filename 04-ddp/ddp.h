@@ -6,9 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "04-ddp/all_reduce.h"
 #include "04-ddp/buckets.h"
-#include "common/nn/module.h"
+#include "04-ddp/replica.h"
 
 namespace lockstep {
 
@@ -26,17 +25,15 @@ struct DdpOptions {
 /// Gets this rank's text, returns all ranks' by rank.
 using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
 
-/// Trains a module on every rank of a group, each with its own part of the batch, such that all
-/// ranks keep the same weights. Mirrors torch.nn.parallel.DistributedDataParallel.
+/// A replica whose gradients are reduced in buckets while backward still runs. Mirrors
+/// torch.nn.parallel.DistributedDataParallel.
 ///
-/// A rank's loss is to be the mean over its n_r samples, times n_r W / N: so a sample counts W / N
-/// (StepState::loss_weight). Each bucket of gradients is multiplied by 1/W as soon as backward has
-/// completed it, and summed over the ranks on the communication stream, bucket after bucket in the
-/// same order on all ranks. What results is the gradient of the mean over all N samples.
+/// Each bucket is multiplied by 1/W as soon as backward has completed it, and summed over the ranks
+/// on the communication stream, bucket after bucket in the same order on all ranks.
 ///
 /// In a pass that is not the last contribution to a step (PassFacts: no_sync, accumulation)
 /// gradients only add up here.
-class DistributedDataParallel final : public Module {
+class DistributedDataParallel final : public Replica {
  public:
   /// `parameters` are those of `module`, on the stream of its passes; they, `ranks` and its group
   /// must outlive this. Gives every rank rank 0's parameters and buffers. Throws BadInput, on all
@@ -45,39 +42,23 @@ class DistributedDataParallel final : public Module {
                           Communicator& ranks, const ExchangeTexts& exchange, Stream communication,
                           const DdpOptions& options = {});
 
-  /// In training begins with a broadcast of the buffers; evaluation does not communicate, so that
-  /// one rank may evaluate alone.
-  Tensor forward(const Tensor& x, Context& context) override;
   /// Behind it, on the stream of the passes, the gradients are those of the whole batch. Throws
   /// BadInput naming the parameters that got no gradient, unless that is allowed.
   Tensor backward(const Tensor& dy, Context& context) override;
-  /// Forward and backward of a rank that has no samples in this step: its part of the
-  /// communication.
-  void take_part_without_samples();
+  void take_part_without_samples() override;
 
-  /// The module itself: its names and state are those of an unwrapped network.
-  Module& inner() { return module_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  /// For gradients, by this rank, so far.
-  int64_t bytes_sent() const { return all_reduce_.bytes_sent(); }
 
  private:
   void require_same_parameters(const ExchangeTexts& exchange) const;
-  void broadcast_buffers();
   void gradient_is_ready(size_t parameter);
   void reduce_complete_buckets();
   void reduce(const Bucket& bucket);
-  void finish_reduction();
+  void reduce_the_rest();
 
-  Module& module_;
-  const FlatParameters& parameters_;
-  Communicator& ranks_;
-  Stream communication_;
-  AllReduce all_reduce_;
   DdpOptions options_;
   std::vector<Parameter*> in_order_;  // of completion: the reverse of registration
   std::vector<Bucket> buckets_;
-  bool buffers_are_old_ = true;  // since the last reduction
   // The backward at hand.
   bool running_ = false;
   std::vector<bool> ready_;  // by place in in_order_

@@ -4,7 +4,8 @@
 Stage 01, for each network, number of compute threads and batch size: the median step time of several
 rounds, samples per second and GFLOP/s; beside PyTorch, in alternating rounds, where --python has
 torch; where a step's time goes, and how long a start takes. Then the stages on several devices,
-beside stage 01 on one, in alternating rounds, and pipelines: their bubbles with equal layers, their
+beside stage 01 on one, in alternating rounds; processes, beside one process and PyTorch's DDP, and
+all-reduces by message size; pipelines: their bubbles with equal layers, their
 times and memory with ResNet-18. Machines are shared and noisy: compare the ratios of one run, not
 figures of different days.
 """
@@ -21,8 +22,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-STAGE = "01-single-gpu"
+import bench_ranks
+import bench_runs
+from bench_runs import ROOT, STAGE
+
 EPOCH_SAMPLES = 60000  # of Fashion-MNIST, for seconds per epoch
 MODELS = ("seed", "resnet18")
 
@@ -42,35 +45,6 @@ def steps_of(model, batch):
     return 300 * 64 // batch if model == "seed" else max(3, 4 * 64 // batch)
 
 
-def program(stage):
-    return ROOT / "build" / stage / stage
-
-
-def run_stage(stage, *options):
-    """Runs a stage's program and returns its metrics."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "metrics.json"
-        subprocess.run([program(stage), *map(str, options), "--metrics", path],
-                       check=True, stdout=subprocess.DEVNULL)
-        return json.loads(path.read_text())
-
-
-def run_ours(model, batch, threads, steps, *more, stage=STAGE, devices="cpu:0"):
-    """A run of `steps` steps on synthetic images."""
-    samples = (steps + 1) * batch
-    return run_stage(stage, "--data", f"synthetic:{samples}:{min(batch, 64)}", "--model", model,
-                     "--batch-size", batch, "--threads-per-device", threads, "--max-steps", steps,
-                     "--devices", devices, "--lr", 0.01, *more)
-
-
-def run_torch(python, model, batch, threads, steps, channels_last):
-    command = [python, ROOT / "tools/bench_torch.py", "--model", model, "--batch", str(batch),
-               "--threads", str(threads), "--steps", str(steps)]
-    result = subprocess.run(command + ["--channels-last"] * channels_last, check=True,
-                            stdout=subprocess.PIPE)
-    return json.loads(result.stdout)
-
-
 def torch_version(python):
     """The version of torch that `python` has, or an empty string."""
     try:
@@ -81,25 +55,20 @@ def torch_version(python):
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
-def round_time(step_seconds):
-    """Median step of one round, without the first steps, which make plans and touch new memory."""
-    return statistics.median(step_seconds[max(1, len(step_seconds) // 10):])
-
-
 def measure(model, batch, threads, options, has_torch):
     """One line of the table: rounds of every contender in turn."""
     steps = steps_of(model, batch)
     times, flops = collections.defaultdict(list), 0.0
     backend = ""
     for _ in range(options.rounds):
-        ours = run_ours(model, batch, threads, steps)
-        times["ours"].append(round_time(ours["step_seconds"]))
+        ours = bench_runs.run_ours(model, batch, threads, steps)
+        times["ours"].append(bench_runs.round_time(ours["step_seconds"]))
         backend = ours["backend"]
         flops = ours["training_flops"] / ours["steps"]
         if has_torch:
             for name, channels_last in (("torch", False), ("torch channels_last", True)):
-                result = run_torch(options.python, model, batch, threads, steps, channels_last)
-                times[name].append(round_time(result["step_seconds"]))
+                result = bench_runs.run_torch(options.python, model, batch, threads, steps, channels_last)
+                times[name].append(bench_runs.round_time(result["step_seconds"]))
     return {"model": model, "batch_size": batch, "threads": threads, "world_size": 1,
             "backend": backend, "rounds": options.rounds, "flops_per_step": flops,
             "step_seconds": {name: statistics.median(rounds) for name, rounds in times.items()},
@@ -127,7 +96,7 @@ def layer_times(model):
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         steps = steps_of(model, 64)
-        run_ours(model, 64, 1, steps, "--trace", trace)
+        bench_runs.run_ours(model, 64, 1, steps, "--trace", trace)
         events = json.loads(trace.read_text())["traceEvents"]
     slices = collections.defaultdict(list)
     for event in events:
@@ -150,7 +119,7 @@ def print_layers(model, operations, rows=14):
 
 def start_up(options):
     """Start of a real run: seconds to its first step and peak memory, medians."""
-    runs = [run_stage(STAGE, "--max-steps", 20, "--devices", "cpu:0", "--data", options.data)
+    runs = [bench_runs.run_stage(STAGE, "--max-steps", 20, "--devices", "cpu:0", "--data", options.data)
             for _ in range(options.rounds)]
     seconds = statistics.median(run["startup_seconds"] for run in runs)
     memory = statistics.median(run["peak_rss_bytes"] for run in runs)
@@ -177,8 +146,8 @@ def measure_scaling(model, more, batch, steps, rounds):
     times = collections.defaultdict(list)
     for _ in range(rounds):
         for (stage, world), devices in contenders.items():
-            metrics = run_ours(model, batch, 1, steps, *more, stage=stage, devices=devices)
-            times[stage, world].append(round_time(metrics["step_seconds"]))
+            metrics = bench_runs.run_ours(model, batch, 1, steps, *more, stage=stage, devices=devices)
+            times[stage, world].append(bench_runs.round_time(metrics["step_seconds"]))
     one = statistics.median(times[STAGE, 1])
     return [{"model": " ".join(map(str, (model, *more))), "batch_size": batch, "stage": stage,
              "world_size": world, "rounds": rounds, "step_seconds": statistics.median(all_rounds),
@@ -211,7 +180,7 @@ def bubble_rounds(more, rounds):
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.json"
-            subprocess.run([program(PIPELINE).parent / "bubble", *map(str, more), "--metrics", path],
+            subprocess.run([bench_runs.program(PIPELINE).parent / "bubble", *map(str, more), "--metrics", path],
                            check=True, stdout=subprocess.DEVNULL)
             runs.append(json.loads(path.read_text()))
     return [median_row(rows) for rows in zip(*runs)]
@@ -229,11 +198,11 @@ def median_row(rows):
 
 def resnet_round(stages, schedule, micro_batches):
     """ResNet-18 (width 16, batch 128) in a pipeline: a row as the program of equal layers has it."""
-    metrics = run_ours("resnet18", 128, 1, 6, "--width", 16, "--schedule", schedule,
+    metrics = bench_runs.run_ours("resnet18", 128, 1, 6, "--width", 16, "--schedule", schedule,
                        "--micro-batches", micro_batches, stage=PIPELINE,
                        devices=",".join(f"cpu:{rank}" for rank in range(stages)))
     return {"stages": stages, "schedule": schedule, "micro_batches": micro_batches,
-            "bubble": metrics["bubble"], "step_seconds": round_time(metrics["step_seconds"]),
+            "bubble": metrics["bubble"], "step_seconds": bench_runs.round_time(metrics["step_seconds"]),
             "peak_memory_bytes": metrics["peak_memory_bytes"]}
 
 
@@ -305,6 +274,7 @@ def main():
         if model in models:
             scaling.append(measure_scaling(model, more, batch, steps, options.rounds))
             print_scaling(scaling[-1])
+    ranks = bench_ranks.measure_process_group(models, options, bool(torch))
     pipelines = measure_pipelines(models, options.rounds)
     layers = {model: layer_times(model) for model in models}
     for model in models:
@@ -318,7 +288,7 @@ def main():
         Path(options.json).write_text(json.dumps(
             {"machine": machine(), "date": str(datetime.date.today()), "torch": torch,
              "results": results, "scaling": sum(scaling, []),
-             "pipelines": pipelines, "layer_milliseconds": flat, "start": start}, indent=1) + "\n")
+             "process_group": ranks, "pipelines": pipelines, "layer_milliseconds": flat, "start": start}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ The networks are those of common/nn/models.cpp. On the CPU, data is a normalised
 from which each step picks a shuffled batch, as a careful PyTorch user would do it. On a GPU
 (--device cuda) normalised batches lie ready in pinned memory, and each step copies one of them
 asynchronously. --graph captures the whole step once (torch.cuda.graph, static inputs) and replays
-it. With --serve the options of many measurements come as JSON lines and one process answers them.
+it. With --ranks several processes share the batch (DistributedDataParallel over Gloo). With --serve the options of many measurements come as JSON lines and one process answers them.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
 import sys
+import tempfile
 import time
 
 WARM_UP_STEPS = 10  # on a GPU: plans are made, memory is allocated
@@ -78,9 +80,10 @@ def memory_format(options, torch):
 
 # --- CPU ---------------------------------------------------------------------------------------
 
-def time_cpu_steps(options, torch, begin):
-    """Seconds of each step."""
+def time_cpu_steps(options, torch, begin, wrap=lambda net: net):
+    """Seconds of each step, of `options.batch` samples in this process."""
     net, loss_function = make_network(options, torch)
+    net = wrap(net)
     images, labels = torch.randn(4096, 1, 28, 28), torch.randint(0, 10, (4096,))
     images = images.contiguous(memory_format=memory_format(options, torch))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -94,6 +97,40 @@ def time_cpu_steps(options, torch, begin):
         optimizer.step()
         seconds.append(time.perf_counter() - step_begin)
     return {"step_seconds": seconds, "startup_seconds": startup}
+
+
+# --- Several processes -------------------------------------------------------------------------
+
+def run_rank(rank, options, store, results):
+    """One rank's training with its part of the batch; rank 0 reports."""
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    import torch
+    import torch.distributed
+
+    torch.set_num_threads(options.threads)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
+                                         world_size=options.ranks)
+    options.batch = options.batch // options.ranks
+    result = time_cpu_steps(options, torch, time.perf_counter(),
+                            torch.nn.parallel.DistributedDataParallel)
+    if rank == 0:
+        results.put(result)
+    torch.distributed.destroy_process_group()
+
+
+def time_ranks(options):
+    """Seconds of each step of a group, the global batch divided over its ranks."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [context.Process(target=run_rank, args=(rank, options, f"{folder}/store", results))
+                 for rank in range(options.ranks)]
+        for process in ranks:
+            process.start()
+        result = results.get(timeout=600)
+        for process in ranks:
+            process.join()
+    return result
 
 
 # --- GPU ---------------------------------------------------------------------------------------
@@ -177,11 +214,15 @@ def parse_options(arguments):
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tf32", action="store_true", help="cuda: allow TF32 in products")
     parser.add_argument("--graph", action="store_true", help="cuda: capture the step, replay it")
+    parser.add_argument("--ranks", type=int, default=0,
+                        help="cpu: so many processes share the batch, DDP over Gloo; 0: no group")
     parser.add_argument("--serve", action="store_true",
                         help="read a JSON list of options per line, answer each with a line")
     options = parser.parse_args(arguments)
     if options.device == "cpu" and (options.tf32 or options.graph):
         parser.error("--tf32 and --graph need --device cuda")
+    if options.ranks and (options.device != "cpu" or options.batch % options.ranks):
+        parser.error("--ranks needs --device cpu and a batch that it divides")
     return options
 
 
@@ -191,8 +232,12 @@ def measure(options, begin):
     import torch
 
     torch.set_num_threads(options.threads)
-    time_steps = time_gpu_steps if options.device == "cuda" else time_cpu_steps
-    result = time_steps(options, torch, begin)
+    if options.ranks:
+        result = time_ranks(options)
+    elif options.device == "cuda":
+        result = time_gpu_steps(options, torch, begin)
+    else:
+        result = time_cpu_steps(options, torch, begin)
     if options.device == "cuda":
         torch.cuda.empty_cache()  # what is measured next may need the memory
     return {"torch": torch.__version__, **result,

@@ -51,7 +51,7 @@ class Build:
 
 
 # Eight sources at a time are compiled as one, which takes half as long. The default build compiles
-# each alone and so finds a missing #include.
+# each alone (except the tests) and so finds a missing #include.
 UNITY = ("-Dunity=on", "-Dunity_size=8")
 # The sanitizers' own code makes an optimised build slow to compile; kernels stay at -O3 anyway.
 SANITIZED = ("-Dcpu_engine=reference", "-Doptimization=0", *UNITY)
@@ -78,7 +78,8 @@ BUILDS = (
           (Row("unit"), Row("faults"), Row("gpu", environment=MODEL_ENVIRONMENT)),
           {"ASAN_OPTIONS": ASAN, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
           CUDA_MODEL),
-    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Doptimization=1", *UNITY),
+    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Doptimization=1",
+                                      *UNITY),
           (Row("unit", "~[data]~[loader]~[io]~[app]~[streams]"), Row("parity"),
            Row("equivalence"))),
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED),

@@ -30,4 +30,12 @@ Evaluation evaluate(Module& network, Loss& criterion, DataLoader& loader, int64_
   return {.loss = double(loss.to_host()[0]), .correct = correct.to_host()[0], .samples = samples};
 }
 
+Evaluation sum_over_ranks(const Evaluation& part, Communicator& ranks, Stream stream) {
+  const auto loss = BasicTensor<double>::from_host(stream, {1}, {part.loss});
+  const auto correct = CountTensor::from_host(stream, {1}, {part.correct});
+  ranks.all_reduce(stream, loss);
+  ranks.all_reduce(stream, correct);
+  return {.loss = loss.to_host()[0], .correct = correct.to_host()[0], .samples = part.samples};
+}
+
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 // Average loss and accuracy over a data set.
 
 #include "common/app/feeder.h"
+#include "common/comm/communicator.h"
 #include "common/nn/models.h"
 
 namespace lockstep {
@@ -19,5 +20,9 @@ Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& f
                     Context& context);
 Evaluation evaluate(Module& network, Loss& loss, DataLoader& loader, int64_t samples,
                     Feeder& feeder, Context& context);
+
+/// Where every rank evaluated a part of the set, of `samples` in all: the evaluation of the whole,
+/// on all ranks.
+Evaluation sum_over_ranks(const Evaluation& part, Communicator& ranks, Stream stream);
 
 }  // namespace lockstep

@@ -40,14 +40,15 @@ StepState* Feeder::stage(const StepState& facts) {
 
 const DeviceBatch& Feeder::feed(const HostBatch& batch, const BatchPart& part, StepState facts,
                                 Context& context) {
-  feed_facts(part, facts, context);
+  feed_facts(batch, part, facts, context);
   feed_images(batch, part);
   return feed_labels(batch, part);
 }
 
-void Feeder::feed_facts(const BatchPart& part, StepState facts, Context& context) {
-  facts.first_position = part.first;
-  facts.position_stride = part.stride;
+void Feeder::feed_facts(const HostBatch& batch, const BatchPart& part, StepState facts,
+                        Context& context) {
+  facts.first_position = batch.global_first + part.first * batch.global_stride;
+  facts.position_stride = part.stride * batch.global_stride;
   const StepState* staged = stage(facts);
   stream_.copy(context.state().data(), staged, sizeof(StepState));
   copied_[(next_slot_ - 1) % copied_.size()] = stream_.record();

@@ -34,7 +34,7 @@ class Feeder {
                           Context& context);
   /// The same in pieces, for a model whose layers lie on several devices: each needs the facts, the
   /// first the images (labels undefined), the last the labels (images undefined).
-  void feed_facts(const BatchPart& part, StepState facts, Context& context);
+  void feed_facts(const HostBatch& batch, const BatchPart& part, StepState facts, Context& context);
   const DeviceBatch& feed_images(const HostBatch& batch, const BatchPart& part);
   const DeviceBatch& feed_labels(const HostBatch& batch, const BatchPart& part);
   /// The images of a batch as the network takes them: [count, height, width, channels].

@@ -133,6 +133,7 @@ void require_writable(const char* option, const std::string& path) {
 std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
                                               const char* const* argv) {
   CommandLine line;
+  line.options.order = stage.order;
   OptionParser parser(stage.name, stage.summary);
   add_model_options(parser, line.options);
   add_training_options(parser, line.options);

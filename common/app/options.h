@@ -87,6 +87,11 @@ struct StageInfo {
   /// the other stage computes the same, given the number of devices in use (2: "chunk:2"). Called
   /// after the command line was parsed. Empty: normalisation is over the whole batch.
   std::function<std::string(size_t devices)> emulate{};
+  /// The default of --order.
+  std::string order = "loader";
+  /// Where the stage runs as several processes: starts them, if this is none of them, and returns
+  /// their exit status.
+  std::function<std::optional<int>(const Options&)> start_ranks{};
 };
 
 struct CommandLine {

@@ -15,8 +15,13 @@ int run_program(const StageInfo& stage, int argc, const char* const* argv,
   report_uncaught_errors();  // instead of a catch: see there
   int status = 0;
   if (const auto line = parse_command_line(stage, argc, argv)) {
+    const auto ended = [&] {
+      return stage.start_ranks ? stage.start_ranks(line->options) : std::optional<int>();
+    };
     if (line->baseline) {
       status = run_with_baseline(stage, *line);
+    } else if (const std::optional<int> of_ranks = ended()) {
+      status = *of_ranks;
     } else {
       train(line->options);
     }

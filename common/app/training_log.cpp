@@ -23,32 +23,53 @@ double seconds_between(std::chrono::steady_clock::time_point begin,
   return std::chrono::duration<double>(end - begin).count();
 }
 
-std::string names_of(const std::vector<Device*>& devices) {
-  std::vector<std::string> names;
+nlohmann::json names_of(const std::vector<Device*>& devices) {
+  nlohmann::json names = nlohmann::json::array();
   for (const Device* device : devices) names.push_back(device->name());
-  return fmt::format("{}", fmt::join(names, ","));
+  return names;
 }
 
 }  // namespace
 
 TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
-                         std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch)
+                         std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch,
+                         RunRanks ranks)
     : stage_(std::move(stage)),
       options_(options),
       devices_(std::move(devices)),
+      ranks_(std::move(ranks)),
       training_peaks_(devices_.size(), 0),
       samples_(samples),
       steps_per_epoch_(steps_per_epoch),
-      terminal_(isatty(STDOUT_FILENO) == 1),
+      terminal_(ranks_.rank == 0 && isatty(STDOUT_FILENO) == 1),
       reports_(stream) {}
 
-void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters) const {
-  fmt::print("{}: {} on {}, {}", stage_, options_.model, names_of(devices_),
+/// Every rank's `mine`, by rank.
+std::vector<nlohmann::json> TrainingLog::gather(const nlohmann::json& mine) const {
+  if (!ranks_.exchange) return {mine};
+  std::vector<nlohmann::json> all;
+  for (const std::string& text : ranks_.exchange(mine.dump())) {
+    all.push_back(nlohmann::json::parse(text));
+  }
+  return all;
+}
+
+void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters) {
+  std::vector<std::string> names;
+  for (const nlohmann::json& rank : gather(names_of(devices_))) {
+    for (const nlohmann::json& name : rank) names.push_back(name);
+  }
+  if (!prints()) return;
+  fmt::print("{}: {} on {}, {}", stage_, options_.model, fmt::join(names, ","),
              devices_.front()->description());
   const std::string reason = why_no_gpu();
   fmt::print("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
   fmt::print("{}: {} training and {} test images of {}x{}x{}; {} parameters\n\n", train.name,
              train.count(), test.count(), train.height, train.width, train.channels, parameters);
+}
+
+void TrainingLog::say(const std::string& line) const {
+  if (prints()) fmt::print("{}\n\n", line);
 }
 
 void TrainingLog::begin_epoch(int64_t epoch) {
@@ -78,13 +99,13 @@ void TrainingLog::receive(size_t keep) {
     if (report->failed_step >= 0) {
       clear_progress();
       fail<NonFinite>(
-          "step {}, rank 0 ({}): the loss ({}) or a gradient is not finite; the weights stayed as "
+          "step {}, rank {} ({}): the loss ({}) or a gradient is not finite; the weights stayed as "
           "step {} left them and nothing was saved; lower --lr ({}) or look at the data",
-          report->failed_step, devices_.front()->name(), report->loss, report->failed_step - 1,
-          options_.lr);
+          report->failed_step, ranks_.rank, devices_.front()->name(), report->loss,
+          report->failed_step - 1, options_.lr);
     }
     losses_.push_back(report->loss);
-    if (line.print) {
+    if (line.print && prints()) {
       clear_progress();
       fmt::print("Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.6f}\n", epoch_ + 1,
                  line.samples_before, samples_,
@@ -124,11 +145,12 @@ void TrainingLog::clear_progress() {
 void TrainingLog::evaluated(const Evaluation& e) {
   if (!std::isfinite(e.loss)) {  // the last update, or a file that was loaded, spoilt the weights
     fail<NonFinite>(
-        "after step {}, rank 0 ({}): the test loss ({}) is not finite; nothing was saved; lower "
+        "after step {}, rank {} ({}): the test loss ({}) is not finite; nothing was saved; lower "
         "--lr ({}) or look at --load",
-        steps_ - 1, devices_.front()->name(), e.loss, options_.lr);
+        steps_ - 1, ranks_.rank, devices_.front()->name(), e.loss, options_.lr);
   }
   evaluations_.push_back(e);
+  if (!prints()) return;
   fmt::print("\nTest set: Average loss: {:.4f}, Accuracy: {}/{} ({:.2f}%)\n\n", e.loss, e.correct,
              e.samples, 100 * e.accuracy());
 }
@@ -159,16 +181,34 @@ void TrainingLog::note(std::string row, std::string text, const std::string& key
 }
 
 void TrainingLog::finish(double flops) {
-  if (!options_.trace.empty()) write_trace(options_.trace, devices_);
-  if (!options_.metrics.empty()) write_json(options_.metrics, metrics(flops));
+  const std::string suffix = prints() ? "" : fmt::format(".rank{}", ranks_.rank);
+  if (!options_.trace.empty()) write_trace(options_.trace + suffix, devices_);
+  collect_records(flops);
+  if (!prints()) return;
+  if (!options_.metrics.empty()) write_json(options_.metrics, metrics());
   print_summary();
 }
 
-nlohmann::json TrainingLog::metrics(double flops) const {
+/// Of all ranks, on all ranks.
+void TrainingLog::collect_records(double flops) {
+  nlohmann::json peaks = nlohmann::json::array();
+  for (size_t i = 0; i < devices_.size(); ++i) peaks.push_back(training_peak(i));
+  const nlohmann::json mine = {
+      {"names", names_of(devices_)}, {"peaks", peaks}, {"flops", flops}, {"rss", peak_rss_bytes()}};
+  for (const nlohmann::json& rank : gather(mine)) {
+    for (size_t i = 0; i < rank.at("names").size(); ++i) {
+      records_.push_back({rank.at("names").at(i), rank.at("peaks").at(i)});
+    }
+    flops_ += rank.at("flops").get<double>();
+    rss_bytes_ = std::max(rss_bytes_, rank.at("rss").get<int64_t>());
+  }
+}
+
+nlohmann::json TrainingLog::metrics() const {
   nlohmann::json names = nlohmann::json::array(), memory = nlohmann::json::array();
-  for (size_t i = 0; i < devices_.size(); ++i) {
-    names.push_back(devices_[i]->name());
-    memory.push_back(training_peak(i));
+  for (const DeviceRecord& device : records_) {
+    names.push_back(device.name);
+    memory.push_back(device.peak_bytes);
   }
   nlohmann::json accuracy = nlohmann::json::array(), test_loss = nlohmann::json::array();
   for (const Evaluation& e : evaluations_) {
@@ -189,9 +229,9 @@ nlohmann::json TrainingLog::metrics(double flops) const {
                         {"step_seconds", step_seconds_},
                         {"samples_per_second", samples_per_second()},
                         {"startup_seconds", startup_seconds_},
-                        {"training_flops", flops},
+                        {"training_flops", flops_},
                         {"peak_memory_bytes", memory},
-                        {"peak_rss_bytes", peak_rss_bytes()}};
+                        {"peak_rss_bytes", rss_bytes_}};
   for (const auto& [key, value] : noted_) all[key] = value;
   return all;
 }
@@ -201,7 +241,9 @@ void TrainingLog::print_summary() const {
     fmt::print("  {:<20}{}\n", name, value);
   };
   fmt::print("Summary\n");
-  row("devices", names_of(devices_));
+  std::vector<std::string> names;
+  for (const DeviceRecord& device : records_) names.push_back(device.name);
+  row("devices", fmt::format("{}", fmt::join(names, ",")));
   row("backend", devices_.front()->description());
   row("global batch", fmt::format("{}", options_.batch_size));
   if (!epoch_seconds_.empty()) {
@@ -213,12 +255,12 @@ void TrainingLog::print_summary() const {
   if (!evaluations_.empty()) {
     row("test accuracy", fmt::format("{:.2f} %", 100 * evaluations_.back().accuracy()));
   }
-  for (size_t i = 0; i < devices_.size(); ++i) {
-    row(("peak memory " + devices_[i]->name()).c_str(),
-        fmt::format("{:.1f} MiB", mebibytes(training_peak(i))));
+  for (const DeviceRecord& device : records_) {
+    row(("peak memory " + device.name).c_str(),
+        fmt::format("{:.1f} MiB", mebibytes(device.peak_bytes)));
   }
   for (const auto& [name, text] : notes_) row(name.c_str(), text);
-  row("process", fmt::format("{:.1f} MiB", mebibytes(peak_rss_bytes())));
+  row("process", fmt::format("{:.1f} MiB", mebibytes(rss_bytes_)));
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 // What a run shows and remembers: log lines, progress bar, summary, --metrics.
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,19 +15,33 @@
 
 namespace lockstep {
 
+/// The ranks of a run, where it is several processes: what happens on all is said by one.
+struct RunRanks {
+  int rank = 0;
+  /// Gets this rank's text, returns all ranks' by rank; the same calls on all ranks. Empty: one
+  /// process.
+  std::function<std::vector<std::string>(const std::string& mine)> exchange{};
+};
+
 /// Follows a training run. Prints lines as PyTorch's MNIST example does:
 ///   Train Epoch: 1 [640/60000 (1%)]	Loss: 2.293600
 ///   Test set: Average loss: 0.5123, Accuracy: 8123/10000 (81.2%)
 /// and, where stdout is a terminal, a progress bar below them. Watches over the health of the run.
+/// Of several ranks rank 0 prints and writes --metrics, for all of them; --trace gets a file per
+/// rank, FILE, FILE.rank1, ...
 class TrainingLog {
  public:
-  /// `stream` is where the losses arrive, `devices` all that the run uses, `samples` and
+  /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` and
   /// `steps_per_epoch` those of the training set.
   TrainingLog(std::string stage, const Options& options, Stream stream,
-              std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch);
+              std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch,
+              RunRanks ranks = {});
 
   /// Prints data set, network with its number of parameters, devices and their engine.
-  void start(const Dataset& train, const Dataset& test, int64_t parameters) const;
+  void start(const Dataset& train, const Dataset& test, int64_t parameters);
+
+  /// Prints a line.
+  void say(const std::string& line) const;
 
   void begin_epoch(int64_t epoch);
   /// After the work of one step has been enqueued: `batch` is its number in the epoch, `size` its
@@ -46,7 +61,7 @@ class TrainingLog {
   void note(std::string row, std::string text);
   /// The same, and `value` as `key` of --metrics.
   void note(std::string row, std::string text, const std::string& key, nlohmann::json value);
-  /// Prints the summary and writes --metrics and --trace.
+  /// Prints the summary and writes --metrics and --trace. `flops` are this process's.
   void finish(double flops);
 
  private:
@@ -56,10 +71,19 @@ class TrainingLog {
     bool print;
   };
 
+  /// What the summary says of a device of any rank.
+  struct DeviceRecord {
+    std::string name;
+    int64_t peak_bytes;  // while training
+  };
+
+  bool prints() const { return ranks_.rank == 0; }
+  std::vector<nlohmann::json> gather(const nlohmann::json& mine) const;
   void receive(size_t keep);
   void show_progress(int64_t samples_done);
   void clear_progress();
-  nlohmann::json metrics(double flops) const;
+  void collect_records(double flops);
+  nlohmann::json metrics() const;
   void print_summary() const;
   double samples_per_second() const;
   int64_t training_peak(size_t device) const;
@@ -67,7 +91,11 @@ class TrainingLog {
   std::string stage_;
   const Options& options_;
   std::vector<Device*> devices_;
+  RunRanks ranks_;
   std::vector<int64_t> training_peaks_;  // bytes, per device, of the epochs so far
+  std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
+  double flops_ = 0;                     // of all ranks
+  int64_t rss_bytes_ = 0;                // of the largest process
   int64_t samples_, steps_per_epoch_;
   bool terminal_;
   int shown_percent_ = -1;  // of the progress bar

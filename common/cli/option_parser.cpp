@@ -88,7 +88,10 @@ bool OptionParser::parse(int argc, const char* const* argv) {
   return true;
 }
 
-bool OptionParser::given(const std::string& name) const { return app_->count(name) > 0; }
+bool OptionParser::given(const std::string& name) const {
+  const CLI::Option* option = app_->get_option_no_throw(name);
+  return option != nullptr && option->count() > 0;
+}
 
 bool OptionParser::takes_value(const std::string& name) const {
   const CLI::Option* option = app_->get_option_no_throw(name);

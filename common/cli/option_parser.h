@@ -47,7 +47,7 @@ class OptionParser {
   /// for unknown options, missing values and values out of range.
   bool parse(int argc, const char* const* argv);
 
-  /// Whether the command line names this option.
+  /// Whether there is such an option and the command line names it.
   bool given(const std::string& name) const;
   /// Whether there is such an option and its value is the next word.
   bool takes_value(const std::string& name) const;

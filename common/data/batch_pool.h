@@ -70,6 +70,8 @@ struct HostBatch {
   int64_t first_position = 0;       ///< position of the first sample in the epoch's order
   const uint8_t* images = nullptr;  ///< [size, height, width, channels], from the allocator
   const int32_t* labels = nullptr;  ///< [size], in the same allocation
+  /// Its samples' places in the global batch: 0, 1, ... unless other ranks have the others.
+  int64_t global_size = 0, global_first = 0, global_stride = 1;
   std::shared_ptr<BatchBuffer> memory;
 };
 

@@ -241,6 +241,7 @@ std::optional<HostBatch> DataLoader::next() {
                    .first_position = batch * batch_size_,
                    .images = made.buffer->images,
                    .labels = made.buffer->labels,
+                   .global_size = size_of(batch),
                    .memory = BatchPool::lend(pool_, made.buffer)};
 }
 

@@ -101,5 +101,20 @@ TEST_CASE("A network in pieces learns Fashion-MNIST at a high rate",
   }
 }
 
+// --- Stage 04: a process per device --------------------------------------------------------------
+
+TEST_CASE("Two ranks learn Fashion-MNIST as one process does", "[convergence][ddp]") {
+  const std::vector<std::string> options{"--lr", "0.01", "--no-dropout", "--order", "sampler"};
+  const double one = train(options).accuracy.at(0);
+  const double two = train(options, "04-ddp", "cpu:0,cpu:1").accuracy.at(0);
+  INFO("one process " << one << ", two ranks " << two);
+  CHECK(std::abs(one - two) <= 0.005);
+  CHECK(one > 0.5);
+}
+
+TEST_CASE("Two ranks learn Fashion-MNIST at a high rate", "[convergence][ddp]") {
+  CHECK(train({"--lr", "0.1", "--no-dropout"}, "04-ddp", "cpu:0,cpu:1").accuracy.at(0) >= 0.70);
+}
+
 }  // namespace
 }  // namespace lockstep

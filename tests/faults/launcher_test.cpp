@@ -20,38 +20,14 @@
 
 #include "common/launch/rank_end.h"
 #include "tests/support/catch.h"
-#include "tests/support/process.h"
-#include "tests/support/stage.h"
+#include "tests/support/jobs.h"
 
 namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-/// What the launcher promises for a machine that does nothing else. The short campaign also runs
-/// where compilers do, and sanitizers take their time.
-double promised(double seconds) {
-#if defined(__SANITIZE_ADDRESS__)
-  return 5 * seconds;
-#else
-  return full_campaign() ? seconds : 5 * seconds;
-#endif
-}
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-/// Whether it is true, or becomes so in `seconds`.
-bool soon(double seconds, const std::function<bool()>& is_true) {
-  for (const auto begin = Clock::now(); !is_true(); std::this_thread::sleep_for(milliseconds(2))) {
-    if (seconds_since(begin) > seconds) return false;
-  }
-  return true;
-}
 
 Words lines_of(const std::string& text) {
   Words lines;
@@ -59,71 +35,6 @@ Words lines_of(const std::string& text) {
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   return lines;
 }
-
-// What scripts of ranks use.
-constexpr const char* kFunctions = R"(
-is_rank() { [ "$RANK" = "$1" ]; }
-announce() { echo "$$" >"$DIR/.$1.$RANK"; mv "$DIR/.$1.$RANK" "$DIR/$1.$RANK"; }
-await() { until [ -e "$DIR/$1" ]; do sleep 0.01; done; }
-deaf() { trap '' TERM INT HUP; while :; do sleep 1; done; }
-)";
-
-/// A folder in which launchers run, and a mark in the environment of everything they start.
-class Jobs {
- public:
-  std::string launcher() const { return build_dir() + "/common/launch/launch"; }
-  std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
-  Words names() const { return folder_.names(); }
-  bool has(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
-  std::string text(const std::string& name) const { return read_file(folder_ / name); }
-
-  /// Runs a command until it ends.
-  ProcessResult run_words(const Words& words) const {
-    return run_process(words, kDeadline, {{"LAUNCH_TEST", mark()}, {"DIR", folder_.path()}});
-  }
-  /// Launches ranks that are shell scripts. Nobody may be left when the launcher is gone.
-  ProcessResult run(const Words& options, const std::string& script,
-                    const Words& prefix = {}) const {
-    const ProcessResult result =
-        run_words(prefix + Words{launcher()} + options + Words{"sh", "-c", kFunctions + script});
-    UNSCOPED_INFO(story(result));
-    CHECK_FALSE(result.timed_out);
-    CHECK(processes() == Words{});
-    return result;
-  }
-  /// The same, at the same time as this test.
-  std::future<ProcessResult> begin(const Words& options, const Words& program) const {
-    return std::async(std::launch::async,
-                      [=, this] { return run_words(Words{launcher()} + options + program); });
-  }
-  bool all_have(const std::string& name, int ranks) const {
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (!has(fmt::format("{}.{}", name, rank))) return false;
-    }
-    return true;
-  }
-
-  /// Everything with this job's mark that is alive: ids and names.
-  Words processes() const {
-    Words found;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-      const std::string id = entry.path().filename();
-      if (id.find_first_not_of("0123456789") != std::string::npos) continue;
-      std::ifstream environment(entry.path() / "environ", std::ios::binary);
-      const std::string text{std::istreambuf_iterator<char>(environment), {}};
-      if (text.find("LAUNCH_TEST=" + mark()) == std::string::npos) continue;
-      std::string name;
-      std::getline(std::ifstream(entry.path() / "comm"), name);
-      found.push_back(id + " " + name);
-    }
-    return found;
-  }
-
- private:
-  std::string mark() const { return folder_.path(); }
-
-  TempDir folder_;
-};
 
 // --- What ranks are told -------------------------------------------------------------------------
 

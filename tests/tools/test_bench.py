@@ -1,4 +1,4 @@
-"""`lockstep bench`: what it prints, from a stand-in for stage 01 whose times are known."""
+"""`lockstep bench`: what it prints, from a stand-in for the stages whose times are known."""
 
 import contextlib
 import io
@@ -13,25 +13,34 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import bench  # noqa: E402
+import bench_ranks  # noqa: E402
+import bench_runs  # noqa: E402
 
-# 2 ms a step, the first one slow; one convolution and one pooling slice per step.
-STAND_IN = """#!/usr/bin/env python3
-import json, sys
-option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-steps = int(option["--max-steps"])
-devices = option.get("--devices", "").count(",") + 1
-step = 0.002 if devices == 1 else 0.0032 / devices
-json.dump({"step_seconds": [0.5] + [step] * (steps - 1), "steps": steps,
-           "backend": "cpu (stand-in, 1 thread)", "training_flops": 4e6 * steps,
-           "bubble": {"measured": 0.1, "predicted": 0.2}, "peak_memory_bytes": [2**20] * devices,
-           "startup_seconds": 0.25, "peak_rss_bytes": 64 * 2**20}, open(option["--metrics"], "w"))
-if "--trace" in option:
-    slices = [{"ph": "X", "name": name, "dur": dur, "args": {"layer": layer}}
-              for _ in range(steps) for name, layer, dur in
-              (("conv2d", "conv1", 1500.0), ("max_pool2d", "pool1", 500.0))]
-    json.dump({"traceEvents": [{"ph": "M", "name": "thread_name"}] + slices},
-              open(option["--trace"], "w"))
-"""
+
+def stand_in(_stage, *options):
+    """What a stage measures: 2 ms a step, the first one slow; one convolution and one pooling slice
+    per step."""
+    option = dict(zip(options[::2], options[1::2]))
+    steps = int(option["--max-steps"])
+    devices = option.get("--devices", "").count(",") + 1
+    step = 0.002 if devices == 1 else 0.0032 / devices
+    if "--trace" in option:
+        slices = [{"ph": "X", "name": name, "dur": dur, "args": {"layer": layer}}
+                  for _ in range(steps) for name, layer, dur in
+                  (("conv2d", "conv1", 1500.0), ("max_pool2d", "pool1", 500.0))]
+        events = [{"ph": "M", "name": "thread_name"}] + slices
+        Path(option["--trace"]).write_text(json.dumps({"traceEvents": events}))
+    metrics = {"step_seconds": [0.5] + [step] * (steps - 1), "steps": steps,
+               "backend": "cpu (stand-in, 1 thread)", "training_flops": 4e6 * steps,
+               "bubble": {"measured": 0.1, "predicted": 0.2},
+               "peak_memory_bytes": [2**20] * devices,
+               "startup_seconds": 0.25, "peak_rss_bytes": 64 * 2**20}
+    if devices > 1:
+        metrics |= {"per_step_seconds": {"compute": 0.001, "communication": 0.0004,
+                                         "exposed_communication": 0.0001},
+                    "bytes_per_step": {"sent": 87360.0, "predicted": 87360.0}}
+    return metrics
+
 
 # Two pipelines; the second takes another time in every round.
 BUBBLE = """#!/usr/bin/env python3
@@ -46,6 +55,15 @@ rows = [{"stages": 2, "schedule": kind, "micro_batches": 4, "step_seconds": seco
 json.dump(rows, open(option["--metrics"], "w"))
 """
 
+# The ring takes half as long as the others.
+SIZES = """#!/usr/bin/env python3
+import json, sys
+option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+json.dump([{"backend": option["--backend"], "all_reduce": kind, "world_size": 2, "bytes": 4096,
+            "seconds": seconds, "bus_bytes_per_second": 4096 / seconds}
+           for kind, seconds in (("ring", 0.0001), ("library", 0.0002))], open(option["--metrics"], "w"))
+"""
+
 TORCH = ("#!/usr/bin/env python3\n"
          "import json, sys\n"
          "fast = '--channels-last' in sys.argv\n"
@@ -58,8 +76,11 @@ class TestBench(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
-        self.stage = self.program("stage", STAND_IN)
+        self.stage = self.folder / "stage"
         self.program("bubble", BUBBLE)
+        self.program("message-sizes", SIZES)
+        self.overlap = lambda *more: {"compute": 1.0, "communication": 0.5,
+                                      "exposed_communication": 0.5 if more else 0.1}
 
     def program(self, name, text):
         path = self.folder / name
@@ -70,8 +91,10 @@ class TestBench(unittest.TestCase):
     def bench(self, *arguments):
         """What `bench` prints with these arguments."""
         output = io.StringIO()
-        with mock.patch.object(bench, "program", lambda _: self.stage), \
+        with mock.patch.object(bench_runs, "program", lambda _: self.stage), \
+                mock.patch.object(bench_runs, "run_stage", stand_in), \
                 mock.patch.object(bench, "other_stages", lambda: ["02-other"]), \
+                mock.patch.object(bench_ranks, "overlap_round", self.overlap), \
                 mock.patch.object(sys, "argv", ["bench", *arguments]), \
                 contextlib.redirect_stdout(output):
             bench.main()
@@ -132,6 +155,25 @@ class TestBench(unittest.TestCase):
         self.assertEqual([1, 2, 4], [row["world_size"] for row in figures["scaling"]])
         self.assertEqual({"conv1 conv2d": 1.5, "pool1 max_pool2d": 0.5},
                          figures["layer_milliseconds"]["seed"])
+
+    def test_ranks_stand_beside_one_process_and_pytorch(self):
+        python = self.program("python", TORCH)
+        text = self.bench("--model", "seed", "--quick", "--python", str(python))
+        self.assertRegex(text, r"seed, global batch 64:\n"
+                               r"  one process +2\.00 ms/step +1\.00 times one process\n"
+                               r"  2 ranks, gloo +1\.60 ms/step +1\.25 times one process; communication "
+                               r"0\.40 ms, exposed 0\.10; 87360 bytes sent; 2\.50 times PyTorch's better")
+        self.assertRegex(text, r"ring  ring +4 KiB +100\.0 us")
+        self.assertNotIn("two hosts", text)  # a matter of ResNet-18
+
+    def test_what_overlap_hides(self):
+        text = self.bench("--model", "resnet18", "--quick", "--python", "no-such-python")
+        self.assertRegex(text, r"two hosts joined by 1gbit:\n"
+                               r"  overlap +compute 1000 ms, communication 500, exposed 100: 80 % hidden\n"
+                               r"  no overlap +compute 1000 ms, communication 500, exposed 500: 0 % hidden")
+        self.overlap = lambda *more: "two-hosts: namespaces not permitted"
+        text = self.bench("--model", "resnet18", "--quick", "--python", "no-such-python")
+        self.assertIn("not measured: two-hosts: namespaces not permitted", text)
 
     def test_fewer_than_five_rounds_are_refused(self):
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error:

@@ -114,7 +114,7 @@ class TestConfigure(unittest.TestCase):
         for folder in ("bin", "nvvm"):
             (roots / "runtime" / folder).symlink_to(behind / folder)
         status, output = self.configure(
-            "-Dcuda=enabled", "-Dgpu_archs=90",
+            "-Dcuda=enabled", "-Dgpu_archs=90", "-Dunity=on",
             "-Dgpu_roots=" + ",".join(f"{roots}/{package}" for package in packages),
             prologue=hiding(real, behind),
             epilogue=f"cd {shlex.quote(str(self.folder / 'build'))}\n"

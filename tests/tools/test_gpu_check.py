@@ -156,7 +156,7 @@ cd /mnt/lockstep
 eval "$SCRIPT"
 """
 BUILD = ("tools/gpu-check --offline /mnt/bundle --part build "
-         "--meson=-Doptimization=0 --meson=-Ddebug=false")
+         "--meson=-Doptimization=0 --meson=-Ddebug=false --meson=-Dunity=on")
 TRAIN = "build-gpu/01-single-gpu/01-single-gpu --devices cpu:0 --max-steps 1"
 TEST = "build-gpu/tests/{0}/{0}-test || {{ echo {0} failed; exit 1; }}"
 DATA = "export LOCKSTEP_DATA=/mnt/bundle/data"

@@ -5,7 +5,6 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST = 60  # lines added, and lines removed
 
 
 def count_changes(before, after):
@@ -26,13 +25,19 @@ class TestStageDiff(unittest.TestCase):
         self.assertEqual(count_changes("a\nb\nc\n", "a\nB\nc\nd\n"), (2, 1))
         self.assertEqual(count_changes("--a\n", "++a\n"), (1, 1))
 
-    def test_data_parallel_differs_little_from_a_single_device(self):
-        added, removed = count_changes(read_main("01-single-gpu"), read_main("02-dataparallel"))
-        print(f"diff 01-single-gpu/main.cpp 02-dataparallel/main.cpp: {added} lines added, "
-              f"{removed} removed (at most {MOST} each)")
+    def check(self, stage, most):
+        added, removed = count_changes(read_main("01-single-gpu"), read_main(stage))
+        print(f"diff 01-single-gpu/main.cpp {stage}/main.cpp: {added} lines added, "
+              f"{removed} removed (at most {most} each)")
         self.assertGreater(added, 0)
-        self.assertLessEqual(added, MOST)
-        self.assertLessEqual(removed, MOST)
+        self.assertLessEqual(added, most)
+        self.assertLessEqual(removed, most)
+
+    def test_data_parallel_differs_little_from_a_single_device(self):
+        self.check("02-dataparallel", 60)
+
+    def test_ddp_differs_little_from_a_single_device(self):
+        self.check("04-ddp", 75)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@
 #include <future>
 #include <thread>
 
+#include "04-ddp/join.h"
+#include "04-ddp/manual_ddp.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
@@ -17,6 +19,7 @@
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
 #include "tests/unit/nn_test_support.h"
 
@@ -26,6 +29,7 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
 using testing::kDouble;
+using testing::kLong;
 using testing::kTolerance;
 using testing::message_of;
 using testing::random_values;
@@ -59,8 +63,8 @@ struct Samples {
 };
 
 /// One rank, on a device of its own; without a communicator a network by itself.
-struct Replica {
-  Replica(int rank, const MakeModule& make, uint64_t seed)
+struct Member {
+  Member(int rank, const MakeModule& make, uint64_t seed)
       : device(open_device({DeviceId::Kind::cpu, rank}, {.trace = true})),
         network(make(rank)),
         parameters(*network, stream),
@@ -85,6 +89,7 @@ struct Replica {
   Values gradients() const { return parameters.gradients().to_host(); }
   Values weights() const { return parameters.values().to_host(); }
   DistributedDataParallel& ddp() { return static_cast<DistributedDataParallel&>(*network); }
+  Replica& wrapper() { return static_cast<Replica&>(*network); }
 
   std::unique_ptr<Device> device;
   Stream stream = device->create_stream("compute");
@@ -103,11 +108,11 @@ struct Replica {
 class Group {
  public:
   explicit Group(int world_size, const MakeModule& make = seed_network(),
-                 const DdpOptions& options = {})
-      : ranks_(testing::gloo_ranks(world_size)) {
+                 const DdpOptions& options = {}, bool manual = false)
+      : manual_(manual), ranks_(testing::gloo_ranks(world_size)) {
     std::vector<std::future<void>> wrapped;
     for (int rank = 0; rank < world_size; ++rank) {
-      replicas.push_back(std::make_unique<Replica>(rank, make, uint64_t(rank) + 1));
+      replicas.push_back(std::make_unique<Member>(rank, make, uint64_t(rank) + 1));
     }
     for (int rank = 0; rank < world_size; ++rank) {
       wrapped.push_back(std::async(std::launch::async, [&, rank] { wrap(rank, options); }));
@@ -119,16 +124,16 @@ class Group {
   }
 
   int size() const { return ranks_.size(); }
-  Replica& operator[](int rank) { return *replicas[size_t(rank)]; }
+  Member& operator[](int rank) { return *replicas[size_t(rank)]; }
 
   /// The gradients of the mean over `samples`, dealt to the ranks; rank r's are in operator[](r).
   void gradients(const Samples& samples) {
     for (int rank = 0; rank < size(); ++rank) {
-      Replica& replica = (*this)[rank];
+      Member& replica = (*this)[rank];
       replica.parameters.zero_gradients();
       const Samples part = samples.every(rank, size());
       if (part.count() == 0) {
-        replica.ddp().take_part_without_samples();
+        replica.wrapper().take_part_without_samples();
       } else {
         replica.accumulate(part, double(size()) / double(samples.count()));
       }
@@ -142,12 +147,18 @@ class Group {
     }
   }
 
-  std::vector<std::unique_ptr<Replica>> replicas;
+  std::vector<std::unique_ptr<Member>> replicas;
   std::vector<std::string> errors;  // of the construction, by rank; "" where there was none
 
  private:
   void wrap(int rank, const DdpOptions& options) {
-    Replica& replica = (*this)[rank];
+    Member& replica = (*this)[rank];
+    if (manual_) {
+      replica.network = std::make_unique<ManualDdp>(std::move(replica.network), replica.parameters,
+                                                    *ranks_.processes[size_t(rank)],
+                                                    replica.communication, options.all_reduce);
+      return;
+    }
     const auto exchange = [&](const std::string& mine) {
       return store_.exchange(rank, size(), mine);
     };
@@ -156,13 +167,14 @@ class Group {
         replica.communication, options);
   }
 
+  bool manual_;
   testing::LocalStore store_;
   testing::Ranks ranks_;
 };
 
 /// What one device makes of the same samples, beginning with rank 0's weights.
 Values single_device_gradients(const Samples& samples, const MakeModule& make = seed_network()) {
-  Replica whole(0, make, 1);
+  Member whole(0, make, 1);
   whole.accumulate(samples, 1.0 / double(samples.count()));
   return whole.gradients();
 }
@@ -200,7 +212,7 @@ TEST_CASE("Means of unequal shards, unweighted, are not the mean of the batch", 
     Samples part = samples.every(first, 1);
     part.images.resize(size_t(count) * 256);
     part.labels.resize(size_t(count));
-    Replica& replica = group[first == 0 ? 0 : 1];
+    Member& replica = group[first == 0 ? 0 : 1];
     replica.parameters.zero_gradients();
     replica.accumulate(part, 1.0 / double(count));
     first += count;
@@ -243,20 +255,83 @@ TEST_CASE("Whatever reduces them, the gradients are the same", "[ddp][row79]") {
   }
 }
 
+TEST_CASE("Written by hand, parameter by parameter, the gradients are the same", "[ddp][row75]") {
+  for (const int64_t count : {12, 3}) {
+    const Samples samples(count);
+    const Values expected = single_device_gradients(samples);
+    for (const AllReduceKind kind :
+         {AllReduceKind::ring, AllReduceKind::naive, AllReduceKind::library}) {
+      Group group(4, seed_network(), {.all_reduce = kind}, /*manual=*/true);
+      for (int rank = 0; rank < 4; ++rank) CHECK(group[rank].weights() == group[0].weights());
+      group.gradients(samples);
+      for (int rank = 0; rank < 4; ++rank) {
+        CHECK(relative_error(group[rank].gradients(), expected) < kTolerance);
+        CHECK(group[rank].gradients() == group[0].gradients());
+      }
+    }
+  }
+}
+
+TEST_CASE("The loss becomes the mean over the whole batch on every rank", "[ddp][row90]") {
+  const Samples samples(13);
+  Member alone(0, seed_network(), 1);
+  alone.accumulate(samples, 1.0 / 13);
+  const double expected = double(alone.loss.to_host()[0]);
+  Group group(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    Member& replica = group[rank];
+    replica.accumulate(samples.every(rank, 3), 3.0 / 13);
+    replica.wrapper().average_loss(replica.loss);
+    replica.wrapper().take_part_without_samples();
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(double(group[rank].loss.to_host()[0]) == Approx(expected).epsilon(kTolerance));
+    CHECK(group[rank].loss.to_host() == group[0].loss.to_host());
+  }
+}
+
+// --- Ranks that run out of samples ---------------------------------------------------------------
+
+TEST_CASE("Ranks with unequally many batches are told apart at once, or joined",
+          "[ddp][join][row86]") {
+  testing::LocalStore store;
+  const std::vector<std::string> errors = testing::run_ranks(3, [&](int rank) {
+    require_even_inputs(rank == 1 ? 4 : 5,
+                        [&](const std::string& mine) { return store.exchange(rank, 3, mine); });
+  });
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, ContainsSubstring("batches of this epoch by rank: 5, 4, 5; expected equally "
+                                        "many"));
+  }
+
+  testing::Ranks ranks = testing::gloo_ranks(2);
+  std::vector<std::vector<int64_t>> seen(2);
+  testing::run_ranks(2, [&](int rank) {
+    Join join(*ranks.processes[size_t(rank)], ranks.streams[size_t(rank)]);
+    for (int64_t step = 0;; ++step) {
+      const int64_t mine = rank == 0 ? (step < 3 ? 4 : 0) : (step < 1 ? 2 : 0);
+      seen[size_t(rank)].push_back(join.samples_of_step(mine));
+      if (seen[size_t(rank)].back() == 0) return;
+    }
+  });
+  CHECK(seen[0] == std::vector<int64_t>{6, 4, 4, 0});
+  CHECK(seen[1] == seen[0]);
+}
+
 TEST_CASE("Gradients of several passes add up, and are reduced with the last", "[ddp][row81]") {
   const Samples samples(12);
   const Values expected = single_device_gradients(samples);
   for (const int passes : {1, 2, 4}) {
     Group group(2);
     for (int rank = 0; rank < 2; ++rank) {
-      Replica& replica = group[rank];
+      Member& replica = group[rank];
       replica.parameters.zero_gradients();
       for (int pass = 0; pass < passes; ++pass) {
         replica.context.facts.last_contribution = pass + 1 == passes;
         replica.accumulate(samples.every(pass * 2 + rank, 2 * passes), 2.0 / 12);
         if (pass + 1 == passes) continue;
         // Nothing was reduced: these are the rank's own.
-        Replica alone(0, seed_network(), 1);
+        Member alone(0, seed_network(), 1);
         for (int i = 0; i <= pass; ++i) {
           alone.accumulate(samples.every(i * 2 + rank, 2 * passes), 2.0 / 12);
         }
@@ -291,6 +366,20 @@ std::unique_ptr<Module> slow_network(int rank) {
     if (i == 0 || i + 1 == layers.size()) network->add("slow_" + name, std::make_unique<Slow>());
   }
   return network;
+}
+
+TEST_CASE("The times of steps are those of their parts", "[ddp][row80]") {
+  Group group(2, slow_network);
+  for (int i = 0; i < 3; ++i) group.step(Samples(12));
+  for (int rank = 0; rank < 2; ++rank) {
+    const StepTimes times = group[rank].wrapper().times(3);
+    CHECK(times.compute >= 0.040);  // two slow layers
+    CHECK(times.compute < kLong);
+    CHECK(times.communication > 0);
+    CHECK(times.exposed > 0);
+    CHECK((times.hidden() >= 0 && times.hidden() <= 1));
+  }
+  CHECK(StepTimes{.compute = 1, .communication = 0.4, .exposed = 0.1}.hidden() == Approx(0.75));
 }
 
 TEST_CASE("Reductions wait for slow kernels, and the optimizer for reductions",
@@ -337,7 +426,7 @@ TEST_CASE("All ranks begin with rank 0's parameters and buffers", "[ddp][row74]"
     CHECK(group[rank].parameters.buffer_values().to_host() ==
           group[0].parameters.buffer_values().to_host());
   }
-  const Replica first(0, seed_network(ModelKind::seed_bn), 1);
+  const Member first(0, seed_network(ModelKind::seed_bn), 1);
   CHECK(group[0].weights() == first.weights());
 }
 
@@ -362,7 +451,7 @@ TEST_CASE("Running statistics are rank 0's at every forward", "[ddp][row87]") {
     // Behind the pass each rank has those of its own samples.
     CHECK(statistics(0) != statistics(1));
     const Values before = statistics(0);
-    Replica alone(0, seed_network(ModelKind::seed_bn), 1);
+    Member alone(0, seed_network(ModelKind::seed_bn), 1);
     alone.parameters.buffer_values().copy_from_host(before);
     group.gradients(Samples(12, 2));
     alone.accumulate(Samples(12, 2).every(1, 2), 1);
@@ -375,7 +464,7 @@ TEST_CASE("Running statistics are rank 0's at every forward", "[ddp][row87]") {
 TEST_CASE("A rank may evaluate alone", "[ddp][row88]") {
   Group group(2, seed_network(ModelKind::seed_bn));
   group.gradients(Samples(12));
-  Replica& replica = group[0];
+  Member& replica = group[0];
   replica.context.facts.training = false;
   const Tensor images = Tensor::from_host(replica.stream, {4, 16, 16, 1}, Samples(4).images);
   const Values wrapped = replica.network->forward(images, replica.context).to_host();

@@ -11,17 +11,15 @@
 #include "common/data/synthetic.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/tasks.h"
 
 namespace lockstep {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
+using testing::Clock;
 using testing::message_of;
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+using testing::seconds_since;
 
 int64_t threads_of_this_process() {
   using Iterator = std::filesystem::directory_iterator;

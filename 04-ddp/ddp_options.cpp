@@ -1,0 +1,102 @@
+#include "04-ddp/ddp_options.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "04-ddp/manual_ddp.h"
+#include "common/core/error.h"
+
+namespace lockstep {
+
+void DdpStageOptions::add_to(OptionParser& parser) {
+  ranks.add_to(parser);
+  parser.add("--ddp", ddp, "bucketed, or manual: one all-reduce per parameter after backward");
+  parser.add("--all-reduce", all_reduce, "ring or naive (written out here), or library");
+  parser.add("--bucket-mb", bucket_mb,
+             "MiB of gradients that are reduced together; 0: each parameter alone; -1: 1, then 25",
+             {-1, 1e6});
+  parser.add_flag("--no-overlap", no_overlap, "reduce nothing before backward has ended");
+  parser.add_flag("--no-broadcast-buffers", no_broadcast_buffers,
+                  "every rank keeps its own running statistics");
+  parser.add_flag("--find-unused-parameters", find_unused_parameters,
+                  "a parameter without a gradient counts as zeros, not as a mistake");
+  parser.add("--accumulate", accumulate,
+             "micro-batches of a rank's part of the batch, reduced together", {1, 1024});
+  parser.add("--clip-norm", clip_norm, "scale the reduced gradient down to this L2 norm; 0: off",
+             {0, 1e12});
+  parser.add_flag("--pad", pad, "PyTorch's equal shards, in which some samples count twice");
+  parser.check_afterwards([this, &parser] {
+    parse_all_reduce(all_reduce);
+    require(ddp == "bucketed" || ddp == "manual", "--ddp: found {}, expected bucketed or manual",
+            ddp);
+    require(bucket_mb >= 0 || bucket_mb == -1, "--bucket-mb: found {}, expected 0 or more",
+            bucket_mb);
+    for (const char* option :
+         {"--bucket-mb", "--no-overlap", "--no-broadcast-buffers", "--find-unused-parameters"}) {
+      require(ddp == "bucketed" || !parser.given(option),
+              "{}: for --ddp bucketed, there is nothing like it in manual; leave one of them out",
+              option);
+    }
+    require(!pad || !parser.given("--baseline"),
+            "--pad: counts samples twice, so its weights are not those of one device; leave out "
+            "--baseline");
+    require(clip_norm == 0 || !parser.given("--baseline"),
+            "--clip-norm: stage 01 has nothing like it; leave out --baseline");
+  });
+}
+
+DdpOptions DdpStageOptions::ddp_options() const {
+  return {.caps = bucket_mb < 0 ? BucketCaps() : BucketCaps::equal(bucket_mb),
+          .all_reduce = parse_all_reduce(all_reduce),
+          .overlap = !no_overlap,
+          .broadcast_buffers = !no_broadcast_buffers,
+          .find_unused_parameters = find_unused_parameters};
+}
+
+std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,
+                                      const FlatParameters& parameters, ProcessGroup& group,
+                                      Communicator& ranks, Stream communication,
+                                      const DdpStageOptions& options) {
+  const DdpOptions ddp = options.ddp_options();
+  if (options.ddp == "manual") {
+    return std::make_unique<ManualDdp>(std::move(network), parameters, ranks, communication,
+                                       ddp.all_reduce);
+  }
+  const auto exchange = [&](const std::string& mine) { return group.exchange(mine); };
+  return std::make_unique<DistributedDataParallel>(std::move(network), parameters, ranks, exchange,
+                                                   communication, ddp);
+}
+
+std::string batch_line(const Options& options, const DdpStageOptions& own,
+                       const ProcessGroup& group) {
+  const int world_size = group.world_size();
+  const int64_t largest = (options.batch_size + world_size - 1) / world_size;
+  return fmt::format(
+      "{} ranks over {}: global batch {} = {} ranks x at most {} samples{}; learning rate {}",
+      world_size, group.backend(), options.batch_size, world_size, largest,
+      own.accumulate > 1 ? fmt::format(" in {} micro-batches", own.accumulate) : "",
+      options.schedule(1).base);
+}
+
+void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log) {
+  const StepTimes times = replica.times(log.steps());
+  const double steps = double(std::max<int64_t>(log.steps(), 1));
+  const double sent = double(replica.bytes_sent()) / steps;
+  const double predicted =
+      2.0 * (world_size - 1) / world_size * double(parameters.count() * int64_t(sizeof(Real)));
+  log.note("ms per step",
+           fmt::format("compute {:.2f}, communication {:.2f}, of which exposed {:.2f} ({:.0f} % "
+                       "hidden)",
+                       1e3 * times.compute, 1e3 * times.communication, 1e3 * times.exposed,
+                       100 * times.hidden()),
+           "per_step_seconds",
+           {{"compute", times.compute},
+            {"communication", times.communication},
+            {"exposed_communication", times.exposed}});
+  log.note(
+      "bytes per step",
+      fmt::format("{:.0f} sent by rank 0, 2(W-1)/W times the model is {:.0f}", sent, predicted),
+      "bytes_per_step", {{"sent", sent}, {"predicted", predicted}});
+}
+
+}  // namespace lockstep

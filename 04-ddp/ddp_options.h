@@ -1,0 +1,48 @@
+#pragma once
+// This stage's own options, and the replica that they ask for.
+
+#include <memory>
+#include <string>
+
+#include "04-ddp/ddp.h"
+#include "04-ddp/shard_loader.h"
+#include "common/app/rank_options.h"
+#include "common/app/training_log.h"
+
+namespace lockstep {
+
+struct DdpStageOptions {
+  RankOptions ranks;
+  std::string ddp = "bucketed";  // or manual
+  std::string all_reduce = "library";
+  double bucket_mb = -1;  // -1: 1 MiB, then 25 MiB
+  bool no_overlap = false;
+  bool no_broadcast_buffers = false;
+  bool find_unused_parameters = false;
+  int accumulate = 1;
+  double clip_norm = 0;  // 0: off
+  bool pad = false;
+
+  void add_to(OptionParser& parser);
+
+  DdpOptions ddp_options() const;
+  Sharding sharding() const { return pad ? Sharding::padded : Sharding::global_batch; }
+  /// The micro-batches of a rank's part of a batch, whose gradients add up before they are reduced.
+  BatchSplit accumulation() const { return {BatchSplit::Kind::micro, accumulate}; }
+};
+
+/// The network wrapped as the options say, with rank 0's weights.
+std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,
+                                      const FlatParameters& parameters, ProcessGroup& group,
+                                      Communicator& ranks, Stream communication,
+                                      const DdpStageOptions& options);
+
+/// What is said once, at the start: how the batch and the learning rate come about.
+std::string batch_line(const Options& options, const DdpStageOptions& own,
+                       const ProcessGroup& group);
+
+/// Adds to the summary what the replica measured: compute, communication and exposed communication
+/// per step, and the bytes sent beside 2 (W-1)/W times the model.
+void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log);
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+#pragma once
+// Ranks with unequally many batches.
+
+#include <cstdint>
+
+#include "04-ddp/ddp.h"
+#include "common/comm/communicator.h"
+
+namespace lockstep {
+
+/// Throws BadInput, on all ranks, with everybody's number, if the ranks are about to run unequally
+/// many steps: one of them would wait in a collective that the others never call.
+void require_even_inputs(int64_t batches, const ExchangeTexts& exchange);
+
+/// Lets ranks run out of samples at different times: who has none left takes part in the others'
+/// steps without samples. Mirrors torch.distributed.algorithms.Join, but a step's gradient stays
+/// the mean over all of its samples (PyTorch divides by the number of ranks).
+///
+///   while (const int64_t n = join.samples_of_step(mine)) { ... loss_weight = W / n ... }
+class Join {
+ public:
+  Join(Communicator& ranks, Stream stream) : ranks_(ranks), stream_(stream) {}
+
+  /// Called by all ranks before every step: the number of samples that they have for it together,
+  /// 0 when all have run out. Waits for the slowest rank.
+  int64_t samples_of_step(int64_t mine);
+
+ private:
+  Communicator& ranks_;
+  Stream stream_;
+};
+
+}  // namespace lockstep

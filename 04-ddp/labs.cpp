@@ -1,0 +1,233 @@
+// Four mistakes that everybody makes once, to be run and seen: with the mistake, and without it.
+//
+//   build/04-ddp/labs summed-gradients
+//   build/04-ddp/labs summed-gradients --fixed
+//
+// Two ranks, unless a launcher starts more.
+
+#include <cmath>
+#include <cstdio>
+
+#include "04-ddp/ddp.h"
+#include "04-ddp/distributed_sampler.h"
+#include "04-ddp/join.h"
+#include "common/app/feeder.h"
+#include "common/app/rank_options.h"
+#include "common/cli/report.h"
+#include "common/core/error.h"
+#include "common/data/synthetic.h"
+#include "common/kernels/devices.h"
+#include "common/nn/models.h"
+#include "common/nn/sgd.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kBatch = 32;  // of all ranks together
+constexpr int64_t kSteps = 5;
+constexpr double kPatience = 5;  // seconds until a rank that does not come is given up
+
+/// Rank 0 speaks; all begin their lines at once, so that the order is that of the program.
+void say(const ProcessGroup& group, const std::string& line) {
+  if (group.rank() == 0) fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+// --- Forgotten set_epoch -------------------------------------------------------------------------
+
+/// Every rank prints the first samples of its epochs.
+void forgotten_set_epoch(ProcessGroup& group, bool fixed) {
+  DistributedSampler sampler(1000, {.rank = group.rank(), .world_size = group.world_size()});
+  for (int64_t epoch = 0; epoch < 3; ++epoch) {
+    if (fixed) sampler.set_epoch(epoch);
+    std::vector<int64_t> order = sampler.next_epoch(epoch);
+    order.resize(8);
+    fmt::print("rank {}, epoch {}: samples {}, ...\n", group.rank(), epoch, fmt::join(order, ", "));
+  }
+}
+
+// --- A collective that one rank alone calls ------------------------------------------------------
+
+/// Rank 0 wants to save: with the mistake it calls a barrier that the others do not.
+void rank_conditional_collective(ProcessGroup& group, bool fixed) {
+  const auto device = open_device({DeviceId::Kind::cpu, group.local_rank()}, {});
+  const Stream stream = device->create_stream("compute");
+  Communicator& ranks = group.connect(*device);
+  if (group.rank() == 0) say(group, "rank 0 saves, and waits for the others");
+  if (fixed || group.rank() == 0) ranks.barrier(stream);
+  if (!fixed) ranks.all_reduce(stream, BasicTensor<float>::from_host(stream, {1}, {1}));
+  stream.synchronize();
+  say(group, "all ranks went on");
+}
+
+// --- A small training ----------------------------------------------------------------------------
+
+/// What one rank needs to train the seed network on synthetic images.
+struct SmallTraining {
+  explicit SmallTraining(ProcessGroup& group)
+      : group(group),
+        device(open_device({DeviceId::Kind::cpu, group.local_rank()}, {})),
+        stream(device->create_stream("compute")),
+        communication(device->create_stream("communication")),
+        ranks(group.connect(*device)),
+        set(make_synthetic(SyntheticPart::train, kBatch * kSteps)),
+        model(make_model({})),
+        parameters(*model.network, stream),
+        optimizer(parameters, {}),
+        context(stream),
+        feeder(stream, set),
+        loss(Tensor::empty(stream, {1})) {
+    initialize(parameters, Initializer::kaiming_uniform, 1);
+  }
+
+  void wrap() {
+    const auto exchange = [this](const std::string& mine) { return group.exchange(mine); };
+    auto wrapped = std::make_unique<DistributedDataParallel>(std::move(model.network), parameters,
+                                                             ranks, exchange, communication);
+    ddp = wrapped.get();
+    model.network = std::move(wrapped);
+  }
+
+  /// Gradients of a part of a batch whose samples count `weight` each.
+  void forward_and_backward(const HostBatch& batch, const BatchPart& part, double weight) {
+    const StepState facts{.learning_rate = Real(0.1), .loss_weight = Real(weight)};
+    const DeviceBatch& fed = feeder.feed(batch, part, facts, context);
+    parameters.zero_gradients();
+    context.kernels().fill(stream, 0, loss);
+    const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+    model.loss->forward(scores, fed.labels, loss, context);
+    model.network->backward(model.loss->backward(fed.labels, context), context);
+    stream.synchronize();  // the host may let go of the batch
+  }
+
+  ProcessGroup& group;
+  std::unique_ptr<Device> device;
+  Stream stream, communication;
+  Communicator& ranks;
+  Dataset set;
+  Model model;
+  FlatParameters parameters;
+  Sgd optimizer;
+  Context context;
+  Feeder feeder;
+  Tensor loss;
+  DistributedDataParallel* ddp = nullptr;
+};
+
+/// A rank's batches, one per step; rank 0 has `more` of them than the others.
+std::vector<HostBatch> batches_of(const SmallTraining& training, int64_t more, DataLoader& loader) {
+  const int64_t mine = training.group.rank() == 0 ? kSteps : kSteps - more;
+  std::vector<HostBatch> batches;
+  loader.begin_epoch(0);
+  for (int64_t i = 0; i < mine; ++i) batches.push_back(*loader.next());
+  return batches;
+}
+
+double norm_of(const Tensor& x) {
+  double sum = 0;
+  for (const Real value : x.to_host()) sum += double(value) * double(value);
+  return std::sqrt(sum);
+}
+
+// --- Summed gradients ----------------------------------------------------------------------------
+
+/// The first gradient of one batch: of one process, and summed or averaged over the ranks' parts.
+void summed_gradients(ProcessGroup& group, bool fixed) {
+  SmallTraining training(group);
+  DataLoader loader(training.set, {.batch_size = kBatch});
+  loader.begin_epoch(0);
+  const HostBatch batch = *loader.next();
+  training.forward_and_backward(batch, {0, 1, kBatch}, 1.0 / kBatch);
+  const double whole = norm_of(training.parameters.gradients());
+
+  const int64_t rank = group.rank(), world_size = group.world_size();
+  const int64_t mine = (kBatch - rank + world_size - 1) / world_size;
+  training.forward_and_backward(batch, {rank, world_size, mine}, 1.0 / double(mine));
+  training.ranks.all_reduce(training.stream, training.parameters.gradients(),
+                            fixed ? Reduction::average : Reduction::sum);
+  const double reduced = norm_of(training.parameters.gradients());
+  say(group,
+      fmt::format("gradient of one process: norm {:.6f}; {} over {} ranks: norm {:.6f}, {:.3f} "
+                  "times as long",
+                  whole, fixed ? "averaged" : "summed", world_size, reduced, reduced / whole));
+}
+
+// --- Uneven batches ------------------------------------------------------------------------------
+
+enum class Uneven { unnoticed, detected, joined };
+
+/// Rank 0 has two batches more than the others.
+void uneven_batches(ProcessGroup& group, Uneven how) {
+  SmallTraining training(group);
+  training.wrap();
+  DataLoader loader(training.set, {.batch_size = kBatch / 2, .max_held = kSteps + 1});
+  const std::vector<HostBatch> batches = batches_of(training, 2, loader);
+  const int64_t mine = std::ssize(batches);
+  fmt::print("rank {} has {} batches\n", group.rank(), mine);
+  std::fflush(stdout);
+  if (how == Uneven::detected) {
+    require_even_inputs(mine, [&](const std::string& text) { return group.exchange(text); });
+  }
+  Join join(training.ranks, training.stream);
+  for (int64_t step = 0; how == Uneven::joined || step < mine; ++step) {
+    const int64_t size = step < mine ? batches[size_t(step)].size : 0;
+    const int64_t all =
+        how == Uneven::joined ? join.samples_of_step(size) : size * group.world_size();
+    if (all == 0) break;
+    if (size > 0) {
+      training.forward_and_backward(batches[size_t(step)], {0, 1, size},
+                                    double(group.world_size()) / double(all));
+    } else {
+      training.parameters.zero_gradients();
+      training.ddp->take_part_without_samples();
+    }
+    training.optimizer.step(training.context.state(), training.loss);
+    training.stream.synchronize();
+    say(group, fmt::format("step {}: {} samples", step, all));
+  }
+  fmt::print("rank {} ends, |w| = {:.6f}\n", group.rank(), norm_of(training.parameters.values()));
+}
+
+void run(const std::string& lab, bool fixed, const RankOptions& rank_options) {
+  ProcessGroup& group = init_process_group(rank_options.process_group());
+  if (lab == "forgotten-set-epoch") {
+    forgotten_set_epoch(group, fixed);
+  } else if (lab == "rank-conditional-collective") {
+    rank_conditional_collective(group, fixed);
+  } else if (lab == "summed-gradients") {
+    summed_gradients(group, fixed);
+  } else if (lab == "uneven-batches") {
+    uneven_batches(group, fixed ? Uneven::joined : Uneven::unnoticed);
+  } else if (lab == "uneven-batches-detected") {
+    uneven_batches(group, Uneven::detected);
+  } else {
+    fail<BadInput>(
+        "lab: found '{}', expected forgotten-set-epoch, rank-conditional-collective, "
+        "summed-gradients, uneven-batches or uneven-batches-detected",
+        lab);
+  }
+  destroy_process_group();
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  using namespace lockstep;
+  report_uncaught_errors();
+  std::string lab;
+  bool fixed = false;
+  RankOptions ranks;
+  ranks.timeout = kPatience;
+  OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
+  parser.add("name", lab,
+             "forgotten-set-epoch, rank-conditional-collective, summed-gradients, uneven-batches, "
+             "uneven-batches-detected");
+  parser.add_flag("--fixed", fixed, "without the mistake");
+  ranks.add_to(parser);
+  if (!parser.parse(argc, argv)) return 0;
+  Options two_ranks;
+  two_ranks.devices = "cpu:0,cpu:1";
+  if (const std::optional<int> status = ranks.start_ranks(two_ranks)) return *status;
+  run(lab, fixed, ranks);
+}

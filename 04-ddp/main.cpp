@@ -1,0 +1,137 @@
+// Stage 04: DistributedDataParallel.
+//
+// The training program of stage 01, run by one process per device. Every process has the whole
+// network and its own part of each batch; during backward the gradients become the average over all
+// of them, so all make the same update. Compare with
+//   diff 01-single-gpu/main.cpp 04-ddp/main.cpp
+
+#include "04-ddp/ddp_options.h"
+#include "common/app/evaluate.h"
+#include "common/app/feeder.h"
+#include "common/app/program.h"
+#include "common/app/training_log.h"
+#include "common/app/weights_file.h"
+#include "common/kernels/devices.h"
+#include "common/nn/models.h"
+#include "common/nn/sgd.h"
+
+namespace lockstep {
+namespace {
+
+/// One optimizer step: this rank's part of the batch (in one piece, unless --accumulate divides it)
+/// adds up its gradients, backward averages them over the ranks, then the weights move. Writes the
+/// global batch's mean loss into `loss`, [1].
+void train_step(Model& model, Replica& replica, const ClipByNorm& clip, const Sgd& optimizer,
+                Feeder& feeder, Context& context, HostBatch batch, const BatchSplit& split,
+                StepState facts, const Tensor& loss) {
+  optimizer.zero_gradients();
+  context.kernels().fill(context.stream(), 0, loss);
+  const std::vector<BatchPart> parts = split.divide(batch.size);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    context.facts.last_contribution = i + 1 == parts.size();  // no_sync before
+
+    const DeviceBatch& part = feeder.feed(batch, parts[i], facts, context);
+    const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
+    model.loss->forward(scores, part.labels, loss, context);
+    const Tensor slope = model.loss->backward(part.labels, context);
+    if (context.facts.last_contribution) replica.average_loss(loss);
+    model.network->backward(slope, context);
+  }
+  if (parts.empty()) {  // the batch is smaller than the world
+    feeder.feed_facts(batch, {}, facts, context);
+    replica.average_loss(loss);
+    replica.take_part_without_samples();
+  }
+  clip();
+  optimizer.step(context.state(), loss);
+  feeder.retire(std::move(batch));
+}
+
+void train(const Options& options, const DdpStageOptions& own) {
+  // The process group: who am I, and where are the others?
+  ProcessGroup& group = init_process_group(own.ranks.process_group());
+  const int rank = group.rank(), world_size = group.world_size();
+
+  // Data: bytes in host memory.
+  const DatasetPair data = load_dataset(options.data, options.data_dir);
+
+  // This rank's device, and the streams on which everything happens in order.
+  const DeviceId id = device_of_rank(options, group);
+  const std::unique_ptr<Device> device = open_device(id, options.device_options());
+  Communicator& ranks = group.connect(*device);
+  const Stream stream = device->create_stream("compute");
+  const Stream communication = device->create_stream("communication");
+  const HostAllocator pinned = [&](size_t bytes) { return device->allocate_host(bytes); };
+
+  // Network, parameters, optimizer.
+  Model model = make_model(options.model_options(data.train));
+  const FlatParameters parameters(*model.network, stream);
+  initialize(parameters, options.initializer(), options.seed);
+  if (!options.load.empty()) load_weights(options.load, *model.network);
+  const Sgd optimizer(parameters, options.sgd_rule());
+  const ClipByNorm clip(parameters, own.clip_norm);
+  std::unique_ptr<Replica> wrapped =
+      make_replica(std::move(model.network), parameters, group, ranks, communication, own);
+  Replica& replica = *wrapped;
+  model.network = std::move(wrapped);
+
+  // What brings the batches in and carries the losses out.
+  ShardLoader train_loader(data.train, options, pinned, rank, world_size, own.sharding());
+  DataLoader test_loader(data.test, evaluation_shard(data.test, options, pinned, rank, world_size));
+  const int64_t steps_per_epoch = train_loader.batches_per_epoch();
+  const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
+  Feeder feeder(stream, data.train);
+  Context context(stream);
+  const Tensor loss = Tensor::empty(stream, {1});
+  const auto exchange = [&](const std::string& mine) { return group.exchange(mine); };
+  TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(), steps_per_epoch,
+                  {rank, exchange});
+  log.start(data.train, data.test, parameters.count());
+  log.say(batch_line(options, own, group));
+
+  const auto evaluate_all = [&] {
+    replica.broadcast_buffers();  // every rank measures the same network
+    const Evaluation part = evaluate(model, test_loader, data.test.count(), feeder, context);
+    return sum_over_ranks(part, ranks, stream);
+  };
+  for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
+    log.begin_epoch(epoch);
+    train_loader.begin_epoch(epoch);
+    while (!log.finished()) {
+      std::optional<HostBatch> batch = train_loader.next();
+      if (!batch) break;
+      const int64_t index = batch->index, size = batch->global_size;
+      const StepState facts{.step = log.steps(),
+                            .learning_rate = Real(schedule.at(log.steps())),
+                            .loss_weight = Real(world_size) / Real(size)};
+      train_step(model, replica, clip, optimizer, feeder, context, std::move(*batch),
+                 own.accumulation(), facts, loss);
+      log.step(index, size, loss, {optimizer.health()});
+    }
+    log.end_epoch();
+    log.evaluated(evaluate_all());
+  }
+  if (options.epochs == 0) log.evaluated(evaluate_all());
+
+  if (!options.save.empty() && rank == 0) save_weights(options.save, replica.inner());
+  report(replica, parameters, world_size, log);
+  log.finish(context.flops());
+  destroy_process_group();
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  lockstep::DdpStageOptions own;
+  return lockstep::run_program(
+      {.name = "04-ddp",
+       .summary = "Stage 04: one process per device (DistributedDataParallel).",
+       .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
+       .baseline = "01-single-gpu",
+       .emulate = [](size_t devices) { return "stride:" + std::to_string(devices); },
+       .order = "sampler",
+       .start_ranks =
+           [&](const lockstep::Options& options) { return own.ranks.start_ranks(options); }},
+      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
+}

@@ -1,0 +1,35 @@
+#include "04-ddp/manual_ddp.h"
+
+namespace lockstep {
+
+void broadcast_parameters(const FlatParameters& parameters, Communicator& ranks) {
+  for (const Parameter* p : parameters.parameters()) {
+    ranks.broadcast(parameters.stream(), p->value, 0);
+  }
+}
+
+ManualDdp::ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters,
+                     Communicator& ranks, Stream communication, AllReduceKind kind)
+    : Replica(std::move(module), parameters, ranks, communication, kind,
+              /*broadcast_buffers=*/true) {
+  broadcast_parameters(parameters, ranks);
+  broadcast_buffers();
+}
+
+Tensor ManualDdp::backward(const Tensor& dy, Context& context) {
+  Tensor dx = module_.backward(dy, context);
+  if (context.facts.last_contribution) average_all();
+  return dx;
+}
+
+void ManualDdp::take_part_without_samples() {
+  broadcast_buffers();
+  average_all();
+}
+
+void ManualDdp::average_all() {
+  for (const Parameter* p : parameters_.parameters()) average_gradients(p->grad);
+  finish_reduction();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,27 @@
+#pragma once
+// DDP in its shortest form, as users of Horovod write it: equal weights at the start, and after
+// every backward one all-reduce per parameter.
+
+#include "04-ddp/replica.h"
+
+namespace lockstep {
+
+/// Every rank's weights become rank 0's, one parameter after another. Mirrors
+/// hvd.broadcast_parameters.
+void broadcast_parameters(const FlatParameters& parameters, Communicator& ranks);
+
+/// The same gradients as DistributedDataParallel's, without buckets and without overlap: nothing is
+/// sent before backward has ended, and every parameter pays the latency of a message.
+class ManualDdp final : public Replica {
+ public:
+  ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& ranks,
+            Stream communication, AllReduceKind kind);
+
+  Tensor backward(const Tensor& dy, Context& context) override;
+  void take_part_without_samples() override;
+
+ private:
+  void average_all();
+};
+
+}  // namespace lockstep

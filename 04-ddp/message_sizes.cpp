@@ -1,0 +1,112 @@
+// Measures the all-reduce over message sizes: the ring and the naive one written out here beside
+// the library's.
+//
+//   build/04-ddp/message-sizes --metrics sizes.json
+//
+// Two ranks, unless a launcher starts more.
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "04-ddp/all_reduce.h"
+#include "common/app/json_file.h"
+#include "common/app/rank_options.h"
+#include "common/cli/report.h"
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct SizesOptions {
+  RankOptions ranks;
+  std::string devices = "cpu:0,cpu:1";
+  std::vector<int> kib{1, 4, 16, 64, 256, 1024, 4096, 16384};
+  std::vector<std::string> kinds{"ring", "naive", "library"};
+  int rounds = 20;
+  std::string metrics;
+
+  void add_to(OptionParser& parser) {
+    ranks.add_to(parser);
+    parser.add("--devices", devices, "one per rank of this host");
+    parser.add("--kib", kib, "message sizes in KiB", {1, 1 << 20});
+    parser.add("--all-reduce", kinds, "ring, naive, library");
+    parser.add("--rounds", rounds, "all-reduces of each size, of which the median counts",
+               {5, 10000});
+    parser.add("--metrics", metrics, "write the rows to this file, as JSON");
+    parser.check_afterwards([this] {
+      require_writable("--metrics", metrics);
+      for (const std::string& kind : kinds) parse_all_reduce(kind);
+    });
+  }
+};
+
+/// Seconds that one all-reduce of x takes, from when all ranks are there: the median.
+double median_seconds(AllReduce& all_reduce, Communicator& ranks, Stream stream, const Tensor& x,
+                      int rounds) {
+  std::vector<double> seconds;
+  for (int round = 0; round < rounds + 2; ++round) {  // the first two touch new memory
+    ranks.barrier(stream);
+    stream.synchronize();
+    const auto begin = Clock::now();
+    all_reduce(x);
+    stream.synchronize();
+    const std::chrono::duration<double> time = Clock::now() - begin;
+    if (round >= 2) seconds.push_back(time.count());
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + rounds / 2, seconds.end());
+  return seconds[size_t(rounds / 2)];
+}
+
+void measure(const SizesOptions& options) {
+  ProcessGroup& group = init_process_group(options.ranks.process_group());
+  Options common;
+  common.devices = options.devices;
+  const std::unique_ptr<Device> device = open_device(device_of_rank(common, group), {});
+  Communicator& ranks = group.connect(*device);
+  const Stream stream = device->create_stream("communication");
+  nlohmann::json rows = nlohmann::json::array();
+  for (const int kib : options.kib) {
+    const int64_t count = int64_t{kib} * 1024 / int64_t(sizeof(Real));
+    const Tensor x = Tensor::empty(stream, {count});
+    stream.kernels().fill(stream, 0, x);
+    for (const std::string& kind : options.kinds) {
+      AllReduce all_reduce(ranks, parse_all_reduce(kind), stream);
+      const double seconds = median_seconds(all_reduce, ranks, stream, x, options.rounds);
+      // What a ring would send and receive in this time (NCCL's "bus bandwidth").
+      const double per_second =
+          2.0 * (ranks.world_size() - 1) / ranks.world_size() * 1024.0 * double(kib) / seconds;
+      rows.push_back({{"backend", group.backend()},
+                      {"all_reduce", kind},
+                      {"world_size", ranks.world_size()},
+                      {"bytes", int64_t{kib} * 1024},
+                      {"seconds", seconds},
+                      {"bus_bytes_per_second", per_second}});
+      if (group.rank() != 0) continue;
+      fmt::print("{:<5} {:<8} {} ranks {:>8} KiB  {:10.1f} us  {:8.2f} GB/s\n", group.backend(),
+                 kind, ranks.world_size(), kib, 1e6 * seconds, per_second / 1e9);
+      std::fflush(stdout);
+    }
+  }
+  if (group.rank() == 0 && !options.metrics.empty()) write_json(options.metrics, rows);
+  destroy_process_group();
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  using namespace lockstep;
+  report_uncaught_errors();
+  SizesOptions options;
+  OptionParser parser("message-sizes", "Measures all-reduces over message sizes.");
+  options.add_to(parser);
+  if (!parser.parse(argc, argv)) return 0;
+  Options common;
+  common.devices = options.devices;
+  if (const std::optional<int> status = options.ranks.start_ranks(common)) return *status;
+  measure(options);
+}

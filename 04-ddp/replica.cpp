@@ -1,0 +1,78 @@
+#include "04-ddp/replica.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lockstep {
+
+double StepTimes::hidden() const {
+  return communication > 0 ? std::clamp(1 - exposed / communication, 0.0, 1.0) : 0;
+}
+
+Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameters,
+                 Communicator& ranks, Stream communication, AllReduceKind kind,
+                 bool broadcast_buffers)
+    : module_(add_module("", std::move(module))),
+      parameters_(parameters),
+      ranks_(ranks),
+      passes_(parameters.stream()),
+      communication_(communication),
+      all_reduce_(ranks, kind, communication),
+      broadcasts_buffers_(broadcast_buffers),
+      pass_times_(passes_),
+      communication_times_(communication_) {}
+
+void Replica::broadcast_buffers() {
+  if (broadcasts_buffers_ && buffers_are_old_ && !parameters_.buffers().empty()) {
+    ranks_.broadcast(passes_, parameters_.buffer_values(), 0);
+  }
+  buffers_are_old_ = false;
+}
+
+Tensor Replica::forward(const Tensor& x, Context& context) {
+  if (context.facts.training) {
+    broadcast_buffers();
+    if (!in_step_) pass_times_.start();
+    in_step_ = true;
+  }
+  return module_.forward(x, context);
+}
+
+void Replica::average_loss(const Tensor& loss) {
+  communication_.wait(passes_.record());
+  ranks_.all_reduce(communication_, loss, Reduction::average);
+}
+
+void Replica::average_gradients(const Tensor& gradients) {
+  communication_.wait(passes_.record());  // they are complete
+  communication_times_.start();
+  if (ranks_.world_size() > 1) {
+    communication_.kernels().scale(communication_, Real(1) / Real(ranks_.world_size()), gradients);
+  }
+  all_reduce_(gradients);
+  communication_times_.end("communication");
+}
+
+void Replica::finish_reduction() {
+  pass_times_.end("compute");
+  passes_.wait(communication_.record());  // the optimizer reads the sums
+  pass_times_.end("exposed");
+  pass_times_.stop();
+  in_step_ = false;
+  buffers_are_old_ = true;
+}
+
+StepTimes Replica::times(int64_t steps) {
+  StepTimes times;
+  for (PhaseTimer* timer : {&pass_times_, &communication_times_}) {
+    for (const auto& [name, seconds] : timer->totals()) {
+      double& place = name == "compute"   ? times.compute
+                      : name == "exposed" ? times.exposed
+                                          : times.communication;
+      place = seconds / double(std::max<int64_t>(steps, 1));
+    }
+  }
+  return times;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+#pragma once
+// The batches of one rank.
+
+#include <memory>
+#include <optional>
+
+#include "04-ddp/distributed_sampler.h"
+#include "common/app/options.h"
+
+namespace lockstep {
+
+/// How the samples of an epoch are dealt to the ranks.
+enum class Sharding {
+  global_batch,  // each batch of stage 01, dealt out: every sample once, parts may be unequal
+  padded,        // PyTorch's DistributedSampler: equal parts, some samples twice
+};
+
+/// Batch s is this rank's part of global batch s. All ranks get equally many batches.
+class ShardLoader {
+ public:
+  /// Of `set`, with --batch-size, --order, --drop-last and the loader's options. Throws BadInput
+  /// for batches smaller than the world; with Sharding::padded also for batches that W does not
+  /// divide, for --order loader, and where nothing is left for a rank.
+  ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator, int rank,
+              int world_size, Sharding sharding);
+
+  /// The same on all ranks.
+  int64_t batches_per_epoch() const { return batches_; }
+  void begin_epoch(int64_t epoch);
+  /// The next batch; its size is 0 where the global batch, the last one, has too few samples for
+  /// all ranks. Nothing at the end of the epoch.
+  std::optional<HostBatch> next();
+
+ private:
+  int64_t global_size(int64_t batch) const;
+
+  int rank_, world_size_;
+  int64_t samples_, batch_size_, batches_, next_ = 0;  // of the global batches
+  std::shared_ptr<DistributedSampler> sampler_;        // Sharding::padded
+  std::unique_ptr<DataLoader> loader_;
+};
+
+/// A loader's options for this rank's part of a test set, nothing twice (make_evaluation_shard).
+DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
+                                   const HostAllocator& allocator, int rank, int world_size);
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+#include "common/app/rank_options.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+#include "common/launch/launcher.h"
+
+namespace lockstep {
+namespace {
+
+std::optional<int> if_given(int number) {
+  return number < 0 ? std::nullopt : std::optional<int>(number);
+}
+
+/// The command line for people, and for errors that propose one.
+std::string typed() { return fmt::format("{}", fmt::join(own_command_line(), " ")); }
+
+}  // namespace
+
+std::vector<std::string> own_command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  return words;
+}
+
+void RankOptions::add_to(OptionParser& parser) {
+  parser.add("--backend", backend, "what connects the ranks: nccl, gloo, ring (our own), or auto");
+  parser.add("--init-method", init_method,
+             "where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT");
+  parser.add("--rank", rank, "this process's rank; -1: the launcher says it");
+  parser.add("--world-size", world_size, "number of ranks; -1: the launcher says it");
+  parser.add("--local_rank,--local-rank", local_rank,
+             "rank among those of this host; -1: the launcher says it");
+  parser.add("--timeout", timeout, "seconds until a silent rank is given up", {0.1, 86400});
+  parser.check_afterwards([this, &parser] {
+    for (const char* name : {"--rank", "--world-size", "--local-rank"}) {
+      const int value = name == std::string("--rank")         ? rank
+                        : name == std::string("--world-size") ? world_size
+                                                              : local_rank;
+      require(value >= 0 || !parser.given(name), "{}: found {}, expected 0 or more", name, value);
+    }
+    require(!parser.given("--baseline") || !read_launch_contract(launch_input()),
+            "--baseline: compares whole runs, and this process is one rank of a run; start it "
+            "without a launcher");
+  });
+}
+
+LaunchInput RankOptions::launch_input() const {
+  return {.variable = [](const char* name) -> const char* { return std::getenv(name); },
+          .init_method = init_method,
+          .rank = if_given(rank),
+          .world_size = if_given(world_size),
+          .local_rank = if_given(local_rank),
+          .program = typed()};
+}
+
+std::optional<int> RankOptions::start_ranks(const Options& options) const {
+  if (read_launch_contract(launch_input())) return {};
+  const int count = static_cast<int>(options.device_ids().size());
+  fmt::print("no launcher: starting {} local rank{}\n", count, count == 1 ? "" : "s");
+  std::fflush(stdout);
+  std::vector<std::string> program = own_command_line();
+  program[0] = std::filesystem::read_symlink("/proc/self/exe");
+  LaunchOptions launcher;
+  launcher.nproc_per_node = count;
+  launcher.standalone = true;
+  return launch(launcher, program);
+}
+
+ProcessGroupOptions RankOptions::process_group() const {
+  return {.backend = backend == "auto" ? "" : backend,
+          .init_method = init_method,
+          .rank = if_given(rank),
+          .world_size = if_given(world_size),
+          .local_rank = if_given(local_rank),
+          .timeout_seconds = timeout,
+          .program = typed()};
+}
+
+DeviceId device_of_rank(const Options& options, const ProcessGroup& group) {
+  return group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
+                                                 : parse_devices(options.devices));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+#pragma once
+// Options of a program that is one rank of several, and what starts the others where nobody did.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/app/options.h"
+#include "common/comm/process/process_group.h"
+
+namespace lockstep {
+
+struct RankOptions {
+  std::string backend = "auto";                     // nccl, gloo, ring; auto: the devices' best
+  std::string init_method = "env://";               // or tcp://HOST:PORT
+  int rank = -1, world_size = -1, local_rank = -1;  // -1: not given
+  double timeout = 300;                             // seconds
+
+  void add_to(OptionParser& parser);
+
+  /// Where no launcher started this process and nothing says which rank it is: starts this program
+  /// again, one local rank per device, waits, and returns their exit status. Nothing in a rank.
+  std::optional<int> start_ranks(const Options& options) const;
+  /// What init_process_group() wants to know.
+  ProcessGroupOptions process_group() const;
+
+ private:
+  LaunchInput launch_input() const;
+};
+
+/// This process's command line, word by word.
+std::vector<std::string> own_command_line();
+
+/// The device of this rank: of those that --devices names for its host the one with its local rank;
+/// by default GPU number local_rank, or where there is none a CPU device. Throws BadInput if fewer
+/// are named.
+DeviceId device_of_rank(const Options& options, const ProcessGroup& group);
+
+}  // namespace lockstep

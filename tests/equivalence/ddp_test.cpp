@@ -1,0 +1,159 @@
+// Stage 04 leads to stage 01's weights: any number of ranks, any way of reducing, any batch.
+
+#include <fmt/format.h>
+
+#include "common/core/real.h"
+#include "tests/equivalence/outcome.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+
+/// Started bare, so that the program starts its ranks itself.
+Outcome train_ranks(int ranks, const Options& options) {
+  return train(options, "04-ddp", cpus(ranks));
+}
+
+/// 50 steps of 12 samples, the last of 6; or of 13, the last of 10: no number of ranks from 2 on
+/// divides those evenly. In the order that stage 04 takes by itself.
+Options steps_of(int batch_size) {
+  return {"--data",       batch_size == 12 ? "synthetic:594:10" : "synthetic:647:10",
+          "--workers",    "0",
+          "--batch-size", std::to_string(batch_size),
+          "--order",      "sampler"};
+}
+
+void check_ranks(const Options& options, double tolerance) {
+  for (const int batch_size : {12, 13}) {
+    const Options all = steps_of(batch_size) + options;
+    const Outcome single = train(all);
+    REQUIRE(single.losses().size() == 50);
+    for (const int ranks : {1, 2, 3, 4}) {
+      INFO("batch " << batch_size << ", " << ranks << " ranks");
+      const Outcome several = train_ranks(ranks, all);
+      check_equal(several, single, tolerance);
+      CHECK(several.metrics.at("devices").size() == size_t(ranks));
+      CHECK(several.metrics.at("accuracy") == single.metrics.at("accuracy"));
+    }
+  }
+}
+
+constexpr double kTolerance = sizeof(Real) == 8 ? 1e-12 : 1e-5;
+
+#ifdef LOCKSTEP_DOUBLE
+
+TEST_CASE("Any number of ranks gives stage 01's weights after 50 steps with dropout",
+          "[equivalence][ddp][row75]") {
+  check_ranks({"--lr", "0.01", "--dropout"}, kTolerance);
+}
+
+TEST_CASE("Ranks give stage 01's weights with momentum at a high rate",
+          "[equivalence][ddp][row75]") {
+  check_ranks({"--lr", "0.1", "--momentum", "0.9"}, kTolerance);
+}
+
+TEST_CASE("With BatchNorm ranks give the weights of strided parts one after another",
+          "[equivalence][ddp][row87]") {
+  for (const int ranks : {2, 3}) {
+    const Options options = steps_of(13) + Options{"--model", "seed-bn", "--lr", "0.01"};
+    const Outcome parts = train(options + Options{"--emulate", fmt::format("stride:{}", ranks)});
+    for (const std::string ddp : {"bucketed", "manual"}) {
+      INFO(ranks << " ranks, --ddp " << ddp);
+      check_equal(train_ranks(ranks, options + Options{"--ddp", ddp}), parts, kTolerance);
+    }
+  }
+}
+
+#else
+
+TEST_CASE("Any number of ranks gives stage 01's weights after 50 steps",
+          "[equivalence][ddp][row75]") {
+  check_ranks({"--lr", "0.01"}, kTolerance);
+}
+
+TEST_CASE("Dropout masks do not depend on the number of ranks", "[equivalence][ddp]") {
+  const Options options = steps_of(13) + Options{"--lr", "0.01", "--dropout"};
+  check_equal(train_ranks(3, options), train(options), kTolerance);
+}
+
+#endif
+
+TEST_CASE("Every way of reducing gives stage 01's weights", "[equivalence][ddp][row79]") {
+  const Options options = steps_of(13) + Options{"--lr", "0.01"};
+  const Outcome single = train(options);
+  for (const Options& way : std::vector<Options>{{"--ddp", "manual"},
+                                                 {"--ddp", "manual", "--all-reduce", "ring"},
+                                                 {"--all-reduce", "ring"},
+                                                 {"--all-reduce", "naive", "--bucket-mb", "0"},
+                                                 {"--bucket-mb", "0"},
+                                                 {"--bucket-mb", "0.01"},
+                                                 {"--no-overlap"},
+                                                 {"--backend", "ring"},
+                                                 {"--accumulate", "2"},
+                                                 {"--accumulate", "3", "--ddp", "manual"}}) {
+    INFO(way[0] << " " << way.back());
+    check_equal(train_ranks(3, options + way), single, kTolerance);
+  }
+}
+
+TEST_CASE("Equal shards are the same with and without padding, unequal ones are not",
+          "[equivalence][ddp][row92]") {
+  const auto run = [](int batch_size, const Options& more) {
+    return train_ranks(2, steps_of(batch_size) + Options{"--lr", "0.01"} + more);
+  };
+  check_equal(run(12, {"--pad"}), run(12, {}), kTolerance);
+  const TempDir folder;
+  const ProcessResult refused = run_process(
+      Options{stage_binary("04-ddp"), "--devices", cpus(2), "--pad"} + steps_of(13), kDeadline);
+  CHECK(refused.status == 1);
+  CHECK(refused.err.find("--pad: equal parts of a global batch of 13 for 2 ranks") !=
+        std::string::npos);
+}
+
+TEST_CASE("A clipped gradient is that of one process", "[equivalence][ddp][row91]") {
+  const Options options = steps_of(13) + Options{"--lr", "0.01", "--clip-norm", "0.1"};
+  const Outcome one = train_ranks(1, options), three = train_ranks(3, options);
+  check_equal(three, one, kTolerance);
+  CHECK(relative_l2(one.state, train_ranks(1, steps_of(13) + Options{"--lr", "0.01"}).state) >
+        1e-3);
+}
+
+// --- The program's own measurements --------------------------------------------------------------
+
+TEST_CASE("The metrics tell times and bytes per step", "[equivalence][ddp][row130]") {
+  for (const std::string all_reduce : {"ring", "library"}) {
+    INFO(all_reduce);
+    const nlohmann::json metrics =
+        train_ranks(3, steps_of(12) + Options{"--all-reduce", all_reduce}).metrics;
+    const nlohmann::json& seconds = metrics.at("per_step_seconds");
+    for (const char* part : {"compute", "communication", "exposed_communication"}) {
+      CHECK(seconds.at(part).get<double>() > 0);
+    }
+    const nlohmann::json& bytes = metrics.at("bytes_per_step");
+    const double sent = bytes.at("sent"), predicted = bytes.at("predicted");
+    CHECK(predicted == Approx(2.0 * 2 / 3 * 21'840 * sizeof(Real)));
+    CHECK(std::abs(sent - predicted) <= 0.05 * predicted);
+  }
+}
+
+TEST_CASE("Rank 0 alone speaks and writes", "[equivalence][ddp][row90]") {
+  const TempDir folder;
+  const ProcessResult run = run_process(
+      Options{stage_binary("04-ddp"), "--devices", cpus(2), "--trace", folder / "trace", "--save",
+              folder / "weights", "--metrics", folder / "metrics", "--log-interval", "10"} +
+          steps_of(12),
+      kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  CHECK(folder.names() == Words{"metrics", "trace", "trace.rank1", "weights"});
+  size_t lines = 0, tests = 0;
+  for (size_t at = 0; (at = run.out.find("Train Epoch", at)) != std::string::npos; ++at) ++lines;
+  for (size_t at = 0; (at = run.out.find("Test set", at)) != std::string::npos; ++at) ++tests;
+  CHECK(lines == 5);
+  CHECK(tests == 1);
+  CHECK(run.out.find("2 ranks over ") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep

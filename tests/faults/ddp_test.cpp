@@ -1,0 +1,323 @@
+// Stage 04 under real launchers, on two hosts, and with ranks that die.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "tests/support/catch.h"
+#include "tests/support/jobs.h"
+#include "tests/support/machine.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
+
+const Words kFewSteps{"--data", "synthetic:120:10", "--batch-size", "12",        "--lr",
+                      "0.01",   "--order",          "sampler",      "--workers", "0"};
+
+std::string ddp() { return stage_binary("04-ddp"); }
+
+/// The bytes of the weights that a command leaves; its other files lie in the same folder.
+std::string weights_of(const Jobs& jobs, const Words& command, const std::string& name) {
+  const ProcessResult run = jobs.run_words(command + kFewSteps + Words{"--save", jobs / name});
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  CHECK(jobs.processes() == Words{});
+  return jobs.text(name);
+}
+
+std::string expected_weights(const Jobs& jobs) {
+  return weights_of(jobs, {ddp(), "--devices", cpus(2)}, "expected");
+}
+
+/// The first of these programs that PATH has; "" if it has none.
+std::string in_path(const std::string& program) {
+  std::istringstream folders(std::getenv("PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (::access((folder + "/" + program).c_str(), X_OK) == 0) return folder + "/" + program;
+  }
+  return "";
+}
+
+// --- Launchers -----------------------------------------------------------------------------------
+
+TEST_CASE("Every launcher leads to the same weights", "[faults][ddp]") {
+  const Jobs jobs;
+  const std::string expected = expected_weights(jobs);
+  CHECK(
+      (weights_of(jobs, {jobs.launcher(), "--nproc-per-node", "2", ddp()}, "launch") == expected));
+  // By hand, rank 0 in the background, the address as an option.
+  const std::string script =
+      "\"$@\" --rank 0 & \"$@\" --rank 1 || exit 1; wait $! && test -s \"$DIR/by-hand\"";
+  CHECK((weights_of(jobs,
+                    {"sh", "-c", script, "sh", ddp(), "--world-size", "2", "--local-rank", "0",
+                     "--init-method", "tcp://127.0.0.1:29517"},
+                    "by-hand") == expected));
+}
+
+TEST_CASE("Under mpirun the weights are those of our launcher", "[faults][ddp][mpirun]") {
+  if (in_path("mpirun").empty()) LOCKSTEP_SKIP("no mpirun");
+  const Jobs jobs;
+  const Words mpirun{"env",    "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                     "mpirun", "--oversubscribe",          "-np",
+                     "2"};
+  CHECK((weights_of(jobs,
+                    mpirun + Words{"-x", "MASTER_ADDR=127.0.0.1", "-x", "MASTER_PORT=29518", ddp()},
+                    "mpirun") == expected_weights(jobs)));
+  const ProcessResult unaddressed = jobs.run_words(mpirun + Words{ddp()} + kFewSteps);
+  CHECK(unaddressed.status != 0);
+  CHECK_THAT(unaddressed.err, ContainsSubstring("MASTER_ADDR"));
+  CHECK_THAT(unaddressed.err, ContainsSubstring("mpirun"));
+}
+
+TEST_CASE("Under torchrun the weights are those of our launcher", "[faults][ddp][torchrun]") {
+  const char* named = std::getenv("LOCKSTEP_TORCHRUN");
+  const std::string torchrun = named != nullptr ? named : in_path("torchrun");
+  if (torchrun.empty()) LOCKSTEP_SKIP("no torch");
+  const Jobs jobs;
+  CHECK((weights_of(
+             jobs,
+             {torchrun, "--no-python", "--nproc-per-node", "2", "--master-port", "29519", ddp()},
+             "torchrun") == expected_weights(jobs)));
+}
+
+TEST_CASE("Two hosts lead to the weights of one", "[faults][ddp][twohosts]") {
+  const Jobs jobs;
+  const Words two_hosts{"env", "LOCKSTEP_LAUNCHER=" + jobs.launcher(),
+                        LOCKSTEP_SOURCE "/tools/two-hosts"};
+  const ProcessResult permitted = jobs.run_words(two_hosts + Words{"true"});
+  if (permitted.status == 77) LOCKSTEP_SKIP("namespaces not permitted");
+  REQUIRE(permitted.status == 0);
+  const std::string expected = expected_weights(jobs);
+  CHECK((weights_of(jobs, two_hosts + Words{ddp()}, "launchers") == expected));
+  CHECK((weights_of(jobs, two_hosts + Words{ddp(), "--backend", "ring"}, "ring") == expected));
+}
+
+// --- Ranks that die ------------------------------------------------------------------------------
+
+/// Starts three ranks that train for ever.
+std::future<ProcessResult> begin_training(const Jobs& jobs, const Words& launch_options) {
+  return jobs.begin(launch_options + Words{"--nproc-per-node", "3"},
+                    {ddp(), "--data", "synthetic:256:10", "--epochs", "100000", "--log-interval",
+                     "1", "--lr", "0.0001", "--batch-size", "12", "--workers", "0"});
+}
+
+/// The ids of a job's ranks by rank, once there are three; empty if that takes too long.
+std::vector<pid_t> pids_of_ranks(const Jobs& jobs) {
+  std::map<std::string, pid_t> ranks;
+  soon(kSoon, [&] {
+    ranks.clear();
+    for (const std::string& process : jobs.processes()) {
+      const std::string id = process.substr(0, process.find(' '));
+      if (process.find("04-ddp") == std::string::npos) continue;
+      std::ifstream file("/proc/" + id + "/environ", std::ios::binary);
+      for (std::string entry; std::getline(file, entry, '\0');) {
+        if (entry.starts_with("RANK=")) ranks[entry] = std::stoi(id);
+      }
+    }
+    return ranks.size() == 3;
+  });
+  std::vector<pid_t> pids;
+  for (const auto& [rank, pid] : ranks) pids.push_back(pid);
+  return pids.size() == 3 ? pids : std::vector<pid_t>();
+}
+
+TEST_CASE("A rank that is killed while it trains is named, and all is over within a second",
+          "[faults][ddp][row67][row125]") {
+  std::mt19937 random(20);
+  for (int turn = 0; turn < (full_campaign() ? 20 : 3); ++turn) {
+    const Jobs jobs;
+    auto running = begin_training(jobs, {});
+    const std::vector<pid_t> ranks = pids_of_ranks(jobs);
+    REQUIRE(ranks.size() == 3);
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 600));
+    const size_t victim = random() % 3;
+    REQUIRE(::kill(ranks[victim], SIGKILL) == 0);
+    const auto begin = Clock::now();
+    const ProcessResult run = running.get();
+    INFO(story(run));
+    CHECK(seconds_since(begin) < promised(1));
+    CHECK(run.status == 128 + SIGKILL);
+    CHECK_THAT(run.err,
+               ContainsSubstring(fmt::format("error: rank {} (pid {}) was killed by signal 9",
+                                             victim, ranks[victim])));
+    CHECK(jobs.processes() == Words{});
+  }
+}
+
+TEST_CASE("After a kill the ranks train again within moments", "[faults][ddp]") {
+  const Jobs jobs;
+  auto running = begin_training(jobs, {"--max-restarts", "1", "--redirect", jobs / "out"});
+  const std::vector<pid_t> ranks = pids_of_ranks(jobs);
+  REQUIRE(ranks.size() == 3);
+  const auto trains = [&](const std::string& file) {
+    return soon(kSoon, [&] {
+      return std::filesystem::exists(jobs / "out" / file) &&
+             read_file(jobs / "out" / file).find("Train Epoch: 1 [12/256") != std::string::npos;
+    });
+  };
+  REQUIRE(trains("rank_0.out"));
+  const auto begin = Clock::now();
+  REQUIRE(::kill(ranks[1], SIGKILL) == 0);
+  CHECK(trains("rank_0.restart_1.out"));
+  CHECK(seconds_since(begin) < promised(1.5));
+  for (const std::string& process : jobs.processes()) {
+    if (process.ends_with(" launch")) ::kill(std::stoi(process), SIGTERM);
+  }
+  CHECK(running.get().status == -SIGTERM);
+  CHECK(jobs.processes() == Words{});
+}
+
+TEST_CASE("A rank that stands still is named with the collective that misses it",
+          "[faults][ddp][row68]") {
+  const Jobs jobs;
+  auto running = jobs.begin({"--nproc-per-node", "3"},
+                            {ddp(), "--data", "synthetic:256:10", "--epochs", "100000", "--timeout",
+                             "2", "--lr", "0.0001", "--batch-size", "12", "--workers", "0"});
+  const std::vector<pid_t> ranks = pids_of_ranks(jobs);
+  REQUIRE(ranks.size() == 3);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  REQUIRE(::kill(ranks[2], SIGSTOP) == 0);
+  const auto begin = Clock::now();
+  const ProcessResult run = running.get();
+  INFO(story(run));
+  CHECK(seconds_since(begin) < 2 + promised(4));
+  CHECK(run.status != 0);
+  CHECK_THAT(run.err, ContainsSubstring("collective "));
+  CHECK_THAT(run.err, ContainsSubstring("all_reduce of"));
+  CHECK_THAT(run.err, ContainsSubstring("rank 2"));
+  CHECK(jobs.processes() == Words{});
+}
+
+// --- Mistakes ------------------------------------------------------------------------------------
+
+TEST_CASE("A loss that is not finite stops all ranks in the same step, and nothing is saved",
+          "[faults][ddp][row89]") {
+  const Jobs jobs;
+  const ProcessResult run =
+      jobs.run_words(Words{jobs.launcher(), "--nproc-per-node", "2", ddp(), "--data",
+                           "synthetic:120:10", "--lr", "1e12", "--save", jobs / "weights"});
+  INFO(story(run));
+  CHECK(run.status == 1);
+  for (const char* rank : {"rank 0", "rank 1"}) {
+    CHECK_THAT(run.err, ContainsSubstring(fmt::format("step 1, {} (cpu:", rank)));
+  }
+  CHECK(jobs.names() == Words{});
+}
+
+TEST_CASE("A local rank needs a device of its own", "[faults][ddp][row66]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(
+      Words{jobs.launcher(), "--nproc-per-node", "3", ddp(), "--devices", "cpu:0,cpu:1"} +
+      kFewSteps);
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err,
+             ContainsSubstring("rank 2 has local rank 2 on its host, but --devices names 2"));
+}
+
+TEST_CASE("Options that cannot be meant are refused by every rank, or before there are any",
+          "[faults][ddp][row59]") {
+  const Jobs jobs;
+  for (const auto& [options, text] : std::vector<std::pair<Words, std::string>>{
+           {{"--ddp", "magic"}, "--ddp: found magic, expected bucketed or manual"},
+           {{"--all-reduce", "magic"}, "magic"},
+           {{"--bucket-mb", "-3"}, "--bucket-mb"},
+           {{"--ddp", "manual", "--no-overlap"}, "--no-overlap"},
+           {{"--pad", "--baseline"}, "--pad"},
+           {{"--clip-norm", "1", "--baseline"}, "--clip-norm"},
+           {{"--accumulate", "0"}, "--accumulate"},
+           {{"--rank", "-2"}, "--rank"},
+           {{"--backend", "magic"}, "magic"},
+           {{"--init-method", "magic://"}, "magic"},
+           {{"--batch-size", "1"}, "1 samples for 2 ranks"}}) {
+    INFO(fmt::format("{}", fmt::join(options, " ")));
+    const ProcessResult run =
+        jobs.run_words(Words{ddp(), "--devices", cpus(2), "--data", "synthetic:120:10"} + options);
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring(text));
+  }
+  const ProcessResult in_rank = jobs.run_words(
+      Words{jobs.launcher(), "--nproc-per-node", "2", ddp(), "--baseline"} + kFewSteps);
+  CHECK(in_rank.status == 1);
+  CHECK_THAT(in_rank.err, ContainsSubstring("--baseline"));
+}
+
+TEST_CASE("--baseline shows a speed-up of stage 04", "[faults][ddp][verdict]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(
+      Words{ddp(), "--devices", cpus(2), "--baseline", "--metrics", jobs / "metrics"} + kFewSteps);
+  INFO(story(run));
+  CHECK(run.status == 0);
+  CHECK_THAT(run.out, ContainsSubstring("speed-up"));
+  CHECK(read_json(jobs / "metrics").at("devices").size() == 2);
+  CHECK(read_json(jobs / "metrics").contains("speedup"));
+}
+
+// --- Labs ----------------------------------------------------------------------------------------
+
+ProcessResult lab(const Jobs& jobs, const Words& words) {
+  const ProcessResult run = jobs.run_words(Words{build_dir() + "/04-ddp/labs"} + words);
+  UNSCOPED_INFO(story(run));
+  CHECK_FALSE(run.timed_out);
+  CHECK(jobs.processes() == Words{});
+  return run;
+}
+
+TEST_CASE("Lab: without set_epoch every epoch has the same order", "[faults][ddp][lab][row94]") {
+  const Jobs jobs;
+  const ProcessResult wrong = lab(jobs, {"forgotten-set-epoch"});
+  CHECK(wrong.status == 0);
+  CHECK_THAT(wrong.err, ContainsSubstring("comes a second time; call set_epoch()"));
+  const auto order = [](const ProcessResult& run, const std::string& head) {
+    const size_t at = run.out.find(head) + head.size();
+    return run.out.substr(at, run.out.find('\n', at) - at);
+  };
+  CHECK(order(wrong, "rank 0, epoch 0: ") == order(wrong, "rank 0, epoch 1: "));
+  const ProcessResult right = lab(jobs, {"forgotten-set-epoch", "--fixed"});
+  CHECK(right.err.empty());
+  CHECK(order(right, "rank 0, epoch 0: ") != order(right, "rank 0, epoch 1: "));
+}
+
+TEST_CASE("Lab: summed gradients are W times as long", "[faults][ddp][lab]") {
+  const Jobs jobs;
+  CHECK_THAT(lab(jobs, {"summed-gradients"}).out, ContainsSubstring("2.000 times as long"));
+  CHECK_THAT(lab(jobs, {"summed-gradients", "--fixed"}).out,
+             ContainsSubstring("1.000 times as long"));
+}
+
+TEST_CASE("Lab: uneven batches end in an error, are detected, or joined",
+          "[faults][ddp][lab][row86]") {
+  const Jobs jobs;
+  const ProcessResult unnoticed = lab(jobs, {"uneven-batches", "--timeout", "1"});
+  CHECK(unnoticed.status == 2);
+  CHECK_THAT(unnoticed.err, ContainsSubstring("all_reduce of"));
+  const ProcessResult detected = lab(jobs, {"uneven-batches-detected"});
+  CHECK(detected.status == 1);
+  const std::string text = "error: batches of this epoch by rank: 5, 3; expected equally many";
+  CHECK(detected.err.find(text) != detected.err.rfind(text));  // on both ranks
+  CHECK_THAT(detected.out, !ContainsSubstring("step 0"));
+  const ProcessResult joined = lab(jobs, {"uneven-batches", "--fixed"});
+  CHECK(joined.status == 0);
+  CHECK_THAT(joined.out, ContainsSubstring("step 4: 16 samples"));
+  const size_t first = joined.out.find("|w| = "), last = joined.out.rfind("|w| = ");
+  CHECK(first != last);
+  CHECK(joined.out.substr(first, 14) == joined.out.substr(last, 14));
+}
+
+TEST_CASE("Lab: a collective of one rank alone is named by all", "[faults][ddp][lab][row72]") {
+  const Jobs jobs;
+  const ProcessResult wrong = lab(jobs, {"rank-conditional-collective", "--timeout", "1"});
+  CHECK(wrong.status == 2);
+  CHECK_THAT(wrong.err, ContainsSubstring("collective 1 (barrier)"));
+  CHECK_THAT(wrong.out, !ContainsSubstring("all ranks went on"));
+  CHECK_THAT(lab(jobs, {"rank-conditional-collective", "--fixed"}).out,
+             ContainsSubstring("all ranks went on"));
+}
+
+}  // namespace
+}  // namespace lockstep
