@@ -219,6 +219,11 @@ void CpuStream::copy(void* to, const void* from, size_t bytes) {
   enqueue("copy", [=] { std::memcpy(to, from, bytes); });
 }
 
+void CpuStream::host_task(const char* op, std::function<void()> body) {
+  refuse_in_capture(op);
+  enqueue(op, std::move(body));
+}
+
 void* CpuStream::allocate(size_t bytes) { return ::operator new(bytes, kAlignment); }
 
 void CpuStream::release(void* memory) {

@@ -42,6 +42,7 @@ class CpuStream final : public StreamBackend {
   uint64_t record() override;
   void wait(const Event& event) override;
   void copy(void* to, const void* from, size_t bytes) override;
+  void host_task(const char* op, std::function<void()> body) override;
   void* allocate(size_t bytes) override;
   void release(void* memory) override;
   void begin_capture() override;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -82,6 +83,13 @@ class StreamBackend {
   virtual uint64_t record() = 0;
   virtual void wait(const Event& event) = 0;
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  /// Runs `body` on a thread of the host, as one operation named `op` (a literal): behind what is
+  /// enqueued already, before what comes. It may block, but not for other work of this process's
+  /// GPUs, nor for another body: CUDA may run all bodies of a process on one thread. It makes no
+  /// calls of CUDA and holds no device's memory. Like a kernel it captures raw pointers and values.
+  /// An exception that leaves it poisons the stream, on a GPU all streams of the device, as a
+  /// kernel's error does; bodies that come then are not run. Cannot be part of a graph.
+  virtual void host_task(const char* op, std::function<void()> body) = 0;
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) = 0;
   virtual void begin_capture() = 0;

@@ -399,6 +399,68 @@ TEST_CASE("The feeder's staged facts are not overwritten before their slow copy"
   }
 }
 
+// --- Host tasks ----------------------------------------------------------------------------------
+
+TEST_CASE("A host task runs behind what its GPU stream has to do before, and before what comes",
+          "[cuda][device][hosttask]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const Busy busy(gpu.stream, 50);
+  const Pinned staging(*gpu.device, 1000, 0);
+  const Tensor x = gpu.filled({1000}, 0);
+  busy.enqueue();
+  gpu.kernels().fill(gpu.stream, 4, x);
+  gpu.stream.copy(staging.data(), x.data(), x.bytes());
+  gpu.stream.backend().host_task("square", [data = staging.data()] {
+    for (int i = 0; i < 1000; ++i) data[i] *= data[i];
+  });
+  const Event squared = gpu.stream.record();
+  gpu.stream.copy(x.data(), staging.data(), x.bytes());
+  gpu.kernels().scale(gpu.stream, 2, x);
+  CHECK_FALSE(squared.done());  // the host went on
+  CHECK(x.to_host() == Values(1000, 32));
+}
+
+TEST_CASE("A host task holds what it captured until it has run, and no longer",
+          "[cuda][device][hosttask]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const auto held = std::make_shared<int>(0);
+  for (int i = 0; i < 100; ++i) {
+    gpu.stream.backend().host_task("count", [held] { ++*held; });
+  }
+  gpu.stream.synchronize();
+  CHECK(*held == 100);
+  CHECK(held.use_count() == 1);
+}
+
+TEST_CASE("An exception of a host task comes up on every stream of the GPU, behind any copy",
+          "[cuda][device][hosttask]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const Stream other = gpu.device->create_stream("other");
+  const Pinned staging(*gpu.device, 1000, 1);
+  const Tensor x = gpu.filled({1000}, 0);
+  const auto host_task = [&](std::function<void()> body) {
+    gpu.stream.backend().host_task("task", std::move(body));
+  };
+  bool ran = false;
+  const Busy busy(gpu.stream, 50);
+  busy.enqueue();  // the host is through before it comes to that
+  host_task([] { fail<PeerLost>("rank 1 is gone"); });
+  gpu.stream.copy(x.data(), staging.data(), x.bytes());
+  host_task([&] { ran = true; });
+  other.wait(gpu.stream.record());
+  CHECK(message_of<PeerLost>([&] { other.synchronize(); }) == "rank 1 is gone");
+  CHECK(message_of<PeerLost>([&] { gpu.stream.synchronize(); }) == "rank 1 is gone");
+  CHECK(message_of<PeerLost>([&] { x.to_host(); }) == "rank 1 is gone");
+  CHECK_FALSE(ran);
+  host_task([] { fail<BadInput>("the first error is the one to report"); });
+  CHECK(message_of<PeerLost>([&] { gpu.stream.synchronize(); }) == "rank 1 is gone");
+  const Gpu anew;  // the GPU itself is as it was
+  CHECK(anew.filled({10}, 3).to_host() == Values(10, 3));
+}
+
 // --- Devices -------------------------------------------------------------------------------------
 
 TEST_CASE("A GPU that is not there is an error with their number and CUDA_VISIBLE_DEVICES",
@@ -531,6 +593,7 @@ void enqueue_traced(Stream stream, const Tensor& x, const Tensor& y) {
     kernels.add(stream, x, y);
   }
   kernels.batch_norm_statistics(stream, x.range(0, {64, 4}), y);
+  stream.backend().host_task("all_reduce", [] {});
 }
 
 Names names_of(const std::vector<Span>& spans) {
@@ -556,7 +619,8 @@ TEST_CASE("A GPU's trace has a span per operation, named, in order and one after
                        {"conv2d", "block1.conv1"},
                        {"matmul", "block1.conv1"},
                        {"add", "block1"},
-                       {"batch_norm_statistics", ""}};
+                       {"batch_norm_statistics", ""},
+                       {"all_reduce", ""}};
   CHECK(names_of(spans) == expected);
   constexpr int64_t kClocks = 10'000'000;  // ns by which the clocks of host and device may disagree
   for (size_t i = 0; i < spans.size(); ++i) {
@@ -630,6 +694,7 @@ TEST_CASE("What cannot be part of a graph is refused, and the stream goes on", "
   CHECK_THROWS_AS(gpu.stream.begin_capture(), BadInput);
   CHECK_THROWS_AS(gpu.stream.record(), BadInput);
   CHECK_THROWS_AS(gpu.stream.wait(elsewhere), BadInput);
+  CHECK_THROWS_AS(gpu.stream.backend().host_task("task", [] {}), BadInput);
   gpu.kernels().scale(gpu.stream, 2, y);
   const std::unique_ptr<Graph> graph = gpu.stream.end_capture();
   gpu.stream.launch(*graph);

@@ -12,6 +12,7 @@
 #include "common/kernels/cuda/cuda.h"
 #include "common/kernels/devices.h"
 #include "tests/support/catch.h"
+#include "tests/support/tasks.h"
 #include "tests/unit/nn_test_support.h"
 
 /// Head of every case that needs a GPU.
@@ -38,6 +39,22 @@ constexpr DeviceId kGpu{DeviceId::Kind::cuda, 0};
 /// True on the CUDA model that runs on the CPU: everything works there, slowly.
 inline bool is_model(const Device& device) {
   return device.description().find("CUDA model") != std::string::npos;
+}
+
+/// Keeps a stream busy for at least so long: passes over memory.
+inline void occupy(Stream stream, double seconds) {
+  const Tensor x = Tensor::empty(stream, {int64_t{1} << (is_model(stream.device()) ? 18 : 26)});
+  const auto pass = [&] { stream.kernels().fill(stream, 1, x); };
+  pass();  // and loads the kernel
+  stream.synchronize();
+  double shortest = kLong;
+  for (int i = 0; i < 4; ++i) {
+    const auto begin = Clock::now();
+    pass();
+    stream.synchronize();
+    shortest = std::min(shortest, seconds_since(begin));
+  }
+  for (double enqueued = 0; enqueued < seconds; enqueued += shortest) pass();
 }
 
 /// Why there are not `count` GPUs with NCCL; empty if there are.

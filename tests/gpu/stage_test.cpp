@@ -294,5 +294,73 @@ TEST_CASE("A graph of a divided batch, and TF32 on a CPU, are refused in one lin
   check_refused({"--devices", "cpu:0", "--tf32"}, {"--tf32", "cpu:0", "--devices cuda:0"});
 }
 
+// --- Stage 04: a process per rank ----------------------------------------------------------------
+
+const Words kTenSteps{"--data", "synthetic:124:16", "--batch-size", "13",     "--lr",
+                      "0.01",   "--dropout",        "--order",      "sampler"};
+
+/// Ten steps of 13 samples, the last of 7: on these ranks as in one process.
+void check_ranks(const std::string& devices, const std::vector<Words>& ways) {
+  const Outcome single = train(kTenSteps);
+  REQUIRE(single.losses().size() == 10);
+  for (const Words& way : ways) {
+    INFO(devices << " " << way.back());
+    const Outcome ranks = train(kTenSteps + way, devices, "04-ddp");
+    CHECK(relative_l2(ranks.state, single.state) <= 1e-4);
+    CHECK(relative_l2(ranks.losses(), single.losses()) <= 1e-4);
+    CHECK(ranks.metrics.at("accuracy") == single.metrics.at("accuracy"));
+  }
+}
+
+TEST_CASE("Ranks that share one GPU lead to stage 01's weights", "[cuda][stage][ddp]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_ranks("cuda:0,cuda:0", {{"--ddp", "bucketed"},
+                                {"--backend", "ring"},
+                                {"--all-reduce", "ring", "--bucket-mb", "0"},
+                                {"--ddp", "manual"}});
+}
+
+TEST_CASE("One rank with NCCL leads to stage 01's weights", "[cuda][stage][ddp]") {
+  LOCKSTEP_NEEDS_GPU();
+  const std::string missing = nccl_availability();
+  if (!missing.empty()) LOCKSTEP_SKIP("no GPU with NCCL: " + missing);
+  check_ranks("cuda:0", {{"--backend", "nccl"}});
+}
+
+TEST_CASE("Two ranks with NCCL lead to stage 01's weights", "[cuda][stage][ddp]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  if (is_model(*open_device(kGpu, {}))) {
+    LOCKSTEP_SKIP("fewer than two GPUs: the CUDA model's NCCL joins threads, no processes");
+  }
+  check_ranks("cuda:0,cuda:1", {{"--backend", "nccl"}, {"--all-reduce", "ring"}});
+}
+
+TEST_CASE("NCCL refuses one GPU for two ranks, and names both", "[cuda][stage][ddp]") {
+  LOCKSTEP_NEEDS_GPU();
+  const ProcessResult run = run_process(
+      Words{stage_binary("04-ddp"), "--devices", "cuda:0,cuda:0", "--backend", "nccl"} + kTenSteps,
+      kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 1);
+  for (const char* part : {"rank 0", "rank 1", "--backend gloo"}) {
+    CHECK_THAT(run.err, ContainsSubstring(part));
+  }
+}
+
+TEST_CASE("A rank on a GPU that is killed ends the others", "[cuda][stage][ddp][row125]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Words endless{"--data", "synthetic:64:16", "--epochs", "100000", "--log-interval", "1"};
+  const Words kills{
+      "sh", "-c",
+      "\"$@\" & until pid=$(pgrep -n -P $(pgrep -P $$ -x 04-ddp) -x 04-ddp); do sleep "
+      "0.1; done; sleep 1; kill -9 $pid; wait $!",
+      "sh"};
+  const ProcessResult run = run_process(
+      kills + Words{stage_binary("04-ddp"), "--devices", "cuda:0,cuda:0"} + endless, kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 128 + 9);
+  CHECK_THAT(run.err, ContainsSubstring("was killed by signal 9"));
+}
+
 }  // namespace
 }  // namespace lockstep

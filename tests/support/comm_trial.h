@@ -55,11 +55,26 @@ struct Ranks {
     }
   }
 
+  /// One rank of a group of processes, on `id`. The other ranks are elsewhere; streams that bear
+  /// their numbers are of this device, too, so that a test need not know.
+  Ranks(const DeviceId& id, int rank, int world_size, const DeviceOptions& options,
+        const std::function<std::unique_ptr<Communicator>(Device&)>& connect) {
+    owned.push_back(open_device(id, options));
+    devices.assign(static_cast<size_t>(world_size), owned.back().get());
+    for (int i = 0; i < world_size; ++i) {
+      streams.push_back(owned.back()->create_stream(fmt::format("rank {}", i)));
+    }
+    processes.resize(static_cast<size_t>(world_size));
+    processes[rank] = connect(*owned.back());
+  }
+
   int size() const { return static_cast<int>(streams.size()); }
+  bool is_here(size_t rank) const { return world != nullptr || processes[rank] != nullptr; }
   /// One group: f(communicator, stream) for every rank.
   template <class F>
   void together(F f) const {
     for (const auto& process : processes) {
+      if (process == nullptr) continue;
       process->open_group();
       f(*process, streams[process->rank()]);
       process->close_group();
@@ -73,10 +88,10 @@ struct Ranks {
   }
 
   std::vector<std::unique_ptr<Device>> owned;
-  std::vector<Device*> devices;                              // by rank
-  std::vector<Stream> streams;                               // by rank
-  std::unique_ptr<LocalWorld> world;                         // or:
-  std::vector<std::unique_ptr<HostCommunicator>> processes;  // by rank
+  std::vector<Device*> devices;                          // by rank
+  std::vector<Stream> streams;                           // by rank
+  std::unique_ptr<LocalWorld> world;                     // or:
+  std::vector<std::unique_ptr<Communicator>> processes;  // by rank; null: not here
 };
 
 /// One tensor per rank, rank r's full of `first` + r.
@@ -169,6 +184,7 @@ class Trial {
     std::string fault = runs_.empty() ? "nothing was run" : "";
     for (const Execution& run : runs_) {
       for (size_t rank = 0; fault.empty() && rank < run.found.size(); ++rank) {
+        if (!ranks_.is_here(rank)) continue;
         fault = difference(run.found[rank].to_host(), run.expected[rank], tolerance);
         if (!fault.empty()) fault = fmt::format("{}: rank {}, {}", run.name, rank, fault);
       }
@@ -203,5 +219,23 @@ class Trial {
   std::vector<BasicTensor<T>> input_, garbage_, memory_;  // by rank: [W n + n]
   std::vector<Execution> runs_;
 };
+
+/// The first difference in whatever two ranks can do with shares of so many elements of any type;
+/// "" if there is none. Two numbers have one sum, in whatever order.
+inline std::string first_fault_of_all(Ranks& ranks, const std::vector<int64_t>& counts) {
+  std::string fault;
+  const auto run = [&](auto zero, int64_t n) {
+    Trial<decltype(zero)> trial(ranks, n);
+    trial.enqueue_all();
+    fault = trial.first_fault();
+    if (!fault.empty()) fault = fmt::format("shares of {}, {}", n, fault);
+  };
+  for (const int64_t n : counts) {
+    if (fault.empty()) run(float(), n);
+    if (fault.empty()) run(double(), n);
+    if (fault.empty()) run(int64_t(), n);
+  }
+  return fault;
+}
 
 }  // namespace lockstep::testing

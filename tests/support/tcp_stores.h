@@ -5,15 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/process/connect.h"
 #include "common/comm/process/ring_transport.h"
 #include "common/comm/process/tcp_store.h"
 #include "tests/support/comm_trial.h"
 
 namespace lockstep::testing {
-
-/// A port that nobody listens on just now.
-inline int free_port() { return listen_on({"127.0.0.1", 0}).local_address().port; }
 
 /// All ranks' connections to it, rank 0's first and gone last.
 struct Stores {

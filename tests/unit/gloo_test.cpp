@@ -3,7 +3,12 @@
 
 #include "common/comm/process/gloo_transport.h"
 
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 #include "tests/support/catch.h"
@@ -59,6 +64,38 @@ TEST_CASE("What Gloo prints while it connects stays out of the program's output"
   std::cout.rdbuf(before_out);
   CHECK(out.str() == "the program's own\n");
   CHECK_THAT(err.str(), Catch::Matchers::ContainsSubstring("connected to 1 peer"));
+}
+
+/// The signals that each thread of this process holds back, by its id.
+std::map<std::string, uint64_t> blocked_signals() {
+  std::map<std::string, uint64_t> blocked;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(thread.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      if (!line.starts_with("SigBlk:")) continue;
+      blocked[thread.path().filename()] = std::stoull(line.substr(7), nullptr, 16);
+    }
+  }
+  return blocked;
+}
+
+TEST_CASE("Gloo's thread is not ended by SIGPIPE, and nobody else's signals change",
+          "[comm][gloo][row67]") {
+  const auto before = blocked_signals();
+  testing::LocalStore store;
+  const auto transport = connect_gloo(0, 1, store.view(), "127.0.0.1", 20);
+  transport->run({}, 1);
+  size_t threads_of_gloo = 0;
+  for (const auto& [thread, blocked] : blocked_signals()) {
+    const bool holds_back = (blocked >> (SIGPIPE - 1) & 1) != 0;
+    if (before.contains(thread)) {
+      CHECK(blocked == before.at(thread));
+    } else {
+      CHECK(holds_back);
+      ++threads_of_gloo;
+    }
+  }
+  CHECK(threads_of_gloo > 0);
 }
 
 }  // namespace

@@ -17,9 +17,9 @@
 #include "common/kernels/devices.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/free_port.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
-#include "tests/support/tcp_stores.h"
 
 namespace lockstep {
 namespace {
@@ -156,6 +156,18 @@ TEST_CASE("Rank 0, which hosts the store, leaves last", "[group][tsan]") {
     group.store().set("word of " + std::to_string(group.rank()), "last");
   });
   CHECK(errors == Texts(3));
+}
+
+TEST_CASE("Ranks may leave right behind their last collective", "[group][gloo][ring]") {
+  for (const std::string& backend : host_backends()) {
+    for (int i = 0; i < 10; ++i) {
+      const Texts errors =
+          Job(4, backend).run_connected([&](ProcessGroup&, Communicator& ranks, Stream stream) {
+            reduce(ranks, stream, 1 + 999 * i);
+          });
+      CHECK(errors == Texts(4));
+    }
+  }
 }
 
 // --- Options -------------------------------------------------------------------------------------

@@ -3,15 +3,20 @@
 // as the CUDA backend (kernels/cuda/backend.h): NCCL has 200 MiB, and is not everywhere where CUDA
 // is.
 
-#include <vector>
-
-#include "common/comm/local_world.h"
+#include "common/comm/nccl/nccl.h"
 
 namespace lockstep {
 
-/// The one function that the library exports: make_nccl_world() without the ownership, which C
-/// linkage does not carry.
-extern "C" LocalWorld* lockstep_make_nccl_world(const std::vector<Device*>& devices,
-                                                double deadline_seconds);
+/// The functions of nccl.h, as the library implements them.
+struct NcclBackend {
+  std::unique_ptr<LocalWorld> (*make_world)(const std::vector<Device*>& devices,
+                                            double deadline_seconds);
+  std::string (*unique_id)();
+  std::unique_ptr<Communicator> (*make_rank)(Device& device, int rank, int world_size,
+                                             const std::string& id, double timeout_seconds);
+};
+
+/// The one function that the library exports.
+extern "C" void lockstep_nccl_backend(NcclBackend& backend);
 
 }  // namespace lockstep

@@ -2,8 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <optional>
+
 #include "common/comm/nccl/backend.h"
-#include "common/comm/nccl/nccl.h"
 #include "common/core/error.h"
 #include "common/kernels/cuda/cuda.h"
 
@@ -11,22 +12,30 @@ namespace lockstep {
 namespace {
 
 struct Loaded {
-  decltype(&lockstep_make_nccl_world) make_world = nullptr;
+  std::optional<NcclBackend> backend;
   std::string reason;  // why there is none
 };
 
 /// Libraries stay loaded, and loading one again costs nothing.
 Loaded load() {
   const cuda::Availability gpus = cuda::availability();
-  if (gpus.devices == 0) return {nullptr, gpus.reason};
+  if (gpus.devices == 0) return {{}, gpus.reason};
   void* library = dlopen(LOCKSTEP_NCCL_LIBRARY, RTLD_NOW | RTLD_NODELETE);
-  if (library == nullptr) return {nullptr, fmt::format("NCCL cannot be loaded: {}", dlerror())};
-  const auto make_world = reinterpret_cast<decltype(&lockstep_make_nccl_world)>(
-      dlsym(library, "lockstep_make_nccl_world"));
-  if (make_world == nullptr) {
-    return {nullptr, fmt::format("liblockstep_nccl.so: {}", dlerror())};
+  if (library == nullptr) return {{}, fmt::format("NCCL cannot be loaded: {}", dlerror())};
+  const auto fill =
+      reinterpret_cast<decltype(&lockstep_nccl_backend)>(dlsym(library, "lockstep_nccl_backend"));
+  if (fill == nullptr) return {{}, fmt::format("liblockstep_nccl.so: {}", dlerror())};
+  NcclBackend backend{};
+  fill(backend);
+  return {backend, ""};
+}
+
+NcclBackend backend() {
+  const Loaded loaded = load();
+  if (!loaded.backend) {
+    fail<EnvironmentError>("no NCCL: {}; use one GPU or CPU devices", loaded.reason);
   }
-  return {make_world, ""};
+  return *loaded.backend;
 }
 
 }  // namespace
@@ -35,11 +44,14 @@ std::string nccl_availability() { return load().reason; }
 
 std::unique_ptr<LocalWorld> make_nccl_world(const std::vector<Device*>& devices,
                                             double deadline_seconds) {
-  const Loaded loaded = load();
-  if (loaded.make_world == nullptr) {
-    fail<EnvironmentError>("no NCCL: {}; use one GPU or CPU devices", loaded.reason);
-  }
-  return std::unique_ptr<LocalWorld>(loaded.make_world(devices, deadline_seconds));
+  return backend().make_world(devices, deadline_seconds);
+}
+
+std::string nccl_unique_id() { return backend().unique_id(); }
+
+std::unique_ptr<Communicator> make_nccl_rank(Device& device, int rank, int world_size,
+                                             const std::string& id, double timeout_seconds) {
+  return backend().make_rank(device, rank, world_size, id, timeout_seconds);
 }
 
 }  // namespace lockstep

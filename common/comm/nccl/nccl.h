@@ -1,6 +1,6 @@
 #pragma once
-// NCCL as the rest of the project sees it: two functions, of load_nccl.cpp or, in a build without
-// NCCL, of no_nccl.cpp.
+// NCCL as the rest of the project sees it: functions of load_nccl.cpp or, in a build without NCCL,
+// of no_nccl.cpp.
 
 #include <memory>
 #include <string>
@@ -21,5 +21,18 @@ std::string nccl_availability();
 /// time.
 std::unique_ptr<LocalWorld> make_nccl_world(const std::vector<Device*>& devices,
                                             double deadline_seconds = kNcclDeadline);
+
+/// The number of a group of processes: rank 0 makes one and leaves it in the store for all. Bytes,
+/// no text. Throws EnvironmentError if there is no NCCL.
+std::string nccl_unique_id();
+
+/// Rank `rank` of `world_size` processes, on a GPU that no other rank uses. Returns when all ranks
+/// have called it with the same id. A call of it waits on the GPU for the other ranks; the host,
+/// where it waits for a stream of the device, ends it with PeerLost at once if NCCL finds a rank
+/// gone, and after `timeout_seconds` of silence. Calls, and waiting, belong to the thread that made
+/// it. Throws PeerLost if the others have not come within `timeout_seconds`, EnvironmentError if
+/// there is no NCCL. Goes before the device.
+std::unique_ptr<Communicator> make_nccl_rank(Device& device, int rank, int world_size,
+                                             const std::string& id, double timeout_seconds);
 
 }  // namespace lockstep

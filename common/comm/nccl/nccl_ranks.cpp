@@ -68,8 +68,16 @@ void check_nccl(ncclResult_t status, const char* call, const std::string& who, n
 
 // --- Birth ---------------------------------------------------------------------------------------
 
-NcclRanks::NcclRanks(const std::vector<Device*>& devices, double deadline_seconds)
-    : devices_(devices), deadline_seconds_(deadline_seconds), comms_(devices.size()) {
+ncclUniqueId new_nccl_id() {
+  ncclUniqueId id;
+  check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId", "NCCL");
+  return id;
+}
+
+NcclRanks::NcclRanks(NcclMembers members, double deadline_seconds)
+    : members_(std::move(members)),
+      deadline_seconds_(deadline_seconds),
+      comms_(members_.devices.size()) {
   try {
     initialize();
   } catch (...) {
@@ -78,17 +86,18 @@ NcclRanks::NcclRanks(const std::vector<Device*>& devices, double deadline_second
   }
 }
 
-/// One thread calls for all ranks: inside a group, or the first call would wait for the others.
+/// One thread calls for all ranks of the process: inside a group, or the first call would wait for
+/// the others.
 void NcclRanks::initialize() {
-  ncclUniqueId id;
-  check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId", "NCCL");
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   NcclGroup group;
-  for (int rank = 0; rank < size(); ++rank) {
-    cuda::check(cudaSetDevice(devices_[rank]->id().index), "cudaSetDevice", devices_[rank]->name());
-    check_nccl(ncclCommInitRankConfig(&comms_[rank], size(), id, rank, &config),
-               "ncclCommInitRankConfig", name(rank), comms_[rank]);
+  for (size_t i = 0; i < comms_.size(); ++i) {
+    const Device& device = *members_.devices[i];
+    cuda::check(cudaSetDevice(device.id().index), "cudaSetDevice", device.name());
+    check_nccl(ncclCommInitRankConfig(&comms_[i], world_size(), members_.id,
+                                      members_.first + static_cast<int>(i), &config),
+               "ncclCommInitRankConfig", name_at(i), comms_[i]);
   }
   group.end();
   await_ready("ncclCommInitRankConfig");
@@ -97,12 +106,19 @@ void NcclRanks::initialize() {
 // --- Life ----------------------------------------------------------------------------------------
 
 std::string NcclRanks::name(int rank) const {
-  return fmt::format("rank {} ({})", rank, devices_[rank]->name());
+  return fmt::format("rank {} ({})", rank, members_.devices[rank - members_.first]->name());
 }
 
-ncclResult_t NcclRanks::state(int rank) const {
+std::string NcclRanks::others() const {
+  const int here = static_cast<int>(members_.devices.size()), others = world_size() - here;
+  if (others == 0) return "";
+  if (others > 1) return fmt::format("one of the other {} ranks", others);
+  return fmt::format("rank {}", members_.first == 0 ? here : 0);
+}
+
+ncclResult_t NcclRanks::state(size_t index) const {
   ncclResult_t state = ncclSuccess;
-  const ncclResult_t status = ncclCommGetAsyncError(comms_[rank], &state);
+  const ncclResult_t status = ncclCommGetAsyncError(comms_[index], &state);
   return status == ncclSuccess ? state : status;
 }
 
@@ -110,18 +126,20 @@ void NcclRanks::await_ready(const char* call) const {
   std::vector<std::string> unready;
   const bool ready = poll(deadline_seconds_, [&] {
     unready.clear();
-    for (int rank = 0; rank < size(); ++rank) {
-      const ncclResult_t now = state(rank);
-      check_nccl(now, call, name(rank), comms_[rank]);
-      if (now == ncclInProgress) unready.push_back(name(rank));
+    for (size_t i = 0; i < comms_.size(); ++i) {
+      const ncclResult_t now = state(i);
+      check_nccl(now, call, name_at(i), comms_[i]);
+      if (now == ncclInProgress) unready.push_back(name_at(i));
     }
     return unready.empty();
   });
   if (ready) return;
+  const std::string missing = others();
   fail<PeerLost>(
-      "{}: {} not ready within {} s: the ranks do not reach each other; NCCL_DEBUG=INFO "
+      "{}: {} not ready within {} s: {}the ranks do not reach each other; NCCL_DEBUG=INFO "
       "shows where they stop",
-      call, fmt::join(unready, ", "), deadline_seconds_);
+      call, fmt::join(unready, ", "), deadline_seconds_,
+      missing.empty() ? "" : missing + " did not come, or ");
 }
 
 void NcclRanks::group(const std::function<void()>& issue) const {
@@ -132,9 +150,9 @@ void NcclRanks::group(const std::function<void()>& issue) const {
 }
 
 std::string NcclRanks::failure() const {
-  for (int rank = 0; rank < size(); ++rank) {
+  for (size_t i = 0; i < comms_.size(); ++i) {
     try {
-      check_nccl(state(rank), "ncclCommGetAsyncError", name(rank), comms_[rank]);
+      check_nccl(state(i), "ncclCommGetAsyncError", name_at(i), comms_[i]);
     } catch (const PeerLost& error) {
       return error.what();
     }
@@ -151,8 +169,8 @@ bool NcclRanks::finalize() const {
     if (status != ncclSuccess && status != ncclInProgress) return false;
   }
   const auto all_are = [this](ncclResult_t wanted) {
-    for (int rank = 0; rank < size(); ++rank) {
-      if (state(rank) != wanted) return false;
+    for (size_t i = 0; i < comms_.size(); ++i) {
+      if (state(i) != wanted) return false;
     }
     return true;
   };

@@ -1,6 +1,6 @@
 #pragma once
-// The ranks of one process as NCCL knows them: a ncclComm_t each, from birth to a death that does
-// not hang.
+// The ranks of one process as NCCL knows them, all of a group or some of them: a ncclComm_t each,
+// from birth to a death that does not hang.
 
 #include <nccl.h>
 
@@ -12,6 +12,15 @@
 #include "common/core/device.h"
 
 namespace lockstep {
+
+/// Which ranks of a group a process has: devices[i] is that of rank first + i.
+struct NcclMembers {
+  std::vector<Device*> devices;
+  int first = 0, world_size = 0;
+  ncclUniqueId id{};
+};
+/// The number that a group is known by. Throws PeerLost if NCCL has none.
+ncclUniqueId new_nccl_id();
 
 /// Asks until `ready()` holds; false if it does not within so many seconds.
 bool poll(double seconds, const std::function<bool()>& ready);
@@ -26,16 +35,19 @@ void check_nccl(ncclResult_t status, const char* call, const std::string& who,
 class NcclRanks {
  public:
   /// Throws PeerLost if the ranks have not found each other before the deadline, or NCCL failed.
-  NcclRanks(const std::vector<Device*>& devices, double deadline_seconds);
+  NcclRanks(NcclMembers members, double deadline_seconds);
   /// Lets the calls in flight end; where they do not, aborts them.
   ~NcclRanks();
   NcclRanks(const NcclRanks&) = delete;
   NcclRanks& operator=(const NcclRanks&) = delete;
 
-  int size() const { return static_cast<int>(comms_.size()); }
-  ncclComm_t comm(int rank) const { return comms_[rank]; }
+  int world_size() const { return members_.world_size; }
+  ncclComm_t comm(int rank) const { return comms_[rank - members_.first]; }
   /// "rank 1 (cuda:1)"
   std::string name(int rank) const;
+  /// Whom one waits for here: "rank 1", "one of the other 3 ranks"; empty if all are of this
+  /// process.
+  std::string others() const;
 
   /// Calls `issue` inside ncclGroupStart and ncclGroupEnd, and returns when NCCL has enqueued its
   /// calls on their streams. Throws PeerLost if that fails or takes longer than the deadline.
@@ -49,10 +61,11 @@ class NcclRanks {
  private:
   void initialize();
   void await_ready(const char* call) const;
-  ncclResult_t state(int rank) const;
+  ncclResult_t state(size_t index) const;
+  std::string name_at(size_t index) const { return name(members_.first + static_cast<int>(index)); }
   bool finalize() const;
 
-  std::vector<Device*> devices_;
+  NcclMembers members_;
   double deadline_seconds_;
   std::vector<ncclComm_t> comms_;  // empty after abort()
 };

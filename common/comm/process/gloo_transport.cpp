@@ -11,6 +11,7 @@
 #include <gloo/rendezvous/store.h>
 #include <gloo/scatter.h>
 #include <gloo/transport/tcp/device.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
@@ -69,6 +70,29 @@ class StdoutForOthers {
   static inline std::streambuf* before = nullptr;
 };
 
+/// Gloo writes to a connection whose other side has died as if nobody minded SIGPIPE, which would
+/// end this process without a word. Held back in the thread that calls, and for good in the one
+/// that Gloo starts meanwhile.
+class SigpipeHeldBack {
+ public:
+  SigpipeHeldBack() {
+    ::sigemptyset(&sigpipe_);
+    ::sigaddset(&sigpipe_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
+  }
+  ~SigpipeHeldBack() {
+    if (::sigismember(&before_, SIGPIPE) == 1) return;
+    const timespec at_once{};
+    ::sigtimedwait(&sigpipe_, nullptr, &at_once);  // takes away the one that came
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SigpipeHeldBack(const SigpipeHeldBack&) = delete;
+  SigpipeHeldBack& operator=(const SigpipeHeldBack&) = delete;
+
+ private:
+  sigset_t sigpipe_, before_;
+};
+
 class GlooTransport final : public HostTransport {
  public:
   GlooTransport(std::shared_ptr<::gloo::Context> context) : context_(std::move(context)) {}
@@ -107,6 +131,7 @@ class GlooTransport final : public HostTransport {
   /// Calls work(). What Gloo throws means that a rank is lost.
   template <class Work>
   static void with_peers(Work work) {
+    const SigpipeHeldBack held_back;
     try {
       work();
     } catch (const ::gloo::Exception& error) {
@@ -255,6 +280,7 @@ std::string gloo_availability() { return ""; }
 std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const RendezvousStore& store,
                                             const std::string& host, double timeout_seconds) {
   const StdoutForOthers stdout_for_others;
+  const SigpipeHeldBack held_back;
   try {
     ::gloo::transport::tcp::attr attributes;
     attributes.hostname = host;

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/communicator.h"
+#include "common/comm/process/host_staging.h"
+#include "common/comm/process/process_rank.h"
 
 namespace lockstep {
 
@@ -26,35 +27,25 @@ class HostTransport {
   virtual void transfer(const std::vector<Call>& calls) = 0;
 };
 
-/// One process's membership of a group. A call is a task of its stream, which runs it on the
-/// device's thread. Calls on several streams run in the order in which they were issued: their
-/// messages share connections. A send ends when its peer receives.
-class HostCommunicator final : public Communicator {
+/// One process's membership of a group. A call is a task of its stream, which runs it on a thread
+/// of the host; a GPU's numbers go there and back through page-locked memory, so that the
+/// communicator goes before the device. Calls on several streams run in the order in which they
+/// were issued: their messages share connections. A send ends when its peer receives.
+class HostCommunicator final : public ProcessRank {
  public:
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport)
-      : Communicator(rank, world_size), transport_(std::move(transport)) {}
+      : ProcessRank(rank, world_size), transport_(std::move(transport)), staging_(rank) {}
 
   const HostTransport& transport() const { return *transport_; }
 
-  void open_group() override;
-  void close_group() override;
-
  private:
-  struct Issued {
-    Stream stream;
-    Call call;
-  };
-
-  void issue(Stream stream, const Call& call) override;
-  void enqueue_collective(const Issued& issued);
-  void enqueue_transfers(Stream stream, std::vector<Call> calls);
-  void enqueue(Stream stream, const char* op, std::function<void()> body);
+  void enqueue(Stream stream, const std::vector<Call>& together) override;
+  std::function<void()> task(const std::vector<Call>& together);
 
   std::shared_ptr<HostTransport> transport_;  // of queued tasks, too
-  bool open_ = false;
-  std::vector<Issued> issued_;  // in the open group
-  uint64_t collectives_ = 0;    // so far
-  std::optional<Event> last_;   // behind the last call
+  HostStaging staging_;
+  uint64_t collectives_ = 0;   // so far
+  std::optional<Event> last_;  // behind the last call
 };
 
 }  // namespace lockstep

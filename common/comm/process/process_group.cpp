@@ -8,6 +8,7 @@
 #include <exception>
 #include <utility>
 
+#include "common/comm/nccl/nccl.h"
 #include "common/comm/process/backend_choice.h"
 #include "common/comm/process/gloo_transport.h"
 #include "common/comm/process/rank_texts.h"
@@ -18,22 +19,9 @@
 namespace lockstep {
 namespace {
 
-constexpr double kGoodbyeSeconds = 5;  // so long ranks wait for each other at the end
+constexpr double kGoodbyeSeconds = 5;  // so long rank 0 waits for the others at the end
 constexpr double kAnswerSeconds = 10;
 constexpr const char* kDebug = "LOCKSTEP_DEBUG";
-
-// --- NCCL ----------------------------------------------------------------------------------------
-// Where NCCL between processes plugs in: these two functions.
-
-/// Why this rank has no NCCL to connect it with other processes; empty if it has.
-std::string why_no_nccl() { return "this build connects processes without NCCL"; }
-
-/// The rank's membership, by NCCL.
-std::unique_ptr<Communicator> make_nccl_communicator(ProcessGroup&, Device&) {
-  fail<EnvironmentError>("{}; give --backend gloo", why_no_nccl());
-}
-
-// -------------------------------------------------------------------------------------------------
 
 bool debug_from_environment() {
   const char* value = std::getenv(kDebug);
@@ -82,14 +70,8 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
 
 ProcessGroup::~ProcessGroup() {
   if (std::uncaught_exceptions() > exceptions_) return;
-  try {
-    // Nobody's connections go while another rank may still need them.
-    gather_texts(*store_, "goodbye", "", kGoodbyeSeconds);
-  } catch (const std::exception&) {
-    // Who is gone already misses nothing.
-  }
   communicator_.reset();
-  let_host_go_last(*store_, "gone", kGoodbyeSeconds);
+  let_host_go_last(*store_, "goodbye", kGoodbyeSeconds);
 }
 
 /// On a disagreement all ranks see the same one. Rank 0 waits until they have: its end is the
@@ -146,7 +128,7 @@ Communicator& ProcessGroup::connect(Device& device) {
   require(!communicator_, "rank {}: connect() called twice: the group is connected, by {}", rank(),
           backend_);
   backend_ = agreed_backend(device);
-  communicator_ = backend_ == "nccl" ? make_nccl_communicator(*this, device) : connect_host();
+  communicator_ = backend_ == "nccl" ? connect_nccl(device) : connect_host();
   return *communicator_;
 }
 
@@ -156,7 +138,7 @@ std::string ProcessGroup::agreed_backend(const Device& device) {
                        .device = device.name(),
                        .gpu = device.id().kind == DeviceId::Kind::cuda,
                        .no_gloo = gloo_availability(),
-                       .no_nccl = why_no_nccl()};
+                       .no_nccl = nccl_availability()};
   std::vector<RankOffer> offers;
   for (const std::string& text : collect("devices", mine.text())) {
     offers.push_back(RankOffer::from(text));
@@ -167,6 +149,12 @@ std::string ProcessGroup::agreed_backend(const Device& device) {
     let_host_go_last(*store_, "no backend", kGoodbyeSeconds);
     throw;
   }
+}
+
+std::unique_ptr<Communicator> ProcessGroup::connect_nccl(Device& device) {
+  const std::string mine = rank() == 0 ? nccl_unique_id() : "";
+  const std::string id = collect("NCCL's id", mine)[0];
+  return make_nccl_rank(device, rank(), world_size(), id, timeout_);
 }
 
 std::unique_ptr<Communicator> ProcessGroup::connect_host() {

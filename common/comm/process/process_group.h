@@ -37,8 +37,8 @@ class ProcessGroup {
   /// meant or differ among the ranks (with both values, on all), and what TcpStore and its
   /// wait_for_all() throw.
   ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options);
-  /// Takes leave of the others, rank 0 last, for it hosts the store; waits seconds at most. While
-  /// an exception is on its way it just goes. Throws nothing.
+  /// Takes leave of the others. Rank 0, which hosts the store, waits for them, seconds at most.
+  /// While an exception is on its way it just goes. Throws nothing.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -71,6 +71,7 @@ class ProcessGroup {
   void require_agreement();
   std::vector<std::string> collect(const std::string& name, const std::string& mine);
   std::string agreed_backend(const Device& device);
+  std::unique_ptr<Communicator> connect_nccl(Device& device);
   std::unique_ptr<Communicator> connect_host();
 
   LaunchContract contract_;

@@ -144,12 +144,13 @@ class CudaDevice final : public Device {
   }
 
   std::unique_ptr<StreamBackend> make_stream(std::string stream_name) override {
-    return std::make_unique<CudaStream>(*this, std::move(stream_name), index_, pool_.get());
+    return std::make_unique<CudaStream>(*this, std::move(stream_name), index_, pool_.get(), state_);
   }
 
   int index_;
   cudaDeviceProp properties_{};
   PoolHandle pool_;
+  DeviceState state_;
   CudaKernels kernels_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <new>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -13,6 +14,12 @@
 
 namespace lockstep::cuda {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// What the host waits for after somebody has given a stream up: it may be stuck, and whoever waits
+/// is to report it and to end.
+constexpr auto kGrace = std::chrono::seconds(2);
 
 class CudaGraph final : public Graph {
  public:
@@ -28,8 +35,13 @@ class CudaGraph final : public Graph {
 
 }  // namespace
 
-CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool)
-    : StreamBackend(device, std::move(name)), index_(index), pool_(pool) {
+CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool,
+                       DeviceState& state)
+    : StreamBackend(device, std::move(name)),
+      index_(index),
+      pool_(pool),
+      device_state_(state),
+      host_tasks_(state) {
   make_current();
   cudaStream_t raw = nullptr;
   check(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking), "cudaStreamCreate", device.name());
@@ -76,7 +88,7 @@ void CudaStream::note(cudaError_t status, const char* call) const {
 
 std::exception_ptr CudaStream::error() const {
   const std::lock_guard lock(mutex_);
-  return error_;
+  return error_ ? error_ : device_state_.error();
 }
 
 // --- Operations --------------------------------------------------------------------------------
@@ -100,6 +112,13 @@ void CudaStream::copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   enqueue("copy", [&](cudaStream_t raw) {
     note(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, raw), "cudaMemcpyAsync");
+  });
+}
+
+void CudaStream::host_task(const char* op, std::function<void()> body) {
+  refuse_in_capture(op);
+  enqueue(op, [&](cudaStream_t raw) {
+    note(host_tasks_.launch(raw, std::move(body)), "cudaLaunchHostFunc");
   });
 }
 
@@ -179,13 +198,10 @@ bool CudaStream::done(uint64_t ticket) const {
 
 void CudaStream::block(uint64_t ticket) const {
   if (ticket <= completed_.load()) return;
-  std::function<void()> look;
-  {
-    const std::lock_guard lock(mutex_);
-    look = look_;
-  }
-  while (look && !done(ticket)) {
-    look();
+  std::optional<Clock::time_point> failed;
+  while (!done(ticket) && device_state_.look()) {
+    if (!failed && error()) failed = Clock::now();
+    if (failed && Clock::now() - *failed > kGrace) return;
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   note(cudaEventSynchronize(event(ticket)), "cudaEventSynchronize");

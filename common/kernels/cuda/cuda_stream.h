@@ -13,6 +13,7 @@
 #include "common/core/buffer.h"
 #include "common/core/stream.h"
 #include "common/kernels/cuda/check.h"
+#include "common/kernels/cuda/host_tasks.h"
 #include "common/kernels/cuda/span_recorder.h"
 
 namespace lockstep::cuda {
@@ -21,8 +22,8 @@ class Libraries;
 
 class CudaStream final : public StreamBackend {
  public:
-  /// `index` is the GPU's, `pool` where its memory comes from.
-  CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool);
+  /// `index` is the GPU's, `pool` where its memory comes from, `state` the device's.
+  CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool, DeviceState& state);
   /// Waits for what is queued.
   ~CudaStream() override;
 
@@ -45,22 +46,13 @@ class CudaStream final : public StreamBackend {
   int multiprocessors() const { return multiprocessors_; }
   /// For libraries that enqueue by themselves; within enqueue().
   cudaStream_t raw() const { return raw_.get(); }
-  /// What the stream is to report from here on, if it has not failed before.
-  void poison(std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::move(error);
-  }
-
-  /// `look` runs again and again while a host thread is blocked until this stream gets somewhere:
-  /// it may end what the stream waits for. Null: nobody looks.
-  void watch(std::function<void()> look) {
-    const std::lock_guard lock(mutex_);
-    look_ = std::move(look);
-  }
+  /// What all streams of the device share.
+  DeviceState& device_state() const { return device_state_; }
 
   uint64_t record() override;
   void wait(const Event& event) override;
   void copy(void* to, const void* from, size_t bytes) override;
+  void host_task(const char* op, std::function<void()> body) override;
   void* allocate(size_t bytes) override;
   void release(void* memory) override;
   void begin_capture() override;
@@ -88,6 +80,7 @@ class CudaStream final : public StreamBackend {
 
   const int index_;
   const cudaMemPool_t pool_;
+  DeviceState& device_state_;
   int multiprocessors_ = 1;
   StreamHandle raw_;
   std::array<EventHandle, kEventRing> events_;
@@ -95,14 +88,14 @@ class CudaStream final : public StreamBackend {
   bool capturing_ = false;
   bool captured_ = false;  // graphs exist that know the address of the scratch memory
 
-  mutable std::mutex mutex_;  // of these two: an event may be waited for by any thread
+  mutable std::mutex mutex_;  // an event may be waited for by any thread
   mutable std::exception_ptr error_;
-  std::function<void()> look_;
 
   std::vector<const std::string*> scopes_;
   std::unordered_set<std::string> scope_names_;
   std::unique_ptr<SpanRecorder> spans_;  // null unless tracing
 
+  HostTasks host_tasks_;
   std::unique_ptr<Buffer> tickets_;
   std::vector<std::unique_ptr<Buffer>> scratch_;  // the last is the largest and in use
   std::unique_ptr<Libraries> libraries_;          // goes first: it uses all of the above

@@ -166,7 +166,7 @@ void Clique::work(Launch& launch, Lock& lock) {
   }
 }
 
-/// One side of a transfer has come; with the second it is done.
+/// One side of a transfer has come; with the second it is done, unless that has been aborted.
 std::shared_ptr<Clique::Transfer> Clique::post(int rank, const Operation& operation) {
   const bool is_send = operation.kind == Operation::Kind::send;
   const int from = is_send ? rank : operation.peer, to = is_send ? operation.peer : rank;
@@ -175,7 +175,7 @@ std::shared_ptr<Clique::Transfer> Clique::post(int rank, const Operation& operat
   if (found->second == nullptr) found->second = std::make_shared<Transfer>();
   const std::shared_ptr<Transfer> transfer = found->second;
   (is_send ? transfer->send : transfer->receive) = operation;
-  if (++transfer->sides < 2) return transfer;
+  if (++transfer->sides < 2 || members[operation.peer]->aborted) return transfer;
   if (transfer->send.count != transfer->receive.count ||
       transfer->send.type != transfer->receive.type) {
     die("NCCL: rank " + std::to_string(from) + " sends something else than rank " +
@@ -189,13 +189,16 @@ std::shared_ptr<Clique::Transfer> Clique::post(int rank, const Operation& operat
   return transfer;
 }
 
-/// A collective: whoever comes waits for all, the last one does the work.
+/// A collective: whoever comes waits for all, the last one does the work. It never ends where one
+/// has been aborted after it came.
 void Clique::meet(Member& member, const Operation& operation, Lock& lock) {
   const uint64_t number = member.collectives++;
   Meeting& meeting = meetings_[number];
   meeting.ranks.resize(members.size());
   meeting.ranks[member.rank] = operation;
-  if (++meeting.arrived == static_cast<int>(members.size())) {
+  const bool whole = std::none_of(members.begin(), members.end(),
+                                  [](const auto& other) { return other->aborted; });
+  if (++meeting.arrived == static_cast<int>(members.size()) && whole) {
     for (const Operation& other : meeting.ranks) {
       if (!agree(operation, other)) die("NCCL: the ranks' collectives do not agree");
     }

@@ -161,6 +161,9 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   return api("cudaLaunchHostFunc", [&] {
     if (function == nullptr) return cudaErrorInvalidValue;
     return enqueue(stream, [=] {
+      // CUDA may run all of them on one thread: those that wait for each other wait for ever.
+      static auto& one_at_a_time = *new std::mutex;
+      const std::lock_guard turn(one_at_a_time);
       in_host_function = true;  // calls of the CUDA API are not permitted there
       function(data);
       in_host_function = false;

@@ -60,6 +60,11 @@ struct World {
       EXPECT(download<Floats>(x[rank], 3, stream[rank]) == Floats(3, value));
     }
   }
+  void holds_own() {
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT(download<Floats>(x[rank], 3, stream[rank]) == Floats(3, float(rank + 1)));
+    }
+  }
   void end() {
     for (ncclComm_t rank : comm) {
       EXPECT(begun(ncclCommFinalize(rank)));
@@ -117,6 +122,22 @@ void forgotten_group() {
   world.abort();
 }
 
+/// What a rank that comes later waits for has been taken back.
+void abort_leaves_the_others_waiting() {
+  World world;
+  for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+  EXPECT(begun(ncclSend(world.x[0], 3, ncclFloat32, 1, world.comm[0], world.stream[0])));
+  EXPECT(state(world.comm[0]) == ncclSuccess);
+  EXPECT(!is_done(world.stream[0]));
+  EXPECT(ncclCommAbort(world.comm[0]) == ncclSuccess);
+  EXPECT(is_done(world.stream[0]));
+  EXPECT(begun(ncclRecv(world.x[1], 3, ncclFloat32, 0, world.comm[1], world.stream[1])));
+  EXPECT(state(world.comm[1]) == ncclSuccess);
+  EXPECT(!is_done(world.stream[1]));
+  EXPECT(ncclCommAbort(world.comm[1]) == ncclSuccess);
+  world.holds_own();
+}
+
 /// Rank 1's stream is busy; its GPU is not asked. Then both go on, without a result.
 void abort_frees_those_who_wait() {
   World world;
@@ -170,6 +191,7 @@ int main(int count, char** arguments) {
   groups();
   transfers();
   forgotten_group();
+  abort_leaves_the_others_waiting();
   abort_frees_those_who_wait();
   one_gpu_twice();
   return expect_failures == 0 ? 0 : 1;

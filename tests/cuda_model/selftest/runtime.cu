@@ -1,5 +1,7 @@
 // Streams, events, copies, memory, capture.
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -46,6 +48,20 @@ void events() {
   OK(cudaStreamSynchronize(consumer));
   EXPECT_CODE(inside, cudaErrorNotPermitted);
   (void)cudaGetLastError();
+}
+
+/// CUDA promises no more than one host function at a time, whatever their streams.
+void host_functions() {
+  static std::atomic<int> running{0}, most{0};
+  const auto stay = [](void*) {
+    most = std::max(most.load(), ++running);
+    sleep_20_ms(nullptr);
+    --running;
+  };
+  cudaStream_t streams[2] = {make_stream(), make_stream()};
+  for (cudaStream_t stream : streams) OK(cudaLaunchHostFunc(stream, stay, nullptr));
+  for (cudaStream_t stream : streams) OK(cudaStreamSynchronize(stream));
+  EXPECT(most == 1);
 }
 
 void copies() {
@@ -184,6 +200,7 @@ void capture_errors() {
 
 int main() {
   events();
+  host_functions();
   copies();
   memory();
   replay();

@@ -1,0 +1,44 @@
+#include "common/comm/nccl/nccl_process.h"
+
+#include <cstring>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+ncclUniqueId id_of(const std::string& text) {
+  ncclUniqueId id;
+  require(text.size() == sizeof id.internal,
+          "NCCL: the id of a group has {} bytes, found {}: all ranks take what nccl_unique_id() "
+          "gave to rank 0",
+          sizeof id.internal, text.size());
+  std::memcpy(id.internal, text.data(), sizeof id.internal);
+  return id;
+}
+
+}  // namespace
+
+NcclProcess::NcclProcess(Device& device, int rank, int world_size, const std::string& id,
+                         double timeout_seconds)
+    : ProcessRank(rank, world_size),
+      device_(device),
+      queue_({{&device}, rank, world_size, id_of(id)}, timeout_seconds, timeout_seconds,
+             [this](const std::string& why) { broken_ = why; }) {}
+
+void NcclProcess::enqueue(Stream stream, const std::vector<Call>& together) {
+  if (!broken_.empty()) throw PeerLost(broken_);
+  require(&stream.device() == &device_, "rank {}: {} on a stream of {}, the rank is on {}", rank(),
+          together[0].text(), stream.device().name(), device_.name());
+  const bool transfers = is_transfer(together[0]);
+  if (!transfers) ++collectives_;
+  NcclQueue::Batch batch;
+  for (const Call& call : together) queue_.append(batch, {rank(), stream, call});
+  if (batch.empty()) return;
+  const std::string text =
+      transfers ? NcclQueue::text_of(batch)
+                : fmt::format("collective {} ({})", collectives_, together[0].text());
+  queue_.launch(batch, fmt::format("rank {}: {}", rank(), text));
+}
+
+}  // namespace lockstep

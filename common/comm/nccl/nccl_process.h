@@ -1,0 +1,29 @@
+#pragma once
+// Collectives between GPUs of different processes, by NCCL: one rank in each.
+
+#include <string>
+
+#include "common/comm/nccl/nccl_queue.h"
+#include "common/comm/process/process_rank.h"
+
+namespace lockstep {
+
+/// A collective is one group of NCCL's, transfers that follow each other on a stream are another:
+/// what more might go together would have to be the same on all ranks, which nobody here knows.
+class NcclProcess final : public ProcessRank {
+ public:
+  /// Throws BadInput for an id that is none; PeerLost if the other ranks do not come within
+  /// `timeout_seconds`, which is also how long a collective waits for them.
+  NcclProcess(Device& device, int rank, int world_size, const std::string& id,
+              double timeout_seconds);
+
+ private:
+  void enqueue(Stream stream, const std::vector<Call>& together) override;
+
+  Device& device_;
+  uint64_t collectives_ = 0;  // so far
+  std::string broken_;        // why nothing can follow
+  NcclQueue queue_;
+};
+
+}  // namespace lockstep

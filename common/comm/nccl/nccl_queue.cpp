@@ -1,0 +1,230 @@
+#include "common/comm/nccl/nccl_queue.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "common/comm/nccl/nccl_calls.h"
+#include "common/core/error.h"
+#include "common/kernels/cuda/cuda_stream.h"
+
+namespace lockstep {
+namespace {
+
+using Op = Call::Op;
+using cuda::cuda_stream;
+
+bool alike(const NcclQueue::Batch& batch) {
+  return std::all_of(batch.begin(), batch.end(), [&](const IssuedCall& issued) {
+    return issued.call.text() == batch.front().call.text();
+  });
+}
+
+/// Its name in a trace.
+const char* operation(const NcclQueue::Batch& batch) {
+  if (alike(batch)) return name_of(batch.front().call.op);
+  const bool transfers = std::all_of(batch.begin(), batch.end(), [](const IssuedCall& issued) {
+    return is_transfer(issued.call);
+  });
+  return transfers ? "transfers" : "collectives";
+}
+
+/// Runs `launch` as one operation, named `op`, of each of these streams.
+void enqueue_on(std::span<const Stream> streams, const char* op,
+                const std::function<void()>& launch) {
+  if (streams.empty()) return launch();
+  const Device& device = streams.front().device();
+  cuda_stream(streams.front()).enqueue(op, [&](cudaStream_t) {
+    enqueue_on(streams.subspan(1), op, launch);
+    // Those behind it made their GPUs the current ones.
+    cuda::check(cudaSetDevice(device.id().index), "cudaSetDevice", device.name());
+  });
+}
+
+}  // namespace
+
+NcclQueue::NcclQueue(NcclMembers members, double deadline_seconds, double patience_seconds,
+                     std::function<void(const std::string&)> on_failure)
+    : patience_seconds_(patience_seconds),
+      on_failure_(std::move(on_failure)),
+      nccl_(std::move(members), deadline_seconds) {}
+
+NcclQueue::~NcclQueue() {
+  for (cuda::DeviceState* device : watched_) device->watch(this, nullptr);
+}
+
+// --- Launching -----------------------------------------------------------------------------------
+
+void NcclQueue::append(Batch& batch, IssuedCall issued) {
+  if (issued.call.op == Op::barrier) issued.call.mine = barrier_element(issued.stream);
+  if (issued.call.mine.count > 0) batch.push_back(std::move(issued));
+}
+
+Elements NcclQueue::barrier_element(Stream stream) {
+  const auto of_stream = [&](const auto& memory) { return memory->home() == stream; };
+  auto found = std::find_if(barrier_memory_.begin(), barrier_memory_.end(), of_stream);
+  if (found == barrier_memory_.end()) {
+    barrier_memory_.push_back(std::make_unique<Buffer>(stream, sizeof(float)));
+    found = std::prev(barrier_memory_.end());
+  }
+  return {(*found)->data(), 1, ElementType::f32};
+}
+
+std::string NcclQueue::text_of(const Batch& batch) {
+  return batch.front().call.text() + (alike(batch) ? "" : ", ...");
+}
+
+void NcclQueue::launch(const Batch& batch, const std::string& what) {
+  forget_finished();
+  try {
+    try_to_launch(batch, what);
+  } catch (const BadInput&) {
+    throw;  // a stream that is being captured, say: nothing has reached NCCL
+  } catch (const Error& error) {
+    give_up(error.what());
+    throw PeerLost(error.what());
+  }
+}
+
+void NcclQueue::try_to_launch(const Batch& batch, const std::string& what) {
+  const std::vector<Stream> streams = arrive(batch, what);
+  std::exception_ptr failed;  // not through enqueue_on(), which has operations to end
+  enqueue_on(streams, operation(batch), [&] {
+    try {
+      nccl_.group([&] {
+        for (const IssuedCall& issued : batch) {
+          issue_to_nccl(issued.call, issued.rank, nccl_.world_size(), nccl_.comm(issued.rank),
+                        cuda_stream(issued.stream).raw(), nccl_.name(issued.rank));
+        }
+      });
+    } catch (const PeerLost& error) {
+      failed = std::make_exception_ptr(PeerLost(fmt::format("{}: {}", what, error.what())));
+    }
+  });
+  if (failed) std::rethrow_exception(failed);
+  for (Part& part : pending_.back().parts) part.finished = part.stream.record();
+}
+
+/// Marks the point on every stream of the batch behind which NCCL waits for the peers. Returns the
+/// streams.
+std::vector<Stream> NcclQueue::arrive(const Batch& batch, const std::string& what) {
+  pending_.push_back({what, {}, {}});
+  std::vector<Stream> streams;
+  for (const IssuedCall& issued : batch) {
+    if (std::find(streams.begin(), streams.end(), issued.stream) != streams.end()) continue;
+    watch(cuda_stream(issued.stream).device_state());
+    const Event arrived = issued.stream.record();
+    pending_.back().parts.push_back({issued.rank, issued.stream, arrived, arrived});
+    streams.push_back(issued.stream);
+  }
+  const std::string failed = failure();
+  if (!failed.empty()) throw PeerLost(failed);
+  return streams;
+}
+
+// --- Waiting -------------------------------------------------------------------------------------
+
+bool NcclQueue::Pending::arrived() const {
+  return std::all_of(parts.begin(), parts.end(),
+                     [](const Part& part) { return part.arrived.done(); });
+}
+
+bool NcclQueue::Pending::finished() const {
+  return std::all_of(parts.begin(), parts.end(), [](const Part& part) {
+    return part.finished.done() && !part.stream.backend().error();
+  });
+}
+
+void NcclQueue::forget_finished() {
+  const auto runs = [](const Pending& pending) { return !pending.finished(); };
+  pending_.erase(pending_.begin(), std::find_if(pending_.begin(), pending_.end(), runs));
+}
+
+/// A host that is blocked on a stream of the device, say for a loss, must not wait for ever because
+/// another rank has failed, or is gone, behind whose back the stream waits.
+void NcclQueue::watch(cuda::DeviceState& device) {
+  if (std::find(watched_.begin(), watched_.end(), &device) != watched_.end()) return;
+  watched_.push_back(&device);
+  device.watch(this, [this] { look(); });
+}
+
+void NcclQueue::look() {
+  if (std::this_thread::get_id() != host_) return;
+  forget_finished();
+  if (pending_.empty()) return;
+  std::string failed = failure();
+  if (failed.empty()) failed = silence();
+  if (!failed.empty()) give_up(failed);
+}
+
+void NcclQueue::wait(double timeout_seconds) {
+  std::string failed;
+  poll(timeout_seconds, [&] {
+    forget_finished();
+    failed = failure();
+    return pending_.empty() || !failed.empty();
+  });
+  if (failed.empty() && !pending_.empty()) failed = lateness(timeout_seconds);
+  if (failed.empty()) return;
+  give_up(failed);
+  throw PeerLost(failed);
+}
+
+/// What has gone wrong on a rank's stream, or with NCCL in the background; empty if nothing.
+std::string NcclQueue::failure() const {
+  for (const Pending& pending : pending_) {
+    for (const Part& part : pending.parts) {
+      part.finished.done();  // asks the GPU, so that the stream learns of an error there
+      const std::exception_ptr error = part.stream.backend().error();
+      if (!error) continue;
+      try {
+        std::rethrow_exception(error);
+      } catch (const std::exception& cause) {
+        return fmt::format("{}: {} failed: {}", pending.what, nccl_.name(part.rank), cause.what());
+      }
+    }
+  }
+  const std::string noticed = nccl_.failure();
+  if (noticed.empty() || pending_.empty()) return noticed;
+  return fmt::format("{}: {}", pending_.front().what, noticed);
+}
+
+/// Which other process has kept this one waiting for too long; empty if none has. The time begins
+/// when nothing of this process is missing any more.
+std::string NcclQueue::silence() {
+  Pending& first = pending_.front();
+  if (!first.arrived()) return "";
+  if (!first.came) first.came = Clock::now();
+  const std::chrono::duration<double> waited = Clock::now() - *first.came;
+  if (waited.count() < patience_seconds_) return "";
+  return fmt::format("{}: no answer from {} within {} s", first.what, nccl_.others(),
+                     patience_seconds_);
+}
+
+/// Who is missing from the first group that has not ended.
+std::string NcclQueue::lateness(double timeout_seconds) const {
+  const Pending& late = pending_.front();
+  std::vector<std::string> missing;
+  for (const Part& part : late.parts) {
+    if (!part.arrived.done()) missing.push_back(nccl_.name(part.rank));
+  }
+  if (missing.empty()) {
+    return fmt::format("{}: all ranks came, but it has not ended within {} s", late.what,
+                       timeout_seconds);
+  }
+  return fmt::format("{}: {} did not come within {} s", late.what, fmt::join(missing, ", "),
+                     timeout_seconds);
+}
+
+/// Frees the ranks that wait for each other. What their collectives left is not to be used: the
+/// devices report why.
+void NcclQueue::give_up(const std::string& why) {
+  on_failure_(why);
+  nccl_.abort();
+  for (cuda::DeviceState* device : watched_) {
+    device->fail(std::make_exception_ptr(PeerLost(why)));
+  }
+  pending_.clear();
+}
+
+}  // namespace lockstep

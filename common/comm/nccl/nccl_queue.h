@@ -1,0 +1,83 @@
+#pragma once
+// What the ranks of one process have given to NCCL and has not ended yet, and the end of it all
+// when a rank fails.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/comm/call_check.h"
+#include "common/comm/nccl/nccl_ranks.h"
+#include "common/core/buffer.h"
+
+namespace lockstep {
+
+namespace cuda {
+class DeviceState;
+}
+
+/// A collective waits on the GPU for its peers, for ever if one does not come. Where one has
+/// failed, launch(), wait() and any waiting of the host for a stream of the devices end that; so do
+/// wait(), and such waiting after `patience_seconds`, for one that does not come.
+class NcclQueue {
+ public:
+  using Batch = std::vector<IssuedCall>;  // what goes into one NCCL group, as NCCL is to get it
+  using Clock = std::chrono::steady_clock;
+
+  /// Throws as NcclRanks does. `on_failure` hears, once, why nothing can follow: no launch() then.
+  NcclQueue(NcclMembers members, double deadline_seconds, double patience_seconds,
+            std::function<void(const std::string& why)> on_failure);
+  ~NcclQueue();
+  NcclQueue(const NcclQueue&) = delete;
+  NcclQueue& operator=(const NcclQueue&) = delete;
+
+  /// Nothing for a call of no elements. A barrier gets one to reduce.
+  void append(Batch& batch, IssuedCall issued);
+  /// "all_reduce of 5 f32, sum", and ", ..." if the calls differ.
+  static std::string text_of(const Batch& batch);
+  /// Enqueues a batch; `what` names it in errors. Throws PeerLost if a rank has failed: everything
+  /// is given up then, and all streams of the devices report why.
+  void launch(const Batch& batch, const std::string& what);
+  /// Blocks the host until what was launched has ended; throws PeerLost, naming the ranks that did
+  /// not come in time, and gives everything up.
+  void wait(double timeout_seconds);
+
+ private:
+  /// One stream's part in a batch that may still run.
+  struct Part {
+    int rank;
+    Stream stream;
+    Event arrived, finished;
+  };
+  struct Pending {
+    std::string what;  // "group 3 of collectives (all_reduce of 5 f32, sum)"
+    std::vector<Part> parts;
+    std::optional<Clock::time_point> came{};  // when the host saw it begin, the first in the queue
+    bool arrived() const;
+    bool finished() const;
+  };
+
+  void try_to_launch(const Batch& batch, const std::string& what);
+  std::vector<Stream> arrive(const Batch& batch, const std::string& what);
+  void watch(cuda::DeviceState& device);
+  void look();
+  void forget_finished();
+  std::string failure() const;
+  std::string silence();
+  std::string lateness(double timeout_seconds) const;
+  void give_up(const std::string& why);
+  Elements barrier_element(Stream stream);
+
+  std::thread::id host_ = std::this_thread::get_id();  // the one thread that calls
+  double patience_seconds_;
+  std::function<void(const std::string&)> on_failure_;
+  std::vector<Pending> pending_;  // in order
+  std::vector<cuda::DeviceState*> watched_;
+  std::vector<std::unique_ptr<Buffer>> barrier_memory_;  // an element per stream that had a barrier
+  NcclRanks nccl_;                                       // goes first
+};
+
+}  // namespace lockstep

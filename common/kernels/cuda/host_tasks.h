@@ -1,0 +1,36 @@
+#pragma once
+// Work of the host in the order of a GPU's stream.
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <deque>
+#include <functional>
+
+#include "common/kernels/cuda/device_state.h"
+
+namespace lockstep::cuda {
+
+/// The host tasks of one stream; goes when the stream has run dry.
+class HostTasks {
+ public:
+  explicit HostTasks(DeviceState& state) : state_(state) {}
+
+  /// Enqueues `body`. It is not run once the device has failed, and is destroyed behind its run: by
+  /// CUDA's thread, where calls of CUDA are forbidden.
+  cudaError_t launch(cudaStream_t stream, std::function<void()> body);
+
+ private:
+  struct Task {
+    Task(std::function<void()> body, DeviceState& state) : body(std::move(body)), state(state) {}
+    std::function<void()> body;
+    DeviceState& state;
+    std::atomic<bool> ended{false};
+  };
+  static void run(void* task);
+
+  DeviceState& state_;
+  std::deque<Task> tasks_;  // in order; CUDA does not call those behind an error of the GPU
+};
+
+}  // namespace lockstep::cuda

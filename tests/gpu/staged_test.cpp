@@ -1,0 +1,308 @@
+// Collectives of GPUs in different processes, through page-locked memory and Gloo. Two ranks share
+// cuda:0, each in a process of its own, which is this executable again: in one process the hosts'
+// parts would wait for each other on the one thread that CUDA has for them.
+
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <future>
+#include <thread>
+
+#include "tests/gpu/gpu_test_support.h"
+#include "tests/support/comm_trial.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/local_store.h"
+#include "tests/support/stage.h"
+#include "tests/support/tasks.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using testing::Clock;
+using testing::is_model;
+using testing::kGpu;
+using testing::kLong;
+using testing::kSoon;
+using testing::message_of;
+using testing::numbered;
+using testing::occupy;
+using testing::ProcessResult;
+using testing::Ranks;
+using testing::ScopedEnvironment;
+using testing::seconds_since;
+using testing::Words;
+using Floats = BasicTensor<float>;
+
+// --- The ranks' processes ------------------------------------------------------------------------
+
+/// A rendezvous in a folder: a key is a file.
+class Folder {
+ public:
+  explicit Folder(std::filesystem::path path) : path_(std::move(path)) {}
+
+  void set(const std::string& key, const std::string& value) const {
+    const std::filesystem::path whole = file(key), part = whole.string() + ".part";
+    testing::write_file(part, value);
+    std::filesystem::rename(part, whole);
+  }
+  std::string get(const std::string& key) const {
+    const auto begin = Clock::now();
+    while (!std::filesystem::exists(file(key))) {
+      if (seconds_since(begin) > 20) fail<PeerLost>("nobody set {}", key);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return testing::read_file(file(key));
+  }
+
+ private:
+  std::filesystem::path file(std::string key) const {
+    std::replace(key.begin(), key.end(), '/', '_');
+    return path_ / key;
+  }
+  std::filesystem::path path_;
+};
+
+/// Runs the hidden case `tag` in two processes, ranks 0 and 1 of a group.
+std::vector<ProcessResult> run_two_ranks(const std::string& tag) {
+  const testing::TempDir folder;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  std::vector<std::future<ProcessResult>> running;
+  for (const std::string rank : {"0", "1"}) {
+    running.push_back(std::async(std::launch::async, [&, rank] {
+      return testing::run_process({self, tag}, kLong,
+                                  {{"LOCKSTEP_TEST_LOG", "/dev/null"},
+                                   {"RANK", rank},
+                                   {"LOCKSTEP_TEST_RENDEZVOUS", folder.path().string()}});
+    }));
+  }
+  std::vector<ProcessResult> results;
+  for (auto& process : running) results.push_back(process.get());
+  return results;
+}
+
+/// What the process that started this one says.
+std::string told(const char* variable) {
+  const char* value = std::getenv(variable);
+  require(value != nullptr, "{} is not set: run the case that starts this one", variable);
+  return value;
+}
+
+/// This process's rank of two.
+struct StagedRank {
+  explicit StagedRank(double timeout_seconds = kLong, const DeviceOptions& options = {})
+      : ranks(kGpu, rank, 2, options, [&](Device&) {
+          const RendezvousStore store{
+              [&](const std::string& key, const std::string& value) { folder.set(key, value); },
+              [&](const std::string& key) { return folder.get(key); }};
+          return std::make_unique<HostCommunicator>(
+              rank, 2, connect_gloo(rank, 2, store, "127.0.0.1", timeout_seconds));
+        }) {}
+
+  Communicator& communicator() const { return *ranks.processes[rank]; }
+  /// The other rank may be reading what this one sent last.
+  void leave() const {
+    folder.set(fmt::format("through {}", rank), "");
+    folder.get(fmt::format("through {}", 1 - rank));
+  }
+
+  const int rank = std::stoi(told("RANK"));
+  const Folder folder{told("LOCKSTEP_TEST_RENDEZVOUS")};
+  Ranks ranks;
+  Stream stream = ranks.streams[rank];
+};
+
+void check_two_ranks(const std::string& tag) {
+  for (const ProcessResult& rank : run_two_ranks(tag)) {
+    INFO(testing::story(rank));
+    CHECK_FALSE(rank.timed_out);
+    CHECK(rank.status == 0);
+  }
+}
+
+// --- Results -------------------------------------------------------------------------------------
+
+TEST_CASE("A rank of the next case: everything that ranks can do", "[.staged-collectives]") {
+  StagedRank here;
+  CHECK(testing::first_fault_of_all(here.ranks, {0, 1, 2, 3, 1000}) == "");
+  here.leave();
+}
+
+TEST_CASE("Two processes on one GPU: every collective is what a serial program computes",
+          "[cuda][comm][staged][row70]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_two_ranks("[.staged-collectives]");
+}
+
+TEST_CASE("A rank of the next case: traced calls", "[.staged-trace]") {
+  const StagedRank here(kLong, {.trace = true});
+  const bool root = here.rank == 0;
+  const auto memory = numbered<float>(here.ranks, 20, 1);
+  const Elements all = Elements(memory[0]).part(0, 10), mine = Elements(memory[0]).part(10, 5);
+  here.stream.synchronize();
+  const size_t before = here.stream.backend().timeline().size();
+  here.ranks.together([&](Communicator& rank, Stream stream) {
+    rank.broadcast(stream, mine, 0);
+    rank.reduce(stream, mine, 0);
+    rank.gather(stream, mine, root ? all : Elements(), 0);
+    rank.scatter(stream, root ? all : Elements(), mine, 0);
+    rank.all_reduce(stream, mine);
+    rank.barrier(stream);
+    root ? rank.send(stream, mine, 1) : rank.receive(stream, mine, 0);
+    root ? rank.receive(stream, mine, 1) : rank.send(stream, mine, 0);
+  });
+  here.stream.synchronize();
+  const std::vector<Span> spans = here.stream.backend().timeline();
+  Words names;
+  for (size_t i = before; i < spans.size(); ++i) names.push_back(spans[i].op);
+  const Words of_root{"copy",       "broadcast", "copy",    "reduce",  "copy",      "copy",
+                      "gather",     "copy",      "copy",    "scatter", "copy",      "copy",
+                      "all_reduce", "copy",      "barrier", "copy",    "transfers", "copy"};
+  const Words of_other{"broadcast", "copy",    "copy", "reduce",    "copy",
+                       "gather",    "scatter", "copy", "copy",      "all_reduce",
+                       "copy",      "barrier", "copy", "transfers", "copy"};
+  CHECK(names == (root ? of_root : of_other));
+  here.leave();
+}
+
+TEST_CASE("Two processes on one GPU: only what moves is copied, and the trace names what runs",
+          "[cuda][comm][staged]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_two_ranks("[.staged-trace]");
+}
+
+// --- Order ---------------------------------------------------------------------------------------
+
+/// What the sum of both ranks' x is when a slow kernel, which makes x, stands before it on another
+/// stream, and the sum waits for that or not.
+std::vector<float> sum_behind_slow_kernel(const StagedRank& here, bool wait) {
+  const Stream compute = here.stream, comm = here.ranks.devices[0]->create_stream("comm");
+  const Floats x = numbered<float>(here.ranks, 100, -100)[here.rank];
+  const Floats sum = numbered<float>(here.ranks, 100, 0)[here.rank];
+  compute.synchronize();
+  occupy(compute, 0.3);
+  compute.kernels().fill(compute, Real(here.rank + 1), x);
+  const Event made = compute.record();
+  if (wait) comm.wait(made);
+  here.communicator().all_reduce(comm, x);
+  comm.copy(sum.data(), x.data(), x.bytes());
+  compute.wait(comm.record());
+  CHECK_FALSE(made.done());
+  return sum.to_host();
+}
+
+TEST_CASE("A rank of the next case: sums behind a slow kernel", "[.staged-order]") {
+  const StagedRank here;
+  CHECK(sum_behind_slow_kernel(here, true) == std::vector<float>(100, 3));
+  CHECK(sum_behind_slow_kernel(here, false) == std::vector<float>(100, -199));
+  here.leave();
+}
+
+TEST_CASE("Two processes on one GPU: without its wait a collective sums what is not there yet",
+          "[cuda][comm][staged][row127]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_two_ranks("[.staged-order]");
+}
+
+/// A group of one rank, which needs no other process.
+Ranks lone_rank() {
+  testing::LocalStore store;
+  return Ranks(kGpu, 0, 1, {}, [&](Device&) {
+    return std::make_unique<HostCommunicator>(0, 1,
+                                              connect_gloo(0, 1, store.view(), "127.0.0.1", kLong));
+  });
+}
+
+TEST_CASE("Staged calls on two streams of a GPU run one after another", "[cuda][comm][staged]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Ranks ranks = lone_rank();
+  const auto x = numbered<float>(ranks, 10, 1), y = numbered<float>(ranks, 10, 2);
+  const Stream first = ranks.streams[0], second = ranks.devices[0]->create_stream("second");
+  first.synchronize();
+  occupy(first, 0.1);
+  const Event made = first.record();
+  ranks.processes[0]->all_reduce(first, x[0]);
+  ranks.processes[0]->all_reduce(second, y[0]);
+  CHECK_FALSE(made.done());
+  second.synchronize();  // behind the sum of x, that is
+  CHECK(made.done());
+}
+
+TEST_CASE("Staged calls take turns in memory that is allocated once", "[cuda][comm][staged]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Ranks ranks = lone_rank();
+  if (!is_model(*ranks.devices[0])) LOCKSTEP_SKIP("no GPU that fails when it is told to");
+  const auto x = numbered<float>(ranks, 100000, 1), all = numbered<float>(ranks, 100000, 2);
+  const auto gather = [&](int64_t n) {
+    ranks.processes[0]->all_gather(ranks.streams[0], Elements(x[0]).part(0, n),
+                                   Elements(all[0]).part(0, n));
+  };
+  gather(100000);
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "cudaHostAlloc:2");  // the next one fails
+  for (int64_t n = 100000; n > 0; n /= 2) gather(n);
+  CHECK(all[0].to_host() == std::vector<float>(100000, 1));
+}
+
+// --- Ranks that go -------------------------------------------------------------------------------
+
+/// Sums that take a second, all enqueued, and a stream that waits for them.
+Stream enqueue_many_sums(const StagedRank& here, const Floats& x) {
+  for (int i = 0; i < 300; ++i) here.communicator().all_reduce(here.stream, x);
+  const Stream behind = here.ranks.devices[0]->create_stream("behind");
+  behind.wait(here.stream.record());
+  return behind;
+}
+
+TEST_CASE("A rank of the next case: rank 1 is killed in the middle", "[.staged-killed]") {
+  const StagedRank here;
+  const Floats x = numbered<float>(here.ranks, 1000000, 1)[here.rank];
+  here.communicator().all_reduce(here.stream, x);
+  here.stream.synchronize();
+  const Stream behind = enqueue_many_sums(here, x);
+  if (here.rank == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ::raise(SIGKILL);
+  }
+  const auto begin = Clock::now();
+  const std::string text = message_of<PeerLost>([&] { behind.synchronize(); });
+  INFO(text);
+  CHECK(seconds_since(begin) < kSoon);
+  CHECK_THAT(text, StartsWith("rank 0: collective ") &&
+                       ContainsSubstring(" (all_reduce of 1000000 f32, sum): Gloo: "));
+  CHECK(message_of<PeerLost>([&] { here.stream.synchronize(); }) == text);
+  CHECK(message_of<PeerLost>([&] { x.to_host(); }) == text);
+}
+
+TEST_CASE("A GPU's rank whose peer is killed during an all-reduce says so at once, and ends",
+          "[cuda][comm][staged][row125]") {
+  LOCKSTEP_NEEDS_GPU();
+  const std::vector<ProcessResult> ranks = run_two_ranks("[.staged-killed]");
+  INFO(testing::story(ranks[0]));
+  CHECK(ranks[0].status == 0);
+  CHECK(ranks[1].status == -SIGKILL);
+}
+
+TEST_CASE("A rank of the next case: rank 1 does not come", "[.staged-silent]") {
+  const StagedRank here(0.5);
+  const Floats x = numbered<float>(here.ranks, 10, 1)[here.rank];
+  if (here.rank == 0) {
+    const auto begin = Clock::now();
+    const Stream behind = enqueue_many_sums(here, x);
+    const std::string text = message_of<PeerLost>([&] { behind.synchronize(); });
+    CHECK_THAT(text, StartsWith("rank 0: collective 1 (all_reduce of 10 f32, sum): Gloo: Timed"));
+    CHECK(seconds_since(begin) >= 0.4);
+    CHECK(seconds_since(begin) < kSoon);  // and not 300 times the deadline
+  }
+  here.leave();
+}
+
+TEST_CASE("A GPU's rank whose peer does not come ends at the deadline",
+          "[cuda][comm][staged][row72][row125]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_two_ranks("[.staged-silent]");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+#pragma once
+// A port for a store that another process or thread is to host.
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "common/comm/process/socket.h"
+
+namespace lockstep::testing {
+
+/// A port of 127.0.0.1 on which nobody listens. As long as this process lives the system gives it
+/// to nobody who asks for any port: it stays bound here, in the way that lets others listen on it.
+inline int free_port() {
+  static auto& reserved = *new std::vector<Socket>;
+  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0) {
+    throw std::runtime_error("no free port");
+  }
+  reserved.push_back(std::move(socket));
+  return reserved.back().local_address().port;
+}
+
+}  // namespace lockstep::testing
