@@ -5,9 +5,11 @@
 #include <chrono>
 #include <filesystem>
 
+#include "common/comm/process/process_group.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/free_port.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/stage.h"
 #include "tests/support/tasks.h"
@@ -469,6 +471,22 @@ TEST_CASE("NCCL over processes: the calls of a group take effect in their order,
     }
   };
   CHECK(testing::run_ranks(2, run) == std::vector<std::string>(2));
+}
+
+TEST_CASE("A process group whose ranks have a GPU each takes NCCL", "[cuda][comm][ncclprocess]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  const int port = testing::free_port();
+  CHECK(testing::run_ranks(2, [&](int me) {
+          const std::unique_ptr<Device> device = open_device({kCuda, me}, {});
+          const Stream stream = device->create_stream("rank");
+          const Floats x = Floats::from_host(stream, {2}, std::vector<float>(2, float(me + 1)));
+          ProcessGroup group(testing::contract_of(me, 2, port), {.timeout_seconds = kLong});
+          group.connect(*device).all_reduce(stream, x);
+          const std::vector<float> sum = x.to_host();
+          if (group.backend() != "nccl" || sum != std::vector<float>{3, 3}) {
+            fail<BadInput>("{}: {}", group.backend(), fmt::join(sum, ", "));
+          }
+        }) == std::vector<std::string>(2));
 }
 
 TEST_CASE("NCCL over processes: what is no id of a group is refused", "[cuda][comm][ncclprocess]") {

@@ -633,8 +633,8 @@ TEST_CASE("clip_norm: the norm of everything, and what is longer becomes shorter
             const Tensor x = run.random({n}, 1);
             const Tensor norm = run.output({1 + (n + Kernels::kNormPart - 1) / Kernels::kNormPart});
             run.ops.clip_norm(run.stream, most, x, norm);
-            run.result("x", x, kRounding);
-            run.result("norm", norm, kRounding);
+            run.result("x", x, 1e-5);  // sums in another order
+            run.result("norm", norm, 1e-5);
           },
           /*shift=*/n % 2);
     }

@@ -1,5 +1,5 @@
 #pragma once
-// A port for a store that another process or thread is to host.
+// What a launcher on this host tells ranks, and a port for their store.
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "common/comm/process/launch_contract.h"
 #include "common/comm/process/socket.h"
 
 namespace lockstep::testing {
@@ -26,6 +27,16 @@ inline int free_port() {
   }
   reserved.push_back(std::move(socket));
   return reserved.back().local_address().port;
+}
+
+inline LaunchContract contract_of(int rank, int world_size, int port) {
+  return {.rank = rank,
+          .world_size = world_size,
+          .local_rank = rank,
+          .local_world_size = world_size,
+          .master = {"127.0.0.1", port},
+          .launcher = "torchrun",
+          .run_id = ""};
 }
 
 }  // namespace lockstep::testing

@@ -26,6 +26,7 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using testing::Clock;
+using testing::contract_of;
 using testing::free_port;
 using testing::kLong;
 using testing::kShort;
@@ -35,16 +36,6 @@ using testing::run_ranks;
 using testing::ScopedEnvironment;
 using testing::seconds_since;
 using Texts = std::vector<std::string>;
-
-LaunchContract contract_of(int rank, int world_size, int port) {
-  return {.rank = rank,
-          .world_size = world_size,
-          .local_rank = rank,
-          .local_world_size = world_size,
-          .master = {"127.0.0.1", port},
-          .launcher = "torchrun",
-          .run_id = ""};
-}
 
 /// The ranks of a job, each on a thread with a group and a CPU device of its own: what each of them
 /// threw.
