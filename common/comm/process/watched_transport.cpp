@@ -61,7 +61,8 @@ std::string doing_of(const Call& collective, uint64_t number) {
 WatchedTransport::WatchedTransport(std::shared_ptr<HostTransport> transport,
                                    std::shared_ptr<TcpStore> store, double timeout_seconds,
                                    bool compare_calls)
-    : transport_(std::move(transport)),
+    : description_(transport->description()),
+      transport_(std::move(transport)),
       store_(std::move(store)),
       timeout_(timeout_seconds),
       compare_calls_(compare_calls) {}
@@ -92,6 +93,9 @@ void WatchedTransport::watched(Work work, Describe describe) {
   try {
     work();
   } catch (const PeerLost& error) {
+    // Peers that wait for this rank learn of it by its connections; they are to come to the roll
+    // call.
+    transport_.reset();
     broken_ = explain(describe(), error.what());
     throw PeerLost(broken_);
   }

@@ -33,7 +33,7 @@ class WatchedTransport final : public HostTransport {
   WatchedTransport(std::shared_ptr<HostTransport> transport, std::shared_ptr<TcpStore> store,
                    double timeout_seconds, bool compare_calls);
 
-  std::string description() const override { return transport_->description(); }
+  std::string description() const override { return description_; }
   void run(const Call& collective, uint64_t number) override;
   void transfer(const std::vector<Call>& calls) override;
 
@@ -48,7 +48,8 @@ class WatchedTransport final : public HostTransport {
   void compare(const Call& collective, uint64_t number);
   std::string explain(const Doing& doing, const std::string& reason);
 
-  std::shared_ptr<HostTransport> transport_;
+  std::string description_;
+  std::shared_ptr<HostTransport> transport_;  // none after an error
   std::shared_ptr<TcpStore> store_;
   double timeout_;
   bool compare_calls_;
