@@ -7,6 +7,7 @@
 #include <random>
 
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 #include "tests/support/jobs.h"
 #include "tests/support/machine.h"
 
@@ -55,7 +56,7 @@ TEST_CASE("Every launcher leads to the same weights", "[faults][ddp]") {
       "\"$@\" --rank 0 & \"$@\" --rank 1 || exit 1; wait $! && test -s \"$DIR/by-hand\"";
   CHECK((weights_of(jobs,
                     {"sh", "-c", script, "sh", ddp(), "--world-size", "2", "--local-rank", "0",
-                     "--init-method", "tcp://127.0.0.1:29517"},
+                     "--init-method", fmt::format("tcp://127.0.0.1:{}", free_port())},
                     "by-hand") == expected));
 }
 
@@ -66,7 +67,8 @@ TEST_CASE("Under mpirun the weights are those of our launcher", "[faults][ddp][m
                      "mpirun", "--oversubscribe",          "-np",
                      "2"};
   CHECK((weights_of(jobs,
-                    mpirun + Words{"-x", "MASTER_ADDR=127.0.0.1", "-x", "MASTER_PORT=29518", ddp()},
+                    mpirun + Words{"-x", "MASTER_ADDR=127.0.0.1", "-x",
+                                   fmt::format("MASTER_PORT={}", free_port()), ddp()},
                     "mpirun") == expected_weights(jobs)));
   const ProcessResult unaddressed = jobs.run_words(mpirun + Words{ddp()} + kFewSteps);
   CHECK(unaddressed.status != 0);
