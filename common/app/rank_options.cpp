@@ -38,10 +38,8 @@ void RankOptions::add_to(OptionParser& parser) {
              "rank among those of this host; -1: the launcher says it");
   parser.add("--timeout", timeout, "seconds until a silent rank is given up", {0.1, 86400});
   parser.check_afterwards([this, &parser] {
-    for (const char* name : {"--rank", "--world-size", "--local-rank"}) {
-      const int value = name == std::string("--rank")         ? rank
-                        : name == std::string("--world-size") ? world_size
-                                                              : local_rank;
+    for (const auto& [name, value] :
+         {std::pair("--rank", rank), {"--world-size", world_size}, {"--local-rank", local_rank}}) {
       require(value >= 0 || !parser.given(name), "{}: found {}, expected 0 or more", name, value);
     }
     require(!parser.given("--baseline") || !read_launch_contract(launch_input()),
