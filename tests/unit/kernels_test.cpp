@@ -956,10 +956,10 @@ TEST_CASE("Gradients are clipped together, as torch.nn.utils.clip_grad_norm_ doe
       const Tensor x = d.put({n}, values);
       const Tensor norm = d.filled({1 + (n + Kernels::kNormPart - 1) / Kernels::kNormPart}, kNaN);
       d.kernels().clip_norm(d.stream, Real(most), x, norm);
-      CHECK(double(norm.to_host()[0]) == Approx(length).epsilon(kRounding));
+      CHECK(double(norm.to_host()[0]) == Approx(length).epsilon(testing::kTolerance));
       Doubles expected(values.begin(), values.end());
       for (double& value : expected) value *= std::min(1.0, most / (length + 1e-6));
-      CHECK(relative_error(x.to_host(), expected) <= kRounding);
+      CHECK(relative_error(x.to_host(), expected) <= testing::kTolerance);
     }
   }
   const Tensor spoilt = d.put({3}, {1, kNaN, 2});
