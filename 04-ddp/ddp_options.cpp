@@ -53,6 +53,47 @@ DdpOptions DdpStageOptions::ddp_options() const {
           .find_unused_parameters = find_unused_parameters};
 }
 
+// --- What all ranks must agree on ----------------------------------------------------------------
+
+namespace {
+
+/// Everything that the weights, or the number of calls, depend on.
+nlohmann::json settings(const Options& options, const DdpStageOptions& own,
+                        const DatasetPair& data) {
+  nlohmann::json all = options.to_json();
+  for (const char* own_business :
+       {"data_dir", "devices", "threads_per_device", "workers", "prefetch_factor", "loader_timeout",
+        "log_interval", "load", "save"}) {
+    all.erase(own_business);
+  }
+  all.update({{"ddp", own.ddp},
+              {"all_reduce", own.all_reduce},
+              {"bucket_mb", own.bucket_mb},
+              {"no_broadcast_buffers", own.no_broadcast_buffers},
+              {"find_unused_parameters", own.find_unused_parameters},
+              {"clip_norm", own.clip_norm},
+              {"pad", own.pad},
+              {"training_samples", data.train.count()},
+              {"test_samples", data.test.count()}});
+  return all;
+}
+
+}  // namespace
+
+void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
+                           const DatasetPair& data) {
+  const std::vector<std::string> texts = group.exchange(settings(options, own, data).dump());
+  const nlohmann::json first = nlohmann::json::parse(texts[0]);
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    const nlohmann::json other = nlohmann::json::parse(texts[rank]);
+    for (const auto& [name, value] : first.items()) {
+      require(other.value(name, nlohmann::json()) == value,
+              "{}: rank 0 has {}, rank {} has {}; start all ranks with the same options and data",
+              name, value.dump(), rank, other.value(name, nlohmann::json()).dump());
+    }
+  }
+}
+
 std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,
                                       const FlatParameters& parameters, ProcessGroup& group,
                                       Communicator& ranks, Stream communication,
@@ -85,10 +126,9 @@ void report(Replica& replica, const FlatParameters& parameters, int world_size, 
   const double predicted =
       2.0 * (world_size - 1) / world_size * double(parameters.count() * int64_t(sizeof(Real)));
   log.note("ms per step",
-           fmt::format("compute {:.2f}, communication {:.2f}, of which exposed {:.2f} ({:.0f} % "
-                       "hidden)",
-                       1e3 * times.compute, 1e3 * times.communication, 1e3 * times.exposed,
-                       100 * times.hidden()),
+           fmt::format("compute {:.2f}, communication {:.2f} ({:.0f} % hidden), exposed {:.2f}",
+                       1e3 * times.compute, 1e3 * times.communication, 100 * times.hidden(),
+                       1e3 * times.exposed),
            "per_step_seconds",
            {{"compute", times.compute},
             {"communication", times.communication},

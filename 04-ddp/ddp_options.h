@@ -31,6 +31,12 @@ struct DdpStageOptions {
   BatchSplit accumulation() const { return {BatchSplit::Kind::micro, accumulate}; }
 };
 
+/// Throws BadInput, on all ranks, with both values, if they differ in an option that the weights or
+/// the number of steps depend on, or in the size of their data: they would train different
+/// networks, or wait for each other.
+void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
+                           const DatasetPair& data);
+
 /// The network wrapped as the options say, with rank 0's weights.
 std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,
                                       const FlatParameters& parameters, ProcessGroup& group,

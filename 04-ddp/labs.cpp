@@ -5,6 +5,8 @@
 //
 // Two ranks, unless a launcher starts more.
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 
@@ -188,6 +190,9 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
   fmt::print("rank {} ends, |w| = {:.6f}\n", group.rank(), norm_of(training.parameters.values()));
 }
 
+constexpr std::array kLabs{"forgotten-set-epoch", "rank-conditional-collective", "summed-gradients",
+                           "uneven-batches", "uneven-batches-detected"};
+
 void run(const std::string& lab, bool fixed, const RankOptions& rank_options) {
   ProcessGroup& group = init_process_group(rank_options.process_group());
   if (lab == "forgotten-set-epoch") {
@@ -196,15 +201,9 @@ void run(const std::string& lab, bool fixed, const RankOptions& rank_options) {
     rank_conditional_collective(group, fixed);
   } else if (lab == "summed-gradients") {
     summed_gradients(group, fixed);
-  } else if (lab == "uneven-batches") {
-    uneven_batches(group, fixed ? Uneven::joined : Uneven::unnoticed);
-  } else if (lab == "uneven-batches-detected") {
-    uneven_batches(group, Uneven::detected);
   } else {
-    fail<BadInput>(
-        "lab: found '{}', expected forgotten-set-epoch, rank-conditional-collective, "
-        "summed-gradients, uneven-batches or uneven-batches-detected",
-        lab);
+    const bool detected = lab == "uneven-batches-detected";
+    uneven_batches(group, fixed ? Uneven::joined : detected ? Uneven::detected : Uneven::unnoticed);
   }
   destroy_process_group();
 }
@@ -220,11 +219,13 @@ int main(int argc, char** argv) {
   RankOptions ranks;
   ranks.timeout = kPatience;
   OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
-  parser.add("name", lab,
-             "forgotten-set-epoch, rank-conditional-collective, summed-gradients, uneven-batches, "
-             "uneven-batches-detected");
+  parser.add("name", lab, fmt::format("{}", fmt::join(kLabs, ", ")));
   parser.add_flag("--fixed", fixed, "without the mistake");
   ranks.add_to(parser);
+  parser.check_afterwards([&] {
+    require(std::count(kLabs.begin(), kLabs.end(), lab) == 1, "lab: found '{}', expected one of {}",
+            lab, fmt::join(kLabs, ", "));
+  });
   if (!parser.parse(argc, argv)) return 0;
   Options two_ranks;
   two_ranks.devices = "cpu:0,cpu:1";

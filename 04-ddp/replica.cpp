@@ -39,8 +39,11 @@ Tensor Replica::forward(const Tensor& x, Context& context) {
 }
 
 void Replica::average_loss(const Tensor& loss) {
+  broadcast_buffers();  // a rank without samples has had no forward: the order is everybody's
   communication_.wait(passes_.record());
+  communication_times_.start();
   ranks_.all_reduce(communication_, loss, Reduction::average);
+  communication_times_.end("communication");
 }
 
 void Replica::average_gradients(const Tensor& gradients) {

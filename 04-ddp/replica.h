@@ -10,8 +10,9 @@
 namespace lockstep {
 
 /// Where the time of steps went, in seconds per step. Compute is forward, loss and backward;
-/// communication the all-reduces, with the waiting for slower ranks; exposed is what of it the
-/// backward did not hide: the time from the end of backward until the gradients were there.
+/// communication the all-reduces, with the waiting for slower ranks; exposed is what the backward
+/// did not hide of it: the time from the end of backward until the gradients were there, with the
+/// handing over between threads.
 struct StepTimes {
   double compute = 0, communication = 0, exposed = 0;
   /// The part of communication that took no time of the step, 0 to 1.

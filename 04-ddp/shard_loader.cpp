@@ -55,6 +55,10 @@ int64_t ShardLoader::global_size(int64_t batch) const {
 
 DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
                                    const HostAllocator& allocator, int rank, int world_size) {
+  require(
+      set.count() >= world_size,
+      "{} test images for {} ranks: expected one or more for each; use more data or fewer ranks",
+      set.count(), world_size);
   DataLoaderOptions loader = options.test_loader(allocator);
   loader.sampler = make_evaluation_shard(set.count(), rank, world_size);
   loader.batch_size = std::max<int64_t>(1, options.batch_size / world_size);

@@ -41,6 +41,7 @@ class ShardLoader {
 };
 
 /// A loader's options for this rank's part of a test set, nothing twice (make_evaluation_shard).
+/// Throws BadInput for fewer samples than ranks.
 DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
                                    const HostAllocator& allocator, int rank, int world_size);
 

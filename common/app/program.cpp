@@ -1,5 +1,8 @@
 #include "common/app/program.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -10,8 +13,22 @@
 
 namespace lockstep {
 
+namespace {
+
+/// A closed stdin, stdout or stderr would be taken for the next file or connection that is opened,
+/// which would then get what is printed. What holds their places cannot be written to: that is an
+/// error as before.
+void hold_standard_streams() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDONLY);
+  if (fd >= 0) ::close(fd);
+}
+
+}  // namespace
+
 int run_program(const StageInfo& stage, int argc, const char* const* argv,
                 const std::function<void(const Options&)>& train) {
+  hold_standard_streams();
   report_uncaught_errors();  // instead of a catch: see there
   int status = 0;
   if (const auto line = parse_command_line(stage, argc, argv)) {

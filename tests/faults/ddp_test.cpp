@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <random>
 
@@ -209,6 +210,47 @@ TEST_CASE("A loss that is not finite stops all ranks in the same step, and nothi
     CHECK_THAT(run.err, ContainsSubstring(fmt::format("step 1, {} (cpu:", rank)));
   }
   CHECK(jobs.names() == Words{});
+}
+
+TEST_CASE("Ranks that were started with different options or data are told so, all of them",
+          "[faults][ddp][row86]") {
+  const Jobs jobs;
+  for (const auto& [first, second, text] : std::vector<std::array<std::string, 3>>{
+           {"--lr 0.1", "--lr 0.2", "lr: rank 0 has 0.1, rank 1 has 0.2"},
+           {"--batch-size 12", "--batch-size 24", "batch_size: rank 0 has 12, rank 1 has 24"},
+           {"--epochs 1", "--epochs 2", "epochs: rank 0 has 1, rank 1 has 2"},
+           {"--bucket-mb 0", "--bucket-mb 1", "bucket_mb: rank 0 has 0.0, rank 1 has 1.0"},
+           {"--ddp manual", "--ddp bucketed",
+            "ddp: rank 0 has \"manual\", rank 1 has \"bucketed\""},
+           {"--data synthetic:120:10", "--data synthetic:240:10", "data: rank 0 has"}}) {
+    INFO(first << " and " << second);
+    const std::string script = "[ $RANK = 0 ] && exec \"$0\" " + first + "; exec \"$0\" " + second;
+    const ProcessResult run = jobs.run_words(
+        {jobs.launcher(), "--nproc-per-node", "2", "sh", "-c", script + " --workers 0", ddp()});
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK(run.err.find(text) != std::string::npos);
+    CHECK(run.err.find(text) != run.err.rfind(text));  // on both ranks
+    CHECK(jobs.processes() == Words{});
+  }
+}
+
+TEST_CASE("A test set smaller than the world is refused by name", "[faults][ddp][row97]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(
+      {ddp(), "--devices", cpus(3), "--data", "synthetic:120:2", "--batch-size", "12"});
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("2 test images for 3 ranks"));
+}
+
+TEST_CASE("A rank's closed stdout is an error, and never one of its connections", "[faults][ddp]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(
+      Words{"sh", "-c", "exec \"$0\" \"$@\" >&-", ddp(), "--devices", cpus(2)} + kFewSteps);
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("stdout: Bad file descriptor"));
+  CHECK(jobs.processes() == Words{});
 }
 
 TEST_CASE("A local rank needs a device of its own", "[faults][ddp][row66]") {

@@ -9,7 +9,8 @@ namespace lockstep {
 std::function<void()> HostCommunicator::task(const std::vector<Call>& together) {
   if (is_transfer(together[0])) {
     return [transport = transport_, calls = together, rank = rank()] {
-      within(fmt::format("rank {}", rank), [&] { transport->transfer(calls); });
+      within(fmt::format("rank {}: {}", rank, calls[0].text()),
+             [&] { transport->transfer(calls); });
     };
   }
   return [transport = transport_, call = together[0], number = ++collectives_, rank = rank()] {
