@@ -326,7 +326,7 @@ TEST_CASE("A transfer that times out names the rank that does not come, and nobo
               ranks.receive(stream, x, 1);
               stream.synchronize();
             });
-    CHECK(errors[0] == "rank 0: no answer from rank 1 within 0.3 s");
+    CHECK(errors[0] == "rank 0: receive of 1 i64 from rank 1: no answer from rank 1 within 0.3 s");
   }
 }
 
