@@ -9,8 +9,8 @@
 #include <cstring>
 #include <random>
 
-#include "common/core/error.h"
 #include "common/core/descriptor.h"
+#include "common/core/error.h"
 
 namespace lockstep {
 namespace {
