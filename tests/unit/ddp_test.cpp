@@ -1,10 +1,11 @@
-// DistributedDataParallel: the ranks of a group as replicas in this process, joined by Gloo.
+// DistributedDataParallel: the ranks of a group as members in this process, joined by Gloo.
 
 #include "04-ddp/ddp.h"
 
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <limits>
 #include <thread>
 
 #include "04-ddp/join.h"
@@ -72,6 +73,10 @@ struct Member {
         context(stream),
         loss(Tensor::empty(stream, {1})) {
     initialize(parameters, Initializer::kaiming_uniform, seed);
+    // Running statistics that another rank's would not be taken for.
+    if (seed > 1 && !parameters.buffers().empty()) {
+      stream.kernels().fill(stream, Real(seed), parameters.buffer_values());
+    }
   }
 
   /// Adds the gradients of samples that count `weight` each. Only enqueues.
@@ -103,7 +108,7 @@ struct Member {
   int64_t steps = 0;
 };
 
-/// The ranks of a group, whose replicas begin with different weights. One host thread enqueues the
+/// The ranks of a group, whose members begin with different weights. One host thread enqueues the
 /// passes of all: nothing that is enqueued waits for the host.
 class Group {
  public:
@@ -112,7 +117,7 @@ class Group {
       : manual_(manual), ranks_(testing::gloo_ranks(world_size)) {
     std::vector<std::future<void>> wrapped;
     for (int rank = 0; rank < world_size; ++rank) {
-      replicas.push_back(std::make_unique<Member>(rank, make, uint64_t(rank) + 1));
+      members.push_back(std::make_unique<Member>(rank, make, uint64_t(rank) + 1));
     }
     for (int rank = 0; rank < world_size; ++rank) {
       wrapped.push_back(std::async(std::launch::async, [&, rank] { wrap(rank, options); }));
@@ -124,47 +129,50 @@ class Group {
   }
 
   int size() const { return ranks_.size(); }
-  Member& operator[](int rank) { return *replicas[size_t(rank)]; }
+  Member& operator[](int rank) { return *members[size_t(rank)]; }
 
   /// The gradients of the mean over `samples`, dealt to the ranks; rank r's are in operator[](r).
   void gradients(const Samples& samples) {
     for (int rank = 0; rank < size(); ++rank) {
-      Member& replica = (*this)[rank];
-      replica.parameters.zero_gradients();
+      Member& member = (*this)[rank];
+      member.parameters.zero_gradients();
       const Samples part = samples.every(rank, size());
       if (part.count() == 0) {
-        replica.wrapper().take_part_without_samples();
+        member.wrapper().take_part_without_samples();
       } else {
-        replica.accumulate(part, double(size()) / double(samples.count()));
+        member.accumulate(part, double(size()) / double(samples.count()));
       }
     }
   }
   void step(const Samples& samples) {
     gradients(samples);
-    for (const auto& replica : replicas) {
-      replica->optimizer.step(replica->context.state(), replica->loss);
-      ++replica->steps;
+    for (const auto& member : members) {
+      member->optimizer.step(member->context.state(), member->loss);
+      ++member->steps;
     }
   }
 
-  std::vector<std::unique_ptr<Member>> replicas;
+  /// Closes a rank's connections.
+  void leave(int rank) { ranks_.processes[size_t(rank)].reset(); }
+
+  std::vector<std::unique_ptr<Member>> members;
   std::vector<std::string> errors;  // of the construction, by rank; "" where there was none
 
  private:
   void wrap(int rank, const DdpOptions& options) {
-    Member& replica = (*this)[rank];
+    Member& member = (*this)[rank];
     if (manual_) {
-      replica.network = std::make_unique<ManualDdp>(std::move(replica.network), replica.parameters,
-                                                    *ranks_.processes[size_t(rank)],
-                                                    replica.communication, options.all_reduce);
+      member.network = std::make_unique<ManualDdp>(std::move(member.network), member.parameters,
+                                                   *ranks_.processes[size_t(rank)],
+                                                   member.communication, options.all_reduce);
       return;
     }
     const auto exchange = [&](const std::string& mine) {
       return store_.exchange(rank, size(), mine);
     };
-    replica.network = std::make_unique<DistributedDataParallel>(
-        std::move(replica.network), replica.parameters, *ranks_.processes[size_t(rank)], exchange,
-        replica.communication, options);
+    member.network = std::make_unique<DistributedDataParallel>(
+        std::move(member.network), member.parameters, *ranks_.processes[size_t(rank)], exchange,
+        member.communication, options);
   }
 
   bool manual_;
@@ -212,9 +220,9 @@ TEST_CASE("Means of unequal shards, unweighted, are not the mean of the batch", 
     Samples part = samples.every(first, 1);
     part.images.resize(size_t(count) * 256);
     part.labels.resize(size_t(count));
-    Member& replica = group[first == 0 ? 0 : 1];
-    replica.parameters.zero_gradients();
-    replica.accumulate(part, 1.0 / double(count));
+    Member& member = group[first == 0 ? 0 : 1];
+    member.parameters.zero_gradients();
+    member.accumulate(part, 1.0 / double(count));
     first += count;
   }
   CHECK(relative_error(group[0].gradients(), single_device_gradients(samples)) > 0.05);
@@ -279,10 +287,10 @@ TEST_CASE("The loss becomes the mean over the whole batch on every rank", "[ddp]
   const double expected = double(alone.loss.to_host()[0]);
   Group group(3);
   for (int rank = 0; rank < 3; ++rank) {
-    Member& replica = group[rank];
-    replica.accumulate(samples.every(rank, 3), 3.0 / 13);
-    replica.wrapper().average_loss(replica.loss);
-    replica.wrapper().take_part_without_samples();
+    Member& member = group[rank];
+    member.accumulate(samples.every(rank, 3), 3.0 / 13);
+    member.wrapper().average_loss(member.loss);
+    member.wrapper().take_part_without_samples();
   }
   for (int rank = 0; rank < 3; ++rank) {
     CHECK(double(group[rank].loss.to_host()[0]) == Approx(expected).epsilon(kTolerance));
@@ -324,23 +332,48 @@ TEST_CASE("Gradients of several passes add up, and are reduced with the last", "
   for (const int passes : {1, 2, 4}) {
     Group group(2);
     for (int rank = 0; rank < 2; ++rank) {
-      Member& replica = group[rank];
-      replica.parameters.zero_gradients();
+      Member& member = group[rank];
+      member.parameters.zero_gradients();
       for (int pass = 0; pass < passes; ++pass) {
-        replica.context.facts.last_contribution = pass + 1 == passes;
-        replica.accumulate(samples.every(pass * 2 + rank, 2 * passes), 2.0 / 12);
+        member.context.facts.last_contribution = pass + 1 == passes;
+        member.accumulate(samples.every(pass * 2 + rank, 2 * passes), 2.0 / 12);
         if (pass + 1 == passes) continue;
         // Nothing was reduced: these are the rank's own.
         Member alone(0, seed_network(), 1);
         for (int i = 0; i <= pass; ++i) {
           alone.accumulate(samples.every(i * 2 + rank, 2 * passes), 2.0 / 12);
         }
-        CHECK(relative_error(replica.gradients(), alone.gradients()) < kTolerance);
+        CHECK(relative_error(member.gradients(), alone.gradients()) < kTolerance);
       }
     }
     for (int rank = 0; rank < 2; ++rank) {
       CHECK(relative_error(group[rank].gradients(), expected) < kTolerance);
     }
+  }
+}
+
+TEST_CASE("Whether a pass communicates is decided when its backward is enqueued", "[ddp][row82]") {
+  const Samples samples(12);
+  for (const bool communicates : {true, false}) {
+    Group group(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      Member& member = group[rank];
+      const Samples part = samples.every(rank, 2);
+      // Forward says the opposite (PyTorch goes by what forward says).
+      member.context.facts.last_contribution = !communicates;
+      member.parameters.zero_gradients();
+      member.context.state().copy_from_host({{.loss_weight = Real(2) / 12}});
+      const Tensor images =
+          Tensor::from_host(member.stream, {part.count(), 16, 16, 1}, part.images);
+      const LabelTensor labels = LabelTensor::from_host(member.stream, {part.count()}, part.labels);
+      const Tensor scores = member.network->forward(images, member.context);
+      member.criterion->forward(scores, labels, member.loss, member.context);
+      member.context.facts.last_contribution = communicates;
+      member.network->backward(member.criterion->backward(labels, member.context), member.context);
+    }
+    CHECK((group[0].gradients() == group[1].gradients()) == communicates);
+    CHECK((relative_error(group[0].gradients(), single_device_gradients(samples)) < kTolerance) ==
+          communicates);
   }
 }
 
@@ -398,10 +431,10 @@ TEST_CASE("The first reduction runs while backward does, unless that is turned o
     Group group(2, slow_network, {.caps = BucketCaps::equal(0), .overlap = overlap});
     group.gradients(Samples(12));
     std::vector<std::vector<std::string>> order;
-    for (const auto& replica : group.replicas) {
-      for (const Stream& stream : {replica->stream, replica->communication}) stream.synchronize();
-      const std::vector<Span> reductions = replica->communication.backend().timeline();
-      const std::vector<Span> passes = replica->stream.backend().timeline();
+    for (const auto& member : group.members) {
+      for (const Stream& stream : {member->stream, member->communication}) stream.synchronize();
+      const std::vector<Span> reductions = member->communication.backend().timeline();
+      const std::vector<Span> passes = member->stream.backend().timeline();
       const auto is_slow = [](const Span& span) { return std::string(span.op) == "slow"; };
       const auto last_slow = std::find_if(passes.rbegin(), passes.rend(), is_slow);
       const auto first_reduction =
@@ -426,8 +459,12 @@ TEST_CASE("All ranks begin with rank 0's parameters and buffers", "[ddp][row74]"
     CHECK(group[rank].parameters.buffer_values().to_host() ==
           group[0].parameters.buffer_values().to_host());
   }
-  const Member first(0, seed_network(ModelKind::seed_bn), 1);
+  const Member first(0, seed_network(ModelKind::seed_bn), 1),
+      second(1, seed_network(ModelKind::seed_bn), 2);
   CHECK(group[0].weights() == first.weights());
+  CHECK(group[0].parameters.buffer_values().to_host() ==
+        first.parameters.buffer_values().to_host());
+  CHECK(second.parameters.buffer_values().to_host() != first.parameters.buffer_values().to_host());
 }
 
 TEST_CASE("The ranks' weights stay the same to the bit", "[ddp][row77]") {
@@ -438,6 +475,21 @@ TEST_CASE("The ranks' weights stay the same to the bit", "[ddp][row77]") {
       const Values first = group[0].weights();
       for (int rank = 1; rank < world_size; ++rank) REQUIRE(group[rank].weights() == first);
     }
+  }
+}
+
+TEST_CASE("A gradient that is not finite on one rank stops all of them in the same step",
+          "[ddp][row89]") {
+  Group group(3);
+  group.step(Samples(12, 1));
+  const Values good = group[0].weights();
+  Samples spoilt(12, 2);
+  spoilt.images[256 + 5] = std::numeric_limits<Real>::quiet_NaN();  // a pixel of rank 1's
+  group.step(spoilt);
+  group.step(Samples(12, 3));
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(group[rank].optimizer.health().to_host()[0].failed_step == 1);
+    CHECK(group[rank].weights() == good);
   }
 }
 
@@ -464,11 +516,11 @@ TEST_CASE("Running statistics are rank 0's at every forward", "[ddp][row87]") {
 TEST_CASE("A rank may evaluate alone", "[ddp][row88]") {
   Group group(2, seed_network(ModelKind::seed_bn));
   group.gradients(Samples(12));
-  Member& replica = group[0];
-  replica.context.facts.training = false;
-  const Tensor images = Tensor::from_host(replica.stream, {4, 16, 16, 1}, Samples(4).images);
-  const Values wrapped = replica.network->forward(images, replica.context).to_host();
-  CHECK(replica.ddp().inner().forward(images, replica.context).to_host() == wrapped);
+  Member& member = group[0];
+  member.context.facts.training = false;
+  const Tensor images = Tensor::from_host(member.stream, {4, 16, 16, 1}, Samples(4).images);
+  const Values wrapped = member.network->forward(images, member.context).to_host();
+  CHECK(member.ddp().inner().forward(images, member.context).to_host() == wrapped);
   CHECK(wrapped.size() == 40);
 }
 
@@ -525,6 +577,17 @@ TEST_CASE("A parameter without a gradient is named, or counts as zeros", "[ddp][
       CHECK(zeros == (p->name.starts_with("second") && !second_rank_has_it));
     }
   }
+}
+
+TEST_CASE("Where one rank alone leaves a layer out, both end with an error", "[ddp][row84]") {
+  Group group(2, forked(true, false));
+  CHECK_THAT(message_of<BadInput>([&] { group.gradients(Samples(8)); }),
+             ContainsSubstring("rank 1: no gradient of second.bias, second.weight"));
+  group.leave(1);  // as the process that this error ends
+  const auto begin = testing::Clock::now();
+  CHECK_THAT(message_of<PeerLost>([&] { group[0].stream.synchronize(); }),
+             ContainsSubstring("rank 0: collective "));
+  CHECK(testing::seconds_since(begin) < testing::kSoon);
 }
 
 TEST_CASE("Ranks with different networks are all told so", "[ddp][row85]") {
