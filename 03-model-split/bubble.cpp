@@ -13,6 +13,7 @@
 #include "common/app/options.h"
 #include "common/cli/option_parser.h"
 #include "common/cli/report.h"
+#include "common/cli/standard_streams.h"
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
@@ -187,6 +188,7 @@ void measure_all(const BubbleOptions& options) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
+  lockstep::hold_standard_streams();
   lockstep::report_uncaught_errors();
   lockstep::BubbleOptions options;
   lockstep::OptionParser parser("bubble",
@@ -201,4 +203,5 @@ int main(int argc, char** argv) {
   parser.add("--steps", options.steps, "steps of each pipeline", {1, 10000});
   parser.add("--metrics", options.metrics, "write the rows to this file, as JSON");
   if (parser.parse(argc, argv)) lockstep::measure_all(options);
+  lockstep::require_printed();
 }

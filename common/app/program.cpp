@@ -1,30 +1,10 @@
 #include "common/app/program.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-
 #include "common/app/verdict.h"
 #include "common/cli/report.h"
-#include "common/core/error.h"
+#include "common/cli/standard_streams.h"
 
 namespace lockstep {
-
-namespace {
-
-/// A closed stdin, stdout or stderr would be taken for the next file or connection that is opened,
-/// which would then get what is printed. What holds their places cannot be written to: that is an
-/// error as before.
-void hold_standard_streams() {
-  int fd = 0;
-  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDONLY);
-  if (fd >= 0) ::close(fd);
-}
-
-}  // namespace
 
 int run_program(const StageInfo& stage, int argc, const char* const* argv,
                 const std::function<void(const Options&)>& train) {
@@ -43,7 +23,7 @@ int run_program(const StageInfo& stage, int argc, const char* const* argv,
       train(line->options);
     }
   }
-  if (std::fflush(stdout) != 0) fail<EnvironmentError>("stdout: {}", std::strerror(errno));
+  require_printed();
   return status;
 }
 
