@@ -1,5 +1,6 @@
 #include "04-ddp/all_reduce.h"
 
+#include "common/comm/ring_part.h"
 #include "common/core/error.h"
 #include "common/kernels/kernels.h"
 
@@ -68,10 +69,8 @@ void AllReduce::naive(const Tensor& x) {
 // --- What both are made of -----------------------------------------------------------------------
 
 Tensor AllReduce::part(const Tensor& x, int number) const {
-  const int64_t ranks = ranks_.world_size();
-  const int64_t p = ((number % ranks) + ranks) % ranks;
-  const int64_t begin = x.elements() * p / ranks, end = x.elements() * (p + 1) / ranks;
-  return x.range(begin, {end - begin});
+  const RingPart part = ring_part(x.elements(), number, ranks_.world_size());
+  return x.range(part.first, {part.count});
 }
 
 Tensor AllReduce::scratch(int64_t count) {

@@ -116,12 +116,14 @@ void DistributedDataParallel::reduce_complete_buckets() {
 }
 
 void DistributedDataParallel::reduce(const Bucket& bucket) {
-  // From its first to its last gradient: they lie side by side, with gaps that hold zeros.
+  // From its first to its last gradient: they lie side by side, with gaps that hold zeros. Behind
+  // the very last one lies the loss.
   const Tensor &first = in_order_[bucket.parameters.front()]->grad,
                &last = in_order_[bucket.parameters.back()]->grad;
-  const Tensor& all = parameters_.gradients();
+  const Tensor& all = parameters_.gradients_and_loss();
   const int64_t begin = first.data() - all.data();
-  const int64_t end = last.data() - all.data() + last.elements();
+  const int64_t end =
+      next_ + 1 == buckets_.size() ? all.elements() : last.data() - all.data() + last.elements();
   average_gradients(all.range(begin, {end - begin}));
 }
 

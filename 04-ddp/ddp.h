@@ -1,13 +1,13 @@
 #pragma once
 // DistributedDataParallel: one process per device, gradients reduced while backward still runs.
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "04-ddp/buckets.h"
 #include "04-ddp/replica.h"
+#include "common/comm/process/process_group.h"
 
 namespace lockstep {
 
@@ -21,9 +21,6 @@ struct DdpOptions {
   /// A parameter without a gradient counts as zeros instead of as a mistake.
   bool find_unused_parameters = false;
 };
-
-/// Gets this rank's text, returns all ranks' by rank.
-using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
 
 /// A replica whose gradients are reduced in buckets while backward still runs. Mirrors
 /// torch.nn.parallel.DistributedDataParallel.

@@ -103,9 +103,8 @@ std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,
     return std::make_unique<ManualDdp>(std::move(network), parameters, ranks, communication,
                                        ddp.all_reduce);
   }
-  const auto exchange = [&](const std::string& mine) { return group.exchange(mine); };
-  return std::make_unique<DistributedDataParallel>(std::move(network), parameters, ranks, exchange,
-                                                   communication, ddp);
+  return std::make_unique<DistributedDataParallel>(std::move(network), parameters, ranks,
+                                                   group.exchanger(), communication, ddp);
 }
 
 std::string batch_line(const Options& options, const DdpStageOptions& own,
@@ -113,9 +112,9 @@ std::string batch_line(const Options& options, const DdpStageOptions& own,
   const int world_size = group.world_size();
   const int64_t largest = (options.batch_size + world_size - 1) / world_size;
   return fmt::format(
-      "{} ranks over {}: global batch {} = {} ranks x at most {} samples{}; learning rate {}",
-      world_size, group.backend(), options.batch_size, world_size, largest,
-      own.accumulate > 1 ? fmt::format(" in {} micro-batches", own.accumulate) : "",
+      "{} rank{} over {}: global batch {} = {} x at most {} samples{}; learning rate {}",
+      world_size, world_size == 1 ? "" : "s", group.backend(), options.batch_size, world_size,
+      largest, own.accumulate > 1 ? fmt::format(" in {} micro-batches", own.accumulate) : "",
       options.schedule(1).base);
 }
 
@@ -133,10 +132,10 @@ void report(Replica& replica, const FlatParameters& parameters, int world_size, 
            {{"compute", times.compute},
             {"communication", times.communication},
             {"exposed_communication", times.exposed}});
-  log.note(
-      "bytes per step",
-      fmt::format("{:.0f} sent by rank 0, 2(W-1)/W times the model is {:.0f}", sent, predicted),
-      "bytes_per_step", {{"sent", sent}, {"predicted", predicted}});
+  log.note("bytes per step",
+           fmt::format("{:.0f} of gradients sent by rank 0, 2(W-1)/W times the model is {:.0f}",
+                       sent, predicted),
+           "bytes_per_step", {{"sent", sent}, {"predicted", predicted}});
 }
 
 }  // namespace lockstep

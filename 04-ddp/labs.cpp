@@ -15,7 +15,6 @@
 #include "04-ddp/join.h"
 #include "common/app/feeder.h"
 #include "common/app/rank_options.h"
-#include "common/cli/report.h"
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
@@ -83,9 +82,8 @@ struct SmallTraining {
   }
 
   void wrap() {
-    const auto exchange = [this](const std::string& mine) { return group.exchange(mine); };
-    auto wrapped = std::make_unique<DistributedDataParallel>(std::move(model.network), parameters,
-                                                             ranks, exchange, communication);
+    auto wrapped = std::make_unique<DistributedDataParallel>(
+        std::move(model.network), parameters, ranks, group.exchanger(), communication);
     ddp = wrapped.get();
     model.network = std::move(wrapped);
   }
@@ -168,7 +166,7 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
   fmt::print("rank {} has {} batches\n", group.rank(), mine);
   std::fflush(stdout);
   if (how == Uneven::detected) {
-    require_even_inputs(mine, [&](const std::string& text) { return group.exchange(text); });
+    require_even_inputs(mine, group.exchanger());
   }
   Join join(training.ranks, training.stream);
   for (int64_t step = 0; how == Uneven::joined || step < mine; ++step) {
@@ -193,8 +191,7 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
 constexpr std::array kLabs{"forgotten-set-epoch", "rank-conditional-collective", "summed-gradients",
                            "uneven-batches", "uneven-batches-detected"};
 
-void run(const std::string& lab, bool fixed, const RankOptions& rank_options) {
-  ProcessGroup& group = init_process_group(rank_options.process_group());
+void run(const std::string& lab, bool fixed, ProcessGroup& group) {
   if (lab == "forgotten-set-epoch") {
     forgotten_set_epoch(group, fixed);
   } else if (lab == "rank-conditional-collective") {
@@ -205,7 +202,6 @@ void run(const std::string& lab, bool fixed, const RankOptions& rank_options) {
     const bool detected = lab == "uneven-batches-detected";
     uneven_batches(group, fixed ? Uneven::joined : detected ? Uneven::detected : Uneven::unnoticed);
   }
-  destroy_process_group();
 }
 
 }  // namespace
@@ -213,7 +209,6 @@ void run(const std::string& lab, bool fixed, const RankOptions& rank_options) {
 
 int main(int argc, char** argv) {
   using namespace lockstep;
-  report_uncaught_errors();
   std::string lab;
   bool fixed = false;
   RankOptions ranks;
@@ -226,9 +221,6 @@ int main(int argc, char** argv) {
     require(std::count(kLabs.begin(), kLabs.end(), lab) == 1, "lab: found '{}', expected one of {}",
             lab, fmt::join(kLabs, ", "));
   });
-  if (!parser.parse(argc, argv)) return 0;
-  Options two_ranks;
-  two_ranks.devices = "cpu:0,cpu:1";
-  if (const std::optional<int> status = ranks.start_ranks(two_ranks)) return *status;
-  run(lab, fixed, ranks);
+  return run_ranks(parser, argc, argv, ranks, "cpu:0,cpu:1",
+                   [&](ProcessGroup& group) { run(lab, fixed, group); });
 }

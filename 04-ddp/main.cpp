@@ -11,7 +11,6 @@
 #include "common/app/program.h"
 #include "common/app/training_log.h"
 #include "common/app/weights_file.h"
-#include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
 
@@ -34,12 +33,10 @@ void train_step(Model& model, Replica& replica, const ClipByNorm& clip, const Sg
     const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
     model.loss->forward(scores, part.labels, loss, context);
     const Tensor slope = model.loss->backward(part.labels, context);
-    if (context.facts.last_contribution) replica.average_loss(loss);
     model.network->backward(slope, context);
   }
   if (parts.empty()) {  // the batch is smaller than the world
     feeder.feed_facts(batch, {}, facts, context);
-    replica.average_loss(loss);
     replica.take_part_without_samples();
   }
   clip();
@@ -57,8 +54,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   require_same_settings(group, options, own, data);
 
   // This rank's device, and the streams on which everything happens in order.
-  const DeviceId id = device_of_rank(options, group);
-  const std::unique_ptr<Device> device = open_device(id, options.device_options());
+  const std::unique_ptr<Device> device = open_device_of_rank(options, own.ranks, group);
   Communicator& ranks = group.connect(*device);
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");
@@ -68,7 +64,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   Model model = make_model(options.model_options(data.train));
   const FlatParameters parameters(*model.network, stream);
   initialize(parameters, options.initializer(), options.seed);
-  if (!options.load.empty()) load_weights(options.load, *model.network);
+  if (!options.load.empty() && rank == 0) load_weights(options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
   std::unique_ptr<Replica> wrapped =
@@ -83,10 +79,9 @@ void train(const Options& options, const DdpStageOptions& own) {
   const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
   Feeder feeder(stream, data.train);
   Context context(stream);
-  const Tensor loss = Tensor::empty(stream, {1});
-  const auto exchange = [&](const std::string& mine) { return group.exchange(mine); };
+  const Tensor loss = replica.loss();  // averaged as the gradients are
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(), steps_per_epoch,
-                  {rank, exchange});
+                  {rank, group.exchanger()});
   log.start(data.train, data.test, parameters.count());
   log.say(batch_line(options, own, group));
 

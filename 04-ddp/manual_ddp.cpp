@@ -29,6 +29,7 @@ void ManualDdp::take_part_without_samples() {
 
 void ManualDdp::average_all() {
   for (const Parameter* p : parameters_.parameters()) average_gradients(p->grad);
+  average_gradients(loss());
   finish_reduction();
 }
 

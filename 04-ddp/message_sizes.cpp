@@ -12,9 +12,7 @@
 #include "04-ddp/all_reduce.h"
 #include "common/app/json_file.h"
 #include "common/app/rank_options.h"
-#include "common/cli/report.h"
 #include "common/core/error.h"
-#include "common/kernels/devices.h"
 
 namespace lockstep {
 namespace {
@@ -61,11 +59,10 @@ double median_seconds(AllReduce& all_reduce, Communicator& ranks, Stream stream,
   return seconds[size_t(rounds / 2)];
 }
 
-void measure(const SizesOptions& options) {
-  ProcessGroup& group = init_process_group(options.ranks.process_group());
+void measure(const SizesOptions& options, ProcessGroup& group) {
   Options common;
   common.devices = options.devices;
-  const std::unique_ptr<Device> device = open_device(device_of_rank(common, group), {});
+  const std::unique_ptr<Device> device = open_device_of_rank(common, options.ranks, group);
   Communicator& ranks = group.connect(*device);
   const Stream stream = device->create_stream("communication");
   nlohmann::json rows = nlohmann::json::array();
@@ -92,7 +89,6 @@ void measure(const SizesOptions& options) {
     }
   }
   if (group.rank() == 0 && !options.metrics.empty()) write_json(options.metrics, rows);
-  destroy_process_group();
 }
 
 }  // namespace
@@ -100,13 +96,9 @@ void measure(const SizesOptions& options) {
 
 int main(int argc, char** argv) {
   using namespace lockstep;
-  report_uncaught_errors();
   SizesOptions options;
   OptionParser parser("message-sizes", "Measures all-reduces over message sizes.");
   options.add_to(parser);
-  if (!parser.parse(argc, argv)) return 0;
-  Options common;
-  common.devices = options.devices;
-  if (const std::optional<int> status = options.ranks.start_ranks(common)) return *status;
-  measure(options);
+  return run_ranks(parser, argc, argv, options.ranks, options.devices,
+                   [&](ProcessGroup& group) { measure(options, group); });
 }

@@ -38,14 +38,6 @@ Tensor Replica::forward(const Tensor& x, Context& context) {
   return module_.forward(x, context);
 }
 
-void Replica::average_loss(const Tensor& loss) {
-  broadcast_buffers();  // a rank without samples has had no forward: the order is everybody's
-  communication_.wait(passes_.record());
-  communication_times_.start();
-  ranks_.all_reduce(communication_, loss, Reduction::average);
-  communication_times_.end("communication");
-}
-
 void Replica::average_gradients(const Tensor& gradients) {
   communication_.wait(passes_.record());  // they are complete
   communication_times_.start();
@@ -66,16 +58,10 @@ void Replica::finish_reduction() {
 }
 
 StepTimes Replica::times(int64_t steps) {
-  StepTimes times;
-  for (PhaseTimer* timer : {&pass_times_, &communication_times_}) {
-    for (const auto& [name, seconds] : timer->totals()) {
-      double& place = name == "compute"   ? times.compute
-                      : name == "exposed" ? times.exposed
-                                          : times.communication;
-      place = seconds / double(std::max<int64_t>(steps, 1));
-    }
-  }
-  return times;
+  const double share = 1.0 / double(std::max<int64_t>(steps, 1));
+  return {.compute = share * pass_times_.total("compute"),
+          .communication = share * communication_times_.total("communication"),
+          .exposed = share * pass_times_.total("exposed")};
 }
 
 }  // namespace lockstep

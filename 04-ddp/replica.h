@@ -34,9 +34,9 @@ class Replica : public Module {
   /// communication.
   virtual void take_part_without_samples() = 0;
 
-  /// This rank's loss, [1], becomes the mean over the global batch, while backward runs: it is
-  /// there when the gradients are.
-  void average_loss(const Tensor& loss);
+  /// [1], for this rank's loss: becomes the mean over the global batch as the gradients do, with
+  /// the last of which it travels. A message of its own would cost more than its four bytes.
+  Tensor loss() const { return parameters_.loss(); }
   /// Running statistics become rank 0's, where a pass has changed them.
   void broadcast_buffers();
 

@@ -41,6 +41,13 @@ const std::vector<std::pair<std::string, double>>& PhaseTimer::totals() {
   return totals_;
 }
 
+double PhaseTimer::total(std::string_view name) {
+  for (const auto& [phase, seconds] : totals()) {
+    if (phase == name) return seconds;
+  }
+  return 0;
+}
+
 void PhaseTimer::restart() {
   settle();
   totals_.clear();

@@ -4,6 +4,7 @@
 #include <deque>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,8 @@ class PhaseTimer {
   /// Name and seconds of every phase over all series, in the order in which they first came.
   /// Settles.
   const std::vector<std::pair<std::string, double>>& totals();
+  /// Seconds of the phase of that name; 0 if there was none. Settles.
+  double total(std::string_view name);
   /// The same per step, for a summary and for --metrics: "forward 1.14, backward 1.55" in
   /// milliseconds, {"forward": 0.00114, ...} in seconds.
   std::string milliseconds_text(int64_t steps);

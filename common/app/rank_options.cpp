@@ -1,10 +1,16 @@
 #include "common/app/rank_options.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
+#include "common/app/cores.h"
+#include "common/cli/report.h"
+#include "common/cli/standard_streams.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "common/launch/launcher.h"
@@ -16,8 +22,23 @@ std::optional<int> if_given(int number) {
   return number < 0 ? std::nullopt : std::optional<int>(number);
 }
 
+/// A word of a command as a shell wants it.
+std::string quoted(const std::string& word) {
+  const auto harmless = [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::strchr("_./:=,+@%-", c) != nullptr;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), harmless)) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
 /// The command line for people, and for errors that propose one.
-std::string typed() { return fmt::format("{}", fmt::join(own_command_line(), " ")); }
+std::string typed() {
+  std::vector<std::string> words = own_command_line();
+  std::transform(words.begin(), words.end(), words.begin(), quoted);
+  return fmt::format("{}", fmt::join(words, " "));
+}
 
 }  // namespace
 
@@ -32,10 +53,11 @@ void RankOptions::add_to(OptionParser& parser) {
   parser.add("--backend", backend, "what connects the ranks: nccl, gloo, ring (our own), or auto");
   parser.add("--init-method", init_method,
              "where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT");
-  parser.add("--rank", rank, "this process's rank; -1: the launcher says it");
-  parser.add("--world-size", world_size, "number of ranks; -1: the launcher says it");
+  parser.add("--rank", rank, "this process's rank, where no launcher says it");
+  parser.add("--world-size", world_size, "number of ranks, where no launcher says it");
   parser.add("--local_rank,--local-rank", local_rank,
-             "rank among those of this host; -1: the launcher says it");
+             "rank among those of this host, where no launcher says it");
+  parser.add_flag("--no-bind", no_bind, "let ranks on CPU devices move between all cores");
   parser.add("--timeout", timeout, "seconds until a silent rank is given up", {0.1, 86400});
   parser.check_afterwards([this, &parser] {
     for (const auto& [name, value] :
@@ -80,9 +102,30 @@ ProcessGroupOptions RankOptions::process_group() const {
           .program = typed()};
 }
 
-DeviceId device_of_rank(const Options& options, const ProcessGroup& group) {
-  return group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
-                                                 : parse_devices(options.devices));
+int run_ranks(OptionParser& parser, int argc, const char* const* argv, const RankOptions& ranks,
+              const std::string& devices, const std::function<void(ProcessGroup&)>& work) {
+  hold_standard_streams();
+  report_uncaught_errors();
+  if (!parser.parse(argc, argv)) return 0;
+  Options options;
+  options.devices = devices;
+  if (const std::optional<int> status = ranks.start_ranks(options)) return *status;
+  work(init_process_group(ranks.process_group()));
+  destroy_process_group();
+  require_printed();
+  return 0;
+}
+
+std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
+                                            const ProcessGroup& group) {
+  const DeviceId id =
+      group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
+                                              : parse_devices(options.devices));
+  if (id.kind == DeviceId::Kind::cpu && !ranks.no_bind) {
+    bind_to_share_of_cores(group.local_rank(), group.local_world_size(),
+                           options.threads_per_device);
+  }
+  return open_device(id, options.device_options());
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #pragma once
 // Options of a program that is one rank of several, and what starts the others where nobody did.
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ struct RankOptions {
   std::string init_method = "env://";               // or tcp://HOST:PORT
   int rank = -1, world_size = -1, local_rank = -1;  // -1: not given
   double timeout = 300;                             // seconds
+  bool no_bind = false;
 
   void add_to(OptionParser& parser);
 
@@ -28,12 +30,24 @@ struct RankOptions {
   LaunchInput launch_input() const;
 };
 
+/// What main() of a small program of several ranks does: parses the command line, starts the ranks
+/// if nobody did, one per device of `devices` (as --devices), and calls `work` in each of them.
+/// Returns the exit status.
+int run_ranks(OptionParser& parser, int argc, const char* const* argv, const RankOptions& ranks,
+              const std::string& devices, const std::function<void(ProcessGroup&)>& work);
+
 /// This process's command line, word by word.
 std::vector<std::string> own_command_line();
 
-/// The device of this rank: of those that --devices names for its host the one with its local rank;
-/// by default GPU number local_rank, or where there is none a CPU device. Throws BadInput if fewer
-/// are named.
-DeviceId device_of_rank(const Options& options, const ProcessGroup& group);
+/// Opens the device of this rank: of those that --devices names for its host the one with its local
+/// rank; by default GPU number local_rank, or where there is none a CPU device. Throws BadInput if
+/// fewer are named.
+///
+/// A CPU device's process keeps from now on to its share of the host's cores, if that is enough for
+/// the device's threads: else the threads of one rank that exchange data would push another rank's
+/// computing from core to core. So does mpirun --bind-to core; not with --no-bind. To be called
+/// before there are threads to be bound.
+std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
+                                            const ProcessGroup& group);
 
 }  // namespace lockstep

@@ -12,15 +12,14 @@
 #include "common/app/evaluate.h"
 #include "common/app/options.h"
 #include "common/app/step_reports.h"
+#include "common/comm/process/process_group.h"
 
 namespace lockstep {
 
 /// The ranks of a run, where it is several processes: what happens on all is said by one.
 struct RunRanks {
   int rank = 0;
-  /// Gets this rank's text, returns all ranks' by rank; the same calls on all ranks. Empty: one
-  /// process.
-  std::function<std::vector<std::string>(const std::string& mine)> exchange{};
+  ExchangeTexts exchange{};  // empty: one process
 };
 
 /// Follows a training run. Prints lines as PyTorch's MNIST example does:
@@ -103,7 +102,7 @@ class TrainingLog {
   std::deque<Line> lines_;  // of the outstanding reports
 
   int64_t epoch_ = 0, steps_ = 0, samples_seen_ = 0;
-  Clock::time_point epoch_begin_, last_report_;
+  Clock::time_point epoch_begin_;
   double startup_seconds_ = 0;
   std::vector<double> losses_, step_seconds_, epoch_seconds_;
   std::vector<Evaluation> evaluations_;

@@ -17,9 +17,10 @@ FlatParameters::FlatParameters(Module& module, Stream stream)
   int64_t total = 0;
   for (const Parameter* p : parameters_) total += padded(p->shape.elements());
   values_ = Tensor::empty(stream, {total});
-  gradients_ = Tensor::empty(stream, {total});
+  gradients_and_loss_ = Tensor::empty(stream, {total + 1});
+  gradients_ = gradients_and_loss_.range(0, {total});
   stream.kernels().fill(stream, 0, values_);
-  zero_gradients();
+  stream.kernels().fill(stream, 0, gradients_and_loss_);
   int64_t at = 0;
   for (auto p = parameters_.rbegin(); p != parameters_.rend(); ++p) {
     (*p)->value = values_.range(at, (*p)->shape);

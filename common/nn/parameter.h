@@ -53,8 +53,11 @@ class FlatParameters {
   FlatParameters(Module& module, Stream stream);
 
   Stream stream() const { return values_.home(); }
-  const Tensor& values() const { return values_; }                // [elements, gaps included]
-  const Tensor& gradients() const { return gradients_; }          // the same layout
+  const Tensor& values() const { return values_; }        // [elements, gaps included]
+  const Tensor& gradients() const { return gradients_; }  // the same layout
+  /// The same memory and, behind the gradients, one number more: a loss that goes where they go.
+  const Tensor& gradients_and_loss() const { return gradients_and_loss_; }
+  Tensor loss() const { return gradients_and_loss_.range(gradients_.elements(), {1}); }
   const Tensor& buffer_values() const { return buffer_values_; }  // running statistics, likewise
   const std::vector<Parameter*>& parameters() const { return parameters_; }  // registration order
   const std::vector<ModelBuffer*>& buffers() const { return buffers_; }
@@ -65,7 +68,7 @@ class FlatParameters {
  private:
   std::vector<Parameter*> parameters_;
   std::vector<ModelBuffer*> buffers_;
-  Tensor values_, gradients_, buffer_values_;
+  Tensor values_, gradients_and_loss_, gradients_, buffer_values_;
 };
 
 }  // namespace lockstep

@@ -253,6 +253,26 @@ TEST_CASE("A rank's closed stdout is an error, and never one of its connections"
   CHECK(jobs.processes() == Words{});
 }
 
+TEST_CASE("A lab's closed stdout is an error, too", "[faults][ddp]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(
+      {"sh", "-c", "exec \"$0\" \"$@\" >&-", build_dir() + "/04-ddp/labs", "summed-gradients"});
+  INFO(story(run));
+  CHECK(run.status != 0);
+  CHECK_THAT(run.err, ContainsSubstring("what was printed is lost"));
+  CHECK(jobs.processes() == Words{});
+}
+
+TEST_CASE("A proposed command can be pasted as it stands", "[faults][ddp]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(Words{
+      "env", "OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_LOCAL_RANK=0",
+      "OMPI_COMM_WORLD_LOCAL_SIZE=2", ddp(), "--data", "two words", "--save", "it's"});
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("--data 'two words' --save 'it'\\''s'"));
+}
+
 TEST_CASE("A local rank needs a device of its own", "[faults][ddp][row66]") {
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(

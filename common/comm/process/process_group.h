@@ -2,6 +2,7 @@
 // One process per device: how the processes of a job become ranks that know each other. Mirrors
 // torch.distributed.
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,9 @@
 #include "common/core/device.h"
 
 namespace lockstep {
+
+/// Gets this rank's text, returns all ranks' by rank. All ranks make the same calls.
+using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
 
 struct ProcessGroupOptions {
   /// "nccl", "gloo" or "ring"; empty: what is best for the ranks' devices (backend_choice.h).
@@ -63,6 +67,10 @@ class ProcessGroup {
   /// for what is rare, or has to work without a connection.
   /// All ranks' texts, by rank. Throws PeerLost naming the ranks that did not come.
   std::vector<std::string> exchange(const std::string& mine);
+  /// exchange() for whoever has to know no more of the group. The group must outlive it.
+  ExchangeTexts exchanger() {
+    return [this](const std::string& mine) { return exchange(mine); };
+  }
   /// Returns when all have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come within
   /// 300 s". What streams have queued may still run (Communicator::barrier).
   void barrier();

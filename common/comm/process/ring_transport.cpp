@@ -16,6 +16,7 @@
 
 #include "common/comm/process/element_types.h"
 #include "common/comm/process/tcp_mesh.h"
+#include "common/comm/ring_part.h"
 #include "common/core/error.h"
 
 namespace lockstep {
@@ -59,15 +60,7 @@ class RingTransport final : public HostTransport {
   }
 
  private:
-  /// Part p of `count` numbers: one of W of nearly equal length; p counts round the ring.
-  struct Part {
-    int64_t first, count;
-  };
-  Part part(int64_t count, int p) const {
-    const int64_t place = ((p % ranks_) + ranks_) % ranks_;
-    const int64_t first = count * place / ranks_;
-    return {first, count * (place + 1) / ranks_ - first};
-  }
+  RingPart part(int64_t count, int number) const { return ring_part(count, number, ranks_); }
   int right() const { return (me_ + 1) % ranks_; }
   int left() const { return (me_ + ranks_ - 1) % ranks_; }
 
@@ -126,10 +119,10 @@ class RingTransport final : public HostTransport {
     for (std::vector<std::byte>& memory : scratch_) memory.resize(std::max(memory.size(), room));
     T* sum = reinterpret_cast<T*>(scratch_[0].data());
     T* coming = reinterpret_cast<T*>(scratch_[1].data());
-    const Part begin = part(count, me_ - 1);
+    const RingPart begin = part(count, me_ - 1);
     std::copy_n(x + begin.first, begin.count, sum);
     for (int step = 0; step < ranks_ - 1; ++step) {
-      const Part out = part(count, me_ - step - 1), in = part(count, me_ - step - 2);
+      const RingPart out = part(count, me_ - step - 1), in = part(count, me_ - step - 2);
       mesh_->exchange(right(), bytes_at(sum, out.count), left(), bytes_at(coming, in.count),
                       timeout_);
       for (int64_t i = 0; i < in.count; ++i) coming[i] += x[in.first + i];
@@ -143,7 +136,7 @@ class RingTransport final : public HostTransport {
   template <class T>
   void gather_parts(T* x, int64_t count) {
     for (int step = 0; step < ranks_ - 1; ++step) {
-      const Part out = part(count, me_ - step), in = part(count, me_ - step - 1);
+      const RingPart out = part(count, me_ - step), in = part(count, me_ - step - 1);
       mesh_->exchange(right(), bytes_at(x + out.first, out.count), left(),
                       bytes_at(x + in.first, in.count), timeout_);
     }
@@ -160,14 +153,14 @@ class RingTransport final : public HostTransport {
   template <class T>
   void reduce(T* x, int64_t count, const Call& call) {
     const T* sum = reduce_parts(x, count, call.reduction);
-    const Part own = part(count, me_);
+    const RingPart own = part(count, me_);
     if (me_ != call.peer) {
       return mesh_->send(call.peer, std::as_bytes(std::span(sum, static_cast<size_t>(own.count))),
                          timeout_);
     }
     std::copy_n(sum, own.count, x + own.first);
     for (int other = 0; other < ranks_; ++other) {
-      const Part in = part(count, other);
+      const RingPart in = part(count, other);
       if (other != me_) mesh_->receive(other, bytes_at(x + in.first, in.count), timeout_);
     }
   }

@@ -1,0 +1,21 @@
+#pragma once
+// How a ring divides what goes round it.
+
+#include <cstdint>
+
+namespace lockstep {
+
+/// Numbers `first` to `first + count - 1` of a message.
+struct RingPart {
+  int64_t first, count;
+};
+
+/// Part `number` of a message of `count` numbers, cut into one of nearly equal length for each of
+/// `ranks` ranks. Parts are counted round the ring: number -1 is the last one.
+inline RingPart ring_part(int64_t count, int number, int ranks) {
+  const int64_t place = ((number % ranks) + ranks) % ranks;
+  const int64_t first = count * place / ranks;
+  return {first, count * (place + 1) / ranks - first};
+}
+
+}  // namespace lockstep
