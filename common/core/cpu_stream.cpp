@@ -21,7 +21,8 @@ constexpr bool kPoll = true;  // a futex word would be a second edge between the
 constexpr bool kPoll = false;
 #endif
 
-constexpr int kSpins = 2000;  // about 40 us: waking a halted core costs more than that
+constexpr int64_t kSpinNs = 50'000;  // waking a halted core costs more than that
+constexpr int kLooks = 16;           // between two offers of the core to others
 constexpr std::align_val_t kAlignment{64};
 
 /// Tells the core that this is a spin loop.
@@ -37,12 +38,15 @@ int64_t now_ns() {
       .count();
 }
 
-/// Returns when `ready()` holds: spins briefly, then sleeps until `signal` moves.
+/// Returns when `ready()` holds: spins briefly, then sleeps until `signal` moves. Where there are
+/// more threads than cores, what it waits for may have to run on this one: it gets it.
 template <class Ready>
 void spin_then_sleep(std::atomic<int>& signal, Ready ready) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (ready()) return;
-    relax();
+  for (const int64_t begin = now_ns(); now_ns() - begin < kSpinNs; std::this_thread::yield()) {
+    for (int i = 0; i < kLooks; ++i) {
+      if (ready()) return;
+      relax();
+    }
   }
   while (true) {
     const int seen = kPoll ? 0 : signal.load(std::memory_order_seq_cst);

@@ -1,10 +1,17 @@
 #include "common/comm/process/transfer.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 namespace lockstep {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// So long the next bytes are looked for before the thread sleeps: to be woken takes longer.
+constexpr std::chrono::microseconds kSpin{50};
 
 size_t move_some(const Sending& message) { return message.socket->send_some(message.bytes); }
 size_t move_some(const Receiving& message) { return message.socket->receive_some(message.bytes); }
@@ -65,6 +72,7 @@ void transfer(std::span<const Sending> out, std::span<const Receiving> in, const
               const WakeUp* cancelled) {
   Direction<Sending> sending(out);
   Direction<Receiving> receiving(in);
+  Clock::time_point moved = Clock::now();
   while (true) {
     const bool sent = sending.move(), received = receiving.move();
     if (sending.done() && receiving.done()) return;
@@ -72,7 +80,11 @@ void transfer(std::span<const Sending> out, std::span<const Receiving> in, const
       if (!receiving.done()) receiving.fail_late(deadline, "", " came");
       sending.fail_late(deadline, "it took ", "");
     }
-    if (sent || received) continue;
+    if (sent || received) moved = Clock::now();
+    if (Clock::now() - moved < kSpin) {
+      std::this_thread::yield();
+      continue;
+    }
     std::vector<pollfd> entries{{cancelled != nullptr ? cancelled->fd() : -1, POLLIN, 0}};
     sending.add_to(entries, POLLOUT);
     receiving.add_to(entries, POLLIN);
