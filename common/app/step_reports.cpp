@@ -1,5 +1,7 @@
 #include "common/app/step_reports.h"
 
+#include <utility>
+
 #include "common/core/device.h"
 #include "common/core/error.h"
 
@@ -34,7 +36,9 @@ std::optional<StepReport> StepReports::take(size_t keep) {
   const Pending oldest = pending_.front();
   for (const Event& event : oldest.arrived) event.synchronize();
   pending_.pop_front();
-  StepReport report{oldest.step, double(*oldest.loss), -1};
+  const Event behind = oldest.arrived.front();
+  const double seconds = behind.seconds_since(*std::exchange(last_, behind));
+  StepReport report{oldest.step, double(*oldest.loss), -1, seconds};
   for (const Health& health : oldest.healths) {  // the earliest step that failed anywhere
     const int64_t failed = health.failed_step;
     if (failed >= 0 && (report.failed_step < 0 || failed < report.failed_step)) {

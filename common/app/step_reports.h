@@ -17,19 +17,23 @@ struct StepReport {
   int64_t step;
   double loss;          // mean over the global batch, before the update
   int64_t failed_step;  // -1, or the step whose loss or gradient was not finite
+  double seconds;       // from the step before it, or the epoch's begin, by the device's clock
 };
 
 /// Copies each step's loss and health to the host without stopping the device: while the host waits
 /// for step s, step s + 1 is already queued behind it.
 class StepReports {
  public:
-  /// Keeps what arrives in host memory of `stream`'s device.
+  /// Keeps what arrives in host memory of `stream`'s device. The host's clock would not do for the
+  /// times: on a busy machine it is woken when the machine likes.
   explicit StepReports(Stream stream);
 
-  /// Enqueues the report of `step`, whose loss stands in loss[0]. A model on several devices has a
-  /// health on each; their number never changes.
+  /// The next step's time begins where the stream is now.
+  void begin_epoch() { last_ = stream_.record(); }
+  /// Enqueues the report of `step`, whose loss stands in loss[0], of the same stream. A model on
+  /// several devices has a health on each; their number never changes.
   void push(int64_t step, const Tensor& loss, const std::vector<HealthTensor>& healths);
-  /// The oldest report, if more than `keep` are outstanding; waits for it.
+  /// After begin_epoch(): the oldest report, if more than `keep` are outstanding; waits for it.
   std::optional<StepReport> take(size_t keep);
 
  private:
@@ -44,6 +48,7 @@ class StepReports {
   std::shared_ptr<void> losses_, healths_;  // [kCells] Real, [kCells, number] Health
   size_t next_ = 0;
   std::deque<Pending> pending_;
+  std::optional<Event> last_;  // behind the step whose report was taken last
 };
 
 }  // namespace lockstep

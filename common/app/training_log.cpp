@@ -77,7 +77,8 @@ void TrainingLog::begin_epoch(int64_t epoch) {
   if (steps_ == 0) startup_seconds_ = seconds_since_start();
   samples_seen_ = 0;
   for (Device* device : devices_) device->memory().reset_peak();  // of what came before training
-  epoch_begin_ = last_report_ = Clock::now();
+  epoch_begin_ = Clock::now();
+  reports_.begin_epoch();
 }
 
 void TrainingLog::step(int64_t batch, int64_t size, const Tensor& loss,
@@ -91,9 +92,7 @@ void TrainingLog::step(int64_t batch, int64_t size, const Tensor& loss,
 
 void TrainingLog::receive(size_t keep) {
   while (const std::optional<StepReport> report = reports_.take(keep)) {
-    const Clock::time_point now = Clock::now();
-    step_seconds_.push_back(seconds_between(last_report_, now));
-    last_report_ = now;
+    step_seconds_.push_back(report->seconds);
     const Line line = lines_.front();
     lines_.pop_front();
     if (report->failed_step >= 0) {

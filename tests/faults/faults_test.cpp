@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
+#include <numeric>
 #include <regex>
 #include <set>
 
@@ -489,7 +491,12 @@ TEST_CASE("--metrics holds one object with everything", "[faults]") {
   CHECK(metrics.at("config").at("data") == "synthetic:64:16");
   CHECK(metrics.at("steps") == 16);
   CHECK(metrics.at("epoch_seconds").size() == 2);
-  CHECK(metrics.at("step_seconds").size() == 16);
+  const std::vector<double> steps = metrics.at("step_seconds");
+  CHECK(steps.size() == 16);
+  const double all = std::accumulate(steps.begin(), steps.end(), 0.0);
+  const std::vector<double> epochs = metrics.at("epoch_seconds");
+  CHECK(all <= std::accumulate(epochs.begin(), epochs.end(), 0.0));
+  CHECK(*std::min_element(steps.begin(), steps.end()) > 0);
   CHECK(metrics.at("accuracy").size() == 2);
   CHECK(metrics.at("samples_per_second").get<double>() > 0);
   CHECK(metrics.at("startup_seconds").get<double>() > 0);
