@@ -52,12 +52,13 @@ Elements Elements::part(int64_t first, int64_t part_count) const {
 }
 
 std::string Call::text() const {
-  if (op == Op::barrier) return name_of(op);
-  std::string text = fmt::format("{} of {} {}", name_of(op), mine.count, name_of(mine.type));
+  std::string text = name_of(op);
+  if (op != Op::barrier) text += fmt::format(" of {} {}", mine.count, name_of(mine.type));
   if (reduces(op)) text += reduction == Reduction::sum ? ", sum" : ", average";
   if (has_root(op)) text += fmt::format(", root {}", peer);
   if (op == Op::send) text += fmt::format(" to rank {}", peer);
   if (op == Op::receive) text += fmt::format(" from rank {}", peer);
+  if (!label.empty()) text += " for " + label;
   return text;
 }
 
@@ -81,7 +82,8 @@ void Communicator::check(const Call& call) const {
           name_of(call.all.type));
 }
 
-void Communicator::check_and_issue(Stream stream, const Call& call) {
+void Communicator::check_and_issue(Stream stream, Call call) {
+  call.label = label_;
   check(call);
   issue(stream, call);
 }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/core/tensor.h"
@@ -51,9 +52,10 @@ struct Call {
   Elements all{};   // of all ranks, W times mine; where only the root has it, empty elsewhere
   int peer = 0;     // root, or the other side of send and receive
   Reduction reduction = Reduction::sum;
+  std::string label{};  // for whom it is, "bn1"; may be empty
 
   /// What must be the same on all ranks: "all_reduce of 87360 f32, sum", "broadcast of 10 i64, root
-  /// 0".
+  /// 0", "all_gather of 21 f32 for bn1".
   std::string text() const;
 };
 
@@ -100,15 +102,33 @@ class Communicator {
   virtual void open_group();
   virtual void close_group();
 
+  /// For whom the calls are from now on (CallLabel). Returns for whom they were.
+  std::string exchange_label(std::string label) { return std::exchange(label_, std::move(label)); }
+
  protected:
   Communicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
   virtual void issue(Stream stream, const Call& call) = 0;
 
  private:
   void check(const Call& call) const;
-  void check_and_issue(Stream stream, const Call& call);
+  void check_and_issue(Stream stream, Call call);
 
   int rank_, world_size_;
+  std::string label_;
+};
+
+/// The rank's calls within its lifetime are for `label`, a layer say: errors then name it.
+class CallLabel {
+ public:
+  CallLabel(Communicator& rank, std::string label)
+      : rank_(rank), before_(rank.exchange_label(std::move(label))) {}
+  ~CallLabel() { rank_.exchange_label(std::move(before_)); }
+  CallLabel(const CallLabel&) = delete;
+  CallLabel& operator=(const CallLabel&) = delete;
+
+ private:
+  Communicator& rank_;
+  std::string before_;
 };
 
 }  // namespace lockstep

@@ -128,7 +128,7 @@ void InProcessWorld::enqueue(const GroupCalls& calls) {
 
 void InProcessWorld::hold_meeting(const std::vector<IssuedCall>& members,
                                   const std::function<void()>& share) {
-  Meeting meeting{.group = recorder_.group()};
+  Meeting meeting{.group = recorder_.group(), .call = members[0].call};
   for (const IssuedCall& member : members) meeting.ranks.push_back(member.rank);
   meeting.arrived = meet(members);
   share();
@@ -173,11 +173,11 @@ void InProcessWorld::wait(double timeout_seconds) {
         if (first.arrived[i].done()) continue;
         missing.push_back(recorder_.rank_name(first.ranks[i]));
       }
-      give_up(fmt::format("group {} of collectives: {} within {} s", first.group,
-                          missing.empty()
-                              ? "all ranks came but did not finish"
-                              : fmt::format("{} did not come", fmt::join(missing, ", ")),
-                          timeout_seconds));
+      give_up(fmt::format(
+          "group {} of collectives ({}): {} within {} s", first.group, first.call.text(),
+          missing.empty() ? "all ranks came but did not finish"
+                          : fmt::format("{} did not come", fmt::join(missing, ", ")),
+          timeout_seconds));
     }
     settle_first();
   }

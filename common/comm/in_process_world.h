@@ -31,6 +31,7 @@ class InProcessWorld final : public LocalWorld {
   /// One collective or transfer that wait() has not seen done.
   struct Meeting {
     int64_t group;
+    Call call;  // of the first of its ranks
     std::vector<int> ranks{};
     std::vector<Event> arrived{}, finished{};  // of those ranks
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -17,20 +18,28 @@ namespace {
 constexpr double kRollCallSeconds = 2;
 constexpr const char* kRollCall = "roll call";
 
-/// A call as numbers, which travel with the transport that is there anyway.
-using Fingerprint = std::array<int64_t, 5>;
+/// A call as numbers, which travel with the transport that is there anyway: what it is, then its
+/// label, cut to the letters that fit.
+constexpr size_t kFacts = 5, kLabelWords = 4;
+using Fingerprint = std::array<int64_t, kFacts + kLabelWords>;
 
 Fingerprint fingerprint_of(const Call& call) {
-  return {int64_t(call.op), call.mine.count, int64_t(call.mine.type), int64_t(call.reduction),
-          call.peer};
+  Fingerprint print{int64_t(call.op), call.mine.count, int64_t(call.mine.type),
+                    int64_t(call.reduction), call.peer};
+  const size_t room = kLabelWords * sizeof(int64_t);
+  std::memcpy(&print[kFacts], call.label.data(), std::min(call.label.size(), room));
+  return print;
 }
 
 Call call_of(const Fingerprint& print) {
+  std::string label(kLabelWords * sizeof(int64_t), '\0');
+  std::memcpy(label.data(), &print[kFacts], label.size());
   return {.op = Call::Op(print[0]),
           .mine = {nullptr, print[1], ElementType(print[2])},
           .all = {},
           .peer = int(print[4]),
-          .reduction = Reduction(print[3])};
+          .reduction = Reduction(print[3]),
+          .label = label.c_str()};
 }
 
 using Answers = std::vector<std::optional<std::string>>;

@@ -24,9 +24,9 @@ namespace lockstep {
 ///
 /// With `compare_calls` (LOCKSTEP_DEBUG=collectives; the same on all ranks) every collective begins
 /// with an exchange of what the ranks called: number, operation, count, element type, reduction,
-/// root. If they differ all ranks throw PeerLost with the calls of two that do, before a library
-/// hangs, ends the process or mixes up memory. Sends and receives are not compared: a pair that
-/// does not fit together is found by a timeout at best.
+/// root, label. If they differ all ranks throw PeerLost with the calls of two that do, before a
+/// library hangs, ends the process or mixes up memory. Sends and receives are not compared: a pair
+/// that does not fit together is found by a timeout at best.
 class WatchedTransport final : public HostTransport {
  public:
   /// `timeout_seconds` is that of `transport`: for the texts.
