@@ -28,19 +28,18 @@ class Shape {
   int rank() const { return static_cast<int>(extents_.size()); }
   int64_t operator[](int axis) const { return extents_[axis]; }
   int64_t& operator[](int axis) { return extents_[axis]; }
-  int64_t elements() const {
-    return std::accumulate(extents_.begin(), extents_.end(), int64_t{1}, std::multiplies<>());
-  }
-  /// Elements of one row: of everything behind the first extent.
-  int64_t row_elements() const {
-    return rank() == 0 ? 1 : elements() / std::max<int64_t>(1, extents_[0]);
-  }
+  int64_t elements() const { return product(extents_.begin()); }
+  /// Elements of one row: of everything behind the first extent, be there rows or not.
+  int64_t row_elements() const { return rank() == 0 ? 1 : product(extents_.begin() + 1); }
   const std::vector<int64_t>& extents() const { return extents_; }
   /// "[64, 28, 28, 1]"
   std::string text() const;
   friend bool operator==(const Shape&, const Shape&) = default;
 
  private:
+  int64_t product(std::vector<int64_t>::const_iterator from) const {
+    return std::accumulate(from, extents_.end(), int64_t{1}, std::multiplies<>());
+  }
   std::vector<int64_t> extents_;
 };
 

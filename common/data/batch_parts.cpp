@@ -38,6 +38,7 @@ std::vector<BatchPart> micro(int64_t batch_size, int64_t parts) {
 }  // namespace
 
 std::vector<BatchPart> BatchSplit::divide(int64_t batch_size) const {
+  if (batch_size == 0) return {{}};
   switch (kind) {
     case Kind::chunk:
       return chunk(batch_size, parts);

@@ -16,7 +16,7 @@ struct BatchPart {
   friend bool operator==(const BatchPart&, const BatchPart&) = default;
 };
 
-/// How a batch is divided. Empty parts are left out.
+/// How a batch is divided. Empty parts are left out; an empty batch is one part.
 struct BatchSplit {
   enum class Kind {
     whole,   // one part

@@ -33,7 +33,8 @@ class BodyKernels : public Kernels {
   void adaptive_avg_pool2d(Stream, const Tensor& x, const Tensor& y) override;
   void adaptive_avg_pool2d_backward(Stream, const Tensor& dy, const Tensor& dx) override;
   void batch_norm_statistics(Stream, const Tensor& x, const Tensor& statistics) override;
-  void batch_norm_prepare(Stream, const Tensor& statistics, int64_t count, Real eps, Real momentum,
+  void batch_norm_merge(Stream, const Tensor& gathered, const Tensor& statistics) override;
+  void batch_norm_prepare(Stream, const Tensor& statistics, Real eps, Real momentum,
                           const Tensor& running_mean, const Tensor& running_var,
                           const Tensor& norm) override;
   void batch_norm_prepare_eval(Stream, const Tensor& running_mean, const Tensor& running_var,
@@ -47,7 +48,7 @@ class BodyKernels : public Kernels {
                                       const Tensor& dweight, const Tensor& dbias) override;
   void batch_norm_backward_input(Stream, const Tensor& x, const Tensor& dy, const Tensor& norm,
                                  const Tensor& weight, const Tensor& bias, bool relu,
-                                 const Tensor& sums, int64_t count, const Tensor& dx) override;
+                                 const Tensor& sums, const Tensor& dx) override;
   void dropout_mask(Stream, const StepStateTensor& state, DropoutKey key, Real p,
                     const Tensor& mask) override;
   void apply_mask(Stream, const Tensor& x, const Tensor& mask, const Tensor& y) override;

@@ -165,12 +165,21 @@ void BodyKernels<Launch>::batch_norm_statistics(Stream s, const Tensor& x,
 }
 
 template <class Launch>
-void BodyKernels<Launch>::batch_norm_prepare(Stream s, const Tensor& statistics, int64_t count,
-                                             Real eps, Real momentum, const Tensor& running_mean,
+void BodyKernels<Launch>::batch_norm_merge(Stream s, const Tensor& gathered,
+                                           const Tensor& statistics) {
+  const int64_t channels = statistics.elements() / 2;
+  Launch::for_each(
+      s, "batch_norm_merge", channels,
+      bodies::BatchNormMerge{gathered.data(), rows_of(gathered), channels, statistics.data()});
+}
+
+template <class Launch>
+void BodyKernels<Launch>::batch_norm_prepare(Stream s, const Tensor& statistics, Real eps,
+                                             Real momentum, const Tensor& running_mean,
                                              const Tensor& running_var, const Tensor& norm) {
-  const int64_t channels = channels_of(norm);
+  const int64_t channels = running_mean.elements();
   Launch::for_each(s, "batch_norm_prepare", channels,
-                   bodies::BatchNormPrepare{statistics.data(), channels, count, eps, momentum,
+                   bodies::BatchNormPrepare{statistics.data(), channels, eps, momentum,
                                             running_mean.data(), running_var.data(), norm.data()});
 }
 
@@ -178,7 +187,7 @@ template <class Launch>
 void BodyKernels<Launch>::batch_norm_prepare_eval(Stream s, const Tensor& running_mean,
                                                   const Tensor& running_var, Real eps,
                                                   const Tensor& norm) {
-  const int64_t channels = channels_of(norm);
+  const int64_t channels = running_mean.elements();
   Launch::for_each(s, "batch_norm_prepare_eval", channels,
                    bodies::BatchNormPrepareEval{running_mean.data(), running_var.data(), channels,
                                                 eps, norm.data()});
@@ -219,7 +228,7 @@ template <class Launch>
 void BodyKernels<Launch>::batch_norm_backward_parameters(Stream s, const Tensor& norm,
                                                          const Tensor& sums, const Tensor& dweight,
                                                          const Tensor& dbias) {
-  const int64_t channels = channels_of(norm);
+  const int64_t channels = dweight.elements();
   Launch::for_each(s, "batch_norm_backward_parameters", channels,
                    bodies::BatchNormBackwardParameters{norm.data(), sums.data(), channels,
                                                        dweight.data(), dbias.data()});
@@ -229,13 +238,12 @@ template <class Launch>
 void BodyKernels<Launch>::batch_norm_backward_input(Stream s, const Tensor& x, const Tensor& dy,
                                                     const Tensor& norm, const Tensor& weight,
                                                     const Tensor& bias, bool relu,
-                                                    const Tensor& sums, int64_t count,
-                                                    const Tensor& dx) {
+                                                    const Tensor& sums, const Tensor& dx) {
   const auto launch = [&](auto with_relu) {
-    Launch::for_each_row(s, "batch_norm_backward_input", rows_of(x), channels_of(x),
-                         bodies::BatchNormBackwardInput<with_relu.value>{
-                             x.data(), dy.data(), affine_of(norm, weight, bias), sums.data(),
-                             Real(1) / Real(count), dx.data()});
+    Launch::for_each_row(
+        s, "batch_norm_backward_input", rows_of(x), channels_of(x),
+        bodies::BatchNormBackwardInput<with_relu.value>{
+            x.data(), dy.data(), affine_of(norm, weight, bias), sums.data(), dx.data()});
   };
   relu ? launch(std::true_type()) : launch(std::false_type());
 }

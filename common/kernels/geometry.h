@@ -21,6 +21,8 @@ struct Window2d {
   double flops() const {
     return 2.0 * batch * out_height * out_width * out_channels * kernel * kernel * in_channels;
   }
+  /// Libraries take no empty batch.
+  bool empty() const { return batch == 0; }
   friend auto operator<=>(const Window2d&, const Window2d&) = default;
 };
 
@@ -35,6 +37,8 @@ struct MatMul {
   int64_t m, n, k;
   bool transpose_a, transpose_b;
   bool accumulate;  // beta = 1
+  /// No products to add up: C becomes beta C.
+  bool empty() const { return m == 0 || n == 0 || k == 0; }
   friend auto operator<=>(const MatMul&, const MatMul&) = default;
 };
 

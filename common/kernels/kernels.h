@@ -3,7 +3,8 @@
 // compile. Every operation is enqueued on the given stream and returns at once.
 //
 // Shapes: N batch, H W image, C channels, F features, K classes. Activations are [N,H,W,C] or
-// [N,F]. Operations that compute gradients of parameters ADD to them; all others overwrite.
+// [N,F]. Operations that compute gradients of parameters ADD to them; all others overwrite. A batch
+// may have no samples.
 // Shapes are the callers' business (nn/ checks them); the element-wise ones look at elements only.
 
 #include <string>
@@ -69,14 +70,19 @@ class Kernels {
   virtual void adaptive_avg_pool2d_backward(Stream, const Tensor& dy, const Tensor& dx) = 0;
 
   // --- Batch normalisation, in the pieces that SyncBatchNorm needs -----------------------------
-  /// statistics [2,C] = mean over the rows (N H W), and M2 = sum of squared distances from it.
+  /// statistics [2C+1] = means over the rows (N H W), M2s (sums of squared distances from them),
+  /// and the number of rows. All zeros for no rows.
   virtual void batch_norm_statistics(Stream, const Tensor& x, const Tensor& statistics) = 0;
-  /// From statistics over `count` rows: norm [2,C] = mean, 1/sqrt(M2/count + eps). With
-  /// `momentum` > 0 the running mean and (unbiased) variance move by that share.
-  virtual void batch_norm_prepare(Stream, const Tensor& statistics, int64_t count, Real eps,
-                                  Real momentum, const Tensor& running_mean,
-                                  const Tensor& running_var, const Tensor& norm) = 0;
-  /// norm [2,C] from the running statistics (evaluation).
+  /// gathered [P, 2C+1], statistics of P parts of a batch: statistics [2C+1] become those of the
+  /// whole batch.
+  virtual void batch_norm_merge(Stream, const Tensor& gathered, const Tensor& statistics) = 0;
+  /// From statistics: norm [2C+1] = means, 1/sqrt(M2/rows + eps), and 1/rows. With `momentum` > 0
+  /// the running mean and (unbiased) variance move by that share. Of no rows: norm is finite, and
+  /// the running statistics stay.
+  virtual void batch_norm_prepare(Stream, const Tensor& statistics, Real eps, Real momentum,
+                                  const Tensor& running_mean, const Tensor& running_var,
+                                  const Tensor& norm) = 0;
+  /// norm [2C] from the running statistics (evaluation, which has no backward).
   virtual void batch_norm_prepare_eval(Stream, const Tensor& running_mean,
                                        const Tensor& running_var, Real eps, const Tensor& norm) = 0;
   /// y = (x - mean) invstd weight + bias; plus `skip` if that is defined; `relu` of that if asked.
@@ -89,11 +95,11 @@ class Kernels {
   /// dweight += sums[1] invstd, dbias += sums[0]
   virtual void batch_norm_backward_parameters(Stream, const Tensor& norm, const Tensor& sums,
                                               const Tensor& dweight, const Tensor& dbias) = 0;
-  /// dx = weight invstd (dy - sums[0]/count - (x - mean) invstd^2 sums[1]/count)
+  /// dx = weight invstd (dy - sums[0]/rows - (x - mean) invstd^2 sums[1]/rows)
   virtual void batch_norm_backward_input(Stream, const Tensor& x, const Tensor& dy,
                                          const Tensor& norm, const Tensor& weight,
                                          const Tensor& bias, bool relu, const Tensor& sums,
-                                         int64_t count, const Tensor& dx) = 0;
+                                         const Tensor& dx) = 0;
 
   // --- Dropout ---------------------------------------------------------------------------------
   /// mask [N,F] = 0 with probability p, else 1/(1-p).

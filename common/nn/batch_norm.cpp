@@ -8,8 +8,6 @@ namespace {
 constexpr Real kEps = Real(1e-5);
 constexpr Real kMomentum = Real(0.1);
 
-int64_t rows_of(const Tensor& x) { return x.elements() / x.shape()[3]; }
-
 }  // namespace
 
 BatchNorm2d::BatchNorm2d(int64_t channels, Activation activation)
@@ -20,21 +18,19 @@ BatchNorm2d::BatchNorm2d(int64_t channels, Activation activation)
       running_mean_(add_buffer("running_mean", {channels}, 0)),
       running_var_(add_buffer("running_var", {channels}, 1)) {}
 
-int64_t BatchNorm2d::merge_statistics(const Tensor&, int64_t count, Context&) { return count; }
-
-void BatchNorm2d::merge_sums(const Tensor&, Context&) {}
-
-Tensor BatchNorm2d::training_norm(const Tensor& x, int64_t& count, Context& context) {
+Tensor BatchNorm2d::training_norm(const Tensor& x, Context& context) {
   Kernels& kernels = context.kernels();
-  Tensor statistics = context.empty({2, channels_});
+  Tensor statistics = context.empty({2 * channels_ + 1});
   kernels.batch_norm_statistics(context.stream(), x, statistics);
-  count = merge_statistics(statistics, rows_of(x), context);
-  require(count > 1,
+  const int64_t mine = x.elements() / channels_;
+  const Rows rows = whole_ ? whole_->merge(statistics, mine, *this, context) : rows_of(mine);
+  require(rows != Rows::one,
           "{}: one value per channel (input {}) has no variance; train with a larger batch", name(),
           x.shape().text());
-  const bool update = context.facts.update_running && !context.facts.recompute;
-  Tensor norm = context.empty({2, channels_});
-  kernels.batch_norm_prepare(context.stream(), statistics, count, kEps, update ? kMomentum : 0,
+  const bool update =
+      rows != Rows::none && context.facts.update_running && !context.facts.recompute;
+  Tensor norm = context.empty({2 * channels_ + 1});
+  kernels.batch_norm_prepare(context.stream(), statistics, kEps, update ? kMomentum : 0,
                              running_mean_.value, running_var_.value, norm);
   if (update) context.on_host([this] { ++batches_tracked_; });
   return norm;
@@ -43,19 +39,18 @@ Tensor BatchNorm2d::training_norm(const Tensor& x, int64_t& count, Context& cont
 Tensor BatchNorm2d::normalize(const Tensor& x, const Tensor& skip, bool relu, Context& context) {
   require(x.shape().rank() == 4 && x.shape()[3] == channels_,
           "{}: input {} is not [batch, height, width, {}]", name(), x.shape().text(), channels_);
-  int64_t count = 0;
   Tensor norm;
   if (context.facts.training) {
-    norm = training_norm(x, count, context);
+    norm = training_norm(x, context);
   } else {
-    norm = context.empty({2, channels_});
+    norm = context.empty({2 * channels_});
     context.kernels().batch_norm_prepare_eval(context.stream(), running_mean_.value,
                                               running_var_.value, kEps, norm);
   }
   Tensor y = context.empty(x.shape());
   context.kernels().batch_norm(context.stream(), x, norm, weight_.value, bias_.value, skip, relu,
                                y);
-  context.save(*this, {.tensors = {x, norm}, .shape = {count}});
+  context.save(*this, {.tensors = {x, norm}});
   return y;
 }
 
@@ -70,7 +65,6 @@ Tensor BatchNorm2d::forward_add_relu(const Tensor& x, const Tensor& skip, Contex
 Tensor BatchNorm2d::backward(const Tensor& dy, Context& context) {
   const Context::Saved saved = context.take(*this);
   const Tensor &x = saved.tensors[0], &norm = saved.tensors[1];
-  const int64_t count = saved.shape[0];
   const bool relu = activation_ == Activation::relu;
   Kernels& kernels = context.kernels();
   const Stream stream = context.stream();
@@ -81,11 +75,20 @@ Tensor BatchNorm2d::backward(const Tensor& dy, Context& context) {
   kernels.batch_norm_backward_parameters(stream, norm, sums, weight_.grad, bias_.grad);
   gradient_written(bias_, context);
   gradient_written(weight_, context);
-  merge_sums(sums, context);
+  if (whole_) whole_->merge_sums(sums, *this, context);
   Tensor dx = context.empty(x.shape());
   kernels.batch_norm_backward_input(stream, x, dy, norm, weight_.value, bias_.value, relu, sums,
-                                    count, dx);
+                                    dx);
   return dx;
+}
+
+std::vector<BatchNorm2d*> batch_norms(Module& network) {
+  std::vector<BatchNorm2d*> all;
+  if (auto* norm = dynamic_cast<BatchNorm2d*>(&network)) all.push_back(norm);
+  for (const auto& inner : network.children()) {
+    for (BatchNorm2d* norm : batch_norms(*inner)) all.push_back(norm);
+  }
+  return all;
 }
 
 }  // namespace lockstep

@@ -6,9 +6,32 @@
 
 namespace lockstep {
 
+class BatchNorm2d;
+
+/// What the host knows of a batch's rows (values per channel).
+enum class Rows { none, one, several };
+
+inline Rows rows_of(int64_t count) {
+  return count == 0 ? Rows::none : count == 1 ? Rows::one : Rows::several;
+}
+
+/// Whose batch it is that a BatchNorm2d normalises: how what one device sees of it becomes the
+/// whole.
+class BatchStatistics {
+ public:
+  virtual ~BatchStatistics() = default;
+  /// Turns the statistics [2C+1] of this device's `rows` rows (Kernels::batch_norm_statistics) into
+  /// those of the whole batch, and tells how many rows that has.
+  virtual Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
+                     Context& context) = 0;
+  /// Turns backward's local sums [2,C] into those of the whole batch.
+  virtual void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) = 0;
+};
+
 /// torch.nn.BatchNorm2d (eps 1e-5, momentum 0.1, affine, running statistics) on [N,H,W,C]; with
 /// Activation::relu the ReLU behind it. In training it normalises with the statistics of the batch
-/// it sees and throws BadInput for a single value per channel.
+/// and throws BadInput for a single value per channel; a batch of none changes nothing. The batch
+/// is what this device sees, unless set_statistics() says otherwise.
 class BatchNorm2d : public Module {
  public:
   explicit BatchNorm2d(int64_t channels, Activation activation = Activation::none);
@@ -18,31 +41,31 @@ class BatchNorm2d : public Module {
   /// backward() of the gradient that the ReLU let through.
   Tensor forward_add_relu(const Tensor& x, const Tensor& skip, Context& context);
 
+  /// Parameters, their names and the running statistics stay where they are.
+  void set_statistics(std::shared_ptr<BatchStatistics> whole) { whole_ = std::move(whole); }
+
   int64_t channels() const { return channels_; }
   Activation activation() const { return activation_; }
   /// Training forwards so far that moved the running statistics.
   int64_t batches_tracked() const { return batches_tracked_; }
   void set_batches_tracked(int64_t batches) { batches_tracked_ = batches; }
 
- protected:
-  /// Turns `statistics` [2,C] (mean, M2) of this device's `count` rows into those of the whole
-  /// batch and returns its number of rows. Here: the batch is what this device sees.
-  virtual int64_t merge_statistics(const Tensor& statistics, int64_t count, Context& context);
-  /// Turns backward's local sums [2,C] into those of the whole batch.
-  virtual void merge_sums(const Tensor& sums, Context& context);
-
  private:
   Tensor normalize(const Tensor& x, const Tensor& skip, bool relu, Context& context);
-  /// [2,C]: mean and 1/standard deviation to normalise with; `count` becomes the batch's rows.
-  Tensor training_norm(const Tensor& x, int64_t& count, Context& context);
+  /// What to normalise with (Kernels::batch_norm_prepare), [2C+1].
+  Tensor training_norm(const Tensor& x, Context& context);
 
   int64_t channels_;
   Activation activation_;
-  Parameter& weight_;          // [C]
-  Parameter& bias_;            // [C]
-  ModelBuffer& running_mean_;  // [C]
-  ModelBuffer& running_var_;   // [C]
+  Parameter& weight_;                       // [C]
+  Parameter& bias_;                         // [C]
+  ModelBuffer& running_mean_;               // [C]
+  ModelBuffer& running_var_;                // [C]
+  std::shared_ptr<BatchStatistics> whole_;  // null: the batch is what this device sees
   int64_t batches_tracked_ = 0;
 };
+
+/// The batch normalisations in `network`, itself included, in order of registration.
+std::vector<BatchNorm2d*> batch_norms(Module& network);
 
 }  // namespace lockstep

@@ -19,15 +19,6 @@ std::vector<Real> swap_inner(const std::vector<Real>& values, int64_t outer, int
   return swapped;
 }
 
-std::vector<BatchNorm2d*> batch_norms(Module& module) {
-  std::vector<BatchNorm2d*> all;
-  if (auto* norm = dynamic_cast<BatchNorm2d*>(&module)) all.push_back(norm);
-  for (const auto& inner : module.children()) {
-    for (BatchNorm2d* norm : batch_norms(*inner)) all.push_back(norm);
-  }
-  return all;
-}
-
 std::string tracked_name(const BatchNorm2d& norm) {
   return norm.name() + (norm.name().empty() ? "" : ".") + "num_batches_tracked";
 }

@@ -196,7 +196,7 @@ TEST_CASE("GPU workspaces are counted, and a second pass needs no more", "[cuda]
     gpu.kernels().conv2d(gpu.stream, g, x, weight, bias, y);
     gpu.kernels().conv2d_backward_input(gpu.stream, g, y, weight, x);
     gpu.kernels().conv2d_backward_parameters(gpu.stream, g, x, y, dweight, dbias);
-    gpu.kernels().batch_norm_statistics(gpu.stream, x, gpu.filled({2, 16}, 0));
+    gpu.kernels().batch_norm_statistics(gpu.stream, x, gpu.filled({33}, 0));
     gpu.stream.synchronize();
   };
   MemoryCounter& memory = gpu.device->memory();
@@ -668,11 +668,11 @@ TEST_CASE("A graph keeps the scratch memory that it was captured with",
   LOCKSTEP_NEEDS_GPU();
   const Gpu gpu;
   const Shape shape{70001, 3};  // rows enough for several blocks, whose sums meet in scratch memory
-  const Tensor x = gpu.put(shape, random_values(shape, 1)), found = gpu.filled({2, 3}, 0);
+  const Tensor x = gpu.put(shape, random_values(shape, 1)), found = gpu.filled({7}, 0);
   gpu.stream.begin_capture();
   gpu.kernels().batch_norm_statistics(gpu.stream, x, found);
   const std::unique_ptr<Graph> graph = gpu.stream.end_capture();
-  const Tensor wide = gpu.filled({2000, 257}, 1), more = gpu.filled({2, 257}, 0);
+  const Tensor wide = gpu.filled({2000, 257}, 1), more = gpu.filled({515}, 0);
   gpu.kernels().batch_norm_statistics(gpu.stream, wide, more);  // needs more of it
   std::vector<Tensor> held;  // would get what the first had, were it free
   for (int i = 0; i < 200; ++i) held.push_back(gpu.filled({48}, Real(i)));

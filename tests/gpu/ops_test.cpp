@@ -176,15 +176,24 @@ std::string text(const Window2d& g) {
 }
 
 std::vector<Window2d> conv_windows() {
-  return {window(1, 1, 1, 1, 1, 1, 1, 0),      window(1, 7, 9, 1, 10, 5, 1, 0),
-          window(5, 7, 9, 3, 31, 3, 1, 1),     window(5, 7, 9, 31, 33, 3, 2, 1),
-          window(1, 7, 9, 33, 3, 2, 3, 0),     window(5, 7, 9, 257, 1, 1, 1, 0),
-          window(1, 7, 9, 3, 257, 1, 2, 0),    window(5, 7, 9, 10, 20, 5, 1, 2),
-          window(1, 7, 9, 31, 33, 5, 3, 2),    window(5, 4, 4, 2, 16, 3, 1, 2),
-          window(3, 8, 6, 4, 7, 2, 2, 1),      window(2, 28, 28, 1, 10, 5, 1, 0),
+  return {window(1, 1, 1, 1, 1, 1, 1, 0),
+          window(1, 7, 9, 1, 10, 5, 1, 0),
+          window(0, 7, 9, 3, 31, 3, 1, 1),
+          window(5, 7, 9, 3, 31, 3, 1, 1),
+          window(5, 7, 9, 31, 33, 3, 2, 1),
+          window(1, 7, 9, 33, 3, 2, 3, 0),
+          window(5, 7, 9, 257, 1, 1, 1, 0),
+          window(1, 7, 9, 3, 257, 1, 2, 0),
+          window(5, 7, 9, 10, 20, 5, 1, 2),
+          window(1, 7, 9, 31, 33, 5, 3, 2),
+          window(5, 4, 4, 2, 16, 3, 1, 2),
+          window(3, 8, 6, 4, 7, 2, 2, 1),
+          window(2, 28, 28, 1, 10, 5, 1, 0),
           window(2, 12, 12, 10, 20, 5, 1, 0),  // the seed network's two, and some of ResNet-18's
-          window(1, 28, 28, 1, 64, 3, 1, 1),   window(1, 14, 14, 64, 64, 3, 1, 1),
-          window(1, 14, 14, 64, 128, 3, 2, 1), window(1, 14, 14, 64, 128, 1, 2, 0)};
+          window(1, 28, 28, 1, 64, 3, 1, 1),
+          window(1, 14, 14, 64, 64, 3, 1, 1),
+          window(1, 14, 14, 64, 128, 3, 2, 1),
+          window(1, 14, 14, 64, 128, 1, 2, 0)};
 }
 
 TEST_CASE("conv2d, conv2d_backward_input, conv2d_backward_parameters: gradients of parameters add",
@@ -214,9 +223,9 @@ TEST_CASE("conv2d, conv2d_backward_input, conv2d_backward_parameters: gradients 
 TEST_CASE("matmul: all transposes, with and without adding", "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
-  const std::vector<std::array<int64_t, 3>> sizes{{1, 1, 1},     {3, 5, 7},     {33, 1, 17},
-                                                  {1, 10, 50},   {31, 33, 257}, {257, 3, 1},
-                                                  {64, 50, 320}, {1000, 10, 33}};
+  const std::vector<std::array<int64_t, 3>> sizes{
+      {1, 1, 1},     {3, 5, 7},      {33, 1, 17}, {1, 10, 50}, {31, 33, 257}, {257, 3, 1},
+      {64, 50, 320}, {1000, 10, 33}, {0, 10, 50}, {10, 0, 50}, {10, 50, 0}};
   for (const auto& [m, n, k] : sizes) {
     for (int variant = 0; variant < 8; ++variant) {
       const MatMul s{.m = m,
@@ -333,7 +342,7 @@ constexpr Real kEps = Real(1e-5);
 
 /// Rows and channels of the reductions: one, around a warp, a thousand, and very many.
 std::vector<Shape> norm_shapes() {
-  std::vector<Shape> shapes{{70001, 3}};
+  std::vector<Shape> shapes{{70001, 3}, {0, 33}};
   for (const int64_t channels : kChannels) {
     for (const int64_t rows : {1, 31, 33, 1000}) shapes.push_back({rows, channels});
   }
@@ -349,10 +358,11 @@ TEST_CASE("batch_norm_statistics: digits survive a mean that is large beside the
       INFO(shape.text() << ", mean " << mean);
       both.agree([&](Run& run) {
         const Values x = with_each(random_values(shape, 1), [=](Real v) { return mean + v; });
-        const Tensor statistics = run.output({2, shape[1]});
+        const Tensor statistics = run.output({2 * shape[1] + 1});
         run.ops.batch_norm_statistics(run.stream, run.put(shape, x), statistics);
-        run.result("mean", statistics.rows(0, 1), mean == 0 ? kClose : kRounding);
-        run.result("M2", statistics.rows(1, 1), kSums);
+        run.result("mean", statistics.range(0, {shape[1]}), mean == 0 ? kClose : kRounding);
+        run.result("M2", statistics.range(shape[1], {shape[1]}), kSums);
+        run.result("rows", statistics.range(2 * shape[1], {1}), kEqual);
       });
     }
   }
@@ -367,16 +377,42 @@ TEST_CASE("batch_norm_prepare, batch_norm_prepare_eval: running statistics move 
     for (const Real momentum : {Real(0), Real(0.1)}) {
       INFO(channels << " channels, momentum " << momentum);
       both.agree([&](Run& run) {
-        const Values values = with_each(random_values({2, channels}, 1), positive);
-        const Tensor mean = run.random({channels}, 2), norm = run.output({2, channels});
+        Values values = with_each(random_values({2 * channels + 1}, 1), positive);
+        values.back() = 33;
+        const Tensor mean = run.random({channels}, 2), norm = run.output({2 * channels + 1});
         const Tensor var = run.put({channels}, with_each(random_values({channels}, 3), positive));
-        run.ops.batch_norm_prepare(run.stream, run.put({2, channels}, values), 33, kEps, momentum,
+        run.ops.batch_norm_prepare(run.stream, run.put({2 * channels + 1}, values), kEps, momentum,
                                    mean, var, norm);
         run.result("norm", norm, kRounding);
         run.result("running mean", mean, momentum > 0 ? kRounding : kEqual);
         run.result("running variance", var, momentum > 0 ? kRounding : kEqual);
-        run.ops.batch_norm_prepare_eval(run.stream, mean, var, kEps, norm);
-        run.result("norm of the running statistics", norm, kRounding);
+        const Tensor eval = norm.range(0, {2 * channels});
+        run.ops.batch_norm_prepare_eval(run.stream, mean, var, kEps, eval);
+        run.result("norm of the running statistics", eval, kRounding);
+      });
+    }
+  }
+}
+
+TEST_CASE("batch_norm_merge: parts of any size, in their order", "[cuda][ops][row98][row100]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const int64_t channels : kChannels) {
+    for (const Real mean : {Real(0), Real(1e4)}) {
+      both.agree([&](Run& run) {
+        Values gathered = random_values({5, 2 * channels + 1}, 1);
+        for (int64_t part = 0; part < 5; ++part) {
+          Real* statistics = gathered.data() + part * (2 * channels + 1);
+          const int64_t rows = part % 2 == 0 ? 0 : 100 * part;  // means, M2s, rows
+          for (int64_t c = 0; c < channels; ++c) {
+            statistics[c] = rows == 0 ? 0 : mean + statistics[c];
+            statistics[channels + c] = std::abs(statistics[channels + c]) * Real(rows);
+          }
+          statistics[2 * channels] = Real(rows);
+        }
+        const Tensor merged = run.output({2 * channels + 1});
+        run.ops.batch_norm_merge(run.stream, run.put({5, 2 * channels + 1}, gathered), merged);
+        run.result("merged", merged, kRounding);
       });
     }
   }
@@ -389,18 +425,20 @@ struct NormInputs {
       : x(run.put(shape, on_grid(shape, Real(0.25), 1))),
         dy(run.random(shape, 2)),
         skip(run.put(shape, on_grid(shape, Real(0.25), 3))),
-        norm(run.put({2, shape[1]}, off_grid_mean_and_scale(shape[1]))),
+        norm(run.put({2 * shape[1] + 1}, off_grid_norm(shape))),
         weight(run.put({shape[1]}, with_each(random_values({shape[1]}, 5),
                                              [](Real v) { return v < 0 ? -1 : Real(0.5); }))),
         bias(run.put({shape[1]}, on_grid({shape[1]}, Real(0.25), 6))) {}
 
-  /// Means between the multiples of 1/4, scales 1 or 2.
-  static Values off_grid_mean_and_scale(int64_t channels) {
+  /// Means between the multiples of 1/4, scales 1 or 2, and 1 / rows.
+  static Values off_grid_norm(const Shape& shape) {
+    const int64_t channels = shape[1];
     Values norm = on_grid({2, channels}, Real(0.25), 4);
     for (int64_t c = 0; c < channels; ++c) {
       norm[c] += Real(0.0625);
       norm[channels + c] = norm[channels + c] < 0 ? 1 : 2;
     }
+    norm.push_back(shape[0] > 0 ? 1 / Real(shape[0]) : 0);
     return norm;
   }
   Tensor x, dy, skip, norm, weight, bias;
@@ -435,14 +473,14 @@ TEST_CASE(
       INFO(shape.text() << ", relu " << relu);
       both.agree([&](Run& run) {
         const NormInputs in(run, shape);
-        const int64_t rows = shape[0], channels = shape[1];
+        const int64_t channels = shape[1];
         const Tensor sums = run.output({2, channels}), dx = run.output(shape);
         run.ops.batch_norm_backward_sums(run.stream, in.x, in.dy, in.norm, in.weight, in.bias, relu,
                                          sums);
         run.result("sum of dy", sums.rows(0, 1), kClose);
         run.result("sum of dy (x - mean)", sums.rows(1, 1), kClose);
         run.ops.batch_norm_backward_input(run.stream, in.x, in.dy, in.norm, in.weight, in.bias,
-                                          relu, sums, rows, dx);
+                                          relu, sums, dx);
         run.result("dx", dx, kClose);
         const Tensor dweight = run.random({channels}, 7), dbias = run.random({channels}, 8);
         run.ops.batch_norm_backward_parameters(run.stream, in.norm, sums, dweight, dbias);

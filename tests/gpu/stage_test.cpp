@@ -6,6 +6,7 @@
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
 #include "tests/gpu/gpu_test_support.h"
+#include "tests/support/empty_pass.h"
 #include "tests/support/stage.h"
 #include "tests/support/training.h"
 
@@ -19,6 +20,19 @@ using Numbers = std::vector<double>;
 Numbers values_of(const Tensor& tensor) {
   const std::vector<Real> values = tensor.to_host();
   return {values.begin(), values.end()};
+}
+
+// --- Empty batches -------------------------------------------------------------------------------
+
+TEST_CASE("A pass without samples reaches every layer on a GPU and changes nothing",
+          "[cuda][stage][row90]") {
+  LOCKSTEP_NEEDS_GPU();
+  const auto device = open_device(kGpu, {});
+  const Stream stream = device->create_stream("compute");
+  for (const ModelOptions& options : networks_for_empty_passes()) {
+    INFO("model " << int(options.kind));
+    CHECK_NOTHROW(require_empty_pass(stream, options));
+  }
 }
 
 // --- Beside the CPU ------------------------------------------------------------------------------

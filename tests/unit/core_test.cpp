@@ -180,6 +180,7 @@ TEST_CASE("A shape has a text, elements and elements of a row", "[core]") {
   CHECK(Shape{64, 28, 28, 1}.text() == "[64, 28, 28, 1]");
   CHECK(Shape{64, 28, 28, 3}.elements() == 64 * 28 * 28 * 3);
   CHECK(Shape{64, 28, 28, 3}.row_elements() == 28 * 28 * 3);
+  CHECK(Shape{0, 28, 28, 3}.row_elements() == 28 * 28 * 3);
   CHECK(Shape{7}.text() == "[7]");
   CHECK(Shape{7}.row_elements() == 1);
   CHECK(Shape{}.text() == "[]");

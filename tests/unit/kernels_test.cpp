@@ -275,11 +275,11 @@ std::string text(const Window2d& g) {
 }
 
 std::vector<Window2d> odd_windows() {
-  return {window(1, 1, 1, 1, 1, 1, 1, 0),   window(1, 7, 5, 3, 4, 3, 1, 0),
-          window(2, 7, 5, 3, 17, 3, 2, 1),  window(3, 5, 7, 1, 2, 5, 1, 2),
-          window(1, 9, 6, 5, 3, 2, 3, 0),   window(2, 4, 4, 18, 33, 1, 2, 0),
-          window(2, 6, 11, 4, 7, 4, 2, 3),  window(5, 3, 3, 2, 16, 3, 1, 2),
-          window(1, 13, 8, 20, 10, 5, 1, 0)};
+  return {window(1, 1, 1, 1, 1, 1, 1, 0),    window(1, 7, 5, 3, 4, 3, 1, 0),
+          window(2, 7, 5, 3, 17, 3, 2, 1),   window(3, 5, 7, 1, 2, 5, 1, 2),
+          window(1, 9, 6, 5, 3, 2, 3, 0),    window(2, 4, 4, 18, 33, 1, 2, 0),
+          window(2, 6, 11, 4, 7, 4, 2, 3),   window(5, 3, 3, 2, 16, 3, 1, 2),
+          window(1, 13, 8, 20, 10, 5, 1, 0), window(0, 7, 5, 3, 4, 3, 1, 0)};
 }
 
 /// Both convolutions of the seed network, and all different ones of ResNet-18.
@@ -337,9 +337,9 @@ TEST_CASE("One stream convolves many shapes in turn, and the same shape again", 
   windows.insert(windows.end(), {windows[1], windows[7], windows[1]});
   std::vector<Values> outputs;
   for (const Window2d& g : windows) outputs.push_back(convolve(d, g, ConvInputs(g)).y);
-  CHECK(outputs[9] == outputs[1]);
-  CHECK(outputs[10] == outputs[7]);
-  CHECK(outputs[11] == outputs[1]);
+  CHECK(outputs[10] == outputs[1]);
+  CHECK(outputs[11] == outputs[7]);
+  CHECK(outputs[12] == outputs[1]);
 }
 
 Doubles multiply_by_definition(const MatMul& s, const Values& a, const Values& b, const Values& c) {
@@ -359,9 +359,10 @@ Doubles multiply_by_definition(const MatMul& s, const Values& a, const Values& b
 
 TEST_CASE("Matrix products are what their definition says, transposed and accumulated",
           "[kernels]") {
-  // The last three are those of the seed network's first linear layer.
+  // The last three are those of the seed network's first linear layer; before them, nothing.
   const std::vector<std::array<int64_t, 3>> sizes{
-      {1, 1, 1}, {3, 5, 7}, {33, 1, 17}, {1, 10, 50}, {12, 50, 320}, {12, 320, 50}, {50, 320, 12}};
+      {1, 1, 1},   {3, 5, 7},   {33, 1, 17},   {1, 10, 50},   {0, 10, 50},
+      {10, 0, 50}, {50, 10, 0}, {12, 50, 320}, {12, 320, 50}, {50, 320, 12}};
   for (const auto engine : {cpu::EngineKind::best, cpu::EngineKind::reference}) {
     for (const int threads : {1, 2}) {
       const TestDevice d(threads, engine);
@@ -546,26 +547,26 @@ TEST_CASE("Batch normalisation is the textbook's, in training and evaluation", "
   const Values old_mean = random_values({channels}, 5);
   const Values old_var = with_each(random_values({channels}, 6), [](Real v) { return v + 2; });
 
-  const Tensor statistics = d.filled({2, channels}, kNaN), norm = d.filled({2, channels}, kNaN);
+  const Tensor statistics = d.filled({2 * channels + 1}, kNaN);
+  const Tensor norm = d.filled({2 * channels + 1}, kNaN);
   const Tensor running_mean = d.put({channels}, old_mean), running_var = d.put({channels}, old_var);
   const Tensor input = d.put(shape, x), w = d.put({channels}, weight), b = d.put({channels}, bias);
   const Tensor y = d.filled(shape, kNaN), eval = d.filled(shape, kNaN);
   const Tensor added = with_skip ? d.put(shape, skip) : Tensor();
   Kernels& kernels = d.kernels();
   kernels.batch_norm_statistics(d.stream, input, statistics);
-  kernels.batch_norm_prepare(d.stream, statistics, rows, Real(kEps), Real(0.1), running_mean,
-                             running_var, norm);
+  kernels.batch_norm_prepare(d.stream, statistics, Real(kEps), Real(0.1), running_mean, running_var,
+                             norm);
   kernels.batch_norm(d.stream, input, norm, w, b, added, relu, y);
   const Values new_mean = running_mean.to_host(), new_var = running_var.to_host();
   // A momentum of 0 leaves the running statistics alone.
-  kernels.batch_norm_prepare(d.stream, statistics, rows, Real(kEps), 0, running_mean, running_var,
-                             norm);
+  kernels.batch_norm_prepare(d.stream, statistics, Real(kEps), 0, running_mean, running_var, norm);
   CHECK(running_mean.to_host() == new_mean);
   CHECK(running_var.to_host() == new_var);
   kernels.batch_norm_prepare_eval(d.stream, running_mean, running_var, Real(kEps), norm);
   kernels.batch_norm(d.stream, input, norm, w, b, added, relu, eval);
 
-  Doubles expected_statistics(2 * channels), mean(channels), var(channels);
+  Doubles expected_statistics(2 * channels + 1, double(rows)), mean(channels), var(channels);
   Doubles expected(x.size()), expected_eval(x.size());
   for (int64_t c = 0; c < channels; ++c) {
     const PlainBatchNorm plain(x, channels, c);
@@ -600,17 +601,17 @@ TEST_CASE("Backward of batch normalisation is the textbook's", "[kernels][row12]
   const Values weight = random_values({channels}, 3), bias = random_values({channels}, 4);
   const Values old = random_values({channels}, 5);
 
-  const Tensor statistics = d.filled({2, channels}, 0), norm = d.filled({2, channels}, 0);
+  const Tensor statistics = d.filled({2 * channels + 1}, 0), norm = d.filled({2 * channels + 1}, 0);
   const Tensor sums = d.filled({2, channels}, kNaN), dx = d.filled(shape, kNaN);
   const Tensor input = d.put(shape, x), slope = d.put(shape, dy);
   const Tensor w = d.put({channels}, weight), b = d.put({channels}, bias);
   const Tensor dweight = d.put({channels}, old), dbias = d.put({channels}, old);
   Kernels& kernels = d.kernels();
   kernels.batch_norm_statistics(d.stream, input, statistics);
-  kernels.batch_norm_prepare(d.stream, statistics, rows, Real(kEps), 0, dbias, dbias, norm);
+  kernels.batch_norm_prepare(d.stream, statistics, Real(kEps), 0, dbias, dbias, norm);
   kernels.batch_norm_backward_sums(d.stream, input, slope, norm, w, b, relu, sums);
   kernels.batch_norm_backward_parameters(d.stream, norm, sums, dweight, dbias);
-  kernels.batch_norm_backward_input(d.stream, input, slope, norm, w, b, relu, sums, rows, dx);
+  kernels.batch_norm_backward_input(d.stream, input, slope, norm, w, b, relu, sums, dx);
 
   Doubles expected_dx(x.size()), expected_sums(2 * channels);
   Doubles expected_dweight(channels), expected_dbias(channels);
@@ -651,7 +652,7 @@ TEST_CASE("A mean that is large beside the spread does not cost the variance its
     const Values uniform = random_values(shape, seed);
     for (size_t i = 0; i < x.size(); ++i) x[i] += uniform[i] / 2;
   }
-  const Tensor statistics = d.filled({2, 5}, 0);
+  const Tensor statistics = d.filled({11}, 0);
   d.kernels().batch_norm_statistics(d.stream, d.put(shape, x), statistics);
   const Values found = statistics.to_host();
   for (int64_t c = 0; c < 5; ++c) {
@@ -660,6 +661,56 @@ TEST_CASE("A mean that is large beside the spread does not cost the variance its
     CHECK(std::abs(found[5 + c] / plain.m2 - 1) <= (kDouble ? 1e-12 : 1e-5));
     CHECK(std::abs(found[c] / plain.mean - 1) <= (kDouble ? 1e-14 : 1e-7));
   }
+}
+
+/// x in parts of so many rows; statistics of the whole from those of the parts, [2C+1].
+Values merged_statistics(const TestDevice& d, const Values& x, int64_t channels,
+                         const std::vector<int64_t>& parts) {
+  const Tensor all = d.put({std::ssize(x) / channels, channels}, x);
+  const Tensor gathered = d.filled({std::ssize(parts), 2 * channels + 1}, kNaN);
+  int64_t first = 0, part = 0;
+  for (const int64_t rows : parts) {
+    d.kernels().batch_norm_statistics(d.stream, all.rows(first, rows), gathered.rows(part++, 1));
+    first += rows;
+  }
+  const Tensor statistics = d.filled({2 * channels + 1}, kNaN);
+  d.kernels().batch_norm_merge(d.stream, gathered, statistics);
+  return statistics.to_host();
+}
+
+TEST_CASE("Statistics of parts merge into those of the whole batch", "[kernels][row98][row100]") {
+  const TestDevice d;
+  for (const Real mean : {Real(0), Real(1e4)}) {
+    Values x = random_values({12544, 3}, 1);
+    for (Real& value : x) value = mean + value * Real(std::sqrt(3.0));  // of spread 1
+    for (const std::vector<int64_t>& parts :
+         {std::vector<int64_t>{12544}, {3136, 3136, 3136, 3136}, {0, 12000, 0, 1, 543, 0}}) {
+      const Values found = merged_statistics(d, x, 3, parts);
+      CHECK(found[6] == 12544);
+      for (int64_t c = 0; c < 3; ++c) {
+        const PlainBatchNorm plain(x, 3, c);
+        INFO("mean " << mean << ", " << parts.size() << " parts, channel " << c);
+        CHECK(std::abs(found[3 + c] / plain.m2 - 1) <= (kDouble ? 1e-12 : 1e-5));
+        CHECK(std::abs(found[c] - plain.mean) <=
+              (kDouble ? 1e-12 : 1e-7) * std::max(1., 1. * mean));
+      }
+    }
+  }
+}
+
+TEST_CASE("Of no rows there are statistics, and they leave no trace", "[kernels][row101]") {
+  const TestDevice d;
+  const Values merged = merged_statistics(d, {}, 2, {0, 0});
+  CHECK(merged == Values(5, 0));
+  const Tensor statistics = d.filled({5}, kNaN), norm = d.filled({5}, kNaN);
+  const Tensor mean = d.put({2}, {3, 4}), var = d.put({2}, {5, 6});
+  d.kernels().batch_norm_statistics(d.stream, d.put({0, 1, 1, 2}, {}), statistics);
+  CHECK(statistics.to_host() == merged);
+  d.kernels().batch_norm_prepare(d.stream, statistics, Real(kEps), Real(0.1), mean, var, norm);
+  const Real scale = 1 / std::sqrt(Real(kEps));
+  CHECK(norm.to_host() == Values{0, 0, scale, scale, 0});
+  CHECK(mean.to_host() == Values{3, 4});
+  CHECK(var.to_host() == Values{5, 6});
 }
 
 // --- Dropout -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include "common/nn/sgd.h"
 #include "common/nn/state.h"
 #include "tests/support/catch.h"
+#include "tests/support/empty_pass.h"
 #include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
@@ -328,6 +329,20 @@ TEST_CASE("Flat buffers hold the parameters in reverse order, 64-byte aligned, g
     }
     CHECK(dirty == 0);
     CHECK(zeros < flat.count() / 2);  // the step did reach the parameters
+  }
+}
+
+// --- Empty batches -------------------------------------------------------------------------------
+
+TEST_CASE("A pass without samples reaches every layer and changes nothing", "[nn][row90]") {
+  for (const auto engine : {cpu::EngineKind::best, cpu::EngineKind::reference}) {
+    for (const int threads : {1, 2}) {
+      const TestDevice d(threads, engine);
+      for (const ModelOptions& options : testing::networks_for_empty_passes()) {
+        INFO(d.device->description() << ", model " << int(options.kind));
+        CHECK_NOTHROW(testing::require_empty_pass(d.stream, options));
+      }
+    }
   }
 }
 

@@ -1,5 +1,8 @@
 #pragma once
-// Batch normalisation over rows (N H W) of [rows, C], in four pieces.
+// Batch normalisation over rows (N H W) of [rows, C], in pieces.
+//
+// The number of rows travels with the statistics, in device memory: where several devices have
+// parts of a batch, no host knows it.
 //
 // Reductions over rows are bodies with two sums per channel: terms(row, c) gives what one element
 // adds, finish(c, sum0, sum1) turns the totals (in double) into the result.
@@ -15,19 +18,44 @@ struct Terms {
 };
 
 /// Mean and M2 in one pass over x. Summing x - x[0] instead of x keeps the digits when the mean is
-/// large beside the spread: M2 = sum d^2 - (sum d)^2 / n with d = x - x[0].
+/// large beside the spread: M2 = sum d^2 - (sum d)^2 / n with d = x - x[0]. All zeros for no rows.
 struct BatchNormStatistics {
   const Real* x;
   int64_t rows, channels;
-  Real* statistics;  // [2, channels]: mean, M2
+  Real* statistics;  // [2 channels + 1]: means, M2s, rows
   LOCKSTEP_BODY Terms terms(int64_t row, int64_t c) const {
     const Real d = x[row * channels + c] - x[c];
     return {d, d * d};
   }
   LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
-    const double m2 = squares - sum * sum / double(rows);
-    statistics[c] = Real(double(x[c]) + sum / double(rows));
+    const double mean = rows > 0 ? double(x[c]) + sum / double(rows) : 0;
+    const double m2 = rows > 0 ? squares - sum * sum / double(rows) : 0;
+    statistics[c] = Real(mean);
     statistics[channels + c] = Real(m2 < 0 ? 0 : m2);
+    if (c == 0) statistics[2 * channels] = Real(rows);
+  }
+};
+
+/// Statistics of a batch from those of its parts, in the parts' order: the pairwise update of Chan,
+/// Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances",
+/// 1979). No square of a mean occurs, so that nothing cancels. One call per channel.
+struct BatchNormMerge {
+  const Real* gathered;  // [parts, 2 channels + 1]
+  int64_t parts, channels;
+  Real* statistics;
+  LOCKSTEP_BODY void operator()(int64_t c) const {
+    double mean = 0, m2 = 0, rows = 0;
+    for (int64_t part = 0; part < parts; ++part) {
+      const Real* other = gathered + part * (2 * channels + 1);
+      const double more = other[2 * channels];
+      const double d = other[c] - mean, share = more > 0 ? more / (rows + more) : 0;
+      mean += d * share;
+      m2 += other[channels + c] + d * d * rows * share;
+      rows += more;
+    }
+    statistics[c] = Real(mean);
+    statistics[channels + c] = Real(m2);
+    if (c == 0) statistics[2 * channels] = Real(rows);
   }
 };
 
@@ -40,21 +68,24 @@ struct AddColumnSums {
   LOCKSTEP_BODY void finish(int64_t f, double sum, double) const { dbias[f] += Real(sum); }
 };
 
-/// One call per channel.
+/// One call per channel. Fewer than two rows have no unbiased variance: the running statistics then
+/// stay.
 struct BatchNormPrepare {
-  const Real* statistics;  // [2, channels]: mean, M2 over `count` rows
-  int64_t channels, count;
+  const Real* statistics;  // [2 channels + 1]: means, M2s, rows
+  int64_t channels;
   Real eps, momentum;
   Real* running_mean;
   Real* running_var;
-  Real* norm;  // [2, channels]: mean, 1 / standard deviation
+  Real* norm;  // [2 channels + 1]: means, 1 / standard deviations, 1 / rows (0 for none)
   LOCKSTEP_BODY void operator()(int64_t c) const {
-    const Real mean = statistics[c], m2 = statistics[channels + c];
+    const Real mean = statistics[c], m2 = statistics[channels + c], rows = statistics[2 * channels];
     norm[c] = mean;
-    norm[channels + c] = 1 / std::sqrt(m2 / Real(count) + eps);
-    if (momentum > 0) {  // PyTorch normalises with the biased variance, but remembers the unbiased
+    norm[channels + c] = 1 / std::sqrt((rows > 0 ? m2 / rows : 0) + eps);
+    if (c == 0) norm[2 * channels] = rows > 0 ? 1 / rows : 0;
+    // PyTorch normalises with the biased variance, but remembers the unbiased.
+    if (momentum > 0 && rows > 1) {
       running_mean[c] += momentum * (mean - running_mean[c]);
-      running_var[c] += momentum * (m2 / Real(count - 1) - running_var[c]);
+      running_var[c] += momentum * (m2 / (rows - 1) - running_var[c]);
     }
   }
 };
@@ -65,7 +96,7 @@ struct BatchNormPrepareEval {
   const Real* running_var;
   int64_t channels;
   Real eps;
-  Real* norm;
+  Real* norm;  // [2 channels]
   LOCKSTEP_BODY void operator()(int64_t c) const {
     norm[c] = running_mean[c];
     norm[channels + c] = 1 / std::sqrt(running_var[c] + eps);
@@ -136,12 +167,12 @@ struct BatchNormBackwardInput {
   const Real* dy;
   BatchNormAffine affine;
   const Real* sums;
-  Real inverse_count;
   Real* dx;
   LOCKSTEP_BODY void operator()(int64_t row, int64_t c) const {
     const int64_t i = row * affine.channels + c;
     const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : dy[i];
     const Real invstd = affine.norm[affine.channels + c];
+    const Real inverse_count = affine.norm[2 * affine.channels];
     const Real mean_dy = sums[c] * inverse_count;
     const Real slope = sums[affine.channels + c] * inverse_count * invstd * invstd;
     dx[i] = affine.weight[c] * invstd * (g - mean_dy - (x[i] - affine.norm[c]) * slope);

@@ -11,6 +11,7 @@ namespace cpu {
 
 void CpuKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& y) {
+  if (g.empty()) return;
   cpu_stream(s).enqueue("conv2d", [=, stream = &cpu_stream(s), engine = engine_.get(), x = x.data(),
                                    w = weight.data(), b = bias.data(),
                                    y = y.data()] { engine->conv2d(*stream, g, x, w, b, y); });
@@ -18,6 +19,7 @@ void CpuKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Tens
 
 void CpuKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy,
                                        const Tensor& weight, const Tensor& dx) {
+  if (g.empty()) return;
   cpu_stream(s).enqueue(
       "conv2d_backward_input",
       [=, stream = &cpu_stream(s), engine = engine_.get(), dy = dy.data(), w = weight.data(),
@@ -27,6 +29,7 @@ void CpuKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tensor
 void CpuKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x,
                                             const Tensor& dy, const Tensor& dweight,
                                             const Tensor& dbias) {
+  if (g.empty()) return;
   cpu_stream(s).enqueue("conv2d_backward_parameters",
                         [=, stream = &cpu_stream(s), engine = engine_.get(), x = x.data(),
                          dy = dy.data(), dw = dweight.data(), db = dbias.data()] {
@@ -36,6 +39,10 @@ void CpuKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const T
 
 void CpuKernels::matmul(Stream s, const MatMul& shape, const Tensor& a, const Tensor& b,
                         const Tensor& c) {
+  if (shape.empty()) {
+    if (!shape.accumulate) fill(s, 0, c);
+    return;
+  }
   cpu_stream(s).enqueue(
       "matmul", [=, stream = &cpu_stream(s), engine = engine_.get(), a = a.data(), b = b.data(),
                  c = c.data()] { engine->matmul(*stream, shape, a, b, c); });

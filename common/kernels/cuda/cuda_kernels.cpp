@@ -13,6 +13,7 @@ std::string CudaKernels::engine() const {
 
 void CudaKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
                          const Tensor& bias, const Tensor& y) {
+  if (g.empty()) return;
   CudaStream& stream = cuda_stream(s);
   bool has_bias = false;
   stream.enqueue("conv2d", [&](cudaStream_t) {
@@ -24,6 +25,7 @@ void CudaKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Ten
 
 void CudaKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy,
                                         const Tensor& weight, const Tensor& dx) {
+  if (g.empty()) return;
   CudaStream& stream = cuda_stream(s);
   stream.enqueue("conv2d_backward_input", [&](cudaStream_t) {
     stream.libraries().convolutions().backward_input(g, dy.data(), weight.data(), dx.data());
@@ -33,6 +35,7 @@ void CudaKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tenso
 void CudaKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x,
                                              const Tensor& dy, const Tensor& dweight,
                                              const Tensor& dbias) {
+  if (g.empty()) return;
   CudaStream& stream = cuda_stream(s);
   stream.enqueue("conv2d_backward_parameters", [&](cudaStream_t) {
     stream.libraries().convolutions().backward_weight(g, x.data(), dy.data(), dweight.data());
@@ -42,6 +45,10 @@ void CudaKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const 
 
 void CudaKernels::matmul(Stream s, const MatMul& shape, const Tensor& a, const Tensor& b,
                          const Tensor& c) {
+  if (shape.empty()) {
+    if (!shape.accumulate) fill(s, 0, c);
+    return;
+  }
   CudaStream& stream = cuda_stream(s);
   stream.enqueue("matmul", [&](cudaStream_t) {
     stream.libraries().matmul(shape, a.data(), b.data(), c.data());
