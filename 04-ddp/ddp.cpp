@@ -82,12 +82,6 @@ Tensor DistributedDataParallel::backward(const Tensor& dy, Context& context) {
   return dx;
 }
 
-void DistributedDataParallel::take_part_without_samples() {
-  broadcast_buffers();
-  std::fill(ready_.begin(), ready_.end(), true);
-  reduce_the_rest();
-}
-
 // --- The reduction -------------------------------------------------------------------------------
 
 /// Called on the host, between the enqueuing of two layers' backward: what is enqueued here stands

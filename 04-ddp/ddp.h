@@ -42,7 +42,6 @@ class DistributedDataParallel final : public Replica {
   /// Behind it, on the stream of the passes, the gradients are those of the whole batch. Throws
   /// BadInput naming the parameters that got no gradient, unless that is allowed.
   Tensor backward(const Tensor& dy, Context& context) override;
-  void take_part_without_samples() override;
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
 

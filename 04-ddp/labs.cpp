@@ -77,15 +77,13 @@ struct SmallTraining {
         optimizer(parameters, {}),
         context(stream),
         feeder(stream, set),
-        loss(Tensor::empty(stream, {1})) {
+        loss(parameters.loss()) {
     initialize(parameters, Initializer::kaiming_uniform, 1);
   }
 
   void wrap() {
-    auto wrapped = std::make_unique<DistributedDataParallel>(
+    model.network = std::make_unique<DistributedDataParallel>(
         std::move(model.network), parameters, ranks, group.exchanger(), communication);
-    ddp = wrapped.get();
-    model.network = std::move(wrapped);
   }
 
   /// Gradients of a part of a batch whose samples count `weight` each.
@@ -111,7 +109,6 @@ struct SmallTraining {
   Context context;
   Feeder feeder;
   Tensor loss;
-  DistributedDataParallel* ddp = nullptr;
 };
 
 /// A rank's batches, one per step; rank 0 has `more` of them than the others.
@@ -174,13 +171,8 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
     const int64_t all =
         how == Uneven::joined ? join.samples_of_step(size) : size * group.world_size();
     if (all == 0) break;
-    if (size > 0) {
-      training.forward_and_backward(batches[size_t(step)], {0, 1, size},
-                                    double(group.world_size()) / double(all));
-    } else {
-      training.parameters.zero_gradients();
-      training.ddp->take_part_without_samples();
-    }
+    training.forward_and_backward(size > 0 ? batches[size_t(step)] : HostBatch(), {0, 1, size},
+                                  double(group.world_size()) / double(all));
     training.optimizer.step(training.context.state(), training.loss);
     training.stream.synchronize();
     say(group, fmt::format("step {}: {} samples", step, all));

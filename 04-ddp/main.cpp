@@ -20,9 +20,9 @@ namespace {
 /// One optimizer step: this rank's part of the batch (in one piece, unless --accumulate divides it)
 /// adds up its gradients, backward averages them over the ranks, then the weights move. Writes the
 /// global batch's mean loss into `loss`, [1].
-void train_step(Model& model, Replica& replica, const ClipByNorm& clip, const Sgd& optimizer,
-                Feeder& feeder, Context& context, HostBatch batch, const BatchSplit& split,
-                StepState facts, const Tensor& loss) {
+void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, Feeder& feeder,
+                Context& context, HostBatch batch, const BatchSplit& split, StepState facts,
+                const Tensor& loss) {
   optimizer.zero_gradients();
   context.kernels().fill(context.stream(), 0, loss);
   const std::vector<BatchPart> parts = split.divide(batch.size);
@@ -34,10 +34,6 @@ void train_step(Model& model, Replica& replica, const ClipByNorm& clip, const Sg
     model.loss->forward(scores, part.labels, loss, context);
     const Tensor slope = model.loss->backward(part.labels, context);
     model.network->backward(slope, context);
-  }
-  if (parts.empty()) {  // the batch is smaller than the world
-    feeder.feed_facts(batch, {}, facts, context);
-    replica.take_part_without_samples();
   }
   clip();
   optimizer.step(context.state(), loss);
@@ -100,8 +96,8 @@ void train(const Options& options, const DdpStageOptions& own) {
       const StepState facts{.step = log.steps(),
                             .learning_rate = Real(schedule.at(log.steps())),
                             .loss_weight = Real(world_size) / Real(size)};
-      train_step(model, replica, clip, optimizer, feeder, context, std::move(*batch),
-                 own.accumulation(), facts, loss);
+      train_step(model, clip, optimizer, feeder, context, std::move(*batch), own.accumulation(),
+                 facts, loss);
       log.step(index, size, loss, {optimizer.health()});
     }
     log.end_epoch();

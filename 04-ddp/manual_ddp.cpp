@@ -18,19 +18,11 @@ ManualDdp::ManualDdp(std::unique_ptr<Module> module, const FlatParameters& param
 
 Tensor ManualDdp::backward(const Tensor& dy, Context& context) {
   Tensor dx = module_.backward(dy, context);
-  if (context.facts.last_contribution) average_all();
-  return dx;
-}
-
-void ManualDdp::take_part_without_samples() {
-  broadcast_buffers();
-  average_all();
-}
-
-void ManualDdp::average_all() {
+  if (!context.facts.last_contribution) return dx;
   for (const Parameter* p : parameters_.parameters()) average_gradients(p->grad);
   average_gradients(loss());
   finish_reduction();
+  return dx;
 }
 
 }  // namespace lockstep

@@ -18,10 +18,6 @@ class ManualDdp final : public Replica {
             Stream communication, AllReduceKind kind);
 
   Tensor backward(const Tensor& dy, Context& context) override;
-  void take_part_without_samples() override;
-
- private:
-  void average_all();
 };
 
 }  // namespace lockstep

@@ -1,7 +1,5 @@
 // DistributedDataParallel: the ranks of a group as members in this process, joined by Gloo.
 
-#include "04-ddp/ddp.h"
-
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -11,108 +9,35 @@
 #include "04-ddp/join.h"
 #include "04-ddp/manual_ddp.h"
 #include "common/core/error.h"
-#include "common/kernels/devices.h"
-#include "common/nn/init.h"
 #include "common/nn/layers.h"
-#include "common/nn/models.h"
-#include "common/nn/sgd.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
-#include "tests/unit/nn_test_support.h"
+#include "tests/unit/ddp_test_support.h"
 
 namespace lockstep {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
-using testing::kDouble;
 using testing::kLong;
 using testing::kTolerance;
+using testing::MakeModule;
+using testing::Member;
 using testing::message_of;
-using testing::random_values;
 using testing::relative_error;
+using testing::Samples;
+using testing::small_network;
 using Values = std::vector<Real>;
-using MakeModule = std::function<std::unique_ptr<Module>(int rank)>;
-
-/// A network for images of 16x16.
-MakeModule seed_network(ModelKind kind = ModelKind::seed) {
-  return [=](int) { return make_model({.kind = kind, .height = 16, .width_pixels = 16}).network; };
-}
-
-struct Samples {
-  explicit Samples(int64_t count, uint32_t seed = 1)
-      : images(random_values({count, 16, 16, 1}, seed)) {
-    for (int64_t i = 0; i < count; ++i) labels.push_back(static_cast<int32_t>((i * 7 + seed) % 10));
-  }
-  int64_t count() const { return std::ssize(labels); }
-  /// Those at first, first + stride, ...
-  Samples every(int64_t first, int64_t stride) const {
-    Samples part(0);
-    for (int64_t i = first; i < count(); i += stride) {
-      part.images.insert(part.images.end(), images.begin() + i * 256,
-                         images.begin() + (i + 1) * 256);
-      part.labels.push_back(labels[static_cast<size_t>(i)]);
-    }
-    return part;
-  }
-  Values images;
-  std::vector<int32_t> labels;
-};
-
-/// One rank, on a device of its own; without a communicator a network by itself.
-struct Member {
-  Member(int rank, const MakeModule& make, uint64_t seed)
-      : device(open_device({DeviceId::Kind::cpu, rank}, {.trace = true})),
-        network(make(rank)),
-        parameters(*network, stream),
-        optimizer(parameters, {.momentum = Real(0.9)}),
-        context(stream),
-        loss(parameters.loss()) {
-    initialize(parameters, Initializer::kaiming_uniform, seed);
-    // Running statistics that another rank's would not be taken for.
-    if (seed > 1 && !parameters.buffers().empty()) {
-      stream.kernels().fill(stream, Real(seed), parameters.buffer_values());
-    }
-  }
-
-  /// Adds the gradients of samples that count `weight` each. Only enqueues.
-  void accumulate(const Samples& samples, double weight) {
-    const int64_t count = samples.count();
-    context.state().copy_from_host(
-        {{.step = steps, .learning_rate = Real(0.05), .loss_weight = Real(weight)}});
-    const Tensor images = Tensor::from_host(stream, {count, 16, 16, 1}, samples.images);
-    const LabelTensor labels = LabelTensor::from_host(stream, {count}, samples.labels);
-    context.kernels().fill(stream, 0, loss);
-    const Tensor scores = network->forward(images, context);
-    criterion->forward(scores, labels, loss, context);
-    network->backward(criterion->backward(labels, context), context);
-  }
-  Values gradients() const { return parameters.gradients().to_host(); }
-  Values weights() const { return parameters.values().to_host(); }
-  DistributedDataParallel& ddp() { return static_cast<DistributedDataParallel&>(*network); }
-  Replica& wrapper() { return static_cast<Replica&>(*network); }
-
-  std::unique_ptr<Device> device;
-  Stream stream = device->create_stream("compute");
-  Stream communication = device->create_stream("communication");
-  std::unique_ptr<Module> network;
-  FlatParameters parameters;
-  Sgd optimizer;
-  Context context;
-  Tensor loss;
-  std::unique_ptr<Loss> criterion = make_nll_loss();
-  int64_t steps = 0;
-};
 
 /// The ranks of a group, whose members begin with different weights. One host thread enqueues the
 /// passes of all: nothing that is enqueued waits for the host.
 class Group {
  public:
-  explicit Group(int world_size, const MakeModule& make = seed_network(),
+  explicit Group(int world_size, const MakeModule& make = small_network(),
                  const DdpOptions& options = {}, bool manual = false)
       : manual_(manual), ranks_(testing::gloo_ranks(world_size)) {
     std::vector<std::future<void>> wrapped;
@@ -136,12 +61,7 @@ class Group {
     for (int rank = 0; rank < size(); ++rank) {
       Member& member = (*this)[rank];
       member.parameters.zero_gradients();
-      const Samples part = samples.every(rank, size());
-      if (part.count() == 0) {
-        member.wrapper().take_part_without_samples();
-      } else {
-        member.accumulate(part, double(size()) / double(samples.count()));
-      }
+      member.accumulate(samples.every(rank, size()), double(size()) / double(samples.count()));
     }
   }
   void step(const Samples& samples) {
@@ -181,7 +101,7 @@ class Group {
 };
 
 /// What one device makes of the same samples, beginning with rank 0's weights.
-Values single_device_gradients(const Samples& samples, const MakeModule& make = seed_network()) {
+Values single_device_gradients(const Samples& samples, const MakeModule& make = small_network()) {
   Member whole(0, make, 1);
   whole.accumulate(samples, 1.0 / double(samples.count()));
   return whole.gradients();
@@ -234,7 +154,7 @@ TEST_CASE("Buckets and overlap do not change the gradients", "[ddp][row79]") {
   for (const double megabytes : {0.0, 0.01, 0.1, 1.0, 1e9}) {
     for (const bool overlap : {true, false}) {
       INFO("--bucket-mb " << megabytes << (overlap ? "" : ", no overlap"));
-      Group group(3, seed_network(), {.caps = BucketCaps::equal(megabytes), .overlap = overlap});
+      Group group(3, small_network(), {.caps = BucketCaps::equal(megabytes), .overlap = overlap});
       if (megabytes == 0) CHECK(group[0].ddp().buckets().size() == 8);
       if (megabytes == 1) CHECK(group[0].ddp().buckets().size() == 1);
       group.gradients(samples);
@@ -250,7 +170,7 @@ TEST_CASE("Whatever reduces them, the gradients are the same", "[ddp][row79]") {
   const Values expected = single_device_gradients(samples);
   for (const AllReduceKind kind :
        {AllReduceKind::ring, AllReduceKind::naive, AllReduceKind::library}) {
-    Group group(3, seed_network(), {.caps = BucketCaps::equal(0.01), .all_reduce = kind});
+    Group group(3, small_network(), {.caps = BucketCaps::equal(0.01), .all_reduce = kind});
     group.gradients(samples);
     for (int rank = 0; rank < 3; ++rank) {
       CHECK(relative_error(group[rank].gradients(), expected) < kTolerance);
@@ -269,7 +189,7 @@ TEST_CASE("Written by hand, parameter by parameter, the gradients are the same",
     const Values expected = single_device_gradients(samples);
     for (const AllReduceKind kind :
          {AllReduceKind::ring, AllReduceKind::naive, AllReduceKind::library}) {
-      Group group(4, seed_network(), {.all_reduce = kind}, /*manual=*/true);
+      Group group(4, small_network(), {.all_reduce = kind}, /*manual=*/true);
       for (int rank = 0; rank < 4; ++rank) CHECK(group[rank].weights() == group[0].weights());
       group.gradients(samples);
       for (int rank = 0; rank < 4; ++rank) {
@@ -282,7 +202,7 @@ TEST_CASE("Written by hand, parameter by parameter, the gradients are the same",
 
 TEST_CASE("The loss becomes the mean over the whole batch on every rank", "[ddp][row90]") {
   const Samples samples(13);
-  Member alone(0, seed_network(), 1);
+  Member alone(0, small_network(), 1);
   alone.accumulate(samples, 1.0 / 13);
   const double expected = double(alone.loss.to_host()[0]);
   Group group(3);
@@ -337,7 +257,7 @@ TEST_CASE("Gradients of several passes add up, and are reduced with the last", "
         member.accumulate(samples.every(pass * 2 + rank, 2 * passes), 2.0 / 12);
         if (pass + 1 == passes) continue;
         // Nothing was reduced: these are the rank's own.
-        Member alone(0, seed_network(), 1);
+        Member alone(0, small_network(), 1);
         for (int i = 0; i <= pass; ++i) {
           alone.accumulate(samples.every(i * 2 + rank, 2 * passes), 2.0 / 12);
         }
@@ -388,7 +308,7 @@ class Slow final : public Module {
 
 /// The seed network with slow layers behind its first and its last one.
 std::unique_ptr<Module> slow_network(int rank) {
-  auto whole = seed_network()(rank);
+  auto whole = small_network()(rank);
   auto network = std::make_unique<Sequential>();
   Layers layers = static_cast<Sequential&>(*whole).release_layers();
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -451,14 +371,14 @@ TEST_CASE("The first reduction runs while backward does, unless that is turned o
 // --- Weights -------------------------------------------------------------------------------------
 
 TEST_CASE("All ranks begin with rank 0's parameters and buffers", "[ddp][row74]") {
-  Group group(3, seed_network(ModelKind::seed_bn));
+  Group group(3, small_network(ModelKind::seed_bn));
   for (int rank = 1; rank < 3; ++rank) {
     CHECK(group[rank].weights() == group[0].weights());
     CHECK(group[rank].parameters.buffer_values().to_host() ==
           group[0].parameters.buffer_values().to_host());
   }
-  const Member first(0, seed_network(ModelKind::seed_bn), 1),
-      second(1, seed_network(ModelKind::seed_bn), 2);
+  const Member first(0, small_network(ModelKind::seed_bn), 1),
+      second(1, small_network(ModelKind::seed_bn), 2);
   CHECK(group[0].weights() == first.weights());
   CHECK(group[0].parameters.buffer_values().to_host() ==
         first.parameters.buffer_values().to_host());
@@ -493,7 +413,7 @@ TEST_CASE("A gradient that is not finite on one rank stops all of them in the sa
 
 TEST_CASE("Running statistics are rank 0's at every forward", "[ddp][row87]") {
   for (const bool broadcast : {true, false}) {
-    Group group(2, seed_network(ModelKind::seed_bn), {.broadcast_buffers = broadcast});
+    Group group(2, small_network(ModelKind::seed_bn), {.broadcast_buffers = broadcast});
     const auto statistics = [&](int rank) {
       return group[rank].parameters.buffer_values().to_host();
     };
@@ -501,7 +421,7 @@ TEST_CASE("Running statistics are rank 0's at every forward", "[ddp][row87]") {
     // Behind the pass each rank has those of its own samples.
     CHECK(statistics(0) != statistics(1));
     const Values before = statistics(0);
-    Member alone(0, seed_network(ModelKind::seed_bn), 1);
+    Member alone(0, small_network(ModelKind::seed_bn), 1);
     alone.parameters.buffer_values().copy_from_host(before);
     group.gradients(Samples(12, 2));
     alone.accumulate(Samples(12, 2).every(1, 2), 1);
@@ -512,7 +432,7 @@ TEST_CASE("Running statistics are rank 0's at every forward", "[ddp][row87]") {
 }
 
 TEST_CASE("A rank may evaluate alone", "[ddp][row88]") {
-  Group group(2, seed_network(ModelKind::seed_bn));
+  Group group(2, small_network(ModelKind::seed_bn));
   group.gradients(Samples(12));
   Member& member = group[0];
   member.context.facts.training = false;
