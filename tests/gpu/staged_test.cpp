@@ -9,6 +9,8 @@
 #include <future>
 #include <thread>
 
+#include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "common/nn/init.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
@@ -30,7 +32,9 @@ using testing::message_of;
 using testing::numbered;
 using testing::occupy;
 using testing::ProcessResult;
+using testing::random_values;
 using testing::Ranks;
+using testing::relative_l2;
 using testing::ScopedEnvironment;
 using testing::seconds_since;
 using testing::Words;
@@ -171,6 +175,66 @@ TEST_CASE("Two processes on one GPU: only what moves is copied, and the trace na
           "[cuda][comm][staged]") {
   LOCKSTEP_NEEDS_GPU();
   check_two_ranks("[.staged-trace]");
+}
+
+// --- SyncBatchNorm -------------------------------------------------------------------------------
+
+/// y, dx, gradients and running statistics of a training pass of a layer over rows of 33 channels.
+std::vector<std::vector<double>> norm_pass(Stream stream, int64_t first, int64_t rows,
+                                           const std::function<void(BatchNorm2d&)>& convert) {
+  BatchNorm2d layer(33, Activation::relu);
+  layer.set_name("bn1");
+  const FlatParameters parameters(layer, stream);
+  initialize(parameters, Initializer::kaiming_uniform, 1);
+  convert(layer);
+  Context context(stream);
+  const Shape whole{700, 1, 1, 33};
+  const Tensor x = Tensor::from_host(stream, whole, random_values(whole, 1));
+  const Tensor dy = Tensor::from_host(stream, whole, random_values(whole, 2));
+  const Tensor y = layer.forward(x.rows(first, rows), context);
+  const Tensor dx = layer.backward(dy.rows(first, rows), context);
+  std::vector<std::vector<double>> found;
+  for (const Tensor& tensor : {y, dx, parameters.gradients(), parameters.buffer_values()}) {
+    const std::vector<Real> values = tensor.to_host();
+    found.emplace_back(values.begin(), values.end());
+  }
+  return found;
+}
+
+TEST_CASE("A rank of the next case: a synchronised layer", "[.staged-syncbn]") {
+  StagedRank here;
+  const Stream communication = here.ranks.devices[0]->create_stream("communication");
+  const auto convert = [&](BatchNorm2d& layer) {
+    convert_sync_batchnorm(layer, here.communicator(), communication);
+  };
+  const auto cpu_device = open_device({DeviceId::Kind::cpu, 0}, {});
+  const Stream cpu = cpu_device->create_stream("whole");
+  for (const int64_t of_rank_0 : {233, 700, 699}) {  // 700: none for rank 1
+    INFO("rank 0 has " << of_rank_0 << " rows");
+    const int64_t first = here.rank == 0 ? 0 : of_rank_0;
+    const int64_t rows = here.rank == 0 ? of_rank_0 : 700 - of_rank_0;
+    auto found = norm_pass(here.stream, first, rows, convert);
+    const auto expected = norm_pass(cpu, 0, 700, [](BatchNorm2d&) {});
+    const auto close = [&](size_t i) {
+      const auto begin = expected[i].begin() + (i < 2 ? first * 33 : 0);
+      return relative_l2(found[i], {begin, begin + std::ssize(found[i])}) <= 1e-5;
+    };
+    CHECK((close(0) && close(1) && close(3)));
+    // Gradients of weight and bias are the rank's own: their sum is that of the whole.
+    const auto sums =
+        Tensor::from_host(here.stream, {std::ssize(found[2])}, {found[2].begin(), found[2].end()});
+    here.communicator().all_reduce(here.stream, sums);
+    const std::vector<Real> values = sums.to_host();
+    found[2].assign(values.begin(), values.end());
+    CHECK(close(2));
+  }
+  here.leave();
+}
+
+TEST_CASE("Two processes on one GPU: a synchronised layer is that of the CPU over the whole batch",
+          "[cuda][syncbn][staged][row98]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_two_ranks("[.staged-syncbn]");
 }
 
 // --- Order ---------------------------------------------------------------------------------------

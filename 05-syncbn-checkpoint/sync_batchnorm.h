@@ -1,0 +1,60 @@
+#pragma once
+// Batch normalisation over the batches of all ranks.
+//
+// A rank that normalises its part of the batch by itself computes another function than one device
+// that has the whole, and its gradient is off by some percent. Synchronised, the function is the
+// same, and so are gradients, running statistics and weights.
+//
+// Forward needs the mean and variance of all ranks' rows. Each rank sends its means, its M2s (sums
+// of squared distances from them) and how many rows those are of: 2C+1 numbers in ONE all-gather.
+// Not an all-reduce: parts of a batch differ in size, and what combines them (BatchNormMerge) is
+// not a sum. Sums of x and of x^2 could be reduced, but their difference loses all digits where the
+// mean is large beside the spread: at mean 1e4 and spread 1 the variance in float32 is 100 % wrong,
+// merged it is right to 1e-5. Merged in rank order it has the same bits on every rank.
+//
+// Backward needs sum(dy) and sum(dy (x - mean)) over all rows: 2C numbers in ONE all-reduce. Each
+// rank back-propagates the loss of its own samples, so dx is the gradient of the sum of all ranks'
+// losses. The gradients of weight and bias stay local: whoever averages gradients over the ranks
+// (DDP) does so for these, too.
+//
+// Mirrors torch.nn.SyncBatchNorm (which gathers 1/std in place of M2, and runs on GPUs only).
+
+#include "common/comm/communicator.h"
+#include "common/nn/batch_norm.h"
+
+namespace lockstep {
+
+/// A batch that is dealt to the ranks of a group, whose parts may be unequal, or empty: a rank
+/// without samples still makes its passes, with tensors of no rows. All ranks run the same layers
+/// in the same order. One rank alone, and evaluation, communicate nothing.
+///
+/// All calls go to the stream `communication`; give it DDP's, so that layers and buckets reach the
+/// communicator in one order. A layer waits for its calls on its own stream, the host does not wait
+/// for anything: except where a rank has fewer than two rows, which must know how many the others
+/// have. An error on all ranks, if there is one row in total: each has fewer than two then.
+class SyncBatchNorm final : public BatchStatistics {
+ public:
+  /// `ranks` must outlive the passes.
+  SyncBatchNorm(Communicator& ranks, Stream communication)
+      : ranks_(ranks), communication_(communication) {}
+
+  /// All-gathers [2C+1].
+  Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
+             Context& context) override;
+  /// All-reduces [2C].
+  void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) override;
+
+ private:
+  template <class Work>
+  void communicate(const BatchNorm2d& layer, Stream passes, Work work);
+
+  Communicator& ranks_;
+  Stream communication_;
+};
+
+/// Synchronises every BatchNorm2d of `network`, wrapped or not, and returns how many there are.
+/// Parameters, running statistics and their names stay: FlatParameters and files remain valid.
+/// Mirrors torch.nn.SyncBatchNorm.convert_sync_batchnorm.
+int convert_sync_batchnorm(Module& network, Communicator& ranks, Stream communication);
+
+}  // namespace lockstep
