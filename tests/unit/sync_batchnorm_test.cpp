@@ -165,7 +165,7 @@ TEST_CASE("Synchronised, a layer is that of one device, however the batch is dea
           "[syncbn][tsan][row98]") {
   const Ranks ranks = testing::ring_ranks(4);
   for (const std::vector<int64_t>& counts :
-       {std::vector<int64_t>{5, 0, 3, 8}, {4, 4, 4, 4}, {1, 0, 0, 1}, {0, 0, 7, 0}}) {
+       {std::vector<int64_t>{5, 0, 3, 8}, {4, 4, 4, 4}, {1, 0, 0, 6}, {0, 0, 7, 0}}) {
     const LayerInput whole = LayerInput::random(total_of(counts));
     for (const Form form : {Form::plain, Form::relu, Form::residual}) {
       INFO(counts[0] << ", " << counts[1] << ", " << counts[2] << ", " << counts[3]
@@ -203,8 +203,7 @@ TEST_CASE("A mean that is large beside the spread does not cost the merged varia
           "[syncbn][row100]") {
   const LayerInput whole = LayerInput::random(12544, Real(1e4));
   const Ranks ranks = testing::ring_ranks(4);
-  const std::vector<int64_t> counts{3136, 3000, 3272, 3136};
-  const LayerPasses passes(ranks, Form::plain, whole, counts);
+  const LayerPasses passes(ranks, Form::plain, whole, {3136, 3136, 3136, 3136});
   const LayerResult found = passes.together();
   for (int64_t c = 0; c < LayerInput::kChannels; ++c) {
     double mean = 0, m2 = 0;
@@ -370,7 +369,7 @@ TEST_CASE("Ranks that compare their calls name the layer that one of them skips"
 
 /// How far the ranks of a group are from one device after training, relative.
 struct Distance {
-  double weights = 0, running = 0, losses = 0;
+  double weights = 0, running = 0, losses = 0, first_loss = 0;
   bool same_on_all_ranks = true;
 };
 
@@ -440,6 +439,7 @@ Distance distance(ModelKind kind, int world_size, const std::vector<int64_t>& ba
   found.weights = relative_error(members[0]->weights(), alone->weights());
   found.running = relative_error(running(*members[0]), running(*alone));
   found.losses = relative_error(losses.back(), expected);
+  found.first_loss = std::abs(losses.back()[0] / expected[0] - 1);
   return found;
 }
 
@@ -451,8 +451,9 @@ TEST_CASE("A whole network, synchronised, trains as on one device", "[syncbn][ro
       INFO("model " << int(kind) << ", " << world_size << " ranks: weights " << found.weights
                     << ", running statistics " << found.running << ", losses " << found.losses);
       CHECK(found.same_on_all_ranks);
-      CHECK(found.losses <= (kDouble ? 1e-10 : 1e-2));
-      if (!kDouble) continue;  // one rounding grows: losses only
+      CHECK(found.first_loss <= kTolerance);
+      if (!kDouble) continue;  // one rounding grows from step to step
+      CHECK(found.losses <= 1e-10);
       CHECK(found.weights <= 1e-10);
       CHECK(found.running <= 1e-10);
     }
@@ -462,7 +463,7 @@ TEST_CASE("A whole network, synchronised, trains as on one device", "[syncbn][ro
 TEST_CASE("A whole network with plain batch normalisation does not", "[syncbn][row99]") {
   const Distance found = distance(ModelKind::seed_bn, 4, {19, 12}, /*synchronised=*/false);
   CHECK(found.weights >= 1e-3);
-  CHECK(found.losses >= 1e-4);
+  CHECK(found.first_loss >= 1e-3);
 }
 
 TEST_CASE("Conversion leaves parameters, names and state where they are", "[syncbn]") {
