@@ -397,8 +397,6 @@ void train_as_rank(Member& member, Communicator& ranks, const ExchangeTexts& exc
     member.parameters.zero_gradients();
     member.accumulate(samples.every(ranks.rank(), ranks.world_size()),
                       double(ranks.world_size()) / double(count));
-    member.wrapper().average_loss(member.loss);
-    member.stream.wait(member.communication.record());
     member.optimizer.step(member.context.state(), member.loss);
     losses.push_back(double(member.loss.to_host()[0]));
   }
