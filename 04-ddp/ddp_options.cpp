@@ -119,8 +119,8 @@ std::string batch_line(const Options& options, const DdpStageOptions& own,
 }
 
 void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log) {
-  const StepTimes times = replica.times(log.steps());
-  const double steps = double(std::max<int64_t>(log.steps(), 1));
+  const StepTimes times = replica.times(log.own_steps());
+  const double steps = double(std::max<int64_t>(log.own_steps(), 1));
   const double sent = double(replica.bytes_sent()) / steps;
   const double predicted =
       2.0 * (world_size - 1) / world_size * double(parameters.count() * int64_t(sizeof(Real)));

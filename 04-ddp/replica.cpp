@@ -19,6 +19,7 @@ Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameter
       communication_(communication),
       all_reduce_(ranks, kind, communication),
       broadcasts_buffers_(broadcast_buffers),
+      own_health_(HealthTensor::from_host(passes_, {}, {Health{}})),
       pass_times_(passes_),
       communication_times_(communication_) {}
 
@@ -34,6 +35,7 @@ Tensor Replica::forward(const Tensor& x, Context& context) {
     broadcast_buffers();
     if (!in_step_) pass_times_.start();
     in_step_ = true;
+    state_ = context.state();
   }
   return module_.forward(x, context);
 }
@@ -42,6 +44,7 @@ void Replica::average_gradients(const Tensor& gradients) {
   communication_.wait(passes_.record());  // they are complete
   communication_times_.start();
   if (ranks_.world_size() > 1) {
+    communication_.kernels().check_finite(communication_, state_, gradients, own_health_);
     communication_.kernels().scale(communication_, Real(1) / Real(ranks_.world_size()), gradients);
   }
   all_reduce_(gradients);

@@ -36,6 +36,9 @@ class Replica : public Module {
   /// Running statistics become rank 0's, where a pass has changed them.
   void broadcast_buffers();
 
+  /// Whether what this rank gave to the sums was finite, its loss included. Where a sum is not,
+  /// this says who it came from.
+  const HealthTensor& own_health() const { return own_health_; }
   /// The module itself: its names and state are those of an unwrapped network.
   Module& inner() { return module_; }
   /// For gradients, by this rank, so far.
@@ -65,6 +68,8 @@ class Replica : public Module {
   bool broadcasts_buffers_;
   bool buffers_are_old_ = true;  // since the last reduction
   bool in_step_ = false;         // a pass has begun whose reduction has not ended
+  StepStateTensor state_;        // of the pass at hand
+  HealthTensor own_health_;
   PhaseTimer pass_times_, communication_times_;
 };
 

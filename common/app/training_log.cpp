@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "common/app/json_file.h"
 #include "common/app/process_stats.h"
@@ -72,10 +73,10 @@ void TrainingLog::say(const std::string& line) const {
   if (prints()) fmt::print("{}\n\n", line);
 }
 
-void TrainingLog::begin_epoch(int64_t epoch) {
+void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
   epoch_ = epoch;
-  if (steps_ == 0) startup_seconds_ = seconds_since_start();
-  samples_seen_ = 0;
+  if (epoch_seconds_.empty()) startup_seconds_ = seconds_since_start();
+  samples_seen_ = first_batch * options_.batch_size;
   for (Device* device : devices_) device->memory().reset_peak();  // of what came before training
   epoch_begin_ = Clock::now();
   reports_.begin_epoch();
@@ -87,6 +88,7 @@ void TrainingLog::step(int64_t batch, int64_t size, const Tensor& loss,
   lines_.push_back({samples_seen_, batch % options_.log_interval == 0});
   ++steps_;
   samples_seen_ += size;
+  samples_trained_ += size;
   receive(1);
 }
 
@@ -98,10 +100,9 @@ void TrainingLog::receive(size_t keep) {
     if (report->failed_step >= 0) {
       clear_progress();
       fail<NonFinite>(
-          "step {}, rank {} ({}): the loss ({}) or a gradient is not finite; the weights stayed as "
-          "step {} left them and nothing was saved; lower --lr ({}) or look at the data",
-          report->failed_step, ranks_.rank, devices_.front()->name(), report->loss,
-          report->failed_step - 1, options_.lr);
+          "step {}, {}: the loss ({}) or a gradient is not finite; the weights stayed as step {} "
+          "left them and nothing was saved since; lower --lr ({}) or look at the data",
+          report->failed_step, who_failed(), report->loss, report->failed_step - 1, options_.lr);
     }
     losses_.push_back(report->loss);
     if (line.print && prints()) {
@@ -112,6 +113,18 @@ void TrainingLog::receive(size_t keep) {
     }
     show_progress(line.samples_before);
   }
+}
+
+/// The ranks whose own numbers were not finite. All ranks call it: a sum is the same on all.
+std::string TrainingLog::who_failed() const {
+  const std::string me = fmt::format("rank {} ({})", ranks_.rank, devices_.front()->name());
+  if (!ranks_.exchange || !ranks_.own_health.defined()) return me;
+  const bool failed = ranks_.own_health.to_host()[0].failed_step >= 0;
+  std::vector<std::string> found;
+  for (const nlohmann::json& rank : gather({{"name", me}, {"failed", failed}})) {
+    if (rank.at("failed")) found.push_back(rank.at("name"));
+  }
+  return found.empty() ? "the sum over all ranks" : fmt::format("{}", fmt::join(found, ", "));
 }
 
 void TrainingLog::end_epoch() {
@@ -155,13 +168,8 @@ void TrainingLog::evaluated(const Evaluation& e) {
 }
 
 double TrainingLog::samples_per_second() const {
-  double seconds = 0;
-  for (const double epoch : epoch_seconds_) seconds += epoch;
-  const int64_t epochs = static_cast<int64_t>(epoch_seconds_.size());
-  if (epochs == 0) return 0;
-  return double((epochs - 1) * std::min(samples_, steps_per_epoch_ * options_.batch_size) +
-                samples_seen_) /
-         seconds;
+  const double seconds = std::accumulate(epoch_seconds_.begin(), epoch_seconds_.end(), 0.0);
+  return seconds > 0 ? double(samples_trained_) / seconds : 0;
 }
 
 /// Bytes while training; of the whole run where there was none.

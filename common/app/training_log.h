@@ -19,7 +19,8 @@ namespace lockstep {
 /// The ranks of a run, where it is several processes: what happens on all is said by one.
 struct RunRanks {
   int rank = 0;
-  ExchangeTexts exchange{};  // empty: one process
+  ExchangeTexts exchange{};   // empty: one process
+  HealthTensor own_health{};  // of what this rank gives to sums over all
 };
 
 /// Follows a training run. Prints lines as PyTorch's MNIST example does:
@@ -42,19 +43,27 @@ class TrainingLog {
   /// Prints a line.
   void say(const std::string& line) const;
 
-  void begin_epoch(int64_t epoch);
+  /// Of a run that goes on: the steps that came before.
+  void resume(int64_t steps) { steps_ = earlier_steps_ = steps; }
+  /// At batch `first_batch` of it.
+  void begin_epoch(int64_t epoch, int64_t first_batch = 0);
   /// After the work of one step has been enqueued: `batch` is its number in the epoch, `size` its
   /// samples. Throws NonFinite, one step late, when a loss or gradient was not finite.
   /// `healths` are those of all optimizers.
   void step(int64_t batch, int64_t size, const Tensor& loss,
             const std::vector<HealthTensor>& healths);
+  /// Waits for the steps so far. Throws as step() does.
+  void settle() { receive(0); }
   /// Waits for the epoch's last step and takes its time.
   void end_epoch();
   /// After --max-steps steps there is nothing more to train.
   bool finished() const { return options_.max_steps > 0 && steps_ >= options_.max_steps; }
   int64_t steps() const { return steps_; }
+  /// Without those of resume().
+  int64_t own_steps() const { return steps_ - earlier_steps_; }
 
   void evaluated(const Evaluation& evaluation);
+  bool has_evaluation() const { return !evaluations_.empty(); }
 
   /// Adds what a stage measured itself: a row of the summary.
   void note(std::string row, std::string text);
@@ -79,6 +88,7 @@ class TrainingLog {
   bool prints() const { return ranks_.rank == 0; }
   std::vector<nlohmann::json> gather(const nlohmann::json& mine) const;
   void receive(size_t keep);
+  std::string who_failed() const;
   void show_progress(int64_t samples_done);
   void clear_progress();
   void collect_records(double flops);
@@ -101,7 +111,9 @@ class TrainingLog {
   StepReports reports_;
   std::deque<Line> lines_;  // of the outstanding reports
 
-  int64_t epoch_ = 0, steps_ = 0, samples_seen_ = 0;
+  int64_t epoch_ = 0, steps_ = 0, earlier_steps_ = 0;
+  int64_t samples_seen_ = 0;     // of the epoch
+  int64_t samples_trained_ = 0;  // by this run
   Clock::time_point epoch_begin_;
   double startup_seconds_ = 0;
   std::vector<double> losses_, step_seconds_, epoch_seconds_;

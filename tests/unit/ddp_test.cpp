@@ -408,6 +408,8 @@ TEST_CASE("A gradient that is not finite on one rank stops all of them in the sa
   for (int rank = 0; rank < 3; ++rank) {
     CHECK(group[rank].optimizer.health().to_host()[0].failed_step == 1);
     CHECK(group[rank].weights() == good);
+    // The others know that it was not they.
+    CHECK(group[rank].wrapper().own_health().to_host()[0].failed_step == (rank == 1 ? 1 : -1));
   }
 }
 
