@@ -134,6 +134,7 @@ std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
                                               const char* const* argv) {
   CommandLine line;
   line.options.order = stage.order;
+  line.options.model = stage.model;
   OptionParser parser(stage.name, stage.summary);
   add_model_options(parser, line.options);
   add_training_options(parser, line.options);
@@ -189,7 +190,9 @@ std::vector<std::string> Options::arguments() const {
   for (const auto& [key, value] : values.items()) {
     // Defaults go unsaid, since some may not be said (--width for the seed network). But stages
     // differ in their default order.
-    if (value == defaults.value(key, nlohmann::json("")) && key != "order") continue;
+    if (value == defaults.value(key, nlohmann::json("")) && key != "order" && key != "model") {
+      continue;
+    }
     std::string name = "--" + key;
     std::replace(name.begin(), name.end(), '_', '-');
     words.push_back(name);

@@ -89,6 +89,8 @@ struct StageInfo {
   std::function<std::string(size_t devices)> emulate{};
   /// The default of --order.
   std::string order = "loader";
+  /// The default of --model.
+  std::string model = "seed";
   /// Where the stage runs as several processes: starts them, if this is none of them, and returns
   /// their exit status.
   std::function<std::optional<int>(const Options&)> start_ranks{};

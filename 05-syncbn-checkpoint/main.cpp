@@ -1,0 +1,149 @@
+// Stage 05: SyncBatchNorm, and checkpoints.
+//
+// The training program of stage 04. Batch normalisation sees the whole batch instead of its rank's
+// part, so that networks with it train as on one device, too; and rank 0 writes checkpoints, from
+// which a run goes on as if it had never stopped. Compare with
+//   diff 04-ddp/main.cpp 05-syncbn-checkpoint/main.cpp
+
+#include "05-syncbn-checkpoint/checkpoint_plan.h"
+#include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "common/app/evaluate.h"
+#include "common/app/feeder.h"
+#include "common/app/program.h"
+#include "common/app/training_log.h"
+#include "common/app/weights_file.h"
+#include "common/nn/models.h"
+#include "common/nn/sgd.h"
+
+namespace lockstep {
+namespace {
+
+/// One optimizer step: this rank's part of the batch (in one piece, unless --accumulate divides it)
+/// adds up its gradients, backward averages them over the ranks, then the weights move. Writes the
+/// global batch's mean loss into `loss`, [1].
+void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, Feeder& feeder,
+                Context& context, HostBatch batch, const BatchSplit& split, StepState facts,
+                const Tensor& loss) {
+  optimizer.zero_gradients();
+  context.kernels().fill(context.stream(), 0, loss);
+  const std::vector<BatchPart> parts = split.divide(batch.size);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    context.facts.last_contribution = i + 1 == parts.size();  // no_sync before
+
+    const DeviceBatch& part = feeder.feed(batch, parts[i], facts, context);
+    const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
+    model.loss->forward(scores, part.labels, loss, context);
+    const Tensor slope = model.loss->backward(part.labels, context);
+    model.network->backward(slope, context);
+  }
+  clip();
+  optimizer.step(context.state(), loss);
+  feeder.retire(std::move(batch));
+}
+
+void train(const Options& options, const CheckpointStageOptions& stage) {
+  const DdpStageOptions& own = stage.ddp;
+
+  // The process group: who am I, and where are the others?
+  ProcessGroup& group = init_process_group(own.ranks.process_group());
+  const int rank = group.rank(), world_size = group.world_size();
+
+  // Data: bytes in host memory.
+  const DatasetPair data = load_dataset(options.data, options.data_dir);
+  require_same_settings(group, options, own, data);
+
+  // This rank's device, and the streams on which everything happens in order.
+  const std::unique_ptr<Device> device = open_device_of_rank(options, own.ranks, group);
+  Communicator& ranks = group.connect(*device);
+  const Stream stream = device->create_stream("compute");
+  const Stream communication = device->create_stream("communication");
+  const HostAllocator pinned = [&](size_t bytes) { return device->allocate_host(bytes); };
+
+  // Network, parameters, optimizer.
+  Model model = make_model(options.model_options(data.train));
+  const FlatParameters parameters(*model.network, stream);
+  initialize(parameters, options.initializer(), options.seed);
+  if (!options.load.empty() && rank == 0) load_weights(options.load, *model.network);
+  const Sgd optimizer(parameters, options.sgd_rule());
+  const ClipByNorm clip(parameters, own.clip_norm);
+  if (!stage.no_sync_bn) convert_sync_batchnorm(*model.network, ranks, communication);
+  std::unique_ptr<Replica> wrapped =
+      make_replica(std::move(model.network), parameters, group, ranks, communication, own);
+  Replica& replica = *wrapped;
+  model.network = std::move(wrapped);
+
+  // What brings the batches in and carries the losses out.
+  ShardLoader train_loader(data.train, options, pinned, rank, world_size, own.sharding());
+  DataLoader test_loader(data.test, evaluation_shard(data.test, options, pinned, rank, world_size));
+  const int64_t steps_per_epoch = train_loader.batches_per_epoch();
+  const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
+  Feeder feeder(stream, data.train);
+  Context context(stream);
+  const Tensor loss = replica.loss();  // averaged as the gradients are
+  TrainingLog log("05-syncbn-checkpoint", options, stream, {device.get()}, data.train.count(),
+                  steps_per_epoch, {rank, group.exchanger(), replica.own_health()});
+  log.start(data.train, data.test, parameters.count());
+  log.say(batch_line(options, own, group));
+
+  const auto evaluate_all = [&] {
+    replica.broadcast_buffers();  // every rank measures the same network
+    const Evaluation part = evaluate(model, test_loader, data.test.count(), feeder, context);
+    return sum_over_ranks(part, ranks, stream);
+  };
+
+  // Where training goes on, and when it is saved.
+  Checkpointer checkpointer({replica.inner(), parameters, optimizer}, ranks, group.exchanger(),
+                            stage.checkpoint_options());
+  CheckpointPlan checkpoints(checkpointer, stage, rank, [&] { log.settle(); });
+  TrainingState state = checkpointer.resume(stage.resume, first_state(options, stage, data, group));
+  log.resume(state.steps);
+
+  for (int64_t epoch = state.epoch; epoch < options.epochs && !log.finished(); ++epoch) {
+    const int64_t first_batch = state.first_batch(epoch);
+    log.begin_epoch(epoch, first_batch);
+    train_loader.begin_epoch(epoch, first_batch);
+    while (!log.finished()) {
+      std::optional<HostBatch> batch = train_loader.next();
+      if (!batch) break;
+      const int64_t index = batch->index, size = batch->global_size;
+      const StepState facts{.step = log.steps(),
+                            .learning_rate = Real(schedule.at(log.steps())),
+                            .loss_weight = Real(world_size) / Real(size)};
+      train_step(model, clip, optimizer, feeder, context, std::move(*batch), own.accumulation(),
+                 facts, loss);
+      log.step(index, size, loss, {optimizer.health()});
+      state.count_step(schedule.at(log.steps()));
+      checkpoints.after_step(state);
+    }
+    log.end_epoch();
+    const Evaluation found = evaluate_all();
+    log.evaluated(found);
+    if (state.step_in_epoch == steps_per_epoch) state.count_epoch(found.accuracy());
+    checkpoints.after_epoch(state);
+  }
+  if (!log.has_evaluation()) log.evaluated(evaluate_all());
+
+  if (!options.save.empty() && rank == 0) save_weights(options.save, replica.inner());
+  report(replica, parameters, world_size, log);
+  log.finish(context.flops());
+  checkpoints.finish();
+  destroy_process_group();
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  lockstep::CheckpointStageOptions stage;
+  return lockstep::run_program(
+      {.name = "05-syncbn-checkpoint",
+       .summary = "Stage 05: SyncBatchNorm and rank-0 checkpoints.",
+       .add_options = [&](lockstep::OptionParser& parser) { stage.add_to(parser); },
+       .baseline = "01-single-gpu",
+       .emulate = [&](size_t devices) { return stage.emulation(devices); },
+       .order = "sampler",
+       .model = "seed-bn",
+       .start_ranks =
+           [&](const lockstep::Options& options) { return stage.ddp.ranks.start_ranks(options); }},
+      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, stage); });
+}

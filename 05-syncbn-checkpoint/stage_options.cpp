@@ -1,0 +1,48 @@
+#include "05-syncbn-checkpoint/stage_options.h"
+
+#include "05-syncbn-checkpoint/training_settings.h"
+#include "common/core/error.h"
+
+namespace lockstep {
+
+void CheckpointStageOptions::add_to(OptionParser& parser) {
+  ddp.add_to(parser);
+  parser.add_flag("--no-sync-bn", no_sync_bn,
+                  "batch normalisation sees its rank's part of the batch only, as in stage 04");
+  parser.add("--checkpoint-dir", directory, "save checkpoints to this folder, after every epoch");
+  parser.add("--save-every", save_every, "save every so many steps, too; 0: never",
+             {0, 1000000000});
+  parser.add("--keep", keep, "newest checkpoints that stay", {2, 1000000});
+  parser.add("--resume", resume,
+             "go on from this checkpoint; auto: from the newest in --checkpoint-dir, if any");
+  parser.add_flag("--allow-world-size-change", allow_world_size,
+                  "--resume what another number of ranks saved");
+  parser.check_afterwards([this, &parser] {
+    for (const char* option : {"--save-every", "--keep"}) {
+      require(!directory.empty() || !parser.given(option),
+              "{}: nothing is saved without --checkpoint-dir; give it, too", option);
+    }
+    require(!directory.empty() || resume != "auto",
+            "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
+    require(!allow_world_size || !resume.empty(),
+            "--allow-world-size-change: for --resume, found none; give it, too");
+    for (const char* option : {"--checkpoint-dir", "--resume"}) {
+      require(!parser.given(option) || !parser.given("--baseline"),
+              "{}: --baseline compares whole runs; leave one of them out", option);
+    }
+    require(resume.empty() || !parser.given("--load"),
+            "--resume: a checkpoint has weights of its own; leave out --load");
+  });
+}
+
+TrainingState first_state(const Options& options, const CheckpointStageOptions& stage,
+                          const DatasetPair& data, const ProcessGroup& group) {
+  TrainingState state;
+  state.learning_rate = options.schedule(1).base;
+  state.world_size = group.world_size();
+  state.settings = training_settings(options, stage.ddp, data);
+  state.settings["sync_bn"] = !stage.no_sync_bn;
+  return state;
+}
+
+}  // namespace lockstep

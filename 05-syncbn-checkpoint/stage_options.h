@@ -1,0 +1,34 @@
+#pragma once
+// This stage's own options, beside those of stage 04.
+
+#include <string>
+
+#include "04-ddp/ddp_options.h"
+#include "05-syncbn-checkpoint/checkpointer.h"
+
+namespace lockstep {
+
+struct CheckpointStageOptions {
+  DdpStageOptions ddp;
+  bool no_sync_bn = false;
+  std::string directory;   // of the checkpoints; empty: none
+  int64_t save_every = 0;  // steps; 0: after every epoch
+  int64_t keep = 2;
+  std::string resume;  // auto, a file, or empty: from the beginning
+  bool allow_world_size = false;
+
+  void add_to(OptionParser& parser);
+  /// The --emulate with which stage 01 normalises as these ranks do.
+  std::string emulation(size_t ranks) const {
+    return no_sync_bn ? "stride:" + std::to_string(ranks) : "none";
+  }
+  CheckpointOptions checkpoint_options() const {
+    return {.directory = directory, .keep = keep, .allow_world_size = allow_world_size};
+  }
+};
+
+/// The state in which a run with these options begins.
+TrainingState first_state(const Options& options, const CheckpointStageOptions& stage,
+                          const DatasetPair& data, const ProcessGroup& group);
+
+}  // namespace lockstep
