@@ -55,11 +55,8 @@ DdpOptions DdpStageOptions::ddp_options() const {
 
 // --- What all ranks must agree on ----------------------------------------------------------------
 
-namespace {
-
-/// Everything that the weights, or the number of calls, depend on.
-nlohmann::json settings(const Options& options, const DdpStageOptions& own,
-                        const DatasetPair& data) {
+nlohmann::json shared_settings(const Options& options, const DdpStageOptions& own,
+                               const DatasetPair& data) {
   nlohmann::json all = options.to_json();
   for (const char* own_business :
        {"data_dir", "devices", "threads_per_device", "workers", "prefetch_factor", "loader_timeout",
@@ -78,11 +75,9 @@ nlohmann::json settings(const Options& options, const DdpStageOptions& own,
   return all;
 }
 
-}  // namespace
-
 void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
                            const DatasetPair& data) {
-  const std::vector<std::string> texts = group.exchange(settings(options, own, data).dump());
+  const std::vector<std::string> texts = group.exchange(shared_settings(options, own, data).dump());
   const nlohmann::json first = nlohmann::json::parse(texts[0]);
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     const nlohmann::json other = nlohmann::json::parse(texts[rank]);

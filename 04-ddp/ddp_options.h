@@ -2,6 +2,7 @@
 // This stage's own options, and the replica that they ask for.
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "04-ddp/ddp.h"
@@ -30,6 +31,10 @@ struct DdpStageOptions {
   /// The micro-batches of a rank's part of a batch, whose gradients add up before they are reduced.
   BatchSplit accumulation() const { return {BatchSplit::Kind::micro, accumulate}; }
 };
+
+/// Everything that the weights, or the number of calls, depend on, by the options' names.
+nlohmann::json shared_settings(const Options& options, const DdpStageOptions& own,
+                               const DatasetPair& data);
 
 /// Throws BadInput, on all ranks, with both values, if they differ in an option that the weights or
 /// the number of steps depend on, or in the size of their data: they would train different

@@ -43,10 +43,13 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostA
   loader_ = std::make_unique<DataLoader>(set, loader);
 }
 
-void ShardLoader::begin_epoch(int64_t epoch) {
+void ShardLoader::begin_epoch(int64_t epoch, int64_t first_batch) {
+  require(first_batch >= 0 && first_batch <= batches_,
+          "loader: first batch {} of an epoch, expected 0 to {}", first_batch, batches_);
   if (sampler_) sampler_->set_epoch(epoch);
-  loader_->begin_epoch(epoch);
-  next_ = 0;
+  // This rank has a part of every global batch, but perhaps none of the last one.
+  loader_->begin_epoch(epoch, std::min(first_batch, loader_->batches_per_epoch()));
+  next_ = first_batch;
 }
 
 int64_t ShardLoader::global_size(int64_t batch) const {

@@ -26,7 +26,8 @@ class ShardLoader {
 
   /// The same on all ranks.
   int64_t batches_per_epoch() const { return batches_; }
-  void begin_epoch(int64_t epoch);
+  /// Goes to global batch `first_batch` of the epoch: 0, or where a checkpoint was made.
+  void begin_epoch(int64_t epoch, int64_t first_batch = 0);
   /// The next batch; its size is 0 where the global batch, the last one, has too few samples for
   /// all ranks. Nothing at the end of the epoch.
   std::optional<HostBatch> next();

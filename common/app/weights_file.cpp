@@ -1,15 +1,15 @@
 #include "common/app/weights_file.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/core/error.h"
-#include "common/io/safetensors.h"
-#include "common/nn/state.h"
 
 namespace lockstep {
 namespace {
 
 constexpr DType kReal = sizeof(Real) == 4 ? DType::F32 : DType::F64;
+constexpr std::string_view kWrapper = "module.";
 
 template <class T>
 std::vector<T> elements(const TensorEntry& entry) {
@@ -24,29 +24,55 @@ std::vector<Real> converted(const TensorEntry& entry) {
   return std::vector<Real>(values.begin(), values.end());
 }
 
-StateTensor to_state(const std::string& path, const TensorEntry& entry) {
+StateTensor to_state(const TensorEntry& entry, FileTypes types) {
   StateTensor tensor{entry.name, Shape(entry.shape), {}, {}};
   const bool counter = entry.name.ends_with("num_batches_tracked");
+  const bool any = types == FileTypes::any;
   if (counter && entry.dtype == DType::I64) {
     tensor.integer = elements<int64_t>(entry);
-  } else if (!counter && entry.dtype == DType::F32) {
+  } else if (!counter && entry.dtype == DType::F32 && (any || kReal == DType::F32)) {
     tensor.real = converted<float>(entry);
-  } else if (!counter && entry.dtype == DType::F64) {
+  } else if (!counter && entry.dtype == DType::F64 && (any || kReal == DType::F64)) {
     tensor.real = converted<double>(entry);
   } else {
-    fail<BadInput>("{}: tensor {} has dtype {}, expected {}; convert the file first", path,
-                   entry.name, dtype_name(entry.dtype), counter ? "I64" : "F32 or F64");
+    tensor.problem = fmt::format("has dtype {}, expected {}", dtype_name(entry.dtype),
+                                 counter ? "I64"
+                                 : any   ? "F32 or F64"
+                                         : dtype_name(kReal));
   }
   return tensor;
 }
 
-}  // namespace
-
-void save_weights(const std::string& path, Module& network) {
-  save_weights(path, state_dict(network));
+/// Leaves away what a wrapper put before every name; true if it did. Some names alone that begin
+/// so are a module's that is called "module".
+bool unwrap_names(std::vector<StateTensor>& state) {
+  const bool wrapped = !state.empty() && std::ranges::all_of(state, [](const StateTensor& tensor) {
+    return tensor.name.starts_with(kWrapper);
+  });
+  for (StateTensor& tensor : state) {
+    if (wrapped) tensor.name.erase(0, kWrapper.size());
+  }
+  return wrapped;
 }
 
-void save_weights(const std::string& path, const std::vector<StateTensor>& state) {
+/// What is said of a file that was loaded.
+std::string remarks(const SafetensorsFile& file, bool unwrapped) {
+  const auto converted = std::ranges::count_if(file.tensors(), [](const TensorEntry& entry) {
+    return entry.dtype != kReal && entry.dtype != DType::I64;
+  });
+  std::string text;
+  if (converted > 0) {
+    text += fmt::format(", {} of them converted to {}", converted,
+                        sizeof(Real) == 4 ? "float32" : "float64");
+  }
+  if (unwrapped) text += fmt::format(", without the \"{}\" before their names", kWrapper);
+  if (file.checksums() == Checksums::none) text += " (it has no checksums)";
+  return text;
+}
+
+}  // namespace
+
+std::vector<TensorEntry> file_entries(const std::vector<StateTensor>& state) {
   std::vector<TensorEntry> entries;
   for (const StateTensor& tensor : state) {
     const bool counter = !tensor.integer.empty();
@@ -56,7 +82,21 @@ void save_weights(const std::string& path, const std::vector<StateTensor>& state
                        .bytes = counter ? std::as_bytes(std::span(tensor.integer))
                                         : std::as_bytes(std::span(tensor.real))});
   }
-  save_safetensors(path, entries, {{"format", "pt"}});
+  return entries;
+}
+
+std::vector<StateTensor> state_of(const std::vector<TensorEntry>& entries, FileTypes types) {
+  std::vector<StateTensor> state;
+  for (const TensorEntry& entry : entries) state.push_back(to_state(entry, types));
+  return state;
+}
+
+void save_weights(const std::string& path, Module& network) {
+  save_weights(path, state_dict(network));
+}
+
+void save_weights(const std::string& path, const std::vector<StateTensor>& state) {
+  save_safetensors(path, file_entries(state), {{"format", "pt"}}, Checksums::crc32);
 }
 
 void load_weights(const std::string& path, Module& network) {
@@ -66,21 +106,10 @@ void load_weights(const std::string& path, Module& network) {
 void load_weights(const std::string& path,
                   const std::function<void(const std::vector<StateTensor>&)>& load) {
   const SafetensorsFile file = load_safetensors(path);
-  std::vector<StateTensor> state;
-  int64_t converted = 0;
-  for (const TensorEntry& entry : file.tensors()) {
-    state.push_back(to_state(path, entry));
-    converted += entry.dtype != kReal && entry.dtype != DType::I64;
-  }
-  try {
-    load(state);
-  } catch (const BadInput& error) {
-    fail<BadInput>("{}: {}", path, error.what());
-  }
-  fmt::print("Loaded {} tensors from {}{}\n", state.size(), path,
-             converted == 0 ? ""
-                            : fmt::format(", {} of them converted to {}", converted,
-                                          sizeof(Real) == 4 ? "float32" : "float64"));
+  std::vector<StateTensor> state = state_of(file.tensors(), FileTypes::any);
+  const bool unwrapped = unwrap_names(state);
+  within(path, [&] { load(state); });
+  fmt::print("Loaded {} tensors from {}{}\n", state.size(), path, remarks(file, unwrapped));
 }
 
 }  // namespace lockstep

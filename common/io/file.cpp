@@ -115,12 +115,11 @@ class TemporaryFile {
   Descriptor file_;  // last: create() fills path_
 };
 
-void sync_directory(const fs::path& target) {
+/// Makes the names in the file's directory durable; false (and errno) if that fails.
+bool sync_directory(const fs::path& file) {
   const Descriptor directory(
-      ::open(directory_of(target).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory.is_open() || ::fsync(directory.get()) != 0) {
-    fail_save(target, "making its new name durable (fsync of its directory)", errno);
-  }
+      ::open(directory_of(file).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return directory.is_open() && ::fsync(directory.get()) == 0;
 }
 
 }  // namespace
@@ -165,7 +164,19 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
     temporary.remove();  // no destructor's work: an error may end the program without unwinding
     throw;
   }
-  sync_directory(path);
+  if (!sync_directory(path)) {
+    fail_save(path, "making its new name durable (fsync of its directory)", errno);
+  }
+}
+
+void remove_file(const fs::path& path) {
+  if (::unlink(path.c_str()) != 0) {
+    if (errno == ENOENT) return;
+  } else if (sync_directory(path)) {
+    return;
+  }
+  const int code = errno;
+  fail<EnvironmentError>("cannot remove {}: {}; {}", path.string(), reason(code), advice(code));
 }
 
 }  // namespace lockstep

@@ -28,4 +28,8 @@ std::vector<std::byte> read_file(const std::filesystem::path& path);
 void write_file_atomically(const std::filesystem::path& path,
                            std::span<const std::span<const std::byte>> pieces);
 
+/// Removes a file, and makes sure that a power cut does not bring it back (fsync of the directory).
+/// Nothing if there is none. Throws EnvironmentError.
+void remove_file(const std::filesystem::path& path);
+
 }  // namespace lockstep

@@ -38,17 +38,31 @@ struct TensorEntry {
 /// The free text of a file (`__metadata__`).
 using Metadata = std::map<std::string, std::string>;
 
+/// Whether a file protects itself against flipped bits (checksums.h).
+enum class Checksums { none, crc32 };
+
 /// A file in memory: owns the bytes, once, that the entries view. Move-only for that reason.
 class SafetensorsFile {
  public:
-  SafetensorsFile(std::vector<std::byte> bytes, std::vector<TensorEntry> tensors, Metadata metadata)
-      : bytes_(std::move(bytes)), tensors_(std::move(tensors)), metadata_(std::move(metadata)) {}
+  SafetensorsFile(std::vector<std::byte> bytes, std::vector<TensorEntry> tensors, Metadata metadata,
+                  std::string header_checksum)
+      : bytes_(std::move(bytes)),
+        tensors_(std::move(tensors)),
+        metadata_(std::move(metadata)),
+        header_checksum_(std::move(header_checksum)) {}
   SafetensorsFile(SafetensorsFile&&) = default;
   SafetensorsFile& operator=(SafetensorsFile&&) = default;
 
   /// In the order of their bytes.
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
+  /// Without the checksums.
   const Metadata& metadata() const { return metadata_; }
+  /// The file's own, which were right; PyTorch's files have none.
+  Checksums checksums() const {
+    return header_checksum_.empty() ? Checksums::none : Checksums::crc32;
+  }
+  /// 8 hexadecimal digits that stand for the whole file; "" without checksums.
+  const std::string& header_checksum() const { return header_checksum_; }
   /// The tensor with that name, or null.
   const TensorEntry* find(std::string_view name) const;
 
@@ -56,6 +70,7 @@ class SafetensorsFile {
   std::vector<std::byte> bytes_;
   std::vector<TensorEntry> tensors_;
   Metadata metadata_;
+  std::string header_checksum_;
 };
 
 /// Reads and checks a file. Throws BadInput for every breach of the format (parse_safetensors) and
@@ -69,7 +84,8 @@ SafetensorsFile load_safetensors(const std::filesystem::path& path);
 ///   5. one JSON object of entries {dtype, shape, data_offsets} and strings under __metadata__;
 ///   6. sorted by data_offsets, each tensor begins where the one before ends, the first at 0;
 ///   7. elements times element size, without overflow, is the number of bytes;
-///   8. the last tensor ends where the file ends.
+///   8. the last tensor ends where the file ends;
+///   9. where there are checksums, there is one for everything, and all are right.
 /// White space around the object is accepted, since writers may pad. Stricter than the reference:
 /// a key that stands twice (the format forbids it, its parser does not notice), a null
 /// __metadata__, dimensions from 2^63 on, and fields of an entry other than the three are refused
@@ -82,10 +98,13 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
 /// header padded with spaces to a multiple of 8. Throws BadInput if a name stands twice, is
 /// "__metadata__" or not UTF-8, if bytes and shape disagree, or if the header gets too large.
 std::vector<std::byte> serialize_safetensors(std::span<const TensorEntry> tensors,
-                                             const Metadata& metadata = {});
+                                             const Metadata& metadata = {},
+                                             Checksums checksums = Checksums::none);
 
 /// Writes that file, atomically and durably (write_file_atomically), without a copy of the tensors.
-void save_safetensors(const std::filesystem::path& path, std::span<const TensorEntry> tensors,
-                      const Metadata& metadata = {});
+/// Returns its header_checksum().
+std::string save_safetensors(const std::filesystem::path& path,
+                             std::span<const TensorEntry> tensors, const Metadata& metadata = {},
+                             Checksums checksums = Checksums::none);
 
 }  // namespace lockstep

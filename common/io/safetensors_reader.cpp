@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/io/checksums.h"
 #include "common/io/file.h"
 #include "common/io/safetensors.h"
 #include "common/io/safetensors_format.h"
@@ -224,7 +225,8 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
   // The third key gives empty tensors at the same place a fixed order.
   std::ranges::sort(entries, {}, [](const Entry& e) { return std::tie(e.begin, e.end, e.name); });
 
-  const Bytes payload = Bytes(bytes).subspan(kLengthBytes + text.size());
+  const Bytes head = Bytes(bytes).first(kLengthBytes + text.size());
+  const Bytes payload = Bytes(bytes).subspan(head.size());
   check_offsets(entries, what);
   check_sizes(entries, what);
   check_end(entries, payload.size(), what);
@@ -236,7 +238,8 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
                        .shape = std::move(entry.shape),
                        .bytes = payload.subspan(entry.begin, entry.end - entry.begin)});
   }
-  return {std::move(bytes), std::move(tensors), std::move(metadata)};
+  std::string checksum = safetensors::verify_checksums(head, tensors, metadata, what);
+  return {std::move(bytes), std::move(tensors), std::move(metadata), std::move(checksum)};
 }
 
 SafetensorsFile load_safetensors(const std::filesystem::path& path) {

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "common/core/error.h"
+#include "common/io/checksums.h"
 #include "common/io/file.h"
 #include "common/io/safetensors.h"
 #include "common/io/safetensors_format.h"
@@ -98,27 +99,41 @@ std::vector<std::byte> header_bytes(const Pointers& sorted, const Metadata& meta
   return bytes;
 }
 
+/// A file in pieces: what it takes to write it without copying the tensors.
+struct Layout {
+  Layout(std::span<const TensorEntry> all, const Metadata& metadata, Checksums checksums)
+      : tensors(in_file_order(all)) {
+    check_unique_names(tensors);
+    const bool sealed = checksums == Checksums::crc32;
+    header = header_bytes(tensors, sealed ? safetensors::with_checksums(metadata, all) : metadata);
+    if (sealed) header_checksum = safetensors::seal_header(header);
+  }
+
+  Pointers tensors;
+  std::vector<std::byte> header{};
+  std::string header_checksum{};
+};
+
 }  // namespace
 
 std::vector<std::byte> serialize_safetensors(std::span<const TensorEntry> tensors,
-                                             const Metadata& metadata) {
-  const Pointers sorted = in_file_order(tensors);
-  check_unique_names(sorted);
-  std::vector<std::byte> file = header_bytes(sorted, metadata);
-  for (const TensorEntry* tensor : sorted) {
+                                             const Metadata& metadata, Checksums checksums) {
+  const Layout layout(tensors, metadata, checksums);
+  std::vector<std::byte> file = layout.header;
+  for (const TensorEntry* tensor : layout.tensors) {
     file.insert(file.end(), tensor->bytes.begin(), tensor->bytes.end());
   }
   return file;
 }
 
-void save_safetensors(const std::filesystem::path& path, std::span<const TensorEntry> tensors,
-                      const Metadata& metadata) {
-  const Pointers sorted = in_file_order(tensors);
-  check_unique_names(sorted);
-  const std::vector<std::byte> header = header_bytes(sorted, metadata);
-  std::vector<Bytes> pieces = {header};
-  for (const TensorEntry* tensor : sorted) pieces.push_back(tensor->bytes);
+std::string save_safetensors(const std::filesystem::path& path,
+                             std::span<const TensorEntry> tensors, const Metadata& metadata,
+                             Checksums checksums) {
+  const Layout layout(tensors, metadata, checksums);
+  std::vector<Bytes> pieces = {layout.header};
+  for (const TensorEntry* tensor : layout.tensors) pieces.push_back(tensor->bytes);
   write_file_atomically(path, pieces);
+  return layout.header_checksum;
 }
 
 }  // namespace lockstep

@@ -38,9 +38,14 @@ class Matcher {
     }
     const StateTensor* tensor = found->second;
     unused_.erase(found);
-    if (tensor->shape == shape) return tensor;
-    problems_.push_back(
-        fmt::format("{} has shape {}, expected {}", name, tensor->shape.text(), shape.text()));
+    if (!tensor->problem.empty()) {
+      problems_.push_back(name + " " + tensor->problem);
+    } else if (tensor->shape != shape) {
+      problems_.push_back(
+          fmt::format("{} has shape {}, expected {}", name, tensor->shape.text(), shape.text()));
+    } else {
+      return tensor;
+    }
     return nullptr;
   }
 
@@ -78,6 +83,25 @@ struct Matches {
   std::vector<std::pair<const ModelBuffer*, const StateTensor*>> buffers;
   std::vector<std::pair<BatchNorm2d*, const StateTensor*>> tracked;  // null: not in the state
 };
+
+using FlatMatches = std::vector<std::pair<const Parameter*, const StateTensor*>>;
+
+/// The same for numbers that belong to parameters.
+FlatMatches match_flat(const FlatParameters& parameters, const std::string& prefix,
+                       const std::vector<StateTensor>& state) {
+  FlatMatches matches;
+  Matcher matcher(state);
+  for (const Parameter* p : parameters.parameters()) {
+    matches.emplace_back(p, matcher.find(prefix + p->name, torch_shape(*p), true));
+  }
+  matcher.throw_problems();
+  return matches;
+}
+
+/// The part of `flat` that belongs to a parameter.
+Tensor part_of(const Tensor& flat, const Parameter& p, const FlatParameters& parameters) {
+  return flat.range(p.value.data() - parameters.values().data(), p.shape);
+}
 
 }  // namespace
 
@@ -123,6 +147,40 @@ void load_state_dict(Module& network, const std::vector<StateTensor>& state) {
 
 void check_state_dict(Module& network, const std::vector<StateTensor>& state) {
   const Matches matches(network, state);
+}
+
+std::vector<StateTensor> flat_state_dict(const FlatParameters& parameters, const Tensor& flat,
+                                         const std::string& prefix) {
+  std::vector<StateTensor> state;
+  for (const Parameter* p : parameters.parameters()) {
+    const std::vector<Real> values = part_of(flat, *p, parameters).to_host();
+    state.push_back({prefix + p->name, torch_shape(*p), to_torch_layout(*p, values), {}});
+  }
+  return state;
+}
+
+void load_flat_state_dict(const FlatParameters& parameters, const Tensor& flat,
+                          const std::string& prefix, const std::vector<StateTensor>& state) {
+  for (const auto& [p, tensor] : match_flat(parameters, prefix, state)) {
+    part_of(flat, *p, parameters).copy_from_host(from_torch_layout(*p, tensor->real));
+  }
+}
+
+void check_flat_state_dict(const FlatParameters& parameters, const std::string& prefix,
+                           const std::vector<StateTensor>& state) {
+  match_flat(parameters, prefix, state);
+}
+
+std::vector<int64_t> batches_tracked(Module& network) {
+  std::vector<int64_t> batches;
+  for (const BatchNorm2d* norm : batch_norms(network)) batches.push_back(norm->batches_tracked());
+  return batches;
+}
+
+void set_batches_tracked(Module& network, const std::vector<int64_t>& batches) {
+  const std::vector<BatchNorm2d*> norms = batch_norms(network);
+  require_equal(batches.size(), norms.size(), "num_batches_tracked: batch normalisations");
+  for (size_t i = 0; i < norms.size(); ++i) norms[i]->set_batches_tracked(batches[i]);
 }
 
 }  // namespace lockstep

@@ -20,15 +20,31 @@ struct StateTensor {
   Shape shape;
   std::vector<Real> real;
   std::vector<int64_t> integer;
+  /// Why there are no values: "has dtype F16, expected F32 or F64". Empty if there are.
+  std::string problem{};
 };
 
 /// The whole state of a network, as torch's state_dict() names it: parameters, running statistics,
 /// num_batches_tracked. Synchronizes.
 std::vector<StateTensor> state_dict(Module& network);
-/// Sets the state. Throws BadInput that lists every missing, unexpected and wrongly shaped tensor;
-/// the network is then unchanged. num_batches_tracked may be missing.
+/// Sets the state. Throws BadInput that lists every missing and unexpected tensor, and those with
+/// another shape or a problem; the network is then unchanged. num_batches_tracked may be missing.
 void load_state_dict(Module& network, const std::vector<StateTensor>& state);
 /// Throws as load_state_dict() does and changes nothing. The network need not have memory yet.
 void check_state_dict(Module& network, const std::vector<StateTensor>& state);
+
+/// The three of them for one number per learnt number, an optimizer's momentum for instance: `flat`
+/// is laid out as FlatParameters::values(), names are the parameters' behind `prefix`.
+std::vector<StateTensor> flat_state_dict(const FlatParameters& parameters, const Tensor& flat,
+                                         const std::string& prefix);
+void load_flat_state_dict(const FlatParameters& parameters, const Tensor& flat,
+                          const std::string& prefix, const std::vector<StateTensor>& state);
+void check_flat_state_dict(const FlatParameters& parameters, const std::string& prefix,
+                           const std::vector<StateTensor>& state);
+
+/// num_batches_tracked of every batch normalisation, in order of registration.
+std::vector<int64_t> batches_tracked(Module& network);
+/// Throws BadInput for another number of them.
+void set_batches_tracked(Module& network, const std::vector<int64_t>& batches);
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "05-syncbn-checkpoint/checkpoint.h"
 #include "common/comm/nccl/nccl.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
@@ -33,6 +34,41 @@ TEST_CASE("A pass without samples reaches every layer on a GPU and changes nothi
     INFO("model " << int(options.kind));
     CHECK_NOTHROW(require_empty_pass(stream, options));
   }
+}
+
+// --- Checkpoints ---------------------------------------------------------------------------------
+
+/// What a checkpoint keeps of a training.
+std::vector<std::vector<Real>> kept(Training& training) {
+  return {training.parameters.values().to_host(), training.parameters.buffer_values().to_host(),
+          training.optimizer.velocity().to_host()};
+}
+
+TEST_CASE("A checkpoint goes from a GPU to the CPU, back, and to another GPU",
+          "[cuda][stage][row120]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  const Dataset set = make_synthetic(SyntheticPart::train, 64);
+  const TrainingOptions options{.model = {.kind = ModelKind::seed_bn},
+                                .rule = {.momentum = Real(0.9)}};
+  const TempDir folder;
+  const auto passes_to = [&](Stream from, Stream to) {
+    Training saved(from, set, options), restored(to, set, options);
+    saved.epoch();
+    save_checkpoint(folder.path(), {*saved.model.network, saved.parameters, saved.optimizer}, {});
+    restore(read_checkpoint(checkpoint_path(folder.path(), 0)),
+            {*restored.model.network, restored.parameters, restored.optimizer});
+    CHECK(kept(saved) == kept(restored));
+    CHECK(restored.first_loss() == Approx(saved.first_loss()).epsilon(1e-4));
+  };
+  passes_to(both.gpu, both.cpu);
+  passes_to(both.cpu, both.gpu);
+  if (cuda::availability().devices < 2) return;
+  const std::unique_ptr<Device> second = open_device({DeviceId::Kind::cuda, 1}, {});
+  const Stream stream = second->create_stream("second");
+  const int64_t before = both.gpu_device->memory().current();
+  passes_to(both.cpu, stream);
+  CHECK(both.gpu_device->memory().current() == before);
 }
 
 // --- Beside the CPU ------------------------------------------------------------------------------

@@ -34,20 +34,26 @@ class LocalStore {
     return {[this](const std::string& key, const std::string& value) { set(key, value); },
             [this](const std::string& key) { return get(key); }};
   }
-  /// This rank's text to all, and all ranks' to it.
+  /// This rank's text to all, and all ranks' to it, as often as they like.
   std::vector<std::string> exchange(int rank, int world_size, const std::string& mine) {
-    set("text of " + std::to_string(rank), mine);
+    const int number = next_exchange(rank);
+    const auto key = [&](int of) { return fmt::format("text {} of {}", number, of); };
+    set(key(rank), mine);
     std::vector<std::string> all;
-    for (int other = 0; other < world_size; ++other) {
-      all.push_back(get("text of " + std::to_string(other)));
-    }
+    for (int other = 0; other < world_size; ++other) all.push_back(get(key(other)));
     return all;
   }
 
  private:
+  int next_exchange(int rank) {
+    const std::lock_guard lock(mutex_);
+    return exchanges_[rank]++;
+  }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
+  std::map<int, int> exchanges_;  // so far, by rank
 };
 
 /// The ranks of a Gloo group, all in this process.

@@ -46,16 +46,22 @@ inline bool same_tensor(const TensorEntry& a, const TensorEntry& b) {
 
 /// The promise of the parser for any bytes at all: it throws BadInput (returned here as its text),
 /// or it accepts (returned as ""). What it accepts must survive being written and read again, and
-/// the second writing must give the same bytes. Anything else is a std::logic_error.
+/// the second writing must give the same bytes; written with checksums, it is accepted, too.
+/// Anything else is a std::logic_error.
 inline std::string check_parser(std::string_view file) {
   std::string refusal;
   try {
     const SafetensorsFile first = parse_safetensors(to_bytes(file), "fuzzed");
-    const auto written = serialize_safetensors(first.tensors(), first.metadata());
+    const auto write = [&](const SafetensorsFile& read) {
+      return serialize_safetensors(read.tensors(), read.metadata(), first.checksums());
+    };
+    const auto written = write(first);
     const SafetensorsFile second = parse_safetensors(written, "rewritten");
-    if (serialize_safetensors(second.tensors(), second.metadata()) != written) {
+    if (write(second) != written || second.checksums() != first.checksums()) {
       throw std::logic_error("the second writing differs from the first");
     }
+    parse_safetensors(serialize_safetensors(first.tensors(), first.metadata(), Checksums::crc32),
+                      "sealed");
     const auto survives = [&](const TensorEntry& tensor) {
       const TensorEntry* again = second.find(tensor.name);
       return again != nullptr && same_tensor(*again, tensor);

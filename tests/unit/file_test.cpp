@@ -1,62 +1,40 @@
 // Files on a disk: what saving must survive, and what it says when it cannot.
 
 #include <fcntl.h>
-#include <linux/capability.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <functional>
 #include <thread>
 
 #include "common/io/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/safetensors_support.h"
-
-namespace {
-
-/// Sees every fsync and rename of the process while it lives, and can make them fail. Their order
-/// is the whole point of a durable save, and nothing but a power cut would show it otherwise.
-struct SystemCalls {
-  SystemCalls();
-  ~SystemCalls();
-  std::vector<std::string> log;
-  std::string failing;  // the entry of the log that fails with EIO
-};
-
-SystemCalls* watcher = nullptr;
-
-SystemCalls::SystemCalls() { watcher = this; }
-SystemCalls::~SystemCalls() { watcher = nullptr; }
-
-/// Notes the call; true if it has to fail.
-bool note(const std::string& call) {
-  if (watcher == nullptr) return false;
-  watcher->log.push_back(call);
-  if (call != watcher->failing) return false;
-  errno = EIO;
-  return true;
-}
-
-}  // namespace
+#include "tests/support/system_calls.h"
 
 // These stand in for the C library's functions in the whole test program.
 extern "C" int fsync(int fd) {
   struct stat info {};
   fstat(fd, &info);
-  if (note(S_ISDIR(info.st_mode) ? "fsync directory"
-                                 : fmt::format("fsync file of {} bytes", info.st_size))) {
+  if (lockstep::testing::note_system_call(
+          S_ISDIR(info.st_mode) ? "fsync directory"
+                                : fmt::format("fsync file of {} bytes", info.st_size))) {
     return -1;
   }
   return static_cast<int>(syscall(SYS_fsync, fd));
 }
 
 extern "C" int rename(const char* from, const char* to) noexcept {
-  return note("rename") ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
+  if (lockstep::testing::note_system_call("rename")) return -1;
+  return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+extern "C" int unlink(const char* path) noexcept {
+  if (lockstep::testing::note_system_call("unlink")) return -1;
+  return unlinkat(AT_FDCWD, path, 0);
 }
 
 namespace lockstep {
@@ -65,6 +43,8 @@ namespace {
 using namespace lockstep::testing::io;
 using Catch::Matchers::ContainsSubstring;
 using Names = std::vector<std::string>;
+using testing::drop_capabilities;
+using testing::SystemCalls;
 
 void save(const std::filesystem::path& path, const std::string& bytes) {
   const std::vector<std::byte> payload = to_bytes(bytes);
@@ -153,23 +133,13 @@ TEST_CASE("A full disk is one clear error, and the old file stays", "[safetensor
   const auto path = directory / "model.safetensors";
   save(path, "old");
   const std::string error = error_in_child([&] {
-    // The nearest thing to a full disk that needs no privilege: files end at 4096 bytes.
-    std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{4096, 4096};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const testing::FullDisk full(4096);
     save(path, std::string(100'000, 'x'));
   });
   CHECK_THAT(error, ContainsSubstring("cannot save " + path.string()));
   CHECK_THAT(error, ContainsSubstring("writing: File too large; free some space"));
   CHECK(load(path) == "old");
   CHECK(directory.names() == Names{"model.safetensors"});
-}
-
-/// Root may write anywhere, by its capabilities; without them it is a user like any other.
-void drop_capabilities() {
-  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
-  __user_cap_data_struct none[2] = {};
-  if (::syscall(SYS_capset, &header, none) != 0) throw std::runtime_error("capset failed");
 }
 
 TEST_CASE("A directory without write permission is one clear error", "[safetensors][file]") {

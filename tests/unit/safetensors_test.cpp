@@ -11,6 +11,7 @@
 #include "common/io/safetensors_format.h"
 #include "common/io/utf8.h"
 #include "tests/support/catch.h"
+#include "tests/support/mutator.h"
 #include "tests/support/safetensors_support.h"
 
 namespace lockstep {
@@ -383,6 +384,151 @@ TEST_CASE("An error names the file and stays short and on one line", "[safetenso
   CHECK_THAT(refusal(R"({"a\nb\u2028":3})"), ContainsSubstring("tensor \"a\\nb"));
 }
 
+// --- Checksums -----------------------------------------------------------------------------------
+
+std::string sealed_file() {
+  const Sample sample = golden_tensors();
+  return to_string(serialize_safetensors(sample.entries, golden_metadata(), Checksums::crc32));
+}
+
+/// `text` with `from` replaced, once.
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  if (at == text.npos) throw std::logic_error("no " + from + " in " + text);
+  return text.replace(at, from.size(), to);
+}
+
+/// The length of a header that was changed, put right.
+std::string with_right_length(const std::string& changed, std::size_t payload) {
+  const std::size_t header = changed.size() - 8 - payload;
+  return file_of(changed.substr(8, header), changed.substr(8 + header));
+}
+
+constexpr std::size_t kGoldenPayload = 47;
+
+TEST_CASE("Checksums do not show in what is read, and stand for the file",
+          "[safetensors][row106][row114]") {
+  const SafetensorsFile file = parse_safetensors(to_bytes(sealed_file()), "sealed");
+  CHECK(file.checksums() == Checksums::crc32);
+  CHECK(file.metadata() == golden_metadata());
+  CHECK(file.tensors().size() == golden_tensors().entries.size());
+  const SafetensorsFile plain = parse_safetensors(to_bytes(golden_file()), "plain");
+  CHECK(plain.checksums() == Checksums::none);
+  CHECK(plain.header_checksum() == "");
+
+  const ScratchDirectory directory;
+  const Sample sample = golden_tensors();
+  const auto save = [&](Checksums checksums) {
+    return save_safetensors(directory / "file", sample.entries, golden_metadata(), checksums);
+  };
+  CHECK(save(Checksums::crc32) == file.header_checksum());
+  CHECK(read_text(directory / "file") == sealed_file());
+  CHECK(save(Checksums::none) == "");
+  Sample other = golden_tensors();
+  other.entries[0].bytes = std::as_bytes(std::span("\x7F", 1));
+  const auto changed = serialize_safetensors(other.entries, golden_metadata(), Checksums::crc32);
+  CHECK(parse_safetensors(changed, "other").header_checksum() != file.header_checksum());
+}
+
+// As a user would check them.
+constexpr const char* kPythonChecksums = R"PY(
+import json, struct, sys, zlib
+data = open(sys.argv[1], 'rb').read()
+(n,) = struct.unpack('<Q', data[:8])
+header, payload = json.loads(data[8:8 + n]), data[8 + n:]
+text = header.pop('__metadata__')
+own = text['lockstep.crc32.header']
+place = '"lockstep.crc32.header":"'
+zeroed = data[:8 + n].replace((place + own).encode(), (place + '0' * 8).encode())
+assert own == f'{zlib.crc32(zeroed):08x}', 'header'
+for name, t in header.items():
+    begin, end = t['data_offsets']
+    assert text['lockstep.crc32.tensor.' + name] == f'{zlib.crc32(payload[begin:end]):08x}', name
+assert len(text) == len(header) + 2
+print('all right')
+)PY";
+
+TEST_CASE("Python's zlib finds the same checksums", "[safetensors][row114]") {
+  const ScratchDirectory directory;
+  write_text(directory / "sealed", sealed_file());
+  write_text(directory / "check.py", kPythonChecksums);
+  CHECK(output_of(fmt::format("python3 '{0}/check.py' '{0}/sealed' 2>&1",
+                              directory.path().string())) == "all right\n");
+}
+
+TEST_CASE("One flipped bit anywhere is found where there are checksums", "[safetensors][row114]") {
+  const std::string whole = sealed_file();
+  REQUIRE(check_parser(whole) == "");
+  for (std::size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    if (check_parser(flipped).empty()) FAIL("bit " << bit % 8 << " of byte " << bit / 8);
+  }
+}
+
+TEST_CASE("Each breach of the checksums has an error of its own", "[safetensors][row114]") {
+  const std::string whole = sealed_file();
+  const auto refuses = [&](const std::string& changed, const std::string& text) {
+    CHECK_THAT(check_parser(with_right_length(changed, kGoldenPayload)), ContainsSubstring(text));
+  };
+  std::string payload = whole;
+  payload[payload.size() - kGoldenPayload] ^= 1;
+  refuses(payload, "tensor \"steps\" has the checksum ");
+  refuses(replaced(whole, "lockstep.crc32.tensor.mask", "something.else.to.read.it_"),
+          "the header has the checksum ");
+  refuses(replaced(whole, "lockstep.crc32.header", "lockstep.crc32.heater"),
+          "found no checksum of the header, expected one since others are there");
+  refuses(replaced(whole, "\"lockstep.crc32.header\":\"", "\"lockstep.crc32.header\" : \""),
+          "another program has written the file anew");
+
+  // A writer that computes a right header around what is wrong.
+  const auto resealed = [&](const std::string& from, const std::string& to) {
+    std::string file = with_right_length(replaced(whole, from, to), kGoldenPayload);
+    const std::string found = check_parser(file);
+    const std::string mark = "the header has the checksum ";
+    const std::string digits = found.substr(found.find(mark) + mark.size(), 8);
+    const std::string key = "\"lockstep.crc32.header\":\"";
+    return check_parser(file.replace(file.find(key) + key.size(), 8, digits));
+  };
+  CHECK_THAT(resealed("lockstep.crc32.tensor.mask", "something.else.to.read.it_"),
+             ContainsSubstring("found no checksum of tensor \"mask\", expected one"));
+  CHECK_THAT(resealed("\"lockstep.crc32.tensor.mask\"",
+                      "\"lockstep.crc32.tensor.maks\":\"0\",\"lockstep.crc32.tensor.mask\""),
+             ContainsSubstring("found \"lockstep.crc32.tensor.maks\", expected a tensor of that"));
+  CHECK(resealed("\"format\"", "\"formal\"") == "");  // so it does get a right header
+}
+
+TEST_CASE("A tensor may have any name beside its checksum", "[safetensors][row114]") {
+  Sample sample;
+  for (const char* name : {"header", "lockstep.crc32.header", "x\"lockstep.crc32.header",
+                           "{\"lockstep.crc32.header\":\"00000000\"", ",", "tensor."}) {
+    sample.add(name, DType::U8, {1}, "a");
+  }
+  const Metadata metadata = {
+      {",\"lockstep.crc32.header", "\"lockstep.crc32.header\":\"00000000\""}};
+  const auto file = serialize_safetensors(sample.entries, metadata, Checksums::crc32);
+  CHECK(check_parser(to_string(file)) == "");
+  CHECK(parse_safetensors(file, "it").metadata() == metadata);
+  const Metadata reserved = {{"lockstep.crc32.tensor.x", "1"}};
+  CHECK_THROWS_WITH(serialize_safetensors({}, reserved, Checksums::crc32),
+                    ContainsSubstring("the name is kept for checksums"));
+  CHECK(check_parser(to_string(serialize_safetensors({}, {}, Checksums::crc32))) == "");
+}
+
+TEST_CASE("Damaged at random, a file with checksums is always refused",
+          "[safetensors][row112][row114]") {
+  const std::string whole = sealed_file();
+  const unsigned mutations = testing::full_campaign() ? 100000 : 4000;
+  for (unsigned seed = 0; seed < mutations; ++seed) {
+    const std::string file = Mutator(seed).mutate(whole);
+    try {
+      if (check_parser(file).empty() && file != whole) FAIL("seed " << seed << ": accepted");
+    } catch (const std::exception& error) {  // anything but BadInput
+      FAIL("seed " << seed << ": " << error.what());
+    }
+  }
+}
+
 // --- What the writer refuses -------------------------------------------------------------------
 
 TEST_CASE("The writer refuses what no reader could read", "[safetensors]") {
@@ -453,107 +599,6 @@ TEST_CASE("Element types have the names and sizes of the format", "[safetensors]
 }
 
 // --- Anything at all ---------------------------------------------------------------------------
-
-/// Damages files at random, but in ways that reach every rule: blind changes mostly end at the
-/// first, so half of them get a header length that fits again.
-class Mutator {
- public:
-  explicit Mutator(unsigned seed) : random_(seed) {}
-
-  std::string mutate(std::string file) {
-    for (unsigned n = 1 + below(2); n > 0 && file.size() > 8; --n) file = mutate_once(file);
-    return file;
-  }
-
- private:
-  unsigned below(std::size_t n) { return static_cast<unsigned>(random_() % n); }
-
-  std::string mutate_once(const std::string& file) {
-    const std::size_t length = std::min<std::size_t>(header_length(file), file.size() - 8);
-    std::string header = file.substr(8, length);
-    const std::string payload = file.substr(8 + length);
-    switch (below(9)) {
-      case 0:
-        return flip_bit(file);
-      case 1:
-        return overwrite_length(file);
-      case 2:
-        return below(2) != 0 ? file.substr(0, below(file.size())) : file + "\0"s;
-      case 3:
-        return file_of(flip_bit(header), payload);
-      case 4:
-        return file_of(header.insert(below(header.size() + 1), 1, "{}[]\",:0\xC3\0"[below(10)]),
-                       payload);
-      case 5:
-        return file_of(header.erase(below(header.size() + 1), 1 + below(4)), payload);
-      case 6:
-        return file_of(swap_numbers(header), payload);
-      case 7:
-        return file_of(replace_value(header), payload);
-      default:
-        return file_of(repeat_entry(header), payload);
-    }
-  }
-
-  static std::uint64_t header_length(const std::string& file) {
-    std::uint64_t length = 0;
-    std::memcpy(&length, file.data(), sizeof length);
-    return length;
-  }
-
-  std::string flip_bit(std::string text) {
-    if (!text.empty()) text[below(text.size())] ^= static_cast<char>(1U << below(8));
-    return text;
-  }
-
-  std::string overwrite_length(std::string file) {
-    const std::uint64_t lengths[] = {0,           1,           file.size() - 8, file.size() - 7,
-                                     100'000'000, 100'000'001, 1ULL << 63,      ~0ULL};
-    std::memcpy(file.data(), &lengths[below(8)], 8);
-    return file;
-  }
-
-  /// Puts one number of the header, or an odd one, in the place of another.
-  std::string swap_numbers(const std::string& header) {
-    std::vector<std::pair<std::size_t, std::size_t>> numbers;  // position, length
-    for (std::size_t at = 0; (at = header.find_first_of("0123456789", at)) != header.npos;) {
-      const std::size_t end = std::min(header.find_first_not_of("0123456789", at), header.size());
-      numbers.emplace_back(at, end - at);
-      at = end;
-    }
-    if (numbers.empty()) return header;
-    const auto [from, from_length] = numbers[below(numbers.size())];
-    const auto [to, to_length] = numbers[below(numbers.size())];
-    const char* odd[] = {"-1", "1.0", "1e3", "9223372036854775807", "18446744073709551615"};
-    const std::string number = below(3) == 0 ? odd[below(5)] : header.substr(from, from_length);
-    return std::string(header).replace(to, to_length, number);
-  }
-
-  /// Puts a value of another type after a colon.
-  std::string replace_value(const std::string& header) {
-    const std::size_t colon = header.find(':', below(header.size() + 1));
-    if (colon == header.npos) return header;
-    const char first = header.substr(colon + 1, 1)[0];
-    const std::size_t last = header.find_first_of(first == '{'   ? "}"
-                                                  : first == '[' ? "]"
-                                                                 : ",}",
-                                                  colon);
-    const std::size_t end = std::min(last, header.size() - 1) + (first == '{' || first == '[');
-    const char* values[] = {"null", "7", "\"x\"", "[]", "{}", "{\"k\":7}"};
-    return header.substr(0, colon + 1) + values[below(6)] + header.substr(end);
-  }
-
-  /// Doubles the text from one comma to another: often a whole entry or field.
-  std::string repeat_entry(const std::string& header) {
-    const std::size_t first = header.find(',', below(header.size() + 1));
-    if (first == header.npos) return header;
-    const std::size_t last = header.find(",\"", first + 1 + below(60));
-    const std::string part = header.substr(first, last == header.npos ? 0 : last - first);
-    return std::string(header).insert(first, part);
-  }
-
-  std::mt19937 random_;
-};
 
 TEST_CASE("Damaged at random, a file is read consistently or refused in one line",
           "[safetensors][row112]") {

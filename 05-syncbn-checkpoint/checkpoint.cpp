@@ -1,0 +1,221 @@
+#include "05-syncbn-checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <system_error>
+
+#include "common/app/weights_file.h"
+#include "common/core/error.h"
+#include "common/io/file.h"
+#include "common/io/safetensors.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kSuffix = ".safetensors";
+constexpr std::string_view kOptimizerSuffix = ".optimizer.safetensors";
+constexpr std::string_view kTemporarySuffix = ".tmp";  // write_file_atomically()
+constexpr const char* kTrainingKey = "lockstep.training";
+constexpr const char* kOptimizerKey = "lockstep.optimizer";
+constexpr const char* kMomentum = "momentum.";
+
+/// The step that a checkpoint's file name names; nothing for other files.
+std::optional<int64_t> steps_of(const std::string& name) {
+  const std::string_view text = name;
+  if (!text.starts_with(kPrefix) || !text.ends_with(kSuffix)) return {};
+  int64_t steps = 0;
+  const char* const end = text.data() + text.size() - kSuffix.size();
+  const auto [rest, error] = std::from_chars(text.data() + kPrefix.size(), end, steps);
+  if (error != std::errc() || rest != end) return {};
+  if (steps < 0 || checkpoint_path("", steps) != name) return {};
+  return steps;
+}
+
+std::vector<fs::path> files_of(const fs::path& directory, std::error_code& error) {
+  std::vector<fs::path> files;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    files.push_back(entry->path());
+  }
+  return files;
+}
+
+}  // namespace
+
+fs::path checkpoint_path(const fs::path& directory, int64_t steps) {
+  return directory / fmt::format("{}{:09}{}", kPrefix, steps, kSuffix);
+}
+
+fs::path optimizer_path(const fs::path& checkpoint) {
+  return fs::path(checkpoint).replace_extension(kOptimizerSuffix);
+}
+
+std::vector<FoundCheckpoint> find_checkpoints(const fs::path& directory) {
+  std::error_code error;
+  const std::vector<fs::path> files = files_of(directory, error);
+  if (error && error != std::errc::no_such_file_or_directory) {
+    fail<EnvironmentError>(
+        "cannot look for checkpoints in {}: {}; give a directory that you may read",
+        directory.string(), error.message());
+  }
+  std::vector<FoundCheckpoint> found;
+  for (const fs::path& file : files) {
+    const std::optional<int64_t> steps = steps_of(file.filename().string());
+    if (steps) found.push_back({*steps, file});
+  }
+  std::ranges::sort(found, std::greater<>(), &FoundCheckpoint::steps);
+  return found;
+}
+
+// --- Saving --------------------------------------------------------------------------------------
+
+namespace {
+
+void make_directory(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) {
+    fail<EnvironmentError>("cannot make the directory {}: {}; give one that you may write to",
+                           directory.string(), error.message());
+  }
+}
+
+/// Step 2. Returns the checksum that stands for the file; "" if there is no momentum, and no file.
+std::string save_momentum(const fs::path& checkpoint, const Trained& trained) {
+  const Tensor& velocity = trained.optimizer.velocity();
+  if (!velocity.defined()) return "";
+  const std::vector<StateTensor> state = flat_state_dict(trained.parameters, velocity, kMomentum);
+  return save_safetensors(optimizer_path(checkpoint), file_entries(state), {{"format", "pt"}},
+                          Checksums::crc32);
+}
+
+/// Step 3.
+void save_network(const fs::path& checkpoint, const Trained& trained, const TrainingState& state,
+                  const std::string& momentum) {
+  Metadata metadata = {{"format", "pt"}, {kTrainingKey, state.to_json()}};
+  if (!momentum.empty()) metadata[kOptimizerKey] = momentum;
+  const std::vector<StateTensor> tensors = state_dict(trained.network);
+  save_safetensors(checkpoint, file_entries(tensors), metadata, Checksums::crc32);
+}
+
+/// Whether a file is the rest of a save that did not come to its end.
+bool is_leftover(const fs::path& file) {
+  const std::string name = file.filename().string();
+  if (name.ends_with(kTemporarySuffix)) return name.starts_with(fmt::format(".{}", kPrefix));
+  if (!name.starts_with(kPrefix) || !name.ends_with(kOptimizerSuffix)) return false;
+  const std::string stem = name.substr(0, name.size() - kOptimizerSuffix.size());
+  std::error_code error;
+  return !fs::exists(file.parent_path() / fmt::format("{}{}", stem, kSuffix), error) && !error;
+}
+
+}  // namespace
+
+void save_checkpoint(const fs::path& directory, const Trained& trained,
+                     const TrainingState& state) {
+  make_directory(directory);
+  remove_leftovers(directory);
+  const fs::path path = checkpoint_path(directory, state.steps);
+  try {
+    const std::string momentum = save_momentum(path, trained);
+    save_network(path, trained, state, momentum);
+  } catch (...) {
+    remove_leftovers(directory);
+    throw;
+  }
+}
+
+void remove_leftovers(const fs::path& directory) {
+  std::error_code ignored;
+  for (const fs::path& file : files_of(directory, ignored)) {
+    if (is_leftover(file)) fs::remove(file, ignored);
+  }
+}
+
+void remove_old_checkpoints(const fs::path& directory, int64_t steps, int64_t keep) {
+  std::vector<FoundCheckpoint> found = find_checkpoints(directory);
+  std::erase_if(found, [&](const FoundCheckpoint& other) { return other.steps > steps; });
+  for (auto old = found.begin() + std::min<int64_t>(keep, std::ssize(found)); old != found.end();
+       ++old) {
+    remove_file(old->path);
+    remove_file(optimizer_path(old->path));
+  }
+}
+
+// --- Loading -------------------------------------------------------------------------------------
+
+namespace {
+
+/// The text under `key`; "" if there is none.
+std::string text_under(const SafetensorsFile& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  return found == file.metadata().end() ? "" : found->second;
+}
+
+/// The momentum whose file has this checksum.
+std::vector<StateTensor> read_momentum(const fs::path& checkpoint, const std::string& expected) {
+  const fs::path path = optimizer_path(checkpoint);
+  const SafetensorsFile file = load_safetensors(path);
+  require(file.header_checksum() == expected,
+          "{}: has the checksum {}, expected {} as {} says; the two files were not saved together, "
+          "take another checkpoint",
+          path.string(), file.header_checksum(), expected, checkpoint.string());
+  return state_of(file.tensors(), FileTypes::exact);
+}
+
+}  // namespace
+
+Checkpoint read_checkpoint(const fs::path& path) {
+  const SafetensorsFile file = load_safetensors(path);
+  const std::string training = text_under(file, kTrainingKey);
+  require(!training.empty() && file.checksums() == Checksums::crc32,
+          "{}: found weights without {}, expected a checkpoint; begin anew from such a file with "
+          "--load",
+          path.string(), training.empty() ? "a training state" : "checksums");
+  const std::string momentum = text_under(file, kOptimizerKey);
+  return {
+      .path = path,
+      .training = training,
+      .network = state_of(file.tensors(), FileTypes::exact),
+      .momentum = momentum.empty() ? std::vector<StateTensor>() : read_momentum(path, momentum)};
+}
+
+std::optional<Checkpoint> newest_checkpoint(const fs::path& directory,
+                                            const std::function<void(const std::string&)>& warn) {
+  const std::vector<FoundCheckpoint> found = find_checkpoints(directory);
+  for (const FoundCheckpoint& checkpoint : found) {
+    try {
+      return read_checkpoint(checkpoint.path);
+    } catch (const Error& error) {
+      warn(fmt::format("{}; the checkpoint before it is tried", error.what()));
+    }
+  }
+  require(found.empty(),
+          "{}: found {} checkpoints, none of which can be read; remove them to begin anew",
+          directory.string(), found.size());
+  return {};
+}
+
+void require_fitting(const Checkpoint& checkpoint, const Trained& trained) {
+  within(checkpoint.path.string(), [&] { check_state_dict(trained.network, checkpoint.network); });
+  const bool has_momentum = trained.optimizer.velocity().defined();
+  require(has_momentum || checkpoint.momentum.empty(),
+          "{}: was saved with momentum, this optimizer has none; give it the same --momentum",
+          checkpoint.path.string());
+  if (!has_momentum) return;
+  within(optimizer_path(checkpoint.path).string(),
+         [&] { check_flat_state_dict(trained.parameters, kMomentum, checkpoint.momentum); });
+}
+
+void restore(const Checkpoint& checkpoint, const Trained& trained) {
+  require_fitting(checkpoint, trained);
+  load_state_dict(trained.network, checkpoint.network);
+  if (!trained.optimizer.velocity().defined()) return;
+  load_flat_state_dict(trained.parameters, trained.optimizer.velocity(), kMomentum,
+                       checkpoint.momentum);
+}
+
+}  // namespace lockstep

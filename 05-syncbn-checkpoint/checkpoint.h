@@ -1,0 +1,92 @@
+#pragma once
+// Checkpoints in a directory: files that PyTorch can load, and no crash can corrupt.
+//
+//   step-000000938.safetensors             the network, under PyTorch's names, and TrainingState
+//   step-000000938.optimizer.safetensors   its momentum, if there is any: "momentum.conv1.weight"
+//
+// Two files, since load_state_dict() of PyTorch refuses names that the network does not have. The
+// network's is the checkpoint: it names the checksum of the other, and is written last and removed
+// first. So at any moment every one of them is complete or not there.
+//
+// One run at a time may write to a directory.
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "05-syncbn-checkpoint/training_state.h"
+#include "common/nn/sgd.h"
+#include "common/nn/state.h"
+
+namespace lockstep {
+
+/// What training changes. All must outlive it.
+struct Trained {
+  Module& network;  // not the wrapper around it: its names are those of the files
+  const FlatParameters& parameters;
+  const Sgd& optimizer;
+};
+
+/// DIR/step-000000938.safetensors
+std::filesystem::path checkpoint_path(const std::filesystem::path& directory, int64_t steps);
+/// The file of the momentum that belongs to it.
+std::filesystem::path optimizer_path(const std::filesystem::path& checkpoint);
+
+/// A checkpoint that lies in a directory, whole or not.
+struct FoundCheckpoint {
+  int64_t steps = 0;
+  std::filesystem::path path{};
+};
+/// The newest first. None in a directory that is not there; throws EnvironmentError for one that
+/// cannot be read.
+std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& directory);
+
+// --- Saving --------------------------------------------------------------------------------------
+
+/// Writes a checkpoint of the state behind what is enqueued; one of the same step is replaced.
+/// Makes the directory if there is none. Throws EnvironmentError if that fails: then the
+/// checkpoints that were there still are, and no part of a new one. In this order:
+///   1. remove_leftovers(), which a killed process may have left;
+///   2. the momentum's file, atomically and durably;
+///   3. the network's file in the same way: its rename is the moment from which the checkpoint is
+///      there.
+void save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
+                     const TrainingState& state);
+
+/// Removes temporary files, and momentum without a network: saves that did not come to their end.
+/// What cannot be removed stays.
+void remove_leftovers(const std::filesystem::path& directory);
+
+/// Removes the checkpoints up to step `steps` except the `keep` newest of them. Of each the
+/// network's file first, so that none is ever there without its momentum. Throws EnvironmentError.
+void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep);
+
+// --- Loading -------------------------------------------------------------------------------------
+
+/// What a checkpoint's files hold, in host memory.
+struct Checkpoint {
+  std::filesystem::path path{};
+  std::string training{};               // for TrainingState::from_json()
+  std::vector<StateTensor> network{};   // for load_state_dict()
+  std::vector<StateTensor> momentum{};  // for load_flat_state_dict(); empty: saved without
+};
+
+/// Reads both files and compares all checksums. Throws BadInput for files that are damaged, do not
+/// belong together, or are no checkpoint; EnvironmentError where reading fails.
+Checkpoint read_checkpoint(const std::filesystem::path& path);
+
+/// The newest checkpoint of the directory that can be read. `warn` gets a line for each newer one,
+/// with the reason why it cannot. Nothing if there are none; throws BadInput if there are, and none
+/// can be read.
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& directory,
+                                            const std::function<void(const std::string&)>& warn);
+
+/// Throws BadInput that lists every tensor that is missing or unexpected, or has another dtype or
+/// shape.
+void require_fitting(const Checkpoint& checkpoint, const Trained& trained);
+/// The same, and otherwise the network and its momentum become those of the checkpoint.
+void restore(const Checkpoint& checkpoint, const Trained& trained);
+
+}  // namespace lockstep

@@ -1,0 +1,208 @@
+#include "05-syncbn-checkpoint/checkpointer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "05-syncbn-checkpoint/training_settings.h"
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+// --- An error's way from one rank to all ---------------------------------------------------------
+
+template <class Kind>
+bool is(const std::exception& error) {
+  return dynamic_cast<const Kind*>(&error) != nullptr;
+}
+bool is_any(const std::exception&) { return true; }
+
+template <class Kind>
+[[noreturn]] void throw_as(const std::string& text) {
+  throw Kind(text);
+}
+
+struct ErrorKind {
+  const char* name;
+  bool (*matches)(const std::exception&);
+  void (*raise)(const std::string&);
+};
+
+/// The last one stands for every exception that is not ours.
+constexpr std::array kErrorKinds = {
+    ErrorKind{"BadInput", is<BadInput>, throw_as<BadInput>},
+    ErrorKind{"NonFinite", is<NonFinite>, throw_as<NonFinite>},
+    ErrorKind{"DeviceError", is<DeviceError>, throw_as<DeviceError>},
+    ErrorKind{"PeerLost", is<PeerLost>, throw_as<PeerLost>},
+    ErrorKind{"EnvironmentError", is_any, throw_as<EnvironmentError>}};
+
+std::string outcome_of(const std::function<std::string()>& work) {
+  json outcome;
+  try {
+    outcome["result"] = work();
+  } catch (const std::exception& error) {
+    const auto kind = std::find_if(kErrorKinds.begin(), kErrorKinds.end(),
+                                   [&](const ErrorKind& k) { return k.matches(error); });
+    outcome["kind"] = kind->name;
+    outcome["error"] = error.what();
+  }
+  return outcome.dump(-1, ' ', false, json::error_handler_t::replace);  // names of files are bytes
+}
+
+/// What outcome_of() had to tell: returns the result or throws the error.
+std::string result_in(const std::string& text) {
+  const json outcome = json::parse(text);
+  if (outcome.contains("result")) return outcome["result"].get<std::string>();
+  for (const ErrorKind& kind : kErrorKinds) {
+    if (outcome["kind"] == kind.name) kind.raise(outcome["error"].get<std::string>());
+  }
+  fail<EnvironmentError>("rank 0: an error of unknown kind: {}", text);
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(const Trained& trained, Communicator& ranks, ExchangeTexts exchange,
+                           CheckpointOptions options)
+    : trained_(trained),
+      ranks_(ranks),
+      exchange_(std::move(exchange)),
+      options_(std::move(options)) {
+  require(
+      options_.keep >= 2,
+      "--keep: {} checkpoints, expected 2 or more: should the newest be damaged, the one before "
+      "it is needed",
+      options_.keep);
+  if (!options_.say) {
+    options_.say = [](const std::string& line) { fmt::print("{}\n", line); };
+  }
+  if (!options_.warn) {
+    options_.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
+  }
+}
+
+/// Rank 0 does `work`; every rank gets the text that it returned, or throws what it threw. No rank
+/// returns before that.
+std::string Checkpointer::on_rank_0(const std::function<std::string()>& work) {
+  const std::string mine = ranks_.rank() == 0 ? outcome_of(work) : "";
+  return result_in(exchange_(mine).at(0));
+}
+
+// --- Saving --------------------------------------------------------------------------------------
+
+void Checkpointer::save(const TrainingState& state) {
+  on_rank_0([&] {
+    save_here(state);
+    return "";
+  });
+}
+
+void Checkpointer::save_here(const TrainingState& state) {
+  const Health health = trained_.optimizer.health().to_host().at(0);  // waits for the last step
+  if (health.failed_step >= 0) {
+    fail<NonFinite>(
+        "step {}: the loss or a gradient is not finite; nothing was saved after it, the "
+        "checkpoints in {} are good",
+        health.failed_step, options_.directory.string());
+  }
+  save_checkpoint(options_.directory, trained_, state);
+  remove_old_checkpoints(options_.directory, state.steps, options_.keep);
+}
+
+// --- Resuming ------------------------------------------------------------------------------------
+
+TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
+  const std::string decision = on_rank_0([&] {
+    const std::optional<Checkpoint> checkpoint = choose(source);
+    return checkpoint ? restore_here(*checkpoint, begin) : "";
+  });
+  if (decision.empty()) return begin;
+  broadcast_tensors();
+  const json scalars = json::parse(decision);
+  set_batches_tracked(trained_.network, scalars["batches_tracked"].get<std::vector<int64_t>>());
+  return TrainingState::from_json(scalars["state"].get<std::string>(), "rank 0");
+}
+
+/// Rank 0 becomes what the checkpoint holds. Returns what the others need besides its tensors.
+std::string Checkpointer::restore_here(const Checkpoint& checkpoint, const TrainingState& begin) {
+  const TrainingState state = checked(checkpoint, begin);
+  restore(checkpoint, trained_);
+  options_.say(fmt::format("Resumed from {}: {} steps, {} of them in epoch {}",
+                           checkpoint.path.string(), state.steps, state.step_in_epoch,
+                           state.epoch + 1));
+  const json scalars = {{"state", state.to_json()},
+                        {"batches_tracked", batches_tracked(trained_.network)}};
+  return scalars.dump();
+}
+
+/// The checkpoint that `source` means; nothing if the run begins anew.
+std::optional<Checkpoint> Checkpointer::choose(const std::string& source) const {
+  if (source == "auto") {
+    std::optional<Checkpoint> newest = newest_checkpoint(options_.directory, options_.warn);
+    if (!newest) {
+      options_.say(
+          fmt::format("No checkpoint in {}: training begins anew", options_.directory.string()));
+    }
+    return newest;
+  }
+  if (source.empty()) {
+    require_no_later("the beginning", -1);
+    return {};
+  }
+  Checkpoint named = read_checkpoint(source);
+  require_no_later(source, TrainingState::from_json(named.training, source).steps);
+  return named;
+}
+
+/// Those of another run would be taken for this one's by the next resume, and hide its own.
+void Checkpointer::require_no_later(const std::string& source, int64_t steps) const {
+  const std::vector<FoundCheckpoint> found = find_checkpoints(options_.directory);
+  require(found.empty() || found.front().steps <= steps,
+          "{}, of another run, is later than {}, from where this one would go on; resume from it "
+          "(auto), remove it, or give another directory",
+          found.empty() ? "" : found.front().path.string(), source);
+}
+
+/// Its training state, if this run may go on from it.
+TrainingState Checkpointer::checked(const Checkpoint& checkpoint,
+                                    const TrainingState& begin) const {
+  const std::string path = checkpoint.path.string();
+  TrainingState saved = TrainingState::from_json(checkpoint.training, path);
+  require_settings(saved.settings, begin.settings, path);
+  require_fitting(checkpoint, trained_);
+  require_world_size(checkpoint, saved, begin);
+  return saved;
+}
+
+void Checkpointer::require_world_size(const Checkpoint& checkpoint, const TrainingState& saved,
+                                      const TrainingState& begin) const {
+  if (saved.world_size == begin.world_size) return;
+  require(options_.allow_world_size,
+          "{} was saved by {} ranks, this run has {}; start as many, or allow the change with "
+          "--allow-world-size-change (the weights will then differ in their last bits)",
+          checkpoint.path.string(), saved.world_size, begin.world_size);
+  options_.warn(fmt::format(
+      "{} was saved by {} ranks, this run has {}. The same as before: parameters, momentum, "
+      "learning "
+      "rate, dropout, and which samples each global batch has. Not the same: the order of sums, so "
+      "that weights will differ in their last bits, and what batch normalisation sees that is not "
+      "synchronized: its rank's part of the batch",
+      checkpoint.path.string(), saved.world_size, begin.world_size));
+}
+
+/// All ranks' network and momentum become rank 0's.
+void Checkpointer::broadcast_tensors() const {
+  const Stream stream = trained_.parameters.stream();
+  ranks_.broadcast(stream, trained_.parameters.values(), 0);
+  if (!trained_.parameters.buffers().empty()) {
+    ranks_.broadcast(stream, trained_.parameters.buffer_values(), 0);
+  }
+  if (trained_.optimizer.velocity().defined()) {
+    ranks_.broadcast(stream, trained_.optimizer.velocity(), 0);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,21 @@
+#pragma once
+// What must stay the same from one run to the one that goes on from its checkpoint.
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "04-ddp/ddp_options.h"
+
+namespace lockstep {
+
+/// The settings of a run that must not change from saving to resuming: options, and a fingerprint
+/// of the training data.
+nlohmann::json training_settings(const Options& options, const DdpStageOptions& own,
+                                 const DatasetPair& data);
+
+/// Throws BadInput with the first setting in which a run (`found`) differs from the one that
+/// `what` was saved by (`saved`), both values and what to do.
+void require_settings(const nlohmann::json& saved, const nlohmann::json& found,
+                      const std::string& what);
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+#include "05-syncbn-checkpoint/training_state.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kVersion = "format_version";
+constexpr const char* kSettings = "settings";
+constexpr std::pair<const char*, int64_t TrainingState::*> kWholeNumbers[] = {
+    {"epoch", &TrainingState::epoch},
+    {"step_in_epoch", &TrainingState::step_in_epoch},
+    {"steps", &TrainingState::steps},
+    {"world_size", &TrainingState::world_size}};
+constexpr std::pair<const char*, double TrainingState::*> kNumbers[] = {
+    {"learning_rate", &TrainingState::learning_rate},
+    {"best_accuracy", &TrainingState::best_accuracy}};
+
+/// A value for an error message: short, on one line.
+std::string shown(const json& value) {
+  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  return text.size() > 60 ? text.substr(0, 60) + "..." : text;
+}
+
+json parse(const std::string& text, const std::string& what) {
+  const auto no_deeper_than_settings = [&](int depth, json::parse_event_t event, const json&) {
+    const bool opens =
+        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    require(!opens || depth < 2, "{}: training state: nested values, expected plain ones", what);
+    return true;
+  };
+  json parsed;
+  try {
+    parsed = json::parse(text, no_deeper_than_settings);
+  } catch (const json::exception&) {
+    fail<BadInput>("{}: training state: {} bytes that are not JSON; take another checkpoint", what,
+                   text.size());
+  }
+  require(parsed.is_object(), "{}: training state: found {}, expected an object", what,
+          shown(parsed));
+  return parsed;
+}
+
+/// Removes a field and returns it.
+json take(json& fields, const char* name, const std::string& what) {
+  const auto found = fields.find(name);
+  require(found != fields.end(), "{}: training state: no {}, expected one; take another checkpoint",
+          what, name);
+  json value = std::move(*found);
+  fields.erase(found);
+  return value;
+}
+
+int64_t whole_number(const json& value, const char* name, const std::string& what) {
+  const bool fits = value.is_number_integer() &&
+                    (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t(INT64_MAX)) &&
+                    value.get<int64_t>() >= 0;
+  require(fits, "{}: training state: {} is {}, expected a whole number from 0 on", what, name,
+          shown(value));
+  return value.get<int64_t>();
+}
+
+/// The version comes first: what else stands there is its business.
+void require_known_version(const json& value, const std::string& what) {
+  const int64_t version = whole_number(value, kVersion, what);
+  require(version <= TrainingState::kFormatVersion,
+          "{}: checkpoint format version {}, expected at most {}; resume with the newer Lockstep "
+          "that wrote it, or begin anew from its weights with --load",
+          what, version, TrainingState::kFormatVersion);
+  require(version == TrainingState::kFormatVersion,
+          "{}: checkpoint format version {}, expected {}; take another checkpoint", what, version,
+          TrainingState::kFormatVersion);
+}
+
+}  // namespace
+
+std::string TrainingState::to_json() const {
+  json fields = {{kVersion, kFormatVersion}, {kSettings, settings}};
+  for (const auto& [name, member] : kWholeNumbers) fields[name] = this->*member;
+  for (const auto& [name, member] : kNumbers) fields[name] = this->*member;
+  return fields.dump();
+}
+
+TrainingState TrainingState::from_json(const std::string& text, const std::string& what) {
+  json fields = parse(text, what);
+  require_known_version(take(fields, kVersion, what), what);
+  TrainingState state;
+  for (const auto& [name, member] : kWholeNumbers) {
+    state.*member = whole_number(take(fields, name, what), name, what);
+  }
+  for (const auto& [name, member] : kNumbers) {
+    const json value = take(fields, name, what);
+    require(value.is_number(), "{}: training state: {} is {}, expected a number", what, name,
+            shown(value));
+    state.*member = value.get<double>();
+  }
+  require(state.world_size > 0, "{}: training state: world_size is 0, expected 1 or more", what);
+  state.settings = take(fields, kSettings, what);
+  require(state.settings.is_object(), "{}: training state: settings is {}, expected an object",
+          what, shown(state.settings));
+  for (const auto& [name, value] : state.settings.items()) {
+    require(value.is_primitive(), "{}: training state: setting {} is {}, expected a plain value",
+            what, shown(name), shown(value));
+  }
+  require(fields.empty(), "{}: training state: found {}, which format version {} does not know",
+          what, shown(fields), kFormatVersion);
+  return state;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+#pragma once
+// What a training run is, besides its tensors: enough to go on as if it had never stopped.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace lockstep {
+
+/// The numbers of a run between two steps. Dropout draws from counters (seed, step, position in the
+/// global batch), so its random state is the step; likewise the order of an epoch follows from seed
+/// and epoch.
+struct TrainingState {
+  /// Of the format. A file with another one is refused.
+  static constexpr int64_t kFormatVersion = 1;
+
+  int64_t epoch = 0;          // at hand, from 0
+  int64_t step_in_epoch = 0;  // its batches so far; where those are all, its evaluation comes next
+  int64_t steps = 0;          // optimizer steps so far
+  double learning_rate = 0;   // of the next step; follows from the settings
+  double best_accuracy = 0;   // of the evaluations so far, 0 to 1
+  int64_t world_size = 1;
+  /// What the numbers depend on besides: training_settings(). Names and plain values.
+  nlohmann::json settings = nlohmann::json::object();
+
+  /// The batch at which `epoch` begins in a run that goes on from here (DataLoader::begin_epoch).
+  int64_t first_batch(int64_t epoch) const { return epoch == this->epoch ? step_in_epoch : 0; }
+
+  /// One line of JSON, for from_json().
+  std::string to_json() const;
+  /// Throws BadInput, naming `what`, for text that is not exactly what to_json() makes: a newer
+  /// format version (both are named), a field that is missing, unknown, or of another type.
+  static TrainingState from_json(const std::string& text, const std::string& what);
+
+  friend bool operator==(const TrainingState&, const TrainingState&) = default;
+};
+
+}  // namespace lockstep
