@@ -2,18 +2,22 @@
 """The seed network with batch normalisation in PyTorch, for files that pass between the two programs.
 
   interop.py record DIR           writes the recorded files that ../parity tests read
-  interop.py make FILE IO         a network with random weights to FILE; images and its scores to IO
-  interop.py scores FILE IO OUT   loads FILE strictly; scores of the images in IO to OUT
+  interop.py exchange OURS DIR    writes DIR/weights, which are random, and DIR/io, images and what
+                                  this network makes of them; loads the file OURS strictly, and
+                                  writes DIR/scores: what it makes of the same images
 
 Files are safetensors, written and read with the package of that name if it is there, else by a few
-lines that stand here. IO and OUT hold "images" (U8 [n, 28, 28]) and "scores" (F64 [n, 10]).
+lines that stand here. Images are U8 [n, 28, 28], scores F64 [n, 10]. Exit status 77: no torch here.
 """
 
 import json
 import struct
 import sys
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.exit(77)
 import torch.nn.functional as F
 from torch import nn
 
@@ -90,13 +94,12 @@ def main():
     command, *paths = sys.argv[1:]
     if command == "record":
         make(f"{paths[0]}/interop_seed_bn.safetensors", f"{paths[0]}/interop_io.safetensors")
-    elif command == "make":
-        make(*paths)
-    elif command == "scores":
-        path, io_path, out = paths
+    elif command == "exchange":
+        ours, folder = paths
+        make(f"{folder}/weights", f"{folder}/io")
         net = SeedBn()
-        net.load_state_dict(load_file(path), strict=True)
-        save_file({"scores": scores(net, load_file(io_path)["images"])}, out)
+        net.load_state_dict(load_file(ours), strict=True)
+        save_file({"scores": scores(net, load_file(f"{folder}/io")["images"])}, f"{folder}/scores")
     else:
         sys.exit(__doc__)
 

@@ -65,38 +65,28 @@ TEST_CASE("A recorded file of PyTorch's gives PyTorch's scores", "[parity][row10
                     read_weights(kInterop / "interop_seed_bn.safetensors")) == 0);
 }
 
-/// A Python with torch; empty if there is none.
-std::string torch_python() {
-  const char* named = std::getenv("LOCKSTEP_TORCH_PYTHON");
-  const std::string python = named != nullptr ? named : "python3";
-  return run_process({python, "-c", "import torch"}, kDeadline).status == 0 ? python : "";
-}
-
-void run_interop(const std::string& python, const Words& words) {
-  const ProcessResult run = run_process(
-      Words{python, (kInterop.parent_path() / "interop.py").string()} + words, kDeadline);
-  INFO(story(run));
-  REQUIRE(run.status == 0);
-}
-
 TEST_CASE("PyTorch and this program load each other's files", "[parity][row106][row110]") {
-  const std::string python = torch_python();
-  if (python.empty()) LOCKSTEP_SKIP("no torch in python3, and LOCKSTEP_TORCH_PYTHON names none");
   const TempDir folder;
   SeedBn theirs, ours;
-  run_interop(python, {"make", folder / "torch", folder / "io"});
-  load_weights(folder / "torch", *theirs.network);
-  CHECK(largest(difference(theirs.scores(folder / "io"),
-                           read_weights(folder / "io").at("scores"))) <= kScoreTolerance);
-
   make_trained(ours);
   const Sgd optimizer(ours.parameters, {.momentum = Real(0.9)});
   save_checkpoint(folder.path(), {*ours.network, ours.parameters, optimizer}, TrainingState());
-  run_interop(python,
-              {"scores", checkpoint_path(folder.path(), 0), folder / "io", folder / "scores"});
-  const Weights found = read_weights(folder / "scores");
-  CHECK(largest(difference(ours.scores(folder / "io"), found.at("scores"))) <= kScoreTolerance);
-  CHECK(largest(difference(found.at("scores"), read_weights(folder / "io").at("scores"))) > 0.01);
+
+  const char* named = std::getenv("LOCKSTEP_TORCH_PYTHON");
+  const ProcessResult run =
+      run_process({named != nullptr ? named : "python3", kInterop.parent_path() / "interop.py",
+                   "exchange", checkpoint_path(folder.path(), 0), folder.path()},
+                  kDeadline);
+  if (run.status == 77) LOCKSTEP_SKIP("no torch in python3, or in $LOCKSTEP_TORCH_PYTHON");
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+
+  load_weights(folder / "weights", *theirs.network);
+  const std::vector<double> of_theirs = read_weights(folder / "io").at("scores"),
+                            of_ours = read_weights(folder / "scores").at("scores");
+  CHECK(largest(difference(theirs.scores(folder / "io"), of_theirs)) <= kScoreTolerance);
+  CHECK(largest(difference(ours.scores(folder / "io"), of_ours)) <= kScoreTolerance);
+  CHECK(largest(difference(of_theirs, of_ours)) > 0.01);
 }
 
 }  // namespace

@@ -459,7 +459,8 @@ TEST_CASE("Python's zlib finds the same checksums", "[safetensors][row114]") {
 TEST_CASE("One flipped bit anywhere is found where there are checksums", "[safetensors][row114]") {
   const std::string whole = sealed_file();
   REQUIRE(check_parser(whole) == "");
-  for (std::size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+  // In the short campaign two bits of every byte or so; checkpoints have all of theirs flipped.
+  for (std::size_t bit = 0; bit < 8 * whole.size(); bit += testing::full_campaign() ? 1 : 5) {
     std::string flipped = whole;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
     if (check_parser(flipped).empty()) FAIL("bit " << bit % 8 << " of byte " << bit / 8);

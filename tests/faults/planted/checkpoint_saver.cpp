@@ -2,6 +2,8 @@
 // newest checkpoint in DIR, saves every EVERY steps, and ends after STEPS. Its gradients are
 // numbers that follow from the step. For tests that kill it.
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
