@@ -1,6 +1,7 @@
 #pragma once
 // What a training run is, besides its tensors: enough to go on as if it had never stopped.
 
+#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -25,6 +26,19 @@ struct TrainingState {
 
   /// The batch at which `epoch` begins in a run that goes on from here (DataLoader::begin_epoch).
   int64_t first_batch(int64_t epoch) const { return epoch == this->epoch ? step_in_epoch : 0; }
+
+  /// One more step is done; the next one's learning rate is `next_rate`.
+  void count_step(double next_rate) {
+    ++steps;
+    ++step_in_epoch;
+    learning_rate = next_rate;
+  }
+  /// The epoch is over, and evaluated.
+  void count_epoch(double accuracy) {
+    ++epoch;
+    step_in_epoch = 0;
+    best_accuracy = std::max(best_accuracy, accuracy);
+  }
 
   /// One line of JSON, for from_json().
   std::string to_json() const;
