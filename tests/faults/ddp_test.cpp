@@ -109,33 +109,13 @@ std::future<ProcessResult> begin_training(const Jobs& jobs, const Words& launch_
                      "1", "--lr", "0.0001", "--batch-size", "12", "--workers", "0"});
 }
 
-/// The ids of a job's ranks by rank, once there are three; empty if that takes too long.
-std::vector<pid_t> pids_of_ranks(const Jobs& jobs) {
-  std::map<std::string, pid_t> ranks;
-  soon(kSoon, [&] {
-    ranks.clear();
-    for (const std::string& process : jobs.processes()) {
-      const std::string id = process.substr(0, process.find(' '));
-      if (process.find("04-ddp") == std::string::npos) continue;
-      std::ifstream file("/proc/" + id + "/environ", std::ios::binary);
-      for (std::string entry; std::getline(file, entry, '\0');) {
-        if (entry.starts_with("RANK=")) ranks[entry] = std::stoi(id);
-      }
-    }
-    return ranks.size() == 3;
-  });
-  std::vector<pid_t> pids;
-  for (const auto& [rank, pid] : ranks) pids.push_back(pid);
-  return pids.size() == 3 ? pids : std::vector<pid_t>();
-}
-
 TEST_CASE("A rank that is killed while it trains is named, and all is over within a second",
           "[faults][ddp][row67][row125]") {
   std::mt19937 random(20);
   for (int turn = 0; turn < (full_campaign() ? 20 : 3); ++turn) {
     const Jobs jobs;
     auto running = begin_training(jobs, {});
-    const std::vector<pid_t> ranks = pids_of_ranks(jobs);
+    const std::vector<pid_t> ranks = jobs.ranks(3, "04-ddp");
     REQUIRE(ranks.size() == 3);
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 600));
     const size_t victim = random() % 3;
@@ -155,7 +135,7 @@ TEST_CASE("A rank that is killed while it trains is named, and all is over withi
 TEST_CASE("After a kill the ranks train again within moments", "[faults][ddp]") {
   const Jobs jobs;
   auto running = begin_training(jobs, {"--max-restarts", "1", "--redirect", jobs / "out"});
-  const std::vector<pid_t> ranks = pids_of_ranks(jobs);
+  const std::vector<pid_t> ranks = jobs.ranks(3, "04-ddp");
   REQUIRE(ranks.size() == 3);
   const auto trains = [&](const std::string& file) {
     return soon(kSoon, [&] {
@@ -181,7 +161,7 @@ TEST_CASE("A rank that stands still is named with the collective that misses it"
   auto running = jobs.begin({"--nproc-per-node", "3"},
                             {ddp(), "--data", "synthetic:256:10", "--epochs", "100000", "--timeout",
                              "2", "--lr", "0.0001", "--batch-size", "12", "--workers", "0"});
-  const std::vector<pid_t> ranks = pids_of_ranks(jobs);
+  const std::vector<pid_t> ranks = jobs.ranks(3, "04-ddp");
   REQUIRE(ranks.size() == 3);
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   REQUIRE(::kill(ranks[2], SIGSTOP) == 0);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -93,6 +94,28 @@ class Jobs {
       found.push_back(id + " " + name);
     }
     return found;
+  }
+
+  /// The ids of the job's ranks that run `program`, by rank, once there are `count`; empty if that
+  /// takes too long.
+  std::vector<pid_t> ranks(size_t count, const std::string& program) const {
+    std::map<std::string, pid_t> found;
+    const std::string name = program.substr(0, 15);  // as the kernel shortens it
+    soon(kSoon, [&] {
+      found.clear();
+      for (const std::string& process : processes()) {
+        if (process.find(name) == std::string::npos) continue;
+        const std::string id = process.substr(0, process.find(' '));
+        std::ifstream file("/proc/" + id + "/environ", std::ios::binary);
+        for (std::string entry; std::getline(file, entry, '\0');) {
+          if (entry.starts_with("RANK=")) found[entry] = std::stoi(id);
+        }
+      }
+      return found.size() == count;
+    });
+    std::vector<pid_t> pids;
+    for (const auto& [rank, pid] : found) pids.push_back(pid);
+    return pids.size() == count ? pids : std::vector<pid_t>();
   }
 
  private:

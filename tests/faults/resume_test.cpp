@@ -1,0 +1,165 @@
+// Stage 05's runs that end before their time, and go on.
+
+#include <signal.h>
+
+#include <cmath>
+#include <random>
+
+#include "05-syncbn-checkpoint/checkpoint.h"
+#include "tests/support/catch.h"
+#include "tests/support/jobs.h"
+#include "tests/support/stage.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
+
+std::string stage05() { return stage_binary("05-syncbn-checkpoint"); }
+
+/// Ten steps of 12 samples per epoch, with everything that a run remembers.
+const Words kRun{
+    "--data", "synthetic:120:10", "--batch-size", "12", "--lr",       "0.01", "--momentum",
+    "0.9",    "--dropout",        "--lr-step",    "1",  "--lr-gamma", "0.5",  "--workers",
+    "0",      "--log-interval",   "1000"};
+
+/// A run of stage 05 that must end well.
+void train(const Jobs& jobs, const Words& options) {
+  const ProcessResult run = jobs.run_words(Words{stage05()} + kRun + options);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  CHECK(jobs.processes() == Words{});
+}
+
+/// Steps of the newest checkpoint that can be read; 0 without one. `path`, if given, becomes its.
+int64_t steps_saved(const std::filesystem::path& directory) {
+  const auto newest = newest_checkpoint(directory, [](const std::string&) {});
+  return newest ? TrainingState::from_json(newest->training, "the newest").steps : 0;
+}
+
+TEST_CASE("A run that goes on ends with the bytes of one that never stopped",
+          "[faults][checkpoint][row107][row109]") {
+  for (const int ranks : {1, 2}) {
+    const Jobs jobs;
+    const TempDir saved;
+    const Words all = Words{"--devices", cpus(ranks)};
+    train(jobs, all + Words{"--epochs", "4", "--save", jobs / "straight"});
+    const Words resumed =
+        all + Words{"--checkpoint-dir", saved.path(), "--resume", "auto", "--save-every", "3"};
+    // At an epoch's end, within one, and before the first step.
+    train(jobs, resumed + Words{"--epochs", "2"});
+    train(jobs, resumed + Words{"--epochs", "4", "--max-steps", "27"});
+    CHECK(steps_saved(saved.path()) == 27);
+    train(jobs, resumed + Words{"--epochs", "4", "--save", jobs / "resumed"});
+    INFO(ranks << " ranks");
+    CHECK((jobs.text("resumed") == jobs.text("straight")));
+    // There is nothing left to do: the same weights, and nothing new in the folder.
+    const Words files = saved.names();
+    train(jobs, resumed + Words{"--epochs", "4", "--save", jobs / "again"});
+    CHECK((jobs.text("again") == jobs.text("straight")));
+    CHECK(saved.names() == files);
+  }
+}
+
+TEST_CASE("Ranks that are killed again and again end with the bytes of ranks that were not",
+          "[faults][checkpoint]") {
+  const int kills = full_campaign() ? 20 : 3;
+  const Jobs jobs;
+  const Words run = kRun + Words{"--devices", cpus(2), "--epochs", std::to_string(20 + 15 * kills)};
+  const ProcessResult straight =
+      jobs.run_words(Words{stage05()} + run + Words{"--save", jobs / "straight"});
+  INFO(story(straight));
+  REQUIRE(straight.status == 0);
+
+  auto running = jobs.begin({"--nproc-per-node", "2", "--max-restarts", std::to_string(kills)},
+                            Words{stage05()} + run +
+                                Words{"--save", jobs / "killed", "--checkpoint-dir", jobs / "saved",
+                                      "--save-every", "4", "--resume", "auto"});
+  std::mt19937 random(20);
+  for (int kill = 0; kill < kills; ++kill) {
+    INFO("kill " << kill);
+    const std::vector<pid_t> ranks = jobs.ranks(2, "05-syncbn-checkpoint");
+    REQUIRE(ranks.size() == 2);
+    // Not before it has gone on from where the last one was killed.
+    const int64_t before = steps_saved(jobs / "saved");
+    REQUIRE(soon(kSoon, [&] { return steps_saved(jobs / "saved") > before; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 100));
+    REQUIRE(::kill(ranks[random() % 2], SIGKILL) == 0);
+    REQUIRE(soon(kSoon, [&] { return ::kill(ranks[0], 0) != 0 && ::kill(ranks[1], 0) != 0; }));
+  }
+  const ProcessResult end = running.get();
+  INFO(story(end));
+  CHECK(end.status == 0);
+  CHECK_THAT(end.err, ContainsSubstring(fmt::format("restart {} of {}", kills, kills)));
+  CHECK((jobs.text("killed") == jobs.text("straight")));
+  CHECK(jobs.processes() == Words{});
+}
+
+TEST_CASE("A loss that is not finite leaves the last checkpoint as it was, and names the step",
+          "[faults][checkpoint][row17]") {
+  const Jobs jobs;
+  // The rate climbs from 0: the first steps are good.
+  const ProcessResult run =
+      jobs.run_words({stage05(), "--devices", cpus(2), "--data", "synthetic:120:10", "--batch-size",
+                      "12", "--lr", "1e12", "--warmup-epochs", "1", "--workers", "0",
+                      "--checkpoint-dir", jobs / "saved", "--save-every", "1"});
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("step ") && ContainsSubstring("rank ") &&
+                          ContainsSubstring("not finite"));
+  const auto newest =
+      newest_checkpoint(jobs / "saved", [](const std::string& line) { FAIL(line); });
+  REQUIRE(newest);
+  for (const StateTensor& tensor : newest->network) {
+    for (const Real value : tensor.real) CHECK(std::isfinite(value));
+  }
+}
+
+TEST_CASE("Where nothing can be written training goes on, and ends with what was not saved",
+          "[faults][checkpoint][row116]") {
+  const Jobs jobs;
+  const TempDir saved;
+  // No file may become larger than 16 blocks of 512 bytes: the disk is full.
+  const ProcessResult run = jobs.run_words(
+      Words{"sh", "-c", "trap '' XFSZ; ulimit -f 16; exec \"$@\"", "sh", stage05()} + kRun +
+      Words{"--devices", cpus(2), "--checkpoint-dir", saved.path(), "--save-every", "5"});
+  INFO(story(run));
+  CHECK(run.status == 1);
+  for (const char* rank : {"rank 0", "rank 1"}) {
+    CHECK_THAT(run.err, ContainsSubstring(fmt::format("warning: {}: step 5 is not saved", rank)));
+  }
+  CHECK_THAT(run.err, ContainsSubstring("File too large"));
+  CHECK_THAT(run.err, ContainsSubstring("the last checkpoint is missing"));
+  CHECK_THAT(run.out, ContainsSubstring("test accuracy"));  // it trained to its end
+  CHECK(saved.names() == Words{});
+}
+
+TEST_CASE("What cannot be resumed is refused before the first step, by all ranks",
+          "[faults][checkpoint][row119]") {
+  const Jobs jobs;
+  const Words saved{"--checkpoint-dir", jobs / "saved"};
+  train(jobs, saved + Words{"--devices", cpus(2)});
+  const auto refused = [&](const Words& options, const std::string& text) {
+    const ProcessResult run = jobs.run_words(Words{stage05()} + kRun + options);
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring(text));
+    CHECK(run.out.find("Train Epoch") == std::string::npos);
+    CHECK(jobs.processes() == Words{});
+  };
+  const Words two = saved + Words{"--devices", cpus(2), "--epochs", "2"};
+  const Words one = saved + Words{"--devices", cpus(1), "--epochs", "2"};
+  refused(one + Words{"--resume", "auto"}, "was saved by 2 ranks, this run has 1");
+  refused(two, "of another run, is later than the beginning");
+  refused(two + Words{"--resume", "auto", "--weight-decay", "0.1"}, "weight_decay");
+  refused(two + Words{"--resume", "auto", "--no-sync-bn"}, "sync_bn");
+  refused(two + Words{"--resume", jobs / "nothing"}, "nothing");
+  refused({"--devices", cpus(2), "--resume", "auto"}, "--resume auto: looks in --checkpoint-dir");
+  refused({"--devices", cpus(2), "--keep", "3"}, "--keep: nothing is saved without");
+  refused({"--devices", cpus(2), "--checkpoint-dir", stage05()}, stage05());
+  train(jobs, one + Words{"--resume", "auto", "--allow-world-size-change"});
+}
+
+}  // namespace
+}  // namespace lockstep
