@@ -442,15 +442,18 @@ Distance distance(ModelKind kind, int world_size, const std::vector<int64_t>& ba
 }
 
 TEST_CASE("A whole network, synchronised, trains as on one device", "[syncbn][row105]") {
+  // Ragged, and too few for all: ranks without samples. In float one rounding grows from step to
+  // step; only the first is compared.
+  const std::vector<int64_t> batches =
+      kDouble ? std::vector<int64_t>{19, 12, 3, 1, 13} : std::vector<int64_t>{19, 1};
   for (const ModelKind kind : {ModelKind::seed_bn, ModelKind::resnet18}) {
     for (const int world_size : {4, 2}) {
-      // Ragged for both, and too few for all: ranks without samples.
-      const Distance found = distance(kind, world_size, {19, 12, 3, 1, 13});
+      const Distance found = distance(kind, world_size, batches);
       INFO("model " << int(kind) << ", " << world_size << " ranks: weights " << found.weights
                     << ", running statistics " << found.running << ", losses " << found.losses);
       CHECK(found.same_on_all_ranks);
       CHECK(found.first_loss <= kTolerance);
-      if (!kDouble) continue;  // one rounding grows from step to step
+      if (!kDouble) continue;
       CHECK(found.losses <= 1e-10);
       CHECK(found.weights <= 1e-10);
       CHECK(found.running <= 1e-10);
