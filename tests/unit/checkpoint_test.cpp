@@ -100,7 +100,7 @@ class Trainee {
             ranks.world_size(), Sharding::global_batch),
         feeder(stream, training_data().train),
         context(stream),
-        loss(Tensor::empty(stream, {1})),
+        loss(parameters.loss()),
         world_size_(ranks.world_size()) {
     initialize(parameters, Initializer::kaiming_uniform, uint64_t(ranks.rank()) + 1);
     replica = std::make_unique<DistributedDataParallel>(std::move(model.network), parameters, ranks,
@@ -157,18 +157,10 @@ class Trainee {
                           .loss_weight = Real(world_size_) / Real(batch.global_size)};
     optimizer.zero_gradients();
     context.kernels().fill(stream, 0, loss);
-    if (batch.size == 0) {
-      feeder.feed_facts(batch, {}, facts, context);
-      replica->average_loss(loss);
-      replica->take_part_without_samples();
-    } else {
-      const DeviceBatch& part = feeder.feed(batch, {.count = batch.size}, facts, context);
-      const Tensor scores = replica->forward(feeder.normalize(part, context), context);
-      model.loss->forward(scores, part.labels, loss, context);
-      const Tensor slope = model.loss->backward(part.labels, context);
-      replica->average_loss(loss);
-      replica->backward(slope, context);
-    }
+    const DeviceBatch& part = feeder.feed(batch, {.count = batch.size}, facts, context);
+    const Tensor scores = replica->forward(feeder.normalize(part, context), context);
+    model.loss->forward(scores, part.labels, loss, context);
+    replica->backward(model.loss->backward(part.labels, context), context);
     optimizer.step(context.state(), loss);
     feeder.retire(std::move(batch));
   }
