@@ -33,7 +33,7 @@ using std::chrono::milliseconds;
 using testing::Clock;
 using testing::cpus;
 using testing::enqueue;
-using testing::kDouble;
+using testing::kTolerance;
 using testing::Machine;
 using testing::message_of;
 using testing::random_values;
@@ -42,7 +42,6 @@ using testing::ScopedEnvironment;
 using Names = std::vector<std::string>;
 using Values = std::vector<Real>;
 
-constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
 constexpr ScheduleKind kNaive = ScheduleKind::naive, kGpipe = ScheduleKind::gpipe,
                        kOneF1b = ScheduleKind::one_f1b;
 
