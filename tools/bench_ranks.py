@@ -21,10 +21,15 @@ BACKENDS = ("gloo", "ring")
 def measure_ranks(model, batch, steps, options, has_torch):
     """Two ranks of one thread beside one process, and beside PyTorch's DDP over Gloo: medians of
     alternating rounds, the global batch the same everywhere."""
-    contenders = {"one process": lambda: bench_runs.run_ours(model, batch, 1, steps, "--order", "sampler")}
+    def ours(stage, *more, devices="cpu:0,cpu:1"):
+        return lambda: bench_runs.run_ours(model, batch, 1, steps, "--order", "sampler", *more,
+                                           stage=stage, devices=devices)
+
+    contenders = {"one process": ours(bench_runs.STAGE, devices="cpu:0"),
+                  "2 devices, stage 02": ours("02-dataparallel")}
     for backend in BACKENDS:
-        contenders[f"2 ranks, {backend}"] = lambda backend=backend: bench_runs.run_ours(
-            model, batch, 1, steps, "--backend", backend, stage=DDP, devices="cpu:0,cpu:1")
+        contenders[f"2 ranks, {backend}"] = ours(DDP, "--backend", backend)
+        contenders[f"2 ranks, {backend}, --no-bind"] = ours(DDP, "--backend", backend, "--no-bind")
     if has_torch:
         for name, channels_last in (("PyTorch DDP", False), ("PyTorch DDP, channels_last", True)):
             contenders[name] = lambda last=channels_last: bench_runs.run_torch(
@@ -34,7 +39,7 @@ def measure_ranks(model, batch, steps, options, has_torch):
         for name, run in contenders.items():
             found = run()
             times[name].append(bench_runs.round_time(found["step_seconds"]))
-            if "per_step_seconds" in found:
+            if "exposed_communication" in found.get("per_step_seconds", {}):
                 per_step[name] = {**found["per_step_seconds"], **found["bytes_per_step"]}
     return {"model": model, "batch_size": batch, "all_rounds": times, "per_step": per_step,
             "step_seconds": {name: statistics.median(rounds) for name, rounds in times.items()}}
