@@ -13,8 +13,6 @@ namespace {
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
-constexpr bool kDouble = sizeof(Real) == 8;
-
 /// 50 steps of 12 samples, of which the last has only 6.
 const Options kFiftySteps{"--data", "synthetic:594:10", "--batch-size", "12", "--workers", "0"};
 /// 12 samples in 5 parts: torch.chunk makes 4 of 3 samples, dealing and cutting 3, 3, 2, 2, 2. More

@@ -1,6 +1,7 @@
 #pragma once
 // A run of a stage's program, and everything it left.
 
+#include "common/core/real.h"
 #include "tests/support/catch.h"
 #include "tests/support/machine.h"
 #include "tests/support/stage.h"
@@ -8,6 +9,8 @@
 namespace lockstep::testing {
 
 using Options = Words;
+
+constexpr bool kDouble = sizeof(Real) == 8;
 
 struct Outcome {
   nlohmann::json metrics;

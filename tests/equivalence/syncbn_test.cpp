@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "common/core/real.h"
 #include "tests/equivalence/outcome.h"
 
 namespace lockstep {
@@ -10,10 +9,9 @@ namespace {
 
 using namespace lockstep::testing;
 
-constexpr bool kDouble = sizeof(Real) == 8;
-
 /// Twenty steps of 13 samples, which no number of ranks divides, and one of a single sample: some
-/// ranks have none then. Batch normalisation makes roundings grow: float32 compares losses.
+/// ranks have none then. Batch normalisation makes roundings grow: float32 compares the first two
+/// losses.
 void check_synchronised(const Options& options, const std::vector<int>& numbers_of_ranks) {
   const Options all =
       Options{"--data", "synthetic:261:10", "--workers", "0", "--batch-size", "13", "--lr",
@@ -25,7 +23,9 @@ void check_synchronised(const Options& options, const std::vector<int>& numbers_
     INFO(ranks << " ranks");
     const Outcome several = train(all, "05-syncbn-checkpoint", cpus(ranks));
     REQUIRE(several.losses().size() == 21);
-    CHECK(largest(difference(several.losses(), single.losses())) <= (kDouble ? 1e-10 : 1e-2));
+    for (size_t step = 0; step < (kDouble ? 21 : 2); ++step) {
+      CHECK(std::abs(several.losses()[step] - single.losses()[step]) <= (kDouble ? 1e-10 : 1e-4));
+    }
     if (kDouble) check_equal(several, single, 1e-10);
   }
 }
