@@ -45,6 +45,15 @@ void DdpStageOptions::add_to(OptionParser& parser) {
   });
 }
 
+std::string DdpStageOptions::emulation(size_t ranks) const {
+  require(
+      accumulate == 1,
+      "--accumulate: batch normalisation sees each of the {} micro-batches by itself, for which "
+      "stage 01 has nothing like it; leave out --baseline",
+      accumulate);
+  return fmt::format("stride:{}", ranks);
+}
+
 DdpOptions DdpStageOptions::ddp_options() const {
   return {.caps = bucket_mb < 0 ? BucketCaps() : BucketCaps::equal(bucket_mb),
           .all_reduce = parse_all_reduce(all_reduce),
@@ -68,8 +77,10 @@ nlohmann::json shared_settings(const Options& options, const DdpStageOptions& ow
               {"bucket_mb", own.bucket_mb},
               {"no_broadcast_buffers", own.no_broadcast_buffers},
               {"find_unused_parameters", own.find_unused_parameters},
+              {"accumulate", own.accumulate},
               {"clip_norm", own.clip_norm},
               {"pad", own.pad},
+              {"precision", sizeof(Real) == 4 ? "float32" : "float64"},
               {"training_samples", data.train.count()},
               {"test_samples", data.test.count()}});
   return all;

@@ -29,7 +29,13 @@ struct DdpStageOptions {
   DdpOptions ddp_options() const;
   Sharding sharding() const { return pad ? Sharding::padded : Sharding::global_batch; }
   /// The micro-batches of a rank's part of a batch, whose gradients add up before they are reduced.
-  BatchSplit accumulation() const { return {BatchSplit::Kind::micro, accumulate}; }
+  /// Equally many on all ranks, since batch normalisation may want to meet the others in each.
+  BatchSplit accumulation() const {
+    return {.kind = BatchSplit::Kind::micro, .parts = accumulate, .keep_empty = true};
+  }
+  /// The --emulate with which stage 01 divides a batch, for normalisation, as `ranks` ranks do.
+  /// Throws BadInput where it has none.
+  std::string emulation(size_t ranks) const;
 };
 
 /// Everything that the weights, or the number of calls, depend on, by the options' names.

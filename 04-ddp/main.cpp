@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
        .summary = "Stage 04: one process per device (DistributedDataParallel).",
        .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
        .baseline = "01-single-gpu",
-       .emulate = [](size_t devices) { return "stride:" + std::to_string(devices); },
+       .emulate = [&](size_t devices) { return own.emulation(devices); },
        .order = "sampler",
        .start_ranks =
            [&](const lockstep::Options& options) { return own.ranks.start_ranks(options); }},

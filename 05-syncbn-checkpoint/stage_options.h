@@ -18,9 +18,11 @@ struct CheckpointStageOptions {
   bool allow_world_size = false;
 
   void add_to(OptionParser& parser);
-  /// The --emulate with which stage 01 normalises as these ranks do.
+  /// The --emulate with which stage 01 normalises as these ranks do. Throws BadInput where it has
+  /// none.
   std::string emulation(size_t ranks) const {
-    return no_sync_bn ? "stride:" + std::to_string(ranks) : "none";
+    const std::string parts = ddp.emulation(ranks);
+    return no_sync_bn ? parts : "none";
   }
   CheckpointOptions checkpoint_options() const {
     return {.directory = directory, .keep = keep, .allow_world_size = allow_world_size};

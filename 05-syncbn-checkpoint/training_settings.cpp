@@ -10,9 +10,7 @@ json training_settings(const Options& options, const DdpStageOptions& own,
                        const DatasetPair& data) {
   json settings = shared_settings(options, own, data);
   for (const char* how_long : {"epochs", "max_steps"}) settings.erase(how_long);
-  settings.update({{"accumulate", own.accumulate},
-                   {"data_crc32", fmt::format("{:08x}", data.train.fingerprint())},
-                   {"precision", sizeof(Real) == 4 ? "float32" : "float64"}});
+  settings["data_crc32"] = fmt::format("{:08x}", data.train.fingerprint());
   return settings;
 }
 

@@ -13,7 +13,7 @@ namespace {
 int report(int status, std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   std::fflush(stdout);
-  fmt::print(stderr, "error: {}\n", text);
+  std::fputs(fmt::format("error: {}\n", text).c_str(), stderr);  // throws nothing if it fails
   std::fflush(stderr);
   return status;
 }

@@ -25,9 +25,9 @@ std::vector<BatchPart> deal(int64_t batch_size, int64_t parts) {
   return hands;
 }
 
-std::vector<BatchPart> micro(int64_t batch_size, int64_t parts) {
+std::vector<BatchPart> micro(int64_t batch_size, int64_t parts, bool keep_empty) {
   std::vector<BatchPart> micro_batches;
-  for (int64_t m = 0, first = 0; m < std::min(parts, batch_size); ++m) {
+  for (int64_t m = 0, first = 0; m < (keep_empty ? parts : std::min(parts, batch_size)); ++m) {
     const int64_t count = batch_size / parts + (m < batch_size % parts ? 1 : 0);
     micro_batches.push_back({first, 1, count});
     first += count;
@@ -38,14 +38,14 @@ std::vector<BatchPart> micro(int64_t batch_size, int64_t parts) {
 }  // namespace
 
 std::vector<BatchPart> BatchSplit::divide(int64_t batch_size) const {
-  if (batch_size == 0) return {{}};
+  if (batch_size == 0 && !keep_empty) return {{}};
   switch (kind) {
     case Kind::chunk:
       return chunk(batch_size, parts);
     case Kind::stride:
       return deal(batch_size, parts);
     case Kind::micro:
-      return micro(batch_size, parts);
+      return micro(batch_size, parts, keep_empty);
     case Kind::whole:
       break;
   }

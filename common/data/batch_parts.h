@@ -16,7 +16,7 @@ struct BatchPart {
   friend bool operator==(const BatchPart&, const BatchPart&) = default;
 };
 
-/// How a batch is divided. Empty parts are left out; an empty batch is one part.
+/// How a batch is divided. Empty parts are left out, but an empty batch is one part.
 struct BatchSplit {
   enum class Kind {
     whole,   // one part
@@ -26,6 +26,8 @@ struct BatchSplit {
   };
   Kind kind = Kind::whole;
   int64_t parts = 1;
+  /// micro: empty parts, too, where ranks with smaller batches must make as many passes as others.
+  bool keep_empty = false;
 
   std::vector<BatchPart> divide(int64_t batch_size) const;
   std::string text() const;  // "chunk:4"

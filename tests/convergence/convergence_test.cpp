@@ -116,5 +116,18 @@ TEST_CASE("Two ranks learn Fashion-MNIST at a high rate", "[convergence][ddp]") 
   CHECK(train({"--lr", "0.1", "--no-dropout"}, "04-ddp", "cpu:0,cpu:1").accuracy.at(0) >= 0.70);
 }
 
+// --- Stage 05: batch normalisation over all ranks ------------------------------------------------
+
+TEST_CASE("Two synchronised ranks learn Fashion-MNIST as one device does",
+          "[convergence][syncbn]") {
+  const std::vector<std::string> options{"--model", "seed-bn", "--lr",
+                                         "0.01",    "--order", "sampler"};
+  const double one = train(options).accuracy.at(0);
+  const double two = train(options, "05-syncbn-checkpoint", "cpu:0,cpu:1").accuracy.at(0);
+  INFO("one device " << one << ", two ranks " << two);
+  CHECK(std::abs(one - two) <= 0.005);
+  CHECK(one > 0.5);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -198,6 +198,7 @@ TEST_CASE("Ranks that were started with different options or data are told so, a
            {"--batch-size 12", "--batch-size 24", "batch_size: rank 0 has 12, rank 1 has 24"},
            {"--epochs 1", "--epochs 2", "epochs: rank 0 has 1, rank 1 has 2"},
            {"--bucket-mb 0", "--bucket-mb 1", "bucket_mb: rank 0 has 0.0, rank 1 has 1.0"},
+           {"--accumulate 2", "", "accumulate: rank 0 has 2, rank 1 has 1"},
            {"--ddp manual", "--ddp bucketed",
             "ddp: rank 0 has \"manual\", rank 1 has \"bucketed\""},
            {"--data synthetic:120:10", "--data synthetic:240:10", "data: rank 0 has"}}) {
@@ -241,6 +242,16 @@ TEST_CASE("A lab's closed stdout is an error, too", "[faults][ddp]") {
   CHECK(jobs.processes() == Words{});
 }
 
+TEST_CASE("An error that nobody can read has its exit status all the same", "[faults][ddp]") {
+  const Jobs jobs;
+  for (const std::string closed : {">&- 2>&-", "2>/dev/full", "<&- >&- 2>&-"}) {
+    INFO(closed);
+    const ProcessResult run = jobs.run_words(
+        {"sh", "-c", "exec \"$0\" \"$@\" " + closed, ddp(), "--devices", cpus(2), "--lr", "none"});
+    CHECK(run.status == 1);
+  }
+}
+
 TEST_CASE("A proposed command can be pasted as it stands", "[faults][ddp]") {
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(Words{
@@ -271,6 +282,7 @@ TEST_CASE("Options that cannot be meant are refused by every rank, or before the
            {{"--ddp", "manual", "--no-overlap"}, "--no-overlap"},
            {{"--pad", "--baseline"}, "--pad"},
            {{"--clip-norm", "1", "--baseline"}, "--clip-norm"},
+           {{"--accumulate", "2", "--model", "seed-bn", "--baseline"}, "--accumulate"},
            {{"--accumulate", "0"}, "--accumulate"},
            {{"--rank", "-2"}, "--rank"},
            {{"--backend", "magic"}, "magic"},

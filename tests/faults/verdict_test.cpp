@@ -295,16 +295,18 @@ if fault == "two-devices" and value("--metrics"):
     with open(value("--metrics"), "w") as file:
         json.dump(metrics, file)
 if fault.startswith("scale=") and value("--save"):  # a layer's weights, by this factor
-    with open(value("--save"), "r+b") as file:
+    with open(value("--save"), "rb") as file:
         size, = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size))
-        tensor = header[min(name for name in header if name.endswith("conv1.weight"))]
-        begin, end = tensor["data_offsets"]
-        file.seek(8 + size + begin)
-        code = f"<{(end - begin) // 4}f" if tensor["dtype"] == "F32" else f"<{(end - begin) // 8}d"
-        numbers = struct.unpack(code, file.read(end - begin))
-        file.seek(8 + size + begin)
-        file.write(struct.pack(code, *(float(fault[6:]) * number for number in numbers)))
+        header, data = json.loads(file.read(size)), bytearray(file.read())
+    del header["__metadata__"]  # with the checksums
+    tensor = header[min(name for name in header if name.endswith("conv1.weight"))]
+    begin, end = tensor["data_offsets"]
+    code = f"<{(end - begin) // 4}f" if tensor["dtype"] == "F32" else f"<{(end - begin) // 8}d"
+    numbers = struct.unpack(code, data[begin:end])
+    data[begin:end] = struct.pack(code, *(float(fault[6:]) * number for number in numbers))
+    text = json.dumps(header).encode()
+    with open(value("--save"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
 if status < 0:  # stage 01 was killed, by a reader that left: so is this program
     signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)

@@ -337,6 +337,20 @@ TEST_CASE("Dropout masks on several devices are those of the whole batch", "[dat
   }
 }
 
+TEST_CASE("A rank with fewer samples than micro-batches makes as many passes as the others",
+          "[dataparallel][ddp]") {
+  for (const int64_t samples : {0, 1, 2, 7}) {
+    const auto parts = BatchSplit{BatchSplit::Kind::micro, 3, true}.divide(samples);
+    REQUIRE(parts.size() == 3);
+    int64_t next = 0;
+    for (const BatchPart& part : parts) {
+      CHECK((part.count == 0 || part.first == next));
+      next += part.count;
+    }
+    CHECK(next == samples);
+  }
+}
+
 TEST_CASE("Means over ragged parts, averaged, are not the mean over the batch",
           "[dataparallel][row38]") {
   const Batch batch(7);

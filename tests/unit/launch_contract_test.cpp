@@ -88,6 +88,8 @@ TEST_CASE("Where torchrun listens on the port itself, the store is at the next o
 TEST_CASE("The variables of torchrun, OpenMPI and Slurm say the same", "[launch]") {
   check_told(read(kTorchrun), "torchrun");
   check_told(read(kOpenMpi + kMaster), "OpenMPI");
+  // A shell that has exported one of torchrun's names, which mpirun hands on.
+  check_told(read(kOpenMpi + kMaster + Variables{{"WORLD_SIZE", "2"}}), "OpenMPI");
   check_told(read(kSlurm + kMaster), "Slurm");
   // Nearer to the program: torchrun under mpirun under srun.
   check_told(read(kSlurm + kOpenMpi + kTorchrun), "torchrun");

@@ -78,8 +78,10 @@ class Reader {
                    "MASTER_PORT", kOpenMpi.rank, kOpenMpi.world_size, kSlurm.rank});
   }
   const Family& family() const {
+    // mpirun hands on what the shell has exported; nobody exports mpirun's own names.
+    if (text(kOpenMpi.rank) && !text(kTorchrun.rank)) return kOpenMpi;
     if (any_of({kTorchrun.rank, kTorchrun.world_size})) return kTorchrun;
-    if (any_of({kOpenMpi.rank, kOpenMpi.world_size})) return kOpenMpi;
+    if (text(kOpenMpi.world_size)) return kOpenMpi;
     return text(kSlurm.rank) ? kSlurm : kTorchrun;
   }
 
