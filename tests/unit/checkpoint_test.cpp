@@ -297,6 +297,10 @@ TEST_CASE("Two epochs, a checkpoint and two epochs are four epochs, to the bit",
     const TempDir folder;
     train_and_save(world_size, RunOptions(folder.path()), 8);
     CHECK(folder.names() == Words{momentum_name(8), checkpoint_name(8)});
+    const auto restored = results_of(world_size, RunOptions(folder.path()),
+                                     [](Trainee& trainee) { trainee.resume(); });
+    const RunResult saved = trained_straight(world_size, 8)[0];
+    for (const RunResult& rank : restored) CHECK(rank == saved);
     const auto resumed = results_of(world_size, RunOptions(folder.path()), [](Trainee& trainee) {
       trainee.resume();
       trainee.train(16);
@@ -736,6 +740,9 @@ TEST_CASE("A save that fails at any of its steps leaves a directory that can be 
     CHECK(newest_mark(folder.path()) == (n <= 4 ? 2 : 3));  // 4: the rename of the network's file
     CHECK(run.holds(3));
     for (const std::string& name : folder.names()) CHECK_FALSE(name.ends_with(".tmp"));
+    for (const FoundCheckpoint& found : find_checkpoints(folder.path())) {
+      CHECK_NOTHROW(read_checkpoint(found.path));
+    }
     run.save(folder.path(), 3);
     remove_old_checkpoints(folder.path(), 3, 2);
     CHECK(folder.names() ==
