@@ -37,7 +37,7 @@ struct Proof {
 };
 
 void print_row(const std::string& name, const std::string& value) {
-  fmt::print("  {:<22}{}\n", name, value);
+  fmt::print("  {:<19} {}\n", name, value);
 }
 
 nlohmann::json read_metrics(const std::string& path, const std::string& who) {
