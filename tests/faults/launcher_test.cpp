@@ -111,7 +111,10 @@ TEST_CASE("A launcher needs no stdin, and says what it could not write", "[fault
         jobs.run({"--nproc-per-node", "2", "--prefix"}, "echo out; echo err >&2; exit 0",
                  {"sh", "-c", "exec \"$@\" " + closed, "sh"});
     CHECK((run.status == 0) == (closed == "<&-"));
-    if (closed == ">&-") CHECK_THAT(run.err, ContainsSubstring("Bad file descriptor"));
+    // A rank that writes once more dies of it, which may be what is seen first.
+    if (closed == ">&-") {
+      CHECK_THAT(run.err, ContainsSubstring("Bad file descriptor") || ContainsSubstring("SIGPIPE"));
+    }
   }
 }
 
