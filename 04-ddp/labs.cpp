@@ -5,34 +5,16 @@
 //
 // Two ranks, unless a launcher starts more.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdio>
-
 #include "04-ddp/ddp.h"
 #include "04-ddp/distributed_sampler.h"
 #include "04-ddp/join.h"
-#include "common/app/feeder.h"
-#include "common/app/rank_options.h"
-#include "common/core/error.h"
-#include "common/data/synthetic.h"
-#include "common/kernels/devices.h"
-#include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "04-ddp/lab.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int64_t kBatch = 32;  // of all ranks together
 constexpr int64_t kSteps = 5;
-constexpr double kPatience = 5;  // seconds until a rank that does not come is given up
-
-/// Rank 0 speaks; all begin their lines at once, so that the order is that of the program.
-void say(const ProcessGroup& group, const std::string& line) {
-  if (group.rank() == 0) fmt::print("{}\n", line);
-  std::fflush(stdout);
-}
 
 // --- Forgotten set_epoch -------------------------------------------------------------------------
 
@@ -61,85 +43,18 @@ void rank_conditional_collective(ProcessGroup& group, bool fixed) {
   say(group, "all ranks went on");
 }
 
-// --- A small training ----------------------------------------------------------------------------
-
-/// What one rank needs to train the seed network on synthetic images.
-struct SmallTraining {
-  explicit SmallTraining(ProcessGroup& group)
-      : group(group),
-        device(open_device({DeviceId::Kind::cpu, group.local_rank()}, {})),
-        stream(device->create_stream("compute")),
-        communication(device->create_stream("communication")),
-        ranks(group.connect(*device)),
-        set(make_synthetic(SyntheticPart::train, kBatch * kSteps)),
-        model(make_model({})),
-        parameters(*model.network, stream),
-        optimizer(parameters, {}),
-        context(stream),
-        feeder(stream, set),
-        loss(parameters.loss()) {
-    initialize(parameters, Initializer::kaiming_uniform, 1);
-  }
-
-  void wrap() {
-    model.network = std::make_unique<DistributedDataParallel>(
-        std::move(model.network), parameters, ranks, group.exchanger(), communication);
-  }
-
-  /// Gradients of a part of a batch whose samples count `weight` each.
-  void forward_and_backward(const HostBatch& batch, const BatchPart& part, double weight) {
-    const StepState facts{.learning_rate = Real(0.1), .loss_weight = Real(weight)};
-    const DeviceBatch& fed = feeder.feed(batch, part, facts, context);
-    parameters.zero_gradients();
-    context.kernels().fill(stream, 0, loss);
-    const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
-    model.loss->forward(scores, fed.labels, loss, context);
-    model.network->backward(model.loss->backward(fed.labels, context), context);
-    stream.synchronize();  // the host may let go of the batch
-  }
-
-  ProcessGroup& group;
-  std::unique_ptr<Device> device;
-  Stream stream, communication;
-  Communicator& ranks;
-  Dataset set;
-  Model model;
-  FlatParameters parameters;
-  Sgd optimizer;
-  Context context;
-  Feeder feeder;
-  Tensor loss;
-};
-
-/// A rank's batches, one per step; rank 0 has `more` of them than the others.
-std::vector<HostBatch> batches_of(const SmallTraining& training, int64_t more, DataLoader& loader) {
-  const int64_t mine = training.group.rank() == 0 ? kSteps : kSteps - more;
-  std::vector<HostBatch> batches;
-  loader.begin_epoch(0);
-  for (int64_t i = 0; i < mine; ++i) batches.push_back(*loader.next());
-  return batches;
-}
-
-double norm_of(const Tensor& x) {
-  double sum = 0;
-  for (const Real value : x.to_host()) sum += double(value) * double(value);
-  return std::sqrt(sum);
-}
-
 // --- Summed gradients ----------------------------------------------------------------------------
 
 /// The first gradient of one batch: of one process, and summed or averaged over the ranks' parts.
 void summed_gradients(ProcessGroup& group, bool fixed) {
   SmallTraining training(group);
-  DataLoader loader(training.set, {.batch_size = kBatch});
-  loader.begin_epoch(0);
-  const HostBatch batch = *loader.next();
-  training.forward_and_backward(batch, {0, 1, kBatch}, 1.0 / kBatch);
+  const HostBatch batch = training.first_batch(kBatch);
+  training.forward_and_backward(batch, {{0, 1, kBatch}}, 1.0 / kBatch);
   const double whole = norm_of(training.parameters.gradients());
 
   const int64_t rank = group.rank(), world_size = group.world_size();
   const int64_t mine = (kBatch - rank + world_size - 1) / world_size;
-  training.forward_and_backward(batch, {rank, world_size, mine}, 1.0 / double(mine));
+  training.forward_and_backward(batch, {{rank, world_size, mine}}, 1.0 / double(mine));
   training.ranks.all_reduce(training.stream, training.parameters.gradients(),
                             fixed ? Reduction::average : Reduction::sum);
   const double reduced = norm_of(training.parameters.gradients());
@@ -151,12 +66,23 @@ void summed_gradients(ProcessGroup& group, bool fixed) {
 
 // --- Uneven batches ------------------------------------------------------------------------------
 
+/// A rank's batches, one per step; rank 0 has `more` of them than the others.
+std::vector<HostBatch> batches_of(const SmallTraining& training, int64_t more, DataLoader& loader) {
+  const int64_t mine = training.group.rank() == 0 ? kSteps : kSteps - more;
+  std::vector<HostBatch> batches;
+  loader.begin_epoch(0);
+  for (int64_t i = 0; i < mine; ++i) batches.push_back(*loader.next());
+  return batches;
+}
+
 enum class Uneven { unnoticed, detected, joined };
 
 /// Rank 0 has two batches more than the others.
 void uneven_batches(ProcessGroup& group, Uneven how) {
   SmallTraining training(group);
-  training.wrap();
+  training.model.network = std::make_unique<DistributedDataParallel>(
+      std::move(training.model.network), training.parameters, training.ranks, group.exchanger(),
+      training.communication);
   DataLoader loader(training.set, {.batch_size = kBatch / 2, .max_held = kSteps + 1});
   const std::vector<HostBatch> batches = batches_of(training, 2, loader);
   const int64_t mine = std::ssize(batches);
@@ -171,7 +97,7 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
     const int64_t all =
         how == Uneven::joined ? join.samples_of_step(size) : size * group.world_size();
     if (all == 0) break;
-    training.forward_and_backward(size > 0 ? batches[size_t(step)] : HostBatch(), {0, 1, size},
+    training.forward_and_backward(size > 0 ? batches[size_t(step)] : HostBatch(), {{0, 1, size}},
                                   double(group.world_size()) / double(all));
     training.optimizer.step(training.context.state(), training.loss);
     training.stream.synchronize();
@@ -180,20 +106,10 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
   fmt::print("rank {} ends, |w| = {:.6f}\n", group.rank(), norm_of(training.parameters.values()));
 }
 
-constexpr std::array kLabs{"forgotten-set-epoch", "rank-conditional-collective", "summed-gradients",
-                           "uneven-batches", "uneven-batches-detected"};
-
-void run(const std::string& lab, bool fixed, ProcessGroup& group) {
-  if (lab == "forgotten-set-epoch") {
-    forgotten_set_epoch(group, fixed);
-  } else if (lab == "rank-conditional-collective") {
-    rank_conditional_collective(group, fixed);
-  } else if (lab == "summed-gradients") {
-    summed_gradients(group, fixed);
-  } else {
-    const bool detected = lab == "uneven-batches-detected";
-    uneven_batches(group, fixed ? Uneven::joined : detected ? Uneven::detected : Uneven::unnoticed);
-  }
+Lab uneven_lab(const std::string& name, Uneven mistake) {
+  return {name, [=](ProcessGroup& group, bool fixed) {
+            uneven_batches(group, fixed ? Uneven::joined : mistake);
+          }};
 }
 
 }  // namespace
@@ -201,18 +117,10 @@ void run(const std::string& lab, bool fixed, ProcessGroup& group) {
 
 int main(int argc, char** argv) {
   using namespace lockstep;
-  std::string lab;
-  bool fixed = false;
-  RankOptions ranks;
-  ranks.timeout = kPatience;
-  OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
-  parser.add("name", lab, fmt::format("{}", fmt::join(kLabs, ", ")));
-  parser.add_flag("--fixed", fixed, "without the mistake");
-  ranks.add_to(parser);
-  parser.check_afterwards([&] {
-    require(std::count(kLabs.begin(), kLabs.end(), lab) == 1, "lab: found '{}', expected one of {}",
-            lab, fmt::join(kLabs, ", "));
-  });
-  return run_ranks(parser, argc, argv, ranks, "cpu:0,cpu:1",
-                   [&](ProcessGroup& group) { run(lab, fixed, group); });
+  return run_labs(argc, argv,
+                  {{"forgotten-set-epoch", forgotten_set_epoch},
+                   {"rank-conditional-collective", rank_conditional_collective},
+                   {"summed-gradients", summed_gradients},
+                   uneven_lab("uneven-batches", Uneven::unnoticed),
+                   uneven_lab("uneven-batches-detected", Uneven::detected)});
 }

@@ -25,9 +25,9 @@ class TestStageDiff(unittest.TestCase):
         self.assertEqual(count_changes("a\nb\nc\n", "a\nB\nc\nd\n"), (2, 1))
         self.assertEqual(count_changes("--a\n", "++a\n"), (1, 1))
 
-    def check(self, stage, most):
-        added, removed = count_changes(read_main("01-single-gpu"), read_main(stage))
-        print(f"diff 01-single-gpu/main.cpp {stage}/main.cpp: {added} lines added, "
+    def check(self, stage, most, before="01-single-gpu"):
+        added, removed = count_changes(read_main(before), read_main(stage))
+        print(f"diff {before}/main.cpp {stage}/main.cpp: {added} lines added, "
               f"{removed} removed (at most {most} each)")
         self.assertGreater(added, 0)
         self.assertLessEqual(added, most)
@@ -38,6 +38,9 @@ class TestStageDiff(unittest.TestCase):
 
     def test_ddp_differs_little_from_a_single_device(self):
         self.check("04-ddp", 75)
+
+    def test_syncbn_and_checkpoints_differ_little_from_ddp(self):
+        self.check("05-syncbn-checkpoint", 45, before="04-ddp")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+#pragma once
+// What labs are made of: mistakes with several ranks, to be run and seen, and a training small
+// enough to make them in.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/app/feeder.h"
+#include "common/app/rank_options.h"
+#include "common/core/error.h"
+#include "common/data/synthetic.h"
+#include "common/kernels/devices.h"
+#include "common/nn/init.h"
+#include "common/nn/models.h"
+#include "common/nn/sgd.h"
+
+namespace lockstep {
+
+/// A mistake that a program shows under its name: with it, or without it (`fixed`).
+struct Lab {
+  std::string name;
+  std::function<void(ProcessGroup& group, bool fixed)> run;
+};
+
+/// What main() of a program of labs does: labs NAME [--fixed], on two ranks unless a launcher
+/// started others. Returns the exit status.
+inline int run_labs(int argc, const char* const* argv, const std::vector<Lab>& labs) {
+  std::vector<std::string> names;
+  for (const Lab& lab : labs) names.push_back(lab.name);
+  std::string name;
+  bool fixed = false;
+  RankOptions ranks;
+  ranks.timeout = 5;  // until a rank that does not come is given up
+  OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
+  parser.add("name", name, fmt::format("{}", fmt::join(names, ", ")));
+  parser.add_flag("--fixed", fixed, "without the mistake");
+  ranks.add_to(parser);
+  const auto named = [&] { return std::ranges::find(labs, name, &Lab::name); };
+  parser.check_afterwards([&] {
+    require(named() != labs.end(), "lab: found '{}', expected one of {}", name,
+            fmt::join(names, ", "));
+  });
+  return run_ranks(parser, argc, argv, ranks, "cpu:0,cpu:1",
+                   [&](ProcessGroup& group) { named()->run(group, fixed); });
+}
+
+/// Rank 0 speaks; all begin their lines at once, so that the order is that of the program.
+inline void say(const ProcessGroup& group, const std::string& line) {
+  if (group.rank() == 0) fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+/// What one rank needs to train a small network on synthetic images.
+struct SmallTraining {
+  explicit SmallTraining(ProcessGroup& group, ModelKind kind = ModelKind::seed)
+      : group(group),
+        device(open_device({DeviceId::Kind::cpu, group.local_rank()}, {})),
+        stream(device->create_stream("compute")),
+        communication(device->create_stream("communication")),
+        ranks(group.connect(*device)),
+        set(make_synthetic(SyntheticPart::train, 160)),
+        model(make_model({.kind = kind})),
+        parameters(*model.network, stream),
+        optimizer(parameters, {}),
+        context(stream),
+        feeder(stream, set),
+        loss(parameters.loss()) {
+    initialize(parameters, Initializer::kaiming_uniform, 1);
+  }
+
+  /// `size` samples, drawn at random: samples of a class stand at every tenth place.
+  HostBatch first_batch(int64_t size) const {
+    DataLoader loader(set, {.batch_size = size, .shuffle = true});
+    loader.begin_epoch(0);
+    return *loader.next();
+  }
+
+  /// Gradients of the parts of a batch, one after another; a sample counts `weight`.
+  void forward_and_backward(const HostBatch& batch, const std::vector<BatchPart>& parts,
+                            double weight) {
+    const StepState facts{.learning_rate = Real(0.1), .loss_weight = Real(weight)};
+    parameters.zero_gradients();
+    context.kernels().fill(stream, 0, loss);
+    for (const BatchPart& part : parts) {
+      const DeviceBatch& fed = feeder.feed(batch, part, facts, context);
+      const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+      model.loss->forward(scores, fed.labels, loss, context);
+      model.network->backward(model.loss->backward(fed.labels, context), context);
+    }
+    stream.synchronize();  // the host may let go of the batch
+  }
+
+  ProcessGroup& group;
+  std::unique_ptr<Device> device;
+  Stream stream, communication;
+  Communicator& ranks;
+  Dataset set;
+  Model model;
+  FlatParameters parameters;
+  Sgd optimizer;
+  Context context;
+  Feeder feeder;
+  Tensor loss;
+};
+
+/// The length of x, all of its numbers as one vector.
+inline double norm_of(const Tensor& x) {
+  double sum = 0;
+  for (const Real value : x.to_host()) sum += double(value) * double(value);
+  return std::sqrt(sum);
+}
+
+}  // namespace lockstep
