@@ -1,5 +1,7 @@
 // Stage 05's labs: each mistake does what it is said to do, and is gone with --fixed.
 
+#include <algorithm>
+
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
 
@@ -9,7 +11,7 @@ namespace {
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
-/// What a lab prints. Nothing of it may stay, in a folder for temporary files neither.
+/// What a lab prints. Nothing of it may stay, not even in the folder for temporary files.
 std::string printed_by(const Words& lab) {
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(
