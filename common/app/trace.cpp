@@ -50,7 +50,9 @@ void write_trace(const std::string& path, const std::vector<Device*>& devices) {
       }
     }
   }
-  write_json(path, {{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}});
+  write_json(path, {{"traceEvents", std::move(events)},
+                    {"displayTimeUnit", "ms"},
+                    {"otherData", {{"zero_ns", zero_ns}}}});
 }
 
 }  // namespace lockstep
