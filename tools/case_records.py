@@ -19,6 +19,7 @@ ALLOWED_SKIPS = (
     "no tc",
     "no mpirun",
     "no torch",
+    "no matplotlib",
     "TSan cannot map its shadow",
     "package cache absent",
     "not the CUDA model",

@@ -1,14 +1,11 @@
-#!/usr/bin/env python3
-"""Print one table from the metrics files that the stages wrote: `summary_table.py FOLDER`.
+"""The table of `lockstep run` and `lockstep compare`: one line per run, from its metrics.
 
-A field that a stage does not report shows as "-"; speed-up and efficiency get a column only where
-a stage reports them. `--save FILE` keeps the metrics: one object for one stage, else a list.
+A field that a run does not report shows as "-".
 """
 
-import argparse
-import json
-import sys
-from pathlib import Path
+# What a device does while it does not compute, by the phases that stages 02 and 03 report.
+WAITING_PHASES = ("scatter", "replicate", "gather", "reduce", "send", "wait")
+MOST_DEVICES = 4  # whose memory is listed one by one
 
 
 def last(value):
@@ -33,10 +30,35 @@ def mean_epoch_seconds(metrics):
     return seconds
 
 
+def share_of_phases(phases):
+    whole = sum(phases.values())
+    waiting = sum(seconds for name, seconds in phases.items() if name in WAITING_PHASES)
+    return waiting / whole if whole > 0 else None
+
+
+def communication_share(metrics):
+    """The part of a step, 0 to 1, in which a device does not compute, because it moves data or
+    waits for that of others; None where the run does not measure it. Of rank 0 in stages of
+    several processes (gradients only), of device 0 in stage 02, the mean over the devices in stage
+    03."""
+    if len(metrics.get("devices") or []) == 1:
+        return 0.0
+    if "per_step_seconds" in metrics:
+        step = metrics["per_step_seconds"]
+        whole = step["compute"] + step["exposed_communication"]
+        return step["exposed_communication"] / whole if whole > 0 else None
+    if "phase_seconds" in metrics:
+        return share_of_phases(metrics["phase_seconds"])
+    shares = [share_of_phases(stage["phase_seconds"]) for stage in metrics.get("stages") or []]
+    return sum(shares) / len(shares) if shares and None not in shares else None
+
+
 def peak_memory(metrics):
-    """Peak of the fullest device, MiB: the one that decides whether a model fits."""
-    peaks = metrics.get("peak_memory_bytes")
-    return max(peaks) / 2**20 if peaks else None
+    """MiB of every device; of many, of the fullest: the one that decides whether a model fits."""
+    peaks = [f"{peak / 2**20:.1f}" for peak in metrics.get("peak_memory_bytes") or []]
+    if len(peaks) > MOST_DEVICES:
+        return f"at most {max(peaks, key=float)} MiB"
+    return ", ".join(peaks) + " MiB" if peaks else "-"
 
 
 def percent(fraction):
@@ -46,62 +68,30 @@ def percent(fraction):
 # Heading, right-aligned, how a metrics object fills the cell.
 COLUMNS = [
     ("stage", False, lambda m: m.get("stage", "-")),
+    ("network", False, lambda m: (m.get("config") or {}).get("model", "-")),
     ("devices", False, devices),
     ("backend", False, lambda m: m.get("backend", "-")),
     ("epochs", True, lambda m: show("{}", m.get("epochs"))),
-    ("test accuracy", True, lambda m: show("{:.2f} %", percent(last(m.get("accuracy"))))),
-    ("epoch time", True, lambda m: show("{:.1f} s", mean_epoch_seconds(m))),
+    ("accuracy", True, lambda m: show("{:.2f} %", percent(last(m.get("accuracy"))))),
+    ("epoch time", True, lambda m: show("{:.2f} s", mean_epoch_seconds(m))),
     ("samples/s", True, lambda m: show("{:.0f}", m.get("samples_per_second"))),
-    ("peak memory", True, lambda m: show("{:.1f} MiB", peak_memory(m))),
-]
-OPTIONAL_COLUMNS = [
-    ("speedup", True, lambda m: show("{:.2f}", m.get("speedup"))),
+    ("speed-up", True, lambda m: show("{:.2f}", m.get("speedup"))),
     ("efficiency", True, lambda m: show("{:.0f} %", percent(m.get("efficiency")))),
+    ("communication", True, lambda m: show("{:.0f} %", percent(communication_share(m)))),
+    ("memory per device", True, peak_memory),
 ]
 
 
 def table(all_metrics):
     """The table's lines: a heading, a rule, and one line per metrics object."""
-    columns = COLUMNS + [
-        column for column in OPTIONAL_COLUMNS
-        if any(m.get(column[0]) is not None for m in all_metrics)
-    ]
-    rows = [[cell(m) for _, _, cell in columns] for m in all_metrics]
-    rows.insert(0, [heading for heading, _, _ in columns])
+    rows = [[cell(m) for _, _, cell in COLUMNS] for m in all_metrics]
+    rows.insert(0, [heading for heading, _, _ in COLUMNS])
     widths = [max(map(len, column)) for column in zip(*rows)]
     rows.insert(1, ["-" * width for width in widths])
     return [
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, (_, right, _) in zip(row, widths, columns)
+            for cell, width, (_, right, _) in zip(row, widths, COLUMNS)
         ).rstrip()
         for row in rows
     ]
-
-
-def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="folder of the stages' metrics, *.json")
-    parser.add_argument("--save", type=Path, help="keep all metrics in this file")
-    options = parser.parse_args(argv)
-    all_metrics = []
-    for path in sorted(options.folder.glob("*.json")):
-        try:
-            all_metrics.append(json.loads(path.read_text()))
-        except ValueError as error:
-            print(f"summary: {path.name} is not JSON ({error})", file=sys.stderr)
-            return 1
-    if not all_metrics:
-        return 0  # the stages were asked for something else than training, such as --help
-    print("\n" + "\n".join(table(all_metrics)))
-    if options.save:
-        kept = all_metrics[0] if len(all_metrics) == 1 else all_metrics
-        try:
-            options.save.write_text(json.dumps(kept, indent=1) + "\n")
-        except OSError as error:
-            sys.exit(f"summary: cannot write {options.save}: {error.strerror}; choose another file")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

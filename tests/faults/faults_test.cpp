@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 #include <regex>
@@ -519,7 +520,9 @@ TEST_CASE("--metrics holds one object with everything", "[faults]") {
 TEST_CASE("--trace is a timeline of every stream, one operation after another", "[faults]") {
   const TempDir folder;
   REQUIRE(run_stage01(kSmall + Words{"--trace", folder / "trace"}, kDeadline).status == 0);
-  const nlohmann::json events = read_json(folder / "trace").at("traceEvents");
+  const nlohmann::json trace = read_json(folder / "trace");
+  CHECK(trace.at("otherData").at("zero_ns").get<int64_t>() > 0);
+  const nlohmann::json& events = trace.at("traceEvents");
   std::map<std::pair<int, int>, double> end_of_lane;
   std::set<std::string> labels, operations, layers;
   for (const nlohmann::json& event : events) {
@@ -544,6 +547,29 @@ TEST_CASE("--trace is a timeline of every stream, one operation after another", 
   CHECK(has_all(operations, {"conv2d", "conv2d_backward_parameters", "max_pool2d", "matmul",
                              "nll_loss", "sgd_update", "copy"}));
   CHECK(has_all(layers, {"conv1", "conv2", "pool1", "pool2", "fc1", "fc2", ""}));
+}
+
+TEST_CASE("A comparison measures the stages that were built", "[faults][compare]") {
+  const TempDir folder;
+  const ProcessResult run = run_process(
+      {"python3", LOCKSTEP_SOURCE "/tools/compare.py", "--build", build_dir(), "--stages", "01,05",
+       "--devices", "cpu:0,cpu:1", "--data", "synthetic:320:64", "--json", folder / "found"},
+      kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  CHECK(run.err.empty());
+  const nlohmann::json runs = read_json(folder / "found").at("runs");
+  REQUIRE(runs.size() == 3);
+  const std::array<std::string, 3> networks{"seed", "seed-bn", "seed-bn"};
+  const std::array<size_t, 3> streams{1, 1, 4};  // two ranks that compute and communicate
+  for (size_t i = 0; i < runs.size(); ++i) {
+    CHECK(runs[i].at("metrics").at("config").at("model") == networks[i]);
+    CHECK(runs[i].at("metrics").at("speedup").get<double>() > 0);
+    const nlohmann::json& lanes = runs[i].at("step").at("lanes");
+    CHECK(lanes.size() == streams[i]);
+    for (const nlohmann::json& lane : lanes) CHECK_FALSE(lane.at("slices").empty());
+  }
+  CHECK(runs[2].at("proof").at("proof_value").get<double>() <= 1e-5);
 }
 
 TEST_CASE("A full disk is one clear line, and no half a file", "[faults]") {

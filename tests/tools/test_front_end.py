@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKSTEP = ROOT / "lockstep"
-COMMANDS = ["run", "test", "data", "bench", "launch", "gpu-check", "doctor", "help"]
+COMMANDS = ["run", "compare", "test", "data", "bench", "launch", "gpu-check", "doctor", "help"]
 BASICS = ["awk", "basename", "bash", "cat", "cut", "dirname", "env", "grep", "mkdir", "mktemp",
           "nproc", "readlink", "rm", "sed", "sleep", "xargs"]
 
@@ -204,13 +204,15 @@ class TestSetUp(Sandbox):
 
 
 class TestRun(Sandbox):
-    """`lockstep run` with a fake build of two stages."""
+    """`lockstep run` and `lockstep compare` with a fake build of two stages."""
 
     STAGE = """#!/bin/bash
 printf '%s\\n' "stage $0 data=$LOCKSTEP_DATA" "$@" >>LOG
 while [ $# -gt 1 ]; do shift; done
-echo '{"stage": "NAME", "accuracy": [0.5]}' >"$1"
-exit STATUS
+echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5],
+"config": {"model": "seed", "order": "sampler"}, "samples_per_second": 1, "epochs": 1,
+"epoch_seconds": [1],
+"baseline": {"proof": "", "proof_value": 0, "proof_limit": 0}}' >"$1"
 """
 
     def setUp(self):
@@ -221,40 +223,36 @@ exit STATUS
                            '*" -n "*) echo "ninja: no work to do." ;; esac')
         (self.root / "build").mkdir()
         (self.root / "build/build.ninja").touch()
-        for name in ("01-a", "02-b"):
-            self.stage(name, 0)
+        for name in ("01-single-gpu", "02-b"):
+            self.stage(name)
 
-    def stage(self, name, status):
-        (self.root / name).mkdir(exist_ok=True)
+    def stage(self, name):
+        (self.root / name).mkdir()
         (self.root / name / "main.cpp").touch()
         program = self.root / "build" / name / name
-        program.parent.mkdir(exist_ok=True)
-        text = self.STAGE.replace("LOG", str(self.log)).replace("NAME", name)
-        program.write_text(text.replace("STATUS", str(status)))
+        program.parent.mkdir()
+        program.write_text(self.STAGE.replace("LOG", str(self.log)).replace("NAME", name))
         program.chmod(0o755)
 
-    def test_runs_every_stage_with_the_options_and_prints_one_table(self):
-        done = self.lockstep("run", "--data", "synthetic", "--save", "two words")
+    def test_run_trains_every_stage_with_the_options_and_prints_one_table(self):
+        done = self.lockstep("run", "--data", "synthetic", "--load", "two words")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(self.calls().count("two words"), 3)  # two timed runs and a proof
+        self.assertRegex(done.stdout, r"01-single-gpu .*50\.00 %.*\n02-b .*50\.00 %")
+        self.assertFalse((self.root / "build/comparison").exists())
+
+    def test_compare_is_run_that_keeps_what_it_found(self):
+        done = self.lockstep("compare", "--data", "synthetic", "--stages", "01")
         self.assertEqual(done.returncode, 0, done.stderr)
-        log = self.calls()
-        self.assertEqual(log.count("two words"), 2)
-        self.assertEqual(log.count("--metrics"), 2)
-        self.assertRegex(done.stdout, r"01-a .*50\.00 %.*\n02-b .*50\.00 %")
+        self.assertRegex(done.stdout, r"01-single-gpu .*50\.00 %")
+        kept = self.root / "build/comparison/comparison.json"
+        self.assertIn("50", kept.read_text())
+        other = self.root.parent / "other.json"
+        self.lockstep("compare", "--data", "synthetic", "--stages", "01", "--json", str(other))
+        self.assertTrue(other.exists())
 
-    def test_stops_at_a_stage_that_fails_with_its_status(self):
-        self.stage("01-a", 2)
-        done = self.lockstep("run", "--data=synthetic")
-        self.assertEqual(done.returncode, 2)
-        self.assertNotIn("== 02-b", done.stdout)
-        self.assertNotIn("50.00", done.stdout)
-
-    def test_metrics_asked_for_are_kept(self):
-        kept = self.root.parent / "kept.json"
-        self.assertEqual(
-            self.lockstep("run", "--data", "synthetic", "--metrics", str(kept)).returncode, 0)
-        self.assertEqual(kept.read_text().count('"accuracy"'), 2)
-        self.assertNotIn(str(kept), self.calls())
-        done = self.lockstep("run", "--metrics")
+    def test_a_status_that_is_not_0_is_passed_on(self):
+        done = self.lockstep("run", "--data", "synthetic", "--stages", "07")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
 
     def test_a_stage_is_told_where_fetched_data_lies(self):
@@ -269,7 +267,7 @@ exit STATUS
         done = self.lockstep("run")
         self.assertEqual(done.returncode, 1)
         self.assertIn("main.cpp:1: oh no", done.stderr)
-        self.assertNotIn("== 01-a", done.stdout)
+        self.assertNotIn("==", done.stdout)
 
 
 class TestLaunch(Sandbox):

@@ -1,58 +1,63 @@
-"""The table at the end of `lockstep run`."""
+"""The table of `lockstep run` and `lockstep compare`."""
 
-import json
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-METRICS = {"stage": "01-single-gpu", "devices": ["cpu:0"], "backend": "cpu (oneDNN)", "epochs": 2,
-           "accuracy": [0.5, 0.8125], "epoch_seconds": [8.0, 9.0], "samples_per_second": 7400.4,
+sys.path.insert(0, str(ROOT / "tools"))
+import summary_table  # noqa: E402
+
+METRICS = {"stage": "04-ddp", "devices": ["cpu:0", "cpu:1"], "backend": "cpu (oneDNN)", "epochs": 2,
+           "config": {"model": "seed"}, "accuracy": [0.5, 0.8125], "epoch_seconds": [8.0, 9.0],
+           "samples_per_second": 7400.4, "speedup": 1.5, "efficiency": 0.75,
+           "per_step_seconds": {"compute": 0.006, "communication": 0.005,
+                                "exposed_communication": 0.002},
            "peak_memory_bytes": [3 * 2**20, 5 * 2**20]}
 
 
-class TestSummaryTable(unittest.TestCase):
-    def table(self, *objects, arguments=()):
-        with tempfile.TemporaryDirectory() as folder:
-            for number, content in enumerate(objects):
-                text = content if isinstance(content, str) else json.dumps(content)
-                (Path(folder) / f"{number:02}.json").write_text(text)
-            return subprocess.run([sys.executable, str(ROOT / "tools/summary_table.py"), folder,
-                                   *arguments], capture_output=True, text=True)
-
-    def test_last_accuracy_mean_epoch_and_fullest_device(self):
-        heading, rule, row = self.table(METRICS).stdout.strip().splitlines()
-        self.assertEqual(row.split(), ["01-single-gpu", "cpu:0", "cpu", "(oneDNN)", "2", "81.25",
-                                       "%", "8.5", "s", "7400", "5.0", "MiB"])
-        self.assertNotIn("speedup", heading)
+class TestTable(unittest.TestCase):
+    def test_last_accuracy_mean_epoch_and_the_memory_of_every_device(self):
+        heading, rule, row = summary_table.table([METRICS])
+        self.assertEqual(heading.split(), "stage network devices backend epochs accuracy epoch time "
+                                          "samples/s speed-up efficiency communication memory per "
+                                          "device".split())
+        self.assertEqual(row.split(), "04-ddp seed cpu:0,cpu:1 cpu (oneDNN) 2 81.25 % 8.50 s 7400 "
+                                      "1.50 75 % 25 % 3.0, 5.0 MiB".split())
         self.assertEqual(len(heading), len(rule))
 
-    def test_fields_that_a_stage_does_not_report(self):
-        lines = self.table({"stage": "x"}, {**METRICS, "speedup": 1.5, "efficiency": 0.75})
-        heading, _, bare, full = lines.stdout.strip().splitlines()
-        self.assertTrue(heading.endswith("efficiency"))
-        self.assertEqual(bare.split(), ["x"] + ["-"] * 9)
-        self.assertTrue(full.endswith("1.50        75 %"), full)
+    def test_fields_that_a_run_does_not_report(self):
+        bare = summary_table.table([{"stage": "x"}, METRICS])[2]
+        self.assertEqual(bare.split(), ["x"] + ["-"] * 11)
 
-    def test_nothing_trained_prints_nothing(self):
-        done = self.table()
-        self.assertEqual((done.returncode, done.stdout), (0, ""))
+    def test_of_many_devices_the_fullest_counts(self):
+        peaks = [9 * 2**20, *[10 * 2**20] * 4]
+        self.assertEqual(summary_table.peak_memory({"peak_memory_bytes": peaks}), "at most 10.0 MiB")
 
-    def test_a_broken_file_is_one_line(self):
-        done = self.table("{")
-        self.assertEqual(done.returncode, 1)
-        self.assertEqual(done.stderr.count("\n"), 1)
-        self.assertIn("00.json", done.stderr)
 
-    def test_save_keeps_one_object_or_a_list(self):
-        with tempfile.TemporaryDirectory() as folder:
-            kept = Path(folder) / "kept.json"
-            self.table(METRICS, arguments=["--save", str(kept)])
-            self.assertEqual(json.loads(kept.read_text()), METRICS)
-            self.table(METRICS, METRICS, arguments=["--save", str(kept)])
-            self.assertEqual(json.loads(kept.read_text()), [METRICS, METRICS])
+class TestCommunicationShare(unittest.TestCase):
+    def share(self, **metrics):
+        return summary_table.communication_share({"devices": ["cpu:0", "cpu:1"], **metrics})
+
+    def test_one_device_waits_for_nobody(self):
+        self.assertEqual(self.share(devices=["cpu:0"]), 0)
+
+    def test_what_is_hidden_behind_backward_does_not_count(self):
+        self.assertEqual(self.share(per_step_seconds=METRICS["per_step_seconds"]), 0.25)
+
+    def test_phases_that_move_or_wait(self):
+        phases = {"scatter": 1, "replicate": 1, "forward": 3, "gather": 1, "reduce": 1, "step": 1}
+        self.assertEqual(self.share(phase_seconds=phases), 0.5)
+
+    def test_a_pipeline_has_the_mean_of_its_stages(self):
+        stages = [{"phase_seconds": {"forward": 3, "wait": 1}},
+                  {"phase_seconds": {"backward": 1, "wait": 2, "send": 1}}]
+        self.assertEqual(self.share(stages=stages), 0.5)
+
+    def test_nothing_measured(self):
+        for nothing in ({}, {"stages": []}, {"phase_seconds": {}},
+                        {"per_step_seconds": {"compute": 0, "exposed_communication": 0}}):
+            self.assertIsNone(self.share(**nothing))
 
 
 if __name__ == "__main__":

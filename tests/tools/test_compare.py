@@ -1,0 +1,331 @@
+"""`lockstep run` and `lockstep compare`: what they train, print, keep and draw, from stand-ins for
+the stages whose times are known."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import compare_figures  # noqa: E402
+import compare_timeline  # noqa: E402
+
+STAGES = ["01-single-gpu", "02-dataparallel", "03-model-split", "04-ddp", "05-syncbn-checkpoint"]
+
+# An epoch takes 4 s on one device, 2.5 s on two. FAULT is a line of Python that it runs first.
+STAGE = """#!{python}
+import json, sys
+stage = {stage!r}
+words = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(stage + " " + " ".join(words) + "\\n")
+option = {{a: b for a, b in zip(words, words[1:]) if a.startswith("--")}}
+{fault}
+if "cuda" in option.get("--devices", ""):
+    sys.exit("error: " + option["--devices"] + ": no NVIDIA driver; use --devices cpu:0")
+model = option.get("--model", "seed-bn" if stage[:2] == "05" else "seed")
+devices = ["cpu:0"] if stage[:2] == "01" else option.get("--devices", "cpu:0,cpu:1").split(",")
+epochs = int(option.get("--epochs", 1))
+seconds = 4.0 if len(devices) == 1 else 2.5
+metrics = {{"stage": stage, "config": {{"model": model, "order": option["--order"]}}
+            if "--order" in option else {{}}, "devices": devices, "batch_size": 64,
+           "backend": "cpu (stand-in)", "epochs": epochs, "epoch_seconds": [seconds] * epochs,
+           "accuracy": [0.8 + 0.01 * epoch for epoch in range(epochs)],
+           "samples_per_second": 10000 / seconds, "peak_memory_bytes": [2**20] * len(devices)}}
+if stage[:2] in ("04", "05"):
+    metrics["per_step_seconds"] = {{"compute": 0.003, "communication": 0.002,
+                                   "exposed_communication": 0.001}}
+if "--baseline" in words:
+    metrics["baseline"] = {{"proof": "|w - w_ref| / |w_ref|", "proof_value": 1e-8,
+                           "proof_limit": 1e-5}}
+if "--metrics" in option:
+    json.dump(metrics, open(option["--metrics"], "w"))
+if "--trace" in option:
+    events = [{{"ph": "M", "name": name, "pid": 0, "tid": 0, "args": {{"name": text}}}}
+              for name, text in (("process_name", "cpu:0"), ("thread_name", "compute"))]
+    for step in range(6):
+        events += [{{"ph": "X", "name": name, "pid": 0, "tid": 0, "ts": 1000 * step + begin,
+                    "dur": 300}} for name, begin in (("conv2d", 100), ("copy", 400),
+                                                     ("sgd_update", 700))]
+    json.dump({{"traceEvents": events, "otherData": {{"zero_ns": 5000000}}}},
+              open(option["--trace"], "w"))
+print("trained by", stage)
+"""
+# A package that cannot be imported stands for one that is not installed.
+NO_MATPLOTLIB = "raise ImportError('matplotlib is not installed')\n"
+HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+
+
+class Sandbox(unittest.TestCase):
+    """The tools in a folder of their own, with fake stages."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.root = self.folder / "lock step"
+        self.log = self.folder / "log"
+        shutil.copytree(ROOT / "tools", self.root / "tools",
+                        ignore=shutil.ignore_patterns("__pycache__"))
+        for stage in STAGES:
+            self.stage(stage)
+
+    def stage(self, stage, fault=""):
+        """Makes a stage, which runs the Python line `fault` before all else."""
+        program = self.root / "build" / stage / stage
+        for folder in (self.root / stage, program.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.root / stage / "main.cpp").touch()
+        program.write_text(STAGE.format(python=sys.executable, stage=stage, log=str(self.log),
+                                        fault=fault))
+        program.chmod(0o755)
+
+    def compare(self, *words, code=NO_MATPLOTLIB):
+        """Runs the comparison; `code` is what importing matplotlib does (None: the real one)."""
+        fakes = self.folder / "fakes"
+        fakes.mkdir(exist_ok=True)
+        (fakes / "matplotlib.py").unlink(missing_ok=True)
+        if code is not None:
+            (fakes / "matplotlib.py").write_text(code)
+        return subprocess.run(
+            [sys.executable, str(self.root / "tools/compare.py"), *map(str, words)],
+            capture_output=True, text=True, timeout=60, cwd=self.folder,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(fakes), "PYTHONDONTWRITEBYTECODE": "1"})
+
+    def calls(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def timed(self):
+        """The stages of the timed runs, in their order."""
+        return [line for line in self.calls() if "synthetic" not in line]
+
+
+class TestComparing(Sandbox):
+    def rows(self, output):
+        """The table's lines by stage and network."""
+        lines = [line.split() for line in output.splitlines() if line[:2].isdigit()]
+        return {(line[0], line[1]): " ".join(line[2:]) for line in lines if len(line) > 8}
+
+    def test_all_five_stages_and_each_speed_up_is_over_the_same_network(self):
+        done = self.compare()
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        rows = self.rows(done.stdout)
+        self.assertEqual(list(rows), [("01-single-gpu", "seed"), ("01-single-gpu", "seed-bn"),
+                                      *((stage, "seed") for stage in STAGES[1:4]),
+                                      (STAGES[4], "seed-bn")])
+        self.assertEqual(rows["01-single-gpu", "seed"], "cpu:0 cpu (stand-in) 1 80.00 % 4.00 s "
+                                                        "2500 1.00 100 % 0 % 1.0 MiB")
+        self.assertEqual(rows["04-ddp", "seed"], "cpu:0,cpu:1 cpu (stand-in) 1 80.00 % 2.50 s "
+                                                 "4000 1.60 80 % 25 % 1.0, 1.0 MiB")
+        self.assertIn(" 1.60 80 % 25 %", rows["05-syncbn-checkpoint", "seed-bn"])
+        self.assertTrue(all("--order sampler" in line for line in self.timed()))
+        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "04", "05", "01"])
+
+    def test_one_network_for_all_needs_one_reference(self):
+        done = self.compare("--model", "resnet18", "--width", "8", "--epochs=2", "--data", "mnist")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "04", "05"])
+        for line in self.timed():
+            self.assertIn("--data mnist --model resnet18 --order sampler --epochs 2 --width 8", line)
+        self.assertIn("2   81.00 %", done.stdout)
+
+    def test_a_speed_up_needs_a_proof(self):
+        self.stage("02-dataparallel", "if '--baseline' in words: sys.exit('error: other weights')")
+        done = self.compare("--stages", "01,02,04")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout, r"02-dataparallel .* 4000 +- +- ")
+        self.assertIn("02-dataparallel: no speed-up: other weights\n", done.stdout)
+        self.assertRegex(done.stdout, r"04-ddp .* 4000 +1\.60 +80 %")
+        proofs = [line for line in self.calls() if "--baseline" in line]
+        self.assertEqual([line[:2] for line in proofs], ["02", "04"])
+        self.assertTrue(all("--data synthetic:640:64" in line for line in proofs))
+
+    def test_without_stage_01_there_is_no_speed_up_and_the_reason_is_told(self):
+        done = self.compare("--stages", "04-ddp,02")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([line[:2] for line in self.timed()], ["02", "04"])
+        self.assertIn("04-ddp: no speed-up: no run of 01-single-gpu on seed to compare with",
+                      done.stdout)
+
+    def test_everything_measured_is_kept(self):
+        target = self.folder / "two words.json"
+        done = self.compare("--json", target, "--epochs", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = json.loads(target.read_text())
+        self.assertEqual(sorted(found), ["date", "machine", "options", "runs", "versions"])
+        self.assertIn("cores", found["machine"])
+        self.assertEqual(found["options"], ["--json", str(target), "--epochs", "2"])
+        self.assertEqual(sorted(found["versions"]), ["lockstep", "matplotlib", "python"])
+        ddp = next(run for run in found["runs"] if run["stage"] == "04-ddp")
+        self.assertEqual(ddp["metrics"]["accuracy"], [0.8, 0.81])
+        self.assertEqual(ddp["proof"]["proof_value"], 1e-8)
+        self.assertAlmostEqual(ddp["step"]["milliseconds"], 1.0)
+
+    def test_run_alone_keeps_nothing_and_traces_nothing(self):
+        before = sorted(self.root.iterdir())
+        self.assertEqual(self.compare("--stages", "01").returncode, 0)
+        self.assertEqual(sorted(self.root.iterdir()), before)
+        self.assertFalse([line for line in self.calls() if "--trace" in line])
+
+
+class TestErrors(Sandbox):
+    def refused(self, *words):
+        """The one line with which the comparison refuses, before any stage has trained."""
+        done = self.compare(*words)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+        self.assertEqual(self.timed(), [])
+        return done.stderr
+
+    def test_unknown_stage(self):
+        self.assertRegex(self.refused("--stages", "01,07"), r"--stages: '07' is no stage, expected "
+                                                            r"some of: 01-single-gpu, .*05-sync")
+
+    def test_device_that_does_not_exist(self):
+        self.assertIn("--devices: cuda:0: no NVIDIA driver; use --devices cpu:0",
+                      self.refused("--devices", "cpu:0,cuda:0"))
+
+    def test_places_that_cannot_be_written(self):
+        (self.folder / "file").touch()
+        self.assertIn("--json: cannot write into", self.refused("--json", "missing/x.json"))
+        self.assertIn("is a folder; name a file", self.refused("--json", self.folder))
+        self.assertIn("--figures: cannot make the folder", self.refused("--figures", "file/below"))
+        self.assertIn("--figures: cannot make the folder", self.refused("--figures", "file"))
+
+    def test_options_that_serve_one_run_only(self):
+        for word in ("--metrics", "--save=x", "--trace", "--baseline"):
+            self.assertIn(word.partition("=")[0], self.refused(word, "x"))
+
+    def test_a_stage_that_fails_has_its_own_line_and_the_others_their_rows(self):
+        self.stage("03-model-split", "print('warning: odd', file=sys.stderr); "
+                                     "print('error: no room', file=sys.stderr); sys.exit(2)")
+        done = self.compare()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("03-model-split failed (status 2): no room", done.stdout)
+        self.assertIn("warning: odd\n", done.stderr)
+        self.assertIn("lockstep: 03-model-split failed (status 2): no room\n", done.stderr)
+        self.assertRegex(done.stdout, r"03-model-split +- +- ")
+        self.assertRegex(done.stdout, r"05-syncbn-checkpoint .* 1\.60 ")
+
+    def test_stage_01_that_fails_is_tried_once(self):
+        self.stage("01-single-gpu", "sys.exit('error: no data')")
+        done = self.compare()
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "04", "05"])
+        self.assertIn("05-syncbn-checkpoint: no speed-up: no run of 01-single-gpu on seed-bn",
+                      done.stdout)
+
+    def test_stages_that_crash_or_are_missing_or_say_nothing(self):
+        self.stage("02-dataparallel", "import os; os.kill(os.getpid(), 9)")
+        self.stage("03-model-split", "sys.exit(3)")
+        self.stage("05-syncbn-checkpoint", "sys.exit(0)")
+        (self.root / "build/04-ddp/04-ddp").unlink()
+        done = self.compare()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("02-dataparallel failed (status 137): killed by SIGKILL\n", done.stdout)
+        self.assertIn("03-model-split failed (status 3): it gave no reason\n", done.stdout)
+        self.assertIn("04-ddp failed (status 127): cannot be started: No such file", done.stdout)
+        self.assertIn("05-syncbn-checkpoint failed (status 1): ended well but left no metrics",
+                      done.stdout)
+
+    def test_an_interrupted_comparison_leaves_no_stage_behind(self):
+        pid = self.folder / "pid"
+        self.stage("01-single-gpu", f"import os, time; open({str(pid)!r}, 'w').write("
+                                    "str(os.getpid()) + '.'); time.sleep(60)")
+        process = subprocess.Popen([sys.executable, self.root / "tools/compare.py"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 30
+        while not (pid.exists() and pid.read_text().endswith(".")):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        process.terminate()
+        self.assertEqual(process.wait(30), 143)
+        self.assertFalse(Path("/proc", pid.read_text().rstrip(".")).exists())
+
+
+class TestFigures(Sandbox):
+    def test_without_matplotlib_a_sentence_and_the_tables(self):
+        figures = self.folder / "figures"
+        done = self.compare("--figures", figures, "--stages", "01,02")
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"^lockstep: no figures, tables only: .*python3-matplotlib.*\n$")
+        self.assertRegex(done.stdout, r"02-dataparallel .* 1\.60 ")
+        self.assertEqual(list(figures.iterdir()), [])
+
+    @unittest.skipUnless(HAS_MATPLOTLIB, "no matplotlib")
+    def test_the_same_measurements_give_the_same_figures(self):
+        target, folder = self.folder / "found.json", self.folder / "figures"
+        done = self.compare("--json", target, "--figures", folder, "--epochs", "2", code=None)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        drawn = sorted(path.name for path in folder.iterdir())
+        self.assertEqual(drawn, ["accuracy.svg", "epoch-time.svg", "memory.svg", "timelines.svg"])
+        again = self.folder / "again"
+        again.mkdir()
+        subprocess.run([sys.executable, ROOT / "tools/compare_figures.py", target, again],
+                       check=True, stdout=subprocess.DEVNULL)
+        for name in drawn:
+            text = (folder / name).read_text()
+            self.assertEqual(text, (again / name).read_text())
+            self.assertNotIn("<dc:date>", text)
+        self.assertIn("05-syncbn-checkpoint", (folder / "timelines.svg").read_text())
+
+    @unittest.skipUnless(HAS_MATPLOTLIB, "no matplotlib")
+    def test_runs_that_trained_nothing_are_not_drawn(self):
+        results = {"runs": [{"stage": "x", "metrics": None},
+                            {"stage": "y", "metrics": {"epoch_seconds": []}}]}
+        self.assertEqual(compare_figures.draw(results, self.folder), [])
+
+    def test_every_operation_is_of_one_kind(self):
+        for operation, kind in (("conv2d_backward_input", "convolutions and products"),
+                                ("all_gather", "copies and collectives"),
+                                ("batch_norm", "other operations")):
+            self.assertEqual(compare_figures.kind_of(operation), kind)
+
+    def test_a_broken_file_is_one_line(self):
+        (self.folder / "x.json").write_text("{")
+        with mock.patch.object(compare_figures, "version", lambda: "3"), \
+                self.assertRaises(SystemExit) as end:
+            compare_figures.main([self.folder / "x.json", self.folder])
+        self.assertIn("compare_figures: ", str(end.exception))
+
+
+class TestTimeline(unittest.TestCase):
+    def trace(self, folder, name, zero_ms, spans):
+        """A trace of one device of one stream, its spans in ms."""
+        events = [{"ph": "M", "name": kind, "pid": 0, "tid": 0, "args": {"name": text}}
+                  for kind, text in (("process_name", name), ("thread_name", "compute"))]
+        events += [{"ph": "X", "name": operation, "pid": 0, "tid": 0, "ts": 1e3 * begin,
+                    "dur": 1e3 * (end - begin)} for begin, end, operation in spans]
+        path = Path(folder) / name
+        path.write_text(json.dumps({"traceEvents": events, "otherData": {"zero_ns": zero_ms * 1e6}}))
+        return path
+
+    def test_the_median_step_of_all_ranks_on_one_clock(self):
+        ends = (1, 12, 13, 14, 17, 19)  # lengths: two to warm up, then 1, 3 and 2 ms
+        updates = [(end - 0.5, end, "sgd_update") for end in ends]
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.trace(folder, "trace", 100, sorted([*updates, (17.5, 18, "conv2d")]))
+            self.trace(folder, "trace.rank10", 90, [(28.25, 30, "copy")])
+            self.trace(folder, "trace.rank2", 110, [(0, 1, "early"), (8, 8.5, "all_reduce")])
+            step = compare_timeline.one_step(path)
+        self.assertAlmostEqual(step["milliseconds"], 2)
+        self.assertEqual([lane["device"] for lane in step["lanes"]],
+                         ["trace", "trace.rank2", "trace.rank10"])
+        self.assertEqual([lane["slices"] for lane in step["lanes"]],
+                         [[[0.5, 0.5, "conv2d"], [1.5, 0.5, "sgd_update"]],
+                          [[1.0, 0.5, "all_reduce"]], [[1.25, 0.75, "copy"]]])
+
+    def test_too_few_steps_have_no_timeline(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.trace(folder, "trace", 0, [(0, 1, "sgd_update")])
+            self.assertIsNone(compare_timeline.one_step(path))
+
+
+if __name__ == "__main__":
+    unittest.main()

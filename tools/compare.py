@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""Train the stages side by side and print one table: `./lockstep run` and `./lockstep compare`.
+
+`run` prints the table; `compare` is the same and also keeps everything measured in
+build/comparison/, as JSON and as figures. Options not listed here go to every stage
+(build/01-single-gpu/01-single-gpu --help lists them).
+
+What is compared is the same work: all stages train with the same options and the same order of
+samples (--order sampler). A stage whose default network is another one (stage 05: seed-bn) is
+compared with a further run of stage 01 on that network. A speed-up is shown where ten untimed
+steps (the stage's --baseline) proved that both train the same weights.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import bench
+import compare_figures
+import compare_timeline
+import summary_table
+from bench_runs import ROOT, STAGE
+
+PROOF_STEPS = 10  # that --baseline compares; its timed runs are cut as short as they may be
+TIMED_STEPS = 2
+TRACED_STEPS = 12
+RESERVED = {  # options of the stages that serve one run only
+    "--metrics": "--json FILE keeps the metrics of all runs",
+    "--trace": "--figures DIR draws one step of every stage",
+    "--save": "every stage would write this file; start a stage itself for its weights",
+    "--baseline": "the speed-up over stage 01 is always measured here",
+}
+
+
+class Refused(Exception):
+    """The comparison cannot be made; the message is the one line to show."""
+
+
+# --- What is asked for ---------------------------------------------------------------------------
+
+def all_stages():
+    return sorted(path.parent.name for path in ROOT.glob("[0-9][0-9]-*/main.cpp"))
+
+
+def chosen_stages(text, existing):
+    """The stages of a list such as 01,04 (or full names), in their own order."""
+    wanted = set()
+    for word in text.split(","):
+        found = [stage for stage in existing if word in (stage, stage[:2])]
+        if not found:
+            raise Refused(f"--stages: '{word}' is no stage, expected some of: {', '.join(existing)}"
+                          " (the number is enough)")
+        wanted.update(found)
+    return sorted(wanted)
+
+
+def require_folder(option, folder):
+    """Finds out before anything is trained that a file can be written there."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Refused(f"{option}: cannot write into {folder}: {error.strerror}; "
+                      "choose another place") from error
+
+
+def prepare_outputs(options):
+    if options.figures:
+        try:
+            options.figures.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refused(f"--figures: cannot make the folder {options.figures}: {error.strerror}; "
+                          "choose another place") from error
+        require_folder("--figures", options.figures)
+    if options.json:
+        if options.json.is_dir():
+            raise Refused(f"--json: {options.json} is a folder; name a file")
+        require_folder("--json", options.json.resolve().parent)
+
+
+def parse_options(argv):
+    parser = argparse.ArgumentParser(
+        prog="lockstep compare", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--stages", metavar="LIST", help="for instance 01,04; default: all")
+    add("--json", metavar="FILE", type=Path, help="write everything measured to this file")
+    add("--figures", metavar="DIR", type=Path, help="draw the figures into this folder")
+    add("--devices", metavar="LIST", help="of every stage; stage 01 takes the first")
+    add("--data", help="the data set")
+    add("--model", help="the network of every stage; default: each stage's own")
+    add("--order", default="sampler", help="of the samples, in every stage; default: %(default)s")
+    add("--epochs", metavar="N", help="default: 1")
+    add("--max-steps", metavar="N", help="stop after this many steps")
+    add("--build", metavar="DIR", type=Path, default=ROOT / "build",
+        help="where the programs were built")
+    options, options.others = parser.parse_known_args(argv)
+    for word in options.others:
+        if reason := RESERVED.get(word.partition("=")[0]):
+            raise Refused(f"{word}: belongs to one run, and this makes several; {reason}")
+    existing = all_stages()
+    options.stages = chosen_stages(options.stages, existing) if options.stages else existing
+    return options
+
+
+def arguments(options, **changes):
+    """The command line of a stage: the user's options with changes (None: left out)."""
+    named = {name: getattr(options, name)
+             for name in ("devices", "data", "model", "order", "epochs", "max_steps")} | changes
+    words = [word for name, value in named.items() if value is not None
+             for word in ("--" + name.replace("_", "-"), str(value))]
+    return words + options.others
+
+
+# --- Running a stage -----------------------------------------------------------------------------
+
+def program_of(stage, options):
+    return options.build / stage / stage
+
+
+def run_program(program, words, quiet):
+    """Runs a program; returns its exit status and the line that says why it failed."""
+    output = subprocess.DEVNULL if quiet else None
+    try:
+        process = subprocess.Popen([program, *words], stdout=output, stderr=subprocess.PIPE,
+                                   text=True, errors="replace")
+    except OSError as error:
+        return 127, f"cannot be started: {error.strerror}"
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(line.rstrip())
+            if not quiet:
+                print(lines[-1], file=sys.stderr, flush=True)
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()  # its ranks follow
+            process.wait()
+    if status < 0:
+        return 128 - status, f"killed by {signal.Signals(-status).name}"
+    if status == 0:
+        return 0, ""
+    reasons = [line for line in lines if line.startswith("error: ")] or lines
+    return status, reasons[0].removeprefix("error: ") if reasons else "it gave no reason"
+
+
+def measured_run(program, words, quiet=False):
+    """Runs a stage; returns its exit status, why it failed, and its metrics (None if it did)."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.json"
+        status, reason = run_program(program, [*words, "--metrics", str(path)], quiet)
+        if status != 0:
+            return status, reason, None
+        try:
+            return 0, "", json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            return 1, f"ended well but left no metrics ({error})", None
+
+
+def train(stage, options, **changes):
+    """A timed run, as it stands in the JSON file."""
+    words = arguments(options, **changes)
+    print(f"== {stage}" + "".join(f" {value}" for value in changes.values()), flush=True)
+    status, reason, metrics = measured_run(program_of(stage, options), words)
+    if status != 0:
+        complain(f"{stage} failed (status {status}): {reason}")
+    return {"stage": stage, "arguments": words, "status": status, "error": reason,
+            "metrics": metrics}
+
+
+def complain(text):
+    print(f"lockstep: {text}", file=sys.stderr, flush=True)
+
+
+def stand_in_data(options, samples):
+    """For short runs that need no accuracy: images of the same size, made in no time. CIFAR-10's
+    images are larger, so those are read."""
+    return options.data if options.data == "cifar10" else f"synthetic:{samples}:64"
+
+
+def check_devices(options):
+    """Finds out before anything is trained whether every device exists."""
+    for device in dict.fromkeys((options.devices or "").split(",")):
+        if device:
+            words = ["--devices", device, "--data", "synthetic:64:64", "--max-steps", "1"]
+            status, reason = run_program(program_of(STAGE, options), words, quiet=True)
+            if status != 0:
+                raise Refused(f"--devices: {reason}")
+
+
+# --- Comparing -----------------------------------------------------------------------------------
+
+def work_of(run):
+    """What a run trained: two runs of the same work have the same."""
+    config = run["metrics"]["config"]
+    return config["model"], config["order"]
+
+
+def find_reference(run, runs):
+    """The run of stage 01 that did the same work; None where there is none."""
+    return next((other for other in runs if other["stage"] == STAGE and other["metrics"]
+                 and work_of(other) == work_of(run)), None)
+
+
+def add_missing_reference(run, runs, options):
+    """Trains with stage 01 what a stage trained, where that has not been done."""
+    failed = any(other["stage"] == STAGE and other["status"] != 0 for other in runs)
+    if STAGE in options.stages and not failed and find_reference(run, runs) is None:
+        runs.append(train(STAGE, options, model=work_of(run)[0]))
+
+
+def prove(run, options):
+    """Whether a stage trains stage 01's weights: its --baseline's proof, and why there is none."""
+    metrics = run["metrics"]
+    changes = {"data": stand_in_data(options, PROOF_STEPS * metrics["batch_size"]),
+               "model": metrics["config"]["model"], "epochs": 1, "max_steps": TIMED_STEPS}
+    status, reason, proved = measured_run(program_of(run["stage"], options),
+                                          ["--baseline", *arguments(options, **changes)], quiet=True)
+    return (proved["baseline"], "") if status == 0 else (None, reason)
+
+
+def add_speed_up(run, runs, options):
+    """Fills in the speed-up over stage 01 and the efficiency, or why there is none."""
+    if run["stage"] == STAGE:
+        run["metrics"] |= {"speedup": 1.0, "efficiency": 1.0}
+        return
+    reference = find_reference(run, runs)
+    if reference is None:
+        run["no_speedup"] = f"no run of {STAGE} on {work_of(run)[0]} to compare with"
+        return
+    proof, reason = prove(run, options)
+    if reason:
+        run["no_speedup"] = reason
+        return
+    speed = run["metrics"]["samples_per_second"] / reference["metrics"]["samples_per_second"]
+    run["proof"] = {name: proof[name] for name in ("proof", "proof_value", "proof_limit")}
+    run["metrics"] |= {"speedup": speed, "efficiency": speed / len(run["metrics"]["devices"])}
+
+
+def trace_step(run, options):
+    """One step's timeline of a stage, from a short run; None where it cannot be had."""
+    metrics = run["metrics"]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        changes = {"data": stand_in_data(options, TRACED_STEPS * metrics["batch_size"]),
+                   "model": metrics["config"]["model"], "epochs": 1, "max_steps": TRACED_STEPS}
+        status, reason = run_program(program_of(run["stage"], options),
+                                     [*arguments(options, **changes), "--trace", str(trace)],
+                                     quiet=True)
+        if status != 0:
+            complain(f"{run['stage']}: no timeline: {reason}")
+            return None
+        return compare_timeline.one_step(trace)
+
+
+def compare(options):
+    """All runs, in the table's order."""
+    runs = []
+    for stage in options.stages:
+        runs.append(train(stage, options))
+        if runs[-1]["metrics"]:
+            add_missing_reference(runs[-1], runs, options)
+    runs.sort(key=lambda run: run["stage"])
+    trained = [run for run in runs if run["metrics"] and run["metrics"]["epochs"] > 0]
+    if len(trained) > 1 or options.json or options.figures:
+        print("== short runs: do the weights agree, where does a step's time go", flush=True)
+    for run in trained:
+        add_speed_up(run, trained, options)
+        if options.json or options.figures:
+            run["step"] = trace_step(run, options)
+    return runs
+
+
+# --- Reporting -----------------------------------------------------------------------------------
+
+def report(runs):
+    """Prints the table, and below it what is missing and why."""
+    print("\n" + "\n".join(summary_table.table(
+        [run["metrics"] or {"stage": run["stage"]} for run in runs])) + "\n")
+    if any("speedup" in (run["metrics"] or {}) for run in runs):
+        print(f"speed-up: over {STAGE} on the same network and order, its weights proved equal")
+    for run in runs:
+        if run["status"] != 0:
+            print(f"{run['stage']} failed (status {run['status']}): {run['error']}")
+        elif "no_speedup" in run:
+            print(f"{run['stage']}: no speed-up: {run['no_speedup']}")
+    sys.stdout.flush()
+
+
+def git_version():
+    try:
+        done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"],
+                              capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def results_of(argv, runs):
+    return {"machine": bench.machine(), "date": str(datetime.date.today()), "options": argv,
+            "versions": {"lockstep": git_version(), "python": platform.python_version(),
+                         "matplotlib": compare_figures.version()},
+            "runs": runs}
+
+
+def write_outputs(options, results):
+    try:
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
+            print(f"everything measured: {options.json}")
+        if options.figures:
+            for path in compare_figures.draw(results, options.figures):
+                print(f"figure: {path}")
+    except OSError as error:
+        raise Refused(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def main(argv):
+    options = parse_options(argv)
+    prepare_outputs(options)
+    check_devices(options)
+    if options.figures and not compare_figures.version():
+        complain(compare_figures.ABSENT)
+    runs = compare(options)
+    report(runs)
+    write_outputs(options, results_of(argv, runs))
+    well = all(run["status"] == 0 for run in runs)
+    proved = all("no_speedup" not in run for run in runs) or STAGE not in options.stages
+    return 0 if well and proved else 1
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Refused as refusal:
+        sys.exit(f"lockstep: {refusal}")
+    except KeyboardInterrupt:
+        sys.exit(130)

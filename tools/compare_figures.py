@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Draw what `lockstep compare` measured: `tools/compare_figures.py COMPARISON.json FOLDER`.
+
+The same file gives the same SVG files, byte for byte (with one version of matplotlib).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ABSENT = ("no figures, tables only: this python3 has no matplotlib (Debian: apt-get install "
+          "python3-matplotlib); tools/compare_figures.py draws them later from the --json file")
+
+# Kinds of operations in a timeline: label, colour, words of which one is in the name.
+KINDS = (
+    ("copies and collectives", "#d95f02",
+     ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv")),
+    ("convolutions and products", "#1b6ca8", ("conv2d", "matmul")),
+    ("other operations", "#8cc0de", ("",)),
+)
+
+
+def version():
+    """Matplotlib's version, or None where there is none."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    return matplotlib.__version__
+
+
+def pyplot():
+    """Matplotlib set to draw SVG files that depend on nothing but what is drawn."""
+    import matplotlib
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+    plt.rcParams.update({
+        "svg.hashsalt": "lockstep", "svg.fonttype": "none", "font.family": "sans-serif",
+        "axes.spines.top": False, "axes.spines.right": False, "figure.constrained_layout.use": True})
+    return plt
+
+
+def name_of(run):
+    """A run's stage and network."""
+    return f"{run['stage']}\n{run['metrics']['config']['model']}"
+
+
+def draw_accuracy(plt, runs):
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for run in runs:
+        accuracy = [100 * value for value in run["metrics"]["accuracy"]]
+        axes.plot(range(1, len(accuracy) + 1), accuracy, marker="o", alpha=0.8,
+                  label=name_of(run).replace("\n", ", "))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="epoch", ylabel="test accuracy, %")
+    axes.legend()
+    return figure
+
+
+def draw_epoch_time(plt, runs):
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for place, run in enumerate(runs):
+        seconds = run["metrics"]["epoch_seconds"]
+        mean = sum(seconds) / len(seconds)
+        axes.bar(place, mean, color="#1b6ca8")
+        axes.text(place, mean, f"{mean:.2f}", ha="center", va="bottom")
+    axes.set_xticks(range(len(runs)), [name_of(run) for run in runs], fontsize=7)
+    axes.set(ylabel="time of one epoch, s")
+    return figure
+
+
+def draw_memory(plt, runs):
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for place, run in enumerate(runs):
+        peaks, names = run["metrics"]["peak_memory_bytes"], run["metrics"]["devices"]
+        width = 0.8 / len(peaks)
+        for index, (peak, device) in enumerate(zip(peaks, names)):
+            at = place - 0.4 + (index + 0.5) * width
+            axes.bar(at, peak / 2**20, width * 0.9, color="#1b6ca8")
+            axes.text(at, peak / 2**20, device, ha="center", va="bottom", fontsize=6)
+    axes.set_xticks(range(len(runs)), [name_of(run) for run in runs], fontsize=7)
+    axes.set(ylabel="peak memory of each device, MiB")
+    return figure
+
+
+def kind_of(operation):
+    return next(label for label, _, words in KINDS if any(word in operation for word in words))
+
+
+def draw_lane(axes, row, lane):
+    for label, colour, _ in KINDS:
+        bars = [(begin, length) for begin, length, operation in lane["slices"]
+                if kind_of(operation) == label]
+        axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, linewidth=0)
+
+
+def draw_timelines(plt, runs):
+    """One step of each run that has one; None where no run has."""
+    runs = [run for run in runs if run.get("step")]
+    if not runs:
+        return None
+    heights = [1 + len(run["step"]["lanes"]) for run in runs]
+    figure, grid = plt.subplots(len(runs), figsize=(9, 0.35 * sum(heights) + 1), squeeze=False,
+                                sharex=True, height_ratios=heights)
+    for axes, run in zip(grid[:, 0], runs):
+        lanes = run["step"]["lanes"]
+        for row, lane in enumerate(lanes):
+            draw_lane(axes, row, lane)
+        axes.set_yticks(range(len(lanes)),
+                        [f"{lane['device']} {lane['stream']}" for lane in lanes], fontsize=7)
+        axes.set_ylim(len(lanes) - 0.5, -0.5)
+        axes.axvline(run["step"]["milliseconds"], color="black", linewidth=0.8, linestyle=":")
+        axes.set_title(name_of(run).replace("\n", ", "), fontsize=9, loc="left")
+    grid[-1, 0].set(xlabel="ms since the step began (dotted: it ends)")
+    grid[0, 0].legend([plt.Rectangle((0, 0), 1, 1, color=colour) for _, colour, _ in KINDS],
+                      [label for label, _, _ in KINDS], fontsize=7, ncols=len(KINDS),
+                      loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+    return figure
+
+
+FIGURES = {"accuracy": draw_accuracy, "epoch-time": draw_epoch_time, "memory": draw_memory,
+           "timelines": draw_timelines}
+
+
+def draw(results, folder):
+    """Writes the figures that these results have; returns their paths. None without matplotlib."""
+    runs = [run for run in results["runs"] if run["metrics"] and run["metrics"]["epoch_seconds"]]
+    if not runs or not version():
+        return []
+    plt, paths = pyplot(), []
+    for name, draw_figure in FIGURES.items():
+        figure = draw_figure(plt, runs)
+        if figure is not None:
+            paths.append(Path(folder) / f"{name}.svg")
+            figure.savefig(paths[-1], metadata={"Date": None, "Creator": None})
+            plt.close(figure)
+    return paths
+
+
+def main(argv):
+    if len(argv) != 2:
+        sys.exit(f"usage: {__doc__.splitlines()[0]}")
+    if not version():
+        sys.exit(f"compare_figures: {ABSENT}")
+    try:
+        paths = draw(json.loads(Path(argv[0]).read_text()), argv[1])
+    except (OSError, ValueError) as error:
+        sys.exit(f"compare_figures: {error}")
+    print("\n".join(map(str, paths)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

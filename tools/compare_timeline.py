@@ -1,0 +1,59 @@
+"""One training step from a stage's traces (`--trace`), for `lockstep compare`."""
+
+import json
+from pathlib import Path
+
+END_OF_STEP = "sgd_update"  # the last operation of a step on the device that makes it
+WARM_UP = 2  # steps: they make plans and touch new memory
+
+
+def trace_files(path):
+    """The trace of a run: one file, and one beside it for every further rank, in rank order."""
+    beside = Path(path).parent.glob(Path(path).name + ".rank*")
+    return [Path(path), *sorted(beside, key=lambda file: int(file.name.rpartition(".rank")[2]))]
+
+
+def read_lanes(path):
+    """The streams of one process: device, stream, slices of (begin and end in ms of the host's
+    clock, operation)."""
+    trace = json.loads(Path(path).read_text())
+    zero = trace["otherData"]["zero_ns"] / 1e6
+    devices, lanes = {}, {}
+    for event in trace["traceEvents"]:
+        lane = event["pid"], event["tid"]
+        if event["ph"] == "M" and event["name"] == "process_name":
+            devices[event["pid"]] = event["args"]["name"]
+        elif event["ph"] == "M":
+            lanes[lane] = {"stream": event["args"]["name"], "slices": []}
+        else:
+            begin = zero + event["ts"] / 1e3
+            lanes[lane]["slices"].append((begin, begin + event["dur"] / 1e3, event["name"]))
+    return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())]
+
+
+def middle_step(lanes):
+    """Begin and end of the step of median length, between the updates of the first device that
+    makes any; None where there are fewer than two."""
+    for lane in lanes:
+        ends = [end for _, end, name in lane["slices"] if name == END_OF_STEP]
+        steps = list(zip(ends, ends[1:]))
+        steps = steps[WARM_UP:] or steps
+        if steps:
+            return sorted(steps, key=lambda step: step[1] - step[0])[len(steps) // 2]
+    return None
+
+
+def one_step(path):
+    """The lanes of one step, their slices as [begin, length, operation] in ms since it began, and
+    its length. None where the trace holds no whole step."""
+    lanes = [lane for file in trace_files(path) for lane in read_lanes(file)]
+    step = middle_step(lanes)
+    if step is None:
+        return None
+    first, last = step
+    for lane in lanes:
+        inside = [(max(begin, first), min(end, last), name)
+                  for begin, end, name in lane["slices"] if begin < last and end > first]
+        lane["slices"] = [[round(begin - first, 6), round(end - begin, 6), name]
+                          for begin, end, name in inside]
+    return {"milliseconds": last - first, "lanes": lanes}
