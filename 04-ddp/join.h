@@ -13,21 +13,28 @@ namespace lockstep {
 void require_even_inputs(int64_t batches, const ExchangeTexts& exchange);
 
 /// Lets ranks run out of samples at different times: who has none left takes part in the others'
-/// steps without samples. Mirrors torch.distributed.algorithms.Join, but a step's gradient stays
-/// the mean over all of its samples (PyTorch divides by the number of ranks).
+/// steps without samples, or all ranks end at the same step. Mirrors torch.distributed.algorithms.
+/// Join and its throw_on_early_termination, but a step's gradient stays the mean over all of its
+/// samples (PyTorch divides by the number of ranks).
 ///
 ///   while (const int64_t n = join.samples_of_step(mine)) { ... loss_weight = W / n ... }
 class Join {
  public:
-  Join(Communicator& ranks, Stream stream) : ranks_(ranks), stream_(stream) {}
+  enum class EarlyEnd { take_part, throw_on_all_ranks };
+
+  Join(Communicator& ranks, Stream stream, EarlyEnd early_end = EarlyEnd::take_part)
+      : ranks_(ranks), stream_(stream), early_end_(early_end) {}
 
   /// Called by all ranks before every step: the number of samples that they have for it together,
-  /// 0 when all have run out. Waits for the slowest rank.
+  /// 0 when all have run out. Waits for the slowest rank. With throw_on_all_ranks throws BadInput
+  /// where only some have run out.
   int64_t samples_of_step(int64_t mine);
 
  private:
   Communicator& ranks_;
   Stream stream_;
+  EarlyEnd early_end_;
+  int64_t step_ = 0;
 };
 
 }  // namespace lockstep

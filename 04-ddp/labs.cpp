@@ -53,8 +53,9 @@ void summed_gradients(ProcessGroup& group, bool fixed) {
   const double whole = norm_of(training.parameters.gradients());
 
   const int64_t rank = group.rank(), world_size = group.world_size();
-  const int64_t mine = (kBatch - rank + world_size - 1) / world_size;
-  training.forward_and_backward(batch, {{rank, world_size, mine}}, 1.0 / double(mine));
+  const BatchSplit dealt{BatchSplit::Kind::stride, world_size};
+  training.forward_and_backward(batch, {dealt.divide(kBatch).at(size_t(rank))},
+                                double(world_size) / kBatch);
   training.ranks.all_reduce(training.stream, training.parameters.gradients(),
                             fixed ? Reduction::average : Reduction::sum);
   const double reduced = norm_of(training.parameters.gradients());

@@ -37,12 +37,14 @@ json slice(const Span& span, size_t process, size_t lane, int64_t zero_ns) {
 
 }  // namespace
 
-void write_trace(const std::string& path, const std::vector<Device*>& devices) {
+void write_trace(const std::string& path, const std::vector<Device*>& devices,
+                 size_t first_process) {
   const int64_t zero_ns = first_moment(devices);
   json events = json::array();
-  for (size_t process = 0; process < devices.size(); ++process) {
-    events.push_back(label("process_name", process, 0, devices[process]->name()));
-    const auto& streams = devices[process]->streams();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const size_t process = first_process + i;
+    events.push_back(label("process_name", process, 0, devices[i]->name()));
+    const auto& streams = devices[i]->streams();
     for (size_t lane = 0; lane < streams.size(); ++lane) {
       events.push_back(label("thread_name", process, lane, streams[lane]->name()));
       for (const Span& span : streams[lane]->timeline()) {

@@ -189,7 +189,9 @@ void TrainingLog::note(std::string row, std::string text, const std::string& key
 
 void TrainingLog::finish(double flops) {
   const std::string suffix = prints() ? "" : fmt::format(".rank{}", ranks_.rank);
-  if (!options_.trace.empty()) write_trace(options_.trace + suffix, devices_);
+  if (!options_.trace.empty()) {
+    write_trace(options_.trace + suffix, devices_, size_t(ranks_.rank) * devices_.size());
+  }
   collect_records(flops);
   if (!prints()) return;
   if (!options_.metrics.empty()) write_json(options_.metrics, metrics());

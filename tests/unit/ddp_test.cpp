@@ -72,6 +72,7 @@ class Group {
     }
   }
 
+  Communicator& communicator(int rank) { return *ranks_.processes[size_t(rank)]; }
   /// Closes a rank's connections.
   void leave(int rank) { ranks_.processes[size_t(rank)].reset(); }
 
@@ -242,6 +243,59 @@ TEST_CASE("Ranks with unequally many batches are told apart at once, or joined",
   });
   CHECK(seen[0] == std::vector<int64_t>{6, 4, 4, 0});
   CHECK(seen[1] == seen[0]);
+}
+
+/// Rank 0's three batches and rank 1's single one.
+Samples uneven_batch(int rank, int step) {
+  const bool has = rank == 0 ? step < 3 : step < 1;
+  return has ? Samples(rank == 0 ? 4 : 2, uint32_t(10 * rank + step + 1)) : Samples(0);
+}
+
+TEST_CASE("Ranks that run out of samples at different times train as one process does",
+          "[ddp][join][row86]") {
+  Group group(2);
+  testing::run_ranks(2, [&](int rank) {
+    Member& member = group[rank];
+    Join join(group.communicator(rank), member.stream);
+    for (int step = 0;; ++step) {
+      const Samples mine = uneven_batch(rank, step);
+      const int64_t all = join.samples_of_step(mine.count());
+      if (all == 0) return;
+      member.parameters.zero_gradients();
+      member.accumulate(mine, 2.0 / double(all));
+      member.optimizer.step(member.context.state(), member.loss);
+      ++member.steps;
+      member.stream.synchronize();
+    }
+  });
+  Member alone(0, small_network(), 1);
+  for (int step = 0; step < 3; ++step) {
+    const Samples parts[] = {uneven_batch(0, step), uneven_batch(1, step)};
+    alone.parameters.zero_gradients();
+    for (const Samples& part : parts) {
+      if (part.count() == 0) continue;
+      alone.accumulate(part, 1.0 / double(parts[0].count() + parts[1].count()));
+    }
+    alone.optimizer.step(alone.context.state(), alone.loss);
+    ++alone.steps;
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK(group[rank].steps == 3);
+    CHECK(relative_error(group[rank].weights(), alone.weights()) < kTolerance);
+  }
+}
+
+TEST_CASE("Ranks may be told to end together as soon as one has no samples", "[ddp][join][row86]") {
+  testing::Ranks ranks = testing::gloo_ranks(3);
+  const std::vector<std::string> errors = testing::run_ranks(3, [&](int rank) {
+    Join join(*ranks.processes[size_t(rank)], ranks.streams[size_t(rank)],
+              Join::EarlyEnd::throw_on_all_ranks);
+    join.samples_of_step(4);
+    join.samples_of_step(rank == 1 ? 0 : 4);
+  });
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, ContainsSubstring("step 1: 1 of 3 ranks have run out of samples"));
+  }
 }
 
 TEST_CASE("Gradients of several passes add up, and are reduced with the last", "[ddp][row81]") {

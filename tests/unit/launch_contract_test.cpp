@@ -142,6 +142,7 @@ TEST_CASE("A number that cannot be right is refused with variable, value and ran
       {"WORLD_SIZE", "abc", "from 1 to "},
       {"WORLD_SIZE", "0", "from 1 to "},
       {"WORLD_SIZE", "-2", "from 1 to "},
+      {"WORLD_SIZE", "2000000000", "from 1 to 100000"},
       {"WORLD_SIZE", "99999999999", "from 1 to "},
       {"RANK", "-1", "from 0 to 3, since WORLD_SIZE is 4"},
       {"RANK", "4", "from 0 to 3, since WORLD_SIZE is 4"},

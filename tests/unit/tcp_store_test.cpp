@@ -346,6 +346,25 @@ TEST_CASE("Rank 0, whose process takes the store along, hears last of a mistake"
   CHECK(other.take_answers().size() == 1);
 }
 
+TEST_CASE("A job that runs is not ended by a process that comes to it by mistake",
+          "[store][row62][row63]") {
+  StoreState state(2, "", /*start_seconds=*/0);
+  for (const int rank : {0, 1}) {
+    REQUIRE(state.join({.world_size = 2, .rank = rank}).kind == Reply::Kind::ok);
+    state.handle(rank, {.op = Request::Op::wait_for_all, .seconds = kLong});
+  }
+  REQUIRE(state.take_answers().size() == 2);
+  for (const int world_size : {2, 3}) {
+    const Reply reply = state.join({.world_size = world_size, .rank = 1});
+    CHECK(reply.kind == Reply::Kind::bad_input);
+    CHECK_THAT(reply.text, ContainsSubstring(fmt::format("rank 1 of {}: ", world_size)) &&
+                               ContainsSubstring("all of its 2 ranks") &&
+                               ContainsSubstring("another MASTER_PORT"));
+  }
+  state.handle(1, {.op = Request::Op::set, .key = "key", .value = "goes on"});
+  CHECK(state.take_answers().at(0).second.kind == Reply::Kind::ok);
+}
+
 TEST_CASE("Unknown hosts, refused ports and silence have texts of their own",
           "[store][tsan][row64]") {
   const auto error_of = [](const Address& address) {

@@ -44,6 +44,7 @@ Reply StoreState::join(const Hello& hello) {
     return *failure_;
   }
   came_.insert(rank);
+  if (all_came()) start_ = Deadline(start_seconds_);
   for (int other = world_size_ - 1; all_came() && other >= 0; --other) {  // rank 0 last
     const auto waiting = waiting_.find(other);
     if (waiting != waiting_.end() && waiting->second.request.op == Request::Op::wait_for_all) {
@@ -66,6 +67,12 @@ std::optional<Reply> StoreState::refuse(const Hello& hello) const {
         "the store belongs to another job: its run id is '{}', this rank's is '{}'; give another "
         "MASTER_PORT",
         run_id_, hello.run_id);
+  }
+  if (start_ && start_->passed()) {
+    return bad_input(
+        "rank {} of {}: the job at this address has had all of its {} ranks for a while, and runs; "
+        "give the other job another MASTER_PORT",
+        hello.rank, hello.world_size, world_size_);
   }
   if (hello.world_size == world_size_ && hello.rank >= world_size_) {
     return bad_input("rank {} in a world of {}, expected 0 to {}", hello.rank, world_size_,

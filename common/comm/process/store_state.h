@@ -16,10 +16,14 @@ namespace lockstep {
 
 /// A mistake that concerns the whole job (a rank claimed twice, another world size, a rank that
 /// did not come) is the answer to everything from then on, so that every rank gets to know it.
+/// Once all ranks came `start_seconds` ago the job runs: whoever comes then belongs to another one
+/// and is turned away alone.
 class StoreState {
  public:
-  StoreState(int world_size, std::string run_id)
-      : world_size_(world_size), run_id_(std::move(run_id)) {}
+  static constexpr double kStartSeconds = 10;
+
+  StoreState(int world_size, std::string run_id, double start_seconds = kStartSeconds)
+      : world_size_(world_size), run_id_(std::move(run_id)), start_seconds_(start_seconds) {}
 
   /// A rank introduces itself; it is one of the ranks if the reply is ok.
   Reply join(const Hello& hello);
@@ -57,6 +61,8 @@ class StoreState {
 
   int world_size_;
   std::string run_id_;
+  double start_seconds_;
+  std::optional<Deadline> start_;  // until then a process may be this job's by mistake
   std::map<std::string, std::string> values_;
   std::set<int> came_, left_, died_;
   std::vector<int> gone_;           // who left or died, in that order
