@@ -62,11 +62,21 @@ TEST_CASE("A run that goes on ends with the bytes of one that never stopped",
   }
 }
 
+/// How long a run is that is killed so often: until the next kill it goes on for some 100 ms.
+int epochs_for(int kills) {
+#if defined(__SANITIZE_ADDRESS__)
+  return 4 + 3 * kills;  // a step takes ten times as long
+#else
+  return 20 + 15 * kills;
+#endif
+}
+
 TEST_CASE("Ranks that are killed again and again end with the bytes of ranks that were not",
           "[faults][checkpoint]") {
   const int kills = full_campaign() ? 20 : 3;
   const Jobs jobs;
-  const Words run = kRun + Words{"--devices", cpus(2), "--epochs", std::to_string(20 + 15 * kills)};
+  const Words run =
+      kRun + Words{"--devices", cpus(2), "--epochs", std::to_string(epochs_for(kills))};
   const ProcessResult straight =
       jobs.run_words(Words{stage05()} + run + Words{"--save", jobs / "straight"});
   INFO(story(straight));

@@ -124,6 +124,15 @@ class TestConfigure(unittest.TestCase):
         for library in ("cudart", "cublas", "cudnn", "nccl"):
             self.assertRegex(output, rf"lib{library}\.so\.\d+ => {roots}/")
 
+    def test_every_source_includes_what_it_needs(self):
+        """Those of common/core; of everything but the tests under --full."""
+        targets = "" if "LOCKSTEP_FULL" in os.environ else "common/core/libcore.a"
+        status, output = self.configure(
+            "-Dcuda=disabled", "-Dwerror=true", "-Doptimization=0", "-Ddebug=false",
+            epilogue=f"ninja -C {shlex.quote(str(self.folder / 'build'))} -j2 {targets}\n")
+        self.assertEqual(0, status, output[-5000:])
+        self.assertNotIn("unity", output)
+
     def test_summary_names_the_engine(self):
         status, output = self.configure("-Dcuda=disabled", "-Dcpu_engine=reference")
         self.assertEqual(0, status, output)
