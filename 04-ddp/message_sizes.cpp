@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 struct SizesOptions {
   RankOptions ranks;
-  std::string devices = "cpu:0,cpu:1";
+  std::string devices;
   std::vector<int> kib{1, 4, 16, 64, 256, 1024, 4096, 16384};
   std::vector<std::string> kinds{"ring", "naive", "library"};
   int rounds = 20;
@@ -29,7 +29,7 @@ struct SizesOptions {
 
   void add_to(OptionParser& parser) {
     ranks.add_to(parser);
-    parser.add("--devices", devices, "one per rank of this host");
+    parser.add("--devices", devices, "one per rank of this host; all GPUs, else CPU devices");
     parser.add("--kib", kib, "message sizes in KiB", {1, 1 << 20});
     parser.add("--all-reduce", kinds, "ring, naive, library");
     parser.add("--rounds", rounds, "all-reduces of each size, of which the median counts",
