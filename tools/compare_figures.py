@@ -51,7 +51,8 @@ def draw_accuracy(plt, runs):
         accuracy = [100 * value for value in run["metrics"]["accuracy"]]
         axes.plot(range(1, len(accuracy) + 1), accuracy, marker="o", alpha=0.8,
                   label=name_of(run).replace("\n", ", "))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlim(0.5, max(len(run["metrics"]["accuracy"]) for run in runs) + 0.5)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.set(xlabel="epoch", ylabel="test accuracy, %")
     axes.legend()
     return figure

@@ -1,5 +1,6 @@
 """The front end `lockstep` and .ci/run: arguments, help, set-up, and what they pass on."""
 
+import json
 import os
 import re
 import shutil
@@ -246,7 +247,7 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"01-single-gpu .*50\.00 %")
         kept = self.root / "build/comparison/comparison.json"
-        self.assertIn("50", kept.read_text())
+        self.assertEqual([0.5], json.loads(kept.read_text())["runs"][0]["metrics"]["accuracy"])
         other = self.root.parent / "other.json"
         self.lockstep("compare", "--data", "synthetic", "--stages", "01", "--json", str(other))
         self.assertTrue(other.exists())
