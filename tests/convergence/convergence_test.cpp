@@ -129,5 +129,18 @@ TEST_CASE("Two synchronised ranks learn Fashion-MNIST as one device does",
   CHECK(one > 0.5);
 }
 
+/// One epoch takes minutes, so that the short campaign trains its first 120 steps.
+TEST_CASE("Two synchronised ranks learn Fashion-MNIST with ResNet-18", "[convergence][syncbn]") {
+  std::vector<std::string> options{"--model", "resnet18", "--width", "8",
+                                   "--lr",    "0.05",     "--order", "sampler"};
+  if (!full_campaign()) options.insert(options.end(), {"--max-steps", "120"});
+  const double accuracy = train(options, "05-syncbn-checkpoint", "cpu:0,cpu:1").accuracy.at(0);
+  INFO("accuracy " << accuracy);
+  // Roundings grow in this network: five runs that differ in nothing but the order of sums reached
+  // 86.86, 83.86, 87.66, 83.29 and 81.29 %: stage 01, two ranks, three (Gloo, then our ring), four.
+  // The floor is their minimum less 2 points.
+  CHECK(accuracy >= (full_campaign() ? 0.7929 : 0.6));
+}
+
 }  // namespace
 }  // namespace lockstep
