@@ -72,7 +72,8 @@ BUILDS = (
           (Row("tools", command=(sys.executable, "tools/run_python_tests.py", "tests/tools")),)),
     Build("default", "build-test", ("-Dgpu_archs=75", *UNITY),
           (Row("convergence"), Row("unit"), Row("equivalence"), Row("parity"), Row("faults"),
-           Row("gpu"))),
+           Row("gpu"), Row("readme", command=(sys.executable, "tools/run_python_tests.py",
+                                              "tests/readme")))),
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false", *SANITIZED),
           (Row("unit"), Row("faults"), Row("gpu", environment=MODEL_ENVIRONMENT)),
           {"ASAN_OPTIONS": ASAN, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
@@ -84,7 +85,7 @@ BUILDS = (
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED),
           (Row("unit", "[streams],[loader],[tsan]"),), {"TSAN_OPTIONS": TSAN}),
 )
-KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "tools")
+KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "tools", "readme")
 
 
 # --- What to run ---------------------------------------------------------------------------------

@@ -1,0 +1,226 @@
+"""Every command that a README shows is run, with few steps, in the order in which it stands there.
+
+A command that needs a GPU, another host, Slurm or minutes is not run: its options are looked up in
+the program's --help, and it counts as skipped."""
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
+READMES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("0*/README.md")),
+           *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+DEADLINE = 120  # seconds for one command
+
+# Why a command is not run, by what stands in it. The first that fits.
+NOT_RUN = (
+    ("no GPU", r"cuda:|gpu-check"),
+    ("another host", r"node7|--nnodes 2|two-hosts"),
+    ("no Slurm", r"\bsrun\b"),
+    ("no torch", r"\btorchrun\b"),
+    ("takes minutes", r"lockstep (run|test|bench|compare|exercise|grade|data)\b"),
+    ("names no program", r"\bPROGRAM\b"),
+)
+PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests.py",
+                "bench": "bench.py", "data": "fetch_data.py", "gpu-check": "gpu-check",
+                "exercise": "exercise.py", "grade": "grade.py"}
+
+# Stands for a program: few steps on generated images, unless the command itself names generated ones.
+SHORTENED = """#!{python}
+import os, sys
+words = sys.argv[1:]
+name = os.path.basename(sys.argv[0])
+if "--help" in words or "--print-schedule" in words:
+    pass
+elif name[:2].isdigit() and not any(word.startswith("synthetic") for word in words):
+    for option, value in (("--data", "synthetic:256:64"), ("--max-steps", "4")):
+        if option in words:
+            words[words.index(option) + 1] = value
+        else:
+            words += [option, value]
+elif name == "message-sizes":
+    words += ["--kib", "1", "--rounds", "5"]
+os.execv({program!r}, [{program!r}, *words])
+"""
+
+
+# --- What a README shows -------------------------------------------------------------------------
+
+def blocks(text):
+    """The contents of a README's shell blocks."""
+    return re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def inline(text):
+    """Commands within sentences and tables: `build/...`, with a program's name."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`((?:\./)?build/0\d[^`/]*/[\w-]+(?: [^`]*)?)`", outside)
+
+
+def commands(block):
+    """A block's commands; one that goes over several lines is one."""
+    found, rest = [], ""
+    for line in block.splitlines():
+        rest += line + "\n"
+        if not line.endswith("\\") and is_complete(rest):
+            if rest.strip() and not rest.lstrip().startswith("#"):
+                found.append(rest.strip())
+            rest = ""
+    return found + ([rest.strip()] if rest.strip() else [])
+
+
+def is_complete(text):
+    return subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).returncode == 0
+
+
+def reason_not_to_run(command):
+    bare = re.sub(r"\s#.*", "", command)
+    return next((reason for reason, words in NOT_RUN if re.search(words, bare)), None)
+
+
+# --- Options of what is not run ------------------------------------------------------------------
+
+@functools.lru_cache(maxsize=None)
+def help_of(*program):
+    done = subprocess.run([*program, "--help"], capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, (program, done.stderr)
+    return done.stdout
+
+
+def programs_of(words):
+    """For every option among a command's words: whose it is."""
+    program, found = None, []
+    for word in words:
+        if re.match(r"(\./)?build/", word):
+            program = (str(BUILD / word.removeprefix("./").removeprefix("build/")),)
+        elif word in PYTHON_TOOLS and program == ("lockstep",):
+            program = (sys.executable, str(ROOT / "tools" / PYTHON_TOOLS[word]))
+        elif word == "launch" and program == ("lockstep",):
+            program = (str(BUILD / "common/launch/launch"),)
+        elif word.endswith("lockstep"):
+            program = ("lockstep",)
+        elif word in ("torchrun", "srun", "mpirun", "tools/two-hosts"):
+            program = None  # not ours, or without a --help
+        elif word.startswith("--") and program:
+            found.append((program, word.partition("=")[0]))
+    return found
+
+
+def unknown_options(command):
+    """Options that no help knows. What `run` and `compare` do not know goes to the stages."""
+    stage = (str(BUILD / "01-single-gpu/01-single-gpu"),)
+    return [option for program, option in programs_of(shlex.split(command, comments=True))
+            if not any(re.search(rf"{re.escape(option)}\b", help_of(*each))
+                       for each in (program, stage))]
+
+
+# --- Running -------------------------------------------------------------------------------------
+
+class Sandbox:
+    """The tree as a reader has it, its programs in build/ with few steps."""
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.root = Path(self.folder.name)
+        for entry in ROOT.iterdir():
+            if entry.name != "lockstep" and not entry.name.startswith(("build", ".")):
+                (self.root / entry.name).symlink_to(entry)
+        for program in [*BUILD.glob("0*/*"), BUILD / "common/launch/launch"]:
+            if program.is_file() and os.access(program, os.X_OK) and "." not in program.name:
+                self.add(program.relative_to(BUILD), program)
+        (self.root / "lockstep").write_text(
+            '#!/bin/sh\ncase $1 in launch) shift; exec build/common/launch/launch "$@" ;; esac\n'
+            f'exec {shlex.quote(str(ROOT / "lockstep"))} "$@"\n')
+        (self.root / "lockstep").chmod(0o755)
+
+    def add(self, name, program):
+        place = self.root / "build" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(SHORTENED.format(python=sys.executable, program=str(program)))
+        place.chmod(0o755)
+
+    def run(self, command):
+        return subprocess.run(["bash", "-uc", command], cwd=self.root, capture_output=True, text=True,
+                              timeout=DEADLINE, stdin=subprocess.DEVNULL,
+                              env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+
+
+def may_fail(command):
+    """diff finds differences; a lab's mistake may end in an error; a comparison of a few steps on
+    a busy machine may find that the timed runs varied too much."""
+    return command.startswith("diff ") or "/labs " in command or "--baseline" in command
+
+
+class TestCommands(unittest.TestCase):
+    """A method for every command (added below), and what they rest on."""
+
+    maxDiff = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.sandboxes = {}
+
+    @classmethod
+    def tearDownClass(cls):
+        for sandbox in cls.sandboxes.values():
+            sandbox.folder.cleanup()
+
+    def check(self, readme, before, command):
+        reason = reason_not_to_run(command)
+        if reason is None and "mpirun" in command and not shutil.which("mpirun"):
+            reason = "no mpirun"
+        if reason:
+            self.assertEqual([], unknown_options(command))
+            self.skipTest(f"{reason}: {command}")
+        if readme not in self.sandboxes:
+            self.sandboxes[readme] = Sandbox()
+        done = self.sandboxes[readme].run("".join(line + "\n" for line in before) + command)
+        story = f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        self.assertNotRegex(done.stderr, r"not expected|No such file|command not found", story)
+        if not may_fail(command):
+            self.assertEqual(0, done.returncode, story)
+
+    def test_commands_are_found_and_told_apart(self):
+        text = "```sh\na --b \\\n  c   # d\n\n(\n  e\n)\n```\n`build/01-x/y z` `build/` and `f`\n"
+        self.assertEqual([["a --b \\\n  c   # d", "(\n  e\n)"]],
+                         [commands(block) for block in blocks(text)])
+        self.assertEqual(["build/01-x/y z"], inline(text))
+        self.assertEqual("no GPU", reason_not_to_run("x --devices cuda:0"))
+        self.assertIsNone(reason_not_to_run("x --devices cpu:0  # not cuda:0"))
+        self.assertEqual(["--no-such-option"], unknown_options(
+            "./lockstep launch --nnodes 2 ./build/04-ddp/04-ddp --lr 1 --no-such-option"))
+
+
+def add_method(readme, number, before, command):
+    def method(self):
+        self.check(readme, before, command)
+    name = re.sub(r"\W+", "_", f"{readme} {number:02} {command.split(chr(10))[0][:60]}").strip("_")
+    setattr(TestCommands, f"test_{name}", method)
+
+
+def add_methods():
+    for readme in READMES:
+        text, number = (ROOT / readme).read_text(), 0
+        for block in [*blocks(text), *([command] for command in inline(text))]:
+            before = []  # the block's variables, for the commands behind them
+            for command in commands(block) if isinstance(block, str) else block:
+                if re.match(r"\w+=\S*[^&]*$", command) and not re.search(r"\s\./|srun|RANK", command):
+                    before.append(command)
+                    continue
+                number += 1
+                add_method(readme, number, before, command)
+
+
+add_methods()
+
+if __name__ == "__main__":
+    unittest.main()
