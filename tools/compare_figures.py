@@ -92,7 +92,8 @@ def draw_lane(axes, row, lane):
     for label, colour, _ in KINDS:
         bars = [(begin, length) for begin, length, operation in lane["slices"]
                 if kind_of(operation) == label]
-        axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, linewidth=0)
+        axes.broken_barh(bars, (row - 0.4, 0.8), facecolor=colour, edgecolor="white",
+                         linewidth=0.2)
 
 
 def draw_timelines(plt, runs):
@@ -113,10 +114,20 @@ def draw_timelines(plt, runs):
         axes.axvline(run["step"]["milliseconds"], color="black", linewidth=0.8, linestyle=":")
         axes.set_title(name_of(run).replace("\n", ", "), fontsize=9, loc="left")
     grid[-1, 0].set(xlabel="ms since the step began (dotted: it ends)")
-    grid[0, 0].legend([plt.Rectangle((0, 0), 1, 1, color=colour) for _, colour, _ in KINDS],
-                      [label for label, _, _ in KINDS], fontsize=7, ncols=len(KINDS),
-                      loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+    add_legend(plt, grid[0, 0])
     return figure
+
+
+def add_legend(plt, axes):
+    """What the colours of the lanes mean, above them."""
+    axes.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for _, colour, _ in KINDS],
+                [label for label, _, _ in KINDS], fontsize=7, ncols=len(KINDS), loc="lower right",
+                bbox_to_anchor=(1, 1), frameon=False)
+
+
+def save(figure, path):
+    """As SVG, without the date: the same figure is the same file."""
+    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
 FIGURES = {"accuracy": draw_accuracy, "epoch-time": draw_epoch_time, "memory": draw_memory,
@@ -133,7 +144,7 @@ def draw(results, folder):
         figure = draw_figure(plt, runs)
         if figure is not None:
             paths.append(Path(folder) / f"{name}.svg")
-            figure.savefig(paths[-1], metadata={"Date": None, "Creator": None})
+            save(figure, paths[-1])
             plt.close(figure)
     return paths
 

@@ -3,6 +3,7 @@ the stages whose times are known."""
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -293,6 +294,39 @@ class TestFigures(Sandbox):
                 self.assertRaises(SystemExit) as end:
             compare_figures.main([self.folder / "x.json", self.folder])
         self.assertIn("compare_figures: ", str(end.exception))
+
+
+class TestDrawStep(unittest.TestCase):
+    def draw(self, *words, **environment):
+        return subprocess.run([sys.executable, str(ROOT / "tools/draw_step.py"), *map(str, words)],
+                              capture_output=True, text=True, timeout=60,
+                              env={**os.environ, **environment})
+
+    @unittest.skipUnless(HAS_MATPLOTLIB, "no matplotlib")
+    def test_a_step_with_the_names_of_its_operations(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            trace = TestTimeline.trace(self, folder, "trace", 0, [
+                *((end - 0.1, end, "sgd_update") for end in (1, 2, 3)), (3.2, 3.8, "conv2d"),
+                (3.9, 4, "sgd_update")])
+            done = self.draw(trace, folder / "a.svg")
+            self.assertEqual((0, ""), (done.returncode, done.stderr))
+            self.assertIn(">conv2d<", (folder / "a.svg").read_text())
+            self.assertEqual(0, self.draw(trace, folder / "b.svg", "--to", "0.1").returncode)
+            self.assertFalse(">conv2d<" in (folder / "b.svg").read_text())
+            for words, text in (((trace, folder / "c.svg", "--from", 7), "expected a part of"),
+                                ((folder / "none", folder / "c.svg"), "expected what --trace")):
+                done = self.draw(*words)
+                self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+                self.assertIn(text, done.stderr)
+            self.assertFalse((folder / "c.svg").exists())
+
+    def test_without_matplotlib_one_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "matplotlib.py").write_text(NO_MATPLOTLIB)
+            done = self.draw("trace", "x.svg", PYTHONPATH=folder)
+        self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")))
+        self.assertIn("python3-matplotlib", done.stderr)
 
 
 class TestTimeline(unittest.TestCase):
