@@ -66,7 +66,10 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   if (!options.load.empty() && rank == 0) load_weights(options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
-  if (!stage.no_sync_bn) convert_sync_batchnorm(*model.network, ranks, communication);
+  std::shared_ptr<SyncBatchNorm> synchronised;
+  if (!stage.no_sync_bn) {
+    synchronised = convert_sync_batchnorm(*model.network, ranks, communication);
+  }
   std::unique_ptr<Replica> wrapped =
       make_replica(std::move(model.network), parameters, group, ranks, communication, own);
   Replica& replica = *wrapped;
@@ -125,6 +128,7 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
 
   if (!options.save.empty() && rank == 0) save_weights(options.save, replica.inner());
   report(replica, parameters, world_size, log);
+  if (synchronised) report(*synchronised, log);
   log.finish(context.flops());
   checkpoints.finish();
   destroy_process_group();

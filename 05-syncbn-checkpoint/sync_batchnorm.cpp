@@ -1,5 +1,10 @@
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 namespace lockstep {
 
 /// Calls work(stream) with the communication stream, behind what `passes` has to do so far and
@@ -7,9 +12,13 @@ namespace lockstep {
 template <class Work>
 void SyncBatchNorm::communicate(const BatchNorm2d& layer, Stream passes, Work work) {
   const CallLabel label(ranks_, layer.name());
+  if (!waits_) waits_.emplace(passes);
+  waits_->start();
   communication_.wait(passes.record());
   work(communication_);
   passes.wait(communication_.record());
+  waits_->end("waited");
+  waits_->stop();
 }
 
 Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
@@ -29,11 +38,25 @@ void SyncBatchNorm::merge_sums(const Tensor& sums, const BatchNorm2d& layer, Con
   communicate(layer, context.stream(), [&](Stream stream) { ranks_.all_reduce(stream, sums); });
 }
 
-int convert_sync_batchnorm(Module& network, Communicator& ranks, Stream communication) {
+double SyncBatchNorm::seconds_waited() { return waits_ ? waits_->total("waited") : 0; }
+
+std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& ranks,
+                                                      Stream communication) {
   const auto synchronised = std::make_shared<SyncBatchNorm>(ranks, communication);
-  const std::vector<BatchNorm2d*> layers = batch_norms(network);
-  for (BatchNorm2d* layer : layers) layer->set_statistics(synchronised);
-  return static_cast<int>(layers.size());
+  for (BatchNorm2d* layer : batch_norms(network)) {
+    layer->set_statistics(synchronised);
+    ++synchronised->layers_;
+  }
+  return synchronised;
+}
+
+void report(SyncBatchNorm& synchronised, TrainingLog& log) {
+  const double seconds =
+      synchronised.seconds_waited() / double(std::max<int64_t>(log.own_steps(), 1));
+  log.note("batch norm",
+           fmt::format("{} layers synchronised, {:.2f} ms per step of waiting within compute",
+                       synchronised.layers(), 1e3 * seconds),
+           "batch_norm", {{"layers", synchronised.layers()}, {"seconds_per_step", seconds}});
 }
 
 }  // namespace lockstep

@@ -19,6 +19,11 @@
 //
 // Mirrors torch.nn.SyncBatchNorm (which gathers 1/std in place of M2, and runs on GPUs only).
 
+#include <memory>
+#include <optional>
+
+#include "common/app/phase_timer.h"
+#include "common/app/training_log.h"
 #include "common/comm/communicator.h"
 #include "common/nn/batch_norm.h"
 
@@ -44,17 +49,29 @@ class SyncBatchNorm final : public BatchStatistics {
   /// All-reduces [2C].
   void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) override;
 
+  /// How many layers use it.
+  int layers() const { return layers_; }
+  /// Seconds that this rank's passes have waited for calls so far. Waits for the last one.
+  double seconds_waited();
+
  private:
+  friend std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module&, Communicator&, Stream);
   template <class Work>
   void communicate(const BatchNorm2d& layer, Stream passes, Work work);
 
   Communicator& ranks_;
   Stream communication_;
+  int layers_ = 0;
+  std::optional<PhaseTimer> waits_;  // on the stream of the passes
 };
 
-/// Synchronises every BatchNorm2d of `network`, wrapped or not, and returns how many there are.
+/// Synchronises every BatchNorm2d of `network`, wrapped or not, and returns what they share.
 /// Parameters, running statistics and their names stay: FlatParameters and files remain valid.
 /// Mirrors torch.nn.SyncBatchNorm.convert_sync_batchnorm.
-int convert_sync_batchnorm(Module& network, Communicator& ranks, Stream communication);
+std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& ranks,
+                                                      Stream communication);
+
+/// Notes what synchronising cost a step, for the summary and the metrics.
+void report(SyncBatchNorm& synchronised, TrainingLog& log);
 
 }  // namespace lockstep

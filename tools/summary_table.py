@@ -39,14 +39,16 @@ def share_of_phases(phases):
 def communication_share(metrics):
     """The part of a step, 0 to 1, in which a device does not compute, because it moves data or
     waits for that of others; None where the run does not measure it. Of rank 0 in stages of
-    several processes (gradients only), of device 0 in stage 02, the mean over the devices in stage
-    03."""
+    several processes (gradients, and the exchanges of SyncBatchNorm), of device 0 in stage 02, the
+    mean over the devices in stage 03."""
     if len(metrics.get("devices") or []) == 1:
         return 0.0
     if "per_step_seconds" in metrics:
         step = metrics["per_step_seconds"]
         whole = step["compute"] + step["exposed_communication"]
-        return step["exposed_communication"] / whole if whole > 0 else None
+        waiting = step["exposed_communication"] + metrics.get("batch_norm", {}).get(
+            "seconds_per_step", 0)  # which lies within compute
+        return waiting / whole if whole > 0 else None
     if "phase_seconds" in metrics:
         return share_of_phases(metrics["phase_seconds"])
     shares = [share_of_phases(stage["phase_seconds"]) for stage in metrics.get("stages") or []]

@@ -45,6 +45,10 @@ class TestCommunicationShare(unittest.TestCase):
     def test_what_is_hidden_behind_backward_does_not_count(self):
         self.assertEqual(self.share(per_step_seconds=METRICS["per_step_seconds"]), 0.25)
 
+    def test_what_layers_exchange_lies_within_compute(self):
+        self.assertEqual(self.share(per_step_seconds=METRICS["per_step_seconds"],
+                                    batch_norm={"layers": 2, "seconds_per_step": 0.002}), 0.5)
+
     def test_phases_that_move_or_wait(self):
         phases = {"scatter": 1, "replicate": 1, "forward": 3, "gather": 1, "reduce": 1, "step": 1}
         self.assertEqual(self.share(phase_seconds=phases), 0.5)

@@ -276,8 +276,9 @@ Texts calls_of_a_pass(int world_size, bool training) {
   const Texts errors = run_ranks(world_size, [&](int rank) {
     Member member(rank, small_network(ModelKind::seed_bn), 1);
     Recorded recorded(*ranks.processes[size_t(rank)]);
-    require_equal(convert_sync_batchnorm(*member.network, recorded, member.communication), 2,
-                  "layers");
+    const auto synchronised =
+        convert_sync_batchnorm(*member.network, recorded, member.communication);
+    require_equal(synchronised->layers(), 2, "layers");
     member.context.facts.training = training;
     if (training) {
       member.accumulate(Samples(4), 1);
@@ -286,6 +287,8 @@ Texts calls_of_a_pass(int world_size, bool training) {
       member.network->forward(images, member.context);
     }
     member.stream.synchronize();
+    require((synchronised->seconds_waited() > 0) == training, "{} s of waiting",
+            synchronised->seconds_waited());
     calls[size_t(rank)] = recorded.calls;
   });
   CHECK(errors == Texts(errors.size()));
@@ -471,10 +474,12 @@ TEST_CASE("Conversion leaves parameters, names and state where they are", "[sync
   Member member(0, small_network(ModelKind::resnet18), 1);
   const Ranks ranks = testing::ring_ranks(1);
   const std::vector<Parameter*> before = member.network->parameters();
-  CHECK(convert_sync_batchnorm(*member.network, *ranks.processes[0], member.communication) == 17);
+  const auto layers_of = [&](Module& network) {
+    return convert_sync_batchnorm(network, *ranks.processes[0], member.communication)->layers();
+  };
+  CHECK(layers_of(*member.network) == 17);
   CHECK(member.network->parameters() == before);
-  CHECK(convert_sync_batchnorm(*small_network()(0), *ranks.processes[0], member.communication) ==
-        0);
+  CHECK(layers_of(*small_network()(0)) == 0);
 }
 
 }  // namespace
