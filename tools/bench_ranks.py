@@ -2,6 +2,7 @@
 by message size; and what overlap hides of a slow network."""
 
 import collections
+import concurrent.futures
 import json
 import statistics
 import subprocess
@@ -18,6 +19,15 @@ DDP_WORK = (("seed", 64, 400), ("seed", 256, 150), ("resnet18", 64, 4))
 BACKENDS = ("gloo", "ring")
 
 
+def run_apart(model, batch, steps):
+    """Two processes that share nothing but the machine, each with half of the batch: what two ranks
+    would take whose communication cost nothing. Of each step the slower one's time."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(lambda _: bench_runs.run_ours(model, batch // 2, 1, steps, "--order",
+                                                           "sampler"), range(2)))
+    return {"step_seconds": [max(both) for both in zip(*(run["step_seconds"] for run in runs))]}
+
+
 def measure_ranks(model, batch, steps, options, has_torch):
     """Two ranks of one thread beside one process, and beside PyTorch's DDP over Gloo: medians of
     alternating rounds, the global batch the same everywhere."""
@@ -26,6 +36,7 @@ def measure_ranks(model, batch, steps, options, has_torch):
                                            stage=stage, devices=devices)
 
     contenders = {"one process": ours(bench_runs.STAGE, devices="cpu:0"),
+                  "2 processes apart": lambda: run_apart(model, batch, steps),
                   "2 devices, stage 02": ours("02-dataparallel")}
     for backend in BACKENDS:
         contenders[f"2 ranks, {backend}"] = ours(DDP, "--backend", backend)

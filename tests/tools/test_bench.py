@@ -161,6 +161,7 @@ class TestBench(unittest.TestCase):
         text = self.bench("--model", "seed", "--quick", "--python", str(python))
         self.assertRegex(text, r"seed, global batch 64:\n"
                                r"  one process +2\.00 ms/step +1\.00 times one process\n"
+                               r"  2 processes apart +2\.00 ms/step +1\.00 times one process\n"
                                r"  2 devices, stage 02 +1\.60 ms/step +1\.25 times one process.*\n"
                                r"  2 ranks, gloo +1\.60 ms/step +1\.25 times one process; communication "
                                r"0\.40 ms, exposed 0\.10; 87360 bytes sent; 2\.50 times PyTorch's better")
