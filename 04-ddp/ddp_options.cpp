@@ -86,9 +86,8 @@ nlohmann::json shared_settings(const Options& options, const DdpStageOptions& ow
   return all;
 }
 
-void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
-                           const DatasetPair& data) {
-  const std::vector<std::string> texts = group.exchange(shared_settings(options, own, data).dump());
+void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
+  const std::vector<std::string> texts = group.exchange(mine.dump());
   const nlohmann::json first = nlohmann::json::parse(texts[0]);
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     const nlohmann::json other = nlohmann::json::parse(texts[rank]);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <string_view>
 #include <system_error>
 
@@ -84,22 +85,39 @@ void make_directory(const fs::path& directory) {
   }
 }
 
-/// Step 2. Returns the checksum that stands for the file; "" if there is no momentum, and no file.
-std::string save_momentum(const fs::path& checkpoint, const Trained& trained) {
+/// The momentum; empty if there is none.
+std::vector<StateTensor> momentum_of(const Trained& trained) {
   const Tensor& velocity = trained.optimizer.velocity();
-  if (!velocity.defined()) return "";
-  const std::vector<StateTensor> state = flat_state_dict(trained.parameters, velocity, kMomentum);
-  return save_safetensors(optimizer_path(checkpoint), file_entries(state), {{"format", "pt"}},
+  if (!velocity.defined()) return {};
+  return flat_state_dict(trained.parameters, velocity, kMomentum);
+}
+
+/// A run can go wrong without a loss that shows it: running variances overflow first.
+void require_finite(const std::vector<StateTensor>& state, const TrainingState& training) {
+  for (const StateTensor& tensor : state) {
+    const auto odd = std::ranges::find_if(tensor.real, [](Real x) { return !std::isfinite(x); });
+    if (odd == tensor.real.end()) continue;
+    fail<NonFinite>(
+        "after {} steps {} holds {}, which is not finite; nothing was saved, the checkpoints "
+        "before "
+        "are good; go on from them with a lower --lr, given to --load",
+        training.steps, tensor.name, *odd);
+  }
+}
+
+/// Step 2. Returns the checksum that stands for the file; "" if there is no momentum, and no file.
+std::string save_momentum(const fs::path& checkpoint, const std::vector<StateTensor>& momentum) {
+  if (momentum.empty()) return "";
+  return save_safetensors(optimizer_path(checkpoint), file_entries(momentum), {{"format", "pt"}},
                           Checksums::crc32);
 }
 
 /// Step 3.
-void save_network(const fs::path& checkpoint, const Trained& trained, const TrainingState& state,
-                  const std::string& momentum) {
+void save_network(const fs::path& checkpoint, const std::vector<StateTensor>& network,
+                  const TrainingState& state, const std::string& momentum) {
   Metadata metadata = {{"format", "pt"}, {kTrainingKey, state.to_json()}};
   if (!momentum.empty()) metadata[kOptimizerKey] = momentum;
-  const std::vector<StateTensor> tensors = state_dict(trained.network);
-  save_safetensors(checkpoint, file_entries(tensors), metadata, Checksums::crc32);
+  save_safetensors(checkpoint, file_entries(network), metadata, Checksums::crc32);
 }
 
 /// Whether a file is the rest of a save that did not come to its end.
@@ -116,12 +134,14 @@ bool is_leftover(const fs::path& file) {
 
 void save_checkpoint(const fs::path& directory, const Trained& trained,
                      const TrainingState& state) {
+  const std::vector<StateTensor> network = state_dict(trained.network),
+                                 momentum = momentum_of(trained);
+  for (const auto* tensors : {&network, &momentum}) require_finite(*tensors, state);
   make_directory(directory);
   remove_leftovers(directory);
   const fs::path path = checkpoint_path(directory, state.steps);
   try {
-    const std::string momentum = save_momentum(path, trained);
-    save_network(path, trained, state, momentum);
+    save_network(path, network, state, save_momentum(path, momentum));
   } catch (...) {
     remove_leftovers(directory);
     throw;
@@ -135,9 +155,12 @@ void remove_leftovers(const fs::path& directory) {
   }
 }
 
-void remove_old_checkpoints(const fs::path& directory, int64_t steps, int64_t keep) {
+void remove_old_checkpoints(const fs::path& directory, int64_t steps, int64_t keep,
+                            const std::set<int64_t>& damaged) {
   std::vector<FoundCheckpoint> found = find_checkpoints(directory);
-  std::erase_if(found, [&](const FoundCheckpoint& other) { return other.steps > steps; });
+  std::erase_if(found, [&](const FoundCheckpoint& other) {
+    return other.steps > steps || damaged.contains(other.steps);
+  });
   for (auto old = found.begin() + std::min<int64_t>(keep, std::ssize(found)); old != found.end();
        ++old) {
     remove_file(old->path);

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,8 +47,9 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& direc
 // --- Saving --------------------------------------------------------------------------------------
 
 /// Writes a checkpoint of the state behind what is enqueued; one of the same step is replaced.
-/// Makes the directory if there is none. Throws EnvironmentError if that fails: then the
-/// checkpoints that were there still are, and no part of a new one. In this order:
+/// Makes the directory if there is none. Throws NonFinite, with the tensor's name, before it writes
+/// anything that is not finite, and EnvironmentError where writing fails: then the checkpoints that
+/// were there still are, and no part of a new one. In this order:
 ///   1. remove_leftovers(), which a killed process may have left;
 ///   2. the momentum's file, atomically and durably;
 ///   3. the network's file in the same way: its rename is the moment from which the checkpoint is
@@ -59,9 +61,11 @@ void save_checkpoint(const std::filesystem::path& directory, const Trained& trai
 /// What cannot be removed stays.
 void remove_leftovers(const std::filesystem::path& directory);
 
-/// Removes the checkpoints up to step `steps` except the `keep` newest of them. Of each the
-/// network's file first, so that none is ever there without its momentum. Throws EnvironmentError.
-void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep);
+/// Removes the checkpoints up to step `steps` except the `keep` newest of them. Those of the steps
+/// `damaged` stay and do not count. Of each the network's file first, so that none is ever there
+/// without its momentum. Throws EnvironmentError.
+void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep,
+                            const std::set<int64_t>& damaged = {});
 
 // --- Loading -------------------------------------------------------------------------------------
 

@@ -109,10 +109,33 @@ void Checkpointer::save_here(const TrainingState& state) {
         health.failed_step, options_.directory.string());
   }
   save_checkpoint(options_.directory, trained_, state);
-  remove_old_checkpoints(options_.directory, state.steps, options_.keep);
+  damaged_.erase(state.steps);
+  try {
+    remove_old_checkpoints(options_.directory, state.steps, options_.keep, damaged_);
+  } catch (const EnvironmentError& error) {
+    options_.warn(
+        fmt::format("step {} is saved, but an older one stays: {}", state.steps, error.what()));
+  }
 }
 
 // --- Resuming ------------------------------------------------------------------------------------
+
+namespace {
+
+/// What is the same, and what is not, where another number of ranks goes on.
+std::string what_stays(const json& settings) {
+  std::string same = "parameters, momentum, learning rate, dropout";
+  std::string other = "the order of sums, so that weights will differ in their last bits";
+  (settings.value("pad", false) ? other : same) += ", which samples each global batch has";
+  if (!settings.value("sync_bn", true))
+    other += ", the part of a batch that is normalised together";
+  if (settings.value("accumulate", 1) > 1) {
+    other += ", the samples of a micro-batch, which batch normalisation sees together";
+  }
+  return fmt::format("The same as before: {}. Not the same: {}", same, other);
+}
+
+}  // namespace
 
 TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
   const std::string decision = on_rank_0([&] {
@@ -139,9 +162,13 @@ std::string Checkpointer::restore_here(const Checkpoint& checkpoint, const Train
 }
 
 /// The checkpoint that `source` means; nothing if the run begins anew.
-std::optional<Checkpoint> Checkpointer::choose(const std::string& source) const {
+std::optional<Checkpoint> Checkpointer::choose(const std::string& source) {
   if (source == "auto") {
     std::optional<Checkpoint> newest = newest_checkpoint(options_.directory, options_.warn);
+    for (const FoundCheckpoint& found : find_checkpoints(options_.directory)) {
+      if (found.path == newest->path) break;
+      damaged_.insert(found.steps);
+    }
     if (!newest) {
       options_.say(
           fmt::format("No checkpoint in {}: training begins anew", options_.directory.string()));
@@ -153,15 +180,28 @@ std::optional<Checkpoint> Checkpointer::choose(const std::string& source) const 
     return {};
   }
   Checkpoint named = read_checkpoint(source);
+  require_own_directory(named.path);
   require_no_later(source, TrainingState::from_json(named.training, source).steps);
   return named;
 }
 
-/// Those of another run would be taken for this one's by the next resume, and hide its own.
+/// Checkpoints of another run would come to be removed as this one's old ones.
+void Checkpointer::require_own_directory(const std::filesystem::path& source) const {
+  std::error_code elsewhere;
+  const std::filesystem::path folder = source.has_parent_path() ? source.parent_path() : ".";
+  require(options_.directory.empty() || find_checkpoints(options_.directory).empty() ||
+              std::filesystem::equivalent(folder, options_.directory, elsewhere),
+          "--checkpoint-dir: {} holds checkpoints, but {}, from which this run would go on, is not "
+          "one of them; give an empty directory",
+          options_.directory.string(), source.string());
+}
+
+/// Later ones would be taken for this run's by the next resume, and hide its own.
 void Checkpointer::require_no_later(const std::string& source, int64_t steps) const {
   const std::vector<FoundCheckpoint> found = find_checkpoints(options_.directory);
   require(found.empty() || found.front().steps <= steps,
-          "{}, of another run, is later than {}, from where this one would go on; resume from it "
+          "{} is later than {}, from where this run would go on, and would be taken for its; "
+          "resume from it "
           "(auto), remove it, or give another directory",
           found.empty() ? "" : found.front().path.string(), source);
 }
@@ -174,6 +214,13 @@ TrainingState Checkpointer::checked(const Checkpoint& checkpoint,
   require_settings(saved.settings, begin.settings, path);
   require_fitting(checkpoint, trained_);
   require_world_size(checkpoint, saved, begin);
+  const std::string differs = other_order_of_sums(saved.settings, begin.settings);
+  if (!differs.empty()) {
+    options_.warn(
+        fmt::format("{} goes on with {}: weights will differ in their last bits", path, differs));
+  }
+  saved.world_size = begin.world_size;
+  saved.settings = begin.settings;
   return saved;
 }
 
@@ -184,13 +231,9 @@ void Checkpointer::require_world_size(const Checkpoint& checkpoint, const Traini
           "{} was saved by {} ranks, this run has {}; start as many, or allow the change with "
           "--allow-world-size-change (the weights will then differ in their last bits)",
           checkpoint.path.string(), saved.world_size, begin.world_size);
-  options_.warn(fmt::format(
-      "{} was saved by {} ranks, this run has {}. The same as before: parameters, momentum, "
-      "learning "
-      "rate, dropout, and which samples each global batch has. Not the same: the order of sums, so "
-      "that weights will differ in their last bits, and what batch normalisation sees that is not "
-      "synchronized: its rank's part of the batch",
-      checkpoint.path.string(), saved.world_size, begin.world_size));
+  options_.warn(fmt::format("{} was saved by {} ranks, this run has {}. {}",
+                            checkpoint.path.string(), saved.world_size, begin.world_size,
+                            what_stays(begin.settings)));
 }
 
 /// All ranks' network and momentum become rank 0's.

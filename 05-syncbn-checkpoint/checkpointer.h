@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string>
 
 #include "04-ddp/ddp.h"
@@ -39,15 +40,17 @@ class Checkpointer {
   /// directory that can be read; a file; or "", nowhere. `begin` is the state in which this run
   /// would begin, with its settings and world size, and what comes back if there is no checkpoint.
   /// Otherwise network and momentum are the checkpoint's on all ranks. Throws BadInput for one that
-  /// was saved under other settings, does not fit, or lies before others in the directory, which
-  /// this run would come to overwrite; nothing is changed then.
+  /// was saved under other settings, does not fit, or lies before others in the directory, or
+  /// elsewhere while there are others in it, which this run would come to overwrite or remove;
+  /// nothing is changed then.
   TrainingState resume(const std::string& source, const TrainingState& begin);
 
  private:
   std::string on_rank_0(const std::function<std::string()>& work);
   void save_here(const TrainingState& state);
   std::string restore_here(const Checkpoint& checkpoint, const TrainingState& begin);
-  std::optional<Checkpoint> choose(const std::string& source) const;
+  std::optional<Checkpoint> choose(const std::string& source);
+  void require_own_directory(const std::filesystem::path& source) const;
   void require_no_later(const std::string& source, int64_t steps) const;
   TrainingState checked(const Checkpoint& checkpoint, const TrainingState& begin) const;
   void require_world_size(const Checkpoint& checkpoint, const TrainingState& saved,
@@ -58,6 +61,7 @@ class Checkpointer {
   Communicator& ranks_;
   ExchangeTexts exchange_;
   CheckpointOptions options_;
+  std::set<int64_t> damaged_;  // steps of checkpoints that could not be read when this run resumed
 };
 
 }  // namespace lockstep

@@ -42,7 +42,18 @@ TrainingState first_state(const Options& options, const CheckpointStageOptions& 
   state.world_size = group.world_size();
   state.settings = training_settings(options, stage.ddp, data);
   state.settings["sync_bn"] = !stage.no_sync_bn;
+  state.settings["backend"] = group.backend();
   return state;
+}
+
+void require_same_settings(ProcessGroup& group, const Options& options,
+                           const CheckpointStageOptions& stage, const DatasetPair& data) {
+  nlohmann::json mine = shared_settings(options, stage.ddp, data);
+  mine.update({{"sync_bn", !stage.no_sync_bn},
+               {"saves", !stage.directory.empty()},
+               {"save_every", stage.save_every},
+               {"resumes", !stage.resume.empty()}});
+  require_same_settings(group, mine);
 }
 
 }  // namespace lockstep

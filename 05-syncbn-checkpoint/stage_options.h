@@ -29,6 +29,10 @@ struct CheckpointStageOptions {
   }
 };
 
+/// As stage 04's, for this stage's options, too.
+void require_same_settings(ProcessGroup& group, const Options& options,
+                           const CheckpointStageOptions& stage, const DatasetPair& data);
+
 /// The state in which a run with these options begins.
 TrainingState first_state(const Options& options, const CheckpointStageOptions& stage,
                           const DatasetPair& data, const ProcessGroup& group);

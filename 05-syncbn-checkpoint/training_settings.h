@@ -14,8 +14,11 @@ nlohmann::json training_settings(const Options& options, const DdpStageOptions& 
                                  const DatasetPair& data);
 
 /// Throws BadInput with the first setting in which a run (`found`) differs from the one that
-/// `what` was saved by (`saved`), both values and what to do.
+/// `what` was saved by (`saved`), both values and what to do. What only changes the order of sums
+/// may differ: backend and threads.
 void require_settings(const nlohmann::json& saved, const nlohmann::json& found,
                       const std::string& what);
+/// Which of those differ, "backend "ring" instead of "gloo""; "" if none does.
+std::string other_order_of_sums(const nlohmann::json& saved, const nlohmann::json& found);
 
 }  // namespace lockstep

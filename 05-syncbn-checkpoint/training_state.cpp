@@ -11,6 +11,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int64_t kMost = 1'000'000'000'000'000;  // steps; more is nothing that was counted
 constexpr const char* kVersion = "format_version";
 constexpr const char* kSettings = "settings";
 constexpr std::pair<const char*, int64_t TrainingState::*> kWholeNumbers[] = {
@@ -100,6 +101,10 @@ TrainingState TrainingState::from_json(const std::string& text, const std::strin
             shown(value));
     state.*member = value.get<double>();
   }
+  require(state.epoch <= state.steps && state.step_in_epoch <= state.steps && state.steps <= kMost,
+          "{}: training state: epoch {} and step {} of it after {} steps, expected no more than "
+          "those, and at most {}",
+          what, state.epoch, state.step_in_epoch, state.steps, kMost);
   require(state.world_size > 0, "{}: training state: world_size is 0, expected 1 or more", what);
   state.settings = take(fields, kSettings, what);
   require(state.settings.is_object(), "{}: training state: settings is {}, expected an object",

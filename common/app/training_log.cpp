@@ -100,9 +100,9 @@ void TrainingLog::receive(size_t keep) {
     if (report->failed_step >= 0) {
       clear_progress();
       fail<NonFinite>(
-          "step {}, {}: the loss ({}) or a gradient is not finite; the weights stayed as step {} "
-          "left them and nothing was saved since; lower --lr ({}) or look at the data",
-          report->failed_step, who_failed(), report->loss, report->failed_step - 1, options_.lr);
+          "step {}, {}: the loss ({}) or a gradient is not finite; the weights stayed as they were "
+          "before that step and nothing was saved since; lower --lr ({}) or look at the data",
+          report->failed_step, who_failed(), report->loss, options_.lr);
     }
     losses_.push_back(report->loss);
     if (line.print && prints()) {
@@ -121,7 +121,9 @@ std::string TrainingLog::who_failed() const {
   if (!ranks_.exchange || !ranks_.own_health.defined()) return me;
   const bool failed = ranks_.own_health.to_host()[0].failed_step >= 0;
   std::vector<std::string> found;
-  for (const nlohmann::json& rank : gather({{"name", me}, {"failed", failed}})) {
+  const std::vector<nlohmann::json> all = gather({{"name", me}, {"failed", failed}});
+  if (all.size() == 1) return me;  // nobody else's numbers are in its sums
+  for (const nlohmann::json& rank : all) {
     if (rank.at("failed")) found.push_back(rank.at("name"));
   }
   return found.empty() ? "the sum over all ranks" : fmt::format("{}", fmt::join(found, ", "));
@@ -157,9 +159,10 @@ void TrainingLog::clear_progress() {
 void TrainingLog::evaluated(const Evaluation& e) {
   if (!std::isfinite(e.loss)) {  // the last update, or a file that was loaded, spoilt the weights
     fail<NonFinite>(
-        "after step {}, rank {} ({}): the test loss ({}) is not finite; nothing was saved; lower "
-        "--lr ({}) or look at --load",
-        steps_ - 1, ranks_.rank, devices_.front()->name(), e.loss, options_.lr);
+        "after {} steps, rank {} ({}): the test loss ({}) is not finite; no final weights were "
+        "saved; "
+        "lower --lr ({}) or look at --load",
+        steps_, ranks_.rank, devices_.front()->name(), e.loss, options_.lr);
   }
   evaluations_.push_back(e);
   if (!prints()) return;

@@ -161,14 +161,46 @@ TEST_CASE("What cannot be resumed is refused before the first step, by all ranks
   const Words two = saved + Words{"--devices", cpus(2), "--epochs", "2"};
   const Words one = saved + Words{"--devices", cpus(1), "--epochs", "2"};
   refused(one + Words{"--resume", "auto"}, "was saved by 2 ranks, this run has 1");
-  refused(two, "of another run, is later than the beginning");
+  refused(two, "is later than the beginning");
   refused(two + Words{"--resume", "auto", "--weight-decay", "0.1"}, "weight_decay");
   refused(two + Words{"--resume", "auto", "--no-sync-bn"}, "sync_bn");
   refused(two + Words{"--resume", jobs / "nothing"}, "nothing");
   refused({"--devices", cpus(2), "--resume", "auto"}, "--resume auto: looks in --checkpoint-dir");
   refused({"--devices", cpus(2), "--keep", "3"}, "--keep: nothing is saved without");
   refused({"--devices", cpus(2), "--checkpoint-dir", stage05()}, stage05());
+  // From then on they are the checkpoints of one rank.
   train(jobs, one + Words{"--resume", "auto", "--allow-world-size-change"});
+  refused(two + Words{"--resume", "auto"}, "was saved by 1 ranks, this run has 2");
+}
+
+TEST_CASE("Ranks that were told to save differently are told so before the first step",
+          "[faults][checkpoint]") {
+  const Jobs jobs;
+  const std::string rank_differs =
+      "if [ $RANK = 1 ]; then exec \"$@\" --save-every 4; else exec \"$@\" --save-every 5; fi";
+  const ProcessResult run =
+      jobs.begin({"--nproc-per-node", "2"}, Words{"sh", "-c", rank_differs, "sh", stage05()} +
+                                                kRun + Words{"--checkpoint-dir", jobs / "saved"})
+          .get();
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("save_every: rank 0 has 5, rank 1 has 4"));
+}
+
+TEST_CASE("A run whose running statistics overflow ends with its good checkpoints",
+          "[faults][checkpoint]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(
+      {stage05(), "--devices", cpus(2), "--data", "synthetic:640:20", "--workers", "0", "--lr",
+       "1000", "--checkpoint-dir", jobs / "saved", "--save-every", "1"});
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("which is not finite; nothing was saved"));
+  const auto newest = newest_checkpoint(jobs / "saved", [](const std::string&) {});
+  REQUIRE(newest);
+  for (const StateTensor& tensor : newest->network) {
+    for (const Real x : tensor.real) REQUIRE(std::isfinite(x));
+  }
 }
 
 }  // namespace

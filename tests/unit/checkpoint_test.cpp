@@ -544,7 +544,8 @@ TEST_CASE("Another world size is refused, or allowed with a statement", "[checkp
     trainee.resume();
     trainee.train(6);
   });
-  CHECK_THAT(warning, ContainsSubstring("The same as before: parameters"));
+  CHECK_THAT(warning, ContainsSubstring("The same as before: parameters") &&
+                          ContainsSubstring("dropout, which samples each global batch has. Not"));
   CHECK(resumed[0].weights == resumed[1].weights);
   CHECK(relative_error(resumed[0].weights, straight[0].weights) <
         (testing::kDouble ? 1e-12 : 1e-4));
@@ -671,8 +672,12 @@ TEST_CASE("Where the newest is damaged, the one before it is taken and the damag
   CHECK_THAT(warnings[1], ContainsSubstring(momentum_name(8)));
 
   // What comes to the same step again takes the damaged one's place; until then it does not count
-  // among those that are kept.
+  // among those that are kept, and stays.
   run.save(folder.path(), 6);
+  run.save(folder.path(), 14);
+  remove_old_checkpoints(folder.path(), 14, 3, {8, 12});
+  CHECK(find_checkpoints(folder.path()).size() == 5);
+  fs::remove(folder / checkpoint_name(14));
   remove_old_checkpoints(folder.path(), 6, 2);
   CHECK(newest_mark(folder.path()) == 6);
   CHECK(find_checkpoints(folder.path()).size() == 4);
@@ -899,13 +904,73 @@ TEST_CASE("A run does not begin in front of another run's checkpoints", "[checkp
   for (const std::string& source : {std::string(), (folder / checkpoint_name(2)).string()}) {
     const Words errors = run_group(2, RunOptions(folder.path()),
                                    [&](Trainee& trainee, int) { trainee.resume(source); });
-    CHECK_THAT(errors[0], ContainsSubstring(checkpoint_name(4) + ", of another run, is later"));
+    CHECK_THAT(errors[0], ContainsSubstring(checkpoint_name(4) + " is later"));
     CHECK(errors[1] == errors[0]);
   }
   CHECK(results_of(1, RunOptions(folder.path()), [&](Trainee& trainee) {
           trainee.resume(folder / checkpoint_name(4));
           trainee.train(6);
         }) == trained_straight(1, 6));
+}
+
+TEST_CASE("A run that goes on from elsewhere does not remove another run's checkpoints",
+          "[checkpoint]") {
+  const TempDir mine, other;
+  RunOptions there(other.path());
+  train_and_save(1, there, 2);
+  RunOptions here(mine.path());
+  train_and_save(1, here, 4);
+  const Words errors = run_group(2, RunOptions(other.path()), [&](Trainee& trainee, int) {
+    trainee.resume(mine / checkpoint_name(4));
+  });
+  CHECK_THAT(errors[0],
+             ContainsSubstring("holds checkpoints, but " + (mine / checkpoint_name(4)).string()) &&
+                 ContainsSubstring("give an empty directory"));
+  CHECK(errors[1] == errors[0]);
+}
+
+TEST_CASE("After a fall-back the checkpoint that was gone on from is not removed", "[checkpoint]") {
+  const TempDir folder;
+  for (const int64_t steps : {2, 4}) {
+    RunOptions run(folder.path());
+    train_and_save(1, run, steps);
+  }
+  fs::resize_file(folder / checkpoint_name(4), 100);
+  RunOptions run(folder.path());
+  run.checkpoints.warn = [](const std::string&) {};
+  results_of(1, run, [](Trainee& trainee) {
+    trainee.resume("auto");
+    trainee.train(3);
+    trainee.save();
+  });
+  run.checkpoints.warn = [](const std::string&) {};
+  CHECK(read_checkpoint(folder / checkpoint_name(2)).path == folder / checkpoint_name(2));
+  CHECK(read_checkpoint(folder / checkpoint_name(3)).path == folder / checkpoint_name(3));
+}
+
+TEST_CASE("Nothing that is not finite is saved, and it is named", "[checkpoint][row17]") {
+  const TempDir folder;
+  SmallRun run(2);
+  run.save(folder.path());
+  run.set(3);
+  run.parameters.parameters()[1]->value.copy_from_host({1, std::numeric_limits<Real>::infinity()});
+  CHECK_THAT(message_of<NonFinite>([&] { run.save(folder.path()); }),
+             ContainsSubstring("after 3 steps fc.bias holds inf"));
+  run.set(3);
+  run.device.kernels().fill(run.device.stream, std::numeric_limits<Real>::quiet_NaN(),
+                            run.optimizer.velocity());
+  CHECK_THAT(message_of<NonFinite>([&] { run.save(folder.path()); }),
+             ContainsSubstring("momentum.fc.weight holds nan"));
+  CHECK(folder.names() == Words{momentum_name(2), checkpoint_name(2)});
+}
+
+TEST_CASE("Another order of sums is told, and allowed", "[checkpoint]") {
+  const json gloo = {{"lr", 1}, {"backend", "gloo"}, {"threads_per_device", 1}};
+  json ring = gloo;
+  ring["backend"] = "ring";
+  CHECK_NOTHROW(require_settings(gloo, ring, "F"));
+  CHECK(other_order_of_sums(gloo, ring) == "backend \"ring\" instead of \"gloo\"");
+  CHECK(other_order_of_sums(gloo, gloo).empty());
 }
 
 TEST_CASE("The newest checkpoints are kept, at least two", "[checkpoint]") {

@@ -333,6 +333,19 @@ TEST_CASE("Rank 0, whose process takes the store along, hears last of a mistake"
   CHECK(told() == std::vector<int>{1, 2});
   CHECK(join(3) == Reply::Kind::bad_input);
   CHECK(told() == std::vector<int>{0});
+  // Also where it comes after the mistake, and before a rank that has come asks for anything.
+  StoreState late(2, "");
+  const auto come = [&](int rank) { return late.join({.world_size = 2, .rank = rank}).kind; };
+  REQUIRE(come(1) == Reply::Kind::ok);
+  CHECK(come(1) == Reply::Kind::bad_input);
+  CHECK(come(0) == Reply::Kind::ok);
+  late.handle(0, {.op = Request::Op::wait_for_all, .seconds = kLong});
+  CHECK(late.take_answers().empty());
+  late.handle(1, {.op = Request::Op::wait_for_all, .seconds = kLong});
+  const auto last = late.take_answers();
+  REQUIRE(last.size() == 2);
+  CHECK((last[0].first == 1 && last[1].first == 0));
+  CHECK_THAT(last[1].second.text, ContainsSubstring("rank 1 claimed twice"));
   // Rank 2 of the world that rank 1 believes in may still come; the deadline ends that.
   StoreState other(2, "");
   other.join({.world_size = 2, .rank = 0});

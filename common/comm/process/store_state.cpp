@@ -28,21 +28,23 @@ Reply StoreState::join(const Hello& hello) {
   const int rank = hello.rank;
   if (std::optional<Reply> refusal = refuse(hello)) return *refusal;
   expected_ = std::max({expected_, size_t(world_size_), size_t(hello.world_size)});
+  const bool came_before = came_.contains(rank);
   if (hello.world_size != world_size_) {
     fail_job(bad_input("WORLD_SIZE is {} on rank 0 but {} on rank {}; give all ranks the same",
                        world_size_, hello.world_size, rank),
              kFarewellSeconds);
-  } else if (came_.contains(rank)) {
+  } else if (came_before) {
     fail_job(
         bad_input("rank {} claimed twice{}; give every process a RANK of its own", rank,
                   died_.contains(rank) || left_.contains(rank) ? " (the first one is gone)" : ""),
         kFarewellSeconds);
   }
-  if (failure_) {
-    if (!came_.contains(rank)) told_.insert(rank);
+  if (failure_ && (rank != 0 || came_before)) {
+    if (!came_before) told_.insert(rank);
     tell_host();
     return *failure_;
   }
+  // Rank 0 comes in even so, and hears of a failure in answer to its first question: last.
   came_.insert(rank);
   if (all_came()) start_ = Deadline(start_seconds_);
   for (int other = world_size_ - 1; all_came() && other >= 0; --other) {  // rank 0 last
