@@ -187,7 +187,9 @@ def stand_in_data(options, samples):
 
 
 def check_devices(options):
-    """Finds out before anything is trained whether every device exists."""
+    """Finds out before anything is trained whether the programs and every device exist."""
+    if not os.access(program_of(STAGE, options), os.X_OK):
+        raise Refused(f"--build: no program {program_of(STAGE, options)}; ./lockstep run builds it")
     for device in dict.fromkeys((options.devices or "").split(",")):
         if device:
             words = ["--devices", device, "--data", "synthetic:64:64", "--max-steps", "1"]
@@ -311,16 +313,30 @@ def results_of(argv, runs):
             "runs": runs}
 
 
+def write_whole(path, text):
+    """Writes a file beside its place and then gives it its name: it is whole, or what was there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text)
+        beside.rename(path)
+    except OSError as error:
+        raise Refused(f"--json: cannot write {path}: {error.strerror}; choose another place") \
+            from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def write_outputs(options, results):
     try:
         if options.json:
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
+            write_whole(options.json, json.dumps(results, indent=1) + "\n")
             print(f"everything measured: {options.json}")
         if options.figures:
             for path in compare_figures.draw(results, options.figures):
                 print(f"figure: {path}")
     except OSError as error:
-        raise Refused(f"cannot write {error.filename}: {error.strerror}") from error
+        raise Refused(f"--figures: cannot write into {options.figures}: {error.strerror}; "
+                      "choose another place") from error
 
 
 def main(argv):
@@ -345,3 +361,6 @@ if __name__ == "__main__":
         sys.exit(f"lockstep: {refusal}")
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # whoever read this has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -158,6 +158,8 @@ def main(argv):
         paths = draw(json.loads(Path(argv[0]).read_text()), argv[1])
     except (OSError, ValueError) as error:
         sys.exit(f"compare_figures: {error}")
+    except (KeyError, TypeError, AttributeError):
+        sys.exit(f"compare_figures: {argv[0]}: expected what `lockstep compare --json` writes")
     print("\n".join(map(str, paths)))
 
 

@@ -199,6 +199,23 @@ class TestErrors(Sandbox):
         self.assertIn("--figures: cannot make the folder", self.refused("--figures", "file/below"))
         self.assertIn("--figures: cannot make the folder", self.refused("--figures", "file"))
 
+    def test_a_full_disk_leaves_the_old_results(self):
+        target = self.folder / "old.json"
+        target.write_text("old")
+        code = ("import pathlib, compare\n"
+                f"try: compare.write_whole(pathlib.Path({str(target)!r}), 'x' * 9999)\n"
+                "except compare.Refused as refusal: raise SystemExit(str(refusal))")
+        done = subprocess.run(["bash", "-c", "trap '' XFSZ; ulimit -f 1; exec \"$@\"", "bash",
+                               sys.executable, "-Bc", code], capture_output=True, text=True,
+                              timeout=60, cwd=self.root / "tools")
+        self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+        self.assertIn(f"--json: cannot write {target}: File too large", done.stderr)
+        self.assertEqual("old", target.read_text())
+        self.assertEqual([], list(self.folder.glob(".old*")))
+
+    def test_a_build_that_is_not_there(self):
+        self.assertIn("--build: no program", self.refused("--build", self.folder / "none"))
+
     def test_options_that_serve_one_run_only(self):
         for word in ("--metrics", "--save=x", "--trace", "--baseline"):
             self.assertIn(word.partition("=")[0], self.refused(word, "x"))
@@ -288,12 +305,13 @@ class TestFigures(Sandbox):
                                 ("batch_norm", "other operations")):
             self.assertEqual(compare_figures.kind_of(operation), kind)
 
-    def test_a_broken_file_is_one_line(self):
-        (self.folder / "x.json").write_text("{")
-        with mock.patch.object(compare_figures, "version", lambda: "3"), \
-                self.assertRaises(SystemExit) as end:
-            compare_figures.main([self.folder / "x.json", self.folder])
-        self.assertIn("compare_figures: ", str(end.exception))
+    def test_a_broken_or_foreign_file_is_one_line(self):
+        for text in ("{", "[1]", '{"runs": [{}]}'):
+            (self.folder / "x.json").write_text(text)
+            with mock.patch.object(compare_figures, "version", lambda: "3"), \
+                    self.assertRaises(SystemExit) as end:
+                compare_figures.main([self.folder / "x.json", self.folder])
+            self.assertIn("compare_figures: ", str(end.exception))
 
 
 class TestDrawStep(unittest.TestCase):
