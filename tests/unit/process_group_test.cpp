@@ -304,10 +304,14 @@ TEST_CASE("A collective that times out names operation, number and the rank that
               ++failed;
               throw PeerLost(error);
             });
+    const std::string what = "collective 2 (all_reduce of 87360 f32, sum): ";
+    const std::string why = "no answer from rank 2 within 0.6 s";
     for (const int rank : {0, 1}) {
-      CHECK(errors[rank] == fmt::format("rank {}: collective 2 (all_reduce of 87360 f32, sum): no "
-                                        "answer from rank 2 within 0.6 s",
-                                        rank));
+      const std::string mine = fmt::format("rank {}: {}", rank, what);
+      // Whose clock runs out second may hear of the first: the reason is the same.
+      const std::string heard = fmt::format("{}rank {} gave up: {}{}", mine, 1 - rank, what, why);
+      INFO(errors[rank]);
+      CHECK((errors[rank] == mine + why || errors[rank] == heard));
     }
     CHECK(errors[2].empty());
     CHECK(seconds_since(begin) >= 2 * kShort);
