@@ -66,10 +66,8 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   if (!options.load.empty() && rank == 0) load_weights(options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
-  std::shared_ptr<SyncBatchNorm> synchronised;
-  if (!stage.no_sync_bn) {
-    synchronised = convert_sync_batchnorm(*model.network, ranks, communication);
-  }
+  const auto synchronised =
+      stage.no_sync_bn ? nullptr : convert_sync_batchnorm(*model.network, ranks, communication);
   std::unique_ptr<Replica> wrapped =
       make_replica(std::move(model.network), parameters, group, ranks, communication, own);
   Replica& replica = *wrapped;
