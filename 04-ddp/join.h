@@ -13,9 +13,9 @@ namespace lockstep {
 void require_even_inputs(int64_t batches, const ExchangeTexts& exchange);
 
 /// Lets ranks run out of samples at different times: who has none left takes part in the others'
-/// steps without samples, or all ranks end at the same step. Mirrors torch.distributed.algorithms.
-/// Join and its throw_on_early_termination, but a step's gradient stays the mean over all of its
-/// samples (PyTorch divides by the number of ranks).
+/// steps without samples, or all ranks end at the same step. Mirrors
+/// torch.distributed.algorithms.Join and its throw_on_early_termination, but a step's gradient
+/// stays the mean over all of its samples (PyTorch divides by the number of ranks).
 ///
 ///   while (const int64_t n = join.samples_of_step(mine)) { ... loss_weight = W / n ... }
 class Join {

@@ -8,7 +8,7 @@
 #include "04-ddp/ddp.h"
 #include "04-ddp/distributed_sampler.h"
 #include "04-ddp/join.h"
-#include "04-ddp/lab.h"
+#include "common/app/lab.h"
 
 namespace lockstep {
 namespace {

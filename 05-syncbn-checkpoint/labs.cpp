@@ -13,9 +13,9 @@
 #include <fstream>
 #include <random>
 
-#include "04-ddp/lab.h"
 #include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "common/app/lab.h"
 #include "common/app/weights_file.h"
 
 namespace lockstep {

@@ -160,8 +160,7 @@ void TrainingLog::evaluated(const Evaluation& e) {
   if (!std::isfinite(e.loss)) {  // the last update, or a file that was loaded, spoilt the weights
     fail<NonFinite>(
         "after {} steps, rank {} ({}): the test loss ({}) is not finite; no final weights were "
-        "saved; "
-        "lower --lr ({}) or look at --load",
+        "saved; lower --lr ({}) or look at --load",
         steps_, ranks_.rank, devices_.front()->name(), e.loss, options_.lr);
   }
   evaluations_.push_back(e);

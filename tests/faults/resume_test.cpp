@@ -173,6 +173,15 @@ TEST_CASE("What cannot be resumed is refused before the first step, by all ranks
   refused(two + Words{"--resume", "auto"}, "was saved by 1 ranks, this run has 2");
 }
 
+TEST_CASE("A rank alone is named when its loss is not finite", "[faults][checkpoint][row17]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words({stage05(), "--devices", cpus(1), "--data",
+                                            "synthetic:640:20", "--workers", "0", "--lr", "1e12"});
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("rank 0 (cpu:0): the loss ("));
+}
+
 TEST_CASE("Ranks that were told to save differently are told so before the first step",
           "[faults][checkpoint]") {
   const Jobs jobs;

@@ -940,12 +940,29 @@ TEST_CASE("After a fall-back the checkpoint that was gone on from is not removed
   run.checkpoints.warn = [](const std::string&) {};
   results_of(1, run, [](Trainee& trainee) {
     trainee.resume("auto");
-    trainee.train(3);
+    trainee.train(5);  // past the damaged one, which would count as the second newest
     trainee.save();
   });
-  run.checkpoints.warn = [](const std::string&) {};
-  CHECK(read_checkpoint(folder / checkpoint_name(2)).path == folder / checkpoint_name(2));
-  CHECK(read_checkpoint(folder / checkpoint_name(3)).path == folder / checkpoint_name(3));
+  for (const int64_t steps : {2, 5})
+    CHECK_NOTHROW(read_checkpoint(folder / checkpoint_name(steps)));
+}
+
+TEST_CASE("A checkpoint is saved although an older one cannot be removed", "[checkpoint]") {
+  const TempDir folder;
+  fs::create_directories(folder.path() / checkpoint_name(1) / "not empty");
+  RunOptions run(folder.path());
+  Words warnings;
+  run.checkpoints.warn = [&](const std::string& line) { warnings.push_back(line); };
+  results_of(1, run, [](Trainee& trainee) {
+    for (const int64_t steps : {2, 3}) {
+      trainee.train(steps);
+      trainee.save();
+    }
+  });
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], ContainsSubstring("step 3 is saved, but an older one stays: "));
+  CHECK(newest_checkpoint(folder.path(), [](const std::string&) {})->path ==
+        folder / checkpoint_name(3));
 }
 
 TEST_CASE("Nothing that is not finite is saved, and it is named", "[checkpoint][row17]") {
