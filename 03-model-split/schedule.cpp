@@ -84,18 +84,25 @@ std::string name_of(Kind kind) {
 
 // --- Schedules -----------------------------------------------------------------------------------
 
-Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage) {
-  require(stages > 0, "schedule: {} stages, expected 1 or more", stages);
-  require(micro_batches > 0, "schedule: {} micro-batches, expected 1 or more", micro_batches);
-  require(0 <= stage && stage < stages, "schedule: stage {} of {}, expected 0 to {}", stage, stages,
-          stages - 1);
-  require(kind != ScheduleKind::naive || micro_batches == 1,
-          "schedule: the naive one has 1 micro-batch, found {}; choose gpipe or 1f1b",
-          micro_batches);
-  // Forwards before the first backward: with 1F1B just enough to keep all stages behind this one
-  // busy, itself included.
-  const int warm_up =
-      kind == ScheduleKind::one_f1b ? std::min(stages - stage, micro_batches) : micro_batches;
+Instructions gpipe_schedule(int stages, int micro_batches, int stage) {
+  // [task 03.1] GPipe's schedule
+  StageWriter writer(stage, stages);
+  for (int i = 0; i < micro_batches; ++i) {
+    writer.receive_activation(i);
+    writer.forward(i);
+  }
+  for (int i = 0; i < micro_batches; ++i) {
+    writer.backward(i);
+    writer.send_gradient(i);
+  }
+  return writer.finish();
+  // [end 03.1]
+}
+
+Instructions one_f1b_schedule(int stages, int micro_batches, int stage) {
+  // Forwards before the first backward: just enough to keep all stages behind this one busy, itself
+  // included.
+  const int warm_up = std::min(stages - stage, micro_batches);
   StageWriter writer(stage, stages);
   for (int i = 0; i < warm_up; ++i) {
     writer.receive_activation(i);
@@ -111,6 +118,18 @@ Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int
     if (next < micro_batches) writer.forward(next);
   }
   return writer.finish();
+}
+
+Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage) {
+  require(stages > 0, "schedule: {} stages, expected 1 or more", stages);
+  require(micro_batches > 0, "schedule: {} micro-batches, expected 1 or more", micro_batches);
+  require(0 <= stage && stage < stages, "schedule: stage {} of {}, expected 0 to {}", stage, stages,
+          stages - 1);
+  require(kind != ScheduleKind::naive || micro_batches == 1,
+          "schedule: the naive one has 1 micro-batch, found {}; choose gpipe or 1f1b",
+          micro_batches);
+  return kind == ScheduleKind::one_f1b ? one_f1b_schedule(stages, micro_batches, stage)
+                                       : gpipe_schedule(stages, micro_batches, stage);
 }
 
 std::vector<Instructions> make_schedules(ScheduleKind kind, int stages, int micro_batches) {

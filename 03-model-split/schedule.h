@@ -37,7 +37,17 @@ std::string name_of(Instruction::Kind kind);
 
 using Instructions = std::vector<Instruction>;
 
-/// What stage `stage` of `stages` does for one batch of `micro_batches`, in this order. Throws
+/// What stage `stage` of `stages` does for one batch in GPipe: all micro-batches forward, in order,
+/// then all of them backward in the same order, then the step. What a forward or backward needs is
+/// received right before it, what it made is sent right after it; the first stage receives no
+/// activations and sends no gradients, the last the other way round.
+Instructions gpipe_schedule(int stages, int micro_batches, int stage);
+/// The same in 1F1B: after min(stages - stage, micro_batches) forwards, a backward and a forward in
+/// turn until nothing is left.
+Instructions one_f1b_schedule(int stages, int micro_batches, int stage);
+
+/// What stage `stage` of `stages` does for one batch of `micro_batches`, in this order; the naive
+/// schedule is GPipe's of one micro-batch. Throws
 /// BadInput for less than one stage or micro-batch, a stage that does not exist, and for several
 /// micro-batches in the naive schedule.
 Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage);

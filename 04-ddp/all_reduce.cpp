@@ -26,10 +26,11 @@ void AllReduce::operator()(const Tensor& x) {
   }
 }
 
-/// Patarasuk and Yuan, Journal of Parallel and Distributed Computing 69 (2009). In both rounds
-/// every rank sends and receives one part at a time, so all connections are busy in both
-/// directions.
+/// Patarasuk and Yuan, Journal of Parallel and Distributed Computing 69 (2009): a reduce-scatter,
+/// then an all-gather, of W-1 steps each. In every step every rank sends one part to its right and
+/// receives one from its left, in one group, so all connections are busy in both directions.
 void AllReduce::ring(const Tensor& x) {
+  // [task 04.1] ring all-reduce
   const int me = ranks_.rank(), ranks = ranks_.world_size();
   const int right = (me + 1) % ranks, left = (me + ranks - 1) % ranks;
   // Reduce-scatter: part p starts at rank p, and every rank on its way adds its own. After W-1
@@ -50,6 +51,7 @@ void AllReduce::ring(const Tensor& x) {
     receive(part(x, me - step), left);
     ranks_.close_group();
   }
+  // [end 04.1]
 }
 
 void AllReduce::naive(const Tensor& x) {

@@ -12,6 +12,7 @@ BucketCaps BucketCaps::equal(double megabytes) {
 }
 
 std::vector<Bucket> plan_buckets(const std::vector<int64_t>& bytes, const BucketCaps& caps) {
+  // [task 04.2] bucket plan
   std::vector<Bucket> buckets;
   bool closed = true;
   for (size_t i = 0; i < bytes.size(); ++i) {
@@ -22,6 +23,7 @@ std::vector<Bucket> plan_buckets(const std::vector<int64_t>& bytes, const Bucket
     closed = bucket.bytes >= (buckets.size() == 1 ? caps.first_bytes : caps.bytes);
   }
   return buckets;
+  // [end 04.2]
 }
 
 }  // namespace lockstep

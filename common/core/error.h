@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "common/core/open_task.h"
+
 namespace lockstep {
 
 /// Base of everything that Lockstep throws on purpose.
@@ -62,6 +64,12 @@ class PeerLost : public ErrorOfKind<PeerLost> {
  public:
   using ErrorOfKind::ErrorOfKind;
   int exit_status() const override { return 2; }
+};
+
+/// A task of the coursework that nobody has written yet (docs/coursework.md). Exit status 1.
+class OpenTask : public ErrorOfKind<OpenTask> {
+ public:
+  using ErrorOfKind::ErrorOfKind;
 };
 
 /// Calls work(). An error of it gets `place` in front of its text and keeps its kind; an exception

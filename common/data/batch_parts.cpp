@@ -8,15 +8,6 @@
 namespace lockstep {
 namespace {
 
-std::vector<BatchPart> chunk(int64_t batch_size, int64_t parts) {
-  const int64_t size = (batch_size + parts - 1) / parts;
-  std::vector<BatchPart> chunks;
-  for (int64_t first = 0; first < batch_size; first += size) {
-    chunks.push_back({first, 1, std::min(size, batch_size - first)});
-  }
-  return chunks;
-}
-
 std::vector<BatchPart> deal(int64_t batch_size, int64_t parts) {
   std::vector<BatchPart> hands;
   for (int64_t rank = 0; rank < std::min(parts, batch_size); ++rank) {
@@ -37,11 +28,22 @@ std::vector<BatchPart> micro(int64_t batch_size, int64_t parts, bool keep_empty)
 
 }  // namespace
 
+std::vector<BatchPart> chunk_parts(int64_t batch_size, int64_t parts) {
+  // [task 02.1] chunk rule
+  const int64_t size = (batch_size + parts - 1) / parts;
+  std::vector<BatchPart> chunks;
+  for (int64_t first = 0; first < batch_size; first += size) {
+    chunks.push_back({first, 1, std::min(size, batch_size - first)});
+  }
+  return chunks;
+  // [end 02.1]
+}
+
 std::vector<BatchPart> BatchSplit::divide(int64_t batch_size) const {
   if (batch_size == 0 && !keep_empty) return {{}};
   switch (kind) {
     case Kind::chunk:
-      return chunk(batch_size, parts);
+      return chunk_parts(batch_size, parts);
     case Kind::stride:
       return deal(batch_size, parts);
     case Kind::micro:

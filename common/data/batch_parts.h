@@ -16,11 +16,16 @@ struct BatchPart {
   friend bool operator==(const BatchPart&, const BatchPart&) = default;
 };
 
+/// As torch.chunk divides a batch of 1 or more samples, and so DataParallel scatters it: ceil(B/D)
+/// consecutive samples each until none is left, in order. So the last part may be smaller, and
+/// there may be fewer parts than asked for; none is empty.
+std::vector<BatchPart> chunk_parts(int64_t batch_size, int64_t parts);
+
 /// How a batch is divided. Empty parts are left out, but an empty batch is one part.
 struct BatchSplit {
   enum class Kind {
     whole,   // one part
-    chunk,   // torch.chunk, as DataParallel scatters: ceil(B/D) samples each until none is left
+    chunk,   // chunk_parts()
     stride,  // as DistributedSampler deals: part r gets samples r, r+W, r+2W, ...
     micro,   // as pipelines cut: m parts, the first B mod m one sample larger
   };

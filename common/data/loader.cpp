@@ -143,12 +143,14 @@ bool DataLoader::wait_for_epoch(int worker, int64_t& epochs_seen) {
 }
 
 bool DataLoader::wait_for_turn(int worker, int64_t batch) {
+  // [task 01.3] prefetch bound
   std::unique_lock lock(mutex_);
   turn_[static_cast<size_t>(worker)].wait(
       lock, [&] { return cancelled_ || batch < next_batch_ + window_; });
   if (cancelled_) return false;
   most_in_flight_ = std::max(most_in_flight_, ++in_flight_);
   return true;
+  // [end 01.3]
 }
 
 void DataLoader::hand_over(int64_t batch, Made made) {

@@ -74,6 +74,7 @@ struct MaxPool2dBackward {
   const int32_t* where;
   Real* dx;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
+    // [task 01.2] max pooling's backward
     const int64_t first_h = h < g.kernel ? 0 : (h - g.kernel) / g.stride + 1;
     const int64_t first_w = w < g.kernel ? 0 : (w - g.kernel) / g.stride + 1;
     Real sum = 0;
@@ -85,6 +86,7 @@ struct MaxPool2dBackward {
       }
     }
     dx[((n * g.in_height + h) * g.in_width + w) * g.in_channels + c] = sum;
+    // [end 01.2]
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "common/core/open_task.h"
 #include "common/core/real.h"
 #include "common/kernels/step_state.h"
 

@@ -53,7 +53,8 @@ struct ScaleToNorm {
   }
 };
 
-/// torch.optim.SGD. Weight, gradient and velocity are read once and written once.
+/// torch.optim.SGD (SgdRule), for number i. Weight, gradient and velocity are read once and written
+/// once; the gradient keeps its value. Without momentum there is no velocity.
 template <bool kMomentum>
 struct SgdUpdate {
   const StepState* state;
@@ -65,9 +66,11 @@ struct SgdUpdate {
   /// False once training has failed: the weights stay as the last good step left them.
   LOCKSTEP_BODY bool enabled() const { return health->failed_step < 0; }
   LOCKSTEP_BODY void operator()(int64_t i) const {
+    // [task 01.1] SGD with momentum
     Real direction = gradient[i] + rule.weight_decay * weight[i];
     if (kMomentum) direction = velocity[i] = rule.momentum * velocity[i] + direction;
     weight[i] -= state->learning_rate * direction;
+    // [end 01.1]
   }
 };
 
