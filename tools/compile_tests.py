@@ -53,7 +53,7 @@ def configure(build, root):
 
 
 # Unit tests call functions; tests of any other kind start the project's programs.
-CALLS_ONLY = {"unit"}
+CALLS_ONLY = {"unit", "coursework"}
 
 
 def wanted_targets(listing, kinds):

@@ -69,11 +69,13 @@ MODEL_ENVIRONMENT = {"LD_LIBRARY_PATH": f"{ROOT}/{CUDA_MODEL}/lib", "LOCKSTEP_NE
 # is why the first is not `build/`: nobody's own change may fail on a warning in `lockstep run`.
 BUILDS = (
     Build("tools", ".", None,
-          (Row("tools", command=(sys.executable, "tools/run_python_tests.py", "tests/tools")),)),
+          (Row("tools", command=(sys.executable, "tools/run_python_tests.py", "tests/tools")),
+           Row("coursework",
+               command=(sys.executable, "tools/run_python_tests.py", "tests/coursework")))),
     Build("default", "build-test", ("-Dgpu_archs=75", *UNITY),
           (Row("convergence"), Row("unit"), Row("equivalence"), Row("parity"), Row("faults"),
-           Row("gpu"), Row("readme", command=(sys.executable, "tools/run_python_tests.py",
-                                              "tests/readme")))),
+           Row("gpu"), Row("coursework"),
+           Row("readme", command=(sys.executable, "tools/run_python_tests.py", "tests/readme")))),
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false", *SANITIZED),
           (Row("unit"), Row("faults"), Row("gpu", environment=MODEL_ENVIRONMENT)),
           {"ASAN_OPTIONS": ASAN, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
@@ -85,7 +87,8 @@ BUILDS = (
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED),
           (Row("unit", "[streams],[loader],[tsan]"),), {"TSAN_OPTIONS": TSAN}),
 )
-KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "tools", "readme")
+KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "coursework", "tools",
+         "readme")
 
 
 # --- What to run ---------------------------------------------------------------------------------

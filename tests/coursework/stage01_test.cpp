@@ -1,0 +1,180 @@
+// Grades stage 01.
+
+#include <atomic>
+
+#include "common/data/loader.h"
+#include "tests/coursework/hint.h"
+#include "tests/support/tasks.h"
+#include "tests/unit/nn_test_support.h"
+
+namespace lockstep {
+namespace {
+
+using testing::TestDevice;
+using Values = std::vector<Real>;
+
+// --- SGD -----------------------------------------------------------------------------------------
+
+/// One weight, its velocity, and steps on them. All numbers have an exact sum.
+struct OneWeight {
+  void step(Real gradient, const SgdRule& rule, Real learning_rate) {
+    device.kernels().sgd_update(device.stream, device.state({.learning_rate = learning_rate}),
+                                health, rule, device.filled({1}, gradient),
+                                rule.momentum > 0 ? velocity : Tensor(), weight);
+  }
+  TestDevice device;
+  HealthTensor health = HealthTensor::from_host(device.stream, {}, {Health{}});
+  Tensor weight = device.filled({1}, 4), velocity = device.filled({1}, 0);
+};
+
+TEST_CASE("Plain SGD goes down the gradient", "[task01.1]") {
+  OneWeight one;
+  one.step(2, {}, Real(0.5));
+  HINT("a step goes against the gradient, and the learning rate says how far");
+  CHECK(one.weight.to_host() == Values{3});
+}
+
+TEST_CASE("A velocity keeps a share of itself and takes all of the gradient", "[task01.1]") {
+  OneWeight one;
+  const SgdRule rule{.momentum = Real(0.5)};
+  one.step(2, rule, Real(0.5));
+  {
+    HINT(
+        "is the new gradient scaled before it goes into the velocity? PyTorch does not dampen it, "
+        "and the learning rate is for the weight only");
+    CHECK(one.velocity.to_host() == Values{2});
+  }
+  CHECK(one.weight.to_host() == Values{3});
+  one.step(4, rule, Real(0.25));
+  HINT("with momentum the weight follows the velocity, not the gradient alone");
+  CHECK(one.velocity.to_host() == Values{5});
+  CHECK(one.weight.to_host() == Values{Real(1.75)});
+}
+
+TEST_CASE("Weight decay is part of the gradient", "[task01.1]") {
+  OneWeight one;
+  one.step(1, {.momentum = Real(0.5), .weight_decay = Real(0.25)}, 1);
+  HINT("decay pulls on the weight through the velocity, as if it were a gradient");
+  CHECK(one.velocity.to_host() == Values{2});
+  CHECK(one.weight.to_host() == Values{2});
+}
+
+// --- Pooling -------------------------------------------------------------------------------------
+
+/// The gradient of a one-channel image whose windows found their maximum at these positions.
+Values pooled_backward(const Window2d& window, const Values& dy,
+                       const std::vector<int32_t>& where) {
+  const TestDevice device;
+  const Tensor dx = device.filled(window.input(), -1);
+  device.kernels().max_pool2d_backward(
+      device.stream, window, device.put(window.output(), dy),
+      IndexTensor::from_host(device.stream, window.output(), where), dx);
+  return dx.to_host();
+}
+
+TEST_CASE("Overlapping windows: a pixel gets the gradient of every window that chose it",
+          "[task01.2]") {
+  // 3x3 pixels, windows of 2x2 at every place: 2x2 of them. All found the pixel in the middle.
+  const Window2d window = make_window("pool", {1, 3, 3, 1}, 1, 1, 2, 1, 0);
+  {
+    HINT("a pixel lies in several windows: add up what they give, do not overwrite");
+    CHECK(pooled_backward(window, {1, 10, 100, 1000}, {3, 2, 1, 0}) ==
+          Values{0, 0, 0, 0, 1111, 0, 0, 0, 0});
+  }
+  HINT("positions count row by row within the window, from its own corner");
+  CHECK(pooled_backward(window, {1, 10, 100, 1000}, {0, 1, 2, 3}) ==
+        Values{1, 0, 10, 0, 0, 0, 100, 0, 1000});
+}
+
+TEST_CASE("Pixels that no window covers have no gradient", "[task01.2]") {
+  // 5 pixels, a window of 2 at 0 and at 3: the one at 2 is in none.
+  const Window2d window = make_window("pool", {1, 5, 5, 1}, 1, 1, 2, 3, 0);
+  const Values dx = pooled_backward(window, {1, 2, 3, 4}, {0, 0, 0, 0});
+  {
+    HINT("every element of dx is written: memory that comes in holds anything");
+    CHECK(dx[2] == 0);
+  }
+  HINT("which windows contain a pixel? The stride and the size say, and there is a last one");
+  CHECK(dx[0] + dx[3] * 10 + dx[15] * 100 + dx[18] * 1000 == 4321);
+}
+
+TEST_CASE("Windows whose maximum the ReLU cut off give nothing", "[task01.2]") {
+  const Window2d window = make_window("pool", {1, 3, 3, 1}, 1, 1, 2, 1, 0);
+  HINT("a position of -1 is no pixel");
+  CHECK(pooled_backward(window, {1, 1, 1, 1}, {-1, -1, -1, -1}) == Values(9, 0));
+}
+
+// --- Prefetching ---------------------------------------------------------------------------------
+
+/// Images of one byte; counts how many were read.
+class CountingSource : public ImageSource {
+ public:
+  int64_t count() const override { return 40; }
+  int64_t image_bytes() const override { return 1; }
+  void read(int64_t index, uint8_t* image, int32_t* label) const override {
+    *image = static_cast<uint8_t>(index);
+    *label = 0;
+    ++reads;
+  }
+  mutable std::atomic<int64_t> reads = 0;
+};
+
+/// Workers for batches of one image, and 2 of them ahead of the consumer each.
+DataLoaderOptions two_ahead(int workers) {
+  return {.batch_size = 1, .num_workers = workers, .prefetch_factor = 2, .timeout_seconds = 3};
+}
+
+/// Waits until nothing more is read.
+int64_t reads_after_a_while(const CountingSource& source, int64_t expected) {
+  const auto begin = testing::Clock::now();
+  while (source.reads < expected && testing::seconds_since(begin) < 3) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  return source.reads;
+}
+
+TEST_CASE("Workers run ahead of the consumer as far as the bound, and no further", "[task01.3]") {
+  const CountingSource source;
+  DataLoader loader(source, two_ahead(2));
+  loader.begin_epoch(0);
+  {
+    HINT(
+        "nobody has taken a batch, and 2 workers may be 2 batches ahead each: is the batch itself "
+        "counted?");
+    CHECK(reads_after_a_while(source, 4) == 4);
+  }
+  HINT(
+      "a worker that sleeps must be woken: on which condition does it wait, and does it look "
+      "again?");
+  REQUIRE(loader.next().has_value());
+  HINT("a batch was taken, so one more may be made");
+  CHECK(reads_after_a_while(source, 5) == 5);
+}
+
+TEST_CASE("A whole epoch comes in order, and the batches on their way are counted", "[task01.3]") {
+  const CountingSource source;
+  DataLoader loader(source, two_ahead(2));
+  loader.begin_epoch(0);
+  HINT("a worker waits for ever: does every way to go on lead out of the wait?");
+  std::vector<int> images;
+  while (const auto batch = loader.next()) images.push_back(batch->images[0]);
+  std::vector<int> expected;
+  for (int i = 0; i < 40; ++i) expected.push_back(i);
+  CHECK(images == expected);
+  HINT("a batch is in flight from the worker's turn on, and the most at one time are remembered");
+  CHECK(loader.counters().most_in_flight >= 1);
+  CHECK(loader.counters().most_in_flight <= 4);
+}
+
+TEST_CASE("A cancelled epoch frees workers that wait for their turn", "[task01.3]") {
+  const CountingSource source;
+  DataLoader loader(source, two_ahead(2));
+  loader.begin_epoch(0);
+  reads_after_a_while(source, 4);
+  HINT("after cancelling a worker makes no further batch");
+  loader.begin_epoch(1, 39);
+  CHECK(loader.next().has_value());
+  CHECK(source.reads == 5);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,205 @@
+"""The tasks, and the whole loop: a student's tree, built and graded open, solved, wrong and broken."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import exercise  # noqa: E402
+from coursework import solutions, tasks  # noqa: E402
+from coursework.verdict import FAILED, OPEN, PASSED  # noqa: E402
+from coursework.workshop import Workshop  # noqa: E402
+
+WRONG = ROOT / "tests/coursework/wrong"
+
+CRASHES = """  const volatile int64_t* none = nullptr;
+  return {{*none, parts, batch_size}};"""
+ENDLESS = """  for (volatile int i = 0; i >= 0; i = stages + micro_batches + stage) {
+  }
+  return {};"""
+NOT_CPP = "  return rows + ;"
+
+
+class TestTasks(unittest.TestCase):
+    def test_every_task_is_graded_and_has_two_wrong_solutions_with_their_hints(self):
+        table = tasks.load_tasks(ROOT)
+        cases = "".join(file.read_text() for file in (ROOT / "tests/coursework").glob("*.cpp"))
+        for task in table:
+            self.assertIn(task.tag, cases)
+            files = sorted((WRONG / task.id).glob("*.txt"))
+            self.assertGreaterEqual(len(files), 2, task.id)
+            for file in files:
+                self.assertRegex(file.read_text(), r"\Ahint: \S.*\n.*\S", file)
+        self.assertEqual({path.name for path in WRONG.iterdir()}, {task.id for task in table})
+
+
+class TestWholeLoop(unittest.TestCase):
+    """A student's tree, built and graded. Tasks are independent, so one build serves for one
+    solution of each. `lockstep test --full` takes all wrong solutions."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.student = Path(cls.folder.name) / "student"
+        cls.workshop = Workshop(ROOT / "build-coursework")
+        exercise.exercise(ROOT, cls.student, cls.workshop, lambda text: None)
+        cls.tasks = {task.id: task for task in tasks.load_tasks(ROOT)}
+
+    def grade(self, bodies, *words, lockstep=None):
+        """Exit status and verdicts, by task, of a tree with these lines for tasks."""
+        for task in self.tasks.values():
+            handed_out = self.student / solutions.OPEN / task.file
+            (self.student / task.file).write_text(handed_out.read_text())
+        for task_id, body in bodies.items():
+            file = self.student / self.tasks[task_id].file
+            file.write_text(tasks.replace_section(file.read_text(), file.name, task_id,
+                                                  body.split("\n")))
+        json_file = Path(self.folder.name) / "verdicts.json"
+        tool = lockstep or (sys.executable, ROOT / "tools/grade.py", self.student)
+        done = subprocess.run([*map(str, tool), *words, "--json", str(json_file), "--build",
+                               str(self.workshop.folder)], capture_output=True, text=True)
+        self.assertIn(done.returncode, (0, 1), done.stderr + done.stdout)
+        facts = json.loads(json_file.read_text())
+        self.assertEqual(facts["points"], sum(task["points"] for task in facts["tasks"]))
+        return done.returncode, {task["id"]: task for task in facts["tasks"]}
+
+    def solution(self, task):
+        return "\n".join(tasks.lines_of((ROOT / task.file).read_text(), task.file, task.id))
+
+    def wrong(self, file):
+        return file.read_text().rstrip("\n").split("\n", 1)[1]
+
+    def test_every_open_task_is_named_with_its_line(self):
+        status, verdicts = self.grade({})
+        self.assertEqual((status, list(verdicts)), (1, list(self.tasks)))
+        for task in self.tasks.values():
+            verdict = verdicts[task.id]
+            self.assertEqual((verdict["status"], verdict["file"]), (OPEN, task.file), verdict)
+            line = (self.student / task.file).read_text().split("\n")[verdict["line"] - 1]
+            self.assertIn(f'open_task("task {task.id} ({task.name}) is yours: '
+                          f'{task.file}:{verdict["line"]}");', line)
+
+    def test_the_other_tasks_of_a_program_are_solutions(self):
+        self.grade({})
+        for task in self.tasks.values():
+            program = self.workshop.build("plain") / f"tests/coursework/grade-{task.id}"
+            others = [other.tag for other in self.tasks.values()
+                      if other.id[:2] == task.id[:2] and other != task]
+            for tags, status in ((",".join(others), 0), (task.tag, 1)):
+                done = subprocess.run([program, tags or task.tag], capture_output=True, text=True,
+                                      cwd=self.folder.name)
+                self.assertEqual(done.returncode != 0, bool(status or not others),
+                                 f"{program} {tags}: {done.stdout}")
+
+    def test_with_its_solution_a_task_passes_and_the_others_stay_open(self):
+        whole = {task.id: self.solution(task) for task in self.tasks.values()}
+        status, verdicts = self.grade(whole)
+        self.assertEqual({verdict["status"] for verdict in verdicts.values()}, {PASSED}, verdicts)
+        self.assertEqual(status, 0)
+        halves = [list(self.tasks)[0::2], list(self.tasks)[1::2]]
+        for half in halves if "LOCKSTEP_FULL" in os.environ else halves[:1]:
+            _, verdicts = self.grade({task_id: whole[task_id] for task_id in half})
+            for task_id, verdict in verdicts.items():
+                expected = PASSED if task_id in half else OPEN
+                self.assertEqual(verdict["status"], expected, verdict)
+
+    def test_wrong_solutions_are_refused_with_the_hint_meant_for_them(self):
+        files = {task_id: sorted((WRONG / task_id).glob("*.txt")) for task_id in self.tasks}
+        rounds = max(map(len, files.values())) if "LOCKSTEP_FULL" in os.environ else 1
+        for number in range(rounds):
+            chosen = {task_id: names[number] for task_id, names in files.items()
+                      if number < len(names)}
+            _, verdicts = self.grade({task_id: self.wrong(file)
+                                      for task_id, file in chosen.items()}, *chosen)
+            for task_id, file in chosen.items():
+                verdict, hint = verdicts[task_id], file.read_text().split("\n")[0]
+                with self.subTest(str(file.relative_to(WRONG))):
+                    self.assertEqual(verdict["status"], FAILED, verdict)
+                    self.assertIn(hint.removeprefix("hint: "), f"{verdict['hint']} {verdict['text']}",
+                                  verdict)
+
+    def test_what_hangs_crashes_races_or_does_not_compile_costs_only_its_own_task(self):
+        solved = self.solution(self.tasks["01.1"])
+        _, verdicts = self.grade({"01.1": solved, "02.1": CRASHES, "03.1": ENDLESS,
+                                  "04.2": NOT_CPP, "05.1": NOT_CPP,
+                                  **{task_id: self.wrong(WRONG / task_id / f"{name}.txt")
+                                     for task_id, name in (("01.3", "without_the_mutex"),
+                                                           ("04.1", "last_rank_leaves_early"))}})
+        how = {task_id: verdict["how"] or verdict["status"] for task_id, verdict in verdicts.items()}
+        expected = {"01.1": PASSED, "01.2": OPEN, "01.3": "race", "02.1": "crash",
+                    "03.1": "deadline", "04.1": "exception", "04.2": "compile", "05.1": "compile"}
+        self.assertEqual({task_id: how[task_id] for task_id in expected}, expected, verdicts)
+        self.assertEqual(verdicts["01.3"]["file"], self.tasks["01.3"].file)
+        self.assertRegex(verdicts["04.1"]["text"], r"rank \d did not answer within 3 s")
+        self.assertIn("SIGSEGV", verdicts["02.1"]["text"])
+        self.assertIn("GPipe", verdicts["03.1"]["case"])
+        for task_id in ("04.2", "05.1"):
+            verdict, file = verdicts[task_id], self.tasks[task_id].file
+            line = (self.student / file).read_text().split("\n")[verdict["line"] - 1]
+            self.assertEqual((verdict["file"], line), (file, NOT_CPP), verdict)
+
+    def test_a_students_own_front_end_grades_and_tells_of_a_changed_header(self):
+        header = self.student / "04-ddp/buckets.h"
+        text = header.read_text()
+        self.addCleanup(header.write_text, text)
+        header.write_text(text + "// mine\n")
+        status, verdicts = self.grade({"04.2": self.solution(self.tasks["04.2"])}, "04.2",
+                                      lockstep=(self.student / "lockstep", "grade"))
+        self.assertEqual((status, list(verdicts), verdicts["04.2"]["status"]),
+                         (0, ["04.2"], PASSED))
+        notes = json.loads((Path(self.folder.name) / "verdicts.json").read_text())["notes"]
+        self.assertEqual(len(notes), 1)
+        self.assertIn("04-ddp/buckets.h", notes[0])
+
+    def test_an_interrupted_grader_leaves_nothing(self):
+        self.grade({"03.1": ENDLESS}, "02.1")
+        temporary = Path(self.folder.name) / "tmp"
+        temporary.mkdir()
+        process = subprocess.Popen([sys.executable, str(ROOT / "tools/grade.py"), str(self.student),
+                                    "03.1", "--build", str(self.workshop.folder)],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   env={**os.environ, "TMPDIR": str(temporary)})
+        program = self.workshop.build("plain") / "tests/coursework/grade-03.1"
+        running = lambda: [pid for pid in os.listdir("/proc") if pid.isdigit()  # noqa: E731
+                           and command_of(pid).startswith(str(program))]
+        deadline = time.monotonic() + 120
+        while not running() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        started = running()
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(30), 130)
+        self.assertEqual(len(started), 1)
+        self.assertTrue(gone(int(started[0])))
+        self.assertEqual(list(temporary.iterdir()), [])
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def gone(pid):
+    """Whether a process has ended, or does so at once."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+if __name__ == "__main__":
+    unittest.main()

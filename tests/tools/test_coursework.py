@@ -1,0 +1,445 @@
+"""Coursework: table and markers, the student's tree, the grader's words (the whole loop is in
+tests/coursework)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import exercise  # noqa: E402
+import grade  # noqa: E402
+from coursework import CourseworkError, solutions, tasks, tree  # noqa: E402
+from coursework.verdict import FAILED, OPEN, PASSED, verdict_of  # noqa: E402
+from coursework.workshop import Workshop  # noqa: E402
+
+SOURCE = """int first() {
+  // [task 02.1] the first
+  return 1;
+  // [end 02.1]
+}
+int second() {
+  const int two = 2;
+  // [task 02.2] the second
+  if (two > 1)
+    return two;
+  return 0;
+  // [end 02.2]
+}
+"""
+ROW = {"id": "02.1", "name": "the first", "file": "02-x/a.cpp", "symbols": ["first"],
+       "teaches": "One.", "points": 1, "minutes": 5}
+
+
+class TestTable(unittest.TestCase):
+    def load(self, *rows):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / tasks.TABLE
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps({"tasks": rows}))
+            return tasks.load_tasks(folder)
+
+    def refused(self, *rows):
+        with self.assertRaises(CourseworkError) as caught:
+            self.load(*rows)
+        return str(caught.exception)
+
+    def test_table_and_markers_of_this_tree_agree(self):
+        table = tasks.load_tasks(ROOT)
+        tasks.check_markers(table, tree.read_sources(ROOT))
+        for task in table:
+            self.assertTrue(task.teaches.endswith("."), task.id)
+
+    def test_rows_that_are_wrong_are_named(self):
+        self.assertEqual(self.load(ROW)[0].deadline, 20)
+        self.assertIn("task 02.1: unknown colour", self.refused({**ROW, "colour": "red"}))
+        self.assertIn("points", self.refused({key: ROW[key] for key in ROW if key != "points"}))
+        self.assertIn("an id like 02.1", self.refused({**ROW, "id": "2-1"}))
+        self.assertIn("needs 02.7", self.refused({**ROW, "needs": ["02.7"]}))
+        other = {**ROW, "id": "02.10", "name": "another"}
+        self.assertEqual(len(self.load({**ROW, "id": "02.9"}, other)), 2)
+        self.assertIn("behind task 02.10", self.refused(other, {**ROW, "id": "02.9"}))
+        self.assertIn("has the name", self.refused(ROW, {**other, "name": "the first"}))
+
+
+class TestMarkers(unittest.TestCase):
+    def refused(self, text):
+        with self.assertRaises(CourseworkError) as caught:
+            tasks.find_sections(text, "02-x/a.cpp")
+        return str(caught.exception)
+
+    def test_a_students_text_throws_and_says_where(self):
+        opened = tasks.open_text(SOURCE, "02-x/a.cpp")
+        lines = opened.split("\n")
+        self.assertEqual(lines[2], '  open_task("task 02.1 (the first) is yours: 02-x/a.cpp:3");')
+        self.assertEqual(lines[8], '  open_task("task 02.2 (the second) is yours: 02-x/a.cpp:9");')
+        self.assertNotIn("return", opened)
+        self.assertEqual(lines[7], "  // [task 02.2] the second")
+
+    def test_lines_come_back(self):
+        text = tasks.open_text(SOURCE, "a")
+        for task_id in ("02.1", "02.2"):
+            text = tasks.replace_section(text, "a", task_id, tasks.lines_of(SOURCE, "a", task_id))
+        self.assertEqual(text, SOURCE)
+        self.assertEqual(tasks.outside_text(SOURCE, "a"),
+                         tasks.outside_text(tasks.open_text(SOURCE, "a"), "a"))
+
+    def test_markers_that_do_not_fit_are_refused(self):
+        self.assertIn("a.cpp:2: [task 02.2] stands inside task 02.1",
+                      self.refused("// [task 02.1] a\n// [task 02.2] b\n"))
+        self.assertIn("[end 02.1] stands outside", self.refused("// [end 02.1]\n"))
+        self.assertIn("[end 02.2] stands inside task 02.1",
+                      self.refused("// [task 02.1] a\n// [end 02.2]\n"))
+        self.assertIn("has no end", self.refused("// [task 02.1] a\n"))
+        self.assertIn("has no name", self.refused("// [task 02.1]\n// [end 02.1]\n"))
+        self.assertIn("is no marker", self.refused("// [task 2] a\n"))
+        self.assertIn("stands behind task 02.2", self.refused(
+            "// [task 02.2] b\n// [end 02.2]\n// [task 02.1] a\n// [end 02.1]\n"))
+
+    def test_table_and_markers_that_differ_are_refused(self):
+        task = tasks.Task(**{**ROW, "symbols": ("first",)})
+        second = tasks.Task(**{**ROW, "id": "02.2", "name": "the second", "symbols": ("second",)})
+        texts = {"02-x/a.cpp": SOURCE}
+        tasks.check_markers([task, second], texts)
+        for table, files, fault in (
+                ([task], texts, "task 02.2, marked in 02-x/a.cpp, is not in"),
+                ([task, second], {}, "task 02.1 is marked in no file"),
+                ([task, second], {"b.cpp": SOURCE}, "is marked in b.cpp"),
+                ([task, second], {**texts, "b.cpp": SOURCE}, "expected in one place")):
+            with self.assertRaisesRegex(CourseworkError, fault):
+                tasks.check_markers(table, files)
+        with self.assertRaisesRegex(CourseworkError, "is called 'the first'"):
+            tasks.check_markers([tasks.Task(**{**ROW, "name": "x"}), second], texts)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+
+    def write(self, path, text="", mode=0o644):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(mode)
+        return file
+
+
+class TestTree(Folder):
+    def test_files_without_git(self):
+        for path in ("a.txt", "common/data/b.h", "build/c", "build-x/c", "data/d", "e/data/f",
+                     "tools/__pycache__/g.pyc", ".gitignore"):
+            self.write(path)
+        self.assertEqual(tree.list_files(self.root),
+                         [".gitignore", "a.txt", "common/data/b.h", "e/data/f"])
+
+    def test_files_with_git(self):
+        self.write("tracked")
+        self.write(".gitignore", "/ignored\n")
+        self.write("ignored")
+        subprocess.run(["git", "init", "-q", str(self.root)], check=True)
+        subprocess.run(["git", "-C", str(self.root), "add", "tracked"], check=True)
+        self.write("new")
+        self.assertEqual(tree.list_files(self.root), [".gitignore", "new", "tracked"])
+
+    def test_a_mirror_touches_only_what_differs(self):
+        same, program = self.write("from/same", "1"), self.write("from/program", "2", 0o755)
+        mirror = self.root / "to"
+        tree.mirror({"same": same, "x/program": program, "text": "3"}, mirror)
+        before = os.stat(mirror / "same").st_mtime_ns
+        time.sleep(0.01)
+        same.write_text("1")
+        tree.mirror({"same": same, "text": "4"}, mirror)
+        self.assertEqual(os.stat(mirror / "same").st_mtime_ns, before)
+        self.assertEqual((mirror / "text").read_text(), "4")
+        self.assertEqual(tree.list_files(mirror), ["same", "text"])
+
+    def test_students_write_in_the_stages_and_in_common(self):
+        self.assertTrue(tree.is_students("common/data/loader.cpp"))
+        self.assertTrue(tree.is_students("04-ddp/ddp.h"))
+        self.assertFalse(tree.is_students("tests/coursework/stage04_test.cpp"))
+
+
+class TestExercise(Folder):
+    """What does not compile anything."""
+
+    def setUp(self):
+        super().setUp()
+        self.write("solved/" + tasks.TABLE, json.dumps({"tasks": [
+            ROW, {**ROW, "id": "02.2", "name": "the second", "symbols": ["second"]}]}))
+        self.write("solved/02-x/a.cpp", SOURCE)
+        self.write("solved/02-x/a.h", "int first();\n")
+        self.write("solved/lockstep", "#!/bin/sh\n", 0o755)
+        self.write("solved/tests/coursework/wrong/02.1/x.txt", "hint: secret\n")
+        self.solved, self.target = self.root / "solved", self.root / "student"
+
+    def test_folders_that_cannot_be_are_refused(self):
+        self.write("full/file")
+        for target, words in (("full", "not empty"), ("solved/x", "inside of this repository"),
+                              ("absent/x", "no folder"), ("full/file", "not empty")):
+            with self.assertRaisesRegex(CourseworkError, words):
+                exercise.exercise(self.solved, self.root / target, None, print)
+        self.write("solved/solutions/manifest.json")
+        with self.assertRaisesRegex(CourseworkError, "student's tree"):
+            exercise.exercise(self.solved, self.target, None, print)
+
+    def test_the_tree_is_a_copy_with_open_tasks_and_without_wrong_solutions(self):
+        exercise.write_tree(self.solved, tasks.load_tasks(self.solved), self.target)
+        files = tree.list_files(self.target)
+        self.assertEqual(files, ["02-x/a.cpp", "02-x/a.h", "lockstep", "solutions/open/02-x/a.cpp",
+                                 tasks.TABLE])
+        self.assertTrue(os.access(self.target / "lockstep", os.X_OK))
+        self.assertIn("is yours: 02-x/a.cpp:9", (self.target / "02-x/a.cpp").read_text())
+
+    def test_nothing_is_left_where_it_fails_or_is_interrupted(self):
+        class Interrupted(Workshop):
+            def configure(self, *_):
+                raise KeyboardInterrupt
+
+        workshop = Interrupted(self.root / "workshop")
+        with self.assertRaises(KeyboardInterrupt):
+            exercise.exercise(self.solved, self.target, workshop, lambda text: None)
+        self.assertEqual(sorted(path.name for path in self.root.iterdir()), ["solved", "workshop"])
+
+    def test_an_empty_folder_is_filled(self):
+        class Nothing(Workshop):
+            pass
+
+        self.target.mkdir()
+        make, solutions.make_solutions = solutions.make_solutions, lambda *_: None
+        try:
+            exercise.exercise(self.solved, self.target, Nothing(self.root / "workshop"),
+                              lambda text: None)
+        finally:
+            solutions.make_solutions = make
+        self.assertTrue((self.target / solutions.MANIFEST).is_file())
+        self.assertEqual(oct(self.target.stat().st_mode & 0o777), "0o755")
+
+
+class TestWorkshop(Folder):
+    def test_an_interrupted_build_leaves_no_compiler(self):
+        self.write("build.ninja", "rule compile\n  command = echo $$$$ >pid; exec sleep 1000\n"
+                                  "build object: compile\n")
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); from coursework.workshop import "
+                   "call; call(('ninja', '-C', sys.argv[2]))")
+        process = subprocess.Popen([sys.executable, "-c", program, str(ROOT / "tools"),
+                                    str(self.root)], stderr=subprocess.DEVNULL)
+        pid = self.root / "pid"
+        begin = time.monotonic()
+        while not (pid.is_file() and pid.read_text()) and time.monotonic() - begin < 30:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        self.assertTrue(gone(int(pid.read_text())))
+
+    def test_paths_are_those_of_the_tree(self):
+        workshop = Workshop(self.root)
+        for path in ("../source/04-ddp/a.cpp", f"{self.root}/source/04-ddp/a.cpp", "04-ddp/a.cpp"):
+            self.assertEqual(workshop.path_in_tree(path), "04-ddp/a.cpp")
+
+
+FUNCTIONS = """namespace lockstep {
+static int helper(int a) { return a + %d; }
+int first() { return helper(1); }
+int second() { return first() * 10; }
+int third(int) { return 3; }
+int third(double) { return 4; }
+}  // namespace lockstep
+"""
+MAIN = "namespace lockstep { int second(); }\nint main() { return lockstep::second(); }\n"
+
+
+class TestSolutions(Folder):
+    """With a compiler, on a few lines."""
+
+    def compiled(self, name, text):
+        source = self.write(f"{name}.cpp", text)
+        subprocess.run(["c++", "-fPIC", "-ffunction-sections", "-c", str(source), "-o",
+                        str(source.with_suffix(".o"))], check=True)
+        return source.with_suffix(".o")
+
+    def task(self, *symbols):
+        return tasks.Task(**{**ROW, "symbols": symbols})
+
+    def status(self, objects):
+        """The exit status of a program of these objects."""
+        program = self.root / "program"
+        subprocess.run(["c++", "-Wl,--allow-multiple-definition", "-o", str(program),
+                        *map(str, objects)], check=True)
+        return subprocess.run([str(program)]).returncode
+
+    def test_symbols_are_found_by_the_names_that_people_read(self):
+        solved = self.compiled("solved", FUNCTIONS % 0)
+        names = solutions.mangled_symbols(self.task("lockstep::first", "lockstep::third(int)"),
+                                          solved)
+        self.assertEqual(names, ["_ZN8lockstep5firstEv", "_ZN8lockstep5thirdEi"])
+        for symbol, words in (("lockstep::third", "has 2 functions"), ("x::first", "0 functions")):
+            with self.assertRaisesRegex(CourseworkError, f"{words}.*lockstep::{symbol[-5:]}"):
+                solutions.mangled_symbols(self.task(symbol), solved)
+
+    def test_a_solution_brings_what_it_needs_and_stands_before_the_students_function(self):
+        solved = self.compiled("solved", FUNCTIONS % 1)
+        student = self.compiled("student", FUNCTIONS % 5)
+        main, cut = self.compiled("main", MAIN), self.root / "cut.o"
+        name = "_ZN8lockstep5firstEv"
+        solutions.cut_out(solved, [name], set(), cut)
+        self.assertEqual([mangled for mangled, _ in solutions.defined_symbols(cut)], [name])
+        for objects, status in (([student], 60), ([cut, student], 20)):
+            self.assertEqual(self.status([main, *objects]), status)
+
+    def test_a_solution_has_no_copy_of_another_task_of_its_file(self):
+        solved = self.compiled("solved", FUNCTIONS % 1)
+        student = self.compiled("student", (FUNCTIONS % 2).replace("10", "100"))
+        main, cut = self.compiled("main", MAIN), self.root / "cut.o"
+        solutions.cut_out(solved, ["_ZN8lockstep6secondEv"], {"_ZN8lockstep5firstEv"}, cut)
+        self.assertEqual(self.status([main, cut, student]), 30)
+        with self.assertRaisesRegex(CourseworkError, "64-bit ELF"):
+            solutions.without_definitions(b"MZ", set())
+
+
+TASK = tasks.Task(**{**ROW, "symbols": ("first",), "deadline": 2, "race": "step N was not awaited"})
+EXPRESSION = """<Info>
+          hint: is it rounded?
+        </Info>
+        <Expression success="false" type="CHECK" filename="../source/tests/coursework/t.cpp" line="7">
+          <Original>
+            size == 3
+          </Original>
+          <Expanded>
+            2 == 3
+          </Expanded>
+        </Expression>"""
+EXCEPTION = """<Info>hint: who waits?</Info>
+        <Exception filename="../source/tests/coursework/t.cpp" line="4">{}</Exception>"""
+XML = """<?xml version="1.0" encoding="UTF-8"?>
+<Catch name="fake"><Group name="fake">
+  <TestCase name="A case" tags="[task02.1]" filename="../source/tests/coursework/t.cpp" line="3">
+        {}
+    <OverallResult success="{}"/>
+  </TestCase>
+</Group></Catch>"""
+
+
+class TestVerdict(Folder):
+    """The grader's words for what a program may do, by programs of the shell."""
+
+    def verdict(self, xml="", script="", race=False, success="false", task=TASK):
+        program = self.write("program", f"""#!/bin/sh
+out=$5
+printf '{{"event": "start", "case": "A case"}}\\n' >"$LOCKSTEP_TEST_LOG"
+cat >"$out" <<'XML'
+{XML.format(xml, success) if xml is not None else ""}
+XML
+ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LOCKSTEP_TEST_LOG"; }}
+{script or "ended"}
+""", 0o755)
+        return verdict_of(task, program, Workshop(self.root).path_in_tree, race=race)
+
+    def test_passed(self):
+        verdict = self.verdict(success="true")
+        self.assertEqual((verdict.status, verdict.points, verdict.of), (PASSED, 1, 1))
+
+    def test_a_failed_assertion_with_both_values_and_the_hint(self):
+        verdict = self.verdict(EXPRESSION + EXPRESSION.replace("7", "9"), "ended; exit 1")
+        self.assertEqual((verdict.status, verdict.how, verdict.points), (FAILED, "assertion", 0))
+        self.assertEqual((verdict.asserted, verdict.found), ("size == 3", "2 == 3"))
+        self.assertEqual(verdict.hint, "is it rounded?")
+        self.assertEqual((verdict.case, verdict.file, verdict.line),
+                         ("A case", "tests/coursework/t.cpp", 7))
+
+    def test_an_error_of_a_rank_is_told(self):
+        said = "rank 1 waits in all_reduce number 3, rank 0 never called it"
+        verdict = self.verdict(EXCEPTION.format(said), "ended; exit 1")
+        self.assertEqual((verdict.how, verdict.text, verdict.hint),
+                         ("exception", said, "who waits?"))
+
+    def test_an_open_task_is_not_started(self):
+        said = "replica 1: task 02.1 (the first) is yours: 02-x/a.cpp:3"
+        for xml, script in ((EXCEPTION.format(said), "ended; exit 1"),
+                            ("", f"echo '  what():  {said}' >&2; kill -ABRT $$")):
+            verdict = self.verdict(xml, script)
+            self.assertEqual((verdict.status, verdict.file, verdict.line), (OPEN, "02-x/a.cpp", 3))
+        other = EXCEPTION.format("task 02.2 (the second) is yours: 02-x/a.cpp:9")
+        self.assertEqual(self.verdict(other, "ended; exit 1").status, FAILED)
+
+    def test_a_crash_names_its_signal(self):
+        verdict = self.verdict(None, "echo '  what():  bad' >&2; kill -SEGV $$")
+        self.assertEqual((verdict.how, verdict.case), ("crash", "A case"))
+        self.assertEqual(verdict.text, "crashed (SIGSEGV): bad")
+
+    def test_an_end_in_the_middle_is_no_pass(self):
+        self.assertEqual(self.verdict(None, "exit 0").how, "crash")
+        self.assertIn("status 9: over", self.verdict(None, "ended; echo over; exit 9").text)
+
+    def test_an_endless_program_is_ended_with_all_that_it_started(self):
+        begin = time.monotonic()
+        pid_file = self.root / "pid"
+        verdict = self.verdict(None, f"sleep 1000 & echo $! >{pid_file}; while :; do :; done")
+        self.assertEqual((verdict.how, verdict.case), ("deadline", "A case"))
+        self.assertIn("after 2 s", verdict.text)
+        self.assertLess(time.monotonic() - begin, 20)
+        self.assertTrue(gone(int(pid_file.read_text())))
+
+    def test_a_race_is_told_in_the_words_of_the_table(self):
+        report = ("WARNING: ThreadSanitizer: data race (pid=7)\\n  Write of size 4\\n"
+                  "    #0 memcpy x.h:1\\n    #1 f ../source/02-x/a.cpp:5 (program+0x1)\\n")
+        verdict = self.verdict(None, f"printf '{report}' >&2; exit 66", race=True)
+        self.assertEqual((verdict.how, verdict.file, verdict.line), ("race", "02-x/a.cpp", 5))
+        self.assertEqual(verdict.text, "ThreadSanitizer: data race: step N was not awaited")
+
+    def test_a_task_without_a_test_is_no_pass(self):
+        program = self.write("program", "#!/bin/sh\necho '<Catch/>' >\"$4\"\n", 0o755)
+        with self.assertRaisesRegex(CourseworkError, "no test case carries"):
+            verdict_of(TASK, program, str)
+
+    def test_nothing_is_left_in_the_temporary_folder(self):
+        before = set(os.listdir(tempfile.gettempdir()))
+        self.verdict(None, 'touch "$TMPDIR/x" y; kill -SEGV $$')
+        left = set(os.listdir(tempfile.gettempdir())) - before
+        self.assertEqual([name for name in left if name.startswith("lockstep-grade")], [])
+
+
+class TestGrade(Folder):
+    def test_ninjas_words_are_told_apart_by_target(self):
+        output = ("[1/3] ok\nFAILED: a.o \ng++ a.cpp\n../source/02-x/a.cpp:5:3: error: no\n"
+                  "[2/3] ok\nFAILED: b \nld: undefined reference to `f()'\n[3/3] ok\n")
+        failed = grade.failed_edges(output)
+        self.assertEqual(set(failed), {"a.o", "b"})
+        self.assertNotIn("undefined", failed["a.o"])
+
+    def test_the_solved_tree_itself_cannot_be_graded(self):
+        (self.root / "common").mkdir()
+        with self.assertRaisesRegex(CourseworkError, "no prebuilt solutions"):
+            grade.Grader(self.root, self.root, None, print)
+
+    def test_a_verdict_for_people(self):
+        verdict = grade.Verdict("02.1", "the first", FAILED, 2, how="assertion", case="A case",
+                                asserted="a == b", found="1 == 2", hint="rounded?", file="t.cpp",
+                                line=7)
+        text = "\n".join(grade.lines_of(verdict))
+        for words in ("failed", "0 of 2", "1 == 2", "rounded?", "t.cpp:7"):
+            self.assertIn(words, text)
+
+
+def gone(pid):
+    """Whether a process has ended, or does so at once."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+if __name__ == "__main__":
+    unittest.main()

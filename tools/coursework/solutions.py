@@ -1,0 +1,161 @@
+"""Prebuilt solutions: solutions/FLAVOUR/ID.o has one task's functions, made from the solved
+sources, and everything that they need and nobody else has, under private names.
+
+A grader's program is linked from the student's objects and the solutions of all tasks but its own.
+These come first, and the linker takes the first definition (--allow-multiple-definition). Code is
+compiled with -fPIC and semantic interposition, so no call was bound or inlined before that.
+"""
+
+import hashlib
+import json
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+from coursework import CourseworkError, tasks as table, tree
+from coursework.workshop import FLAVOURS, compiler
+
+FOLDER = "solutions"
+MANIFEST = f"{FOLDER}/manifest.json"
+OPEN = f"{FOLDER}/open"  # the files with tasks as they were handed out
+
+
+def make_solutions(workshop, tasks, target, say):
+    """Compiles the solved sources that the workshop holds and fills `target`/solutions."""
+    for flavour in FLAVOURS:
+        say(f"compiling the solutions ({flavour})")
+        workshop.configure(flavour, "objects")
+        objects = workshop.objects(flavour)
+        for task in tasks:
+            if task.compiled not in objects:
+                raise CourseworkError(f"task {task.id}: {task.compiled} is not compiled by itself "
+                                      "in a build for coursework; see docs/coursework.md")
+        wanted = sorted({objects[task.compiled] for task in tasks})
+        status, output = workshop.compile(flavour, wanted)
+        if status != 0:
+            raise CourseworkError(f"the solutions cannot be compiled:\n{output}")
+        folder = target / FOLDER / flavour
+        folder.mkdir(parents=True, exist_ok=True)
+        symbols = {task.id: mangled_symbols(task, workshop.build(flavour) / objects[task.compiled])
+                   for task in tasks}
+        for task in tasks:
+            made = workshop.build(flavour) / objects[task.compiled]
+            others = {name for other, names in symbols.items() if other != task.id
+                      for name in names}
+            cut_out(made, symbols[task.id], others, folder / f"{task.id}.o")
+
+
+def defined_symbols(path):
+    """Mangled and demangled names of an object's functions."""
+    def names(*options):
+        done = subprocess.run(["nm", "--defined-only", *options, str(path)], capture_output=True,
+                              text=True, check=True)
+        return [line.split(" ", 2)[1:] for line in done.stdout.splitlines()]
+
+    pairs = zip(names(), names("--demangle"))
+    return [(plain[1], told[1]) for plain, told in pairs if plain[0] in "TWV"]
+
+
+def mangled_symbols(task, path):
+    """The names that the linker knows a task's functions by."""
+    defined = defined_symbols(path)
+    found = []
+    for symbol in task.symbols:
+        fits = [mangled for mangled, told in defined
+                if told.replace("[abi:cxx11]", "").startswith(symbol + "(") or told == symbol]
+        if len(fits) != 1:
+            near = [told for _, told in defined if symbol.split("::")[-1] in told]
+            raise CourseworkError(f"task {task.id}: {task.compiled} has {len(fits)} functions "
+                                  f"{symbol}, expected one; near to it are: "
+                                  f"{'; '.join(near) or 'none'}")
+        found += fits
+    return found
+
+
+SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, ...
+SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
+SYMTAB, GLOBAL_WITHOUT_TYPE, UNDEFINED = 2, 0x10, 0
+
+
+def without_definitions(data, names):
+    """An object file (ELF, 64 bits, little endian) in which these symbols are undefined: no tool
+    of binutils does that to a symbol which the file itself refers to."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise CourseworkError("the compiler does not write 64-bit ELF objects, which solutions are")
+    data, names = bytearray(data), {name.encode() for name in names}
+    first, = struct.unpack_from("<Q", data, 40)
+    count, = struct.unpack_from("<H", data, 60)
+    if count == 0:  # more than fit into the header: the first section's size says it
+        count = SECTION.unpack_from(data, first)[5]
+    sections = [SECTION.unpack_from(data, first + i * SECTION.size) for i in range(count)]
+    for _, kind, _, _, offset, size, link, *_ in sections:
+        if kind != SYMTAB:
+            continue
+        strings = sections[link][4]
+        for at in range(offset, offset + size, SYMBOL.size):
+            name = SYMBOL.unpack_from(data, at)[0]
+            if bytes(data[strings + name:data.index(0, strings + name)]) in names:
+                SYMBOL.pack_into(data, at, name, GLOBAL_WITHOUT_TYPE, 0, UNDEFINED, 0, 0)
+    return bytes(data)
+
+
+def run_tool(*command):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise CourseworkError(f"{command[0]}: {done.stderr.strip()}")
+
+
+def cut_out(path, symbols, others, target):
+    """Writes the object `target`, which defines nothing but `symbols`, from the object `path`.
+    `others` are symbols of other tasks: it calls them, but has no copies of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole, alone = Path(folder) / "whole.o", Path(folder) / "alone.o"
+        whole.write_bytes(without_definitions(path.read_bytes(), others))
+        roots = [word for symbol in symbols for word in ("-u", symbol)]
+        run_tool("ld", "-r", "--gc-sections", "--force-group-allocation", *roots,
+                 f"--entry={symbols[0]}", whole, "-o", alone)
+        run_tool("objcopy", "--keep-global-symbol=none", "--strip-debug", alone)
+        run_tool("objcopy", *[f"--globalize-symbol={symbol}" for symbol in symbols], alone, target)
+
+
+# --- What they were made from --------------------------------------------------------------------
+
+def header_sums(root):
+    """Checksums of the headers that students' objects and solutions must have in common, by path;
+    students' own lines do not count."""
+    sums = {}
+    for path, text in tree.read_sources(root).items():
+        if path.endswith(".cpp"):
+            continue
+        try:
+            text = table.outside_text(text, path)
+        except CourseworkError:
+            pass  # a student's markers are broken: that is a change
+        sums[path] = hashlib.sha256(text.encode()).hexdigest()
+    return sums
+
+
+def write_manifest(solved, target):
+    facts = {**compiler(), "headers": header_sums(solved)}
+    (target / MANIFEST).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def differences(root, sources):
+    """How this machine and these sources differ from what the solutions in `root` were made with,
+    as lines. Raises CourseworkError where they cannot be linked at all."""
+    made = json.loads((root / MANIFEST).read_text())
+    here = compiler()
+    if here["machine"] != made["machine"]:
+        raise CourseworkError(f"the solutions in {root / FOLDER} are for {made['machine']}, this "
+                              f"machine is {here['machine']}: make the tree on one like it")
+    lines = []
+    if here["compiler"] != made["compiler"]:
+        lines.append(f"the solutions were compiled by '{made['compiler']}', here is "
+                     f"'{here['compiler']}'")
+    sums = header_sums(sources)
+    changed = sorted(path for path in made["headers"] if sums.get(path) != made["headers"][path])
+    if changed:
+        lines.append(f"changed since the tree was made: {', '.join(changed)}; the prebuilt "
+                     "solutions do not know of it")
+    return lines

@@ -1,0 +1,182 @@
+"""The tasks: their table (tasks.json) and the markers around their lines in the sources.
+
+    // [task 02.1] chunk rule
+    ...
+    // [end 02.1]
+"""
+
+import json
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from coursework import CourseworkError
+
+TABLE = "tools/coursework/tasks.json"
+TASK_ID = re.compile(r"\d\d\.\d+")
+MARKER = re.compile(r"^( *)// \[(task|end) (\d\d\.\d+)\](?: (\S.*))?$")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the table."""
+
+    id: str  # "02.1": stage and number
+    name: str
+    file: str  # that holds the student's lines
+    symbols: tuple  # functions made of them, demangled, without their arguments
+    teaches: str
+    points: int
+    minutes: int
+    source: str = ""  # that compiles `file`, where this is a header
+    needs: tuple = ()  # ids of tasks worth doing before
+    deadline: int = 20  # seconds for its tests
+    race: str = ""  # how a data race is told, for tasks that may have one
+
+    @property
+    def compiled(self):
+        return self.source or self.file
+
+    @property
+    def tag(self):
+        return f"[task{self.id}]"
+
+    @property
+    def order(self):
+        return sort_key(self.id)
+
+
+def sort_key(task_id):
+    return tuple(int(part) for part in task_id.split("."))
+
+
+def load_tasks(root):
+    """The table of a tree, in order. Raises CourseworkError where it is not well formed."""
+    known = {field.name for field in fields(Task)}
+    tasks = []
+    for row in json.loads((Path(root) / TABLE).read_text())["tasks"]:
+        name = f"{TABLE}: task {row.get('id', '(without id)')}"
+        if row.keys() - known:
+            raise CourseworkError(f"{name}: unknown {', '.join(sorted(row.keys() - known))}")
+        lists = {key: tuple(row[key]) for key in ("symbols", "needs") if key in row}
+        try:
+            tasks.append(Task(**{**row, **lists}))
+        except TypeError as error:
+            raise CourseworkError(f"{name}: {error}") from None
+    check_rows(tasks)
+    return tasks
+
+
+def check_rows(tasks):
+    seen = {}
+    for task in tasks:
+        name = f"{TABLE}: task {task.id}"
+        if not TASK_ID.fullmatch(task.id):
+            raise CourseworkError(f"{name}: expected an id like 02.1")
+        if seen and task.order <= list(seen.values())[-1].order:
+            raise CourseworkError(f"{name} stands behind task {list(seen)[-1]}, expected before it")
+        if task.points < 1 or task.minutes < 1 or task.deadline < 1 or not task.symbols:
+            raise CourseworkError(f"{name}: points, minutes, deadline and symbols are needed")
+        if any(task.name == other.name for other in seen.values()):
+            raise CourseworkError(f"{name}: another task has the name '{task.name}', too")
+        for needed in task.needs:
+            if needed not in seen:
+                raise CourseworkError(f"{name} needs {needed}, which does not stand before it")
+        seen[task.id] = task
+
+
+# --- Markers -------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Section:
+    """A student's lines: those between the markers at lines `begin` and `end` (from 0)."""
+
+    id: str
+    name: str
+    indent: str
+    begin: int
+    end: int
+
+
+def find_sections(text, file):
+    """The sections of a file. Raises CourseworkError where markers do not pair or ascend."""
+    sections, opened = [], None
+    for number, line in enumerate(text.split("\n")):
+        match = MARKER.match(line)
+        if not match:
+            if re.search(r"//\s*\[(task|end)\b", line):
+                raise CourseworkError(f"{file}:{number + 1}: '{line.strip()}' is no marker, "
+                                      "expected '// [task NN.N] name' or '// [end NN.N]'")
+            continue
+        indent, kind, task_id, name = match.groups()
+        where = f"{file}:{number + 1}: [{kind} {task_id}]"
+        if (kind == "task") != (opened is None) or (kind == "end" and opened[1] != task_id):
+            inside = f"inside task {opened[1]}" if opened else "outside of a task"
+            raise CourseworkError(f"{where} stands {inside}")
+        if kind == "end":
+            sections.append(Section(opened[1], opened[2], opened[0], opened[3], number))
+            opened = None
+            continue
+        if not name:
+            raise CourseworkError(f"{where} has no name")
+        if sections and sort_key(task_id) <= sort_key(sections[-1].id):
+            raise CourseworkError(f"{where} stands behind task {sections[-1].id}, expected before")
+        opened = (indent, task_id, name, number)
+    if opened:
+        raise CourseworkError(f"{file}: task {opened[1]} has no end")
+    return sections
+
+
+def replace_section(text, file, task_id, body):
+    """The text with a task's lines replaced by the lines of `body`."""
+    lines = text.split("\n")
+    for section in find_sections(text, file):
+        if section.id == task_id:
+            return "\n".join(lines[:section.begin + 1] + body + lines[section.end:])
+    raise CourseworkError(f"{file}: no markers of task {task_id}")
+
+
+def lines_of(text, file, task_id):
+    """A task's lines."""
+    for section in find_sections(text, file):
+        if section.id == task_id:
+            return text.split("\n")[section.begin + 1:section.end]
+    raise CourseworkError(f"{file}: no markers of task {task_id}")
+
+
+def open_text(text, file):
+    """The text as a student gets it: in each section a line that throws and says where it is."""
+    for section in find_sections(text, file):
+        # Sections in front have been shortened: this one stands where the new text has it.
+        line = next(s.begin for s in find_sections(text, file) if s.id == section.id) + 2
+        said = f"task {section.id} ({section.name}) is yours: {file}:{line}"
+        text = replace_section(text, file, section.id, [f'{section.indent}open_task("{said}");'])
+    return text
+
+
+def outside_text(text, file):
+    """The text without all students' lines."""
+    for section in find_sections(text, file):
+        text = replace_section(text, file, section.id, [])
+    return text
+
+
+def check_markers(tasks, texts):
+    """Table and markers agree; `texts` are the files that may have markers, by path."""
+    found = {}
+    for file, text in texts.items():
+        for section in find_sections(text, file):
+            if section.id in found:
+                raise CourseworkError(f"task {section.id} is marked in {found[section.id][0]} and "
+                                      f"in {file}, expected in one place")
+            found[section.id] = (file, section.name)
+    for task in tasks:
+        marked = found.pop(task.id, ("no file", ""))
+        if marked[0] != task.file:
+            raise CourseworkError(f"task {task.id} is marked in {marked[0]}, {TABLE} says "
+                                  f"{task.file}")
+        if marked[1] != task.name:
+            raise CourseworkError(f"task {task.id} is called '{marked[1]}' in {task.file}, "
+                                  f"'{task.name}' in {TABLE}")
+    for task_id, (file, _) in found.items():
+        raise CourseworkError(f"task {task_id}, marked in {file}, is not in {TABLE}")

@@ -1,0 +1,179 @@
+"""What the tests of one task say: runs its program, reads Catch2's XML, finds the right words."""
+
+import os
+import re
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from case_records import read_events
+from coursework import CourseworkError
+from run_tests import run_process
+
+PASSED, FAILED, OPEN = "passed", "failed", "not started"
+SLOWER = 5  # ThreadSanitizer's programs, at most
+# No core files; 8 GiB of addresses and 64 MiB of output end an endless loop before the machine does.
+LIMITS = ("bash", "-c", 'ulimit -c 0 -f 65536; {} exec "$@"', "limits")
+FRAME = re.compile(r"^ +#\d+ .*? (\S*source/\S+?):(\d+)", re.MULTILINE)
+
+
+@dataclass
+class Verdict:
+    """What became of one task. Empty where it does not apply."""
+
+    id: str
+    name: str
+    status: str  # PASSED, FAILED or OPEN
+    of: int  # points
+    how: str = ""  # of FAILED: assertion, exception, crash, deadline, race, compile
+    case: str = ""
+    asserted: str = ""  # as the test has it
+    found: str = ""  # the same with the values
+    text: str = ""  # anything else that was said
+    hint: str = ""
+    file: str = ""
+    line: int = 0
+    seconds: float = 0
+
+    @property
+    def points(self):
+        return self.of if self.status == PASSED else 0
+
+    def facts(self):
+        return {**asdict(self), "points": self.points}
+
+
+@dataclass
+class Ended:
+    """How a program ended: in words ("" for status 0), and what it left."""
+
+    words: str
+    xml: str
+    output: str
+    case: str  # that was running
+
+
+def verdict_of(task, program, in_tree, wrapper=(), race=False):
+    """Runs a task's program. `in_tree` makes paths of the student's tree; `race`: the program is
+    ThreadSanitizer's."""
+    begin = time.monotonic()
+    ended = run_program(task, program, wrapper, race)
+    seconds = round(time.monotonic() - begin, 2)
+    told = Told(ended.xml)
+    verdict = Verdict(task.id, task.name, FAILED, task.points, case=told.case or ended.case,
+                      asserted=told.asserted, found=told.found, text=told.text, hint=told.hint,
+                      file=in_tree(told.file), line=told.line, seconds=seconds)
+    everything = f"{told.text}\n{ended.output}"
+    if f"task {task.id} ({task.name}) is yours" in everything:
+        match = re.search(r"is yours: (\S+):(\d+)", everything)
+        file, line = (match[1], int(match[2])) if match else (task.file, 0)
+        return Verdict(task.id, task.name, OPEN, task.points, file=file, line=line)
+    if race and "WARNING: ThreadSanitizer" in ended.output:
+        return tell_race(verdict, task, ended.output, in_tree)
+    if ended.words.startswith("ran past"):
+        verdict.how, verdict.text = "deadline", f"still running after {task.deadline} s: endless"
+    elif ended.words.startswith("killed"):
+        verdict.how = "crash"
+        verdict.text = f"crashed ({ended.words.split()[-1]})" + what_was_thrown(ended.output)
+    elif told.how:
+        verdict.how = told.how
+    elif ended.case:
+        verdict.how, verdict.text = "crash", "the program ended in the middle of a test"
+    elif ended.words:
+        verdict.how = "crash"
+        verdict.text = f"{ended.words}: {(ended.output.strip().splitlines() or [''])[-1]}"
+    elif told.cases == 0:
+        raise CourseworkError(f"no test case carries the tag {task.tag}")
+    else:
+        return Verdict(task.id, task.name, PASSED, task.points, seconds=seconds)
+    return verdict
+
+
+def run_program(task, program, wrapper=(), race=False):
+    """Runs it up to its first failure, in a folder that goes with it, in a process group of its own,
+    under a deadline."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-grade-") as folder:
+        xml, log = Path(folder) / "result.xml", Path(folder) / "cases.jsonl"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder,
+                       "LOCKSTEP_TEST_LOG": str(log),
+                       "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
+        limits = LIMITS[2].format("" if race else "ulimit -v 8388608;")
+        try:
+            words, output = run_process(
+                (*wrapper, *LIMITS[:2], limits, LIMITS[3], str(program), task.tag,
+                 "--reporter", "xml", "--out", str(xml), "--abort"),
+                folder, environment, task.deadline * (SLOWER if race else 1))
+        except OSError as error:
+            raise CourseworkError(f"{program} cannot be started: {error.strerror}") from None
+        running = ""
+        for event in read_events(log):
+            running = event["case"] if event["event"] == "start" else ""
+        text = xml.read_text(errors="replace") if xml.is_file() else ""
+        return Ended(words, text, output, running)
+
+
+def what_was_thrown(output):
+    said = re.search(r"^ *what\(\): +(.*)$", output, re.MULTILINE)
+    return f": {said[1]}" if said else ""
+
+
+def tell_race(verdict, task, output, in_tree):
+    """ThreadSanitizer's report in the words of the table, and where in the student's file."""
+    frames = [(in_tree(match[1]), int(match[2])) for match in FRAME.finditer(output)]
+    here = [frame for frame in frames if frame[0] == task.file] or frames or [("", 0)]
+    kind = re.search(r"WARNING: ThreadSanitizer: (.*?)(?: \(pid=\d+\))?$", output, re.MULTILINE)
+    verdict.how, verdict.hint, verdict.asserted, verdict.found = "race", "", "", ""
+    verdict.text = f"ThreadSanitizer: {kind[1] if kind else 'a report'}: {task.race}"
+    verdict.file, verdict.line = here[0]
+    return verdict
+
+
+class Told:
+    """The first failure in Catch2's XML, as far as it was written."""
+
+    def __init__(self, xml):
+        self.how = self.case = self.asserted = self.found = self.text = self.hint = self.file = ""
+        self.line = self.cases = 0
+        self.infos, self.inside = [], []
+        parser = ElementTree.XMLPullParser(["start", "end"])
+        try:
+            parser.feed(xml)
+            for event, element in parser.read_events():
+                self.take(event, element)
+        except ElementTree.ParseError:
+            pass  # a crash cut it short
+
+    def take(self, event, element):
+        if event == "start":
+            self.inside.append(element)
+            if element.tag == "TestCase":
+                self.cases += 1
+                self.infos.clear()
+            return
+        self.inside.pop()
+        if element.tag == "Info":
+            self.infos.append((element.text or "").strip())
+        elif element.tag in ("Expression", "Exception", "Failure", "FatalErrorCondition"):
+            in_expression = any(outer.tag == "Expression" for outer in self.inside)
+            if not in_expression and element.get("success") != "true":
+                self.take_failure(element)
+                self.infos.clear()
+
+    def take_failure(self, element):
+        if self.how:
+            return
+        thrown = element if element.tag != "Expression" else element.find("Exception")
+        if thrown is None:
+            thrown = element.find("FatalErrorCondition")
+        self.how = {"FatalErrorCondition": "crash", "Exception": "exception"}.get(
+            thrown.tag if thrown is not None else "", "assertion")
+        self.case = next((outer.get("name", "") for outer in self.inside
+                          if outer.tag == "TestCase"), "")
+        self.asserted = (element.findtext("Original") or "").strip()
+        self.found = (element.findtext("Expanded") or "").strip()
+        self.text = (thrown.text or "").strip() if thrown is not None else ""
+        hints = [info for info in self.infos if info.startswith("hint: ")]
+        self.hint = hints[-1].removeprefix("hint: ") if hints else ""
+        self.file, self.line = element.get("filename", ""), int(element.get("line", 0))

@@ -1,0 +1,120 @@
+"""The folder in which coursework is compiled: a mirror of the sources, and a build of it per
+flavour. The sources of one student after another, or the solved ones, go into the same mirror, so
+that only what differs is compiled."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+from compile_tests import CORES
+from coursework import CourseworkError, tree
+
+# What students' machines have in common: one engine, no GPU, no library that may be missing, no
+# instruction of one processor. Without optimisation it compiles fastest, and does what was written.
+COMMON = ("-Dcuda=disabled", "-Dgloo=disabled", "-Dcpu_engine=reference", "-Dnative=false",
+          "-Dtests=enabled", "-Doptimization=0", "-Ddebug=false")
+FLAVOURS = {
+    "plain": (),
+    "tsan": ("-Db_sanitize=thread", "-Dcpp_args=-g1"),  # -g1: lines in its reports
+}
+FAILED = re.compile(r"^FAILED: (\S+)", re.MULTILINE)
+ERROR = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.*)$",
+                   re.MULTILINE)
+UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*")
+
+
+class Workshop:
+    """One folder, used by one command at a time."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.source = self.folder / "source"
+
+    @contextmanager
+    def locked(self, say):
+        """Waits until no other command uses the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"waiting for another command that uses {self.folder}")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def fill(self, files):
+        tree.mirror(files, self.source)
+
+    def build(self, flavour):
+        return self.folder / flavour
+
+    def configure(self, flavour, purpose):
+        """Runs Meson unless the build is configured for this purpose already: `objects` or
+        `grade`."""
+        build = self.build(flavour)
+        options = (*COMMON, *FLAVOURS[flavour], f"-Dcoursework={purpose}")
+        stamp, here = build / "coursework-options", str(compiler())
+        wanted = "\n".join((*options, here))
+        made = stamp.read_text() if stamp.is_file() else ""
+        if made == wanted:
+            return
+        if not made.endswith(here):
+            shutil.rmtree(build, ignore_errors=True)  # Meson keeps to the compiler it began with
+        again = ("--reconfigure",) if (build / "build.ninja").is_file() else ()
+        status, output = call(("meson", "setup", *again, str(build), str(self.source), *options))
+        if status != 0:
+            raise CourseworkError(f"meson cannot configure {build}:\n{output}")
+        stamp.write_text(wanted)
+
+    def compile(self, flavour, targets):
+        """Compiles as much of these as can be; returns the status and what was written."""
+        return call(("ninja", "-C", str(self.build(flavour)), "-k", "0", "-j", str(CORES),
+                     *targets))
+
+    def is_up_to_date(self, flavour, target):
+        status, output = call(("ninja", "-C", str(self.build(flavour)), "-n", target))
+        return status == 0 and "no work to do" in output
+
+    def objects(self, flavour):
+        """The object that each source file is compiled to, by the file's path in the tree."""
+        build = self.build(flavour)
+        found = {}
+        for command in json.loads((build / "compile_commands.json").read_text()):
+            path = os.path.relpath(os.path.join(command["directory"], command["file"]),
+                                   self.source)
+            found.setdefault(path, command["output"])
+        return found
+
+    def path_in_tree(self, text):
+        """A path as compilers and tests write it, seen from the tree's root."""
+        return re.sub(r"^(?:\.\./|\S*/)source/(?=\S)", "", text)
+
+
+def call(command):
+    """Status and output of a command. If this program is interrupted, the command is asked to end:
+    Ninja then ends its compilers, each of which leads a process group of its own."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace", start_new_session=True)
+    try:
+        output, _ = process.communicate()
+    except BaseException:
+        process.terminate()
+        process.communicate()
+        raise
+    return process.returncode, output
+
+
+def compiler():
+    """The compiler in words, and the machine it compiles for."""
+    command = os.environ.get("CXX", "c++").split()
+    try:
+        version = call((*command, "--version"))[1].splitlines()[0]
+        machine = call((*command, "-dumpmachine"))[1].strip()
+    except (OSError, IndexError):
+        raise CourseworkError(f"no C++ compiler: '{' '.join(command)}' cannot be started") from None
+    return {"compiler": version, "machine": machine}

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Write a student's tree with all tasks open: `./lockstep exercise DIR`.
+
+A copy of this repository in which the lines of every task throw and say where they are, without its
+history, with the solutions as prebuilt objects for the grader (docs/coursework.md).
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from coursework import CourseworkError, solutions, tasks as table, tree
+from coursework.workshop import Workshop
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = ("tests/coursework/wrong/", "tests/coursework/test_")  # what knows the solutions
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def check_target(target, root):
+    if (root / solutions.FOLDER).exists():
+        raise CourseworkError(f"{root} is a student's tree: make another from the solved one")
+    if target == root or root in target.parents:
+        raise CourseworkError(f"{target} lies inside of this repository, expected a folder outside")
+    if not target.parent.is_dir():
+        raise CourseworkError(f"there is no folder {target.parent}")
+    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise CourseworkError(f"{target} is there and not empty, expected a new folder")
+
+
+def write_tree(root, tasks, target):
+    """Everything but the solutions: a copy of the files, those with tasks opened."""
+    with_tasks = {task.file for task in tasks}
+    for path in tree.list_files(root):
+        if path.startswith(LEFT_OUT):
+            continue
+        if path not in with_tasks:
+            tree.copy_file(root / path, target / path)
+            continue
+        opened = table.open_text((root / path).read_text(), path)
+        for copy in (target / path, target / solutions.OPEN / path):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(opened)
+
+
+def exercise(root, target, workshop, say):
+    """Writes the tree beside its place and then gives it its name: it is whole or not there."""
+    target = Path(os.path.abspath(target))
+    check_target(target, root)
+    tasks = table.load_tasks(root)
+    table.check_markers(tasks, tree.read_sources(root))
+    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        with workshop.locked(say):
+            workshop.fill({path: root / path for path in tree.list_files(root)})
+            solutions.make_solutions(workshop, tasks, beside, say)
+        write_tree(root, tasks, beside)
+        solutions.write_manifest(root, beside)
+        beside.chmod(0o755)
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    minutes = sum(task.minutes for task in tasks)
+    say(f"{target}: {len(tasks)} tasks, {sum(task.points for task in tasks)} points, about "
+        f"{minutes / 60:.0f} hours of work; there, './lockstep grade' says where you are")
+
+
+def main(argv, root=ROOT):
+    parser = argparse.ArgumentParser(prog="lockstep exercise", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    parser.add_argument("--build", type=Path, metavar="FOLDER", default=root / "build-coursework",
+                        help="where the solutions are compiled (default build-coursework/)")
+    options = parser.parse_args(argv)
+    try:
+        exercise(root, options.folder, Workshop(options.build.resolve()), say)
+    except CourseworkError as error:
+        print(f"lockstep exercise: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
