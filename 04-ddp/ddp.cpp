@@ -100,13 +100,23 @@ void DistributedDataParallel::gradient_is_ready(size_t parameter) {
   if (options_.overlap) reduce_complete_buckets();
 }
 
-/// In the order of the plan, whichever is complete first: all ranks make the same calls.
+/// Starts the reductions, reduce(bucket), of the buckets from `next_` on whose gradients are all
+/// `ready_`, and moves `next_` behind them. Called on the host at every gradient, and once more
+/// behind backward; backward sets `next_` back to 0 when it has ended.
+///
+/// In the order of the plan, whichever is complete first: all ranks make the same calls. A gradient
+/// that is ready has been enqueued on the stream of the passes, `passes_`, and need not have been
+/// computed: the stream `communication_` waits for that, by an event. Neither the host nor
+/// `passes_` waits for anything: backward goes on with the layers in front.
 void DistributedDataParallel::reduce_complete_buckets() {
+  // [task 04.3] gradient hook
   for (; next_ < buckets_.size(); ++next_) {
     const std::vector<size_t>& members = buckets_[next_].parameters;
     if (!std::all_of(members.begin(), members.end(), [&](size_t i) { return ready_[i]; })) return;
+    communication_.wait(passes_.record());  // its gradients are complete
     reduce(buckets_[next_]);
   }
+  // [end 04.3]
 }
 
 void DistributedDataParallel::reduce(const Bucket& bucket) {
@@ -116,8 +126,8 @@ void DistributedDataParallel::reduce(const Bucket& bucket) {
                &last = in_order_[bucket.parameters.back()]->grad;
   const Tensor& all = parameters_.gradients_and_loss();
   const int64_t begin = first.data() - all.data();
-  const int64_t end =
-      next_ + 1 == buckets_.size() ? all.elements() : last.data() - all.data() + last.elements();
+  const bool is_last = bucket.parameters.back() + 1 == in_order_.size();
+  const int64_t end = is_last ? all.elements() : last.data() - all.data() + last.elements();
   average_gradients(all.range(begin, {end - begin}));
 }
 

@@ -48,6 +48,7 @@ std::vector<int64_t> DistributedSampler::next_epoch(int64_t) {
   last_given_ = epoch_;
   const std::vector<int64_t> order = order_->next_epoch(epoch_);
   base_seed_ = order_->base_seed();
+  // [task 04.4] distributed sampler
   std::vector<int64_t> mine;
   if (order.empty()) return mine;
   for (int64_t i = 0; i < size_; ++i) {
@@ -55,6 +56,7 @@ std::vector<int64_t> DistributedSampler::next_epoch(int64_t) {
     mine.push_back(order[position % order.size()]);  // past the end it begins anew
   }
   return mine;
+  // [end 04.4]
 }
 
 // --- Shards without padding ----------------------------------------------------------------------

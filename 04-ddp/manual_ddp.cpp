@@ -19,6 +19,7 @@ ManualDdp::ManualDdp(std::unique_ptr<Module> module, const FlatParameters& param
 Tensor ManualDdp::backward(const Tensor& dy, Context& context) {
   Tensor dx = module_.backward(dy, context);
   if (!context.facts.last_contribution) return dx;
+  communication_.wait(passes_.record());  // the gradients are complete
   for (const Parameter* p : parameters_.parameters()) average_gradients(p->grad);
   average_gradients(loss());
   finish_reduction();

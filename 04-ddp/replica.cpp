@@ -41,7 +41,6 @@ Tensor Replica::forward(const Tensor& x, Context& context) {
 }
 
 void Replica::average_gradients(const Tensor& gradients) {
-  communication_.wait(passes_.record());  // they are complete
   communication_times_.start();
   if (ranks_.world_size() > 1) {
     communication_.kernels().check_finite(communication_, state_, gradients, own_health_);

@@ -52,8 +52,7 @@ class Replica : public Module {
   Replica(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& ranks,
           Stream communication, AllReduceKind kind, bool broadcast_buffers);
 
-  /// Gradients that backward has enqueued become their mean over the ranks, on the communication
-  /// stream.
+  /// Gradients for which the communication stream waits become their mean over the ranks there.
   void average_gradients(const Tensor& gradients);
   /// Behind this, on the stream of the passes, the gradients are all averaged.
   void finish_reduction();
@@ -61,9 +60,9 @@ class Replica : public Module {
   Module& module_;
   const FlatParameters& parameters_;
   Communicator& ranks_;
+  Stream passes_, communication_;
 
  private:
-  Stream passes_, communication_;
   AllReduce all_reduce_;
   bool broadcasts_buffers_;
   bool buffers_are_old_ = true;  // since the last reduction

@@ -41,6 +41,12 @@ class ShardLoader {
   std::unique_ptr<DataLoader> loader_;
 };
 
+/// What a sample of a rank's part of a batch counts in that rank's loss (StepState::loss_weight),
+/// which adds up its samples. Losses and gradients are then averaged over the W ranks, and that is
+/// to be the mean over all samples of the global batch, however unequal the parts are. `batch.size`
+/// of its `batch.global_size` samples are this rank's, perhaps none.
+Real loss_weight(const HostBatch& batch, int world_size);
+
 /// A loader's options for this rank's part of a test set, nothing twice (make_evaluation_shard).
 /// Throws BadInput for fewer samples than ranks.
 DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,

@@ -109,7 +109,7 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
       const int64_t index = batch->index, size = batch->global_size;
       const StepState facts{.step = log.steps(),
                             .learning_rate = Real(schedule.at(log.steps())),
-                            .loss_weight = Real(world_size) / Real(size)};
+                            .loss_weight = loss_weight(*batch, world_size)};
       train_step(model, clip, optimizer, feeder, context, std::move(*batch), own.accumulation(),
                  facts, loss);
       log.step(index, size, loss, {optimizer.health()});

@@ -46,7 +46,9 @@ class SyncBatchNorm final : public BatchStatistics {
   /// All-gathers [2C+1].
   Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
              Context& context) override;
-  /// All-reduces [2C].
+  /// This rank's sums over its rows, [2, C], become those over all ranks' rows: one all-reduce on
+  /// the stream `communication`, behind what the pass has enqueued so far and before what it
+  /// enqueues next. The host does not wait. A rank alone has them already.
   void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) override;
 
   /// How many layers use it.

@@ -24,8 +24,10 @@ struct TrainingState {
   /// What the numbers depend on besides: training_settings(). Names and plain values.
   nlohmann::json settings = nlohmann::json::object();
 
-  /// The batch at which `epoch` begins in a run that goes on from here (DataLoader::begin_epoch).
-  int64_t first_batch(int64_t epoch) const { return epoch == this->epoch ? step_in_epoch : 0; }
+  /// The batch, from 0, at which `epoch` (the one at hand or a later one) begins in a run that goes
+  /// on from here: no batch of an epoch is trained on twice, and none is left out. All batches of
+  /// the epoch, where only its evaluation is missing (ShardLoader::begin_epoch).
+  int64_t first_batch(int64_t epoch) const;
 
   /// One more step is done; the next one's learning rate is `next_rate`.
   void count_step(double next_rate) {

@@ -155,6 +155,7 @@ std::vector<std::byte> read_file(const fs::path& path) {
 void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) {
   require(path.has_filename(), "cannot save to '{}': it names no file; add a file name",
           path.string());
+  // [task 05.3] atomic save
   TemporaryFile temporary(path);
   try {
     for (const Bytes piece : pieces) temporary.write(piece);
@@ -167,6 +168,7 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
   if (!sync_directory(path)) {
     fail_save(path, "making its new name durable (fsync of its directory)", errno);
   }
+  // [end 05.3]
 }
 
 void remove_file(const fs::path& path) {

@@ -1,6 +1,12 @@
 // Grades stage 05.
 
+#include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "05-syncbn-checkpoint/training_state.h"
+#include "common/io/file.h"
 #include "tests/coursework/hint.h"
+#include "tests/coursework/other_rank.h"
+#include "tests/support/replaced_system_calls.h"
+#include "tests/support/safetensors_support.h"
 #include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
@@ -70,6 +76,240 @@ TEST_CASE("A large mean keeps the digits of a small spread", "[task05.1]") {
   HINT("a square of a mean is a large number: what is left after subtracting another?");
   CHECK(whole.m2 == Approx(8).epsilon(1e-5));
   CHECK(whole.mean == Approx(100001));
+}
+
+// --- Backward's sums -----------------------------------------------------------------------------
+
+/// A layer's two sums on rank 0; the other rank's are 10 each.
+struct LayerSums {
+  explicit LayerSums(int world_size = 2) : other(10, world_size) { device.stream.synchronize(); }
+  ~LayerSums() {
+    gate.open();
+    for (const Stream& stream : {device.stream, communication}) {
+      try {
+        stream.synchronize();
+      } catch (const Error&) {  // told by the test
+      }
+    }
+  }
+  void merge() { synchronised.merge_sums(sums, layer, context); }
+
+  testing::Gate gate{2};
+  testing::OtherRank other;
+  testing::TestDevice device;
+  Stream communication = device.device->create_stream("communication");
+  SyncBatchNorm synchronised{other, communication};
+  BatchNorm2d layer{1};
+  Context context{device.stream};
+  Tensor sums = device.put({2, 1}, {1, 2});  // sum(dy), sum(dy (x - mean))
+};
+
+TEST_CASE("Backward's sums are over the rows of all ranks", "[task05.2]") {
+  LayerSums rank;
+  rank.merge();
+  rank.communication.synchronize();
+  const std::vector<Real> found = rank.sums.to_host();
+  {
+    HINT(
+        "these are the sums over this rank's rows: a sample moves the mean and the variance that "
+        "the samples of all ranks are normalised with");
+    CHECK(found != std::vector<Real>{1, 2});
+  }
+  HINT("sums, not means: the kernel that takes them divides by the rows of all ranks itself");
+  CHECK(found == std::vector<Real>{11, 12});
+}
+
+TEST_CASE("Both sums travel in one call, in the order of all calls", "[task05.2]") {
+  LayerSums rank;
+  rank.merge();
+  {
+    HINT("every call costs a latency: one is enough for both sums");
+    REQUIRE(rank.other.sums.size() == 1);
+    CHECK(rank.other.sums[0].x.count == 2);
+  }
+  HINT(
+      "calls on two streams race for the communicator, and ranks can come to wait for each other "
+      "crosswise: on which stream do the others go?");
+  CHECK(rank.other.sums[0].stream.backend().name() == "communication");
+}
+
+TEST_CASE("The call waits for the sums, and the pass for the call", "[task05.2]") {
+  SECTION("a slow kernel makes the sums") {
+    LayerSums rank;
+    testing::enqueue(rank.device.stream, [&] { rank.gate.pass(); });
+    rank.device.kernels().fill(rank.device.stream, 5, rank.sums);
+    {
+      HINT("does the host wait for the device? It has to go on and enqueue");
+      rank.merge();
+    }
+    HINT(
+        "the sums were sent before the device had made them: what does the communication stream "
+        "wait for?");
+    CHECK(rank.other.done_after_a_while(0) == 0);
+    rank.gate.open();
+    CHECK(rank.sums.to_host() == std::vector<Real>{15, 15});
+  }
+  SECTION("the other rank is slow") {
+    std::atomic<int> calls_done = -1;  // when the pass goes on
+    LayerSums rank;
+    rank.other.before_sum = [&] { rank.gate.pass(); };
+    rank.merge();
+    testing::enqueue(rank.device.stream, [&] { calls_done = rank.other.done.load(); });
+    rank.other.done_after_a_while(0);
+    rank.gate.open();
+    rank.device.stream.synchronize();
+    HINT(
+        "backward went on before the other rank's sums were there: what does its stream wait for?");
+    CHECK(calls_done == 1);
+  }
+}
+
+TEST_CASE("A rank alone has the sums already", "[task05.2]") {
+  LayerSums rank(1);
+  rank.merge();
+  HINT("with one rank there is nobody to call");
+  CHECK(rank.other.sums.empty());
+}
+
+// --- Saving --------------------------------------------------------------------------------------
+
+using testing::SystemCalls;
+using testing::io::read_text;
+using testing::io::ScratchDirectory;
+using testing::io::write_text;
+using Names = std::vector<std::string>;
+
+/// Saves "01234" and "56789" as one file.
+void save_digits(const std::filesystem::path& path) {
+  const std::vector<std::byte> first = testing::io::to_bytes("01234"),
+                               second = testing::io::to_bytes("56789");
+  const std::span<const std::byte> pieces[] = {first, second};
+  write_file_atomically(path, pieces);
+}
+
+/// A save over a file "old": what was done to the disk, and how things stood at the rename.
+struct WatchedSave {
+  WatchedSave() {
+    write_text(path, "old");
+    SystemCalls calls;
+    calls.before_rename = [&](const char* from, const char*) {
+      path_then = read_text(path);
+      new_file_then = read_text(from);
+      folder_then = std::filesystem::path(from).parent_path();
+    };
+    save_digits(path);
+    std::string* part = &before_rename;
+    for (const std::string& call : calls.log) {
+      if (call == "rename") {
+        part = &after_rename;
+      } else {
+        *part += call + "; ";
+      }
+    }
+  }
+  ScratchDirectory directory;
+  const std::filesystem::path path = directory / "model";
+  std::string path_then = "(nothing was renamed)", new_file_then, folder_then;
+  std::string before_rename, after_rename;  // the other calls
+};
+
+TEST_CASE("A path has the whole old file or the whole new one", "[task05.3]") {
+  const WatchedSave save;
+  {
+    HINT("all pieces, one behind the other");
+    CHECK(read_text(save.path) == "0123456789");
+  }
+  {
+    HINT(
+        "whoever reads the path meanwhile, or after a crash, has to find the old file: is the new "
+        "one written in its place?");
+    CHECK(save.path_then == "old");
+  }
+  {
+    HINT("from the rename on readers get the new file: is it whole by then?");
+    CHECK(save.new_file_then == "0123456789");
+  }
+  HINT("a rename from one disk to another is no rename: where does the temporary file belong?");
+  CHECK(save.folder_then == save.directory.path().string());
+}
+
+TEST_CASE("A power cut at any moment leaves one of the two files", "[task05.3]") {
+  using Catch::Matchers::ContainsSubstring;
+  const WatchedSave save;
+  {
+    HINT(
+        "write() hands bytes to the system, not to the disk: the new name may get there before "
+        "they do, and belongs to an empty file after a power cut");
+    CHECK_THAT(save.before_rename, ContainsSubstring("fsync file of 10 bytes"));
+  }
+  HINT("the rename itself has to reach the disk, too: names belong to the directory");
+  CHECK_THAT(save.after_rename, ContainsSubstring("fsync directory"));
+}
+
+TEST_CASE("A save that fails leaves the old file, and nothing else", "[task05.3]") {
+  const ScratchDirectory directory;
+  write_text(directory / "model", "old");
+  {
+    const testing::FullDisk full(4);
+    HINT("the disk is full, and the caller has to know");
+    CHECK_THROWS_AS(save_digits(directory / "model"), EnvironmentError);
+  }
+  {
+    SystemCalls calls;
+    calls.failing = "rename";
+    HINT("a rename can fail, and the caller has to know");
+    CHECK_THROWS_AS(save_digits(directory / "model"), EnvironmentError);
+  }
+  HINT("nobody will ever look for what a failed save leaves behind");
+  CHECK(directory.names() == Names{"model"});
+  HINT("the old file is all there is now");
+  CHECK(read_text(directory / "model") == "old");
+}
+
+// --- Resuming ------------------------------------------------------------------------------------
+
+TEST_CASE("An interrupted epoch goes on where it was", "[task05.4]") {
+  const TrainingState state{.epoch = 1, .step_in_epoch = 2, .steps = 6};
+  {
+    HINT("the epoch begins anew: its first batches would be trained on twice");
+    CHECK(state.first_batch(1) != 0);
+  }
+  HINT("batches count from 0, and step_in_epoch of them are done: which one is next?");
+  CHECK(state.first_batch(1) == 2);
+}
+
+TEST_CASE("Later epochs begin at their beginning", "[task05.4]") {
+  const TrainingState state{.epoch = 1, .step_in_epoch = 2, .steps = 6};
+  HINT("batches are left out: of which epoch were some done?");
+  CHECK(state.first_batch(2) == 0);
+  HINT("a new run begins at the beginning");
+  CHECK(TrainingState{}.first_batch(0) == 0);
+}
+
+/// A run of two epochs with three batches each goes on, and stops after so many steps: which
+/// batches it trained on ("epoch.batch").
+Names go_on(TrainingState& state, int steps) {
+  Names batches;
+  for (int64_t epoch = state.epoch; epoch < 2; ++epoch) {
+    for (int64_t batch = state.first_batch(epoch); batch < 3; ++batch) {
+      batches.push_back(fmt::format("{}.{}", epoch, batch));
+      state.count_step(0);
+      if (std::ssize(batches) == steps) return batches;
+    }
+    state.count_epoch(0);
+  }
+  return batches;
+}
+
+TEST_CASE("Stopped after any step, a run trains on every batch once", "[task05.4]") {
+  for (int stop = 1; stop <= 6; ++stop) {
+    TrainingState state;
+    Names batches = go_on(state, stop);
+    const Names rest = go_on(state, 7);
+    batches.insert(batches.end(), rest.begin(), rest.end());
+    HINT("some batch comes twice or never where a run was stopped: count on from the steps done");
+    CHECK(batches == Names{"0.0", "0.1", "0.2", "1.0", "1.1", "1.2"});
+  }
 }
 
 }  // namespace

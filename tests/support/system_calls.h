@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -20,7 +21,7 @@ namespace lockstep::testing {
 
 /// Sees every fsync, rename and unlink of the process while it lives, and can make them fail. Their
 /// order is the whole point of a durable save, and nothing but a power cut would show it otherwise.
-/// For programs that contain unit/file_test.cpp, whose functions stand in for the C library's.
+/// For programs that contain support/replaced_system_calls.h.
 class SystemCalls {
  public:
   SystemCalls() { watcher() = this; }
@@ -47,6 +48,7 @@ class SystemCalls {
   std::set<std::thread::id> threads;   // that made them
   std::string failing;                 // the entry of the log that fails with EIO
   std::ptrdiff_t failing_number = -1;  // or its place
+  std::function<void(const char* from, const char* to)> before_rename;  // if it is set
 
  private:
   std::mutex mutex_;

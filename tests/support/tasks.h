@@ -34,16 +34,18 @@ inline void enqueue(Stream stream, std::function<void()> body) {
 /// device in every test: a device runs what is still queued when it goes.
 class Gate {
  public:
+  explicit Gate(double patience_seconds = 20) : patience_(patience_seconds) {}
   void open() { open_.store(true, std::memory_order_release); }
   void pass() const {
     const auto begin = Clock::now();
     while (!open_.load(std::memory_order_acquire)) {
-      if (seconds_since(begin) > 20) fail<EnvironmentError>("the gate was never opened");
+      if (seconds_since(begin) > patience_) fail<EnvironmentError>("the gate was never opened");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 
  private:
+  double patience_;
   std::atomic<bool> open_{false};
 };
 

@@ -1,8 +1,6 @@
 // Files on a disk: what saving must survive, and what it says when it cannot.
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <atomic>
@@ -12,30 +10,8 @@
 
 #include "common/io/file.h"
 #include "tests/support/catch.h"
+#include "tests/support/replaced_system_calls.h"
 #include "tests/support/safetensors_support.h"
-#include "tests/support/system_calls.h"
-
-// These stand in for the C library's functions in the whole test program.
-extern "C" int fsync(int fd) {
-  struct stat info {};
-  fstat(fd, &info);
-  if (lockstep::testing::note_system_call(
-          S_ISDIR(info.st_mode) ? "fsync directory"
-                                : fmt::format("fsync file of {} bytes", info.st_size))) {
-    return -1;
-  }
-  return static_cast<int>(syscall(SYS_fsync, fd));
-}
-
-extern "C" int rename(const char* from, const char* to) noexcept {
-  if (lockstep::testing::note_system_call("rename")) return -1;
-  return renameat(AT_FDCWD, from, AT_FDCWD, to);
-}
-
-extern "C" int unlink(const char* path) noexcept {
-  if (lockstep::testing::note_system_call("unlink")) return -1;
-  return unlinkat(AT_FDCWD, path, 0);
-}
 
 namespace lockstep {
 namespace {

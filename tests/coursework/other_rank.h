@@ -1,0 +1,54 @@
+#pragma once
+// Two ranks of which a test plays one.
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "common/comm/communicator.h"
+#include "common/core/error.h"
+#include "tests/support/tasks.h"
+
+namespace lockstep::testing {
+
+/// Rank 0 of two. What the other one adds to every sum is known, so that a test sees each call of a
+/// rank and nobody waits for anybody.
+class OtherRank final : public Communicator {
+ public:
+  explicit OtherRank(Real its_share, int world_size = 2)
+      : Communicator(0, world_size), its_share_(its_share) {}
+
+  struct Sum {
+    Elements x;
+    Stream stream;
+  };
+  std::vector<Sum> sums;                     // enqueued, in order
+  std::atomic<int> done = 0;                 // of them, by the device
+  std::function<void()> before_sum = [] {};  // what the device does first
+
+  /// How many sums the device has made, if it gets a moment to make more than `expected`.
+  int done_after_a_while(int expected) const {
+    const auto begin = Clock::now();
+    while (done <= expected && seconds_since(begin) < 0.1) std::this_thread::yield();
+    return done;
+  }
+
+ private:
+  void issue(Stream stream, const Call& call) override {
+    if (call.op == Call::Op::broadcast) return;  // rank 0 has what it sends
+    require(call.op == Call::Op::all_reduce, "a call of {}, expected all_reduce only",
+            name_of(call.op));
+    sums.push_back({call.mine, stream});
+    const Real part = call.reduction == Reduction::average ? Real(1) / Real(world_size()) : 1;
+    enqueue(stream, "all_reduce", [this, x = call.mine, part] {
+      before_sum();
+      Real* const values = static_cast<Real*>(x.data);
+      for (int64_t i = 0; i < x.count; ++i) values[i] = (values[i] + its_share_) * part;
+      ++done;
+    });
+  }
+  const Real its_share_;
+};
+
+}  // namespace lockstep::testing

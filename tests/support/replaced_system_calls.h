@@ -1,0 +1,42 @@
+#pragma once
+// Stand in for the C library's functions in the whole program of the one source that includes this.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tests/support/system_calls.h"
+
+namespace lockstep::testing {
+
+inline bool note_fsync(int fd) {
+  struct stat info {};
+  fstat(fd, &info);
+  return note_system_call(S_ISDIR(info.st_mode)
+                              ? "fsync directory"
+                              : fmt::format("fsync file of {} bytes", info.st_size));
+}
+
+}  // namespace lockstep::testing
+
+extern "C" int fsync(int fd) {
+  return lockstep::testing::note_fsync(fd) ? -1 : static_cast<int>(syscall(SYS_fsync, fd));
+}
+
+extern "C" int fdatasync(int fd) {
+  return lockstep::testing::note_fsync(fd) ? -1 : static_cast<int>(syscall(SYS_fdatasync, fd));
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  const lockstep::testing::SystemCalls* watcher = lockstep::testing::SystemCalls::watcher();
+  if (watcher != nullptr && watcher->before_rename) watcher->before_rename(from, to);
+  if (lockstep::testing::note_system_call("rename")) return -1;
+  return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+extern "C" int unlink(const char* path) noexcept {
+  if (lockstep::testing::note_system_call("unlink")) return -1;
+  return unlinkat(AT_FDCWD, path, 0);
+}
