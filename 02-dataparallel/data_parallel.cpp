@@ -55,7 +55,11 @@ Tensor DataParallel::backward(const Tensor& dy, Context& context) {
   root().context = &context;
   parallel_backward(scatter(dy));
   phases_.end("backward");
-  reduce_add();
+  if (mode_ == ReduceMode::library && replicas_.size() > 1) {
+    reduce_by_library();
+  } else {
+    reduce_add();
+  }
   phases_.end("reduce");
   return {};
 }
@@ -115,6 +119,7 @@ std::vector<Tensor> DataParallel::parallel_apply(const std::vector<Tensor>& inpu
 }
 
 Tensor DataParallel::gather(const std::vector<Tensor>& outputs) {
+  // [task 02.2] gather
   if (in_use_ == 1) return outputs[0];
   Shape shape = outputs[0].shape();
   shape[0] = 0;
@@ -129,6 +134,7 @@ Tensor DataParallel::gather(const std::vector<Tensor>& outputs) {
     first += rows;
   }
   return gathered;
+  // [end 02.2]
 }
 
 void DataParallel::parallel_backward(const std::vector<Tensor>& slopes) {
@@ -139,23 +145,26 @@ void DataParallel::parallel_backward(const std::vector<Tensor>& slopes) {
 }
 
 void DataParallel::reduce_add() {
-  const FlatParameters& sum = *root().parameters;
-  if (mode_ == ReduceMode::library && replicas_.size() > 1) {
-    for (size_t r = in_use_; r < replicas_.size(); ++r) replicas_[r].parameters->zero_gradients();
-    const CollectiveGroup group(world_);
-    for (size_t r = 0; r < replicas_.size(); ++r) {
-      const Replica& replica = replicas_[r];
-      world_.rank(static_cast<int>(r)).reduce(replica.stream, replica.parameters->gradients(), 0);
-      if (r > 0) count_bytes(sum.gradients().bytes());
-    }
-    return;
-  }
-  const Tensor received = in_use_ > 1 ? root().context->empty(sum.gradients().shape()) : Tensor();
+  // [task 02.3] reduce-add
+  const Tensor& sum = root().parameters->gradients();
+  const Tensor received = in_use_ > 1 ? root().context->empty(sum.shape()) : Tensor();
   for (size_t r = 1; r < in_use_; ++r) {
     hand_back(r);
     copy(replicas_[r].parameters->gradients(), received);
     hand_over(r);
-    root().stream.kernels().add(root().stream, received, sum.gradients());
+    root().stream.kernels().add(root().stream, received, sum);
+  }
+  // [end 02.3]
+}
+
+void DataParallel::reduce_by_library() {
+  for (size_t r = in_use_; r < replicas_.size(); ++r) replicas_[r].parameters->zero_gradients();
+  const CollectiveGroup group(world_);  // of all ranks, in use or not
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    const Replica& replica = replicas_[r];
+    const Tensor& gradients = replica.parameters->gradients();
+    world_.rank(static_cast<int>(r)).reduce(replica.stream, gradients, 0);
+    if (r > 0) count_bytes(gradients.bytes());
   }
 }
 

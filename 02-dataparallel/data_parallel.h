@@ -76,16 +76,26 @@ class DataParallel final : public Module {
   void replicate();
   /// Enqueues every replica's forward: none waits for another.
   std::vector<Tensor> parallel_apply(const std::vector<Tensor>& inputs);
-  /// Puts the rows of all outputs behind one another: [N,...] on device 0.
+  /// Puts the rows of all outputs behind one another, in order of the replicas: [N,...] on device
+  /// 0, from its context's memory. The outputs differ in their number of rows only. They come by
+  /// copy(), as soon as their replica has computed them.
   Tensor gather(const std::vector<Tensor>& outputs);
   void parallel_backward(const std::vector<Tensor>& slopes);
-  /// Adds the replicas' gradients to device 0's.
+  /// Adds the gradients of the replicas in use to device 0's, whatever these held before: each
+  /// comes by copy() into memory of device 0, as soon as its replica's backward is done, and device
+  /// 0's stream computes the sum.
   void reduce_add();
+  /// The same by the communicator's reduce.
+  void reduce_by_library();
 
   // Device 0's stream makes all copies. Between hand_back() and hand_over() it may touch the memory
   // of a replica.
+
+  /// From here on device 0's stream waits for what the replica's has been given so far.
   void hand_back(size_t replica);
+  /// The other way round.
   void hand_over(size_t replica);
+  /// On device 0's stream; counts the bytes if the devices differ.
   void copy(const Tensor& from, const Tensor& to);
   void count_bytes(size_t bytes);
   /// Calls work(replica, its number) for those in use; an error of one says which.

@@ -25,8 +25,9 @@ class Channel {
   /// Enqueues on the sender's stream that it waits until the next place has been emptied. send()
   /// does that too; by itself it lets the wait be timed.
   void await_place();
-  /// Enqueues a copy of x [n,...], of the sender's. All have the same extents but the first; throws
-  /// BadInput, with both shapes, if not.
+  /// Enqueues on the sender's stream a copy of x [n,...], of the sender's, into the next place, as
+  /// soon as that has been emptied, and notes the event that receive() makes the receiver wait for.
+  /// All have the same extents but the first; throws BadInput, with both shapes, if not.
   void send(const Tensor& x);
   /// The oldest tensor not received yet, from here on in the receiver's order.
   Tensor receive();
@@ -37,8 +38,8 @@ class Channel {
   struct Place {
     Tensor memory{};
     Shape shape{};                   // of the tensor that is in it
-    std::optional<Event> filled{};   // of the sender
-    std::optional<Event> emptied{};  // of the receiver
+    std::optional<Event> filled{};   // of the sender: the copy is complete
+    std::optional<Event> emptied{};  // of the receiver: it has read what was there
   };
 
   Stream from_, to_;

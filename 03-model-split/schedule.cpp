@@ -100,6 +100,7 @@ Instructions gpipe_schedule(int stages, int micro_batches, int stage) {
 }
 
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage) {
+  // [task 03.2] 1F1B's schedule
   // Forwards before the first backward: just enough to keep all stages behind this one busy, itself
   // included.
   const int warm_up = std::min(stages - stage, micro_batches);
@@ -118,6 +119,7 @@ Instructions one_f1b_schedule(int stages, int micro_batches, int stage) {
     if (next < micro_batches) writer.forward(next);
   }
   return writer.finish();
+  // [end 03.2]
 }
 
 Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage) {

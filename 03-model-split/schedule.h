@@ -43,7 +43,8 @@ using Instructions = std::vector<Instruction>;
 /// activations and sends no gradients, the last the other way round.
 Instructions gpipe_schedule(int stages, int micro_batches, int stage);
 /// The same in 1F1B: after min(stages - stage, micro_batches) forwards, a backward and a forward in
-/// turn until nothing is left.
+/// turn until nothing is left. Sends and receives stand in an order in which no stage waits for
+/// ever, even if every send lasts until its receiver has come to the receive.
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage);
 
 /// What stage `stage` of `stages` does for one batch of `micro_batches`, in this order; the naive

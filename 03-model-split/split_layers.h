@@ -52,6 +52,8 @@ class OutputConv2d final : public OutputSplit<Conv2d> {
 template <class Shard>
 class InputSplit : public SplitLayer {
  public:
+  /// x[r] is rank r's part of the input; all y[r] are the whole output. A shard's product() and
+  /// add_bias(), bias and activation, are the halves of its forward.
   Tensors forward(const Tensors& x, const Contexts& contexts) override;
   Tensors backward(const Tensors& dy, const Contexts& contexts) override;
 

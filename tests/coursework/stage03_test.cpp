@@ -1,10 +1,17 @@
 // Grades stage 03.
 
+#include "03-model-split/channel.h"
 #include "03-model-split/schedule.h"
+#include "03-model-split/split_layers.h"
 #include "tests/coursework/hint.h"
+#include "tests/coursework/late.h"
 
 namespace lockstep {
 namespace {
+
+using Values = std::vector<Real>;
+
+// --- Schedules -----------------------------------------------------------------------------------
 
 /// One instruction per line.
 std::string text_of(const Instructions& list) {
@@ -80,6 +87,246 @@ TEST_CASE("Four stages finish without waiting for each other for ever", "[task03
       "stages wait for one another longer than a pipeline must: (m + p - 1) forwards and "
       "backwards");
   CHECK(table.makespan == Approx((8 + 4 - 1) * 3));
+}
+
+std::vector<Instructions> one_f1b_schedules(int stages, int micro_batches) {
+  std::vector<Instructions> all;
+  for (int stage = 0; stage < stages; ++stage) {
+    all.push_back(one_f1b_schedule(stages, micro_batches, stage));
+  }
+  return all;
+}
+
+/// "F0 F1 B0 ...": the forwards and backwards of a stage, without what it sends and receives.
+std::string work_of(const Instructions& list) {
+  std::string text;
+  for (const Instruction& i : list) {
+    const bool forward = i.kind == Instruction::Kind::forward;
+    if (!forward && i.kind != Instruction::Kind::backward) continue;
+    text += (text.empty() ? "" : " ") + std::string(forward ? "F" : "B") +
+            std::to_string(i.micro_batch);
+  }
+  return text;
+}
+
+/// The instructions that have to do with one micro-batch, and the step.
+Instructions only(const Instructions& list, int micro_batch) {
+  Instructions some = list;
+  std::erase_if(some, [&](const Instruction& i) {
+    return i.kind != Instruction::Kind::step && i.micro_batch != micro_batch;
+  });
+  return some;
+}
+
+TEST_CASE("1F1B goes backward as soon as there is a gradient", "[task03.2]") {
+  {
+    HINT("the last stage has a gradient right after its first forward: what does it wait for?");
+    CHECK(work_of(one_f1b_schedule(3, 4, 2)) == "F0 B0 F1 B1 F2 B2 F3 B3");
+  }
+  {
+    HINT("an earlier stage runs ahead of its first backward: by how many, and then in turn");
+    CHECK(work_of(one_f1b_schedule(3, 4, 1)) == "F0 F1 B0 F2 B1 F3 B2 B3");
+    CHECK(work_of(one_f1b_schedule(3, 4, 0)) == "F0 F1 F2 B0 F3 B1 B2 B3");
+  }
+  HINT("there may be fewer micro-batches than stages");
+  CHECK(work_of(one_f1b_schedule(4, 2, 0)) == "F0 F1 B0 B1");
+}
+
+TEST_CASE("What becomes of one micro-batch in 1F1B", "[task03.2]") {
+  for (const int micro_batch : {0, 2, 3}) {
+    const auto seen_by = [&](int stage) {
+      return text_of(only(one_f1b_schedule(3, 4, stage), micro_batch));
+    };
+    const std::string i = " " + std::to_string(micro_batch) + "\n";
+    {
+      HINT("the first stage receives no activations and sends no gradients");
+      CHECK(seen_by(0) == "forward" + i + "send activation" + i + "receive gradient" + i +
+                              "backward" + i + "step\n");
+    }
+    {
+      HINT("the last stage sends no activations and receives no gradients");
+      CHECK(seen_by(2) == "receive activation" + i + "forward" + i + "backward" + i +
+                              "send gradient" + i + "step\n");
+    }
+    HINT("what a forward or backward needs is received before it, and what it made is sent then");
+    CHECK(seen_by(1) == "receive activation" + i + "forward" + i + "send activation" + i +
+                            "receive gradient" + i + "backward" + i + "send gradient" + i +
+                            "step\n");
+  }
+}
+
+TEST_CASE("Four stages of 1F1B finish, and keep few activations", "[task03.2]") {
+  const std::vector<Instructions> schedules = one_f1b_schedules(4, 8);
+  HINT("does a stage receive what its neighbour sends later, or never?");
+  const Timetable table = simulate(schedules, 1, 2);
+  {
+    HINT("a stage keeps the activations of a micro-batch until it has gone backward: how many?");
+    CHECK(table.live == std::vector<int>{4, 3, 2, 1});
+  }
+  {
+    HINT("the bubble is that of GPipe: (m + p - 1) forwards and backwards");
+    CHECK(table.makespan == Approx((8 + 4 - 1) * 3));
+  }
+  HINT(
+      "two neighbours wait for each other, because a send lasts until it is received: in which "
+      "order does a stage send its gradient and receive its next activation?");
+  CHECK_NOTHROW(simulate(schedules, 1, 2, /*blocking_sends=*/true));
+}
+
+// --- From stage to stage -------------------------------------------------------------------------
+
+/// The sender is device 0, the receiver device 1. Tensors have two equal numbers.
+struct Boundary {
+  explicit Boundary(size_t places) : channel(devices.stream(0), devices.stream(1), places) {}
+
+  Tensor put(size_t device, Real value) const {
+    return Tensor::from_host(devices.stream(device), {1, 2}, {value, value});
+  }
+  /// What the receiver reads, in its order.
+  void read(const Tensor& received, const Tensor& seen) const {
+    devices.stream(1).copy(seen.data(), received.data(), seen.bytes());
+  }
+  /// A tensor goes all the way.
+  Values carry(Real value) {
+    const Tensor x = put(0, value);
+    channel.send(x);
+    const Values values = channel.receive().to_host();
+    channel.release();
+    return values;
+  }
+
+  testing::LateMachine devices{2};
+  Channel channel;
+};
+
+TEST_CASE("What was sent arrives", "[task03.3]") {
+  Boundary boundary(2);
+  HINT("the receiver read a place that was not filled yet: has every send an event to wait for?");
+  for (const Real value : {1, 2, 3, 4, 5}) CHECK(boundary.carry(value) == Values{value, value});
+}
+
+TEST_CASE("The receiver waits for a late sender", "[task03.3]") {
+  Boundary boundary(1);
+  const Tensor x = boundary.put(0, 1), seen = boundary.put(1, -1);
+  HINT("the receiver read a place that was not filled yet: which event does it wait for?");
+  for (const bool late : {false, true}) {
+    if (late) boundary.devices.hold(0);
+    x.home().kernels().fill(x.home(), late ? 2 : 1, x);
+    boundary.channel.send(x);
+    boundary.read(boundary.channel.receive(), seen);
+    boundary.channel.release();
+    if (late) boundary.devices.let_go_after(1);
+    CHECK(seen.to_host() == (late ? Values{2, 2} : Values{1, 1}));
+  }
+}
+
+TEST_CASE("A place is not filled while a late receiver still reads it", "[task03.3]") {
+  Boundary boundary(1);
+  boundary.carry(1);  // the place is there
+  const Tensor seen = boundary.put(1, -1), x = boundary.put(0, 2), next = boundary.put(0, 3);
+  boundary.channel.send(x);
+  const Tensor received = boundary.channel.receive();
+  boundary.devices.hold(1);
+  boundary.read(received, seen);
+  boundary.channel.release();
+  boundary.channel.send(next);
+  boundary.devices.let_go_after(0);
+  HINT("the place was filled again before the receiver had read it: when is it empty?");
+  CHECK(seen.to_host() == Values{2, 2});
+  CHECK(boundary.channel.receive().to_host() == Values{3, 3});
+}
+
+TEST_CASE("The sender does not wait for a receiver that is busy", "[task03.3]") {
+  Boundary boundary(1);
+  boundary.carry(1);
+  const Tensor x = boundary.put(0, 2);
+  boundary.devices.hold(1);
+  boundary.channel.send(x);
+  x.home().kernels().fill(x.home(), 9, x);
+  const Event gone_on = x.home().record();
+  {
+    HINT("the place was empty, but the sender waits until the receiver has done something else");
+    CHECK(boundary.devices.comes(gone_on));
+  }
+  boundary.devices.let_go();
+  HINT("the sender went on and changed its tensor: whose stream makes the copy, and when?");
+  CHECK(boundary.channel.receive().to_host() == Values{2, 2});
+}
+
+// --- Layers --------------------------------------------------------------------------------------
+
+/// RowLinear with two inputs and one output on two ranks: rank 0 has the first weight, rank 1 the
+/// second.
+struct TwoHalves {
+  TwoHalves(const Values& weights, Real bias, Activation activation = Activation::none)
+      : whole(make_whole(activation)), modules(*machine.world), split(*whole, modules) {
+    for (int r = 0; r < 2; ++r) {
+      parameters.push_back(
+          std::make_unique<FlatParameters>(modules.tree(r), machine.streams[size_t(r)]));
+      const std::vector<Parameter*>& rank = parameters.back()->parameters();
+      rank[0]->value.copy_from_host({weights[size_t(r)]});
+      rank[1]->value.copy_from_host({bias});
+      owned.push_back(std::make_unique<Context>(machine.streams[size_t(r)]));
+      contexts.push_back(owned.back().get());
+    }
+  }
+  static std::unique_ptr<Linear> make_whole(Activation activation) {
+    auto linear = std::make_unique<Linear>(2, 1, activation);
+    linear->set_name("fc1");
+    return linear;
+  }
+  /// One number on each rank.
+  Tensors put(const Values& values) const {
+    return {Tensor::from_host(machine.streams[0], {1, 1}, {values[0]}),
+            Tensor::from_host(machine.streams[1], {1, 1}, {values[1]})};
+  }
+  static Values numbers(const Tensors& of_ranks) {
+    Values values;
+    for (const Tensor& x : of_ranks) values.push_back(x.to_host().at(0));
+    return values;
+  }
+  /// What the ranks have for the inputs 1 and 1.
+  Values forward() { return numbers(split.forward(put({1, 1}), contexts)); }
+
+  testing::Machine machine{testing::cpus(2)};
+  std::unique_ptr<Linear> whole;
+  RankModules modules;
+  RowLinear split;
+  std::vector<std::unique_ptr<FlatParameters>> parameters;
+  std::vector<std::unique_ptr<Context>> owned;
+  Contexts contexts;
+};
+
+TEST_CASE("Every rank has the output of the whole layer", "[task03.4]") {
+  {
+    HINT("a rank's product knows only its own inputs: the output is the sum over all ranks");
+    CHECK(TwoHalves({1, 20}, 0).forward() == Values{21, 21});
+  }
+  HINT("all ranks have the whole bias: how many times is it in the sum?");
+  CHECK(TwoHalves({1, 20}, 300).forward() == Values{321, 321});
+}
+
+TEST_CASE("The activation is that of the sum", "[task03.4]") {
+  HINT("the sum of ReLUs is not the ReLU of the sum: -5 + 3 + 4 is 2");
+  CHECK(TwoHalves({-5, 3}, 4, Activation::relu).forward() == Values{2, 2});
+  HINT("-5 + 3 + 1 is less than 0, and then so is every rank's output cut off");
+  CHECK(TwoHalves({-5, 3}, 1, Activation::relu).forward() == Values{0, 0});
+}
+
+TEST_CASE("What backward needs is kept", "[task03.4]") {
+  TwoHalves cut_off({-5, 3}, 1, Activation::relu);
+  cut_off.forward();
+  HINT("a shard remembers the tensor that its product() returned: is the output in that one?");
+  CHECK(cut_off.numbers(cut_off.split.backward(cut_off.put({1, 1}), cut_off.contexts)) ==
+        Values{0, 0});
+}
+
+TEST_CASE("One all-reduce a pass", "[task03.4]") {
+  TwoHalves halves({1, 20}, 300);
+  halves.forward();
+  HINT("the ranks exchange one sum; everything else each does by itself");
+  CHECK(halves.split.traffic().all_reduces == 1);
+  CHECK(halves.split.traffic().bytes == int64_t{sizeof(Real)});
 }
 
 }  // namespace

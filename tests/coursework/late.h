@@ -1,0 +1,43 @@
+#pragma once
+// One stream that is late, so that it shows who ought to wait for it and does not.
+
+#include <deque>
+
+#include "tests/support/machine.h"
+#include "tests/support/tasks.h"
+
+namespace lockstep::testing {
+
+/// CPU devices with a stream each, any of which can be held up.
+struct LateMachine {
+  explicit LateMachine(int devices) : machine(cpus(devices)) {}
+  ~LateMachine() { let_go(); }  // a test that failed must not wait
+
+  Stream stream(size_t device) const { return machine.streams[device]; }
+  /// Holds a device up from here on.
+  void hold(size_t device) {
+    Gate& gate = gates.emplace_back();
+    enqueue(stream(device), [&gate] { gate.pass(); });
+  }
+  void let_go() {
+    for (Gate& gate : gates) gate.open();
+  }
+  /// Whether an event comes, in a few seconds at most.
+  static bool comes(const Event& event, double seconds = 3) {
+    const auto begin = Clock::now();
+    while (!event.done() && seconds_since(begin) < seconds) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return event.done();
+  }
+  /// Lets go who was held up, but not before `device` has done all that it does without waiting.
+  void let_go_after(size_t device) {
+    comes(stream(device).record(), kShort);
+    let_go();
+  }
+
+  std::deque<Gate> gates;  // before the devices, whose tasks refer to them
+  Machine machine;
+};
+
+}  // namespace lockstep::testing
