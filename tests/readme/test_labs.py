@@ -1,0 +1,60 @@
+"""Every lab of the stages is in the list, runs, and is told in the READMEs."""
+
+import os
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
+sys.path.insert(0, str(ROOT / "tools"))
+from coursework import labs  # noqa: E402
+
+
+class TestLabs(unittest.TestCase):
+    def names_in(self, program):
+        """What a program of labs says that it has."""
+        done = subprocess.run([BUILD / program, "none"], capture_output=True, text=True)
+        self.assertEqual(1, done.returncode)
+        return re.search(r"expected one of (.*)", done.stderr)[1].split(", ")
+
+    def run_lab(self, name):
+        code = ("import sys; from pathlib import Path; from coursework import labs\n"
+                "sys.exit(labs.run_lab(sys.argv[1], Path(sys.argv[2]), "
+                "lambda text: print(text, flush=True)))")
+        return subprocess.run([sys.executable, "-c", code, name, str(BUILD)], capture_output=True,
+                              text=True, timeout=100, cwd=ROOT / "tools")
+
+    def test_the_list_is_what_the_programs_have(self):
+        for program in ("04-ddp/labs", "05-syncbn-checkpoint/labs"):
+            listed = [name for name, lab in labs.load_labs().items() if lab["program"] == program]
+            self.assertEqual(self.names_in(program), listed)
+
+    def test_each_lab_shows_and_explains_itself(self):
+        for name, lab in labs.load_labs().items():
+            with self.subTest(name):
+                done = self.run_lab(name)
+                story = done.stdout + done.stderr
+                self.assertEqual(0, done.returncode, story)
+                parts = [done.stdout.find(text) for text in (
+                    "Expect: ", "== With the mistake: ", "== Without it: ", "\nWhy: ")]
+                self.assertEqual(sorted(parts), parts, story)
+                self.assertGreaterEqual(parts[0], 0, story)
+
+    def test_the_readmes_tell_them(self):
+        text = (ROOT / "README.md").read_text()
+        for name, lab in labs.load_labs().items():
+            self.assertIn(f"`{name}`", text)
+            stage = lab["program"].split("/")[0]
+            self.assertIn(f"labs {name}`", (ROOT / stage / "README.md").read_text())
+
+    def test_an_unknown_lab_is_one_line(self):
+        done = self.run_lab("none")
+        self.assertEqual((1, 1), (done.returncode, done.stdout.count("\n")))
+        self.assertIn("expected one of forgotten-set-epoch", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,42 @@
+"""Labs: mistakes that run, each with what to expect and why (`./lockstep exercise --lab NAME`)."""
+
+import json
+import subprocess
+import textwrap
+from pathlib import Path
+
+TABLE = Path(__file__).with_name("labs.json")
+WIDTH = 100
+
+
+def load_labs():
+    """The labs by name, in the order of the stages."""
+    return {lab["name"]: lab for lab in json.loads(TABLE.read_text())["labs"]}
+
+
+def list_labs(say):
+    for name, lab in load_labs().items():
+        say(f"{name:<28} {lab['program'].split('/')[0]}")
+        say(textwrap.fill(lab["expect"], WIDTH, initial_indent="    ", subsequent_indent="    "))
+
+
+def run_lab(name, build, say):
+    """Says what to expect of a lab, runs it with the mistake and without, and explains it. Returns
+    the exit status: 0 if the run without the mistake ended well."""
+    lab = load_labs().get(name)
+    if lab is None:
+        say(f"lockstep exercise: --lab {name}: expected one of {', '.join(load_labs())}")
+        return 1
+    program = build / lab["program"]
+    say(textwrap.fill(f"Expect: {lab['expect']}", WIDTH))
+    for heading, words in (("With the mistake", [name]), ("Without it", [name, "--fixed"])):
+        say(f"\n== {heading}: build/{lab['program']} {' '.join(words)}")
+        try:
+            status = subprocess.run([program, *words]).returncode
+        except OSError as error:
+            say(f"lockstep exercise: {program}: {error.strerror}; build it: ./lockstep run")
+            return 1
+        if status != 0:
+            say(f"(exit status {status})")
+    say("\n" + textwrap.fill(f"Why: {lab['why']}", WIDTH))
+    return status
