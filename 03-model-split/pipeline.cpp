@@ -190,6 +190,7 @@ Pipeline::Flight& Pipeline::flight(size_t s, int micro_batch) {
 
 void Pipeline::forward(size_t s, int number) {
   Worker& worker = workers_[s];
+  const ScopedRange range(worker.stage.stream, fmt::format("forward {}", number));
   Flight& micro_batch = flight(s, number);
   Context& context = micro_batch.context;
   worker.most_live = std::max(worker.most_live, ++worker.live);
@@ -212,6 +213,7 @@ void Pipeline::forward(size_t s, int number) {
 
 void Pipeline::backward(size_t s, int number) {
   Worker& worker = workers_[s];
+  const ScopedRange range(worker.stage.stream, fmt::format("backward {}", number));
   Flight& micro_batch = flight(s, number);
   Context& context = micro_batch.context;
   if (options_.recompute) {

@@ -120,6 +120,7 @@ void DistributedDataParallel::reduce_complete_buckets() {
 }
 
 void DistributedDataParallel::reduce(const Bucket& bucket) {
+  const ScopedRange range(communication_, fmt::format("bucket {}", &bucket - buckets_.data()));
   // From its first to its last gradient: they lie side by side, with gaps that hold zeros. Behind
   // the very last one lies the loss.
   const Tensor &first = in_order_[bucket.parameters.front()]->grad,

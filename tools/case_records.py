@@ -3,9 +3,11 @@
 tests/support/listener.cpp writes them for Catch2, tools/run_python_tests.py for Python:
     {"event": "start", "case": NAME}
     {"event": "end", "case": NAME, "status": "passed|failed|skipped", "reason": TEXT, "seconds": S}
+The reason of a failure is its first failed assertion.
 """
 
 import json
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,15 +94,25 @@ def read_cases(where, log, ended, may_be_empty=False):
     return cases
 
 
+REASON_LENGTH = 400  # enough for an assertion with both its values
+
+
+def line_of(case):
+    """A case in a list: one line, with the reason if there is one."""
+    reason = textwrap.shorten(case.reason, REASON_LENGTH, placeholder=" ...")
+    return f"  {case.where}: {case.name}" + (f": {reason}" if reason else "")
+
+
 def report(cases, slowest=10):
-    """The lines that close a run; the last one is `N passed, N failed, N skipped`."""
+    """The lines that close a run; what failed stands last, in front of the one line `N passed, N
+    failed, N skipped`, so that it survives where only the end of an output is kept."""
     lines = ["", f"Slowest {slowest} cases:"]
     by_time = sorted(cases, key=lambda case: -case.seconds)
     lines += [f"  {c.seconds:7.2f} s  {c.where}: {c.name}" for c in by_time[:slowest]]
-    for status, heading in (("failed", "Failed:"), ("skipped", "Skipped:")):
+    for status, heading in (("skipped", "Skipped:"), ("failed", "Failed:")):
         chosen = [case for case in cases if case.status == status]
         if chosen:
             lines += ["", heading]
-        lines += [f"  {c.where}: {c.name}" + (f": {c.reason}" if c.reason else "") for c in chosen]
+        lines += map(line_of, chosen)
     count = {s: sum(c.status == s for c in cases) for s in ("passed", "failed", "skipped")}
     return [*lines, "", ", ".join(f"{number} {status}" for status, number in count.items())]

@@ -14,10 +14,11 @@ ABSENT = ("no figures, tables only: this python3 has no matplotlib (Debian: apt-
 # Kinds of operations in a timeline: label, colour, words of which one is in the name.
 KINDS = (
     ("copies and collectives", "#d95f02",
-     ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv")),
+     ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "transfers")),
     ("convolutions and products", "#1b6ca8", ("conv2d", "matmul")),
     ("other operations", "#8cc0de", ("",)),
 )
+COLOURS = {label: colour for label, colour, _ in KINDS}
 
 
 def version():
@@ -88,12 +89,11 @@ def kind_of(operation):
     return next(label for label, _, words in KINDS if any(word in operation for word in words))
 
 
-def draw_lane(axes, row, lane):
-    for label, colour, _ in KINDS:
-        bars = [(begin, length) for begin, length, operation in lane["slices"]
-                if kind_of(operation) == label]
-        axes.broken_barh(bars, (row - 0.4, 0.8), facecolor=colour, edgecolor="white",
-                         linewidth=0.2)
+def draw_bars(axes, row, bars, colours):
+    """A lane's bars (begin, length, kind), coloured by kind."""
+    for kind, colour in colours.items():
+        axes.broken_barh([(begin, length) for begin, length, other in bars if other == kind],
+                         (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.2)
 
 
 def draw_timelines(plt, runs):
@@ -107,21 +107,23 @@ def draw_timelines(plt, runs):
     for axes, run in zip(grid[:, 0], runs):
         lanes = run["step"]["lanes"]
         for row, lane in enumerate(lanes):
-            draw_lane(axes, row, lane)
+            bars = [(begin, length, kind_of(operation))
+                    for begin, length, operation, *_ in lane["slices"]]
+            draw_bars(axes, row, bars, COLOURS)
         axes.set_yticks(range(len(lanes)),
                         [f"{lane['device']} {lane['stream']}" for lane in lanes], fontsize=7)
         axes.set_ylim(len(lanes) - 0.5, -0.5)
         axes.axvline(run["step"]["milliseconds"], color="black", linewidth=0.8, linestyle=":")
         axes.set_title(name_of(run).replace("\n", ", "), fontsize=9, loc="left")
     grid[-1, 0].set(xlabel="ms since the step began (dotted: it ends)")
-    add_legend(plt, grid[0, 0])
+    add_legend(plt, grid[0, 0], COLOURS)
     return figure
 
 
-def add_legend(plt, axes):
+def add_legend(plt, axes, colours):
     """What the colours of the lanes mean, above them."""
-    axes.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for _, colour, _ in KINDS],
-                [label for label, _, _ in KINDS], fontsize=7, ncols=len(KINDS), loc="lower right",
+    axes.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()],
+                list(colours), fontsize=7, ncols=len(colours), loc="lower right",
                 bbox_to_anchor=(1, 1), frameon=False)
 
 

@@ -15,7 +15,7 @@ def trace_files(path):
 
 def read_lanes(path):
     """The streams of one process: device, stream, slices of (begin and end in ms of the host's
-    clock, operation)."""
+    clock, operation, the layer that it belongs to)."""
     trace = json.loads(Path(path).read_text())
     zero = trace["otherData"]["zero_ns"] / 1e6
     devices, lanes = {}, {}
@@ -27,7 +27,8 @@ def read_lanes(path):
             lanes[lane] = {"stream": event["args"]["name"], "slices": []}
         else:
             begin = zero + event["ts"] / 1e3
-            lanes[lane]["slices"].append((begin, begin + event["dur"] / 1e3, event["name"]))
+            lanes[lane]["slices"].append((begin, begin + event["dur"] / 1e3, event["name"],
+                                          event["args"]["layer"]))
     return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())]
 
 
@@ -35,7 +36,7 @@ def middle_step(lanes):
     """Begin and end of the step of median length, between the updates of the first device that
     makes any; None where there are fewer than two."""
     for lane in lanes:
-        ends = [end for _, end, name in lane["slices"] if name == END_OF_STEP]
+        ends = [end for _, end, name, _ in lane["slices"] if name == END_OF_STEP]
         steps = list(zip(ends, ends[1:]))
         steps = steps[WARM_UP:] or steps
         if steps:
@@ -44,16 +45,16 @@ def middle_step(lanes):
 
 
 def one_step(path):
-    """The lanes of one step, their slices as [begin, length, operation] in ms since it began, and
-    its length. None where the trace holds no whole step."""
+    """The lanes of one step, their slices as [begin, length, operation, layer] in ms since it
+    began, and its length. None where the trace holds no whole step."""
     lanes = [lane for file in trace_files(path) for lane in read_lanes(file)]
     step = middle_step(lanes)
     if step is None:
         return None
     first, last = step
     for lane in lanes:
-        inside = [(max(begin, first), min(end, last), name)
-                  for begin, end, name in lane["slices"] if begin < last and end > first]
-        lane["slices"] = [[round(begin - first, 6), round(end - begin, 6), name]
-                          for begin, end, name in inside]
+        inside = [(max(begin, first), min(end, last), *names)
+                  for begin, end, *names in lane["slices"] if begin < last and end > first]
+        lane["slices"] = [[round(begin - first, 6), round(end - begin, 6), *names]
+                          for begin, end, *names in inside]
     return {"milliseconds": last - first, "lanes": lanes}

@@ -2,10 +2,13 @@
 """Draw one training step from a stage's trace, as SVG: `tools/draw_step.py TRACE FILE.svg`.
 
 TRACE is what a stage wrote with --trace; ranks' files beside it (TRACE.rank1, ...) are drawn below
-it. The step is the one of median length, or what --from and --to cut out of it. Every operation
-that has the room bears its name. Needs matplotlib."""
+it. The step is the one of median length, or what --from and --to cut out of it. A bar is an
+operation, with --parts a layer, a micro-batch's pass (F0, B0) or a bucket; where it has the room it
+bears its name. Needs matplotlib."""
 
 import argparse
+import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -15,32 +18,78 @@ import compare_timeline
 INCHES, POINTS_PER_LETTER = 10, 4.2  # width of the figure; of a letter of the names in it
 
 
-def add_names(axes, row, slices, milliseconds):
-    """Writes the operations' names into their slices, where they fit."""
+MESSAGES, OTHER = compare_figures.KINDS[0][0], compare_figures.KINDS[2][0]
+PART_COLOURS = {"forward": "#1b6ca8", "backward": "#3a8f5c",
+                MESSAGES: compare_figures.COLOURS[MESSAGES], OTHER: compare_figures.COLOURS[OTHER]}
+OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
+
+
+def outermost(layer):
+    return layer.partition("/")[0]
+
+
+def kind_of_part(name, operations):
+    """What a range's operations do; outside of ranges there are messages and the rest."""
+    if name.startswith("bucket"):
+        return MESSAGES
+    if not name:
+        return MESSAGES if compare_figures.kind_of(operations[0]) == MESSAGES else OTHER
+    if any(word in text for word in OF_BACKWARD for text in (name, *operations)):
+        return "backward"
+    return "forward"
+
+
+def parts_of(slices):
+    """Bars (begin, length, name, kind): neighbours within one outermost range are one bar. "forward
+    2" is F2 for short, "backward 2" B2."""
+    def part(one):
+        begin, length, operation, layer = one
+        return outermost(layer), "" if layer else kind_of_part("", [operation])
+
+    bars = []
+    for (name, _), group in itertools.groupby(slices, key=part):
+        group = list(group)
+        begin, (last, length, *_) = group[0][0], group[-1]
+        kind = kind_of_part(name, [operation for _, _, operation, _ in group])
+        label = re.sub(r"^(f|b)(?:or|ack)ward (\d+)$", lambda m: m[1].upper() + m[2], name)
+        bars.append((begin, last + length - begin, label, kind))
+    return bars
+
+
+def operations_of(slices):
+    """Bars (begin, length, name, kind), one for each operation."""
+    return [(begin, length, name, compare_figures.kind_of(name))
+            for begin, length, name, _ in slices]
+
+
+def add_names(axes, row, bars, milliseconds):
+    """Writes the bars' names into them, where they fit."""
     letters = INCHES * 72 * 0.85 / POINTS_PER_LETTER  # in the whole width
-    for begin, length, name in slices:
+    for begin, length, name, kind in bars:
         if length / milliseconds * letters > len(name):
             axes.text(begin + length / 2, row, name, ha="center", va="center", fontsize=6,
-                      color="white" if "other" not in compare_figures.kind_of(name) else "black")
+                      color="black" if "other" in kind else "white")
 
 
-def cut(lane, first, last):
+def cut(slices, first, last):
     """A lane's slices in a part of the step."""
-    inside = [(max(begin, first), min(begin + length, last), name)
-              for begin, length, name in lane["slices"] if begin < last and begin + length > first]
-    return {**lane, "slices": [[begin, end - begin, name] for begin, end, name in inside]}
+    inside = [(max(begin, first), min(begin + length, last), *names)
+              for begin, length, *names in slices if begin < last and begin + length > first]
+    return [(begin, end - begin, *names) for begin, end, *names in inside]
 
 
-def draw(step, begin, end, plt):
-    lanes = [cut(lane, begin, end) for lane in step["lanes"]]
+def draw(step, begin, end, bars_of, colours, plt):
+    lanes = step["lanes"]
     figure, axes = plt.subplots(figsize=(INCHES, 0.5 * len(lanes) + 1))
     for row, lane in enumerate(lanes):
-        compare_figures.draw_lane(axes, row, lane)
-        add_names(axes, row, lane["slices"], end - begin)
+        bars = bars_of(cut(lane["slices"], begin, end))
+        compare_figures.draw_bars(axes, row, [(b, length, kind) for b, length, _, kind in bars],
+                                  colours)
+        add_names(axes, row, bars, end - begin)
     axes.set_yticks(range(len(lanes)), [f"{lane['device']} {lane['stream']}" for lane in lanes],
                     fontsize=8)
     axes.set(xlim=(begin, end), ylim=(len(lanes) - 0.5, -0.5), xlabel="ms since the step began")
-    compare_figures.add_legend(plt, axes)
+    compare_figures.add_legend(plt, axes, colours)
     return figure
 
 
@@ -49,6 +98,7 @@ def main(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="written by a stage's --trace")
     parser.add_argument("target", type=Path, metavar="FILE.svg")
+    parser.add_argument("--parts", action="store_true", help="bars are layers, passes, buckets")
     parser.add_argument("--from", dest="begin", type=float, metavar="MS", default=0.0)
     parser.add_argument("--to", dest="end", type=float, metavar="MS")
     options = parser.parse_args(argv)
@@ -64,7 +114,8 @@ def main(argv):
         if not 0 <= options.begin < end:
             sys.exit(f"draw_step: --from {options.begin} --to {end}: expected a part of the "
                      f"step's {step['milliseconds']:.2f} ms")
-        compare_figures.save(draw(step, options.begin, end, plt), options.target)
+        how = (parts_of, PART_COLOURS) if options.parts else (operations_of, compare_figures.COLOURS)
+        compare_figures.save(draw(step, options.begin, end, *how, plt), options.target)
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"draw_step: {options.trace}: {error!r}; expected what --trace of a stage writes")
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Write a student's tree with all tasks open: `./lockstep exercise DIR`.
+"""Write a student's tree with all tasks open: `./lockstep exercise DIR`; or show one of the stages'
+labs: `./lockstep exercise --lab NAME`.
 
-A copy of this repository in which the lines of every task throw and say where they are, without its
+The tree is a copy of this repository in which the lines of every task throw and say where they are, without its
 history, with the solutions as prebuilt objects for the grader (docs/coursework.md).
 """
 
@@ -13,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from coursework import CourseworkError, solutions, tasks as table, tree
+from coursework import CourseworkError, labs, solutions, tasks as table, tree
 from coursework.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,13 +73,21 @@ def exercise(root, target, workshop, say):
         f"{minutes / 60:.0f} hours of work; there, './lockstep grade' says where you are")
 
 
-def main(argv, root=ROOT):
-    parser = argparse.ArgumentParser(prog="lockstep exercise", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+def main(argv, root=ROOT, programs=ROOT / "build"):
+    parser = argparse.ArgumentParser(
+        prog="lockstep exercise",
+        description="Write a student's tree with all tasks open, or show one of the stages' labs.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="a new folder")
+    what.add_argument("--lab", metavar="NAME", nargs="?", const="",
+                      help="say what to expect of a mistake, show it, explain it; without NAME: "
+                           "list them")
     parser.add_argument("--build", type=Path, metavar="FOLDER", default=root / "build-coursework",
                         help="where the solutions are compiled (default build-coursework/)")
     options = parser.parse_args(argv)
     try:
+        if options.lab is not None:
+            return labs.run_lab(options.lab, programs, say) if options.lab else labs.list_labs(say)
         exercise(root, options.folder, Workshop(options.build.resolve()), say)
     except CourseworkError as error:
         print(f"lockstep exercise: {error}", file=sys.stderr)

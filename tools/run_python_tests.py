@@ -26,22 +26,28 @@ class RecordingResult(unittest.TextTestResult):
         record(event="end", case=test.id(), status=self.status, reason=self.reason,
                seconds=time.monotonic() - self.begin)
 
+    def fail_by(self, error):
+        """The case failed; of several errors the first is told, by the first line that says anything."""
+        words = [line for line in str(error[1]).splitlines() if line.strip()]
+        self.reason = self.reason or (words[0] if words else error[0].__name__)
+        self.status = "failed"
+
     def addError(self, test, error):
         super().addError(test, error)
         if isinstance(test, unittest.TestCase):
-            self.status = "failed"
+            self.fail_by(error)
         else:  # setUpClass or a module failed: no method ran, so it is its own case
             record(event="start", case=test.id())
             record(event="end", case=test.id(), status="failed", reason=str(error[1]))
 
     def addFailure(self, test, error):
         super().addFailure(test, error)
-        self.status = "failed"
+        self.fail_by(error)
 
     def addSubTest(self, test, subtest, error):
         super().addSubTest(test, subtest, error)
         if error is not None:
-            self.status = "failed"
+            self.fail_by(error)
 
     def addUnexpectedSuccess(self, test):
         super().addUnexpectedSuccess(test)

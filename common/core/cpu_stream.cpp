@@ -257,7 +257,9 @@ void CpuStream::launch(Graph& graph) {
 }
 
 void CpuStream::push_scope(std::string_view name) {
-  if (tracing_) scopes_.push_back(&*scope_names_.emplace(name).first);
+  if (!tracing_) return;
+  const std::string* outer = scopes_.empty() ? nullptr : scopes_.back();
+  scopes_.push_back(&*scope_names_.insert(scope_within(outer, name)).first);
 }
 
 void CpuStream::pop_scope() {

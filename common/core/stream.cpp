@@ -9,6 +9,13 @@
 
 namespace lockstep {
 
+std::string scope_within(const std::string* outer, std::string_view name) {
+  if (outer == nullptr) return std::string(name);
+  const size_t last = outer->rfind('/') + 1;  // npos + 1 is 0
+  const std::string block = outer->substr(last) + ".";
+  return (name.starts_with(block) ? outer->substr(0, last) : *outer + "/") + std::string(name);
+}
+
 bool Event::done() const { return stream_->done(ticket_); }
 
 void Event::synchronize() const {

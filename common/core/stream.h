@@ -49,7 +49,7 @@ class Event {
 /// One executed operation, for the trace: times in nanoseconds of the steady clock.
 struct Span {
   const char* op;            // "conv2d_forward"
-  const std::string* scope;  // "conv1", or nullptr outside any ScopedRange
+  const std::string* scope;  // "conv1", "forward 2/conv1"; nullptr outside any ScopedRange
   int64_t begin_ns;
   int64_t end_ns;
 };
@@ -172,6 +172,10 @@ class Stream {
  private:
   StreamBackend* backend_;
 };
+
+/// What the trace calls a range within the range `outer` (nullptr: within none): "forward 2/conv1".
+/// A layer that bears its block's name, "block1.conv1" within "block1", does not get it twice.
+std::string scope_within(const std::string* outer, std::string_view name);
 
 /// Names what is enqueued within its lifetime, for the trace (an NVTX range on CUDA).
 class ScopedRange {

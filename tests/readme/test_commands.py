@@ -26,11 +26,12 @@ NOT_RUN = (
     ("another host", r"node7|--nnodes 2|two-hosts"),
     ("no Slurm", r"\bsrun\b"),
     ("no torch", r"\btorchrun\b"),
-    ("takes minutes", r"lockstep (run|test|bench|compare|data)\b"),
+    ("takes minutes", r"lockstep (run|test|bench|compare|data|exercise|grade)\b"),
     ("names no program", r"\bPROGRAM\b"),
 )
 PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests.py",
-                "bench": "bench.py", "data": "fetch_data.py", "gpu-check": "gpu-check"}
+                "bench": "bench.py", "data": "fetch_data.py", "exercise": "exercise.py",
+                "grade": "grade.py", "gpu-check": "gpu-check"}
 
 # Stands for a program: few steps on generated images, unless the command itself names generated ones.
 SHORTENED = """#!{python}

@@ -20,11 +20,10 @@ class TestLabs(unittest.TestCase):
         self.assertEqual(1, done.returncode)
         return re.search(r"expected one of (.*)", done.stderr)[1].split(", ")
 
-    def run_lab(self, name):
-        code = ("import sys; from pathlib import Path; from coursework import labs\n"
-                "sys.exit(labs.run_lab(sys.argv[1], Path(sys.argv[2]), "
-                "lambda text: print(text, flush=True)))")
-        return subprocess.run([sys.executable, "-c", code, name, str(BUILD)], capture_output=True,
+    def run_lab(self, *name):
+        code = ("import sys; from pathlib import Path; import exercise\n"
+                "sys.exit(exercise.main(['--lab', *sys.argv[2:]], programs=Path(sys.argv[1])))")
+        return subprocess.run([sys.executable, "-c", code, str(BUILD), *name], capture_output=True,
                               text=True, timeout=100, cwd=ROOT / "tools")
 
     def test_the_list_is_what_the_programs_have(self):
@@ -52,8 +51,15 @@ class TestLabs(unittest.TestCase):
 
     def test_an_unknown_lab_is_one_line(self):
         done = self.run_lab("none")
-        self.assertEqual((1, 1), (done.returncode, done.stdout.count("\n")))
-        self.assertIn("expected one of forgotten-set-epoch", done.stdout)
+        self.assertEqual((1, "", 1), (done.returncode, done.stdout, done.stderr.count("\n")))
+        self.assertIn("--lab none: expected one of forgotten-set-epoch, ", done.stderr)
+
+    def test_without_a_name_all_are_listed(self):
+        done = self.run_lab()
+        self.assertEqual(0, done.returncode, done.stderr)
+        lines = done.stdout.splitlines()
+        self.assertEqual(list(labs.load_labs()),
+                         [line.split()[0] for line in lines if not line.startswith(" ")])
 
 
 if __name__ == "__main__":

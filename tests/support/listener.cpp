@@ -6,15 +6,20 @@
 #include <catch2/reporters/catch_reporter_event_listener.hpp>
 #include <catch2/reporters/catch_reporter_registrars.hpp>
 using ListenerBase = Catch::EventListenerBase;
+using AssertionAnswer = void;
 #else
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include <catch2/catch.hpp>
 using ListenerBase = Catch::TestEventListenerBase;
+using AssertionAnswer = bool;  // whether what INFO() said may be dropped
 #endif
+
+#include <fmt/format.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -34,8 +39,21 @@ class JsonLines : public ListenerBase {
   void testCaseStarting(const Catch::TestCaseInfo& info) override {
     name_ = info.name;
     skip_reason().clear();
+    first_failure_.clear();
     begin_ = std::chrono::steady_clock::now();
     write({{"event", "start"}, {"case", name_}});
+  }
+
+  AssertionAnswer assertionEnded(const Catch::AssertionStats& stats) override {
+    const Catch::AssertionResult& result = stats.assertionResult;
+    if (!result.isOk() && first_failure_.empty()) {
+      const Catch::SourceLineInfo place = result.getSourceInfo();
+      first_failure_ = fmt::format(
+          "{}:{}: {} {}", std::filesystem::path(place.file).filename().string(), place.line,
+          result.hasExpandedExpression() ? result.getExpandedExpression() : result.getExpression(),
+          result.hasMessage() ? std::string(result.getMessage()) : "");
+    }
+    return AssertionAnswer(true);
   }
 
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
@@ -47,7 +65,7 @@ class JsonLines : public ListenerBase {
     write({{"event", "end"},
            {"case", name_},
            {"status", status},
-           {"reason", skip_reason()},
+           {"reason", failed ? first_failure_ : skip_reason()},
            {"seconds", took.count()}});
   }
 
@@ -56,12 +74,14 @@ class JsonLines : public ListenerBase {
     const char* path = std::getenv("LOCKSTEP_TEST_LOG");
     if (path == nullptr) return;
     if (std::FILE* file = std::fopen(path, "a")) {
-      std::fputs((line.dump() + "\n").c_str(), file);
+      // A message may hold the bytes of a damaged file.
+      const auto replaced = nlohmann::json::error_handler_t::replace;
+      std::fputs((line.dump(-1, ' ', false, replaced) + "\n").c_str(), file);
       std::fclose(file);
     }
   }
 
-  std::string name_;
+  std::string name_, first_failure_;
   std::chrono::steady_clock::time_point begin_;
 };
 

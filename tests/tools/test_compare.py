@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import compare_figures  # noqa: E402
 import compare_timeline  # noqa: E402
+import draw_step  # noqa: E402
 
 STAGES = ["01-single-gpu", "02-dataparallel", "03-model-split", "04-ddp", "05-syncbn-checkpoint"]
 
@@ -53,8 +54,8 @@ if "--trace" in option:
               for name, text in (("process_name", "cpu:0"), ("thread_name", "compute"))]
     for step in range(6):
         events += [{{"ph": "X", "name": name, "pid": 0, "tid": 0, "ts": 1000 * step + begin,
-                    "dur": 300}} for name, begin in (("conv2d", 100), ("copy", 400),
-                                                     ("sgd_update", 700))]
+                    "dur": 300, "args": {{"layer": ""}}}}
+                   for name, begin in (("conv2d", 100), ("copy", 400), ("sgd_update", 700))]
     json.dump({{"traceEvents": events, "otherData": {{"zero_ns": 5000000}}}},
               open(option["--trace"], "w"))
 print("trained by", stage)
@@ -332,12 +333,26 @@ class TestDrawStep(unittest.TestCase):
             self.assertIn(">conv2d<", (folder / "a.svg").read_text())
             self.assertEqual(0, self.draw(trace, folder / "b.svg", "--to", "0.1").returncode)
             self.assertFalse(">conv2d<" in (folder / "b.svg").read_text())
+            self.assertEqual(0, self.draw(trace, folder / "d.svg", "--parts").returncode)
+            self.assertIn(">backward<", (folder / "d.svg").read_text())
             for words, text in (((trace, folder / "c.svg", "--from", 7), "expected a part of"),
                                 ((folder / "none", folder / "c.svg"), "expected what --trace")):
                 done = self.draw(*words)
                 self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
                 self.assertIn(text, done.stderr)
             self.assertFalse((folder / "c.svg").exists())
+
+    def test_parts_are_neighbours_within_one_outermost_range(self):
+        bars = draw_step.parts_of([
+            (0, 1, "copy", ""), (1, 1, "fill", ""), (2, 1, "fill", ""),
+            (3, 1, "copy", "forward 2"), (4, 1, "conv2d", "forward 2/conv1"),
+            (6, 1, "conv2d", "forward 3/conv1"), (7, 1, "matmul", "backward 2/fc1"),
+            (8, 1, "matmul", "fc1"), (9, 1, "matmul", "fc2"), (10, 1, "add_column_sums", "fc2"),
+            (11, 1, "check_finite", "bucket 0"), (12, 1, "all_reduce", "bucket 0")])
+        self.assertEqual(bars, [
+            (0, 1, "", draw_step.MESSAGES), (1, 2, "", draw_step.OTHER), (3, 2, "F2", "forward"),
+            (6, 1, "F3", "forward"), (7, 1, "B2", "backward"), (8, 1, "fc1", "forward"),
+            (9, 2, "fc2", "backward"), (11, 2, "bucket 0", draw_step.MESSAGES)])
 
     def test_without_matplotlib_one_line(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -353,7 +368,8 @@ class TestTimeline(unittest.TestCase):
         events = [{"ph": "M", "name": kind, "pid": 0, "tid": 0, "args": {"name": text}}
                   for kind, text in (("process_name", name), ("thread_name", "compute"))]
         events += [{"ph": "X", "name": operation, "pid": 0, "tid": 0, "ts": 1e3 * begin,
-                    "dur": 1e3 * (end - begin)} for begin, end, operation in spans]
+                    "dur": 1e3 * (end - begin), "args": {"layer": layer[0] if layer else ""}}
+                   for begin, end, operation, *layer in spans]
         path = Path(folder) / name
         path.write_text(json.dumps({"traceEvents": events, "otherData": {"zero_ns": zero_ms * 1e6}}))
         return path
@@ -362,7 +378,7 @@ class TestTimeline(unittest.TestCase):
         ends = (1, 12, 13, 14, 17, 19)  # lengths: two to warm up, then 1, 3 and 2 ms
         updates = [(end - 0.5, end, "sgd_update") for end in ends]
         with tempfile.TemporaryDirectory() as folder:
-            path = self.trace(folder, "trace", 100, sorted([*updates, (17.5, 18, "conv2d")]))
+            path = self.trace(folder, "trace", 100, sorted([*updates, (17.5, 18, "conv2d", "conv1")]))
             self.trace(folder, "trace.rank10", 90, [(28.25, 30, "copy")])
             self.trace(folder, "trace.rank2", 110, [(0, 1, "early"), (8, 8.5, "all_reduce")])
             step = compare_timeline.one_step(path)
@@ -370,8 +386,8 @@ class TestTimeline(unittest.TestCase):
         self.assertEqual([lane["device"] for lane in step["lanes"]],
                          ["trace", "trace.rank2", "trace.rank10"])
         self.assertEqual([lane["slices"] for lane in step["lanes"]],
-                         [[[0.5, 0.5, "conv2d"], [1.5, 0.5, "sgd_update"]],
-                          [[1.0, 0.5, "all_reduce"]], [[1.25, 0.75, "copy"]]])
+                         [[[0.5, 0.5, "conv2d", "conv1"], [1.5, 0.5, "sgd_update", ""]],
+                          [[1.0, 0.5, "all_reduce", ""]], [[1.25, 0.75, "copy", ""]]])
 
     def test_too_few_steps_have_no_timeline(self):
         with tempfile.TemporaryDirectory() as folder:

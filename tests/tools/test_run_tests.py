@@ -61,6 +61,12 @@ class FakeExecutables(unittest.TestCase):
 
 
 class TestCounting(FakeExecutables):
+    def test_what_failed_stands_last_with_its_reason_in_one_line(self):
+        _, lines = self.run_scripts(whole("a", status="failed", reason="x.cpp:3:   1  ==  2")
+                                    + whole("b", status="skipped", reason="no GPU"))
+        self.assertEqual(lines[-4:], ["Failed:", "  fake0 unit: a: x.cpp:3: 1 == 2", "",
+                                      "0 passed, 1 failed, 1 skipped"])
+
     def test_counts_cases_over_all_executables(self):
         status, lines = self.run_scripts(
             whole("a") + whole("b"), whole("c") + whole("d", status="skipped", reason="no GPU"))
@@ -298,6 +304,8 @@ class Broken(unittest.TestCase):
                 env={"LOCKSTEP_TEST_LOG": str(log)}, capture_output=True)
             self.assertEqual(done.returncode, 1)
             cases = case_records.read_cases("w", log, "exited with status 1")
+            reasons = {case.name.rpartition(".")[2]: case.reason for case in cases}
+            self.assertEqual(reasons["test_bad"], "no", reasons)
         statuses = {case.name.split(".")[-1]: case.status for case in cases}
         self.assertEqual(statuses.pop("Broken)"), "failed")
         self.assertEqual(statuses, {"test_good": "passed", "test_bad": "failed",

@@ -329,9 +329,19 @@ TEST_CASE("With tracing, a stream keeps name, scope and times of its operations"
   CHECK(spans[0].scope == nullptr);
   CHECK(std::string(spans[1].op) == "inside");
   REQUIRE(spans[1].scope != nullptr);
-  CHECK(*spans[1].scope == "conv1");
+  CHECK(*spans[1].scope == "block1/conv1");
   CHECK(spans[1].begin_ns >= spans[0].end_ns);
   CHECK(spans[1].end_ns - spans[1].begin_ns >= 2000000);
+}
+
+TEST_CASE("A scope within another names both, a block's layer bears the block's name once",
+          "[streams]") {
+  const std::string forward = "forward 2", block = "forward 2/block1", plain = "block1";
+  CHECK(scope_within(nullptr, "conv1") == "conv1");
+  CHECK(scope_within(&forward, "block1") == "forward 2/block1");
+  CHECK(scope_within(&block, "block1.conv1") == "forward 2/block1.conv1");
+  CHECK(scope_within(&plain, "block1.conv1") == "block1.conv1");
+  CHECK(scope_within(&plain, "block10") == "block1/block10");
 }
 
 // --- Errors --------------------------------------------------------------------------------------

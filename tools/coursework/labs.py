@@ -5,6 +5,8 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+from coursework import CourseworkError
+
 TABLE = Path(__file__).with_name("labs.json")
 WIDTH = 100
 
@@ -15,18 +17,20 @@ def load_labs():
 
 
 def list_labs(say):
+    """All names, with what to expect of each. Returns the exit status, 0."""
     for name, lab in load_labs().items():
         say(f"{name:<28} {lab['program'].split('/')[0]}")
         say(textwrap.fill(lab["expect"], WIDTH, initial_indent="    ", subsequent_indent="    "))
+    return 0
 
 
 def run_lab(name, build, say):
     """Says what to expect of a lab, runs it with the mistake and without, and explains it. Returns
-    the exit status: 0 if the run without the mistake ended well."""
+    the exit status: 0 if the run without the mistake ended well. Raises CourseworkError for a lab
+    that does not exist or was not built."""
     lab = load_labs().get(name)
     if lab is None:
-        say(f"lockstep exercise: --lab {name}: expected one of {', '.join(load_labs())}")
-        return 1
+        raise CourseworkError(f"--lab {name}: expected one of {', '.join(load_labs())}")
     program = build / lab["program"]
     say(textwrap.fill(f"Expect: {lab['expect']}", WIDTH))
     for heading, words in (("With the mistake", [name]), ("Without it", [name, "--fixed"])):
@@ -34,8 +38,8 @@ def run_lab(name, build, say):
         try:
             status = subprocess.run([program, *words]).returncode
         except OSError as error:
-            say(f"lockstep exercise: {program}: {error.strerror}; build it: ./lockstep run")
-            return 1
+            raise CourseworkError(f"{program}: {error.strerror}; './lockstep exercise --lab {name}' "
+                                  "builds it") from None
         if status != 0:
             say(f"(exit status {status})")
     say("\n" + textwrap.fill(f"Why: {lab['why']}", WIDTH))

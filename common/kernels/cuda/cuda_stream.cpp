@@ -131,9 +131,9 @@ Libraries& CudaStream::libraries() {
 }
 
 void CudaStream::push_scope(std::string_view name) {
-  const std::string& kept = *scope_names_.emplace(name).first;
-  scopes_.push_back(&kept);
-  nvtxRangePushA(kept.c_str());
+  const std::string* outer = scopes_.empty() ? nullptr : scopes_.back();
+  scopes_.push_back(&*scope_names_.insert(scope_within(outer, name)).first);
+  nvtxRangePushA(std::string(name).c_str());
 }
 
 void CudaStream::pop_scope() {
