@@ -3,6 +3,7 @@ tests/coursework)."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,18 @@ class TestTable(unittest.TestCase):
         tasks.check_markers(table, tree.read_sources(ROOT))
         for task in table:
             self.assertTrue(task.teaches.endswith("."), task.id)
+
+    def test_the_teachers_page_has_the_same_table(self):
+        page = (ROOT / "docs/coursework.md").read_text()
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+                for line in page.splitlines() if re.match(r"\| \d\d\.\d+ ", line)]
+        table = tasks.load_tasks(ROOT)
+        self.assertEqual(rows, [[f"{task.id} {task.name}", task.teaches, str(task.minutes),
+                                 str(task.points), ", ".join(task.needs)] for task in table])
+        minutes = {}
+        for task in table:
+            minutes[task.id[:2]] = minutes.get(task.id[:2], 0) + task.minutes
+        self.assertIn(", ".join(map(str, minutes.values())) + " minutes", page)
 
     def test_rows_that_are_wrong_are_named(self):
         self.assertEqual(self.load(ROW)[0].deadline, 20)

@@ -63,7 +63,8 @@ def mangled_symbols(task, path):
     found = []
     for symbol in task.symbols:
         fits = [mangled for mangled, told in defined
-                if told.replace("[abi:cxx11]", "").startswith(symbol + "(") or told == symbol]
+                if told == symbol or (told.replace("[abi:cxx11]", "").startswith(symbol + "(")
+                                      and "::{lambda" not in told)]
         if len(fits) != 1:
             near = [told for _, told in defined if symbol.split("::")[-1] in told]
             raise CourseworkError(f"task {task.id}: {task.compiled} has {len(fits)} functions "
