@@ -1,7 +1,7 @@
 // Stage 01: one device.
 //
 // A training program from top to bottom: read the data, build the network, and for every batch
-// forward, loss, backward, update. The later stages change single lines of this file: compare with
+// forward, loss, backward, update. The later stages are this file with changes: compare with
 //   diff 01-single-gpu/main.cpp 02-dataparallel/main.cpp
 
 #include "common/app/evaluate.h"

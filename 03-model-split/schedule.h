@@ -48,9 +48,8 @@ Instructions gpipe_schedule(int stages, int micro_batches, int stage);
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage);
 
 /// What stage `stage` of `stages` does for one batch of `micro_batches`, in this order; the naive
-/// schedule is GPipe's of one micro-batch. Throws
-/// BadInput for less than one stage or micro-batch, a stage that does not exist, and for several
-/// micro-batches in the naive schedule.
+/// schedule is GPipe's of one micro-batch. Throws BadInput for less than one stage or micro-batch,
+/// a stage that does not exist, and for several micro-batches in the naive schedule.
 Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage);
 /// The instructions of all stages.
 std::vector<Instructions> make_schedules(ScheduleKind kind, int stages, int micro_batches);

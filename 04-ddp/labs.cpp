@@ -1,4 +1,4 @@
-// Four mistakes that everybody makes once, to be run and seen: with the mistake, and without it.
+// Five mistakes that everybody makes once, to be run and seen: with the mistake, and without it.
 //
 //   build/04-ddp/labs summed-gradients
 //   build/04-ddp/labs summed-gradients --fixed

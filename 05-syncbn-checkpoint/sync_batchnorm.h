@@ -9,8 +9,8 @@
 // of squared distances from them) and how many rows those are of: 2C+1 numbers in ONE all-gather.
 // Not an all-reduce: parts of a batch differ in size, and what combines them (BatchNormMerge) is
 // not a sum. Sums of x and of x^2 could be reduced, but their difference loses all digits where the
-// mean is large beside the spread: at mean 1e4 and spread 1 the variance in float32 is 100 % wrong,
-// merged it is right to 1e-5. Merged in rank order it has the same bits on every rank.
+// mean is large beside the spread: at mean 1e4 and spread 1 the variance in float32 is nonsense,
+// merged it is right to 1e-7. Merged in rank order it has the same bits on every rank.
 //
 // Backward needs sum(dy) and sum(dy (x - mean)) over all rows: 2C numbers in ONE all-reduce. Each
 // rank back-propagates the loss of its own samples, so dx is the gradient of the sum of all ranks'
