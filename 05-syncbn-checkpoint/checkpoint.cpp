@@ -76,15 +76,6 @@ std::vector<FoundCheckpoint> find_checkpoints(const fs::path& directory) {
 
 namespace {
 
-void make_directory(const fs::path& directory) {
-  std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) {
-    fail<EnvironmentError>("cannot make the directory {}: {}; give one that you may write to",
-                           directory.string(), error.message());
-  }
-}
-
 /// The momentum; empty if there is none.
 std::vector<StateTensor> momentum_of(const Trained& trained) {
   const Tensor& velocity = trained.optimizer.velocity();

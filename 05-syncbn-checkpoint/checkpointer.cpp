@@ -7,6 +7,7 @@
 
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
+#include "common/io/file.h"
 
 namespace lockstep {
 namespace {
@@ -140,6 +141,8 @@ std::string what_stays(const json& settings) {
 TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
   const std::string decision = on_rank_0([&] {
     const std::optional<Checkpoint> checkpoint = choose(source);
+    // Here, and not only at the first save: hours may lie between.
+    if (!options_.directory.empty()) make_directory(options_.directory);
     return checkpoint ? restore_here(*checkpoint, begin) : "";
   });
   if (decision.empty()) return begin;

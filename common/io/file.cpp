@@ -171,6 +171,25 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
   // [end 05.3]
 }
 
+void make_directory(const fs::path& directory) {
+  const auto need = [&](bool fine, const char* what, int code) {
+    if (fine) return;
+    fail<EnvironmentError>("cannot {} the directory {}: {}; give one that you may write to", what,
+                           directory.string(), reason(code));
+  };
+  std::error_code error;
+  std::vector<fs::path> made;
+  // The path within itself: a directory's name may end in a slash.
+  for (fs::path each = fs::absolute(directory / ".").parent_path(); !fs::exists(each, error);
+       each = each.parent_path()) {
+    made.push_back(each);
+  }
+  fs::create_directories(directory, error);
+  need(!error, "make", error.value());
+  for (const fs::path& each : made) need(sync_directory(each), "make durable", errno);
+  need(::access(directory.c_str(), W_OK | X_OK) == 0, "write to", errno);
+}
+
 void remove_file(const fs::path& path) {
   if (::unlink(path.c_str()) != 0) {
     if (errno == ENOENT) return;

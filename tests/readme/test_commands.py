@@ -4,6 +4,7 @@ A command that needs a GPU, another host, Slurm or minutes is not run: its optio
 the program's --help, and it counts as skipped."""
 
 import functools
+import importlib.util
 import os
 import re
 import shlex
@@ -107,6 +108,8 @@ def programs_of(words):
             program = (str(BUILD / "common/launch/launch"),)
         elif word.endswith("lockstep"):
             program = ("lockstep",)
+        elif word == "tools/draw_step.py":
+            program = (sys.executable, str(ROOT / word))
         elif word in ("torchrun", "srun", "mpirun", "tools/two-hosts"):
             program = None  # not ours, or without a --help
         elif word.startswith("--") and program:
@@ -178,6 +181,8 @@ class TestCommands(unittest.TestCase):
         reason = reason_not_to_run(command)
         if reason is None and "mpirun" in command and not shutil.which("mpirun"):
             reason = "no mpirun"
+        if reason is None and "draw_step" in command and not importlib.util.find_spec("matplotlib"):
+            reason = "no matplotlib"
         if reason:
             self.assertEqual([], unknown_options(command))
             self.skipTest(f"{reason}: {command}")

@@ -566,6 +566,21 @@ TEST_CASE("A checkpoint of a newer format version is refused with both versions"
   CHECK(errors[1] == errors[0]);
 }
 
+TEST_CASE("A directory that cannot be written to is told before the first step, by all ranks",
+          "[checkpoint][row116]") {
+  const TempDir folder;
+  std::ofstream(folder / "file") << "x";
+  const Words errors = run_group(2, RunOptions(folder / "file" / "run"),
+                                 [](Trainee& trainee, int) { trainee.resume(""); });
+  CHECK_THAT(errors[0],
+             ContainsSubstring("file/run: Not a directory; give one that you may write"));
+  CHECK(errors[1] == errors[0]);
+  // A resume that is refused makes none.
+  run_group(2, RunOptions(folder / "new"),
+            [](Trainee& trainee, int) { trainee.resume("no-such-checkpoint"); });
+  CHECK_FALSE(std::filesystem::exists(folder / "new"));
+}
+
 // --- Damage --------------------------------------------------------------------------------------
 
 /// Both files of a small checkpoint by name.

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <fstream>
 #include <functional>
 #include <thread>
 
@@ -64,6 +65,28 @@ std::string error_in_child(const std::function<void()>& body) {
   int status = 0;
   ::waitpid(child, &status, 0);
   return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? text : "the child died: " + text;
+}
+
+TEST_CASE("A directory is made with those above it, durably, or the error says why not", "[file]") {
+  const ScratchDirectory directory;
+  SystemCalls calls;
+  make_directory(directory / "a/b/");
+  CHECK(std::filesystem::is_directory(directory / "a/b"));
+  CHECK(calls.log == Names(2, "fsync directory"));
+  make_directory(directory / "a/b");  // there it is
+  CHECK(calls.log.size() == 2);
+  std::ofstream(directory / "file") << "x";
+  CHECK_THAT(error_of([&] { make_directory(directory / "file/x"); }),
+             ContainsSubstring("cannot make the directory ") &&
+                 ContainsSubstring("file/x: Not a directory; give one that you may write to"));
+  CHECK_THAT(error_of([&] { make_directory(directory / "file"); }), ContainsSubstring("cannot "));
+  std::filesystem::permissions(directory / "a/b", std::filesystem::perms(0555));
+  CHECK_THAT(error_in_child([&] {
+               drop_capabilities();
+               make_directory(directory / "a/b");
+             }),
+             ContainsSubstring("cannot write to the directory ") &&
+                 ContainsSubstring("a/b: Permission denied; give one"));
 }
 
 TEST_CASE("A save reaches the disk before it takes the old file's place", "[safetensors][file]") {
