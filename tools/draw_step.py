@@ -34,9 +34,11 @@ def kind_of_part(name, operations):
         return MESSAGES
     if not name:
         return MESSAGES if compare_figures.kind_of(operations[0]) == MESSAGES else OTHER
-    if any(word in text for word in OF_BACKWARD for text in (name, *operations)):
-        return "backward"
-    return "forward"
+    passes = [word for word in ("forward", "backward") if name.startswith(word)]
+    if passes:  # the loss's backward belongs to the last stage's forward
+        return passes[0]
+    backward = any(word in operation for word in OF_BACKWARD for operation in operations)
+    return "backward" if backward else "forward"
 
 
 def parts_of(slices):

@@ -172,8 +172,7 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
 }
 
 void make_directory(const fs::path& directory) {
-  const auto need = [&](bool fine, const char* what, int code) {
-    if (fine) return;
+  const auto refuse = [&](const char* what, int code) {
     fail<EnvironmentError>("cannot {} the directory {}: {}; give one that you may write to", what,
                            directory.string(), reason(code));
   };
@@ -185,9 +184,11 @@ void make_directory(const fs::path& directory) {
     made.push_back(each);
   }
   fs::create_directories(directory, error);
-  need(!error, "make", error.value());
-  for (const fs::path& each : made) need(sync_directory(each), "make durable", errno);
-  need(::access(directory.c_str(), W_OK | X_OK) == 0, "write to", errno);
+  if (error) refuse("make", error.value());
+  for (const fs::path& each : made) {
+    if (!sync_directory(each)) refuse("make durable", errno);
+  }
+  if (::access(directory.c_str(), W_OK | X_OK) != 0) refuse("write to", errno);
 }
 
 void remove_file(const fs::path& path) {

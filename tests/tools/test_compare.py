@@ -346,7 +346,7 @@ class TestDrawStep(unittest.TestCase):
         bars = draw_step.parts_of([
             (0, 1, "copy", ""), (1, 1, "fill", ""), (2, 1, "fill", ""),
             (3, 1, "copy", "forward 2"), (4, 1, "conv2d", "forward 2/conv1"),
-            (6, 1, "conv2d", "forward 3/conv1"), (7, 1, "matmul", "backward 2/fc1"),
+            (6, 1, "nll_loss_backward", "forward 3"), (7, 1, "matmul", "backward 2/fc1"),
             (8, 1, "matmul", "fc1"), (9, 1, "matmul", "fc2"), (10, 1, "add_column_sums", "fc2"),
             (11, 1, "check_finite", "bucket 0"), (12, 1, "all_reduce", "bucket 0")])
         self.assertEqual(bars, [

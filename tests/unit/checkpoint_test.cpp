@@ -572,9 +572,18 @@ TEST_CASE("A directory that cannot be written to is told before the first step, 
   std::ofstream(folder / "file") << "x";
   const Words errors = run_group(2, RunOptions(folder / "file" / "run"),
                                  [](Trainee& trainee, int) { trainee.resume(""); });
-  CHECK_THAT(errors[0],
-             ContainsSubstring("file/run: Not a directory; give one that you may write"));
+  CHECK_THAT(errors[0], ContainsSubstring("file/run: Not a directory; give a directory that"));
   CHECK(errors[1] == errors[0]);
+  const TempDir closed;
+  ::chmod(closed.path().c_str(), 0555);
+  const Words closed_errors =
+      run_group(2, RunOptions(closed.path()), [](Trainee& trainee, int rank) {
+        if (rank == 0) testing::drop_capabilities();  // this thread's
+        trainee.resume("");
+      });
+  ::chmod(closed.path().c_str(), 0755);
+  CHECK_THAT(closed_errors[0], ContainsSubstring("Permission denied; give one that you may write"));
+  CHECK(closed_errors[1] == closed_errors[0]);
   // A resume that is refused makes none.
   run_group(2, RunOptions(folder / "new"),
             [](Trainee& trainee, int) { trainee.resume("no-such-checkpoint"); });
@@ -829,7 +838,7 @@ TEST_CASE("A full disk is told to all ranks, and training goes on", "[checkpoint
 TEST_CASE("A directory without write permission is told to all ranks", "[checkpoint][row116]") {
   const TempDir folder;
   check_failing_save(RunOptions(folder.path()), folder,
-                     "Permission denied; give a path in a directory",
+                     "Permission denied; give one that you may write to",
                      [&](Trainee& trainee, int rank) {
                        if (rank != 0) return trainee.save();
                        ::chmod(folder.path().c_str(), 0555);
