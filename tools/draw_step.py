@@ -21,6 +21,7 @@ INCHES, POINTS_PER_LETTER = 10, 4.2  # width of the figure; of a letter of the n
 MESSAGES, OTHER = compare_figures.KINDS[0][0], compare_figures.KINDS[2][0]
 PART_COLOURS = {"forward": "#1b6ca8", "backward": "#3a8f5c",
                 MESSAGES: compare_figures.COLOURS[MESSAGES], OTHER: compare_figures.COLOURS[OTHER]}
+GAP = 0.02  # ms; shorter ones are a queue's own
 OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
 
 
@@ -42,19 +43,18 @@ def kind_of_part(name, operations):
 
 
 def parts_of(slices):
-    """Bars (begin, length, name, kind): neighbours within one outermost range are one bar. "forward
-    2" is F2 for short, "backward 2" B2."""
-    def part(one):
-        begin, length, operation, layer = one
-        return outermost(layer), "" if layer else kind_of_part("", [operation])
-
+    """Bars (begin, length, name, kind): neighbours within one outermost range are one bar, unless
+    there is a gap between them. "forward 2" is F2 for short, "backward 2" B2."""
     bars = []
-    for (name, _), group in itertools.groupby(slices, key=part):
+    for name, group in itertools.groupby(slices, key=lambda part: outermost(part[3])):
         group = list(group)
-        begin, (last, length, *_) = group[0][0], group[-1]
-        kind = kind_of_part(name, [operation for _, _, operation, _ in group])
         label = re.sub(r"^(f|b)(?:or|ack)ward (\d+)$", lambda m: m[1].upper() + m[2], name)
-        bars.append((begin, last + length - begin, label, kind))
+        kind = kind_of_part(name, [operation for _, _, operation, _ in group]) if name else ""
+        for begin, length, operation, _ in group:
+            bar = (begin, length, label, kind or kind_of_part("", [operation]))
+            if bars and bars[-1][2:] == bar[2:] and begin - sum(bars[-1][:2]) < GAP:
+                bar = (bars[-1][0], begin + length - bars.pop()[0], *bar[2:])
+            bars.append(bar)
     return bars
 
 

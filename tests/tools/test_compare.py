@@ -348,11 +348,13 @@ class TestDrawStep(unittest.TestCase):
             (3, 1, "copy", "forward 2"), (4, 1, "conv2d", "forward 2/conv1"),
             (6, 1, "nll_loss_backward", "forward 3"), (7, 1, "matmul", "backward 2/fc1"),
             (8, 1, "matmul", "fc1"), (9, 1, "matmul", "fc2"), (10, 1, "add_column_sums", "fc2"),
-            (11, 1, "check_finite", "bucket 0"), (12, 1, "all_reduce", "bucket 0")])
+            (11, 1, "check_finite", "bucket 0"), (12, 1, "all_reduce", "bucket 0"),
+            (13, 1, "matmul", "fc2"), (15, 1, "matmul", "fc2")])
         self.assertEqual(bars, [
             (0, 1, "", draw_step.MESSAGES), (1, 2, "", draw_step.OTHER), (3, 2, "F2", "forward"),
             (6, 1, "F3", "forward"), (7, 1, "B2", "backward"), (8, 1, "fc1", "forward"),
-            (9, 2, "fc2", "backward"), (11, 2, "bucket 0", draw_step.MESSAGES)])
+            (9, 2, "fc2", "backward"), (11, 2, "bucket 0", draw_step.MESSAGES),
+            (13, 1, "fc2", "forward"), (15, 1, "fc2", "forward")])
 
     def test_without_matplotlib_one_line(self):
         with tempfile.TemporaryDirectory() as folder:
