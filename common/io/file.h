@@ -28,8 +28,8 @@ std::vector<std::byte> read_file(const std::filesystem::path& path);
 void write_file_atomically(const std::filesystem::path& path,
                            std::span<const std::span<const std::byte>> pieces);
 
-/// Makes a directory, and those above it that are missing, durably (fsync of the directory that holds
-/// each). Throws EnvironmentError if it cannot be made or nothing may be written in it.
+/// Makes a directory, and those above it that are missing, durably (fsync of the directory that
+/// holds each). Throws EnvironmentError if it cannot be made or nothing may be written in it.
 void make_directory(const std::filesystem::path& directory);
 
 /// Removes a file, and makes sure that a power cut does not bring it back (fsync of the directory).
