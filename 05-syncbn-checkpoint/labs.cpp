@@ -276,6 +276,7 @@ void write_all_at_once(SmallTraining& training, const fs::path& path) {
   if (group.rank() != 0) write_header();
   group.barrier();
   say(group, fmt::format("while they write: {}", reading(path)));
+  group.barrier();
   if (group.rank() != 0) write_tensors();
   group.barrier();
   if (group.rank() == 0) write_tensors();
