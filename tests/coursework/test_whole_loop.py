@@ -91,19 +91,23 @@ class TestWholeLoop(unittest.TestCase):
 
     def test_the_other_tasks_of_a_program_are_solutions(self):
         self.grade({})
+        environment = {**os.environ, "LOCKSTEP_TEST_LOG": "/dev/null"}  # those are no tests of ours
         for task in self.tasks.values():
             program = self.workshop.build("plain") / f"tests/coursework/grade-{task.id}"
             others = [other.tag for other in self.tasks.values()
                       if other.id[:2] == task.id[:2] and other != task]
             for tags in (",".join(others), task.tag):
-                done = subprocess.run([program, tags or task.tag], capture_output=True, text=True,
-                                      cwd=self.folder.name)
-                # Others' tests may call the open task, but no other one is open.
+                done = subprocess.run([program, tags], capture_output=True, text=True,
+                                      cwd=self.folder.name, env=environment)
                 story = f"{program} {tags}: {done.stdout}{done.stderr}"
                 named = set(re.findall(r"task (\d\d\.\d+) \(", story))
-                self.assertEqual(named, {task.id} if done.returncode != 0 else set(), story)
+                # Others' tests may call the open task, but no other one is open. Two threads that
+                # throw at once leave no text.
+                self.assertLessEqual(named, {task.id}, story)
                 if tags == task.tag:
                     self.assertNotEqual(done.returncode, 0, story)
+                elif not named:
+                    self.assertEqual(done.returncode, 0, story)
 
     def test_with_its_solution_a_task_passes_and_the_others_stay_open(self):
         whole = {task.id: self.solution(task) for task in self.tasks.values()}
