@@ -35,7 +35,9 @@ def configure(build, root):
     """Runs Meson unless the folder was configured with these options; returns an error's output."""
     folder = root / build.folder
     # -g1: line numbers for the sanitizers' reports, and a quarter less time than with variables.
-    options = ("-Dwerror=true", "-Dtests=enabled", "-Dcpp_args=-g1", *build.options)
+    # A student's open tasks leave parameters unused, and kernels that throw.
+    strict = "false" if (root / "solutions").is_dir() else "true"
+    options = (f"-Dwerror={strict}", "-Dtests=enabled", "-Dcpp_args=-g1", *build.options)
     if build.cuda_model:
         error = install_cuda_model(root / build.cuda_model, root)
         if error:

@@ -28,7 +28,8 @@ def say(text):
 def check_target(target, root):
     if (root / solutions.FOLDER).exists():
         raise CourseworkError(f"{root} is a student's tree: make another from the solved one")
-    if target == root or root in target.parents:
+    real = target.resolve()
+    if real == root or root in real.parents:
         raise CourseworkError(f"{target} lies inside of this repository, expected a folder outside")
     if not target.parent.is_dir():
         raise CourseworkError(f"there is no folder {target.parent}")
@@ -89,7 +90,7 @@ def main(argv, root=ROOT, programs=ROOT / "build"):
         if options.lab is not None:
             return labs.run_lab(options.lab, programs, say) if options.lab else labs.list_labs(say)
         exercise(root, options.folder, Workshop(options.build.resolve()), say)
-    except CourseworkError as error:
+    except (CourseworkError, OSError) as error:
         print(f"lockstep exercise: {error}", file=sys.stderr)
         return 1
     return 0

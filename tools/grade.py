@@ -216,10 +216,15 @@ def main(argv, root=ROOT):
     try:
         if not options.folder.is_dir():
             raise CourseworkError(f"there is no folder {options.folder}")
+        if options.json and not options.json.resolve().parent.is_dir():
+            raise CourseworkError(f"--json: there is no folder {options.json.parent}")
         workshop = Workshop(options.build.resolve())
         grader = Grader(root, options.folder, workshop, say)
         chosen = grader.select(options.tasks)
         notes = solutions.differences(grader.own, options.folder)
+        if grader.own == options.folder != root:
+            notes.append(f"graded by the tests in {options.folder} itself; to grade by yours, start "
+                         "a handed-out tree's ./lockstep")
         for note in notes:
             say(note)
         verdicts = []

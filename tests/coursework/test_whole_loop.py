@@ -82,6 +82,8 @@ class TestWholeLoop(unittest.TestCase):
     def test_every_open_task_is_named_with_its_line(self):
         status, verdicts = self.grade({})
         self.assertEqual((status, list(verdicts)), (1, list(self.tasks)))
+        notes = json.loads((Path(self.folder.name) / "verdicts.json").read_text())["notes"]
+        self.assertRegex(notes[-1], "^graded by the tests in .*student itself")
         for task in self.tasks.values():
             verdict = verdicts[task.id]
             self.assertEqual((verdict["status"], verdict["file"]), (OPEN, task.file), verdict)

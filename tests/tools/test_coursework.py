@@ -4,6 +4,7 @@ tests/coursework)."""
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -19,6 +21,7 @@ import exercise  # noqa: E402
 import grade  # noqa: E402
 from coursework import CourseworkError, solutions, tasks, tree  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED, verdict_of  # noqa: E402
+from coursework import workshop as workshop_module  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
 
 SOURCE = """int first() {
@@ -69,6 +72,19 @@ class TestTable(unittest.TestCase):
         for task in table:
             minutes[task.id[:2]] = minutes.get(task.id[:2], 0) + task.minutes
         self.assertIn(", ".join(map(str, minutes.values())) + " minutes", page)
+
+    def test_no_line_of_a_solution_stands_elsewhere_in_a_students_tree(self):
+        texts = {path: (ROOT / path).read_text(errors="replace") for path in tree.list_files(ROOT)
+                 if not tree.is_students(path) and not path.startswith(exercise.LEFT_OUT)
+                 and path.endswith((".cpp", ".h", ".py", ".md", ".txt", ".json"))}
+        for task in tasks.load_tasks(ROOT):
+            for line in tasks.lines_of((ROOT / task.file).read_text(), task.file, task.id):
+                line = line.strip()[:40]
+                idiom = line.startswith(("//", "for (", "if (!std::all_of("))
+                if len(line) < 40 or idiom:
+                    continue
+                self.assertEqual([path for path, text in texts.items() if line in text], [],
+                                 f"{task.id}: {line}")
 
     def test_rows_that_are_wrong_are_named(self):
         self.assertEqual(self.load(ROW)[0].deadline, 20)
@@ -163,6 +179,13 @@ class TestTree(Folder):
         self.write("new")
         self.assertEqual(tree.list_files(self.root), [".gitignore", "new", "tracked"])
 
+    def test_a_git_that_ignores_objects_does_not_hide_the_solutions(self):
+        self.write("solutions/plain/01.1.o", "x")
+        self.write("other.o", "x")
+        self.write(".gitignore", "*.o\n")
+        subprocess.run(["git", "init", "-q", str(self.root)], check=True)
+        self.assertEqual(tree.list_files(self.root), [".gitignore", "solutions/plain/01.1.o"])
+
     def test_a_mirror_touches_only_what_differs(self):
         same, program = self.write("from/same", "1"), self.write("from/program", "2", 0o755)
         mirror = self.root / "to"
@@ -236,6 +259,11 @@ class TestExercise(Folder):
         self.assertTrue((self.target / solutions.MANIFEST).is_file())
         self.assertEqual(oct(self.target.stat().st_mode & 0o777), "0o755")
 
+    def test_a_place_where_nothing_can_be_made_is_one_line(self):
+        done = subprocess.run([sys.executable, str(ROOT / "tools/exercise.py"), "/proc/student"],
+                              capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+
 
 class TestWorkshop(Folder):
     def test_an_interrupted_build_leaves_no_compiler(self):
@@ -252,6 +280,34 @@ class TestWorkshop(Folder):
         process.send_signal(signal.SIGINT)
         process.wait(30)
         self.assertTrue(gone(int(pid.read_text())))
+
+    def test_a_signal_while_a_process_starts_finds_it(self):
+        started = self.root / "started"
+        class Slow(subprocess.Popen):  # the signal comes before the constructor returns
+            def __init__(self, *words, **options):
+                super().__init__(*words, **options)
+                started.write_text(str(self.pid))
+                os.kill(os.getpid(), signal.SIGINT)
+        with mock.patch.object(workshop_module.subprocess, "Popen", Slow), \
+                self.assertRaises(KeyboardInterrupt):
+            workshop_module.call(("sleep", "1000"))
+        self.assertTrue(gone(int(started.read_text())))
+
+    def test_a_folder_that_was_moved_or_copied_is_configured_anew(self):
+        configured = []
+
+        def meson(command):
+            if command[0] == "meson":
+                configured.append(command[-1] if "--reconfigure" in command else "anew")
+                (Path(next(word for word in command if word.endswith("plain")))).mkdir(
+                    parents=True, exist_ok=True)
+            return 0, "x"
+        with mock.patch.object(workshop_module, "call", meson):
+            Workshop(self.root / "a").configure("plain", "grade")
+            Workshop(self.root / "a").configure("plain", "grade")
+            shutil.copytree(self.root / "a", self.root / "b")
+            Workshop(self.root / "b").configure("plain", "grade")
+        self.assertEqual(len(configured), 2)
 
     def test_paths_are_those_of_the_tree(self):
         workshop = Workshop(self.root)
@@ -409,9 +465,14 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         self.assertEqual(verdict.text, "ThreadSanitizer: data race: step N was not awaited")
 
     def test_a_task_without_a_test_is_no_pass(self):
-        program = self.write("program", "#!/bin/sh\necho '<Catch/>' >\"$4\"\n", 0o755)
+        program = self.write("program", "#!/bin/sh\necho '<Catch/>' >\"$5\"\n", 0o755)
         with self.assertRaisesRegex(CourseworkError, "no test case carries"):
             verdict_of(TASK, program, str)
+
+    def test_a_program_that_ends_before_its_tests_is_no_pass(self):
+        verdict = verdict_of(TASK, self.write("program", "#!/bin/sh\nexit 0\n", 0o755), str)
+        self.assertEqual((verdict.status, verdict.how), (FAILED, "crash"))
+        self.assertIn("before its first test", verdict.text)
 
     def test_nothing_is_left_in_the_temporary_folder(self):
         before = set(os.listdir(tempfile.gettempdir()))

@@ -84,6 +84,8 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False):
     elif ended.words:
         verdict.how = "crash"
         verdict.text = f"{ended.words}: {(ended.output.strip().splitlines() or [''])[-1]}"
+    elif not ended.xml:
+        verdict.how, verdict.text = "crash", "the program ended before its first test"
     elif told.cases == 0:
         raise CourseworkError(f"no test case carries the tag {task.tag}")
     else:

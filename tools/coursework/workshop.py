@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,13 +60,14 @@ class Workshop:
         `grade`."""
         build = self.build(flavour)
         options = (*COMMON, *FLAVOURS[flavour], f"-Dcoursework={purpose}")
-        stamp, here = build / "coursework-options", str(compiler())
+        # A build keeps to the compiler and to the place that it began with.
+        stamp, here = build / "coursework-options", f"{compiler()} {self.source.resolve()}"
         wanted = "\n".join((*options, here))
         made = stamp.read_text() if stamp.is_file() else ""
         if made == wanted:
             return
         if not made.endswith(here):
-            shutil.rmtree(build, ignore_errors=True)  # Meson keeps to the compiler it began with
+            shutil.rmtree(build, ignore_errors=True)
         again = ("--reconfigure",) if (build / "build.ninja").is_file() else ()
         status, output = call(("meson", "setup", *again, str(build), str(self.source), *options))
         if status != 0:
@@ -98,15 +101,45 @@ class Workshop:
 def call(command):
     """Status and output of a command. If this program is interrupted, the command is asked to end:
     Ninja then ends its compilers, each of which leads a process group of its own."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors="replace", start_new_session=True)
+    process = None
     try:
+        with signals_held():
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                       text=True, errors="replace", start_new_session=True)
         output, _ = process.communicate()
     except BaseException:
-        process.terminate()
-        process.communicate()
+        if process is not None:
+            end(process)
         raise
     return process.returncode, output
+
+
+def end(process, patience=10):
+    """Asks a process to end, and after some seconds ends its group."""
+    process.terminate()
+    try:
+        process.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@contextmanager
+def signals_held():
+    """Signals come when this is left: an exception inside of Popen would lose its process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread gets any
+        return
+    came = []
+    handlers = {number: signal.signal(number, lambda number, frame: came.append(number))
+                for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
 
 
 def compiler():
