@@ -66,6 +66,12 @@ def inline(text):
     return re.findall(r"`((?:\./)?build/0\d[^`/]*/[\w-]+(?: [^`]*)?)`", outside)
 
 
+def inline_tools(text):
+    """The other commands within sentences: the front end's, tools', Meson's."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`(?=\./lockstep\s|tools/\S|meson\s)([^`]+)`", outside)
+
+
 def commands(block):
     """A block's commands; one that goes over several lines is one."""
     found, rest = [], ""
@@ -203,6 +209,31 @@ class TestCommands(unittest.TestCase):
         self.assertIsNone(reason_not_to_run("x --devices cpu:0  # not cuda:0"))
         self.assertEqual(["--no-such-option"], unknown_options(
             "./lockstep launch --nnodes 2 ./build/04-ddp/04-ddp --lr 1 --no-such-option"))
+
+
+    # --- Commands within sentences, which take minutes: whatever they name has to exist ---------
+
+    def test_commands_within_sentences_exist(self):
+        told = subprocess.run([ROOT / "lockstep", "help"], capture_output=True, text=True).stdout
+        names = re.findall(r"^  (\S+)", told, re.MULTILINE)
+        meson_options = re.findall(r"^option\('(\w+)'", (ROOT / "meson_options.txt").read_text(),
+                                   re.MULTILINE)
+        sources = "".join(path.read_text() for path in ROOT.glob("tests/*/*.cpp"))
+        for readme in [*READMES, "common/README.md", "tests/README.md"]:
+            for command in inline_tools((ROOT / readme).read_text()):
+                words = command.split()
+                with self.subTest(f"{readme}: {command}"):
+                    self.assertEqual([], unknown_options(" ".join(words)))
+                    if words[0] == "./lockstep":
+                        self.assertIn(words[1], names)
+                        if words[1] == "test" and words[2:3] and words[2].islower():
+                            self.assertTrue((ROOT / "tests" / words[2]).is_dir()
+                                            or f"[{words[2]}]" in sources)
+                    elif words[0] == "meson":
+                        for option in re.findall(r"-D(\w+)=", command):
+                            self.assertIn(option, [*meson_options, "b_sanitize"])
+                    else:
+                        self.assertTrue((ROOT / words[0]).exists())
 
 
 def add_method(readme, number, before, command):
