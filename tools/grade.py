@@ -55,9 +55,13 @@ class Grader:
 
     def grade(self, chosen):
         """Yields the verdict of each of these tasks."""
+        missing = [task for task in self.tasks if not (self.folder / task.file).is_file()]
+        self.files |= {task.file: self.own / solutions.OPEN / task.file for task in missing}
         self.workshop.fill(self.files)
         self.say("compiling")
         broken = self.compile("plain", chosen)
+        broken |= {task.id: Verdict(task.id, task.name, FAILED, task.points, how="compile",
+                                    text=f"the file {task.file} is missing") for task in missing}
         for task in chosen:
             verdict = broken.get(task.id) or self.run("plain", task)
             if verdict.status == PASSED and task.race:
@@ -215,7 +219,8 @@ def main(argv, root=ROOT):
 
     try:
         if not options.folder.is_dir():
-            raise CourseworkError(f"there is no folder {options.folder}")
+            raise CourseworkError(f"there is no folder {options.folder}, and no task of that name: "
+                                  "tasks are like 02.1, stages like 02")
         if options.json and not options.json.resolve().parent.is_dir():
             raise CourseworkError(f"--json: there is no folder {options.json.parent}")
         workshop = Workshop(options.build.resolve())

@@ -1,6 +1,10 @@
 // Grades stage 01.
 
 #include <atomic>
+#include <functional>
+#include <future>
+#include <memory>
+#include <thread>
 
 #include "common/data/loader.h"
 #include "tests/coursework/hint.h"
@@ -130,6 +134,27 @@ int64_t reads_after_a_while(const CountingSource& source, int64_t expected) {
   while (source.reads < expected && testing::seconds_since(begin) < 3) std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   return source.reads;
+}
+
+/// Whether the work ends within 3 s; if not, it stays behind with a thread of its own.
+bool ends_soon(std::function<void()> work) {
+  const auto done = std::make_shared<std::promise<void>>();
+  const std::future<void> end = done->get_future();
+  std::thread([work = std::move(work), done] {
+    work();
+    done->set_value();
+  }).detach();
+  return end.wait_for(std::chrono::seconds(3)) == std::future_status::ready;
+}
+
+// First of all: a loader that cannot end would hang at the end of every other case.
+TEST_CASE("A loader ends though its workers wait for their turn", "[task01.3]") {
+  const auto source = std::make_shared<CountingSource>();
+  auto loader = std::make_shared<DataLoader>(*source, two_ahead(2));
+  loader->begin_epoch(0);
+  reads_after_a_while(*source, 4);
+  HINT("nobody takes a batch any more: does a worker that waits for its turn learn of the end?");
+  CHECK(ends_soon([source, end = std::move(loader)]() mutable { end.reset(); }));
 }
 
 TEST_CASE("Workers run ahead of the consumer as far as the bound, and no further", "[task01.3]") {

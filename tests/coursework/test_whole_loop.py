@@ -55,8 +55,9 @@ class TestWholeLoop(unittest.TestCase):
         exercise.exercise(ROOT, cls.student, cls.workshop, lambda text: None)
         cls.tasks = {task.id: task for task in tasks.load_tasks(ROOT)}
 
-    def grade(self, bodies, *words, lockstep=None):
-        """Exit status and verdicts, by task, of a tree with these lines for tasks."""
+    def grade(self, bodies, *words, lockstep=None, missing=()):
+        """Exit status and verdicts, by task, of a tree with these lines for tasks, and without
+        these files."""
         for task in self.tasks.values():
             handed_out = self.student / solutions.OPEN / task.file
             (self.student / task.file).write_text(handed_out.read_text())
@@ -64,6 +65,8 @@ class TestWholeLoop(unittest.TestCase):
             file = self.student / self.tasks[task_id].file
             file.write_text(tasks.replace_section(file.read_text(), file.name, task_id,
                                                   body.split("\n")))
+        for path in missing:
+            (self.student / path).unlink()
         json_file = Path(self.folder.name) / "verdicts.json"
         tool = lockstep or (sys.executable, ROOT / "tools/grade.py", self.student)
         done = subprocess.run([*map(str, tool), *words, "--json", str(json_file), "--build",
@@ -144,15 +147,18 @@ class TestWholeLoop(unittest.TestCase):
                                   "04.2": NOT_CPP, "05.1": NOT_CPP,
                                   **{task_id: self.wrong(WRONG / task_id / f"{name}.txt")
                                      for task_id, name in (("01.3", "without_the_mutex"),
-                                                           ("04.1", "last_rank_leaves_early"))}})
+                                                           ("04.1", "last_rank_leaves_early"))}},
+                                 missing=[self.tasks["04.4"].file])
         how = {task_id: verdict["how"] or verdict["status"] for task_id, verdict in verdicts.items()}
         expected = {"01.1": PASSED, "01.2": OPEN, "01.3": "race", "02.1": "crash",
-                    "03.1": "deadline", "04.1": "exception", "04.2": "compile", "05.1": "compile"}
+                    "03.1": "deadline", "04.1": "exception", "04.2": "compile", "04.4": "compile",
+                    "05.1": "compile"}
         self.assertEqual({task_id: how[task_id] for task_id in expected}, expected, verdicts)
         self.assertEqual(verdicts["01.3"]["file"], self.tasks["01.3"].file)
         self.assertRegex(verdicts["04.1"]["text"], r"rank \d did not answer within 3 s")
         self.assertIn("SIGSEGV", verdicts["02.1"]["text"])
         self.assertIn("GPipe", verdicts["03.1"]["case"])
+        self.assertIn(f"{self.tasks['04.4'].file} is missing", verdicts["04.4"]["text"])
         for task_id in ("04.2", "05.1"):
             verdict, file = verdicts[task_id], self.tasks[task_id].file
             line = (self.student / file).read_text().split("\n")[verdict["line"] - 1]

@@ -444,6 +444,10 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         self.assertEqual((verdict.how, verdict.case), ("crash", "A case"))
         self.assertEqual(verdict.text, "crashed (SIGSEGV): bad")
 
+    def test_endless_output_is_told(self):
+        verdict = self.verdict(None, "kill -XFSZ $$")
+        self.assertEqual(verdict.text, "crashed (SIGXFSZ: more than 64 MiB were written)")
+
     def test_an_end_in_the_middle_is_no_pass(self):
         self.assertEqual(self.verdict(None, "exit 0").how, "crash")
         self.assertIn("status 9: over", self.verdict(None, "ended; echo over; exit 9").text)

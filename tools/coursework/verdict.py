@@ -16,6 +16,7 @@ PASSED, FAILED, OPEN = "passed", "failed", "not started"
 SLOWER = 5  # ThreadSanitizer's programs, at most
 # No core files; 8 GiB of addresses and 64 MiB of output end an endless loop before the machine does.
 LIMITS = ("bash", "-c", 'ulimit -c 0 -f 65536; {} exec "$@"', "limits")
+MEANS = {"SIGXFSZ": ": more than 64 MiB were written"}
 FRAME = re.compile(r"^ +#\d+ .*? (\S*source/\S+?):(\d+)", re.MULTILINE)
 
 
@@ -76,7 +77,8 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False):
         verdict.how, verdict.text = "deadline", f"still running after {task.deadline} s: endless"
     elif ended.words.startswith("killed"):
         verdict.how = "crash"
-        verdict.text = f"crashed ({ended.words.split()[-1]})" + what_was_thrown(ended.output)
+        name = ended.words.split()[-1]
+        verdict.text = f"crashed ({name}{MEANS.get(name, '')})" + what_was_thrown(ended.output)
     elif told.how:
         verdict.how = told.how
     elif ended.case:
