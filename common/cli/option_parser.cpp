@@ -25,10 +25,6 @@ void limit_to(CLI::Option* option, Range<T> range) {
       "in " + text));
 }
 
-/// The word of a variable that was not set (--save "$file") is not "no file".
-const CLI::Validator kNotEmpty(
-    [](const std::string& word) { return word.empty() ? "expected a text, found ''" : ""; }, "");
-
 /// An option as words of a command line, if it was given.
 void append_option(const CLI::Option& option, std::vector<std::string>& words) {
   if (option.count() == 0) return;
@@ -49,7 +45,7 @@ OptionParser::OptionParser(const std::string& program, const std::string& summar
 OptionParser::~OptionParser() = default;
 
 void OptionParser::add(const std::string& names, std::string& value, const std::string& help) {
-  app_->add_option(names, value, help)->check(kNotEmpty);
+  app_->add_option(names, value, help);
 }
 void OptionParser::add(const std::string& names, int& value, const std::string& help,
                        Range<int> range) {

@@ -239,7 +239,6 @@ TEST_CASE("An unknown option, name or device is refused", "[faults]") {
   check_refused(kSmall + Words{"--learning-rate", "0.1"}, {"--learning-rate", "--help"});
   check_refused(kSmall + Words{"stray"}, {"stray", "--help"});
   check_refused(kSmall + Words{"--lr"}, {"--lr"});
-  check_refused(kSmall + Words{"--load", ""}, {"--load", "expected a text, found ''"});
   check_refused({"--data", "imagenet"}, {"imagenet", "fashion-mnist"});
   check_refused({"--data", "synthetic:0:64"}, {"synthetic:0:64", "1 to 1000000"});
   check_refused(kSmall + Words{"--model", "vgg"}, {"vgg", "resnet18"});
