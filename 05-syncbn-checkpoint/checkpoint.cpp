@@ -89,9 +89,8 @@ void require_finite(const std::vector<StateTensor>& state, const TrainingState& 
     const auto odd = std::ranges::find_if(tensor.real, [](Real x) { return !std::isfinite(x); });
     if (odd == tensor.real.end()) continue;
     fail<NonFinite>(
-        "after {} steps {} holds {}, which is not finite; nothing was saved, the checkpoints "
-        "before "
-        "are good; go on from them with a lower --lr, given to --load",
+        "after {} steps {} holds {}, which is not finite; nothing was saved; what was saved "
+        "before is good: go on from it with a lower --lr, given to --load",
         training.steps, tensor.name, *odd);
   }
 }

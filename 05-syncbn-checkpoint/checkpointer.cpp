@@ -168,13 +168,14 @@ std::string Checkpointer::restore_here(const Checkpoint& checkpoint, const Train
 std::optional<Checkpoint> Checkpointer::choose(const std::string& source) {
   if (source == "auto") {
     std::optional<Checkpoint> newest = newest_checkpoint(options_.directory, options_.warn);
-    for (const FoundCheckpoint& found : find_checkpoints(options_.directory)) {
-      if (found.path == newest->path) break;
-      damaged_.insert(found.steps);
-    }
     if (!newest) {
       options_.say(
           fmt::format("No checkpoint in {}: training begins anew", options_.directory.string()));
+      return {};
+    }
+    for (const FoundCheckpoint& found : find_checkpoints(options_.directory)) {
+      if (found.path == newest->path) break;
+      damaged_.insert(found.steps);
     }
     return newest;
   }
@@ -204,8 +205,7 @@ void Checkpointer::require_no_later(const std::string& source, int64_t steps) co
   const std::vector<FoundCheckpoint> found = find_checkpoints(options_.directory);
   require(found.empty() || found.front().steps <= steps,
           "{} is later than {}, from where this run would go on, and would be taken for its; "
-          "resume from it "
-          "(auto), remove it, or give another directory",
+          "resume from it (auto), remove it, or give another directory",
           found.empty() ? "" : found.front().path.string(), source);
 }
 

@@ -173,10 +173,15 @@ TEST_CASE("What cannot be resumed is refused before the first step, by all ranks
   refused(two + Words{"--resume", "auto"}, "was saved by 1 ranks, this run has 2");
 }
 
+/// A training at a learning rate that it does not survive.
+Words diverging(int ranks, const std::string& learning_rate) {
+  return {stage05(),   "--devices", cpus(ranks), "--data",     "synthetic:640:20",
+          "--workers", "0",         "--lr",      learning_rate};
+}
+
 TEST_CASE("A rank alone is named when its loss is not finite", "[faults][checkpoint][row17]") {
   const Jobs jobs;
-  const ProcessResult run = jobs.run_words({stage05(), "--devices", cpus(1), "--data",
-                                            "synthetic:640:20", "--workers", "0", "--lr", "1e12"});
+  const ProcessResult run = jobs.run_words(diverging(1, "1e12"));
   INFO(story(run));
   CHECK(run.status == 1);
   CHECK_THAT(run.err, ContainsSubstring("rank 0 (cpu:0): the loss ("));
@@ -200,8 +205,7 @@ TEST_CASE("A run whose running statistics overflow ends with its good checkpoint
           "[faults][checkpoint]") {
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(
-      {stage05(), "--devices", cpus(2), "--data", "synthetic:640:20", "--workers", "0", "--lr",
-       "1000", "--checkpoint-dir", jobs / "saved", "--save-every", "1"});
+      diverging(2, "1000") + Words{"--checkpoint-dir", jobs / "saved", "--save-every", "1"});
   INFO(story(run));
   CHECK(run.status == 1);
   CHECK_THAT(run.err, ContainsSubstring("which is not finite; nothing was saved"));
