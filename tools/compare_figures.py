@@ -12,11 +12,14 @@ ABSENT = ("no figures, tables only: this python3 has no matplotlib (Debian: apt-
           "python3-matplotlib); tools/compare_figures.py draws them later from the --json file")
 
 # Kinds of operations in a timeline: label, colour, words of which one is in the name.
+MESSAGES = "copies and collectives"
+PRODUCTS = "convolutions and products"
+OTHER = "other operations"
 KINDS = (
-    ("copies and collectives", "#d95f02",
+    (MESSAGES, "#d95f02",
      ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "transfers")),
-    ("convolutions and products", "#1b6ca8", ("conv2d", "matmul")),
-    ("other operations", "#8cc0de", ("",)),
+    (PRODUCTS, "#1b6ca8", ("conv2d", "matmul")),
+    (OTHER, "#8cc0de", ("",)),
 )
 COLOURS = {label: colour for label, colour, _ in KINDS}
 

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import tempfile
 
+from coursework import SOLUTIONS
+
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -36,7 +38,7 @@ def configure(build, root):
     folder = root / build.folder
     # -g1: line numbers for the sanitizers' reports, and a quarter less time than with variables.
     # A student's open tasks leave parameters unused, and kernels that throw.
-    strict = "false" if (root / "solutions").is_dir() else "true"
+    strict = "false" if (root / SOLUTIONS).is_dir() else "true"
     options = (f"-Dwerror={strict}", "-Dtests=enabled", "-Dcpp_args=-g1", *build.options)
     if build.cuda_model:
         error = install_cuda_model(root / build.cuda_model, root)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import compare_figures
 import compare_timeline
+from compare_figures import COLOURS, MESSAGES, OTHER
 
 INCHES, POINTS_PER_LETTER = 10, 4.2  # width of the figure; of a letter of the names in it
 
 
-MESSAGES, OTHER = compare_figures.KINDS[0][0], compare_figures.KINDS[2][0]
 PART_COLOURS = {"forward": "#1b6ca8", "backward": "#3a8f5c",
-                MESSAGES: compare_figures.COLOURS[MESSAGES], OTHER: compare_figures.COLOURS[OTHER]}
+                MESSAGES: COLOURS[MESSAGES], OTHER: COLOURS[OTHER]}
 GAP = 0.02  # ms; shorter ones are a queue's own
 OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
 
@@ -70,7 +70,7 @@ def add_names(axes, row, bars, milliseconds):
     for begin, length, name, kind in bars:
         if length / milliseconds * letters > len(name):
             axes.text(begin + length / 2, row, name, ha="center", va="center", fontsize=6,
-                      color="black" if "other" in kind else "white")
+                      color="black" if kind == OTHER else "white")
 
 
 def cut(slices, first, last):
@@ -116,7 +116,7 @@ def main(argv):
         if not 0 <= options.begin < end:
             sys.exit(f"draw_step: --from {options.begin} --to {end}: expected a part of the "
                      f"step's {step['milliseconds']:.2f} ms")
-        how = (parts_of, PART_COLOURS) if options.parts else (operations_of, compare_figures.COLOURS)
+        how = (parts_of, PART_COLOURS) if options.parts else (operations_of, COLOURS)
         compare_figures.save(draw(step, options.begin, end, *how, plt), options.target)
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"draw_step: {options.trace}: {error!r}; expected what --trace of a stage writes")

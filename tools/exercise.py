@@ -2,19 +2,19 @@
 """Write a student's tree with all tasks open: `./lockstep exercise DIR`; or show one of the stages'
 labs: `./lockstep exercise --lab NAME`.
 
-The tree is a copy of this repository in which the lines of every task throw and say where they are, without its
-history, with the solutions as prebuilt objects for the grader (docs/coursework.md).
+The tree is a copy of this repository in which the lines of every task throw and say where they are,
+without its history, with the solutions as prebuilt objects for the grader (docs/coursework.md).
 """
 
 import argparse
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
 
-from coursework import CourseworkError, labs, solutions, tasks as table, tree
+from coursework import (CourseworkError, SOLUTIONS, labs, run_command, solutions,
+                        tasks as table, tree)
 from coursework.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +26,7 @@ def say(text):
 
 
 def check_target(target, root):
-    if (root / solutions.FOLDER).exists():
+    if (root / SOLUTIONS).exists():
         raise CourseworkError(f"{root} is a student's tree: make another from the solved one")
     real = target.resolve()
     if real == root or root in real.parents:
@@ -97,8 +97,4 @@ def main(argv, root=ROOT, programs=ROOT / "build"):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command(main)

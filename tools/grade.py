@@ -9,17 +9,15 @@ status is 0 if all graded tasks passed, 1 if not, 2 if there was nothing to grad
 import argparse
 import json
 import re
-import signal
 import sys
 import textwrap
 import time
 from pathlib import Path
 
 from compile_tests import tsan_wrapper
-from coursework import CourseworkError, solutions, tasks as table, tree
+from coursework import CourseworkError, run_command, solutions, tasks as table, tree
 from coursework.verdict import FAILED, OPEN, PASSED, Verdict, verdict_of
-from coursework.workshop import ERROR, UNDEFINED, Workshop
-from coursework.workshop import FAILED as FAILED_EDGE
+from coursework.workshop import ERROR, FAILED_EDGE, UNDEFINED, Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
 TASK = re.compile(r"\d\d(\.\d+)?")
@@ -248,8 +246,4 @@ def main(argv, root=ROOT):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command(main)

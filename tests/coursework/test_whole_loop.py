@@ -12,12 +12,13 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
 from coursework import solutions, tasks  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
+from processes import gone  # noqa: E402
 
 WRONG = ROOT / "tests/coursework/wrong"
 
@@ -204,18 +205,6 @@ def command_of(pid):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
-
-
-def gone(pid):
-    """Whether a process has ended, or does so at once."""
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 if __name__ == "__main__":

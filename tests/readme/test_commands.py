@@ -210,7 +210,6 @@ class TestCommands(unittest.TestCase):
         self.assertEqual(["--no-such-option"], unknown_options(
             "./lockstep launch --nnodes 2 ./build/04-ddp/04-ddp --lr 1 --no-such-option"))
 
-
     # --- Commands within sentences, which take minutes: whatever they name has to exist ---------
 
     def test_commands_within_sentences_exist(self):

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
 import grade  # noqa: E402
@@ -23,6 +23,7 @@ from coursework import CourseworkError, solutions, tasks, tree  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED, verdict_of  # noqa: E402
 from coursework import workshop as workshop_module  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
+from processes import gone  # noqa: E402
 
 SOURCE = """int first() {
   // [task 02.1] the first
@@ -505,18 +506,6 @@ class TestGrade(Folder):
         text = "\n".join(grade.lines_of(verdict))
         for words in ("failed", "0 of 2", "1 == 2", "rounded?", "t.cpp:7"):
             self.assertIn(words, text)
-
-
-def gone(pid):
-    """Whether a process has ended, or does so at once."""
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 if __name__ == "__main__":

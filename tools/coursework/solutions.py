@@ -13,12 +13,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from coursework import CourseworkError, tasks as table, tree
+from coursework import CourseworkError, SOLUTIONS, tasks as table, tree
 from coursework.workshop import FLAVOURS, compiler
 
-FOLDER = "solutions"
-MANIFEST = f"{FOLDER}/manifest.json"
-OPEN = f"{FOLDER}/open"  # the files with tasks as they were handed out
+MANIFEST = f"{SOLUTIONS}/manifest.json"
+OPEN = f"{SOLUTIONS}/open"  # the files with tasks as they were handed out
 
 
 def make_solutions(workshop, tasks, target, say):
@@ -35,7 +34,7 @@ def make_solutions(workshop, tasks, target, say):
         status, output = workshop.compile(flavour, wanted)
         if status != 0:
             raise CourseworkError(f"the solutions cannot be compiled:\n{output}")
-        folder = target / FOLDER / flavour
+        folder = target / SOLUTIONS / flavour
         folder.mkdir(parents=True, exist_ok=True)
         symbols = {task.id: mangled_symbols(task, workshop.build(flavour) / objects[task.compiled])
                    for task in tasks}
@@ -148,7 +147,7 @@ def differences(root, sources):
     made = json.loads((root / MANIFEST).read_text())
     here = compiler()
     if here["machine"] != made["machine"]:
-        raise CourseworkError(f"the solutions in {root / FOLDER} are for {made['machine']}, this "
+        raise CourseworkError(f"the solutions in {root / SOLUTIONS} are for {made['machine']}, this "
                               f"machine is {here['machine']}: make the tree on one like it")
     lines = []
     if here["compiler"] != made["compiler"]:

@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 
+from coursework import SOLUTIONS
+
 # Students write here; everything else of a tree is the teacher's.
 STAGE = re.compile(r"\d\d-[\w-]+")
 SOURCES = (".h", ".cpp", ".inl", ".cuh", ".cu")
@@ -28,7 +30,7 @@ def list_files(root):
         if done.returncode == 0:  # not so in another user's folder
             listed = set(done.stdout.split("\0")) - {""}
             # A student's git may ignore all objects.
-            listed |= {path for path in walk(root) if path.startswith("solutions/")}
+            listed |= {path for path in walk(root) if path.startswith(SOLUTIONS + "/")}
             return [path for path in sorted(listed) if os.path.lexists(root / path)]
     return sorted(walk(root))
 

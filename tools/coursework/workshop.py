@@ -24,7 +24,7 @@ FLAVOURS = {
     "plain": (),
     "tsan": ("-Db_sanitize=thread", "-Dcpp_args=-g1"),  # -g1: lines in its reports
 }
-FAILED = re.compile(r"^FAILED: (\S+)", re.MULTILINE)
+FAILED_EDGE = re.compile(r"^FAILED: (\S+)", re.MULTILINE)
 ERROR = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.*)$",
                    re.MULTILINE)
 UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*")
