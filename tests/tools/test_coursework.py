@@ -73,6 +73,9 @@ class TestTable(unittest.TestCase):
         for task in table:
             minutes[task.id[:2]] = minutes.get(task.id[:2], 0) + task.minutes
         self.assertIn(", ".join(map(str, minutes.values())) + " minutes", page)
+        counts = re.findall(r"^\| \[(\d\d)-.* \| (\d+) \|$", (ROOT / "README.md").read_text(), re.M)
+        self.assertEqual(counts, [(stage, str(sum(task.id[:2] == stage for task in table)))
+                                  for stage in minutes])
 
     def test_no_line_of_a_solution_stands_elsewhere_in_a_students_tree(self):
         texts = {path: (ROOT / path).read_text(errors="replace") for path in tree.list_files(ROOT)
@@ -444,6 +447,12 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         verdict = self.verdict(None, "echo '  what():  bad' >&2; kill -SEGV $$")
         self.assertEqual((verdict.how, verdict.case), ("crash", "A case"))
         self.assertEqual(verdict.text, "crashed (SIGSEGV): bad")
+
+    def test_a_crash_and_a_hang_keep_the_last_hint(self):
+        hints = 'for text in how why; do printf $text >"$LOCKSTEP_HINT"; done; '
+        for end in ("kill -SEGV $$", "while :; do :; done"):
+            self.assertEqual(self.verdict(None, hints + end).hint, "why")
+        self.assertEqual(self.verdict("", hints + "ended", success="true").hint, "")
 
     def test_endless_output_is_told(self):
         verdict = self.verdict(None, "kill -XFSZ $$")

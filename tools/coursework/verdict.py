@@ -54,6 +54,7 @@ class Ended:
     xml: str
     output: str
     case: str  # that was running
+    hint: str  # the last one that the tests came by
 
 
 def verdict_of(task, program, in_tree, wrapper=(), race=False):
@@ -92,6 +93,8 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False):
         raise CourseworkError(f"no test case carries the tag {task.tag}")
     else:
         return Verdict(task.id, task.name, PASSED, task.points, seconds=seconds)
+    if verdict.how in ("crash", "deadline"):
+        verdict.hint = verdict.hint or ended.hint
     return verdict
 
 
@@ -99,9 +102,9 @@ def run_program(task, program, wrapper=(), race=False):
     """Runs it up to its first failure, in a folder that goes with it, in a process group of its own,
     under a deadline."""
     with tempfile.TemporaryDirectory(prefix="lockstep-grade-") as folder:
-        xml, log = Path(folder) / "result.xml", Path(folder) / "cases.jsonl"
+        xml, log, hint = (Path(folder) / name for name in ("result.xml", "cases.jsonl", "hint"))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder,
-                       "LOCKSTEP_TEST_LOG": str(log),
+                       "LOCKSTEP_TEST_LOG": str(log), "LOCKSTEP_HINT": str(hint),
                        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
         limits = LIMITS[2].format("" if race else "ulimit -v 8388608;")
         try:
@@ -114,8 +117,9 @@ def run_program(task, program, wrapper=(), race=False):
         running = ""
         for event in read_events(log):
             running = event["case"] if event["event"] == "start" else ""
-        text = xml.read_text(errors="replace") if xml.is_file() else ""
-        return Ended(words, text, output, running)
+        def read(path):
+            return path.read_text(errors="replace") if path.is_file() else ""
+        return Ended(words, read(xml), output, running, read(hint))
 
 
 def what_was_thrown(output):
