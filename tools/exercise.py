@@ -37,10 +37,18 @@ def check_target(target, root):
         raise CourseworkError(f"{target} is there and not empty, expected a new folder")
 
 
-def write_tree(root, tasks, target):
+def choose_files(root, say):
+    """The files that a student's tree is made from: not those that may be the teacher's own."""
+    unknown = tree.list_unknown(root)
+    if unknown:
+        say(f"left out: {', '.join(unknown)}; 'git add' what students need of it")
+    return [path for path in tree.list_files(root) if path not in unknown]
+
+
+def write_tree(root, files, tasks, target):
     """Everything but the solutions: a copy of the files, those with tasks opened."""
     with_tasks = {task.file for task in tasks}
-    for path in tree.list_files(root):
+    for path in files:
         if path.startswith(LEFT_OUT):
             continue
         if path not in with_tasks:
@@ -58,13 +66,14 @@ def exercise(root, target, workshop, say):
     check_target(target, root)
     tasks = table.load_tasks(root)
     table.check_markers(tasks, tree.read_sources(root))
+    files = choose_files(root, say)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         with workshop.locked(say):
-            workshop.fill({path: root / path for path in tree.list_files(root)})
+            workshop.fill({path: root / path for path in files})
             solutions.make_solutions(workshop, tasks, beside, say)
-        write_tree(root, tasks, beside)
-        solutions.write_manifest(root, beside)
+        write_tree(root, files, tasks, beside)
+        solutions.write_manifest(beside)
         beside.chmod(0o755)
         beside.rename(target)
     finally:

@@ -77,7 +77,8 @@ class Grader:
 
     def run(self, flavour, task, wrapper=(), race=False):
         program = self.workshop.build(flavour) / self.program(task)
-        verdict = verdict_of(task, program, self.workshop.path_in_tree, wrapper, race)
+        verdict = verdict_of(task, program, self.workshop.path_in_tree, wrapper, race,
+                             self.own_lines(task))
         line = self.open_line(task)
         if verdict.how == "crash" and line:  # threads that throw at once leave no text
             return Verdict(task.id, task.name, OPEN, task.points, file=task.file, line=line)
@@ -85,9 +86,20 @@ class Grader:
 
     def open_line(self, task):
         """Where the student's file still has the line that was handed out; 0: nowhere."""
-        text = (self.folder / task.file).read_text(errors="replace")
+        text = self.students_text(task)
         throws = f'open_task("task {task.id} ({task.name}) is yours'
         return next((number for number, line in enumerate(text.split("\n"), 1) if throws in line), 0)
+
+    def own_lines(self, task):
+        """The lines between the task's markers, in the student's file."""
+        try:
+            section = table.section_of(self.students_text(task), task.file, task.id)
+        except CourseworkError:
+            return range(0)  # a marker is gone
+        return range(section.begin + 2, section.end + 1)
+
+    def students_text(self, task):
+        return (self.folder / task.file).read_text(errors="replace")
 
     def program(self, task):
         return f"tests/coursework/grade-{task.id}"

@@ -4,23 +4,42 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "tests/support/catch.h"
 
 namespace lockstep::testing {
 
-/// Keeps a hint in the file named by LOCKSTEP_HINT, for a program that crashes or never ends.
-inline void keep_hint(const char* text) {
-  const char* path = std::getenv("LOCKSTEP_HINT");
-  if (path == nullptr) return;
-  if (std::FILE* file = std::fopen(path, "w")) {
-    std::fputs(text, file);
-    std::fclose(file);
+/// While it lives, its text is in the file named by LOCKSTEP_HINT: where a program crashes or never
+/// ends, Catch2 tells nothing of what it was at.
+class KeptHint {
+ public:
+  explicit KeptHint(const char* text) : outer_(std::exchange(innermost_, text)) { keep(); }
+  ~KeptHint() {
+    innermost_ = outer_;
+    keep();
   }
-}
+  KeptHint(const KeptHint&) = delete;
+  KeptHint& operator=(const KeptHint&) = delete;
+
+ private:
+  static void keep() {
+    const char* path = std::getenv("LOCKSTEP_HINT");
+    if (path == nullptr) return;
+    if (std::FILE* file = std::fopen(path, "w")) {
+      std::fputs(innermost_, file);
+      std::fclose(file);
+    }
+  }
+
+  inline static const char* innermost_ = "";
+  const char* outer_;
+};
 
 }  // namespace lockstep::testing
 
+#define LOCKSTEP_JOINED_(a, b) a##b
+#define LOCKSTEP_JOINED(a, b) LOCKSTEP_JOINED_(a, b)
 #define HINT(text)     \
   INFO("hint: " text); \
-  ::lockstep::testing::keep_hint(text)
+  const ::lockstep::testing::KeptHint LOCKSTEP_JOINED(kept_hint_, __LINE__)(text)

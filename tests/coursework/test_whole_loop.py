@@ -23,7 +23,11 @@ from processes import gone  # noqa: E402
 WRONG = ROOT / "tests/coursework/wrong"
 
 CRASHES = """  const volatile int64_t* none = nullptr;
-  return {{*none, parts, batch_size}};"""
+  const int64_t size = (batch_size + parts - 1) / parts;
+  std::vector<BatchPart> made;
+  for (int64_t first = 0; first < size * parts; first += size)
+    made.push_back({first < batch_size ? first : *none, 1, std::min(size, batch_size - first)});
+  return made;"""
 ENDLESS = """  for (volatile int i = 0; i >= 0; i = stages + micro_batches + stage) {
   }
   return {};"""
@@ -155,9 +159,12 @@ class TestWholeLoop(unittest.TestCase):
                     "03.1": "deadline", "04.1": "exception", "04.2": "compile", "04.4": "compile",
                     "05.1": "compile"}
         self.assertEqual({task_id: how[task_id] for task_id in expected}, expected, verdicts)
-        self.assertEqual(verdicts["01.3"]["file"], self.tasks["01.3"].file)
+        text = (self.student / verdicts["01.3"]["file"]).read_text()
+        section = tasks.section_of(text, verdicts["01.3"]["file"], "01.3")
+        self.assertIn(verdicts["01.3"]["line"], range(section.begin + 2, section.end + 1))
         self.assertRegex(verdicts["04.1"]["text"], r"rank \d did not answer within 3 s")
         self.assertIn("SIGSEGV", verdicts["02.1"]["text"])
+        self.assertIn("when nothing is left", verdicts["02.1"]["hint"])
         self.assertIn("GPipe", verdicts["03.1"]["case"])
         self.assertIn(f"{self.tasks['04.4'].file} is missing", verdicts["04.4"]["text"])
         for task_id in ("04.2", "05.1"):

@@ -173,6 +173,7 @@ class TestTree(Folder):
             self.write(path)
         self.assertEqual(tree.list_files(self.root),
                          [".gitignore", "a.txt", "common/data/b.h", "e/data/f"])
+        self.assertEqual(tree.list_unknown(self.root), [])
 
     def test_files_with_git(self):
         self.write("tracked")
@@ -182,6 +183,7 @@ class TestTree(Folder):
         subprocess.run(["git", "-C", str(self.root), "add", "tracked"], check=True)
         self.write("new")
         self.assertEqual(tree.list_files(self.root), [".gitignore", "new", "tracked"])
+        self.assertEqual(tree.list_unknown(self.root), [".gitignore", "new"])
 
     def test_a_git_that_ignores_objects_does_not_hide_the_solutions(self):
         self.write("solutions/plain/01.1.o", "x")
@@ -219,6 +221,7 @@ class TestExercise(Folder):
         self.write("solved/02-x/a.h", "int first();\n")
         self.write("solved/lockstep", "#!/bin/sh\n", 0o755)
         self.write("solved/tests/coursework/wrong/02.1/x.txt", "hint: secret\n")
+        self.write("solved/tests/coursework/test_x.py", "SOLUTION\n")
         self.solved, self.target = self.root / "solved", self.root / "student"
 
     def test_folders_that_cannot_be_are_refused(self):
@@ -232,7 +235,8 @@ class TestExercise(Folder):
             exercise.exercise(self.solved, self.target, None, print)
 
     def test_the_tree_is_a_copy_with_open_tasks_and_without_wrong_solutions(self):
-        exercise.write_tree(self.solved, tasks.load_tasks(self.solved), self.target)
+        exercise.write_tree(self.solved, tree.list_files(self.solved),
+                            tasks.load_tasks(self.solved), self.target)
         files = tree.list_files(self.target)
         self.assertEqual(files, ["02-x/a.cpp", "02-x/a.h", "lockstep", "solutions/open/02-x/a.cpp",
                                  tasks.TABLE])
@@ -249,19 +253,28 @@ class TestExercise(Folder):
             exercise.exercise(self.solved, self.target, workshop, lambda text: None)
         self.assertEqual(sorted(path.name for path in self.root.iterdir()), ["solved", "workshop"])
 
-    def test_an_empty_folder_is_filled(self):
-        class Nothing(Workshop):
-            pass
+    def make_tree(self):
+        """What is said while the tree is made, without its solutions."""
+        said = []
+        with mock.patch.object(solutions, "make_solutions"):
+            exercise.exercise(self.solved, self.target, Workshop(self.root / "workshop"),
+                              said.append)
+        return said
 
+    def test_an_empty_folder_is_filled(self):
         self.target.mkdir()
-        make, solutions.make_solutions = solutions.make_solutions, lambda *_: None
-        try:
-            exercise.exercise(self.solved, self.target, Nothing(self.root / "workshop"),
-                              lambda text: None)
-        finally:
-            solutions.make_solutions = make
+        self.make_tree()
         self.assertTrue((self.target / solutions.MANIFEST).is_file())
         self.assertEqual(oct(self.target.stat().st_mode & 0o777), "0o755")
+
+    def test_a_teachers_own_files_are_not_handed_out(self):
+        for words in (("init", "-q"), ("add", ".")):
+            subprocess.run(["git", "-C", str(self.solved), *words], check=True)
+        self.write("solved/exam.txt")
+        self.write("solved/common/exam.h")
+        self.assertIn("left out: common/exam.h, exam.txt;", self.make_tree()[0])
+        self.assertNotIn("exam", " ".join(tree.list_files(self.target)))
+        self.assertEqual(solutions.differences(self.target, self.target), [])
 
     def test_a_place_where_nothing_can_be_made_is_one_line(self):
         done = subprocess.run([sys.executable, str(ROOT / "tools/exercise.py"), "/proc/student"],
@@ -404,7 +417,8 @@ XML = """<?xml version="1.0" encoding="UTF-8"?>
 class TestVerdict(Folder):
     """The grader's words for what a program may do, by programs of the shell."""
 
-    def verdict(self, xml="", script="", race=False, success="false", task=TASK):
+    def verdict(self, xml="", script="", race=False, success="false", task=TASK,
+                own_lines=range(0)):
         program = self.write("program", f"""#!/bin/sh
 out=$5
 printf '{{"event": "start", "case": "A case"}}\\n' >"$LOCKSTEP_TEST_LOG"
@@ -414,7 +428,8 @@ XML
 ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LOCKSTEP_TEST_LOG"; }}
 {script or "ended"}
 """, 0o755)
-        return verdict_of(task, program, Workshop(self.root).path_in_tree, race=race)
+        return verdict_of(task, program, Workshop(self.root).path_in_tree, race=race,
+                          own_lines=own_lines)
 
     def test_passed(self):
         verdict = self.verdict(success="true")
@@ -448,15 +463,19 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         self.assertEqual((verdict.how, verdict.case), ("crash", "A case"))
         self.assertEqual(verdict.text, "crashed (SIGSEGV): bad")
 
-    def test_a_crash_and_a_hang_keep_the_last_hint(self):
-        hints = 'for text in how why; do printf $text >"$LOCKSTEP_HINT"; done; '
+    def test_a_crash_and_a_hang_keep_their_hint(self):
+        hints = 'printf why >"$LOCKSTEP_HINT"; '
         for end in ("kill -SEGV $$", "while :; do :; done"):
             self.assertEqual(self.verdict(None, hints + end).hint, "why")
         self.assertEqual(self.verdict("", hints + "ended", success="true").hint, "")
 
     def test_endless_output_is_told(self):
-        verdict = self.verdict(None, "kill -XFSZ $$")
+        verdict = self.verdict(None, "exec head -c 100000000 /dev/zero")
         self.assertEqual(verdict.text, "crashed (SIGXFSZ: more than 64 MiB were written)")
+
+    def test_endless_memory_is_not_given(self):
+        takes = f"exec {sys.executable} -c 'bytearray(9 << 30)'"
+        self.assertIn("MemoryError", self.verdict(None, "ended; " + takes).text)
 
     def test_an_end_in_the_middle_is_no_pass(self):
         self.assertEqual(self.verdict(None, "exit 0").how, "crash")
@@ -473,10 +492,14 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
 
     def test_a_race_is_told_in_the_words_of_the_table(self):
         report = ("WARNING: ThreadSanitizer: data race (pid=7)\\n  Write of size 4\\n"
-                  "    #0 memcpy x.h:1\\n    #1 f ../source/02-x/a.cpp:5 (program+0x1)\\n")
-        verdict = self.verdict(None, f"printf '{report}' >&2; exit 66", race=True)
+                  "    #0 memcpy x.h:1\\n    #1 f ../source/02-x/a.cpp:5 (program+0x1)\\n"
+                  "  Previous read of size 4\\n    #0 g ../source/02-x/a.cpp:8 (program+0x2)\\n")
+        script = f"printf '{report}' >&2; exit 66"
+        verdict = self.verdict(None, script, race=True)
         self.assertEqual((verdict.how, verdict.file, verdict.line), ("race", "02-x/a.cpp", 5))
         self.assertEqual(verdict.text, "ThreadSanitizer: data race: step N was not awaited")
+        own = self.verdict(None, script, race=True, own_lines=range(7, 10))
+        self.assertEqual((own.file, own.line), ("02-x/a.cpp", 8))
 
     def test_a_task_without_a_test_is_no_pass(self):
         program = self.write("program", "#!/bin/sh\necho '<Catch/>' >\"$5\"\n", 0o755)

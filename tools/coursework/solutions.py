@@ -136,8 +136,8 @@ def header_sums(root):
     return sums
 
 
-def write_manifest(solved, target):
-    facts = {**compiler(), "headers": header_sums(solved)}
+def write_manifest(target):
+    facts = {**compiler(), "headers": header_sums(target)}
     (target / MANIFEST).write_text(json.dumps(facts, indent=1) + "\n")
 
 

@@ -127,28 +127,31 @@ def find_sections(text, file):
     return sections
 
 
-def replace_section(text, file, task_id, body):
-    """The text with a task's lines replaced by the lines of `body`."""
-    lines = text.split("\n")
+def section_of(text, file, task_id):
+    """A task's section. Raises CourseworkError where the file has none."""
     for section in find_sections(text, file):
         if section.id == task_id:
-            return "\n".join(lines[:section.begin + 1] + body + lines[section.end:])
+            return section
     raise CourseworkError(f"{file}: no markers of task {task_id}")
+
+
+def replace_section(text, file, task_id, body):
+    """The text with a task's lines replaced by the lines of `body`."""
+    lines, section = text.split("\n"), section_of(text, file, task_id)
+    return "\n".join(lines[:section.begin + 1] + body + lines[section.end:])
 
 
 def lines_of(text, file, task_id):
     """A task's lines."""
-    for section in find_sections(text, file):
-        if section.id == task_id:
-            return text.split("\n")[section.begin + 1:section.end]
-    raise CourseworkError(f"{file}: no markers of task {task_id}")
+    section = section_of(text, file, task_id)
+    return text.split("\n")[section.begin + 1:section.end]
 
 
 def open_text(text, file):
     """The text as a student gets it: in each section a line that throws and says where it is."""
     for section in find_sections(text, file):
         # Sections in front have been shortened: this one stands where the new text has it.
-        line = next(s.begin for s in find_sections(text, file) if s.id == section.id) + 2
+        line = section_of(text, file, section.id).begin + 2
         said = f"task {section.id} ({section.name}) is yours: {file}:{line}"
         text = replace_section(text, file, section.id, [f'{section.indent}open_task("{said}");'])
     return text

@@ -24,15 +24,27 @@ def is_students(path):
 def list_files(root):
     """Paths of a tree's files: those that git does not ignore, or where git does not say all that
     are not built or fetched."""
-    if (root / ".git").exists():
-        done = subprocess.run(["git", "-C", str(root), "ls-files", "-z", "--cached", "--others",
-                               "--exclude-standard"], capture_output=True, text=True)
-        if done.returncode == 0:  # not so in another user's folder
-            listed = set(done.stdout.split("\0")) - {""}
-            # A student's git may ignore all objects.
-            listed |= {path for path in walk(root) if path.startswith(SOLUTIONS + "/")}
-            return [path for path in sorted(listed) if os.path.lexists(root / path)]
-    return sorted(walk(root))
+    listed = ask_git(root, "--cached", "--others")
+    if listed is None:
+        return sorted(walk(root))
+    # A student's git may ignore all objects.
+    listed |= {path for path in walk(root) if path.startswith(SOLUTIONS + "/")}
+    return [path for path in sorted(listed) if os.path.lexists(root / path)]
+
+
+def list_unknown(root):
+    """Those of a tree's files that git was not told of yet; none where git does not say."""
+    return sorted(ask_git(root, "--others") or ())
+
+
+def ask_git(root, *which):
+    """Paths that git lists, but for those that it ignores. None: it does not, as in another user's
+    folder."""
+    if not (root / ".git").exists():
+        return None
+    done = subprocess.run(["git", "-C", str(root), "ls-files", "-z", *which, "--exclude-standard"],
+                          capture_output=True, text=True)
+    return set(done.stdout.split("\0")) - {""} if done.returncode == 0 else None
 
 
 def walk(root):

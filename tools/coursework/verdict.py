@@ -54,12 +54,12 @@ class Ended:
     xml: str
     output: str
     case: str  # that was running
-    hint: str  # the last one that the tests came by
+    hint: str  # of where the test was; empty for a test that ended
 
 
-def verdict_of(task, program, in_tree, wrapper=(), race=False):
+def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0)):
     """Runs a task's program. `in_tree` makes paths of the student's tree; `race`: the program is
-    ThreadSanitizer's."""
+    ThreadSanitizer's; `own_lines`: of the task's file, those that the student wrote."""
     begin = time.monotonic()
     ended = run_program(task, program, wrapper, race)
     seconds = round(time.monotonic() - begin, 2)
@@ -73,7 +73,7 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False):
         file, line = (match[1], int(match[2])) if match else (task.file, 0)
         return Verdict(task.id, task.name, OPEN, task.points, file=file, line=line)
     if race and "WARNING: ThreadSanitizer" in ended.output:
-        return tell_race(verdict, task, ended.output, in_tree)
+        return tell_race(verdict, task, ended.output, in_tree, own_lines)
     if ended.words.startswith("ran past"):
         verdict.how, verdict.text = "deadline", f"still running after {task.deadline} s: endless"
     elif ended.words.startswith("killed"):
@@ -127,14 +127,15 @@ def what_was_thrown(output):
     return f": {said[1]}" if said else ""
 
 
-def tell_race(verdict, task, output, in_tree):
-    """ThreadSanitizer's report in the words of the table, and where in the student's file."""
+def tell_race(verdict, task, output, in_tree, own_lines):
+    """ThreadSanitizer's report in the words of the table, and where: in the student's lines if it
+    names one of them, else in the task's file."""
     frames = [(in_tree(match[1]), int(match[2])) for match in FRAME.finditer(output)]
-    here = [frame for frame in frames if frame[0] == task.file] or frames or [("", 0)]
     kind = re.search(r"WARNING: ThreadSanitizer: (.*?)(?: \(pid=\d+\))?$", output, re.MULTILINE)
     verdict.how, verdict.hint, verdict.asserted, verdict.found = "race", "", "", ""
     verdict.text = f"ThreadSanitizer: {kind[1] if kind else 'a report'}: {task.race}"
-    verdict.file, verdict.line = here[0]
+    verdict.file, verdict.line = min(frames, default=("", 0), key=lambda frame: (
+        frame[0] != task.file, frame[1] not in own_lines))
     return verdict
 
 
