@@ -56,20 +56,24 @@ def configure(build, root):
     return output or "meson failed without a word"
 
 
-# Unit tests call functions; tests of any other kind start the project's programs.
+# Tests of these kinds call functions, of those start the stages' programs, and of any other kind all of
+# the project's programs.
 CALLS_ONLY = {"unit", "coursework"}
+STAGES_ONLY = {"parity", "equivalence", "convergence"}
 
 
 def wanted_targets(listing, kinds):
     """The executables in `ninja -t targets all` that tests of these kinds may start."""
     linked = re.findall(r"^(\S+): (?!STATIC)\w+_LINKER(?:_RSP)?$", listing, re.MULTILINE)
-    starts_programs = not set(kinds) <= CALLS_ONLY
+    starts_stages = not set(kinds) <= CALLS_ONLY
+    starts_all = not set(kinds) <= CALLS_ONLY | STAGES_ONLY
 
     def wanted(target):
-        if target.startswith("tests/"):
-            return target.split("/")[1] in kinds
-        is_library = ".so" in target
-        return not target.startswith("subprojects/") and (is_library or starts_programs)
+        folder, *names = target.split("/")
+        if folder == "tests":
+            return names[0] in kinds
+        is_library, is_stage = ".so" in target, names == [folder]
+        return folder != "subprojects" and (is_library or starts_all or is_stage and starts_stages)
 
     return [target for target in linked if wanted(target)]
 

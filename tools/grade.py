@@ -27,8 +27,8 @@ class Grader:
     """Grades the tree `folder`. Table, tests and solutions are those of `root`, where this has
     solutions (a teacher's copy of the tree), else the student's own."""
 
-    def __init__(self, root, folder, workshop, say):
-        self.folder, self.workshop, self.say = folder, workshop, say
+    def __init__(self, root, folder, workshop, say, races=True):
+        self.folder, self.workshop, self.say, self.races = folder, workshop, say, races
         self.own = next((place for place in (root, folder)
                          if (place / solutions.MANIFEST).is_file()), None)
         if self.own is None:
@@ -67,9 +67,10 @@ class Grader:
             yield verdict
 
     def look_for_races(self, task, verdict):
-        wrapper = tsan_wrapper()
+        wrapper = tsan_wrapper() if self.races else None
         if wrapper is None:
-            verdict.text = "not looked for races: ThreadSanitizer cannot run here"
+            why = "ThreadSanitizer cannot run here" if self.races else "--no-races"
+            verdict.text = f"not looked for races: {why}"
             return verdict
         self.say(f"looking for races in task {task.id}")
         broken = self.compile("tsan", [task])
@@ -211,6 +212,9 @@ def parse_options(argv, root):
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts there, too")
     parser.add_argument("--build", type=Path, metavar="FOLDER", default=root / "build-coursework",
                         help="where it is compiled (default build-coursework/)")
+    parser.add_argument("--no-races", dest="races", action="store_false",
+                        help="do not run tasks under ThreadSanitizer, whose programs are compiled "
+                             "for themselves")
     options = parser.parse_args(argv)
     options.tasks = [word for word in options.words if TASK.fullmatch(word)]
     folders = [word for word in options.words if not TASK.fullmatch(word)]
@@ -234,7 +238,7 @@ def main(argv, root=ROOT):
         if options.json and not options.json.resolve().parent.is_dir():
             raise CourseworkError(f"--json: there is no folder {options.json.parent}")
         workshop = Workshop(options.build.resolve())
-        grader = Grader(root, options.folder, workshop, say)
+        grader = Grader(root, options.folder, workshop, say, options.races)
         chosen = grader.select(options.tasks)
         notes = solutions.differences(grader.own, options.folder)
         if grader.own == options.folder != root:

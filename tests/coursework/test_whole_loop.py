@@ -121,7 +121,8 @@ class TestWholeLoop(unittest.TestCase):
 
     def test_with_its_solution_a_task_passes_and_the_others_stay_open(self):
         whole = {task.id: self.solution(task) for task in self.tasks.values()}
-        status, verdicts = self.grade(whole)
+        quickly = () if "LOCKSTEP_FULL" in os.environ else ("--no-races",)
+        status, verdicts = self.grade(whole, *quickly)
         self.assertEqual({verdict["status"] for verdict in verdicts.values()}, {PASSED}, verdicts)
         self.assertEqual(status, 0)
         halves = [list(self.tasks)[0::2], list(self.tasks)[1::2]]
@@ -173,17 +174,17 @@ class TestWholeLoop(unittest.TestCase):
             self.assertEqual((verdict["file"], line), (file, NOT_CPP), verdict)
 
     def test_a_students_own_front_end_grades_and_tells_of_a_changed_header(self):
-        header = self.student / "04-ddp/buckets.h"
+        header = self.student / "04-ddp/join.h"  # that this task's program does not need
         text = header.read_text()
         self.addCleanup(header.write_text, text)
         header.write_text(text + "// mine\n")
-        status, verdicts = self.grade({"04.2": self.solution(self.tasks["04.2"])}, "04.2",
+        status, verdicts = self.grade({"02.1": self.solution(self.tasks["02.1"])}, "02.1",
                                       lockstep=(self.student / "lockstep", "grade"))
-        self.assertEqual((status, list(verdicts), verdicts["04.2"]["status"]),
-                         (0, ["04.2"], PASSED))
+        self.assertEqual((status, list(verdicts), verdicts["02.1"]["status"]),
+                         (0, ["02.1"], PASSED))
         notes = json.loads((Path(self.folder.name) / "verdicts.json").read_text())["notes"]
         self.assertEqual(len(notes), 1)
-        self.assertIn("04-ddp/buckets.h", notes[0])
+        self.assertIn("04-ddp/join.h", notes[0])
 
     def test_an_interrupted_grader_leaves_nothing(self):
         self.grade({"03.1": ENDLESS}, "02.1")

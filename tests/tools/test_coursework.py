@@ -186,11 +186,11 @@ class TestTree(Folder):
         self.assertEqual(tree.list_unknown(self.root), [".gitignore", "new"])
 
     def test_a_git_that_ignores_objects_does_not_hide_the_solutions(self):
-        self.write("solutions/plain/01.1.o", "x")
+        self.write("solutions/01.1.o", "x")
         self.write("other.o", "x")
         self.write(".gitignore", "*.o\n")
         subprocess.run(["git", "init", "-q", str(self.root)], check=True)
-        self.assertEqual(tree.list_files(self.root), [".gitignore", "solutions/plain/01.1.o"])
+        self.assertEqual(tree.list_files(self.root), [".gitignore", "solutions/01.1.o"])
 
     def test_a_mirror_touches_only_what_differs(self):
         same, program = self.write("from/same", "1"), self.write("from/program", "2", 0o755)

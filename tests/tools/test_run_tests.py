@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -221,14 +222,24 @@ class TestSelection(FakeExecutables):
 class TestBuilding(FakeExecutables):
     def test_only_what_the_tests_start_is_compiled(self):
         listing = ("all: phony\ncommon/libcommon.a: STATIC_LINKER\n"
-                   "01-a/01-a: cpp_LINKER\ntests/unit/unit-test: cpp_LINKER_RSP\n"
+                   "01-a/01-a: cpp_LINKER\n01-a/labs: cpp_LINKER\ntests/unit/unit-test: cpp_LINKER_RSP\n"
                    "tests/parity/parity-test: cpp_LINKER\nsubprojects/x/self: cpp_LINKER\n"
                    "common/a.o: cpp_COMPILER\ntests/gpu/gpu-test: cuda_LINKER\n")
         self.assertEqual(compile_tests.wanted_targets(listing, ["unit", "gpu"]),
-                         ["01-a/01-a", "tests/unit/unit-test", "tests/gpu/gpu-test"])
+                         ["01-a/01-a", "01-a/labs", "tests/unit/unit-test", "tests/gpu/gpu-test"])
+        self.assertEqual(compile_tests.wanted_targets(listing, ["unit", "parity"]),
+                         ["01-a/01-a", "tests/unit/unit-test", "tests/parity/parity-test"])
         listing += "common/liba.so: cpp_LINKER\n"  # which a unit test may load
         self.assertEqual(compile_tests.wanted_targets(listing, ["unit"]),
                          ["tests/unit/unit-test", "common/liba.so"])
+
+    def test_what_runs_under_thread_sanitizer_is_compiled_for_it(self):
+        row = next(build for build in run_tests.BUILDS if build.name == "tsan").rows[0]
+        listed = re.search(r"with_threads = files\((.*?)\)\n.*with_threads \+= files\((.*?)\)",
+                           (ROOT / "tests/unit/meson.build").read_text(), re.DOTALL)
+        files = {file.name for file in (ROOT / "tests/unit").glob("*_test.cpp")
+                 if any(tag in file.read_text() for tag in row.tags.split(","))}
+        self.assertEqual(set(re.findall(r"\w+\.cpp", " ".join(listed.groups()))), files)
 
     def make_project(self, source):
         (self.root / "meson.build").write_text(

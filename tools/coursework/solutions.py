@@ -1,9 +1,11 @@
-"""Prebuilt solutions: solutions/FLAVOUR/ID.o has one task's functions, made from the solved
+"""Prebuilt solutions: solutions/ID.o has one task's functions, made from the solved
 sources, and everything that they need and nobody else has, under private names.
 
 A grader's program is linked from the student's objects and the solutions of all tasks but its own.
 These come first, and the linker takes the first definition (--allow-multiple-definition). Code is
 compiled with -fPIC and semantic interposition, so no call was bound or inlined before that.
+
+In ThreadSanitizer's programs they are the same objects: it looks at what the student compiled.
 """
 
 import hashlib
@@ -14,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from coursework import CourseworkError, SOLUTIONS, tasks as table, tree
-from coursework.workshop import FLAVOURS, compiler
+from coursework.workshop import compiler
 
 MANIFEST = f"{SOLUTIONS}/manifest.json"
 OPEN = f"{SOLUTIONS}/open"  # the files with tasks as they were handed out
@@ -22,27 +24,23 @@ OPEN = f"{SOLUTIONS}/open"  # the files with tasks as they were handed out
 
 def make_solutions(workshop, tasks, target, say):
     """Compiles the solved sources that the workshop holds and fills `target`/solutions."""
-    for flavour in FLAVOURS:
-        say(f"compiling the solutions ({flavour})")
-        workshop.configure(flavour, "objects")
-        objects = workshop.objects(flavour)
-        for task in tasks:
-            if task.compiled not in objects:
-                raise CourseworkError(f"task {task.id}: {task.compiled} is not compiled by itself "
-                                      "in a build for coursework; see docs/coursework.md")
-        wanted = sorted({objects[task.compiled] for task in tasks})
-        status, output = workshop.compile(flavour, wanted)
-        if status != 0:
-            raise CourseworkError(f"the solutions cannot be compiled:\n{output}")
-        folder = target / SOLUTIONS / flavour
-        folder.mkdir(parents=True, exist_ok=True)
-        symbols = {task.id: mangled_symbols(task, workshop.build(flavour) / objects[task.compiled])
-                   for task in tasks}
-        for task in tasks:
-            made = workshop.build(flavour) / objects[task.compiled]
-            others = {name for other, names in symbols.items() if other != task.id
-                      for name in names}
-            cut_out(made, symbols[task.id], others, folder / f"{task.id}.o")
+    say("compiling the solutions")
+    workshop.configure("plain", "objects")
+    objects = workshop.objects("plain")
+    for task in tasks:
+        if task.compiled not in objects:
+            raise CourseworkError(f"task {task.id}: {task.compiled} is not compiled by itself "
+                                  "in a build for coursework; see docs/coursework.md")
+    made = {task.id: workshop.build("plain") / objects[task.compiled] for task in tasks}
+    wanted = sorted({objects[task.compiled] for task in tasks})
+    status, output = workshop.compile("plain", wanted)
+    if status != 0:
+        raise CourseworkError(f"the solutions cannot be compiled:\n{output}")
+    (target / SOLUTIONS).mkdir(parents=True, exist_ok=True)
+    symbols = {task.id: mangled_symbols(task, made[task.id]) for task in tasks}
+    for task in tasks:
+        others = {name for other, names in symbols.items() if other != task.id for name in names}
+        cut_out(made[task.id], symbols[task.id], others, target / SOLUTIONS / f"{task.id}.o")
 
 
 def defined_symbols(path):
