@@ -124,6 +124,9 @@ class TestWholeLoop(unittest.TestCase):
         quickly = () if "LOCKSTEP_FULL" in os.environ else ("--no-races",)
         status, verdicts = self.grade(whole, *quickly)
         self.assertEqual({verdict["status"] for verdict in verdicts.values()}, {PASSED}, verdicts)
+        for task in self.tasks.values():
+            unlooked = bool(task.race and quickly)
+            self.assertEqual("--no-races" in verdicts[task.id]["text"], unlooked)
         self.assertEqual(status, 0)
         halves = [list(self.tasks)[0::2], list(self.tasks)[1::2]]
         for half in halves if "LOCKSTEP_FULL" in os.environ else halves[:1]:
