@@ -94,10 +94,9 @@ class Grader:
     def own_lines(self, task):
         """The lines between the task's markers, in the student's file."""
         try:
-            section = table.section_of(self.students_text(task), task.file, task.id)
+            return table.section_of(self.students_text(task), task.file, task.id).lines
         except CourseworkError:
             return range(0)  # a marker is gone
-        return range(section.begin + 2, section.end + 1)
 
     def students_text(self, task):
         return (self.folder / task.file).read_text(errors="replace")

@@ -97,6 +97,11 @@ class Section:
     begin: int
     end: int
 
+    @property
+    def lines(self):
+        """Their numbers, from 1."""
+        return range(self.begin + 2, self.end + 1)
+
 
 def find_sections(text, file):
     """The sections of a file. Raises CourseworkError where markers do not pair or ascend."""
@@ -151,7 +156,7 @@ def open_text(text, file):
     """The text as a student gets it: in each section a line that throws and says where it is."""
     for section in find_sections(text, file):
         # Sections in front have been shortened: this one stands where the new text has it.
-        line = section_of(text, file, section.id).begin + 2
+        line = section_of(text, file, section.id).lines.start
         said = f"task {section.id} ({section.name}) is yours: {file}:{line}"
         text = replace_section(text, file, section.id, [f'{section.indent}open_task("{said}");'])
     return text
