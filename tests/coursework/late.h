@@ -16,7 +16,7 @@ struct LateMachine {
   Stream stream(size_t device) const { return machine.streams[device]; }
   /// Holds a device up from here on.
   void hold(size_t device) {
-    Gate& gate = gates.emplace_back();
+    Gate& gate = gates.emplace_back(kPatience);
     enqueue(stream(device), [&gate] { gate.pass(); });
   }
   void let_go() {
@@ -36,7 +36,8 @@ struct LateMachine {
     let_go();
   }
 
-  std::deque<Gate> gates;  // before the devices, whose tasks refer to them
+  static constexpr double kPatience = 5;  // seconds; a host that waits for the device is told then
+  std::deque<Gate> gates;                 // before the devices, whose tasks refer to them
   Machine machine;
 };
 

@@ -48,14 +48,20 @@ TEST_CASE("A velocity keeps a share of itself and takes all of the gradient", "[
         "and the learning rate is for the weight only");
     CHECK(one.velocity.to_host() == Values{2});
   }
+  HINT("with momentum the weight follows the velocity, not the gradient alone");
   CHECK(one.weight.to_host() == Values{3});
   one.step(4, rule, Real(0.25));
-  HINT("with momentum the weight follows the velocity, not the gradient alone");
   CHECK(one.velocity.to_host() == Values{5});
   CHECK(one.weight.to_host() == Values{Real(1.75)});
 }
 
 TEST_CASE("Weight decay is part of the gradient", "[task01.1]") {
+  {
+    OneWeight plain;
+    plain.step(1, {.weight_decay = Real(0.25)}, 1);
+    HINT("weights decay without momentum, too");
+    CHECK(plain.weight.to_host() == Values{2});
+  }
   OneWeight one;
   one.step(1, {.momentum = Real(0.5), .weight_decay = Real(0.25)}, 1);
   HINT("decay pulls on the weight through the velocity, as if it were a gradient");
@@ -63,9 +69,21 @@ TEST_CASE("Weight decay is part of the gradient", "[task01.1]") {
   CHECK(one.weight.to_host() == Values{2});
 }
 
+TEST_CASE("Every weight has its own gradient and velocity", "[task01.1]") {
+  const TestDevice device;
+  const Tensor weight = device.put({3}, {4, 5, 6}), velocity = device.put({3}, {0, 2, 4});
+  const HealthTensor health = HealthTensor::from_host(device.stream, {}, {Health{}});
+  device.kernels().sgd_update(device.stream, device.state({.learning_rate = 1}), health,
+                              {.momentum = Real(0.5)}, device.put({3}, {1, 2, 3}), velocity,
+                              weight);
+  HINT("this is called for each of the weights: for which one?");
+  CHECK(velocity.to_host() == Values{1, 3, 5});
+  CHECK(weight.to_host() == Values{3, 2, 1});
+}
+
 // --- Pooling -------------------------------------------------------------------------------------
 
-/// The gradient of a one-channel image whose windows found their maximum at these positions.
+/// The gradient of images whose windows found their maximum at these positions.
 Values pooled_backward(const Window2d& window, const Values& dy,
                        const std::vector<int32_t>& where) {
   const TestDevice device;
@@ -74,6 +92,22 @@ Values pooled_backward(const Window2d& window, const Values& dy,
       device.stream, window, device.put(window.output(), dy),
       IndexTensor::from_host(device.stream, window.output(), where), dx);
   return dx.to_host();
+}
+
+TEST_CASE("The gradient of a window goes to its maximum", "[task01.2]") {
+  {
+    HINT("the window found its maximum at position 3, the last one: that pixel has its gradient");
+    CHECK(pooled_backward(make_window("pool", {1, 2, 2, 1}, 1, 1, 2, 1, 0), {7}, {3}) ==
+          Values{0, 0, 0, 7});
+  }
+  HINT(
+      "every image and every channel is pooled by itself, and an image may be wider than high: "
+      "which window of dy is it, which pixel of dx?");
+  // Two images of 2x3 pixels with two channels, and 1x2 windows of each.
+  const Window2d window = make_window("pool", {2, 2, 3, 2}, 2, 2, 2, 1, 0);
+  CHECK(pooled_backward(window, {1, 2, 3, 4, 5, 6, 7, 8}, {0, 1, 2, 3, 3, 2, 1, 0}) ==
+        Values{1, 0, 0, 2, 0, 0, 0, 0, 3, 0, 0, 4,    // image 0, its two rows
+               0, 0, 0, 8, 7, 0, 0, 6, 5, 0, 0, 0});  // image 1
 }
 
 TEST_CASE("Overlapping windows: a pixel gets the gradient of every window that chose it",
@@ -110,17 +144,20 @@ TEST_CASE("Windows whose maximum the ReLU cut off give nothing", "[task01.2]") {
 
 // --- Prefetching ---------------------------------------------------------------------------------
 
-/// Images of one byte; counts how many were read.
+/// Images of one byte; counts how many were begun to be read.
 class CountingSource : public ImageSource {
  public:
   int64_t count() const override { return 40; }
   int64_t image_bytes() const override { return 1; }
   void read(int64_t index, uint8_t* image, int32_t* label) const override {
+    ++reads;
+    if (index == held_up) gate.pass();
     *image = static_cast<uint8_t>(index);
     *label = 0;
-    ++reads;
   }
   mutable std::atomic<int64_t> reads = 0;
+  int64_t held_up = -1;  // the image that comes when the gate is opened
+  testing::Gate gate;
 };
 
 /// Workers for batches of one image, and 2 of them ahead of the consumer each.
@@ -151,9 +188,25 @@ bool ends_soon(std::function<void()> work) {
 TEST_CASE("A loader ends though its workers wait for their turn", "[task01.3]") {
   const auto source = std::make_shared<CountingSource>();
   auto loader = std::make_shared<DataLoader>(*source, two_ahead(2));
+  HINT("nobody takes a batch any more: does a worker that waits for its turn learn of the end?");
   loader->begin_epoch(0);
   reads_after_a_while(*source, 4);
-  HINT("nobody takes a batch any more: does a worker that waits for its turn learn of the end?");
+  CHECK(ends_soon([source, end = std::move(loader)]() mutable { end.reset(); }));
+}
+
+TEST_CASE("A loader ends though a worker comes to its turn only then", "[task01.3]") {
+  const auto source = std::make_shared<CountingSource>();
+  source->held_up = 1;  // the last batch that may be made
+  auto loader = std::make_shared<DataLoader>(*source, two_ahead(1));
+  HINT(
+      "the end came before the worker began to wait, and nothing wakes it after that: what does it "
+      "look at before it waits?");
+  loader->begin_epoch(0);
+  reads_after_a_while(*source, 2);
+  std::thread([source] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    source->gate.open();  // by now the loader is about to end
+  }).detach();
   CHECK(ends_soon([source, end = std::move(loader)]() mutable { end.reset(); }));
 }
 
@@ -195,10 +248,14 @@ TEST_CASE("A cancelled epoch frees workers that wait for their turn", "[task01.3
   DataLoader loader(source, two_ahead(2));
   loader.begin_epoch(0);
   reads_after_a_while(source, 4);
-  HINT("after cancelling a worker makes no further batch");
-  loader.begin_epoch(1, 39);
-  CHECK(loader.next().has_value());
-  CHECK(source.reads == 5);
+  {
+    HINT("after cancelling a worker makes no further batch");
+    loader.begin_epoch(1, 39);
+    CHECK(loader.next().has_value());
+    CHECK(source.reads == 5);
+  }
+  HINT("4 batches were in flight once, and only one later: which number is remembered?");
+  CHECK(loader.counters().most_in_flight == 4);
 }
 
 }  // namespace

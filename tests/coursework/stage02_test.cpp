@@ -26,8 +26,8 @@ Numbers begins_of(const std::vector<BatchPart>& parts) {
 }
 
 TEST_CASE("A batch that divides evenly gives equal chunks", "[task02.1]") {
-  const std::vector<BatchPart> parts = chunk_parts(8, 2);
   HINT("8 samples for 2 devices: is a size rounded up that needs no rounding?");
+  const std::vector<BatchPart> parts = chunk_parts(8, 2);
   CHECK(sizes_of(parts) == Numbers{4, 4});
   {
     HINT("a chunk begins where the one before it ends");
@@ -40,15 +40,13 @@ TEST_CASE("A batch that divides evenly gives equal chunks", "[task02.1]") {
 }
 
 TEST_CASE("The last chunk has what is left", "[task02.1]") {
+  HINT(
+      "every sample is in one chunk: is the size rounded the right way, does the last one end with "
+      "the batch?");
   const std::vector<BatchPart> parts = chunk_parts(10, 4);
   int64_t samples = 0;
   for (const BatchPart& part : parts) samples += part.count;
-  {
-    HINT(
-        "every sample is in one chunk: is the size rounded the right way, does the last one end "
-        "with the batch?");
-    CHECK(samples == 10);
-  }
+  CHECK(samples == 10);
   HINT("torch.chunk does not even its chunks out: all but the last have the same size");
   CHECK(sizes_of(parts) == Numbers{3, 3, 3, 1});
   CHECK(begins_of(parts) == Numbers{0, 3, 6, 9});
@@ -150,6 +148,7 @@ struct Replicas {
 
 TEST_CASE("The scores of all parts lie behind one another", "[task02.2]") {
   Replicas two(2);
+  HINT("does the host wait for a device, or read its memory? It has to go on and enqueue");
   const Tensor scores = two.forward({1, 2, 3, 4});
   {
     HINT("the scores belong on device 0, which computes the loss");
@@ -161,6 +160,7 @@ TEST_CASE("The scores of all parts lie behind one another", "[task02.2]") {
 
 TEST_CASE("The last part may be smaller than the others", "[task02.2]") {
   Replicas three(3);
+  HINT("parts have different numbers of rows");
   const Tensor scores = three.forward({1, 2, 3, 4, 5});
   {
     HINT("are there as many rows as all parts have together? They are not equally large");
@@ -173,9 +173,17 @@ TEST_CASE("The last part may be smaller than the others", "[task02.2]") {
 TEST_CASE("The scores of a late replica are there, too", "[task02.2]") {
   Replicas two(2);
   two.late_device = 1;
+  HINT("does the host wait for a device, or read its memory? It has to go on and enqueue");
   const Tensor scores = two.forward({1, 2, 3, 4});
   HINT("replica 1 had not computed its scores yet when they were fetched: who waits for it?");
   CHECK(scores.to_host() == Values{1, 2, 3, 4});
+}
+
+TEST_CASE("A batch that is too small for all devices", "[task02.2]") {
+  Replicas three(3);
+  three.forward({1, 2, 3});
+  HINT("a device without samples has no scores: how many of the devices are in use?");
+  CHECK(three.forward({4, 5}).to_host() == Values{4, 5});
 }
 
 TEST_CASE("Scores that go from device to device are counted", "[task02.2]") {

@@ -1,5 +1,7 @@
 // Grades stage 03.
 
+#include <algorithm>
+
 #include "03-model-split/channel.h"
 #include "03-model-split/schedule.h"
 #include "03-model-split/split_layers.h"
@@ -32,6 +34,18 @@ std::vector<Instructions> gpipe_schedules(int stages, int micro_batches) {
   return all;
 }
 
+/// "F0 F1 B0 ...": the forwards and backwards of a stage, without what it sends and receives.
+std::string work_of(const Instructions& list) {
+  std::string text;
+  for (const Instruction& i : list) {
+    const bool forward = i.kind == Instruction::Kind::forward;
+    if (!forward && i.kind != Instruction::Kind::backward) continue;
+    text += (text.empty() ? "" : " ") + std::string(forward ? "F" : "B") +
+            std::to_string(i.micro_batch);
+  }
+  return text;
+}
+
 /// Micro-batches in the order in which they go backward.
 std::vector<int> backward_order(const Instructions& list) {
   std::vector<int> order;
@@ -42,15 +56,16 @@ std::vector<int> backward_order(const Instructions& list) {
 }
 
 TEST_CASE("GPipe runs everything forward before anything backward", "[task03.1]") {
+  HINT("a stage alone, and 3 micro-batches");
   const Instructions list = gpipe_schedule(1, 3, 0);
-  size_t forwards_before = 0;
-  while (forwards_before < list.size() &&
-         list[forwards_before].kind == Instruction::Kind::forward) {
-    ++forwards_before;
+  {
+    HINT("every micro-batch goes forward once and backward once: are they numbered from 0?");
+    CHECK(std::ranges::count(list, Instruction::Kind::forward, &Instruction::kind) == 3);
+    CHECK(std::ranges::count(list, Instruction::Kind::backward, &Instruction::kind) == 3);
   }
   {
     HINT("a backward stands before the last forward: that is another schedule than GPipe's");
-    CHECK(forwards_before == 3);
+    CHECK(work_of(list).substr(0, 9) == "F0 F1 F2 ");
   }
   {
     HINT("first in, first out: in which order do the micro-batches go backward?");
@@ -63,21 +78,21 @@ TEST_CASE("GPipe runs everything forward before anything backward", "[task03.1]"
 
 TEST_CASE("What a stage of a pipeline receives and sends", "[task03.1]") {
   {
+    HINT("receive right before the work that needs it, send right after the work that made it");
+    CHECK(text_of(gpipe_schedule(3, 2, 1)) ==
+          "receive activation 0\nforward 0\nsend activation 0\n"
+          "receive activation 1\nforward 1\nsend activation 1\n"
+          "receive gradient 0\nbackward 0\nsend gradient 0\n"
+          "receive gradient 1\nbackward 1\nsend gradient 1\nstep\n");
+  }
+  {
     HINT("the first stage receives no activations and sends no gradients");
     CHECK(text_of(gpipe_schedule(3, 1, 0)) ==
           "forward 0\nsend activation 0\nreceive gradient 0\nbackward 0\nstep\n");
   }
-  {
-    HINT("the last stage sends no activations and receives no gradients");
-    CHECK(text_of(gpipe_schedule(3, 1, 2)) ==
-          "receive activation 0\nforward 0\nbackward 0\nsend gradient 0\nstep\n");
-  }
-  HINT("receive right before the work that needs it, send right after the work that made it");
-  CHECK(text_of(gpipe_schedule(3, 2, 1)) ==
-        "receive activation 0\nforward 0\nsend activation 0\n"
-        "receive activation 1\nforward 1\nsend activation 1\n"
-        "receive gradient 0\nbackward 0\nsend gradient 0\n"
-        "receive gradient 1\nbackward 1\nsend gradient 1\nstep\n");
+  HINT("the last stage sends no activations and receives no gradients");
+  CHECK(text_of(gpipe_schedule(3, 1, 2)) ==
+        "receive activation 0\nforward 0\nbackward 0\nsend gradient 0\nstep\n");
 }
 
 TEST_CASE("Four stages finish without waiting for each other for ever", "[task03.1]") {
@@ -95,18 +110,6 @@ std::vector<Instructions> one_f1b_schedules(int stages, int micro_batches) {
     all.push_back(one_f1b_schedule(stages, micro_batches, stage));
   }
   return all;
-}
-
-/// "F0 F1 B0 ...": the forwards and backwards of a stage, without what it sends and receives.
-std::string work_of(const Instructions& list) {
-  std::string text;
-  for (const Instruction& i : list) {
-    const bool forward = i.kind == Instruction::Kind::forward;
-    if (!forward && i.kind != Instruction::Kind::backward) continue;
-    text += (text.empty() ? "" : " ") + std::string(forward ? "F" : "B") +
-            std::to_string(i.micro_batch);
-  }
-  return text;
 }
 
 /// The instructions that have to do with one micro-batch, and the step.
@@ -139,25 +142,25 @@ TEST_CASE("What becomes of one micro-batch in 1F1B", "[task03.2]") {
     };
     const std::string i = " " + std::to_string(micro_batch) + "\n";
     {
+      HINT("what a forward or backward needs is received before it, and what it made is sent then");
+      CHECK(seen_by(1) == "receive activation" + i + "forward" + i + "send activation" + i +
+                              "receive gradient" + i + "backward" + i + "send gradient" + i +
+                              "step\n");
+    }
+    {
       HINT("the first stage receives no activations and sends no gradients");
       CHECK(seen_by(0) == "forward" + i + "send activation" + i + "receive gradient" + i +
                               "backward" + i + "step\n");
     }
-    {
-      HINT("the last stage sends no activations and receives no gradients");
-      CHECK(seen_by(2) == "receive activation" + i + "forward" + i + "backward" + i +
-                              "send gradient" + i + "step\n");
-    }
-    HINT("what a forward or backward needs is received before it, and what it made is sent then");
-    CHECK(seen_by(1) == "receive activation" + i + "forward" + i + "send activation" + i +
-                            "receive gradient" + i + "backward" + i + "send gradient" + i +
-                            "step\n");
+    HINT("the last stage sends no activations and receives no gradients");
+    CHECK(seen_by(2) == "receive activation" + i + "forward" + i + "backward" + i +
+                            "send gradient" + i + "step\n");
   }
 }
 
 TEST_CASE("Four stages of 1F1B finish, and keep few activations", "[task03.2]") {
-  const std::vector<Instructions> schedules = one_f1b_schedules(4, 8);
   HINT("does a stage receive what its neighbour sends later, or never?");
+  const std::vector<Instructions> schedules = one_f1b_schedules(4, 8);
   const Timetable table = simulate(schedules, 1, 2);
   {
     HINT("a stage keeps the activations of a micro-batch until it has gone backward: how many?");
@@ -201,21 +204,27 @@ struct Boundary {
 
 TEST_CASE("What was sent arrives", "[task03.3]") {
   Boundary boundary(2);
-  HINT("the receiver read a place that was not filled yet: has every send an event to wait for?");
+  HINT(
+      "the receiver read a place that was not filled yet: does every send copy, and has it an "
+      "event "
+      "of its own to wait for?");
   for (const Real value : {1, 2, 3, 4, 5}) CHECK(boundary.carry(value) == Values{value, value});
 }
 
 TEST_CASE("The receiver waits for a late sender", "[task03.3]") {
   Boundary boundary(1);
   const Tensor x = boundary.put(0, 1), seen = boundary.put(1, -1);
-  HINT("the receiver read a place that was not filled yet: which event does it wait for?");
   for (const bool late : {false, true}) {
     if (late) boundary.devices.hold(0);
     x.home().kernels().fill(x.home(), late ? 2 : 1, x);
-    boundary.channel.send(x);
-    boundary.read(boundary.channel.receive(), seen);
-    boundary.channel.release();
+    {
+      HINT("does the host wait for a device? It has to go on and enqueue");
+      boundary.channel.send(x);
+      boundary.read(boundary.channel.receive(), seen);
+      boundary.channel.release();
+    }
     if (late) boundary.devices.let_go_after(1);
+    HINT("the receiver read a place that was not filled yet: which event does it wait for?");
     CHECK(seen.to_host() == (late ? Values{2, 2} : Values{1, 1}));
   }
 }
@@ -241,7 +250,10 @@ TEST_CASE("The sender does not wait for a receiver that is busy", "[task03.3]") 
   boundary.carry(1);
   const Tensor x = boundary.put(0, 2);
   boundary.devices.hold(1);
-  boundary.channel.send(x);
+  {
+    HINT("does the host wait for a device? It has to go on and enqueue");
+    boundary.channel.send(x);
+  }
   x.home().kernels().fill(x.home(), 9, x);
   const Event gone_on = x.home().record();
   {
@@ -251,6 +263,19 @@ TEST_CASE("The sender does not wait for a receiver that is busy", "[task03.3]") 
   boundary.devices.let_go();
   HINT("the sender went on and changed its tensor: whose stream makes the copy, and when?");
   CHECK(boundary.channel.receive().to_host() == Values{2, 2});
+}
+
+TEST_CASE("The last micro-batch may be smaller", "[task03.3]") {
+  Boundary boundary(1);
+  const Stream from = boundary.devices.stream(0);
+  boundary.channel.send(Tensor::from_host(from, {2, 2}, {1, 2, 3, 4}));
+  const Tensor place = boundary.channel.receive();
+  boundary.channel.release();
+  const Tensor all = Tensor::from_host(from, {2, 2}, {5, 6, 7, 8});
+  boundary.channel.send(all.rows(0, 1));
+  HINT("how many bytes are sent: those of the place, or those of the tensor?");
+  CHECK(boundary.channel.receive().to_host() == Values{5, 6});
+  CHECK(place.to_host() == Values{5, 6, 3, 4});
 }
 
 // --- Layers --------------------------------------------------------------------------------------
@@ -285,8 +310,8 @@ struct TwoHalves {
     for (const Tensor& x : of_ranks) values.push_back(x.to_host().at(0));
     return values;
   }
-  /// What the ranks have for the inputs 1 and 1.
-  Values forward() { return numbers(split.forward(put({1, 1}), contexts)); }
+  /// What the ranks have for these inputs.
+  Values forward(const Values& x = {1, 1}) { return numbers(split.forward(put(x), contexts)); }
 
   testing::Machine machine{testing::cpus(2)};
   std::unique_ptr<Linear> whole;
@@ -301,6 +326,10 @@ TEST_CASE("Every rank has the output of the whole layer", "[task03.4]") {
   {
     HINT("a rank's product knows only its own inputs: the output is the sum over all ranks");
     CHECK(TwoHalves({1, 20}, 0).forward() == Values{21, 21});
+  }
+  {
+    HINT("1 * 4 + 20 * 3: a rank multiplies its weights with its own inputs");
+    CHECK(TwoHalves({1, 20}, 0).forward({4, 3}) == Values{64, 64});
   }
   HINT("all ranks have the whole bias: how many times is it in the sum?");
   CHECK(TwoHalves({1, 20}, 300).forward() == Values{321, 321});

@@ -1,5 +1,7 @@
 // Grades stage 05.
 
+#include <cmath>
+
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "05-syncbn-checkpoint/training_state.h"
 #include "common/io/file.h"
@@ -24,6 +26,8 @@ Statistics merged(const std::vector<Statistics>& parts) {
   for (const Statistics& part : parts) {
     for (const double value : {part.mean, part.m2, part.rows}) gathered.push_back(Real(value));
   }
+  HINT(
+      "one channel: where do its mean, its M2 and the rows stand, in the parts and in the result?");
   const Tensor whole = device.filled({3}, -1);
   device.kernels().batch_norm_merge(
       device.stream, device.put({static_cast<int64_t>(parts.size()), 3}, gathered), whole);
@@ -57,6 +61,19 @@ TEST_CASE("Parts of different sizes", "[task05.1]") {
   }
   HINT("by how much does the distance of the means count, if one part has more rows?");
   CHECK(whole.m2 == Approx(50));
+}
+
+TEST_CASE("Every channel has its own mean and M2", "[task05.1]") {
+  // Channel 0 as in the first case, channel 1 ten times that. Means, M2s, rows.
+  const testing::TestDevice device;
+  const Tensor parts = device.put({2, 5}, {1, 10, 2, 200, 2,  //
+                                           5, 50, 2, 200, 2}),
+               whole = device.filled({5}, -1);
+  HINT("means of all channels, then M2s of all channels, then the rows, which all channels share");
+  device.kernels().batch_norm_merge(device.stream, parts, whole);
+  std::vector<long> rounded;
+  for (const Real value : whole.to_host()) rounded.push_back(std::lround(value));
+  CHECK(rounded == std::vector<long>{3, 30, 20, 2000, 4});
 }
 
 TEST_CASE("Three parts, one of them a rank without samples", "[task05.1]") {
@@ -106,6 +123,7 @@ struct LayerSums {
 
 TEST_CASE("Backward's sums are over the rows of all ranks", "[task05.2]") {
   LayerSums rank;
+  HINT("does the host wait for something? It has to go on and enqueue");
   rank.merge();
   rank.communication.synchronize();
   const std::vector<Real> found = rank.sums.to_host();
@@ -179,7 +197,7 @@ using testing::io::ScratchDirectory;
 using testing::io::write_text;
 using Names = std::vector<std::string>;
 
-/// Saves "01234" and "56789" as one file.
+/// Saves "01234" and "56789" as one file of 10 bytes.
 void save_digits(const std::filesystem::path& path) {
   const std::vector<std::byte> first = testing::io::to_bytes("01234"),
                                second = testing::io::to_bytes("56789");
@@ -197,6 +215,7 @@ struct WatchedSave {
       new_file_then = read_text(from);
       folder_then = std::filesystem::path(from).parent_path();
     };
+    HINT("this save ought to come to its end");
     save_digits(path);
     std::string* part = &before_rename;
     for (const std::string& call : calls.log) {
@@ -246,24 +265,44 @@ TEST_CASE("A power cut at any moment leaves one of the two files", "[task05.3]")
   CHECK_THAT(save.after_rename, ContainsSubstring("fsync directory"));
 }
 
+/// Whether the save throws on a disk that is full after so many bytes. Nothing else may be written
+/// meanwhile, and that includes what assertions report.
+bool notices_full_disk(const std::filesystem::path& path, rlim_t bytes) {
+  const testing::FullDisk full(bytes);
+  try {
+    save_digits(path);
+  } catch (const EnvironmentError&) {
+    return true;
+  }
+  return false;
+}
+
 TEST_CASE("A save that fails leaves the old file, and nothing else", "[task05.3]") {
   const ScratchDirectory directory;
-  write_text(directory / "model", "old");
-  {
-    const testing::FullDisk full(4);
+  const std::filesystem::path path = directory / "model";
+  write_text(path, "old");
+  for (const rlim_t bytes : {4, 8}) {  // within the first piece, and within the second
     HINT("the disk is full, and the caller has to know");
-    CHECK_THROWS_AS(save_digits(directory / "model"), EnvironmentError);
+    CHECK(notices_full_disk(path, bytes));
+  }
+  for (const char* step : {"fsync file of 10 bytes", "rename"}) {
+    SystemCalls calls;
+    calls.failing = step;
+    HINT("fsync and rename can fail, and the caller has to know");
+    CHECK_THROWS_AS(save_digits(path), EnvironmentError);
   }
   {
-    SystemCalls calls;
-    calls.failing = "rename";
-    HINT("a rename can fail, and the caller has to know");
-    CHECK_THROWS_AS(save_digits(directory / "model"), EnvironmentError);
+    HINT("nobody will ever look for what a failed save leaves behind");
+    CHECK(directory.names() == Names{"model"});
   }
-  HINT("nobody will ever look for what a failed save leaves behind");
-  CHECK(directory.names() == Names{"model"});
-  HINT("the old file is all there is now");
-  CHECK(read_text(directory / "model") == "old");
+  {
+    HINT("the old file is all there is now");
+    CHECK(read_text(path) == "old");
+  }
+  SystemCalls calls;
+  calls.failing = "fsync directory";
+  HINT("the new name may not have reached the disk: the caller has to know that, too");
+  CHECK_THROWS_AS(save_digits(path), EnvironmentError);
 }
 
 // --- Resuming ------------------------------------------------------------------------------------
@@ -274,7 +313,7 @@ TEST_CASE("An interrupted epoch goes on where it was", "[task05.4]") {
     HINT("the epoch begins anew: its first batches would be trained on twice");
     CHECK(state.first_batch(1) != 0);
   }
-  HINT("batches count from 0, and step_in_epoch of them are done: which one is next?");
+  HINT("another batch than the one behind the last one done: from what do batches count?");
   CHECK(state.first_batch(1) == 2);
 }
 

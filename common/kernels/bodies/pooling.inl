@@ -65,9 +65,10 @@ struct MaxPool2dBackwardTiled {
   }
 };
 
-/// Any windows. Over input pixels: the sum over the windows that contain the pixel and found their
-/// maximum in it. Reading instead of scattering needs no atomics and gives the same sum in every
-/// run.
+/// Any windows, without padding. Over input pixels: dx [N,H,W,C] becomes the sum of dy [N,OH,OW,C]
+/// over the windows that contain the pixel and found their maximum in it. Where they found it says
+/// `where` [N,OH,OW,C]: a position within the window, row by row, or -1 for nowhere (ReLU cut it
+/// off). Reading instead of scattering needs no atomics and gives the same sum in every run.
 struct MaxPool2dBackward {
   Window2d g;
   const Real* dy;

@@ -53,8 +53,8 @@ struct ScaleToNorm {
   }
 };
 
-/// torch.optim.SGD (SgdRule), for number i. Weight, gradient and velocity are read once and written
-/// once; the gradient keeps its value. Without momentum there is no velocity.
+/// torch.optim.SGD (SgdRule), for number i. Weight and velocity are read once and written once, the
+/// gradient is only read. Without momentum there is no velocity.
 template <bool kMomentum>
 struct SgdUpdate {
   const StepState* state;
