@@ -33,6 +33,8 @@ def check_target(target, root):
         raise CourseworkError(f"{target} lies inside of this repository, expected a folder outside")
     if not target.parent.is_dir():
         raise CourseworkError(f"there is no folder {target.parent}")
+    if target.is_file():
+        raise CourseworkError(f"{target} is a file, expected a new folder")
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise CourseworkError(f"{target} is there and not empty, expected a new folder")
 
@@ -40,8 +42,9 @@ def check_target(target, root):
 def choose_files(root, say):
     """The files that a student's tree is made from: not those that may be the teacher's own."""
     unknown = tree.list_unknown(root)
-    if unknown:
-        say(f"left out: {', '.join(unknown)}; 'git add' what students need of it")
+    told = [path for path in unknown if not path.startswith(LEFT_OUT)]
+    if told:
+        say(f"left out: {', '.join(told)}; 'git add' what students need of it")
     return [path for path in tree.list_files(root) if path not in unknown]
 
 

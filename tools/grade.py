@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from compile_tests import tsan_wrapper
-from coursework import CourseworkError, run_command, solutions, tasks as table, tree
-from coursework.verdict import FAILED, OPEN, PASSED, Verdict, verdict_of
-from coursework.workshop import ERROR, FAILED_EDGE, UNDEFINED, Workshop
+from coursework import CourseworkError, names, run_command, solutions, tasks as table, tree
+from coursework.verdict import FAILED, OPEN, PASSED, Verdict, cut, verdict_of
+from coursework.workshop import ERROR, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING, Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
 TASK = re.compile(r"\d\d(\.\d+)?")
@@ -29,6 +29,7 @@ class Grader:
 
     def __init__(self, root, folder, workshop, say, races=True):
         self.folder, self.workshop, self.say, self.races = folder, workshop, say, races
+        tree.check_tree(folder)
         self.own = next((place for place in (root, folder)
                          if (place / solutions.MANIFEST).is_file()), None)
         if self.own is None:
@@ -39,21 +40,23 @@ class Grader:
                       if not tree.is_students(path)}
         self.files |= {path: folder / path for path in tree.list_files(folder)
                        if tree.is_students(path)}
+        # A student's git may ignore them.
+        self.files |= {task.file: folder / task.file for task in self.tasks
+                       if tree.is_plain(folder, task.file)}
+        self.changed_headers = solutions.changed_headers(self.own, folder)
+        self.warnings = []  # what the compiler said this time: file, line, text
 
     def select(self, words):
         """The tasks with these ids, or of these stages; all if there are none."""
-        unknown = [word for word in words
-                   if not any(task.id == word or task.id.split(".")[0] == word
-                              for task in self.tasks)]
-        if unknown:
-            raise CourseworkError(f"there is no task {unknown[0]}, expected one of "
-                                  f"{', '.join(task.id for task in self.tasks)}, or a stage")
+        for word in words:
+            if not any(word in (task.id, task.id.split(".")[0]) for task in self.tasks):
+                raise no_such_task(word, self.tasks)
         return [task for task in self.tasks
                 if not words or task.id in words or task.id.split(".")[0] in words]
 
     def grade(self, chosen):
         """Yields the verdict of each of these tasks."""
-        missing = [task for task in self.tasks if not (self.folder / task.file).is_file()]
+        missing = [task for task in self.tasks if task.file not in self.files]
         self.files |= {task.file: self.own / solutions.OPEN / task.file for task in missing}
         self.workshop.fill(self.files)
         self.say("compiling")
@@ -80,16 +83,23 @@ class Grader:
         program = self.workshop.build(flavour) / self.program(task)
         verdict = verdict_of(task, program, self.workshop.path_in_tree, wrapper, race,
                              self.own_lines(task))
-        line = self.open_line(task)
-        if verdict.how == "crash" and line:  # threads that throw at once leave no text
+        if verdict.status != FAILED or race:
+            return verdict
+        line = table.open_line(self.students_text(task), task.file, task.id)
+        if line:  # whatever came of it: what was thrown may be lost or imitated
             return Verdict(task.id, task.name, OPEN, task.points, file=task.file, line=line)
+        if verdict.how == "crash" and self.changed_headers:
+            verdict.text += (f"; the prebuilt solutions were compiled with "
+                             f"{names(self.changed_headers)} as handed out, and a changed class "
+                             "makes them crash")
+        verdict.warning = self.warning_in(task)
         return verdict
 
-    def open_line(self, task):
-        """Where the student's file still has the line that was handed out; 0: nowhere."""
-        text = self.students_text(task)
-        throws = f'open_task("task {task.id} ({task.name}) is yours'
-        return next((number for number, line in enumerate(text.split("\n"), 1) if throws in line), 0)
+    def warning_in(self, task):
+        """The compiler's first warning in the task's lines, if they were compiled this time."""
+        own = self.own_lines(task)
+        return next((f"{file}:{line}: {cut(text)}" for file, line, text in self.warnings
+                     if file == task.file and line in own), "")
 
     def own_lines(self, task):
         """The lines between the task's markers, in the student's file."""
@@ -113,6 +123,7 @@ class Grader:
         self.workshop.configure(flavour, "grade")
         programs = [self.program(task) for task in chosen]
         status, output = self.workshop.compile(flavour, programs)
+        self.warnings = self.places(WARNING, output)
         if status == 0:
             return {}
         failed = failed_edges(output)
@@ -142,17 +153,41 @@ class Grader:
         return broken
 
     def does_not_compile(self, task, output):
-        """The verdict, with the compiler's first words: of the task's own file, if it has any."""
+        """The verdict, with the compiler's first words: of the task's own file, if it has any.
+        Raises CourseworkError where it says nothing of the sources."""
         verdict = Verdict(task.id, task.name, FAILED, task.points, how="compile")
-        errors = [(self.workshop.path_in_tree(error["file"]), int(error["line"]), error["text"])
-                  for error in ERROR.finditer(output)]
-        own = [error for error in errors if error[0] == task.file]
-        undefined = UNDEFINED.search(output)
+        errors, undefined = self.places(ERROR, output), UNDEFINED.search(output)
         if errors:
-            verdict.file, verdict.line, verdict.text = (own or errors)[0]
+            own = [error for error in errors if error[0] == task.file]
+            verdict.file, verdict.line, text = (own or errors)[0]
+            verdict.text = cut(text)
+            if verdict.file.startswith("/"):  # a library's header: who asked for it?
+                asked = [place for place in self.places(REQUIRED, output) if place[0][0] != "/"]
+                asked.sort(key=lambda place: place[0] != task.file)
+                verdict.file, verdict.line, _ = (asked or errors)[0]
+        elif undefined:
+            verdict.text = cut(undefined[0].strip())
         else:
-            verdict.text = (undefined[0] if undefined else output.strip().split("\n")[-1]).strip()
+            raise CourseworkError(f"task {task.id} could not be built in {self.workshop.folder}: "
+                                  f"{cut(last_words(output))}; expected a compiler's error")
         return verdict
+
+    def places(self, pattern, output):
+        """File in the tree, line and text of all that the compiler said in this way."""
+        return [(self.workshop.path_in_tree(said["file"]), int(said["line"]), said["text"])
+                for said in pattern.finditer(output)]
+
+
+def last_words(output):
+    """The last line, but for those that follow every failure."""
+    follows = ("FAILED: ", "collect2: ", "compilation terminated", "ninja: ")
+    lines = [line.strip() for line in output.split("\n") if not line.startswith(follows)]
+    return next(filter(None, reversed(lines)), "nothing was said")
+
+
+def no_such_task(word, tasks):
+    return CourseworkError(f"there is no task {word}, expected one of "
+                           f"{', '.join(task.id for task in tasks)}, or a stage")
 
 
 def failed_edges(output):
@@ -170,13 +205,13 @@ def lines_of(verdict):
     """A verdict for people."""
     status = verdict.status
     if status == FAILED and verdict.how in HOW:
-        status = f"failed: {HOW[verdict.how]}"
+        status = f"failed: {'deadlock' if verdict.waits else HOW[verdict.how]}"
     lines = [f"{verdict.id:<6}{verdict.name:<28} {status:<26} {verdict.points} of {verdict.of}"]
     place = f"{verdict.file}:{verdict.line}" if verdict.file else ""
     if verdict.status == OPEN:
         lines.append(f"      yours: {place}")
     told = {"test": verdict.case, "asserted": verdict.asserted, "found": verdict.found,
-            "said": verdict.text, "hint": verdict.hint, "at": place}
+            "said": verdict.text, "warning": verdict.warning, "hint": verdict.hint, "at": place}
     if verdict.status == FAILED:
         if told["found"] == told["asserted"]:
             del told["found"]
@@ -214,50 +249,72 @@ def parse_options(argv, root):
     parser.add_argument("--no-races", dest="races", action="store_false",
                         help="do not run tasks under ThreadSanitizer, whose programs are compiled "
                              "for themselves")
-    options = parser.parse_args(argv)
-    options.tasks = [word for word in options.words if TASK.fullmatch(word)]
-    folders = [word for word in options.words if not TASK.fullmatch(word)]
+    return parser.parse_args(argv)
+
+
+def sort_words(words, root):
+    """The tree that is meant, and the tasks or stages."""
+    chosen = [word for word in words if TASK.fullmatch(word)]
+    folders = [word for word in words if word not in chosen]
+    for word in folders:
+        if Path(word).is_file():
+            raise CourseworkError(f"{word} is a file, expected a student's tree")
+        if not Path(word).is_dir() and "/" in word:
+            raise CourseworkError(f"there is no folder {word}")
+        if not Path(word).is_dir():
+            raise no_such_task(f"or folder {word}", table.load_tasks(root))
     if len(folders) > 1:
-        parser.error(f"two trees: {folders[0]} and {folders[1]}")
-    options.folder = Path(folders[0]).resolve() if folders else root
-    return options
+        raise CourseworkError(f"two trees: {folders[0]} and {folders[1]}, expected one")
+    return Path(folders[0]).resolve() if folders else root, chosen
+
+
+def clear_json(path):
+    """No verdicts of before stay; a place where none can be written is found before grading."""
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise CourseworkError(f"--json {path}: expected a file's name in a folder that is there")
+    if path.is_file() or not path.exists():  # not a terminal or a pipe
+        path.write_text("")
+        path.unlink()
+
+
+def say(text):
+    print(f"lockstep grade: {text}", file=sys.stderr, flush=True)
+
+
+def grade(options, root):
+    """Grades and tells it. Returns whether all passed."""
+    begin = time.monotonic()
+    if options.json:
+        clear_json(options.json)
+    folder, words = sort_words(options.words, root)
+    workshop = Workshop(options.build.resolve())
+    grader = Grader(root, folder, workshop, say, options.races)
+    chosen = grader.select(words)
+    notes = solutions.differences(grader.own, folder)
+    if grader.own == folder != root:
+        notes.append(f"graded by the tests in {folder} itself; to grade by yours, start a "
+                     "handed-out tree's ./lockstep")
+    for note in notes:
+        say(note)
+    verdicts = []
+    with workshop.locked(say):
+        for verdict in grader.grade(chosen):
+            verdicts.append(verdict)
+            print("\n".join(lines_of(verdict)), flush=True)
+    facts = report(folder, verdicts, notes, time.monotonic() - begin)
+    print(f"{facts['points']} of {facts['of']} points")
+    if options.json:
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    return all(verdict.status == PASSED for verdict in verdicts)
 
 
 def main(argv, root=ROOT):
     options = parse_options(argv, root)
-    begin = time.monotonic()
-
-    def say(text):
-        print(f"lockstep grade: {text}", file=sys.stderr, flush=True)
-
     try:
-        if not options.folder.is_dir():
-            raise CourseworkError(f"there is no folder {options.folder}, and no task of that name: "
-                                  "tasks are like 02.1, stages like 02")
-        if options.json and not options.json.resolve().parent.is_dir():
-            raise CourseworkError(f"--json: there is no folder {options.json.parent}")
-        workshop = Workshop(options.build.resolve())
-        grader = Grader(root, options.folder, workshop, say, options.races)
-        chosen = grader.select(options.tasks)
-        notes = solutions.differences(grader.own, options.folder)
-        if grader.own == options.folder != root:
-            notes.append(f"graded by the tests in {options.folder} itself; to grade by yours, start "
-                         "a handed-out tree's ./lockstep")
-        for note in notes:
-            say(note)
-        verdicts = []
-        with workshop.locked(say):
-            for verdict in grader.grade(chosen):
-                verdicts.append(verdict)
-                print("\n".join(lines_of(verdict)), flush=True)
-        facts = report(options.folder, verdicts, notes, time.monotonic() - begin)
-        print(f"{facts['points']} of {facts['of']} points")
-        if options.json:
-            options.json.write_text(json.dumps(facts, indent=1) + "\n")
+        return 0 if grade(options, root) else 1
     except (CourseworkError, OSError) as error:
         print(f"lockstep grade: {error}", file=sys.stderr)
         return 2
-    return 0 if all(verdict.status == PASSED for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Coursework: table and markers, the student's tree, the grader's words (the whole loop is in
 tests/coursework)."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -204,6 +206,72 @@ class TestTree(Folder):
         self.assertEqual((mirror / "text").read_text(), "4")
         self.assertEqual(tree.list_files(mirror), ["same", "text"])
 
+    def test_a_mirror_takes_any_change_of_type_and_leaves_no_empty_folder(self):
+        mirror, text = self.root / "to", self.write("from/text", "1")
+        tree.mirror({"common/notes": text}, mirror)
+        tree.mirror({"common/notes/a": text, "common/x/y/z": "2"}, mirror)
+        self.assertEqual((mirror / "common/notes/a").read_text(), "1")
+        tree.mirror({"common/notes": text}, mirror)
+        self.assertEqual((mirror / "common/notes").read_text(), "1")
+        self.assertEqual(os.listdir(mirror / "common"), ["notes"])
+
+    def test_a_mirror_writes_through_no_link(self):
+        outside, text = self.write("outside/a", "theirs"), self.write("from/a", "1")
+        for link, to in (("to/common", "outside"), ("to2/common/a", "outside/a")):
+            (self.root / link).parent.mkdir(parents=True)
+            (self.root / link).symlink_to(self.root / to)
+            tree.mirror({"common/a": text}, self.root / link.split("/")[0])
+            tree.mirror({"common/a": "2"}, self.root / link.split("/")[0])
+        self.assertEqual(outside.read_text(), "theirs")
+        self.assertEqual((self.root / "to/common/a").read_text(), "2")
+
+    def test_only_regular_files_are_taken(self):
+        self.write("outside/a.h", "theirs")
+        self.write("tree/common/a.h", "mine")
+        common = self.root / "tree/common"
+        for name, to in (("inside.h", "a.h"), ("out.h", "../../outside/a.h"), ("none.h", "none"),
+                         ("loop.h", "loop.h"), ("data", "../../outside")):
+            (common / name).symlink_to(to)
+        os.mkfifo(common / "pipe.h")
+        refused = [f"common/{name}" for name in ("data", "loop.h", "none.h", "out.h", "pipe.h")]
+        for git in (False, True):
+            if git:
+                subprocess.run(["git", "init", "-q", str(self.root / "tree")], check=True)
+                refused.remove("common/pipe.h")  # git does not name it
+            self.assertEqual(tree.list_files(self.root / "tree"),
+                             ["common/a.h", "common/inside.h"])
+            self.assertEqual(tree.list_refused(self.root / "tree"), refused)
+        tree.mirror({"a.h": common / "inside.h"}, self.root / "to")
+        self.assertFalse((self.root / "to/a.h").is_symlink())
+
+    def test_a_folder_that_became_a_link_hides_what_git_knows_in_it(self):
+        self.write("tree/common/a.h")
+        for words in (("init", "-q"), ("add", ".")):
+            subprocess.run(["git", "-C", str(self.root / "tree"), *words], check=True)
+        (self.root / "tree/common").rename(self.root / "tree/other")
+        (self.root / "tree/common").symlink_to("other")
+        self.assertEqual(tree.list_files(self.root / "tree"), ["other/a.h"])
+
+    def test_names_need_not_be_utf_8(self):
+        self.write("common/a")
+        name = os.fsdecode(b"common/a\xe9")
+        self.write(name)
+        subprocess.run(["git", "init", "-q", str(self.root)], check=True)
+        self.assertEqual(tree.list_files(self.root), ["common/a", name])
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); import coursework as c; "
+                   "c.run_command(lambda words: print(words[1]))")
+        done = subprocess.run([sys.executable, "-c", program, str(ROOT / "tools"), name],
+                              capture_output=True)
+        self.assertEqual((done.returncode, done.stdout), (0, b"common/a\\udce9\n"), done.stderr)
+
+    def test_a_folder_that_is_no_tree_is_refused(self):
+        self.write("tree/02-x/a.cpp")
+        self.write("tree/common/a.h")
+        tree.check_tree(self.root / "tree")
+        for folder in (self.root, self.root / "tree/common", Path("/")):
+            with self.assertRaisesRegex(CourseworkError, "is no tree of Lockstep.*name the folder"):
+                tree.check_tree(folder)
+
     def test_students_write_in_the_stages_and_in_common(self):
         self.assertTrue(tree.is_students("common/data/loader.cpp"))
         self.assertTrue(tree.is_students("04-ddp/ddp.h"))
@@ -227,7 +295,7 @@ class TestExercise(Folder):
     def test_folders_that_cannot_be_are_refused(self):
         self.write("full/file")
         for target, words in (("full", "not empty"), ("solved/x", "inside of this repository"),
-                              ("absent/x", "no folder"), ("full/file", "not empty")):
+                              ("absent/x", "no folder"), ("full/file", "is a file")):
             with self.assertRaisesRegex(CourseworkError, words):
                 exercise.exercise(self.solved, self.root / target, None, print)
         self.write("solved/solutions/manifest.json")
@@ -275,6 +343,23 @@ class TestExercise(Folder):
         self.assertIn("left out: common/exam.h, exam.txt;", self.make_tree()[0])
         self.assertNotIn("exam", " ".join(tree.list_files(self.target)))
         self.assertEqual(solutions.differences(self.target, self.target), [])
+
+    def test_what_is_never_handed_out_is_not_named(self):
+        for words in (("init", "-q"), ("add", ".")):
+            subprocess.run(["git", "-C", str(self.solved), *words], check=True)
+        self.write("solved/tests/coursework/wrong/02.1/y.txt")
+        self.assertNotIn("left out", self.make_tree()[0])
+
+    def test_changed_build_files_and_what_cannot_be_taken_are_noted(self):
+        self.write("solved/02-x/meson.build", "x")
+        self.make_tree()
+        self.write("student/02-x/meson.build", "y")
+        for number in range(7):
+            self.write(f"student/common/new{number}/meson.build")
+        (self.target / "common/link").symlink_to("..")
+        build_files, refused = solutions.differences(self.target, self.target)
+        self.assertRegex(build_files, "made: 02-x/meson.build, .* and 3 more; build files can do")
+        self.assertIn("not taken: common/link; expected", refused)
 
     def test_a_place_where_nothing_can_be_made_is_one_line(self):
         done = subprocess.run([sys.executable, str(ROOT / "tools/exercise.py"), "/proc/student"],
@@ -325,6 +410,52 @@ class TestWorkshop(Folder):
             shutil.copytree(self.root / "a", self.root / "b")
             Workshop(self.root / "b").configure("plain", "grade")
         self.assertEqual(len(configured), 2)
+
+    def test_a_table_that_changed_is_configured_anew(self):
+        configured = []
+
+        def meson(command):
+            configured.append(command[0])
+            (self.root / "plain").mkdir(exist_ok=True)
+            return 0, "x"
+        with mock.patch.object(workshop_module, "call", meson):
+            for text in ("1", "2", "2"):
+                self.write("source/" + tasks.TABLE, text)
+                Workshop(self.root).configure("plain", "grade")
+        self.assertEqual(configured.count("meson"), 2)
+
+    def test_trouble_of_the_build_is_no_compile_error(self):
+        students = "a.cpp:3:1: error: x\n  3 | throw \"No space left on device\";"
+        for output, words in (
+                ("ninja: error: unknown target 'grade-03.5'", "unknown target 'grade-03.5'"),
+                ("x\n../source/02-x/meson.build:3:0: ERROR: Unknown function\n"
+                 "ninja: error: rebuilding 'build.ninja': cannot make progress",
+                 ": 02-x/meson.build:3:0: ERROR: Unknown function; expected"),
+                ("cc1plus: fatal error: ../source/02-x/b.cpp: No such file", "No such file"),
+                ("a.cpp:3:1: fatal error: opening dependency file a.d: No such file", "a.d"),
+                ("as: Fatal error: a.o: No space left on device\nx", "No space left")):
+            with mock.patch.object(workshop_module, "call", lambda command: (1, output)), \
+                    self.assertRaisesRegex(CourseworkError, words) as caught:
+                Workshop(self.root).compile("plain", ["x"])
+            self.assertNotIn("\n", str(caught.exception))
+        with mock.patch.object(workshop_module, "call", lambda command: (1, students)):
+            self.assertEqual(Workshop(self.root).compile("plain", ["x"])[0], 1)
+
+    def test_a_terminal_that_is_closed_leaves_nothing(self):
+        program = ("import sys, tempfile, time; sys.path.insert(0, sys.argv[1])\n"
+                   "from coursework import run_command\n"
+                   "def main(words):\n"
+                   "    with tempfile.TemporaryDirectory() as folder:\n"
+                   "        print(folder, flush=True)\n"
+                   "        time.sleep(1000)\n"
+                   "run_command(main)\n")
+        process = subprocess.Popen([sys.executable, "-c", program, str(ROOT / "tools")],
+                                   stdout=subprocess.PIPE, text=True)
+        folder = process.stdout.readline().strip()
+        process.send_signal(signal.SIGHUP)
+        self.assertEqual(process.wait(30), 129)
+        process.stdout.close()
+        self.assertFalse(Path(folder).exists())
 
     def test_paths_are_those_of_the_tree(self):
         workshop = Workshop(self.root)
@@ -392,6 +523,7 @@ class TestSolutions(Folder):
 
 
 TASK = tasks.Task(**{**ROW, "symbols": ("first",), "deadline": 2, "race": "step N was not awaited"})
+QUICK = tasks.Task(**{**ROW, "symbols": ("first",), "deadline": 1})
 EXPRESSION = """<Info>
           hint: is it rounded?
         </Info>
@@ -449,15 +581,6 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         self.assertEqual((verdict.how, verdict.text, verdict.hint),
                          ("exception", said, "who waits?"))
 
-    def test_an_open_task_is_not_started(self):
-        said = "replica 1: task 02.1 (the first) is yours: 02-x/a.cpp:3"
-        for xml, script in ((EXCEPTION.format(said), "ended; exit 1"),
-                            ("", f"echo '  what():  {said}' >&2; kill -ABRT $$")):
-            verdict = self.verdict(xml, script)
-            self.assertEqual((verdict.status, verdict.file, verdict.line), (OPEN, "02-x/a.cpp", 3))
-        other = EXCEPTION.format("task 02.2 (the second) is yours: 02-x/a.cpp:9")
-        self.assertEqual(self.verdict(other, "ended; exit 1").status, FAILED)
-
     def test_a_crash_names_its_signal(self):
         verdict = self.verdict(None, "echo '  what():  bad' >&2; kill -SEGV $$")
         self.assertEqual((verdict.how, verdict.case), ("crash", "A case"))
@@ -486,9 +609,34 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         pid_file = self.root / "pid"
         verdict = self.verdict(None, f"sleep 1000 & echo $! >{pid_file}; while :; do :; done")
         self.assertEqual((verdict.how, verdict.case), ("deadline", "A case"))
-        self.assertIn("after 2 s", verdict.text)
+        self.assertEqual(verdict.text, "still running after 2 s and computing: endless")
         self.assertLess(time.monotonic() - begin, 20)
         self.assertTrue(gone(int(pid_file.read_text())))
+
+    def test_a_deadlock_is_told_from_an_endless_loop_by_its_processor_time(self):
+        verdict = self.verdict(None, "exec sleep 1000", task=QUICK)
+        self.assertEqual(verdict.how, "deadline")
+        self.assertRegex(verdict.text, r"after 1 s, of which it computed 0\.\d s: .*a deadlock")
+        self.assertIn("failed: deadlock", grade.lines_of(verdict)[0])
+
+    def test_what_leaves_its_session_is_ended_too(self):
+        pid_file = self.root / "pid"
+        leaves = f"setsid sh -c 'echo $$ >{pid_file}; exec sleep 1000' & "
+        self.verdict("", leaves + f"while [ ! -s {pid_file} ]; do :; done; ended", success="true")
+        self.assertTrue(gone(int(pid_file.read_text())))
+
+    def test_long_values_are_cut(self):
+        verdict = self.verdict(EXPRESSION.replace("2 == 3", "2" * 5000), "ended; exit 1")
+        self.assertEqual(verdict.found, "2" * 300 + "... (5000 characters)")
+        said = self.verdict(EXCEPTION.format("x" * 400), "ended; exit 1").text
+        self.assertEqual(said, "x" * 300 + "... (400 characters)")
+
+    def test_the_callers_options_for_thread_sanitizer_stay(self):
+        script = 'ended; echo "$TSAN_OPTIONS"; exit 9'
+        with mock.patch.dict(os.environ, {"TSAN_OPTIONS": "verbosity=1"}):
+            text = self.verdict(None, script, race=True).text
+        self.assertIn("verbosity=1:halt_on_error=1", text)
+        self.assertIn("history_size=7", text)
 
     def test_a_race_is_told_in_the_words_of_the_table(self):
         report = ("WARNING: ThreadSanitizer: data race (pid=7)\\n  Write of size 4\\n"
@@ -527,9 +675,120 @@ class TestGrade(Folder):
         self.assertNotIn("undefined", failed["a.o"])
 
     def test_the_solved_tree_itself_cannot_be_graded(self):
-        (self.root / "common").mkdir()
+        for folder in ("common", "02-x"):
+            (self.root / folder).mkdir()
         with self.assertRaisesRegex(CourseworkError, "no prebuilt solutions"):
             grade.Grader(self.root, self.root, None, print)
+
+    def grader(self, section='open_task("x");', script="exit 1", outputs=()):
+        """A grader of a tree with one task, whose lines are `section`. Its program is a script of
+        the shell; `outputs` are what the compiler says, one call after the other."""
+        self.write(tasks.TABLE, json.dumps({"tasks": [ROW]}))
+        for folder in ("", f"{solutions.OPEN}/"):
+            self.write(folder + "02-x/a.cpp", SOURCE.replace("return 1;", section))
+        self.write("common/a.h", "int a;\n")
+        if not (self.root / solutions.MANIFEST).exists():
+            solutions.write_manifest(self.root)
+        program = "plain/tests/coursework/grade-02.1"
+        self.write(f"build/{program}", f"#!/bin/sh\n{script}\n", 0o755)
+        workshop = Workshop(self.root / "build")
+        said = iter(outputs)
+        workshop.configure = lambda *_: None
+        workshop.compile = lambda *_: next(said, (0, ""))
+        workshop.objects = lambda flavour: {"02-x/a.cpp": "a.o"}
+        return grade.Grader(self.root, self.root, workshop, lambda text: None, races=False)
+
+    def verdict(self, *words, **options):
+        grader = self.grader(*words, **options)
+        return next(grader.grade(grader.tasks))
+
+    def graded_again(self, grader):
+        """The verdict after the tree has changed."""
+        grader = grade.Grader(self.root, self.root, grader.workshop, grader.say, races=False)
+        return next(grader.grade(grader.tasks))
+
+    def test_a_task_is_open_if_its_lines_say_so(self):
+        crashes = "kill -SEGV $$"
+        for section in ('open_task("mine");', "int i;\n    open_task(0);"):
+            verdict = self.verdict(section, crashes)
+            line = 3 + section.count("\n")
+            self.assertEqual((verdict.status, verdict.file, verdict.line),
+                             (OPEN, "02-x/a.cpp", line))
+        imitates = "echo '  what():  task 02.1 (the first) is yours: 02-x/a.cpp:3'; " + crashes
+        for section in ('// was: open_task("task 02.1 (the first) is yours: 02-x/a.cpp:3");',
+                        '// open_task("task 02.1 (the first) is yours: 02-x/a.cpp:3");',
+                        "return 1;"):
+            self.assertEqual(self.verdict(section, imitates).how, "crash")
+
+    def test_a_crash_names_changed_headers(self):
+        grader = self.grader("return 1;", "kill -SEGV $$")
+        self.assertNotIn("a.h", next(grader.grade(grader.tasks)).text)
+        self.write("common/a.h", "long a;\n")
+        self.assertIn("crashed (SIGSEGV); the prebuilt solutions were compiled with common/a.h as",
+                      self.graded_again(grader).text)
+
+    def test_a_task_file_that_is_a_dangling_link_is_missing(self):
+        grader = self.grader()
+        (self.root / "02-x/a.cpp").unlink()
+        (self.root / "02-x/a.cpp").symlink_to("none")
+        verdict = self.graded_again(grader)
+        self.assertEqual((verdict.how, verdict.text), ("compile", "the file 02-x/a.cpp is missing"))
+
+    def test_a_task_file_that_a_students_git_ignores_is_there(self):
+        grader = self.grader("return 1;", "kill -SEGV $$")
+        subprocess.run(["git", "init", "-q", str(self.root)], check=True)
+        self.write(".gitignore", "*.cpp\n/build/\n")
+        self.assertEqual(self.graded_again(grader).how, "crash")
+
+    def test_a_compile_error_in_a_library_is_told_where_it_was_asked_for(self):
+        output = ("FAILED: a.o \nc++ a.cpp\n/usr/include/c++/12/v.h:7:1: error: no match\n"
+                  "../source/common/a.h:5:3:   required from here\n"
+                  "../source/02-x/a.cpp:3:5:   required from 'int f()'\n")
+        verdict = self.verdict("return 1;", outputs=[(1, output)])
+        self.assertEqual((verdict.how, verdict.file, verdict.line, verdict.text),
+                         ("compile", "02-x/a.cpp", 3, "no match"))
+
+    def test_a_build_that_fails_for_no_compile_error_is_no_verdict(self):
+        output = ("FAILED: a.o \nc++ a.cpp\nld: a.o: file truncated\n"
+                  "collect2: error: ld returned 1 exit status\n")
+        with self.assertRaisesRegex(CourseworkError, "task 02.1 .*: ld: a.o: file truncated; "):
+            self.verdict("return 1;", outputs=[(1, output)])
+
+    def test_a_warning_in_the_lines_of_a_failed_task_is_told(self):
+        output = ("../source/02-x/a.cpp:1:1: warning: not mine\n"
+                  "../source/02-x/a.cpp:3:1: warning: no return statement [-Wreturn-type]\n")
+        verdict = self.verdict("int i;", outputs=[(0, output)])
+        self.assertEqual(verdict.warning, "02-x/a.cpp:3: no return statement [-Wreturn-type]")
+        self.assertIn("warning: ", "\n".join(grade.lines_of(verdict)))
+
+    def refused(self, *words):
+        """The line with which a command is refused, before anything is compiled."""
+        options = grade.parse_options([*map(str, words), "--build", str(self.root / "build")], ROOT)
+        with self.assertRaises(CourseworkError) as caught:
+            grade.grade(options, ROOT)
+        self.assertFalse((self.root / "build").exists())
+        return str(caught.exception)
+
+    def test_words_that_are_no_task_and_no_tree_are_told(self):
+        file = self.write("file")
+        for words, fault in (((self.root, "9"), "no task or folder 9, expected one of 01.1, "),
+                             (("021", self.root), "no task or folder 021, expected one of 01.1, "),
+                             (("foo",), "no task or folder foo, expected one of 01.1, "),
+                             ((self.root / "x",), "there is no folder"),
+                             ((file,), "is a file, expected a student's tree"),
+                             ((self.root, "/"), "two trees"),
+                             (("/",), "/ is no tree of Lockstep")):
+            self.assertIn(fault, self.refused(*words))
+
+    def test_verdicts_of_before_do_not_stay_and_no_place_for_new_ones_is_told(self):
+        old = self.write("old.json", "{}")
+        self.refused("foo", "--json", old)
+        self.assertFalse(old.exists())
+        for place in (self.root, self.root / "absent/x.json"):
+            self.assertIn(f"--json {place}: expected a file's name", self.refused("--json", place))
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(grade.main(["--json", "/proc/x.json"]), 2)
+        self.assertIn("/proc/x.json", said.getvalue())
 
     def test_a_verdict_for_people(self):
         verdict = grade.Verdict("02.1", "the first", FAILED, 2, how="assertion", case="A case",

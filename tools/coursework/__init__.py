@@ -16,10 +16,22 @@ class CourseworkError(Exception):
     """What ends a command, as one line."""
 
 
+ENDING = {signal.SIGTERM: 143, signal.SIGHUP: 129}  # signals, and the exit status for each
+
+
 def run_command(main):
     """Ends this process with main's status; a signal unwinds it first, so that nothing is left."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number, status in ENDING.items():
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda *_, status=status: sys.exit(status))
+    sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def names(paths, limit=5):
+    """Paths in a message: the first few, and how many more there are."""
+    more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
+    return ", ".join(paths[:limit]) + more

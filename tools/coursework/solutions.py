@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from coursework import CourseworkError, SOLUTIONS, tasks as table, tree
+from coursework import CourseworkError, SOLUTIONS, names, tasks as table, tree
 from coursework.workshop import compiler
 
 MANIFEST = f"{SOLUTIONS}/manifest.json"
@@ -45,12 +45,12 @@ def make_solutions(workshop, tasks, target, say):
 
 def defined_symbols(path):
     """Mangled and demangled names of an object's functions."""
-    def names(*options):
+    def listed(*options):
         done = subprocess.run(["nm", "--defined-only", *options, str(path)], capture_output=True,
                               text=True, check=True)
         return [line.split(" ", 2)[1:] for line in done.stdout.splitlines()]
 
-    pairs = zip(names(), names("--demangle"))
+    pairs = zip(listed(), listed("--demangle"))
     return [(plain[1], told[1]) for plain, told in pairs if plain[0] in "TWV"]
 
 
@@ -134,16 +134,40 @@ def header_sums(root):
     return sums
 
 
+def build_file_sums(root):
+    """Checksums of the files that say how students' files are compiled."""
+    return {path: hashlib.sha256((root / path).read_bytes()).hexdigest()
+            for path in tree.list_files(root)
+            if tree.is_students(path) and path.split("/")[-1] == "meson.build"}
+
+
 def write_manifest(target):
-    facts = {**compiler(), "headers": header_sums(target)}
+    facts = {**compiler(), "headers": header_sums(target), "build_files": build_file_sums(target)}
     (target / MANIFEST).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def read_manifest(root):
+    return json.loads((root / MANIFEST).read_text())
+
+
+def changed_headers(root, sources):
+    """Those of the headers which the solutions in `root` were made with that `sources` has not or
+    not so."""
+    made, here = read_manifest(root)["headers"], header_sums(sources)
+    return sorted(path for path in made if here.get(path) != made[path])
+
+
+def changed_build_files(root, sources):
+    made, here = read_manifest(root).get("build_files"), build_file_sums(sources)
+    if made is None:
+        return []  # a tree that was made before they were written down
+    return sorted(path for path in made.keys() | here.keys() if here.get(path) != made.get(path))
 
 
 def differences(root, sources):
     """How this machine and these sources differ from what the solutions in `root` were made with,
     as lines. Raises CourseworkError where they cannot be linked at all."""
-    made = json.loads((root / MANIFEST).read_text())
-    here = compiler()
+    made, here = read_manifest(root), compiler()
     if here["machine"] != made["machine"]:
         raise CourseworkError(f"the solutions in {root / SOLUTIONS} are for {made['machine']}, this "
                               f"machine is {here['machine']}: make the tree on one like it")
@@ -151,9 +175,13 @@ def differences(root, sources):
     if here["compiler"] != made["compiler"]:
         lines.append(f"the solutions were compiled by '{made['compiler']}', here is "
                      f"'{here['compiler']}'")
-    sums = header_sums(sources)
-    changed = sorted(path for path in made["headers"] if sums.get(path) != made["headers"][path])
-    if changed:
-        lines.append(f"changed since the tree was made: {', '.join(changed)}; the prebuilt "
+    if headers := changed_headers(root, sources):
+        lines.append(f"changed since the tree was made: {names(headers)}; the prebuilt "
                      "solutions do not know of it")
+    if build_files := changed_build_files(root, sources):
+        lines.append(f"changed since the tree was made: {names(build_files)}; build files can do "
+                     "anything, look at them")
+    if refused := tree.list_refused(sources):
+        lines.append(f"not taken: {names(refused)}; expected regular files in folders that are no "
+                     "links")
     return lines

@@ -152,6 +152,17 @@ def lines_of(text, file, task_id):
     return text.split("\n")[section.begin + 1:section.end]
 
 
+def open_line(text, file, task_id):
+    """The number of the line in which a section still calls open_task; 0: none does."""
+    try:
+        section = section_of(text, file, task_id)
+    except CourseworkError:
+        return 0  # a marker is gone
+    lines = text.split("\n")
+    return next((number for number in section.lines
+                 if lines[number - 1].strip().startswith("open_task(")), 0)
+
+
 def open_text(text, file):
     """The text as a student gets it: in each section a line that throws and says where it is."""
     for section in find_sections(text, file):

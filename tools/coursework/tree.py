@@ -4,8 +4,9 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
-from coursework import SOLUTIONS
+from coursework import CourseworkError, SOLUTIONS
 
 # Students write here; everything else of a tree is the teacher's.
 STAGE = re.compile(r"\d\d-[\w-]+")
@@ -22,14 +23,33 @@ def is_students(path):
 
 
 def list_files(root):
-    """Paths of a tree's files: those that git does not ignore, or where git does not say all that
-    are not built or fetched."""
+    """Paths of a tree's regular files: those that git does not ignore, or where git does not say
+    all that are not built or fetched."""
+    return [path for path in list_entries(root) if is_plain(root, path)]
+
+
+def list_refused(root):
+    """What students have in place of a file that cannot be taken: folders that are links, links
+    that lead out of the tree or nowhere, pipes."""
+    return [path for path in list_entries(root) if is_students(path) and not is_plain(root, path)]
+
+
+def list_entries(root):
     listed = ask_git(root, "--cached", "--others")
     if listed is None:
         return sorted(walk(root))
     # A student's git may ignore all objects.
     listed |= {path for path in walk(root) if path.startswith(SOLUTIONS + "/")}
     return [path for path in sorted(listed) if os.path.lexists(root / path)]
+
+
+def is_plain(root, path):
+    """Whether this is a regular file or a link to one of the tree, in folders that are no links."""
+    real = os.path.realpath(root)
+    place = os.path.join(real, path)
+    leads_to = os.path.realpath(place)
+    return (os.path.realpath(os.path.dirname(place)) == os.path.dirname(place)
+            and leads_to.startswith(real.rstrip("/") + "/") and os.path.isfile(leads_to))
 
 
 def list_unknown(root):
@@ -43,19 +63,21 @@ def ask_git(root, *which):
     if not (root / ".git").exists():
         return None
     done = subprocess.run(["git", "-C", str(root), "ls-files", "-z", *which, "--exclude-standard"],
-                          capture_output=True, text=True)
-    return set(done.stdout.split("\0")) - {""} if done.returncode == 0 else None
+                          capture_output=True)
+    names = os.fsdecode(done.stdout)  # names need not be UTF-8
+    return set(names.split("\0")) - {""} if done.returncode == 0 else None
 
 
 def walk(root):
-    """Paths of a folder's files, but for litter and what is built or fetched."""
+    """Paths of what is in a folder and its folders, but for litter and what is built or fetched."""
     found = []
     for folder, folders, files in os.walk(str(root)):
         at_top = folder == str(root)
         folders[:] = [name for name in folders if not LITTER.fullmatch(name)
                       and not (at_top and MADE.fullmatch(name))]
         below = os.path.relpath(folder, root)
-        found += [os.path.normpath(os.path.join(below, name)) for name in files
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        found += [os.path.normpath(os.path.join(below, name)) for name in files + links
                   if not LITTER.fullmatch(name)]
     return found
 
@@ -66,33 +88,57 @@ def read_sources(root):
             if is_students(path) and path.endswith(SOURCES)}
 
 
+def check_tree(folder):
+    """Raises CourseworkError for a folder in which students' files are not where they belong."""
+    stages = [path for path in folder.iterdir() if STAGE.fullmatch(path.name) and path.is_dir()]
+    if not stages or not (folder / "common").is_dir():
+        raise CourseworkError(f"{folder} is no tree of Lockstep: it has no common/ with the "
+                              "stages' folders beside it; name the folder that has them")
+
+
 def copy_file(source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
-    if os.path.lexists(target):
-        target.unlink()
-    shutil.copy(source, target, follow_symlinks=False)
+    remove(target)
+    shutil.copy(source, target)
+
+
+def remove(path):
+    """Removes what has this name, if anything has; never what a link leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def mirror(files, folder):
     """Makes `folder` hold these files and no others; `files` maps paths to a file or to a text.
     What is right is not touched, so that a build sees what changed."""
+    remove_others(files, folder)
     for path, content in files.items():
         target = folder / path
         if isinstance(content, str):
             if not target.is_file() or target.read_text() != content:
                 target.parent.mkdir(parents=True, exist_ok=True)
+                remove(target)
                 target.write_text(content)
         elif not same_file(content, target):
             copy_file(content, target)
-    for path in list_files(folder):
-        # What a missing library was downloaded to stays.
-        if path not in files and not path.startswith("subprojects/"):
-            (folder / path).unlink()
+
+
+def remove_others(files, folder):
+    """Leaves of a mirror what is a regular file in `files` and has its place, and folders that hold
+    such. No link stays: what is written afterwards would go through it."""
+    parents = {str(above) for path in files for above in Path(path).parents}
+    for below, folders, names in os.walk(folder):
+        inside = os.path.relpath(below, folder)
+        if inside == "." and "subprojects" in folders:
+            folders.remove("subprojects")  # what a missing library was downloaded to stays
+        for name in folders + names:
+            path, wanted = Path(below, name), parents if name in folders else files
+            if path.is_symlink() or os.path.normpath(os.path.join(inside, name)) not in wanted:
+                remove(path)
 
 
 def same_file(source, target):
-    if source.is_symlink() or target.is_symlink():
-        return (source.is_symlink() and target.is_symlink()
-                and os.readlink(source) == os.readlink(target))
     return (target.is_file() and source.stat().st_mode == target.stat().st_mode
             and source.read_bytes() == target.read_bytes())

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from case_records import read_events
-from coursework import CourseworkError
+from coursework import CourseworkError, descendants
 from run_tests import run_process
 
 PASSED, FAILED, OPEN = "passed", "failed", "not started"
@@ -17,6 +18,8 @@ SLOWER = 5  # ThreadSanitizer's programs, at most
 # No core files; 8 GiB of addresses and 64 MiB of output end an endless loop before the machine does.
 LIMITS = ("bash", "-c", 'ulimit -c 0 -f 65536; {} exec "$@"', "limits")
 MEANS = {"SIGXFSZ": ": more than 64 MiB were written"}
+LONGEST = 300  # characters of a value, or of what was said
+IDLE = 0.25  # of the deadline: a program that waits computes less, an endless one more
 FRAME = re.compile(r"^ +#\d+ .*? (\S*source/\S+?):(\d+)", re.MULTILINE)
 
 
@@ -37,6 +40,12 @@ class Verdict:
     file: str = ""
     line: int = 0
     seconds: float = 0
+    computed: float = 0  # seconds of processor time, of FAILED by `deadline`
+    warning: str = ""  # of the compiler, in the student's lines
+
+    @property
+    def waits(self):
+        return self.how == "deadline" and self.computed < IDLE * self.seconds
 
     @property
     def points(self):
@@ -55,6 +64,7 @@ class Ended:
     output: str
     case: str  # that was running
     hint: str  # of where the test was; empty for a test that ended
+    computed: float  # seconds of processor time
 
 
 def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0)):
@@ -67,15 +77,10 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0
     verdict = Verdict(task.id, task.name, FAILED, task.points, case=told.case or ended.case,
                       asserted=told.asserted, found=told.found, text=told.text, hint=told.hint,
                       file=in_tree(told.file), line=told.line, seconds=seconds)
-    everything = f"{told.text}\n{ended.output}"
-    if f"task {task.id} ({task.name}) is yours" in everything:
-        match = re.search(r"is yours: (\S+):(\d+)", everything)
-        file, line = (match[1], int(match[2])) if match else (task.file, 0)
-        return Verdict(task.id, task.name, OPEN, task.points, file=file, line=line)
     if race and "WARNING: ThreadSanitizer" in ended.output:
         return tell_race(verdict, task, ended.output, in_tree, own_lines)
     if ended.words.startswith("ran past"):
-        verdict.how, verdict.text = "deadline", f"still running after {task.deadline} s: endless"
+        tell_deadline(verdict, ended)
     elif ended.words.startswith("killed"):
         verdict.how = "crash"
         name = ended.words.split()[-1]
@@ -86,7 +91,7 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0
         verdict.how, verdict.text = "crash", "the program ended in the middle of a test"
     elif ended.words:
         verdict.how = "crash"
-        verdict.text = f"{ended.words}: {(ended.output.strip().splitlines() or [''])[-1]}"
+        verdict.text = f"{ended.words}: {cut((ended.output.strip().splitlines() or [''])[-1])}"
     elif not ended.xml:
         verdict.how, verdict.text = "crash", "the program ended before its first test"
     elif told.cases == 0:
@@ -98,6 +103,19 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0
     return verdict
 
 
+def tell_deadline(verdict, ended):
+    verdict.how, verdict.computed = "deadline", round(ended.computed, 1)
+    after = f"still running after {verdict.seconds:.0f} s"
+    verdict.text = (f"{after}, of which it computed {verdict.computed} s: it waits for something "
+                    "that does not come (a deadlock)" if verdict.waits
+                    else f"{after} and computing: endless")
+
+
+def cut(text):
+    """A text as far as people read it."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+
+
 def run_program(task, program, wrapper=(), race=False):
     """Runs it up to its first failure, in a folder that goes with it, in a process group of its own,
     under a deadline."""
@@ -105,13 +123,15 @@ def run_program(task, program, wrapper=(), race=False):
         xml, log, hint = (Path(folder) / name for name in ("result.xml", "cases.jsonl", "hint"))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder,
                        "LOCKSTEP_TEST_LOG": str(log), "LOCKSTEP_HINT": str(hint),
-                       "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
+                       "TSAN_OPTIONS": tsan_options()}
         limits = LIMITS[2].format("" if race else "ulimit -v 8388608;")
+        before = computed_by_children()
         try:
-            words, output = run_process(
-                (*wrapper, *LIMITS[:2], limits, LIMITS[3], str(program), task.tag,
-                 "--reporter", "xml", "--out", str(xml), "--abort"),
-                folder, environment, task.deadline * (SLOWER if race else 1))
+            with descendants.none_left():
+                words, output = run_process(
+                    (*wrapper, *LIMITS[:2], limits, LIMITS[3], str(program), task.tag,
+                     "--reporter", "xml", "--out", str(xml), "--abort"),
+                    folder, environment, task.deadline * (SLOWER if race else 1))
         except OSError as error:
             raise CourseworkError(f"{program} cannot be started: {error.strerror}") from None
         running = ""
@@ -119,12 +139,26 @@ def run_program(task, program, wrapper=(), race=False):
             running = event["case"] if event["event"] == "start" else ""
         def read(path):
             return path.read_text(errors="replace") if path.is_file() else ""
-        return Ended(words, read(xml), output, running, read(hint))
+        return Ended(words, read(xml), output, running, read(hint),
+                     computed_by_children() - before)
+
+
+def tsan_options():
+    """The caller's options, and those without which a report cannot be told: the stack of the other
+    access is remembered for as long as can be."""
+    ours = "halt_on_error=1:second_deadlock_stack=1:history_size=7"
+    return ":".join(filter(None, (os.environ.get("TSAN_OPTIONS"), ours)))
+
+
+def computed_by_children():
+    """Processor time of all children that have ended, in seconds."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def what_was_thrown(output):
     said = re.search(r"^ *what\(\): +(.*)$", output, re.MULTILINE)
-    return f": {said[1]}" if said else ""
+    return f": {cut(said[1])}" if said else ""
 
 
 def tell_race(verdict, task, output, in_tree, own_lines):
@@ -180,9 +214,9 @@ class Told:
             thrown.tag if thrown is not None else "", "assertion")
         self.case = next((outer.get("name", "") for outer in self.inside
                           if outer.tag == "TestCase"), "")
-        self.asserted = (element.findtext("Original") or "").strip()
-        self.found = (element.findtext("Expanded") or "").strip()
-        self.text = (thrown.text or "").strip() if thrown is not None else ""
+        self.asserted = cut((element.findtext("Original") or "").strip())
+        self.found = cut((element.findtext("Expanded") or "").strip())
+        self.text = cut((thrown.text or "").strip()) if thrown is not None else ""
         hints = [info for info in self.infos if info.startswith("hint: ")]
         self.hint = hints[-1].removeprefix("hint: ") if hints else ""
         self.file, self.line = element.get("filename", ""), int(element.get("line", 0))

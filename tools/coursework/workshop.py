@@ -3,6 +3,7 @@ flavour. The sources of one student after another, or the solved ones, go into t
 that only what differs is compiled."""
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compile_tests import CORES
-from coursework import CourseworkError, tree
+from coursework import ENDING, CourseworkError, tasks as table, tree
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what was written.
@@ -25,9 +26,21 @@ FLAVOURS = {
     "tsan": ("-Db_sanitize=thread", "-Dcpp_args=-g1"),  # -g1: lines in its reports
 }
 FAILED_EDGE = re.compile(r"^FAILED: (\S+)", re.MULTILINE)
-ERROR = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.*)$",
-                   re.MULTILINE)
+PLACE = r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: "
+ERROR = re.compile(PLACE + r"(?:fatal |internal compiler )?error: (?P<text>.*)$", re.MULTILINE)
+WARNING = re.compile(PLACE + r"warning: (?P<text>.*)$", re.MULTILINE)
+# What led into a library's header.
+REQUIRED = re.compile(PLACE + r" *(?P<text>required (?:from|by) .*|note: in instantiation .*)$",
+                      re.MULTILINE)
 UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*")
+# What no student's line of C++ does: build files and the machine. Meson's own line says more than
+# Ninja's, which follows it.
+TROUBLE = tuple(re.compile(pattern, re.MULTILINE) for pattern in (
+    r"^.*\bmeson\.build(?::\d+)*: ERROR: .*|^ERROR: .*",
+    r"^.*(?:No space left on device|Disk quota exceeded|Read-only file system)(?:: '.*')?$",
+    r"^.*error: opening dependency file .*",
+    r"^[^\s:]+: fatal error: .*",
+    r"^ninja: error: .*"))
 
 
 class Workshop:
@@ -62,7 +75,7 @@ class Workshop:
         options = (*COMMON, *FLAVOURS[flavour], f"-Dcoursework={purpose}")
         # A build keeps to the compiler and to the place that it began with.
         stamp, here = build / "coursework-options", f"{compiler()} {self.source.resolve()}"
-        wanted = "\n".join((*options, here))
+        wanted = "\n".join((*options, self.known_tasks(), here))
         made = stamp.read_text() if stamp.is_file() else ""
         if made == wanted:
             return
@@ -71,13 +84,32 @@ class Workshop:
         again = ("--reconfigure",) if (build / "build.ninja").is_file() else ()
         status, output = call(("meson", "setup", *again, str(build), str(self.source), *options))
         if status != 0:
-            raise CourseworkError(f"meson cannot configure {build}:\n{output}")
+            raise CourseworkError(self.trouble(output)
+                                  or f"meson cannot configure {build}:\n{output}")
         stamp.write_text(wanted)
 
+    def known_tasks(self):
+        """The table's checksum: Meson reads it, and Ninja does not know."""
+        file = self.source / table.TABLE
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
     def compile(self, flavour, targets):
-        """Compiles as much of these as can be; returns the status and what was written."""
-        return call(("ninja", "-C", str(self.build(flavour)), "-k", "0", "-j", str(CORES),
-                     *targets))
+        """Compiles as much of these as can be; returns the status and what was written. Raises
+        CourseworkError where the build itself is at fault."""
+        status, output = call(("ninja", "-C", str(self.build(flavour)), "-k", "0", "-j", str(CORES),
+                               *targets))
+        if status != 0 and (said := self.trouble(output)):
+            raise CourseworkError(said)
+        return status, output
+
+    def trouble(self, output):
+        """What was written about build files or the machine, as one line; "" if nothing was."""
+        for pattern in TROUBLE:
+            if match := pattern.search(output):
+                said = match[0].strip().replace("../source/", "")
+                return (f"could not be built in {self.folder}: {said}; expected sources and build "
+                        "files as handed out, and room on the disk and in memory")
+        return ""
 
     def is_up_to_date(self, flavour, target):
         status, output = call(("ninja", "-C", str(self.build(flavour)), "-n", target))
@@ -132,7 +164,7 @@ def signals_held():
         return
     came = []
     handlers = {number: signal.signal(number, lambda number, frame: came.append(number))
-                for number in (signal.SIGINT, signal.SIGTERM)}
+                for number in (signal.SIGINT, *ENDING)}
     try:
         yield
     finally:
