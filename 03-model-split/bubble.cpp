@@ -5,7 +5,6 @@
 // layers that only sleep.
 
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "03-model-split/pipeline.h"
@@ -16,6 +15,7 @@
 #include "common/cli/standard_streams.h"
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
+#include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/nn/layers.h"
 

@@ -1,10 +1,10 @@
 #include "03-model-split/pipeline.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 namespace {

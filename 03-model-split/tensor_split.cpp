@@ -1,9 +1,9 @@
 #include "03-model-split/tensor_split.h"
 
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "03-model-split/split_layers.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 namespace {

@@ -1,10 +1,10 @@
 #include "04-ddp/ddp_options.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "04-ddp/manual_ddp.h"
 #include "common/core/error.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 
@@ -88,9 +88,9 @@ nlohmann::json shared_settings(const Options& options, const DdpStageOptions& ow
 
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
   const std::vector<std::string> texts = group.exchange(mine.dump());
-  const nlohmann::json first = nlohmann::json::parse(texts[0]);
+  const nlohmann::json first = parse_json(texts[0]);
   for (size_t rank = 1; rank < texts.size(); ++rank) {
-    const nlohmann::json other = nlohmann::json::parse(texts[rank]);
+    const nlohmann::json other = parse_json(texts[rank]);
     for (const auto& [name, value] : first.items()) {
       require(other.value(name, nlohmann::json()) == value,
               "{}: rank 0 has {}, rank {} has {}; start all ranks with the same options and data",

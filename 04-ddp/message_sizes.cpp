@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <nlohmann/json.hpp>
 
 #include "04-ddp/all_reduce.h"
 #include "common/app/json_file.h"
 #include "common/app/rank_options.h"
 #include "common/core/error.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 namespace {

@@ -8,6 +8,7 @@
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/file.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 namespace {
@@ -56,7 +57,7 @@ std::string outcome_of(const std::function<std::string()>& work) {
 
 /// What outcome_of() had to tell: returns the result or throws the error.
 std::string result_in(const std::string& text) {
-  const json outcome = json::parse(text);
+  const json outcome = parse_json(text);
   if (outcome.contains("result")) return outcome["result"].get<std::string>();
   for (const ErrorKind& kind : kErrorKinds) {
     if (outcome["kind"] == kind.name) kind.raise(outcome["error"].get<std::string>());
@@ -147,7 +148,7 @@ TrainingState Checkpointer::resume(const std::string& source, const TrainingStat
   });
   if (decision.empty()) return begin;
   broadcast_tensors();
-  const json scalars = json::parse(decision);
+  const json scalars = parse_json(decision);
   set_batches_tracked(trained_.network, scalars["batches_tracked"].get<std::vector<int64_t>>());
   return TrainingState::from_json(scalars["state"].get<std::string>(), "rank 0");
 }

@@ -2,6 +2,7 @@
 
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 

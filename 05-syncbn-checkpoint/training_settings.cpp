@@ -4,6 +4,7 @@
 #include <array>
 
 #include "common/core/error.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 

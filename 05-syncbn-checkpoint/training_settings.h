@@ -1,7 +1,7 @@
 #pragma once
 // What must stay the same from one run to the one that goes on from its checkpoint.
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "04-ddp/ddp_options.h"

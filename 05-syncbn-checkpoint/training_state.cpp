@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 namespace {

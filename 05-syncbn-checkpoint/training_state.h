@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "common/io/json.h"
 
 namespace lockstep {
 

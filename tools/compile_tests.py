@@ -1,15 +1,13 @@
-"""How `./lockstep test` configures and compiles a build, as far as its tests need it."""
+"""How `./lockstep test` configures a build and compiles what its tests need."""
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tempfile
 
 from coursework import SOLUTIONS
-
-CORES = len(os.sched_getaffinity(0))
+from ninja_progress import CORES, failure, run_ninja
 
 
 def call(command, cwd):
@@ -47,7 +45,8 @@ def configure(build, root):
         options += ("-Dcuda=enabled", f"-Dgpu_roots={root / build.cuda_model}")
     stamp = folder / "lockstep-options"
     if stamp.is_file() and stamp.read_text() == "\n".join(options):
-        return ""
+        status, output = call(("ninja", "-C", str(folder), "build.ninja"), root)
+        return "" if status == 0 else output or "ninja failed without a word"
     anew = ("--wipe",) if (folder / "build.ninja").is_file() else ()
     status, output = call(("meson", "setup", *anew, str(folder), str(root), *options), root)
     if status == 0:
@@ -56,40 +55,19 @@ def configure(build, root):
     return output or "meson failed without a word"
 
 
-# Tests of these kinds call functions, of those start the stages' programs, and of any other kind all of
-# the project's programs.
-CALLS_ONLY = {"unit", "coursework"}
-STAGES_ONLY = {"parity", "equivalence", "convergence"}
+def targets_of(rows, folder):
+    """What rows need, as ninja names it."""
+    return sorted({os.path.relpath(target, folder) for row in rows for target in row.targets})
 
 
-def wanted_targets(listing, kinds):
-    """The executables in `ninja -t targets all` that tests of these kinds may start."""
-    linked = re.findall(r"^(\S+): (?!STATIC)\w+_LINKER(?:_RSP)?$", listing, re.MULTILINE)
-    starts_stages = not set(kinds) <= CALLS_ONLY
-    starts_all = not set(kinds) <= CALLS_ONLY | STAGES_ONLY
-
-    def wanted(target):
-        folder, *names = target.split("/")
-        if folder == "tests":
-            return names[0] in kinds
-        is_library, is_stage = ".so" in target, names == [folder]
-        return folder != "subprojects" and (is_library or starts_all or is_stage and starts_stages)
-
-    return [target for target in linked if wanted(target)]
-
-
-def compile_build(build, root):
-    """Configures and compiles what the build's rows need; returns an error's output or ""."""
-    error = configure(build, root)
-    if error:
-        return error
-    ninja = ("ninja", "-C", str(root / build.folder))
-    status, output = call((*ninja, "build.ninja"), root)
-    if status == 0:
-        _, listing = call((*ninja, "-t", "targets", "all"), root)
-        targets = wanted_targets(listing, [row.kind for row in build.rows])
-        status, output = call((*ninja, "-j", str(CORES), *targets), root)
-    return "" if status == 0 else output or "ninja failed without a word"
+def compile_rows(build, rows, root, on_progress=None):
+    """Compiles what the rows of a configured build need; returns an error's output or ""."""
+    folder = root / build.folder
+    targets = targets_of(rows, folder)
+    if not targets:
+        return ""
+    status, output = run_ninja(folder, targets, CORES, on_progress)
+    return "" if status == 0 else failure(output) or "ninja failed without a word"
 
 
 def tsan_wrapper():

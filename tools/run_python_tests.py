@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the unittest methods of a folder, each recorded: `run_python_tests.py FOLDER [-k TEXT]`.
+"""Run the unittest methods of a folder or file, each recorded: `run_python_tests.py PATH [-k TEXT]`.
 
 Writes the same JSON lines as tests/support/listener.cpp to the file named by LOCKSTEP_TEST_LOG.
 """
@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import unittest
+from pathlib import Path
 
 
 class RecordingResult(unittest.TextTestResult):
@@ -65,15 +66,29 @@ def record(**line):
             file.write(json.dumps(line) + "\n")
 
 
+def cases_in(tests):
+    """The single cases of a suite of suites."""
+    for test in tests:
+        yield from cases_in(test) if isinstance(test, unittest.TestSuite) else [test]
+
+
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="holds test_*.py")
+    parser.add_argument("path", type=Path, help="a file of tests, or a folder of test_*.py")
     parser.add_argument("-k", action="append", help="only tests whose name contains this")
+    parser.add_argument("--without", action="append", default=[], metavar="TEXT",
+                        help="no tests whose name contains this")
     options = parser.parse_args(argv)
     loader = unittest.TestLoader()
     if options.k:
         loader.testNamePatterns = [f"*{text}*" for text in options.k]
-    tests = loader.discover(options.folder)
+    folder, pattern = options.path, "test_*.py"
+    if options.path.suffix == ".py":
+        folder, pattern = options.path.parent, options.path.name
+    tests = loader.discover(str(folder), pattern)
+    if options.without:
+        tests = unittest.TestSuite(case for case in cases_in(tests) if not any(
+            text in case.id() for text in options.without))
     runner = unittest.TextTestRunner(resultclass=RecordingResult, verbosity=1)
     return 0 if runner.run(tests).wasSuccessful() else 1
 

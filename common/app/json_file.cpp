@@ -1,8 +1,8 @@
 #include "common/app/json_file.h"
 
-#include <nlohmann/json.hpp>
 
 #include "common/io/file.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "common/cli/option_parser.h"
 #include "common/core/error.h"
+#include "common/io/json.h"
 #include "common/kernels/devices.h"
 
 namespace lockstep {

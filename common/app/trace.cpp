@@ -1,9 +1,9 @@
 #include "common/app/trace.h"
 
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "common/app/json_file.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 namespace {

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "common/app/json_file.h"
 #include "common/app/process_stats.h"
 #include "common/app/trace.h"
 #include "common/core/error.h"
+#include "common/io/json.h"
 #include "common/kernels/devices.h"
 
 namespace lockstep {
@@ -43,14 +43,17 @@ TrainingLog::TrainingLog(std::string stage, const Options& options, Stream strea
       samples_(samples),
       steps_per_epoch_(steps_per_epoch),
       terminal_(ranks_.rank == 0 && isatty(STDOUT_FILENO) == 1),
-      reports_(stream) {}
+      reports_(stream),
+      noted_(std::make_unique<nlohmann::json>(nlohmann::json::object())) {}
+
+TrainingLog::~TrainingLog() = default;
 
 /// Every rank's `mine`, by rank.
 std::vector<nlohmann::json> TrainingLog::gather(const nlohmann::json& mine) const {
   if (!ranks_.exchange) return {mine};
   std::vector<nlohmann::json> all;
   for (const std::string& text : ranks_.exchange(mine.dump())) {
-    all.push_back(nlohmann::json::parse(text));
+    all.push_back(parse_json(text));
   }
   return all;
 }
@@ -184,9 +187,9 @@ void TrainingLog::note(std::string row, std::string text) {
 }
 
 void TrainingLog::note(std::string row, std::string text, const std::string& key,
-                       nlohmann::json value) {
+                       const nlohmann::json& value) {
   note(std::move(row), std::move(text));
-  noted_[key] = std::move(value);
+  (*noted_)[key] = value;
 }
 
 void TrainingLog::finish(double flops) {
@@ -243,7 +246,7 @@ nlohmann::json TrainingLog::metrics() const {
                         {"training_flops", flops_},
                         {"peak_memory_bytes", memory},
                         {"peak_rss_bytes", rss_bytes_}};
-  for (const auto& [key, value] : noted_) all[key] = value;
+  all.update(*noted_);
   return all;
 }
 

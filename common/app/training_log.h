@@ -5,7 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -36,6 +36,9 @@ class TrainingLog {
   TrainingLog(std::string stage, const Options& options, Stream stream,
               std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch,
               RunRanks ranks = {});
+  ~TrainingLog();
+  TrainingLog(const TrainingLog&) = delete;
+  TrainingLog& operator=(const TrainingLog&) = delete;
 
   /// Prints data set, network with its number of parameters, devices and their engine.
   void start(const Dataset& train, const Dataset& test, int64_t parameters);
@@ -68,7 +71,8 @@ class TrainingLog {
   /// Adds what a stage measured itself: a row of the summary.
   void note(std::string row, std::string text);
   /// The same, and `value` as `key` of --metrics.
-  void note(std::string row, std::string text, const std::string& key, nlohmann::json value);
+  void note(std::string row, std::string text, const std::string& key,
+            const nlohmann::json& value);
   /// Prints the summary and writes --metrics and --trace. `flops` are this process's.
   void finish(double flops);
 
@@ -119,7 +123,7 @@ class TrainingLog {
   std::vector<double> losses_, step_seconds_, epoch_seconds_;
   std::vector<Evaluation> evaluations_;
   std::vector<std::pair<std::string, std::string>> notes_;  // rows of the summary
-  std::map<std::string, nlohmann::json> noted_;             // for --metrics
+  std::unique_ptr<nlohmann::json> noted_;                   // for --metrics
 };
 
 }  // namespace lockstep

@@ -4,13 +4,13 @@
 
 #include <cstdio>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "common/app/child_process.h"
 #include "common/app/json_file.h"
 #include "common/app/verdict_figures.h"
 #include "common/core/error.h"
 #include "common/io/file.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 namespace {
@@ -43,8 +43,7 @@ void print_row(const std::string& name, const std::string& value) {
 nlohmann::json read_metrics(const std::string& path, const std::string& who) {
   try {
     const std::vector<std::byte> bytes = read_file(path);
-    const auto* text = reinterpret_cast<const char*>(bytes.data());
-    return nlohmann::json::parse(text, text + bytes.size());
+    return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   } catch (const std::exception& error) {
     fail<BadInput>(
         "--baseline: {} ended well, but not with the metrics that were expected: {}; "

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "common/core/error.h"
+#include "common/io/json.h"
 #include "common/io/safetensors.h"
 
 namespace lockstep {

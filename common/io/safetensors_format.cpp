@@ -1,7 +1,7 @@
 #include "common/io/safetensors_format.h"
 
-#include <nlohmann/json.hpp>
 
+#include "common/io/json.h"
 #include "common/io/utf8.h"
 
 namespace lockstep::safetensors {

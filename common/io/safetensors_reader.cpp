@@ -2,7 +2,6 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "common/core/error.h"
 #include "common/io/checksums.h"
 #include "common/io/file.h"
+#include "common/io/json.h"
 #include "common/io/safetensors.h"
 #include "common/io/safetensors_format.h"
 #include "common/io/utf8.h"

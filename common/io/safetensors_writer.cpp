@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "common/core/error.h"
 #include "common/io/checksums.h"
 #include "common/io/file.h"
+#include "common/io/json.h"
 #include "common/io/safetensors.h"
 #include "common/io/safetensors_format.h"
 #include "common/io/utf8.h"

@@ -3,6 +3,7 @@
 
 #include <regex>
 
+#include "common/io/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/stage.h"
 

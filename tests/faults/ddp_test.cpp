@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <random>
 
+#include "common/io/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
 #include "tests/support/jobs.h"

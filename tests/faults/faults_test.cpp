@@ -13,6 +13,7 @@
 #include "common/app/training_log.h"
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
+#include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/sgd.h"

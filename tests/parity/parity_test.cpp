@@ -4,6 +4,7 @@
 #include "common/app/feeder.h"
 #include "common/core/error.h"
 #include "common/data/dataset.h"
+#include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/state.h"

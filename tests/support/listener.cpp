@@ -20,8 +20,9 @@ using AssertionAnswer = bool;  // whether what INFO() said may be dropped
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "common/io/json.h"
 
 namespace lockstep::testing {
 namespace {

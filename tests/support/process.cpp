@@ -17,6 +17,8 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "common/io/json.h"
+
 namespace lockstep::testing {
 namespace {
 

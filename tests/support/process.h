@@ -2,7 +2,7 @@
 // Starting programs from tests, and the files that they leave behind.
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>

@@ -10,6 +10,7 @@ import tempfile
 import time
 import unittest
 import unittest.mock
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +19,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 import case_records  # noqa: E402
 import compile_tests  # noqa: E402
 import run_tests  # noqa: E402
+import run_progress  # noqa: E402
+import suites  # noqa: E402
+from suites import Build, Row  # noqa: E402
 
 
 def start(name):
@@ -41,14 +45,21 @@ class FakeExecutables(unittest.TestCase):
 
     def run_scripts(self, *scripts, deadline=30, arguments=()):
         """Runs each script as the one row of its own build; returns (status, output lines)."""
-        builds = []
+        rows = {}
         for number, script in enumerate(scripts):
             path = self.root / f"script{number}"
             path.write_text("#!/bin/sh\n" + script)
             path.chmod(0o755)
-            row = run_tests.Row("unit", deadline=deadline, command=(str(path),))
-            builds.append(run_tests.Build(f"fake{number}", ".", None, (row,)))
-        return self.run_builds(builds, arguments)
+            rows[f"fake{number}"] = [Row("unit", frozenset(["unit"]), (str(path),), deadline)]
+        return self.run_rows(rows, arguments)
+
+    def run_rows(self, rows, arguments=()):
+        """Runs builds that need no compiler, whose rows are given by name."""
+        builds = [Build(name, name, ()) for name in rows]
+        with unittest.mock.patch.multiple(
+                run_tests, configure=lambda build, root: "",
+                read_rows=lambda folder: rows[folder.name]):
+            return self.run_builds(builds, arguments)
 
     def run_builds(self, builds, arguments=()):
         out = io.StringIO()
@@ -119,8 +130,8 @@ class TestCounting(FakeExecutables):
         self.assertEqual(status, 1)
 
     def test_a_missing_executable_is_a_failure(self):
-        row = run_tests.Row("unit", command=(str(self.root / "absent"),))
-        status, lines = self.run_builds([run_tests.Build("fake", ".", None, (row,))])
+        row = Row("unit", frozenset(["unit"]), (str(self.root / "absent"),))
+        status, lines = self.run_rows({"fake": [row]})
         self.assertIn("could not be started: No such file", self.failure_lines(lines)[0])
         self.assertEqual(status, 1)
 
@@ -166,50 +177,64 @@ class TestSkips(FakeExecutables):
         self.assertEqual(case.status, "failed")
 
     def test_where_tsan_cannot_run_each_executable_is_one_skip(self):
-        build = run_tests.Build("tsan", "b", (), (run_tests.Row("unit", command=("false",)),),
-                                {"TSAN_OPTIONS": ""})
+        row = Row("unit-core", frozenset(["unit"]), ("false",))
         with unittest.mock.patch.object(run_tests, "tsan_wrapper", lambda: None):
-            status, lines = self.run_builds([build])
+            status, lines = self.run_rows({"tsan": [row]})
         self.assertEqual((status, lines[-1]), (0, "0 passed, 0 failed, 1 skipped"))
-        self.assertIn("  tsan unit: every case: TSan cannot map its shadow", lines)
+        self.assertIn("  tsan unit-core: every case: TSan cannot map its shadow", lines)
+
+
+def row(name, *suites, cases="", sources=(), targets=()):
+    command = (name, "-#", cases) if cases else (name,)
+    return Row(name, frozenset(suites), command, sources=sources, targets=targets)
 
 
 class TestSelection(FakeExecutables):
     def setUp(self):
         super().setUp()
-        for kind in ("unit", "parity"):
-            (self.root / "tests" / kind).mkdir(parents=True)
-            (self.root / "tests" / kind / "a_test.cpp").touch()
+        self.source = self.root / "tests/unit/a_test.cpp"
+        self.source.parent.mkdir(parents=True)
+        self.source.write_text('TEST_CASE("a", "[loader][row7]") { b["[0]"]; }\n')
+        (self.root / "04-ddp").mkdir()
+        (self.root / "04-ddp/main.cpp").touch()
+        self.rows = [row("unit-04", "unit", "04", sources=(str(self.source),)),
+                     row("unit-core", "unit", "core", "full"), row("readme-04", "readme", "04"),
+                     row("faults", "faults", cases="[#a],[#b]~[c]", sources=(str(self.source),))]
 
-    def chosen(self, part):
-        builds = run_tests.select(run_tests.BUILDS, part, self.root)
-        return {(b.name, r.kind, r.tags) for b in builds for r in b.rows}
+    def chosen(self, part, full=False):
+        return [each.name for each in suites.select(self.rows, part, full, self.root)]
 
-    def test_everything_that_has_sources(self):
-        kinds = {kind for _, kind, _ in self.chosen(None)}
-        self.assertEqual(kinds - {"tools", "readme", "coursework"},  # those are commands
-                         {"unit", "parity"})
+    def test_what_waits_for_full_is_left_out_else(self):
+        self.assertEqual(["unit-04", "readme-04", "faults"], self.chosen(None))
+        self.assertEqual(["unit-04", "unit-core"], self.chosen("unit", full=True))
 
-    def test_a_kind_runs_in_every_build_that_has_it(self):
-        self.assertEqual({name for name, kind, _ in self.chosen("parity") if kind == "parity"},
-                         {"default", "double"})
-        self.assertEqual({kind for _, kind, _ in self.chosen("parity")}, {"parity"})
+    def test_a_stage_is_all_its_suites(self):
+        self.assertEqual(["unit-04", "readme-04"], self.chosen("04"))
 
-    def test_a_tag_narrows_every_filter(self):
-        tags = {(name, kind): tags for name, kind, tags in self.chosen("row22")}
-        self.assertNotIn(("tools", "tools"), tags)
-        self.assertEqual(tags["default", "unit"], "[row22]")
-        self.assertTrue(tags["tsan", "unit"].startswith("[streams][row22],[loader][row22]"))
+    def test_a_tag_narrows_every_filter_where_a_source_has_it(self):
+        chosen = suites.select(self.rows, "row7", False, self.root)
+        self.assertEqual([("unit-04", "[row7]"), ("faults", "-#", "[#a][row7],[#b]~[c][row7]")],
+                         [each.command for each in chosen])
+
+    def test_an_unknown_word_is_refused_with_the_list(self):
+        for word in ("lodaer", "07", "core", "0"):
+            why = suites.refusal(word, self.root)
+            self.assertRegex(why, rf"^'{word}' is no part .*kind \(unit, .*stage \(04\) .*tag "
+                                  r"\(loader, row7\)$")
+        for word in ("loader", "04", "unit"):
+            self.assertEqual("", suites.refusal(word, self.root))
+        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit) as end:
+            run_tests.main(["lodaer"], [], self.root)
+        self.assertEqual((end.exception.code, said.getvalue().count("\n")), (2, 1))
+
+    def test_a_list_of_tags_is_short(self):
+        self.assertEqual("a, b, row2 ... row10", suites.numbered({"row10", "b", "row2", "a"}))
 
     def test_with_a_tag_an_executable_may_have_no_case_but_not_all(self):
-        row = run_tests.Row("unit", command=("true",))
-        run = run_tests.Run(self.root, tag=True)
-        with contextlib.redirect_stdout(io.StringIO()):
-            run.execute([run_tests.Build("fake", ".", None, (row,))])
-        self.assertEqual(run.cases, [])
-        status, lines = self.run_builds([], ["loader"])
+        rows = {"fake": [replace(self.rows[0], command=("true",))]}
+        status, lines = self.run_rows(rows, ["loader"])
         self.assertEqual(status, 1)
-        self.assertIn("no test case carries the tag [loader]", "\n".join(lines))
+        self.assertIn("no test was found", "\n".join(lines))
 
     def test_full_is_told_to_the_executables(self):
         script = 'if [ "$LOCKSTEP_FULL" = 1 ]; then\n' + whole("full") + "fi\n"
@@ -219,28 +244,22 @@ class TestSelection(FakeExecutables):
 
 
 class TestBuilding(FakeExecutables):
-    def test_only_what_the_tests_start_is_compiled(self):
-        listing = ("all: phony\ncommon/libcommon.a: STATIC_LINKER\n"
-                   "01-a/01-a: cpp_LINKER\n01-a/labs: cpp_LINKER\ntests/unit/unit-test: cpp_LINKER_RSP\n"
-                   "tests/parity/parity-test: cpp_LINKER\nsubprojects/x/self: cpp_LINKER\n"
-                   "common/a.o: cpp_COMPILER\ntests/gpu/gpu-test: cuda_LINKER\n")
-        self.assertEqual(compile_tests.wanted_targets(listing, ["unit", "gpu"]),
-                         ["01-a/01-a", "01-a/labs", "tests/unit/unit-test", "tests/gpu/gpu-test"])
-        self.assertEqual(compile_tests.wanted_targets(listing, ["unit", "parity"]),
-                         ["01-a/01-a", "tests/unit/unit-test", "tests/parity/parity-test"])
-        listing += "common/liba.so: cpp_LINKER\n"  # which a unit test may load
-        self.assertEqual(compile_tests.wanted_targets(listing, ["unit"]),
-                         ["tests/unit/unit-test", "common/liba.so"])
-
     def make_project(self, source):
         (self.root / "meson.build").write_text(
             "project('tiny', 'cpp')\nsubdir('tests/unit')\n")
         (self.root / "meson_options.txt").write_text("option('tests', type: 'feature')\n")
         unit = self.root / "tests/unit"
         unit.mkdir(parents=True)
-        (unit / "meson.build").write_text("executable('unit-test', 'unit_test.cpp')\n")
+        (unit / "meson.build").write_text(
+            "program = executable('unit-core', 'unit_test.cpp')\n"
+            "started = executable('started', 'good.cpp')\n"
+            "executable('nobody-wants', 'broken.cpp')\n"
+            "test('unit-core', program, suite: ['unit', 'core'], depends: started, env: {'A': 'b'})\n"
+            "test('waits', started, suite: ['unit', 'full'])\n")
         (unit / "unit_test.cpp").write_text(source)
-        return run_tests.Build("tiny", "build-tiny", (), (run_tests.Row("unit"),))
+        (unit / "good.cpp").write_text("int main() { return 0; }\n")
+        (unit / "broken.cpp").write_text("this is not C++\n")
+        return Build("tiny", "build-tiny", ())
 
     # Writes one case's record, as the listener would.
     SOURCE = r"""#include <cstdio>
@@ -257,11 +276,22 @@ int main() {
         status, lines = self.run_builds([self.make_project(self.SOURCE)])
         self.assertEqual((status, lines[-1]), (0, "1 passed, 0 failed, 0 skipped"))
 
+    def test_the_rows_are_mesons_tests(self):
+        build = self.make_project(self.SOURCE)
+        self.assertEqual(compile_tests.configure(build, self.root), "")
+        folder = self.root / build.folder
+        first, second = suites.read_rows(folder)
+        self.assertEqual(("unit-core", {"unit", "core"}, {"A": "b"}),
+                         (first.name, first.suites, first.environment))
+        self.assertEqual([str(self.root / "tests/unit/unit_test.cpp")], list(first.sources))
+        self.assertEqual(["tests/unit/started", "tests/unit/unit-core"],
+                         compile_tests.targets_of([first, second], folder))
+
     def test_new_options_configure_anew(self):
         build = self.make_project(self.SOURCE)
-        self.assertEqual(compile_tests.compile_build(build, self.root), "")
-        changed = run_tests.replace(build, options=("-Dbuildtype=release",))
-        self.assertEqual(compile_tests.compile_build(changed, self.root), "")
+        self.assertEqual(compile_tests.configure(build, self.root), "")
+        changed = replace(build, options=("-Dbuildtype=release",))
+        self.assertEqual(compile_tests.configure(changed, self.root), "")
         done = subprocess.run(["meson", "configure", str(self.root / "build-tiny")],
                               capture_output=True, text=True, check=True)
         self.assertRegex(done.stdout, r"buildtype\s+release")
@@ -269,11 +299,54 @@ int main() {
     def test_a_warning_fails_every_row_of_the_build_and_is_shown(self):
         warning = "int main() { int never_used; }\n"
         build = self.make_project(warning)
-        build = run_tests.replace(build, options=("-Dwarning_level=3",))
+        build = replace(build, options=("-Dwarning_level=3",))
         status, lines = self.run_builds([build])
         self.assertEqual((status, lines[-1]), (1, "0 passed, 1 failed, 0 skipped"))
-        self.assertIn("  tiny unit: (the executable): could not be built", lines)
+        self.assertIn("  tiny unit-core: (the executable): could not be built", lines)
         self.assertTrue(any("never_used" in line for line in lines))
+
+
+class TestProgress(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        (self.root / ".cache").mkdir()
+        (self.root / ".cache/test-times.json").write_text('{"compile a": 600, "a b": 60}')
+        self.said = []
+
+    def progress(self, **how):
+        progress = run_progress.Progress(run_progress.Times(self.root), self.said.append, **how)
+        progress.plan(["compile a", "a b"])
+        return progress
+
+    def test_says_what_runs_how_far_it_is_and_how_long_is_left(self):
+        progress = self.progress()
+        with progress.step("compile a", cores=2) as how_far:
+            how_far("3 of 4", 0.5)
+            progress.begin -= 300  # seconds ago, in which half was done: twice as slow as expected
+            self.assertRegex(progress.line(), r"^5:00  compile a \(3 of 4\); about [56] min left$")
+        progress.begin = time.monotonic() - 300
+        with progress.step("a b"):
+            self.assertRegex(progress.line(), r"^5:00  a b; about 30 s left$")
+
+    def test_a_line_comes_again_and_again_and_ends_with_the_run(self):
+        progress = self.progress(every=0.05)
+        with progress.shown():
+            time.sleep(0.4)
+        self.assertGreater(len(self.said), 1)
+        count = len(self.said)
+        time.sleep(0.2)
+        self.assertEqual(count, len(self.said))
+
+    def test_what_was_measured_is_known_next_time(self):
+        progress = self.progress()
+        with progress.step("a b"):
+            pass
+        progress.times.keep()
+        again = run_progress.Times(self.root)
+        self.assertEqual(600, again.of("compile a"))
+        self.assertLess(again.of("a b"), 1)
 
 
 class TestProcessEnds(unittest.TestCase):

@@ -18,6 +18,7 @@
 #include "common/app/weights_file.h"
 #include "common/core/error.h"
 #include "common/io/file.h"
+#include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/layers.h"

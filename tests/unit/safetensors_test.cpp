@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
+#include "common/io/json.h"
 #include "common/io/safetensors_format.h"
 #include "common/io/utf8.h"
 #include "tests/support/catch.h"

@@ -54,8 +54,8 @@ Values part(const Values& values, const Shape& shape, int axis, int ranks, int r
 }
 
 /// With a context on each device. A rank can be late.
-struct Machine : testing::Machine {
-  explicit Machine(const std::string& names, int late = -1, DeviceOptions options = {})
+struct SplitMachine : testing::Machine {
+  explicit SplitMachine(const std::string& names, int late = -1, DeviceOptions options = {})
       : testing::Machine(names, options), late(late) {
     for (const Stream& stream : streams) {
       owned.push_back(std::make_unique<Context>(stream));
@@ -104,7 +104,7 @@ void check_parts(const Tensors& found, const Values& expected, const Shape& shap
 
 /// The ranks' parameters, with their parts of the values of the unsplit layer's.
 struct Shards {
-  Shards(const Machine& machine, const RankModules& modules, const FlatParameters& whole,
+  Shards(const SplitMachine& machine, const RankModules& modules, const FlatParameters& whole,
          const std::vector<int>& axes)
       : whole(whole), axes(axes) {
     for (int r = 0; r < machine.ranks(); ++r) {
@@ -164,7 +164,7 @@ struct Expected {
     dx = layer->backward(machine.put(y_shape, slopes)[0], *machine.contexts[0]).to_host();
   }
 
-  Machine machine{cpus(1)};
+  SplitMachine machine{cpus(1)};
   std::unique_ptr<Whole> layer;
   std::unique_ptr<FlatParameters> parameters;
   Shape x_shape, y_shape;
@@ -178,7 +178,7 @@ void check_layer(std::unique_ptr<Whole> whole, const Shape& x_shape, const Axes&
   const Expected<Whole> expected(std::move(whole), x_shape);
   for (const std::string& devices : {cpus(1), cpus(2), cpus(4), std::string("cpu:0,cpu:0")}) {
     for (const int late : {-1, 0, 1}) {
-      Machine machine(devices, late < std::ssize(parse_devices(devices)) ? late : -1);
+      SplitMachine machine(devices, late < std::ssize(parse_devices(devices)) ? late : -1);
       INFO(devices << ", late: " << machine.late);
       const RankModules modules(*machine.world);
       Split split(*expected.layer, modules);
@@ -240,7 +240,7 @@ TEST_CASE("Split activations become whole and whole ones split, both ways",
   for (const Shape& shape : {Shape{3, 2, 5, 12}, Shape{4, 24}, Shape{1, 1, 1, 12}}) {
     for (const int ranks : {1, 2, 3, 4}) {
       INFO(shape.text() << " over " << ranks);
-      Machine machine(cpus(ranks), ranks - 1);
+      SplitMachine machine(cpus(ranks), ranks - 1);
       const RankModules modules(*machine.world);
       JoinChannels join("join", modules);
       TakeChannels take("take", modules);
@@ -281,7 +281,7 @@ TEST_CASE("Column, ReLU, row need one all-reduce forward and one backward",
     return dynamic_cast<const Linear&>(*expected.layer->children()[i]);
   };
   for (const int ranks : {2, 4}) {
-    Machine machine(cpus(ranks), 1, {.trace = true});
+    SplitMachine machine(cpus(ranks), 1, {.trace = true});
     const RankModules modules(*machine.world);
     ColumnLinear column(whole(0), modules);
     RowLinear row(whole(1), modules);
@@ -351,7 +351,7 @@ struct Batch {
 
 /// The state of the network with these first weights.
 State initial_state(const ModelOptions& options, uint64_t seed = 1) {
-  const Machine machine(cpus(1));
+  const SplitMachine machine(cpus(1));
   const Model model = make_model(options);
   const FlatParameters parameters(*model.network, machine.streams[0]);
   initialize(parameters, Initializer::kaiming_uniform, seed);
@@ -457,7 +457,7 @@ class Network {
     return all;
   }
 
-  Machine machine;
+  SplitMachine machine;
   Model model;                           // the loss, and the network unless it is split
   std::unique_ptr<FlatParameters> flat;  // of that
   std::unique_ptr<TensorSplit> split;
@@ -555,7 +555,7 @@ TEST_CASE("Layers that do not divide stay whole", "[tensorsplit][row55]") {
     CHECK(network.split->split_layers() == split);
     check_network(seed_options(), cpus(ranks));
   }
-  Machine machine(cpus(3));
+  SplitMachine machine(cpus(3));
   CHECK(TensorSplit(resnet_options(4), machine.streams, *machine.world).split_layers().empty());
   CHECK(TensorSplit(resnet_options(3), machine.streams, *machine.world).split_layers().size() == 8);
 }
@@ -582,7 +582,7 @@ TEST_CASE("On one rank the split network changes no bit", "[tensorsplit]") {
 TEST_CASE("Masks are those of the unsplit layer's channels", "[tensorsplit]") {
   // Without the offset all ranks would drop what rank 0 drops.
   const ModelOptions options = seed_options();
-  Machine machine(cpus(4));
+  SplitMachine machine(cpus(4));
   TensorSplit split(options, machine.streams, *machine.world);
   split.load_full_state(initial_state(options));
   machine.set_state({.step = 2});
@@ -755,7 +755,7 @@ TEST_CASE("A rank has its part of the parameters, and a steady step allocates no
 // --- Refusals ------------------------------------------------------------------------------------
 
 TEST_CASE("Features that do not divide are refused with the numbers", "[tensorsplit][row55]") {
-  Machine machine(cpus(3));
+  SplitMachine machine(cpus(3));
   const RankModules modules(*machine.world);
   const auto check = [](const std::string& text, const std::string& expected) {
     CHECK_THAT(text, ContainsSubstring(expected));
@@ -785,7 +785,7 @@ TEST_CASE("Features that do not divide are refused with the numbers", "[tensorsp
 }
 
 TEST_CASE("A split by name that does not divide is refused", "[tensorsplit][row55]") {
-  Machine machine(cpus(3));
+  SplitMachine machine(cpus(3));
   const auto check = [&](const ModelOptions& options, const Names& layers,
                          const std::string& expected) {
     const std::string text = message_of<BadInput>(
@@ -801,7 +801,7 @@ TEST_CASE("A split by name that does not divide is refused", "[tensorsplit][row5
 }
 
 TEST_CASE("Layers that cannot be split are refused with those that can", "[tensorsplit][row55]") {
-  Machine machine(cpus(2));
+  SplitMachine machine(cpus(2));
   const auto split = [&](const ModelOptions& options, const Names& layers) {
     return message_of<BadInput>(
         [&] { TensorSplit(options, machine.streams, *machine.world, layers); });

@@ -1,0 +1,15 @@
+#pragma once
+// JSON: nlohmann's library, compiled once. A header that only names a value includes
+// <nlohmann/json_fwd.hpp> instead: these templates take longer to read than all of ours.
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+extern template class nlohmann::basic_json<>;  // json.cpp has it
+
+namespace lockstep {
+
+/// The value that `text` spells. Throws nlohmann::json::parse_error.
+nlohmann::json parse_json(std::string_view text);
+
+}  // namespace lockstep

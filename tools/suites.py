@@ -1,0 +1,117 @@
+"""Which tests there are, and which of them a run takes.
+
+Meson knows them: a build's tests are those of `meson test --list`, each with its suites (a kind, and
+the room or stage that it is about), its command and what has to be compiled for it.
+"""
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "coursework", "tools",
+         "readme")
+WAITS_FOR_FULL = "full"  # the suite of what only `./lockstep test --full` runs
+TAGS = re.compile(r'"((?:\[[a-z][\w.]*\])+)"')  # of a Catch2 case
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build folder, the Meson options that make it, and what its tests of a kind are told besides
+    (kind: variables). With `cuda_model` the CUDA backend is built against tests/cuda_model, installed
+    into that folder."""
+
+    name: str
+    folder: str
+    options: tuple
+    environment: dict = field(default_factory=dict)
+    cuda_model: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A test of Meson's: one run of an executable or script, which has many cases."""
+
+    name: str
+    suites: frozenset
+    command: tuple
+    deadline: float = 900  # seconds
+    environment: dict = field(default_factory=dict)
+    targets: tuple = ()  # files to be compiled for it
+    sources: tuple = ()  # of its executable; none: a script
+    priority: int = 0
+
+
+def rows_of(tests, targets):
+    """The rows in what `meson introspect --tests --targets` says, those of high priority first."""
+    made = {target["id"]: target for target in targets}
+    by_file = {name: target for target in targets for name in target["filename"]}
+    rows = []
+    for test in tests:
+        program = by_file.get(test["cmd"][0], {"target_sources": []})
+        sources = [name for group in program["target_sources"] for name in group.get("sources", [])]
+        rows.append(Row(
+            test["name"], frozenset(suite.rpartition(":")[2] for suite in test["suite"]),
+            tuple(test["cmd"]), test["timeout"], test["env"],
+            tuple(name for each in test["depends"] for name in made[each]["filename"]),
+            tuple(sources), test["priority"]))
+    return sorted(rows, key=lambda row: -row.priority)
+
+
+def read_rows(folder):
+    """The rows of a build folder that Meson has configured."""
+    done = subprocess.run(["meson", "introspect", "--tests", "--targets", str(folder)], check=True,
+                          capture_output=True, text=True)
+    told = json.loads(done.stdout)
+    return rows_of(told["tests"], told["targets"])
+
+
+# --- A part of them -------------------------------------------------------------------------------
+
+def stages(root):
+    return sorted(path.parent.name[:2] for path in Path(root).glob("[0-9][0-9]-*/main.cpp"))
+
+
+def tags_in(text):
+    return {tag for tags in TAGS.findall(text) for tag in re.findall(r"[\w.]+", tags)}
+
+
+def tags(root):
+    """The tags of all Catch2 cases."""
+    return set().union(*(tags_in(path.read_text()) for path in Path(root).glob("tests/*/*.cpp")))
+
+
+def numbered(words):
+    """Words as a person lists them: row2, row10 and row3 as `row2 ... row10`."""
+    rows = sorted((word for word in words if re.fullmatch(r"row\d+", word)),
+                  key=lambda word: int(word[3:]))
+    short = [f"{rows[0]} ... {rows[-1]}"] if len(rows) > 1 else rows
+    return ", ".join([*sorted(set(words) - set(rows)), *short])
+
+
+def refusal(word, root):
+    """Why there is no such part; "" if there is one."""
+    if word in KINDS or word in stages(root) or word in tags(root):
+        return ""
+    return (f"'{word}' is no part of the tests, expected a kind ({', '.join(KINDS)}), "
+            f"a stage ({', '.join(stages(root))}) or a tag ({numbered(tags(root))})")
+
+
+def with_tag(row, tag):
+    """The row narrowed to its cases with a tag, or None where its sources have no such case."""
+    if not any(tag in tags_in(Path(source).read_text()) for source in row.sources):
+        return None
+    *command, cases = row.command if len(row.command) > 1 else (*row.command, "")
+    narrowed = ",".join(f"{each}[{tag}]" for each in cases.split(","))
+    return replace(row, command=(*command, narrowed))
+
+
+def select(rows, part, full, root):
+    """The rows that a run takes: of a kind, a stage or a tag, or all (`part` is None)."""
+    chosen = [row for row in rows if full or WAITS_FOR_FULL not in row.suites]
+    if part is None:
+        return chosen
+    if part in KINDS or part in stages(root):
+        return [row for row in chosen if part in row.suites]
+    return [row for row in (with_tag(row, part) for row in chosen) if row]
