@@ -1,5 +1,6 @@
 #include "common/app/training_log.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
