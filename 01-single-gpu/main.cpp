@@ -71,8 +71,7 @@ void train(const Options& options) {
   Context context(stream);
   StepGraph graph(context, options.graph, options.batch_size);
   const Tensor loss = Tensor::empty(stream, {1});
-  TrainingLog log("01-single-gpu", options, stream, {device.get()}, data.train.count(),
-                  steps_per_epoch);
+  TrainingLog log("01-single-gpu", options, stream, {device.get()}, data.train.count());
   log.start(data.train, data.test, parameters.count());
 
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {

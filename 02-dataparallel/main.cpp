@@ -68,8 +68,7 @@ void train(const Options& options, ReduceMode mode) {
   Feeder feeder(stream, data.train);
   Context context(stream);
   const Tensor loss = Tensor::empty(stream, {1});
-  TrainingLog log("02-dataparallel", options, stream, pointers_to(devices), data.train.count(),
-                  steps_per_epoch);
+  TrainingLog log("02-dataparallel", options, stream, pointers_to(devices), data.train.count());
   log.start(data.train, data.test, parameters.count());
 
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {

@@ -4,6 +4,8 @@
 // about. This one has equal layers: convolutions, or, for more stages than the machine has cores,
 // layers that only sleep.
 
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <thread>
 

@@ -52,8 +52,7 @@ void train(const Options& options, const SplitOptions& split) {
   Feeder feeder(stream, data.train);
   Context context(stream);
   const Tensor loss = Tensor::empty(training.loss_stream(), {1});
-  TrainingLog log("03-model-split", options, loss.home(), pointers_to(devices), data.train.count(),
-                  steps_per_epoch);
+  TrainingLog log("03-model-split", options, loss.home(), pointers_to(devices), data.train.count());
   log.start(data.train, data.test, training.parameter_count());
   const auto test = [&] {
     log.evaluated(

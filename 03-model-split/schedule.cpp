@@ -1,5 +1,7 @@
 #include "03-model-split/schedule.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 

@@ -1,5 +1,7 @@
 #include "03-model-split/tensor_split.h"
 
+#include <fmt/ranges.h>
+
 #include <map>
 
 #include "03-model-split/split_layers.h"

@@ -1,5 +1,7 @@
 #include "04-ddp/join.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "common/core/error.h"

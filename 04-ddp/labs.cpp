@@ -5,6 +5,8 @@
 //
 // Two ranks, unless a launcher starts more.
 
+#include <fmt/ranges.h>
+
 #include "04-ddp/ddp.h"
 #include "04-ddp/distributed_sampler.h"
 #include "04-ddp/join.h"

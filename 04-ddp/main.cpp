@@ -76,7 +76,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   Feeder feeder(stream, data.train);
   Context context(stream);
   const Tensor loss = replica.loss();  // averaged as the gradients are
-  TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(), steps_per_epoch,
+  TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
                   {rank, group.exchanger(), replica.own_health()});
   log.start(data.train, data.test, parameters.count());
   log.say(batch_line(options, own, group));

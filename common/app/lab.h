@@ -2,6 +2,8 @@
 // What labs are made of: mistakes with several ranks, to be run and seen, and a training small
 // enough to make them in.
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -1,5 +1,7 @@
 #include "common/app/rank_options.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>

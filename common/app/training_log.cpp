@@ -1,5 +1,6 @@
 #include "common/app/training_log.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,15 +34,13 @@ nlohmann::json names_of(const std::vector<Device*>& devices) {
 }  // namespace
 
 TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
-                         std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch,
-                         RunRanks ranks)
+                         std::vector<Device*> devices, int64_t samples, RunRanks ranks)
     : stage_(std::move(stage)),
       options_(options),
       devices_(std::move(devices)),
       ranks_(std::move(ranks)),
       training_peaks_(devices_.size(), 0),
       samples_(samples),
-      steps_per_epoch_(steps_per_epoch),
       terminal_(ranks_.rank == 0 && isatty(STDOUT_FILENO) == 1),
       reports_(stream),
       noted_(std::make_unique<nlohmann::json>(nlohmann::json::object())) {}

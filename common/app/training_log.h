@@ -31,11 +31,10 @@ struct RunRanks {
 /// rank, FILE, FILE.rank1, ...
 class TrainingLog {
  public:
-  /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` and
-  /// `steps_per_epoch` those of the training set.
+  /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` are
+  /// those of the training set.
   TrainingLog(std::string stage, const Options& options, Stream stream,
-              std::vector<Device*> devices, int64_t samples, int64_t steps_per_epoch,
-              RunRanks ranks = {});
+              std::vector<Device*> devices, int64_t samples, RunRanks ranks = {});
   ~TrainingLog();
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
@@ -109,7 +108,7 @@ class TrainingLog {
   std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
   double flops_ = 0;                     // of all ranks
   int64_t rss_bytes_ = 0;                // of the largest process
-  int64_t samples_, steps_per_epoch_;
+  int64_t samples_;
   bool terminal_;
   int shown_percent_ = -1;  // of the progress bar
   StepReports reports_;

@@ -1,5 +1,7 @@
 #include "common/app/verdict_figures.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,7 @@
 #include "common/comm/in_process_world.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>

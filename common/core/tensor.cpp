@@ -1,5 +1,7 @@
 #include "common/core/tensor.h"
 
+#include <fmt/ranges.h>
+
 #include "common/core/error.h"
 
 namespace lockstep {

@@ -1,5 +1,7 @@
 #include "common/nn/state.h"
 
+#include <fmt/ranges.h>
+
 #include <map>
 
 #include "common/core/error.h"

@@ -1,5 +1,6 @@
 // Stage 04 under real launchers, on two hosts, and with ranks that die.
 
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <unistd.h>
 

@@ -394,7 +394,7 @@ struct Training {
         optimizer(parameters, {}),
         feeder(stream, data),
         context(stream),
-        log("test", options, stream, {device.get()}, 64, 8) {
+        log("test", options, stream, {device.get()}, 64) {
     initialize(parameters, Initializer::kaiming_uniform, 1);
     log.begin_epoch(0);
   }

@@ -1,5 +1,6 @@
 // --baseline: a speed-up is shown only where the weights are right.
 
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <unistd.h>
 

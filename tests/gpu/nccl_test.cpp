@@ -2,6 +2,8 @@
 // streams do before and behind them, and with every way in which a rank can fail. What
 // comm_test.cpp shows for the in-process world, as far as NCCL can do it.
 
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <filesystem>
 

@@ -1,5 +1,7 @@
 // Training on a GPU: the same gradients and losses as on the CPU, graphs, and stage 01's program.
 
+#include <fmt/ranges.h>
+
 #include <numeric>
 
 #include "05-syncbn-checkpoint/checkpoint.h"

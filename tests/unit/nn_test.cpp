@@ -3,6 +3,7 @@
 #include <iterator>
 #include <map>
 #include <sstream>
+#include <string_view>
 
 #include "common/app/options.h"
 #include "common/core/error.h"
@@ -49,7 +50,7 @@ struct TestNetwork {
   Context context{device.stream};
 };
 
-const StateTensor& find(const std::vector<StateTensor>& state, const std::string& name) {
+const StateTensor& find(const std::vector<StateTensor>& state, std::string_view name) {
   const auto found = std::ranges::find(state, name, &StateTensor::name);
   INFO(name);
   REQUIRE(found != state.end());

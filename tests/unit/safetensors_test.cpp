@@ -1,5 +1,7 @@
 // The safetensors reader and writer: the format itself. Files on a disk: file_test.cpp.
 
+#include <fmt/ranges.h>
+
 #include <array>
 #include <cstdio>
 #include <map>

@@ -3,6 +3,8 @@
 
 #include "03-model-split/tensor_split.h"
 
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <set>
 #include <thread>

@@ -1,5 +1,7 @@
 #include "common/comm/nccl/nccl_queue.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <span>
 #include <utility>

@@ -1,5 +1,7 @@
 #include "common/comm/nccl/nccl_ranks.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <future>
 #include <memory>

@@ -44,8 +44,12 @@ inline void for_channels(int64_t channels, F f) {
   }
   for (int64_t c = 0; c < channels; c += kLanes) {
     const int64_t first = std::min(c, channels - kLanes);
+#ifdef __clang__  // which does not know ivdep
+#pragma omp simd
+#else
 #pragma GCC ivdep
 #pragma GCC unroll 1
+#endif
     for (int64_t lane = 0; lane < kLanes; ++lane) f(first + lane);
   }
 }

@@ -1,5 +1,6 @@
 // A stage that has another program train: what the tests of --baseline compare with stage 01.
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include "common/app/program.h"
