@@ -11,6 +11,8 @@ import sys
 import time
 import unittest
 
+from child_signals import keep_ignored_signals_here
+
 
 class RecordingResult(unittest.TextTestResult):
     """A text result that also writes the record."""
@@ -73,6 +75,7 @@ def main(argv):
     loader = unittest.TestLoader()
     if options.k:
         loader.testNamePatterns = [f"*{text}*" for text in options.k]
+    keep_ignored_signals_here()
     tests = loader.discover(options.folder)
     runner = unittest.TextTestRunner(resultclass=RecordingResult, verbosity=1)
     return 0 if runner.run(tests).wasSuccessful() else 1

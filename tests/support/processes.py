@@ -1,7 +1,27 @@
 """Processes that tests start, seen from outside."""
 
+import signal
+import subprocess
 import time
 from pathlib import Path
+
+
+def start(case, *command, ignores=(), **options):
+    """A program that ends with its test case at the latest. It ignores the signals in `ignores` and
+    no others, also where the tests run under nohup, which passes on that SIGHUP is ignored."""
+    def set_signals():
+        for number in {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, *ignores}:
+            signal.signal(number, signal.SIG_IGN if number in ignores else signal.SIG_DFL)
+    process = subprocess.Popen(list(map(str, command)), preexec_fn=set_signals, **options)
+    case.addCleanup(end, process)
+    return process
+
+
+def end(process):
+    process.kill()
+    process.wait()
+    for stream in filter(None, (process.stdin, process.stdout)):
+        stream.close()
 
 
 def gone(pid):

@@ -14,10 +14,11 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import compare_figures  # noqa: E402
 import compare_timeline  # noqa: E402
 import draw_step  # noqa: E402
+from processes import start  # noqa: E402
 
 STAGES = ["01-single-gpu", "02-dataparallel", "03-model-split", "04-ddp", "05-syncbn-checkpoint"]
 
@@ -257,8 +258,8 @@ class TestErrors(Sandbox):
         pid = self.folder / "pid"
         self.stage("01-single-gpu", f"import os, time; open({str(pid)!r}, 'w').write("
                                     "str(os.getpid()) + '.'); time.sleep(60)")
-        process = subprocess.Popen([sys.executable, self.root / "tools/compare.py"],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = start(self, sys.executable, self.root / "tools/compare.py",
+                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while not (pid.exists() and pid.read_text().endswith(".")):
             self.assertLess(time.monotonic(), deadline)

@@ -1,0 +1,17 @@
+"""Signals as programs under test expect them, however the test runner was started.
+
+What `nohup` and a shell's background jobs make a process ignore (SIGHUP; SIGINT and SIGQUIT), every
+program that it starts would ignore, too: what a test sends then has no effect.
+"""
+
+import signal
+
+PYTHONS = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these, and gives them back itself
+
+
+def keep_ignored_signals_here():
+    """This process goes on ignoring them; programs that it starts do not: a handler, unlike
+    SIG_IGN, does not outlive the start of a program."""
+    for number in signal.valid_signals() - PYTHONS:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
