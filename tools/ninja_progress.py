@@ -9,12 +9,13 @@ import re
 import selectors
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 CORES = len(os.sched_getaffinity(0))
 # Seconds of one core where nothing is known: measured on a Xeon of 2026. A compiler's, any other step's.
-COMPILING, OTHER = 6.0, 0.6
+COMPILING, OTHER = 3.0, 0.5
 TRUST = 15  # seconds for which the estimate made before counts against what is measured
 TICK = 1.0  # seconds between two looks at the clock while no step ends
 STEP = re.compile(r"\[(\d+)/(\d+)\] (.*)")
@@ -100,24 +101,29 @@ class Clock:
         return Progress(self.done, self.total, elapsed, left)
 
 
+@contextmanager
+def started(command, **options):
+    """A process that has ended when this is left. Ninja is asked to, and ends its compilers."""
+    process = subprocess.Popen(command, **options)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait()
+
+
 def run_ninja(folder, targets, jobs=CORES, on_progress=None, plan=None):
     """Builds the targets; returns ninja's status and all that it wrote. `on_progress` is called with
     a Progress at every step's end, and every TICK seconds meanwhile."""
-    plan = plan or Plan(folder, targets)
-    clock, lines = Clock(plan, jobs), []
-    process = subprocess.Popen(["ninja", "-C", str(folder), "-j", str(jobs), *targets],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment())
-    try:
-        for line in timed_lines(process.stdout):
+    clock, lines = Clock(plan or Plan(folder, targets), jobs), []
+    with started(["ninja", "-C", str(folder), "-j", str(jobs), *targets], stdout=subprocess.PIPE,
+                 stderr=subprocess.STDOUT, env=environment()) as process, process.stdout as output:
+        for line in timed_lines(output):
             lines.append(line)
             if (not line or clock.read(line)) and on_progress:
                 on_progress(clock.now())
         return process.wait(), "".join(lines)
-    finally:
-        if process.poll() is None:
-            process.terminate()  # it ends its compilers
-            process.wait()
-        process.stdout.close()
 
 
 def timed_lines(stream):
