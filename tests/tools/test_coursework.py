@@ -533,7 +533,6 @@ class TestSolutions(Folder):
 
 
 TASK = tasks.Task(**{**ROW, "symbols": ("first",), "deadline": 2, "race": "step N was not awaited"})
-QUICK = tasks.Task(**{**ROW, "symbols": ("first",), "deadline": 1})
 EXPRESSION = """<Info>
           hint: is it rounded?
         </Info>
@@ -622,12 +621,6 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         self.assertEqual(verdict.text, "still running after 2 s and computing: endless")
         self.assertLess(time.monotonic() - begin, 20)
         self.assertTrue(gone(int(pid_file.read_text())))
-
-    def test_a_deadlock_is_told_from_an_endless_loop_by_its_processor_time(self):
-        verdict = self.verdict(None, "exec sleep 1000", task=QUICK)
-        self.assertEqual(verdict.how, "deadline")
-        self.assertRegex(verdict.text, r"after 1 s, of which it computed 0\.\d s: .*a deadlock")
-        self.assertIn("failed: deadlock", grade.lines_of(verdict)[0])
 
     def test_what_leaves_its_session_is_ended_too(self):
         pid_file = self.root / "pid"
