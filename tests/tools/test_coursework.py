@@ -618,7 +618,8 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         pid_file = self.root / "pid"
         verdict = self.verdict(None, f"sleep 1000 & echo $! >{pid_file}; while :; do :; done")
         self.assertEqual((verdict.how, verdict.case), ("deadline", "A case"))
-        self.assertEqual(verdict.text, "still running after 2 s and computing: endless")
+        self.assertFalse(verdict.waits)
+        self.assertRegex(verdict.text, r"^still running after \d+ s.* endless")
         self.assertLess(time.monotonic() - begin, 20)
         self.assertTrue(gone(int(pid_file.read_text())))
 

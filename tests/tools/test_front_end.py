@@ -180,6 +180,18 @@ class TestSetUp(Sandbox):
         second = self.lockstep("bench")
         self.assertNotIn("libgloo-dev", second.stderr)
 
+    def test_compare_installs_what_draws_its_figures_and_run_does_not(self):
+        packages = (self.root / "tools/packages.txt").read_text()
+        names = re.findall(r"^\w+ *\| (\S+)", packages, re.MULTILINE)
+        for command, installs in (("run", 0), ("compare", 1)):
+            self.fake_apt([name for name in names if name != "python3-matplotlib"])
+            for tool in ("meson", "ninja", "c++"):
+                self.install(tool)
+            self.lockstep(command)
+            done = [line for line in self.calls() if "apt-get" in line and " install " in line]
+            self.assertEqual(len(done), installs, command)
+        self.assertTrue(done[0].endswith("--no-install-recommends python3-matplotlib"), done)
+
     def test_without_apt_lists_the_packages_by_purpose_and_stops(self):
         done = self.lockstep("bench")
         self.assertEqual(done.returncode, 1)
@@ -213,7 +225,7 @@ printf '%s\\n' "stage $0 data=$LOCKSTEP_DATA" "$@" >>LOG
 while [ $# -gt 1 ]; do shift; done
 echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5],
 "config": {"model": "seed", "order": "sampler"}, "samples_per_second": 1, "epochs": 1,
-"epoch_seconds": [1], "traceEvents": [], "otherData": {"zero_ns": 0},
+"epoch_seconds": [1], "peak_memory_bytes": [1048576], "traceEvents": [], "otherData": {"zero_ns": 0},
 "baseline": {"proof": "", "proof_value": 0, "proof_limit": 0}}' >"$1"
 """
 
