@@ -203,8 +203,15 @@ def time_gpu_steps(options, torch, begin):
 
 # --- Command line ------------------------------------------------------------------------------
 
-def parse_options(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+class ServedParser(argparse.ArgumentParser):
+    """What it finds wrong is an answer; nobody is there to read a usage text."""
+
+    def error(self, message):
+        raise ValueError(message)
+
+
+def parse_options(arguments, parser_type=argparse.ArgumentParser):
+    parser = parser_type(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("seed", "resnet18"), default="seed")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=64)
@@ -247,7 +254,7 @@ def measure(options, begin):
 def serve():
     for line in sys.stdin:
         try:
-            answer = measure(parse_options(json.loads(line)), time.perf_counter())
+            answer = measure(parse_options(json.loads(line), ServedParser), time.perf_counter())
         except (Exception, SystemExit) as error:  # one failed measurement does not end the others
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(json.dumps(answer), flush=True)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -181,6 +182,15 @@ class TestBench(unittest.TestCase):
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error:
             self.bench("--rounds", "3")
         self.assertIn("--rounds 3: a median needs 5 or more", error.getvalue())
+
+    def test_what_a_served_measurement_cannot_take_is_an_answer_and_nothing_else(self):
+        asked = "".join(json.dumps(words) + "\n" for words in (["--tf32"], ["--batch", "x"]))
+        done = subprocess.run([sys.executable, ROOT / "tools/bench_torch.py", "--serve"], input=asked,
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual([json.loads(line)["error"] for line in done.stdout.splitlines()],
+                         ["ValueError: --tf32 and --graph need --device cuda",
+                          "ValueError: argument --batch: invalid int value: 'x'"])
 
 
 if __name__ == "__main__":

@@ -497,7 +497,7 @@ class TestPieces(unittest.TestCase):
             self.assertIsNone(step)
             self.assertRegex(fault, r"^\w+: ")
             _, fault = torch.step_seconds(("--tf32",), 120)  # it lives on
-            self.assertEqual("SystemExit: 2", fault)
+            self.assertEqual("ValueError: --tf32 and --graph need --device cuda", fault)
             torch.process.kill()
             torch.process.wait()
             _, fault = torch.step_seconds(("--steps", "1"), 5)
