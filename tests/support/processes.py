@@ -9,10 +9,9 @@ from pathlib import Path
 def start(case, *command, ignores=(), **options):
     """A program that ends with its test case at the latest. It ignores the signals in `ignores` and
     no others, also where the tests run under nohup, which passes on that SIGHUP is ignored."""
-    def set_signals():
-        for number in {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, *ignores}:
-            signal.signal(number, signal.SIG_IGN if number in ignores else signal.SIG_DFL)
-    process = subprocess.Popen(list(map(str, command)), preexec_fn=set_signals, **options)
+    words = ["/usr/bin/env", "--default-signal=HUP,INT,QUIT,TERM"]
+    words += [f"--ignore-signal={signal.Signals(number).name[3:]}" for number in ignores]
+    process = subprocess.Popen([*words, *map(str, command)], **options)
     case.addCleanup(end, process)
     return process
 

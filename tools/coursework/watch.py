@@ -1,8 +1,8 @@
 """Whether a program that does not end computes or waits, however little processor time it gets.
 
 Of a loop some thread is always able to run, of a deadlock none. In between lies a program that looks
-now and then whether it may go on: beside others it stands in the queue for a processor most of the time,
-but computes far less than it sleeps. So the time in the queue is not counted.
+now and then whether it may go on: beside others it queues for a processor most of the time, but computes
+far less than it sleeps. So the time in the queue is not counted.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-ASLEEP, ENDED = "STtI", "ZXx"  # of the states in /proc/PID/task/TID/stat; others can run, or read a disk
+ASLEEP, ENDED = "STtI", "ZXx"  # states in /proc/PID/task/TID/stat; others can run, or read a disk
 SAMPLES = 40  # the last ones, and what passed between them, are looked at
 LEAST_PERIOD = 0.01  # seconds: a clock tick of the processor times
 TICKS = os.sysconf("SC_CLK_TCK")
