@@ -343,7 +343,7 @@ def main(argv):
     options = parse_options(argv)
     prepare_outputs(options)
     check_devices(options)
-    if options.figures and not compare_figures.version():
+    if options.figures and not compare_figures.use_matplotlib():
         complain(compare_figures.ABSENT)
     runs = compare(options)
     report(runs)

@@ -5,11 +5,15 @@ The same file gives the same SVG files, byte for byte (with one version of matpl
 """
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
-ABSENT = ("no figures, tables only: this python3 has no matplotlib (Debian: apt-get install "
-          "python3-matplotlib); tools/compare_figures.py draws them later from the --json file")
+NO_MATPLOTLIB = "no python3 here has matplotlib (Debian: apt-get install python3-matplotlib)"
+ABSENT = (f"no figures, tables only: {NO_MATPLOTLIB}; tools/compare_figures.py draws them later from "
+          "the --json file")
+SYSTEM_PYTHON = "/usr/bin/python3"  # sees Debian's packages, which another python3 in PATH does not
 
 # Kinds of operations in a timeline: label, colour, words of which one is in the name.
 MESSAGES = "copies and collectives"
@@ -31,6 +35,26 @@ def version():
     except ImportError:
         return None
     return matplotlib.__version__
+
+
+def find_python():
+    """A python3 that has matplotlib: this one, or the system's; None where none has."""
+    if version():
+        return sys.executable
+    try:
+        done = subprocess.run([SYSTEM_PYTHON, "-c", "import matplotlib"], capture_output=True)
+    except OSError:
+        return None
+    return SYSTEM_PYTHON if done.returncode == 0 else None
+
+
+def use_matplotlib():
+    """Whether there is matplotlib. Where only another python3 has it, that one starts this program
+    anew in this one's place."""
+    python = find_python()
+    if python not in (None, sys.executable):
+        os.execv(python, [python, *sys.orig_argv[1:]])
+    return python is not None
 
 
 def pyplot():
@@ -157,8 +181,8 @@ def draw(results, folder):
 def main(argv):
     if len(argv) != 2:
         sys.exit(f"usage: {__doc__.splitlines()[0]}")
-    if not version():
-        sys.exit(f"compare_figures: {ABSENT}")
+    if not use_matplotlib():
+        sys.exit(f"compare_figures: {NO_MATPLOTLIB}")
     try:
         paths = draw(json.loads(Path(argv[0]).read_text()), argv[1])
     except (OSError, ValueError) as error:

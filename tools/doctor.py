@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compare_figures import find_python
+
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE_FOLDERS = ["/usr/include", "/usr/local/include", "/usr/include/x86_64-linux-gnu",
                    "/usr/include/aarch64-linux-gnu", "/opt/cuda/include"]
@@ -100,10 +102,13 @@ def data_set(name, *markers):
     return None
 
 
-def python_module(name):
-    """The version of a module of the python3 that the tools run with."""
-    code = f"import {name}; print({name}.__version__)"
-    return first_line(sys.executable, "-c", code)
+def python_module(name, python=sys.executable):
+    """The version of a module of the python3 that the tools run with, or of another one."""
+    return first_line(python, "-c", f"import {name}; print({name}.__version__)")
+
+
+def matplotlib():
+    return python_module("matplotlib", find_python() or sys.executable)
 
 
 IDX = ["train-images-idx3-ubyte.gz", "train-images-idx3-ubyte"]
@@ -174,7 +179,7 @@ SECTIONS = [
         ("python3", platform.python_version, "", ""),
         ("torch", lambda: python_module("torch"), "PyTorch's figures beside ours in bench",
          "python3 -m pip install torch"),
-        ("matplotlib", lambda: python_module("matplotlib"), "plots; without it tables only",
+        ("matplotlib", matplotlib, "figures of compare, which installs it; else tables only",
          apt("python3-matplotlib")),
     ]),
 ]

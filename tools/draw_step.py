@@ -104,9 +104,8 @@ def main(argv):
     parser.add_argument("--from", dest="begin", type=float, metavar="MS", default=0.0)
     parser.add_argument("--to", dest="end", type=float, metavar="MS")
     options = parser.parse_args(argv)
-    if not compare_figures.version():
-        sys.exit("draw_step: this python3 has no matplotlib (Debian: apt-get install "
-                 "python3-matplotlib)")
+    if not compare_figures.use_matplotlib():
+        sys.exit(f"draw_step: {compare_figures.NO_MATPLOTLIB}")
     try:
         step = compare_timeline.one_step(options.trace)
         if step is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CORES = len(os.sched_getaffinity(0))
-# Seconds of one core where nothing is known: measured on a Xeon of 2026. A compiler's, any other step's.
+# Seconds of one core where nothing is known, of a compiler and of any other step: a Xeon's, in 2026.
 COMPILING, OTHER = 3.0, 0.5
 TRUST = 15  # seconds for which the estimate made before counts against what is measured
 TICK = 1.0  # seconds between two looks at the clock while no step ends

@@ -12,6 +12,8 @@ import time
 import unittest
 from pathlib import Path
 
+from child_signals import keep_ignored_signals_here
+
 
 class RecordingResult(unittest.TextTestResult):
     """A text result that also writes the record."""
@@ -82,6 +84,7 @@ def main(argv):
     loader = unittest.TestLoader()
     if options.k:
         loader.testNamePatterns = [f"*{text}*" for text in options.k]
+    keep_ignored_signals_here()
     folder, pattern = options.path, "test_*.py"
     if options.path.suffix == ".py":
         folder, pattern = options.path.parent, options.path.name

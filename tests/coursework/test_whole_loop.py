@@ -18,7 +18,7 @@ import exercise  # noqa: E402
 from coursework import solutions, tasks  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
-from processes import gone  # noqa: E402
+from processes import gone, start  # noqa: E402
 
 WRONG = ROOT / "tests/coursework/wrong"
 FULL = "LOCKSTEP_FULL" in os.environ
@@ -195,10 +195,9 @@ class TestWholeLoop(unittest.TestCase):
         self.grade({"03.1": ENDLESS}, "02.1")
         temporary = Path(self.folder.name) / "tmp"
         temporary.mkdir()
-        process = subprocess.Popen([sys.executable, str(ROOT / "tools/grade.py"), str(self.student),
-                                    "03.1", "--build", str(self.workshop.folder)],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                   env={**os.environ, "TMPDIR": str(temporary)})
+        process = start(self, sys.executable, ROOT / "tools/grade.py", self.student, "03.1",
+                        "--build", self.workshop.folder, stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(temporary)})
         program = self.workshop.build("plain") / "tests/coursework/grade-03.1"
         running = lambda: [pid for pid in os.listdir("/proc") if pid.isdigit()  # noqa: E731
                            and command_of(pid).startswith(str(program))]

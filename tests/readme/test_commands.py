@@ -4,7 +4,6 @@ A command that needs a GPU, another host, Slurm or minutes is not run: its optio
 the program's --help, and it counts as skipped."""
 
 import functools
-import importlib.util
 import os
 import re
 import shlex
@@ -16,6 +15,10 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import compare_figures  # noqa: E402
+
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
 READMES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("0*/README.md")),
            *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
@@ -188,7 +191,7 @@ class TestCommands(unittest.TestCase):
         reason = reason_not_to_run(command)
         if reason is None and "mpirun" in command and not shutil.which("mpirun"):
             reason = "no mpirun"
-        if reason is None and "draw_step" in command and not importlib.util.find_spec("matplotlib"):
+        if reason is None and "draw_step" in command and not compare_figures.find_python():
             reason = "no matplotlib"
         if reason:
             self.assertEqual([], unknown_options(command))

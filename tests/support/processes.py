@@ -1,7 +1,26 @@
 """Processes that tests start, seen from outside."""
 
+import signal
+import subprocess
 import time
 from pathlib import Path
+
+
+def start(case, *command, ignores=(), **options):
+    """A program that ends with its test case at the latest. It ignores the signals in `ignores` and
+    no others, also where the tests run under nohup, which passes on that SIGHUP is ignored."""
+    words = ["/usr/bin/env", "--default-signal=HUP,INT,QUIT,TERM"]
+    words += [f"--ignore-signal={signal.Signals(number).name[3:]}" for number in ignores]
+    process = subprocess.Popen([*words, *map(str, command)], **options)
+    case.addCleanup(end, process)
+    return process
+
+
+def end(process):
+    process.kill()
+    process.wait()
+    for stream in filter(None, (process.stdin, process.stdout)):
+        stream.close()
 
 
 def gone(pid):

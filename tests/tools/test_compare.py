@@ -1,7 +1,6 @@
 """`lockstep run` and `lockstep compare`: what they train, print, keep and draw, from stand-ins for
 the stages whose times are known."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -14,10 +13,11 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import compare_figures  # noqa: E402
 import compare_timeline  # noqa: E402
 import draw_step  # noqa: E402
+from processes import start  # noqa: E402
 
 STAGES = ["01-single-gpu", "02-dataparallel", "03-model-split", "04-ddp", "05-syncbn-checkpoint"]
 
@@ -62,7 +62,7 @@ print("trained by", stage)
 """
 # A package that cannot be imported stands for one that is not installed.
 NO_MATPLOTLIB = "raise ImportError('matplotlib is not installed')\n"
-HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+HAS_MATPLOTLIB = compare_figures.find_python() is not None
 
 
 class Sandbox(unittest.TestCase):
@@ -257,8 +257,8 @@ class TestErrors(Sandbox):
         pid = self.folder / "pid"
         self.stage("01-single-gpu", f"import os, time; open({str(pid)!r}, 'w').write("
                                     "str(os.getpid()) + '.'); time.sleep(60)")
-        process = subprocess.Popen([sys.executable, self.root / "tools/compare.py"],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = start(self, sys.executable, self.root / "tools/compare.py",
+                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while not (pid.exists() and pid.read_text().endswith(".")):
             self.assertLess(time.monotonic(), deadline)
@@ -277,6 +277,37 @@ class TestFigures(Sandbox):
         self.assertRegex(done.stdout, r"02-dataparallel .* 1\.60 ")
         self.assertEqual(list(figures.iterdir()), [])
 
+    def another_python(self, script):
+        """Another python3 in the place of the system's."""
+        python = self.folder / "python3"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        tool = self.root / "tools/compare_figures.py"
+        tool.write_text(tool.read_text().replace("/usr/bin/python3", str(python)))
+
+    def test_a_python_that_has_matplotlib_is_looked_for(self):
+        its_own = self.folder / "its own"
+        its_own.mkdir()
+        (its_own / "matplotlib.py").write_text("__version__ = 'another'\n")
+        self.another_python(f"PYTHONPATH='{its_own}' exec {sys.executable} \"$@\"")
+        self.stage("01-single-gpu", "sys.exit('nothing to draw')")
+        target = self.folder / "found.json"
+        words = ("--json", target, "--figures", self.folder / "figures", "--stages", "02", "--epochs", "0")
+        done = self.compare(*words)
+        self.assertNotIn("no figures", done.stderr)
+        found = json.loads(target.read_text())
+        self.assertEqual(found["versions"]["matplotlib"], "another")
+        self.assertEqual(found["options"], [str(word) for word in words])
+
+    def test_where_no_python_has_matplotlib_this_one_goes_on(self):
+        for script in ("exit 1", None):
+            self.another_python(script or "")
+            if script is None:
+                (self.folder / "python3").unlink()
+            done = self.compare("--figures", self.folder / "figures", "--stages", "02")
+            self.assertRegex(done.stderr, "no figures, tables only: no python3 here has matplotlib")
+            self.assertEqual(done.returncode, 0)
+
     @unittest.skipUnless(HAS_MATPLOTLIB, "no matplotlib")
     def test_the_same_measurements_give_the_same_figures(self):
         target, folder = self.folder / "found.json", self.folder / "figures"
@@ -294,7 +325,6 @@ class TestFigures(Sandbox):
             self.assertNotIn("<dc:date>", text)
         self.assertIn("05-syncbn-checkpoint", (folder / "timelines.svg").read_text())
 
-    @unittest.skipUnless(HAS_MATPLOTLIB, "no matplotlib")
     def test_runs_that_trained_nothing_are_not_drawn(self):
         results = {"runs": [{"stage": "x", "metrics": None},
                             {"stage": "y", "metrics": {"epoch_seconds": []}}]}

@@ -18,6 +18,9 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+from processes import start  # noqa: E402
+
 FETCH = ROOT / "tools" / "fetch_data.py"
 IMAGES = gzip.compress(bytes(range(256)) * 400, mtime=1)
 LABELS = gzip.compress(b"labels", mtime=1)
@@ -249,8 +252,8 @@ class TestBad(FetchTest):
 
     def test_a_terminated_fetch_leaves_nothing(self):
         self.state["faults"]["images.gz"] = "hang"
-        process = subprocess.Popen(self.command("pictures"), env=self.environment(),
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = start(self, *self.command("pictures"), env=self.environment(),
+                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 20
         while not (self.target.exists() and self.files()) and time.monotonic() < deadline:
             time.sleep(0.02)

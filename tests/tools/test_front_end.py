@@ -180,6 +180,18 @@ class TestSetUp(Sandbox):
         second = self.lockstep("bench")
         self.assertNotIn("libgloo-dev", second.stderr)
 
+    def test_compare_installs_what_draws_its_figures_and_run_does_not(self):
+        packages = (self.root / "tools/packages.txt").read_text()
+        names = re.findall(r"^\w+ *\| (\S+)", packages, re.MULTILINE)
+        for command, installs in (("run", 0), ("compare", 1)):
+            self.fake_apt([name for name in names if name != "python3-matplotlib"])
+            for tool in ("meson", "ninja", "c++"):
+                self.install(tool)
+            self.lockstep(command)
+            done = [line for line in self.calls() if "apt-get" in line and " install " in line]
+            self.assertEqual(len(done), installs, command)
+        self.assertTrue(done[0].endswith("--no-install-recommends python3-matplotlib"), done)
+
     def test_without_apt_lists_the_packages_by_purpose_and_stops(self):
         done = self.lockstep("bench")
         self.assertEqual(done.returncode, 1)
@@ -213,7 +225,7 @@ printf '%s\\n' "stage $0 data=$LOCKSTEP_DATA" "$@" >>LOG
 while [ $# -gt 1 ]; do shift; done
 echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5],
 "config": {"model": "seed", "order": "sampler"}, "samples_per_second": 1, "epochs": 1,
-"epoch_seconds": [1], "traceEvents": [], "otherData": {"zero_ns": 0},
+"epoch_seconds": [1], "peak_memory_bytes": [1048576], "traceEvents": [], "otherData": {"zero_ns": 0},
 "baseline": {"proof": "", "proof_value": 0, "proof_limit": 0}}' >"$1"
 """
 
@@ -262,14 +274,61 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
         self.lockstep("run", "--data", "synthetic")
         self.assertTrue([line for line in self.calls() if line.endswith(f"data={self.root}/data")])
 
+    def fake_build(self, script):
+        """Ninja has two steps to do; `script` is what it does for them."""
+        self.fake("ninja", 'case " $* " in *" -t targets "*) echo "01-a/01-a: cpp_LINKER"; '
+                           'echo "tests/x/x: cpp_LINKER" ;; '
+                           '*" -n "*) echo "[1/2] Compiling C++ object a.o"; '
+                           'echo "[2/2] Linking target 01-a/01-a" ;; '
+                           f'*01-a*) {script} ;; esac')
+
+    def test_a_build_says_what_it_will_do_and_about_how_long(self):
+        self.fake_build('echo "[1/2] Compiling C++ object a.o"; echo "[2/2] Linking target x"')
+        done = self.lockstep("run", "--data", "synthetic")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        first, last = done.stderr.splitlines()
+        self.assertRegex(first, r"^lockstep: compiling build/: 2 steps on \d+ cores?, about \d+ s$")
+        self.assertRegex(last, r"^lockstep: compiled build/ in \d+ s$")
+        self.assertNotIn("Compiling", done.stdout)
+        builds = [line for line in self.calls() if "01-a" in line and " -n " not in line]
+        self.assertEqual(len(builds), 1)
+        self.assertNotIn("tests/", builds[0])
+
+    def test_a_long_build_says_how_far_it_is(self):
+        module = self.root / "tools/ninja_progress.py"
+        module.write_text(module.read_text().replace("every=15", "every=0.5"))
+        self.fake_build('echo "[1/2] Compiling C++ object a.o"; sleep 1.5')
+        done = self.lockstep("run", "--data", "synthetic")
+        self.assertRegex(done.stderr, r"\nlockstep: 1 of 2 steps done, about \d+ s left\n")
+
+    def test_a_terminal_sees_ninjas_own_line(self):
+        self.fake_build('[ -t 1 ] && echo "a terminal"')
+        outer, inner = os.openpty()
+        done = subprocess.run([self.root / "lockstep", "run", "--data", "synthetic"], stdout=inner,
+                              stderr=inner, timeout=120, env={"PATH": str(self.bin), "HOME": "/"})
+        os.close(inner)
+        seen = os.read(outer, 65536).decode()
+        os.close(outer)
+        self.assertEqual(done.returncode, 0, seen)
+        self.assertIn("a terminal", seen)
+
     def test_a_build_that_fails_is_shown_and_stops(self):
-        self.fake("ninja", 'case " $* " in *" -t targets "*) echo "01-a/01-a: cpp_LINKER" ;; '
-                           '*" -n "*) echo "[1/1]" ;; '
-                           '*01-a*) echo "main.cpp:1: oh no"; exit 1 ;; esac')
+        self.fake_build('echo "[1/2] fine"; echo "FAILED: a.o"; echo "main.cpp:1: oh no"; exit 1')
         done = self.lockstep("run")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("main.cpp:1: oh no", done.stderr)
+        self.assertIn("main.cpp:1: oh no\nlockstep: the build failed, see above (after moving",
+                      done.stderr)
+        self.assertNotIn("fine", done.stderr)
         self.assertNotIn("==", done.stdout)
+
+    def test_a_first_build_is_configured_and_what_fails_there_is_shown(self):
+        (self.root / "build/build.ninja").unlink()
+        self.fake("meson", "echo no compiler; exit 1")
+        done = self.lockstep("run")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(self.calls()[-1], f"meson setup {self.root}/build {self.root}")
+        self.assertRegex(done.stderr, "^lockstep: configuring build/ .*\nno compiler\n"
+                                      "lockstep: meson could not configure build/, see above\n$")
 
 
 class TestLaunch(Sandbox):
@@ -312,7 +371,7 @@ class TestLaunch(Sandbox):
         (self.root / "data").mkdir()
         done = self.lockstep("launch", "program")
         self.assertIn(f"data {self.root}/data", done.stdout)
-        self.assertFalse([line for line in self.calls() if line.startswith("python3")])
+        self.assertFalse([line for line in self.calls() if "fetch_data" in line])
 
     def test_builds_the_launcher_first(self):
         self.fake_launcher()

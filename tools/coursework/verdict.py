@@ -11,15 +11,18 @@ from xml.etree import ElementTree
 
 from case_records import read_events
 from coursework import CourseworkError, descendants
+from coursework.watch import Watch
 from run_tests import run_process
 
+LATE = "ran past"  # run_process' first words of what it ended at the deadline
 PASSED, FAILED, OPEN = "passed", "failed", "not started"
 SLOWER = 5  # ThreadSanitizer's programs, at most
 # No core files; 8 GiB of addresses and 64 MiB of output end an endless loop before the machine does.
 LIMITS = ("bash", "-c", 'ulimit -c 0 -f 65536; {} exec "$@"', "limits")
 MEANS = {"SIGXFSZ": ": more than 64 MiB were written"}
 LONGEST = 300  # characters of a value, or of what was said
-IDLE = 0.25  # of the deadline: a program that waits computes less, an endless one more
+STARVED = 0.25  # of the deadline: who computed less and did not wait, was kept from it by others
+PATIENCE = 4  # deadlines, for a program that was kept from computing
 FRAME = re.compile(r"^ +#\d+ .*? (\S*source/\S+?):(\d+)", re.MULTILINE)
 
 
@@ -41,11 +44,8 @@ class Verdict:
     line: int = 0
     seconds: float = 0
     computed: float = 0  # seconds of processor time, of FAILED by `deadline`
+    waits: bool = False  # of FAILED by `deadline`: for something that does not come
     warning: str = ""  # of the compiler, in the student's lines
-
-    @property
-    def waits(self):
-        return self.how == "deadline" and self.computed < IDLE * self.seconds
 
     @property
     def points(self):
@@ -64,14 +64,20 @@ class Ended:
     output: str
     case: str  # that was running
     hint: str  # of where the test was; empty for a test that ended
+    seconds: float  # that it ran
     computed: float  # seconds of processor time
+    waits: bool  # at its deadline
+    starved: bool  # other programs had the processors
 
 
 def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0)):
     """Runs a task's program. `in_tree` makes paths of the student's tree; `race`: the program is
     ThreadSanitizer's; `own_lines`: of the task's file, those that the student wrote."""
     begin = time.monotonic()
-    ended = run_program(task, program, wrapper, race)
+    deadline = task.deadline * (SLOWER if race else 1)
+    ended = run_program(task, program, deadline, wrapper, race)
+    if ended.starved:
+        ended = run_program(task, program, deadline * PATIENCE, wrapper, race)
     seconds = round(time.monotonic() - begin, 2)
     told = Told(ended.xml)
     verdict = Verdict(task.id, task.name, FAILED, task.points, case=told.case or ended.case,
@@ -79,7 +85,7 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0
                       file=in_tree(told.file), line=told.line, seconds=seconds)
     if race and "WARNING: ThreadSanitizer" in ended.output:
         return tell_race(verdict, task, ended.output, in_tree, own_lines)
-    if ended.words.startswith("ran past"):
+    if ended.words.startswith(LATE):
         tell_deadline(verdict, ended)
     elif ended.words.startswith("killed"):
         verdict.how = "crash"
@@ -105,10 +111,16 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0
 
 def tell_deadline(verdict, ended):
     verdict.how, verdict.computed = "deadline", round(ended.computed, 1)
-    after = f"still running after {verdict.seconds:.0f} s"
-    verdict.text = (f"{after}, of which it computed {verdict.computed} s: it waits for something "
-                    "that does not come (a deadlock)" if verdict.waits
-                    else f"{after} and computing: endless")
+    verdict.waits = ended.waits
+    after = f"still running after {ended.seconds:.0f} s"
+    if verdict.waits:
+        verdict.text = (f"{after}, of which it computed {verdict.computed} s: it waits for something "
+                        "that does not come (a deadlock)")
+    elif ended.starved:
+        verdict.text = (f"{after}, of which other programs left it {verdict.computed} s to compute: "
+                        "endless, or slow; grade again with nothing beside it")
+    else:
+        verdict.text = f"{after} and computing: endless"
 
 
 def cut(text):
@@ -116,7 +128,7 @@ def cut(text):
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
 
 
-def run_program(task, program, wrapper=(), race=False):
+def run_program(task, program, deadline, wrapper=(), race=False):
     """Runs it up to its first failure, in a folder that goes with it, in a process group of its own,
     under a deadline."""
     with tempfile.TemporaryDirectory(prefix="lockstep-grade-") as folder:
@@ -125,22 +137,25 @@ def run_program(task, program, wrapper=(), race=False):
                        "LOCKSTEP_TEST_LOG": str(log), "LOCKSTEP_HINT": str(hint),
                        "TSAN_OPTIONS": tsan_options()}
         limits = LIMITS[2].format("" if race else "ulimit -v 8388608;")
-        before = computed_by_children()
+        begin, before, running = time.monotonic(), computed_by_children(), set()
         try:
-            with descendants.none_left():
+            with descendants.none_left(), Watch(running, deadline) as watch:
                 words, output = run_process(
                     (*wrapper, *LIMITS[:2], limits, LIMITS[3], str(program), task.tag,
                      "--reporter", "xml", "--out", str(xml), "--abort"),
-                    folder, environment, task.deadline * (SLOWER if race else 1))
+                    folder, environment, deadline, running)
         except OSError as error:
             raise CourseworkError(f"{program} cannot be started: {error.strerror}") from None
-        running = ""
+        case = ""
         for event in read_events(log):
-            running = event["case"] if event["event"] == "start" else ""
+            case = event["case"] if event["event"] == "start" else ""
         def read(path):
             return path.read_text(errors="replace") if path.is_file() else ""
-        return Ended(words, read(xml), output, running, read(hint),
-                     computed_by_children() - before)
+        seconds, computed = time.monotonic() - begin, computed_by_children() - before
+        late = words.startswith(LATE)
+        waits = late and watch.waits
+        return Ended(words, read(xml), output, case, read(hint), seconds, computed, waits,
+                     starved=late and not waits and computed < STARVED * deadline)
 
 
 def tsan_options():

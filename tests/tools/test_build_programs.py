@@ -1,0 +1,189 @@
+"""How a build says what it will do, how far it is and how long is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
+
+import build_programs  # noqa: E402
+import ninja_progress  # noqa: E402
+from ninja_progress import Clock, Lines, Plan, Progress, failure, in_words, run_ninja  # noqa: E402
+from processes import gone, start  # noqa: E402
+
+# Steps that take SECONDS and make a file, described as Meson describes them.
+RULES = """rule compile
+  command = sleep $seconds && touch $out
+  description = Compiling C++ object $out
+rule break
+  command = echo oh no; false
+rule wait
+  command = echo $$$$ >pid; exec sleep 1000
+"""
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def graph(self, seconds):
+        """A build of one step for each of the times, named a, b, c, ..."""
+        self.targets = [chr(ord("a") + number) for number in range(len(seconds))]
+        steps = [f"build {target}: compile\n  seconds = {length}\n"
+                 for target, length in zip(self.targets, seconds)]
+        (self.folder / "build.ninja").write_text(RULES + "".join(steps) + "build bad: break\n"
+                                                 "build endless: wait\n")
+
+    def log(self, **seconds):
+        """What ninja noted of steps that it has done."""
+        rows = [f"0\t{int(1000 * length)}\t0\t{made}\tabc\n" for made, length in seconds.items()]
+        (self.folder / ".ninja_log").write_text("# ninja log v5\n" + "".join(rows))
+
+
+class TestPlan(Folder):
+    def test_counts_the_steps_and_guesses_their_time(self):
+        self.graph([0, 0])
+        plan = Plan(self.folder, self.targets)
+        self.assertEqual(plan.steps, ["Compiling C++ object a", "Compiling C++ object b"])
+        self.assertFalse(plan.nothing_to_do)
+        self.assertEqual(plan.seconds(jobs=2), ninja_progress.COMPILING)
+        self.assertEqual(plan.work_of("Linking target x"), ninja_progress.OTHER)
+
+    def test_a_step_takes_as_long_as_last_time(self):
+        self.graph([0, 0])
+        self.log(b=40, other=1000)
+        self.assertEqual(Plan(self.folder, self.targets, compiling=10).seconds(jobs=2), 25)
+
+    def test_after_a_build_there_is_nothing_to_do(self):
+        self.graph([0])
+        self.assertEqual(run_ninja(self.folder, self.targets)[0], 0)
+        self.assertTrue(Plan(self.folder, self.targets).nothing_to_do)
+
+    def test_a_target_that_does_not_exist_is_something_to_do(self):
+        self.graph([0])
+        self.assertFalse(Plan(self.folder, ["absent"]).nothing_to_do)
+
+
+class TestClock(Folder):
+    def clock(self, jobs=1):
+        """Of ten steps of 10 seconds; the test sets how long ago it began."""
+        self.graph([0] * 10)
+        self.log(**{target: 10 for target in self.targets})
+        return Clock(Plan(self.folder, self.targets), jobs)
+
+    def left(self, clock, done, elapsed):
+        for number in range(clock.done + 1, done + 1):
+            clock.read(f"[{number}/10] Compiling C++ object {self.targets[number - 1]}\n")
+        clock.begin = time.monotonic() - elapsed
+        return clock.now().left
+
+    def test_as_fast_as_expected(self):
+        clock = self.clock()
+        self.assertAlmostEqual(self.left(clock, 0, 0), 100, delta=1)
+        self.assertAlmostEqual(self.left(clock, 0, 5), 95, delta=1)
+        self.assertAlmostEqual(self.left(clock, 5, 55), 45, delta=1)
+        self.assertEqual(self.left(clock, 10, 100), 0)
+
+    def test_on_two_cores_in_half_of_the_time(self):
+        self.assertAlmostEqual(self.left(self.clock(jobs=2), 0, 0), 50, delta=1)
+
+    def test_a_slower_machine_is_noticed(self):
+        clock = self.clock()
+        self.assertGreater(self.left(clock, 2, 65), 150)  # 75 s are expected, measured: 3 times as slow
+        self.assertAlmostEqual(self.left(clock, 9, 285), 15, delta=6)
+
+    def test_a_faster_machine_is_noticed(self):
+        self.assertLess(self.left(self.clock(), 5, 10), 30)
+
+    def test_a_last_step_that_takes_long_is_not_over(self):
+        self.assertGreater(self.left(self.clock(), 9, 200), 0)
+
+    def test_what_a_compiler_says_is_no_step(self):
+        clock = self.clock()
+        self.assertFalse(clock.read("a.cpp:3:1: warning: [1/2] x\n"))
+        self.assertEqual(clock.now().done, 0)
+
+
+class TestRunning(Folder):
+    def test_says_how_far_it_is_at_every_step_and_meanwhile(self):
+        self.graph([0, 1.5])
+        seen = []
+        status, output = run_ninja(self.folder, self.targets, 1, seen.append)
+        self.assertEqual(status, 0)
+        self.assertIn("[2/2] Compiling C++ object b\n", output)
+        self.assertEqual([seen[0].done, seen[-1].done, seen[-1].total], [1, 2, 2])
+        self.assertGreater(len(seen), 2)  # the second step takes longer than a TICK
+        self.assertGreater(seen[1].left, 0)
+        self.assertGreater(seen[-1].elapsed, 1.5)
+
+    def test_a_failure_has_its_status_and_words(self):
+        self.graph([0])
+        status, output = run_ninja(self.folder, ["a", "bad"], 1)
+        self.assertEqual(status, 1)
+        self.assertTrue(failure(output).startswith("FAILED: bad"), output)
+        self.assertIn("\noh no\n", failure(output))
+        status, output = run_ninja(self.folder, ["absent"], 1)
+        self.assertTrue(failure(output).startswith("ninja: error: unknown target 'absent'"), output)
+
+    def test_the_callers_form_of_ninjas_lines_does_not_matter(self):
+        self.graph([0])
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); import ninja_progress as n\n"
+                   "print(n.run_ninja(sys.argv[2], ['a'], 1)[1])")
+        done = subprocess.run([sys.executable, "-c", program, str(ROOT / "tools"), str(self.folder)],
+                              env={**os.environ, "NINJA_STATUS": "%p "}, capture_output=True, text=True)
+        self.assertIn("[1/1] Compiling", done.stdout, done.stderr)
+
+    def test_an_interrupted_build_leaves_no_compiler(self):
+        self.graph([])
+        pid = self.folder / "pid"
+        program = ("import signal, sys; sys.path.insert(0, sys.argv[1]); import ninja_progress\n"
+                   "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+                   "ninja_progress.run_ninja(sys.argv[2], ['endless'], 1)\n")
+        process = start(self, sys.executable, "-c", program, ROOT / "tools", self.folder)
+        begin = time.monotonic()
+        while not (pid.is_file() and pid.read_text()) and time.monotonic() - begin < 30:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(30), 143)
+        self.assertTrue(gone(int(pid.read_text())))
+
+
+class TestLines(unittest.TestCase):
+    def said(self, *times):
+        lines = []
+        say = Lines(lines.append, every=15)
+        for elapsed in times:
+            say(Progress(3, 12, elapsed, 200))
+        return lines
+
+    def test_a_line_every_fifteen_seconds(self):
+        self.assertEqual(len(self.said(*range(0, 61))), 4)
+        self.assertEqual(self.said(15), ["3 of 12 steps done, about 3 min left"])
+
+    def test_a_short_build_says_nothing_more(self):
+        self.assertEqual(self.said(0, 5, 14.9), [])
+
+    def test_times_are_as_exact_as_an_estimate_is(self):
+        self.assertEqual([in_words(seconds) for seconds in (0.2, 7, 43, 97, 101, 233)],
+                         ["5 s", "5 s", "45 s", "95 s", "2 min", "4 min"])
+
+
+class TestPrograms(unittest.TestCase):
+    def test_are_linked_and_neither_tests_nor_of_a_subproject(self):
+        listing = ("01-a/01-a: cpp_LINKER\ncommon/libcuda.so: cuda_LINKER_RSP\nall: phony\n"
+                   "tests/unit/unit-test: cpp_LINKER\nsubprojects/fmt/libfmt.so: cpp_LINKER\n"
+                   "common/libcommon.a: STATIC_LINKER\na b/c: c_LINKER\n01-a/a.o: cpp_COMPILER\n")
+        self.assertEqual(build_programs.LINKED.findall(listing),
+                         ["01-a/01-a", "common/libcuda.so", "a b/c"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Compile the programs of every stage, and none of the tests, into build/.
+
+Says what it will do, how far it is and how long is left, and nothing where there is nothing to do.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ninja_progress import CORES, Lines, Plan, failure, in_words, run_ninja, started
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+LINKED = re.compile(r"^(?!tests/|subprojects/)(.+): [a-z]+_LINKER(?:_RSP)?$", re.MULTILINE)
+
+
+class Failed(Exception):
+    """What ends this program, as one line; all else has been shown."""
+
+
+def say(text):
+    print(f"lockstep: {text}", file=sys.stderr, flush=True)
+
+
+def quietly(*command):
+    """Runs a command; whether it worked. Only what a failed one wrote is shown."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace")
+    if done.returncode != 0:
+        sys.stderr.write(done.stdout)
+    return done.returncode == 0
+
+
+def configure():
+    if not (BUILD / "build.ninja").is_file():
+        say("configuring build/ with meson, some seconds; then it is compiled, at first some minutes")
+        if not quietly("meson", "setup", str(BUILD), str(ROOT)):
+            raise Failed("meson could not configure build/, see above")
+    if not quietly("ninja", "-C", str(BUILD), "build.ninja"):
+        raise Failed("meson could not configure build/ anew, see above")
+
+
+def programs():
+    """The linked files of the project, without its tests."""
+    listing = subprocess.run(("ninja", "-C", str(BUILD), "-t", "targets", "all"),
+                             stdout=subprocess.PIPE, text=True, errors="replace")
+    return LINKED.findall(listing.stdout)
+
+
+def compile_programs(targets, plan):
+    """Whether it worked. A terminal sees ninja's own line, anything else one every 15 seconds."""
+    if sys.stdout.isatty():
+        command = ("ninja", "-C", str(BUILD), "-j", str(CORES), *targets)
+        with started(command) as ninja:
+            return ninja.wait() == 0
+    status, output = run_ninja(BUILD, targets, CORES, Lines(say), plan)
+    if status != 0:
+        sys.stderr.write(failure(output))
+    return status == 0
+
+
+def build():
+    configure()
+    targets = programs()
+    plan = Plan(BUILD, targets)
+    if plan.nothing_to_do:
+        return
+    steps, cores = counted(len(plan.steps), "step"), counted(CORES, "core")
+    say(f"compiling build/: {steps} on {cores}, about {in_words(plan.seconds(CORES))}")
+    begin = time.monotonic()
+    if not compile_programs(targets, plan):
+        raise Failed("the build failed, see above (after moving the folder: delete build/)")
+    say(f"compiled build/ in {time.monotonic() - begin:.0f} s")
+
+
+def counted(number, noun):
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ninja ends, too
+    try:
+        build()
+    except Failed as failed:
+        say(failed)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Whether a program that does not end computes or waits, however little processor time it gets.
+
+Of a loop some thread is always able to run, of a deadlock none. In between lies a program that looks
+now and then whether it may go on: beside others it queues for a processor most of the time, but computes
+far less than it sleeps. So the time in the queue is not counted.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+ASLEEP, ENDED = "STtI", "ZXx"  # states in /proc/PID/task/TID/stat; others can run, or read a disk
+SAMPLES = 40  # the last ones, and what passed between them, are looked at
+LEAST_PERIOD = 0.01  # seconds: a clock tick of the processor times
+TICKS = os.sysconf("SC_CLK_TCK")
+WAITS = 0.25  # a program computes less than this share of the time in which no other keeps it from it
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A look at all threads of some processes."""
+
+    at: float
+    idle: bool  # all of them sleep
+    computed: dict  # seconds, by thread
+
+
+class Watch:
+    """Looks at the process in the set `running` (run_process adds it) and all that it started, from
+    the middle of the time until the deadline on."""
+
+    def __init__(self, running, deadline):
+        self.running, self.begin, self.over = running, deadline / 2, threading.Event()
+        self.period = max(deadline / 5 / SAMPLES, LEAST_PERIOD)
+        self.samples = deque(maxlen=SAMPLES)
+        self.thread = threading.Thread(target=self.look, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+    def look(self):
+        pause = self.begin
+        while not self.over.wait(pause):
+            pause = self.period
+            for leader in list(self.running):
+                if sample := look_at(leader.pid):
+                    self.samples.append(sample)
+
+    @property
+    def waits(self):
+        return share_computed(self.samples) < WAITS
+
+
+def share_computed(samples):
+    """Of the time in which a program slept or computed, the share in which it computed. 1 where it
+    did neither, because others had the processors."""
+    samples = list(samples)
+    slept = computed = 0.0
+    for before, now in zip(samples, samples[1:]):
+        slept += (now.at - before.at) * now.idle
+        computed += sum(max(0, seconds - before.computed.get(thread, 0))
+                        for thread, seconds in now.computed.items())
+    return computed / (computed + slept) if slept else 1
+
+
+def look_at(leader):
+    """A sample of a process and all that it started; None where all of it has ended."""
+    threads = [stat for pid in family(leader) for stat in stats(f"/proc/{pid}/task")]
+    states = {thread.state for thread in threads} - set(ENDED)
+    if not states:
+        return None
+    return Sample(time.monotonic(), states <= set(ASLEEP),
+                  {thread.id: thread.ticks / TICKS for thread in threads})
+
+
+def family(leader):
+    """The ids of a process, its descendants and its session: a child may leave for another session,
+    and a parent end before its child."""
+    processes = stats("/proc")
+    found, size = {leader}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {process.id for process in processes
+                  if process.parent in found or process.session == leader}
+    return found
+
+
+@dataclass(frozen=True)
+class Stat:
+    """What the kernel says of a process or a thread."""
+
+    id: int
+    state: str
+    parent: int
+    session: int
+    ticks: int  # of the clock, that it has computed
+
+
+def stats(folder):
+    """Of all processes or threads with a folder in this one."""
+    found = []
+    for name in filter(str.isdigit, listed(folder)):
+        try:
+            text = Path(folder, name, "stat").read_text(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        fields = text.rsplit(")", 1)[1].split()  # a name may hold anything
+        found.append(Stat(int(name), fields[0], int(fields[1]), int(fields[3]),
+                          int(fields[11]) + int(fields[12])))
+    return found
+
+
+def listed(folder):
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
