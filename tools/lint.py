@@ -103,7 +103,7 @@ def main(arguments):
     if error:
         raise SystemExit(f"{error}lint: meson could not configure build-lint/, see above")
     findings = lint_all(options.clang_tidy, files)
-    print(f"{len(files)} files, {findings} findings")
+    print(f"sources: {len(files)}, findings: {findings}")
     return 1 if findings else 0
 
 
