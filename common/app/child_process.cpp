@@ -38,7 +38,7 @@ std::string contents(int fd) {
   std::string text;
   std::array<char, 4096> chunk;
   ::lseek(fd, 0, SEEK_SET);
-  for (ssize_t count; (count = ::read(fd, chunk.data(), chunk.size())) > 0;) {
+  for (ssize_t count = 0; (count = ::read(fd, chunk.data(), chunk.size())) > 0;) {
     text.append(chunk.data(), static_cast<size_t>(count));
   }
   return text;

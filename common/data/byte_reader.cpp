@@ -16,7 +16,7 @@ namespace lockstep {
 namespace {
 
 constexpr uint64_t kMostBytesPerDeflatedByte = 1032;
-constexpr size_t kInputBytes = 256 * 1024;
+constexpr size_t kInputBytes = size_t{256} * 1024;
 constexpr size_t kMostOutput = size_t{1} << 30;  // zlib counts in 32 bits
 
 std::string errno_text(int error) { return std::generic_category().message(error); }
@@ -107,7 +107,7 @@ void ByteReader::inflate_some(std::span<uint8_t> out, size_t& filled) {
 }
 
 void ByteReader::check_nothing_follows() {
-  uint8_t next;
+  uint8_t next = 0;
   const bool more = inflater_->stream.avail_in > 0 || read_plain({&next, 1}) > 0;
   require(!more, "{}: bytes follow the end of the gzip data; fetch it again (./lockstep data NAME)",
           path_.string());

@@ -49,9 +49,9 @@ class Module {
   Parameter& add_parameter(std::string name, ParameterKind kind, Shape shape, int64_t fan_in);
   ModelBuffer& add_buffer(std::string name, Shape shape, Real initial);
   template <class M>
-  M& add_module(std::string name, std::unique_ptr<M> module) {
+  M& add_module(const std::string& name, std::unique_ptr<M> module) {
     M& added = *module;
-    added.name_ = std::move(name);
+    added.name_ = name;
     children_.push_back(std::move(module));
     return added;
   }

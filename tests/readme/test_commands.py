@@ -30,7 +30,7 @@ NOT_RUN = (
     ("no torch", r"\btorchrun\b"),
     ("tests/coursework runs it", r"lockstep (exercise|grade)\b"),
     ("tests/tools runs it", r"lockstep (format|lint)\b|run_python_tests\.py"),
-    ("takes minutes", r"lockstep (run|test|bench|compare|data)\b"),
+    ("takes minutes", r"lockstep (run|test|bench|compare|data)\b|tools/try-release\b"),
     ("names no program", r"\bPROGRAM\b"),
 )
 PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests.py",
