@@ -49,9 +49,10 @@ class Module {
   Parameter& add_parameter(std::string name, ParameterKind kind, Shape shape, int64_t fan_in);
   ModelBuffer& add_buffer(std::string name, Shape shape, Real initial);
   template <class M>
-  M& add_module(const std::string& name, std::unique_ptr<M> module) {
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): it is moved, into a type not known yet.
+  M& add_module(std::string name, std::unique_ptr<M> module) {
     M& added = *module;
-    added.name_ = name;
+    added.name_ = std::move(name);
     children_.push_back(std::move(module));
     return added;
   }

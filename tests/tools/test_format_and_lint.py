@@ -184,6 +184,13 @@ class TestSettings(unittest.TestCase):
         self.assertEqual([], [path for path in (ROOT / "tests").rglob("*.h")
                               if wanted.search(str(path.relative_to(ROOT)))])
 
+    def test_every_exception_names_its_check_and_its_reason(self):
+        for folder in (ROOT / "common", *ROOT.glob("0[1-9]-*")):
+            for path in folder.rglob("*"):
+                for line in path.read_text().splitlines() if path.is_file() else ():
+                    if "NOLINT" in line:
+                        self.assertRegex(line, r"// NOLINT(NEXTLINE)?\([\w.,-]+\): \w+", str(path))
+
 
 if __name__ == "__main__":
     unittest.main()
