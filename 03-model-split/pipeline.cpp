@@ -27,7 +27,7 @@ Pipeline::Pipeline(std::unique_ptr<LayerSplit> split, Loss& loss, const Dataset&
     const LayerSplit::Stage& stage = split_->stages()[s];
     workers_.push_back({.stage = stage,
                         .optimizer = Sgd(*stage.parameters, rule),
-                        .feeder = Feeder(stage.stream, set, 2 * options.micro_batches),
+                        .feeder = Feeder(stage.stream, set, size_t{2} * options.micro_batches),
                         .phases = PhaseTimer(stage.stream, kMostMarks)});
     const auto pool = std::make_shared<TensorPool>(stage.stream);
     const int live = predicted_live(options.schedule, stages, options.micro_batches, s);

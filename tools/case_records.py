@@ -29,6 +29,10 @@ ALLOWED_SKIPS = (
     "no Slurm",
     "takes minutes",
     "tests/coursework runs it",
+    "tests/tools runs it",
+    "only with --full",
+    "no clang-format",
+    "no clang-tidy",
     "names no program",
 )
 

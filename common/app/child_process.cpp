@@ -38,7 +38,7 @@ std::string contents(int fd) {
   std::string text;
   std::array<char, 4096> chunk;
   ::lseek(fd, 0, SEEK_SET);
-  for (ssize_t count; (count = ::read(fd, chunk.data(), chunk.size())) > 0;) {
+  for (ssize_t count = 0; (count = ::read(fd, chunk.data(), chunk.size())) > 0;) {
     text.append(chunk.data(), static_cast<size_t>(count));
   }
   return text;
@@ -71,7 +71,7 @@ ChildRunner::ChildRunner() {
   // What is ignored on purpose (nohup, a shell's background jobs) stays so, here and in children.
   sigemptyset(&passed_on_);
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    struct sigaction action {};
+    struct sigaction action{};
     ::sigaction(number, nullptr, &action);
     if (action.sa_handler != SIG_IGN) sigaddset(&passed_on_, number);
   }

@@ -16,7 +16,7 @@ namespace lockstep {
 namespace {
 
 constexpr uint64_t kMostBytesPerDeflatedByte = 1032;
-constexpr size_t kInputBytes = 256 * 1024;
+constexpr size_t kInputBytes = size_t{256} * 1024;
 constexpr size_t kMostOutput = size_t{1} << 30;  // zlib counts in 32 bits
 
 std::string errno_text(int error) { return std::generic_category().message(error); }
@@ -42,7 +42,7 @@ ByteReader::ByteReader(std::filesystem::path path) : path_(std::move(path)) {
   file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file_ < 0) fail<EnvironmentError>("cannot open {}: {}", path_.string(), errno_text(errno));
 
-  struct stat status {};
+  struct stat status{};
   const bool known = ::fstat(file_, &status) == 0;
   if (!known || !S_ISREG(status.st_mode)) {
     ::close(file_);
@@ -107,7 +107,7 @@ void ByteReader::inflate_some(std::span<uint8_t> out, size_t& filled) {
 }
 
 void ByteReader::check_nothing_follows() {
-  uint8_t next;
+  uint8_t next = 0;
   const bool more = inflater_->stream.avail_in > 0 || read_plain({&next, 1}) > 0;
   require(!more, "{}: bytes follow the end of the gzip data; fetch it again (./lockstep data NAME)",
           path_.string());

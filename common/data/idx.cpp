@@ -74,7 +74,7 @@ IdxData read_idx(const std::filesystem::path& path, uint32_t magic, size_t dimen
           "{}: {} bytes follow the header, which promises {} ({}): the file is truncated; fetch it "
           "again (./lockstep data NAME)",
           path.string(), got, data.bytes.size(), fmt::join(data.sizes, " x "));
-  uint8_t next;
+  uint8_t next = 0;
   require(file.read({&next, 1}) == 0,
           "{}: more bytes follow the header than the {} it promises ({}): the file is too long; "
           "fetch it again (./lockstep data NAME)",

@@ -23,6 +23,7 @@ struct Window2d {
   }
   /// Libraries take no empty batch.
   bool empty() const { return batch == 0; }
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 sees a 0 in the comparison.
   friend auto operator<=>(const Window2d&, const Window2d&) = default;
 };
 
@@ -39,6 +40,7 @@ struct MatMul {
   bool accumulate;  // beta = 1
   /// No products to add up: C becomes beta C.
   bool empty() const { return m == 0 || n == 0 || k == 0; }
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 sees a 0 in the comparison.
   friend auto operator<=>(const MatMul&, const MatMul&) = default;
 };
 

@@ -49,6 +49,7 @@ class Module {
   Parameter& add_parameter(std::string name, ParameterKind kind, Shape shape, int64_t fan_in);
   ModelBuffer& add_buffer(std::string name, Shape shape, Real initial);
   template <class M>
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): it is moved, into a type not known yet.
   M& add_module(std::string name, std::unique_ptr<M> module) {
     M& added = *module;
     added.name_ = std::move(name);

@@ -245,14 +245,10 @@ TEST_CASE("Only the reference emulates, only the others have a baseline", "[verd
   const StageInfo second{.name = "02-test", .summary = "-", .baseline = "01-test"};
   CHECK(parse(first, {"--emulate", "chunk:2"}).options.emulate == "chunk:2");
   CHECK_THAT(error_of([&] { parse(first, {"--baseline"}); }), ContainsSubstring("--baseline"));
-  CHECK_THAT(error_of([&] {
-               parse(second, {"--emulate", "chunk:2"});
-             }),
+  CHECK_THAT(error_of([&] { parse(second, {"--emulate", "chunk:2"}); }),
              ContainsSubstring("--emulate"));
   CHECK_THAT(error_of([&] { parse(second, {"--graph"}); }), ContainsSubstring("--graph"));
-  CHECK_THAT(error_of([&] {
-               parse(second, {"--baseline", "--epochs", "0"});
-             }),
+  CHECK_THAT(error_of([&] { parse(second, {"--baseline", "--epochs", "0"}); }),
              ContainsSubstring("--epochs 0"));
 }
 

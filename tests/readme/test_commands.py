@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import compare_figures  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
-READMES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("0*/README.md")),
+READMES = ["README.md", "CONTRIBUTING.md",
+           *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("0*/README.md")),
            *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
 DEADLINE = 120  # seconds for one command
 
@@ -31,12 +32,13 @@ NOT_RUN = (
     ("no Slurm", r"\bsrun\b"),
     ("no torch", r"\btorchrun\b"),
     ("tests/coursework runs it", r"lockstep (exercise|grade)\b"),
-    ("takes minutes", r"lockstep (run|test|bench|compare|data)\b"),
+    ("tests/tools runs it", r"lockstep (format|lint)\b|run_python_tests\.py"),
+    ("takes minutes", r"lockstep (run|test|bench|compare|data)\b|tools/try-release\b"),
     ("names no program", r"\bPROGRAM\b"),
 )
 PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests.py",
                 "bench": "bench.py", "data": "fetch_data.py", "exercise": "exercise.py",
-                "grade": "grade.py", "gpu-check": "gpu-check"}
+                "grade": "grade.py", "gpu-check": "gpu-check", "format": "format.py", "lint": "lint.py"}
 
 # Stands for a program: few steps on generated images, unless the command itself names generated ones.
 SHORTENED = """#!{python}
@@ -118,7 +120,7 @@ def programs_of(words):
             program = (str(BUILD / "common/launch/launch"),)
         elif word.endswith("lockstep"):
             program = ("lockstep",)
-        elif word == "tools/draw_step.py":
+        elif word in ("tools/draw_step.py", "tools/try-release"):
             program = (sys.executable, str(ROOT / word))
         elif word in ("torchrun", "srun", "mpirun", "tools/two-hosts"):
             program = None  # not ours, or without a --help

@@ -186,8 +186,7 @@ std::vector<std::string> run_group(int world_size,
 
 template <class Body>
 std::vector<std::string> run_group(int world_size, const RunOptions& options, Body body) {
-  return run_group(
-      world_size, [&](int) { return options; }, body);
+  return run_group(world_size, [&](int) { return options; }, body);
 }
 
 Words no_errors(int world_size) { return Words(size_t(world_size), ""); }
@@ -456,9 +455,8 @@ TEST_CASE("Tensors that do not fit are all listed, and nothing is changed",
     entries[1].name = "fc.bais";
     entries.push_back({"more", DType::F16, {0}, {}});
   });
-  save_changed(folder / "shape", saved, [](std::vector<TensorEntry>& entries) {
-    entries[0].shape = {4, 2};
-  });
+  save_changed(folder / "shape", saved,
+               [](std::vector<TensorEntry>& entries) { entries[0].shape = {4, 2}; });
   save_changed(folder / "precision", saved, other_precision);
 
   SmallRun run(0, 0);

@@ -80,7 +80,7 @@ std::unique_ptr<LayerSplit> split_of(Layers layers, const std::vector<Stream>& s
 }
 
 /// The values, or gradients, of all parameters in order of registration.
-Values all_of(Module& network, Tensor Parameter::*which) {
+Values all_of(Module& network, Tensor Parameter::* which) {
   Values all;
   for (const Parameter* p : network.parameters()) {
     const Values values = (p->*which).to_host();
@@ -315,9 +315,7 @@ TEST_CASE("No other cuts make the costliest stage cheaper", "[pipeline]") {
     }
   }
   for (const int stages : {0, 3}) {
-    CHECK_THAT(message_of<BadInput>([&] {
-                 balanced_cuts({1, 2}, stages);
-               }),
+    CHECK_THAT(message_of<BadInput>([&] { balanced_cuts({1, 2}, stages); }),
                ContainsSubstring(fmt::format("{} stages of 2 layers, expected 1 to 2", stages)));
   }
 }
@@ -600,9 +598,7 @@ TEST_CASE("Batches that cannot be cut so are refused", "[pipeline][row43]") {
   Run wrong({.pipeline = {kOneF1b, 3}, .sizes = {6, 6}});
   CHECK_THAT(message_of<BadInput>([&] { wrong.step(); }),
              ContainsSubstring("parts of the batch: found 2, expected 3"));
-  CHECK_THAT(message_of<BadInput>([] {
-               Run({.pipeline = {kNaive, 2}});
-             }),
+  CHECK_THAT(message_of<BadInput>([] { Run({.pipeline = {kNaive, 2}}); }),
              ContainsSubstring("naive"));
 }
 

@@ -157,9 +157,7 @@ TEST_CASE("A value that nobody sets is waited for as long as told, and the store
     CHECK(seconds_since(begin) < kSoon);
   }
   const auto begin = Clock::now();
-  CHECK_THAT(message_of<PeerLost>([&] {
-               host.store->wait({"a", "b"}, kShort);
-             }),
+  CHECK_THAT(message_of<PeerLost>([&] { host.store->wait({"a", "b"}, kShort); }),
              ContainsSubstring("'a'"));
   CHECK(seconds_since(begin) < kSoon);
   other->set("never", "now");

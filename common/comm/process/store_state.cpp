@@ -154,7 +154,8 @@ void StoreState::wait(int rank, Request request) {
   if (request.op == Request::Op::get && value != values_.end()) {
     return answer(rank, {.text = value->second});
   }
-  const Waiting waiting{request, Deadline(request.seconds)};
+  const Deadline deadline(request.seconds);
+  const Waiting waiting{std::move(request), deadline};
   waiting_.emplace(rank, waiting);
   if (!died_.empty() || waiting.deadline.passed()) give_up(rank, waiting);
 }

@@ -47,10 +47,10 @@ struct Launch : ElementLaunch {
                           Body body) {
     constexpr int64_t kBlock = 128;
     cpu_stream(stream).enqueue(op, [=] {
-      std::vector<double> totals(static_cast<size_t>(omp_get_max_threads() * 2 * channels), 0.0);
+      std::vector<double> totals(static_cast<size_t>(2 * channels * omp_get_max_threads()), 0.0);
       share_out((rows + kBlock - 1) / kBlock, kBlock * channels, [&](int64_t first, int64_t last) {
         const Body run = body;
-        double* total = totals.data() + omp_get_thread_num() * 2 * channels;
+        double* total = totals.data() + 2 * channels * omp_get_thread_num();
         std::vector<Real> sums(static_cast<size_t>(2 * channels));
         for (int64_t block = first; block < last; ++block) {
           std::fill(sums.begin(), sums.end(), Real(0));
