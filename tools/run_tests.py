@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from case_records import Case, read_cases, report
+from child_signals import keep_ignored_signals_here
 from compile_tests import CORES, compile_rows, configure, tsan_wrapper
 from run_progress import Progress, Times
 from suites import Build, read_rows, refusal, select
@@ -207,6 +208,7 @@ def main(argv, builds=BUILDS, root=ROOT):
     part = options.part.strip("[]") if options.part else None
     if part and (why := refusal(part, root)):
         parser.exit(2, f"lockstep test: {why}\n")
+    keep_ignored_signals_here()
     run = Run(root, part, options.full)
     try:
         run.execute(builds)

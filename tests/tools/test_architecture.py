@@ -168,6 +168,14 @@ class TestTheTestItself(unittest.TestCase):
         (self.root / "common/README.md").write_text(text)
         self.assertEqual(include_faults(self.root), ["room data uses core, which is not above it"])
 
+class TestSuites(unittest.TestCase):
+    def test_every_file_of_tests_is_in_a_suite(self):
+        told = "".join(path.read_text() for path in ROOT.glob("tests/*/meson.build"))
+        for path in [*ROOT.glob("tests/*/*_test.cpp"), *ROOT.glob("tests/*/test_*.py")]:
+            short = path.stem.removeprefix("test_") if path.parent.name == "tools" else path.name
+            stage = re.fullmatch(r"stage\d\d_test", path.stem)  # named by a loop over the stages
+            self.assertTrue(f"'{short}'" in told or f"/{short}'" in told or stage, path)
+
 
 if __name__ == "__main__":
     unittest.main()
