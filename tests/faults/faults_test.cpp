@@ -252,7 +252,7 @@ TEST_CASE("An unknown option, name or device is refused", "[faults]") {
 }
 
 TEST_CASE("--help lists every option with its default", "[faults]") {
-  const ProcessResult run = run_process({stage_binary("01-single-gpu"), "--help"}, kDeadline);
+  const ProcessResult run = run_help(stage_binary("01-single-gpu"));
   CHECK(run.status == 0);
   CHECK(run.err.empty());
   for (const std::string fragment :

@@ -335,7 +335,7 @@ TEST_CASE("Without its keeper a launcher goes on, and its ranks still do not out
   const ProcessResult run = jobs.run_words({jobs.launcher(), "--nproc-per-node", "2", "sh", "-c",
                                             kFunctions + ("announce ready; is_rank 0 && exec sleep "
                                                           "60; await ready.0; " +
-                                                          kill_keeper + "exec kill -KILL $PPID")});
+                                                          kill_keeper + "kill -KILL $PPID")});
   CHECK(run.status == -SIGKILL);
   CHECK(soon(1, [&] { return jobs.processes().empty(); }));
 }
@@ -665,7 +665,7 @@ TEST_CASE("A program is found as a shell finds it, or nothing starts", "[faults]
 
 TEST_CASE("The launcher's help names every option in both spellings", "[faults][launch]") {
   const Jobs jobs;
-  const ProcessResult run = jobs.run_words({jobs.launcher(), "--help"});
+  const ProcessResult run = run_help(jobs.launcher());
   CHECK(run.status == 0);
   CHECK(run.err.empty());
   for (const std::string option :

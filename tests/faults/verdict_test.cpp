@@ -202,8 +202,8 @@ TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {
       if (value != defaults.at(key)) changed.insert(name);
     }
   }
-  const std::string help = run_process({stage_binary("01-single-gpu"), "--help"}, kDeadline).out;
-  const std::regex option(R"(\n  (?:-\w,)?(--[a-z0-9-]+))");
+  const std::string help = run_help(stage_binary("01-single-gpu")).out;
+  const std::regex option(R"(\n (?:-\w, ?)?(--[a-z0-9-]+))");
   for (std::sregex_iterator it(help.begin(), help.end(), option), end; it != end; ++it) {
     if ((*it)[1] != "--help") shown.insert((*it)[1]);
   }

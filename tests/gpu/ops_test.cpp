@@ -1,6 +1,8 @@
 // Every operation of kernels/kernels.h on a GPU against the reference engine on the CPU: relative
 // L2 1e-4 at most, equal where there is nothing to round. The name of a case begins with the
 // operations that it tests; tests/tools/test_gpu_ops.py finds the ones that no case names.
+//
+// `[&, rows = rows]`: clang++ captures the names of a pair's halves by themselves from 16 on.
 
 #include <array>
 
@@ -503,7 +505,7 @@ TEST_CASE("dropout_mask: bit by bit that of the CPU", "[cuda][ops]") {
     for (const auto& [samples, features] : {std::pair{1, 1}, {5, 3}, {33, 31}, {64, 257}}) {
       for (const Real p : {Real(0), Real(0.25), Real(0.5)}) {
         INFO(samples << " samples, " << features << " features, p " << p);
-        both.agree([&](Run& run) {
+        both.agree([&, samples = samples, features = features](Run& run) {
           const Tensor mask = run.output({samples, features});
           const DropoutKey key{.seed = 9, .layer = 77, .first_feature = samples};
           run.ops.dropout_mask(run.stream, run.state(state), key, p, mask);
@@ -520,7 +522,7 @@ TEST_CASE("apply_mask: element by element, or whole channels", "[cuda][ops]") {
   for (const auto& [samples, features] : {std::pair{1, 1}, {5, 3}, {5, 33}, {2, 257}}) {
     for (const Shape& shape : {Shape{samples, features}, Shape{samples, 7, 9, features}}) {
       INFO(shape.text());
-      both.agree([&](Run& run) {
+      both.agree([&, samples = samples, features = features](Run& run) {
         const Tensor y = run.output(shape);
         run.ops.apply_mask(run.stream, run.random(shape, 1), run.random({samples, features}, 2), y);
         run.result("y", y, kEqual);
@@ -550,7 +552,7 @@ TEST_CASE("log_softmax, log_softmax_backward: close for small scores, finite for
   for (const auto& [rows, classes] : kScoreSizes) {
     for (const Real size : {Real(6), Real(1e4)}) {
       INFO(rows << " rows, " << classes << " classes, scores up to " << size);
-      both.agree([&](Run& run) {
+      both.agree([&, rows = rows, classes = classes](Run& run) {
         const Shape shape{rows, classes};
         const Values x = with_each(random_values(shape, 1), [=](Real v) { return size * v; });
         const Tensor y = run.output(shape), dx = run.output(shape);
@@ -596,7 +598,7 @@ TEST_CASE("nll_loss, nll_loss_backward: the loss adds, every sample with its wei
   for (const auto& [samples, classes] : kScoreSizes) {
     for (const bool one_class : {false, true}) {
       INFO(samples << " samples, " << classes << " classes, one class " << one_class);
-      both.agree([&](Run& run) {
+      both.agree([&, samples = samples, classes = classes](Run& run) {
         const Shape shape{samples, classes};
         const LabelTensor labels = run.labels(labels_of(samples, classes, one_class));
         const StepStateTensor state = run.state({.loss_weight = Real(1) / Real(samples)});
@@ -616,7 +618,7 @@ TEST_CASE("count_correct: the count adds, the first of equal scores is the answe
   for (const auto& [samples, classes] : kScoreSizes) {
     for (const bool one_class : {false, true}) {
       INFO(samples << " samples, " << classes << " classes, one class " << one_class);
-      both.agree([&](Run& run) {
+      both.agree([&, samples = samples, classes = classes](Run& run) {
         const Values scores = on_grid({samples, classes}, Real(0.5), 1);  // many are equal
         const CountTensor count = run.put<int64_t>({1}, {int64_t{1} << 40});
         run.ops.count_correct(run.stream, run.put({samples, classes}, scores),

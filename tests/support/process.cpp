@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <stdexcept>
 
 #include "common/io/json.h"
@@ -147,6 +148,14 @@ ProcessResult run_process(std::vector<std::string> argv, double deadline_seconds
   result.status = reap(child);
   read_both();
   return result;
+}
+
+ProcessResult run_help(const std::string& program) {
+  ProcessResult run = run_process({program, "--help"}, kDeadline);
+  run.out = std::regex_replace(run.out, std::regex(" +"), " ");
+  run.out = std::regex_replace(run.out, std::regex(R"( \[([^\]\n]*)\])"), "=$1");
+  run.out = std::regex_replace(run.out, std::regex(" \n"), "\n");
+  return run;
 }
 
 std::string build_dir() {

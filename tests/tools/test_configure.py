@@ -133,6 +133,11 @@ class TestConfigure(unittest.TestCase):
         self.assertEqual(0, status, output[-5000:])
         self.assertNotIn("unity", output)
 
+    def test_a_compiler_without_openmp_is_told_what_to_install(self):
+        status, output = self.configure("-Dcpp_args=-U_OPENMP")
+        self.assertNotEqual(0, status)
+        self.assertRegex(output, r"ERROR: .* has no OpenMP: .*libomp-dev")
+
     def test_summary_names_the_engine(self):
         status, output = self.configure("-Dcuda=disabled", "-Dcpu_engine=reference")
         self.assertEqual(0, status, output)

@@ -616,13 +616,12 @@ TEST_CASE("The result does not depend on which rank is late", "[tensorsplit][tsa
     std::optional<Names> layers;
     std::vector<int> late;
   };
-  for (const auto& [layers, lates] :
-       {Case{{}, {0, 2}}, Case{Names{"conv2"}, {3}}, Case{Names{"fc1"}, {1}}}) {
+  for (const Case& tried : {Case{{}, {0, 2}}, Case{Names{"conv2"}, {3}}, Case{Names{"fc1"}, {1}}}) {
     const auto steps = [&](const std::string& devices, int late) {
-      return Network(options, devices, layers, late).train(options);
+      return Network(options, devices, tried.layers, late).train(options);
     };
     const Values expected = steps(cpus(4), -1);
-    for (const int late : lates) CHECK((steps(cpus(4), late) == expected));
+    for (const int late : tried.late) CHECK((steps(cpus(4), late) == expected));
     CHECK((steps("cpu:0,cpu:0,cpu:0,cpu:0", 1) == expected));
     const ScopedEnvironment chaos("LOCKSTEP_CHAOS", "200");
     CHECK((steps(cpus(4), -1) == expected));
