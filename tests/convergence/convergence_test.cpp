@@ -3,8 +3,8 @@
 
 #include <regex>
 
-#include "common/io/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/json.h"
 #include "tests/support/stage.h"
 
 namespace lockstep {

@@ -2,8 +2,8 @@
 // A run of a stage's program, and everything it left.
 
 #include "common/core/real.h"
-#include "common/io/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/json.h"
 #include "tests/support/machine.h"
 #include "tests/support/stage.h"
 

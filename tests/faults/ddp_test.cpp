@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <random>
 
-#include "common/io/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
 #include "tests/support/jobs.h"
+#include "tests/support/json.h"
 #include "tests/support/machine.h"
 
 namespace lockstep {

@@ -13,12 +13,12 @@
 #include "common/app/training_log.h"
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
-#include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/sgd.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/json.h"
 #include "tests/support/stage.h"
 
 namespace lockstep {

@@ -14,8 +14,8 @@
 #include "common/app/options.h"
 #include "common/app/verdict_figures.h"
 #include "common/core/error.h"
-#include "common/io/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/json.h"
 #include "tests/support/stage.h"
 
 namespace lockstep {

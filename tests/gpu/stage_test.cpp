@@ -7,10 +7,10 @@
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "common/comm/nccl/nccl.h"
 #include "common/data/synthetic.h"
-#include "common/io/json.h"
 #include "common/kernels/cuda/cuda.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/empty_pass.h"
+#include "tests/support/json.h"
 #include "tests/support/stage.h"
 #include "tests/support/training.h"
 

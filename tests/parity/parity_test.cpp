@@ -4,12 +4,12 @@
 #include "common/app/feeder.h"
 #include "common/core/error.h"
 #include "common/data/dataset.h"
-#include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/state.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/json.h"
 #include "tests/support/stage.h"
 
 namespace lockstep {

@@ -22,8 +22,6 @@ using AssertionAnswer = bool;  // whether what INFO() said may be dropped
 #include <filesystem>
 #include <string>
 
-#include "common/io/json.h"
-
 namespace lockstep::testing {
 namespace {
 
@@ -31,6 +29,17 @@ namespace {
 std::string& skip_reason() {
   static std::string reason;
   return reason;
+}
+
+/// Text as a string of JSON. Bytes that are no UTF-8 stay: a message may hold those of a damaged
+/// file, and the reader expects that. Every test links this, so it is spared the JSON library.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += static_cast<unsigned char>(c) < 0x20 ? fmt::format("\\u{:04x}", int(c)) : std::string(1, c);
+  }
+  return result + '"';
 }
 
 class JsonLines : public ListenerBase {
@@ -42,7 +51,7 @@ class JsonLines : public ListenerBase {
     skip_reason().clear();
     first_failure_.clear();
     begin_ = std::chrono::steady_clock::now();
-    write({{"event", "start"}, {"case", name_}});
+    write(fmt::format(R"({{"event": "start", "case": {}}})", quoted(name_)));
   }
 
   AssertionAnswer assertionEnded(const Catch::AssertionStats& stats) override {
@@ -63,21 +72,17 @@ class JsonLines : public ListenerBase {
     std::string status = failed ? "failed" : skip_reason().empty() ? "passed" : "skipped";
     // A case without assertions proves nothing, whatever it is called.
     if (status == "passed" && stats.totals.assertions.total() == 0) status = "failed";
-    write({{"event", "end"},
-           {"case", name_},
-           {"status", status},
-           {"reason", failed ? first_failure_ : skip_reason()},
-           {"seconds", took.count()}});
+    write(fmt::format(
+        R"({{"event": "end", "case": {}, "status": "{}", "reason": {}, "seconds": {:.6f}}})",
+        quoted(name_), status, quoted(failed ? first_failure_ : skip_reason()), took.count()));
   }
 
  private:
-  static void write(const nlohmann::json& line) {
+  static void write(const std::string& line) {
     const char* path = std::getenv("LOCKSTEP_TEST_LOG");
     if (path == nullptr) return;
     if (std::FILE* file = std::fopen(path, "a")) {
-      // A message may hold the bytes of a damaged file.
-      const auto replaced = nlohmann::json::error_handler_t::replace;
-      std::fputs((line.dump(-1, ' ', false, replaced) + "\n").c_str(), file);
+      std::fputs((line + "\n").c_str(), file);
       std::fclose(file);
     }
   }

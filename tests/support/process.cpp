@@ -18,8 +18,6 @@
 #include <regex>
 #include <stdexcept>
 
-#include "common/io/json.h"
-
 namespace lockstep::testing {
 namespace {
 
@@ -198,10 +196,6 @@ void write_file(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream out(path, std::ios::binary);
   out << bytes;
   if (!out.flush()) throw std::runtime_error("cannot write " + path.string());
-}
-
-nlohmann::json read_json(const std::filesystem::path& path) {
-  return nlohmann::json::parse(read_file(path));
 }
 
 }  // namespace lockstep::testing

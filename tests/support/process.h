@@ -2,7 +2,6 @@
 // Starting programs from tests, and the files that they leave behind.
 
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,7 +64,5 @@ class TempDir {
 /// All bytes of a file. Throws std::runtime_error if it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, const std::string& bytes);
-/// A JSON file. Throws std::runtime_error or nlohmann::json::exception.
-nlohmann::json read_json(const std::filesystem::path& path);
 
 }  // namespace lockstep::testing
