@@ -1,6 +1,5 @@
 #include "02-dataparallel/data_parallel.h"
 
-
 #include "common/core/error.h"
 #include "common/data/batch_parts.h"
 #include "common/io/json.h"

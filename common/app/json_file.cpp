@@ -1,6 +1,5 @@
 #include "common/app/json_file.h"
 
-
 #include "common/io/file.h"
 #include "common/io/json.h"
 

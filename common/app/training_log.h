@@ -70,8 +70,7 @@ class TrainingLog {
   /// Adds what a stage measured itself: a row of the summary.
   void note(std::string row, std::string text);
   /// The same, and `value` as `key` of --metrics.
-  void note(std::string row, std::string text, const std::string& key,
-            const nlohmann::json& value);
+  void note(std::string row, std::string text, const std::string& key, const nlohmann::json& value);
   /// Prints the summary and writes --metrics and --trace. `flops` are this process's.
   void finish(double flops);
 

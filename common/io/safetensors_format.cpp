@@ -1,6 +1,5 @@
 #include "common/io/safetensors_format.h"
 
-
 #include "common/io/json.h"
 #include "common/io/utf8.h"
 

@@ -37,7 +37,8 @@ std::string quoted(const std::string& text) {
   std::string result = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') result += '\\';
-    result += static_cast<unsigned char>(c) < 0x20 ? fmt::format("\\u{:04x}", int(c)) : std::string(1, c);
+    result +=
+        static_cast<unsigned char>(c) < 0x20 ? fmt::format("\\u{:04x}", int(c)) : std::string(1, c);
   }
   return result + '"';
 }
