@@ -99,6 +99,11 @@ void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
   }
 }
 
+void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
+                           const DatasetPair& data) {
+  require_same_settings(group, shared_settings(options, own, data));
+}
+
 std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,
                                       const FlatParameters& parameters, ProcessGroup& group,
                                       Communicator& ranks, Stream communication,

@@ -45,6 +45,9 @@ nlohmann::json shared_settings(const Options& options, const DdpStageOptions& ow
 /// Throws BadInput, on all ranks, with both values, if they differ in one of these settings: they
 /// would train different networks, or wait for each other.
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine);
+/// The same for all settings of this stage.
+void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
+                           const DatasetPair& data);
 
 /// The network wrapped as the options say, with rank 0's weights.
 std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,

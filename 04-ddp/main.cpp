@@ -47,7 +47,7 @@ void train(const Options& options, const DdpStageOptions& own) {
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(options.data, options.data_dir);
-  require_same_settings(group, shared_settings(options, own, data));
+  require_same_settings(group, options, own, data);
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, own.ranks, group);

@@ -44,7 +44,7 @@ BUILDS = (
     Build("default", "build-test", ("-Dgpu_archs=75", *UNITY)),
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false", *SANITIZED),
           {"gpu": ON_THE_MODEL}, CUDA_MODEL),
-    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Doptimization=1",
+    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Doptimization=0",
                                       *UNITY)),
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED)),
 )

@@ -33,7 +33,7 @@ std::string& skip_reason() {
 
 /// Text as a string of JSON. Bytes that are no UTF-8 stay: a message may hold those of a damaged
 /// file, and the reader expects that. Every test links this, so it is spared the JSON library.
-std::string quoted(const std::string& text) {
+std::string in_json(const std::string& text) {
   std::string result = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') result += '\\';
@@ -52,7 +52,7 @@ class JsonLines : public ListenerBase {
     skip_reason().clear();
     first_failure_.clear();
     begin_ = std::chrono::steady_clock::now();
-    write(fmt::format(R"({{"event": "start", "case": {}}})", quoted(name_)));
+    write(fmt::format(R"({{"event": "start", "case": {}}})", in_json(name_)));
   }
 
   AssertionAnswer assertionEnded(const Catch::AssertionStats& stats) override {
@@ -75,7 +75,7 @@ class JsonLines : public ListenerBase {
     if (status == "passed" && stats.totals.assertions.total() == 0) status = "failed";
     write(fmt::format(
         R"({{"event": "end", "case": {}, "status": "{}", "reason": {}, "seconds": {:.6f}}})",
-        quoted(name_), status, quoted(failed ? first_failure_ : skip_reason()), took.count()));
+        in_json(name_), status, in_json(failed ? first_failure_ : skip_reason()), took.count()));
   }
 
  private:
