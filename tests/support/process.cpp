@@ -153,6 +153,7 @@ ProcessResult run_help(const std::string& program) {
   run.out = std::regex_replace(run.out, std::regex(" +"), " ");
   run.out = std::regex_replace(run.out, std::regex(R"( \[([^\]\n]*)\])"), "=$1");
   run.out = std::regex_replace(run.out, std::regex(" \n"), "\n");
+  run.out = std::regex_replace(run.out, std::regex(", --"), ",--");
   return run;
 }
 

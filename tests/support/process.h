@@ -33,8 +33,8 @@ struct ProcessResult {
 ProcessResult run_process(std::vector<std::string> argv, double deadline_seconds,
                           std::vector<std::pair<std::string, std::string>> environment = {});
 
-/// A program's --help, in one form for all releases of CLI11, which differ in blanks and in how
-/// they write a default: "\n --lr FLOAT=0.1\n learning rate".
+/// A program's --help, in one form for all releases of CLI11 (2.1 to 2.6), which differ in blanks
+/// and in how they write a default: "\n --lr FLOAT=0.1\n learning rate".
 ProcessResult run_help(const std::string& program);
 
 /// The build folder that this test executable, BUILD/tests/KIND/KIND-test, belongs to;
