@@ -8,8 +8,8 @@ namespace lockstep {
 /// Calls work(T()) with the type of the elements.
 template <class Work>
 void with_type(ElementType type, Work work) {
-  // NOLINTNEXTLINE(bugprone-branch-clone): each branch calls it with another type.
   switch (type) {
+    // NOLINTNEXTLINE(bugprone-branch-clone): each branch calls it with another type.
     case ElementType::f32:
       return work(float());
     case ElementType::f64:

@@ -41,7 +41,7 @@ std::string shown(const std::string& backend) {
   return backend.empty() ? "not given" : fmt::format("'{}'", backend);
 }
 
-const LaunchContract& checked(const LaunchContract& contract, const ProcessGroupOptions& options) {
+LaunchContract checked(const LaunchContract& contract, const ProcessGroupOptions& options) {
   check_backend_name(options.backend);
   require(options.timeout_seconds > 0, "--timeout {:g}: expected seconds, more than 0",
           options.timeout_seconds);

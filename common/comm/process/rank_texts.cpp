@@ -28,6 +28,7 @@ std::vector<std::optional<std::string>> gather_texts(TcpStore& store, const std:
       // What is there is given even when no time is left: one who is late costs the others nothing.
       texts[static_cast<size_t>(rank)] = store.get(key_of(name, rank), deadline.seconds_left());
     } catch (const PeerLost&) {
+      // Then this rank has no text.
     }
   }
   return texts;
