@@ -22,7 +22,9 @@ PARITY = "tests/parity/parity-test"
 # Everything of Catch2 that tests use.
 NAMES = """#include "tests/support/catch.h"
 #include <stdexcept>
-using Catch::Matchers::ContainsSubstring, Catch::Matchers::EndsWith, Catch::Matchers::StartsWith;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::EndsWith;
+using Catch::Matchers::StartsWith;
 TEST_CASE("names", "[names]") {
   const int one = GENERATE(0, 1);
   INFO(one); UNSCOPED_INFO(one); CAPTURE(one);
