@@ -211,6 +211,15 @@ class TestTryWraps(unittest.TestCase):
         text = (self.folder / "packagefiles/fmt/meson.build").read_text()
         self.assertIn("version: '11.1.1'", text)
 
+    def test_sources_without_a_meson_file_get_one(self):
+        self.wrap("CLI11")
+        source = try_wraps.Source("cli11", "2.6.1+ds-1", "", "a" * 64)
+        try_wraps.fill_in(self.folder, "CLI11", source, self.archive("include/CLI/CLI.hpp"))
+        with tarfile.open(self.folder / "packagecache/CLI11-2.6.1.tar.gz") as packed:
+            text = packed.extractfile("CLI11-2.6.1/meson.build").read().decode()
+        self.assertIn("project('CLI11', 'cpp', version: '2.6.1')", text)
+        self.assertIn("override_dependency('CLI11'", text)
+
     def test_headers_without_a_folder_around_them_are_packed_so(self):
         self.wrap("nlohmann_json")
         source = try_wraps.Source("nlohmann-json3", "3.11.3-2", "", "a" * 64)
