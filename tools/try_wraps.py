@@ -27,6 +27,11 @@ SUITES = ("stable", "unstable", "experimental")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # What the JSON library's own archive of headers has, of its sources.
 HEADERS = ("include", "single_include", "meson.build", "LICENSE.MIT")
+# Debian leaves CLI11's meson.build out; this does what the library's own does for us.
+MESON = """project('{name}', 'cpp', version: '{version}')
+meson.override_dependency('{name}',
+  declare_dependency(include_directories: include_directories('include')))
+"""
 
 
 class Unavailable(Exception):
@@ -148,6 +153,9 @@ def pack(archive, wrap, target):
             for path in top.iterdir():
                 if path.name not in HEADERS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if "patch_directory" not in section and not (top / "meson.build").exists():
+            name, version = section["directory"].rsplit("-", 1)
+            (top / "meson.build").write_text(MESON.format(name=name, version=version))
         name, kind = re.fullmatch(r"(.*?)\.(tar\.gz|zip)", section["source_filename"]).groups()
         made = shutil.make_archive(str(target / name), {"tar.gz": "gztar", "zip": "zip"}[kind],
                                    root_dir=top if bare else folder,

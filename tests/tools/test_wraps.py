@@ -19,6 +19,25 @@ PROVIDED = {"CLI11": "CLI11", "nlohmann_json": "nlohmann_json", "fmt": "fmt",
 STAGE = "01-single-gpu/01-single-gpu"
 PARITY = "tests/parity/parity-test"
 
+# Everything of Catch2 that tests use.
+NAMES = """#include "tests/support/catch.h"
+#include <stdexcept>
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::EndsWith;
+using Catch::Matchers::StartsWith;
+TEST_CASE("names", "[names]") {
+  const int one = GENERATE(0, 1);
+  INFO(one); UNSCOPED_INFO(one); CAPTURE(one);
+  SECTION("section") { CHECK(one == Approx(1).margin(1)); CHECK_FALSE(one == 2); }
+  CHECK_THAT("text", !(ContainsSubstring("x") && StartsWith("t")) || EndsWith("t"));
+  CHECK_THROWS_WITH(throw std::runtime_error("text"), ContainsSubstring("ex"));
+  CHECK_THROWS_AS(throw 1, int);
+  CHECK_NOTHROW(one);
+  if (one == 2) FAIL("two");
+  LOCKSTEP_SKIP("reason");
+}
+"""
+
 specification = importlib.util.spec_from_file_location("try_wraps", ROOT / "tools/try_wraps.py")
 try_wraps = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(try_wraps)
@@ -81,6 +100,7 @@ class TestFallback(unittest.TestCase):
         told = self.call(60, "meson", "introspect", self.build, "--projectinfo")
         self.assertEqual({project["name"] for project in json.loads(told)["subprojects"]},
                          set(PROVIDED), "libraries that came from their wraps")
+        self.compile_the_names_of_version_3()
         if "LOCKSTEP_FULL" not in os.environ:
             return
         self.call(3000, "ninja", "-C", self.build, STAGE, PARITY)
@@ -88,6 +108,14 @@ class TestFallback(unittest.TestCase):
                             "cpu:0", "--log-interval", "1", "--max-steps", "3")
         self.assertEqual(trained.count("Train Epoch: 1"), 3, trained)
         self.assertIn("All tests passed", self.call(1200, self.build / PARITY))
+
+    def compile_the_names_of_version_3(self):
+        """What Debian 12's version 2 has, version 3 has behind tests/support/catch.h."""
+        (self.source / "names.cpp").write_text(NAMES)
+        folders = [self.source, *self.source.glob("subprojects/Catch2-*/src"),
+                   *self.build.glob("subprojects/Catch2-*/src")]
+        self.call(120, "c++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
+                  *(f"-I{folder}" for folder in folders), "names.cpp")
 
     def copy_sources(self):
         """In a copy no archive is unpacked in the checkout."""
@@ -182,6 +210,15 @@ class TestTryWraps(unittest.TestCase):
                          ("fmt-11.1.1", "fmt-11.1.1.tar.gz", try_wraps.hash_of(made)))
         text = (self.folder / "packagefiles/fmt/meson.build").read_text()
         self.assertIn("version: '11.1.1'", text)
+
+    def test_sources_without_a_meson_file_get_one(self):
+        self.wrap("CLI11")
+        source = try_wraps.Source("cli11", "2.6.1+ds-1", "", "a" * 64)
+        try_wraps.fill_in(self.folder, "CLI11", source, self.archive("include/CLI/CLI.hpp"))
+        with tarfile.open(self.folder / "packagecache/CLI11-2.6.1.tar.gz") as packed:
+            text = packed.extractfile("CLI11-2.6.1/meson.build").read().decode()
+        self.assertIn("project('CLI11', 'cpp', version: '2.6.1')", text)
+        self.assertIn("override_dependency('CLI11'", text)
 
     def test_headers_without_a_folder_around_them_are_packed_so(self):
         self.wrap("nlohmann_json")
