@@ -1,5 +1,6 @@
 """Tests that run under nohup, or as a shell's background job: signals still end what they start."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ class TestRunner(unittest.TestCase):
             (Path(folder) / "test_child.py").write_text(CASES)
             process = start(self, sys.executable, ROOT / "tools/run_python_tests.py", folder,
                             ignores=ignores, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            text=True)
+                            text=True, env={**os.environ, "LOCKSTEP_TEST_LOG": ""})
             output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
