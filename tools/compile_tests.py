@@ -9,6 +9,8 @@ import tempfile
 from coursework import SOLUTIONS
 from ninja_progress import CORES, failure, run_ninja
 
+LINES = "-g1"  # line numbers for the sanitizers' reports, and a quarter less time than with variables
+
 
 def call(command, cwd):
     """Status and output of a command."""
@@ -34,10 +36,9 @@ def install_cuda_model(folder, root):
 def configure(build, root):
     """Runs Meson unless the folder was configured with these options; returns an error's output."""
     folder = root / build.folder
-    # -g1: line numbers for the sanitizers' reports, and a quarter less time than with variables.
     # A student's open tasks leave parameters unused, and kernels that throw.
     strict = "false" if (root / SOLUTIONS).is_dir() else "true"
-    options = (f"-Dwerror={strict}", "-Dtests=enabled", "-Dcpp_args=-g1", *build.options)
+    options = (f"-Dwerror={strict}", "-Dtests=enabled", f"-Dcpp_args={LINES}", *build.options)
     if build.cuda_model:
         error = install_cuda_model(root / build.cuda_model, root)
         if error:
