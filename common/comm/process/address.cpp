@@ -37,7 +37,6 @@ int parse_whole(std::string_view text, const std::string& name, int least, int m
                 const std::string& why) {
   int value = 0;
   const char* end = text.data() + text.size();
-  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): its end goes along.
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   require(error == std::errc{} && stop == end && least <= value && value <= most,
           "{}={}: expected a whole number from {} to {}{}", name, text, least, most, why);
