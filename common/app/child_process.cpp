@@ -18,12 +18,12 @@ namespace lockstep {
 namespace {
 
 /// A file descriptor that is closed at the end of its scope, and in a child on exec.
-class Descriptor {
+class FileDescriptor {
  public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { close(); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() { close(); }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
   int get() const { return fd_; }
   void close() {
     if (fd_ >= 0) ::close(fd_);
@@ -92,8 +92,8 @@ pid_t ChildRunner::start(const std::vector<std::string>& argv, int errors_fd) {
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     fail<EnvironmentError>("cannot start {}: pipe: {}", argv.at(0), std::strerror(errno));
   }
-  const Descriptor report(ends[0]);
-  Descriptor sender(ends[1]);
+  const FileDescriptor report(ends[0]);
+  FileDescriptor sender(ends[1]);
   std::fflush(stdout);  // what this process said comes before what the child says
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) become(words.data(), parent, errors_fd, previous_, sender.get());
@@ -125,7 +125,7 @@ void ChildRunner::wait_for(pid_t child) {
 }
 
 ChildResult ChildRunner::run(const std::vector<std::string>& argv, ChildOutput output) {
-  const Descriptor errors(output == ChildOutput::quiet ? ::memfd_create("errors", MFD_CLOEXEC)
+  const FileDescriptor errors(output == ChildOutput::quiet ? ::memfd_create("errors", MFD_CLOEXEC)
                                                        : -1);
   const pid_t child = start(argv, errors.get());
   wait_for(child);
