@@ -126,7 +126,7 @@ void ChildRunner::wait_for(pid_t child) {
 
 ChildResult ChildRunner::run(const std::vector<std::string>& argv, ChildOutput output) {
   const FileDescriptor errors(output == ChildOutput::quiet ? ::memfd_create("errors", MFD_CLOEXEC)
-                                                       : -1);
+                                                           : -1);
   const pid_t child = start(argv, errors.get());
   wait_for(child);
   int status = 0;
