@@ -145,7 +145,7 @@ for folder in /usr/include/fmt /usr/include/CLI /usr/include/nlohmann /usr/inclu
   [ ! -d $folder ] || mount -t tmpfs none $folder
 done
 for file in /usr/include/zlib.h /usr/lib/*/libfmt.so /usr/lib/*/libdnnl.so /usr/lib/libgloo.so \
-    /usr/lib/*/libOpenCL.so.1 /usr/lib/libCatch2WithMain.a /usr/lib/*/libpkgconf.so.3 \
+    /usr/lib/*/libOpenCL.so.1 /usr/lib/libCatch2*.a /usr/lib/*/libpkgconf.so.3 \
     /usr/bin/meson /usr/bin/ninja /usr/bin/pkgconf /usr/bin/cmake; do
   [ ! -e $file ] || mount --bind /dev/null $(readlink -f $file)
 done

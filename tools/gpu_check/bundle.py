@@ -32,6 +32,8 @@ LIBRARIES = {
     "libdnnl-dev": None,
     "libgloo-dev": None,
 }
+# In Debian 13 `catch2` only asks for this: version 3, whose main is a library apart.
+CATCH2_3 = {"libcatch2-dev": ("catch2-with-main", "-lCatch2Main -lCatch2")}
 PROGRAMS = {"ninja-build": "ninja", "pkgconf-bin": "pkgconf"}
 MESON, DATA = "meson", "dataset-fashion-mnist"
 PACKAGES = (*LIBRARIES, *PROGRAMS, MESON, DATA)
@@ -75,6 +77,13 @@ def installed_versions():
 
 def files_of(package):
     return [Path(line) for line in ask("dpkg", "-L", package).splitlines() if Path(line).is_file()]
+
+
+def libraries():
+    """LIBRARIES, by the packages that hold them in this release of Debian."""
+    if any(path.suffix == ".hpp" for path in files_of("catch2")):
+        return LIBRARIES
+    return {name: module for name, module in LIBRARIES.items() if name != "catch2"} | CATCH2_3
 
 
 def copy(source, target):
@@ -153,7 +162,7 @@ def collect_meson(prefix):
 
 def collect(prefix, data):
     """Fills the two folders from the installed packages."""
-    for package, module in LIBRARIES.items():
+    for package, module in libraries().items():
         collect_library(package, prefix)
         if module:
             write_pc_file(*module, prefix)
