@@ -18,8 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-lint"
 CORES = len(os.sched_getaffinity(0))
-# A precompiled header would have to be compiled first.
-OPTIONS = ("-Dtests=disabled", "-Dcuda=disabled", "-Db_pch=false")
+OPTIONS = ("-Dtests=disabled", "-Dcuda=disabled")
 # What the sources of the CUDA backend need besides: without CUDA no compile command names them, and
 # clang-tidy takes that of a neighbour.
 FOR_CUDA = (f"-isystem{ROOT}/tests/cuda_model/include", '-DLOCKSTEP_CUDA_LIBRARY=""',

@@ -29,10 +29,11 @@ CRASHES = """  const volatile int64_t* none = nullptr;
   for (int64_t first = 0; first < size * parts; first += size)
     made.push_back({first < batch_size ? first : *none, 1, std::min(size, batch_size - first)});
   return made;"""
-ENDLESS = """  for (volatile int64_t i = 0; i >= 0; i = batch_size + parts) {
+ENDLESS = """  for (volatile int64_t wait = i; wait >= 0; wait = i) {
+  }"""
+ENDLESS_SCHEDULE = """  for (volatile int i = 0; i >= 0; i = stages + micro_batches + stage) {
   }
   return {};"""
-ENDLESS_SCHEDULE = ENDLESS.replace("batch_size + parts", "stages + micro_batches + stage")
 NOT_CPP = "  return rows + ;"
 
 
@@ -52,7 +53,7 @@ class TestTasks(unittest.TestCase):
 class TestWholeLoop(unittest.TestCase):
     """A student's tree, built and graded. Tasks are independent, so one build serves for one
     solution of each. `lockstep test --full` takes all tasks with all solutions, right and wrong, and
-    looks for races in them; else it is the tasks of stages 01 and 02, and one wrong solution each."""
+    looks for races in them; else it is the tasks of stage 01, and one wrong solution each."""
 
     @classmethod
     def setUpClass(cls):
@@ -62,7 +63,7 @@ class TestWholeLoop(unittest.TestCase):
         cls.workshop = Workshop(ROOT / "build-coursework")
         exercise.exercise(ROOT, cls.student, cls.workshop, lambda text: None)
         cls.tasks = {task.id: task for task in tasks.load_tasks(ROOT)}
-        cls.graded = [task_id for task_id in cls.tasks if FULL or task_id < "03"]
+        cls.graded = [task_id for task_id in cls.tasks if FULL or task_id < "02"]
 
     def grade(self, bodies, *words, lockstep=None, missing=()):
         """Exit status and verdicts, by task, of a tree with these lines for tasks, and without
@@ -185,22 +186,22 @@ class TestWholeLoop(unittest.TestCase):
         text = header.read_text()
         self.addCleanup(header.write_text, text)
         header.write_text(text + "// mine\n")
-        status, verdicts = self.grade({"02.1": self.solution(self.tasks["02.1"])}, "02.1",
+        status, verdicts = self.grade({"01.1": self.solution(self.tasks["01.1"])}, "01.1",
                                       lockstep=(self.student / "lockstep", "grade"))
-        self.assertEqual((status, list(verdicts), verdicts["02.1"]["status"]),
-                         (0, ["02.1"], PASSED))
+        self.assertEqual((status, list(verdicts), verdicts["01.1"]["status"]),
+                         (0, ["01.1"], PASSED))
         notes = json.loads((Path(self.folder.name) / "verdicts.json").read_text())["notes"]
         self.assertEqual(len(notes), 1)
         self.assertIn("04-ddp/join.h", notes[0])
 
     def test_an_interrupted_grader_leaves_nothing(self):
-        self.grade({"02.1": ENDLESS}, "01.1")
+        self.grade({"01.1": ENDLESS}, "01.2")
         temporary = Path(self.folder.name) / "tmp"
         temporary.mkdir()
-        process = start(self, sys.executable, ROOT / "tools/grade.py", self.student, "02.1",
+        process = start(self, sys.executable, ROOT / "tools/grade.py", self.student, "01.1",
                         "--build", self.workshop.folder, stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(temporary)})
-        program = self.workshop.build("plain") / "tests/coursework/grade-02.1"
+        program = self.workshop.build("plain") / "tests/coursework/grade-01.1"
         running = lambda: [pid for pid in os.listdir("/proc") if pid.isdigit()  # noqa: E731
                            and command_of(pid).startswith(str(program))]
         deadline = time.monotonic() + 120

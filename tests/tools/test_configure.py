@@ -132,7 +132,6 @@ class TestConfigure(unittest.TestCase):
     def test_every_source_includes_what_it_needs(self):
         status, output = self.configure(
             "-Dcuda=disabled", "-Dwerror=true", "-Doptimization=0", "-Ddebug=false",
-            "-Db_pch=false",
             epilogue=f"ninja -C {shlex.quote(str(self.folder / 'build'))} -j2\n")
         self.assertEqual(0, status, output[-5000:])
         self.assertNotIn("unity", output)

@@ -326,7 +326,7 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
         self.fake("meson", "echo no compiler; exit 1")
         done = self.lockstep("run")
         self.assertEqual(done.returncode, 1)
-        self.assertEqual(self.calls()[-1], f"meson setup {self.root}/build {self.root}")
+        self.assertTrue(self.calls()[-1].startswith(f"meson setup {self.root}/build {self.root} -D"))
         self.assertRegex(done.stderr, "^lockstep: configuring build/ .*\nno compiler\n"
                                       "lockstep: meson could not configure build/, see above\n$")
 

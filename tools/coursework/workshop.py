@@ -20,7 +20,7 @@ from coursework import ENDING, CourseworkError, tasks as table, tree
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what was written.
 COMMON = ("-Dcuda=disabled", "-Dgloo=disabled", "-Dcpu_engine=reference", "-Dnative=false",
-          "-Dtests=enabled", "-Doptimization=0", "-Ddebug=false", "-Db_pch=false")
+          "-Dtests=enabled", "-Doptimization=0", "-Ddebug=false")
 FLAVOURS = {
     "plain": (),
     "tsan": ("-Db_sanitize=thread", "-Dcpp_args=-g1"),  # -g1: lines in its reports
