@@ -28,7 +28,7 @@ TAIL_LINES = 60  # of the output of what failed
 FULL_FACTOR = 10  # --full repeats the random campaigns, so every deadline grows
 
 # A room's sources are compiled as one, which takes half as long. A missing #include is found
-# where each is compiled alone: in build/, and by a case of tests/tools in --full.
+# where each is compiled alone: by a case of tests/tools in --full.
 UNITY = ("-Dunity=on", "-Dunity_size=30")
 # The sanitizers' own code makes an optimised build slow to compile; kernels stay optimised anyway.
 SANITIZED = ("-Dcpu_engine=reference", "-Doptimization=0", *UNITY)

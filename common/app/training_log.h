@@ -31,8 +31,8 @@ struct RunRanks {
 /// rank, FILE, FILE.rank1, ...
 class TrainingLog {
  public:
-  /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` are
-  /// those of the training set.
+  /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the
+  /// number of those in the training set.
   TrainingLog(std::string stage, const Options& options, Stream stream,
               std::vector<Device*> devices, int64_t samples, RunRanks ranks = {});
   ~TrainingLog();
