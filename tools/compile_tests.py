@@ -1,5 +1,6 @@
 """How `./lockstep test` configures a build and compiles what its tests need."""
 
+import fcntl
 import os
 import platform
 import shutil
@@ -20,7 +21,15 @@ def call(command, cwd):
 
 
 def install_cuda_model(folder, root):
-    """Builds tests/cuda_model and installs it into `folder` as a toolkit; an error's output or ""."""
+    """Builds tests/cuda_model and installs it into `folder` as a toolkit; an error's output or "".
+    Who comes meanwhile waits, and finds it there."""
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return install_cuda_model_alone(folder, root)
+
+
+def install_cuda_model_alone(folder, root):
     build = folder / "build"
     steps = [("ninja", "-C", str(build), "install")]
     if not (build / "build.ninja").is_file():

@@ -4,15 +4,19 @@
 // The text names the thing, the value found, the value expected, and what to do. Libraries throw;
 // only main() catches (app/program.h) and turns the exception into a line on stderr and a status.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "common/core/open_task.h"
 
 namespace lockstep {
+
+/// An errno in words.
+inline std::string errno_text(int error) { return std::generic_category().message(error); }
 
 /// Base of everything that Lockstep throws on purpose.
 class Error : public std::runtime_error {

@@ -18,7 +18,6 @@ namespace {
 using Bytes = std::span<const std::byte>;
 namespace fs = std::filesystem;
 
-std::string reason(int code) { return std::generic_category().message(code); }
 
 const char* advice(int code) {
   switch (code) {
@@ -41,7 +40,7 @@ const char* advice(int code) {
 }
 
 [[noreturn]] void fail_save(const fs::path& path, const std::string& step, int code) {
-  fail<EnvironmentError>("cannot save {}: {}: {}; {}", path.string(), step, reason(code),
+  fail<EnvironmentError>("cannot save {}: {}: {}; {}", path.string(), step, errno_text(code),
                          advice(code));
 }
 
@@ -130,7 +129,7 @@ std::vector<std::byte> read_file(const fs::path& path) {
   struct stat info{};
   if (!file.is_open() || ::fstat(file.get(), &info) != 0) {
     fail<BadInput>("cannot open {}: {}; give the path of a file that you may read", path.string(),
-                   reason(errno));
+                   errno_text(errno));
   }
   require(S_ISREG(info.st_mode), "cannot read {}: found a {}, expected a regular file",
           path.string(), S_ISDIR(info.st_mode) ? "directory" : "pipe or device");
@@ -145,7 +144,7 @@ std::vector<std::byte> read_file(const fs::path& path) {
           "cannot read {}: got {} of {} bytes: {}; check the disk, or that no "
           "other program is writing the file",
           path.string(), done, bytes.size(),
-          n < 0 ? reason(errno) : "the file became shorter meanwhile");
+          n < 0 ? errno_text(errno) : "the file became shorter meanwhile");
     }
     done += static_cast<std::size_t>(n);
   }
@@ -174,7 +173,7 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
 void make_directory(const fs::path& directory) {
   const auto refuse = [&](const char* what, int code) {
     fail<EnvironmentError>("cannot {} the directory {}: {}; give one that you may write to", what,
-                           directory.string(), reason(code));
+                           directory.string(), errno_text(code));
   };
   std::error_code error;
   std::vector<fs::path> made;
@@ -198,7 +197,7 @@ void remove_file(const fs::path& path) {
     return;
   }
   const int code = errno;
-  fail<EnvironmentError>("cannot remove {}: {}; {}", path.string(), reason(code), advice(code));
+  fail<EnvironmentError>("cannot remove {}: {}; {}", path.string(), errno_text(code), advice(code));
 }
 
 }  // namespace lockstep

@@ -4,11 +4,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-MODEL = Path(__file__).resolve().parents[1] / "cuda_model"
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "tests/cuda_model"
+sys.path.insert(0, str(ROOT / "tools"))
+from compile_tests import install_cuda_model  # noqa: E402
+from run_tests import CUDA_MODEL  # noqa: E402
 
 
 def run(*command, environment=None, timeout=400):
@@ -24,13 +29,9 @@ class TestCudaModel(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
-        cls.prefix = Path(cls.folder.name) / "toolkit"
-        build = Path(cls.folder.name) / "build"
-        for command in (["meson", "setup", build, MODEL, "--prefix", cls.prefix],
-                        ["meson", "install", "-C", build]):
-            status, output = run(*command)
-            if status != 0:
-                raise RuntimeError(output)
+        cls.prefix = ROOT / CUDA_MODEL  # where the build that is tested with it has it
+        if error := install_cuda_model(cls.prefix, ROOT):
+            raise RuntimeError(error)
 
     def nvcc(self, *arguments):
         return run(self.prefix / "bin/nvcc", *arguments)

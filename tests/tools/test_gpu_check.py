@@ -108,7 +108,12 @@ class TestBundle(unittest.TestCase):
         self.assertEqual("mine", (self.folder / "thesis.txt").read_text())
 
     def test_one_that_would_be_too_large_is_not_written(self):
-        with self.assertRaises(machine.CheckError) as caught:
+        def collect(prefix, data):
+            (prefix / "lib").mkdir(parents=True)
+            (prefix / "lib/library.so").write_bytes(os.urandom(2**21))
+
+        with self.assertRaises(machine.CheckError) as caught, \
+                mock.patch.object(bundle, "collect", collect):
             bundle.make(self.folder, limit=2**20)
         self.assertRegex(str(caught.exception), r"\d+\.\d MiB, expected less than 1 MiB")
         self.assertEqual([], list(self.folder.parent.iterdir()))

@@ -117,6 +117,14 @@ class TestCounting(FakeExecutables):
         time.sleep(3)
         self.assertFalse(mark.exists(), "a grandchild outlived the deadline")
 
+    def test_a_row_that_is_ended_ends_what_it_started_in_other_sessions(self):
+        mark = self.root / "still-alive"
+        other = f"setsid sh -c 'sleep 3; touch {mark}'"
+        script = start("slow") + f"trap 'kill -KILL $other; exit' TERM\n{other} & other=$!\nwait\n"
+        self.run_scripts(script, deadline=1)
+        time.sleep(3)
+        self.assertFalse(mark.exists(), "a process of another session outlived the deadline")
+
     def test_a_bad_end_after_good_cases_is_a_failure(self):
         status, lines = self.run_scripts(whole("a") + "exit 23\n")
         self.assertEqual(self.failure_lines(lines),

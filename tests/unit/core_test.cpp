@@ -410,9 +410,9 @@ TEST_CASE("Without a GPU the CPU is chosen, and a GPU that is asked for is a cle
 
 namespace {
 
-/// The seed network on one device with everything that a training step needs.
-struct Training {
-  Training(Setup& setup, const Dataset& data, bool dropout, const DataLoaderOptions& options)
+/// The seed network on one device, and a pool that serves its training steps.
+struct PooledTraining {
+  PooledTraining(Setup& setup, const Dataset& data, bool dropout, const DataLoaderOptions& options)
       : stream(setup.stream),
         model(make_model({.dropout = dropout})),
         parameters(*model.network, stream),
@@ -457,7 +457,7 @@ void check_steps_allocate_nothing(EngineKind engine, bool dropout) {
   Setup s(engine);
   CAPTURE(s.device->description(), dropout);
   const Dataset data = make_synthetic(SyntheticPart::train, 6 * 8 + 5);
-  Training training(s, data, dropout, {.batch_size = 8});
+  PooledTraining training(s, data, dropout, {.batch_size = 8});
   const MemoryCounter& memory = s.device->memory();
 
   training.step();

@@ -18,7 +18,6 @@ namespace {
 constexpr int kStreamFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 constexpr double kRetrySeconds = 0.02;  // between attempts to connect
 
-std::string reason(int error) { return std::generic_category().message(error); }
 
 // --- Names -------------------------------------------------------------------------------------
 
@@ -38,7 +37,7 @@ AddressList look_up(const Address& address) {
   if (error != 0 && error != EAI_AGAIN) {
     fail<EnvironmentError>(
         "cannot resolve the host name '{}': {}; check MASTER_ADDR, or give the address in numbers",
-        address.host, error == EAI_SYSTEM ? reason(errno) : ::gai_strerror(error));
+        address.host, error == EAI_SYSTEM ? errno_text(errno) : ::gai_strerror(error));
   }
   return found;
 }
@@ -96,7 +95,7 @@ int try_all(const AddressList& list, const Deadline& deadline, Socket& socket) {
     fail<EnvironmentError>(
         "cannot connect to {}: {}: nothing listens there; was rank 0 started, and is this its "
         "address?",
-        where, reason(error));
+        where, errno_text(error));
   }
   if (error == ETIMEDOUT) {
     fail<EnvironmentError>(
@@ -105,7 +104,7 @@ int try_all(const AddressList& list, const Deadline& deadline, Socket& socket) {
         where);
   }
   fail<EnvironmentError>("cannot connect to {}: {}; check address and network", where,
-                         reason(error));
+                         errno_text(error));
 }
 
 void send_at_once(const Socket& socket) {
@@ -133,7 +132,7 @@ int try_listen(const addrinfo& at, Socket& socket) {
   const std::string where =
       address.host.empty() ? fmt::format("port {}", address.port) : address.text();
   fail<EnvironmentError>(
-      "cannot listen on {}: errno {}: {}; {}", where, error, reason(error),
+      "cannot listen on {}: errno {}: {}; {}", where, error, errno_text(error),
       error == EADDRINUSE
           ? "another job has this port: end it, give another MASTER_PORT, or let the system choose "
             "(port 0, or --standalone of the launcher)"
@@ -169,7 +168,7 @@ std::optional<Socket> accept_from(const Socket& listener) {
   const int error = errno;
   if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
     fail<EnvironmentError>("cannot accept a connection: {}; raise the limit of open files",
-                           reason(error));
+                           errno_text(error));
   }
   return std::nullopt;  // nobody there, or gone again
 }

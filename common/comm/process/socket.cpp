@@ -12,7 +12,6 @@
 namespace lockstep {
 namespace {
 
-std::string reason(int error) { return std::generic_category().message(error); }
 
 using AddressOf = int (*)(int, sockaddr*, socklen_t*);
 
@@ -23,7 +22,7 @@ Address numbers_of(int fd, AddressOf address_of, const std::string& whose) {
   std::array<char, NI_MAXHOST> host{};
   std::array<char, NI_MAXSERV> port{};
   if (address_of(fd, generic, &size) != 0) {
-    fail<EnvironmentError>("{} of a connection cannot be read: {}", whose, reason(errno));
+    fail<EnvironmentError>("{} of a connection cannot be read: {}", whose, errno_text(errno));
   }
   const int error = ::getnameinfo(generic, size, host.data(), host.size(), port.data(), port.size(),
                                   NI_NUMERICHOST | NI_NUMERICSERV);
@@ -44,7 +43,7 @@ Address Socket::peer_address() const {
 }
 
 void Socket::fail_closed(int error) const {
-  const std::string why = error == 0 ? "" : fmt::format(" ({})", reason(error));
+  const std::string why = error == 0 ? "" : fmt::format(" ({})", errno_text(error));
   fail<ConnectionClosed>("{} closed the connection{}", peer_, why);
 }
 
@@ -68,7 +67,7 @@ size_t Socket::receive_some(std::span<std::byte> bytes) const {
 }
 
 WakeUp::WakeUp() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (event_.get() < 0) fail<EnvironmentError>("cannot make an eventfd: {}", reason(errno));
+  if (event_.get() < 0) fail<EnvironmentError>("cannot make an eventfd: {}", errno_text(errno));
 }
 
 void WakeUp::set() const { ::eventfd_write(event_.get(), 1); }
@@ -77,7 +76,7 @@ bool wait_ready(std::span<pollfd> entries, const Deadline& deadline) {
   while (true) {
     const int ready = ::poll(entries.data(), entries.size(), deadline.poll_ms());
     if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) fail<EnvironmentError>("poll: {}", reason(errno));
+    if (ready < 0 && errno != EINTR) fail<EnvironmentError>("poll: {}", errno_text(errno));
     if (deadline.passed()) return false;
   }
 }

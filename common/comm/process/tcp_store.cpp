@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr double kRetrySeconds = 0.05;
+constexpr double kReconnectSeconds = 0.05;
 
 StoreOptions checked(StoreOptions options) {
   require(options.world_size >= 1, "store: the world size is {}, expected 1 or more",
@@ -93,9 +93,9 @@ Socket TcpStore::connect() {
       decode_reply(introduce(socket, *patience)).value();
       return socket;
     } catch (const ConnectionClosed& error) {
-      if (patience->seconds_left() <= kRetrySeconds) fail_no_store(error.what());
+      if (patience->seconds_left() <= kReconnectSeconds) fail_no_store(error.what());
     }
-    std::this_thread::sleep_for(std::chrono::duration<double>(kRetrySeconds));
+    std::this_thread::sleep_for(std::chrono::duration<double>(kReconnectSeconds));
   }
 }
 

@@ -4,7 +4,6 @@
 // A stack is entered once, through ucontext; after that a switch is a jump without a system call.
 // AddressSanitizer is told of each switch where the program has it.
 
-#include <csetjmp>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -14,7 +13,7 @@ namespace cuda_model {
 
 /// Where a switch away from a stack continues.
 struct StackPoint {
-  jmp_buf jump;
+  void* jump[5];  // for __builtin_setjmp
   const void* bottom = nullptr;
   size_t size = 0;
   void* fake_stack = nullptr;  // AddressSanitizer's
