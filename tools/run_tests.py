@@ -125,10 +125,11 @@ class Run:
             print(text, flush=True)
 
     def execute(self, builds):
-        """Fills self.cases: helpers run tests while this thread compiles, then it helps them."""
+        """Fills self.cases: helpers run tests while this thread compiles, then it helps them. They
+        are more than the cores could serve, as many tests wait for something."""
         self.progress.plan(f"compile {build.name}" for build in builds)
         helpers = [threading.Thread(target=self.work, daemon=True)
-                   for _ in range(max(1, CORES // 2))]
+                   for _ in range(CORES)]
         for helper in helpers:
             helper.start()
         with self.progress.shown():

@@ -97,6 +97,8 @@ TEST_CASE("A network in pieces learns Fashion-MNIST as a whole one does",
 TEST_CASE("A network in pieces learns Fashion-MNIST at a high rate",
           "[convergence][pipeline][tensorsplit]") {
   for (const std::vector<std::string>& way : kWays) {
+    // All schedules give the same weights, as tests/equivalence shows.
+    if (!full_campaign() && (way[1] == "naive" || way[1] == "gpipe")) continue;
     INFO(way[1]);
     CHECK(train_in_pieces("0.1", way) >= 0.70);
   }

@@ -52,6 +52,7 @@ struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
   void drain();  // blocks until idle
 
   cuda_model::Device& device;
+  pthread_t worker{};
   // Capture state, guarded by model_mutex().
   std::shared_ptr<cuda_model::Capture> capture;
   size_t captured_operations = 0;  // of this stream

@@ -1,6 +1,10 @@
 // Streams: one worker thread with a queue each.
 
+#include <pthread.h>
+
+#include <cstdlib>
 #include <set>
+#include <vector>
 
 #include "runtime/model.h"
 
@@ -12,6 +16,37 @@ namespace {
 std::set<std::shared_ptr<CUstream_st>>& registry() {
   static auto& streams = *new std::set<std::shared_ptr<CUstream_st>>;
   return streams;
+}
+
+/// The workers of streams that were destroyed. The process waits for them when it ends: a checker of
+/// leaks takes what a thread is about to free for lost.
+class Endings {
+ public:
+  void add(pthread_t worker) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(workers_, [](pthread_t other) { return pthread_tryjoin_np(other, nullptr) == 0; });
+    workers_.push_back(worker);
+  }
+  /// At most some seconds: a collective whose other ranks never came does not end.
+  void wait() {
+    const std::lock_guard lock(mutex_);
+    timespec until{};
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 5;
+    for (const pthread_t worker : workers_) pthread_timedjoin_np(worker, nullptr, &until);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<pthread_t> workers_;
+};
+
+Endings& endings() {
+  static auto& all = []() -> Endings& {
+    std::atexit([] { endings().wait(); });
+    return *new Endings;
+  }();
+  return all;
 }
 
 cudaError_t add(CUstream_st& stream, Task task) {
@@ -117,7 +152,14 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
     if (const cudaError_t sticky = sticky_error()) return sticky;
     if (stream == nullptr || flags > cudaStreamNonBlocking) return cudaErrorInvalidValue;
     const auto made = std::make_shared<CUstream_st>(*device);
-    std::thread([made] { made->work(); }).detach();
+    auto* owned = new std::shared_ptr<CUstream_st>(made);
+    const auto work = [](void* of) -> void* {
+      const std::unique_ptr<std::shared_ptr<CUstream_st>> stream(
+          static_cast<std::shared_ptr<CUstream_st>*>(of));
+      (*stream)->work();
+      return nullptr;
+    };
+    if (pthread_create(&made->worker, nullptr, work, owned) != 0) die("no thread for a stream");
     const std::lock_guard lock(model_mutex());
     registry().insert(made);
     *stream = made.get();
@@ -129,6 +171,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return api("cudaStreamDestroy", [&] {
     const auto stream = find_stream(handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    endings().add(stream->worker);
     stream->close();  // as documented: returns at once, the work goes on
     const std::lock_guard lock(model_mutex());
     if (stream->capture != nullptr) stream->capture->invalidated = true;
