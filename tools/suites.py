@@ -19,7 +19,7 @@ TAGS = re.compile(r'"((?:\[[a-z][\w.]*\])+)"')  # of a Catch2 case
 @dataclass(frozen=True)
 class Build:
     """A build folder, the Meson options that make it, and what its tests of a kind are told besides
-    (kind: variables). With `cuda_model` the CUDA backend is built against tests/cuda_model, installed
+    (kind: variables). `full_options` come behind under --full. With `cuda_model` the CUDA backend is built against tests/cuda_model, installed
     into that folder."""
 
     name: str
@@ -27,6 +27,7 @@ class Build:
     options: tuple
     environment: dict = field(default_factory=dict)
     cuda_model: str = ""
+    full_options: tuple = ()
 
 
 @dataclass(frozen=True)

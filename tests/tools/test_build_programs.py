@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,6 +178,12 @@ class TestLines(unittest.TestCase):
 
 
 class TestPrograms(unittest.TestCase):
+    def test_without_a_driver_kernels_are_for_one_generation_of_gpus(self):
+        for found, archs in (("/usr/bin/nvidia-smi", []), (None, ["-Dgpu_archs=75"])):
+            with unittest.mock.patch("shutil.which", return_value=found):
+                told = [option for option in build_programs.options() if "archs" in option]
+            self.assertEqual(told, archs)
+
     def test_are_linked_and_neither_tests_nor_of_a_subproject(self):
         listing = ("01-a/01-a: cpp_LINKER\ncommon/libcuda.so: cuda_LINKER_RSP\nall: phony\n"
                    "tests/unit/unit-test: cpp_LINKER\nsubprojects/fmt/libfmt.so: cpp_LINKER\n"

@@ -191,6 +191,25 @@ class TestSkips(FakeExecutables):
         self.assertEqual((status, lines[-1]), (0, "0 passed, 0 failed, 1 skipped"))
         self.assertIn("  tsan unit-core: every case: TSan cannot map its shadow", lines)
 
+    def test_where_no_gpu_is_what_needs_one_is_neither_compiled_nor_run(self):
+        row = Row("gpu-core", frozenset(["gpu"]), ("false",))
+        with unittest.mock.patch("shutil.which", return_value=None):
+            status, lines = self.run_rows({"default": [row]})
+        self.assertEqual((status, lines[-1]), (0, "0 passed, 0 failed, 1 skipped"))
+        self.assertIn("  default gpu-core: every case: no GPU: no nvidia-smi here", lines)
+        with unittest.mock.patch("shutil.which", return_value="/usr/bin/nvidia-smi"):
+            status, lines = self.run_rows({"default": [row]})
+        self.assertEqual((status, lines[-1]), (1, "0 passed, 1 failed, 0 skipped"))
+
+    def test_full_adds_a_builds_own_options(self):
+        told = []
+        build = Build("fake", "fake", ("-Done=1",), full_options=("-Done=2",))
+        with unittest.mock.patch.multiple(run_tests, read_rows=lambda folder: [],
+                                          configure=lambda build, root: told.append(build.options) or ""):
+            for arguments in ((), ("--full",)):
+                self.run_builds([build], arguments)
+        self.assertEqual(told, [("-Done=1",), ("-Done=1", "-Done=2")])
+
 
 def row(name, *suites, cases="", sources=(), targets=()):
     command = (name, "-#", cases) if cases else (name,)
