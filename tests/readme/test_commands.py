@@ -56,6 +56,8 @@ elif name[:2].isdigit() and not any(word.startswith("synthetic") for word in wor
             words += [option, value]
 elif name == "message-sizes":
     words += ["--kib", "1", "--rounds", "5"]
+elif name == "bubble":
+    words += ["--steps", "2"]
 os.execv({program!r}, [{program!r}, *words])
 """
 
