@@ -50,10 +50,10 @@ ON_THE_MODEL = {"LD_LIBRARY_PATH": f"{ROOT}/{CUDA_MODEL}/lib", "LOCKSTEP_NEEDS_G
 # may fail on a warning in `lockstep run`. Which tests a build has is said in tests/*/meson.build.
 BUILDS = (
     Build("default", "build-test", ("-Dgpu_archs=75", *QUICK), full_options=("-Doptimization=2",)),
+    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Ddebug=false", *QUICK)),
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false",
                                  f"-Dcpp_args={LINES} {WITHOUT}", *SANITIZED),
           {"gpu": ON_THE_MODEL}, CUDA_MODEL),
-    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Ddebug=false", *QUICK)),
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED)),
 )
 
