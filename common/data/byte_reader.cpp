@@ -19,7 +19,6 @@ constexpr uint64_t kMostBytesPerDeflatedByte = 1032;
 constexpr size_t kInputBytes = size_t{256} * 1024;
 constexpr size_t kMostOutput = size_t{1} << 30;  // zlib counts in 32 bits
 
-
 }  // namespace
 
 struct ByteReader::Inflater {

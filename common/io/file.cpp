@@ -18,7 +18,6 @@ namespace {
 using Bytes = std::span<const std::byte>;
 namespace fs = std::filesystem;
 
-
 const char* advice(int code) {
   switch (code) {
     case ENOENT:

@@ -18,7 +18,6 @@ namespace {
 constexpr int kStreamFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 constexpr double kRetrySeconds = 0.02;  // between attempts to connect
 
-
 // --- Names -------------------------------------------------------------------------------------
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;

@@ -12,7 +12,6 @@
 namespace lockstep {
 namespace {
 
-
 using AddressOf = int (*)(int, sockaddr*, socklen_t*);
 
 Address numbers_of(int fd, AddressOf address_of, const std::string& whose) {

@@ -18,13 +18,14 @@ std::set<std::shared_ptr<CUstream_st>>& registry() {
   return streams;
 }
 
-/// The workers of streams that were destroyed. The process waits for them when it ends: a checker of
-/// leaks takes what a thread is about to free for lost.
+/// The workers of streams that were destroyed. The process waits for them when it ends: a checker
+/// of leaks takes what a thread is about to free for lost.
 class Endings {
  public:
   void add(pthread_t worker) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(workers_, [](pthread_t other) { return pthread_tryjoin_np(other, nullptr) == 0; });
+    std::erase_if(workers_,
+                  [](pthread_t other) { return pthread_tryjoin_np(other, nullptr) == 0; });
     workers_.push_back(worker);
   }
   /// At most some seconds: a collective whose other ranks never came does not end.
