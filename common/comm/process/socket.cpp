@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cerrno>
-#include <system_error>
 
 namespace lockstep {
 namespace {
