@@ -195,7 +195,8 @@ class TestOffline(unittest.TestCase):
         self.assertIn("build: 1 passed, 0 failed", output)
         self.assertIn("fashion-mnist: 60000 training and 10000 test images", output)
         self.assertEqual(len(kinds), output.count(": every program passed"))
-        self.assertGreater(output.count("All tests passed"), 2 * len(kinds))
+        # Unit tests are several programs, the other kinds one each.
+        self.assertGreater(output.count("All tests passed"), len(kinds))
 
 
 # --- A stand-in for a machine with a GPU -----------------------------------------------------
