@@ -71,7 +71,7 @@ ChildRunner::ChildRunner() {
   // What is ignored on purpose (nohup, a shell's background jobs) stays so, here and in children.
   sigemptyset(&passed_on_);
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    struct sigaction action{};
+    struct sigaction action = {};
     ::sigaction(number, nullptr, &action);
     if (action.sa_handler != SIG_IGN) sigaddset(&passed_on_, number);
   }

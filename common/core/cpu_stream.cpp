@@ -251,7 +251,8 @@ void CpuStream::launch(Graph& graph) {
   require(&recorded.stream == this, "{}: stream {} did not record this graph, {} did",
           device().name(), name(), recorded.stream.name());
   for (const Recording::Operation& operation : recorded.operations) {
-    link(operation.op, operation.scope, [body = &operation.body] { (*body)(); }, false);
+    const auto run = [body = &operation.body] { (*body)(); };
+    link(operation.op, operation.scope, run, false);
   }
 }
 

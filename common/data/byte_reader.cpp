@@ -39,7 +39,7 @@ ByteReader::ByteReader(std::filesystem::path path) : path_(std::move(path)) {
   file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file_ < 0) fail<EnvironmentError>("cannot open {}: {}", path_.string(), errno_text(errno));
 
-  struct stat status{};
+  struct stat status = {};
   const bool known = ::fstat(file_, &status) == 0;
   if (!known || !S_ISREG(status.st_mode)) {
     ::close(file_);

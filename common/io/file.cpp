@@ -125,7 +125,7 @@ bool sync_directory(const fs::path& file) {
 std::vector<std::byte> read_file(const fs::path& path) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer that may never come.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info{};
+  struct stat info = {};
   if (!file.is_open() || ::fstat(file.get(), &info) != 0) {
     fail<BadInput>("cannot open {}: {}; give the path of a file that you may read", path.string(),
                    errno_text(errno));

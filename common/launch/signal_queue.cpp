@@ -14,7 +14,7 @@ SignalQueue::SignalQueue() {
   sigset_t awaited;
   sigemptyset(&awaited);
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    struct sigaction action{};
+    struct sigaction action = {};
     ::sigaction(number, nullptr, &action);
     if (action.sa_handler != SIG_IGN) sigaddset(&awaited, number);
   }

@@ -191,7 +191,7 @@ struct BackwardPass {
         layers(*made),
         parameters(layers, device.stream),
         ddp(std::move(made), parameters, other,
-            [](const std::string& mine) { return std::vector<std::string>{mine, mine}; },
+            [](const std::string& mine) { return std::vector<std::string>(2, mine); },
             communication, {.caps = caps}) {
     layers.behind_a_layer = [this] { seen.push_back(reduced()); };
   }

@@ -243,13 +243,13 @@ TEST_CASE("A stage's own options are kept as they were typed", "[verdict]") {
 TEST_CASE("Only the reference emulates, only the others have a baseline", "[verdict]") {
   const StageInfo first{.name = "01-test", .summary = "-"};
   const StageInfo second{.name = "02-test", .summary = "-", .baseline = "01-test"};
-  CHECK(parse(first, {"--emulate", "chunk:2"}).options.emulate == "chunk:2");
+  const std::vector<std::string> emulate{"--emulate", "chunk:2"};
+  const std::vector<std::string> no_epochs{"--baseline", "--epochs", "0"};
+  CHECK(parse(first, emulate).options.emulate == "chunk:2");
   CHECK_THAT(error_of([&] { parse(first, {"--baseline"}); }), ContainsSubstring("--baseline"));
-  CHECK_THAT(error_of([&] { parse(second, {"--emulate", "chunk:2"}); }),
-             ContainsSubstring("--emulate"));
+  CHECK_THAT(error_of([&] { parse(second, emulate); }), ContainsSubstring("--emulate"));
   CHECK_THAT(error_of([&] { parse(second, {"--graph"}); }), ContainsSubstring("--graph"));
-  CHECK_THAT(error_of([&] { parse(second, {"--baseline", "--epochs", "0"}); }),
-             ContainsSubstring("--epochs 0"));
+  CHECK_THAT(error_of([&] { parse(second, no_epochs); }), ContainsSubstring("--epochs 0"));
 }
 
 // --- Whole runs ----------------------------------------------------------------------------------

@@ -210,8 +210,8 @@ TEST_CASE("The trace names NCCL's collectives on every rank's stream", "[cuda][c
 
 TEST_CASE("Two ranks on one GPU are refused before NCCL sees them", "[cuda][comm][row123]") {
   LOCKSTEP_NEEDS_NCCL(1);
-  const std::string text =
-      message_of<BadInput>([] { Ranks({{kCuda, 0}, {kCuda, 0}}, LocalBackend::nccl); });
+  const std::vector<DeviceId> one_gpu(2, {kCuda, 0});
+  const std::string text = message_of<BadInput>([&] { Ranks(one_gpu, LocalBackend::nccl); });
   INFO(text);
   CHECK_THAT(text, StartsWith("rank 0 (cuda:0) and rank 1 (cuda:0) are on the same GPU, "));
   CHECK_THAT(text, ContainsSubstring(", GPU-") && ContainsSubstring("each GPU once"));

@@ -12,7 +12,7 @@
 namespace lockstep::testing {
 
 inline bool note_fsync(int fd) {
-  struct stat info{};
+  struct stat info = {};
   fstat(fd, &info);
   return note_system_call(S_ISDIR(info.st_mode)
                               ? "fsync directory"

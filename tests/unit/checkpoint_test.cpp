@@ -186,7 +186,8 @@ std::vector<std::string> run_group(int world_size,
 
 template <class Body>
 std::vector<std::string> run_group(int world_size, const RunOptions& options, Body body) {
-  return run_group(world_size, [&](int) { return options; }, body);
+  const auto same = [&](int) { return options; };
+  return run_group(world_size, same, body);
 }
 
 Words no_errors(int world_size) { return Words(size_t(world_size), ""); }
@@ -455,8 +456,9 @@ TEST_CASE("Tensors that do not fit are all listed, and nothing is changed",
     entries[1].name = "fc.bais";
     entries.push_back({"more", DType::F16, {0}, {}});
   });
+  const std::vector<int64_t> four_by_two{4, 2};
   save_changed(folder / "shape", saved,
-               [](std::vector<TensorEntry>& entries) { entries[0].shape = {4, 2}; });
+               [&](std::vector<TensorEntry>& entries) { entries[0].shape = four_by_two; });
   save_changed(folder / "precision", saved, other_precision);
 
   SmallRun run(0, 0);

@@ -817,7 +817,7 @@ TEST_CASE("A call says for whom it is, and errors pass that on", "[comm]") {
   const auto call_for = [&](const char* of_rank_0, const char* of_rank_1) {
     ranks.together([&](Communicator& rank, Stream stream) {
       const CallLabel outer(rank, rank.rank() == 0 ? of_rank_0 : of_rank_1);
-      {
+      {  // gone when the call comes
         const CallLabel inner(rank, "nothing yet");
       }
       rank.all_reduce(stream, x[rank.rank()]);

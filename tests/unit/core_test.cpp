@@ -227,7 +227,9 @@ TEST_CASE("A view keeps the memory alive, and the last one lets it go", "[core]"
 TEST_CASE("A view that does not fit is refused with both shapes", "[core]") {
   Setup s;
   const Tensor x = counting(s.stream, {2, 3});
-  CHECK(message_of<BadInput>([&] { x.reshaped({4, 2}); }) ==
+  const Shape eight{4, 2};
+  const std::vector<Real> two{1, 2}, three{1, 2, 3};
+  CHECK(message_of<BadInput>([&] { x.reshaped(eight); }) ==
         "elements after reshaping [2, 3]: found 8, expected 6");
   CHECK(message_of<BadInput>([&] { x.rows(1, 2); }) ==
         "rows 1 to 3 are not in a tensor of shape [2, 3]");
@@ -239,9 +241,9 @@ TEST_CASE("A view that does not fit is refused with both shapes", "[core]") {
         "elements 4 to 7 are not in a tensor of shape [2, 3]");
   CHECK(message_of<BadInput>([&] { x.range(-1, {3}); }) ==
         "elements -1 to 2 are not in a tensor of shape [2, 3]");
-  CHECK(message_of<BadInput>([&] { x.copy_from_host({1, 2, 3}); }) ==
+  CHECK(message_of<BadInput>([&] { x.copy_from_host(three); }) ==
         "values for a tensor of shape [2, 3]: found 3, expected 6");
-  CHECK(message_of<BadInput>([&] { Tensor::from_host(s.stream, {2, 3}, {1, 2}); }) ==
+  CHECK(message_of<BadInput>([&] { Tensor::from_host(s.stream, x.shape(), two); }) ==
         "values for a tensor of shape [2, 3]: found 2, expected 6");
   CHECK(x.to_host() == std::vector<Real>{0, 1, 2, 3, 4, 5});
 }

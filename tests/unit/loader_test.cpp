@@ -326,7 +326,7 @@ TEST_CASE("A consumer that stops in mid-epoch waits for no more than the reads u
   // Also right after construction, and with batches taken and workers asleep at their bound.
   source.before_read = nullptr;
   const auto begin = Clock::now();
-  {
+  {  // begins no epoch
     DataLoader unused(source, {.num_workers = 8});
   }
   for (int round = 0; round < 20; ++round) {

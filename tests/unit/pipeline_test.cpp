@@ -80,7 +80,8 @@ std::unique_ptr<LayerSplit> split_of(Layers layers, const std::vector<Stream>& s
 }
 
 /// The values, or gradients, of all parameters in order of registration.
-Values all_of(Module& network, Tensor Parameter::* which) {
+template <class Member>
+Values all_of(Module& network, Member which) {
   Values all;
   for (const Parameter* p : network.parameters()) {
     const Values values = (p->*which).to_host();
@@ -314,8 +315,9 @@ TEST_CASE("No other cuts make the costliest stage cheaper", "[pipeline]") {
       REQUIRE(costliest(cuts) == best[stages - 1]);
     }
   }
+  const std::vector<double> two_layers{1, 2};
   for (const int stages : {0, 3}) {
-    CHECK_THAT(message_of<BadInput>([&] { balanced_cuts({1, 2}, stages); }),
+    CHECK_THAT(message_of<BadInput>([&] { balanced_cuts(two_layers, stages); }),
                ContainsSubstring(fmt::format("{} stages of 2 layers, expected 1 to 2", stages)));
   }
 }
@@ -598,8 +600,8 @@ TEST_CASE("Batches that cannot be cut so are refused", "[pipeline][row43]") {
   Run wrong({.pipeline = {kOneF1b, 3}, .sizes = {6, 6}});
   CHECK_THAT(message_of<BadInput>([&] { wrong.step(); }),
              ContainsSubstring("parts of the batch: found 2, expected 3"));
-  CHECK_THAT(message_of<BadInput>([] { Run({.pipeline = {kNaive, 2}}); }),
-             ContainsSubstring("naive"));
+  const Setup naive{.pipeline = {kNaive, 2}};
+  CHECK_THAT(message_of<BadInput>([&] { Run{naive}; }), ContainsSubstring("naive"));
 }
 
 TEST_CASE("Batch normalisation sees micro-batches", "[pipeline][row47]") {

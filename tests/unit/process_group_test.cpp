@@ -396,7 +396,7 @@ TEST_CASE("Ranks stuck in different collectives are told what the other one call
 
 /// Two calls that do not fit together, with their names.
 struct Mismatch {
-  std::function<void(Communicator& ranks, Stream stream)> first, other;
+  std::function<void(Communicator&, Stream)> first, other;
   std::string first_name, other_name;
 };
 

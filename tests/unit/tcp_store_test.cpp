@@ -157,7 +157,8 @@ TEST_CASE("A value that nobody sets is waited for as long as told, and the store
     CHECK(seconds_since(begin) < kSoon);
   }
   const auto begin = Clock::now();
-  CHECK_THAT(message_of<PeerLost>([&] { host.store->wait({"a", "b"}, kShort); }),
+  const std::vector<std::string> both{"a", "b"};
+  CHECK_THAT(message_of<PeerLost>([&] { host.store->wait(both, kShort); }),
              ContainsSubstring("'a'"));
   CHECK(seconds_since(begin) < kSoon);
   other->set("never", "now");

@@ -779,8 +779,8 @@ TEST_CASE("Features that do not divide are refused with the numbers", "[tensorsp
   check(message_of<BadInput>([&] { InputConv2d(*conv, modules); }),
         "conv: 8 input channels cannot be split evenly over 3 ranks");
   TakeChannels take("take", modules);
-  check(message_of<BadInput>(
-            [&] { take.forward(machine.put({2, 16}, Values(32, 1)), machine.contexts); }),
+  const auto flat = machine.put({2, 16}, Values(32, 1));
+  check(message_of<BadInput>([&] { take.forward(flat, machine.contexts); }),
         "take: 16 channels cannot be split evenly over 3 ranks");
 }
 

@@ -81,7 +81,7 @@ void WatchedTransport::run(const Call& collective, uint64_t number) {
   // Comparisons are collectives, too, with numbers of their own.
   const uint64_t transports_number = compare_calls_ ? 2 * number : number;
   watched([&] { transport_->run(collective, transports_number); },
-          [&] { return Doing{doing_of(collective, number), {}}; });
+          [&] { return Doing{doing_of(collective, number)}; });
 }
 
 void WatchedTransport::transfer(const std::vector<Call>& calls) {
@@ -117,7 +117,7 @@ void WatchedTransport::compare(const Call& collective, uint64_t number) {
                       .mine = {mine.data(), kCount, ElementType::i64},
                       .all = {all.data(), kCount * int64_t(ranks), ElementType::i64}};
   watched([&] { transport_->run(exchange, 2 * number - 1); },
-          [&] { return Doing{doing_of(collective, number), {}}; });
+          [&] { return Doing{doing_of(collective, number)}; });
   const auto other =
       std::find_if(all.begin(), all.end(), [&](const auto& x) { return x != all[0]; });
   if (other == all.end()) return;

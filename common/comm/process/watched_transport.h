@@ -41,7 +41,7 @@ class WatchedTransport final : public HostTransport {
   /// What this rank is at, and whom that concerns: all, if nobody is named.
   struct Doing {
     std::string text;
-    std::set<int> peers;
+    std::set<int> peers{};
   };
   template <class Work, class Describe>
   void watched(Work work, Describe describe);

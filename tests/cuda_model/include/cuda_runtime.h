@@ -12,11 +12,13 @@ struct dim3 {
   constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
 };
 
+// clang-format off
 #define CUDA_MODEL_VECTORS(T, name)                             \
   struct alignas(2 * sizeof(T)) name##2 { T x, y; };            \
   struct alignas(4 * sizeof(T)) name##4 { T x, y, z, w; };      \
   constexpr name##2 make_##name##2(T x, T y) { return {x, y}; } \
   constexpr name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+// clang-format on
 CUDA_MODEL_VECTORS(float, float)
 CUDA_MODEL_VECTORS(int, int)
 CUDA_MODEL_VECTORS(unsigned int, uint)

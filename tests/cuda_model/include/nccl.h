@@ -8,7 +8,7 @@
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 28
 #define NCCL_PATCH 9
-#define NCCL_VERSION(X, Y, Z) ((X) * 10000 + (Y) * 100 + (Z))
+#define NCCL_VERSION(X, Y, Z) (10000 * (X) + 100 * (Y) + (Z))
 #define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
@@ -73,6 +73,7 @@ typedef struct ncclConfig_v22800 {
   int nChannelsPerNetPeer;
   int nvlinkCentricSched;
 } ncclConfig_t;
+// clang-format off
 #define NCCL_CONFIG_INITIALIZER                  \
   {sizeof(ncclConfig_t),  0xcafebeef,            \
    NCCL_VERSION_CODE,     NCCL_CONFIG_UNDEF_INT, \
@@ -83,6 +84,7 @@ typedef struct ncclConfig_v22800 {
    NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
    NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
    NCCL_CONFIG_UNDEF_INT}
+// clang-format on
 
 #ifdef __cplusplus
 extern "C" {

@@ -16,7 +16,8 @@ struct ErrorText {
   const char* name;
   const char* text;
 };
-#define TEXT(name, text) {name, #name, text}
+#define TEXT(name, text) \
+  ErrorText { name, #name, text }
 constexpr ErrorText kTexts[] = {
     TEXT(cudaSuccess, "no error"),
     TEXT(cudaErrorInvalidValue, "invalid argument"),

@@ -165,8 +165,8 @@ void capture_errors() {
   cudaEvent_t event = make_event(), outside = make_event();
   cudaStream_t other = make_stream();
   OK(cudaEventRecord(outside, other));
-  misused_capture(relaxed, [](cudaStream_t s) { return cudaStreamSynchronize(s); }, unsupported);
-  misused_capture(relaxed, [](cudaStream_t s) { return cudaStreamQuery(s); }, unsupported);
+  misused_capture(relaxed, cudaStreamSynchronize, unsupported);
+  misused_capture(relaxed, cudaStreamQuery, unsupported);
   misused_capture(
       relaxed,
       [&](cudaStream_t s) { return cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, s); },
@@ -181,9 +181,9 @@ void capture_errors() {
   misused_capture(
       relaxed, [&](cudaStream_t s) { return cudaStreamWaitEvent(s, outside); },
       cudaErrorStreamCaptureIsolation);
-  misused_capture(global, [&](cudaStream_t) { return cudaMalloc(&block, 4); }, unsupported);
-  misused_capture(
-      relaxed, [&](cudaStream_t) { return cudaMalloc(&block, 4); }, cudaSuccess, cudaSuccess);
+  const auto allocate = [&](cudaStream_t) { return cudaMalloc(&block, 4); };
+  misused_capture(global, allocate, unsupported);
+  misused_capture(relaxed, allocate, cudaSuccess, cudaSuccess);
   misused_capture(
       relaxed,
       [&](cudaStream_t s) {
