@@ -5,13 +5,13 @@ Says what it will do, how far it is and how long is left, and nothing where ther
 """
 
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from gpu_check.machine import find_gpu
 from ninja_progress import CORES, Lines, Plan, failure, in_words, run_ninja, started
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,13 +39,14 @@ def quietly(*command):
 # A room's sources are compiled as one, with line numbers as all that a debugger is told: that takes half
 # as long. Whoever wants it otherwise makes build/ with `meson setup` first.
 OPTIONS = ("-Dunity=on", "-Dunity_size=40", "-Dcpp_args=-g1")
-# Where no driver of NVIDIA's tells of a GPU, kernels are compiled for one generation of GPUs; a driver that
-# comes later translates them for newer ones.
-WITHOUT_DRIVER = ("-Dgpu_archs=75",)
+# Where there is no GPU, kernels are compiled for one generation of them; if one comes later, its driver
+# translates them.
+WITHOUT_GPU = ("-Dgpu_archs=75",)
 
 
 def options():
-    return OPTIONS if shutil.which("nvidia-smi") else (*OPTIONS, *WITHOUT_DRIVER)
+    gpu, _ = find_gpu()
+    return OPTIONS if gpu else (*OPTIONS, *WITHOUT_GPU)
 
 
 def configure():

@@ -9,7 +9,6 @@ how); the last line is `N passed, N failed, N skipped`, and the exit status is 1
 import argparse
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from case_records import Case, read_cases, report
 from child_signals import keep_ignored_signals_here
 from compile_tests import CORES, LINES, compile_rows, configure, tsan_wrapper
+from gpu_check.machine import find_gpu
 from run_progress import Progress, Times
 from suites import Build, read_rows, refusal, select
 
@@ -88,7 +88,7 @@ def run_process(command, cwd, environment, deadline, running=None):
 
 
 def ask_to_end(processes, patience=5):
-    """Lets these processes end what they started in sessions of its own, which killing their groups
+    """Lets these processes end what they started in sessions of their own, which killing their groups
     does not reach. Waits `patience` seconds for them."""
     for process in processes:
         send(process, signal.SIGTERM)
@@ -181,10 +181,11 @@ class Run:
     def without_gpu(self, build, rows):
         """These rows but those of kind gpu where there is no GPU: their large program would skip all
         cases. On the CUDA model they run."""
-        if build.cuda_model or shutil.which("nvidia-smi"):
+        gpu, why_none = find_gpu()
+        if build.cuda_model or gpu or "LOCKSTEP_NEEDS_GPU" in os.environ:
             return rows
-        self.cases += [Case(f"{build.name} {row.name}", "every case", "skipped",
-                            "no GPU: no nvidia-smi here") for row in rows if "gpu" in row.suites]
+        self.cases += [Case(f"{build.name} {row.name}", "every case", "skipped", why_none)
+                       for row in rows if "gpu" in row.suites]
         return [row for row in rows if "gpu" not in row.suites]
 
     def work(self):

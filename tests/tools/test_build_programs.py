@@ -178,9 +178,9 @@ class TestLines(unittest.TestCase):
 
 
 class TestPrograms(unittest.TestCase):
-    def test_without_a_driver_kernels_are_for_one_generation_of_gpus(self):
-        for found, archs in (("/usr/bin/nvidia-smi", []), (None, ["-Dgpu_archs=75"])):
-            with unittest.mock.patch("shutil.which", return_value=found):
+    def test_without_a_gpu_kernels_are_for_one_generation_of_gpus(self):
+        for gpu, archs in (("a GPU", []), (None, ["-Dgpu_archs=75"])):
+            with unittest.mock.patch.object(build_programs, "find_gpu", lambda: (gpu, "")):
                 told = [option for option in build_programs.options() if "archs" in option]
             self.assertEqual(told, archs)
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -193,13 +194,15 @@ class TestSkips(FakeExecutables):
 
     def test_where_no_gpu_is_what_needs_one_is_neither_compiled_nor_run(self):
         row = Row("gpu-core", frozenset(["gpu"]), ("false",))
-        with unittest.mock.patch("shutil.which", return_value=None):
-            status, lines = self.run_rows({"default": [row]})
-        self.assertEqual((status, lines[-1]), (0, "0 passed, 0 failed, 1 skipped"))
-        self.assertIn("  default gpu-core: every case: no GPU: no nvidia-smi here", lines)
-        with unittest.mock.patch("shutil.which", return_value="/usr/bin/nvidia-smi"):
-            status, lines = self.run_rows({"default": [row]})
-        self.assertEqual((status, lines[-1]), (1, "0 passed, 1 failed, 0 skipped"))
+        for gpu, needed, expected in ((None, {}, "0 passed, 0 failed, 1 skipped"),
+                                      ("a GPU", {}, "0 passed, 1 failed, 0 skipped"),
+                                      (None, {"LOCKSTEP_NEEDS_GPU": "1"},
+                                       "0 passed, 1 failed, 0 skipped")):
+            with unittest.mock.patch.object(run_tests, "find_gpu", lambda: (gpu, "no GPU: why")), \
+                    unittest.mock.patch.dict(os.environ, needed):
+                _, lines = self.run_rows({"default": [row]})
+            self.assertEqual(lines[-1], expected)
+            self.assertEqual("  default gpu-core: every case: no GPU: why" in lines, not gpu and not needed)
 
     def test_full_adds_a_builds_own_options(self):
         told = []
