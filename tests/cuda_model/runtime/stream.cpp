@@ -20,7 +20,7 @@ std::set<std::shared_ptr<CUstream_st>>& registry() {
 
 /// The workers of streams that were destroyed. The process waits for them when it ends: a checker
 /// of leaks takes what a thread is about to free for lost.
-class Endings {
+class EndingWorkers {
  public:
   void add(pthread_t worker) {
     const std::lock_guard lock(mutex_);
@@ -42,10 +42,10 @@ class Endings {
   std::vector<pthread_t> workers_;
 };
 
-Endings& endings() {
-  static auto& all = []() -> Endings& {
-    std::atexit([] { endings().wait(); });
-    return *new Endings;
+EndingWorkers& ending_workers() {
+  static auto& all = []() -> EndingWorkers& {
+    std::atexit([] { ending_workers().wait(); });
+    return *new EndingWorkers;
   }();
   return all;
 }
@@ -172,7 +172,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return api("cudaStreamDestroy", [&] {
     const auto stream = find_stream(handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-    endings().add(stream->worker);
+    ending_workers().add(stream->worker);
     stream->close();  // as documented: returns at once, the work goes on
     const std::lock_guard lock(model_mutex());
     if (stream->capture != nullptr) stream->capture->invalidated = true;
