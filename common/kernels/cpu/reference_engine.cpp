@@ -4,6 +4,7 @@
 // block's channels lie side by side lets the compiler keep the block's sums in that register.
 
 #include <algorithm>
+#include <vector>
 
 #include "common/kernels/cpu/engine.h"
 #include "common/kernels/cpu/launch.h"
@@ -54,6 +55,21 @@ inline void add_products(const Real* const (&pixels)[kPixels], int64_t channels,
   std::copy(block[0], block[0] + kPixels * kLanes, sums[0]);
 }
 
+/// Row h of image n with `padding` pixels of zeros at both sides, so that a window's row lies in
+/// one piece wherever the window stands: [width + 2 padding][channels]; zeros for a row outside.
+void copy_padded_row(const Window2d& g, const Real* x, int64_t n, int64_t h, Real* to) {
+  const int64_t side = g.padding * g.in_channels, row = g.in_width * g.in_channels;
+  if (h < 0 || h >= g.in_height) {
+    std::fill(to, to + row + 2 * side, Real(0));
+    return;
+  }
+  to = std::fill_n(to, side, Real(0));
+  to = std::copy_n(x + (n * g.in_height + h) * row, row, to);
+  std::fill_n(to, side, Real(0));
+}
+
+int64_t padded_row_size(const Window2d& g) { return (g.in_width + 2 * g.padding) * g.in_channels; }
+
 class ReferenceEngine final : public Engine {
  public:
   std::string name() const override { return "reference"; }
@@ -63,11 +79,15 @@ class ReferenceEngine final : public Engine {
     const Packed packed = pack(stream, g, weight, /*backward=*/false);
     share_out(g.batch * g.out_height, g.out_width * g.out_channels,
               [&](int64_t begin, int64_t end) {
+                std::vector<Real> window(g.kernel * padded_row_size(g));
                 for (int64_t row = begin; row < end; ++row) {
-                  for (int64_t ow = 0; ow < g.out_width; ow += kPixels) {
-                    output_pixels(g, x, packed, bias, row / g.out_height, row % g.out_height, ow,
-                                  y + (row * g.out_width + ow) * g.out_channels);
+                  for (int64_t kh = 0; kh < g.kernel; ++kh) {
+                    copy_padded_row(g, x, row / g.out_height,
+                                    row % g.out_height * g.stride - g.padding + kh,
+                                    &window[kh * padded_row_size(g)]);
                   }
+                  output_row(g, window.data(), packed.weights, bias,
+                             y + row * g.out_width * g.out_channels);
                 }
               });
   }
@@ -92,11 +112,14 @@ class ReferenceEngine final : public Engine {
     Workspace& workspace = workspace_of(stream);
     Real* sums = static_cast<Real*>(
         workspace.at_least(sizeof(Real) * blocks * taps * g.in_channels * kLanes));
-    share_out(blocks * taps, g.batch * g.out_height * g.out_width, [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
-        weight_tap(g, x, dy, item / taps, item % taps, sums + item * g.in_channels * kLanes);
-      }
-    });
+    const int64_t kernel_row = g.kernel * g.in_channels;
+    share_out(blocks * g.kernel, g.batch * g.out_height * g.out_width,
+              [&](int64_t begin, int64_t end) {
+                for (int64_t item = begin; item < end; ++item) {
+                  weight_row(g, x, dy, item / g.kernel, item % g.kernel,
+                             sums + item * kernel_row * kLanes);
+                }
+              });
     for (int64_t o = 0; o < g.out_channels; ++o) {
       for (int64_t tap = 0; tap < taps; ++tap) {
         const Real* sum = sums + (o / kLanes * taps + tap) * g.in_channels * kLanes + o % kLanes;
@@ -152,29 +175,27 @@ class ReferenceEngine final : public Engine {
     return {packed, packed + elements};
   }
 
-  /// y[oh][ow][o] = bias[o] + sum over taps and i of x[oh * stride - padding + kh][...][i] w, for
-  /// kPixels columns from `first_ow` on, as far as the row has them.
-  static void output_pixels(const Window2d& g, const Real* x, Packed packed, const Real* bias,
-                            int64_t n, int64_t oh, int64_t first_ow, Real* y) {
-    const int64_t tap_size = g.in_channels * kLanes;
+  /// y[ow][o] = bias[o] + sum over kh, kw and i of window[kh][ow * stride + kw][i] w
+  static void output_row(const Window2d& g, const Real* window, const Real* weights,
+                         const Real* bias, Real* y) {
+    const int64_t kernel_row = g.kernel * g.in_channels;
     for (int64_t first = 0; first < g.out_channels; first += kLanes) {
       const int64_t count = std::min(kLanes, g.out_channels - first);
-      Real sums[kPixels][kLanes] = {};
-      for (auto& sum : sums) std::copy(bias + first, bias + first + count, sum);
-      for (int64_t kh = 0; kh < g.kernel; ++kh) {
-        const int64_t h = oh * g.stride - g.padding + kh;
-        for (int64_t kw = 0; kw < g.kernel; ++kw, packed.weights += tap_size) {
-          if (h < 0 || h >= g.in_height) continue;
-          const Real* row = x + (n * g.in_height + h) * g.in_width * g.in_channels;
+      for (int64_t ow = 0; ow < g.out_width; ow += kPixels) {
+        Real sums[kPixels][kLanes] = {};
+        for (auto& sum : sums) std::copy(bias + first, bias + first + count, sum);
+        for (int64_t kh = 0; kh < g.kernel; ++kh) {
           const Real* pixels[kPixels];
           for (int64_t p = 0; p < kPixels; ++p) {
-            const int64_t w = (first_ow + p) * g.stride - g.padding + kw;
-            pixels[p] = w < 0 || w >= g.in_width ? packed.zeros : row + w * g.in_channels;
+            const int64_t column = std::min(ow + p, g.out_width - 1) * g.stride;
+            pixels[p] = window + kh * padded_row_size(g) + column * g.in_channels;
           }
-          add_products(pixels, g.in_channels, packed.weights, sums);
+          add_products(pixels, kernel_row, weights + kh * kernel_row * kLanes, sums);
         }
+        store(sums, std::min(kPixels, g.out_width - ow), count, y + ow * g.out_channels + first,
+              g.out_channels);
       }
-      store(sums, std::min(kPixels, g.out_width - first_ow), count, y + first, g.out_channels);
+      weights += g.kernel * kernel_row * kLanes;
     }
   }
 
@@ -210,30 +231,44 @@ class ReferenceEngine final : public Engine {
     for (int64_t p = 0; p < pixels; ++p) std::copy(sums[p], sums[p] + lanes, to + p * channels);
   }
 
-  /// sums[i][lane] = sum over pixels of x[pixel moved by the tap][i] dy[pixel][block's lane]
-  static void weight_tap(const Window2d& g, const Real* x, const Real* dy, int64_t block,
-                         int64_t tap, Real* sums) {
-    const int64_t kh = tap / g.kernel, kw = tap % g.kernel;
-    const int64_t lanes = std::min(kLanes, g.out_channels - block * kLanes);
-    std::fill(sums, sums + g.in_channels * kLanes, Real(0));
+  /// sums[kw][i][lane] = sum over pixels of x[pixel moved by (kh, kw)][i] dy[pixel][block's lane]
+  static void weight_row(const Window2d& g, const Real* x, const Real* dy, int64_t block,
+                         int64_t kh, Real* sums) {
+    const int64_t kernel_row = g.kernel * g.in_channels, first = block * kLanes;
+    const int64_t lanes = std::min(kLanes, g.out_channels - first);
+    std::fill(sums, sums + kernel_row * kLanes, Real(0));
+    std::vector<Real> x_row(padded_row_size(g)), slopes(g.out_width * kLanes);
     for (int64_t row = 0; row < g.batch * g.out_height; ++row) {
       const int64_t h = row % g.out_height * g.stride - g.padding + kh;
       if (h < 0 || h >= g.in_height) continue;
-      const Real* x_row = x + (row / g.out_height * g.in_height + h) * g.in_width * g.in_channels;
+      copy_padded_row(g, x, row / g.out_height, h, x_row.data());
       for (int64_t ow = 0; ow < g.out_width; ++ow) {
-        const int64_t w = ow * g.stride - g.padding + kw;
-        if (w < 0 || w >= g.in_width) continue;
-        Real slope[kLanes] = {};
-        const Real* from = dy + (row * g.out_width + ow) * g.out_channels + block * kLanes;
-        std::copy(from, from + lanes, slope);
-        for (int64_t i = 0; i < g.in_channels; ++i) {
-          const Real value = x_row[w * g.in_channels + i];
+        const Real* from = dy + (row * g.out_width + ow) * g.out_channels + first;
+        std::copy(from, from + lanes, &slopes[ow * kLanes]);
+      }
+      int64_t i = 0;
+      for (; i + kPixels <= kernel_row; i += kPixels)
+        add_row<kPixels>(g, &x_row[i], slopes, sums + i * kLanes);
+      for (; i < kernel_row; ++i) add_row<1>(g, &x_row[i], slopes, sums + i * kLanes);
+    }
+  }
+
+  /// sums[i][lane] += sum over ow of x[ow * stride][i] slopes[ow][lane], for `count` values i. A
+  /// register keeps each sum while it grows.
+  template <int count>
+  static void add_row(const Window2d& g, const Real* x, const std::vector<Real>& slopes,
+                      Real* sums) {
+    Real block[count][kLanes];
+    std::copy(sums, sums + count * kLanes, block[0]);
+    for (int64_t ow = 0; ow < g.out_width; ++ow, x += g.stride * g.in_channels) {
+      const Real* slope = &slopes[ow * kLanes];
+#pragma GCC unroll 4
+      for (int i = 0; i < count; ++i) {
 #pragma omp simd
-          for (int64_t lane = 0; lane < kLanes; ++lane)
-            sums[i * kLanes + lane] += value * slope[lane];
-        }
+        for (int64_t lane = 0; lane < kLanes; ++lane) block[i][lane] += x[i] * slope[lane];
       }
     }
+    std::copy(block[0], block[0] + count * kLanes, sums);
   }
 };
 
