@@ -125,8 +125,11 @@ std::vector<std::vector<T>> Collective::serial(const std::vector<std::vector<T>>
     const std::vector<T> sums = sum_in_rank_order(before, at, n, reduction);
     std::copy(sums.begin(), sums.end(), after[to].begin() + mine[to]);
   };
+  const auto total =
+      op == Call::Op::all_reduce ? sum_in_rank_order(before, mine, n, reduction) : std::vector<T>();
   for (int rank = 0; rank < world_size; ++rank) {
-    if (op == Call::Op::all_reduce || (op == Call::Op::reduce && rank == root)) sum(mine, rank);
+    std::copy(total.begin(), total.end(), after[rank].begin() + mine[rank]);
+    if (op == Call::Op::reduce && rank == root) sum(mine, rank);
     if (op == Call::Op::reduce_scatter) sum(std::vector<int64_t>(world_size, rank * n), rank);
     if (op == Call::Op::broadcast) copy(root, mine[root], rank, mine[rank]);
     if (op == Call::Op::scatter) copy(root, rank * n, rank, mine[rank]);

@@ -117,7 +117,7 @@ TEST_CASE("Every collective is what a serial program computes, for a million ele
     return;
   }
   if (kThreadSanitizer) return check_large<float>(3, {{Call::Op::all_reduce}});
-  for (const int world_size : {1, 5, 8}) check_large<float>(world_size, {{Call::Op::all_reduce}});
+  for (const int world_size : {1, 5}) check_large<float>(world_size, {{Call::Op::all_reduce}});
   check_large<float>(3, collectives(ElementType::f32, 3));
   check_large<double>(2, {{Call::Op::all_reduce}, {Call::Op::all_gather}, {Call::Op::send}});
   check_large<int64_t>(2, {{Call::Op::all_reduce}, {Call::Op::reduce_scatter}});
