@@ -252,6 +252,13 @@ class TestTree(Folder):
         (self.root / "tree/common").symlink_to("other")
         self.assertEqual(tree.list_files(self.root / "tree"), ["other/a.h"])
 
+    def test_without_git_a_clone_is_walked(self):
+        self.write("tree/common/a.h")
+        subprocess.run(["git", "init", "-q", str(self.root / "tree")], check=True)
+        with mock.patch.dict(os.environ, {"PATH": str(self.root)}):
+            self.assertEqual(tree.list_files(self.root / "tree"), ["common/a.h"])
+            self.assertEqual(tree.list_unknown(self.root / "tree"), [])
+
     def test_names_need_not_be_utf_8(self):
         self.write("common/a")
         name = os.fsdecode(b"common/a\xe9")

@@ -59,8 +59,8 @@ def list_unknown(root):
 
 def ask_git(root, *which):
     """Paths that git lists, but for those that it ignores. None: it does not, as in another user's
-    folder."""
-    if not (root / ".git").exists():
+    folder, or is not there."""
+    if not (root / ".git").exists() or not shutil.which("git"):
         return None
     done = subprocess.run(["git", "-C", str(root), "ls-files", "-z", *which, "--exclude-standard"],
                           capture_output=True)
