@@ -403,11 +403,12 @@ TEST_CASE("NCCL refuses one GPU for two ranks, and names both", "[cuda][stage][d
 TEST_CASE("A rank on a GPU that is killed ends the others", "[cuda][stage][ddp][row125]") {
   LOCKSTEP_NEEDS_GPU();
   const Words endless{"--data", "synthetic:64:16", "--epochs", "100000", "--log-interval", "1"};
-  const Words kills{
-      "sh", "-c",
-      "\"$@\" & until pid=$(pgrep -n -P $(pgrep -P $$ -x 04-ddp) -x 04-ddp); do sleep "
-      "0.1; done; sleep 1; kill -9 $pid; wait $!",
-      "sh"};
+  // The launcher's children are its keeper and two ranks; the last one is a rank.
+  const Words kills{"sh", "-c",
+                    "\"$@\" & children=/proc/$!/task/$!/children; "
+                    "until [ $(wc -w < $children) -eq 3 ]; do sleep 0.1; done; sleep 1; "
+                    "for rank in $(cat $children); do :; done; kill -9 $rank; wait $!",
+                    "sh"};
   const ProcessResult run = run_process(
       kills + Words{stage_binary("04-ddp"), "--devices", "cuda:0,cuda:0"} + endless, kDeadline);
   INFO(story(run));
