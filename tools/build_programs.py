@@ -5,12 +5,12 @@ Says what it will do, how far it is and how long is left, and nothing where ther
 """
 
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from child_signals import end_by_exception
 from gpu_check.machine import find_gpu
 from ninja_progress import CORES, Lines, Plan, failure, in_words, run_ninja, started
 
@@ -96,7 +96,7 @@ def counted(number, noun):
 
 
 def main():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ninja ends, too
+    end_by_exception()  # so that ninja ends, too
     try:
         build()
     except Failed as failed:

@@ -16,7 +16,6 @@ ALLOWED_SKIPS = (
     "no GPU",
     "fewer than two GPUs",
     "sanitizer refuses the device",
-    "NCCL below 2.30.3",
     "namespaces not permitted",
     "no tc",
     "no mpirun",

@@ -5,8 +5,17 @@ program that it starts would ignore, too: what a test sends then has no effect.
 """
 
 import signal
+import sys
 
 PYTHONS = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these, and gives them back itself
+
+
+def end_by_exception():
+    """SIGTERM, and SIGHUP where it is not ignored, end this process by an exception, as Ctrl-C does:
+    so every `finally` runs, and ends what was started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def keep_ignored_signals_here():

@@ -27,6 +27,7 @@ import compare_figures
 import compare_timeline
 import summary_table
 from bench_runs import ROOT, STAGE
+from child_signals import end_by_exception
 
 PROOF_STEPS = 10  # that --baseline compares; its timed runs are cut as short as they may be
 TIMED_STEPS = 2
@@ -354,7 +355,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_by_exception()
     try:
         sys.exit(main(sys.argv[1:]))
     except Refused as refusal:

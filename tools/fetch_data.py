@@ -13,7 +13,6 @@ import http.client
 import json
 import os
 import shutil
-import signal
 import sys
 import tarfile
 import tempfile
@@ -21,6 +20,8 @@ import urllib.error
 import urllib.request
 import zlib
 from pathlib import Path
+
+from child_signals import end_by_exception
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).resolve().parent / "datasets.json"
@@ -229,7 +230,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` clears up
+    end_by_exception()  # so that `finally` clears up
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

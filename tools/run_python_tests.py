@@ -7,6 +7,7 @@ Writes the same JSON lines as tests/support/listener.cpp to the file named by LO
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 import unittest
@@ -84,6 +85,8 @@ def main(argv):
     loader = unittest.TestLoader()
     if options.k:
         loader.testNamePatterns = [f"*{text}*" for text in options.k]
+    # As Ctrl-C: what a case started is ended by its `finally`. unittest takes SystemExit for a failure.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     keep_ignored_signals_here()
     folder, pattern = options.path, "test_*.py"
     if options.path.suffix == ".py":
@@ -93,7 +96,10 @@ def main(argv):
         tests = unittest.TestSuite(case for case in cases_in(tests) if not any(
             text in case.id() for text in options.without))
     runner = unittest.TextTestRunner(resultclass=RecordingResult, verbosity=1)
-    return 0 if runner.run(tests).wasSuccessful() else 1
+    try:
+        return 0 if runner.run(tests).wasSuccessful() else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ how); the last line is `N passed, N failed, N skipped`, and the exit status is 1
 """
 
 import argparse
+import errno
 import os
 import queue
 import signal
@@ -19,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from case_records import Case, read_cases, report
-from child_signals import keep_ignored_signals_here
+from child_signals import end_by_exception, keep_ignored_signals_here
 from compile_tests import CORES, LINES, compile_rows, configure, tsan_wrapper
 from gpu_check.machine import find_gpu
 from run_progress import Progress, Times
-from suites import Build, read_rows, refusal, select
+from suites import Build, parts, read_rows, refusal, select
 
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 60  # of the output of what failed
@@ -67,14 +68,36 @@ def how_it_ended(status):
     return f"exited with status {status}" if status else ""
 
 
+class Running:
+    """The processes of a run, so that one that is interrupted can end them. It starts none then."""
+
+    def __init__(self):
+        self.processes, self.over, self.lock = set(), False, threading.Lock()
+
+    def start(self, command, **how):
+        with self.lock:
+            if self.over:
+                raise InterruptedError(errno.EINTR, "the run was interrupted")
+            process = subprocess.Popen(command, stderr=subprocess.STDOUT, start_new_session=True, **how)
+            self.processes.add(process)
+            return process
+
+    def __iter__(self):
+        return iter(list(self.processes))
+
+    def end(self):
+        with self.lock:
+            self.over, left = True, list(self)
+        ask_to_end(left)
+        for process in left:
+            kill_group(process)
+
+
 def run_process(command, cwd, environment, deadline, running=None):
-    """Runs a command in a process group of its own; returns how it ended and its output. The
-    process is in the set `running` meanwhile, so that an interrupted run can end it."""
-    running = set() if running is None else running
+    """Runs a command in a process group of its own; returns how it ended and its output."""
+    running = running or Running()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=output,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
-        running.add(process)
+        process = running.start(command, cwd=cwd, env=environment, stdout=output)
         try:
             ended = how_it_ended(process.wait(deadline))
         except subprocess.TimeoutExpired:
@@ -82,7 +105,7 @@ def run_process(command, cwd, environment, deadline, running=None):
             ask_to_end([process])
         finally:
             kill_group(process)  # whatever it started, too
-            running.discard(process)
+            running.processes.discard(process)
         output.seek(0)
         return ended, output.read()
 
@@ -119,7 +142,7 @@ class Run:
     def __init__(self, root, part=None, full=False):
         self.root, self.part, self.full = root, part, full
         self.jobs, self.cases, self.lock = queue.Queue(), [], threading.Lock()
-        self.running = set()  # processes
+        self.running = Running()
         self.times = Times(root)
         self.progress = Progress(self.times, self.say)
 
@@ -221,8 +244,8 @@ class Run:
             except OSError as error:
                 ended, output = f"could not be started: {error.strerror}", ""
             cases = read_cases(where, log, ended, may_be_empty=self.part is not None)
-        if not cases:
-            return  # none of its cases carries the tag
+        if not cases or self.running.over:
+            return  # none of its cases carries the tag, or the run was interrupted
         failed = [case for case in cases if case.status == "failed"]
         with self.lock:
             self.cases += cases
@@ -242,9 +265,10 @@ def main(argv, builds=BUILDS, root=ROOT):
     parser.add_argument("--full", action="store_true", help="random campaigns at full counts")
     parser.add_argument("part", nargs="?", metavar="PART", help="a kind (unit, faults, ...), a stage"
                         " (04) or a tag (loader); an unknown word lists them all")
+    parser.error = lambda why: parser.exit(2, f"lockstep test: {why}; PART is {parts(root)}\n")
     options = parser.parse_args(argv)
-    part = options.part.strip("[]") if options.part else None
-    if part and (why := refusal(part, root)):
+    part = None if options.part is None else options.part.strip("[]")
+    if part is not None and (why := refusal(part, root)):
         parser.exit(2, f"lockstep test: {why}\n")
     keep_ignored_signals_here()
     if options.full:
@@ -252,20 +276,19 @@ def main(argv, builds=BUILDS, root=ROOT):
     run = Run(root, part, options.full)
     try:
         run.execute(builds)
+    except KeyboardInterrupt:
+        return 130
     finally:
-        left = list(run.running)  # by a run that was interrupted
-        ask_to_end(left)
-        for process in left:
-            kill_group(process)
+        run.running.end()
     if not run.cases:
         run.cases.append(Case("lockstep test", part or "all", "failed", "no test was found"))
     print("\n".join(report(run.cases)), flush=True)
     failed = any(case.status == "failed" for case in run.cases)
-    if not failed and part is None:
+    if not failed and part is None and not options.full:
         run.times.keep()
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_by_exception()
     sys.exit(main(sys.argv[1:]))

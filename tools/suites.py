@@ -13,6 +13,7 @@ from pathlib import Path
 KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "coursework", "tools",
          "readme")
 WAITS_FOR_FULL = "full"  # the suite of what only `./lockstep test --full` runs
+INCLUDED = re.compile(r'^#include ?[<"](.+)[>"]$', re.M)
 TAGS = re.compile(r'"((?:\[[a-z][\w.]*\])+)"')  # of a Catch2 case
 
 
@@ -44,6 +45,16 @@ class Row:
     priority: int = 0
 
 
+def sources_of(target):
+    """A target's sources. Where several are compiled as one Meson names only the file that it made,
+    which includes them."""
+    for group in target["target_sources"]:
+        yield from group.get("sources", [])
+        for made in map(Path, group.get("generated_sources", [])):
+            if "-unity" in made.name:
+                yield from INCLUDED.findall(made.read_text())
+
+
 def rows_of(tests, targets):
     """The rows in what `meson introspect --tests --targets` says, those of high priority first."""
     made = {target["id"]: target for target in targets}
@@ -51,12 +62,11 @@ def rows_of(tests, targets):
     rows = []
     for test in tests:
         program = by_file.get(test["cmd"][0], {"target_sources": []})
-        sources = [name for group in program["target_sources"] for name in group.get("sources", [])]
         rows.append(Row(
             test["name"], frozenset(suite.rpartition(":")[2] for suite in test["suite"]),
             tuple(test["cmd"]), test["timeout"], test["env"],
             tuple(name for each in test["depends"] for name in made[each]["filename"]),
-            tuple(sources), test["priority"]))
+            tuple(sources_of(program)), test["priority"]))
     return sorted(rows, key=lambda row: -row.priority)
 
 
@@ -84,19 +94,27 @@ def tags(root):
 
 
 def numbered(words):
-    """Words as a person lists them: row2, row10 and row3 as `row2 ... row10`."""
-    rows = sorted((word for word in words if re.fullmatch(r"row\d+", word)),
-                  key=lambda word: int(word[3:]))
-    short = [f"{rows[0]} ... {rows[-1]}"] if len(rows) > 1 else rows
-    return ", ".join([*sorted(set(words) - set(rows)), *short])
+    """Words as a person lists them: row2, row5, row4 and row3 as `row2 ... row5`."""
+    rows = {int(word[3:]): word for word in words if re.fullmatch(r"row\d+", word)}
+    runs = []
+    for number in sorted(rows):
+        if number - 1 not in rows:
+            runs.append([number])
+        runs[-1][1:] = [number] if number != runs[-1][0] else []
+    return ", ".join([*sorted(set(words) - set(rows.values())),
+                      *(" ... ".join(rows[number] for number in run) for run in runs)])
 
 
 def refusal(word, root):
     """Why there is no such part; "" if there is one."""
     if word in KINDS or word in stages(root) or word in tags(root):
         return ""
-    return (f"'{word}' is no part of the tests, expected a kind ({', '.join(KINDS)}), "
-            f"a stage ({', '.join(stages(root))}) or a tag ({numbered(tags(root))})")
+    return f"'{word}' is no part of the tests, expected {parts(root)}"
+
+
+def parts(root):
+    return (f"a kind ({', '.join(KINDS)}), a stage ({', '.join(stages(root))}) "
+            f"or a tag ({numbered(tags(root))})")
 
 
 def with_tag(row, tag):

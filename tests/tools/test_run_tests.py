@@ -126,6 +126,43 @@ class TestCounting(FakeExecutables):
         time.sleep(3)
         self.assertFalse(mark.exists(), "a process of another session outlived the deadline")
 
+    def test_what_runs_ends_with_an_interrupted_run_and_nothing_is_started_then(self):
+        running = run_tests.Running()
+        sleeper = running.start(["sleep", "100"], stdout=subprocess.DEVNULL)
+        running.end()
+        self.assertEqual(sleeper.poll(), -signal.SIGTERM)
+        with self.assertRaises(InterruptedError):
+            running.start(["true"])
+
+    def test_a_signal_ends_the_run_and_what_it_started(self):
+        mark = self.root / "marked"
+        program = ("import sys, run_tests\nfrom pathlib import Path\nfrom child_signals import end_by_exception\n"
+                   "from suites import Build, Row\nend_by_exception()\n"
+                   "row = Row('unit', frozenset(['unit']), ('sh', '-c', sys.argv[2]))\n"
+                   "run_tests.configure = lambda *_: ''\n"
+                   "run_tests.read_rows = lambda _: [row] * 9\n"
+                   "sys.exit(run_tests.main([], [Build('fake', 'fake', ())], Path(sys.argv[1])))\n")
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)):
+            with subprocess.Popen(
+                    [sys.executable, "-c", program, str(self.root), f"touch {mark}; exec sleep 98.7"],
+                    cwd=ROOT / "tools", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+                while not mark.exists() and process.poll() is None:
+                    time.sleep(0.05)
+                process.send_signal(number)
+                output = process.communicate(timeout=30)[0].decode()
+            self.assertEqual((process.returncode, output), (status, ""))
+            mark.unlink()
+        left = [path for path in Path("/proc").glob("[0-9]*/cmdline")
+                if b"98.7" in self.bytes_of(path) and b"exec" not in self.bytes_of(path)]
+        self.assertEqual(left, [])
+
+    @staticmethod
+    def bytes_of(path):
+        try:
+            return path.read_bytes()
+        except OSError:  # it has ended
+            return b""
+
     def test_a_bad_end_after_good_cases_is_a_failure(self):
         status, lines = self.run_scripts(whole("a") + "exit 23\n")
         self.assertEqual(self.failure_lines(lines),
@@ -253,12 +290,16 @@ class TestSelection(FakeExecutables):
                                   r"\(loader, row7\)$")
         for word in ("loader", "04", "unit"):
             self.assertEqual("", suites.refusal(word, self.root))
-        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit) as end:
-            run_tests.main(["lodaer"], [], self.root)
-        self.assertEqual((end.exception.code, said.getvalue().count("\n")), (2, 1))
+        for words in (["lodaer"], [""], ["[]"], ["04", "unit"], ["-x"]):
+            with (contextlib.redirect_stderr(io.StringIO()) as said,
+                  self.assertRaises(SystemExit) as end):
+                run_tests.main(words, [], self.root)
+            self.assertEqual((end.exception.code, said.getvalue().count("\n")), (2, 1), words)
+            self.assertIn("a stage (04) or a tag (loader, row7)", said.getvalue())
 
     def test_a_list_of_tags_is_short(self):
-        self.assertEqual("a, b, row2 ... row10", suites.numbered({"row10", "b", "row2", "a"}))
+        self.assertEqual("a, b, row2 ... row4, row9, row11 ... row12", suites.numbered(
+            {"row11", "b", "row2", "row9", "row12", "a", "row4", "row3"}))
 
     def test_with_a_tag_an_executable_may_have_no_case_but_not_all(self):
         rows = {"fake": [replace(self.rows[0], command=("true",))]}
@@ -316,6 +357,19 @@ int main() {
         self.assertEqual([str(self.root / "tests/unit/unit_test.cpp")], list(first.sources))
         self.assertEqual(["tests/unit/started", "tests/unit/unit-core"],
                          compile_tests.targets_of([first, second], folder))
+
+    def test_of_a_unity_build_the_rows_know_what_it_includes(self):
+        build = self.make_project(self.SOURCE)
+        self.assertEqual(compile_tests.configure(replace(build, options=("-Dunity=on",)), self.root), "")
+        row = suites.read_rows(self.root / build.folder)[0]
+        self.assertEqual([Path(source).name for source in row.sources], ["unit_test.cpp"])
+        self.assertTrue(Path(row.sources[0]).samefile(self.root / "tests/unit/unit_test.cpp"))
+
+    @unittest.skipUnless((ROOT / "build-test/lockstep-options").is_file(), "no build-test")
+    def test_every_tag_of_this_tree_selects_a_row(self):
+        rows = suites.read_rows(ROOT / "build-test")
+        unknown = [tag for tag in suites.tags(ROOT) if not suites.select(rows, tag, True, ROOT)]
+        self.assertEqual(unknown, [])
 
     def test_new_options_configure_anew(self):
         build = self.make_project(self.SOURCE)

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from case_records import read_events
 from coursework import CourseworkError, descendants
 from coursework.watch import Watch
-from run_tests import run_process
+from run_tests import Running, run_process
 
 LATE = "ran past"  # run_process' first words of what it ended at the deadline
 PASSED, FAILED, OPEN = "passed", "failed", "not started"
@@ -137,7 +137,7 @@ def run_program(task, program, deadline, wrapper=(), race=False):
                        "LOCKSTEP_TEST_LOG": str(log), "LOCKSTEP_HINT": str(hint),
                        "TSAN_OPTIONS": tsan_options()}
         limits = LIMITS[2].format("" if race else "ulimit -v 8388608;")
-        begin, before, running = time.monotonic(), computed_by_children(), set()
+        begin, before, running = time.monotonic(), computed_by_children(), Running()
         try:
             with descendants.none_left(), Watch(running, deadline) as watch:
                 words, output = run_process(

@@ -29,8 +29,8 @@ class Sample:
 
 
 class Watch:
-    """Looks at the process in the set `running` (run_process adds it) and all that it started, from
-    the middle of the time until the deadline on."""
+    """Looks at the processes that are `running` (run_process adds its own) and all that they started,
+    from the middle of the time until the deadline on."""
 
     def __init__(self, running, deadline):
         self.running, self.begin, self.over = running, deadline / 2, threading.Event()
@@ -50,7 +50,7 @@ class Watch:
         pause = self.begin
         while not self.over.wait(pause):
             pause = self.period
-            for leader in list(self.running):
+            for leader in self.running:
                 if sample := look_at(leader.pid):
                     self.samples.append(sample)
 

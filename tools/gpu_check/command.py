@@ -2,10 +2,10 @@
 
 import argparse
 import os
-import signal
 import sys
 from pathlib import Path
 
+from child_signals import end_by_exception
 from gpu_check import build, bundle, checks, measure, results
 from gpu_check.machine import CORES, ROOT, CheckError, describe, find_gpu, find_tools
 
@@ -144,7 +144,7 @@ def main(options):
 
 def start(arguments):
     """The exit status of gpu-check with these arguments; errors are one line on stderr."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files go
+    end_by_exception()  # so that temporary files go
     try:
         return main(parse_options(arguments))
     except (CheckError, OSError) as error:
