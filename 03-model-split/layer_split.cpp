@@ -63,10 +63,10 @@ std::vector<LayerCost> probe_layers(const Layers& layers, const Shape& images, S
     Tensor y;
     for (int run = 0; run < kRuns; ++run) {
       const double flops = context.flops();
-      const Event begin = stream.record();
+      const TimedEvent begin = stream.record_time();
       y = layer->forward(x, context);
       layer->backward(y, context);
-      const double seconds = stream.record().seconds_since(begin);
+      const double seconds = stream.record_time().seconds_since(begin);
       cost.seconds = run < 2 ? seconds : std::min(cost.seconds, seconds);
       cost.flops = context.flops() - flops;
     }

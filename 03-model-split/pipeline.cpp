@@ -13,8 +13,6 @@ using Kind = Instruction::Kind;
 
 /// Of gradients and losses: one is read while the next one comes in.
 constexpr size_t kPlaces = 2;
-/// A stage records up to about three events of another kind for each end of a phase.
-constexpr size_t kMostMarks = 192;
 
 }  // namespace
 
@@ -28,7 +26,7 @@ Pipeline::Pipeline(std::unique_ptr<LayerSplit> split, Loss& loss, const Dataset&
     workers_.push_back({.stage = stage,
                         .optimizer = Sgd(*stage.parameters, rule),
                         .feeder = Feeder(stage.stream, set, size_t{2} * options.micro_batches),
-                        .phases = PhaseTimer(stage.stream, kMostMarks)});
+                        .phases = PhaseTimer(stage.stream)});
     const auto pool = std::make_shared<TensorPool>(stage.stream);
     const int live = predicted_live(options.schedule, stages, options.micro_batches, s);
     for (int i = 0; i < live; ++i) workers_.back().flights.push_back({.context = Context(pool)});

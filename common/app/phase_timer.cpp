@@ -10,30 +10,32 @@ namespace lockstep {
 
 void PhaseTimer::start() {
   running_ = true;
-  marks_.push_back({nullptr, stream_.record()});
+  marks_.push_back({nullptr, stream_.record_time()});
 }
 
 void PhaseTimer::end(const char* name) {
   if (!running_) return;
-  marks_.push_back({name, stream_.record()});
-  take(most_marks_);
+  marks_.push_back({name, stream_.record_time()});
+  while (marks_.size() > 1 && marks_[1].event.done()) take_first();
 }
 
-void PhaseTimer::take(size_t keep) {
-  while (marks_.size() > std::max<size_t>(1, keep)) {
-    const Mark from = marks_.front();
-    marks_.pop_front();
-    const Mark& to = marks_.front();
-    // Where a stream records very many events at once, some times are lost: better than the run.
-    if (to.phase == nullptr || !from.event.has_time()) continue;
-    const auto known = std::find_if(totals_.begin(), totals_.end(),
-                                    [&](const auto& total) { return total.first == to.phase; });
-    const double seconds = to.event.seconds_since(from.event);
-    if (known == totals_.end()) {
-      totals_.emplace_back(to.phase, seconds);
-    } else {
-      known->second += seconds;
-    }
+void PhaseTimer::settle() {
+  while (marks_.size() > 1) take_first();
+}
+
+/// Adds the time between the first two marks to that of their phase. Waits for the second one.
+void PhaseTimer::take_first() {
+  const Mark from = std::move(marks_.front());
+  marks_.pop_front();
+  const Mark& to = marks_.front();
+  if (to.phase == nullptr) return;  // between two series
+  const double seconds = to.event.seconds_since(from.event);
+  const auto known = std::find_if(totals_.begin(), totals_.end(),
+                                  [&](const auto& total) { return total.first == to.phase; });
+  if (known == totals_.end()) {
+    totals_.emplace_back(to.phase, seconds);
+  } else {
+    known->second += seconds;
   }
 }
 

@@ -18,11 +18,7 @@ namespace lockstep {
 /// them.
 class PhaseTimer {
  public:
-  /// Reads a phase's time when `most_marks` later ones have been recorded, so that the host hardly
-  /// waits. A stream keeps the times of its last 1024 events, those of others included: stay far
-  /// below, and settle() before the stream does something else for long.
-  explicit PhaseTimer(Stream stream, size_t most_marks = 64)
-      : stream_(stream), most_marks_(most_marks) {}
+  explicit PhaseTimer(Stream stream) : stream_(stream) {}
 
   /// A new series of phases starts here.
   void start();
@@ -31,7 +27,7 @@ class PhaseTimer {
   void stop() { running_ = false; }
 
   /// Reads the times of all phases so far. Waits for those that are still under way.
-  void settle() { take(1); }
+  void settle();
 
   /// Name and seconds of every phase over all series, in the order in which they first came.
   /// Settles.
@@ -48,12 +44,11 @@ class PhaseTimer {
  private:
   struct Mark {
     const char* phase;  // that ends here; nullptr: a series starts
-    Event event;
+    TimedEvent event;
   };
-  void take(size_t keep);
+  void take_first();
 
   Stream stream_;
-  size_t most_marks_;
   bool running_ = false;
   std::deque<Mark> marks_;
   std::vector<std::pair<std::string, double>> totals_;

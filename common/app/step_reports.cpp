@@ -21,23 +21,23 @@ void StepReports::push(int64_t step, const Tensor& loss, const std::vector<Healt
   }
   Real* const loss_cell = static_cast<Real*>(losses_.get()) + cell;
   Health* const health_cells = static_cast<Health*>(healths_.get()) + cell * number;
-  pending_.push_back({step, loss_cell, {health_cells, number}, {}});
   loss.home().copy(loss_cell, loss.data(), sizeof(Real));
-  pending_.back().arrived.push_back(loss.home().record());
+  pending_.push_back({step, loss_cell, {health_cells, number}, loss.home().record_time(), {}});
   for (size_t i = 0; i < number; ++i) {
     const Stream home = healths[i].home();
     home.copy(health_cells + i, healths[i].data(), sizeof(Health));
-    pending_.back().arrived.push_back(home.record());
+    pending_.back().healths_arrived.push_back(home.record());
   }
 }
 
 std::optional<StepReport> StepReports::take(size_t keep) {
   if (pending_.size() <= keep) return std::nullopt;
   const Pending oldest = pending_.front();
-  for (const Event& event : oldest.arrived) event.synchronize();
+  oldest.loss_arrived.synchronize();
+  for (const Event& event : oldest.healths_arrived) event.synchronize();
   pending_.pop_front();
-  const Event behind = oldest.arrived.front();
-  const double seconds = behind.seconds_since(*std::exchange(last_, behind));
+  const double seconds =
+      oldest.loss_arrived.seconds_since(*std::exchange(last_, oldest.loss_arrived));
   StepReport report{oldest.step, double(*oldest.loss), -1, seconds};
   for (const Health& health : oldest.healths) {  // the earliest step that failed anywhere
     const int64_t failed = health.failed_step;

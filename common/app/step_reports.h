@@ -29,7 +29,7 @@ class StepReports {
   explicit StepReports(Stream stream);
 
   /// The next step's time begins where the stream is now.
-  void begin_epoch() { last_ = stream_.record(); }
+  void begin_epoch() { last_ = stream_.record_time(); }
   /// Enqueues the report of `step`, whose loss stands in loss[0], of the same stream. A model on
   /// several devices has a health on each; their number never changes.
   void push(int64_t step, const Tensor& loss, const std::vector<HealthTensor>& healths);
@@ -41,14 +41,15 @@ class StepReports {
     int64_t step;
     const Real* loss;
     std::span<const Health> healths;
-    std::vector<Event> arrived;
+    TimedEvent loss_arrived;
+    std::vector<Event> healths_arrived;
   };
 
   Stream stream_;
   std::shared_ptr<void> losses_, healths_;  // [kCells] Real, [kCells, number] Health
   size_t next_ = 0;
   std::deque<Pending> pending_;
-  std::optional<Event> last_;  // behind the step whose report was taken last
+  std::optional<TimedEvent> last_;  // behind the step whose report was taken last
 };
 
 }  // namespace lockstep

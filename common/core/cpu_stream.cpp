@@ -180,11 +180,25 @@ uint64_t CpuStream::record() {
   refuse_in_capture("record");
   const uint64_t ticket = new_ticket();
   enqueue_control("record", [this, ticket] {
-    event_times_[ticket % kEventRing].store(now_ns(), std::memory_order_relaxed);
     events_[ticket % kEventRing].store(ticket, std::memory_order_release);
     raise(signals_);
   });
   return ticket;
+}
+
+/// The worker writes the time, before the event that is recorded behind it.
+struct CpuStream::Time final : EventTime {
+  double seconds_since(const EventTime& earlier) const override {
+    return double(ns - static_cast<const Time&>(earlier).ns) * 1e-9;
+  }
+  std::atomic<int64_t> ns{0};
+};
+
+std::shared_ptr<const EventTime> CpuStream::record_time() {
+  refuse_in_capture("record");
+  const auto time = std::make_shared<Time>();
+  enqueue_control("time", [time] { time->ns.store(now_ns(), std::memory_order_relaxed); });
+  return time;
 }
 
 void CpuStream::wait(const Event& event) {
@@ -205,13 +219,6 @@ bool CpuStream::done(uint64_t ticket) const {
 
 void CpuStream::block(uint64_t ticket) const {
   spin_then_sleep(signals_, [&] { return done(ticket); });
-}
-
-double CpuStream::seconds_between(uint64_t first, uint64_t second) const {
-  const auto time = [&](uint64_t ticket) {
-    return event_times_[ticket % kEventRing].load(std::memory_order_relaxed);
-  };
-  return double(time(second) - time(first)) * 1e-9;
 }
 
 std::exception_ptr CpuStream::error() const {

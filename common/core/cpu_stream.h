@@ -40,6 +40,7 @@ class CpuStream final : public StreamBackend {
   std::shared_ptr<void>& worker_state() { return worker_state_; }
 
   uint64_t record() override;
+  std::shared_ptr<const EventTime> record_time() override;
   void wait(const Event& event) override;
   void copy(void* to, const void* from, size_t bytes) override;
   void host_task(const char* op, std::function<void()> body) override;
@@ -50,7 +51,6 @@ class CpuStream final : public StreamBackend {
   void launch(Graph& graph) override;
   bool done(uint64_t ticket) const override;
   void block(uint64_t ticket) const override;
-  double seconds_between(uint64_t first, uint64_t second) const override;
   std::exception_ptr error() const override;
   void push_scope(std::string_view name) override;
   void pop_scope() override;
@@ -64,6 +64,7 @@ class CpuStream final : public StreamBackend {
     bool control = false;
     std::atomic<Task*> next{nullptr};
   };
+  struct Time;       // of an event
   struct Recording;  // a Graph: operations that were not run yet
   // Events lie in a ring. Ticket t uses slot t mod size; a slot that has moved on to a later
   // ticket of the same stream still answers "done" for the earlier one.
@@ -85,7 +86,6 @@ class CpuStream final : public StreamBackend {
   std::atomic<int> pushed_{0};           // host -> worker: wakes a sleeping worker
   mutable std::atomic<int> signals_{0};  // worker -> waiters: wakes sleeping waiters
   std::array<std::atomic<uint64_t>, kEventRing> events_{};
-  std::array<std::atomic<int64_t>, kEventRing> event_times_{};  // ns, written before events_
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;  // written before failed_
   // Worker side.

@@ -23,21 +23,12 @@ void Event::synchronize() const {
   stream_->throw_error();
 }
 
-bool Event::has_time() const {
-  return stream_->last_ticket() - ticket_ < StreamBackend::kEventRing;
-}
-
-double Event::seconds_since(const Event& earlier) const {
-  require(stream_ == earlier.stream_,
-          "the time between events of streams {} and {}: give two of one", earlier.stream_->name(),
-          stream_->name());
-  require(has_time() && earlier.has_time(),
-          "the time of an event of stream {}, {} events ago: it keeps that of the last {}; ask "
-          "earlier",
-          stream_->name(), stream_->last_ticket() - std::min(ticket_, earlier.ticket_),
-          StreamBackend::kEventRing);
-  stream_->block(ticket_);
-  return stream_->seconds_between(earlier.ticket_, ticket_);
+double TimedEvent::seconds_since(const TimedEvent& earlier) const {
+  const StreamBackend &mine = *event_.stream_, &other = *earlier.event_.stream_;
+  require(&mine == &other, "the time between events of streams {} and {}: give two of one",
+          other.name(), mine.name());
+  mine.block(std::max(event_.ticket_, earlier.event_.ticket_));
+  return time_->seconds_since(*earlier.time_);
 }
 
 void StreamBackend::block_until_unawaited() const {

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -31,19 +32,41 @@ class Event {
   bool done() const;
   /// Blocks the host until then; rethrows the stream's first error.
   void synchronize() const;
-  /// Seconds from an earlier event of the same stream to this one, by the device's clock. Blocks
-  /// until both have come. Throws BadInput unless both are among the stream's last 1024 events: of
-  /// earlier ones it has forgotten the time.
-  double seconds_since(const Event& earlier) const;
-  /// Whether the event is among those.
-  bool has_time() const;
 
  private:
   friend class StreamBackend;
   friend class Stream;
+  friend class TimedEvent;
   Event(StreamBackend& stream, uint64_t ticket) : stream_(&stream), ticket_(ticket) {}
   StreamBackend* stream_;
   uint64_t ticket_;  // 1, 2, 3, ... in the order of the stream's record() calls
+};
+
+/// When a stream came to a point, by its device's clock: what a backend keeps of a TimedEvent.
+class EventTime {
+ public:
+  virtual ~EventTime() = default;
+  /// Seconds from `earlier`, of the same stream. Both have come.
+  virtual double seconds_since(const EventTime& earlier) const = 0;
+};
+
+/// An event that can also be asked for its time, as long as there is a copy of it, whatever the
+/// stream records then. Made by Stream::record_time(). Mirrors a cudaEvent_t with timing; Event is
+/// one without.
+class TimedEvent {
+ public:
+  bool done() const { return event_.done(); }
+  void synchronize() const { event_.synchronize(); }
+  /// Seconds from an earlier event of the same stream to this one, by the device's clock; negative
+  /// for a later one. Blocks until both have come. Throws BadInput for events of two streams.
+  double seconds_since(const TimedEvent& earlier) const;
+
+ private:
+  friend class Stream;
+  TimedEvent(std::shared_ptr<const EventTime> time, Event event)
+      : time_(std::move(time)), event_(event) {}
+  std::shared_ptr<const EventTime> time_;
+  Event event_;  // right behind the point
 };
 
 /// One executed operation, for the trace: times in nanoseconds of the steady clock.
@@ -75,12 +98,8 @@ class StreamBackend {
   /// instead of the device.
   void set_owner(std::string owner) { owner_ = std::move(owner); }
 
-  /// So many events keep their times.
-  static constexpr uint64_t kEventRing = 1024;
-  /// Of the last record().
-  uint64_t last_ticket() const { return last_ticket_; }
-
   virtual uint64_t record() = 0;
+  virtual std::shared_ptr<const EventTime> record_time() = 0;
   virtual void wait(const Event& event) = 0;
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   /// Runs `body` on a thread of the host, as one operation named `op` (a literal): behind what is
@@ -99,8 +118,6 @@ class StreamBackend {
   virtual bool done(uint64_t ticket) const = 0;
   /// Blocks the calling thread until `ticket` is done; does not throw the stream's error.
   virtual void block(uint64_t ticket) const = 0;
-  /// Seconds between two tickets that are done.
-  virtual double seconds_between(uint64_t first, uint64_t second) const = 0;
   /// The stream's first error, or null. Read it after the event that it is to be asked for.
   virtual std::exception_ptr error() const = 0;
   /// Throws it, if there is one; of a stream with an owner as PeerLost naming that.
@@ -118,6 +135,8 @@ class StreamBackend {
   virtual std::vector<Span> timeline() const = 0;
 
  protected:
+  /// The places for events. One that was recorded anew stands for its later event, too.
+  static constexpr uint64_t kEventRing = 1024;
   static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
   static uint64_t ticket_of(const Event& event) { return event.ticket_; }
   uint64_t new_ticket() { return ++last_ticket_; }
@@ -148,6 +167,11 @@ class Stream {
 
   /// Marks the point behind everything enqueued so far (cudaEventRecord).
   Event record() const { return Event(*backend_, backend_->record()); }
+  /// The same, with the time at which the stream comes to it.
+  TimedEvent record_time() const {
+    std::shared_ptr<const EventTime> time = backend_->record_time();
+    return TimedEvent(std::move(time), record());
+  }
   /// What is enqueued from now on starts after `event`; the host goes on (cudaStreamWaitEvent).
   /// An error of the event's stream becomes this stream's error; as PeerLost, naming the device, if
   /// that is another one.

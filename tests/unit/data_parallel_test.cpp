@@ -108,7 +108,7 @@ class Network {
     const auto labels =
         LabelTensor::from_host(stream(), {static_cast<int64_t>(batch.labels.size())}, batch.labels);
     set({.step = steps_++, .learning_rate = Real(0.05), .loss_weight = weight});
-    step_begin_ = stream().record();
+    step_begin_ = stream().record_time();
     if (parallel) parallel->phases().start();
     context.kernels().fill(stream(), 0, loss_);
     const Tensor scores = network->forward(images, context);
@@ -130,7 +130,7 @@ class Network {
     optimizer.step(context.state(), loss_);
     if (parallel) parallel->phases().end("step");
     if (parallel) parallel->phases().stop();
-    step_end_ = stream().record();
+    step_end_ = stream().record_time();
     return loss_.to_host()[0];
   }
   /// Everything that three steps over different batches, the last of them short, leave: losses,
@@ -168,7 +168,7 @@ class Network {
   std::unique_ptr<Loss> loss_function_ = make_nll_loss();
   Tensor loss_;
   int64_t steps_ = 0;
-  std::optional<Event> step_begin_, step_end_;
+  std::optional<TimedEvent> step_begin_, step_end_;
 };
 
 // --- Who gets what -------------------------------------------------------------------------------

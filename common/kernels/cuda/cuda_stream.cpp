@@ -152,18 +152,40 @@ void CudaStream::refuse_in_capture(const char* what) const {
           device().name(), what, name());
 }
 
+EventHandle CudaStream::new_event(unsigned flags) const {
+  cudaEvent_t made = nullptr;
+  check(cudaEventCreateWithFlags(&made, flags), "cudaEventCreate", device().name());
+  return EventHandle(made);
+}
+
 uint64_t CudaStream::record() {
   refuse_in_capture("record");
   make_current();
   const uint64_t ticket = new_ticket();
   EventHandle& slot = events_[ticket % kEventRing];
-  if (!slot) {
-    cudaEvent_t made = nullptr;
-    check(cudaEventCreateWithFlags(&made, cudaEventDefault), "cudaEventCreate", device().name());
-    slot.reset(made);
-  }
+  if (!slot) slot = new_event(cudaEventDisableTiming);
   note(cudaEventRecord(slot.get(), raw_.get()), "cudaEventRecord");
   return ticket;
+}
+
+struct CudaStream::Time final : EventTime {
+  Time(const CudaStream& of, EventHandle made) : stream(of), event(std::move(made)) {}
+  double seconds_since(const EventTime& earlier) const override {
+    const cudaEvent_t first = static_cast<const Time&>(earlier).event.get();
+    float milliseconds = 0;
+    stream.note(cudaEventElapsedTime(&milliseconds, first, event.get()), "cudaEventElapsedTime");
+    return double(milliseconds) * 1e-3;
+  }
+  const CudaStream& stream;
+  EventHandle event;
+};
+
+std::shared_ptr<const EventTime> CudaStream::record_time() {
+  refuse_in_capture("record");
+  make_current();
+  const auto time = std::make_shared<Time>(*this, new_event(cudaEventDefault));
+  note(cudaEventRecord(time->event.get(), raw_.get()), "cudaEventRecord");
+  return time;
 }
 
 void CudaStream::wait(const Event& event) {
@@ -206,12 +228,6 @@ void CudaStream::block(uint64_t ticket) const {
   }
   note(cudaEventSynchronize(event(ticket)), "cudaEventSynchronize");
   note_completed(ticket);
-}
-
-double CudaStream::seconds_between(uint64_t first, uint64_t second) const {
-  float milliseconds = 0;
-  note(cudaEventElapsedTime(&milliseconds, event(first), event(second)), "cudaEventElapsedTime");
-  return double(milliseconds) * 1e-3;
 }
 
 // --- Memory ------------------------------------------------------------------------------------

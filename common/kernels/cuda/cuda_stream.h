@@ -50,6 +50,7 @@ class CudaStream final : public StreamBackend {
   DeviceState& device_state() const { return device_state_; }
 
   uint64_t record() override;
+  std::shared_ptr<const EventTime> record_time() override;
   void wait(const Event& event) override;
   void copy(void* to, const void* from, size_t bytes) override;
   void host_task(const char* op, std::function<void()> body) override;
@@ -60,7 +61,6 @@ class CudaStream final : public StreamBackend {
   void launch(Graph& graph) override;
   bool done(uint64_t ticket) const override;
   void block(uint64_t ticket) const override;
-  double seconds_between(uint64_t first, uint64_t second) const override;
   std::exception_ptr error() const override;
   void push_scope(std::string_view name) override;
   void pop_scope() override;
@@ -70,12 +70,15 @@ class CudaStream final : public StreamBackend {
   // Events lie in a ring, as in CpuStream. A slot that was recorded anew stands for its later
   // event, which is as good for waiting; what was seen done before stays done by completed_.
 
+  struct Time;  // of an event
+
   void make_current() const;
   bool begin(const char* op);
   void end(const char* op);
   void refuse_in_capture(const char* what) const;
   void note(cudaError_t status, const char* call) const;
   void note_completed(uint64_t ticket) const;
+  EventHandle new_event(unsigned flags) const;
   cudaEvent_t event(uint64_t ticket) const { return events_[ticket % kEventRing].get(); }
 
   const int index_;

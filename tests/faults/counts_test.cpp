@@ -1,0 +1,70 @@
+// The largest counts that the options allow: whatever is measured beside, the run comes to its end.
+
+#include <filesystem>
+
+#include "tests/support/catch.h"
+#include "tests/support/json.h"
+#include "tests/support/stage.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+
+using Words = std::vector<std::string>;
+
+/// The metrics of one step with these options on two devices, traced or not.
+nlohmann::json one_step(const std::string& stage, Words words, bool traced) {
+  const TempDir folder;
+  const Words common{stage_binary(stage), "--devices",       "cpu:0,cpu:1", "--max-steps", "1",
+                     "--metrics",         folder / "metrics"};
+  words.insert(words.begin(), common.begin(), common.end());
+  if (traced) words.insert(words.end(), {"--trace", folder / "trace"});
+  const ProcessResult run = run_process(words, kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  if (traced) CHECK(std::filesystem::file_size(folder / "trace") > 1000);
+  return read_json(folder / "metrics");
+}
+
+const Words kLarge{"--data", "synthetic:1024:10", "--batch-size", "1024"};
+const Words kDeep{"--model", "resnet18", "--width", "2"};
+
+Words join(Words all, const Words& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+TEST_CASE("A batch may be taken in as many micro-batches as the option allows",
+          "[faults][counts]") {
+  for (const std::string schedule : {"gpipe", "1f1b"}) {
+    for (const bool traced : {false, true}) {
+      INFO(schedule << (traced ? ", traced" : ""));
+      const nlohmann::json metrics =
+          one_step("03-model-split",
+                   join(kLarge, {"--micro-batches", "1024", "--schedule", schedule}), traced);
+      for (const nlohmann::json& stage : metrics.at("stages")) {
+        CHECK(stage.at("phase_seconds").at("forward").get<double>() > 0);
+        CHECK(stage.at("phase_seconds").at("backward").get<double>() > 0);
+      }
+    }
+  }
+  one_step(
+      "03-model-split",
+      join(kDeep, {"--data", "synthetic:64:10", "--batch-size", "64", "--micro-batches", "64"}),
+      /*traced=*/true);
+}
+
+TEST_CASE("A step may have as many contributions as the option allows", "[faults][counts][ddp]") {
+  const Words words{"--data", "synthetic:2048:10", "--batch-size", "2048", "--accumulate", "1024"};
+  for (const bool traced : {false, true}) one_step("04-ddp", words, traced);
+  // 17 layers of batch normalisation wait in each.
+  const nlohmann::json metrics = one_step(
+      "05-syncbn-checkpoint",
+      join(kDeep, {"--data", "synthetic:320:10", "--batch-size", "320", "--accumulate", "20"}),
+      /*traced=*/false);
+  CHECK(metrics.at("batch_norm").at("seconds_per_step").get<double>() > 0);
+}
+
+}  // namespace
+}  // namespace lockstep
