@@ -14,8 +14,8 @@ namespace lockstep {
 
 /// Times phases by events in one stream: a phase lasts from the end of the one before it to the
 /// point in the stream where its own end was recorded, waiting for other devices included. So the
-/// phases of a step add up to its whole time. Results are read when the device has long passed
-/// them.
+/// phases of a step add up to its whole time. Times are read once the device has passed them:
+/// the host waits for none before settle().
 class PhaseTimer {
  public:
   explicit PhaseTimer(Stream stream) : stream_(stream) {}

@@ -11,15 +11,13 @@ namespace {
 
 using namespace lockstep::testing;
 
-using Words = std::vector<std::string>;
-
 /// The metrics of one step with these options on two devices, traced or not.
 nlohmann::json one_step(const std::string& stage, Words words, bool traced) {
   const TempDir folder;
-  const Words common{stage_binary(stage), "--devices",       "cpu:0,cpu:1", "--max-steps", "1",
-                     "--metrics",         folder / "metrics"};
-  words.insert(words.begin(), common.begin(), common.end());
-  if (traced) words.insert(words.end(), {"--trace", folder / "trace"});
+  words = Words{stage_binary(stage), "--devices",       "cpu:0,cpu:1", "--max-steps", "1",
+                "--metrics",         folder / "metrics"} +
+          words;
+  if (traced) words = words + Words{"--trace", folder / "trace"};
   const ProcessResult run = run_process(words, kDeadline);
   INFO(story(run));
   REQUIRE(run.status == 0);
@@ -30,11 +28,6 @@ nlohmann::json one_step(const std::string& stage, Words words, bool traced) {
 const Words kLarge{"--data", "synthetic:1024:10", "--batch-size", "1024"};
 const Words kDeep{"--model", "resnet18", "--width", "2"};
 
-Words join(Words all, const Words& more) {
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
-}
-
 TEST_CASE("A batch may be taken in as many micro-batches as the option allows",
           "[faults][counts]") {
   for (const std::string schedule : {"gpipe", "1f1b"}) {
@@ -42,7 +35,7 @@ TEST_CASE("A batch may be taken in as many micro-batches as the option allows",
       INFO(schedule << (traced ? ", traced" : ""));
       const nlohmann::json metrics =
           one_step("03-model-split",
-                   join(kLarge, {"--micro-batches", "1024", "--schedule", schedule}), traced);
+                   kLarge + Words{"--micro-batches", "1024", "--schedule", schedule}, traced);
       for (const nlohmann::json& stage : metrics.at("stages")) {
         CHECK(stage.at("phase_seconds").at("forward").get<double>() > 0);
         CHECK(stage.at("phase_seconds").at("backward").get<double>() > 0);
@@ -51,7 +44,7 @@ TEST_CASE("A batch may be taken in as many micro-batches as the option allows",
   }
   one_step(
       "03-model-split",
-      join(kDeep, {"--data", "synthetic:64:10", "--batch-size", "64", "--micro-batches", "64"}),
+      kDeep + Words{"--data", "synthetic:64:10", "--batch-size", "64", "--micro-batches", "64"},
       /*traced=*/true);
 }
 
@@ -61,7 +54,7 @@ TEST_CASE("A step may have as many contributions as the option allows", "[faults
   // 17 layers of batch normalisation wait in each.
   const nlohmann::json metrics = one_step(
       "05-syncbn-checkpoint",
-      join(kDeep, {"--data", "synthetic:320:10", "--batch-size", "320", "--accumulate", "20"}),
+      kDeep + Words{"--data", "synthetic:320:10", "--batch-size", "320", "--accumulate", "20"},
       /*traced=*/false);
   CHECK(metrics.at("batch_norm").at("seconds_per_step").get<double>() > 0);
 }

@@ -164,6 +164,19 @@ TEST_CASE("A GPU's event is done when what stands before it has run, and knows t
 
 // --- Memory --------------------------------------------------------------------------------------
 
+TEST_CASE("Times between a GPU's events are real, however many others its stream records",
+          "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const Busy busy(gpu.stream, 20);
+  const TimedEvent first = gpu.stream.record_time();
+  busy.enqueue();
+  const TimedEvent second = gpu.stream.record_time();
+  for (int i = 0; i < 3000; ++i) gpu.stream.record();
+  CHECK(second.seconds_since(first) > 1e-5);
+  CHECK(second.seconds_since(second) == 0);
+}
+
 TEST_CASE("GPU memory is counted exactly, from the host's request to its release",
           "[cuda][device]") {
   LOCKSTEP_NEEDS_GPU();
