@@ -146,11 +146,9 @@ class TestSetUp(Sandbox):
         updates = [line for line in self.calls() if "apt-get" in line and " update" in line]
         self.assertEqual(len(updates), 1)
 
-    def test_is_silent_and_quick_where_nothing_is_missing(self):
+    def test_is_silent_and_asks_no_apt_where_nothing_is_missing(self):
         self.fake_apt(["python3"])
-        begin = time.monotonic()
         done = self.lockstep("data", "synthetic")
-        self.assertLess(time.monotonic() - begin, 2)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertFalse([line for line in self.calls() if line.startswith("apt")])
 
