@@ -153,7 +153,6 @@ nlohmann::json row(const BubbleOptions& options, const Dataset& set, int stages,
 }
 
 void check(const BubbleOptions& options) {
-  require_writable("--metrics", options.metrics);
   const std::vector<DeviceId> ids = parse_devices(options.devices);
   for (const int stages : options.stages) {
     require(kLayers % stages == 0,
@@ -203,7 +202,7 @@ int main(int argc, char** argv) {
              "milliseconds that a layer sleeps instead of computing, forward, per batch",
              {0, 1000});
   parser.add("--steps", options.steps, "steps of each pipeline", {1, 10000});
-  parser.add("--metrics", options.metrics, "write the rows to this file, as JSON");
+  parser.add_output("--metrics", options.metrics, "write the rows to this file, as JSON");
   if (parser.parse(argc, argv)) lockstep::measure_all(options);
   lockstep::require_printed();
 }

@@ -1,11 +1,10 @@
 #include "03-model-split/schedule.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 
 namespace lockstep {
 namespace {
@@ -152,7 +151,7 @@ void require_finished(const std::vector<Instructions>& schedules, const std::vec
     stuck.push_back(fmt::format("stage {} at '{} {}'", stage, name_of(at.kind), at.micro_batch));
   }
   require(stuck.empty(), "schedule: deadlock, no stage can go on: {}; expected all to finish",
-          fmt::join(stuck, ", "));
+          listed(stuck));
 }
 
 double predicted_bubble(int stages, int micro_batches) {

@@ -1,16 +1,15 @@
 #include "04-ddp/ddp.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 
 namespace lockstep {
 namespace {
 
 /// "conv1.weight [10, 5, 5, 1]", a line per parameter and buffer.
-std::string listed(const FlatParameters& parameters) {
+std::string described(const FlatParameters& parameters) {
   std::string text;
   for (const Parameter* p : parameters.parameters()) {
     text += fmt::format("{} {}\n", p->name, p->shape.text());
@@ -60,7 +59,7 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
 
 /// A difference would otherwise show as a sum of what does not belong together, or as a hang.
 void DistributedDataParallel::require_same_parameters(const ExchangeTexts& exchange) const {
-  const std::vector<std::string> texts = exchange(listed(parameters_));
+  const std::vector<std::string> texts = exchange(described(parameters_));
   require(!in_order_.empty(), "rank {}: a network without parameters has nothing to be reduced",
           ranks_.rank());
   const std::vector<std::string> first = lines_of(texts[0]);
@@ -143,7 +142,7 @@ void DistributedDataParallel::reduce_the_rest() {
   require(missing.empty() || options_.find_unused_parameters,
           "rank {}: no gradient of {} in this backward; leave such layers out of the network, or "
           "allow unused parameters",
-          ranks_.rank(), fmt::join(missing, ", "));
+          ranks_.rank(), listed(missing));
   std::fill(ready_.begin(), ready_.end(), true);
   reduce_complete_buckets();
   std::fill(ready_.begin(), ready_.end(), false);

@@ -1,10 +1,9 @@
 #include "04-ddp/join.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/core/tensor.h"
 
 namespace lockstep {
@@ -15,7 +14,7 @@ void require_even_inputs(int64_t batches, const ExchangeTexts& exchange) {
   require(even,
           "batches of this epoch by rank: {}; expected equally many, or the ranks would wait for "
           "each other; deal the samples out evenly, or use Join",
-          fmt::join(all, ", "));
+          listed(all));
 }
 
 int64_t Join::samples_of_step(int64_t mine) {

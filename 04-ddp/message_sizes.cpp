@@ -34,9 +34,8 @@ struct SizesOptions {
     parser.add("--all-reduce", kinds, "ring, naive, library");
     parser.add("--rounds", rounds, "all-reduces of each size, of which the median counts",
                {5, 10000});
-    parser.add("--metrics", metrics, "write the rows to this file, as JSON");
+    parser.add_output("--metrics", metrics, "write the rows to this file, as JSON");
     parser.check_afterwards([this] {
-      require_writable("--metrics", metrics);
       for (const std::string& kind : kinds) parse_all_reduce(kind);
     });
   }

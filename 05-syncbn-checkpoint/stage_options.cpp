@@ -10,7 +10,8 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
   ddp.add_to(parser);
   parser.add_flag("--no-sync-bn", no_sync_bn,
                   "batch normalisation sees its rank's part of the batch only, as in stage 04");
-  parser.add("--checkpoint-dir", directory, "save checkpoints to this folder, after every epoch");
+  parser.add_output_folder("--checkpoint-dir", directory,
+                           "save checkpoints to this folder, after every epoch");
   parser.add("--save-every", save_every, "save every so many steps, too; 0: never",
              {0, 1000000000});
   parser.add("--keep", keep, "newest checkpoints that stay", {2, 1000000});

@@ -19,6 +19,7 @@ ALLOWED_SKIPS = (
     "namespaces not permitted",
     "no tc",
     "no mpirun",
+    "no mpiexec.mpich",
     "no torch",
     "no matplotlib",
     "TSan cannot map its shadow",

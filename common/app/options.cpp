@@ -1,9 +1,6 @@
 #include "common/app/options.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 
 #include "common/cli/option_parser.h"
@@ -26,7 +23,7 @@ void add_model_options(OptionParser& parser, Options& o) {
   parser.add("--seed", o.seed, "of the first weights, the order and dropout",
              {0, std::numeric_limits<uint32_t>::max()});
   parser.add("--load", o.load, "start from the weights of this safetensors file");
-  parser.add("--save", o.save, "write the final weights to this safetensors file");
+  parser.add_output("--save", o.save, "write the final weights to this safetensors file");
 }
 
 void add_training_options(OptionParser& parser, Options& o) {
@@ -64,8 +61,8 @@ void add_machine_options(OptionParser& parser, Options& o) {
   parser.add("--loader-timeout", o.loader_timeout, "seconds to wait for a batch; 0: for ever",
              {0, 86400});
   parser.add("--log-interval", o.log_interval, "steps between two lines", {1, 1000000000});
-  parser.add("--metrics", o.metrics, "write losses, times and memory to this JSON file");
-  parser.add("--trace", o.trace, "write a timeline for chrome://tracing or ui.perfetto.dev");
+  parser.add_output("--metrics", o.metrics, "write losses, times and memory to this JSON file");
+  parser.add_output("--trace", o.trace, "write a timeline for chrome://tracing or ui.perfetto.dev");
 }
 
 /// What a stage has alone: the reference plays the others, the others are measured against it.
@@ -111,24 +108,11 @@ void check(const Options& o) {
   require(!o.graph || parse_split(o.emulate).kind == BatchSplit::Kind::whole,
           "--graph: a graph holds one whole batch, --emulate {} divides it; leave one of them out",
           o.emulate);
-  require_writable("--metrics", o.metrics);
-  require_writable("--trace", o.trace);
-  require_writable("--save", o.save);
+  require_distinct({{"--load", o.load}, {"--metrics", o.metrics}});  // --save may follow --load
+  require_distinct({{"--load", o.load}, {"--trace", o.trace}});
 }
 
 }  // namespace
-
-void require_writable(const char* option, const std::string& path) {
-  if (path.empty()) return;
-  const std::filesystem::path target(path);
-  const std::filesystem::path folder =
-      target.has_parent_path() ? target.parent_path() : std::filesystem::path(".");
-  require(std::filesystem::is_directory(folder) && access(folder.c_str(), W_OK) == 0,
-          "{} {}: the folder {} does not exist or cannot be written; create it first", option, path,
-          folder.string());
-  require(!std::filesystem::exists(target) || std::filesystem::is_regular_file(target),
-          "{} {}: this exists and is not a regular file; name a file", option, path);
-}
 
 std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
                                               const char* const* argv) {

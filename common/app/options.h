@@ -109,8 +109,4 @@ struct CommandLine {
 std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
                                               const char* const* argv);
 
-/// Refuses an output path now that could not be written after an hour of training: throws BadInput
-/// naming `option`. An empty path is none.
-void require_writable(const char* option, const std::string& path);
-
 }  // namespace lockstep

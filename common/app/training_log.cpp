@@ -12,6 +12,7 @@
 #include "common/app/process_stats.h"
 #include "common/app/trace.h"
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
 
@@ -128,7 +129,7 @@ std::string TrainingLog::who_failed() const {
   for (const nlohmann::json& rank : all) {
     if (rank.at("failed")) found.push_back(rank.at("name"));
   }
-  return found.empty() ? "the sum over all ranks" : fmt::format("{}", fmt::join(found, ", "));
+  return found.empty() ? "the sum over all ranks" : listed(found);
 }
 
 void TrainingLog::end_epoch() {

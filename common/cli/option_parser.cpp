@@ -1,28 +1,58 @@
 #include "common/cli/option_parser.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <optional>
 
 #include "common/core/error.h"
 
 namespace lockstep {
 namespace {
 
-/// The check of a number's range. CLI::Range would let NaN pass, which compares as neither too
-/// small nor too large.
+/// The whole word as a decimal number, which CLI11 alone would not insist on: for it 0x10 and 010
+/// are numbers to other bases, and NaN lies in every range.
+template <class T>
+std::optional<T> decimal(std::string_view word) {
+  if (word.size() > 1 && word.starts_with('+') && word[1] != '-') word.remove_prefix(1);
+  T value{};
+  const char* end = word.data() + word.size();
+  const auto [stop, error] = std::from_chars(word.data(), end, value);
+  if (error != std::errc{} || stop != end || !std::isfinite(double(value))) return std::nullopt;
+  return value;
+}
+
+/// Takes decimal numbers within the range. The word becomes the number as CLI11 reads it.
 template <class T>
 void limit_to(CLI::Option* option, Range<T> range) {
   const Range<T> any;
-  if (range.low == any.low && range.high == any.high) return;
-  const std::string text = fmt::format("{} to {}", range.low, range.high);
-  option->check(CLI::Validator(
-      [=](const std::string& word) {
-        T value;
-        const bool number = CLI::detail::lexical_cast(word, value);
-        return number && value >= range.low && value <= range.high
-                   ? std::string()
-                   : fmt::format("'{}' is not a number in the range {}", word, text);
+  const bool whole = std::is_integral_v<T>;
+  const bool limited = range.low != any.low || range.high != any.high;
+  const std::string limits =
+      limited ? fmt::format("in the range {} to {}", range.low, range.high) : "";
+  const std::string what =
+      fmt::format("{} number{}{}", whole ? "a whole" : "a", limited ? " " : "", limits);
+  option->transform(CLI::Validator(
+      [=](std::string& word) {
+        const std::optional<T> value = decimal<T>(word);
+        if (!value || *value < range.low || *value > range.high) {
+          return fmt::format("'{}' is not {}, written with decimal digits", word, what);
+        }
+        word = fmt::format("{}", *value);
+        return std::string();
       },
-      "in " + text));
+      limited ? fmt::format("in {} to {}", range.low, range.high) : ""));
+}
+
+/// An empty text is what a shell variable leaves that was not set: whoever typed it meant
+/// something.
+void refuse_empty(CLI::Option* option) {
+  option->check(CLI::Validator(
+      [](const std::string& word) {
+        return word.empty() ? "found an empty text; give one, or leave the option out"
+                            : std::string();
+      },
+      ""));
 }
 
 /// An option as words of a command line, if it was given.
@@ -45,7 +75,16 @@ OptionParser::OptionParser(const std::string& program, const std::string& summar
 OptionParser::~OptionParser() = default;
 
 void OptionParser::add(const std::string& names, std::string& value, const std::string& help) {
-  app_->add_option(names, value, help);
+  refuse_empty(app_->add_option(names, value, help));
+}
+void OptionParser::add_output(const std::string& name, std::string& path, const std::string& help) {
+  add_output_folder(name, path, help);
+  check_afterwards([name, &path] { require_writable({name, path}); });
+}
+void OptionParser::add_output_folder(const std::string& name, std::string& path,
+                                     const std::string& help) {
+  add(name, path, help);
+  outputs_.push_back([name, &path] { return NamedPath{name, path}; });
 }
 void OptionParser::add(const std::string& names, int& value, const std::string& help,
                        Range<int> range) {
@@ -61,7 +100,7 @@ void OptionParser::add(const std::string& names, double& value, const std::strin
 }
 void OptionParser::add(const std::string& names, std::vector<std::string>& values,
                        const std::string& help) {
-  app_->add_option(names, values, help)->delimiter(',');
+  refuse_empty(app_->add_option(names, values, help)->delimiter(','));
 }
 void OptionParser::add(const std::string& names, std::vector<int>& values, const std::string& help,
                        Range<int> range) {
@@ -84,6 +123,9 @@ bool OptionParser::parse(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     fail<BadInput>("{}; --help lists all options and their defaults", error.what());
   }
+  std::vector<NamedPath> outputs;
+  for (const auto& output : outputs_) outputs.push_back(output());
+  require_distinct(outputs);
   for (const auto& check : checks_) check();
   return true;
 }

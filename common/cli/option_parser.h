@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/cli/output_paths.h"
+
 namespace CLI {
 class App;
 }
@@ -22,7 +24,8 @@ struct Range {
 };
 
 /// Fills variables from a command line. They must outlive it; what they hold when they are added is
-/// the default that --help shows. `names` is "--lr" or several spellings ("-n,--number").
+/// the default that --help shows. `names` is "--lr" or several spellings ("-n,--number"). Numbers
+/// are decimal, texts are not empty.
 class OptionParser {
  public:
   /// `summary` heads the help.
@@ -33,6 +36,10 @@ class OptionParser {
   void add(const std::string& names, int& value, const std::string& help, Range<int> = {});
   void add(const std::string& names, int64_t& value, const std::string& help, Range<int64_t> = {});
   void add(const std::string& names, double& value, const std::string& help, Range<double> = {});
+  /// A file, or a folder, that will be written: refused if that could not be done, or where another
+  /// output is the same.
+  void add_output(const std::string& name, std::string& path, const std::string& help);
+  void add_output_folder(const std::string& name, std::string& path, const std::string& help);
   /// Values in one word with commas between them, or in several words.
   void add(const std::string& names, std::vector<std::string>& values, const std::string& help);
   void add(const std::string& names, std::vector<int>& values, const std::string& help,
@@ -44,7 +51,7 @@ class OptionParser {
   void check_afterwards(std::function<void()> check);
 
   /// Reads the command line. False if that was a request for help, now answered. Throws BadInput
-  /// for unknown options, missing values and values out of range.
+  /// for unknown options, missing values, empty ones, and numbers that are none or out of range.
   bool parse(int argc, const char* const* argv);
 
   /// Whether there is such an option and the command line names it.
@@ -59,6 +66,7 @@ class OptionParser {
  private:
   std::unique_ptr<CLI::App> app_;
   std::vector<std::function<void()>> checks_;
+  std::vector<std::function<NamedPath()>> outputs_;
 };
 
 }  // namespace lockstep

@@ -1,13 +1,12 @@
 #include "common/comm/in_process_world.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/kernels/kernels.h"
 
 namespace lockstep {
@@ -175,11 +174,11 @@ void InProcessWorld::wait(double timeout_seconds) {
         if (first.arrived[i].done()) continue;
         missing.push_back(recorder_.rank_name(first.ranks[i]));
       }
-      give_up(fmt::format(
-          "group {} of collectives ({}): {} within {} s", first.group, first.call.text(),
-          missing.empty() ? "all ranks came but did not finish"
-                          : fmt::format("{} did not come", fmt::join(missing, ", ")),
-          timeout_seconds));
+      give_up(fmt::format("group {} of collectives ({}): {} within {} s", first.group,
+                          first.call.text(),
+                          missing.empty() ? "all ranks came but did not finish"
+                                          : fmt::format("{} did not come", listed(missing)),
+                          timeout_seconds));
     }
     settle_first();
   }

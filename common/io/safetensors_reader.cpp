@@ -62,25 +62,47 @@ std::string_view header_text(Bytes file, const std::string& what) {
   return text;
 }
 
-/// A callback for json::parse that refuses what a JSON tree no longer shows (an object that has a
-/// key twice) or should never be built from (nesting that no valid header has).
-auto key_checker(const std::string& what) {
-  // keys[d]: those met so far in the open object whose keys stand at depth d (the outermost: 1).
-  return [&what, keys = std::vector<std::set<std::string>>()](int depth, json::parse_event_t event,
-                                                              const json& parsed) mutable {
-    const auto level = static_cast<std::size_t>(depth);
-    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      require(depth < 3, "{}: the header nests deeper than {{name: {{shape: [...]}}}}", what);
-      keys.resize(level + 1);
-      keys.emplace_back();
-    } else if (event == json::parse_event_t::key) {
-      const auto key = parsed.get<std::string>();
-      require(keys.at(level).insert(key).second,
-              "{}: the header has the key {} twice, expected once", what, in_quotes(key));
-    }
+/// Refuses what a JSON tree no longer shows (an object that has a key twice) or should never be
+/// built from (nesting that no valid header has). A pass of its own: json::parse with a callback
+/// looks through all siblings whenever an object ends, which is quadratic.
+class KeyChecker final : public nlohmann::json_sax<json> {
+ public:
+  explicit KeyChecker(const std::string& what) : what_(what) {}
+
+  bool start_object(std::size_t) override { return open(); }
+  bool start_array(std::size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    require(keys_.back().insert(name).second, "{}: the header has the key {} twice, expected once",
+            what_, in_quotes(name));
     return true;
-  };
-}
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool parse_error(std::size_t, const std::string&, const json::exception&) override {
+    return false;  // json::parse will say it
+  }
+
+ private:
+  bool open() {
+    require(keys_.size() < 3, "{}: the header nests deeper than {{name: {{shape: [...]}}}}", what_);
+    keys_.emplace_back();
+    return true;
+  }
+  bool close() {
+    keys_.pop_back();
+    return true;
+  }
+
+  const std::string& what_;
+  std::vector<std::set<std::string>> keys_;  // those met so far in each open object
+};
 
 /// Rule 5, first half: the header as a JSON object without duplicate keys.
 json parse_object(std::string_view text, const std::string& what) {
@@ -93,7 +115,9 @@ json parse_object(std::string_view text, const std::string& what) {
   require(zero == text.npos, "{}: the header is not valid JSON: a zero byte at its byte {}", what,
           zero);
   try {
-    return json::parse(text, key_checker(what));
+    KeyChecker checker(what);
+    json::sax_parse(text, &checker);
+    return json::parse(text);
   } catch (const json::exception& error) {
     std::string_view reason = error.what();
     reason.remove_prefix(std::min(reason.find("] ") + 2, reason.size()));  // "[json.exception...] "

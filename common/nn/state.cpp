@@ -1,10 +1,9 @@
 #include "common/nn/state.h"
 
-#include <fmt/ranges.h>
-
 #include <map>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/nn/batch_norm.h"
 
 namespace lockstep {
@@ -57,7 +56,7 @@ class Matcher {
     fail<BadInput>(
         "the tensors do not fit this network: {}; use the --model and --width that the "
         "file was saved with",
-        fmt::join(problems_, ", "));
+        listed(problems_));
   }
 
  private:

@@ -79,6 +79,36 @@ TEST_CASE("Under mpirun the weights are those of our launcher", "[faults][ddp][m
   CHECK_THAT(unaddressed.err, ContainsSubstring("mpirun"));
 }
 
+TEST_CASE("Under MPICH's mpiexec the weights are those of our launcher", "[faults][ddp][mpirun]") {
+  if (in_path("mpiexec.mpich").empty()) LOCKSTEP_SKIP("no mpiexec.mpich");
+  const Jobs jobs;
+  const Words mpiexec{"mpiexec.mpich", "-n", "2"};
+  CHECK((weights_of(jobs,
+                    mpiexec + Words{"-genv", "MASTER_ADDR", "127.0.0.1", "-genv", "MASTER_PORT",
+                                    fmt::format("{}", free_port()), ddp()},
+                    "mpiexec") == expected_weights(jobs)));
+  const ProcessResult unaddressed = jobs.run_words(mpiexec + Words{ddp()} + kFewSteps);
+  CHECK(unaddressed.status != 0);
+  CHECK_THAT(unaddressed.err, ContainsSubstring("MASTER_ADDR") &&
+                                  ContainsSubstring("mpiexec -n 2 -genv MASTER_ADDR 127.0.0.1"));
+  CHECK_THAT(unaddressed.out, !ContainsSubstring("starting"));
+  // One process is a bare start.
+  CHECK((weights_of(jobs, {"mpiexec.mpich", "-n", "1", ddp(), "--devices", cpus(2)}, "one") ==
+         expected_weights(jobs)));
+}
+
+TEST_CASE("Copies that a launcher starts which is not known refuse to be two whole jobs",
+          "[faults][ddp]") {
+  const Jobs jobs;
+  const ProcessResult run =
+      jobs.run_words(Words{"env", "FLUX_TASK_RANK=1", ddp(), "--save", jobs / "weights"});
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK(run.out.empty());
+  CHECK_THAT(run.err, ContainsSubstring("FLUX_TASK_RANK=1: Flux started this process as one of"));
+  CHECK_FALSE(jobs.has("weights"));
+}
+
 TEST_CASE("Under torchrun the weights are those of our launcher", "[faults][ddp][torchrun]") {
   const char* named = std::getenv("LOCKSTEP_TORCHRUN");
   const std::string torchrun = named != nullptr ? named : in_path("torchrun");

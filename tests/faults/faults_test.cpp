@@ -19,6 +19,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/json.h"
+#include "tests/support/refusals.h"
 #include "tests/support/stage.h"
 
 namespace lockstep {
@@ -26,39 +27,6 @@ namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
-
-/// Eight steps of eight samples: cheap even under a sanitizer.
-const Words kSmall{"--data", "synthetic:64:16", "--batch-size", "8"};
-
-/// Started so, even root has to ask the file system for permission.
-Words without_privileges() {
-  if (::geteuid() != 0) return {};
-  return {"setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps",
-          "-dac_override,-dac_read_search"};
-}
-
-/// One line on stderr that names all of `fragments`, status 1, nothing trained.
-void check_error(const ProcessResult& run, const Words& fragments) {
-  INFO(story(run));
-  CHECK_FALSE(run.timed_out);
-  CHECK(run.status == 1);
-  CHECK(run.err.starts_with("error: "));
-  CHECK(run.err.find('\n') == run.err.size() - 1);
-  for (const std::string& fragment : fragments) CHECK_THAT(run.err, ContainsSubstring(fragment));
-  CHECK_THAT(run.out, !ContainsSubstring("Train Epoch"));
-  CHECK_THAT(run.out, !ContainsSubstring("Test set"));
-}
-
-/// A stage refuses these options before it trains and before it writes anything.
-void check_refused(const Words& options, const Words& fragments, const Words& prefix = {},
-                   const std::string& stage = "01-single-gpu") {
-  const TempDir results;
-  const Words outputs{"--metrics", results / "metrics", "--trace", results / "trace",
-                      "--save",    results / "weights"};
-  check_error(run_process(prefix + Words{stage_binary(stage)} + outputs + options, kDeadline),
-              fragments);
-  CHECK(results.names() == Words{});
-}
 
 // --- Data sets -----------------------------------------------------------------------------------
 
@@ -92,7 +60,7 @@ const std::string kLabels = "train-labels-idx1-ubyte";
 void check_data_refused(const DataFiles& data, const Words& fragments, const Words& more = {}) {
   const TempDir folder;
   data.write(folder.path());
-  check_refused(Words{"--data-dir", folder.path()} + more, fragments);
+  check_stage_refuses(Words{"--data-dir", folder.path()} + more, fragments);
 }
 
 TEST_CASE("Good files train", "[faults]") {
@@ -169,16 +137,19 @@ TEST_CASE("A damaged gzip file is refused", "[faults][row8]") {
 TEST_CASE("Missing data is one line that says how to get it", "[faults][row9]") {
   const TempDir folder;
   const Words advice{"./lockstep data fashion-mnist", "--data synthetic"};
-  check_refused({"--data-dir", folder / "nowhere"}, advice + Words{(folder / "nowhere").string()});
-  check_refused({"--data-dir", folder.path()}, advice + Words{folder.path().string(), kImages});
+  check_stage_refuses({"--data-dir", folder / "nowhere"},
+                      advice + Words{(folder / "nowhere").string()});
+  check_stage_refuses({"--data-dir", folder.path()},
+                      advice + Words{folder.path().string(), kImages});
   DataFiles data;
   data.files.erase(kLabels);
   check_data_refused(data, advice + Words{kLabels, "missing"});
-  check_refused({"--data", "cifar10", "--data-dir", folder.path()}, {"./lockstep data cifar10"});
+  check_stage_refuses({"--data", "cifar10", "--data-dir", folder.path()},
+                      {"./lockstep data cifar10"});
 
   DataFiles().write(folder.path());
   std::filesystem::permissions(folder / kImages, std::filesystem::perms::none);
-  check_refused({"--data-dir", folder.path()}, {kImages, "ermission"}, without_privileges());
+  check_stage_refuses({"--data-dir", folder.path()}, {kImages, "ermission"}, without_privileges());
 }
 
 TEST_CASE("An epoch without batches is refused", "[faults][row10]") {
@@ -190,112 +161,23 @@ TEST_CASE("An epoch without batches is refused", "[faults][row10]") {
 }
 
 TEST_CASE("Arguments of the loader are refused with their value", "[faults][row25]") {
-  check_refused(kSmall + Words{"--batch-size", "0"}, {"--batch-size", "'0'", "1 to 1000000"});
-  check_refused(kSmall + Words{"--workers", "-1"}, {"--workers", "'-1'", "0 to 256"});
-  check_refused(kSmall + Words{"--loader-timeout", "-0.5"}, {"--loader-timeout", "'-0.5'"});
-  check_refused(kSmall + Words{"--workers", "0", "--loader-timeout", "3"},
-                {"--loader-timeout", "3", "--workers 1"});
-  check_refused(kSmall + Words{"--prefetch-factor", "0"}, {"--prefetch-factor", "'0'", "1 to"});
-  check_refused(kSmall + Words{"--workers", "0", "--prefetch-factor", "3"},
-                {"--prefetch-factor", "3", "--workers 1"});
-}
-
-// --- Options -------------------------------------------------------------------------------------
-
-struct NumericOption {
-  std::string name, below, above, range;
-};
-
-const std::vector<NumericOption> kNumericOptions{
-    {"--width", "0", "1025", "1 to 1024"},
-    {"--seed", "-1", "4294967296", "0 to 4294967295"},
-    {"--epochs", "-1", "100001", "0 to 100000"},
-    {"--max-steps", "-1", "1000000001", "0 to 1000000000"},
-    {"--batch-size", "0", "1000001", "1 to 1000000"},
-    {"--lr", "-0.1", "nan", "0 to 1000000000000"},
-    {"--scale-lr", "-1", "2e12", "0 to 1000000000000"},
-    {"--warmup-epochs", "-1", "1001", "0 to 1000"},
-    {"--lr-step", "-1", "100001", "0 to 100000"},
-    {"--lr-gamma", "-0.1", "1.1", "0 to 1"},
-    {"--momentum", "-0.1", "1.1", "0 to 1"},
-    {"--weight-decay", "-1", "inf", "0 to 1000000000000"},
-    {"--threads-per-device", "0", "1025", "1 to 1024"},
-    {"--workers", "-1", "257", "0 to 256"},
-    {"--prefetch-factor", "0", "1025", "1 to 1024"},
-    {"--loader-timeout", "-1", "86401", "0 to 86400"},
-    {"--log-interval", "0", "1000000001", "1 to 1000000000"},
-};
-
-TEST_CASE("A number out of its range is refused with value and range", "[faults]") {
-  for (const NumericOption& option : kNumericOptions) {
-    for (const std::string& value : {option.below, option.above, std::string("many")}) {
-      INFO(option.name << " " << value);
-      check_refused(kSmall + Words{option.name, value},
-                    {option.name, "'" + value + "'", option.range});
-    }
-  }
-}
-
-TEST_CASE("An unknown option, name or device is refused", "[faults]") {
-  check_refused(kSmall + Words{"--learning-rate", "0.1"}, {"--learning-rate", "--help"});
-  check_refused(kSmall + Words{"stray"}, {"stray", "--help"});
-  check_refused(kSmall + Words{"--lr"}, {"--lr"});
-  check_refused({"--data", "imagenet"}, {"imagenet", "fashion-mnist"});
-  check_refused({"--data", "synthetic:0:64"}, {"synthetic:0:64", "1 to 1000000"});
-  check_refused(kSmall + Words{"--model", "vgg"}, {"vgg", "resnet18"});
-  check_refused(kSmall + Words{"--order", "random"}, {"random", "sampler"});
-  check_refused(kSmall + Words{"--init", "zero"}, {"zero", "kaiming"});
-  check_refused(kSmall + Words{"--emulate", "chunk:0"}, {"chunk:0", "1 to 1024"});
-  check_refused(kSmall + Words{"--devices", "tpu:0"}, {"tpu:0"});
-  check_refused(kSmall + Words{"--devices", "cpu:0,cuda:0"}, {"cpu:0 and cuda:0"});
-  check_refused(kSmall + Words{"--load", "/nowhere/weights"}, {"/nowhere/weights", "No such file"});
-}
-
-TEST_CASE("--help lists every option with its default", "[faults]") {
-  const ProcessResult run = run_help(stage_binary("01-single-gpu"));
-  CHECK(run.status == 0);
-  CHECK(run.err.empty());
-  for (const std::string fragment :
-       {"--data TEXT=fashion-mnist", "--model TEXT=seed", "--epochs", "=0.1\n",
-        "--order TEXT=loader", "--emulate TEXT=none", "--dropout,--no-dropout{false}", "--metrics",
-        "--trace", "--save", "--load", "--devices", "--data-dir", "--drop-last",
-        "--init TEXT=kaiming"}) {
-    CHECK_THAT(run.out, ContainsSubstring(fragment));
-  }
-  // Every range that the help shows is tested above, and the other way round.
-  const std::regex ranged(R"((--[a-z-]+) [A-Z]+:in (\S+ to [0-9]+)=)");
-  std::set<std::pair<std::string, std::string>> shown, tested;
-  for (std::sregex_iterator it(run.out.begin(), run.out.end(), ranged), end; it != end; ++it) {
-    shown.emplace((*it)[1], (*it)[2]);
-  }
-  for (const NumericOption& option : kNumericOptions) tested.emplace(option.name, option.range);
-  CHECK(shown == tested);
-}
-
-TEST_CASE("An output that could not be written is refused before training", "[faults]") {
-  const TempDir folder;
-  const std::filesystem::path locked = folder / "locked";
-  std::filesystem::create_directory(locked);
-  std::filesystem::permissions(locked, std::filesystem::perms(0555));
-  for (const std::string option : {"--metrics", "--trace", "--save"}) {
-    INFO(option);
-    const Words program = without_privileges() + Words{stage_binary("01-single-gpu")} + kSmall;
-    const auto check = [&](const std::filesystem::path& path) {
-      check_error(run_process(program + Words{option, path}, kDeadline), {option, path.string()});
-    };
-    check(folder / "nowhere" / "file");
-    check(folder.path());
-    check(locked / "file");
-  }
-  CHECK(folder.names() == Words{"locked"});
+  check_stage_refuses(kSmall + Words{"--batch-size", "0"}, {"--batch-size", "'0'", "1 to 1000000"});
+  check_stage_refuses(kSmall + Words{"--workers", "-1"}, {"--workers", "'-1'", "0 to 256"});
+  check_stage_refuses(kSmall + Words{"--loader-timeout", "-0.5"}, {"--loader-timeout", "'-0.5'"});
+  check_stage_refuses(kSmall + Words{"--workers", "0", "--loader-timeout", "3"},
+                      {"--loader-timeout", "3", "--workers 1"});
+  check_stage_refuses(kSmall + Words{"--prefetch-factor", "0"},
+                      {"--prefetch-factor", "'0'", "1 to"});
+  check_stage_refuses(kSmall + Words{"--workers", "0", "--prefetch-factor", "3"},
+                      {"--prefetch-factor", "3", "--workers 1"});
 }
 
 TEST_CASE("A GPU that is not there is refused, and by default a run says that it has none",
           "[faults][row128]") {
   const std::vector<std::pair<std::string, std::string>> no_gpu{{"CUDA_VISIBLE_DEVICES", ""}};
   const Words program = Words{stage_binary("01-single-gpu")} + kSmall;
-  check_error(run_process(program + Words{"--devices", "cuda:0"}, kDeadline, no_gpu),
-              {"cuda:0", "--devices cpu:0"});
+  check_error_line(run_process(program + Words{"--devices", "cuda:0"}, kDeadline, no_gpu),
+                   {"cuda:0", "--devices cpu:0"});
 
   const ProcessResult run = run_process(program, kDeadline, no_gpu);
   INFO(story(run));
@@ -335,7 +217,7 @@ TEST_CASE("One NaN in the weights stops the run at its step", "[faults][row17]")
         run_stage01(kSmall + Words{"--load", folder / "bad", "--save", folder / "good", "--metrics",
                                    folder / "metrics", "--trace", folder / "trace"},
                     kDeadline);
-    check_error(run, {"step 0", "rank 0", "cpu:0", "not finite", "nothing was saved"});
+    check_error_line(run, {"step 0", "rank 0", "cpu:0", "not finite", "nothing was saved"});
     CHECK((read_file(folder / "good") == before));  // (( )): unprintable
     CHECK(folder.names() == Words{"bad", "good"});
   }
@@ -350,22 +232,6 @@ TEST_CASE("Weights that the last update spoilt are noticed and not saved", "[fau
   CHECK_THAT(run.err, ContainsSubstring("after 1 steps") && ContainsSubstring("test loss") &&
                           ContainsSubstring("no final weights were saved"));
   CHECK(folder.names() == Words{});
-}
-
-TEST_CASE("An option that the network has no use for is refused, not ignored", "[faults]") {
-  check_refused(kSmall + Words{"--model", "seed", "--width", "8"}, {"--width: 8", "resnet18"});
-  check_refused(kSmall + Words{"--model", "resnet18", "--dropout"}, {"--dropout", "resnet18"});
-}
-
-TEST_CASE("Output that is no regular file is refused, not replaced", "[faults]") {
-  for (const std::string option : {"--metrics", "--save", "--trace"}) {
-    const ProcessResult run = run_stage01(kSmall + Words{option, "/dev/null"}, kDeadline);
-    INFO(story(run));
-    CHECK(run.status == 1);
-    CHECK_THAT(run.err,
-               ContainsSubstring(option + " /dev/null") && ContainsSubstring("not a regular file"));
-    CHECK_THAT(run.out, !ContainsSubstring("Train Epoch"));
-  }
 }
 
 TEST_CASE("A learning rate far too high is noticed", "[faults][row18]") {
@@ -608,7 +474,7 @@ TEST_CASE("A reader that leaves ends the run", "[faults]") {
 // --- Stage 02 ------------------------------------------------------------------------------------
 
 void check_refused_by_stage02(const Words& options, const Words& fragments) {
-  check_refused(options, fragments, {}, "02-dataparallel");
+  check_stage_refuses(options, fragments, {}, "02-dataparallel");
 }
 
 TEST_CASE("Stage 02 refuses what it cannot do, and devices that are none",
@@ -622,7 +488,7 @@ TEST_CASE("Stage 02 refuses what it cannot do, and devices that are none",
   check_refused_by_stage02(kSmall + Words{"--devices", "cpu:0,,cpu:1"}, {"--devices"});
   check_refused_by_stage02(kSmall + Words{"--devices", "cpu:0,tpu:1"}, {"tpu:1"});
   // --reduce is stage 02's own.
-  check_refused(kSmall + Words{"--reduce", "manual"}, {"--reduce"});
+  check_stage_refuses(kSmall + Words{"--reduce", "manual"}, {"--reduce"});
 }
 
 TEST_CASE("Stage 02 refuses broken data and weights", "[faults][dataparallel][row3]") {
@@ -639,7 +505,7 @@ TEST_CASE("Stage 02 refuses broken data and weights", "[faults][dataparallel][ro
 
 TEST_CASE("Stage 03 refuses splits and schedules that cannot be", "[faults][pipeline][row48]") {
   const auto check = [](const Words& options, const Words& fragments) {
-    check_refused(kSmall + options, fragments, {}, "03-model-split");
+    check_stage_refuses(kSmall + options, fragments, {}, "03-model-split");
   };
   check({"--schedule", "pipedream"}, {"--schedule", "'pipedream'", "naive, gpipe or 1f1b"});
   check({"--schedule", "naive", "--micro-batches", "4"}, {"naive", "4", "gpipe or 1f1b"});
@@ -650,14 +516,14 @@ TEST_CASE("Stage 03 refuses splits and schedules that cannot be", "[faults][pipe
   check({"--devices", "cpu:0,cpu:1,cpu:2,cpu:3,cpu:4,cpu:5,cpu:6,cpu:7,cpu:8"},
         {"--split", "9 stages of 8 layers"});
   // 64 images in batches of 30 leave a last one of 4.
-  check_refused({"--data", "synthetic:64:16", "--batch-size", "30", "--micro-batches", "5"},
-                {"--micro-batches", "5", "4 samples"}, {}, "03-model-split");
+  check_stage_refuses({"--data", "synthetic:64:16", "--batch-size", "30", "--micro-batches", "5"},
+                      {"--micro-batches", "5", "4 samples"}, {}, "03-model-split");
   check({"--emulate", "chunk:2"}, {"--emulate"});
 }
 
 TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tensorsplit][row55]") {
   const auto check = [](const Words& options, const Words& fragments) {
-    check_refused(kSmall + options, fragments, {}, "03-model-split");
+    check_stage_refuses(kSmall + options, fragments, {}, "03-model-split");
   };
   check({"--tensor-split", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
   check({"--tensor-split", "fc2"}, {"'fc2'", "conv2, fc1"});
@@ -700,8 +566,8 @@ TEST_CASE("The lesson's timetables are those of the program", "[faults][pipeline
 }
 
 TEST_CASE("Stage 03 has no timetable to compare with stage 01", "[faults][pipeline]") {
-  check_refused({"--print-schedule", "--baseline"}, {"--print-schedule", "--baseline", "leave one"},
-                {}, "03-model-split");
+  check_stage_refuses({"--print-schedule", "--baseline"},
+                      {"--print-schedule", "--baseline", "leave one"}, {}, "03-model-split");
 }
 
 TEST_CASE("The program of equal layers measures what it says, beside the formula",

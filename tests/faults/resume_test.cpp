@@ -8,6 +8,7 @@
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
+#include "tests/support/machine.h"
 #include "tests/support/stage.h"
 
 namespace lockstep {

@@ -1,6 +1,6 @@
 """Every command that a README shows is run, with few steps, in the order in which it stands there.
 
-A command that needs a GPU, another host, Slurm or minutes is not run: its options are looked up in
+A command that needs a GPU, another host or minutes is not run: its options are looked up in
 the program's --help, and it counts as skipped."""
 
 import functools
@@ -30,7 +30,7 @@ DEADLINE = 120  # seconds for one command
 NOT_RUN = (
     ("no GPU", r"cuda:|gpu-check"),
     ("another host", r"node7|--nnodes 2|two-hosts"),
-    ("no Slurm", r"\bsrun\b"),
+    ("tests/tools runs it", r"\b(srun|sbatch)\b"),
     ("no torch", r"\btorchrun\b"),
     ("tests/coursework runs it", r"lockstep (exercise|grade)\b"),
     ("tests/tools runs it", r"lockstep (format|lint)\b|run_python_tests\.py"),
@@ -194,8 +194,9 @@ class TestCommands(unittest.TestCase):
 
     def check(self, readme, before, command):
         reason = reason_not_to_run(command)
-        if reason is None and "mpirun" in command and not shutil.which("mpirun"):
-            reason = "no mpirun"
+        for launcher in ("mpirun", "mpiexec.mpich"):
+            if reason is None and launcher in command and not shutil.which(launcher):
+                reason = f"no {launcher}"
         if reason is None and "draw_step" in command and not compare_figures.find_python():
             reason = "no matplotlib"
         if reason:

@@ -26,8 +26,10 @@ const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "3"},
                          {"OMPI_COMM_WORLD_SIZE", "4"},
                          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+const Variables kHydra{
+    {"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
 const Variables kSlurm{{"SLURM_PROCID", "3"},
-                       {"SLURM_NTASKS", "4"},
+                       {"SLURM_STEP_NUM_TASKS", "4"},
                        {"SLURM_LOCALID", "1"},
                        {"SLURM_NTASKS_PER_NODE", "2"}};
 const Variables kMaster{{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}};
@@ -85,20 +87,83 @@ TEST_CASE("Where torchrun listens on the port itself, the store is at the next o
   }
 }
 
-TEST_CASE("The variables of torchrun, OpenMPI and Slurm say the same", "[launch]") {
+TEST_CASE("The variables of torchrun, OpenMPI, MPICH and Slurm say the same", "[launch]") {
   check_told(read(kTorchrun), "torchrun");
   check_told(read(kOpenMpi + kMaster), "OpenMPI");
   // A shell that has exported one of torchrun's names, which mpirun hands on.
   check_told(read(kOpenMpi + kMaster + Variables{{"WORLD_SIZE", "2"}}), "OpenMPI");
+  check_told(read(kHydra + kMaster), "MPICH");
+  check_told(read(kHydra + kMaster + Variables{{"WORLD_SIZE", "2"}}), "MPICH");
   check_told(read(kSlurm + kMaster), "Slurm");
   // Nearer to the program: torchrun under mpirun under srun.
   check_told(read(kSlurm + kOpenMpi + kTorchrun), "torchrun");
+  check_told(read(kSlurm + kHydra + kTorchrun), "torchrun");
+  // mpiexec has srun start one helper per host, whose numbers its ranks inherit.
+  check_told(read(kSlurm + kHydra + kMaster + Variables{{"SLURM_PROCID", "0"}}), "MPICH");
+  // srun --mpi=pmi2 tells the rank twice, the place on the host only in its own words.
+  const Variables twice{{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}};
+  check_told(read(kSlurm + twice + kMaster), "Slurm");
 }
 
 TEST_CASE("Without any variable it is a bare start", "[launch]") {
   CHECK_FALSE(read({}).has_value());
   CHECK_FALSE(read({{"RANK", ""}, {"WORLD_SIZE", ""}, {"MASTER_ADDR", ""}}).has_value());
   CHECK_FALSE(read({{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}}).has_value());  // salloc's shell
+  // A batch script is a task, but none of srun's.
+  CHECK_FALSE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}).has_value());
+}
+
+TEST_CASE("One process, started by MPI's launcher or Slurm without an address, is a bare start",
+          "[launch]") {
+  const Variables one_of[] = {
+      {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}},
+      {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}},
+      {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_NTASKS", "4"}}};
+  for (const Variables& one : one_of) {
+    CHECK_FALSE(read(one).has_value());
+    CHECK(read(one + kMaster).has_value());
+  }
+  // torchrun always tells the address.
+  CHECK_THAT(refusal({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), ContainsSubstring("MASTER_ADDR"));
+}
+
+TEST_CASE("The sign of a launcher that is not known is refused, unless ours is there too",
+          "[launch]") {
+  for (const std::string name :
+       {"PMIX_RANK", "PMI_ID", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "ALPS_APP_PE",
+        "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "MP_CHILD"}) {
+    const Variables sign{{name, "1"}};
+    CHECK_THAT(refusal(sign), ContainsSubstring(name + "=1: ") &&
+                                  ContainsSubstring("started this process as one of several") &&
+                                  ContainsSubstring("unset " + name));
+    CHECK_FALSE(read({{name, ""}}).has_value());
+    for (const Variables& known : {kTorchrun, kOpenMpi + kMaster, kSlurm + kMaster}) {
+      CHECK(read(sign + known)->rank == 3);
+    }
+  }
+}
+
+TEST_CASE("Slurm names the hosts: rank 0's, and a port that follows from the job", "[launch]") {
+  const Variables step =
+      kSlurm + Variables{{"SLURM_STEP_NODELIST", "node[07-08,12]"}, {"SLURM_JOB_ID", "123456"}};
+  CHECK(read(step)->master == Address{"node07", 23456});
+  CHECK(read(step + Variables{{"MASTER_PORT", "29500"}})->master == Address{"node07", 29500});
+  CHECK(read(step + Variables{{"MASTER_ADDR", "[::1]"}})->master == Address{"::1", 23456});
+  CHECK(read(step + kMaster)->master == Address{"node0", 29500});
+  CHECK_THAT(refusal(step - "SLURM_STEP_NODELIST"),
+             ContainsSubstring("without SLURM_STEP_NODELIST; start it with: MASTER_ADDR=HOST "
+                               "MASTER_PORT=29500 srun --ntasks=4 "));
+  CHECK_THAT(refusal(step - "SLURM_JOB_ID"), ContainsSubstring("without SLURM_JOB_ID"));
+  const std::pair<const char*, const char*> lists[] = {{"n1", "n1"},
+                                                       {"n1,n2", "n1"},
+                                                       {"n[1-3]", "n1"},
+                                                       {"n[001,7-9]", "n001"},
+                                                       {"r[2]-a,b", "r2-a"},
+                                                       {"r[1-2]n[3-4]", "r1n3"},
+                                                       {"n[", "n"},
+                                                       {"a-b,c-[1-2]", "a-b"},
+                                                       {"", ""}};
+  for (const auto& [list, first] : lists) CHECK(first_host(list) == first);
 }
 
 TEST_CASE("A variable that is missing, or empty, while others are set is named",
@@ -112,7 +177,8 @@ TEST_CASE("A variable that is missing, or empty, while others are set is named",
   CHECK_THAT(refusal(kMaster), ContainsSubstring("variable RANK expected"));
   CHECK_THAT(refusal({{"OMPI_COMM_WORLD_SIZE", "2"}}),
              ContainsSubstring("OMPI_COMM_WORLD_RANK expected"));
-  CHECK_THAT(refusal({{"SLURM_PROCID", "1"}}), ContainsSubstring("SLURM_NTASKS expected"));
+  CHECK_THAT(refusal({{"PMI_SIZE", "2"}}), ContainsSubstring("PMI_RANK expected"));
+  CHECK_THAT(refusal({{"PMI_RANK", "1"}}), ContainsSubstring("PMI_SIZE expected"));
 }
 
 TEST_CASE("A launcher that leaves the address out gets the command that gives it",
@@ -127,11 +193,10 @@ TEST_CASE("A launcher that leaves the address out gets the command that gives it
   CHECK_THAT(refusal(kOpenMpi + Variables{{"MASTER_ADDR", "node7"}}),
              ContainsSubstring("without MASTER_PORT") &&
                  ContainsSubstring("-x MASTER_ADDR=node7 -x MASTER_PORT=29500 "));
-  CHECK_THAT(refusal(kSlurm, named),
-             ContainsSubstring("Slurm started this rank 3 of 4 without MASTER_ADDR") &&
-                 ContainsSubstring("srun --ntasks=4 --export=ALL,MASTER_ADDR=$(scontrol show "
-                                   "hostnames $SLURM_JOB_NODELIST | head -n 1),MASTER_PORT=29500 "
-                                   "build/04-ddp/04-ddp --epochs 2"));
+  CHECK_THAT(refusal(kHydra, named),
+             ContainsSubstring("MPICH started this rank 3 of 4 without MASTER_ADDR") &&
+                 ContainsSubstring("mpiexec -n 4 -genv MASTER_ADDR $(hostname) -genv MASTER_PORT "
+                                   "29500 build/04-ddp/04-ddp --epochs 2"));
 }
 
 TEST_CASE("A number that cannot be right is refused with variable, value and range",

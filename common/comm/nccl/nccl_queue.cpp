@@ -1,13 +1,12 @@
 #include "common/comm/nccl/nccl_queue.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <span>
 #include <utility>
 
 #include "common/comm/nccl/nccl_calls.h"
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/kernels/cuda/cuda_stream.h"
 
 namespace lockstep {
@@ -214,7 +213,7 @@ std::string NcclQueue::lateness(double timeout_seconds) const {
     return fmt::format("{}: all ranks came, but it has not ended within {} s", late.what,
                        timeout_seconds);
   }
-  return fmt::format("{}: {} did not come within {} s", late.what, fmt::join(missing, ", "),
+  return fmt::format("{}: {} did not come within {} s", late.what, listed(missing),
                      timeout_seconds);
 }
 

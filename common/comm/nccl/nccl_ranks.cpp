@@ -1,7 +1,5 @@
 #include "common/comm/nccl/nccl_ranks.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <future>
 #include <memory>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/kernels/cuda/check.h"
 
 namespace lockstep {
@@ -140,7 +139,7 @@ void NcclRanks::await_ready(const char* call) const {
   fail<PeerLost>(
       "{}: {} not ready within {} s: {}the ranks do not reach each other; NCCL_DEBUG=INFO "
       "shows where they stop",
-      call, fmt::join(unready, ", "), deadline_seconds_,
+      call, listed(unready), deadline_seconds_,
       missing.empty() ? "" : missing + " did not come, or ");
 }
 

@@ -20,24 +20,39 @@ struct Family {
 constexpr Family kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr Family kOpenMpi{"OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                           "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
-constexpr Family kSlurm{"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+// MPICH, Intel MPI and their kind, whose mpiexec is called Hydra.
+constexpr Family kHydra{"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+constexpr Family kSlurm{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
                         "SLURM_NTASKS_PER_NODE"};
+
+/// What other launchers tell each copy that they start: its number, in words of their own.
+struct ForeignRank {
+  const char *variable, *launcher;
+};
+constexpr ForeignRank kForeignRanks[] = {
+    {"PMIX_RANK", "PMIx"},      {"PMI_ID", "PMI"},       {"MV2_COMM_WORLD_RANK", "MVAPICH"},
+    {"PALS_RANKID", "PALS"},    {"ALPS_APP_PE", "ALPS"}, {"JSM_NAMESPACE_RANK", "jsrun"},
+    {"FLUX_TASK_RANK", "Flux"}, {"MP_CHILD", "POE"},
+};
 
 class Reader {
  public:
   explicit Reader(const LaunchInput& input)
-      : input_(input),
-        tcp_(input.init_method.starts_with(kTcp)),
-        set_(any_set()),
-        names_(family()) {
+      : input_(input), tcp_(input.init_method.starts_with(kTcp)), names_(family()) {
     const size_t end = input.init_method.find("://");
     require(tcp_ || input.init_method == "env://",
             "--init-method {}: No rendezvous handler for {}://; give env:// or tcp://HOST:PORT",
             input.init_method, input.init_method.substr(0, end));
   }
 
+  /// Nothing says that this process is one of several.
   bool is_bare() const {
-    return !set_ && !tcp_ && !input_.rank && !input_.world_size && !input_.local_rank;
+    if (tcp_ || input_.rank || input_.world_size || input_.local_rank) return false;
+    if (any_of({"MASTER_ADDR", "MASTER_PORT"})) return false;
+    if (&names_ != &kTorchrun) return text(names_.world_size).value_or("") == "1";
+    if (any_of({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})) return false;
+    refuse_foreign_rank();
+    return true;
   }
 
   LaunchContract contract() const {
@@ -74,16 +89,32 @@ class Reader {
   bool any_of(std::initializer_list<const char*> names) const {
     return std::any_of(names.begin(), names.end(), [&](const char* name) { return text(name); });
   }
-  bool any_set() const {
-    return any_of({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                   "MASTER_PORT", kOpenMpi.rank, kOpenMpi.world_size, kSlurm.rank});
-  }
   const Family& family() const {
-    // mpirun hands on what the shell has exported; nobody exports mpirun's own names.
-    if (text(kOpenMpi.rank) && !text(kTorchrun.rank)) return kOpenMpi;
+    // A launcher hands on what the shell has exported; nobody exports a launcher's own names.
+    if (!text(kTorchrun.rank)) {
+      if (text(kOpenMpi.rank)) return kOpenMpi;
+      // Slurm's own plug-in sets PMI's names too, but leaves Hydra's local ones out.
+      if (text(kHydra.rank) && (text(kHydra.local_rank) || !is_slurm_task())) return kHydra;
+    }
     if (any_of({kTorchrun.rank, kTorchrun.world_size})) return kTorchrun;
     if (text(kOpenMpi.world_size)) return kOpenMpi;
-    return text(kSlurm.rank) ? kSlurm : kTorchrun;
+    if (is_slurm_task()) return kSlurm;
+    return text(kHydra.world_size) ? kHydra : kTorchrun;
+  }
+
+  /// One of the processes that srun started. A batch script has a task's variables, too, but not
+  /// those of a step.
+  bool is_slurm_task() const { return text(kSlurm.rank) && text("SLURM_STEP_NUM_TASKS"); }
+
+  void refuse_foreign_rank() const {
+    for (const auto& [variable, launcher] : kForeignRanks) {
+      const auto rank = text(variable);
+      require(!rank,
+              "{}={}: {} started this process as one of several, and says so in variables that are "
+              "not known here; expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each of "
+              "them: start it with ./lockstep launch or torchrun, or unset {} to start it alone",
+              variable, rank.value_or(""), launcher, variable);
+    }
   }
 
   /// What the variable and the option say, in range and not against each other; nullopt if neither
@@ -113,14 +144,34 @@ class Reader {
   }
 
   Address address(const LaunchContract& told) const {
+    const auto host = text("MASTER_ADDR"), port = text("MASTER_PORT");
+    if (&names_ == &kSlurm && (!host || !port)) return slurm_address(told);
     for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
       if (text(name)) continue;
       if (&names_ == &kTorchrun) fail_missing(name, "--init-method tcp://HOST:PORT");
       fail<BadInput>("{} started this rank {} of {} without {}; start it with: {}", names_.launcher,
                      told.rank, told.world_size, name, command(told));
     }
-    const int port = parse_whole(*text("MASTER_PORT"), "MASTER_PORT", 0, kLargestPort);
-    return {without_brackets(*text("MASTER_ADDR")), taken_by_torchrun() ? beside(port) : port};
+    return {without_brackets(*host), taken_by_torchrun() ? beside(told_port()) : told_port()};
+  }
+
+  int told_port() const {
+    return parse_whole(*text("MASTER_PORT"), "MASTER_PORT", 0, kLargestPort);
+  }
+
+  /// Slurm names the hosts of a step, rank 0's first. Its job number gives a port that other jobs
+  /// on that host are not likely to have.
+  Address slurm_address(const LaunchContract& told) const {
+    const std::string host =
+        text("MASTER_ADDR").value_or(first_host(text("SLURM_STEP_NODELIST").value_or("")));
+    const auto job = text("SLURM_JOB_ID");
+    require(!host.empty() && (job || text("MASTER_PORT")),
+            "Slurm started this rank {} of {} without {}; start it with: "
+            "MASTER_ADDR=HOST MASTER_PORT={} srun --ntasks={} {}, HOST that of rank 0",
+            told.rank, told.world_size, host.empty() ? "SLURM_STEP_NODELIST" : "SLURM_JOB_ID",
+            kDefaultPort, told.world_size, input_.program);
+    if (text("MASTER_PORT")) return {without_brackets(host), told_port()};
+    return {without_brackets(host), 20'000 + parse_whole(*job, "SLURM_JOB_ID", 0, kMost) % 10'000};
   }
 
   /// torchrun listens on MASTER_PORT itself, for a store of PyTorch's: ours is at the next port.
@@ -129,17 +180,15 @@ class Reader {
   }
   static int beside(int port) { return port < kLargestPort ? port + 1 : port - 1; }
 
+  /// What to type so that MPI's launcher hands the address on.
   std::string command(const LaunchContract& told) const {
+    const bool one_host = told.local_world_size == told.world_size;
+    const std::string host = text("MASTER_ADDR").value_or(one_host ? "127.0.0.1" : "$(hostname)");
     const std::string port = text("MASTER_PORT").value_or(kDefaultPort);
-    if (&names_ == &kOpenMpi) {
-      const bool one_host = told.local_world_size == told.world_size;
-      const std::string host = text("MASTER_ADDR").value_or(one_host ? "127.0.0.1" : "$(hostname)");
-      return fmt::format("mpirun -n {} -x MASTER_ADDR={} -x MASTER_PORT={} {}", told.world_size,
-                         host, port, input_.program);
-    }
-    const std::string first = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)";
-    const std::string host = text("MASTER_ADDR").value_or(first);
-    return fmt::format("srun --ntasks={} --export=ALL,MASTER_ADDR={},MASTER_PORT={} {}",
+    const bool open_mpi = &names_ == &kOpenMpi;
+    return fmt::format(fmt::runtime(open_mpi ? "mpirun -n {} -x MASTER_ADDR={} -x MASTER_PORT={} {}"
+                                             : "mpiexec -n {} -genv MASTER_ADDR {} "
+                                               "-genv MASTER_PORT {} {}"),
                        told.world_size, host, port, input_.program);
   }
 
@@ -159,7 +208,6 @@ class Reader {
 
   const LaunchInput& input_;
   bool tcp_;
-  bool set_;
   const Family& names_;
 };
 

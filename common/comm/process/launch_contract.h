@@ -2,8 +2,9 @@
 // What a launcher told this process: which rank it is, of how many, and where rank 0 waits.
 //
 // torchrun's variables are the common tongue (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-// MASTER_ADDR, MASTER_PORT); `lockstep launch` sets the same. OpenMPI and Slurm number the ranks in
-// variables of their own and leave the address to the user.
+// MASTER_ADDR, MASTER_PORT); `lockstep launch` sets the same. OpenMPI, MPICH (Intel MPI's mpiexec
+// is the same program, Hydra) and Slurm number the ranks in variables of their own. MPI's leave the
+// address to the user; Slurm names the hosts.
 
 #include <functional>
 #include <optional>
@@ -35,17 +36,20 @@ struct LaunchContract {
   /// Of rank 0's store; port 0 only where world_size is 1. Under torchrun the port is the one after
   /// MASTER_PORT, where torchrun itself listens.
   Address master{};
-  std::string launcher;  // "torchrun", "OpenMPI" or "Slurm": whose variables told the rank
+  std::string launcher;  // "torchrun", "OpenMPI", "MPICH" or "Slurm": whose variables told the rank
   /// TORCHELASTIC_RUN_ID, which tells jobs on one address apart; "" if not given.
   std::string run_id;
 };
 
-/// The contract; nullopt for a bare start, where nothing at all is set or given. Throws BadInput at
-/// once, naming variable, value and what is expected, for a variable that is missing while others
-/// are set, no number or out of range, for an option against its variable, and for an unknown
-/// scheme; where OpenMPI or Slurm leave the address out, with the command to type.
+/// The contract; nullopt for a bare start: nothing at all is set or given, or MPI's launcher or
+/// Slurm started one process only and no address is set. Throws BadInput at once, naming variable,
+/// value and what is expected, for a variable that is missing while others are set, no number or
+/// out of range, for an option against its variable, for an unknown scheme, and for the sign of a
+/// launcher that is not known here; where OpenMPI or MPICH leave the address out, with the command
+/// to type.
 ///
-/// SLURM_NTASKS without SLURM_PROCID is a bare start: a shell within an allocation has it too.
+/// The variables of Slurm's allocation alone are a bare start: a batch script has them,
+/// SLURM_PROCID included, and the shell of salloc. Only the processes of srun belong to a step.
 std::optional<LaunchContract> read_launch_contract(const LaunchInput& input);
 
 }  // namespace lockstep

@@ -1,0 +1,36 @@
+#pragma once
+// Lists in error lines: short, whatever a file or a job holds.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+namespace lockstep {
+
+/// At most 100 bytes of a text, on one line. Cut between characters where it is UTF-8.
+inline std::string shortened(std::string text) {
+  constexpr size_t kMost = 100;
+  const auto continues = [](char c) { return (c & 0xC0) == 0x80; };
+  size_t end = kMost;
+  while (end > 0 && end < text.size() && continues(text[end])) --end;
+  if (end < text.size()) text = text.substr(0, end) + "...";
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 32 || c == 127; }, '?');
+  return text;
+}
+
+/// "1, 3", or of a long list the beginning: "a, b, ... and 39990 more".
+template <class Items>
+std::string listed(const Items& items) {
+  constexpr size_t kMost = 10;
+  std::string text;
+  size_t count = 0;
+  for (const auto& item : items) {
+    if (++count > kMost) continue;
+    text += (count == 1 ? "" : ", ") + shortened(fmt::format("{}", item));
+  }
+  return count > kMost ? fmt::format("{}, ... and {} more", text, count - kMost) : text;
+}
+
+}  // namespace lockstep

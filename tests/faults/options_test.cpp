@@ -1,0 +1,196 @@
+// What is wrong with a command line is said in one line, before anything is read or written.
+
+#include <filesystem>
+#include <regex>
+#include <set>
+
+#include "tests/support/catch.h"
+#include "tests/support/refusals.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
+
+struct NumericOption {
+  std::string name, below, above, range;
+};
+
+const std::vector<NumericOption> kNumericOptions{
+    {"--width", "0", "1025", "1 to 1024"},
+    {"--seed", "-1", "4294967296", "0 to 4294967295"},
+    {"--epochs", "-1", "100001", "0 to 100000"},
+    {"--max-steps", "-1", "1000000001", "0 to 1000000000"},
+    {"--batch-size", "0", "1000001", "1 to 1000000"},
+    {"--lr", "-0.1", "nan", "0 to 1000000000000"},
+    {"--scale-lr", "-1", "2e12", "0 to 1000000000000"},
+    {"--warmup-epochs", "-1", "1001", "0 to 1000"},
+    {"--lr-step", "-1", "100001", "0 to 100000"},
+    {"--lr-gamma", "-0.1", "1.1", "0 to 1"},
+    {"--momentum", "-0.1", "1.1", "0 to 1"},
+    {"--weight-decay", "-1", "inf", "0 to 1000000000000"},
+    {"--threads-per-device", "0", "1025", "1 to 1024"},
+    {"--workers", "-1", "257", "0 to 256"},
+    {"--prefetch-factor", "0", "1025", "1 to 1024"},
+    {"--loader-timeout", "-1", "86401", "0 to 86400"},
+    {"--log-interval", "0", "1000000001", "1 to 1000000000"},
+};
+
+TEST_CASE("A number out of its range is refused with value and range", "[faults]") {
+  for (const NumericOption& option : kNumericOptions) {
+    for (const std::string& value : {option.below, option.above, std::string("many")}) {
+      INFO(option.name << " " << value);
+      check_stage_refuses(kSmall + Words{option.name, value},
+                          {option.name, "'" + value + "'", option.range});
+    }
+  }
+}
+
+TEST_CASE("An unknown option, name or device is refused", "[faults]") {
+  check_stage_refuses(kSmall + Words{"--learning-rate", "0.1"}, {"--learning-rate", "--help"});
+  check_stage_refuses(kSmall + Words{"stray"}, {"stray", "--help"});
+  check_stage_refuses(kSmall + Words{"--lr"}, {"--lr"});
+  check_stage_refuses({"--data", "imagenet"}, {"imagenet", "fashion-mnist"});
+  check_stage_refuses({"--data", "synthetic:0:64"}, {"synthetic:0:64", "1 to 1000000"});
+  check_stage_refuses(kSmall + Words{"--model", "vgg"}, {"vgg", "resnet18"});
+  check_stage_refuses(kSmall + Words{"--order", "random"}, {"random", "sampler"});
+  check_stage_refuses(kSmall + Words{"--init", "zero"}, {"zero", "kaiming"});
+  check_stage_refuses(kSmall + Words{"--emulate", "chunk:0"}, {"chunk:0", "1 to 1024"});
+  check_stage_refuses(kSmall + Words{"--devices", "tpu:0"}, {"tpu:0"});
+  check_stage_refuses(kSmall + Words{"--devices", "cpu:0,cuda:0"}, {"cpu:0 and cuda:0"});
+  check_stage_refuses(kSmall + Words{"--load", "/nowhere/weights"},
+                      {"/nowhere/weights", "No such file"});
+}
+
+TEST_CASE("--help lists every option with its default", "[faults]") {
+  const ProcessResult run = run_help(stage_binary("01-single-gpu"));
+  CHECK(run.status == 0);
+  CHECK(run.err.empty());
+  for (const std::string fragment :
+       {"--data TEXT=fashion-mnist", "--model TEXT=seed", "--epochs", "=0.1\n",
+        "--order TEXT=loader", "--emulate TEXT=none", "--dropout,--no-dropout{false}", "--metrics",
+        "--trace", "--save", "--load", "--devices", "--data-dir", "--drop-last",
+        "--init TEXT=kaiming"}) {
+    CHECK_THAT(run.out, ContainsSubstring(fragment));
+  }
+  // Every range that the help shows is tested above, and the other way round.
+  const std::regex ranged(R"((--[a-z-]+) [A-Z]+:in (\S+ to [0-9]+)=)");
+  std::set<std::pair<std::string, std::string>> shown, tested;
+  for (std::sregex_iterator it(run.out.begin(), run.out.end(), ranged), end; it != end; ++it) {
+    shown.emplace((*it)[1], (*it)[2]);
+  }
+  for (const NumericOption& option : kNumericOptions) tested.emplace(option.name, option.range);
+  CHECK(shown == tested);
+}
+
+TEST_CASE("An output that could not be written is refused before training", "[faults]") {
+  const TempDir folder;
+  const std::filesystem::path locked = folder / "locked";
+  std::filesystem::create_directory(locked);
+  std::filesystem::permissions(locked, std::filesystem::perms(0555));
+  for (const std::string option : {"--metrics", "--trace", "--save"}) {
+    INFO(option);
+    const Words program = without_privileges() + Words{stage_binary("01-single-gpu")} + kSmall;
+    const auto check = [&](const std::filesystem::path& path) {
+      check_error_line(run_process(program + Words{option, path}, kDeadline),
+                       {option, path.string()});
+    };
+    check(folder / "nowhere" / "file");
+    check(folder.path());
+    check(locked / "file");
+  }
+  CHECK(folder.names() == Words{"locked"});
+}
+
+TEST_CASE("An option that the network has no use for is refused, not ignored", "[faults]") {
+  check_stage_refuses(kSmall + Words{"--model", "seed", "--width", "8"},
+                      {"--width: 8", "resnet18"});
+  check_stage_refuses(kSmall + Words{"--model", "resnet18", "--dropout"},
+                      {"--dropout", "resnet18"});
+}
+
+TEST_CASE("Output that is no regular file is refused, not replaced", "[faults]") {
+  for (const std::string option : {"--metrics", "--save", "--trace"}) {
+    const ProcessResult run = run_stage01(kSmall + Words{option, "/dev/null"}, kDeadline);
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err,
+               ContainsSubstring(option + " /dev/null") && ContainsSubstring("not a regular file"));
+    CHECK_THAT(run.out, !ContainsSubstring("Train Epoch"));
+  }
+}
+
+TEST_CASE("A number is decimal", "[faults][options]") {
+  for (const std::string word :
+       {"0x10", "0b1", "1e1", "1.5", "1_000", "1'000", " 1", "1 ", "+-1", ""}) {
+    INFO(word);
+    check_stage_refuses(kSmall + Words{"--epochs", word},
+                        {"--epochs", "'" + word + "'", "decimal"});
+  }
+  for (const std::string word : {"0x1p-3", "1d", "0,1", "1_0", "infinity"}) {
+    INFO(word);
+    check_stage_refuses(kSmall + Words{"--lr", word}, {"--lr", "'" + word + "'", "decimal"});
+  }
+  // 010 is ten, not eight.
+  const TempDir folder;
+  const ProcessResult run =
+      run_stage01({"--data", "synthetic:64:16", "--batch-size", "010", "--max-steps", "+2", "--lr",
+                   "1e-2", "--metrics", folder / "metrics"},
+                  kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  const nlohmann::json metrics = read_json(folder / "metrics");
+  CHECK(metrics.at("batch_size") == 10);
+  CHECK(metrics.at("losses").size() == 2);
+}
+
+TEST_CASE("A text is not empty", "[faults][options]") {
+  for (const std::string option : {"--data", "--data-dir", "--model", "--init", "--load", "--save",
+                                   "--metrics", "--trace", "--devices", "--order", "--emulate"}) {
+    INFO(option);
+    check_error_line(run_stage01(kSmall + Words{option, ""}, kDeadline), {option, "empty"});
+    check_error_line(run_stage01(kSmall + Words{option + "="}, kDeadline), {option});
+  }
+  for (const std::string option : {"--checkpoint-dir", "--resume", "--backend", "--init-method"}) {
+    INFO(option);
+    check_error_line(
+        run_process(Words{stage_binary("05-syncbn-checkpoint")} + kSmall + Words{option, ""},
+                    kDeadline),
+        {option, "empty"});
+  }
+}
+
+TEST_CASE("Two outputs are not one file, whatever name it has", "[faults][options]") {
+  const TempDir folder;
+  std::filesystem::create_directory(folder / "real");
+  std::filesystem::create_symlink(folder / "real", folder / "link");
+  write_file(folder / "old", std::string("old"));
+  std::filesystem::create_symlink(folder / "old", folder / "soft");
+  std::filesystem::create_hard_link(folder / "old", folder / "hard");
+  const Words names = folder.names();
+  const auto check = [&](const std::string& stage, const std::string& first,
+                         const std::filesystem::path& a, const std::string& second,
+                         const std::filesystem::path& b) {
+    INFO(a << " " << b);
+    check_error_line(
+        run_process(Words{stage_binary(stage)} + kSmall + Words{first, a, second, b}, kDeadline),
+        {first, a.string(), second, b.string(), "the same file", "name two"});
+  };
+  const std::string outputs[] = {"--save", "--metrics", "--trace"};
+  for (int i = 0; i < 3; ++i) {
+    check("01-single-gpu", outputs[i], folder / "w", outputs[(i + 1) % 3], folder / "w");
+  }
+  check("01-single-gpu", "--save", folder / "w", "--trace", folder / "real/../w");
+  check("01-single-gpu", "--save", folder / "real/w", "--trace", folder / "link/w");
+  check("01-single-gpu", "--save", folder / "old", "--trace", folder / "soft");
+  check("01-single-gpu", "--save", folder / "hard", "--trace", folder / "old");
+  check("05-syncbn-checkpoint", "--checkpoint-dir", folder / "w", "--save", folder / "w");
+  // Weights may go where they came from, other things may not.
+  check("01-single-gpu", "--load", folder / "old", "--metrics", folder / "soft");
+  check("01-single-gpu", "--load", folder / "old", "--trace", folder / "old");
+  CHECK(folder.names() == names);
+}
+
+}  // namespace
+}  // namespace lockstep
