@@ -1,5 +1,3 @@
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/io/checksums.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
@@ -125,102 +124,114 @@ json parse_object(std::string_view text, const std::string& what) {
   }
 }
 
+/// What cannot be used, as errors show it.
+std::string shown(const json& value) { return clipped(value.dump()); }
+
 Metadata parse_metadata(const json& object, const std::string& what) {
-  require(object.is_object(), "{}: {} is {}, expected an object of strings", what, kMetadataKey,
-          clipped(object.dump()));
+  if (!object.is_object()) {
+    fail<BadInput>("{}: {} is {}, expected an object of strings", what, kMetadataKey,
+                   shown(object));
+  }
   Metadata metadata;
   for (const auto& [key, value] : object.items()) {
-    require(value.is_string(), "{}: {} {} is {}, expected a string", what, kMetadataKey,
-            in_quotes(key), clipped(value.dump()));
+    if (!value.is_string()) {
+      fail<BadInput>("{}: {} {} is {}, expected a string", what, kMetadataKey, in_quotes(key),
+                     shown(value));
+    }
     metadata.emplace(key, value.get<std::string>());
   }
   return metadata;
 }
 
-std::uint64_t parse_whole_number(const json& value, const std::string& where) {
-  require(value.is_number_unsigned(), "{} holds {}, expected a whole number from 0 to 2^64 - 1",
-          where, clipped(value.dump()));
+std::uint64_t parse_whole_number(const json& value, const char* field) {
+  if (!value.is_number_unsigned()) {
+    fail<BadInput>("{} holds {}, expected a whole number from 0 to 2^64 - 1", field, shown(value));
+  }
   return value.get<std::uint64_t>();
 }
 
-DType parse_dtype(const json& value, const std::string& where) {
-  require(value.is_string(), "{}: dtype is {}, expected a string such as \"F32\"", where,
-          clipped(value.dump()));
+DType parse_dtype(const json& value) {
+  if (!value.is_string()) {
+    fail<BadInput>("dtype is {}, expected a string such as \"F32\"", shown(value));
+  }
   const auto name = value.get<std::string>();
   require(!is_packed_dtype(name),
-          "{}: dtype {} packs several elements into a byte, which is not supported; convert the "
-          "tensor to F32",
-          where, name);
+          "dtype {} packs several elements into a byte, which is not supported; convert the tensor "
+          "to F32",
+          name);
   const std::optional<DType> dtype = dtype_from_name(name);
-  require(dtype.has_value(), "{}: dtype {} is unknown, expected F32, F64, I64, ...", where,
-          in_quotes(name));
+  if (!dtype) fail<BadInput>("dtype {} is unknown, expected F32, F64, I64, ...", in_quotes(name));
   return *dtype;
 }
 
-std::vector<std::int64_t> parse_shape(const json& value, const std::string& where) {
-  require(value.is_array(), "{}: shape is {}, expected an array", where, clipped(value.dump()));
+std::vector<std::int64_t> parse_shape(const json& value) {
+  if (!value.is_array()) fail<BadInput>("shape is {}, expected an array", shown(value));
   std::vector<std::int64_t> shape;
   shape.reserve(value.size());
   for (const json& item : value) {
-    const std::uint64_t dimension = parse_whole_number(item, where + ": shape");
+    const std::uint64_t dimension = parse_whole_number(item, "shape");
     require(dimension <= std::numeric_limits<std::int64_t>::max(),
-            "{}: shape holds {}: overflow, expected less than 2^63", where, dimension);
+            "shape holds {}: overflow, expected less than 2^63", dimension);
     shape.push_back(static_cast<std::int64_t>(dimension));
   }
   return shape;
 }
 
 /// Rule 5, second half: one entry of the header.
-Entry parse_entry(const std::string& name, const json& object, const std::string& what) {
-  const std::string where = fmt::format("{}: tensor {}", what, in_quotes(name));
-  require(object.is_object(), "{} is {}, expected an object", where, clipped(object.dump()));
+Entry parse_entry(const std::string& name, const json& object) {
+  if (!object.is_object()) fail<BadInput>("found {}, expected an object", shown(object));
   for (const char* field : {"dtype", "shape", "data_offsets"}) {
-    require(object.contains(field), "{} has no {}", where, field);
+    require(object.contains(field), "it has no {}", field);
   }
   for (const auto& [field, value] : object.items()) {
-    require(field == "dtype" || field == "shape" || field == "data_offsets",
-            "{} has the unknown field {}, expected dtype, shape and data_offsets only", where,
-            in_quotes(field));
+    if (field != "dtype" && field != "shape" && field != "data_offsets") {
+      fail<BadInput>("it has the unknown field {}, expected dtype, shape and data_offsets only",
+                     in_quotes(field));
+    }
   }
   const json& offsets = object["data_offsets"];
-  require(offsets.is_array() && offsets.size() == 2,
-          "{}: data_offsets is {}, expected [begin, end]", where, clipped(offsets.dump()));
+  if (!offsets.is_array() || offsets.size() != 2) {
+    fail<BadInput>("data_offsets is {}, expected [begin, end]", shown(offsets));
+  }
   return {.name = name,
-          .dtype = parse_dtype(object["dtype"], where),
-          .shape = parse_shape(object["shape"], where),
-          .begin = parse_whole_number(offsets[0], where + ": data_offsets"),
-          .end = parse_whole_number(offsets[1], where + ": data_offsets")};
+          .dtype = parse_dtype(object["dtype"]),
+          .shape = parse_shape(object["shape"]),
+          .begin = parse_whole_number(offsets[0], "data_offsets"),
+          .end = parse_whole_number(offsets[1], "data_offsets")};
+}
+
+/// Calls work(), whose errors are about this tensor.
+template <class Work>
+void about(const std::string& what, const std::string& name, Work&& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    error.throw_within(fmt::format("{}: tensor {}", what, in_quotes(name)));
+  }
 }
 
 /// Rule 6: the sorted tensors cover their bytes without a hole and without overlap. A hole could
 /// hide a second file, an overlap could blow up the memory.
-void check_offsets(std::span<const Entry> entries, const std::string& what) {
-  std::uint64_t previous_end = 0;
-  for (const Entry& entry : entries) {
-    const std::string where = fmt::format("{}: tensor {}", what, in_quotes(entry.name));
-    require(entry.begin <= previous_end, "{} begins at byte {}, expected {}: a hole before it",
-            where, entry.begin, previous_end);
-    require(entry.begin == previous_end,
-            "{} begins at byte {}, expected {}: overlap with the tensor before it", where,
-            entry.begin, previous_end);
-    require(entry.end >= entry.begin, "{} ends at byte {}, before it begins at {}", where,
-            entry.end, entry.begin);
-    previous_end = entry.end;
-  }
+void check_offsets(const Entry& entry, std::uint64_t previous_end) {
+  require(entry.begin <= previous_end, "begins at byte {}, expected {}: a hole before it",
+          entry.begin, previous_end);
+  require(entry.begin == previous_end,
+          "begins at byte {}, expected {}: overlap with the tensor before it", entry.begin,
+          previous_end);
+  require(entry.end >= entry.begin, "ends at byte {}, before it begins at {}", entry.end,
+          entry.begin);
 }
 
-/// Rule 7: each tensor has the bytes that its shape and dtype need.
-void check_sizes(std::span<const Entry> entries, const std::string& what) {
-  for (const Entry& entry : entries) {
-    const auto needed = safetensors::tensor_bytes(entry.shape, entry.dtype);
-    const std::string shape = clipped(fmt::format("[{}]", fmt::join(entry.shape, ", ")));
-    require(needed.has_value(), "{}: tensor {}: overflow: shape {} of {} exceeds 2^64 bytes", what,
-            in_quotes(entry.name), shape, dtype_name(entry.dtype));
-    require(*needed == entry.end - entry.begin,
-            "{}: tensor {} has {} bytes, expected {} for shape {} of {}", what,
-            in_quotes(entry.name), entry.end - entry.begin, *needed, shape,
-            dtype_name(entry.dtype));
-  }
+/// Rule 7: a tensor has the bytes that its shape and dtype need.
+void check_size(const Entry& entry) {
+  const auto needed = safetensors::tensor_bytes(entry.shape, entry.dtype);
+  const std::uint64_t bytes = entry.end - entry.begin;
+  if (needed == bytes) return;
+  const std::string shape = fmt::format("[{}]", listed(entry.shape));
+  require(needed.has_value(), "overflow: shape {} of {} exceeds 2^64 bytes", shape,
+          dtype_name(entry.dtype));
+  fail<BadInput>("{} bytes, expected {} for shape {} of {}", bytes, *needed, shape,
+                 dtype_name(entry.dtype));
 }
 
 /// Rule 8: the tensors fill the rest of the file, `payload` bytes.
@@ -245,7 +256,7 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
     if (name == kMetadataKey) {
       metadata = parse_metadata(value, what);
     } else {
-      entries.push_back(parse_entry(name, value, what));
+      about(what, name, [&] { entries.push_back(parse_entry(name, value)); });
     }
   }
   // The third key gives empty tensors at the same place a fixed order.
@@ -253,8 +264,11 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
 
   const Bytes head = Bytes(bytes).first(kLengthBytes + text.size());
   const Bytes payload = Bytes(bytes).subspan(head.size());
-  check_offsets(entries, what);
-  check_sizes(entries, what);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    about(what, entries[i].name,
+          [&] { check_offsets(entries[i], i == 0 ? 0 : entries[i - 1].end); });
+  }
+  for (const Entry& entry : entries) about(what, entry.name, [&] { check_size(entry); });
   check_end(entries, payload.size(), what);
 
   std::vector<TensorEntry> tensors;

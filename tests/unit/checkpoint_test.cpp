@@ -405,6 +405,25 @@ void save_renamed(const fs::path& path, Module& network, Rename rename) {
   save_weights(path, state);
 }
 
+TEST_CASE("A file of many strange tensors is refused in a short line", "[checkpoint][row110]") {
+  const TempDir folder;
+  SmallRun run(5);
+  std::vector<TensorEntry> entries;
+  for (int i = 0; i < 2000; ++i)
+    entries.push_back({fmt::format("odd\n{:04}", i), DType::F32, {0}, {}});
+  entries.push_back({std::string(5000, 'x'), DType::F32, {0}, {}});
+  save_safetensors(folder / "many", entries);
+  const std::string text =
+      message_of<BadInput>([&] { load_weights(folder / "many", *run.network); });
+  CHECK_THAT(text, ContainsSubstring("unexpected odd?0000, ") && ContainsSubstring(", ... and "));
+  CHECK(text.size() < 1500);
+  CHECK(text.find('\n') == text.npos);
+  save_safetensors(folder / "long", std::span(entries).last(1));
+  CHECK_THAT(message_of<BadInput>([&] { load_weights(folder / "long", *run.network); }),
+             ContainsSubstring("unexpected xxx") && ContainsSubstring("xxx...; use the --model"));
+  CHECK(run.network_holds(5));
+}
+
 TEST_CASE("The names of a wrapped model lose their prefix if all of them have it",
           "[checkpoint][row110]") {
   const TempDir folder;
