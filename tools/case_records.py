@@ -18,6 +18,7 @@ ALLOWED_SKIPS = (
     "sanitizer refuses the device",
     "namespaces not permitted",
     "no tc",
+    "no AVX-512",
     "no mpirun",
     "no mpiexec.mpich",
     "no torch",

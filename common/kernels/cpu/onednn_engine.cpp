@@ -5,6 +5,7 @@
 // keeps the number of OpenMP threads that its maker had. Activations and OHWI weights go in as they
 // lie; where a plan prefers another order of the weights it gets a reordered copy.
 
+#include <algorithm>
 #include <map>
 #include <unordered_map>
 
@@ -47,12 +48,37 @@ struct MatMulPlan {
   size_t scratch_bytes = 0;
 };
 
+/// Channels that an implementation takes together, at most: the floats of a vector register.
+constexpr int64_t kLargestBlock = 16;
+
+/// For the gradient of 1x1 weights with a stride oneDNN gathers the pixels that count into its
+/// scratchpad, by whole blocks of channels. Where there are fewer channels, the last block ends
+/// behind it (versions 2 and 3, github.com/uxlfoundation/oneDNN/issues/6035).
+bool overruns_scratchpad(const Window2d& g) {
+  return g.kernel == 1 && g.stride > 1 && g.in_channels < kLargestBlock;
+}
+
+/// The pixels of x that a 1x1 window meets, one behind the other: [batch, out height, out width,
+/// C].
+void gather(const Window2d& g, const Real* x, Real* pixels) {
+  for (int64_t row = 0; row < g.batch * g.out_height; ++row) {
+    const int64_t h = row % g.out_height * g.stride - g.padding;
+    for (int64_t column = 0; column < g.out_width; ++column, pixels += g.in_channels) {
+      const int64_t w = column * g.stride - g.padding;
+      const bool inside = h >= 0 && h < g.in_height && w >= 0 && w < g.in_width;
+      const int64_t pixel = (row / g.out_height * g.in_height + h) * g.in_width + w;
+      if (inside) std::copy_n(x + pixel * g.in_channels, g.in_channels, pixels);
+      if (!inside) std::fill_n(pixels, g.in_channels, Real(0));
+    }
+  }
+}
+
 size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /// What one stream's worker keeps: its plans and its workspace.
 class Worker {
  public:
-  explicit Worker(MemoryCounter& counter) : workspace_(counter) {
+  explicit Worker(MemoryCounter& counter) : workspace_(counter), gathered_(counter) {
     attr_.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   }
 
@@ -74,6 +100,21 @@ class Worker {
   /// oneDNN overwrites, the catalogue adds: the result goes to the workspace first.
   void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
                                   Real* dbias) {
+    if (overruns_scratchpad(g)) {
+      Window2d dense{g.batch,
+                     g.out_height,
+                     g.out_width,
+                     g.in_channels,
+                     g.out_height,
+                     g.out_width,
+                     g.out_channels,
+                     1,
+                     1,
+                     0};
+      void* pixels = gathered_.at_least(size_t(dense.input().elements()) * sizeof(Real));
+      gather(g, x, static_cast<Real*>(pixels));
+      return conv2d_backward_parameters(dense, static_cast<Real*>(pixels), dy, dweight, dbias);
+    }
     ConvPlan& conv = plan(g);
     Pass& pass = conv.backward_weights;
     const size_t weight_bytes = align(conv.dweight_elements * sizeof(Real));
@@ -213,7 +254,7 @@ class Worker {
   dnnl::primitive_attr attr_;
   std::map<Window2d, ConvPlan> convolutions_;
   std::map<MatMul, MatMulPlan> products_;
-  Workspace workspace_;
+  Workspace workspace_, gathered_;
 };
 
 class OneDnnEngine final : public Engine {
