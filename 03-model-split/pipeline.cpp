@@ -97,8 +97,9 @@ void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
   std::vector<size_t> next;
   for (const Worker& worker : workers_) next.push_back(worker.next);
   require_finished(schedules_, next);
-  workers_.front().feeder.retire(batch_);  // it read the images
-  workers_.back().feeder.retire(batch_);   // and this one the labels
+  // Its first stage has read the images, and ends its step behind the loss, which the last stage
+  // sends when it has read the labels.
+  workers_.front().feeder.retire(batch_);
 }
 
 void Pipeline::begin_step() {

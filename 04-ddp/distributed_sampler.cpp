@@ -8,17 +8,19 @@
 namespace lockstep {
 namespace {
 
-void require_rank(int rank, int world_size) {
-  require(world_size >= 1 && rank >= 0 && rank < world_size,
-          "sampler: rank {} of {} ranks, expected 0 to {}", rank, world_size, world_size - 1);
-}
-
 /// Samples first, first + stride, ... below `end`.
 int64_t strided(int64_t first, int64_t end, int64_t stride) {
   return first < end ? (end - first + stride - 1) / stride : 0;
 }
 
 }  // namespace
+
+void require_rank(int rank, int world_size) {
+  require(world_size >= 1, "sampler: rank {} of {} ranks, expected one rank or more", rank,
+          world_size);
+  require(rank >= 0 && rank < world_size, "sampler: rank {} of {} ranks, expected 0 to {}", rank,
+          world_size, world_size - 1);
+}
 
 // --- DistributedSampler --------------------------------------------------------------------------
 

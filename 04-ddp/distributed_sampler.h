@@ -10,6 +10,9 @@
 
 namespace lockstep {
 
+/// Throws BadInput for a world without ranks, and for a rank outside [0, W).
+void require_rank(int rank, int world_size);
+
 /// torch.utils.data.DistributedSampler, bit for bit: of the epoch's order rank r gets positions r,
 /// r + W, r + 2W, ... All ranks get equally many: the order is lengthened by its own beginning, or,
 /// with drop_last, cut. So some samples count twice in an epoch, or none.

@@ -9,6 +9,7 @@ namespace lockstep {
 ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator,
                          int rank, int world_size, Sharding sharding)
     : rank_(rank), world_size_(world_size), samples_(set.count()), batch_size_(options.batch_size) {
+  require_rank(rank, world_size);
   DataLoaderOptions loader = options.test_loader(allocator);
   const OrderKind order = parse_order(options.order);
   if (sharding == Sharding::padded) {
@@ -64,6 +65,7 @@ Real loss_weight(const HostBatch& batch, int world_size) {
 
 DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
                                    const HostAllocator& allocator, int rank, int world_size) {
+  require_rank(rank, world_size);
   require(
       set.count() >= world_size,
       "{} test images for {} ranks: expected one or more for each; use more data or fewer ranks",

@@ -19,8 +19,8 @@ enum class Sharding {
 class ShardLoader {
  public:
   /// Of `set`, with --batch-size, --order, --drop-last and the loader's options. Throws BadInput
-  /// for batches smaller than the world; with Sharding::padded also for batches that W does not
-  /// divide, for --order loader, and where nothing is left for a rank.
+  /// as require_rank() does, and for batches smaller than the world; with Sharding::padded also for
+  /// batches that W does not divide, for --order loader, and where nothing is left for a rank.
   ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator, int rank,
               int world_size, Sharding sharding);
 
@@ -48,7 +48,7 @@ class ShardLoader {
 Real loss_weight(const HostBatch& batch, int world_size);
 
 /// A loader's options for this rank's part of a test set, nothing twice (make_evaluation_shard).
-/// Throws BadInput for fewer samples than ranks.
+/// Throws BadInput as require_rank() does, and for fewer samples than ranks.
 DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
                                    const HostAllocator& allocator, int rank, int world_size);
 

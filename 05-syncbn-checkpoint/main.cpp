@@ -96,7 +96,8 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   Checkpointer checkpointer({replica.inner(), parameters, optimizer}, ranks, group.exchanger(),
                             stage.checkpoint_options());
   CheckpointPlan checkpoints(checkpointer, stage, rank, [&] { log.settle(); });
-  TrainingState state = checkpointer.resume(stage.resume, first_state(options, stage, data, group));
+  TrainingState state =
+      checkpointer.resume(stage.resume, first_state(options, stage, data, group, schedule));
   log.resume(state.steps);
 
   for (int64_t epoch = state.epoch; epoch < options.epochs && !log.finished(); ++epoch) {

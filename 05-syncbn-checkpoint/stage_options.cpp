@@ -38,9 +38,10 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
 }
 
 TrainingState first_state(const Options& options, const CheckpointStageOptions& stage,
-                          const DatasetPair& data, const ProcessGroup& group) {
+                          const DatasetPair& data, const ProcessGroup& group,
+                          const LearningRateSchedule& schedule) {
   TrainingState state;
-  state.learning_rate = options.schedule(1).base;
+  state.learning_rate = schedule.at(0);
   state.world_size = group.world_size();
   state.settings = training_settings(options, stage.ddp, data);
   state.settings["sync_bn"] = !stage.no_sync_bn;

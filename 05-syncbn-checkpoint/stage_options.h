@@ -35,6 +35,7 @@ void require_same_settings(ProcessGroup& group, const Options& options,
 
 /// The state in which a run with these options begins.
 TrainingState first_state(const Options& options, const CheckpointStageOptions& stage,
-                          const DatasetPair& data, const ProcessGroup& group);
+                          const DatasetPair& data, const ProcessGroup& group,
+                          const LearningRateSchedule& schedule);
 
 }  // namespace lockstep

@@ -61,6 +61,14 @@ TEST_CASE("With BatchNorm a rank without samples takes part in the others' step"
   }
 }
 
+TEST_CASE("With BatchNorm all ranks evaluate the network that is saved, rank 0's",
+          "[equivalence][ddp][row88]") {
+  const Options options{
+      "--data", "synthetic:120:40", "--workers", "0", "--batch-size", "12", "--lr",
+      "0.01",   "--model",          "seed-bn"};
+  check_evaluated_as_saved(train_ranks(3, options), options);
+}
+
 #ifdef LOCKSTEP_DOUBLE
 
 TEST_CASE("Any number of ranks gives stage 01's weights after 50 steps with dropout",

@@ -34,6 +34,17 @@ inline Outcome train(const Options& options, const std::string& stage = "01-sing
           read_file(folder / "weights"), run.out};
 }
 
+/// Stage 01 finds the loss and accuracy that a run ended with in the weights that it saved.
+inline void check_evaluated_as_saved(const Outcome& found, const Options& options) {
+  const TempDir folder;
+  write_file(folder / "weights", found.file);
+  const nlohmann::json saved =
+      train(options + Options{"--epochs", "0", "--load", folder / "weights"}).metrics;
+  CHECK(found.metrics.at("test_loss").back().get<double>() ==
+        Approx(saved.at("test_loss").back().get<double>()).epsilon(kDouble ? 1e-12 : 1e-5));
+  CHECK(found.metrics.at("accuracy").back() == saved.at("accuracy").back());
+}
+
 /// The same weights, losses and work.
 inline void check_equal(const Outcome& found, const Outcome& expected, double tolerance) {
   CHECK(relative_l2(found.state, expected.state) <= tolerance);

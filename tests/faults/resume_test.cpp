@@ -2,12 +2,15 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
+#include "tests/support/json.h"
 #include "tests/support/machine.h"
 #include "tests/support/stage.h"
 
@@ -61,6 +64,33 @@ TEST_CASE("A run that goes on ends with the bytes of one that never stopped",
     CHECK((jobs.text("again") == jobs.text("straight")));
     CHECK(saved.names() == files);
   }
+}
+
+TEST_CASE("A checkpoint names the next step's learning rate and the best accuracy so far",
+          "[faults][checkpoint][row106]") {
+  const Jobs jobs;
+  // Seven steps of warm-up, then half the rate after each of the epochs of ten steps.
+  train(jobs, {"--devices", cpus(2), "--epochs", "4", "--warmup-epochs", "0.7", "--save-every", "5",
+               "--keep", "100", "--checkpoint-dir", jobs / "saved", "--metrics", jobs / "metrics"});
+  const std::vector<double> accuracy = read_json(jobs / "metrics").at("accuracy");
+  REQUIRE(accuracy.size() == 4);
+  const std::map<int64_t, double> rates{{5, 0.01 * 6 / 7}, {10, 0.005},   {15, 0.005},
+                                        {20, 0.0025},      {25, 0.0025},  {30, 0.00125},
+                                        {35, 0.00125},     {40, 0.000625}};
+  for (const FoundCheckpoint& found : find_checkpoints(jobs / "saved")) {
+    INFO("after " << found.steps << " steps");
+    const TrainingState state =
+        TrainingState::from_json(read_checkpoint(found.path).training, "the checkpoint");
+    CHECK(state.steps == found.steps);
+    CHECK(state.epoch == found.steps / 10);
+    CHECK(state.step_in_epoch == found.steps % 10);
+    CHECK(state.learning_rate == Approx(rates.at(found.steps)));
+    const auto evaluated = accuracy.begin() + state.epoch;
+    CHECK(state.best_accuracy ==
+          (state.epoch == 0 ? 0 : *std::max_element(accuracy.begin(), evaluated)));
+    CHECK(state.world_size == 2);
+  }
+  CHECK(find_checkpoints(jobs / "saved").size() == rates.size());
 }
 
 /// How long a run is that is killed so often: until the next kill it goes on for some 100 ms.

@@ -991,6 +991,30 @@ TEST_CASE("After a fall-back the checkpoint that was gone on from is not removed
     CHECK_NOTHROW(read_checkpoint(folder / checkpoint_name(steps)));
 }
 
+TEST_CASE("A damaged checkpoint that is saved again counts and goes like any other",
+          "[checkpoint]") {
+  const TempDir folder;
+  for (const int64_t steps : {2, 4}) train_and_save(1, RunOptions(folder.path()), steps);
+  fs::resize_file(folder / checkpoint_name(4), 100);
+  results_of(1, RunOptions(folder.path()), [](Trainee& trainee) {
+    trainee.resume();
+    for (const int64_t steps : {4, 5}) {
+      trainee.train(steps);
+      trainee.save();
+    }
+  });
+  // It is the newest but one: 2 need not stay any more.
+  CHECK(folder.names() ==
+        Words{momentum_name(4), checkpoint_name(4), momentum_name(5), checkpoint_name(5)});
+  results_of(1, RunOptions(folder.path()), [](Trainee& trainee) {
+    trainee.resume();
+    trainee.train(6);
+    trainee.save();
+  });
+  CHECK(folder.names() ==
+        Words{momentum_name(5), checkpoint_name(5), momentum_name(6), checkpoint_name(6)});
+}
+
 TEST_CASE("A checkpoint is saved although an older one cannot be removed", "[checkpoint]") {
   const TempDir folder;
   fs::create_directories(folder.path() / checkpoint_name(1) / "not empty");

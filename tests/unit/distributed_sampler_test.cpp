@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
+#include "04-ddp/shard_loader.h"
 #include "common/core/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
@@ -186,6 +188,138 @@ TEST_CASE("A global batch that leaves a rank without samples is refused", "[samp
   const std::string text =
       message_of<BadInput>([] { GlobalBatchShard(make_order(OrderKind::file, 10, 0), 0, 4, 3); });
   CHECK_THAT(text, ContainsSubstring("3 samples for 4 ranks"));
+}
+
+// --- Loaders of shards ---------------------------------------------------------------------------
+
+/// Images of one byte, which is their number.
+Dataset numbered_images(int64_t count) {
+  Dataset set;
+  set.height = set.width = set.channels = 1;
+  set.classes = 10;
+  for (int64_t i = 0; i < count; ++i) {
+    set.images.push_back(static_cast<uint8_t>(i));
+    set.labels.push_back(static_cast<uint8_t>(i % 10));
+  }
+  return set;
+}
+
+/// A rank's part of a global batch.
+struct Part {
+  Indices samples;
+  int64_t index, global_size, first, stride;
+  friend bool operator==(const Part&, const Part&) = default;
+};
+
+/// What is left of the epoch.
+std::vector<Part> parts_of(ShardLoader& loader) {
+  std::vector<Part> parts;
+  while (const std::optional<HostBatch> batch = loader.next()) {
+    parts.push_back(
+        {{}, batch->index, batch->global_size, batch->global_first, batch->global_stride});
+    for (int64_t i = 0; i < batch->size; ++i) parts.back().samples.push_back(batch->images[i]);
+  }
+  return parts;
+}
+
+/// These samples in parts of `size`, as rank `rank` of four has them of global batches of 4 `size`.
+std::vector<Part> cut(const Indices& samples, int64_t size, int rank) {
+  std::vector<Part> parts;
+  for (int64_t first = 0; first < std::ssize(samples); first += size) {
+    const int64_t count = std::min(size, std::ssize(samples) - first);
+    parts.push_back({{samples.begin() + first, samples.begin() + first + count},
+                     first / size,
+                     4 * count,
+                     rank,
+                     4});
+  }
+  return parts;
+}
+
+TEST_CASE("Padded, a loader's epochs are those of PyTorch's sampler, whole batches for all ranks",
+          "[sampler][row92]") {
+  const Dataset set = numbered_images(10);
+  Options options;
+  options.batch_size = 8;
+  options.workers = 0;
+  for (const bool drop_last : {false, true}) {
+    for (const std::string order : {"sampler", "file"}) {
+      options.order = order;
+      options.drop_last = drop_last;
+      for (int rank = 0; rank < 4; ++rank) {
+        INFO("rank " << rank << ", order " << order << (drop_last ? ", drop last" : ""));
+        ShardLoader loader(set, options, allocate_host, rank, 4, Sharding::padded);
+        CHECK(loader.batches_per_epoch() == (drop_last ? 1 : 2));
+        DistributedSampler sampler(10, {.rank = rank,
+                                        .world_size = 4,
+                                        .shuffle = order == "sampler",
+                                        .seed = static_cast<uint64_t>(options.seed),
+                                        .drop_last = drop_last});
+        for (const int64_t epoch : {0, 1, 3}) {
+          loader.begin_epoch(epoch);
+          sampler.set_epoch(epoch);
+          CHECK(parts_of(loader) == cut(sampler.next_epoch(0), 2, rank));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Not padded, a loader's parts are those of stage 01's batches, from any batch on",
+          "[sampler]") {
+  const Dataset set = numbered_images(10);
+  Options options;
+  options.batch_size = 8;
+  options.workers = 0;
+  options.order = "sampler";
+  for (int rank = 0; rank < 4; ++rank) {
+    INFO("rank " << rank);
+    ShardLoader loader(set, options, allocate_host, rank, 4, Sharding::global_batch);
+    CHECK(loader.batches_per_epoch() == 2);
+    for (const int64_t epoch : {0, 1}) {
+      const Indices order = make_order(OrderKind::sampler, 10, 1)->next_epoch(epoch);
+      const auto at = [&](int position) { return order[static_cast<size_t>(position)]; };
+      std::vector<Part> expected{{{at(rank), at(rank + 4)}, 0, 8, rank, 4}, {{}, 1, 2, rank, 4}};
+      if (rank < 2) expected[1].samples = {at(8 + rank)};  // the others have none of the last two
+      loader.begin_epoch(epoch);
+      CHECK(parts_of(loader) == expected);
+      loader.begin_epoch(epoch, 1);
+      CHECK(parts_of(loader) == std::vector<Part>{expected[1]});
+      loader.begin_epoch(epoch, 2);
+      CHECK(parts_of(loader).empty());
+    }
+    for (const int64_t batch : {-1, 3}) {
+      CHECK_THAT(
+          message_of<BadInput>([&] { loader.begin_epoch(0, batch); }),
+          ContainsSubstring(fmt::format("first batch {} of an epoch, expected 0 to 2", batch)));
+    }
+  }
+  options.drop_last = true;
+  CHECK(
+      ShardLoader(set, options, allocate_host, 3, 4, Sharding::global_batch).batches_per_epoch() ==
+      1);
+}
+
+TEST_CASE("A world of no ranks is refused before anything is dealt to it", "[sampler][row95]") {
+  const Dataset set = numbered_images(10);
+  Options options;
+  options.order = "sampler";
+  for (const int world_size : {0, -1}) {
+    const auto told = [&](const std::function<void()>& deal) {
+      CHECK(message_of<BadInput>(deal) ==
+            fmt::format("sampler: rank 0 of {} ranks, expected one rank or more", world_size));
+    };
+    told([&] { DistributedSampler(10, {.rank = 0, .world_size = world_size}); });
+    told([&] { make_evaluation_shard(10, 0, world_size); });
+    told([&] { evaluation_shard(set, options, allocate_host, 0, world_size); });
+    for (const Sharding sharding : {Sharding::global_batch, Sharding::padded}) {
+      told([&] { ShardLoader(set, options, allocate_host, 0, world_size, sharding); });
+    }
+  }
+  // A rank that cannot be is told before what it would have to do.
+  const Dataset few = numbered_images(2);
+  CHECK_THAT(message_of<BadInput>([&] { evaluation_shard(few, options, allocate_host, 7, 4); }),
+             ContainsSubstring("rank 7 of 4 ranks, expected 0 to 3"));
 }
 
 TEST_CASE("An evaluation counts every sample once, whatever the number of ranks",

@@ -268,6 +268,24 @@ TEST_CASE("Each kind of error keeps its kind; without workers it passes as it is
   CHECK_THAT(message_of<Error>(next_of(1)), ContainsSubstring("loader worker 0"));
 }
 
+TEST_CASE("However often a source fails, the loader loses none of its buffers", "[loader][row26]") {
+  NumberedSource source(40);
+  for (const int workers : {0, 2}) {
+    CAPTURE(workers);
+    source.before_read = [](int64_t index) {
+      if (index == 5) fail<DeviceError>("disk 3: sector 7 is bad");
+    };
+    DataLoader loader(source, {.batch_size = 2, .num_workers = workers});
+    for (int64_t failures = 0; failures <= loader.counters().buffers; ++failures) {
+      loader.begin_epoch(0);
+      CHECK_THAT(message_of<DeviceError>([&] { collect(loader, 2); }),
+                 ContainsSubstring("disk 3: sector 7 is bad"));
+    }
+    source.before_read = nullptr;
+    CHECK(one_epoch(loader, 2, 1).size() == 20);
+  }
+}
+
 /// Something that reads wait at until it is opened.
 class Gate {
  public:

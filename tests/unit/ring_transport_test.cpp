@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
+#include <thread>
 
 #include "common/comm/process/gloo_transport.h"
 #include "tests/support/catch.h"
@@ -137,6 +139,55 @@ TEST_CASE("Between processes all may send to all before anyone receives", "[comm
       }
     }
   }
+}
+
+// --- Calls on several streams --------------------------------------------------------------------
+
+/// Carries nothing: notes the calls in the order in which they run.
+class NotingTransport final : public HostTransport {
+ public:
+  std::string description() const override { return "noting"; }
+  void run(const Call& collective, uint64_t number) override {
+    note(fmt::format("{} {}", number, name_of(collective.op)));
+  }
+  void transfer(const std::vector<Call>& calls) override { note(name_of(calls[0].op)); }
+  std::vector<std::string> calls() const {
+    const std::lock_guard lock(mutex_);
+    return calls_;
+  }
+
+ private:
+  void note(std::string call) {
+    const std::lock_guard lock(mutex_);
+    calls_.push_back(std::move(call));
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<std::string> calls_;
+};
+
+TEST_CASE("Calls on several streams run in the order in which they were issued",
+          "[comm][ring][tsan]") {
+  testing::Gate gate;
+  const auto transport = std::make_shared<NotingTransport>();
+  const auto device = open_device({DeviceId::Kind::cpu, 0}, {});
+  const Stream busy = device->create_stream("busy"), idle = device->create_stream("idle");
+  const auto x = BasicTensor<float>::from_host(busy, {1}, {1});
+  HostCommunicator rank(0, 2, transport);
+  testing::enqueue(busy, [&] { gate.pass(); });
+  rank.all_reduce(busy, x);
+  rank.send(idle, x, 1);
+  rank.broadcast(idle, x, 0);
+  rank.receive(busy, x, 1);
+  // The idle stream has time to run its calls, if it does not wait for the busy one.
+  for (int i = 0; i < 50 && transport->calls().empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(transport->calls().empty());
+  gate.open();
+  for (const Stream& stream : {busy, idle}) stream.synchronize();
+  CHECK(transport->calls() ==
+        std::vector<std::string>{"1 all_reduce", "send", "2 broadcast", "receive"});
 }
 
 // --- Ranks that do not come ----------------------------------------------------------------------
