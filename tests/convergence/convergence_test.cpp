@@ -67,7 +67,8 @@ TEST_CASE("Two devices learn Fashion-MNIST as one does", "[convergence][datapara
   CHECK(one > 0.5);
 }
 
-TEST_CASE("Two devices learn Fashion-MNIST at a high rate", "[convergence][dataparallel]") {
+TEST_CASE("Two devices learn Fashion-MNIST at a high rate",
+          "[convergence][dataparallel][highrate]") {
   CHECK(train_on_two({"--lr", "0.1", "--no-dropout"}).accuracy.at(0) >= 0.70);
 }
 
@@ -99,7 +100,7 @@ TEST_CASE("A network in pieces learns Fashion-MNIST as a whole one does",
 }
 
 TEST_CASE("A network in pieces learns Fashion-MNIST at a high rate",
-          "[convergence][pipeline][tensorsplit]") {
+          "[convergence][pipeline][tensorsplit][highrate]") {
   for (const std::vector<std::string>& way : ways()) {
     INFO(way[1]);
     CHECK(train_in_pieces("0.1", way) >= 0.70);
@@ -117,7 +118,7 @@ TEST_CASE("Two ranks learn Fashion-MNIST as one process does", "[convergence][dd
   CHECK(one > 0.5);
 }
 
-TEST_CASE("Two ranks learn Fashion-MNIST at a high rate", "[convergence][ddp]") {
+TEST_CASE("Two ranks learn Fashion-MNIST at a high rate", "[convergence][ddp][highrate]") {
   CHECK(train({"--lr", "0.1", "--no-dropout"}, "04-ddp", "cpu:0,cpu:1").accuracy.at(0) >= 0.70);
 }
 
@@ -134,17 +135,17 @@ TEST_CASE("Two synchronised ranks learn Fashion-MNIST as one device does",
   CHECK(one > 0.5);
 }
 
-/// One epoch takes minutes, so that the short campaign trains its first 120 steps.
+/// One epoch takes minutes, so that the short campaign trains its first 60 steps.
 TEST_CASE("Two synchronised ranks learn Fashion-MNIST with ResNet-18", "[convergence][syncbn]") {
   std::vector<std::string> options{"--model", "resnet18", "--width", "8",
                                    "--lr",    "0.05",     "--order", "sampler"};
-  if (!full_campaign()) options.insert(options.end(), {"--max-steps", "120"});
+  if (!full_campaign()) options.insert(options.end(), {"--max-steps", "60"});
   const double accuracy = train(options, "05-syncbn-checkpoint", "cpu:0,cpu:1").accuracy.at(0);
   INFO("accuracy " << accuracy);
   // Roundings grow in this network: five runs that differ in nothing but the order of sums reached
   // 86.86, 83.86, 87.66, 83.29 and 81.29 %: stage 01, two ranks, three (Gloo, then our ring), four.
   // The floor is their minimum less 2 points.
-  CHECK(accuracy >= (full_campaign() ? 0.7929 : 0.6));
+  CHECK(accuracy >= (full_campaign() ? 0.7929 : 0.5));
 }
 
 }  // namespace

@@ -181,6 +181,7 @@ class TestWholeLoop(unittest.TestCase):
             line = (self.student / file).read_text().split("\n")[verdict["line"] - 1]
             self.assertEqual((verdict["file"], line), (file, NOT_CPP), verdict)
 
+    @unittest.skipUnless(FULL, "takes minutes: a build of the student's own")
     def test_a_students_own_front_end_grades_and_tells_of_a_changed_header(self):
         header = self.student / "04-ddp/join.h"  # that this task's program does not need
         text = header.read_text()

@@ -404,6 +404,7 @@ class TestOnAStandIn(unittest.TestCase):
                       "3.00 times, reached", done.stdout)
         self.assertIn("busy for 50 % of an eager step of seed, batch 64", done.stdout)
 
+    @unittest.skipUnless("LOCKSTEP_FULL" in os.environ, "only with --full: the bench once more")
     def test_bench_without_pytorch_measures_ours_and_says_so(self):
         done = self.check("--part", "bench", "--python", "/no/such/python")
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
@@ -411,6 +412,7 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertIn("no torch that sees a GPU in /no/such/python", done.stdout)
         self.assertEqual(4, done.stdout.count(": not measured"))
 
+    @unittest.skipUnless("LOCKSTEP_FULL" in os.environ, "only with --full: the bench once more")
     def test_bench_with_a_rival_that_fails_has_failed(self):
         self.assert_failed(self.check("--part", "bench", fault="torch"),
                            "seed, batch 64: PyTorch: RuntimeError: no memory", "2 passed, 9 failed")
