@@ -86,8 +86,8 @@ nlohmann::json shared_settings(const Options& options, const DdpStageOptions& ow
   return all;
 }
 
-void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
-  const std::vector<std::string> texts = group.exchange(mine.dump());
+/// `texts`: every rank's settings.
+void require_same_settings(const std::vector<std::string>& texts) {
   const nlohmann::json first = parse_json(texts[0]);
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     const nlohmann::json other = parse_json(texts[rank]);
@@ -97,6 +97,11 @@ void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
               name, value.dump(), rank, other.value(name, nlohmann::json()).dump());
     }
   }
+}
+
+void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
+  const std::vector<std::string> texts = group.exchange(mine.dump());
+  group.together([&] { require_same_settings(texts); });
 }
 
 void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,

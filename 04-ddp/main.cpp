@@ -46,7 +46,8 @@ void train(const Options& options, const DdpStageOptions& own) {
   const int rank = group.rank(), world_size = group.world_size();
 
   // Data: bytes in host memory.
-  const DatasetPair data = load_dataset(options.data, options.data_dir);
+  const DatasetPair data =
+      together(group, [&] { return load_dataset(options.data, options.data_dir); });
   require_same_settings(group, options, own, data);
 
   // This rank's device, and the streams on which everything happens in order.
@@ -60,7 +61,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   Model model = make_model(options.model_options(data.train));
   const FlatParameters parameters(*model.network, stream);
   initialize(parameters, options.initializer(), options.seed);
-  if (!options.load.empty() && rank == 0) load_weights(options.load, *model.network);
+  load_weights(group, options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
   std::unique_ptr<Replica> wrapped =
@@ -69,15 +70,19 @@ void train(const Options& options, const DdpStageOptions& own) {
   model.network = std::move(wrapped);
 
   // What brings the batches in and carries the losses out.
-  ShardLoader train_loader(data.train, options, pinned, rank, world_size, own.sharding());
-  DataLoader test_loader(data.test, evaluation_shard(data.test, options, pinned, rank, world_size));
+  ShardLoader train_loader = together(group, [&] {
+    return ShardLoader(data.train, options, pinned, rank, world_size, own.sharding());
+  });
+  DataLoader test_loader(data.test, together(group, [&] {
+                           return evaluation_shard(data.test, options, pinned, rank, world_size);
+                         }));
   const int64_t steps_per_epoch = train_loader.batches_per_epoch();
   const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
   Feeder feeder(stream, data.train);
   Context context(stream);
   const Tensor loss = replica.loss();  // averaged as the gradients are
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
-                  {rank, group.exchanger(), replica.own_health()});
+                  {rank, &group, replica.own_health()});
   log.start(data.train, data.test, parameters.count());
   log.say(batch_line(options, own, group));
 
@@ -105,7 +110,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   }
   if (options.epochs == 0) log.evaluated(evaluate_all());
 
-  if (!options.save.empty() && rank == 0) save_weights(options.save, replica.inner());
+  save_weights(group, options.save, replica.inner());
   report(replica, parameters, world_size, log);
   log.finish(context.flops());
   destroy_process_group();

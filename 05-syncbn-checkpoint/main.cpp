@@ -49,7 +49,8 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   const int rank = group.rank(), world_size = group.world_size();
 
   // Data: bytes in host memory.
-  const DatasetPair data = load_dataset(options.data, options.data_dir);
+  const DatasetPair data =
+      together(group, [&] { return load_dataset(options.data, options.data_dir); });
   require_same_settings(group, options, stage, data);
 
   // This rank's device, and the streams on which everything happens in order.
@@ -63,7 +64,7 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   Model model = make_model(options.model_options(data.train));
   const FlatParameters parameters(*model.network, stream);
   initialize(parameters, options.initializer(), options.seed);
-  if (!options.load.empty() && rank == 0) load_weights(options.load, *model.network);
+  load_weights(group, options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
   const auto synchronised =
@@ -74,15 +75,19 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   model.network = std::move(wrapped);
 
   // What brings the batches in and carries the losses out.
-  ShardLoader train_loader(data.train, options, pinned, rank, world_size, own.sharding());
-  DataLoader test_loader(data.test, evaluation_shard(data.test, options, pinned, rank, world_size));
+  ShardLoader train_loader = together(group, [&] {
+    return ShardLoader(data.train, options, pinned, rank, world_size, own.sharding());
+  });
+  DataLoader test_loader(data.test, together(group, [&] {
+                           return evaluation_shard(data.test, options, pinned, rank, world_size);
+                         }));
   const int64_t steps_per_epoch = train_loader.batches_per_epoch();
   const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
   Feeder feeder(stream, data.train);
   Context context(stream);
   const Tensor loss = replica.loss();  // averaged as the gradients are
   TrainingLog log("05-syncbn-checkpoint", options, stream, {device.get()}, data.train.count(),
-                  {rank, group.exchanger(), replica.own_health()});
+                  {rank, &group, replica.own_health()});
   log.start(data.train, data.test, parameters.count());
   log.say(batch_line(options, own, group));
 
@@ -96,8 +101,9 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   Checkpointer checkpointer({replica.inner(), parameters, optimizer}, ranks, group.exchanger(),
                             stage.checkpoint_options());
   CheckpointPlan checkpoints(checkpointer, stage, rank, [&] { log.settle(); });
-  TrainingState state =
-      checkpointer.resume(stage.resume, first_state(options, stage, data, group, schedule));
+  TrainingState state = together(group, [&] {
+    return checkpointer.resume(stage.resume, first_state(options, stage, data, group, schedule));
+  });
   log.resume(state.steps);
 
   for (int64_t epoch = state.epoch; epoch < options.epochs && !log.finished(); ++epoch) {
@@ -125,11 +131,11 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   }
   if (!log.has_evaluation()) log.evaluated(evaluate_all());
 
-  if (!options.save.empty() && rank == 0) save_weights(options.save, replica.inner());
+  save_weights(group, options.save, replica.inner());
   report(replica, parameters, world_size, log);
   if (synchronised) report(*synchronised, log);
   log.finish(context.flops());
-  checkpoints.finish();
+  group.together([&] { checkpoints.finish(); });
   destroy_process_group();
 }
 

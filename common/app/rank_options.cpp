@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "common/app/cores.h"
+#include "common/app/weights_file.h"
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
 #include "common/core/error.h"
@@ -119,15 +120,29 @@ int run_ranks(OptionParser& parser, int argc, const char* const* argv, const Ran
 }
 
 std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
-                                            const ProcessGroup& group) {
-  const DeviceId id =
-      group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
-                                              : parse_devices(options.devices));
-  if (id.kind == DeviceId::Kind::cpu && !ranks.no_bind) {
-    bind_to_share_of_cores(group.local_rank(), group.local_world_size(),
-                           options.threads_per_device);
-  }
-  return open_device(id, options.device_options());
+                                            ProcessGroup& group) {
+  return together(group, [&] {
+    const DeviceId id =
+        group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
+                                                : parse_devices(options.devices));
+    if (id.kind == DeviceId::Kind::cpu && !ranks.no_bind) {
+      bind_to_share_of_cores(group.local_rank(), group.local_world_size(),
+                             options.threads_per_device);
+    }
+    return open_device(id, options.device_options());
+  });
+}
+
+void load_weights(ProcessGroup& group, const std::string& path, Module& network) {
+  group.together([&] {
+    if (!path.empty() && group.rank() == 0) load_weights(path, network);
+  });
+}
+
+void save_weights(ProcessGroup& group, const std::string& path, Module& network) {
+  group.together([&] {
+    if (!path.empty() && group.rank() == 0) save_weights(path, network);
+  });
 }
 
 }  // namespace lockstep

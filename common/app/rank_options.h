@@ -41,13 +41,18 @@ std::vector<std::string> own_command_line();
 
 /// Opens the device of this rank: of those that --devices names for its host the one with its local
 /// rank; by default GPU number local_rank, or where there is none a CPU device. Throws BadInput if
-/// fewer are named.
+/// fewer are named, on all ranks if on one.
 ///
 /// A CPU device's process keeps from now on to its share of the host's cores, if that is enough for
 /// the device's threads: else the threads of one rank that exchange data would push another rank's
 /// computing from core to core. So does mpirun --bind-to core; not with --no-bind. To be called
 /// before there are threads to be bound.
 std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
-                                            const ProcessGroup& group);
+                                            ProcessGroup& group);
+
+/// Rank 0 loads or saves the weights, unless the path is empty; all ranks call it, and an error
+/// ends all of them (ProcessGroup::together).
+void load_weights(ProcessGroup& group, const std::string& path, Module& network);
+void save_weights(ProcessGroup& group, const std::string& path, Module& network);
 
 }  // namespace lockstep

@@ -50,12 +50,17 @@ TrainingLog::~TrainingLog() = default;
 
 /// Every rank's `mine`, by rank.
 std::vector<nlohmann::json> TrainingLog::gather(const nlohmann::json& mine) const {
-  if (!ranks_.exchange) return {mine};
+  if (ranks_.group == nullptr) return {mine};
   std::vector<nlohmann::json> all;
-  for (const std::string& text : ranks_.exchange(mine.dump())) {
+  for (const std::string& text : ranks_.group->exchange(mine.dump())) {
     all.push_back(parse_json(text));
   }
   return all;
+}
+
+/// Where all ranks do something that may fail.
+void TrainingLog::together(const std::function<void()>& work) const {
+  ranks_.group == nullptr ? work() : ranks_.group->together(work);
 }
 
 void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters) {
@@ -102,10 +107,14 @@ void TrainingLog::receive(size_t keep) {
     lines_.pop_front();
     if (report->failed_step >= 0) {
       clear_progress();
-      fail<NonFinite>(
-          "step {}, {}: the loss ({}) or a gradient is not finite; the weights stayed as they were "
-          "before that step and nothing was saved since; lower --lr ({}) or look at the data",
-          report->failed_step, who_failed(), report->loss, options_.lr);
+      const std::string who = who_failed();
+      together([&] {
+        fail<NonFinite>(
+            "step {}, {}: the loss ({}) or a gradient is not finite; the weights stayed as they "
+            "were "
+            "before that step and nothing was saved since; lower --lr ({}) or look at the data",
+            report->failed_step, who, report->loss, options_.lr);
+      });
     }
     losses_.push_back(report->loss);
     if (line.print && prints()) {
@@ -121,7 +130,7 @@ void TrainingLog::receive(size_t keep) {
 /// The ranks whose own numbers were not finite. All ranks call it: a sum is the same on all.
 std::string TrainingLog::who_failed() const {
   const std::string me = fmt::format("rank {} ({})", ranks_.rank, devices_.front()->name());
-  if (!ranks_.exchange || !ranks_.own_health.defined()) return me;
+  if (ranks_.group == nullptr || !ranks_.own_health.defined()) return me;
   const bool failed = ranks_.own_health.to_host()[0].failed_step >= 0;
   std::vector<std::string> found;
   const std::vector<nlohmann::json> all = gather({{"name", me}, {"failed", failed}});
@@ -161,10 +170,12 @@ void TrainingLog::clear_progress() {
 
 void TrainingLog::evaluated(const Evaluation& e) {
   if (!std::isfinite(e.loss)) {  // the last update, or a file that was loaded, spoilt the weights
-    fail<NonFinite>(
-        "after {} steps, rank {} ({}): the test loss ({}) is not finite; no final weights were "
-        "saved; lower --lr ({}) or look at --load",
-        steps_, ranks_.rank, devices_.front()->name(), e.loss, options_.lr);
+    together([&] {
+      fail<NonFinite>(
+          "after {} steps, rank {} ({}): the test loss ({}) is not finite; no final weights were "
+          "saved; lower --lr ({}) or look at --load",
+          steps_, ranks_.rank, devices_.front()->name(), e.loss, options_.lr);
+    });
   }
   evaluations_.push_back(e);
   if (!prints()) return;
@@ -193,14 +204,17 @@ void TrainingLog::note(std::string row, std::string text, const std::string& key
 }
 
 void TrainingLog::finish(double flops) {
+  collect_records(flops);
+  together([&] { write_files(); });
+  if (prints()) print_summary();
+}
+
+void TrainingLog::write_files() const {
   const std::string suffix = prints() ? "" : fmt::format(".rank{}", ranks_.rank);
   if (!options_.trace.empty()) {
     write_trace(options_.trace + suffix, devices_, size_t(ranks_.rank) * devices_.size());
   }
-  collect_records(flops);
-  if (!prints()) return;
-  if (!options_.metrics.empty()) write_json(options_.metrics, metrics());
-  print_summary();
+  if (prints() && !options_.metrics.empty()) write_json(options_.metrics, metrics());
 }
 
 /// Of all ranks, on all ranks.

@@ -19,8 +19,8 @@ namespace lockstep {
 /// The ranks of a run, where it is several processes: what happens on all is said by one.
 struct RunRanks {
   int rank = 0;
-  ExchangeTexts exchange{};   // empty: one process
-  HealthTensor own_health{};  // of what this rank gives to sums over all
+  ProcessGroup* group = nullptr;  // null: one process
+  HealthTensor own_health{};      // of what this rank gives to sums over all
 };
 
 /// Follows a training run. Prints lines as PyTorch's MNIST example does:
@@ -94,6 +94,9 @@ class TrainingLog {
   void show_progress(int64_t samples_done);
   void clear_progress();
   void collect_records(double flops);
+  void together(const std::function<void()>& work) const;
+  /// --trace and --metrics.
+  void write_files() const;
   nlohmann::json metrics() const;
   void print_summary() const;
   double samples_per_second() const;

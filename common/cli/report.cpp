@@ -23,6 +23,8 @@ int report(int status, std::string text) {
 int report_current_exception() {
   try {
     std::rethrow_exception(std::current_exception());
+  } catch (const SaidByAnother& error) {
+    return error.exit_status();
   } catch (const Error& error) {
     return report(error.exit_status(), error.what());
   } catch (const std::exception& error) {

@@ -70,6 +70,17 @@ class PeerLost : public ErrorOfKind<PeerLost> {
   int exit_status() const override { return 2; }
 };
 
+/// Another rank says what is wrong: this one ends with the same status, without a word.
+class SaidByAnother : public Error {
+ public:
+  SaidByAnother(const std::string& text, int status) : Error(text), status_(status) {}
+  int exit_status() const override { return status_; }
+  [[noreturn]] void throw_within(const std::string&) const override { throw *this; }
+
+ private:
+  int status_;
+};
+
 /// A task of the coursework that nobody has written yet (docs/coursework.md). Exit status 1.
 class OpenTask : public ErrorOfKind<OpenTask> {
  public:

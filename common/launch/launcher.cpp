@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "common/core/error.h"
+#include "common/core/launcher_line.h"
 #include "common/launch/keeper.h"
 #include "common/launch/line_relay.h"
 #include "common/launch/program_path.h"
@@ -81,7 +82,8 @@ class Launch {
   /// Starts all ranks once and returns when all are gone. The failure that was the cause, if any;
   /// an interruption is none.
   std::optional<RankEnd> run_ranks(const Rendezvous& meet);
-  void start(RankGroup& ranks, const Rendezvous& meet);
+  /// `line`: a pipe's end for the ranks.
+  void start(RankGroup& ranks, Rendezvous meet, int line);
   RankOutput open_output(int rank, int restart);
   /// Asks all ranks to end by `signal`, and kills them after the grace period.
   void stop(RankGroup& ranks, int signal);
@@ -97,6 +99,7 @@ class Launch {
   Keeper keeper_;
   LineRelay relay_;
   int interruptions_ = 0, interrupted_by_ = 0;  // the first signal
+  bool said_ = false;                           // the ranks themselves have told what was wrong
 };
 
 int Launch::run() {
@@ -108,7 +111,7 @@ int Launch::run() {
                            meet.restart, options_.max_restarts));
     cause = run_ranks(meet);
   }
-  if (cause) {
+  if (cause && !said_) {
     relay_.say(fmt::format("error: {}{}", cause->text(),
                            options_.nproc_per_node > 1 ? "; the other ranks were stopped" : ""));
   }
@@ -125,9 +128,25 @@ int Launch::run() {
   return 0;
 }
 
+/// The pipe on which ranks tell that all is said.
+struct Line {
+  Line() {
+    std::array<int, 2> ends{-1, -1};
+    if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return;  // then nobody tells anything
+    from_ranks = Descriptor(ends[0]);
+    of_ranks = Descriptor(ends[1]);
+  }
+  bool used() const {
+    char said = 0;
+    return ::read(from_ranks.get(), &said, 1) == 1;
+  }
+  Descriptor from_ranks, of_ranks;
+};
+
 std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   RankGroup ranks(keeper_);
-  start(ranks, meet);
+  const Line line;
+  start(ranks, meet, line.of_ranks.get());
   const auto watch = [&](Clock::time_point until) {
     wait(until);
     ranks.collect();
@@ -141,12 +160,15 @@ std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   while (goes_on() && Clock::now() < settled()) watch(settled());
   std::optional<RankEnd> cause;
   if (ranks.any_failed() && interruptions_ == 0) cause = cause_of(ranks.ends());
+  if (cause && cause->may_be_answer()) cause = ranks.stopped().value_or(*cause);
   if (cause || interruptions_ > 0) stop(ranks, cause ? SIGTERM : interrupted_by_);
   relay_.close();
+  said_ = line.used();
   return cause;
 }
 
-void Launch::start(RankGroup& ranks, const Rendezvous& meet) {
+void Launch::start(RankGroup& ranks, Rendezvous meet, int line) {
+  meet.line = launcher_line(line);
   std::vector<RankOutput> outputs;  // all of them before the first rank: one may fail
   outputs.reserve(size_t(options_.nproc_per_node));
   for (int local = 0; local < options_.nproc_per_node; ++local) {
@@ -160,6 +182,7 @@ void Launch::start(RankGroup& ranks, const Rendezvous& meet) {
                  .environment = rank_environment(options_, meet, local),
                  .out = output[0].get(),
                  .err = output[1].get(),
+                 .line = line,
                  .signal_mask = signals_.previous_mask()});
   }
 }

@@ -24,12 +24,18 @@ std::string signal_name(int signal) {
 
 }  // namespace
 
+int RankEnd::exit_status() const {
+  if (stopped) return PeerLost("").exit_status();
+  return signal != 0 ? 128 + signal : status;
+}
+
 bool RankEnd::may_be_answer() const {
   return signal == SIGPIPE || (signal == 0 && status == PeerLost("").exit_status());
 }
 
 std::string RankEnd::text() const {
   const std::string who = fmt::format("rank {} (pid {})", rank, pid);
+  if (stopped) return who + " was stopped by a signal (SIGSTOP or its kind), and given up";
   if (signal == 0) return fmt::format("{} exited with status {}", who, status);
   return fmt::format("{} was killed by signal {} ({})", who, signal, signal_name(signal));
 }

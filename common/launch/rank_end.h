@@ -13,10 +13,12 @@ struct RankEnd {
   pid_t pid = 0;
   int status = 0;  // exit status; 0 if a signal ended it
   int signal = 0;  // the signal that ended it, or 0
+  /// It has not ended: a signal has stopped it, so that its peers gave it up.
+  bool stopped = false;
 
-  bool failed() const { return status != 0 || signal != 0; }
-  /// What a shell reports: the status, or 128 + signal.
-  int exit_status() const { return signal != 0 ? 128 + signal : status; }
+  bool failed() const { return status != 0 || signal != 0 || stopped; }
+  /// What a shell reports: the status, or 128 + signal; of a stopped rank what its peers end with.
+  int exit_status() const;
   /// Whether it may be the answer to the loss of a peer, rather than its cause: the status of
   /// PeerLost (core/error.h), or SIGPIPE, the signal of who writes to a peer that has left.
   bool may_be_answer() const;

@@ -11,6 +11,7 @@
 
 #include "common/core/descriptor.h"
 #include "common/core/error.h"
+#include "common/core/launcher_line.h"
 
 namespace lockstep {
 namespace {
@@ -66,6 +67,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Re
       fmt::format("TORCHELASTIC_RESTART_COUNT={}", meet.restart),
       fmt::format("TORCHELASTIC_MAX_RESTARTS={}", options.max_restarts),
       fmt::format("TORCHELASTIC_RUN_ID={}", meet.run_id),
+      fmt::format("{}={}", kLauncherLine, meet.line),
   };
   const size_t own = all.size();
   for (char** entry = environ; *entry != nullptr; ++entry) {

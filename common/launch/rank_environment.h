@@ -14,6 +14,7 @@ struct Rendezvous {
   int port = 0;         // MASTER_PORT
   std::string run_id;   // the same for all nodes and restarts of a job
   int restart = 0;      // how often the ranks were started before
+  std::string line;     // where they can tell the launcher something (launcher_line.h)
 };
 
 /// The rendezvous of the first start. The port is the one in the options or a free one, which stays

@@ -41,11 +41,19 @@ struct ExecArguments {
   ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
   if (plan.out >= 0) ::dup2(plan.out, STDOUT_FILENO);
   if (plan.err >= 0) ::dup2(plan.err, STDERR_FILENO);
+  if (plan.line >= 0) ::fcntl(plan.line, F_SETFD, 0);  // stays open in the program
   ::sigprocmask(SIG_SETMASK, &plan.signal_mask, nullptr);
   ::execve(exec.path, exec.argv.data(), exec.environment.data());
   const int error = errno;
   [[maybe_unused]] const ssize_t sent = ::write(report, &error, sizeof error);
   ::_exit(127);
+}
+
+/// Whether a signal has stopped this child.
+bool is_stopped(pid_t child) {
+  siginfo_t info{};
+  const int options = WSTOPPED | WNOHANG | WNOWAIT;
+  return ::waitid(P_PID, static_cast<id_t>(child), &info, options) == 0 && info.si_pid == child;
 }
 
 /// Whether this child has ended, and how. It stays a zombie.
@@ -102,6 +110,13 @@ void RankGroup::kill() {
 bool RankGroup::any_alive() const { return lockstep::any_alive(sessions()); }
 
 bool RankGroup::any_failed() const { return std::ranges::any_of(ends_, &RankEnd::failed); }
+
+std::optional<RankEnd> RankGroup::stopped() const {
+  for (const Rank& rank : running_) {
+    if (is_stopped(rank.pid)) return RankEnd{.rank = rank.rank, .pid = rank.pid, .stopped = true};
+  }
+  return {};
+}
 
 std::vector<pid_t> RankGroup::sessions() const {
   std::vector<pid_t> leaders = zombies_;

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct RankPlan {
   std::vector<std::string> argv;
   std::vector<std::string> environment;  // "NAME=value"
   int out = -1, err = -1;                // descriptors of its output; -1: this process's own
+  int line = -1;                         // a pipe on which it may tell something (launcher_line.h)
   sigset_t signal_mask{};
 };
 
@@ -49,6 +51,8 @@ class RankGroup {
   /// Who ended, in the order in which it was seen.
   const std::vector<RankEnd>& ends() const { return ends_; }
   bool any_failed() const;
+  /// A rank that runs no further since a signal has stopped it, as if that were its end.
+  std::optional<RankEnd> stopped() const;
 
  private:
   struct Rank {

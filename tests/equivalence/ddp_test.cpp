@@ -107,19 +107,26 @@ TEST_CASE("Dropout masks do not depend on the number of ranks", "[equivalence][d
 
 #endif
 
+/// The short campaign takes them all in the double build, whose tolerance proves more.
+std::vector<Options> ways_of_reducing() {
+  std::vector<Options> ways{
+      {"--ddp", "manual", "--all-reduce", "ring"}, {"--backend", "ring"}, {"--accumulate", "2"}};
+  if (sizeof(Real) == 8 || full_campaign()) {
+    ways.insert(ways.end(), {{"--ddp", "manual"},
+                             {"--all-reduce", "ring"},
+                             {"--all-reduce", "naive", "--bucket-mb", "0"},
+                             {"--bucket-mb", "0"},
+                             {"--bucket-mb", "0.01"},
+                             {"--no-overlap"},
+                             {"--accumulate", "3", "--ddp", "manual"}});
+  }
+  return ways;
+}
+
 TEST_CASE("Every way of reducing gives stage 01's weights", "[equivalence][ddp][row79]") {
   const Options options = steps_of(13) + Options{"--lr", "0.01"};
   const Outcome single = train(options);
-  for (const Options& way : std::vector<Options>{{"--ddp", "manual"},
-                                                 {"--ddp", "manual", "--all-reduce", "ring"},
-                                                 {"--all-reduce", "ring"},
-                                                 {"--all-reduce", "naive", "--bucket-mb", "0"},
-                                                 {"--bucket-mb", "0"},
-                                                 {"--bucket-mb", "0.01"},
-                                                 {"--no-overlap"},
-                                                 {"--backend", "ring"},
-                                                 {"--accumulate", "2"},
-                                                 {"--accumulate", "3", "--ddp", "manual"}}) {
+  for (const Options& way : ways_of_reducing()) {
     INFO(way[0] << " " << way.back());
     check_equal(train_ranks(3, options + way), single, kTolerance);
   }

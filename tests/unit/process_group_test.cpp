@@ -139,6 +139,50 @@ TEST_CASE("Who waits for a rank that dies hears of it at once", "[group][tsan][r
   CHECK(seconds_since(begin) < kSoon);
 }
 
+TEST_CASE("What fails on some ranks fails on all, and one of them says it", "[group][tsan]") {
+  for (const std::vector<int>& failing :
+       std::vector<std::vector<int>>{{0, 1, 2}, {1}, {2, 1}, {0}}) {
+    std::array<bool, 3> says{};
+    const Texts errors = Job(3).run([&](ProcessGroup& group) {
+      try {
+        group.together([&] {
+          if (std::ranges::count(failing, group.rank()) > 0) fail<DeviceError>("no luck");
+        });
+      } catch (const SaidByAnother& error) {
+        CHECK(error.exit_status() == DeviceError("").exit_status());
+        throw;
+      } catch (const DeviceError&) {
+        says[size_t(group.rank())] = true;
+        throw;
+      }
+    });
+    const int first = *std::ranges::min_element(failing);
+    const std::string expected = first == 0 ? "no luck" : fmt::format("rank {}: no luck", first);
+    CHECK(errors == Texts(3, expected));
+    for (int rank = 0; rank < 3; ++rank) CHECK(says[size_t(rank)] == (rank == first));
+  }
+}
+
+TEST_CASE("What fails on no rank goes on, with each rank's own result", "[group][tsan]") {
+  const Texts errors = Job(3).run([](ProcessGroup& group) {
+    for (int turn = 0; turn < 3; ++turn) {
+      const int mine = 10 * turn + group.rank();
+      CHECK(together(group, [&] { return mine; }) == mine);
+      CHECK(*together(group, [&] { return std::make_unique<int>(mine); }) == mine);
+    }
+  });
+  CHECK(errors == Texts(3));
+}
+
+TEST_CASE("An exception that is none of ours ends all ranks, too", "[group][tsan]") {
+  const Texts errors = Job(2).run([](ProcessGroup& group) {
+    group.together([&] {
+      if (group.rank() == 1) throw std::runtime_error("strange");
+    });
+  });
+  CHECK(errors == Texts(2, "rank 1: strange"));
+}
+
 TEST_CASE("Rank 0, which hosts the store, leaves last", "[group][tsan]") {
   const Texts errors = Job(3).run([](ProcessGroup& group) {
     // The others' last words need the store when rank 0 is at its end already.

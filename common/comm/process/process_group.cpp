@@ -15,6 +15,7 @@
 #include "common/comm/process/ring_transport.h"
 #include "common/comm/process/watched_transport.h"
 #include "common/core/error.h"
+#include "common/core/launcher_line.h"
 
 namespace lockstep {
 namespace {
@@ -74,12 +75,10 @@ ProcessGroup::~ProcessGroup() {
   let_host_go_last(*store_, "goodbye", kGoodbyeSeconds);
 }
 
-/// On a disagreement all ranks see the same one. Rank 0 waits until they have: its end is the
-/// store's.
 void ProcessGroup::require_agreement() {
   const std::vector<std::string> backends = collect("backend", backend_);
   const std::vector<std::string> debug = collect("debug", debug_ ? "'collectives'" : "not set");
-  try {
+  together([&] {
     for (size_t other = 1; other < backends.size(); ++other) {
       require(backends[other] == backends[0],
               "--backend is {} on rank 0 but {} on rank {}; give all ranks the same",
@@ -88,10 +87,7 @@ void ProcessGroup::require_agreement() {
               "{} is {} on rank 0 but {} on rank {}; set it on all ranks or on none", kDebug,
               debug[0], debug[other], other);
     }
-  } catch (const BadInput&) {
-    let_host_go_last(*store_, "disagreement", kGoodbyeSeconds);
-    throw;
-  }
+  });
 }
 
 // --- Texts ---------------------------------------------------------------------------------------
@@ -104,11 +100,53 @@ std::vector<std::string> ProcessGroup::collect(const std::string& name, const st
 }
 
 std::vector<std::string> ProcessGroup::exchange(const std::string& mine) {
-  const std::string name = fmt::format("exchange {}", ++exchanges_);
+  return collect_and_part(fmt::format("exchange {}", ++exchanges_), mine);
+}
+
+std::vector<std::string> ProcessGroup::collect_and_part(const std::string& name,
+                                                        const std::string& mine) {
   std::vector<std::string> texts = collect(name, mine);
   // What rank 0 makes of them may end it, and the store with it.
   let_host_go_last(*store_, name + " is read", timeout_);
   return texts;
+}
+
+namespace {
+
+/// How `work` went: "0", or the exit status and the text of its error, which comes out in `error`.
+std::string outcome_of(const std::function<void()>& work, std::exception_ptr& error) {
+  try {
+    work();
+    return "0";
+  } catch (const Error& e) {
+    error = std::current_exception();
+    return fmt::format("{} {}", e.exit_status(), e.what());
+  } catch (const std::exception& e) {
+    error = std::current_exception();
+    return fmt::format("1 {}", e.what());
+  }
+}
+
+}  // namespace
+
+void ProcessGroup::together(const std::function<void()>& work) {
+  std::exception_ptr error;
+  const std::vector<std::string> outcomes =
+      collect_and_part(fmt::format("agreement {}", ++agreements_), outcome_of(work, error));
+  const auto failed = std::ranges::find_if(outcomes, [](const auto& text) { return text != "0"; });
+  if (failed == outcomes.end()) return;
+  const int speaker = static_cast<int>(failed - outcomes.begin());
+  const size_t space = failed->find(' ');
+  const std::string text = failed->substr(space + 1), who = fmt::format("rank {}", speaker);
+  const bool named =
+      speaker == 0 || text.starts_with(who);  // where all fail, rank 0 speaks for them
+  if (speaker != rank()) {
+    wait_until_gone(*store_, speaker, kGoodbyeSeconds);
+    throw SaidByAnother(named ? text : who + ": " + text, std::stoi(failed->substr(0, space)));
+  }
+  tell_launcher_all_is_said();
+  if (named) std::rethrow_exception(error);
+  within(who, [&] { std::rethrow_exception(error); });
 }
 
 void ProcessGroup::barrier() { collect(fmt::format("barrier {}", ++barriers_), ""); }
@@ -143,12 +181,7 @@ std::string ProcessGroup::agreed_backend(const Device& device) {
   for (const std::string& text : collect("devices", mine.text())) {
     offers.push_back(RankOffer::from(text));
   }
-  try {
-    return choose_backend(backend_, offers);
-  } catch (const Error&) {
-    let_host_go_last(*store_, "no backend", kGoodbyeSeconds);
-    throw;
-  }
+  return lockstep::together(*this, [&] { return choose_backend(backend_, offers); });
 }
 
 std::unique_ptr<Communicator> ProcessGroup::connect_nccl(Device& device) {

@@ -71,6 +71,11 @@ class ProcessGroup {
   ExchangeTexts exchanger() {
     return [this](const std::string& mine) { return exchange(mine); };
   }
+  /// Each rank does its `work`, which may fail on some of them. It has then failed on all: the
+  /// first rank on which it did throws the error, and tells the launcher that it is said; the
+  /// others throw SaidByAnother once that rank is gone. So one line says what all ranks found, or
+  /// one of them.
+  void together(const std::function<void()>& work);
   /// Returns when all have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come within
   /// 300 s". What streams have queued may still run (Communicator::barrier).
   void barrier();
@@ -78,6 +83,8 @@ class ProcessGroup {
  private:
   void require_agreement();
   std::vector<std::string> collect(const std::string& name, const std::string& mine);
+  /// collect(), after which any rank may end.
+  std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
   std::string agreed_backend(const Device& device);
   std::unique_ptr<Communicator> connect_nccl(Device& device);
   std::unique_ptr<Communicator> connect_host();
@@ -89,8 +96,16 @@ class ProcessGroup {
   int exceptions_;  // on their way when it was made
   std::shared_ptr<TcpStore> store_;
   std::unique_ptr<Communicator> communicator_;
-  int64_t exchanges_ = 0, barriers_ = 0;  // so far
+  int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0;  // so far
 };
+
+/// ProcessGroup::together() for work with a result.
+template <class Work>
+auto together(ProcessGroup& group, Work&& work) {
+  std::optional<decltype(work())> result;
+  group.together([&] { result.emplace(work()); });
+  return *std::move(result);
+}
 
 /// Makes the process group of this process, as its launcher and the options say. Throws BadInput if
 /// there is one already ("initialised twice"), and for a process that no launcher has started.

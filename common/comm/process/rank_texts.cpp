@@ -87,6 +87,18 @@ void let_host_go_last(TcpStore& store, const std::string& name, double timeout_s
   }
 }
 
+void wait_until_gone(TcpStore& store, int rank, double timeout_seconds) noexcept {
+  const Deadline deadline(timeout_seconds);
+  try {
+    for (std::vector<int> gone; !deadline.passed() && std::ranges::count(gone, rank) == 0;
+         gone = store.gone()) {
+      std::this_thread::sleep_for(kPoll);
+    }
+  } catch (const std::exception&) {
+    // The store went with its rank.
+  }
+}
+
 std::string reachable_host(const std::string& own,
                            const std::vector<std::string>& addresses_of_host) {
   if (!is_loopback(own)) return own;

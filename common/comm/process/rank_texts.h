@@ -37,6 +37,9 @@ constexpr double kLastWordsSeconds = 1;
 void let_host_go_last(TcpStore& store, const std::string& name, double timeout_seconds,
                       const std::vector<int>& missing = {}) noexcept;
 
+/// Returns when that rank, or the store, is gone, or after `timeout_seconds`. Throws nothing.
+void wait_until_gone(TcpStore& store, int rank, double timeout_seconds) noexcept;
+
 /// Where another rank reaches this one: at its own end of the connection to the store. That is of
 /// no use to other hosts where it is a loopback address; but then this is rank 0's host, and
 /// `addresses_of_host` (of rank 0's host, as each rank reaches it) may have a better one.
