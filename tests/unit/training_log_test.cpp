@@ -5,9 +5,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <limits>
 #include <numeric>
+#include <thread>
 
 #include "common/core/error.h"
 #include "common/io/json.h"
@@ -48,8 +50,8 @@ class CapturedOutput {
   int before_;
 };
 
-/// All three ranks' answers: rank 1 has twice rank 0's figures, on a device of another name, and the
-/// largest process; rank 2 has nothing.
+/// All three ranks' answers: rank 1 has twice rank 0's figures, on a device of another name, and
+/// the largest process; rank 2 has nothing.
 std::vector<std::string> with_other_ranks(const std::string& mine) {
   json other = parse_json(mine), last = other;
   if (other.is_array()) {
@@ -66,12 +68,16 @@ std::vector<std::string> with_other_ranks(const std::string& mine) {
   return {mine, other.dump(), last.dump()};
 }
 
-/// A run of two epochs over 20 samples in batches of 4 that goes on behind three steps: two of the
-/// first epoch, at batch 2, and one of the second.
+constexpr auto kStep = std::chrono::milliseconds(4);  // a step takes that at least
+
+/// A run over 20 samples in batches of 4 that goes on behind three steps: at batch 2 of the second
+/// epoch, to its end, and with one step of the third.
 struct Told {
   explicit Told(const TempDir& folder) {
+    const auto begin = testing::Clock::now();
     const auto device = open_device({DeviceId::Kind::cpu, 0}, {.trace = true});
-    const Stream stream = device->create_stream("compute");
+    const Stream stream = device->create_stream("compute"), late = device->create_stream("late");
+    const Tensor other_loss = Tensor::empty(late, {1});
     Options options;
     options.batch_size = 4;
     options.log_interval = 2;
@@ -91,6 +97,7 @@ struct Told {
       log.start(train, test, 1234);
       log.resume(3);
       const auto step = [&](int64_t batch, int64_t size, Real value) {
+        testing::enqueue(stream, [] { std::this_thread::sleep_for(kStep); });
         stream.kernels().fill(stream, value, loss);
         log.step(batch, size, loss, {health});
       };
@@ -100,6 +107,7 @@ struct Told {
       in_use = device->memory().current();
       step(2, 4, Real(0.5));
       step(3, 4, Real(0.25));
+      step(4, 4, Real(0.75));
       log.end_epoch();
       log.evaluated({.loss = 0.75, .correct = 3, .samples = 8});
       log.begin_epoch(2);
@@ -108,32 +116,37 @@ struct Told {
       log.evaluated({.loss = 0.5, .correct = 5, .samples = 8});
       log.note("more", "a text", "noted", 7);
       own_steps = log.own_steps();
+      late.kernels().fill(late, 1, other_loss);
+      late.synchronize();
       log.finish(1000);
-      spans = stream.backend().timeline();
+      for (const Stream& lane : {stream, late}) spans.push_back(lane.backend().timeline());
       device_text = device->description();
     }
     metrics = read_json(folder / "metrics");
     trace = read_json(folder / "trace");
     output = testing::read_file(folder / "output");
+    seconds = testing::seconds_since(begin);
   }
 
   json metrics, trace;
   std::string output, device_text;
-  std::vector<Span> spans;
-  int64_t own_steps = 0, in_use = 0;  // in_use: bytes, while it trains
+  std::vector<std::vector<Span>> spans;  // by stream
+  int64_t own_steps = 0, in_use = 0;     // in_use: bytes, while it trains
+  double seconds = 0;                    // that all of it took
 };
 
 TEST_CASE("The log of a run that goes on counts from where it goes on", "[log]") {
   const TempDir folder;
   const std::string output = Told(folder).output;
-  for (const char* line : {
-           "a stage: resnet18 on cpu:0,cpu:7, cpu (",
-           "\nnumbers: 20 training and 8 test images of 2x3x1; 1234 parameters\n\n",
-           "\nTrain Epoch: 2 [8/20 (40%)]\tLoss: 0.500000\n\nTest set: Average loss: 0.7500, "
-           "Accuracy: 3/8 (37.50%)\n\nTrain Epoch: 3 [0/20 (0%)]\tLoss: 0.125000\n\nTest set: "
-           "Average loss: 0.5000, Accuracy: 5/8 (62.50%)\n\nSummary\n",
-           "\n  devices             cpu:0,cpu:7\n", "\n  global batch        4\n",
-           " s (last of 2)\n", "\n  test accuracy       62.50 %\n", "\n  more                a text\n"}) {
+  for (const char* line :
+       {"a stage: resnet18 on cpu:0,cpu:7, cpu (",
+        "\nnumbers: 20 training and 8 test images of 2x3x1; 1234 parameters\n\n",
+        "\nTrain Epoch: 2 [8/20 (40%)]\tLoss: 0.500000\nTrain Epoch: 2 [16/20 (80%)]\tLoss: "
+        "0.750000\n\nTest set: Average loss: 0.7500, Accuracy: 3/8 (37.50%)\n\nTrain Epoch: 3 "
+        "[0/20 (0%)]\tLoss: 0.125000\n\nTest set: "
+        "Average loss: 0.5000, Accuracy: 5/8 (62.50%)\n\nSummary\n",
+        "\n  devices             cpu:0,cpu:7\n", "\n  global batch        4\n", " s (last of 2)\n",
+        "\n  test accuracy       62.50 %\n", "\n  more                a text\n"}) {
     CHECK_THAT(output, ContainsSubstring(line));
   }
 }
@@ -148,9 +161,9 @@ TEST_CASE("The metrics are those of the whole run and of all ranks", "[log]") {
   CHECK(metrics.at("backend") == told.device_text);
   CHECK(metrics.at("batch_size") == 4);
   CHECK(metrics.at("epochs") == 2);
-  CHECK(metrics.at("steps") == 3 + 3);
-  CHECK(told.own_steps == 3);
-  CHECK(metrics.at("losses") == json{0.5, 0.25, 0.125});
+  CHECK(metrics.at("steps") == 3 + 4);
+  CHECK(told.own_steps == 4);
+  CHECK(metrics.at("losses") == json{0.5, 0.25, 0.75, 0.125});
   CHECK(metrics.at("accuracy") == json{0.375, 0.625});
   CHECK(metrics.at("test_loss") == json{0.75, 0.5});
   CHECK(metrics.at("noted") == 7);
@@ -158,10 +171,12 @@ TEST_CASE("The metrics are those of the whole run and of all ranks", "[log]") {
   REQUIRE(seconds.size() == 2);
   for (const double epoch : seconds) CHECK(epoch > 0);
   const double all = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-  CHECK(metrics.at("samples_per_second").get<double>() * all == Approx(4 + 4 + 2));
+  CHECK(all <= told.seconds);
+  CHECK(metrics.at("samples_per_second").get<double>() * all == Approx(4 + 4 + 4 + 2));
   const auto steps = metrics.at("step_seconds").get<std::vector<double>>();
-  REQUIRE(steps.size() == 3);
+  REQUIRE(steps.size() == 4);
   CHECK(std::accumulate(steps.begin(), steps.end(), 0.0) <= all);
+  for (const double step : steps) CHECK(step > 0.9 * std::chrono::duration<double>(kStep).count());
   CHECK(metrics.at("training_flops") == 3000);
   const int64_t peak = told.in_use + 1000 * int64_t{sizeof(Real)};
   CHECK(metrics.at("peak_memory_bytes") == json{peak, 2 * peak});
@@ -171,7 +186,8 @@ TEST_CASE("The metrics are those of the whole run and of all ranks", "[log]") {
   const std::string rss =
       fmt::format("{:.1f} MiB\n", metrics.at("peak_rss_bytes").get<double>() / 1048576);
   for (const std::string& row :
-       {fmt::format("\n  samples/s           {:.0f}\n", metrics["samples_per_second"].get<double>()),
+       {fmt::format("\n  samples/s           {:.0f}\n",
+                    metrics["samples_per_second"].get<double>()),
         fmt::format("\n  first step after    {:.2f} s\n", metrics["startup_seconds"].get<double>()),
         fmt::format("\n  epoch time          {:.2f} s (last", seconds[1]),
         "\n  process             " + rss}) {
@@ -179,26 +195,29 @@ TEST_CASE("The metrics are those of the whole run and of all ranks", "[log]") {
   }
 }
 
-TEST_CASE("The trace has every span of a stream, at its time", "[log]") {
+TEST_CASE("The trace has every span of every stream, at its time", "[log]") {
   const TempDir folder;
   const Told told(folder);
-  const double zero = told.trace.at("otherData").at("zero_ns");
-  std::vector<json> slices;
+  const int64_t zero = told.trace.at("otherData").at("zero_ns");
+  CHECK(zero == told.spans[0][0].begin_ns);  // the other stream begins later
+  std::vector<std::vector<json>> slices(told.spans.size());
   for (const json& event : told.trace.at("traceEvents")) {
-    if (event.at("ph") == "X") slices.push_back(event);
+    if (event.at("ph") == "X") slices.at(event.at("tid")).push_back(event);
   }
-  REQUIRE(slices.size() == told.spans.size());
-  REQUIRE(slices.size() > 3);
-  CHECK(zero == double(told.spans[0].begin_ns));
-  for (size_t i = 0; i < slices.size(); ++i) {
-    const Span& span = told.spans[i];
-    CHECK(slices[i].at("name") == span.op);
-    CHECK(slices[i].at("ts").get<double>() * 1e3 == Approx(double(span.begin_ns) - zero).margin(1));
-    CHECK(slices[i].at("dur").get<double>() * 1e3 ==
-          Approx(double(span.end_ns - span.begin_ns)).margin(1));
-    CHECK(slices[i].at("pid") == 0);
-    CHECK(slices[i].at("tid") == 0);
+  for (size_t lane = 0; lane < slices.size(); ++lane) {
+    REQUIRE(slices[lane].size() == told.spans[lane].size());
+    for (size_t i = 0; i < slices[lane].size(); ++i) {
+      const Span& span = told.spans[lane][i];
+      const json& slice = slices[lane][i];
+      CHECK(slice.at("name") == span.op);
+      CHECK(slice.at("pid") == 0);
+      CHECK(slice.at("ts").get<double>() * 1e3 == Approx(double(span.begin_ns - zero)).margin(1));
+      CHECK(slice.at("dur").get<double>() * 1e3 ==
+            Approx(double(span.end_ns - span.begin_ns)).margin(1));
+    }
   }
+  CHECK(slices[0].size() > 3);
+  CHECK(slices[1].size() == 1);
 }
 
 TEST_CASE("Beside rank 0 a rank writes a trace alone, whose devices have numbers of their own",
@@ -252,9 +271,8 @@ TEST_CASE("A step that failed is told by its number, on the rank whose loss it w
   CHECK_THAT(message_of<NonFinite>([&] { log.settle(); }),
              ContainsSubstring("step 2, rank 0 (cpu:0): the loss (inf) or a gradient") &&
                  ContainsSubstring("lower --lr (0.5)"));
-  CHECK_THAT(message_of<NonFinite>([&] {
-               log.evaluated({.loss = std::numeric_limits<double>::quiet_NaN()});
-             }),
+  CHECK_THAT(message_of<NonFinite>(
+                 [&] { log.evaluated({.loss = std::numeric_limits<double>::quiet_NaN()}); }),
              ContainsSubstring("after 1 steps, rank 0 (cpu:0): the test loss (nan)"));
 }
 
