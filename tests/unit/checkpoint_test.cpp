@@ -560,15 +560,50 @@ TEST_CASE("Another world size is refused, or allowed with a statement", "[checkp
   std::string warning;
   run.checkpoints.allow_world_size = true;
   run.checkpoints.warn = [&](const std::string& line) { warning += line; };  // rank 0 alone
+  run.options.threads_per_device = 2;                                        // may differ, too
   const auto resumed = results_of(2, run, [](Trainee& trainee) {
     trainee.resume();
     trainee.train(6);
+    trainee.save();
   });
   CHECK_THAT(warning, ContainsSubstring("The same as before: parameters") &&
                           ContainsSubstring("dropout, which samples each global batch has. Not"));
   CHECK(resumed[0].weights == resumed[1].weights);
   CHECK(relative_error(resumed[0].weights, straight[0].weights) <
         (testing::kDouble ? 1e-12 : 1e-4));
+  // From then on it is a run of two ranks.
+  const TrainingState state = TrainingState::from_json(
+      read_checkpoint(folder / checkpoint_name(6)).training, "the checkpoint");
+  CHECK(state.world_size == 2);
+  CHECK(state.settings["threads_per_device"] == 2);
+}
+
+TEST_CASE("What another number of ranks changes is told by the run's settings", "[checkpoint]") {
+  const auto told = [](const json& settings) {
+    const TempDir folder;
+    RunOptions run(folder.path());
+    run.checkpoints.allow_world_size = true;
+    std::string warning;
+    run.checkpoints.warn = [&](const std::string& line) { warning += line; };
+    for (const int ranks : {3, 1}) {  // as if three had saved it
+      const Words errors = run_group(1, run, [&](Trainee& trainee, int) {
+        trainee.state.settings.update(settings);
+        trainee.state.world_size = ranks;
+        if (ranks == 3) return trainee.save();
+        trainee.resume();
+      });
+      CHECK(errors == no_errors(1));
+    }
+    CHECK_THAT(warning, ContainsSubstring("was saved by 3 ranks, this run has 1. The same as"));
+    return warning.substr(warning.find("Not the same: "));
+  };
+  const std::string always = told({{"sync_bn", true}});
+  CHECK(always ==
+        "Not the same: the order of sums, so that weights will differ in their last bits");
+  CHECK(told({{"pad", true}}) == always + ", which samples each global batch has");
+  CHECK(told({{"sync_bn", false}}) == always + ", the part of a batch that is normalised together");
+  CHECK(told({{"accumulate", 2}}) ==
+        always + ", the samples of a micro-batch, which batch normalisation sees together");
 }
 
 TEST_CASE("A checkpoint of a newer format version is refused with both versions",

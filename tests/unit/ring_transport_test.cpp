@@ -4,6 +4,8 @@
 #include "common/comm/process/ring_transport.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -110,6 +112,40 @@ TEST_CASE("Between processes sums have the same bits on all ranks, and in every 
     const auto first = sums(make_ranks(4), 1001), again = sums(make_ranks(4), 1001);
     CHECK(first == again);
     for (const auto& sum : first) CHECK(sum == first[0]);
+  }
+}
+
+/// Rank `late` comes to a barrier when `gate` is opened: how many pass it before that.
+int pass_early(const Ranks& ranks, int late, testing::Gate& gate, std::atomic<int>& came,
+               std::atomic<int>& early) {
+  testing::enqueue(ranks.streams[size_t(late)], [&] { gate.pass(); });
+  for (const Stream& stream : ranks.streams) testing::enqueue(stream, [&] { ++came; });
+  ranks.together([](Communicator& rank, Stream stream) { rank.barrier(stream); });
+  for (const Stream& stream : ranks.streams) {
+    testing::enqueue(stream, [&came, &early, all = ranks.size()] { early += came != all; });
+  }
+  // Who does not wait for the late one has time to go on.
+  for (int i = 0; i < 15 && early == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  gate.open();
+  ranks.synchronize();
+  return early;
+}
+
+TEST_CASE("Between processes nobody passes a barrier before all have come to it",
+          "[comm][gloo][ring]") {
+  for (const MakeRanks& make_ranks : transports()) {
+    for (const int world_size : {3, 5}) {
+      std::array<testing::Gate, 2> gates;
+      std::array<std::atomic<int>, 2> came{}, early{};
+      const Ranks ranks = make_ranks(world_size);
+      for (const size_t turn : {0, 1}) {
+        const int late = turn == 0 ? 0 : world_size - 1;
+        INFO(world_size << " ranks, rank " << late << " comes late");
+        CHECK(pass_early(ranks, late, gates[turn], came[turn], early[turn]) == 0);
+      }
+    }
   }
 }
 
