@@ -82,7 +82,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   Context context(stream);
   const Tensor loss = replica.loss();  // averaged as the gradients are
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
-                  {rank, &group, replica.own_health()});
+                  RunRanks::of(group, replica.own_health()));
   log.start(data.train, data.test, parameters.count());
   log.say(batch_line(options, own, group));
 

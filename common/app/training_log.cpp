@@ -34,6 +34,11 @@ nlohmann::json names_of(const std::vector<Device*>& devices) {
 
 }  // namespace
 
+RunRanks RunRanks::of(ProcessGroup& group, const HealthTensor& own_health) {
+  return {group.rank(), group.exchanger(), own_health,
+          [&group](const auto& work) { group.together(work); }};
+}
+
 TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
                          std::vector<Device*> devices, int64_t samples, RunRanks ranks)
     : stage_(std::move(stage)),
@@ -50,9 +55,9 @@ TrainingLog::~TrainingLog() = default;
 
 /// Every rank's `mine`, by rank.
 std::vector<nlohmann::json> TrainingLog::gather(const nlohmann::json& mine) const {
-  if (ranks_.group == nullptr) return {mine};
+  if (!ranks_.exchange) return {mine};
   std::vector<nlohmann::json> all;
-  for (const std::string& text : ranks_.group->exchange(mine.dump())) {
+  for (const std::string& text : ranks_.exchange(mine.dump())) {
     all.push_back(parse_json(text));
   }
   return all;
@@ -60,7 +65,7 @@ std::vector<nlohmann::json> TrainingLog::gather(const nlohmann::json& mine) cons
 
 /// Where all ranks do something that may fail.
 void TrainingLog::together(const std::function<void()>& work) const {
-  ranks_.group == nullptr ? work() : ranks_.group->together(work);
+  ranks_.together ? ranks_.together(work) : work();
 }
 
 void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters) {
@@ -130,7 +135,7 @@ void TrainingLog::receive(size_t keep) {
 /// The ranks whose own numbers were not finite. All ranks call it: a sum is the same on all.
 std::string TrainingLog::who_failed() const {
   const std::string me = fmt::format("rank {} ({})", ranks_.rank, devices_.front()->name());
-  if (ranks_.group == nullptr || !ranks_.own_health.defined()) return me;
+  if (!ranks_.exchange || !ranks_.own_health.defined()) return me;
   const bool failed = ranks_.own_health.to_host()[0].failed_step >= 0;
   std::vector<std::string> found;
   const std::vector<nlohmann::json> all = gather({{"name", me}, {"failed", failed}});

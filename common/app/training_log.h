@@ -18,9 +18,13 @@ namespace lockstep {
 
 /// The ranks of a run, where it is several processes: what happens on all is said by one.
 struct RunRanks {
+  static RunRanks of(ProcessGroup& group, const HealthTensor& own_health);
+
   int rank = 0;
-  ProcessGroup* group = nullptr;  // null: one process
-  HealthTensor own_health{};      // of what this rank gives to sums over all
+  ExchangeTexts exchange{};   // empty: one process
+  HealthTensor own_health{};  // of what this rank gives to sums over all
+  /// ProcessGroup::together(); empty: the work of one process.
+  std::function<void(const std::function<void()>& work)> together{};
 };
 
 /// Follows a training run. Prints lines as PyTorch's MNIST example does:
