@@ -212,6 +212,8 @@ TEST_CASE("A rank that stands still is named with the collective that misses it"
   CHECK_THAT(told, ContainsSubstring("collective "));
   CHECK_THAT(told, ContainsSubstring("all_reduce of"));
   CHECK_THAT(told, ContainsSubstring("rank 2"));
+  // Not the ranks that gave it up.
+  CHECK_THAT(run.err, StartsWith(fmt::format("error: rank 2 (pid {}) was stopped", ranks[2])));
   CHECK(jobs.processes() == Words{});
 }
 

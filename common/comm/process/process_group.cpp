@@ -63,9 +63,10 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
       timeout_(options.timeout_seconds),
       backend_(options.backend),
       debug_(debug_from_environment()),
-      exceptions_(std::uncaught_exceptions()),
-      store_(std::make_shared<TcpStore>(options_of_store(contract, timeout_))) {
-  store_->wait_for_all(timeout_);
+      exceptions_(std::uncaught_exceptions()) {
+  const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
+  store_ = std::make_shared<TcpStore>(options_of_store(contract, timeout_));
+  store_->wait_for_all(deadline.seconds_left());
   require_agreement();
 }
 

@@ -80,6 +80,17 @@ void TcpStore::fail_no_store(const std::string& what) const {
       address().text(), what);
 }
 
+/// The kernel takes connections for a process that stands still, too.
+void TcpStore::fail_silent(double seconds) const {
+  fail<PeerLost>(
+      "rank {}: nobody answers at {}, where rank 0 should be: {:g} s passed; rank 0 stands still "
+      "or "
+      "has no descriptors left (ulimit -n), or another program has its port: look at rank 0, or "
+      "give "
+      "another MASTER_PORT",
+      rank(), address().text(), seconds);
+}
+
 /// A connection whose other side has shown that it is the store and takes this rank. Connections
 /// that close without a word are tried again: an earlier job on this port may just be ending.
 Socket TcpStore::connect() {
@@ -108,8 +119,8 @@ std::string TcpStore::introduce(Socket& socket, const Deadline& deadline) {
     receive_all(socket, writable_bytes_of(magic), deadline);
   } catch (const ConnectionClosed&) {
     throw;
-  } catch (const PeerLost& late) {
-    fail_no_store(late.what());
+  } catch (const PeerLost&) {
+    fail_silent(deadline.seconds());
   }
   if (magic != kStoreMagic) fail_no_store("it speaks another protocol");
   return receive_frame(socket, deadline);
@@ -118,7 +129,8 @@ std::string TcpStore::introduce(Socket& socket, const Deadline& deadline) {
 std::string TcpStore::call(const Request& request) {
   const std::lock_guard lock(turn_);
   if (!broken_.empty()) throw PeerLost(broken_);
-  const Deadline deadline(request.seconds + options_.answer_seconds);
+  const Deadline deadline(request.seconds > 0 ? request.seconds + options_.late_seconds
+                                              : options_.answer_seconds);
   std::string reply;
   try {
     send_all(socket_, bytes_of(frame(encode(request))), deadline);

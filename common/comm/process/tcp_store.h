@@ -21,10 +21,11 @@ struct StoreOptions {
   int world_size = 1;
   std::string run_id{};          // of the job; the same on all ranks
   double connect_seconds = 300;  // how long to wait for rank 0 to start
-  /// How long what listens at the address may take to show that it is a store, and who connects to
-  /// the store to show that it is a rank; and how late, beyond a call's own timeout, an answer may
-  /// be.
+  /// How long what listens at the address may take to show that it is a store, who connects to the
+  /// store to show that it is a rank, and the store to answer a call that waits for nothing.
   double answer_seconds = 10;
+  /// How late, beyond its own timeout, the answer to a call may be that waits for other ranks.
+  double late_seconds = 0.8;
 };
 
 StoreOptions store_options(const LaunchContract& contract);
@@ -41,7 +42,8 @@ class TcpStore {
   /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:
   /// on rank 0 at once if the port is taken; elsewhere at once for a host that does not resolve,
   /// after connect_seconds where nothing listens, after at most answer_seconds where something else
-  /// than a store does.
+  /// than a store does. Throws PeerLost after answer_seconds where nobody answers: that may be a
+  /// store whose process stands still.
   explicit TcpStore(const StoreOptions& options);
   /// Takes leave of the store, unless an exception destroys the object: then it is for the others
   /// as if the process had died.
@@ -80,6 +82,7 @@ class TcpStore {
   Socket connect();
   std::string introduce(Socket& socket, const Deadline& deadline);
   [[noreturn]] void fail_no_store(const std::string& what) const;
+  [[noreturn]] void fail_silent(double seconds) const;
   std::string name_of_store() const;
   std::string call(const Request& request);
 
