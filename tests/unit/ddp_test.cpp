@@ -391,6 +391,22 @@ TEST_CASE("The times of steps are those of their parts", "[ddp][row80]") {
   CHECK(StepTimes{.compute = 1, .communication = 0.4, .exposed = 0.1}.hidden() == Approx(0.75));
 }
 
+TEST_CASE("Communication takes as long as the reductions, with the waiting for a slower rank",
+          "[ddp][row80]") {
+  Group group(2);
+  testing::enqueue(group[1].communication, [] { std::this_thread::sleep_for(milliseconds(40)); });
+  group.step(Samples(12));
+  for (int rank = 0; rank < 2; ++rank) {
+    const StepTimes times = group[rank].wrapper().times(1);
+    double reductions = 0;
+    for (const Span& span : group[rank].communication.backend().timeline()) {
+      if (std::string(span.op) == "all_reduce") reductions += double(span.end_ns - span.begin_ns);
+    }
+    CHECK(reductions > 0);
+    CHECK(times.communication >= 1e-9 * reductions);
+  }
+}
+
 TEST_CASE("Reductions wait for slow kernels, and the optimizer for reductions",
           "[ddp][tsan][row127]") {
   Group group(2, slow_network, {.caps = BucketCaps::equal(0)}), plain(2);
