@@ -40,6 +40,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::EndsWith;
 using nlohmann::json;
 using testing::message_of;
 using testing::operator+;
@@ -579,31 +580,38 @@ TEST_CASE("Another world size is refused, or allowed with a statement", "[checkp
 }
 
 TEST_CASE("What another number of ranks changes is told by the run's settings", "[checkpoint]") {
-  const auto told = [](const json& settings) {
-    const TempDir folder;
-    RunOptions run(folder.path());
-    run.checkpoints.allow_world_size = true;
-    std::string warning;
-    run.checkpoints.warn = [&](const std::string& line) { warning += line; };
-    for (const int ranks : {3, 1}) {  // as if three had saved it
-      const Words errors = run_group(1, run, [&](Trainee& trainee, int) {
-        trainee.state.settings.update(settings);
-        trainee.state.world_size = ranks;
-        if (ranks == 3) return trainee.save();
-        trainee.resume();
-      });
-      CHECK(errors == no_errors(1));
+  const TempDir folder;
+  RunOptions run(folder.path());
+  run.checkpoints.allow_world_size = true;
+  Words warnings;
+  run.checkpoints.warn = [&](const std::string& line) { warnings.push_back(line); };
+  const std::vector<json> changes{
+      {{"sync_bn", true}}, {{"pad", true}}, {{"sync_bn", false}}, {{"accumulate", 2}}};
+  const Words errors = run_group(1, run, [&](Trainee& trainee, int) {
+    const json settings = trainee.state.settings;
+    for (const json& change : changes) {
+      trainee.state.settings = settings;
+      trainee.state.settings.update(change);
+      ++trainee.state.steps;
+      trainee.state.world_size = 3;  // as if three had saved it
+      trainee.save();
+      trainee.state.world_size = 1;
+      trainee.resume();
     }
-    CHECK_THAT(warning, ContainsSubstring("was saved by 3 ranks, this run has 1. The same as"));
-    return warning.substr(warning.find("Not the same: "));
-  };
-  const std::string always = told({{"sync_bn", true}});
-  CHECK(always ==
-        "Not the same: the order of sums, so that weights will differ in their last bits");
-  CHECK(told({{"pad", true}}) == always + ", which samples each global batch has");
-  CHECK(told({{"sync_bn", false}}) == always + ", the part of a batch that is normalised together");
-  CHECK(told({{"accumulate", 2}}) ==
-        always + ", the samples of a micro-batch, which batch normalisation sees together");
+  });
+  CHECK(errors == no_errors(1));
+  const std::string always =
+      "Not the same: the order of sums, so that weights will differ in their last bits";
+  const Words expected{
+      always, always + ", which samples each global batch has",
+      always + ", the part of a batch that is normalised together",
+      always + ", the samples of a micro-batch, which batch normalisation sees together"};
+  REQUIRE(warnings.size() == expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    CHECK_THAT(warnings[i],
+               ContainsSubstring("was saved by 3 ranks, this run has 1. The same as before: "));
+    CHECK_THAT(warnings[i], EndsWith(expected[i]));
+  }
 }
 
 TEST_CASE("A checkpoint of a newer format version is refused with both versions",
@@ -1026,8 +1034,7 @@ TEST_CASE("After a fall-back the checkpoint that was gone on from is not removed
     CHECK_NOTHROW(read_checkpoint(folder / checkpoint_name(steps)));
 }
 
-TEST_CASE("A damaged checkpoint that is saved again counts and goes like any other",
-          "[checkpoint]") {
+TEST_CASE("A damaged checkpoint that is saved again counts like any other", "[checkpoint]") {
   const TempDir folder;
   for (const int64_t steps : {2, 4}) train_and_save(1, RunOptions(folder.path()), steps);
   fs::resize_file(folder / checkpoint_name(4), 100);
@@ -1041,13 +1048,6 @@ TEST_CASE("A damaged checkpoint that is saved again counts and goes like any oth
   // It is the newest but one: 2 need not stay any more.
   CHECK(folder.names() ==
         Words{momentum_name(4), checkpoint_name(4), momentum_name(5), checkpoint_name(5)});
-  results_of(1, RunOptions(folder.path()), [](Trainee& trainee) {
-    trainee.resume();
-    trainee.train(6);
-    trainee.save();
-  });
-  CHECK(folder.names() ==
-        Words{momentum_name(5), checkpoint_name(5), momentum_name(6), checkpoint_name(6)});
 }
 
 TEST_CASE("A checkpoint is saved although an older one cannot be removed", "[checkpoint]") {

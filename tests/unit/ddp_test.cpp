@@ -375,16 +375,36 @@ std::unique_ptr<Module> slow_network(int rank) {
 
 TEST_CASE("The times of steps are those of their parts", "[ddp][row80]") {
   Group group(2, slow_network);
+  const auto begin = testing::Clock::now();
   for (int i = 0; i < 3; ++i) group.step(Samples(12));
+  for (int rank = 0; rank < 2; ++rank) group[rank].stream.synchronize();
+  const double all = testing::seconds_since(begin);
   for (int rank = 0; rank < 2; ++rank) {
     const StepTimes times = group[rank].wrapper().times(3);
     CHECK(times.compute >= 0.040);  // two slow layers
     CHECK(times.compute < kLong);
     CHECK(times.communication > 0);
     CHECK(times.exposed > 0);
+    CHECK(3 * (times.compute + times.exposed) <= all);  // one comes after the other
     CHECK((times.hidden() >= 0 && times.hidden() <= 1));
   }
   CHECK(StepTimes{.compute = 1, .communication = 0.4, .exposed = 0.1}.hidden() == Approx(0.75));
+}
+
+TEST_CASE("Communication takes as long as the reductions, with the waiting for a slower rank",
+          "[ddp][row80]") {
+  Group group(2);
+  testing::enqueue(group[1].communication, [] { std::this_thread::sleep_for(milliseconds(40)); });
+  group.step(Samples(12));
+  for (int rank = 0; rank < 2; ++rank) {
+    const StepTimes times = group[rank].wrapper().times(1);
+    double reductions = 0;
+    for (const Span& span : group[rank].communication.backend().timeline()) {
+      if (std::string(span.op) == "all_reduce") reductions += double(span.end_ns - span.begin_ns);
+    }
+    CHECK(reductions > 0);
+    CHECK(times.communication >= 1e-9 * reductions);
+  }
 }
 
 TEST_CASE("Reductions wait for slow kernels, and the optimizer for reductions",

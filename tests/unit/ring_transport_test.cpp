@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "common/comm/process/gloo_transport.h"
+#include "common/comm/process/watched_transport.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
@@ -186,7 +187,11 @@ class NotingTransport final : public HostTransport {
   void run(const Call& collective, uint64_t number) override {
     note(fmt::format("{} {}", number, name_of(collective.op)));
   }
-  void transfer(const std::vector<Call>& calls) override { note(name_of(calls[0].op)); }
+  void transfer(const std::vector<Call>& calls) override {
+    std::string names;
+    for (const Call& call : calls) names += (names.empty() ? "" : " and ") + call.text();
+    note(names);
+  }
   std::vector<std::string> calls() const {
     const std::lock_guard lock(mutex_);
     return calls_;
@@ -222,8 +227,47 @@ TEST_CASE("Calls on several streams run in the order in which they were issued",
   CHECK(transport->calls().empty());
   gate.open();
   for (const Stream& stream : {busy, idle}) stream.synchronize();
+  CHECK(transport->calls() == std::vector<std::string>{"1 all_reduce", "send of 1 f32 to rank 1",
+                                                       "2 broadcast",
+                                                       "receive of 1 f32 from rank 1"});
+}
+
+TEST_CASE("Of a group's transfers those that follow each other on a stream go on together",
+          "[comm][ring]") {
+  const auto transport = std::make_shared<NotingTransport>();
+  const auto device = open_device({DeviceId::Kind::cpu, 0}, {});
+  const Stream one = device->create_stream("one"), other = device->create_stream("other");
+  const auto x = BasicTensor<float>::from_host(one, {1}, {1});
+  HostCommunicator rank(0, 2, transport);
+  rank.open_group();
+  rank.send(one, x, 1);
+  rank.receive(one, x, 1);
+  rank.send(other, x, 1);
+  rank.barrier(one);
+  rank.receive(one, x, 1);
+  rank.close_group();
+  for (const Stream& stream : {one, other}) stream.synchronize();
+  const std::string send = "send of 1 f32 to rank 1", receive = "receive of 1 f32 from rank 1";
   CHECK(transport->calls() ==
-        std::vector<std::string>{"1 all_reduce", "send", "2 broadcast", "receive"});
+        std::vector<std::string>{send + " and " + receive, send, "1 barrier", receive});
+}
+
+TEST_CASE("Comparisons of the ranks' calls have numbers of their own", "[comm][ring]") {
+  const auto noting = std::make_shared<NotingTransport>();
+  const testing::Stores stores(1);
+  std::vector<float> x(3);
+  const Call sum{.op = Call::Op::all_reduce, .mine = {x.data(), 3, ElementType::f32}, .all = {}};
+  const auto numbers = [&](bool compares) {
+    WatchedTransport watched(noting, stores.all[0], kLong, compares);
+    for (const uint64_t number : {1, 2}) watched.run(sum, number);
+    return noting->calls();
+  };
+  std::vector<std::string> expected{"1 all_reduce", "2 all_reduce"};
+  CHECK(numbers(false) == expected);
+  for (const char* call : {"1 all_gather", "2 all_reduce", "3 all_gather", "4 all_reduce"}) {
+    expected.push_back(call);
+  }
+  CHECK(numbers(true) == expected);
 }
 
 // --- Ranks that do not come ----------------------------------------------------------------------
