@@ -290,7 +290,8 @@ void Pipeline::report(TrainingLog& log) {
                    {"parameter_bytes", worker.stage.parameters->values().bytes()}});
     log.note(fmt::format("stage {}", s), split_->layers_text(s), "stages", all);
     log.note("  ms per step", worker.phases.milliseconds_text(steps));
-    log.note("  live", fmt::format("{} micro-batches (at most {})", worker.most_live, expected));
+    log.note("  live", fmt::format("{} micro-batch{} (at most {})", worker.most_live,
+                                   worker.most_live == 1 ? "" : "es", expected));
   }
   log.note("bubble",
            fmt::format("{:.1f} % of the time, (p-1)/(m+p-1) = {:.1f} %", 100 * measured_bubble(),

@@ -65,6 +65,8 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
   Communicator& ranks = group.connect(*device);
   const Stream stream = device->create_stream("communication");
   nlohmann::json rows = nlohmann::json::array();
+  if (group.rank() == 0)
+    fmt::print("through by     ranks      message        median   bandwidth\n");
   for (const int kib : options.kib) {
     const int64_t count = int64_t{kib} * 1024 / int64_t(sizeof(Real));
     const Tensor x = Tensor::empty(stream, {count});
@@ -82,8 +84,8 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
                       {"seconds", seconds},
                       {"bus_bytes_per_second", per_second}});
       if (group.rank() != 0) continue;
-      fmt::print("{:<5} {:<8} {} ranks {:>8} KiB  {:10.1f} us  {:8.2f} GB/s\n", group.backend(),
-                 kind, ranks.world_size(), kib, 1e6 * seconds, per_second / 1e9);
+      fmt::print("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s\n", group.backend(), kind,
+                 ranks.world_size(), kib, 1e6 * seconds, per_second / 1e9);
       std::fflush(stdout);
     }
   }

@@ -9,6 +9,8 @@ double StepTimes::hidden() const {
   return communication > 0 ? std::clamp(1 - exposed / communication, 0.0, 1.0) : 0;
 }
 
+double StepTimes::hand_over() const { return std::max(0.0, exposed - communication); }
+
 Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameters,
                  Communicator& ranks, Stream communication, AllReduceKind kind,
                  bool broadcast_buffers)

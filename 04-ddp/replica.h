@@ -17,6 +17,8 @@ struct StepTimes {
   double compute = 0, communication = 0, exposed = 0;
   /// The part of communication that took no time of the step, 0 to 1.
   double hidden() const;
+  /// What of `exposed` is no communication: the handing over.
+  double hand_over() const;
 };
 
 /// A network of which every rank has a copy, with its own part of every batch. After its backward

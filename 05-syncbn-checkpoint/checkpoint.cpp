@@ -203,12 +203,14 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& directory,
     try {
       return read_checkpoint(checkpoint.path);
     } catch (const Error& error) {
-      warn(fmt::format("{}; the checkpoint before it is tried", error.what()));
+      const bool last = checkpoint.path == found.back().path;
+      warn(last ? error.what() : fmt::format("{}; the one before it is tried", error.what()));
     }
   }
   require(found.empty(),
-          "{}: found {} checkpoints, none of which can be read; remove them to begin anew",
-          directory.string(), found.size());
+          "{}: found {} checkpoint{}, none of which can be read as such; give another "
+          "--checkpoint-dir to begin anew, with --load FILE from weights that are intact",
+          directory.string(), found.size(), found.size() == 1 ? "" : "s");
   return {};
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <utility>
 
@@ -86,6 +87,13 @@ Checkpointer::Checkpointer(const Trained& trained, Communicator& ranks, Exchange
   }
 }
 
+/// Of a checkpoint, with its momentum.
+std::uintmax_t Checkpointer::bytes_of(const std::filesystem::path& checkpoint) const {
+  std::error_code none;
+  const std::uintmax_t momentum = std::filesystem::file_size(optimizer_path(checkpoint), none);
+  return std::filesystem::file_size(checkpoint) + (none ? 0 : momentum);
+}
+
 /// Rank 0 does `work`; every rank gets the text that it returned, or throws what it threw. No rank
 /// returns before that.
 std::string Checkpointer::on_rank_0(const std::function<std::string()>& work) {
@@ -110,7 +118,12 @@ void Checkpointer::save_here(const TrainingState& state) {
         "checkpoints in {} are good",
         health.failed_step, options_.directory.string());
   }
+  const auto begin = std::chrono::steady_clock::now();
   save_checkpoint(options_.directory, trained_, state);
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+  const std::filesystem::path path = checkpoint_path(options_.directory, state.steps);
+  options_.say(
+      fmt::format("Saved {}: {} bytes in {:.1f} ms", path.string(), bytes_of(path), time.count()));
   damaged_.erase(state.steps);
   try {
     remove_old_checkpoints(options_.directory, state.steps, options_.keep, damaged_);
@@ -210,12 +223,26 @@ void Checkpointer::require_no_later(const std::string& source, int64_t steps) co
           found.empty() ? "" : found.front().path.string(), source);
 }
 
+/// With PyTorch's padding the batches of an epoch depend on the number of ranks, which may have
+/// changed on the way.
+void Checkpointer::require_counters(const TrainingState& saved, const std::string& path) const {
+  const int64_t per_epoch = options_.steps_per_epoch;
+  if (per_epoch == 0 || saved.settings.value("pad", false)) return;
+  require(
+      saved.step_in_epoch <= per_epoch &&
+          saved.steps == saved.epoch * per_epoch + saved.step_in_epoch,
+      "{}: found step {} of epoch {} and {} steps in all, which contradict each other: an epoch "
+      "has {} steps; take another checkpoint",
+      path, saved.step_in_epoch, saved.epoch, saved.steps, per_epoch);
+}
+
 /// Its training state, if this run may go on from it.
 TrainingState Checkpointer::checked(const Checkpoint& checkpoint,
                                     const TrainingState& begin) const {
   const std::string path = checkpoint.path.string();
   TrainingState saved = TrainingState::from_json(checkpoint.training, path);
   require_settings(saved.settings, begin.settings, path);
+  require_counters(saved, path);
   require_fitting(checkpoint, trained_);
   require_world_size(checkpoint, saved, begin);
   const std::string differs = other_order_of_sums(saved.settings, begin.settings);

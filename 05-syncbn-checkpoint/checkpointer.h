@@ -1,6 +1,7 @@
 #pragma once
 // Checkpoints of a group of ranks: rank 0 writes, decides and reads; the others learn the outcome.
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -16,6 +17,7 @@ struct CheckpointOptions {
   std::filesystem::path directory{};
   int64_t keep = 2;               // newest checkpoints; the one before the last is always kept
   bool allow_world_size = false;  // resume what another number of ranks saved
+  int64_t steps_per_epoch = 0;    // that counters of a checkpoint must fit to; 0: any
   /// Get what rank 0 has to tell; by default stdout and stderr.
   std::function<void(const std::string&)> say{}, warn{};
 };
@@ -48,6 +50,8 @@ class Checkpointer {
  private:
   std::string on_rank_0(const std::function<std::string()>& work);
   void save_here(const TrainingState& state);
+  std::uintmax_t bytes_of(const std::filesystem::path& checkpoint) const;
+  void require_counters(const TrainingState& saved, const std::string& path) const;
   std::string restore_here(const Checkpoint& checkpoint, const TrainingState& begin);
   std::optional<Checkpoint> choose(const std::string& source);
   void require_own_directory(const std::filesystem::path& source) const;

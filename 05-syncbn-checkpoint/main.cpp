@@ -99,7 +99,7 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
 
   // Where training goes on, and when it is saved.
   Checkpointer checkpointer({replica.inner(), parameters, optimizer}, ranks, group.exchanger(),
-                            stage.checkpoint_options());
+                            stage.checkpoint_options(steps_per_epoch));
   CheckpointPlan checkpoints(checkpointer, stage, rank, [&] { log.settle(); });
   TrainingState state = together(group, [&] {
     return checkpointer.resume(stage.resume, first_state(options, stage, data, group, schedule));

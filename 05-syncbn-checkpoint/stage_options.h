@@ -24,8 +24,11 @@ struct CheckpointStageOptions {
     const std::string parts = ddp.emulation(ranks);
     return no_sync_bn ? parts : "none";
   }
-  CheckpointOptions checkpoint_options() const {
-    return {.directory = directory, .keep = keep, .allow_world_size = allow_world_size};
+  CheckpointOptions checkpoint_options(int64_t steps_per_epoch) const {
+    return {.directory = directory,
+            .keep = keep,
+            .allow_world_size = allow_world_size,
+            .steps_per_epoch = steps_per_epoch};
   }
 };
 

@@ -1,6 +1,5 @@
 #include "common/app/process_stats.h"
 
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -11,9 +10,13 @@
 namespace lockstep {
 
 int64_t peak_rss_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;  // Linux counts in KiB
+  // VmHWM, proc(5): getrusage() would count what this process was before it became this program.
+  std::ifstream file("/proc/self/status");
+  std::string word;
+  int64_t kib = 0;
+  while (file >> word && word != "VmHWM:") continue;
+  file >> kib;
+  return kib * 1024;
 }
 
 double seconds_since_start() {

@@ -282,8 +282,23 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
   return {std::move(bytes), std::move(tensors), std::move(metadata), std::move(checksum)};
 }
 
+namespace {
+
+/// What torch.save() writes, in its new form or its old one, is often tried.
+void refuse_pickles(Bytes file, const std::string& what) {
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  require(!text.starts_with("PK\x03\x04") && !text.starts_with("\x80\x02"),
+          "{}: found a file of torch.save(), expected safetensors; in Python: "
+          "safetensors.torch.save_file(model.state_dict(), \"weights.safetensors\")",
+          what);
+}
+
+}  // namespace
+
 SafetensorsFile load_safetensors(const std::filesystem::path& path) {
-  return parse_safetensors(read_file(path), path.string());
+  std::vector<std::byte> bytes = read_file(path);
+  refuse_pickles(bytes, path.string());
+  return parse_safetensors(std::move(bytes), path.string());
 }
 
 const TensorEntry* SafetensorsFile::find(std::string_view name) const {

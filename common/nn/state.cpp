@@ -41,6 +41,7 @@ class Matcher {
     unused_.erase(found);
     if (!tensor->problem.empty()) {
       problems_.push_back(name + " " + tensor->problem);
+      ++of_other_types_;
     } else if (tensor->shape != shape) {
       problems_.push_back(
           fmt::format("{} has shape {}, expected {}", name, tensor->shape.text(), shape.text()));
@@ -53,15 +54,16 @@ class Matcher {
   void throw_problems() {
     for (const auto& [name, tensor] : unused_) problems_.push_back("unexpected " + name);
     if (problems_.empty()) return;
-    fail<BadInput>(
-        "the tensors do not fit this network: {}; use the --model and --width that the "
-        "file was saved with",
-        listed(problems_));
+    fail<BadInput>("the tensors do not fit this network: {}; {}", listed(problems_),
+                   problems_.size() == of_other_types_
+                       ? "convert them in the program that saved them"
+                       : "use the --model and --width that the file was saved with");
   }
 
  private:
   std::map<std::string, const StateTensor*> unused_;
   std::vector<std::string> problems_;
+  size_t of_other_types_ = 0;  // of the problems
 };
 
 /// Which tensor of `state` goes where in the network. Throws BadInput unless all of them fit.

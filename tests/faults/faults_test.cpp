@@ -385,6 +385,23 @@ TEST_CASE("--metrics holds one object with everything", "[faults]") {
   CHECK(longer);
 }
 
+TEST_CASE("The process's memory is the program's, not that of who started it", "[faults]") {
+  const TempDir folder;
+  const std::string grow =
+      "import os, sys; x = b'1' * (300 << 20); os.execv(sys.argv[1], sys.argv[1:])";
+  const ProcessResult run = run_process(
+      Words{"python3", "-c", grow, stage_binary("01-single-gpu"), "--metrics", folder / "metrics"} +
+          kSmall,
+      kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  const int64_t bytes = read_json(folder / "metrics").at("peak_rss_bytes");
+  CHECK(bytes > 1 << 20);
+#if !defined(__SANITIZE_ADDRESS__)
+  CHECK(bytes < 150 << 20);
+#endif
+}
+
 TEST_CASE("--trace is a timeline of every stream, one operation after another", "[faults]") {
   const TempDir folder;
   REQUIRE(run_stage01(kSmall + Words{"--trace", folder / "trace"}, kDeadline).status == 0);

@@ -406,6 +406,32 @@ void save_renamed(const fs::path& path, Module& network, Rename rename) {
   save_weights(path, state);
 }
 
+TEST_CASE("Weights of other types, and files of torch.save(), are refused with the way out",
+          "[checkpoint][row110]") {
+  const TempDir folder;
+  SmallRun run(5);
+  const auto refusal = [&](const std::string& file) {
+    return message_of<BadInput>([&] { load_weights(folder / file, *run.network); });
+  };
+  const std::vector<StateTensor> state = state_dict(*run.network);
+  std::vector<TensorEntry> entries = file_entries(state);
+  for (TensorEntry& entry : entries) {
+    if (entry.dtype == DType::I64) continue;
+    entry.dtype = DType::BF16;
+    entry.bytes = entry.bytes.first(entry.bytes.size() / sizeof(Real) * 2);
+  }
+  save_safetensors(folder / "half", entries);
+  CHECK_THAT(refusal("half"),
+             ContainsSubstring("has dtype BF16, expected F32 or F64") &&
+                 ContainsSubstring("; convert them in the program that saved them"));
+  for (const std::string& begin :
+       {std::string("PK\x03\x04 and more"), std::string("\x80\x02 and more")}) {
+    testing::write_file(folder / "model.pt", begin);
+    CHECK_THAT(refusal("model.pt"), ContainsSubstring("found a file of torch.save()") &&
+                                        ContainsSubstring("safetensors.torch.save_file("));
+  }
+}
+
 TEST_CASE("A file of many strange tensors is refused in a short line", "[checkpoint][row110]") {
   const TempDir folder;
   SmallRun run(5);
@@ -975,11 +1001,44 @@ TEST_CASE("Where there is no checkpoint a run begins anew and says so", "[checkp
       trainee.save();
     });
     CHECK(results == trained_straight(1, 1));
-    CHECK(said == Words{"No checkpoint in " + directory.string() + ": training begins anew"});
+    CHECK(said.at(0) == "No checkpoint in " + directory.string() + ": training begins anew");
+    CHECK(said.size() == 2);
+    // With the momentum's file, and the time it took.
+    const fs::path saved = directory / checkpoint_name(1);
+    CHECK_THAT(said.back(), StartsWith(fmt::format(
+                                "Saved {}: {} bytes in ", saved.string(),
+                                fs::file_size(saved) + fs::file_size(optimizer_path(saved)))));
     CHECK(newest_checkpoint(directory, [](const std::string&) {}).has_value());
   }
   testing::write_file(folder / "file", "");
   CHECK_THROWS_AS(find_checkpoints(folder / "file"), EnvironmentError);
+}
+
+TEST_CASE("Counters that contradict each other are refused, though the checksums are right",
+          "[checkpoint]") {
+  const TempDir folder;
+  RunOptions run(folder / "run");
+  run.checkpoints.steps_per_epoch = kStepsPerEpoch;
+  const auto saved_with = [&](int64_t epoch, int64_t step_in_epoch, int64_t steps) {
+    fs::remove_all(folder / "run");
+    return run_group(1, run, [&](Trainee& trainee, int) {
+      trainee.state.epoch = epoch;
+      trainee.state.step_in_epoch = step_in_epoch;
+      trainee.state.steps = steps;
+      trainee.save();
+      trainee.resume();
+    })[0];
+  };
+  CHECK(saved_with(0, 0, 0).empty());
+  CHECK(saved_with(0, 4, 4).empty());  // where only the evaluation is missing
+  CHECK(saved_with(1, 0, 4).empty());
+  CHECK(saved_with(2, 3, 11).empty());
+  CHECK_THAT(saved_with(0, 0, 20),
+             ContainsSubstring("found step 0 of epoch 0 and 20 steps in all, "
+                               "which contradict each other: an epoch has 4"));
+  CHECK_THAT(saved_with(1, 0, 3), ContainsSubstring("contradict"));
+  CHECK_THAT(saved_with(0, 5, 5), ContainsSubstring("contradict"));
+  CHECK_THAT(saved_with(1, 4, 7), ContainsSubstring("contradict"));
 }
 
 TEST_CASE("A run does not begin in front of another run's checkpoints", "[checkpoint]") {

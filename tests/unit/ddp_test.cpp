@@ -388,7 +388,12 @@ TEST_CASE("The times of steps are those of their parts", "[ddp][row80]") {
     CHECK(3 * (times.compute + times.exposed) <= all);  // one comes after the other
     CHECK((times.hidden() >= 0 && times.hidden() <= 1));
   }
-  CHECK(StepTimes{.compute = 1, .communication = 0.4, .exposed = 0.1}.hidden() == Approx(0.75));
+  const StepTimes hidden{.compute = 1, .communication = 0.4, .exposed = 0.1};
+  CHECK(hidden.hidden() == Approx(0.75));
+  CHECK(hidden.hand_over() == 0);
+  const StepTimes handed{.compute = 1, .communication = 0.4, .exposed = 0.7};
+  CHECK(handed.hidden() == 0);
+  CHECK(handed.hand_over() == Approx(0.3));
 }
 
 TEST_CASE("Communication takes as long as the reductions, with the waiting for a slower rank",
