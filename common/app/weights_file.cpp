@@ -14,7 +14,7 @@ constexpr std::string_view kWrapper = "module.";
 template <class T>
 std::vector<T> elements(const TensorEntry& entry) {
   std::vector<T> values(entry.bytes.size() / sizeof(T));
-  std::memcpy(values.data(), entry.bytes.data(), entry.bytes.size());
+  if (!values.empty()) std::memcpy(values.data(), entry.bytes.data(), entry.bytes.size());
   return values;
 }
 

@@ -800,8 +800,9 @@ TEST_CASE("Where the newest is damaged, the one before it is taken and the damag
   for (const FoundCheckpoint& found : find_checkpoints(folder.path())) {
     fs::resize_file(found.path, 9);
   }
-  CHECK_THAT(message_of<BadInput>([&] { newest_mark(folder.path()); }),
-             ContainsSubstring("found 4 checkpoints, none of which can be read; remove them"));
+  CHECK_THAT(
+      message_of<BadInput>([&] { newest_mark(folder.path()); }),
+      ContainsSubstring("found 4 checkpoints, none of which can be read as such; give another"));
 }
 
 // --- Saving --------------------------------------------------------------------------------------
@@ -1005,7 +1006,7 @@ TEST_CASE("Where there is no checkpoint a run begins anew and says so", "[checkp
     CHECK(said.size() == 2);
     // With the momentum's file, and the time it took.
     const fs::path saved = directory / checkpoint_name(1);
-    CHECK_THAT(said.back(), StartsWith(fmt::format(
+    CHECK_THAT(said.back(), Catch::Matchers::StartsWith(fmt::format(
                                 "Saved {}: {} bytes in ", saved.string(),
                                 fs::file_size(saved) + fs::file_size(optimizer_path(saved)))));
     CHECK(newest_checkpoint(directory, [](const std::string&) {}).has_value());
