@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
+#include <system_error>
 
 #include "common/core/error.h"
 
@@ -27,6 +29,18 @@ int report_current_exception() {
     return error.exit_status();
   } catch (const Error& error) {
     return report(error.exit_status(), error.what());
+  } catch (const std::bad_alloc&) {
+    return report(
+        1,
+        "the system gives no more memory (see ulimit -v, or the container's limit); use a "
+        "smaller batch or model, fewer devices or fewer --workers");
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) {
+      return report(1, fmt::format("unexpected: {}", error.what()));
+    }
+    return report(1,
+                  "the system gives no more threads (see ulimit -u and -v, or the container's "
+                  "limit); use fewer devices, --threads-per-device or --workers");
   } catch (const std::exception& error) {
     return report(1, fmt::format("unexpected: {}", error.what()));
   } catch (...) {

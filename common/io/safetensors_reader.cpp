@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -13,7 +11,7 @@
 #include "common/io/json.h"
 #include "common/io/safetensors.h"
 #include "common/io/safetensors_format.h"
-#include "common/io/utf8.h"
+#include "common/io/safetensors_header.h"
 
 namespace lockstep {
 namespace {
@@ -22,7 +20,6 @@ using nlohmann::json;
 using safetensors::clipped;
 using safetensors::in_quotes;
 using safetensors::kLengthBytes;
-using safetensors::kMaxHeader;
 using safetensors::kMetadataKey;
 using Bytes = std::span<const std::byte>;
 
@@ -36,93 +33,6 @@ struct Entry {
   std::uint64_t begin;
   std::uint64_t end;
 };
-
-/// Rules 1 to 4: the header's text.
-std::string_view header_text(Bytes file, const std::string& what) {
-  require(file.size() >= kLengthBytes,
-          "{}: found {} bytes, expected at least 8 (the length of the header); the file is "
-          "truncated or not a safetensors file",
-          what, file.size());
-  std::uint64_t length = 0;
-  std::memcpy(&length, file.data(), kLengthBytes);
-  require(length <= kMaxHeader,
-          "{}: the header claims {} bytes, expected at most {}; probably not a safetensors file",
-          what, length, kMaxHeader);
-  const std::size_t rest = file.size() - kLengthBytes;
-  require(length <= rest,
-          "{}: the header claims {} bytes, but only {} follow; the file is truncated, get it again",
-          what, length, rest);
-
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
-  const std::size_t invalid = find_invalid_utf8(text);
-  require(invalid == text.size(),
-          "{}: the header is not valid UTF-8 at its byte {} of {}; the file is damaged", what,
-          invalid, text.size());
-  return text;
-}
-
-/// Refuses what a JSON tree no longer shows (an object that has a key twice) or should never be
-/// built from (nesting that no valid header has). A pass of its own: json::parse with a callback
-/// looks through all siblings whenever an object ends, which is quadratic.
-class KeyChecker final : public nlohmann::json_sax<json> {
- public:
-  explicit KeyChecker(const std::string& what) : what_(what) {}
-
-  bool start_object(std::size_t) override { return open(); }
-  bool start_array(std::size_t) override { return open(); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
-  bool key(string_t& name) override {
-    require(keys_.back().insert(name).second, "{}: the header has the key {} twice, expected once",
-            what_, in_quotes(name));
-    return true;
-  }
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool parse_error(std::size_t, const std::string&, const json::exception&) override {
-    return false;  // json::parse will say it
-  }
-
- private:
-  bool open() {
-    require(keys_.size() < 3, "{}: the header nests deeper than {{name: {{shape: [...]}}}}", what_);
-    keys_.emplace_back();
-    return true;
-  }
-  bool close() {
-    keys_.pop_back();
-    return true;
-  }
-
-  const std::string& what_;
-  std::vector<std::set<std::string>> keys_;  // those met so far in each open object
-};
-
-/// Rule 5, first half: the header as a JSON object without duplicate keys.
-json parse_object(std::string_view text, const std::string& what) {
-  // The parser would skip a byte order mark and would take a zero byte for the end of the text.
-  const std::size_t first = text.find_first_not_of(" \t\r\n");
-  require(first != text.npos && text[first] == '{',
-          "{}: the header is not a JSON object: found {}, expected '{{'", what,
-          first == text.npos ? "no text" : in_quotes(clipped(text.substr(first), 10)));
-  const std::size_t zero = text.find('\0');
-  require(zero == text.npos, "{}: the header is not valid JSON: a zero byte at its byte {}", what,
-          zero);
-  try {
-    KeyChecker checker(what);
-    json::sax_parse(text, &checker);
-    return json::parse(text);
-  } catch (const json::exception& error) {
-    std::string_view reason = error.what();
-    reason.remove_prefix(std::min(reason.find("] ") + 2, reason.size()));  // "[json.exception...] "
-    fail<BadInput>("{}: the header is not valid JSON: {}", what, clipped(reason, 200));
-  }
-}
 
 /// What cannot be used, as errors show it.
 std::string shown(const json& value) { return clipped(value.dump()); }
@@ -247,8 +157,8 @@ void check_end(std::span<const Entry> entries, std::size_t payload, const std::s
 }  // namespace
 
 SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::string& what) {
-  const std::string_view text = header_text(bytes, what);
-  const json header = parse_object(text, what);
+  const std::string_view text = safetensors::header_text(bytes, what);
+  const json header = safetensors::parse_header(text, what);
 
   Metadata metadata;
   std::vector<Entry> entries;

@@ -402,6 +402,25 @@ TEST_CASE("The process's memory is the program's, not that of who started it", "
 #endif
 }
 
+#if !defined(__SANITIZE_ADDRESS__)  // which wants more address space than there is
+TEST_CASE("Little memory is one clear line, whatever asked for it", "[faults]") {
+  int refused = 0;
+  for (int mebibytes = 48; mebibytes <= 288; mebibytes += 24) {
+    const std::string limit = fmt::format("ulimit -v {}; exec \"$@\"", 1024 * mebibytes);
+    const ProcessResult run = run_process(
+        Words{"sh", "-c", limit, "sh", stage_binary("01-single-gpu"), "--data", "synthetic:64:16"},
+        kDeadline);
+    INFO(mebibytes << " MiB: " << story(run));
+    if (run.status == 0 || run.status == 127) continue;  // enough; or not even for the program
+    ++refused;
+    CHECK((run.status == 1 || run.status == 2));
+    CHECK(run.err.starts_with("error: "));
+    CHECK_THAT(run.err, !ContainsSubstring("unexpected"));
+  }
+  CHECK(refused > 0);
+}
+#endif
+
 TEST_CASE("--trace is a timeline of every stream, one operation after another", "[faults]") {
   const TempDir folder;
   REQUIRE(run_stage01(kSmall + Words{"--trace", folder / "trace"}, kDeadline).status == 0);

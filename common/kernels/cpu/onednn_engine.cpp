@@ -5,6 +5,8 @@
 // keeps the number of OpenMP threads that its maker had. Activations and OHWI weights go in as they
 // lie; where a plan prefers another order of the weights it gets a reordered copy.
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <map>
 #include <unordered_map>
@@ -71,6 +73,19 @@ void gather(const Window2d& g, const Real* x, Real* pixels) {
       if (!inside) std::fill_n(pixels, g.in_channels, Real(0));
     }
   }
+}
+
+/// Where its compiler gets no memory, oneDNN may die by a signal, so it is asked for before.
+void require_room_for_code() {
+  constexpr size_t kRoom = size_t{32} << 20;
+  void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) {
+    fail<EnvironmentError>(
+        "no room for the code that oneDNN makes for a shape: the system refused {} MiB (see ulimit "
+        "-v, or the container's limit); use a smaller batch or model, or fewer devices",
+        kRoom >> 20);
+  }
+  ::munmap(room, kRoom);
 }
 
 size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -203,6 +218,7 @@ class Worker {
   }
 
   ConvPlan make_plan(const Window2d& g) {
+    require_room_for_code();
     const Dims x_dims{g.batch, g.in_channels, g.in_height, g.in_width};
     const Dims y_dims{g.batch, g.out_channels, g.out_height, g.out_width};
     const Dims weight_dims{g.out_channels, g.in_channels, g.kernel, g.kernel};
@@ -232,6 +248,7 @@ class Worker {
   MatMulPlan& matmul_plan(const MatMul& shape) {
     const auto found = products_.find(shape);
     if (found != products_.end()) return found->second;
+    require_room_for_code();
     const Desc a({shape.m, shape.k}, kFloat, shape.transpose_a ? Tag::ba : Tag::ab);
     const Desc b({shape.k, shape.n}, kFloat, shape.transpose_b ? Tag::ba : Tag::ab);
     const Desc c({shape.m, shape.n}, kFloat, Tag::ab);
