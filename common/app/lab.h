@@ -37,7 +37,7 @@ inline int run_labs(int argc, const char* const* argv, const std::vector<Lab>& l
   std::string name;
   bool fixed = false;
   RankOptions ranks;
-  ranks.timeout = 5;  // until a rank that does not come is given up
+  ranks.timeout = 3;  // until a rank that does not come is given up
   OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
   parser.add("name", name, fmt::format("{}", fmt::join(names, ", ")));
   parser.add_flag("--fixed", fixed, "without the mistake");
