@@ -139,9 +139,8 @@ nlohmann::json row(const BubbleOptions& options, const Dataset& set, int stages,
     mebibytes.push_back(fmt::format("{:.1f}", double(bytes) / (1 << 20)));
   }
   fmt::print(
-      "{} stages, {:<5} {:>2} micro-batch{:<2}  {:8.2f} ms/step  bubble {:5.1f} %, formula {:5.1f} "
-      "%"
-      "  {} MiB\n",
+      "{} stages, {:<5} {:>2} micro-batch{:<2}  {:8.2f} ms/step  bubble {:5.1f} %, "
+      "formula {:5.1f} %  {} MiB\n",
       stages, name_of(how.schedule), how.micro_batches, how.micro_batches == 1 ? "" : "es",
       1e3 * found.step_seconds, 100 * found.bubble, 100 * predicted, fmt::join(mebibytes, ", "));
   std::fflush(stdout);

@@ -86,8 +86,10 @@ nlohmann::json shared_settings(const Options& options, const DdpStageOptions& ow
   return all;
 }
 
+namespace {
+
 /// `texts`: every rank's settings.
-void require_same_settings(const std::vector<std::string>& texts) {
+void require_all_same(const std::vector<std::string>& texts) {
   const nlohmann::json first = parse_json(texts[0]);
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     const nlohmann::json other = parse_json(texts[rank]);
@@ -99,9 +101,11 @@ void require_same_settings(const std::vector<std::string>& texts) {
   }
 }
 
+}  // namespace
+
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
   const std::vector<std::string> texts = group.exchange(mine.dump());
-  group.together([&] { require_same_settings(texts); });
+  group.together([&] { require_all_same(texts); });
 }
 
 void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,

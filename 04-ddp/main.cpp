@@ -43,11 +43,10 @@ void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, Feed
 void train(const Options& options, const DdpStageOptions& own) {
   // The process group: who am I, and where are the others?
   ProcessGroup& group = init_process_group(own.ranks.process_group());
-  const int rank = group.rank(), world_size = group.world_size();
+  const int world_size = group.world_size();
 
   // Data: bytes in host memory.
-  const DatasetPair data =
-      together(group, [&] { return load_dataset(options.data, options.data_dir); });
+  const DatasetPair data = load_dataset(group, options);
   require_same_settings(group, options, own, data);
 
   // This rank's device, and the streams on which everything happens in order.
@@ -70,12 +69,8 @@ void train(const Options& options, const DdpStageOptions& own) {
   model.network = std::move(wrapped);
 
   // What brings the batches in and carries the losses out.
-  ShardLoader train_loader = together(group, [&] {
-    return ShardLoader(data.train, options, pinned, rank, world_size, own.sharding());
-  });
-  DataLoader test_loader(data.test, together(group, [&] {
-                           return evaluation_shard(data.test, options, pinned, rank, world_size);
-                         }));
+  ShardLoader train_loader(data.train, options, pinned, group, own.sharding());
+  DataLoader test_loader(data.test, evaluation_shard(data.test, options, pinned, group));
   const int64_t steps_per_epoch = train_loader.batches_per_epoch();
   const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
   Feeder feeder(stream, data.train);

@@ -44,6 +44,12 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostA
   loader_ = std::make_unique<DataLoader>(set, loader);
 }
 
+ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator,
+                         ProcessGroup& group, Sharding sharding)
+    : ShardLoader(together(group, [&] {
+        return ShardLoader(set, options, allocator, group.rank(), group.world_size(), sharding);
+      })) {}
+
 void ShardLoader::begin_epoch(int64_t epoch, int64_t first_batch) {
   require(first_batch >= 0 && first_batch <= batches_,
           "loader: first batch {} of an epoch, expected 0 to {}", first_batch, batches_);
@@ -61,6 +67,13 @@ Real loss_weight(const HostBatch& batch, int world_size) {
   // [task 04.5] uneven shards
   return Real(world_size) / Real(batch.global_size);
   // [end 04.5]
+}
+
+DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
+                                   const HostAllocator& allocator, ProcessGroup& group) {
+  return together(group, [&] {
+    return evaluation_shard(set, options, allocator, group.rank(), group.world_size());
+  });
 }
 
 DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,

@@ -6,6 +6,7 @@
 
 #include "04-ddp/distributed_sampler.h"
 #include "common/app/options.h"
+#include "common/comm/process/process_group.h"
 
 namespace lockstep {
 
@@ -23,6 +24,9 @@ class ShardLoader {
   /// batches that W does not divide, for --order loader, and where nothing is left for a rank.
   ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator, int rank,
               int world_size, Sharding sharding);
+  /// This rank's; where it fails on one rank, it fails on all (ProcessGroup::together).
+  ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator,
+              ProcessGroup& group, Sharding sharding);
 
   /// The same on all ranks.
   int64_t batches_per_epoch() const { return batches_; }
@@ -51,5 +55,8 @@ Real loss_weight(const HostBatch& batch, int world_size);
 /// Throws BadInput as require_rank() does, and for fewer samples than ranks.
 DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
                                    const HostAllocator& allocator, int rank, int world_size);
+/// This rank's; where it fails on one rank, it fails on all.
+DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
+                                   const HostAllocator& allocator, ProcessGroup& group);
 
 }  // namespace lockstep

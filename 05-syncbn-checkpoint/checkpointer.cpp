@@ -87,13 +87,6 @@ Checkpointer::Checkpointer(const Trained& trained, Communicator& ranks, Exchange
   }
 }
 
-/// Of a checkpoint, with its momentum.
-std::uintmax_t Checkpointer::bytes_of(const std::filesystem::path& checkpoint) const {
-  std::error_code none;
-  const std::uintmax_t momentum = std::filesystem::file_size(optimizer_path(checkpoint), none);
-  return std::filesystem::file_size(checkpoint) + (none ? 0 : momentum);
-}
-
 /// Rank 0 does `work`; every rank gets the text that it returned, or throws what it threw. No rank
 /// returns before that.
 std::string Checkpointer::on_rank_0(const std::function<std::string()>& work) {
@@ -102,6 +95,17 @@ std::string Checkpointer::on_rank_0(const std::function<std::string()>& work) {
 }
 
 // --- Saving --------------------------------------------------------------------------------------
+
+namespace {
+
+/// Of a checkpoint, with its momentum if there is any.
+std::uintmax_t bytes_of(const std::filesystem::path& checkpoint) {
+  std::error_code none;
+  const std::uintmax_t momentum = std::filesystem::file_size(optimizer_path(checkpoint), none);
+  return std::filesystem::file_size(checkpoint) + (none ? 0 : momentum);
+}
+
+}  // namespace
 
 void Checkpointer::save(const TrainingState& state) {
   on_rank_0([&] {

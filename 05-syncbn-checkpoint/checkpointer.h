@@ -1,7 +1,6 @@
 #pragma once
 // Checkpoints of a group of ranks: rank 0 writes, decides and reads; the others learn the outcome.
 
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -50,7 +49,6 @@ class Checkpointer {
  private:
   std::string on_rank_0(const std::function<std::string()>& work);
   void save_here(const TrainingState& state);
-  std::uintmax_t bytes_of(const std::filesystem::path& checkpoint) const;
   void require_counters(const TrainingState& saved, const std::string& path) const;
   std::string restore_here(const Checkpoint& checkpoint, const TrainingState& begin);
   std::optional<Checkpoint> choose(const std::string& source);

@@ -133,6 +133,10 @@ std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOp
   });
 }
 
+DatasetPair load_dataset(ProcessGroup& group, const Options& options) {
+  return together(group, [&] { return load_dataset(options.data, options.data_dir); });
+}
+
 void load_weights(ProcessGroup& group, const std::string& path, Module& network) {
   group.together([&] {
     if (!path.empty() && group.rank() == 0) load_weights(path, network);

@@ -50,8 +50,10 @@ std::vector<std::string> own_command_line();
 std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
                                             ProcessGroup& group);
 
+/// Every rank reads the data set; an error on one is an error on all (ProcessGroup::together).
+DatasetPair load_dataset(ProcessGroup& group, const Options& options);
 /// Rank 0 loads or saves the weights, unless the path is empty; all ranks call it, and an error
-/// ends all of them (ProcessGroup::together).
+/// ends all of them.
 void load_weights(ProcessGroup& group, const std::string& path, Module& network);
 void save_weights(ProcessGroup& group, const std::string& path, Module& network);
 

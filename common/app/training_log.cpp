@@ -116,8 +116,8 @@ void TrainingLog::receive(size_t keep) {
       together([&] {
         fail<NonFinite>(
             "step {}, {}: the loss ({}) or a gradient is not finite; the weights stayed as they "
-            "were "
-            "before that step and nothing was saved since; lower --lr ({}) or look at the data",
+            "were before that step and nothing was saved since; lower --lr ({}) or look at the "
+            "data",
             report->failed_step, who, report->loss, options_.lr);
       });
     }

@@ -17,7 +17,7 @@ inline constexpr const char* kLauncherLine = "LOCKSTEP_LAUNCHER_LINE";
 
 /// Its value for a pipe; "" if `fd` is none.
 inline std::string launcher_line(int fd) {
-  struct stat found{};
+  struct stat found;  // filled where fstat() succeeds
   const bool piped = ::fstat(fd, &found) == 0 && S_ISFIFO(found.st_mode);
   return piped ? fmt::format("{}:{}", fd, found.st_ino) : "";
 }

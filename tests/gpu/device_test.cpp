@@ -162,8 +162,6 @@ TEST_CASE("A GPU's event is done when what stands before it has run, and knows t
   CHECK(last.done());
 }
 
-// --- Memory --------------------------------------------------------------------------------------
-
 TEST_CASE("Times between a GPU's events are real, however many others its stream records",
           "[cuda][device]") {
   LOCKSTEP_NEEDS_GPU();
@@ -176,6 +174,8 @@ TEST_CASE("Times between a GPU's events are real, however many others its stream
   CHECK(second.seconds_since(first) > 1e-5);
   CHECK(second.seconds_since(second) == 0);
 }
+
+// --- Memory --------------------------------------------------------------------------------------
 
 TEST_CASE("GPU memory is counted exactly, from the host's request to its release",
           "[cuda][device]") {
