@@ -1,7 +1,11 @@
 #include "05-syncbn-checkpoint/checkpointer.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -160,7 +164,7 @@ TrainingState Checkpointer::resume(const std::string& source, const TrainingStat
   const std::string decision = on_rank_0([&] {
     const std::optional<Checkpoint> checkpoint = choose(source);
     // Here, and not only at the first save: hours may lie between.
-    if (!options_.directory.empty()) make_directory(options_.directory);
+    if (!options_.directory.empty()) lock_directory();
     return checkpoint ? restore_here(*checkpoint, begin) : "";
   });
   if (decision.empty()) return begin;
@@ -168,6 +172,18 @@ TrainingState Checkpointer::resume(const std::string& source, const TrainingStat
   const json scalars = parse_json(decision);
   set_batches_tracked(trained_.network, scalars["batches_tracked"].get<std::vector<int64_t>>());
   return TrainingState::from_json(scalars["state"].get<std::string>(), "rank 0");
+}
+
+/// Makes the directory, if need be, and keeps other runs out of it: they would remove what this one
+/// saves. The lock goes with the process; file systems without locks have none.
+void Checkpointer::lock_directory() {
+  make_directory(options_.directory);
+  lock_ = Descriptor(::open(options_.directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  require(
+      ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
+      "--checkpoint-dir {}: another run saves to it; wait until that has ended, or give another "
+      "directory",
+      options_.directory.string());
 }
 
 /// Rank 0 becomes what the checkpoint holds. Returns what the others need besides its tensors.

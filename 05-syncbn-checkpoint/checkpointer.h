@@ -9,6 +9,7 @@
 #include "04-ddp/ddp.h"
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "common/comm/communicator.h"
+#include "common/core/descriptor.h"
 
 namespace lockstep {
 
@@ -42,13 +43,14 @@ class Checkpointer {
   /// would begin, with its settings and world size, and what comes back if there is no checkpoint.
   /// Otherwise network and momentum are the checkpoint's on all ranks. Throws BadInput for one that
   /// was saved under other settings, does not fit, or lies before others in the directory, or
-  /// elsewhere while there are others in it, which this run would come to overwrite or remove;
-  /// nothing is changed then.
+  /// elsewhere while there are others in it, which this run would come to overwrite or remove,
+  /// or where another run saves to the directory; nothing is changed then.
   TrainingState resume(const std::string& source, const TrainingState& begin);
 
  private:
   std::string on_rank_0(const std::function<std::string()>& work);
   void save_here(const TrainingState& state);
+  void lock_directory();
   void require_counters(const TrainingState& saved, const std::string& path) const;
   std::string restore_here(const Checkpoint& checkpoint, const TrainingState& begin);
   std::optional<Checkpoint> choose(const std::string& source);
@@ -63,6 +65,7 @@ class Checkpointer {
   Communicator& ranks_;
   ExchangeTexts exchange_;
   CheckpointOptions options_;
+  Descriptor lock_;            // of the directory, as long as this run may save
   std::set<int64_t> damaged_;  // steps of checkpoints that could not be read when this run resumed
 };
 

@@ -99,7 +99,7 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   TrainingState state = together(group, [&] {
     return checkpointer.resume(stage.resume, first_state(options, stage, data, group, schedule));
   });
-  log.resume(state.steps);
+  log.resume(state.steps, state.epoch);
 
   for (int64_t epoch = state.epoch; epoch < options.epochs && !log.finished(); ++epoch) {
     const int64_t first_batch = state.first_batch(epoch);

@@ -26,6 +26,10 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
     }
     require(!directory.empty() || resume != "auto",
             "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
+    require(!(no_sync_bn && ddp.no_broadcast_buffers) || (directory.empty() && resume.empty()),
+            "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
+            "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
+            "--resume");
     require(!allow_world_size || !resume.empty(),
             "--allow-world-size-change: for --resume, found none; give it, too");
     for (const char* option : {"--checkpoint-dir", "--resume"}) {

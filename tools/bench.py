@@ -180,7 +180,8 @@ def bubble_rounds(more, rounds):
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.json"
-            subprocess.run([bench_runs.program(PIPELINE).parent / "bubble", *map(str, more), "--metrics", path],
+            bubble = bench_runs.program(PIPELINE).parent / "bubble"
+            subprocess.run([bubble, *map(str, more), "--metrics", path],
                            check=True, stdout=subprocess.DEVNULL)
             runs.append(json.loads(path.read_text()))
     return [median_row(rows) for rows in zip(*runs)]
@@ -288,7 +289,8 @@ def main():
         Path(options.json).write_text(json.dumps(
             {"machine": machine(), "date": str(datetime.date.today()), "torch": torch,
              "results": results, "scaling": sum(scaling, []),
-             "process_group": ranks, "pipelines": pipelines, "layer_milliseconds": flat, "start": start}, indent=1) + "\n")
+             "process_group": ranks, "pipelines": pipelines, "layer_milliseconds": flat,
+             "start": start}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ def print_ranks(result):
     step = result["step_seconds"]
     print(f"{result['model']}, global batch {result['batch_size']}:")
     for name, seconds in step.items():
-        text = f"  {name:<28} {seconds * 1e3:9.2f} ms/step  {step['one process'] / seconds:5.2f} times one process"
+        text = (f"  {name:<28} {seconds * 1e3:9.2f} ms/step  "
+                f"{step['one process'] / seconds:5.2f} times one process")
         if name in result["per_step"]:
             parts = result["per_step"][name]
             text += (f"; communication {parts['communication'] * 1e3:.2f} ms, exposed "

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from child_signals import end_by_exception
+from child_signals import end_by_exception, started
 from gpu_check.machine import find_gpu
-from ninja_progress import CORES, Lines, Plan, failure, in_words, run_ninja, started
+from ninja_progress import CORES, Lines, Plan, failure, in_words, run_ninja
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"

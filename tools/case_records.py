@@ -11,6 +11,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+ALL_SKIPPED = 77  # the exit status of a test of which every case was skipped, as Meson knows it
+
 # A skip counts as a failure unless its reason begins with one of these.
 ALLOWED_SKIPS = (
     "no GPU",

@@ -1,19 +1,23 @@
-"""Signals as programs under test expect them, however the test runner was started.
+"""Signals and the programs that this process starts: it leaves none behind, and they hear what is sent.
 
 What `nohup` and a shell's background jobs make a process ignore (SIGHUP; SIGINT and SIGQUIT), every
 program that it starts would ignore, too: what a test sends then has no effect.
 """
 
 import signal
+import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # beside SIGINT, for which Python raises an exception itself
 PYTHONS = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these, and gives them back itself
 
 
 def end_by_exception():
     """SIGTERM, and SIGHUP where it is not ignored, end this process by an exception, as Ctrl-C does:
     so every `finally` runs, and ends what was started."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
 
@@ -24,3 +28,36 @@ def keep_ignored_signals_here():
     for number in signal.valid_signals() - PYTHONS:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+@contextmanager
+def signals_held():
+    """Signals come when this is left: an exception inside of Popen would lose its process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread gets any
+        return
+    came = []
+    handlers = {number: signal.signal(number, lambda number, frame: came.append(number))
+                for number in (signal.SIGINT, *ENDING)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
+
+
+@contextmanager
+def started(command, **options):
+    """A process that has ended when this is left: it is asked to, and ends what it started itself."""
+    process = None
+    try:
+        with signals_held():
+            process = subprocess.Popen(command, **options)
+        yield process
+    finally:
+        if process is not None:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()

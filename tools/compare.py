@@ -11,7 +11,6 @@ compared with a further run of stage 01 on that network. A speed-up is shown whe
 steps (the stage's --baseline) proved that both train the same weights.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -27,97 +26,12 @@ import compare_figures
 import compare_timeline
 import summary_table
 from bench_runs import ROOT, STAGE
-from child_signals import end_by_exception
+from child_signals import end_by_exception, started
+from compare_options import Refused, arguments, parse_options, prepare_outputs
 
 PROOF_STEPS = 10  # that --baseline compares; its timed runs are cut as short as they may be
 TIMED_STEPS = 2
 TRACED_STEPS = 12
-RESERVED = {  # options of the stages that serve one run only
-    "--metrics": "--json FILE keeps the metrics of all runs",
-    "--trace": "--figures DIR draws one step of every stage",
-    "--save": "every stage would write this file; start a stage itself for its weights",
-    "--baseline": "the speed-up over stage 01 is always measured here",
-}
-
-
-class Refused(Exception):
-    """The comparison cannot be made; the message is the one line to show."""
-
-
-# --- What is asked for ---------------------------------------------------------------------------
-
-def all_stages():
-    return sorted(path.parent.name for path in ROOT.glob("[0-9][0-9]-*/main.cpp"))
-
-
-def chosen_stages(text, existing):
-    """The stages of a list such as 01,04 (or full names), in their own order."""
-    wanted = set()
-    for word in text.split(","):
-        found = [stage for stage in existing if word in (stage, stage[:2])]
-        if not found:
-            raise Refused(f"--stages: '{word}' is no stage, expected some of: {', '.join(existing)}"
-                          " (the number is enough)")
-        wanted.update(found)
-    return sorted(wanted)
-
-
-def require_folder(option, folder):
-    """Finds out before anything is trained that a file can be written there."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise Refused(f"{option}: cannot write into {folder}: {error.strerror}; "
-                      "choose another place") from error
-
-
-def prepare_outputs(options):
-    if options.figures:
-        try:
-            options.figures.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise Refused(f"--figures: cannot make the folder {options.figures}: {error.strerror}; "
-                          "choose another place") from error
-        require_folder("--figures", options.figures)
-    if options.json:
-        if options.json.is_dir():
-            raise Refused(f"--json: {options.json} is a folder; name a file")
-        require_folder("--json", options.json.resolve().parent)
-
-
-def parse_options(argv):
-    parser = argparse.ArgumentParser(
-        prog="lockstep compare", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--stages", metavar="LIST", help="for instance 01,04; default: all")
-    add("--json", metavar="FILE", type=Path, help="write everything measured to this file")
-    add("--figures", metavar="DIR", type=Path, help="draw the figures into this folder")
-    add("--devices", metavar="LIST", help="of every stage; stage 01 takes the first")
-    add("--data", help="the data set")
-    add("--model", help="the network of every stage; default: each stage's own")
-    add("--order", default="sampler", help="of the samples, in every stage; default: %(default)s")
-    add("--epochs", metavar="N", help="default: 1")
-    add("--max-steps", metavar="N", help="stop after this many steps")
-    add("--build", metavar="DIR", type=Path, default=ROOT / "build",
-        help="where the programs were built")
-    options, options.others = parser.parse_known_args(argv)
-    for word in options.others:
-        if reason := RESERVED.get(word.partition("=")[0]):
-            raise Refused(f"{word}: belongs to one run, and this makes several; {reason}")
-    existing = all_stages()
-    options.stages = chosen_stages(options.stages, existing) if options.stages else existing
-    return options
-
-
-def arguments(options, **changes):
-    """The command line of a stage: the user's options with changes (None: left out)."""
-    named = {name: getattr(options, name)
-             for name in ("devices", "data", "model", "order", "epochs", "max_steps")} | changes
-    words = [word for name, value in named.items() if value is not None
-             for word in ("--" + name.replace("_", "-"), str(value))]
-    return words + options.others
 
 
 # --- Running a stage -----------------------------------------------------------------------------
@@ -129,22 +43,17 @@ def program_of(stage, options):
 def run_program(program, words, quiet):
     """Runs a program; returns its exit status and the line that says why it failed."""
     output = subprocess.DEVNULL if quiet else None
-    try:
-        process = subprocess.Popen([program, *words], stdout=output, stderr=subprocess.PIPE,
-                                   text=True, errors="replace")
-    except OSError as error:
-        return 127, f"cannot be started: {error.strerror}"
     lines = []
     try:
-        for line in process.stderr:
-            lines.append(line.rstrip())
-            if not quiet:
-                print(lines[-1], file=sys.stderr, flush=True)
-        status = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()  # its ranks follow
-            process.wait()
+        with started([program, *words], stdout=output, stderr=subprocess.PIPE, text=True,
+                     errors="replace") as process:
+            for line in process.stderr:
+                lines.append(line.rstrip())
+                if not quiet:
+                    print(lines[-1], file=sys.stderr, flush=True)
+            status = process.wait()
+    except OSError as error:
+        return 127, f"cannot be started: {error.strerror}"
     if status < 0:
         return 128 - status, f"killed by {signal.Signals(-status).name}"
     if status == 0:
@@ -341,7 +250,7 @@ def write_outputs(options, results):
 
 
 def main(argv):
-    options = parse_options(argv)
+    options = parse_options(argv, __doc__)
     prepare_outputs(options)
     check_devices(options)
     if options.figures and not compare_figures.use_matplotlib():

@@ -37,7 +37,7 @@ def chosen_files(names):
     for name in names:
         path = Path(name)
         if not path.is_file() or path.suffix not in SUFFIXES:
-            raise SystemExit(f"format: {name} is no source, expected a file that ends in one of: "
+            raise SystemExit(f"format: '{name}' is no source, expected a file that ends in one of: "
                              f"{', '.join(SUFFIXES)}")
     return [Path(name).resolve() for name in names]
 

@@ -24,7 +24,8 @@ OPTIONS = ("-Dtests=disabled", "-Dcuda=disabled")
 FOR_CUDA = (f"-isystem{ROOT}/tests/cuda_model/include", '-DLOCKSTEP_CUDA_LIBRARY=""',
             '-DLOCKSTEP_NCCL_LIBRARY=""')
 FINDING = re.compile(r"^\S+:\d+:\d+: (?:warning|error): ")
-COUNTS = re.compile(r"^\d+ warnings?( and \d+ errors?)? (generated|treated as errors?)|^Error while processing")
+COUNTS = re.compile(r"^\d+ warnings?( and \d+ errors?)? (generated|treated as errors?)"
+                    r"|^Error while processing")
 
 
 def product_files():
@@ -39,7 +40,7 @@ def chosen_files(names, product):
     for name in names:
         path = Path(os.path.relpath(Path(name).resolve(), ROOT))
         if path not in product:
-            raise SystemExit(f"lint: {name} is no source of the product, expected a .cpp file in "
+            raise SystemExit(f"lint: '{name}' is no source of the product, expected a .cpp file in "
                              "common/ or a stage (a header is seen through the sources that include it)")
         chosen.append(path)
     return chosen

@@ -9,9 +9,10 @@ import re
 import selectors
 import subprocess
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from child_signals import started
 
 CORES = len(os.sched_getaffinity(0))
 # Seconds of one core where nothing is known, of a compiler (which is given several sources as one) and of
@@ -100,18 +101,6 @@ class Clock:
         slower = (TRUST + elapsed) / (TRUST + done + under_way)  # than was expected
         left = (rest - under_way) * slower if self.done < self.total else 0
         return Progress(self.done, self.total, elapsed, left)
-
-
-@contextmanager
-def started(command, **options):
-    """A process that has ended when this is left. Ninja is asked to, and ends its compilers."""
-    process = subprocess.Popen(command, **options)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait()
 
 
 def run_ninja(folder, targets, jobs=CORES, on_progress=None, plan=None):

@@ -13,6 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
+from case_records import ALL_SKIPPED
 from child_signals import keep_ignored_signals_here
 
 
@@ -97,7 +98,10 @@ def main(argv):
             text in case.id() for text in options.without))
     runner = unittest.TextTestRunner(resultclass=RecordingResult, verbosity=1)
     try:
-        return 0 if runner.run(tests).wasSuccessful() else 1
+        result = runner.run(tests)
+        if 0 < result.testsRun == len(result.skipped):
+            return ALL_SKIPPED
+        return 0 if result.wasSuccessful() else 1
     except KeyboardInterrupt:
         return 130
 

@@ -19,8 +19,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from case_records import Case, read_cases, report
-from child_signals import end_by_exception, keep_ignored_signals_here
+from case_records import ALL_SKIPPED, Case, read_cases, report
+from child_signals import end_by_exception, keep_ignored_signals_here, signals_held
 from compile_tests import CORES, LINES, compile_rows, configure, tsan_wrapper
 from gpu_check.machine import find_gpu
 from run_progress import Progress, Times
@@ -42,10 +42,7 @@ SANITIZED = ("-Dcpu_engine=reference", *QUICK)
 # as AddressSanitizer stops where a wrong one is used, and vptr, casts to a wrong class.
 WITHOUT = "-fno-sanitize=null,object-size,pointer-overflow,vptr"
 
-# The model's library of the driver is found like a real one. A test that would be skipped for want
-# of a GPU fails there.
 CUDA_MODEL = "build-cuda-model"
-ON_THE_MODEL = {"LD_LIBRARY_PATH": f"{ROOT}/{CUDA_MODEL}/lib", "LOCKSTEP_NEEDS_GPU": "1"}
 
 # Warnings are errors in all of these builds, which is why the first is not `build/`: nobody's own change
 # may fail on a warning in `lockstep run`. Which tests a build has is said in tests/*/meson.build.
@@ -54,7 +51,7 @@ BUILDS = (
     Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Ddebug=false", *QUICK)),
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false",
                                  f"-Dcpp_args={LINES} {WITHOUT}", *SANITIZED),
-          {"gpu": ON_THE_MODEL}, CUDA_MODEL),
+          cuda_model=CUDA_MODEL),
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED)),
 )
 
@@ -62,10 +59,10 @@ BUILDS = (
 # --- Running -------------------------------------------------------------------------------------
 
 def how_it_ended(status):
-    """A process' end in words, "" for status 0."""
+    """A process' end in words, "" where all was well, if only because all cases were skipped."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
-    return f"exited with status {status}" if status else ""
+    return "" if status in (0, ALL_SKIPPED) else f"exited with status {status}"
 
 
 class Running:
@@ -75,7 +72,7 @@ class Running:
         self.processes, self.over, self.lock = set(), False, threading.Lock()
 
     def start(self, command, **how):
-        with self.lock:
+        with self.lock, signals_held():
             if self.over:
                 raise InterruptedError(errno.EINTR, "the run was interrupted")
             process = subprocess.Popen(command, stderr=subprocess.STDOUT, start_new_session=True, **how)
@@ -151,19 +148,19 @@ class Run:
             print(text, flush=True)
 
     def execute(self, builds):
-        """Fills self.cases: helpers run tests while this thread compiles, then it helps them. They
-        are more than the cores could serve, as many tests wait for something."""
+        """Fills self.cases: helpers run tests while this thread compiles, then there is one more. They
+        are more than the cores could serve, as many tests wait for something. This thread, which a
+        signal interrupts, starts no tests: one that it was just starting would be left behind."""
         self.progress.plan(f"compile {build.name}" for build in builds)
-        helpers = [threading.Thread(target=self.work, daemon=True)
-                   for _ in range(CORES)]
-        for helper in helpers:
+        helpers = [threading.Thread(target=self.work, daemon=True) for _ in range(CORES + 1)]
+        for helper in helpers[1:]:
             helper.start()
         with self.progress.shown():
             for build in builds:
                 self.prepare(build)
-            for _ in range(len(helpers) + 1):
+            helpers[0].start()
+            for _ in helpers:
                 self.jobs.put(None)
-            self.work()
             for helper in helpers:
                 helper.join()
 
@@ -221,12 +218,9 @@ class Run:
             except Exception as error:  # a thread's own end must not swallow the row
                 self.cases.append(Case(where, "(its record)", "failed", f"unreadable: {error!r}"))
 
-    def environment(self, build, row, log):
+    def environment(self, row, log):
         """What a row's process is told."""
-        for_kind = [build.environment.get(suite, {}) for suite in sorted(row.suites)]
         told = {**os.environ, **row.environment, "LOCKSTEP_TEST_LOG": str(log)}
-        for more in for_kind:
-            told.update(more)
         told.pop("LOCKSTEP_FULL", None)  # --full decides, not who calls
         return {**told, "LOCKSTEP_FULL": "1"} if self.full else told
 
@@ -239,7 +233,7 @@ class Run:
             deadline = row.deadline * (FULL_FACTOR if self.full else 1)
             try:
                 ended, output = run_process((*wrapper, *row.command), self.root,
-                                            self.environment(build, row, log), deadline,
+                                            self.environment(row, log), deadline,
                                             self.running)
             except OSError as error:
                 ended, output = f"could not be started: {error.strerror}", ""

@@ -19,14 +19,13 @@ TAGS = re.compile(r'"((?:\[[a-z][\w.]*\])+)"')  # of a Catch2 case
 
 @dataclass(frozen=True)
 class Build:
-    """A build folder, the Meson options that make it, and what its tests of a kind are told besides
-    (kind: variables). Under --full `full_options` come behind the others. With `cuda_model` the CUDA
-    backend is built against tests/cuda_model, installed into that folder."""
+    """A build folder and the Meson options that make it. Under --full `full_options` come behind the
+    others. With `cuda_model` the CUDA backend is built against tests/cuda_model, installed into that
+    folder."""
 
     name: str
     folder: str
     options: tuple
-    environment: dict = field(default_factory=dict)
     cuda_model: str = ""
     full_options: tuple = ()
 

@@ -62,7 +62,8 @@ void add_machine_options(OptionParser& parser, Options& o) {
              {0, 86400});
   parser.add("--log-interval", o.log_interval, "steps between two lines", {1, 1000000000});
   parser.add_output("--metrics", o.metrics, "write losses, times and memory to this JSON file");
-  parser.add_output("--trace", o.trace, "write a timeline for chrome://tracing or ui.perfetto.dev");
+  parser.add_output_of_each_rank("--trace", o.trace,
+                                 "write a timeline for chrome://tracing or ui.perfetto.dev");
 }
 
 /// What a stage has alone: the reference plays the others, the others are measured against it.

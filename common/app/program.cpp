@@ -1,17 +1,40 @@
 #include "common/app/program.h"
 
+#include <cstdlib>
+
 #include "common/app/verdict.h"
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
+#include "common/comm/process/launch_contract.h"
+#include "common/core/error.h"
 
 namespace lockstep {
+namespace {
+
+/// Refuses to be one of several copies, which would do the same work and write the same files.
+void require_one_process(const std::string& name) {
+  const auto variable = [](const char* word) -> const char* { return std::getenv(word); };
+  const std::string told = sign_of_several(variable);
+  require(
+      told.empty(),
+      "{} is one process, which uses all of --devices, but {} says that it was started as one of "
+      "several; start it without a launcher, or unset that variable",
+      name, told);
+}
+
+}  // namespace
 
 int run_program(const StageInfo& stage, int argc, const char* const* argv,
                 const std::function<void(const Options&)>& train) {
   hold_standard_streams();
   report_uncaught_errors();  // instead of a catch: see there
+  std::optional<CommandLine> line;
+  said_once([&] {
+    line = parse_command_line(stage, argc, argv);
+    if (line && !stage.start_ranks) require_one_process(stage.name);
+  });
   int status = 0;
-  if (const auto line = parse_command_line(stage, argc, argv)) {
+  if (line) {
     const auto ended = [&] {
       return stage.start_ranks ? stage.start_ranks(line->options) : std::optional<int>();
     };

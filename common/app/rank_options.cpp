@@ -14,6 +14,7 @@
 #include "common/app/weights_file.h"
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
+#include "common/comm/process/backend_choice.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "common/launch/launcher.h"
@@ -63,6 +64,7 @@ void RankOptions::add_to(OptionParser& parser) {
   parser.add_flag("--no-bind", no_bind, "let ranks on CPU devices move between all cores");
   parser.add("--timeout", timeout, "seconds until a silent rank is given up", {0.1, 86400});
   parser.check_afterwards([this, &parser] {
+    check_backend_name(process_group().backend);
     for (const auto& [name, value] :
          {std::pair("--rank", rank), {"--world-size", world_size}, {"--local-rank", local_rank}}) {
       require(value >= 0 || !parser.given(name), "{}: found {}, expected 0 or more", name, value);
@@ -109,7 +111,9 @@ int run_ranks(OptionParser& parser, int argc, const char* const* argv, const Ran
               const std::string& devices, const std::function<void(ProcessGroup&)>& work) {
   hold_standard_streams();
   report_uncaught_errors();
-  if (!parser.parse(argc, argv)) return 0;
+  bool goes_on = false;
+  said_once([&] { goes_on = parser.parse(argc, argv); });
+  if (!goes_on) return 0;
   Options options;
   options.devices = devices;
   if (const std::optional<int> status = ranks.start_ranks(options)) return *status;

@@ -11,6 +11,7 @@
 #include "common/app/json_file.h"
 #include "common/app/process_stats.h"
 #include "common/app/trace.h"
+#include "common/cli/output_paths.h"
 #include "common/core/error.h"
 #include "common/core/listed.h"
 #include "common/io/json.h"
@@ -86,6 +87,15 @@ void TrainingLog::say(const std::string& line) const {
   if (prints()) fmt::print("{}\n\n", line);
 }
 
+void TrainingLog::resume(int64_t steps, int64_t epochs) {
+  steps_ = earlier_steps_ = steps;
+  if (finished()) {
+    say(fmt::format("Nothing is left to train: --max-steps is {}", options_.max_steps));
+  } else if (epochs > 0 && epochs >= options_.epochs) {
+    say(fmt::format("Nothing is left to train: --epochs is {}", options_.epochs));
+  }
+}
+
 void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
   epoch_ = epoch;
   if (epoch_seconds_.empty()) startup_seconds_ = seconds_since_start();
@@ -117,7 +127,7 @@ void TrainingLog::receive(size_t keep) {
         fail<NonFinite>(
             "step {}, {}: the loss ({}) or a gradient is not finite; the weights stayed as they "
             "were before that step and nothing was saved since; lower --lr ({}) or look at the "
-            "data",
+            "data, and at --load and --scale-lr where they are given",
             report->failed_step, who, report->loss, options_.lr);
       });
     }
@@ -215,9 +225,9 @@ void TrainingLog::finish(double flops) {
 }
 
 void TrainingLog::write_files() const {
-  const std::string suffix = prints() ? "" : fmt::format(".rank{}", ranks_.rank);
   if (!options_.trace.empty()) {
-    write_trace(options_.trace + suffix, devices_, size_t(ranks_.rank) * devices_.size());
+    write_trace(path_of_rank(options_.trace, ranks_.rank), devices_,
+                size_t(ranks_.rank) * devices_.size());
   }
   if (prints() && !options_.metrics.empty()) write_json(options_.metrics, metrics());
 }

@@ -49,8 +49,9 @@ class TrainingLog {
   /// Prints a line.
   void say(const std::string& line) const;
 
-  /// Of a run that goes on: the steps that came before.
-  void resume(int64_t steps) { steps_ = earlier_steps_ = steps; }
+  /// Of a run that goes on: the steps and whole epochs that came before. Says so where none is
+  /// left.
+  void resume(int64_t steps, int64_t epochs);
   /// At batch `first_batch` of it.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
   /// After the work of one step has been enqueued: `batch` is its number in the epoch, `size` its

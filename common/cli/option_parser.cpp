@@ -78,13 +78,25 @@ void OptionParser::add(const std::string& names, std::string& value, const std::
   refuse_empty(app_->add_option(names, value, help));
 }
 void OptionParser::add_output(const std::string& name, std::string& path, const std::string& help) {
-  add_output_folder(name, path, help);
-  check_afterwards([name, &path] { require_writable({name, path}); });
+  add_path({.option = name, .path = ""}, path, help);
+}
+void OptionParser::add_output_of_each_rank(const std::string& name, std::string& path,
+                                           const std::string& help) {
+  add_path({.option = name, .path = "", .of_each_rank = true}, path, help);
 }
 void OptionParser::add_output_folder(const std::string& name, std::string& path,
                                      const std::string& help) {
-  add(name, path, help);
-  outputs_.push_back([name, &path] { return NamedPath{name, path}; });
+  add_path({.option = name, .path = "", .is_folder = true}, path, help);
+}
+void OptionParser::add_path(const NamedPath& kind, std::string& path, const std::string& help) {
+  add(kind.option, path, help);
+  const auto named = [kind, &path] {
+    NamedPath output = kind;
+    output.path = path;
+    return output;
+  };
+  outputs_.push_back(named);
+  if (!kind.is_folder) check_afterwards([named] { require_writable(named()); });
 }
 void OptionParser::add(const std::string& names, int& value, const std::string& help,
                        Range<int> range) {

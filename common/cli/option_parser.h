@@ -36,9 +36,10 @@ class OptionParser {
   void add(const std::string& names, int& value, const std::string& help, Range<int> = {});
   void add(const std::string& names, int64_t& value, const std::string& help, Range<int64_t> = {});
   void add(const std::string& names, double& value, const std::string& help, Range<double> = {});
-  /// A file, or a folder, that will be written: refused if that could not be done, or where another
-  /// output is the same.
+  /// A file, a file of each rank (path_of_rank()), or a folder, that will be written: refused if
+  /// that could not be done, or where another output is the same.
   void add_output(const std::string& name, std::string& path, const std::string& help);
+  void add_output_of_each_rank(const std::string& name, std::string& path, const std::string& help);
   void add_output_folder(const std::string& name, std::string& path, const std::string& help);
   /// Values in one word with commas between them, or in several words.
   void add(const std::string& names, std::vector<std::string>& values, const std::string& help);
@@ -66,6 +67,7 @@ class OptionParser {
  private:
   std::unique_ptr<CLI::App> app_;
   std::vector<std::function<void()>> checks_;
+  void add_path(const NamedPath& kind, std::string& path, const std::string& help);
   std::vector<std::function<NamedPath()>> outputs_;
 };
 

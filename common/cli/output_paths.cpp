@@ -11,34 +11,68 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// The path without links and dots; as it is where the system cannot follow it.
+fs::path resolved(const fs::path& path) {
+  std::error_code error;
+  const fs::path found = fs::weakly_canonical(fs::absolute(path), error);
+  return error ? path : found;
+}
+
 /// Whether two paths lead to the same place, be there something or not.
 bool same_place(const fs::path& a, const fs::path& b) {
   std::error_code missing;
-  return fs::weakly_canonical(fs::absolute(a)) == fs::weakly_canonical(fs::absolute(b)) ||
-         fs::equivalent(a, b, missing);
+  return resolved(a) == resolved(b) || fs::equivalent(a, b, missing);
+}
+
+/// Whether `path` is what path_of_rank() makes of `file` for some rank but 0.
+bool is_of_other_rank(const NamedPath& file, const std::string& path) {
+  const size_t end = path.find_last_not_of("0123456789") + 1;
+  if (!file.of_each_rank || end == path.size()) return false;
+  const std::string begin = path_of_rank("", 1), rest = path.substr(0, end) + "1";
+  return rest.ends_with(begin) && same_place(file.path, rest.substr(0, rest.size() - begin.size()));
 }
 
 }  // namespace
+
+std::string path_of_rank(const std::string& path, int rank) {
+  return rank == 0 ? path : fmt::format("{}.rank{}", path, rank);
+}
 
 void require_writable(const NamedPath& file) {
   if (file.path.empty()) return;
   const fs::path target(file.path);
   const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
-  require(fs::is_directory(folder) && access(folder.c_str(), W_OK) == 0,
+  std::error_code error;
+  require(fs::is_directory(folder, error) && access(folder.c_str(), W_OK) == 0,
           "{} {}: the folder {} does not exist or cannot be written; create it first", file.option,
           file.path, folder.string());
-  require(!fs::exists(target) || fs::is_regular_file(target),
-          "{} {}: this exists and is not a regular file; name a file", file.option, file.path);
+  const fs::file_type found = fs::status(target, error).type();
+  if (found == fs::file_type::not_found || found == fs::file_type::regular) return;
+  require(found != fs::file_type::none, "{} {}: {}; name a file", file.option, file.path,
+          error.message());
+  fail<BadInput>("{} {}: this exists and is not a regular file; name a file", file.option,
+                 file.path);
 }
 
 void require_distinct(const std::vector<NamedPath>& paths) {
   for (size_t i = 0; i < paths.size(); ++i) {
     for (size_t j = i + 1; j < paths.size(); ++j) {
       const NamedPath &a = paths[i], &b = paths[j];
-      require(a.path.empty() || b.path.empty() || !same_place(a.path, b.path),
+      if (a.path.empty() || b.path.empty()) continue;
+      for (const auto& [folder, file] : {std::pair(a, b), std::pair(b, a)}) {
+        require(
+            !folder.is_folder || !same_place(fs::absolute(file.path).parent_path(), folder.path),
+            "{} {} lies in {} {}, where files are written and removed; name another place",
+            file.option, file.path, folder.option, folder.path);
+      }
+      require(!same_place(a.path, b.path),
               "{} {} and {} {}: these are the same file, and one would be written over the other; "
               "name two",
               a.option, a.path, b.option, b.path);
+      require(
+          !is_of_other_rank(a, b.path) && !is_of_other_rank(b, a.path),
+          "{} {} and {} {}: a further rank's file would be written over the other; name another",
+          a.option, a.path, b.option, b.path);
     }
   }
 }

@@ -1,21 +1,29 @@
 #include "common/cli/report.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <system_error>
 
 #include "common/core/error.h"
+#include "common/core/launcher_line.h"
 
 namespace lockstep {
 namespace {
 
-int report(int status, std::string text) {
+std::string on_one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+int report(int status, const std::string& text) {
   std::fflush(stdout);
-  std::fputs(fmt::format("error: {}\n", text).c_str(), stderr);  // throws nothing if it fails
+  // Throws nothing if it fails.
+  std::fputs(fmt::format("error: {}\n", on_one_line(text)).c_str(), stderr);
   std::fflush(stderr);
   return status;
 }
@@ -34,6 +42,9 @@ int report_current_exception() {
         1,
         "the system gives no more memory (see ulimit -v, or the container's limit); use a "
         "smaller batch or model, fewer devices or fewer --workers");
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(1, fmt::format("{}: {}; name another path", error.path1().string(),
+                                 error.code().message()));
   } catch (const std::system_error& error) {
     if (error.code() != std::errc::resource_unavailable_try_again) {
       return report(1, fmt::format("unexpected: {}", error.what()));
@@ -48,7 +59,17 @@ int report_current_exception() {
   }
 }
 
+void said_once(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (!say_through_launcher(on_one_line(error.what()))) throw;
+    throw SaidByAnother(error.what(), error.exit_status());
+  }
+}
+
 void report_uncaught_errors() {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write(), and told
   // Destructors, which may wait for a stream or a peer that will never come, do not run.
   std::set_terminate([] { std::_Exit(report_current_exception()); });
 }

@@ -1,11 +1,12 @@
 #pragma once
-// What a rank tells `lockstep launch`, which started it: that everybody has been told why the job
-// ends. The launcher then does not say once more which rank it was.
+// What a rank tells `lockstep launch`, which started it: why the job ends, or that everybody has
+// been told. The launcher then does not say once more which rank it was.
 
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -22,13 +23,17 @@ inline std::string launcher_line(int fd) {
   return piped ? fmt::format("{}:{}", fd, found.st_ino) : "";
 }
 
-/// Nothing where no launcher of ours listens: the descriptor may belong to something else by now,
-/// which the inode tells.
-inline void tell_launcher_all_is_said() {
-  const char* line = std::getenv(kLauncherLine);
+/// Gives a line to the launcher, which says it once, however many ranks give it; an empty one: all
+/// is said. False where no launcher of ours listens: the descriptor may belong to something else by
+/// now, which the inode tells.
+inline bool say_through_launcher(const std::string& line) {
+  const char* pipe = std::getenv(kLauncherLine);
   int fd = -1;
-  if (line == nullptr || std::sscanf(line, "%d:", &fd) != 1 || launcher_line(fd) != line) return;
-  [[maybe_unused]] const ssize_t sent = ::write(fd, "!", 1);
+  if (pipe == nullptr || std::sscanf(pipe, "%d:", &fd) != 1 || launcher_line(fd) != pipe) {
+    return false;
+  }
+  if (line.size() >= PIPE_BUF) return false;  // the kernel would mix it with other ranks' lines
+  return ::write(fd, (line + "\n").data(), line.size() + 1) > 0;
 }
 
 }  // namespace lockstep

@@ -162,11 +162,11 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
 
   Metadata metadata;
   std::vector<Entry> entries;
-  for (const auto& [name, value] : header.items()) {
-    if (name == kMetadataKey) {
-      metadata = parse_metadata(value, what);
+  for (const auto& item : header.items()) {
+    if (item.key() == kMetadataKey) {
+      metadata = parse_metadata(item.value(), what);
     } else {
-      about(what, name, [&] { entries.push_back(parse_entry(name, value)); });
+      about(what, item.key(), [&] { entries.push_back(parse_entry(item.key(), item.value())); });
     }
   }
   // The third key gives empty tensors at the same place a fixed order.

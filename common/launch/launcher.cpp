@@ -7,10 +7,12 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 
 #include "common/core/error.h"
 #include "common/core/launcher_line.h"
@@ -128,7 +130,7 @@ int Launch::run() {
   return 0;
 }
 
-/// The pipe on which ranks tell that all is said.
+/// The pipe on which ranks tell why the job ends, or that all is said (core/launcher_line.h).
 struct Line {
   Line() {
     std::array<int, 2> ends{-1, -1};
@@ -136,9 +138,19 @@ struct Line {
     from_ranks = Descriptor(ends[0]);
     of_ranks = Descriptor(ends[1]);
   }
-  bool used() const {
-    char said = 0;
-    return ::read(from_ranks.get(), &said, 1) == 1;
+  /// Each line once, in the order in which they came.
+  std::vector<std::string> lines() const {
+    std::string all;
+    std::array<char, PIPE_BUF> some{};
+    for (ssize_t size = 0; (size = ::read(from_ranks.get(), some.data(), some.size())) > 0;) {
+      all.append(some.data(), size_t(size));
+    }
+    std::vector<std::string> found;
+    std::istringstream text(all);
+    for (std::string line; std::getline(text, line);) {
+      if (std::ranges::find(found, line) == found.end()) found.push_back(line);
+    }
+    return found;
   }
   Descriptor from_ranks, of_ranks;
 };
@@ -163,7 +175,11 @@ std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   if (cause && cause->may_be_answer()) cause = ranks.stopped().value_or(*cause);
   if (cause || interruptions_ > 0) stop(ranks, cause ? SIGTERM : interrupted_by_);
   relay_.close();
-  said_ = line.used();
+  const std::vector<std::string> told = line.lines();
+  for (const std::string& text : told) {
+    if (!text.empty()) relay_.say("error: " + text);
+  }
+  said_ = !told.empty();
   return cause;
 }
 

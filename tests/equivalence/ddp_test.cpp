@@ -188,6 +188,8 @@ TEST_CASE("Rank 0 alone speaks and writes", "[equivalence][ddp][row90]") {
   CHECK(lines == 5);
   CHECK(tests == 1);
   CHECK(run.out.find("2 ranks over ") != std::string::npos);
+  const std::string uneven = train_ranks(3, steps_of(13) + Options{"--max-steps", "1"}).out;
+  CHECK(uneven.find(": global batch 13 = 3 x at most 5 samples; ") != std::string::npos);
 }
 
 }  // namespace

@@ -211,6 +211,13 @@ TEST_CASE("Several stages may share a device", "[equivalence][pipeline]") {
   CHECK((shared.file == train_split(3, fifty_steps()).file));
 }
 
+TEST_CASE("A network split inside its layers is evaluated as the one that is saved",
+          "[equivalence][tensorsplit]") {
+  const Options model{"--data", "synthetic:48:50", "--workers", "0",        "--batch-size",
+                      "12",     "--model",         "seed-bn",   "--dropout"};
+  check_evaluated_as_saved(train_split(2, model + Options{"--tensor-split", "auto"}), model);
+}
+
 TEST_CASE("What a network in pieces saves, any other stage loads", "[equivalence][row57]") {
   const TempDir folder;
   const Options steps = fifty_steps() + Options{"--save", folder / "pieces"};

@@ -45,11 +45,19 @@ inline void check_evaluated_as_saved(const Outcome& found, const Options& option
   CHECK(found.metrics.at("accuracy").back() == saved.at("accuracy").back());
 }
 
+/// How many samples a run trained on, by its figures.
+inline double samples_of(const Outcome& run) {
+  double seconds = 0;
+  for (const double epoch : run.metrics.at("epoch_seconds")) seconds += epoch;
+  return seconds * run.metrics.at("samples_per_second").get<double>();
+}
+
 /// The same weights, losses and work.
 inline void check_equal(const Outcome& found, const Outcome& expected, double tolerance) {
   CHECK(relative_l2(found.state, expected.state) <= tolerance);
   CHECK(largest(difference(found.losses(), expected.losses())) <= 100 * tolerance);
   CHECK(found.metrics.at("training_flops") == expected.metrics.at("training_flops"));
+  CHECK(samples_of(found) == Approx(samples_of(expected)));
 }
 
 }  // namespace lockstep::testing

@@ -27,6 +27,7 @@ void check_synchronised(const Options& options, const std::vector<int>& numbers_
       CHECK(std::abs(several.losses()[step] - single.losses()[step]) <= (kDouble ? 1e-10 : 1e-4));
     }
     if (kDouble) check_equal(several, single, 1e-10);
+    CHECK(samples_of(several) == Approx(samples_of(single)));
     CHECK((several.metrics.at("batch_norm").at("seconds_per_step").get<double>() > 0) ==
           (ranks > 1));
   }

@@ -48,6 +48,14 @@ TEST_CASE("A batch may be taken in as many micro-batches as the option allows",
       /*traced=*/true);
 }
 
+TEST_CASE("A short batch that is left out has no say in the number of micro-batches",
+          "[faults][counts][pipeline]") {
+  one_step(
+      "03-model-split",
+      {"--data", "synthetic:66:10", "--batch-size", "32", "--micro-batches", "4", "--drop-last"},
+      /*traced=*/false);
+}
+
 TEST_CASE("A step may have as many contributions as the option allows", "[faults][counts][ddp]") {
   const Words words{"--data", "synthetic:2048:10", "--batch-size", "2048", "--accumulate", "1024"};
   for (const bool traced : {false, true}) one_step("04-ddp", words, traced);

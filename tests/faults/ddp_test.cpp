@@ -62,6 +62,10 @@ TEST_CASE("Every launcher leads to the same weights", "[faults][ddp]") {
                     {"sh", "-c", script, "sh", ddp(), "--world-size", "2", "--local-rank", "0",
                      "--init-method", fmt::format("tcp://127.0.0.1:{}", free_port())},
                     "by-hand") == expected));
+  // Without a launcher the program starts itself, whatever it was called by.
+  CHECK((weights_of(jobs,
+                    {"bash", "-c", "exec -a renamed \"$@\"", "bash", ddp(), "--devices", cpus(2)},
+                    "renamed") == expected));
 }
 
 TEST_CASE("Under mpirun the weights are those of our launcher", "[faults][ddp][mpirun]") {
@@ -328,6 +332,8 @@ TEST_CASE("What all ranks find, or one of them, is said once", "[faults][ddp]") 
       check_said_once(jobs, bare + Words{"--data", "nothing"},
                       "--data: unknown data set 'nothing'");
       check_said_once(jobs, bare + Words{"--data-dir", nowhere}, "fashion-mnist: no file");
+      check_said_once(jobs, bare + Words{"--epochs", "x"}, "--epochs: 'x'");
+      check_said_once(jobs, bare + Words{"--backend", "x"}, "--backend: Invalid backend: 'x'");
       const Words ranks = bare + Words{"--data", "synthetic:120:10"};
       check_said_once(jobs, ranks + Words{"--load", nowhere}, "cannot open " + nowhere);
       check_said_once(jobs, ranks + Words{"--load", jobs / "short"},
@@ -345,6 +351,10 @@ TEST_CASE("What all ranks find, or one of them, is said once", "[faults][ddp]") 
   for (const std::string output : {"--save", "--metrics", "--trace"}) {
     check_said_once(jobs, Words{ddp(), output, "/proc/no"} + kFewSteps, "cannot save /proc/no");
   }
+  check_said_once(jobs, three + Words{stage_binary("01-single-gpu")},
+                  "01-single-gpu is one process");
+  check_said_once(jobs, three + Words{testing::build_dir() + "/04-ddp/message-sizes", "--bogus"},
+                  "The following argument was not expected: --bogus");
   // One rank alone: it says which it is.
   const std::string script =
       "test $RANK = 1 && set -- \"$@\" --data-dir \"$DIR/nowhere\"; exec \"$@\"";

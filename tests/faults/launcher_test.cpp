@@ -53,7 +53,7 @@ TEST_CASE("Ranks of one node get torchrun's variables and a free port", "[faults
   for (const Words& options : {Words{}, Words{"--standalone"}}) {
     CHECK(jobs.run(options + Words{"--nproc-per-node=2", "--max-restarts", "3"},
                    "env >\"$DIR/env.$RANK\"; read x && exit 3; exit 0",
-                   {"sh", "-c", "echo typed | env RANK=7 \"$@\"", "sh"})
+                   {"sh", "-c", "echo typed | env RANK=7 RANKING=mine \"$@\"", "sh"})
               .status == 0);
     auto first = variables(jobs.text("env.0")), second = variables(jobs.text("env.1"));
     for (const std::string name : {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}) {
@@ -67,6 +67,7 @@ TEST_CASE("Ranks of one node get torchrun's variables and a free port", "[faults
     CHECK((first["WORLD_SIZE"] == "2" && first["LOCAL_WORLD_SIZE"] == "2"));
     CHECK((first["GROUP_RANK"] == "0" && first["TORCHELASTIC_RESTART_COUNT"] == "0"));
     CHECK(first["TORCHELASTIC_MAX_RESTARTS"] == "3");
+    CHECK(first["RANKING"] == "mine");  // nobody's but the user's
   }
 }
 
@@ -583,6 +584,8 @@ TEST_CASE("Redirected output lies in a file per rank and restart", "[faults][lau
   }
   const std::filesystem::directory_iterator folder(jobs / "new/logs");
   CHECK(size_t(std::distance(folder, {})) == files);
+  jobs.run({"--redirect", jobs / "new/logs"}, "echo new");
+  CHECK(jobs.text("new/logs/rank_0.out") == "new\n");  // nothing is left of the longer one
 }
 
 // --- What cannot be started ----------------------------------------------------------------------

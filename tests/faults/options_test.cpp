@@ -110,6 +110,18 @@ TEST_CASE("An option that the network has no use for is refused, not ignored", "
                       {"--dropout", "resnet18"});
 }
 
+TEST_CASE("Output that the system cannot find its way to is refused by option", "[faults]") {
+  const TempDir folder;
+  std::filesystem::create_symlink(folder / "loop", folder / "loop");
+  const std::string loop = folder / "loop", longest(300, 'x');
+  for (const std::string option : {"--metrics", "--save", "--trace"}) {
+    check_error_line(run_stage01(kSmall + Words{option, loop}, kDeadline),
+                     {option + " " + loop, "symbolic links"});
+    check_error_line(run_stage01(kSmall + Words{option, longest}, kDeadline),
+                     {option + " x", "too long"});
+  }
+}
+
 TEST_CASE("Output that is no regular file is refused, not replaced", "[faults]") {
   for (const std::string option : {"--metrics", "--save", "--trace"}) {
     const ProcessResult run = run_stage01(kSmall + Words{option, "/dev/null"}, kDeadline);
@@ -159,6 +171,12 @@ TEST_CASE("A text is not empty", "[faults][options]") {
                     kDeadline),
         {option, "empty"});
   }
+  for (const std::string option : {"--split", "--schedule", "--tensor-split"}) {
+    INFO(option);
+    check_error_line(
+        run_process(Words{stage_binary("03-model-split")} + kSmall + Words{option, ""}, kDeadline),
+        {option, "empty"});
+  }
 }
 
 TEST_CASE("Two outputs are not one file, whatever name it has", "[faults][options]") {
@@ -190,6 +208,97 @@ TEST_CASE("Two outputs are not one file, whatever name it has", "[faults][option
   check("01-single-gpu", "--load", folder / "old", "--metrics", folder / "soft");
   check("01-single-gpu", "--load", folder / "old", "--trace", folder / "old");
   CHECK(folder.names() == names);
+}
+
+TEST_CASE("No output lies among the checkpoints, which come and go", "[faults][options]") {
+  const TempDir folder;
+  std::filesystem::create_directory(folder / "checkpoints");
+  std::filesystem::create_symlink(folder / "checkpoints", folder / "link");
+  for (const std::string option : {"--save", "--metrics", "--trace"}) {
+    for (const std::string place : {"checkpoints", "link", "checkpoints/../link"}) {
+      const std::string path = folder / place / "step-000000010.safetensors";
+      check_error_line(
+          run_process(Words{stage_binary("05-syncbn-checkpoint")} + kSmall +
+                          Words{"--checkpoint-dir", folder / "checkpoints", option, path},
+                      kDeadline),
+          {option + " " + path, "lies in --checkpoint-dir", "name another"});
+    }
+  }
+}
+
+TEST_CASE("A file that may not grow is an error of its option, and nothing stays of it",
+          "[faults][options]") {
+  const TempDir folder;
+  for (const std::string stage : {"01-single-gpu", "05-syncbn-checkpoint"}) {
+    const ProcessResult run =
+        run_process(Words{"bash", "-c", "ulimit -f 1; exec \"$@\"", "sh", stage_binary(stage)} +
+                        kSmall + Words{"--max-steps", "1", "--save", folder / "w"},
+                    kDeadline);
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring("error: cannot save") && ContainsSubstring("too large"));
+  }
+  CHECK(folder.names() == Words{});
+}
+
+TEST_CASE("Statistics of which each rank has its own are not half saved", "[faults][options]") {
+  const TempDir folder;
+  const Words each = {"--no-sync-bn", "--no-broadcast-buffers"};
+  const Words checkpoints{"--checkpoint-dir", folder / "c"}, resumed{"--resume", folder / "c"};
+  for (const Words& use : {checkpoints, resumed}) {
+    check_error_line(
+        run_process(Words{stage_binary("05-syncbn-checkpoint")} + kSmall + each + use, kDeadline),
+        {each[0], each[1], "leave out one of them"});
+  }
+  CHECK(folder.names() == Words{});
+}
+
+TEST_CASE("No output has the name of another rank's", "[faults][options]") {
+  const TempDir folder;
+  const std::string trace = folder / "t";
+  for (const std::string option : {"--save", "--metrics", "--checkpoint-dir"}) {
+    for (const std::string other : {"t.rank1", "./t.rank12"}) {
+      const std::string path = folder / other;
+      check_error_line(run_process(Words{stage_binary("05-syncbn-checkpoint")} + kSmall +
+                                       Words{"--trace", trace, option, path},
+                                   kDeadline),
+                       {"--trace " + trace, option + " " + path, "a further rank's file"});
+    }
+  }
+  CHECK(folder.names() == Words{});
+  for (const std::string other : {"t.rank", "t.rank1x", "trank1", "u.rank1", "1"}) {
+    INFO(other);
+    CHECK(
+        run_stage01(kSmall + Words{"--max-steps", "1", "--trace", trace, "--save", folder / other},
+                    kDeadline)
+            .status == 0);
+  }
+}
+
+TEST_CASE("A stage of one process refuses to be several", "[faults][options]") {
+  const auto started = [](const Words& variables, const std::string& stage, const Words& options) {
+    return run_process(Words{"env"} + variables + Words{stage_binary(stage)} + kSmall + options,
+                       kDeadline);
+  };
+  const TempDir folder;
+  const Words saves{"--save", folder / "w"};
+  for (const std::string stage : {"01-single-gpu", "02-dataparallel", "03-model-split"}) {
+    for (const auto& [variables, named] : std::vector<std::pair<Words, std::string>>{
+             {{"RANK=1", "WORLD_SIZE=2"}, "WORLD_SIZE=2"},
+             {{"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=3"}, "OMPI_COMM_WORLD_SIZE=3"},
+             {{"PMI_RANK=0", "PMI_SIZE=2"}, "PMI_SIZE=2"},
+             {{"FLUX_TASK_RANK=0"}, "FLUX_TASK_RANK=0"}}) {
+      check_error_line(started(variables, stage, saves), {stage + " is one process", named});
+    }
+  }
+  CHECK(folder.names() == Words{});
+  const Words last{"--max-steps", "1"};
+  for (const Words& alone : std::vector<Words>{{"RANK=0", "WORLD_SIZE=1"},
+                                               {"MASTER_ADDR=host", "MASTER_PORT=1"},
+                                               {"WORLD_SIZE=2"},
+                                               {"SLURM_PROCID=0", "SLURM_NTASKS=2"}}) {
+    CHECK(started(alone, "01-single-gpu", last).status == 0);
+  }
 }
 
 }  // namespace

@@ -29,11 +29,12 @@ const Words kRun{
     "0",      "--log-interval",   "1000"};
 
 /// A run of stage 05 that must end well.
-void train(const Jobs& jobs, const Words& options) {
+ProcessResult train(const Jobs& jobs, const Words& options) {
   const ProcessResult run = jobs.run_words(Words{stage05()} + kRun + options);
   INFO(story(run));
   REQUIRE(run.status == 0);
   CHECK(jobs.processes() == Words{});
+  return run;
 }
 
 /// Steps of the newest checkpoint that can be read; 0 without one. `path`, if given, becomes its.
@@ -58,12 +59,29 @@ TEST_CASE("A run that goes on ends with the bytes of one that never stopped",
     train(jobs, resumed + Words{"--epochs", "4", "--save", jobs / "resumed"});
     INFO(ranks << " ranks");
     CHECK((jobs.text("resumed") == jobs.text("straight")));
-    // There is nothing left to do: the same weights, and nothing new in the folder.
+    // There is nothing left to do: the same weights, evaluated, and nothing new in the folder.
     const Words files = saved.names();
-    train(jobs, resumed + Words{"--epochs", "4", "--save", jobs / "again"});
+    const ProcessResult again = train(
+        jobs,
+        resumed + Words{"--epochs", "4", "--save", jobs / "again", "--metrics", jobs / "metrics"});
+    CHECK_THAT(again.out, ContainsSubstring("Nothing is left to train: --epochs is 4"));
+    CHECK(read_json(jobs / "metrics").at("accuracy").size() == 1);
     CHECK((jobs.text("again") == jobs.text("straight")));
     CHECK(saved.names() == files);
   }
+}
+
+TEST_CASE("Two runs do not save to one directory at a time", "[faults][checkpoint]") {
+  const Jobs jobs;
+  std::filesystem::create_directory(jobs / "saved");
+  const Words run = Words{stage05()} + kRun + Words{"--max-steps",  "2",         "--checkpoint-dir",
+                                                    jobs / "saved", "--devices", cpus(2)};
+  const ProcessResult second = jobs.run_words(Words{"flock", jobs / "saved"} + run);
+  INFO(story(second));
+  CHECK(second.status == 1);
+  CHECK_THAT(second.err, ContainsSubstring("another run saves to it; wait"));
+  CHECK(std::filesystem::is_empty(jobs / "saved"));
+  CHECK(jobs.run_words(run).status == 0);  // nobody has the lock any more
 }
 
 TEST_CASE("A checkpoint names the next step's learning rate and the best accuracy so far",

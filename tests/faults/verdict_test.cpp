@@ -191,11 +191,13 @@ std::vector<Options> changed_options(const TempDir& folder) {
 TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {
   const TempDir folder;
   const StageInfo stage{.name = "01-test", .summary = "-"};
+  const StageInfo other{.name = "05-test", .summary = "-", .order = "sampler", .model = "seed-bn"};
   const nlohmann::json defaults = all_of(Options());
   std::set<std::string> changed, shown;
   for (const Options& options : changed_options(folder)) {
     INFO(fmt::format("{}", fmt::join(options.arguments(), " ")));
     CHECK(parse(stage, options.arguments()).options == options);
+    CHECK(parse(other, options.arguments()).options == options);  // not its own defaults
     const nlohmann::json values = all_of(options);
     for (const auto& [key, value] : values.items()) {
       const std::string name = "--" + std::regex_replace(key, std::regex("_"), "-");
@@ -285,6 +287,10 @@ if fault.startswith("hang"):
     time.sleep(600)
 if fault == "nothing":
     sys.exit(0)
+if fault == "leave":
+    left = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with open(os.environ["RECORD"] + ".left", "w") as file:
+        file.write(str(left.pid))
 emulated = ["--emulate", "chunk:2"] if fault == "two-devices" else []
 status = subprocess.call([os.environ["STAGE01"], *words, *emulated])
 if fault == "two-devices" and value("--metrics"):
@@ -577,6 +583,12 @@ TEST_CASE("A signal goes on to the child, and then ends the run", "[verdict]") {
     CHECK_FALSE(keeps_running(read_file(stages / "record.hangs")));
     CHECK(stages.left_nothing());
   }
+}
+
+TEST_CASE("What a child leaves running ends with it", "[verdict]") {
+  const Stages stages;
+  CHECK(stages.run({}, "leave").status == 0);
+  CHECK_FALSE(keeps_running(read_file(stages / "record.left")));
 }
 
 TEST_CASE("A child does not outlive a killed parent", "[verdict]") {

@@ -406,7 +406,9 @@ TEST_CASE("A rank on a GPU that is killed ends the others", "[cuda][stage][ddp][
   // The launcher's children are its keeper and two ranks; the last one is a rank.
   const Words kills{"sh", "-c",
                     "\"$@\" & children=/proc/$!/task/$!/children; "
-                    "until [ $(wc -w < $children) -eq 3 ]; do sleep 0.1; done; sleep 1; "
+                    "for look in $(seq 600); do "
+                    "  [ $(wc -w < $children) -eq 3 ] && break; sleep 0.1; "
+                    "done; sleep 1; "
                     "for rank in $(cat $children); do :; done; kill -9 $rank; wait $!",
                     "sh"};
   const ProcessResult run = run_process(

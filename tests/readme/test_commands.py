@@ -206,7 +206,8 @@ class TestCommands(unittest.TestCase):
             self.sandboxes[readme] = Sandbox()
         done = self.sandboxes[readme].run("".join(line + "\n" for line in before) + command)
         story = f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        self.assertNotRegex(done.stderr, r"not expected|expected one of|No such file|command not found", story)
+        self.assertNotRegex(done.stderr, r"not expected|expected one of|No such file|command not found",
+                            story)
         if not may_fail(command):
             self.assertEqual(0, done.returncode, story)
 

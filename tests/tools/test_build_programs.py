@@ -142,19 +142,36 @@ class TestRunning(Folder):
                               env={**os.environ, "NINJA_STATUS": "%p "}, capture_output=True, text=True)
         self.assertIn("[1/1] Compiling", done.stdout, done.stderr)
 
-    def test_an_interrupted_build_leaves_no_compiler(self):
+    def interrupt(self, popen=""):
+        """Status of a build that gets SIGTERM when its compiler runs, and the compiler's number."""
         self.graph([])
         pid = self.folder / "pid"
-        program = ("import signal, sys; sys.path.insert(0, sys.argv[1]); import ninja_progress\n"
-                   "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        program = ("import sys; sys.path.insert(0, sys.argv[1])\n"
+                   "import child_signals, ninja_progress, os, pathlib, signal, subprocess, time\n"
+                   f"{popen}child_signals.end_by_exception()\n"
                    "ninja_progress.run_ninja(sys.argv[2], ['endless'], 1)\n")
         process = start(self, sys.executable, "-c", program, ROOT / "tools", self.folder)
+        self.addCleanup(lambda: gone(int(pid.read_text())) or os.kill(int(pid.read_text()), 9))
         begin = time.monotonic()
         while not (pid.is_file() and pid.read_text()) and time.monotonic() - begin < 30:
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        self.assertEqual(process.wait(30), 143)
-        self.assertTrue(gone(int(pid.read_text())))
+        return process.wait(30), int(pid.read_text())
+
+    def test_an_interrupted_build_leaves_no_compiler(self):
+        status, compiler = self.interrupt()
+        self.assertEqual(status, 143)
+        self.assertTrue(gone(compiler))
+
+    def test_nor_does_one_that_is_interrupted_while_it_starts_ninja(self):
+        status, compiler = self.interrupt(
+            "class Slow(subprocess.Popen):\n"
+            "    def __init__(self, *words, **options):\n"
+            "        super().__init__(*words, **options)\n"
+            "        if '-n' not in words[0]: time.sleep(1)\n"  # the compiler runs, and the signal comes
+            "subprocess.Popen = Slow\n")
+        self.assertEqual(status, 143)
+        self.assertTrue(gone(compiler))
 
 
 class TestLines(unittest.TestCase):

@@ -125,8 +125,8 @@ class TestConfigure(unittest.TestCase):
         self.assertEqual(0, status, output)
         self.assertRegex(output, r"GPU backend *: CUDA \d+\.\d+, for 90\n")
         for library in ("cudart", "cublas", "cudnn", "nccl"):
-            linked = rf"lib{library}\.so\.\d+ => {roots}/" if FULL else rf"{roots}/\w+/lib/lib{library}\.so\.\d"
-            self.assertRegex(output, linked)
+            self.assertRegex(output, rf"lib{library}\.so\.\d+ => {roots}/" if FULL else
+                             rf"{roots}/\w+/lib/lib{library}\.so\.\d")
 
     @unittest.skipUnless(FULL, "takes minutes: every source is compiled by itself")
     def test_every_source_includes_what_it_needs(self):

@@ -33,6 +33,14 @@ class TestCudaModel(unittest.TestCase):
         if error := install_cuda_model(cls.prefix, ROOT):
             raise RuntimeError(error)
 
+    def test_what_has_not_changed_is_not_installed_again(self):
+        def installed():
+            return {path: path.stat().st_mtime_ns for path in (self.prefix / "lib").iterdir()}
+
+        before = installed()
+        self.assertEqual("", install_cuda_model(self.prefix, ROOT))
+        self.assertEqual(before, installed())
+
     def nvcc(self, *arguments):
         return run(self.prefix / "bin/nvcc", *arguments)
 

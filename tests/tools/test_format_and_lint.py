@@ -81,7 +81,7 @@ class TestFormat(SmallTree):
         for name in ("common", "nothing.cpp", "tools/format.py"):
             done = self.call("format.py", name)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
-            self.assertIn(f"format: {name} is no source", done.stderr)
+            self.assertIn(f"format: '{name}' is no source", done.stderr)
 
     @unittest.skipUnless("LOCKSTEP_FULL" in os.environ, "only with --full: the layout of all sources")
     def test_this_tree_is_laid_out(self):
@@ -131,7 +131,7 @@ exit 1
         for name in ("tests/unit/t.cpp", "common/a.h", "common/none.cpp"):
             done = self.call("lint.py", name)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
-            self.assertIn(f"{name} is no source of the product", done.stderr)
+            self.assertIn(f"'{name}' is no source of the product", done.stderr)
 
     def test_without_findings_the_status_is_0(self):
         self.write(self.bin / "clang-tidy", "#!/bin/sh\nexit 0\n")

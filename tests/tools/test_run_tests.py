@@ -137,7 +137,8 @@ class TestCounting(FakeExecutables):
     def test_a_signal_ends_the_run_and_what_it_started(self):
         mark = self.root / "marked"
         program = ("import sys, run_tests\nfrom pathlib import Path\n"
-                   "from child_signals import end_by_exception\nfrom suites import Build, Row\nend_by_exception()\n"
+                   "from child_signals import end_by_exception\nfrom suites import Build, Row\n"
+                   "end_by_exception()\n"
                    "row = Row('unit', frozenset(['unit']), ('sh', '-c', sys.argv[2]))\n"
                    "run_tests.configure = lambda *_: ''\n"
                    "run_tests.read_rows = lambda _: [row] * 9\n"
@@ -438,6 +439,7 @@ class TestProcessEnds(unittest.TestCase):
         self.assertEqual(run_tests.how_it_ended(-signal.SIGBUS), "killed by SIGBUS")
         self.assertEqual(run_tests.how_it_ended(3), "exited with status 3")
         self.assertEqual(run_tests.how_it_ended(0), "")
+        self.assertEqual(run_tests.how_it_ended(77), "")
 
 
 class TestPythonRecords(unittest.TestCase):
@@ -469,6 +471,14 @@ class Broken(unittest.TestCase):
         self.assertEqual(statuses.pop("Broken)"), "failed")
         self.assertEqual(statuses, {"test_good": "passed", "test_bad": "failed",
                                     "test_not": "skipped", "test_sub": "failed"})
+
+    def test_skips_alone_are_not_a_pass(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "test_sample.py").write_text(self.CASES)
+            for name, status in (("test_not", 77), ("test_good", 0)):
+                done = subprocess.run([sys.executable, str(ROOT / "tools/run_python_tests.py"), folder,
+                                       "-k", name], env={}, capture_output=True)
+                self.assertEqual(done.returncode, status, done.stderr)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class TestArguments(unittest.TestCase):
             done = call(*words)
             self.assertEqual((done.returncode, done.stdout), (2, ""), words)
         self.assertIn("'../etc' names no release", call("../etc").stderr)
+        self.assertIn("which release? Give its NAME", call().stderr)
 
     def test_without_root_one_line_and_status_77(self):
         tool, errors = load_tool(), io.StringIO()

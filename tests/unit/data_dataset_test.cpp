@@ -63,6 +63,10 @@ TEST_CASE("--data-dir comes before LOCKSTEP_DATA, which comes before ./data", "[
   const ScopedDirectory work(dir / "work");
   const ScopedEnvironment unset("LOCKSTEP_DATA", std::nullopt);
   CHECK(load_dataset("mnist").train.count() == 13);
+  // What a shell leaves of a variable that was not set is no folder, and not this one.
+  write_mnist(dir / "work", 14, 3);
+  const ScopedEnvironment nameless("LOCKSTEP_DATA", "");
+  CHECK(load_dataset("mnist").train.count() == 13);
   const ScopedEnvironment set("LOCKSTEP_DATA", (dir / "environment").string());
   CHECK(load_dataset("mnist").train.count() == 12);
   CHECK(load_dataset("mnist", (dir / "option").string()).train.count() == 11);

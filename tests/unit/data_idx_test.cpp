@@ -61,6 +61,15 @@ TEST_CASE("A good IDX pair is read byte for byte, plain and gzip", "[idx][row1]"
   }
 }
 
+TEST_CASE("A gzip IDX file may be as small as deflate makes one", "[idx][row1]") {
+  const TempDir dir;
+  const Bytes black(size_t{2000} * 784);
+  testing::write_file(dir / "images.gz",
+                      testing::gzip(testing::idx_bytes(2051, {2000, 28, 28}, black)));
+  CHECK(std::filesystem::file_size(dir / "images.gz") < black.size() / 900);
+  CHECK((read_idx_images(dir / "images.gz").pixels == black));
+}
+
 TEST_CASE("A wrong magic number is refused with the one found and the one expected",
           "[idx][row2]") {
   const TempDir dir;

@@ -305,6 +305,7 @@ TEST_CASE("Gradients through residual blocks, with and without a convolution in 
           "[gradients][row11]") {
   check_smooth<Residual>({2, 5, 5, 3}, 3, 3, 1);
   check_smooth<Residual>({2, 6, 5, 2}, 2, 3, 2);
+  check_smooth<Residual>({2, 6, 5, 3}, 3, 3, 2);
   check_smooth<Residual>({2, 4, 4, 2}, 2, 3, 1);
 }
 

@@ -711,6 +711,10 @@ TEST_CASE("Of no rows there are statistics, and they leave no trace", "[kernels]
   d.kernels().batch_norm_prepare(d.stream, statistics, Real(kEps), Real(0.1), mean, var, norm);
   const Real scale = 1 / std::sqrt(Real(kEps));
   CHECK(norm.to_host() == Values{0, 0, scale, scale, 0});
+  // A single one has a mean, but no unbiased variance: nothing is remembered of it.
+  d.kernels().batch_norm_prepare(d.stream, d.put({5}, {7, 8, 0, 0, 1}), Real(kEps), Real(0.1), mean,
+                                 var, norm);
+  CHECK(norm.to_host() == Values{7, 8, scale, scale, 1});
   CHECK(mean.to_host() == Values{3, 4});
   CHECK(var.to_host() == Values{5, 6});
 }
@@ -1015,6 +1019,10 @@ TEST_CASE("Gradients are clipped together, as torch.nn.utils.clip_grad_norm_ doe
       CHECK(relative_error(x.to_host(), expected) <= testing::kTolerance);
     }
   }
+  // PyTorch takes the length for 1e-6 more, which shows where that is not little.
+  const Tensor tiny = d.put({2}, {Real(3e-6), Real(4e-6)});
+  d.kernels().clip_norm(d.stream, Real(1e-6), tiny, d.filled({2}, 0));
+  CHECK(relative_error(tiny.to_host(), Doubles{3e-6 / 6, 4e-6 / 6}) <= testing::kTolerance);
   const Tensor spoilt = d.put({3}, {1, kNaN, 2});
   d.kernels().clip_norm(d.stream, 1, spoilt, d.filled({2}, 0));
   for (const Real value : spoilt.to_host()) CHECK(std::isnan(value));  // the watch will see it

@@ -20,6 +20,7 @@
 #include "tests/support/free_port.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
+#include "tests/support/tcp_stores.h"
 
 namespace lockstep {
 namespace {
@@ -191,6 +192,14 @@ TEST_CASE("Rank 0, which hosts the store, leaves last", "[group][tsan]") {
     group.store().set("word of " + std::to_string(group.rank()), "last");
   });
   CHECK(errors == Texts(3));
+}
+
+TEST_CASE("Rank 0 knows whom it has waited for in vain", "[group]") {
+  const testing::Stores stores(4);
+  CHECK(let_host_go_last(stores[2], "read", kLong) == std::vector<int>{});
+  CHECK(let_host_go_last(stores[0], "read", 0.05, {3}) == std::vector<int>{1});
+  CHECK(let_host_go_last(stores[1], "read", kLong) == std::vector<int>{});
+  CHECK(let_host_go_last(stores[0], "read", kLong, {3}) == std::vector<int>{});
 }
 
 TEST_CASE("Ranks may leave right behind their last collective", "[group][gloo][ring]") {

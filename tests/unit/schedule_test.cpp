@@ -144,6 +144,9 @@ TEST_CASE("The timetable is drawn to scale", "[schedule]") {
         "stage 0  F0 .  .  .  B0---\n"
         "stage 1  .  F0 B0--- .  .\n"
         "bubble 50.0 % of the time, (p-1)/(m+p-1) = 50.0 %; live activations 1 1\n");
+  // As wide as the largest number needs: of ten micro-batches that is 9.
+  CHECK_THAT(draw(ScheduleKind::gpipe, 1, 10), ContainsSubstring(" F8 F9 B0--- B1--- "));
+  CHECK_THAT(draw(ScheduleKind::gpipe, 1, 11), ContainsSubstring(" F9  F10 B0----- B1----- "));
 }
 
 TEST_CASE("Schedules that cannot be are refused", "[schedule]") {

@@ -2,11 +2,7 @@
 
 #include "common/app/training_log.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <chrono>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <thread>
@@ -15,6 +11,7 @@
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"
+#include "tests/support/captured_output.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/json.h"
@@ -25,30 +22,10 @@ namespace {
 
 using Catch::Matchers::ContainsSubstring;
 using nlohmann::json;
+using testing::CapturedOutput;
 using testing::message_of;
 using testing::read_json;
 using testing::TempDir;
-
-/// What this process prints while it lives, in a file. No assertions meanwhile: they print, too.
-class CapturedOutput {
- public:
-  explicit CapturedOutput(const std::filesystem::path& file) : before_(::dup(STDOUT_FILENO)) {
-    std::fflush(stdout);
-    const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    ::dup2(fd, STDOUT_FILENO);
-    ::close(fd);
-  }
-  ~CapturedOutput() {
-    std::fflush(stdout);
-    ::dup2(before_, STDOUT_FILENO);
-    ::close(before_);
-  }
-  CapturedOutput(const CapturedOutput&) = delete;
-  CapturedOutput& operator=(const CapturedOutput&) = delete;
-
- private:
-  int before_;
-};
 
 /// All three ranks' answers: rank 1 has twice rank 0's figures, on a device of another name, and
 /// the largest process; rank 2 has nothing.
@@ -95,7 +72,7 @@ struct Told {
       const CapturedOutput output(folder / "output");
       TrainingLog log("a stage", options, stream, {device.get()}, 20, {0, with_other_ranks, {}});
       log.start(train, test, 1234);
-      log.resume(3);
+      log.resume(3, 0);
       const auto step = [&](int64_t batch, int64_t size, Real value) {
         testing::enqueue(stream, [] { std::this_thread::sleep_for(kStep); });
         stream.kernels().fill(stream, value, loss);
@@ -250,6 +227,23 @@ TEST_CASE("Beside rank 0 a rank writes a trace alone, whose devices have numbers
                                     {"process_name", 7, 0, "cpu:1"},
                                     {"thread_name", 7, 0, "other"},
                                     {"thread_name", 7, 1, "communication"}});
+}
+
+TEST_CASE("Where nothing was trained, the peak of memory is that of the whole run", "[log]") {
+  const TempDir folder;
+  const auto device = open_device({DeviceId::Kind::cpu, 0}, {});
+  const Stream stream = device->create_stream("compute");
+  Tensor::empty(stream, {1000});
+  Options options;
+  options.metrics = folder / "metrics";
+  {
+    const CapturedOutput output(folder / "output");
+    TrainingLog log("a stage", options, stream, {device.get()}, 20);
+    log.evaluated({.loss = 0.75, .correct = 3, .samples = 8});
+    log.finish(0);
+  }
+  const int64_t peak = read_json(folder / "metrics").at("peak_memory_bytes").at(0);
+  CHECK(peak >= 1000 * int64_t{sizeof(Real)});
 }
 
 TEST_CASE("A step that failed is told by its number, on the rank whose loss it was", "[log]") {

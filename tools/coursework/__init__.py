@@ -5,9 +5,9 @@ build in which both solutions and students' work are compiled, `solutions` the p
 `verdict` what one task's tests say. tools/exercise.py and tools/grade.py are the commands.
 """
 
-
-import signal
 import sys
+
+from child_signals import end_by_exception
 
 SOLUTIONS = "solutions"  # the folder of a student's tree with the prebuilt objects
 
@@ -16,14 +16,9 @@ class CourseworkError(Exception):
     """What ends a command, as one line."""
 
 
-ENDING = {signal.SIGTERM: 143, signal.SIGHUP: 129}  # signals, and the exit status for each
-
-
 def run_command(main):
     """Ends this process with main's status; a signal unwinds it first, so that nothing is left."""
-    for number, status in ENDING.items():
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda *_, status=status: sys.exit(status))
+    end_by_exception()
     sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
         sys.exit(main(sys.argv[1:]))

@@ -10,12 +10,12 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+from child_signals import signals_held
 from compile_tests import CORES
-from coursework import ENDING, CourseworkError, tasks as table, tree
+from coursework import CourseworkError, tasks as table, tree
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what was written.
@@ -154,24 +154,6 @@ def end(process, patience=10):
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-@contextmanager
-def signals_held():
-    """Signals come when this is left: an exception inside of Popen would lose its process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # no other thread gets any
-        return
-    came = []
-    handlers = {number: signal.signal(number, lambda number, frame: came.append(number))
-                for number in (signal.SIGINT, *ENDING)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for number in came:
-        signal.raise_signal(number)
 
 
 def compiler():

@@ -93,6 +93,12 @@ class SigpipeHeldBack {
   sigset_t sigpipe_, before_;
 };
 
+/// Gloo's text without "[file:line] " before it.
+std::string without_place(const std::string& text) {
+  const size_t end = text.starts_with('[') ? text.find("] ") : std::string::npos;
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
+
 class GlooTransport final : public HostTransport {
  public:
   GlooTransport(std::shared_ptr<::gloo::Context> context) : context_(std::move(context)) {}
@@ -137,12 +143,6 @@ class GlooTransport final : public HostTransport {
     } catch (const ::gloo::Exception& error) {
       fail<PeerLost>("Gloo: {}", without_place(error.what()));
     }
-  }
-
-  /// Gloo's text without "[file:line] " before it.
-  static std::string without_place(const std::string& text) {
-    const size_t end = text.starts_with('[') ? text.find("] ") : std::string::npos;
-    return end == std::string::npos ? text : text.substr(end + 2);
   }
 
   /// Tags tell operations apart that are under way at the same time.
@@ -286,7 +286,8 @@ std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const Rend
     attributes.hostname = host;
     const auto device = ::gloo::transport::tcp::CreateDevice(attributes);
     const auto context = std::make_shared<::gloo::rendezvous::Context>(rank, world_size);
-    context->setTimeout(milliseconds(static_cast<int64_t>(std::ceil(1e3 * timeout_seconds))));
+    const milliseconds timeout(static_cast<int64_t>(std::ceil(1e3 * timeout_seconds)));
+    context->setTimeout(timeout / 5 + milliseconds(1));  // Gloo takes five times as long to connect
     StoreForGloo for_gloo(store);
 #ifdef GLOO_SHARED_STORE
     context->connectFullMesh(std::make_shared<StoreForGloo>(for_gloo), device);
@@ -294,10 +295,21 @@ std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const Rend
     auto known = device;
     context->connectFullMesh(for_gloo, known);
 #endif
+    context->setTimeout(timeout);
     return std::make_shared<GlooTransport>(context);
+  } catch (
+      const ::gloo::EnforceNotMet& error) {  // not a gloo::Exception: the system refuses something
+    fail<EnvironmentError>(
+        "rank {}: Gloo could not connect the {} ranks: {}; see ulimit -n and the network's "
+        "settings, or "
+        "use --backend ring",
+        rank, world_size, without_place(error.what()));
   } catch (const ::gloo::Exception& error) {
-    fail<PeerLost>("rank {}: Gloo could not connect the {} ranks: {}", rank, world_size,
-                   error.what());
+    fail<PeerLost>(
+        "rank {}: Gloo could not connect the {} ranks: {}; a rank has gone, or another program "
+        "came "
+        "to one of their ports, which Gloo takes for a rank: start again, or with --backend ring",
+        rank, world_size, without_place(error.what()));
   }
 }
 

@@ -55,6 +55,15 @@ class Reader {
     return true;
   }
 
+  std::string sign_of_several() const {
+    if (const auto size = text(names_.world_size); size && text(names_.rank)) {
+      return *size == "1" ? "" : fmt::format("{}={}", names_.world_size, *size);
+    }
+    const ForeignRank* foreign = foreign_rank();
+    return foreign == nullptr ? ""
+                              : fmt::format("{}={}", foreign->variable, *text(foreign->variable));
+  }
+
   LaunchContract contract() const {
     LaunchContract told;
     told.launcher = names_.launcher;
@@ -106,15 +115,21 @@ class Reader {
   /// those of a step.
   bool is_slurm_task() const { return text(kSlurm.rank) && text("SLURM_STEP_NUM_TASKS"); }
 
+  const ForeignRank* foreign_rank() const {
+    const auto* const found = std::ranges::find_if(
+        kForeignRanks, [&](const ForeignRank& each) { return text(each.variable).has_value(); });
+    return found == std::end(kForeignRanks) ? nullptr : found;
+  }
+
   void refuse_foreign_rank() const {
-    for (const auto& [variable, launcher] : kForeignRanks) {
-      const auto rank = text(variable);
-      require(!rank,
-              "{}={}: {} started this process as one of several, and says so in variables that are "
-              "not known here; expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each of "
-              "them: start it with ./lockstep launch or torchrun, or unset {} to start it alone",
-              variable, rank.value_or(""), launcher, variable);
-    }
+    const ForeignRank* const found = foreign_rank();
+    if (found == nullptr) return;
+    const auto& [variable, launcher] = *found;
+    fail<BadInput>(
+        "{}={}: {} started this process as one of several, and says so in variables that are "
+        "not known here; expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each of "
+        "them: start it with ./lockstep launch or torchrun, or unset {} to start it alone",
+        variable, *text(variable), launcher, variable);
   }
 
   /// What the variable and the option say, in range and not against each other; nullopt if neither
@@ -212,6 +227,11 @@ class Reader {
 };
 
 }  // namespace
+
+std::string sign_of_several(const std::function<const char*(const char* name)>& variable) {
+  const LaunchInput input{.variable = variable};
+  return Reader(input).sign_of_several();
+}
 
 std::optional<LaunchContract> read_launch_contract(const LaunchInput& input) {
   const Reader reader(input);

@@ -41,6 +41,10 @@ struct LaunchContract {
   std::string run_id;
 };
 
+/// The variable, with its value, by which a launcher says that it has started this program as one
+/// of several processes ("WORLD_SIZE=2", "PMIX_RANK=0"); "" where none does. Throws nothing.
+std::string sign_of_several(const std::function<const char*(const char* name)>& variable);
+
 /// The contract; nullopt for a bare start: nothing at all is set or given, or MPI's launcher or
 /// Slurm started one process only and no address is set. Throws BadInput at once, naming variable,
 /// value and what is expected, for a variable that is missing while others are set, no number or

@@ -11,6 +11,7 @@
 #include "common/comm/nccl/nccl.h"
 #include "common/comm/process/backend_choice.h"
 #include "common/comm/process/gloo_transport.h"
+#include "common/comm/process/rank_names.h"
 #include "common/comm/process/rank_texts.h"
 #include "common/comm/process/ring_transport.h"
 #include "common/comm/process/watched_transport.h"
@@ -108,8 +109,9 @@ std::vector<std::string> ProcessGroup::collect_and_part(const std::string& name,
                                                         const std::string& mine) {
   std::vector<std::string> texts = collect(name, mine);
   // What rank 0 makes of them may end it, and the store with it.
-  let_host_go_last(*store_, name + " is read", timeout_);
-  return texts;
+  const std::vector<int> silent = let_host_go_last(*store_, name + " is read", timeout_);
+  if (silent.empty()) return texts;
+  fail<PeerLost>("rank 0: {}: {} did not go on within {:g} s", name, name_ranks(silent), timeout_);
 }
 
 namespace {
@@ -145,7 +147,7 @@ void ProcessGroup::together(const std::function<void()>& work) {
     wait_until_gone(*store_, speaker, kGoodbyeSeconds);
     throw SaidByAnother(named ? text : who + ": " + text, std::stoi(failed->substr(0, space)));
   }
-  tell_launcher_all_is_said();
+  say_through_launcher("");  // all is said
   if (named) std::rethrow_exception(error);
   within(who, [&] { std::rethrow_exception(error); });
 }
@@ -199,7 +201,9 @@ std::unique_ptr<Communicator> ProcessGroup::connect_host() {
     const auto hosts = collect("address of rank 0's host", store_->host_address().host);
     const RendezvousStore keys{
         [&](const std::string& key, const std::string& value) { store_->set(key, value); },
-        [&](const std::string& key) { return store_->get(key, timeout_); }};
+        [&, deadline = Deadline(timeout_)](const std::string& key) {
+          return store_->get(key, deadline.seconds_left());
+        }};
     transport = connect_gloo(rank(), world_size(), keys,
                              reachable_host(store_->local_address().host, hosts), timeout_);
   }

@@ -68,23 +68,27 @@ void leave_last_words(TcpStore& store, const std::string& why) {
   store.set(key_of(kLastWords, store.rank()), why);
 }
 
-void let_host_go_last(TcpStore& store, const std::string& name, double timeout_seconds,
-                      const std::vector<int>& missing) noexcept {
+std::vector<int> let_host_go_last(TcpStore& store, const std::string& name, double timeout_seconds,
+                                  const std::vector<int>& missing) noexcept {
   const Deadline deadline(timeout_seconds);
+  std::vector<int> silent;
   const auto waits_for = [&](int rank) {
     const std::vector<int> gone = store.gone();
     return std::ranges::count(missing, rank) == 0 && std::ranges::count(gone, rank) == 0 &&
            !store.check(key_of(name, rank));
   };
   try {
-    if (store.rank() != 0) return store.set(key_of(name, store.rank()), "");
-    for (int rank = 1; rank < store.world_size(); ++rank) {
+    if (store.rank() != 0) store.set(key_of(name, store.rank()), "");
+    for (int rank = 1; store.rank() == 0 && rank < store.world_size(); ++rank) {
       // No wait in the store: that ends for all when one rank dies.
-      while (!deadline.passed() && waits_for(rank)) std::this_thread::sleep_for(kPoll);
+      bool waits = false;
+      while ((waits = waits_for(rank)) && !deadline.passed()) std::this_thread::sleep_for(kPoll);
+      if (waits) silent.push_back(rank);
     }
   } catch (const std::exception&) {
     // Then nobody is there who could miss the store, or it is gone.
   }
+  return silent;
 }
 
 void wait_until_gone(TcpStore& store, int rank, double timeout_seconds) noexcept {

@@ -32,10 +32,10 @@ void leave_last_words(TcpStore& store, const std::string& why);
 constexpr double kLastWordsSeconds = 1;
 
 /// For the end, good or bad: rank 0, whose process takes the store along, returns when all others
-/// but `missing` have called this too or are gone, or after `timeout_seconds`; the others return at
-/// once. Throws nothing.
-void let_host_go_last(TcpStore& store, const std::string& name, double timeout_seconds,
-                      const std::vector<int>& missing = {}) noexcept;
+/// but `missing` have called this too or are gone, or after `timeout_seconds`, and then with those
+/// that did neither; the others return at once. Throws nothing.
+std::vector<int> let_host_go_last(TcpStore& store, const std::string& name, double timeout_seconds,
+                                  const std::vector<int>& missing = {}) noexcept;
 
 /// Returns when that rank, or the store, is gone, or after `timeout_seconds`. Throws nothing.
 void wait_until_gone(TcpStore& store, int rank, double timeout_seconds) noexcept;

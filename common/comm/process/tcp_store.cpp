@@ -126,6 +126,11 @@ std::string TcpStore::introduce(Socket& socket, const Deadline& deadline) {
   return receive_frame(socket, deadline);
 }
 
+void TcpStore::answer_within(double seconds) {
+  const std::lock_guard lock(turn_);
+  options_.answer_seconds = std::min(options_.answer_seconds, seconds);
+}
+
 std::string TcpStore::call(const Request& request) {
   const std::lock_guard lock(turn_);
   if (!broken_.empty()) throw PeerLost(broken_);

@@ -51,6 +51,10 @@ class TcpStore {
   TcpStore(const TcpStore&) = delete;
   TcpStore& operator=(const TcpStore&) = delete;
 
+  /// From now on calls that wait for nothing are answered within so many seconds, or the store is
+  /// lost: for ranks that have waited for long enough.
+  void answer_within(double seconds);
+
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }
   /// Where the store listens.

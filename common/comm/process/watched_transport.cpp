@@ -14,8 +14,8 @@ namespace lockstep {
 namespace {
 
 /// Ranks that wait in a collective learn of a failure as soon as the first one closes its
-/// connections; so long the others may take to say so.
-constexpr double kRollCallSeconds = 2;
+/// connections; so long the others, and the store, may take to say so.
+constexpr double kRollCallSeconds = 0.8;
 constexpr const char* kRollCall = "roll call";
 
 /// A call as numbers, which travel with the transport that is there anyway: what it is, then its
@@ -130,8 +130,8 @@ void WatchedTransport::compare(const Call& collective, uint64_t number) {
 /// What the ranks know together.
 std::string WatchedTransport::explain(const Doing& doing, const std::string& reason) {
   try {
-    Answers answers =
-        gather_texts(*store_, kRollCall, doing.text, std::min(kRollCallSeconds, timeout_));
+    store_->answer_within(kRollCallSeconds);  // rank 0, which has it, may be who is silent
+    Answers answers = gather_texts(*store_, kRollCall, doing.text, kRollCallSeconds);
     std::vector<int> absent = silent_ranks(answers);
     for (size_t rank = 0; !doing.peers.empty() && rank < answers.size(); ++rank) {
       if (!doing.peers.contains(static_cast<int>(rank))) answers[rank] = doing.text;

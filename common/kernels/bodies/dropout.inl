@@ -11,6 +11,12 @@ namespace lockstep::bodies {
 struct Philox {
   uint32_t word[4];
 
+  /// word[i]. Spelled out: in a vectorised loop clang lets the iterations share an array that is
+  /// read by an index.
+  LOCKSTEP_BODY uint32_t at(int64_t i) const {
+    return i == 0 ? word[0] : i == 1 ? word[1] : i == 2 ? word[2] : word[3];
+  }
+
   LOCKSTEP_BODY static Philox generate(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
                                        uint32_t key0, uint32_t key1) {
     for (int round = 0; round < 10; ++round) {
@@ -42,7 +48,7 @@ struct DropoutMask {
         uint32_t(feature / 4), uint32_t(position), uint32_t(step),
         uint32_t(position >> 32) ^ (uint32_t(step >> 32) << 16), key.seed, key.layer);
     // 24 bits: exact in float, so that both precisions draw the same mask.
-    const Real uniform = Real(random.word[feature % 4] >> 8) / 16777216;
+    const Real uniform = Real(random.at(feature % 4) >> 8) / 16777216;
     mask[n * features + f] = uniform < p ? Real(0) : 1 / (1 - p);
   }
 };

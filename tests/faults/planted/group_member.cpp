@@ -60,7 +60,10 @@ class Member {
     const int64_t n = std::stoll(count);
     const auto x = BasicTensor<T>::from_host(*stream_, {n}, std::vector<T>(size_t(n), T(1)));
     ranks_->all_reduce(*stream_, x, reduction);
-    stream_->synchronize();
+    const T expected = reduction == Reduction::average ? T(1) : T(process_group().world_size());
+    for (const T value : x.to_host()) {
+      require(value == expected, "group-member: {} ones add up to {}", expected, value);
+    }
   }
   void broadcast(const std::string& count) {
     const int64_t n = std::stoll(count);
