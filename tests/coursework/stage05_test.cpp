@@ -165,6 +165,7 @@ TEST_CASE("The call waits for the sums, and the pass for the call", "[task05.2]"
         "wait for?");
     CHECK(rank.other.done_after_a_while(0) == 0);
     rank.gate.open();
+    rank.communication.synchronize();  // does the pass wait, too? see below
     CHECK(rank.sums.to_host() == std::vector<Real>{15, 15});
   }
   SECTION("the other rank is slow") {
