@@ -36,8 +36,8 @@ void train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& con
       if (first) context.kernels().fill(context.stream(), 0, loss);
       const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
       model.loss->forward(scores, part.labels, loss, context);
-      const Tensor slope = model.loss->backward(part.labels, context);
-      model.network->backward(slope, context);
+      const Tensor scores_gradient = model.loss->backward(part.labels, context);
+      model.network->backward(scores_gradient, context);
       if (last) optimizer.step(context.state(), loss);
     });
   }

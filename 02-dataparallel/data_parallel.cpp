@@ -136,10 +136,10 @@ Tensor DataParallel::gather(const std::vector<Tensor>& outputs) {
   // [end 02.2]
 }
 
-void DataParallel::parallel_backward(const std::vector<Tensor>& slopes) {
+void DataParallel::parallel_backward(const std::vector<Tensor>& output_gradients) {
   on_each_replica([&](Replica& replica, size_t r) {
     if (r > 0) replica.parameters->zero_gradients();  // device 0's are the optimizer's business
-    replica.module->backward(slopes[r], *replica.context);
+    replica.module->backward(output_gradients[r], *replica.context);
   });
 }
 

@@ -66,7 +66,7 @@ class DataParallel final : public Module {
     Context* context;  // device 0's is the caller's
   };
 
-  // The phases. Inputs, outputs and slopes are lists with one tensor per replica in use, each on
+  // The phases. Inputs, outputs and output_gradients are lists with one tensor per replica in use, each on
   // its replica's device; what belongs to device 0 is not copied.
 
   /// Divides the rows of x [N,...] as torch.chunk does: ceil(N/D) rows each, until none is left. So
@@ -80,7 +80,7 @@ class DataParallel final : public Module {
   /// 0, from its context's memory. The outputs differ in their number of rows only. They come by
   /// copy(), as soon as their replica has computed them.
   Tensor gather(const std::vector<Tensor>& outputs);
-  void parallel_backward(const std::vector<Tensor>& slopes);
+  void parallel_backward(const std::vector<Tensor>& output_gradients);
   /// Adds the gradients of the replicas in use to device 0's, whatever these held before: each
   /// comes by copy() into memory of device 0, as soon as its replica's backward is done, and device
   /// 0's stream computes the sum.

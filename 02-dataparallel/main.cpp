@@ -28,9 +28,9 @@ void train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& con
   context.kernels().fill(context.stream(), 0, loss);
   const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
   model.loss->forward(scores, part.labels, loss, context);
-  const Tensor slope = model.loss->backward(part.labels, context);
+  const Tensor scores_gradient = model.loss->backward(part.labels, context);
   phases.end("loss");
-  model.network->backward(slope, context);
+  model.network->backward(scores_gradient, context);
   optimizer.step(context.state(), loss);
   phases.end("step");
   phases.stop();

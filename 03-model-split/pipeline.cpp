@@ -157,13 +157,13 @@ void Pipeline::run(size_t s, const Instruction& instruction) {
       send(activations_[s], micro_batch.output, phases);
       return;
     case Kind::receive_gradient:
-      micro_batch.slope = gradients_[s].receive();
+      micro_batch.output_gradient = gradients_[s].receive();
       return phases.end("wait");
     case Kind::backward:
       backward(s, instruction.micro_batch);
       return phases.end("backward");
     case Kind::send_gradient:
-      send(gradients_[s - 1], micro_batch.gradient, phases);
+      send(gradients_[s - 1], micro_batch.input_gradient, phases);
       return;
     case Kind::step:
       update(s);
@@ -206,7 +206,7 @@ void Pipeline::forward(size_t s, int number) {
   // The loss and its gradient at once: the scores need not be kept.
   const DeviceBatch& labels = worker.feeder.feed_labels(batch_, micro_batch.part);
   loss_.forward(micro_batch.output, labels.labels, mean_loss_, context);
-  micro_batch.slope = loss_.backward(labels.labels, context);
+  micro_batch.output_gradient = loss_.backward(labels.labels, context);
   micro_batch.output = {};
 }
 
@@ -219,8 +219,8 @@ void Pipeline::backward(size_t s, int number) {
     context.facts.recompute = true;
     worker.stage.layers->forward(micro_batch.input, context);
   }
-  micro_batch.gradient = worker.stage.layers->backward(micro_batch.slope, context);
-  micro_batch.slope = micro_batch.input = {};
+  micro_batch.input_gradient = worker.stage.layers->backward(micro_batch.output_gradient, context);
+  micro_batch.output_gradient = micro_batch.input = {};
   if (s > 0) activations_[s - 1].release();
   if (!is_last(s)) gradients_[s].release();
   --worker.live;

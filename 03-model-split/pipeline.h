@@ -72,8 +72,8 @@ class Pipeline final : public SplitTraining {
     BatchPart part{};
     Tensor input{};     // for recomputing
     Tensor output{};    // to the next stage
-    Tensor slope{};     // of the output: from the next stage, on the last one from the loss
-    Tensor gradient{};  // of the input, to the stage before
+    Tensor output_gradient{};  // from the next stage, on the last one from the loss
+    Tensor input_gradient{};   // to the stage before
   };
   struct Worker {
     const LayerSplit::Stage& stage;

@@ -164,9 +164,9 @@ Tensors TensorSplit::forward(const Tensors& images, const Contexts& contexts) {
   return y;
 }
 
-void TensorSplit::backward(const Tensors& slopes, const Contexts& contexts) {
-  require_one_per_rank(slopes, contexts);
-  Tensors dx = slopes;
+void TensorSplit::backward(const Tensors& scores_gradients, const Contexts& contexts) {
+  require_one_per_rank(scores_gradients, contexts);
+  Tensors dx = scores_gradients;
   for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
     dx = (*layer)->backward(dx, contexts);
   }

@@ -43,7 +43,7 @@ class TensorSplit {
   /// rank names it and its device.
   Tensors forward(const Tensors& images, const Contexts& contexts);
   /// Given the gradients of the scores, the same on each rank, adds those of the parameters.
-  void backward(const Tensors& slopes, const Contexts& contexts);
+  void backward(const Tensors& scores_gradients, const Contexts& contexts);
 
   /// Sets the ranks' parts of the unsplit network's state. Throws BadInput as load_state_dict()
   /// does; nothing is changed then. Synchronizes. Call it before anything else: where a network

@@ -75,7 +75,7 @@ Contexts TensorTraining::contexts() {
 
 void TensorTraining::train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) {
   workers_.front().loss = mean_loss;
-  Tensors images, slopes;
+  Tensors images, scores_gradients;
   std::vector<const DeviceBatch*> fed;
   for (Worker& worker : workers_) {
     Context& context = worker.context;
@@ -88,9 +88,9 @@ void TensorTraining::train_step(HostBatch batch, const StepState& facts, const T
   const Tensors scores = split_->forward(images, contexts());
   for (size_t r = 0; r < workers_.size(); ++r) {
     loss_.forward(scores[r], fed[r]->labels, workers_[r].loss, workers_[r].context);
-    slopes.push_back(loss_.backward(fed[r]->labels, workers_[r].context));
+    scores_gradients.push_back(loss_.backward(fed[r]->labels, workers_[r].context));
   }
-  split_->backward(slopes, contexts());
+  split_->backward(scores_gradients, contexts());
   for (const Worker& worker : workers_) worker.optimizer.step(worker.context.state(), worker.loss);
 }
 

@@ -32,8 +32,8 @@ void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, Feed
     const DeviceBatch& part = feeder.feed(batch, parts[i], facts, context);
     const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
     model.loss->forward(scores, part.labels, loss, context);
-    const Tensor slope = model.loss->backward(part.labels, context);
-    model.network->backward(slope, context);
+    const Tensor scores_gradient = model.loss->backward(part.labels, context);
+    model.network->backward(scores_gradient, context);
   }
   clip();
   optimizer.step(context.state(), loss);

@@ -396,19 +396,19 @@ TEST_CASE("The feeder's staged facts are not overwritten before their slow copy"
   loader.begin_epoch(0);
   std::optional<HostBatch> batch = loader.next();
   REQUIRE(batch);
-  std::vector<Tensor> slopes;
+  std::vector<Tensor> scores_gradients;
   busy.enqueue();
   for (int64_t i = 0; i < kParts; ++i) {
     const StepState facts{.loss_weight = Real(i + 1)};
     const DeviceBatch& fed = feeder.feed(*batch, {.first = i, .count = 1}, facts, context);
-    slopes.push_back(Tensor::empty(gpu.stream, {1, 10}));
-    gpu.kernels().nll_loss_backward(gpu.stream, context.state(), fed.labels, slopes.back());
+    scores_gradients.push_back(Tensor::empty(gpu.stream, {1, 10}));
+    gpu.kernels().nll_loss_backward(gpu.stream, context.state(), fed.labels, scores_gradients.back());
   }
   feeder.retire(std::move(*batch));
   for (int64_t i = 0; i < kParts; ++i) {
     Values expected(10, 0);
     expected[set.labels[i]] = -Real(i + 1);
-    CHECK(slopes[i].to_host() == expected);
+    CHECK(scores_gradients[i].to_host() == expected);
   }
 }
 

@@ -113,9 +113,9 @@ class Network {
     context.kernels().fill(stream(), 0, loss_);
     const Tensor scores = network->forward(images, context);
     loss_function_->forward(scores, labels, loss_, context);
-    const Tensor slope = loss_function_->backward(labels, context);
+    const Tensor scores_gradient = loss_function_->backward(labels, context);
     if (parallel) parallel->phases().end("loss");
-    network->backward(slope, context);
+    network->backward(scores_gradient, context);
   }
   /// The gradients of the batch's mean loss.
   Values gradients(const Batch& batch) {
@@ -505,7 +505,7 @@ TEST_CASE("The result does not depend on which device is late", "[dataparallel][
         enqueue(network.machine.streams[late], "sleep",
                 [] { std::this_thread::sleep_for(milliseconds(15)); });
       };
-      const Tensor slope = network.put(Batch(5, 3, {10}));
+      const Tensor scores_gradient = network.put(Batch(5, 3, {10}));
       network.set({.loss_weight = 1});
       network.optimizer.zero_gradients();
       std::vector<Tensor> scores;
@@ -514,7 +514,7 @@ TEST_CASE("The result does not depend on which device is late", "[dataparallel][
         delay();
         scores.push_back(network.network->forward(images, network.context));
         delay();
-        network.network->backward(slope, network.context);
+        network.network->backward(scores_gradient, network.context);
       }
       Values all = network.parameters.gradients().to_host();
       for (const Tensor& y : scores) {

@@ -293,9 +293,9 @@ TEST_CASE("Gradients of the losses", "[gradients][row11]") {
     };
     const Tensor sum = d.filled({1}, 0);
     loss->forward(scores, labels, sum, context);
-    const Values slope = loss->backward(labels, context).to_host();
+    const Values scores_gradient = loss->backward(labels, context).to_host();
     INFO((cross_entropy ? "cross-entropy" : "NLL"));
-    CHECK(gradient_error(value, scores, slope) <= kBound);
+    CHECK(gradient_error(value, scores, scores_gradient) <= kBound);
   }
 }
 
@@ -328,8 +328,8 @@ class NetworkUnderTest {
   }
   void check() {
     forward();
-    const Tensor slope = model_.loss->backward(labels_, context_);
-    CHECK_FALSE(model_.network->backward(slope, context_).defined());
+    const Tensor scores_gradient = model_.loss->backward(labels_, context_);
+    CHECK_FALSE(model_.network->backward(scores_gradient, context_).defined());
     const auto loss = [this] { return this->loss(); };
     check_parameters(loss, parameters_, 5);
   }

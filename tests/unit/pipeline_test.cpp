@@ -400,15 +400,15 @@ Passes passes(Module& network, Stream stream) {
     return Tensor::from_host(stream, shape, random_values(shape, seed));
   };
   const Tensor first = put({5, 16, 16, 1}, 1), second = put({3, 16, 16, 1}, 2);
-  const Tensor slope = put({5, 10}, 3);
+  const Tensor scores_gradient = put({5, 10}, 3);
   const StepState facts[] = {{.step = 3}, {.step = 4}};
   stream.copy(context.state().data(), &facts[0], sizeof(StepState));
   const Tensor scores = network.forward(first, context);
   CHECK(scores.home() == stream);
-  network.backward(slope, context);
+  network.backward(scores_gradient, context);
   stream.copy(context.state().data(), &facts[1], sizeof(StepState));
   network.forward(second, context);
-  network.backward(slope.rows(0, 3), context);  // adds
+  network.backward(scores_gradient.rows(0, 3), context);  // adds
   const double flops = context.flops();
   context.facts.training = false;
   const Tensor evaluation = network.forward(second, context);
@@ -446,11 +446,11 @@ TEST_CASE("A split network may go while a stage still reads what another made",
   const Machine machine(cpus(3));
   Context context(machine.streams[0]);
   const Tensor x = Tensor::from_host(context.stream(), {2, 16, 16, 1}, Values(512, 1));
-  const Tensor slope = Tensor::from_host(context.stream(), {2, 10}, Values(20, 1));
+  const Tensor scores_gradient = Tensor::from_host(context.stream(), {2, 10}, Values(20, 1));
   std::unique_ptr<LayerSplit> split = split_of(layers_of(small()), machine.streams);
   split->forward(x, context);
   sleep(10)(context.stream());
-  split->backward(slope, context);
+  split->backward(scores_gradient, context);
   split.reset();
   for (const Stream& stream : machine.streams) CHECK_NOTHROW(stream.synchronize());
 }

@@ -162,15 +162,15 @@ struct Expected {
     const Tensor y = layer->forward(machine.put(x_shape, x_values)[0], *machine.contexts[0]);
     y_shape = y.shape();
     y_values = y.to_host();
-    slopes = random_values(y_shape, 2);
-    dx = layer->backward(machine.put(y_shape, slopes)[0], *machine.contexts[0]).to_host();
+    scores_gradients = random_values(y_shape, 2);
+    dx = layer->backward(machine.put(y_shape, scores_gradients)[0], *machine.contexts[0]).to_host();
   }
 
   SplitMachine machine{cpus(1)};
   std::unique_ptr<Whole> layer;
   std::unique_ptr<FlatParameters> parameters;
   Shape x_shape, y_shape;
-  Values x_values, y_values, slopes, dx;
+  Values x_values, y_values, scores_gradients, dx;
 };
 
 /// The split layer has the unsplit one's output, and gradients of input, weights and biases.
@@ -186,7 +186,7 @@ void check_layer(std::unique_ptr<Whole> whole, const Shape& x_shape, const Axes&
       Split split(*expected.layer, modules);
       const Shards shards(machine, modules, *expected.parameters, axes.parameters);
       const Tensors x = machine.put(x_shape, expected.x_values, axes.x);
-      const Tensors dy = machine.put(expected.y_shape, expected.slopes, axes.y);
+      const Tensors dy = machine.put(expected.y_shape, expected.scores_gradients, axes.y);
       machine.delay();
       const Tensors y = split.forward(x, machine.contexts);
       machine.delay();
@@ -293,7 +293,7 @@ TEST_CASE("Column, ReLU, row need one all-reduce forward and one backward",
         column.forward(machine.put(x_shape, expected.x_values), machine.contexts);
     const Tensors y = row.forward(between, machine.contexts);
     machine.delay();
-    const Tensors dbetween = row.backward(machine.put(y_shape, expected.slopes), machine.contexts);
+    const Tensors dbetween = row.backward(machine.put(y_shape, expected.scores_gradients), machine.contexts);
     check_parts(y, expected.y_values, y_shape, kWhole);
     check_parts(column.backward(dbetween, machine.contexts), expected.dx, x_shape, kWhole);
     shards.check_gradients();
@@ -400,15 +400,15 @@ class Network {
     machine.delay();
     const Tensors scores = forward(images);
     machine.delay();
-    Tensors slopes;
+    Tensors scores_gradients;
     for (int r = 0; r < machine.ranks(); ++r) {
       Context& context = *machine.contexts[r];
       context.kernels().fill(context.stream(), 0, losses_[r]);
       model.loss->forward(scores[r], labels[r], losses_[r], context);
-      slopes.push_back(model.loss->backward(labels[r], context));
+      scores_gradients.push_back(model.loss->backward(labels[r], context));
     }
-    if (split) split->backward(slopes, machine.contexts);
-    if (!split) model.network->backward(slopes[0], *machine.contexts[0]);
+    if (split) split->backward(scores_gradients, machine.contexts);
+    if (!split) model.network->backward(scores_gradients[0], *machine.contexts[0]);
     machine.delay();
     for (const Tensor& loss : losses_) CHECK(loss.to_host() == losses_[0].to_host());
     return losses_[0].to_host()[0];
