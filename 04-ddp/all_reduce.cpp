@@ -33,22 +33,22 @@ void AllReduce::ring(const Tensor& x) {
   // [task 04.1] ring all-reduce
   const int me = ranks_.rank(), ranks = ranks_.world_size();
   const int right = (me + 1) % ranks, left = (me + ranks - 1) % ranks;
-  // Reduce-scatter: part p starts at rank p, and every rank on its way adds its own. After W-1
-  // steps the sum of part me + 1 is here.
+  // Reduce-scatter: part p starts at rank p + 1, and every rank on its way adds its own. After W-1
+  // steps it has come to rank p, complete.
   for (int step = 0; step < ranks - 1; ++step) {
-    const Tensor mine = part(x, me - step - 1);
+    const Tensor mine = part(x, me - step - 2);
     const Tensor received = scratch(mine.elements());
     ranks_.open_group();
-    send(part(x, me - step), right);
+    send(part(x, me - step - 1), right);
     receive(received, left);
     ranks_.close_group();
     stream_.kernels().add(stream_, received, mine);
   }
-  // All-gather: the sums go round in the same direction.
+  // All-gather: part p starts at rank p and goes round in the same direction.
   for (int step = 0; step < ranks - 1; ++step) {
     ranks_.open_group();
-    send(part(x, me + 1 - step), right);
-    receive(part(x, me - step), left);
+    send(part(x, me - step), right);
+    receive(part(x, me - step - 1), left);
     ranks_.close_group();
   }
   // [end 04.1]

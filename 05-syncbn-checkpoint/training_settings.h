@@ -18,7 +18,7 @@ nlohmann::json training_settings(const Options& options, const DdpStageOptions& 
 /// may differ: backend and threads.
 void require_settings(const nlohmann::json& saved, const nlohmann::json& found,
                       const std::string& what);
-/// Which of those differ, as a warning says it: backend "ring" instead of "gloo". Empty if none
+/// Which of those differ, as a warning says it: backend "tcp" instead of "gloo". Empty if none
 /// does.
 std::string other_order_of_sums(const nlohmann::json& saved, const nlohmann::json& found);
 

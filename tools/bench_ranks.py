@@ -16,7 +16,7 @@ from bench_runs import ROOT
 DDP = "04-ddp"
 # Network, global batch, steps of a round.
 DDP_WORK = (("seed", 64, 400), ("seed", 256, 150), ("resnet18", 64, 4))
-BACKENDS = ("gloo", "ring")
+BACKENDS = ("gloo", "tcp")
 
 
 def run_apart(model, batch, steps):

@@ -54,7 +54,7 @@ std::vector<std::string> own_command_line() {
 }
 
 void RankOptions::add_to(OptionParser& parser) {
-  parser.add("--backend", backend, "what connects the ranks: nccl, gloo, ring (our own), or auto");
+  parser.add("--backend", backend, "what connects the ranks: nccl, gloo, tcp (our own), or auto");
   parser.add("--init-method", init_method,
              "where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT");
   parser.add("--rank", rank, "this process's rank, where no launcher says it");

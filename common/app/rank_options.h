@@ -12,7 +12,7 @@
 namespace lockstep {
 
 struct RankOptions {
-  std::string backend = "auto";                     // nccl, gloo, ring; auto: the devices' best
+  std::string backend = "auto";                     // nccl, gloo, tcp; auto: the devices' best
   std::string init_method = "env://";               // or tcp://HOST:PORT
   int rank = -1, world_size = -1, local_rank = -1;  // -1: not given
   double timeout = 300;                             // seconds

@@ -67,7 +67,6 @@ class BatchPool {
 struct HostBatch {
   int64_t index = 0;                ///< number of the batch in its epoch
   int64_t size = 0;                 ///< samples
-  int64_t first_position = 0;       ///< position of the first sample in the epoch's order
   const uint8_t* images = nullptr;  ///< [size, height, width, channels], from the allocator
   const int32_t* labels = nullptr;  ///< [size], in the same allocation
   /// Its samples' places in the global batch: 0, 1, ... unless other ranks have the others.

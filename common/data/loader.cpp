@@ -240,7 +240,6 @@ std::optional<HostBatch> DataLoader::next() {
   if (made.error) abandon_epoch(batch, made);
   return HostBatch{.index = batch,
                    .size = size_of(batch),
-                   .first_position = batch * batch_size_,
                    .images = made.buffer->images,
                    .labels = made.buffer->labels,
                    .global_size = size_of(batch),

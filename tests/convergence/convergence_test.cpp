@@ -143,7 +143,7 @@ TEST_CASE("Two synchronised ranks learn Fashion-MNIST with ResNet-18", "[converg
   const double accuracy = train(options, "05-syncbn-checkpoint", "cpu:0,cpu:1").accuracy.at(0);
   INFO("accuracy " << accuracy);
   // Roundings grow in this network: five runs that differ in nothing but the order of sums reached
-  // 86.86, 83.86, 87.66, 83.29 and 81.29 %: stage 01, two ranks, three (Gloo, then our ring), four.
+  // 86.86, 83.86, 87.66, 83.29 and 81.29 %: stage 01, two ranks, three (Gloo, then TCP), four.
   // The floor is their minimum less 2 points.
   CHECK(accuracy >= (full_campaign() ? 0.7929 : 0.5));
 }

@@ -50,7 +50,7 @@ TEST_CASE("With BatchNorm a rank without samples takes part in the others' step"
   for (const int ranks : {2, 3}) {
     const Outcome parts = train(options + Options{"--emulate", fmt::format("stride:{}", ranks)});
     for (const Options& way :
-         std::vector<Options>{{"--ddp", "bucketed"}, {"--ddp", "manual"}, {"--backend", "ring"}}) {
+         std::vector<Options>{{"--ddp", "bucketed"}, {"--ddp", "manual"}, {"--backend", "tcp"}}) {
       INFO(ranks << " ranks, " << way[0] << " " << way[1]);
       const Outcome several = train_ranks(ranks, options + way);
       REQUIRE(several.losses().size() == 11);
@@ -110,7 +110,7 @@ TEST_CASE("Dropout masks do not depend on the number of ranks", "[equivalence][d
 /// The short campaign takes them all in the double build, whose tolerance proves more.
 std::vector<Options> ways_of_reducing() {
   std::vector<Options> ways{
-      {"--ddp", "manual", "--all-reduce", "ring"}, {"--backend", "ring"}, {"--accumulate", "2"}};
+      {"--ddp", "manual", "--all-reduce", "ring"}, {"--backend", "tcp"}, {"--accumulate", "2"}};
   if (sizeof(Real) == 8 || full_campaign()) {
     ways.insert(ways.end(), {{"--ddp", "manual"},
                              {"--all-reduce", "ring"},

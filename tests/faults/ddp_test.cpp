@@ -134,7 +134,7 @@ TEST_CASE("Two hosts lead to the weights of one", "[faults][ddp][twohosts]") {
   REQUIRE(permitted.status == 0);
   const std::string expected = expected_weights(jobs);
   CHECK((weights_of(jobs, two_hosts + Words{ddp()}, "launchers") == expected));
-  CHECK((weights_of(jobs, two_hosts + Words{ddp(), "--backend", "ring"}, "ring") == expected));
+  CHECK((weights_of(jobs, two_hosts + Words{ddp(), "--backend", "tcp"}, "tcp") == expected));
   const Words tcp{"--init-method", "tcp://10.77.0.1:29600"};  // host 0
   CHECK((weights_of(jobs, two_hosts + Words{ddp()} + tcp, "tcp") == expected));
 }

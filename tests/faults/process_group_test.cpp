@@ -146,7 +146,7 @@ void check_error(const RankResult& rank, int status, const Words& fragments) {
 }
 
 Words backends_here() {
-  return gloo_availability().empty() ? Words{"ring", "gloo"} : Words{"ring"};
+  return gloo_availability().empty() ? Words{"tcp", "gloo"} : Words{"tcp"};
 }
 
 // --- Ranks that find each other ------------------------------------------------------------------
@@ -172,7 +172,7 @@ TEST_CASE("Garbage on the rendezvous port is dropped and the group comes togethe
   const int port = testing::free_port();
   const std::string go = folder / "go";
   std::vector<RankProcess> processes =
-      group_of(2, {"backend=ring", "join", "connect", "reduce=10", "leave"}, port);
+      group_of(2, {"backend=tcp", "join", "connect", "reduce=10", "leave"}, port);
   processes[1].words = Words{"wait=" + go} + processes[1].words;
   auto run = std::async(std::launch::async, [&] { return run_group(processes); });
   const Deadline deadline(testing::kDeadline);
@@ -232,7 +232,7 @@ TEST_CASE("A process with numbers that cannot be right refuses them within a sec
 TEST_CASE("An old launcher's local rank is taken, unless LOCAL_RANK says otherwise",
           "[faults][group][row65]") {
   std::vector<RankProcess> processes =
-      group_of(2, {"backend=ring", "local-rank=0", "join", "connect", "reduce=1", "leave"});
+      group_of(2, {"backend=tcp", "local-rank=0", "join", "connect", "reduce=1", "leave"});
   processes[1].words[1] = "local-rank=1";
   processes[1].environment["LOCAL_RANK"] = std::nullopt;
   const GroupResult agreed = run_group(processes);
@@ -321,10 +321,10 @@ void check_said_by_rank_0(const GroupResult& group, const std::string& text) {
 }
 
 TEST_CASE("Ranks with different options are told so once, with both values", "[faults][group]") {
-  std::vector<RankProcess> processes = group_of(3, {"backend=ring", "join"});
+  std::vector<RankProcess> processes = group_of(3, {"backend=tcp", "join"});
   processes[2].words[0] = "backend=";
   check_said_by_rank_0(run_group(processes),
-                       "--backend is 'ring' on rank 0 but not given on rank 2");
+                       "--backend is 'tcp' on rank 0 but not given on rank 2");
   processes = group_of(2, {"join"});
   processes[1].environment["LOCKSTEP_DEBUG"] = "collectives";
   check_said_by_rank_0(run_group(processes),
@@ -435,7 +435,7 @@ TEST_CASE("A barrier that only one rank comes to times out and names the others"
     runs.emplace_back(error, std::async(std::launch::async, run_group, processes));
   };
   for (const std::string& backend : backends_here()) begin(backend, {"0:meet"}, on_stream);
-  begin("ring", {"0:barrier"}, in_store);
+  begin("tcp", {"0:barrier"}, in_store);
   for (auto& [error, run] : runs) {
     const GroupResult group = run.get();
     INFO(group.story());

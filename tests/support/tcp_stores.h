@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/process/ring_transport.h"
+#include "common/comm/process/tcp_transport.h"
 #include "common/comm/process/tcp_store.h"
 #include "tests/support/comm_trial.h"
 
@@ -30,10 +30,10 @@ struct Stores {
   std::vector<std::shared_ptr<TcpStore>> all;
 };
 
-/// The ranks of a group that the hand-written ring connects.
-inline Ranks ring_ranks(int world_size, double timeout_seconds = 20) {
+/// The ranks of a group that are connected by TCP.
+inline Ranks tcp_ranks(int world_size, double timeout_seconds = 20) {
   const Stores stores(world_size);
-  return Ranks(world_size, [&](int rank) { return connect_ring(stores[rank], timeout_seconds); });
+  return Ranks(world_size, [&](int rank) { return connect_tcp(stores[rank], timeout_seconds); });
 }
 
 }  // namespace lockstep::testing

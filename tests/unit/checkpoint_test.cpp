@@ -174,7 +174,7 @@ template <class Body>
 std::vector<std::string> run_group(int world_size,
                                    const std::function<RunOptions(int rank)>& options, Body body) {
   testing::LocalStore store;
-  const testing::Ranks ranks = testing::ring_ranks(world_size);
+  const testing::Ranks ranks = testing::tcp_ranks(world_size);
   return testing::run_ranks(world_size, [&](int rank) {
     const ExchangeTexts exchange = [&, rank](const std::string& mine) {
       return store.exchange(rank, world_size, mine);
@@ -1146,10 +1146,10 @@ TEST_CASE("Nothing that is not finite is saved, and it is named", "[checkpoint][
 
 TEST_CASE("Another order of sums is told, and allowed", "[checkpoint]") {
   const json gloo = {{"lr", 1}, {"backend", "gloo"}, {"threads_per_device", 1}};
-  json ring = gloo;
-  ring["backend"] = "ring";
-  CHECK_NOTHROW(require_settings(gloo, ring, "F"));
-  CHECK(other_order_of_sums(gloo, ring) == "backend \"ring\" instead of \"gloo\"");
+  json tcp = gloo;
+  tcp["backend"] = "tcp";
+  CHECK_NOTHROW(require_settings(gloo, tcp, "F"));
+  CHECK(other_order_of_sums(gloo, tcp) == "backend \"tcp\" instead of \"gloo\"");
   CHECK(other_order_of_sums(gloo, gloo).empty());
 }
 

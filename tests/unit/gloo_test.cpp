@@ -1,4 +1,4 @@
-// What is special about Gloo (what it computes: ring_transport_test.cpp). All ranks of a group are
+// What is special about Gloo (what it computes: transports_test.cpp). All ranks of a group are
 // in this process.
 
 #include "common/comm/process/gloo_transport.h"

@@ -58,14 +58,14 @@ int64_t number_in(const uint8_t* image) {
 
 using Batches = std::vector<std::vector<int64_t>>;
 
-/// Sample numbers of the rest of the epoch, by batch; a batch whose label, position or number in
-/// the epoch is wrong comes out as {-1}.
-Batches collect(DataLoader& loader, int64_t batch_size, int64_t first_batch = 0) {
+/// Sample numbers of the rest of the epoch, by batch; a batch whose label or number in the epoch
+/// is wrong comes out as {-1}.
+Batches collect(DataLoader& loader, int64_t first_batch = 0) {
   Batches batches;
   while (const auto batch = loader.next()) {
     const auto index = first_batch + static_cast<int64_t>(batches.size());
     std::vector<int64_t> numbers;
-    bool right = batch->index == index && batch->first_position == index * batch_size;
+    bool right = batch->index == index;
     for (int64_t i = 0; i < batch->size; ++i) {
       numbers.push_back(number_in(batch->images + 4 * i));
       right = right && batch->labels[i] == numbers.back() % 10;
@@ -75,9 +75,9 @@ Batches collect(DataLoader& loader, int64_t batch_size, int64_t first_batch = 0)
   return batches;
 }
 
-Batches one_epoch(DataLoader& loader, int64_t batch_size, int64_t epoch, int64_t first_batch = 0) {
+Batches one_epoch(DataLoader& loader, int64_t epoch, int64_t first_batch = 0) {
   loader.begin_epoch(epoch, first_batch);
-  return collect(loader, batch_size, first_batch);
+  return collect(loader, first_batch);
 }
 
 TEST_CASE("Any number of workers gives the same batches in the same order", "[loader][row23]") {
@@ -100,7 +100,7 @@ TEST_CASE("Any number of workers gives the same batches in the same order", "[lo
           const size_t last = std::min(first + 8, positions.size());
           expected.emplace_back(positions.begin() + first, positions.begin() + last);
         }
-        CHECK(one_epoch(loader, 8, epoch) == expected);
+        CHECK(one_epoch(loader, epoch) == expected);
         CHECK_FALSE(loader.next().has_value());  // the end stays the end
       }
     }
@@ -111,12 +111,12 @@ TEST_CASE("Without shuffle samples come as they lie; with a sampler, in its orde
           "[loader][row23]") {
   const NumberedSource source(10);
   DataLoader plain(source, {.batch_size = 4});
-  CHECK(one_epoch(plain, 4, 0) == Batches{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}});
+  CHECK(one_epoch(plain, 0) == Batches{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}});
   DataLoader sampled(source, {.batch_size = 4, .sampler = make_order(OrderKind::sampler, 10, 0)});
-  CHECK(one_epoch(sampled, 4, 0) == Batches{{4, 1, 7, 5}, {3, 9, 0, 8}, {6, 2}});
-  CHECK(one_epoch(sampled, 4, 1) == Batches{{5, 6, 1, 2}, {0, 8, 9, 3}, {7, 4}});
+  CHECK(one_epoch(sampled, 0) == Batches{{4, 1, 7, 5}, {3, 9, 0, 8}, {6, 2}});
+  CHECK(one_epoch(sampled, 1) == Batches{{5, 6, 1, 2}, {0, 8, 9, 3}, {7, 4}});
   DataLoader golden(source, {.batch_size = 5, .shuffle = true, .num_workers = 2, .seed = 0});
-  CHECK(one_epoch(golden, 5, 0) == Batches{{3, 7, 5, 2, 0}, {8, 1, 6, 9, 4}});
+  CHECK(one_epoch(golden, 0) == Batches{{3, 7, 5, 2, 0}, {8, 1, 6, 9, 4}});
   CHECK(golden.worker_seed(1) == 900450186894289455 + 1);
 }
 
@@ -129,9 +129,9 @@ TEST_CASE("An epoch can begin at any batch, and while another is under way", "[l
                                .num_workers = workers,
                                .persistent_workers = workers > 1,
                                .seed = 3});
-    const Batches whole = one_epoch(loader, 4, 0);
+    const Batches whole = one_epoch(loader, 0);
     for (const int64_t first : {1, 5, 12, 13}) {
-      CHECK(one_epoch(loader, 4, 0, first) == Batches(whole.begin() + first, whole.end()));
+      CHECK(one_epoch(loader, 0, first) == Batches(whole.begin() + first, whole.end()));
       loader.begin_epoch(0, 2);
       const auto kept = loader.next();  // held while the epoch is given up
       loader.begin_epoch(1);
@@ -150,12 +150,12 @@ TEST_CASE("Worker k makes the batches b with b mod n = k, wherever the epoch beg
     maker[static_cast<size_t>(index)] = std::this_thread::get_id();
   };
   DataLoader loader(source, {.batch_size = 1, .num_workers = 3, .persistent_workers = true});
-  one_epoch(loader, 1, 0);
+  one_epoch(loader, 0);
   const std::vector<std::thread::id> first(maker);
   CHECK(std::set(first.begin(), first.end()).size() == 3);
   for (size_t b = 3; b < 60; ++b) CHECK(first[b] == first[b - 3]);
   for (const int64_t begin : {1, 2, 5}) {
-    one_epoch(loader, 1, 1, begin);
+    one_epoch(loader, 1, begin);
     CHECK(maker == first);
   }
 }
@@ -166,15 +166,15 @@ TEST_CASE("The last batch is short, or dropped; without batch size samples come 
   for (const int workers : {0, 2}) {
     DataLoader shorter(source, {.batch_size = 4, .num_workers = workers});
     CHECK(shorter.batches_per_epoch() == 3);
-    CHECK(one_epoch(shorter, 4, 0).back() == std::vector<int64_t>{8, 9});
+    CHECK(one_epoch(shorter, 0).back() == std::vector<int64_t>{8, 9});
     DataLoader dropping(source, {.batch_size = 4, .num_workers = workers, .drop_last = true});
     CHECK(dropping.batches_per_epoch() == 2);
-    CHECK(one_epoch(dropping, 4, 0) == Batches{{0, 1, 2, 3}, {4, 5, 6, 7}});
+    CHECK(one_epoch(dropping, 0) == Batches{{0, 1, 2, 3}, {4, 5, 6, 7}});
     DataLoader larger(source, {.batch_size = 1000000, .num_workers = workers});
-    CHECK(one_epoch(larger, 1000000, 0) == Batches{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}});
+    CHECK(one_epoch(larger, 0) == Batches{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}});
     DataLoader single(source, {.batch_size = std::nullopt, .num_workers = workers});
     CHECK(single.batches_per_epoch() == 10);
-    CHECK(one_epoch(single, 1, 0)[7] == std::vector<int64_t>{7});
+    CHECK(one_epoch(single, 0)[7] == std::vector<int64_t>{7});
   }
 }
 
@@ -241,7 +241,7 @@ TEST_CASE("What a source throws in a worker arrives with the worker's number, th
 
     // The loader itself is none the worse.
     loader.begin_epoch(0, 4);
-    CHECK(collect(loader, 2, 4).size() == 16);
+    CHECK(collect(loader, 4).size() == 16);
   }
   CHECK(only_threads_left(threads_before));
 }
@@ -278,11 +278,11 @@ TEST_CASE("However often a source fails, the loader loses none of its buffers", 
     DataLoader loader(source, {.batch_size = 2, .num_workers = workers});
     for (int64_t failures = 0; failures <= loader.counters().buffers; ++failures) {
       loader.begin_epoch(0);
-      CHECK_THAT(message_of<DeviceError>([&] { collect(loader, 2); }),
+      CHECK_THAT(message_of<DeviceError>([&] { collect(loader); }),
                  ContainsSubstring("disk 3: sector 7 is bad"));
     }
     source.before_read = nullptr;
-    CHECK(one_epoch(loader, 2, 1).size() == 20);
+    CHECK(one_epoch(loader, 1).size() == 20);
   }
 }
 

@@ -42,7 +42,7 @@ using Texts = std::vector<std::string>;
 /// threw.
 class Job {
  public:
-  explicit Job(int world_size, std::string backend = "ring", double timeout_seconds = kLong)
+  explicit Job(int world_size, std::string backend = "tcp", double timeout_seconds = kLong)
       : world_size_(world_size),
         options_{.backend = std::move(backend), .timeout_seconds = timeout_seconds} {}
 
@@ -75,7 +75,7 @@ class Job {
 
 /// In this build.
 Texts host_backends() {
-  return gloo_availability().empty() ? Texts{"ring", "gloo"} : Texts{"ring"};
+  return gloo_availability().empty() ? Texts{"tcp", "gloo"} : Texts{"tcp"};
 }
 
 /// A collective of these many numbers, and its end.
@@ -115,7 +115,7 @@ TEST_CASE("Ranks of a group know their place, exchange texts and meet", "[group]
 TEST_CASE("A barrier names the ranks that do not come to it, and its number",
           "[group][tsan][row72]") {
   const auto begin = Clock::now();
-  const Texts errors = Job(4, "ring", kShort).run([](ProcessGroup& group) {
+  const Texts errors = Job(4, "tcp", kShort).run([](ProcessGroup& group) {
     group.barrier();
     if (group.rank() % 2 == 0) group.barrier();
     std::this_thread::sleep_for(std::chrono::duration<double>(2 * kShort));
@@ -202,7 +202,7 @@ TEST_CASE("Rank 0 knows whom it has waited for in vain", "[group]") {
   CHECK(let_host_go_last(stores[0], "read", kLong, {3}) == std::vector<int>{});
 }
 
-TEST_CASE("Ranks may leave right behind their last collective", "[group][gloo][ring]") {
+TEST_CASE("Ranks may leave right behind their last collective", "[group][gloo][tcp]") {
   for (const std::string& backend : host_backends()) {
     for (int i = 0; i < 10; ++i) {
       const Texts errors =
@@ -221,7 +221,10 @@ TEST_CASE("Options that cannot be meant are refused before anyone waits", "[grou
     return message_of<BadInput>([&] { ProcessGroup group(contract_of(1, 2, 1), options); });
   };
   CHECK(refusal({.backend = "bogus"}) ==
-        "--backend: Invalid backend: 'bogus', expected nccl, gloo or ring");
+        "--backend: Invalid backend: 'bogus', expected nccl, gloo or tcp");
+  CHECK(refusal({.backend = "ring"}) ==
+        "--backend ring: it is called tcp now; give --backend tcp (--all-reduce ring is another "
+        "thing)");
   CHECK_THAT(refusal({.timeout_seconds = 0}), ContainsSubstring("--timeout 0: expected seconds"));
   CHECK_THAT(refusal({.timeout_seconds = -1}), ContainsSubstring("--timeout -1"));
   const ScopedEnvironment debug("LOCKSTEP_DEBUG", "everything");
@@ -235,7 +238,7 @@ TEST_CASE("Ranks that are given different backends all say so", "[group][tsan]")
   };
   for (const std::string& error : job.run([](ProcessGroup&) {})) {
     CHECK(error ==
-          "--backend is 'ring' on rank 0 but not given on rank 2; give all ranks the same");
+          "--backend is 'tcp' on rank 0 but not given on rank 2; give all ranks the same");
   }
 }
 
@@ -256,7 +259,7 @@ TEST_CASE("A rank's device is the one with its local rank, if so many are named"
 // --- Backends ------------------------------------------------------------------------------------
 
 TEST_CASE("Connected ranks reduce over every backend, and know its name",
-          "[group][gloo][ring][row70]") {
+          "[group][gloo][tcp][row70]") {
   const auto reduces_over = [](const std::string& backend) {
     return [backend](ProcessGroup& group, Communicator& ranks, Stream stream) {
       require_equal(group.backend(), backend, "backend");
@@ -305,10 +308,8 @@ TEST_CASE("A GPU that two ranks name is refused for NCCL, with both", "[group][r
   CHECK(choose_backend("", shared) == "gloo");
 }
 
-TEST_CASE(
-    "Without a choice NCCL serves GPUs of one's own, else Gloo where all have it, else the "
-    "ring",
-    "[group]") {
+TEST_CASE("Without a choice NCCL serves GPUs of one's own, else Gloo where all have it, else TCP",
+          "[group]") {
   std::vector<RankOffer> offers{gpu("a", "GPU-1"), gpu("a", "GPU-2"), gpu("b", "GPU-1")};
   CHECK(choose_backend("", offers) == "nccl");
   CHECK(choose_backend("nccl", offers) == "nccl");
@@ -317,10 +318,10 @@ TEST_CASE(
   CHECK_THAT(message_of<EnvironmentError>([&] { choose_backend("nccl", offers); }),
              ContainsSubstring("rank 1 (cuda:0 on a): no NCCL: no NCCL there"));
   offers[2].no_gloo = "this build has no Gloo";
-  CHECK(choose_backend("", offers) == "ring");
+  CHECK(choose_backend("", offers) == "tcp");
   CHECK_THAT(
       message_of<EnvironmentError>([&] { choose_backend("gloo", offers); }),
-      ContainsSubstring("rank 2 (cuda:0 on b): this build has no Gloo; give --backend ring"));
+      ContainsSubstring("rank 2 (cuda:0 on b): this build has no Gloo; give --backend tcp"));
   const RankOffer sent = RankOffer::from(offers[2].text());
   CHECK(sent.text() == offers[2].text());
   CHECK((sent.host == "b" && sent.hardware == "GPU-1" && sent.gpu && sent.no_nccl.empty()));
@@ -344,7 +345,7 @@ void await(const std::function<bool()>& is_true) {
 }
 
 TEST_CASE("A collective that times out names operation, number and the rank that does not come",
-          "[group][gloo][ring][row68][row72]") {
+          "[group][gloo][tcp][row68][row72]") {
   for (const std::string& backend : host_backends()) {
     INFO(backend);
     std::atomic<int> failed{0};
@@ -374,7 +375,7 @@ TEST_CASE("A collective that times out names operation, number and the rank that
 }
 
 TEST_CASE("A transfer that times out names the rank that does not come, and nobody else",
-          "[group][gloo][ring][row68]") {
+          "[group][gloo][tcp][row68]") {
   for (const std::string& backend : host_backends()) {
     const Texts errors =
         Job(3, backend, kShort)
@@ -389,7 +390,7 @@ TEST_CASE("A transfer that times out names the rank that does not come, and nobo
 }
 
 TEST_CASE("A rank that dies is named at once by all who wait for it",
-          "[group][gloo][ring][row67]") {
+          "[group][gloo][tcp][row67]") {
   for (const std::string& backend : host_backends()) {
     for (const int victim : {0, 1, 2, 3}) {
       INFO(backend << ", rank " << victim << " dies");
@@ -413,9 +414,9 @@ TEST_CASE("A rank that dies is named at once by all who wait for it",
   }
 }
 
-TEST_CASE("A rank that comes too late hears why the first one gave up", "[group][ring][tsan]") {
+TEST_CASE("A rank that comes too late hears why the first one gave up", "[group][tcp][tsan]") {
   const Texts errors =
-      Job(3, "ring", kShort)
+      Job(3, "tcp", kShort)
           .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
             if (group.rank() != 1) {
               await([&] { return !group.store().gone().empty(); });
@@ -430,9 +431,9 @@ TEST_CASE("A rank that comes too late hears why the first one gave up", "[group]
 }
 
 TEST_CASE("Ranks stuck in different collectives are told what the other one called",
-          "[group][ring][tsan][row71]") {
+          "[group][tcp][tsan][row71]") {
   const Texts errors =
-      Job(2, "ring", kShort)
+      Job(2, "tcp", kShort)
           .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
             const auto x = BasicTensor<float>::from_host(stream, {10}, std::vector<float>(10));
             if (group.rank() == 0) ranks.all_reduce(stream, x);
@@ -480,7 +481,7 @@ std::vector<Mismatch> mismatches() {
 }
 
 TEST_CASE("With LOCKSTEP_DEBUG=collectives a difference is an error on all ranks, with both calls",
-          "[group][gloo][ring][row71]") {
+          "[group][gloo][tcp][row71]") {
   const ScopedEnvironment debug("LOCKSTEP_DEBUG", "collectives");
   for (const std::string& backend : host_backends()) {
     for (const Mismatch& mismatch : mismatches()) {
@@ -505,7 +506,7 @@ TEST_CASE("With LOCKSTEP_DEBUG=collectives a difference is an error on all ranks
 }
 
 TEST_CASE("With LOCKSTEP_DEBUG=collectives calls that fit together compute what they did",
-          "[group][gloo][ring][row71]") {
+          "[group][gloo][tcp][row71]") {
   const ScopedEnvironment debug("LOCKSTEP_DEBUG", "collectives");
   for (const std::string& backend : host_backends()) {
     const Texts errors =
@@ -544,7 +545,7 @@ TEST_CASE("A process has one group: not two, and none before it is made", "[grou
   }
   destroy_process_group();
   for (int i = 0; i < 2; ++i) {
-    ProcessGroup& group = init_process_group({.backend = "ring"});
+    ProcessGroup& group = init_process_group({.backend = "tcp"});
     CHECK(is_initialized());
     CHECK(&process_group() == &group);
     CHECK(get_rank() == 0);

@@ -112,7 +112,7 @@ const DatasetPair& images_of(const Started& started) {
 // --- Between ranks -------------------------------------------------------------------------------
 
 /// A group of one rank, for what needs any group.
-ProcessGroup group_alone() { return {testing::contract_of(0, 1, 0), {.backend = "ring"}}; }
+ProcessGroup group_alone() { return {testing::contract_of(0, 1, 0), {.backend = "tcp"}}; }
 
 /// Two ranks of which rank 1 has a change, a pair for each of them, compare their settings: what
 /// each is told, [rank][change]. With `stage05` as its program does, else as stage 04's.
@@ -127,7 +127,7 @@ std::vector<std::vector<std::string>> compared(const std::vector<Change>& change
   for (const Change& change : changes) {
     const int port = testing::free_port();
     const auto errors = testing::run_ranks(2, [&](int rank) {
-      ProcessGroup group(testing::contract_of(rank, 2, port), {.backend = "ring"});
+      ProcessGroup group(testing::contract_of(rank, 2, port), {.backend = "tcp"});
       Started started;
       if (rank == 1) change.apply(started);
       const DatasetPair& data = images_of(started);
@@ -237,7 +237,7 @@ TEST_CASE("A run begins with the learning rate of its first step", "[checkpoint]
   CHECK(state.best_accuracy == 0);
   CHECK(state.world_size == 1);
   CHECK(state.settings["sync_bn"] == true);
-  CHECK(state.settings["backend"] == "ring");
+  CHECK(state.settings["backend"] == "tcp");
   started.options.warmup_epochs = 0;
   started.stage.no_sync_bn = true;
   state = begin();

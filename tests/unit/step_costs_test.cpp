@@ -15,7 +15,7 @@ namespace lockstep {
 namespace {
 
 TEST_CASE("From a step's first pass to its last one all time is that of the passes", "[ddp]") {
-  const testing::Ranks ranks = testing::ring_ranks(2);
+  const testing::Ranks ranks = testing::tcp_ranks(2);
   std::vector<double> compute(2);
   const std::vector<std::string> errors = testing::run_ranks(2, [&](int rank) {
     testing::Member member(rank, testing::small_network(), 1);
@@ -39,7 +39,7 @@ TEST_CASE("Waiting for batch statistics is reported per step of this run", "[syn
   const testing::TempDir folder;
   Options options;
   options.metrics = folder / "metrics";
-  const testing::Ranks ranks = testing::ring_ranks(2);
+  const testing::Ranks ranks = testing::tcp_ranks(2);
   double waited = 0;
   const std::vector<std::string> errors = testing::run_ranks(2, [&](int rank) {
     testing::Member member(rank, testing::small_network(ModelKind::seed_bn), 1);

@@ -1,4 +1,4 @@
-// SyncBatchNorm: the ranks of a group as threads of this process, joined by the ring or Gloo.
+// SyncBatchNorm: the ranks of a group as threads of this process, joined by TCP or Gloo.
 
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 
@@ -163,7 +163,7 @@ int64_t total_of(const std::vector<int64_t>& counts) {
 
 TEST_CASE("Synchronised, a layer is that of one device, however the batch is dealt",
           "[syncbn][tsan][row98]") {
-  const Ranks ranks = testing::ring_ranks(4);
+  const Ranks ranks = testing::tcp_ranks(4);
   for (const std::vector<int64_t>& counts :
        {std::vector<int64_t>{5, 0, 3, 8}, {4, 4, 4, 4}, {1, 0, 0, 6}, {0, 0, 7, 0}}) {
     const LayerInput whole = LayerInput::random(total_of(counts));
@@ -190,7 +190,7 @@ TEST_CASE("Gloo carries a synchronised layer, too", "[syncbn][gloo][row98]") {
 }
 
 TEST_CASE("Plain batch normalisation in its place is another function", "[syncbn][row99]") {
-  const Ranks ranks = testing::ring_ranks(4);
+  const Ranks ranks = testing::tcp_ranks(4);
   const LayerInput whole = LayerInput::random(16);
   for (const Form form : {Form::plain, Form::relu, Form::residual}) {
     const LayerPasses passes(ranks, form, whole, {5, 0, 3, 8}, /*synchronised=*/false);
@@ -202,7 +202,7 @@ TEST_CASE("Plain batch normalisation in its place is another function", "[syncbn
 TEST_CASE("A mean that is large beside the spread does not cost the merged variance its digits",
           "[syncbn][row100]") {
   const LayerInput whole = LayerInput::random(12544, Real(1e4));
-  const Ranks ranks = testing::ring_ranks(4);
+  const Ranks ranks = testing::tcp_ranks(4);
   const LayerPasses passes(ranks, Form::plain, whole, {3136, 3136, 3136, 3136});
   const LayerResult found = passes.together();
   for (int64_t c = 0; c < LayerInput::kChannels; ++c) {
@@ -222,7 +222,7 @@ TEST_CASE("A mean that is large beside the spread does not cost the merged varia
 }
 
 TEST_CASE("Ranks that are all without samples change nothing", "[syncbn][row101]") {
-  const Ranks ranks = testing::ring_ranks(3);
+  const Ranks ranks = testing::tcp_ranks(3);
   for (const Form form : {Form::plain, Form::residual}) {
     const LayerPasses passes(ranks, form, LayerInput::random(0), {0, 0, 0});
     CHECK(passes.errors == Texts(3));
@@ -237,7 +237,7 @@ TEST_CASE("Ranks that are all without samples change nothing", "[syncbn][row101]
 
 TEST_CASE("One value per channel on all ranks together is an error on each of them",
           "[syncbn][row101]") {
-  const Ranks ranks = testing::ring_ranks(3);
+  const Ranks ranks = testing::tcp_ranks(3);
   for (const std::vector<int64_t>& counts : {std::vector<int64_t>{1, 0, 0}, {0, 0, 1}}) {
     const LayerPasses passes(ranks, Form::plain, LayerInput::random(1), counts);
     for (int rank = 0; rank < 3; ++rank) {
@@ -271,7 +271,7 @@ class Recorded final : public Communicator {
 
 /// What the ranks call in a pass of the seed network with batch normalisation, the same on all.
 Texts calls_of_a_pass(int world_size, bool training) {
-  const Ranks ranks = testing::ring_ranks(world_size);
+  const Ranks ranks = testing::tcp_ranks(world_size);
   std::vector<Texts> calls(static_cast<size_t>(world_size));
   const Texts errors = run_ranks(world_size, [&](int rank) {
     Member member(rank, small_network(ModelKind::seed_bn), 1);
@@ -315,7 +315,7 @@ TEST_CASE("Evaluation and a rank alone communicate nothing", "[syncbn][row102]")
 TEST_CASE("A rank alone computes what a plain layer does, to the bit", "[syncbn][row102]") {
   Member alone(0, small_network(ModelKind::seed_bn), 1),
       one(0, small_network(ModelKind::seed_bn), 1);
-  const Ranks ranks = testing::ring_ranks(1);
+  const Ranks ranks = testing::tcp_ranks(1);
   convert_sync_batchnorm(*one.network, *ranks.processes[0], one.communication);
   for (Member* member : {&alone, &one}) member->accumulate(Samples(5), 0.2);
   CHECK(one.gradients() == alone.gradients());
@@ -327,7 +327,7 @@ template <class Instead>
 Texts skip_layer(bool compare_calls, Instead instead) {
   const testing::Stores stores(2);
   const Ranks ranks(2, [&](int rank) {
-    return std::make_shared<WatchedTransport>(connect_ring(stores[rank], 2 * kShort),
+    return std::make_shared<WatchedTransport>(connect_tcp(stores[rank], 2 * kShort),
                                               stores.all[size_t(rank)], 2 * kShort, compare_calls);
   });
   return run_ranks(2, [&](int rank) {
@@ -419,7 +419,7 @@ Distance distance(ModelKind kind, int world_size, const std::vector<int64_t>& ba
   std::vector<std::unique_ptr<Member>> members;
   for (int rank = 0; rank < world_size; ++rank) members.push_back(make(rank));
   std::vector<std::vector<double>> losses(members.size());
-  const Ranks ranks = testing::ring_ranks(world_size);
+  const Ranks ranks = testing::tcp_ranks(world_size);
   testing::LocalStore store;
   const Texts errors = run_ranks(world_size, [&](int rank) {
     const auto exchange = [&](const std::string& mine) {
@@ -472,7 +472,7 @@ TEST_CASE("A whole network with plain batch normalisation does not", "[syncbn][r
 
 TEST_CASE("Conversion leaves parameters, names and state where they are", "[syncbn]") {
   Member member(0, small_network(ModelKind::resnet18), 1);
-  const Ranks ranks = testing::ring_ranks(1);
+  const Ranks ranks = testing::tcp_ranks(1);
   const std::vector<Parameter*> before = member.network->parameters();
   const auto layers_of = [&](Module& network) {
     return convert_sync_batchnorm(network, *ranks.processes[0], member.communication)->layers();

@@ -49,7 +49,7 @@ void require_nccl_possible(const std::vector<RankOffer>& offers) {
 void require_gloo_possible(const std::vector<RankOffer>& offers) {
   for (size_t rank = 0; rank < offers.size(); ++rank) {
     if (offers[rank].no_gloo.empty()) continue;
-    fail<EnvironmentError>("{}: {}; give --backend ring", place_of(int(rank), offers[rank]),
+    fail<EnvironmentError>("{}: {}; give --backend tcp", place_of(int(rank), offers[rank]),
                            offers[rank].no_gloo);
   }
 }
@@ -75,10 +75,13 @@ RankOffer RankOffer::from(std::string_view text) {
 }
 
 void check_backend_name(const std::string& backend) {
-  require(backend.empty() || backend == "nccl" || backend == "gloo" || backend == "ring",
-          "--backend: Invalid backend: '{}', expected nccl, gloo or ring", backend);
+  require(backend != "ring",
+          "--backend ring: it is called tcp now; give --backend tcp (--all-reduce ring is another "
+          "thing)");
+  require(backend.empty() || backend == "nccl" || backend == "gloo" || backend == "tcp",
+          "--backend: Invalid backend: '{}', expected nccl, gloo or tcp", backend);
   if (backend == "gloo" && !gloo_availability().empty()) {
-    fail<EnvironmentError>("--backend gloo: {}; give --backend ring", gloo_availability());
+    fail<EnvironmentError>("--backend gloo: {}; give --backend tcp", gloo_availability());
   }
 }
 
@@ -90,7 +93,7 @@ std::string choose_backend(const std::string& asked, const std::vector<RankOffer
       offers, [](const RankOffer& offer) { return offer.gpu && offer.no_nccl.empty(); });
   if (nccl && !sharing_ranks(offers)) return "nccl";
   const bool gloo = std::ranges::all_of(offers, &std::string::empty, &RankOffer::no_gloo);
-  return gloo ? "gloo" : "ring";
+  return gloo ? "gloo" : "tcp";
 }
 
 }  // namespace lockstep

@@ -23,13 +23,13 @@ struct RankOffer {
   static RankOffer from(std::string_view text);
 };
 
-/// Throws BadInput unless it is "nccl", "gloo", "ring" or empty, and EnvironmentError for Gloo
+/// Throws BadInput unless it is "nccl", "gloo", "tcp" or empty, and EnvironmentError for Gloo
 /// where this build has none.
 void check_backend_name(const std::string& backend);
 
 /// The backend of all ranks, offers[r] being rank r's: the one that was asked for or, if that is
 /// empty, NCCL where every rank has a GPU of its own and NCCL, else Gloo where every rank has it,
-/// else the ring. The same on every rank. Throws BadInput, naming the ranks, if NCCL is asked for a
+/// else TCP. The same on every rank. Throws BadInput, naming the ranks, if NCCL is asked for a
 /// CPU device or twice for one GPU; EnvironmentError for a rank without the library.
 std::string choose_backend(const std::string& asked, const std::vector<RankOffer>& offers);
 

@@ -302,13 +302,13 @@ std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const Rend
     fail<EnvironmentError>(
         "rank {}: Gloo could not connect the {} ranks: {}; see ulimit -n and the network's "
         "settings, or "
-        "use --backend ring",
+        "use --backend tcp",
         rank, world_size, without_place(error.what()));
   } catch (const ::gloo::Exception& error) {
     fail<PeerLost>(
         "rank {}: Gloo could not connect the {} ranks: {}; a rank has gone, or another program "
         "came "
-        "to one of their ports, which Gloo takes for a rank: start again, or with --backend ring",
+        "to one of their ports, which Gloo takes for a rank: start again, or with --backend tcp",
         rank, world_size, without_place(error.what()));
   }
 }

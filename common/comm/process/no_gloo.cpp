@@ -12,7 +12,7 @@ std::string gloo_availability() { return kReason; }
 
 std::shared_ptr<HostTransport> connect_gloo(int, int, const RendezvousStore&, const std::string&,
                                             double) {
-  fail<EnvironmentError>("{}; configure it where Gloo is, or give --backend ring", kReason);
+  fail<EnvironmentError>("{}; configure it where Gloo is, or give --backend tcp", kReason);
 }
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@
 #include "common/comm/process/gloo_transport.h"
 #include "common/comm/process/rank_names.h"
 #include "common/comm/process/rank_texts.h"
-#include "common/comm/process/ring_transport.h"
+#include "common/comm/process/tcp_transport.h"
 #include "common/comm/process/watched_transport.h"
 #include "common/core/error.h"
 #include "common/core/launcher_line.h"
@@ -195,8 +195,8 @@ std::unique_ptr<Communicator> ProcessGroup::connect_nccl(Device& device) {
 
 std::unique_ptr<Communicator> ProcessGroup::connect_host() {
   std::shared_ptr<HostTransport> transport;
-  if (backend_ == "ring") {
-    transport = connect_ring(*store_, timeout_);
+  if (backend_ == "tcp") {
+    transport = connect_tcp(*store_, timeout_);
   } else {
     const auto hosts = collect("address of rank 0's host", store_->host_address().host);
     const RendezvousStore keys{

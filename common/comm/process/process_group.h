@@ -19,7 +19,7 @@ namespace lockstep {
 using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
 
 struct ProcessGroupOptions {
-  /// "nccl", "gloo" or "ring"; empty: what is best for the ranks' devices (backend_choice.h).
+  /// "nccl", "gloo" or "tcp"; empty: what is best for the ranks' devices (backend_choice.h).
   std::string backend{};
   /// env:// or tcp://HOST:PORT, and options of the command line: see LaunchInput.
   std::string init_method = "env://";
@@ -51,7 +51,7 @@ class ProcessGroup {
   int world_size() const { return contract_.world_size; }
   int local_rank() const { return contract_.local_rank; }
   int local_world_size() const { return contract_.local_world_size; }
-  /// "nccl", "gloo" or "ring" once connected; before that what was asked for.
+  /// "nccl", "gloo" or "tcp" once connected; before that what was asked for.
   const std::string& backend() const { return backend_; }
   TcpStore& store() { return *store_; }
 

@@ -8,7 +8,7 @@
 //
 // All-reduce is one after the other: 2 (W-1)/W of the numbers leave each rank.
 
-#include "common/comm/process/ring_transport.h"
+#include "common/comm/process/tcp_transport.h"
 
 #include <algorithm>
 #include <array>
@@ -31,15 +31,15 @@ std::span<std::byte> bytes_at(T* x, int64_t count) {
   return std::as_writable_bytes(std::span(x, static_cast<size_t>(count)));
 }
 
-class RingTransport final : public HostTransport {
+class TcpTransport final : public HostTransport {
  public:
-  RingTransport(TcpStore& store, double timeout_seconds)
+  TcpTransport(TcpStore& store, double timeout_seconds)
       : timeout_(timeout_seconds),
-        mesh_(std::make_unique<TcpMesh>(store, timeout_seconds, "ring")),
+        mesh_(std::make_unique<TcpMesh>(store, timeout_seconds, "tcp")),
         me_(mesh_->rank()),
         ranks_(mesh_->world_size()) {}
 
-  std::string description() const override { return "ring"; }
+  std::string description() const override { return "tcp"; }
 
   void run(const Call& call, uint64_t) override {
     if (call.op != Op::barrier && call.mine.count == 0) return;
@@ -215,8 +215,8 @@ class RingTransport final : public HostTransport {
 
 }  // namespace
 
-std::shared_ptr<HostTransport> connect_ring(TcpStore& store, double timeout_seconds) {
-  return std::make_shared<RingTransport>(store, timeout_seconds);
+std::shared_ptr<HostTransport> connect_tcp(TcpStore& store, double timeout_seconds) {
+  return std::make_shared<TcpTransport>(store, timeout_seconds);
 }
 
 }  // namespace lockstep

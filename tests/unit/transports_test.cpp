@@ -1,7 +1,7 @@
-// Collectives between processes: what they compute, over the hand-written ring and over Gloo. All
+// Collectives between processes: what they compute, over TCP and over Gloo. All
 // ranks of a group are in this process.
 
-#include "common/comm/process/ring_transport.h"
+#include "common/comm/process/tcp_transport.h"
 
 #include <algorithm>
 #include <array>
@@ -28,14 +28,14 @@ using testing::kShort;
 using testing::kSoon;
 using testing::message_of;
 using testing::Ranks;
-using testing::ring_ranks;
+using testing::tcp_ranks;
 using testing::seconds_since;
 using testing::Trial;
 using MakeRanks = std::function<Ranks(int world_size)>;
 
 /// How the ranks of a group can be connected in this build.
 std::vector<MakeRanks> transports() {
-  std::vector<MakeRanks> all{[](int world_size) { return ring_ranks(world_size); }};
+  std::vector<MakeRanks> all{[](int world_size) { return tcp_ranks(world_size); }};
   if (gloo_availability().empty()) {
     all.push_back([](int world_size) { return testing::gloo_ranks(world_size); });
   }
@@ -69,7 +69,7 @@ void check_table(const MakeRanks& make_ranks, int64_t most_ranks) {
 }
 
 TEST_CASE("Between processes every collective is what a serial program computes",
-          "[comm][gloo][ring][row70]") {
+          "[comm][gloo][tcp][row70]") {
   for (const MakeRanks& make_ranks : transports()) {
     check_table(make_ranks, 5);
     Ranks ranks = make_ranks(3);
@@ -82,14 +82,14 @@ TEST_CASE("Between processes every collective is what a serial program computes"
   }
 }
 
-TEST_CASE("Over the ring no collective races with what is enqueued around it",
-          "[comm][ring][tsan][row70]") {
-  check_table([](int world_size) { return ring_ranks(world_size); }, 3);
+TEST_CASE("Over TCP no collective races with what is enqueued around it",
+          "[comm][tcp][tsan][row70]") {
+  check_table([](int world_size) { return tcp_ranks(world_size); }, 3);
 }
 
 TEST_CASE("Between processes the dependent calls of one group take effect in their order",
-          "[comm][gloo][ring][tsan]") {
-  testing::check_dependent_calls(ring_ranks(2));
+          "[comm][gloo][tcp][tsan]") {
+  testing::check_dependent_calls(tcp_ranks(2));
   if (gloo_availability().empty()) testing::check_dependent_calls(testing::gloo_ranks(2));
 }
 
@@ -108,7 +108,7 @@ std::vector<std::vector<float>> sums(const Ranks& ranks, int64_t count) {
 }
 
 TEST_CASE("Between processes sums have the same bits on all ranks, and in every run",
-          "[comm][gloo][ring][row70]") {
+          "[comm][gloo][tcp][row70]") {
   for (const MakeRanks& make_ranks : transports()) {
     const auto first = sums(make_ranks(4), 1001), again = sums(make_ranks(4), 1001);
     CHECK(first == again);
@@ -135,7 +135,7 @@ int pass_early(const Ranks& ranks, int late, testing::Gate& gate, std::atomic<in
 }
 
 TEST_CASE("Between processes nobody passes a barrier before all have come to it",
-          "[comm][gloo][ring]") {
+          "[comm][gloo][tcp]") {
   for (const MakeRanks& make_ranks : transports()) {
     for (const int world_size : {3, 5}) {
       std::array<testing::Gate, 2> gates;
@@ -150,7 +150,7 @@ TEST_CASE("Between processes nobody passes a barrier before all have come to it"
   }
 }
 
-TEST_CASE("Between processes all may send to all before anyone receives", "[comm][gloo][ring]") {
+TEST_CASE("Between processes all may send to all before anyone receives", "[comm][gloo][tcp]") {
   constexpr int64_t kCount = (1 << 18) + 1;  // more than connections hold
   constexpr int kRanks = 4;
   for (const MakeRanks& make_ranks : transports()) {
@@ -208,7 +208,7 @@ class NotingTransport final : public HostTransport {
 };
 
 TEST_CASE("Calls on several streams run in the order in which they were issued",
-          "[comm][ring][tsan]") {
+          "[comm][tcp][tsan]") {
   testing::Gate gate;
   const auto transport = std::make_shared<NotingTransport>();
   const auto device = open_device({DeviceId::Kind::cpu, 0}, {});
@@ -233,7 +233,7 @@ TEST_CASE("Calls on several streams run in the order in which they were issued",
 }
 
 TEST_CASE("Of a group's transfers those that follow each other on a stream go on together",
-          "[comm][ring]") {
+          "[comm][tcp]") {
   const auto transport = std::make_shared<NotingTransport>();
   const auto device = open_device({DeviceId::Kind::cpu, 0}, {});
   const Stream one = device->create_stream("one"), other = device->create_stream("other");
@@ -252,7 +252,7 @@ TEST_CASE("Of a group's transfers those that follow each other on a stream go on
         std::vector<std::string>{send + " and " + receive, send, "1 barrier", receive});
 }
 
-TEST_CASE("Comparisons of the ranks' calls have numbers of their own", "[comm][ring]") {
+TEST_CASE("Comparisons of the ranks' calls have numbers of their own", "[comm][tcp]") {
   const auto noting = std::make_shared<NotingTransport>();
   const testing::Stores stores(1);
   std::vector<float> x(3);
@@ -272,17 +272,17 @@ TEST_CASE("Comparisons of the ranks' calls have numbers of their own", "[comm][r
 
 // --- Ranks that do not come ----------------------------------------------------------------------
 
-TEST_CASE("Over the ring a rank that does not come is missed in time, and its peers learn of it",
-          "[comm][ring][tsan][row72]") {
+TEST_CASE("Over TCP a rank that does not come is missed in time, and its peers learn of it",
+          "[comm][tcp][tsan][row72]") {
   const testing::Stores stores(3);
-  std::vector<std::shared_ptr<HostTransport>> ring(3);
+  std::vector<std::shared_ptr<HostTransport>> ranks(3);
   // Rank 0 has less patience than rank 1, which waits for rank 2, too.
   testing::run_ranks(
-      3, [&](int rank) { ring[rank] = connect_ring(stores[rank], rank == 0 ? kShort : kLong); });
+      3, [&](int rank) { ranks[rank] = connect_tcp(stores[rank], rank == 0 ? kShort : kLong); });
   const auto begin = testing::Clock::now();
   const auto errors = testing::run_ranks(2, [&](int rank) {
     std::vector<int64_t> x(3);
-    ring[rank]->run(
+    ranks[rank]->run(
         {.op = Call::Op::all_reduce, .mine = {x.data(), 3, ElementType::i64}, .all = {}}, 1);
   });
   CHECK(errors[0] == "rank 2 did not answer within 0.3 s: 0 of 8 bytes came");
@@ -290,12 +290,12 @@ TEST_CASE("Over the ring a rank that does not come is missed in time, and its pe
   CHECK(seconds_since(begin) < kSoon);
   CHECK(errors[1] == "rank 0 closed the connection");
   // From then on each says why it cannot go on.
-  CHECK(message_of<PeerLost>([&] { ring[0]->run({}, 2); }) == errors[0]);
-  CHECK(message_of<PeerLost>([&] { ring[0]->transfer({}); }) == errors[0]);
+  CHECK(message_of<PeerLost>([&] { ranks[0]->run({}, 2); }) == errors[0]);
+  CHECK(message_of<PeerLost>([&] { ranks[0]->transfer({}); }) == errors[0]);
 }
 
-TEST_CASE("Over the ring a rank that has gone is noticed at once", "[comm][ring][tsan][row67]") {
-  Ranks ranks = ring_ranks(2, kLong);
+TEST_CASE("Over TCP a rank that has gone is noticed at once", "[comm][tcp][tsan][row67]") {
+  Ranks ranks = tcp_ranks(2, kLong);
   ranks.processes[1].reset();
   const auto x = testing::numbered<int64_t>(ranks, 3, 1);
   const auto begin = testing::Clock::now();
