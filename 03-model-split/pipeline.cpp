@@ -65,15 +65,15 @@ void Pipeline::require_samples(int64_t samples) const {
 
 // --- A step --------------------------------------------------------------------------------------
 
-void Pipeline::train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) {
+void Pipeline::train_step(HostBatch batch, const StepState& step, const Tensor& mean_loss) {
   require_samples(batch.size);
   const BatchSplit split{BatchSplit::Kind::micro, options_.micro_batches};
   const std::vector<BatchPart> parts = split.divide(batch.size);
-  train_step(std::move(batch), parts, facts, mean_loss);
+  train_step(std::move(batch), parts, step, mean_loss);
 }
 
 void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
-                          const StepState& facts, const Tensor& mean_loss) {
+                          const StepState& step, const Tensor& mean_loss) {
   require_equal(static_cast<int>(parts.size()), options_.micro_batches,
                 "pipeline: parts of the batch");
   int64_t samples = 0;
@@ -85,7 +85,7 @@ void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
   require_equal(samples, batch.size, "pipeline: samples of all micro-batches");
   batch_ = std::move(batch);
   parts_ = parts;
-  facts_ = facts;
+  step_ = step;
   mean_loss_ = mean_loss;
   begin_step();
   // The host enqueues each stage's instructions in their order, as far as they go: an event must be
@@ -195,7 +195,8 @@ void Pipeline::forward(size_t s, int number) {
   worker.most_live = std::max(worker.most_live, ++worker.live);
   micro_batch.part = parts_[number];
   context.facts = {.last_contribution = number + 1 == options_.micro_batches};
-  worker.feeder.feed_facts(batch_, micro_batch.part, facts_, context);
+  context.begin_step(step_);
+  worker.feeder.feed_state(batch_, micro_batch.part, context);
   if (s == 0) {
     const DeviceBatch& images = worker.feeder.feed_images(batch_, micro_batch.part);
     micro_batch.input = worker.feeder.normalize(images, context);

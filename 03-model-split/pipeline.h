@@ -36,11 +36,11 @@ class Pipeline final : public SplitTraining {
 
   /// Enqueues one optimizer step. Cuts the batch into equal micro-batches, the first ones a sample
   /// larger where it does not divide; throws BadInput if there are more micro-batches than samples.
-  /// `facts.loss_weight` is 1 / (samples of the batch); the batch's mean loss goes into `mean_loss`
+  /// `step.loss_weight` is 1 / (samples of the batch); the batch's mean loss goes into `mean_loss`
   /// [1], on the last stage's device.
-  void train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) override;
+  void train_step(HostBatch batch, const StepState& step, const Tensor& mean_loss) override;
   /// The same with micro-batches of any sizes, as many as the options say.
-  void train_step(HostBatch batch, const std::vector<BatchPart>& parts, const StepState& facts,
+  void train_step(HostBatch batch, const std::vector<BatchPart>& parts, const StepState& step,
                   const Tensor& mean_loss);
 
   /// Throws BadInput if a batch of `samples` would be fewer than there are micro-batches.
@@ -107,7 +107,7 @@ class Pipeline final : public SplitTraining {
   // The step at hand.
   HostBatch batch_;
   std::vector<BatchPart> parts_;
-  StepState facts_{};
+  StepState step_{};
   Tensor mean_loss_;
 };
 

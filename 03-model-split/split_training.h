@@ -25,9 +25,9 @@ class SplitTraining {
   /// The pieces as one network, for evaluation: what it takes and returns lies on device 0.
   virtual Module& network() = 0;
 
-  /// Enqueues one optimizer step over a batch of whose samples each counts facts.loss_weight; the
+  /// Enqueues one optimizer step over a batch of whose samples each counts step.loss_weight; the
   /// batch's loss goes into `mean_loss` [1], which lies on loss_stream().
-  virtual void train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) = 0;
+  virtual void train_step(HostBatch batch, const StepState& step, const Tensor& mean_loss) = 0;
   virtual Stream loss_stream() const = 0;
   /// Of every device's optimizer.
   virtual std::vector<HealthTensor> healths() const = 0;

@@ -73,14 +73,14 @@ Contexts TensorTraining::contexts() {
   return all;
 }
 
-void TensorTraining::train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) {
+void TensorTraining::train_step(HostBatch batch, const StepState& step, const Tensor& mean_loss) {
   workers_.front().loss = mean_loss;
   Tensors images, scores_gradients;
   std::vector<const DeviceBatch*> fed;
   for (Worker& worker : workers_) {
     Context& context = worker.context;
-    fed.push_back(&worker.feeder.feed(batch, {0, 1, batch.size}, facts, context));
-    worker.feeder.retire(batch);
+    context.begin_step(step);
+    fed.push_back(&worker.feeder.feed(batch, context));
     worker.optimizer.zero_gradients();
     context.kernels().fill(context.stream(), 0, worker.loss);
     images.push_back(worker.feeder.normalize(*fed.back(), context));

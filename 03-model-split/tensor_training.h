@@ -29,7 +29,7 @@ class TensorTraining final : public SplitTraining {
   }
   int64_t parameter_count() override;
   Module& network() override { return *evaluation_; }
-  void train_step(HostBatch batch, const StepState& facts, const Tensor& mean_loss) override;
+  void train_step(HostBatch batch, const StepState& step, const Tensor& mean_loss) override;
   Stream loss_stream() const override { return workers_.front().context.stream(); }
   std::vector<HealthTensor> healths() const override;
   double flops() const override;

@@ -116,7 +116,7 @@ void lighten(HostBatch& batch, Dataset& set, const std::vector<BatchPart>& parts
 /// Mean, M2 and rows [3] of the pixels of a part.
 Tensor pixel_statistics(SmallTraining& training, const HostBatch& batch, const BatchPart& part) {
   const Tensor images = training.feeder.normalize(
-      training.feeder.feed(batch, part, {}, training.context), training.context);
+      training.feeder.feed(batch, part, training.context), training.context);
   const Tensor statistics = training.context.empty({3});
   training.context.kernels().batch_norm_statistics(training.stream, images, statistics);
   return statistics;

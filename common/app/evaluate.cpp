@@ -17,14 +17,13 @@ Evaluation evaluate(Module& network, Loss& criterion, DataLoader& loader, int64_
   context.kernels().fill(stream, 0, loss);
   context.kernels().fill_count(stream, 0, correct);
 
-  const StepState facts{.loss_weight = Real(1) / Real(samples)};
+  context.begin_step({.loss_weight = Real(1) / Real(samples)});
   loader.begin_epoch(0);
   while (std::optional<HostBatch> batch = loader.next()) {
-    const DeviceBatch& part = feeder.feed(*batch, {0, 1, batch->size}, facts, context);
-    const Tensor scores = network.forward(feeder.normalize(part, context), context);
-    criterion.forward(scores, part.labels, loss, context);
-    context.kernels().count_correct(stream, scores, part.labels, correct);
-    feeder.retire(std::move(*batch));
+    const DeviceBatch& fed = feeder.feed(*batch, context);
+    const Tensor scores = network.forward(feeder.normalize(fed, context), context);
+    criterion.forward(scores, fed.labels, loss, context);
+    context.kernels().count_correct(stream, scores, fed.labels, correct);
   }
   context.facts = before;
   return {.loss = double(loss.to_host()[0]), .correct = correct.to_host()[0], .samples = samples};

@@ -30,26 +30,41 @@ Feeder::Feeder(Stream stream, const Dataset& set, size_t slots)
       staging_(stream.device().allocate_host(slots * sizeof(StepState))),
       copied_(slots) {}
 
-StepState* Feeder::stage(const StepState& facts) {
+std::vector<DeviceBatch> DeviceBatch::divide(const BatchSplit& micro_batches) const {
+  std::vector<DeviceBatch> parts;
+  for (const BatchPart& part : micro_batches.divide(labels.shape()[0])) {
+    parts.push_back({.pixels = pixels.rows(part.first, part.count),
+                     .labels = labels.rows(part.first, part.count),
+                     .first = part.first});
+  }
+  return parts;
+}
+
+StepState* Feeder::stage(const StepState& state) {
   const size_t slot = next_slot_++ % copied_.size();
   if (copied_[slot]) copied_[slot]->synchronize();
   StepState* place = static_cast<StepState*>(staging_.get()) + slot;
-  *place = facts;
+  *place = state;
   return place;
 }
 
-const DeviceBatch& Feeder::feed(const HostBatch& batch, const BatchPart& part, StepState facts,
-                                Context& context) {
-  feed_facts(batch, part, facts, context);
+const DeviceBatch& Feeder::feed(const HostBatch& batch, Context& context) {
+  const DeviceBatch& fed = feed(batch, {.count = batch.size}, context);
+  retire(batch);
+  return fed;
+}
+
+const DeviceBatch& Feeder::feed(const HostBatch& batch, const BatchPart& part, Context& context) {
+  feed_state(batch, part, context);
   feed_images(batch, part);
   return feed_labels(batch, part);
 }
 
-void Feeder::feed_facts(const HostBatch& batch, const BatchPart& part, StepState facts,
-                        Context& context) {
-  facts.first_position = batch.global_first + part.first * batch.global_stride;
-  facts.position_stride = part.stride * batch.global_stride;
-  const StepState* staged = stage(facts);
+void Feeder::feed_state(const HostBatch& batch, const BatchPart& part, Context& context) {
+  StepState state = context.step();
+  state.first_position = batch.global_first + part.first * batch.global_stride;
+  state.position_stride = part.stride * batch.global_stride;
+  const StepState* staged = stage(state);
   stream_.copy(context.state().data(), staged, sizeof(StepState));
   copied_[(next_slot_ - 1) % copied_.size()] = stream_.record();
 }

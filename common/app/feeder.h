@@ -12,13 +12,17 @@
 
 namespace lockstep {
 
-/// A part of a batch on a device.
+/// A batch, or a part of one, on a device.
 struct DeviceBatch {
   ByteTensor pixels;   // [count, height, width, channels]
   LabelTensor labels;  // [count]
+  int64_t first = 0;   // its first sample in what was fed
+
+  /// In the same memory, its micro-batches: consecutive samples each.
+  std::vector<DeviceBatch> divide(const BatchSplit& micro_batches) const;
 };
 
-/// Copies parts of host batches to one device. The host never waits for a copy: it keeps the
+/// Copies host batches, or parts of them, to one device. The host never waits for a copy: it keeps the
 /// batches (page-locked memory on CUDA) until the event behind their last copy is done. Parts of
 /// the same size always lie at the same place, so that a captured step finds the next batch there.
 class Feeder {
@@ -27,20 +31,20 @@ class Feeder {
   /// `slots` parts ahead of the stream.
   Feeder(Stream stream, const Dataset& set, size_t slots = 8);
 
-  /// Enqueues the copy of `part` and of the pass's facts for kernels (into context.state()).
-  /// `facts` says step, learning rate and loss weight; the positions are the part's. What it
-  /// returns is overwritten, in stream order, when the next part of this size comes.
-  const DeviceBatch& feed(const HostBatch& batch, const BatchPart& part, StepState facts,
-                          Context& context);
-  /// The same in pieces, for a model whose layers lie on several devices: each needs the facts, the
+  /// Enqueues the copy of a batch, and of what kernels are to know of it (context.step() and the
+  /// places of its samples) to context.state(). What it returns is overwritten, in stream order,
+  /// when the next batch of this size comes.
+  const DeviceBatch& feed(const HostBatch& batch, Context& context);
+  /// Of a part of it. When the last one was fed, retire() is to be called.
+  const DeviceBatch& feed(const HostBatch& batch, const BatchPart& part, Context& context);
+  /// The same in pieces, for a model whose layers lie on several devices: each needs the state, the
   /// first the images (labels undefined), the last the labels (images undefined).
-  void feed_facts(const HostBatch& batch, const BatchPart& part, StepState facts, Context& context);
+  void feed_state(const HostBatch& batch, const BatchPart& part, Context& context);
   const DeviceBatch& feed_images(const HostBatch& batch, const BatchPart& part);
   const DeviceBatch& feed_labels(const HostBatch& batch, const BatchPart& part);
   /// The images of a batch as the network takes them: [count, height, width, channels].
   Tensor normalize(const DeviceBatch& batch, Context& context) const;
-  /// Keeps `batch` until the copies from it so far have ended. To be called when all of its parts
-  /// have been fed.
+  /// Keeps `batch` until the copies from it so far have ended.
   void retire(HostBatch batch);
 
  private:
@@ -48,8 +52,8 @@ class Feeder {
     HostBatch batch;
     Event copied;
   };
-  /// A place in host memory that no copy reads any more, holding `facts`.
-  StepState* stage(const StepState& facts);
+  /// A place in host memory that no copy reads any more, holding `state`.
+  StepState* stage(const StepState& state);
 
   Stream stream_;
   int64_t height_, width_, channels_;

@@ -85,11 +85,10 @@ struct SmallTraining {
   /// Gradients of the parts of a batch, one after another; a sample counts `weight`.
   void forward_and_backward(const HostBatch& batch, const std::vector<BatchPart>& parts,
                             double weight) {
-    const StepState facts{.learning_rate = Real(0.1), .loss_weight = Real(weight)};
+    context.begin_step({.learning_rate = Real(0.1), .loss_weight = Real(weight)});
     parameters.zero_gradients();
-    context.kernels().fill(stream, 0, loss);
     for (const BatchPart& part : parts) {
-      const DeviceBatch& fed = feeder.feed(batch, part, facts, context);
+      const DeviceBatch& fed = feeder.feed(batch, part, context);
       const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
       model.loss->forward(scores, fed.labels, loss, context);
       model.network->backward(model.loss->backward(fed.labels, context), context);

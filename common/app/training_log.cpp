@@ -105,13 +105,13 @@ void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
   reports_.begin_epoch();
 }
 
-void TrainingLog::step(int64_t batch, int64_t size, const Tensor& loss,
+void TrainingLog::step(const HostBatch& batch, const Tensor& loss,
                        const std::vector<HealthTensor>& healths) {
   reports_.push(steps_, loss, healths);
-  lines_.push_back({samples_seen_, batch % options_.log_interval == 0});
+  lines_.push_back({samples_seen_, batch.index % options_.log_interval == 0});
   ++steps_;
-  samples_seen_ += size;
-  samples_trained_ += size;
+  samples_seen_ += batch.global_size;
+  samples_trained_ += batch.global_size;
   receive(1);
 }
 

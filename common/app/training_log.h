@@ -54,11 +54,9 @@ class TrainingLog {
   void resume(int64_t steps, int64_t epochs);
   /// At batch `first_batch` of it.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
-  /// After the work of one step has been enqueued: `batch` is its number in the epoch, `size` its
-  /// samples. Throws NonFinite, one step late, when a loss or gradient was not finite.
-  /// `healths` are those of all optimizers.
-  void step(int64_t batch, int64_t size, const Tensor& loss,
-            const std::vector<HealthTensor>& healths);
+  /// After the work of one step over `batch`, of all ranks, has been enqueued. Throws NonFinite, one
+  /// step late, when a loss or gradient was not finite. `healths` are those of all optimizers.
+  void step(const HostBatch& batch, const Tensor& loss, const std::vector<HealthTensor>& healths);
   /// Waits for the steps so far. Throws as step() does.
   void settle() { receive(0); }
   /// Waits for the epoch's last step and takes its time.

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// The facts of one pass over one (micro-)batch.
+/// What kernels need to know of one pass over one (micro-)batch.
 struct StepState {
   int64_t step = 0;             // optimizer steps made before this one
   int64_t first_position = 0;   // of this pass's first sample in the global batch

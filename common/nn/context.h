@@ -14,14 +14,14 @@ namespace lockstep {
 
 class Module;
 
-/// What the host knows of a pass when it enqueues it. What kernels need of it lies in
+/// What the host knows of a pass when it enqueues it. What kernels need to know lies in
 /// Context::state().
 struct PassFacts {
   bool training = true;           // batch statistics and dropout; false: evaluation, no backward
   bool recompute = false;         // a second forward of the same samples: running statistics stay
   bool update_running = true;     // BatchNorm's running statistics take this pass into account
   bool last_contribution = true;  // gradients are complete after this backward: hooks are called
-  int64_t first_sample = 0;       // of this context's samples, where several contexts share a pass
+  int64_t first_sample = 0;       // of this pass's samples, where it is a part of what was fed
 };
 
 /// The activations that one micro-batch saved for backward, and the facts of its pass. One stream,
@@ -40,7 +40,11 @@ class Context {
   std::shared_ptr<TensorPool> exchange_pool(std::shared_ptr<TensorPool> pool) {
     return std::exchange(pool_, std::move(pool));
   }
-  /// The pass's facts in device memory, for kernels. Filled at the head of the step.
+  /// What kernels are to know of the passes from here on. Feeding a batch (Feeder) adds the places
+  /// of its samples and brings it to the device.
+  void begin_step(const StepState& step) { step_ = step; }
+  const StepState& step() const { return step_; }
+  /// The same in device memory, for kernels.
   const StepStateTensor& state() const { return state_; }
 
   /// A tensor with undefined contents, given back to the pool when its last handle goes.
@@ -73,6 +77,7 @@ class Context {
 
  private:
   std::shared_ptr<TensorPool> pool_;
+  StepState step_{};
   StepStateTensor state_;
   std::unordered_map<const Module*, Saved> saved_;
   std::vector<std::function<void()>>* effects_ = nullptr;

@@ -45,6 +45,8 @@ int64_t FlatParameters::count() const {
   return count;
 }
 
-void FlatParameters::zero_gradients() const { stream().kernels().fill(stream(), 0, gradients_); }
+void FlatParameters::zero_gradients() const {
+  stream().kernels().fill(stream(), 0, gradients_and_loss_);
+}
 
 }  // namespace lockstep

@@ -55,14 +55,17 @@ class FlatParameters {
   Stream stream() const { return values_.home(); }
   const Tensor& values() const { return values_; }        // [elements, gaps included]
   const Tensor& gradients() const { return gradients_; }  // the same layout
-  /// The same memory and, behind the gradients, one number more: a loss that goes where they go.
+  /// The same memory and, behind the gradients, one number more: the loss, which adds up as they
+  /// do and goes where they go.
   const Tensor& gradients_and_loss() const { return gradients_and_loss_; }
+  /// [1]
   Tensor loss() const { return gradients_and_loss_.range(gradients_.elements(), {1}); }
   const Tensor& buffer_values() const { return buffer_values_; }  // running statistics, likewise
   const std::vector<Parameter*>& parameters() const { return parameters_; }  // registration order
   const std::vector<ModelBuffer*>& buffers() const { return buffers_; }
   /// Learnt numbers, gaps not counted: 21,840 for the seed network.
   int64_t count() const;
+  /// The gradients, and the loss beside them.
   void zero_gradients() const;
 
  private:

@@ -14,6 +14,7 @@ class Sgd {
   /// `parameters` must outlive the optimizer.
   Sgd(const FlatParameters& parameters, SgdRule rule);
 
+  /// And the loss beside them (FlatParameters::loss()).
   void zero_gradients() const { parameters_.zero_gradients(); }
   /// One update from the gradients. `loss` [1] is watched too.
   void step(const StepStateTensor& state, const Tensor& loss) const;

@@ -270,19 +270,17 @@ struct Training {
   void step(int64_t index, Damage damage) {
     DataLoader loader(data, {.batch_size = 8});
     loader.begin_epoch(0, index);
-    HostBatch batch = *loader.next();
+    const HostBatch batch = *loader.next();
     optimizer.zero_gradients();
-    const Tensor loss = context.empty({1});
-    context.kernels().fill(stream, 0, loss);
-    const StepState facts{.step = index, .learning_rate = Real(0.1), .loss_weight = Real(1) / 8};
-    const DeviceBatch& part = feeder.feed(batch, {0, 1, 8}, facts, context);
+    const Tensor loss = parameters.loss();
+    context.begin_step({.step = index, .learning_rate = Real(0.1), .loss_weight = Real(1) / 8});
+    const DeviceBatch& part = feeder.feed(batch, context);
     const Tensor images = feeder.normalize(part, context);
     damage(images);
     model.loss->forward(model.network->forward(images, context), part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
     optimizer.step(context.state(), loss);
-    feeder.retire(std::move(batch));
-    log.step(index, 8, loss, {optimizer.health()});
+    log.step(batch, loss, {optimizer.health()});
   }
 
   Options options;

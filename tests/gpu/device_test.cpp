@@ -360,11 +360,10 @@ TEST_CASE("The feeder keeps a batch in host memory until its slow copy has been 
   loader.begin_epoch(0);
   while (std::optional<HostBatch> batch = loader.next()) {
     busy.enqueue();  // the copies come late
-    const DeviceBatch& fed = feeder.feed(*batch, {.count = kBatch}, {}, context);
+    const DeviceBatch& fed = feeder.feed(*batch, context);
     images.push_back(feeder.normalize(fed, context));
     labels.push_back(LabelTensor::empty(gpu.stream, {kBatch}));
     gpu.stream.copy(labels.back().data(), fed.labels.data(), fed.labels.bytes());
-    feeder.retire(std::move(*batch));
   }
   REQUIRE(images.size() == kSteps);
   for (int64_t step = 0; step < kSteps; ++step) {
@@ -381,7 +380,7 @@ TEST_CASE("The feeder keeps a batch in host memory until its slow copy has been 
   }
 }
 
-TEST_CASE("The feeder's staged facts are not overwritten before their slow copy",
+TEST_CASE("The feeder's staged state is not overwritten before their slow copy",
           "[cuda][device][row30]") {
   LOCKSTEP_NEEDS_GPU();
   constexpr int64_t kParts = 40;  // many more than there are places to stage them
@@ -399,10 +398,11 @@ TEST_CASE("The feeder's staged facts are not overwritten before their slow copy"
   std::vector<Tensor> scores_gradients;
   busy.enqueue();
   for (int64_t i = 0; i < kParts; ++i) {
-    const StepState facts{.loss_weight = Real(i + 1)};
-    const DeviceBatch& fed = feeder.feed(*batch, {.first = i, .count = 1}, facts, context);
+    context.begin_step({.loss_weight = Real(i + 1)});
+    const DeviceBatch& fed = feeder.feed(*batch, {.first = i, .count = 1}, context);
     scores_gradients.push_back(Tensor::empty(gpu.stream, {1, 10}));
-    gpu.kernels().nll_loss_backward(gpu.stream, context.state(), fed.labels, scores_gradients.back());
+    gpu.kernels().nll_loss_backward(gpu.stream, context.state(), fed.labels,
+                                    scores_gradients.back());
   }
   feeder.retire(std::move(*batch));
   for (int64_t i = 0; i < kParts; ++i) {

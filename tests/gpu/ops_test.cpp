@@ -499,9 +499,9 @@ TEST_CASE("dropout_mask: bit by bit that of the CPU", "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
   const int64_t far = int64_t{1} << 33;  // beyond 32 bits
-  const StepState facts[] = {{.step = 3, .first_position = 5, .position_stride = 2},
-                             {.step = far, .first_position = far, .position_stride = 7}};
-  for (const StepState& state : facts) {
+  const StepState states[] = {{.step = 3, .first_position = 5, .position_stride = 2},
+                              {.step = far, .first_position = far, .position_stride = 7}};
+  for (const StepState& state : states) {
     for (const auto& [samples, features] : {std::pair{1, 1}, {5, 3}, {33, 31}, {64, 257}}) {
       for (const Real p : {Real(0), Real(0.25), Real(0.5)}) {
         INFO(samples << " samples, " << features << " features, p " << p);

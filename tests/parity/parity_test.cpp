@@ -212,14 +212,12 @@ struct FirstStep {
     Feeder feeder(stream, set);
     DataLoader loader(set, {.batch_size = kBatch});
     loader.begin_epoch(0);
-    HostBatch batch = *loader.next();
     const Tensor loss = Tensor::from_host(stream, {1}, {0});
-    const DeviceBatch& fed =
-        feeder.feed(batch, {0, 1, kBatch}, {.loss_weight = Real(1) / kBatch}, context);
+    context.begin_step({.loss_weight = Real(1) / kBatch});
+    const DeviceBatch& fed = feeder.feed(*loader.next(), context);
     const Tensor images = feeder.normalize(fed, context);
     model.loss->forward(model.network->forward(images, context), fed.labels, loss, context);
     model.network->backward(model.loss->backward(fed.labels, context), context);
-    feeder.retire(std::move(batch));
 
     Weights gradients;
     for (const Parameter* parameter : parameters.parameters()) {
@@ -323,11 +321,9 @@ TEST_CASE("The decoded images, labels and normalised pixels are PyTorch's", "[pa
   Feeder feeder(stream, data.train);
   DataLoader loader(data.train, {.batch_size = kBatch});
   loader.begin_epoch(0);
-  HostBatch batch = *loader.next();
-  const Tensor images = feeder.normalize(feeder.feed(batch, {0, 1, kBatch}, {}, context), context);
+  const Tensor images = feeder.normalize(feeder.feed(*loader.next(), context), context);
   double total = 0;
   for (const Real pixel : images.to_host()) total += double(pixel);
-  feeder.retire(std::move(batch));
   const double expected =
       inputs.at(kDouble ? "train_first_batch_f64_sum" : "train_first_batch_f32_sum_as_f64");
   CHECK(std::abs(total - expected) <= 1e-11 * std::abs(expected));

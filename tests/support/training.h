@@ -37,7 +37,7 @@ class Training {
                                       size_t bytes) { return device.allocate_host(bytes); }}),
         graph_(context, options.graph, options.batch_size),
         learning_rate_(options.learning_rate),
-        loss_(Tensor::empty(stream, {1})) {
+        loss_(parameters.loss()) {
     initialize(parameters, Initializer::kaiming_uniform, 1);
   }
 
@@ -46,7 +46,7 @@ class Training {
     std::vector<double> losses;
     loader.begin_epoch(number);
     while (std::optional<HostBatch> batch = loader.next()) {
-      losses.push_back(step(std::move(*batch)));
+      losses.push_back(step(*batch));
     }
     return losses;
   }
@@ -56,6 +56,7 @@ class Training {
     loader.begin_epoch(0);
     std::optional<HostBatch> batch = loader.next();
     const DeviceBatch& fed = feed(*batch);
+    optimizer.zero_gradients();
     forward(fed);
     const double loss = loss_.to_host()[0];
     context.clear();
@@ -74,19 +75,18 @@ class Training {
 
  private:
   const DeviceBatch& feed(const HostBatch& batch) {
-    const StepState facts{.step = steps_++,
-                          .learning_rate = learning_rate_,
-                          .loss_weight = Real(1) / Real(batch.size)};
-    return feeder.feed(batch, {.count = batch.size}, facts, context);
+    context.begin_step({.step = steps_++,
+                        .learning_rate = learning_rate_,
+                        .loss_weight = Real(1) / Real(batch.size)});
+    return feeder.feed(batch, context);
   }
 
   void forward(const DeviceBatch& fed) {
-    context.kernels().fill(context.stream(), 0, loss_);
     const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
     model.loss->forward(scores, fed.labels, loss_, context);
   }
 
-  double step(HostBatch batch) {
+  double step(const HostBatch& batch) {
     const DeviceBatch& fed = feed(batch);
     graph_.run(batch.size, [&] {
       ++enqueued_;
@@ -95,7 +95,6 @@ class Training {
       model.network->backward(model.loss->backward(fed.labels, context), context);
       optimizer.step(context.state(), loss_);
     });
-    feeder.retire(std::move(batch));
     return loss_.to_host()[0];
   }
 

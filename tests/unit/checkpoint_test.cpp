@@ -151,19 +151,17 @@ class Trainee {
  private:
   LearningRateSchedule schedule() const { return options.schedule(kStepsPerEpoch); }
 
-  void step(HostBatch batch) {
-    const StepState facts{.step = state.steps,
-                          .learning_rate = Real(schedule().at(state.steps)),
-                          .loss_weight = Real(world_size_) / Real(batch.global_size)};
+  void step(const HostBatch& batch) {
+    context.begin_step({.step = state.steps,
+                        .learning_rate = Real(schedule().at(state.steps)),
+                        .loss_weight = Real(world_size_) / Real(batch.global_size)});
     const Tensor loss = replica->loss();
     optimizer.zero_gradients();
-    context.kernels().fill(stream, 0, loss);
-    const DeviceBatch& part = feeder.feed(batch, {.count = batch.size}, facts, context);
+    const DeviceBatch& part = feeder.feed(batch, context);
     const Tensor scores = replica->forward(feeder.normalize(part, context), context);
     model.loss->forward(scores, part.labels, loss, context);
     replica->backward(model.loss->backward(part.labels, context), context);
     optimizer.step(context.state(), loss);
-    feeder.retire(std::move(batch));
   }
 
   int world_size_;

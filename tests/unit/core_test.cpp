@@ -431,17 +431,15 @@ struct PooledTraining {
     std::optional<HostBatch> batch = loader.next();
     REQUIRE(batch);
     optimizer.zero_gradients();
-    const Tensor loss = context.empty({1});
-    context.kernels().fill(stream, 0, loss);
-    const StepState facts{
-        .step = steps++, .learning_rate = Real(0.01), .loss_weight = Real(1) / Real(batch->size)};
-    const BatchPart all{.count = batch->size};
-    const DeviceBatch& part = feeder.feed(*batch, all, facts, context);
+    const Tensor loss = parameters.loss();
+    context.begin_step({.step = steps++,
+                        .learning_rate = Real(0.01),
+                        .loss_weight = Real(1) / Real(batch->size)});
+    const DeviceBatch& part = feeder.feed(*batch, context);
     const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
     model.loss->forward(scores, part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
     optimizer.step(context.state(), loss);
-    feeder.retire(std::move(*batch));
     stream.synchronize();
   }
 

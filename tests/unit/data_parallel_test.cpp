@@ -100,7 +100,7 @@ class Network {
   Tensor put(const Batch& batch) const {
     return Tensor::from_host(stream(), batch.shape, batch.samples);
   }
-  void set(const StepState& facts) const { context.state().copy_from_host({facts}); }
+  void set(const StepState& state) const { context.state().copy_from_host({state}); }
 
   /// Gradients of `weight` times the sum of the samples' losses, added to those there are.
   void accumulate(const Batch& batch, Real weight) {

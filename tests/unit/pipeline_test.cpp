@@ -229,7 +229,7 @@ struct Run {
     if (steps > 0) batch = loader.next();
     if (!batch) loader.begin_epoch(0);
     if (!batch) batch = loader.next();
-    const StepState facts{
+    const StepState state{
         .step = steps++, .learning_rate = Real(0.01), .loss_weight = Real(1) / Real(kBatch)};
     losses.push_back(Tensor::empty(pipeline->loss_stream(), {1}));
     std::vector<BatchPart> parts;
@@ -237,8 +237,8 @@ struct Run {
       parts.push_back({first, 1, size});
       first += size;
     }
-    if (parts.empty()) return pipeline->train_step(std::move(*batch), facts, losses.back());
-    pipeline->train_step(std::move(*batch), parts, facts, losses.back());
+    if (parts.empty()) return pipeline->train_step(std::move(*batch), state, losses.back());
+    pipeline->train_step(std::move(*batch), parts, state, losses.back());
   }
   Outcome three_steps() {
     for (int i = 0; i < 3; ++i) step();
@@ -401,12 +401,12 @@ Passes passes(Module& network, Stream stream) {
   };
   const Tensor first = put({5, 16, 16, 1}, 1), second = put({3, 16, 16, 1}, 2);
   const Tensor scores_gradient = put({5, 10}, 3);
-  const StepState facts[] = {{.step = 3}, {.step = 4}};
-  stream.copy(context.state().data(), &facts[0], sizeof(StepState));
+  const StepState states[] = {{.step = 3}, {.step = 4}};
+  stream.copy(context.state().data(), &states[0], sizeof(StepState));
   const Tensor scores = network.forward(first, context);
   CHECK(scores.home() == stream);
   network.backward(scores_gradient, context);
-  stream.copy(context.state().data(), &facts[1], sizeof(StepState));
+  stream.copy(context.state().data(), &states[1], sizeof(StepState));
   network.forward(second, context);
   network.backward(scores_gradient.rows(0, 3), context);  // adds
   const double flops = context.flops();

@@ -52,7 +52,7 @@ TEST_CASE("Waiting for batch statistics is reported per step of this run", "[syn
     TrainingLog log("a stage", options, member.stream, {member.device.get()}, 4);
     log.resume(9, 0);
     log.begin_epoch(0);
-    log.step(0, 4, member.loss, {member.optimizer.health()});
+    log.step({.global_size = 4}, member.loss, {member.optimizer.health()});
     log.end_epoch();
     waited = synchronised->seconds_waited();
     report(*synchronised, log);

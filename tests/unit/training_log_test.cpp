@@ -76,7 +76,7 @@ struct Told {
       const auto step = [&](int64_t batch, int64_t size, Real value) {
         testing::enqueue(stream, [] { std::this_thread::sleep_for(kStep); });
         stream.kernels().fill(stream, value, loss);
-        log.step(batch, size, loss, {health});
+        log.step({.index = batch, .global_size = size}, loss, {health});
       };
       Tensor::empty(stream, {1 << 20});  // before training: not of its peak
       log.begin_epoch(1, 2);
@@ -261,7 +261,7 @@ TEST_CASE("A step that failed is told by its number, on the rank whose loss it w
              worse = HealthTensor::from_host(stream, {}, {later});
   TrainingLog log("a stage", options, stream, {device.get()}, 20);
   log.begin_epoch(0);
-  log.step(0, 4, loss, {worse, good, bad});
+  log.step({.global_size = 4}, loss, {worse, good, bad});
   CHECK_THAT(message_of<NonFinite>([&] { log.settle(); }),
              ContainsSubstring("step 2, rank 0 (cpu:0): the loss (inf) or a gradient") &&
                  ContainsSubstring("lower --lr (0.5)"));
