@@ -17,31 +17,15 @@
 namespace lockstep {
 namespace {
 
-/// One optimizer step: the parts of the batch (one, unless --emulate divides it) add up their
-/// gradients, then the weights move. Writes the batch's mean loss into `loss`, [1].
-void train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& context,
-                StepGraph& graph, HostBatch batch, const BatchSplit& split, StepState facts,
-                const Tensor& loss) {
-  const std::vector<BatchPart> parts = split.divide(batch.size);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const bool first = i == 0, last = i + 1 == parts.size();
-    // Replicas keep their own running statistics, of which the first one's count; micro-batches
-    // share one set.
-    context.facts.update_running = first || split.kind == BatchSplit::Kind::micro;
-    context.facts.last_contribution = last;
-
-    const DeviceBatch& part = feeder.feed(batch, parts[i], facts, context);
-    graph.run(parts[i].count, [&] {
-      if (first) optimizer.zero_gradients();
-      if (first) context.kernels().fill(context.stream(), 0, loss);
-      const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
-      model.loss->forward(scores, part.labels, loss, context);
-      const Tensor scores_gradient = model.loss->backward(part.labels, context);
-      model.network->backward(scores_gradient, context);
-      if (last) optimizer.step(context.state(), loss);
-    });
-  }
-  feeder.retire(std::move(batch));
+/// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
+void train_step(Model& model, const Sgd& optimizer, const Feeder& feeder, const DeviceBatch& batch,
+                Context& context, const Tensor& loss) {
+  const Tensor images = feeder.normalize(batch, context);
+  optimizer.zero_gradients();  // and the loss: both add up
+  const Tensor scores = model.network->forward(images, context);
+  model.loss->forward(scores, batch.labels, loss, context);
+  model.network->backward(model.loss->backward(batch.labels, context), context);
+  optimizer.step(context.state(), loss);
 }
 
 void train(const Options& options) {
@@ -66,33 +50,33 @@ void train(const Options& options) {
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const int64_t steps_per_epoch = train_loader.batches_per_epoch();
   const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
-  const BatchSplit split = parse_split(options.emulate);
   Feeder feeder(stream, data.train);
   Context context(stream);
   StepGraph graph(context, options.graph, options.batch_size);
-  const Tensor loss = Tensor::empty(stream, {1});
+  const Tensor loss = parameters.loss();
   TrainingLog log("01-single-gpu", options, stream, {device.get()}, data.train.count());
   log.start(data.train, data.test, parameters.count());
+  const auto evaluate_all = [&] {
+    return evaluate(model, test_loader, data.test.count(), feeder, context);
+  };
 
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
     log.begin_epoch(epoch);
     train_loader.begin_epoch(epoch);
     while (!log.finished()) {
-      std::optional<HostBatch> batch = train_loader.next();
+      const std::optional<HostBatch> batch = train_loader.next();
       if (!batch) break;
-      const int64_t index = batch->index, size = batch->size;
-      const StepState facts{.step = log.steps(),
-                            .learning_rate = Real(schedule.at(log.steps())),
-                            .loss_weight = Real(1) / Real(size)};
-      train_step(model, optimizer, feeder, context, graph, std::move(*batch), split, facts, loss);
-      log.step(index, size, loss, {optimizer.health()});
+      context.begin_step({.step = log.steps(),
+                          .learning_rate = Real(schedule.at(log.steps())),
+                          .loss_weight = Real(1) / Real(batch->size)});
+      const DeviceBatch& fed = feeder.feed(*batch, context);
+      graph.run(batch->size, [&] { train_step(model, optimizer, feeder, fed, context, loss); });
+      log.step(*batch, loss, {optimizer.health()});
     }
     log.end_epoch();
-    log.evaluated(evaluate(model, test_loader, data.test.count(), feeder, context));
+    log.evaluated(evaluate_all());
   }
-  if (options.epochs == 0) {
-    log.evaluated(evaluate(model, test_loader, data.test.count(), feeder, context));
-  }
+  if (options.epochs == 0) log.evaluated(evaluate_all());
 
   if (!options.save.empty()) save_weights(options.save, *model.network);
   log.finish(context.flops());

@@ -34,7 +34,12 @@ DataParallel::DataParallel(std::unique_ptr<Module> module, const FlatParameters&
 
 Tensor DataParallel::forward(const Tensor& x, Context& context) {
   root().context = &context;
-  if (!context.facts.training) phases_.settle();  // evaluation may be long
+  if (context.facts.training) {
+    phases_.start();
+  } else {
+    phases_.stop();
+    phases_.settle();  // evaluation may be long
+  }
   const std::vector<Tensor> inputs = scatter(x);
   phases_.end("scatter");
   replicate();
@@ -52,6 +57,7 @@ Tensor DataParallel::forward(const Tensor& x, Context& context) {
 
 Tensor DataParallel::backward(const Tensor& dy, Context& context) {
   root().context = &context;
+  phases_.end("loss");
   parallel_backward(scatter(dy));
   phases_.end("backward");
   if (mode_ == ReduceMode::library && replicas_.size() > 1) {
@@ -60,6 +66,7 @@ Tensor DataParallel::backward(const Tensor& dy, Context& context) {
     reduce_add();
   }
   phases_.end("reduce");
+  phases_.stop();
   return {};
 }
 

@@ -46,7 +46,8 @@ class DataParallel final : public Module {
   /// are added up on device 0. Returns no gradient of the input.
   Tensor backward(const Tensor& dy, Context& context) override;
 
-  /// Times of scatter, replicate, forward, gather, backward and reduce; others may be added.
+  /// Times of scatter, replicate, forward, gather, loss (what lies between the passes), backward
+  /// and reduce, in training.
   PhaseTimer& phases() { return phases_; }
   /// Bytes that went from one device to another in training, so far, and those that had to.
   int64_t bytes_moved() const { return bytes_moved_; }
@@ -66,8 +67,8 @@ class DataParallel final : public Module {
     Context* context;  // device 0's is the caller's
   };
 
-  // The phases. Inputs, outputs and output_gradients are lists with one tensor per replica in use, each on
-  // its replica's device; what belongs to device 0 is not copied.
+  // The phases. Inputs, outputs and output_gradients are lists with one tensor per replica in use,
+  // each on its replica's device; what belongs to device 0 is not copied.
 
   /// Divides the rows of x [N,...] as torch.chunk does: ceil(N/D) rows each, until none is left. So
   /// fewer devices than there are may be in use.

@@ -18,23 +18,15 @@
 namespace lockstep {
 namespace {
 
-/// One optimizer step: the devices compute the gradients of their parts of the batch, device 0 adds
-/// them up and moves the weights. Writes the batch's mean loss into `loss`, [1].
-void train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& context,
-                PhaseTimer& phases, HostBatch batch, StepState facts, const Tensor& loss) {
-  const DeviceBatch& part = feeder.feed(batch, {0, 1, batch.size}, facts, context);
-  phases.start();
-  optimizer.zero_gradients();
-  context.kernels().fill(context.stream(), 0, loss);
-  const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
-  model.loss->forward(scores, part.labels, loss, context);
-  const Tensor scores_gradient = model.loss->backward(part.labels, context);
-  phases.end("loss");
-  model.network->backward(scores_gradient, context);
+/// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
+void train_step(Model& model, const Sgd& optimizer, const Feeder& feeder, const DeviceBatch& batch,
+                Context& context, const Tensor& loss) {
+  const Tensor images = feeder.normalize(batch, context);
+  optimizer.zero_gradients();  // and the loss: both add up
+  const Tensor scores = model.network->forward(images, context);
+  model.loss->forward(scores, batch.labels, loss, context);
+  model.network->backward(model.loss->backward(batch.labels, context), context);
   optimizer.step(context.state(), loss);
-  phases.end("step");
-  phases.stop();
-  feeder.retire(std::move(batch));
 }
 
 void train(const Options& options, ReduceMode mode) {
@@ -55,10 +47,7 @@ void train(const Options& options, ReduceMode mode) {
   if (!options.load.empty()) load_weights(options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const auto replica = [&] { return make_model(options.model_options(data.train)).network; };
-  auto wrapped = std::make_unique<DataParallel>(std::move(model.network), parameters, replica,
-                                                streams, *world, mode);
-  DataParallel& parallel = *wrapped;
-  model.network = std::move(wrapped);
+  DataParallel& parallel = model.wrap<DataParallel>(parameters, replica, streams, *world, mode);
 
   // What brings the batches in and carries the losses out.
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
@@ -67,30 +56,30 @@ void train(const Options& options, ReduceMode mode) {
   const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
   Feeder feeder(stream, data.train);
   Context context(stream);
-  const Tensor loss = Tensor::empty(stream, {1});
+  const Tensor loss = parameters.loss();
   TrainingLog log("02-dataparallel", options, stream, pointers_to(devices), data.train.count());
   log.start(data.train, data.test, parameters.count());
+  const auto evaluate_all = [&] {
+    return evaluate(model, test_loader, data.test.count(), feeder, context);
+  };
 
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
     log.begin_epoch(epoch);
     train_loader.begin_epoch(epoch);
     while (!log.finished()) {
-      std::optional<HostBatch> batch = train_loader.next();
+      const std::optional<HostBatch> batch = train_loader.next();
       if (!batch) break;
-      const int64_t index = batch->index, size = batch->size;
-      const StepState facts{.step = log.steps(),
-                            .learning_rate = Real(schedule.at(log.steps())),
-                            .loss_weight = Real(1) / Real(size)};
-      train_step(model, optimizer, feeder, context, parallel.phases(), std::move(*batch), facts,
-                 loss);
-      log.step(index, size, loss, {optimizer.health()});
+      context.begin_step({.step = log.steps(),
+                          .learning_rate = Real(schedule.at(log.steps())),
+                          .loss_weight = Real(1) / Real(batch->size)});
+      const DeviceBatch& fed = feeder.feed(*batch, context);
+      train_step(model, optimizer, feeder, fed, context, loss);
+      log.step(*batch, loss, {optimizer.health()});
     }
     log.end_epoch();
-    log.evaluated(evaluate(model, test_loader, data.test.count(), feeder, context));
+    log.evaluated(evaluate_all());
   }
-  if (options.epochs == 0) {
-    log.evaluated(evaluate(model, test_loader, data.test.count(), feeder, context));
-  }
+  if (options.epochs == 0) log.evaluated(evaluate_all());
 
   if (!options.save.empty()) save_weights(options.save, *model.network);
   parallel.report(log);

@@ -83,9 +83,8 @@ enum class Uneven { unnoticed, detected, joined };
 /// Rank 0 has two batches more than the others.
 void uneven_batches(ProcessGroup& group, Uneven how) {
   SmallTraining training(group);
-  training.model.network = std::make_unique<DistributedDataParallel>(
-      std::move(training.model.network), training.parameters, training.ranks, group.exchanger(),
-      training.communication);
+  training.model.wrap<DistributedDataParallel>(training.parameters, training.ranks,
+                                               group.exchanger(), training.communication);
   DataLoader loader(training.set, {.batch_size = kBatch / 2, .max_held = kSteps + 1});
   const std::vector<HostBatch> batches = batches_of(training, 2, loader);
   const int64_t mine = std::ssize(batches);

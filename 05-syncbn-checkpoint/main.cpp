@@ -18,42 +18,37 @@
 namespace lockstep {
 namespace {
 
-/// One optimizer step: this rank's part of the batch (in one piece, unless --accumulate divides it)
-/// adds up its gradients, backward averages them over the ranks, then the weights move. Writes the
-/// global batch's mean loss into `loss`, [1].
-void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, Feeder& feeder,
-                Context& context, HostBatch batch, const BatchSplit& split, StepState facts,
+/// One optimizer step over this rank's part of a batch, which has been fed: the micro-batches
+/// (one, unless --accumulate asks for more) add up their gradients, backward averages them over the
+/// ranks. Leaves the global batch's mean loss in `loss`, [1].
+void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, const Feeder& feeder,
+                const DeviceBatch& batch, const BatchSplit& accumulation, Context& context,
                 const Tensor& loss) {
-  optimizer.zero_gradients();
-  context.kernels().fill(context.stream(), 0, loss);
-  const std::vector<BatchPart> parts = split.divide(batch.size);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    context.facts.last_contribution = i + 1 == parts.size();  // no_sync before
-
-    const DeviceBatch& part = feeder.feed(batch, parts[i], facts, context);
-    const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
+  optimizer.zero_gradients();  // and the loss: both add up
+  const std::vector<DeviceBatch> parts = batch.divide(accumulation);
+  for (const DeviceBatch& part : parts) {
+    context.facts.last_contribution = &part == &parts.back();  // no_sync before
+    context.facts.first_sample = part.first;
+    const Tensor images = feeder.normalize(part, context);
+    const Tensor scores = model.network->forward(images, context);
     model.loss->forward(scores, part.labels, loss, context);
-    const Tensor scores_gradient = model.loss->backward(part.labels, context);
-    model.network->backward(scores_gradient, context);
+    model.network->backward(model.loss->backward(part.labels, context), context);
   }
   clip();
   optimizer.step(context.state(), loss);
-  feeder.retire(std::move(batch));
 }
 
-void train(const Options& options, const CheckpointStageOptions& stage) {
-  const DdpStageOptions& own = stage.ddp;
-
+void train(const Options& options, const CheckpointStageOptions& own) {
   // The process group: who am I, and where are the others?
-  ProcessGroup& group = init_process_group(own.ranks.process_group());
+  ProcessGroup& group = init_process_group(own.process_group());
   const int world_size = group.world_size();
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(group, options);
-  require_same_settings(group, options, stage, data);
+  require_same_settings(group, options, own, data);
 
   // This rank's device, and the streams on which everything happens in order.
-  const std::unique_ptr<Device> device = open_device_of_rank(options, own.ranks, group);
+  const std::unique_ptr<Device> device = open_device_of_rank(options, own, group);
   Communicator& ranks = group.connect(*device);
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");
@@ -67,11 +62,8 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
   const auto synchronised =
-      stage.no_sync_bn ? nullptr : convert_sync_batchnorm(*model.network, ranks, communication);
-  std::unique_ptr<Replica> wrapped =
-      make_replica(std::move(model.network), parameters, group, ranks, communication, own);
-  Replica& replica = *wrapped;
-  model.network = std::move(wrapped);
+      own.no_sync_bn ? nullptr : convert_sync_batchnorm(*model.network, ranks, communication);
+  Replica& replica = make_replica(model, parameters, group, ranks, communication, own);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, pinned, group, own.sharding());
@@ -94,10 +86,10 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
 
   // Where training goes on, and when it is saved.
   Checkpointer checkpointer({replica.inner(), parameters, optimizer}, ranks, group.exchanger(),
-                            stage.checkpoint_options(steps_per_epoch));
-  CheckpointPlan checkpoints(checkpointer, stage, group.rank(), [&] { log.settle(); });
+                            own.checkpoint_options(steps_per_epoch));
+  CheckpointPlan checkpoints(checkpointer, own, group.rank(), [&] { log.settle(); });
   TrainingState state = together(group, [&] {
-    return checkpointer.resume(stage.resume, first_state(options, stage, data, group, schedule));
+    return checkpointer.resume(own.resume, first_state(options, own, data, group, schedule));
   });
   log.resume(state.steps, state.epoch);
 
@@ -106,15 +98,14 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
     log.begin_epoch(epoch, first_batch);
     train_loader.begin_epoch(epoch, first_batch);
     while (!log.finished()) {
-      std::optional<HostBatch> batch = train_loader.next();
+      const std::optional<HostBatch> batch = train_loader.next();
       if (!batch) break;
-      const int64_t index = batch->index, size = batch->global_size;
-      const StepState facts{.step = log.steps(),
-                            .learning_rate = Real(schedule.at(log.steps())),
-                            .loss_weight = loss_weight(*batch, world_size)};
-      train_step(model, clip, optimizer, feeder, context, std::move(*batch), own.accumulation(),
-                 facts, loss);
-      log.step(index, size, loss, {optimizer.health()});
+      context.begin_step({.step = log.steps(),
+                          .learning_rate = Real(schedule.at(log.steps())),
+                          .loss_weight = loss_weight(*batch, world_size)});
+      const DeviceBatch& fed = feeder.feed(*batch, context);
+      train_step(model, clip, optimizer, feeder, fed, own.accumulation(), context, loss);
+      log.step(*batch, loss, {optimizer.health()});
       state.count_step(schedule.at(log.steps()));
       checkpoints.after_step(state);
     }
@@ -138,16 +129,15 @@ void train(const Options& options, const CheckpointStageOptions& stage) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::CheckpointStageOptions stage;
+  lockstep::CheckpointStageOptions own;
   return lockstep::run_program(
       {.name = "05-syncbn-checkpoint",
        .summary = "Stage 05: SyncBatchNorm and rank-0 checkpoints.",
-       .add_options = [&](lockstep::OptionParser& parser) { stage.add_to(parser); },
+       .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
        .baseline = "01-single-gpu",
-       .emulate = [&](size_t devices) { return stage.emulation(devices); },
+       .emulate = [&](size_t devices) { return own.emulation(devices); },
        .order = "sampler",
        .model = "seed-bn",
-       .start_ranks =
-           [&](const lockstep::Options& options) { return stage.ddp.ranks.start_ranks(options); }},
-      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, stage); });
+       .start_ranks = [&](const lockstep::Options& options) { return own.start_ranks(options); }},
+      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
 }

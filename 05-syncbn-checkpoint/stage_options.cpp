@@ -7,7 +7,7 @@
 namespace lockstep {
 
 void CheckpointStageOptions::add_to(OptionParser& parser) {
-  ddp.add_to(parser);
+  DdpStageOptions::add_to(parser);
   parser.add_flag("--no-sync-bn", no_sync_bn,
                   "batch normalisation sees its rank's part of the batch only, as in stage 04");
   parser.add_output_folder("--checkpoint-dir", directory,
@@ -26,7 +26,7 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
     }
     require(!directory.empty() || resume != "auto",
             "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
-    require(!(no_sync_bn && ddp.no_broadcast_buffers) || (directory.empty() && resume.empty()),
+    require(!(no_sync_bn && no_broadcast_buffers) || (directory.empty() && resume.empty()),
             "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
             "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
             "--resume");
@@ -41,25 +41,25 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
   });
 }
 
-TrainingState first_state(const Options& options, const CheckpointStageOptions& stage,
+TrainingState first_state(const Options& options, const CheckpointStageOptions& own,
                           const DatasetPair& data, const ProcessGroup& group,
                           const LearningRateSchedule& schedule) {
   TrainingState state;
   state.learning_rate = schedule.at(0);
   state.world_size = group.world_size();
-  state.settings = training_settings(options, stage.ddp, data);
-  state.settings["sync_bn"] = !stage.no_sync_bn;
+  state.settings = training_settings(options, own, data);
+  state.settings["sync_bn"] = !own.no_sync_bn;
   state.settings["backend"] = group.backend();
   return state;
 }
 
 void require_same_settings(ProcessGroup& group, const Options& options,
-                           const CheckpointStageOptions& stage, const DatasetPair& data) {
-  nlohmann::json mine = shared_settings(options, stage.ddp, data);
-  mine.update({{"sync_bn", !stage.no_sync_bn},
-               {"saves", !stage.directory.empty()},
-               {"save_every", stage.save_every},
-               {"resumes", !stage.resume.empty()}});
+                           const CheckpointStageOptions& own, const DatasetPair& data) {
+  nlohmann::json mine = shared_settings(options, own, data);
+  mine.update({{"sync_bn", !own.no_sync_bn},
+               {"saves", !own.directory.empty()},
+               {"save_every", own.save_every},
+               {"resumes", !own.resume.empty()}});
   require_same_settings(group, mine);
 }
 

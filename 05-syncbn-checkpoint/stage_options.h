@@ -3,13 +3,12 @@
 
 #include <string>
 
-#include "04-ddp/ddp_options.h"
+#include "04-ddp/stage_options.h"
 #include "05-syncbn-checkpoint/checkpointer.h"
 
 namespace lockstep {
 
-struct CheckpointStageOptions {
-  DdpStageOptions ddp;
+struct CheckpointStageOptions : DdpStageOptions {
   bool no_sync_bn = false;
   std::string directory;   // of the checkpoints; empty: none
   int64_t save_every = 0;  // steps; 0: after every epoch
@@ -21,7 +20,7 @@ struct CheckpointStageOptions {
   /// The --emulate with which stage 01 normalises as these ranks do. Throws BadInput where it has
   /// none.
   std::string emulation(size_t ranks) const {
-    const std::string parts = ddp.emulation(ranks);
+    const std::string parts = DdpStageOptions::emulation(ranks);
     return no_sync_bn ? parts : "none";
   }
   CheckpointOptions checkpoint_options(int64_t steps_per_epoch) const {
@@ -34,10 +33,10 @@ struct CheckpointStageOptions {
 
 /// As stage 04's, for this stage's options, too.
 void require_same_settings(ProcessGroup& group, const Options& options,
-                           const CheckpointStageOptions& stage, const DatasetPair& data);
+                           const CheckpointStageOptions& own, const DatasetPair& data);
 
 /// The state in which a run with these options begins.
-TrainingState first_state(const Options& options, const CheckpointStageOptions& stage,
+TrainingState first_state(const Options& options, const CheckpointStageOptions& own,
                           const DatasetPair& data, const ProcessGroup& group,
                           const LearningRateSchedule& schedule);
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "04-ddp/ddp_options.h"
+#include "04-ddp/stage_options.h"
 
 namespace lockstep {
 

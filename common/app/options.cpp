@@ -68,12 +68,18 @@ void add_machine_options(OptionParser& parser, Options& o) {
 
 /// What a stage has alone: the reference plays the others, the others are measured against it.
 void add_comparison_options(OptionParser& parser, const StageInfo& stage, CommandLine& line) {
-  if (stage.baseline.empty()) {
+  if (stage.in_parts) {
     parser.add("--emulate", line.options.emulate,
                "take the parts of each batch one after another, as if on several devices: "
                "none, chunk:D, stride:W or micro:M");
+  }
+  if (stage.baseline.empty()) {
     parser.add_flag("--graph", line.options.graph,
                     "capture the training step once, then replay it as a whole");
+    if (!stage.in_parts) {
+      parser.add_elsewhere("--emulate",
+                           "the program reference, beside this one, takes batches in parts");
+    }
   } else {
     parser.add_flag(
         "--baseline", line.baseline,

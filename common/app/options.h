@@ -80,11 +80,13 @@ struct StageInfo {
   std::string summary;         // the first line of --help
   StageOptions add_options{};  // may be empty
   /// The stage that this one must agree with, and whose speed --baseline measures it against
-  /// ("01-single-gpu"). Empty: this is that stage; it has --emulate and --graph instead of
-  /// --baseline.
+  /// ("01-single-gpu"). Empty: this is that stage, or the reference beside it; it has --graph
+  /// instead of --baseline.
   std::string baseline{};
+  /// Takes each batch in parts: 01-single-gpu/reference, which has --emulate.
+  bool in_parts = false;
   /// Where this stage's batch normalisation sees only a part of the batch: the --emulate with which
-  /// the other stage computes the same, given the number of devices in use (2: "chunk:2"). Called
+  /// the reference computes the same, given the number of devices in use (2: "chunk:2"). Called
   /// after the command line was parsed. Empty: normalisation is over the whole batch.
   std::function<std::string(size_t devices)> emulate{};
   /// The default of --order.

@@ -99,6 +99,7 @@ class Comparison {
   std::string file_of(const Program& program, const char* kind) const {
     return folder_ / (program.name + "." + kind);
   }
+  void require_built(const Program& program) const;
   ChildResult start(const Program& program, const Options& options, ChildOutput output);
   void run_quietly(const Program& program, const Options& options);
   Proof prove();
@@ -110,6 +111,7 @@ class Comparison {
   const StageInfo& stage_;
   const Options& options_;
   Program own_, reference_;
+  Program in_parts_;      // the reference where parts of the batch count
   ChildRunner children_;  // before the folder: a signal that waits takes effect when that is gone
   TemporaryFolder folder_;
 };
@@ -120,11 +122,16 @@ Comparison::Comparison(const StageInfo& stage, const CommandLine& line)
       own_{stage.name, std::filesystem::read_symlink("/proc/self/exe"), line.stage_arguments},
       reference_{stage.baseline,
                  own_.path.parent_path().parent_path() / stage.baseline / stage.baseline,
-                 {}} {
-  if (::access(reference_.path.c_str(), X_OK) != 0) {
-    fail<EnvironmentError>("--baseline: {} cannot be run: {}; {} is compared with it, so build it",
-                           reference_.path.string(), std::strerror(errno), stage.name);
-  }
+                 {}},
+      in_parts_{"reference", reference_.path.parent_path() / "reference", {}} {
+  require_built(reference_);
+  if (stage.emulate && parse_model(options_.model) != ModelKind::seed) require_built(in_parts_);
+}
+
+void Comparison::require_built(const Program& program) const {
+  if (::access(program.path.c_str(), X_OK) == 0) return;
+  fail<EnvironmentError>("--baseline: {} cannot be run: {}; {} is compared with it, so build it",
+                         program.path.string(), std::strerror(errno), stage_.name);
 }
 
 ChildResult Comparison::start(const Program& program, const Options& options, ChildOutput output) {
@@ -167,16 +174,17 @@ Proof Comparison::prove() {
 
   const ModelKind model = parse_model(options.model);
   if (stage_.emulate && model != ModelKind::seed) options.emulate = stage_.emulate(devices);
+  const Program& other = options.emulate == "none" ? reference_ : in_parts_;
   options.save = reference;
   options.metrics.clear();
-  run_quietly(reference_, options);
+  run_quietly(other, options);
   if (model != ModelKind::resnet18) {
     return {"|w - w_ref| / |w_ref|", weights_distance(own, reference), 1e-5, devices};
   }
   const std::string initial = folder_ / "initial.weights";
   options.epochs = 0;
   options.save = initial;
-  run_quietly(reference_, options);
+  run_quietly(other, options);
   return {"|dw - dw_ref| / |dw_ref|", change_distance(own, reference, initial), 0.1, devices};
 }
 

@@ -13,7 +13,7 @@ namespace lockstep {
 ///    without momentum, schedules and weight decay. Their weights must agree: after 10 steps to a
 ///    relative L2 of 1e-5; for ResNet-18, which one rounding already moves by more than that, the
 ///    change of the weights in one step to 10 %. Where this stage normalises parts of the batch
-///    (`stage.emulate`), the reference emulates that.
+///    (`stage.emulate`), the program `reference` beside the reference stage does so, too.
 /// 2. Timed, with the options as given: the reference, then this program with the user's
 ///    --metrics, --save and --trace, whose output is shown as always.
 /// 3. Prints both speeds, speed-up and efficiency (speed-up / devices), and adds them to --metrics:

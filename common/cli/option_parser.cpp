@@ -122,6 +122,15 @@ void OptionParser::add_flag(const std::string& names, bool& value, const std::st
   app_->add_flag(names, value, help);
 }
 
+void OptionParser::add_elsewhere(const std::string& name, const std::string& where) {
+  CLI::Option* option = app_->add_option(name)->expected(0, -1)->group("");
+  const std::string program = app_->get_name();
+  check_afterwards([option, name, where, program] {
+    require(option->count() == 0, "{}: {} has no such option; {}: start that instead", name,
+            program, where);
+  });
+}
+
 void OptionParser::check_afterwards(std::function<void()> check) {
   checks_.push_back(std::move(check));
 }

@@ -48,6 +48,10 @@ class OptionParser {
   /// No value: being there means true, or false for a spelling after "!" ("--on,!--off").
   void add_flag(const std::string& names, bool& value, const std::string& help);
 
+  /// An option of another program, or an old one, followed by any words: not in --help, and refused
+  /// with `where` to look ("the program reference ... takes batches in parts").
+  void add_elsewhere(const std::string& name, const std::string& where);
+
   /// Calls `check` when a command line has been read, to refuse what a range cannot say.
   void check_afterwards(std::function<void()> check);
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "common/nn/loss.h"
 #include "common/nn/module.h"
@@ -26,6 +27,15 @@ struct ModelOptions {
 struct Model {
   std::unique_ptr<Module> network;
   std::unique_ptr<Loss> loss;
+
+  /// Puts a module around the network, made of it and `rest`, that takes its place.
+  template <class Wrapper, class... Rest>
+  Wrapper& wrap(Rest&&... rest) {
+    auto wrapper = std::make_unique<Wrapper>(std::move(network), std::forward<Rest>(rest)...);
+    Wrapper& wrapped = *wrapper;
+    network = std::move(wrapper);
+    return wrapped;
+  }
 };
 
 /// Builds and names a network.

@@ -48,7 +48,7 @@ TEST_CASE("With BatchNorm a rank without samples takes part in the others' step"
       "--data", "synthetic:121:10", "--workers", "0",       "--batch-size", "12", "--lr",
       "0.01",   "--order",          "sampler",   "--model", "seed-bn"};
   for (const int ranks : {2, 3}) {
-    const Outcome parts = train(options + Options{"--emulate", fmt::format("stride:{}", ranks)});
+    const Outcome parts = train_in_parts(options, fmt::format("stride:{}", ranks));
     for (const Options& way :
          std::vector<Options>{{"--ddp", "bucketed"}, {"--ddp", "manual"}, {"--backend", "tcp"}}) {
       INFO(ranks << " ranks, " << way[0] << " " << way[1]);
@@ -85,7 +85,7 @@ TEST_CASE("With BatchNorm ranks give the weights of strided parts one after anot
           "[equivalence][ddp][row87]") {
   for (const int ranks : {2, 3}) {
     const Options options = steps_of(13) + Options{"--model", "seed-bn", "--lr", "0.01"};
-    const Outcome parts = train(options + Options{"--emulate", fmt::format("stride:{}", ranks)});
+    const Outcome parts = train_in_parts(options, fmt::format("stride:{}", ranks));
     for (const std::string ddp : {"bucketed", "manual"}) {
       INFO(ranks << " ranks, --ddp " << ddp);
       check_equal(train_ranks(ranks, options + Options{"--ddp", ddp}), parts, kTolerance);

@@ -24,12 +24,21 @@ void check_splits(const Options& options, double tolerance) {
   REQUIRE(whole.losses().size() == 50);
   for (const std::string& split : kSplits) {
     INFO("--emulate " << split);
-    const Outcome parts = train(kFiftySteps + options + Options{"--emulate", split});
+    const Outcome parts = train_in_parts(kFiftySteps + options, split);
     CHECK(relative_l2(parts.state, whole.state) <= tolerance);
     CHECK(largest(difference(parts.losses(), whole.losses())) <= 100 * tolerance);
     // Another order of the sums: it was really split.
     CHECK((parts.file != whole.file));
   }
+}
+
+TEST_CASE("The reference with whole batches is stage 01", "[equivalence]") {
+  const Options options =
+      kFiftySteps + Options{"--model", "seed-bn", "--dropout", "--momentum", "0.9"};
+  const Outcome stage = train(options), reference = train_in_parts(options, "none");
+  CHECK((reference.file == stage.file));
+  CHECK(reference.losses() == stage.losses());
+  CHECK(reference.metrics.at("test_loss") == stage.metrics.at("test_loss"));
 }
 
 #ifdef LOCKSTEP_DOUBLE
@@ -61,14 +70,14 @@ TEST_CASE("With BatchNorm every part is normalised by itself, and that shows", "
   const Weights whole = parameters_of(train(options).state);
   for (const std::string split : {"chunk:4", "stride:4", "micro:4"}) {
     INFO("--emulate " << split);
-    const Weights parts = parameters_of(train(options + Options{"--emulate", split}).state);
+    const Weights parts = parameters_of(train_in_parts(options, split).state);
     CHECK(relative_l2(parts, whole) > 1e-3);
     CHECK(relative_l2(parts, whole) < 1);  // another result, not nonsense
   }
 }
 
 /// The state after one step of seed-bn over these samples as one batch, in this order.
-Weights one_step(const std::vector<int64_t>& samples, const Options& options = {}) {
+Weights one_step(const std::vector<int64_t>& samples, const std::string& parts = "none") {
   const Dataset all = make_synthetic(SyntheticPart::train, 12);
   const auto count = static_cast<uint32_t>(samples.size());
   Bytes images, labels;
@@ -82,9 +91,9 @@ Weights one_step(const std::vector<int64_t>& samples, const Options& options = {
     write_file(folder / (part + "-images-idx3-ubyte"), idx_bytes(2051, {count, 28, 28}, images));
     write_file(folder / (part + "-labels-idx1-ubyte"), idx_bytes(2049, {count}, labels));
   }
-  return train(Options{"--data-dir", folder.path(), "--model", "seed-bn", "--order", "file",
-                       "--batch-size", std::to_string(count), "--lr", "0.01"} +
-               options)
+  return train_in_parts({"--data-dir", folder.path(), "--model", "seed-bn", "--order", "file",
+                         "--batch-size", std::to_string(count), "--lr", "0.01"},
+                        parts)
       .state;
 }
 
@@ -120,9 +129,9 @@ TEST_CASE("Running statistics come from part 0, or from every micro-batch", "[eq
   std::vector<int64_t> all(12);
   std::iota(all.begin(), all.end(), 0);
   const Weights first = one_step({0, 1, 2});
-  check_running(one_step(all, {"--emulate", "chunk:4"}), {first});
-  check_running(one_step(all, {"--emulate", "stride:4"}), {one_step({0, 4, 8})});
-  check_running(one_step(all, {"--emulate", "micro:4"}),
+  check_running(one_step(all, "chunk:4"), {first});
+  check_running(one_step(all, "stride:4"), {one_step({0, 4, 8})});
+  check_running(one_step(all, "micro:4"),
                 {first, one_step({3, 4, 5}), one_step({6, 7, 8}), one_step({9, 10, 11})});
 }
 

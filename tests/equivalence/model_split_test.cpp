@@ -96,8 +96,7 @@ TEST_CASE("With BatchNorm a pipeline gives the weights of micro-batches one afte
   const Outcome whole = train(options);
   for (const Run& run : {Run{2, 2, "gpipe"}, Run{3, 4, "1f1b"}, Run{4, 3, "gpipe"}}) {
     INFO(run.text());
-    const Outcome parts =
-        train(options + Options{"--emulate", fmt::format("micro:{}", run.micro_batches)});
+    const Outcome parts = train_in_parts(options, fmt::format("micro:{}", run.micro_batches));
     const Outcome split = train_split(run.stages, options + run.options());
     check_equal(split, parts, 1e-12);
     CHECK(relative_l2(split.state, whole.state) > 1e-3);  // and not those of the whole batch
@@ -109,7 +108,7 @@ TEST_CASE("ResNet-18 as a pipeline gives the weights of micro-batches one after 
   const Options options{
       "--data", "synthetic:20:10", "--workers", "0", "--model", "resnet18", "--width", "4", "--lr",
       "0.01",   "--batch-size",    "10"};
-  const Outcome parts = train(options + Options{"--emulate", "micro:3"});
+  const Outcome parts = train_in_parts(options, "micro:3");
   for (const Run& run : {Run{2, 3, "gpipe"}, Run{4, 3, "1f1b"}}) {
     INFO(run.text());
     check_equal(train_split(run.stages, options + run.options()), parts, 1e-12);
@@ -132,7 +131,7 @@ TEST_CASE("With BatchNorm a pipeline's first losses are those of micro-batches i
           "[equivalence][pipeline]") {
   const Options options =
       fifty_steps() + Options{"--model", "seed-bn", "--lr", "0.01", "--max-steps", "5"};
-  const Outcome parts = train(options + Options{"--emulate", "micro:4"});
+  const Outcome parts = train_in_parts(options, "micro:4");
   const Outcome split = train_split(3, options + Run{3, 4, "1f1b"}.options());
   CHECK(largest(difference(split.losses(), parts.losses())) <= 1e-5);
 }

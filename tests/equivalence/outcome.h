@@ -34,6 +34,11 @@ inline Outcome train(const Options& options, const std::string& stage = "01-sing
           read_file(folder / "weights"), run.out};
 }
 
+/// What stage 01 makes of batches in parts, one after another: "chunk:3", "stride:2" or "micro:4".
+inline Outcome train_in_parts(const Options& options, const std::string& parts) {
+  return train(options + Options{"--emulate", parts}, "01-single-gpu/reference");
+}
+
 /// Stage 01 finds the loss and accuracy that a run ended with in the weights that it saved.
 inline void check_evaluated_as_saved(const Outcome& found, const Options& options) {
   const TempDir folder;

@@ -54,7 +54,7 @@ TEST_CASE("Not synchronised, ranks train another network", "[equivalence][syncbn
   check_evaluated_as_saved(several,
                            {"--data", "synthetic:104:10", "--workers", "0", "--model", "seed-bn"});
   // It is the network of strided parts one after another.
-  const Outcome parts = train(options + Options{"--emulate", "stride:2"});
+  const Outcome parts = train_in_parts(options, "stride:2");
   CHECK(largest(difference(several.losses(), parts.losses())) <= (kDouble ? 1e-10 : 1e-2));
 }
 

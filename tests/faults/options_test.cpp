@@ -56,7 +56,9 @@ TEST_CASE("An unknown option, name or device is refused", "[faults]") {
   check_stage_refuses(kSmall + Words{"--model", "vgg"}, {"vgg", "resnet18"});
   check_stage_refuses(kSmall + Words{"--order", "random"}, {"random", "sampler"});
   check_stage_refuses(kSmall + Words{"--init", "zero"}, {"zero", "kaiming"});
-  check_stage_refuses(kSmall + Words{"--emulate", "chunk:0"}, {"chunk:0", "1 to 1024"});
+  check_stage_refuses(kSmall + Words{"--emulate", "chunk:0"}, {"chunk:0", "1 to 1024"}, {},
+                      "01-single-gpu/reference");
+  check_stage_refuses(kSmall + Words{"--emulate", "chunk:2"}, {"--emulate", "program reference"});
   check_stage_refuses(kSmall + Words{"--devices", "tpu:0"}, {"tpu:0"});
   check_stage_refuses(kSmall + Words{"--devices", "cpu:0,cuda:0"}, {"cpu:0 and cuda:0"});
   check_stage_refuses(kSmall + Words{"--load", "/nowhere/weights"},
@@ -69,9 +71,8 @@ TEST_CASE("--help lists every option with its default", "[faults]") {
   CHECK(run.err.empty());
   for (const std::string fragment :
        {"--data TEXT=fashion-mnist", "--model TEXT=seed", "--epochs", "=0.1\n",
-        "--order TEXT=loader", "--emulate TEXT=none", "--dropout,--no-dropout{false}", "--metrics",
-        "--trace", "--save", "--load", "--devices", "--data-dir", "--drop-last",
-        "--init TEXT=kaiming"}) {
+        "--order TEXT=loader", "--dropout,--no-dropout{false}", "--metrics", "--trace", "--save",
+        "--load", "--devices", "--data-dir", "--drop-last", "--init TEXT=kaiming"}) {
     CHECK_THAT(run.out, ContainsSubstring(fragment));
   }
   // Every range that the help shows is tested above, and the other way round.
@@ -159,7 +160,7 @@ TEST_CASE("A number is decimal", "[faults][options]") {
 
 TEST_CASE("A text is not empty", "[faults][options]") {
   for (const std::string option : {"--data", "--data-dir", "--model", "--init", "--load", "--save",
-                                   "--metrics", "--trace", "--devices", "--order", "--emulate"}) {
+                                   "--metrics", "--trace", "--devices", "--order"}) {
     INFO(option);
     check_error_line(run_stage01(kSmall + Words{option, ""}, kDeadline), {option, "empty"});
     check_error_line(run_stage01(kSmall + Words{option + "="}, kDeadline), {option});

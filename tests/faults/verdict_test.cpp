@@ -190,8 +190,9 @@ std::vector<Options> changed_options(const TempDir& folder) {
 
 TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {
   const TempDir folder;
-  const StageInfo stage{.name = "01-test", .summary = "-"};
-  const StageInfo other{.name = "05-test", .summary = "-", .order = "sampler", .model = "seed-bn"};
+  const StageInfo stage{.name = "01-test", .summary = "-", .in_parts = true};
+  const StageInfo other{
+      .name = "05-test", .summary = "-", .in_parts = true, .order = "sampler", .model = "seed-bn"};
   const nlohmann::json defaults = all_of(Options());
   std::set<std::string> changed, shown;
   for (const Options& options : changed_options(folder)) {
@@ -204,7 +205,7 @@ TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {
       if (value != defaults.at(key)) changed.insert(name);
     }
   }
-  const std::string help = run_help(stage_binary("01-single-gpu")).out;
+  const std::string help = run_help(stage_binary("01-single-gpu/reference")).out;
   const std::regex option(R"(\n (?:-\w, ?)?(--[a-z0-9-]+))");
   for (std::sregex_iterator it(help.begin(), help.end(), option), end; it != end; ++it) {
     if ((*it)[1] != "--help") shown.insert((*it)[1]);
@@ -244,11 +245,15 @@ TEST_CASE("A stage's own options are kept as they were typed, numbers without ze
 }
 
 TEST_CASE("Only the reference emulates, only the others have a baseline", "[verdict]") {
+  const StageInfo reference{.name = "test", .summary = "-", .in_parts = true};
   const StageInfo first{.name = "01-test", .summary = "-"};
   const StageInfo second{.name = "02-test", .summary = "-", .baseline = "01-test"};
   const std::vector<std::string> emulate{"--emulate", "chunk:2"};
   const std::vector<std::string> no_epochs{"--baseline", "--epochs", "0"};
-  CHECK(parse(first, emulate).options.emulate == "chunk:2");
+  CHECK(parse(reference, emulate).options.emulate == "chunk:2");
+  CHECK(error_of([&] { parse(first, emulate); }) ==
+        "--emulate: 01-test has no such option; the program reference, beside this one, takes "
+        "batches in parts: start that instead");
   CHECK_THAT(error_of([&] { parse(first, {"--baseline"}); }), ContainsSubstring("--baseline"));
   CHECK_THAT(error_of([&] { parse(second, emulate); }), ContainsSubstring("--emulate"));
   CHECK_THAT(error_of([&] { parse(second, {"--graph"}); }), ContainsSubstring("--graph"));
@@ -262,7 +267,7 @@ TEST_CASE("Only the reference emulates, only the others have a baseline", "[verd
 // lines.
 constexpr const char* kTrainer = R"(#!/usr/bin/env python3
 import json, os, signal, struct, subprocess, sys, time
-words, role = sys.argv[1:], "01" if sys.argv[0].endswith("01-single-gpu") else "02"
+words, role = sys.argv[1:], "01" if "/01-single-gpu/" in sys.argv[0] else "02"
 fault = os.environ.get("FAULT_" + role, "")
 with open(os.environ["RECORD"], "a") as record:
     record.write(json.dumps([role, os.environ.get("LOCKSTEP_TEST_NOTE", ""), *words]) + "\n")
@@ -326,7 +331,7 @@ class Stages {
       std::filesystem::create_directory(folder_ / name);
     }
     std::filesystem::copy_file(build_dir() + "/tests/faults/fake-stage", program());
-    for (const std::filesystem::path& path : {reference(), trainer()}) {
+    for (const std::filesystem::path& path : {reference(), in_parts(), trainer()}) {
       write_file(path, kTrainer);
       std::filesystem::permissions(path, std::filesystem::perms(0755));
     }
@@ -334,6 +339,7 @@ class Stages {
 
   std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
   std::filesystem::path reference() const { return folder_ / "01-single-gpu" / "01-single-gpu"; }
+  std::filesystem::path in_parts() const { return folder_ / "01-single-gpu" / "reference"; }
   std::filesystem::path trainer() const { return folder_ / "trainer"; }
   std::filesystem::path program() const { return folder_ / "02-fake" / "02-fake"; }
 
@@ -347,7 +353,7 @@ class Stages {
       words = words + Words{"--data", "synthetic:24:4", "--batch-size", "2"};
     }
     const ProcessResult result = run_process(words, kDeadline,
-                                             {{"STAGE01", stage_binary("01-single-gpu")},
+                                             {{"STAGE01", stage_binary("01-single-gpu/reference")},
                                               {"RECORD", folder_ / "record"},
                                               {"TMPDIR", folder_ / "tmp"},
                                               {"FAULT_01", fault_01},

@@ -164,7 +164,8 @@ std::string build_dir() {
 }
 
 std::string stage_binary(const std::string& stage) {
-  return build_dir() + "/" + stage + "/" + stage;
+  const bool named = stage.find('/') != stage.npos;
+  return build_dir() + "/" + stage + (named ? "" : "/" + stage);
 }
 
 TempDir::TempDir() {

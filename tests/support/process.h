@@ -41,7 +41,8 @@ ProcessResult run_help(const std::string& program);
 /// LOCKSTEP_BUILD_DIR overrides it.
 std::string build_dir();
 
-/// Path of a stage's program in that folder: stage_binary("01-single-gpu").
+/// Path of a stage's program in that folder: stage_binary("01-single-gpu"), or of another program
+/// beside it: stage_binary("01-single-gpu/reference").
 std::string stage_binary(const std::string& stage);
 
 /// A fresh directory, removed with everything in it.

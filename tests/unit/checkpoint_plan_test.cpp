@@ -27,10 +27,10 @@ struct PlannedRun {
     device.kernels().fill(device.stream, 1, parameters.values());
   }
   static CheckpointStageOptions options(const fs::path& directory, int64_t save_every) {
-    CheckpointStageOptions stage;
-    stage.directory = directory;
-    stage.save_every = save_every;
-    return stage;
+    CheckpointStageOptions own;
+    own.directory = directory;
+    own.save_every = save_every;
+    return own;
   }
   static std::unique_ptr<Module> make() {
     auto network = std::make_unique<Sequential>();

@@ -108,14 +108,13 @@ class Network {
     const auto labels =
         LabelTensor::from_host(stream(), {static_cast<int64_t>(batch.labels.size())}, batch.labels);
     set({.step = steps_++, .learning_rate = Real(0.05), .loss_weight = weight});
-    step_begin_ = stream().record_time();
-    if (parallel) parallel->phases().start();
     context.kernels().fill(stream(), 0, loss_);
+    passes_begin_ = stream().record_time();
     const Tensor scores = network->forward(images, context);
     loss_function_->forward(scores, labels, loss_, context);
     const Tensor scores_gradient = loss_function_->backward(labels, context);
-    if (parallel) parallel->phases().end("loss");
     network->backward(scores_gradient, context);
+    passes_end_ = stream().record_time();
   }
   /// The gradients of the batch's mean loss.
   Values gradients(const Batch& batch) {
@@ -128,9 +127,6 @@ class Network {
     optimizer.zero_gradients();
     accumulate(batch, Real(1) / Real(batch.shape[0]));
     optimizer.step(context.state(), loss_);
-    if (parallel) parallel->phases().end("step");
-    if (parallel) parallel->phases().stop();
-    step_end_ = stream().record_time();
     return loss_.to_host()[0];
   }
   /// Everything that three steps over different batches, the last of them short, leave: losses,
@@ -148,7 +144,7 @@ class Network {
     return all;
   }
   /// Of the last step, from its first operation on.
-  double step_seconds() const { return step_end_->seconds_since(*step_begin_); }
+  double passes_seconds() const { return passes_end_->seconds_since(*passes_begin_); }
   /// The scores of an evaluation.
   Values evaluate(const Batch& batch) {
     context.facts.training = false;
@@ -168,7 +164,7 @@ class Network {
   std::unique_ptr<Loss> loss_function_ = make_nll_loss();
   Tensor loss_;
   int64_t steps_ = 0;
-  std::optional<TimedEvent> step_begin_, step_end_;
+  std::optional<TimedEvent> passes_begin_, passes_end_;
 };
 
 // --- Who gets what -------------------------------------------------------------------------------
@@ -674,7 +670,7 @@ TEST_CASE("As many bytes move as the sizes say", "[dataparallel]") {
   }
 }
 
-TEST_CASE("Every phase of a step is timed, and nothing while evaluating", "[dataparallel]") {
+TEST_CASE("Every phase of the passes is timed, and nothing while evaluating", "[dataparallel]") {
   for (const ReduceMode mode : {kManual, kLibrary}) {
     Network network(model(ModelKind::seed), cpus(2), mode);
     const auto names = [&] {
@@ -689,7 +685,7 @@ TEST_CASE("Every phase of a step is timed, and nothing while evaluating", "[data
     CHECK(names().empty());
     network.step(Batch(4));
     CHECK(names() ==
-          Names{"scatter", "replicate", "forward", "gather", "loss", "backward", "reduce", "step"});
+          Names{"scatter", "replicate", "forward", "gather", "loss", "backward", "reduce"});
     const auto totals = network.parallel->phases().totals();
     network.evaluate(Batch(4));
     CHECK(network.parallel->phases().totals() == totals);
@@ -704,7 +700,7 @@ TEST_CASE("A long evaluation does not lose the times of the steps before it", "[
   for (const auto& phase : network.parallel->phases().totals()) CHECK(phase.second > 0);
 }
 
-TEST_CASE("The phases' times add up to the time of the step", "[dataparallel]") {
+TEST_CASE("The phases' times add up to the time of both passes", "[dataparallel]") {
   for (const ReduceMode mode : {kManual, kLibrary}) {
     double best = 0;  // a busy machine may take the device's thread away between two steps' marks
     for (int attempt = 0; attempt < 5 && best < 0.97; ++attempt) {
@@ -712,7 +708,7 @@ TEST_CASE("The phases' times add up to the time of the step", "[dataparallel]") 
       network.step(Batch(64));
       double sum = 0;
       for (const auto& phase : network.parallel->phases().totals()) sum += phase.second;
-      best = std::max(best, sum / network.step_seconds());
+      best = std::max(best, sum / network.passes_seconds());
       CHECK(best <= 1);
     }
     CHECK(best >= 0.97);

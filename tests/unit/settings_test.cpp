@@ -25,7 +25,8 @@ using Names = std::set<std::string>;
 /// What a rank is started with.
 struct Started {
   Options options{};
-  CheckpointStageOptions stage{};
+  CheckpointStageOptions own{};
+  const DdpStageOptions& own_of_stage04() const { return own; }
   std::string images = "synthetic:20:8";  // the data set that it finds
 };
 
@@ -59,14 +60,14 @@ const std::vector<Change>& changes_of_stage04() {
       {"graph", [](Started& s) { s.options.graph = true; }},
       {"tf32", [](Started& s) { s.options.tf32 = true; }},
       {"drop_last", [](Started& s) { s.options.drop_last = true; }},
-      {"ddp", [](Started& s) { s.stage.ddp.ddp = "manual"; }},
-      {"all_reduce", [](Started& s) { s.stage.ddp.all_reduce = "ring"; }},
-      {"bucket_mb", [](Started& s) { s.stage.ddp.bucket_mb = 1; }},
-      {"no_broadcast_buffers", [](Started& s) { s.stage.ddp.no_broadcast_buffers = true; }},
-      {"find_unused_parameters", [](Started& s) { s.stage.ddp.find_unused_parameters = true; }},
-      {"accumulate", [](Started& s) { s.stage.ddp.accumulate = 2; }},
-      {"clip_norm", [](Started& s) { s.stage.ddp.clip_norm = 1; }},
-      {"pad", [](Started& s) { s.stage.ddp.pad = true; }},
+      {"ddp", [](Started& s) { s.own.ddp = "manual"; }},
+      {"all_reduce", [](Started& s) { s.own.all_reduce = "ring"; }},
+      {"bucket_mb", [](Started& s) { s.own.bucket_mb = 1; }},
+      {"no_broadcast_buffers", [](Started& s) { s.own.no_broadcast_buffers = true; }},
+      {"find_unused_parameters", [](Started& s) { s.own.find_unused_parameters = true; }},
+      {"accumulate", [](Started& s) { s.own.accumulate = 2; }},
+      {"clip_norm", [](Started& s) { s.own.clip_norm = 1; }},
+      {"pad", [](Started& s) { s.own.pad = true; }},
       {"training_samples", [](Started& s) { s.images = "synthetic:21:8"; }},
       {"test_samples", [](Started& s) { s.images = "synthetic:20:9"; }}};
   return changes;
@@ -74,10 +75,10 @@ const std::vector<Change>& changes_of_stage04() {
 
 const std::vector<Change>& changes_of_stage05() {
   static const auto& changes =
-      *new std::vector<Change>{{"sync_bn", [](Started& s) { s.stage.no_sync_bn = true; }},
-                               {"saves", [](Started& s) { s.stage.directory = "somewhere"; }},
-                               {"save_every", [](Started& s) { s.stage.save_every = 5; }},
-                               {"resumes", [](Started& s) { s.stage.resume = "auto"; }}};
+      *new std::vector<Change>{{"sync_bn", [](Started& s) { s.own.no_sync_bn = true; }},
+                               {"saves", [](Started& s) { s.own.directory = "somewhere"; }},
+                               {"save_every", [](Started& s) { s.own.save_every = 5; }},
+                               {"resumes", [](Started& s) { s.own.resume = "auto"; }}};
   return changes;
 }
 
@@ -132,9 +133,9 @@ std::vector<std::vector<std::string>> compared(const std::vector<Change>& change
       if (rank == 1) change.apply(started);
       const DatasetPair& data = images_of(started);
       if (stage05) {
-        require_same_settings(group, started.options, started.stage, data);
+        require_same_settings(group, started.options, started.own, data);
       } else {
-        require_same_settings(group, started.options, started.stage.ddp, data);
+        require_same_settings(group, started.options, started.own_of_stage04(), data);
       }
     });
     for (size_t rank : {0u, 1u}) told[rank].push_back(errors.at(rank));
@@ -165,7 +166,8 @@ TEST_CASE("Ranks compare every setting that weights depend on, and tell its name
 
 TEST_CASE("No setting is forgotten by the comparison, or by its test", "[ddp]") {
   const Started started;
-  const json shared = shared_settings(started.options, started.stage.ddp, images_of(started));
+  const json shared =
+      shared_settings(started.options, started.own_of_stage04(), images_of(started));
   CHECK(shared["precision"] == (testing::kDouble ? "float64" : "float32"));
   Names tested{"precision"}, options;
   for (const Change& change : changes_of_stage04()) tested.insert(change.name);
@@ -182,7 +184,7 @@ TEST_CASE("No setting is forgotten by the comparison, or by its test", "[ddp]") 
 
 TEST_CASE("A checkpoint keeps every setting but how long the run is", "[checkpoint]") {
   const auto settings = [](const Started& started) {
-    return training_settings(started.options, started.stage.ddp, images_of(started));
+    return training_settings(started.options, started.own_of_stage04(), images_of(started));
   };
   const json begin = settings({});
   Names expected{"precision", "threads_per_device", "data_crc32"};
@@ -204,7 +206,7 @@ TEST_CASE("A run does not go on with another value of any setting it began with"
   const Started started;
   ProcessGroup group = group_alone();
   const json saved =
-      first_state(started.options, started.stage, images_of(started), group, {}).settings;
+      first_state(started.options, started.own, images_of(started), group, {}).settings;
   for (const std::string& name : names_of(saved)) {
     INFO(name);
     json other = saved;
@@ -226,7 +228,7 @@ TEST_CASE("A run begins with the learning rate of its first step", "[checkpoint]
   started.options.warmup_epochs = 2;
   ProcessGroup group = group_alone();
   const auto begin = [&] {
-    return first_state(started.options, started.stage, images_of(started), group,
+    return first_state(started.options, started.own, images_of(started), group,
                        started.options.schedule(/*steps_per_epoch=*/4));
   };
   TrainingState state = begin();
@@ -239,7 +241,7 @@ TEST_CASE("A run begins with the learning rate of its first step", "[checkpoint]
   CHECK(state.settings["sync_bn"] == true);
   CHECK(state.settings["backend"] == "tcp");
   started.options.warmup_epochs = 0;
-  started.stage.no_sync_bn = true;
+  started.own.no_sync_bn = true;
   state = begin();
   CHECK(state.learning_rate == 0.5);
   CHECK(state.settings["sync_bn"] == false);

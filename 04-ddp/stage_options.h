@@ -12,8 +12,7 @@
 
 namespace lockstep {
 
-struct DdpStageOptions {
-  RankOptions ranks;
+struct DdpStageOptions : RankOptions {
   std::string ddp = "bucketed";  // or manual
   std::string all_reduce = "library";
   double bucket_mb = -1;  // -1: 1 MiB, then 25 MiB
@@ -49,11 +48,9 @@ void require_same_settings(ProcessGroup& group, const nlohmann::json& mine);
 void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
                            const DatasetPair& data);
 
-/// The network wrapped as the options say, with rank 0's weights.
-std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,
-                                      const FlatParameters& parameters, ProcessGroup& group,
-                                      Communicator& ranks, Stream communication,
-                                      const DdpStageOptions& options);
+/// Wraps the model's network as the options say; its weights are now rank 0's.
+Replica& make_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
+                      Communicator& ranks, Stream communication, const DdpStageOptions& own);
 
 /// What is said once, at the start: how the batch and the learning rate come about.
 std::string batch_line(const Options& options, const DdpStageOptions& own,

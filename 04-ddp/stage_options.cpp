@@ -1,4 +1,4 @@
-#include "04-ddp/ddp_options.h"
+#include "04-ddp/stage_options.h"
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 namespace lockstep {
 
 void DdpStageOptions::add_to(OptionParser& parser) {
-  ranks.add_to(parser);
+  RankOptions::add_to(parser);
   parser.add("--ddp", ddp, "bucketed, or manual: one all-reduce per parameter after backward");
   parser.add("--all-reduce", all_reduce, "ring or naive (written out here), or library");
   parser.add("--bucket-mb", bucket_mb,
@@ -113,17 +113,14 @@ void require_same_settings(ProcessGroup& group, const Options& options, const Dd
   require_same_settings(group, shared_settings(options, own, data));
 }
 
-std::unique_ptr<Replica> make_replica(std::unique_ptr<Module> network,
-                                      const FlatParameters& parameters, ProcessGroup& group,
-                                      Communicator& ranks, Stream communication,
-                                      const DdpStageOptions& options) {
-  const DdpOptions ddp = options.ddp_options();
-  if (options.ddp == "manual") {
-    return std::make_unique<ManualDdp>(std::move(network), parameters, ranks, communication,
-                                       ddp.all_reduce);
+Replica& make_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
+                      Communicator& ranks, Stream communication, const DdpStageOptions& own) {
+  const DdpOptions ddp = own.ddp_options();
+  if (own.ddp == "manual") {
+    return model.wrap<ManualDdp>(parameters, ranks, communication, ddp.all_reduce);
   }
-  return std::make_unique<DistributedDataParallel>(std::move(network), parameters, ranks,
-                                                   group.exchanger(), communication, ddp);
+  return model.wrap<DistributedDataParallel>(parameters, ranks, group.exchanger(), communication,
+                                             ddp);
 }
 
 std::string batch_line(const Options& options, const DdpStageOptions& own,
