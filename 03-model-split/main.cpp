@@ -65,12 +65,11 @@ void train(const Options& options, const SplitOptions& split) {
     while (!log.finished()) {
       std::optional<HostBatch> batch = train_loader.next();
       if (!batch) break;
-      const int64_t index = batch->index, size = batch->size;
-      const StepState facts{.step = log.steps(),
-                            .learning_rate = Real(schedule.at(log.steps())),
-                            .loss_weight = Real(1) / Real(size)};
-      training.train_step(std::move(*batch), facts, loss);
-      log.step(index, size, loss, training.healths());
+      const StepState step{.step = log.steps(),
+                           .learning_rate = Real(schedule.at(log.steps())),
+                           .loss_weight = Real(1) / Real(batch->size)};
+      training.train_step(*batch, step, loss);
+      log.step(*batch, loss, training.healths());
     }
     log.end_epoch();
     test();

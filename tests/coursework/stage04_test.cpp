@@ -42,7 +42,7 @@ class Neighbour final : public Communicator {
 /// What all ranks have after the ring, in which rank r's number i was 10^r (i + 1), and the bytes
 /// that each of them sent.
 struct RingResult {
-  RingResult(int world_size, int64_t count) : ranks(testing::ring_ranks(world_size, kPatience)) {
+  RingResult(int world_size, int64_t count) : ranks(testing::tcp_ranks(world_size, kPatience)) {
     std::vector<Tensor> x;
     std::deque<Neighbour> neighbours;
     std::deque<AllReduce> reduce;
