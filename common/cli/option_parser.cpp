@@ -123,7 +123,9 @@ void OptionParser::add_flag(const std::string& names, bool& value, const std::st
 }
 
 void OptionParser::add_elsewhere(const std::string& name, const std::string& where) {
-  CLI::Option* option = app_->add_option(name)->expected(0, -1)->group("");
+  const auto nothing = [](const std::vector<std::string>&) {};
+  CLI::Option* option = app_->add_option_function<std::vector<std::string>>(name, nothing);
+  option->expected(0, -1)->group("");
   const std::string program = app_->get_name();
   check_afterwards([option, name, where, program] {
     require(option->count() == 0, "{}: {} has no such option; {}: start that instead", name,
