@@ -1,4 +1,5 @@
-"""Every command that a README shows is run, with few steps, in the order in which it stands there.
+"""Every command that a README or a page of docs/ shows is run, with few steps, in the order in which it
+stands there.
 
 A command that needs a GPU, another host or minutes is not run: its options are looked up in
 the program's --help, and it counts as skipped."""
@@ -221,6 +222,11 @@ class TestCommands(unittest.TestCase):
         self.assertEqual(["--no-such-option"], unknown_options(
             "./lockstep launch --nnodes 2 ./build/04-ddp/04-ddp --lr 1 --no-such-option"))
 
+    def test_commands_of_docs_belong_to_the_stage_that_they_run(self):
+        self.assertEqual("04 docs/a.md", place_of("docs/a.md", "x build/04-ddp/labs\nbuild/05-syncbn/x"))
+        self.assertEqual("docs/a.md", place_of("docs/a.md", "./lockstep grade 04"))
+        self.assertEqual("README.md", place_of("README.md", "./build/01-single-gpu/01-single-gpu"))
+
     # --- Commands within sentences, which take minutes: whatever they name has to exist ---------
 
     def test_commands_within_sentences_exist(self):
@@ -246,10 +252,17 @@ class TestCommands(unittest.TestCase):
                         self.assertTrue((ROOT / words[0]).exists())
 
 
-def add_method(readme, number, before, command):
+def place_of(document, block):
+    """The beginning of a command's name, by which meson.build chooses. A stage's README begins with the
+    stage; a page of docs/ is put under that of the first program in the block."""
+    program = re.search(r"\bbuild/(0\d)-", block)
+    return f"{program[1]} {document}" if program and document.startswith("docs/") else document
+
+
+def add_method(readme, place, number, before, command):
     def method(self):
         self.check(readme, before, command)
-    name = re.sub(r"\W+", "_", f"{readme} {number:02} {command.split(chr(10))[0][:60]}").strip("_")
+    name = re.sub(r"\W+", "_", f"{place} {number:02} {command.split(chr(10))[0][:60]}").strip("_")
     setattr(TestCommands, f"test_{name}", method)
 
 
@@ -258,12 +271,13 @@ def add_methods():
         text, number = (ROOT / readme).read_text(), 0
         for block in [*blocks(text), *([command] for command in inline(text))]:
             before = []  # the block's variables, for the commands behind them
+            place = place_of(readme, block if isinstance(block, str) else block[0])
             for command in commands(block) if isinstance(block, str) else block:
                 if re.match(r"\w+=\S*[^&]*$", command) and not re.search(r"\s\./|srun|RANK", command):
                     before.append(command)
                     continue
                 number += 1
-                add_method(readme, number, before, command)
+                add_method(readme, place, number, before, command)
 
 
 add_methods()

@@ -1,4 +1,4 @@
-"""Slurm: each of its lines in stage 04's README, in a cluster of one node that lasts as long as the test.
+"""Slurm: each of its lines in docs/launching.md, in a cluster of one node that lasts as long as the test.
 
 It needs Debian's slurm-wlm and munge. Nothing of the system's own configuration is read or changed."""
 
@@ -127,8 +127,8 @@ class Cluster:
         shutil.rmtree(self.folder)
 
 
-def readme_lines():
-    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "04-ddp/README.md").read_text(), re.M | re.S)
+def page_lines():
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs/launching.md").read_text(), re.M | re.S)
     return [line for block in blocks for line in block.splitlines() if re.match(r"(srun|sbatch)\b", line)]
 
 
@@ -174,9 +174,9 @@ class TestSlurm(unittest.TestCase):
                        capture_output=True, timeout=DEADLINE)
         return self.weights()
 
-    def test_every_line_of_the_readme_leads_to_the_weights_of_our_launcher(self):
+    def test_every_line_of_the_page_leads_to_the_weights_of_our_launcher(self):
         self.add_stage("04-ddp/04-ddp")
-        lines = readme_lines()
+        lines = page_lines()
         self.assertEqual(len(lines), 3, lines)
         for line, ranks in zip(lines, (4, 4, 2)):
             with self.subTest(line=line):
