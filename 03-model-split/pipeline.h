@@ -70,8 +70,8 @@ class Pipeline final : public SplitTraining {
   struct Flight {
     Context context;
     BatchPart part{};
-    Tensor input{};     // for recomputing
-    Tensor output{};    // to the next stage
+    Tensor input{};            // for recomputing
+    Tensor output{};           // to the next stage
     Tensor output_gradient{};  // from the next stage, on the last one from the loss
     Tensor input_gradient{};   // to the stage before
   };

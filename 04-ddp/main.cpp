@@ -69,7 +69,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
   Feeder feeder(stream, data.train);
   Context context(stream);
-  const Tensor loss = replica.loss();  // averaged as the gradients are
+  const Tensor loss = parameters.loss();
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
                   RunRanks::of(group, replica.own_health()));
   log.start(data.train, data.test, parameters.count());

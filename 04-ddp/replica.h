@@ -27,14 +27,14 @@ struct StepTimes {
 /// A rank's loss is to be the mean over its n_r samples, times n_r W / N: so a sample counts W / N
 /// (StepState::loss_weight), and the mean of that over the ranks is the mean over all N samples,
 /// however unequal the parts are. A rank without samples makes its passes with an empty batch.
+///
+/// The loss in FlatParameters::loss() becomes the mean over the global batch as the gradients do,
+/// with the last of which it travels: a message of its own would cost more than its four bytes.
 class Replica : public Module {
  public:
   /// In training begins with a broadcast of rank 0's running statistics; evaluation does not
   /// communicate, so that one rank may evaluate alone.
   Tensor forward(const Tensor& x, Context& context) override;
-  /// [1], for this rank's loss: becomes the mean over the global batch as the gradients do, with
-  /// the last of which it travels. A message of its own would cost more than its four bytes.
-  Tensor loss() const { return parameters_.loss(); }
   /// Running statistics become rank 0's, where a pass has changed them.
   void broadcast_buffers();
 

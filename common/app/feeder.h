@@ -22,9 +22,10 @@ struct DeviceBatch {
   std::vector<DeviceBatch> divide(const BatchSplit& micro_batches) const;
 };
 
-/// Copies host batches, or parts of them, to one device. The host never waits for a copy: it keeps the
-/// batches (page-locked memory on CUDA) until the event behind their last copy is done. Parts of
-/// the same size always lie at the same place, so that a captured step finds the next batch there.
+/// Copies host batches, or parts of them, to one device. The host never waits for a copy: it keeps
+/// the batches (page-locked memory on CUDA) until the event behind their last copy is done. Parts
+/// of the same size always lie at the same place, so that a captured step finds the next batch
+/// there.
 class Feeder {
  public:
   /// `set` says how large images are and how pixels are normalised. The host waits when it is

@@ -54,8 +54,8 @@ class TrainingLog {
   void resume(int64_t steps, int64_t epochs);
   /// At batch `first_batch` of it.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
-  /// After the work of one step over `batch`, of all ranks, has been enqueued. Throws NonFinite, one
-  /// step late, when a loss or gradient was not finite. `healths` are those of all optimizers.
+  /// After the work of one step over `batch`, of all ranks, has been enqueued. Throws NonFinite,
+  /// one step late, when a loss or gradient was not finite. `healths` are those of all optimizers.
   void step(const HostBatch& batch, const Tensor& loss, const std::vector<HealthTensor>& healths);
   /// Waits for the steps so far. Throws as step() does.
   void settle() { receive(0); }

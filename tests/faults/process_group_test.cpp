@@ -145,9 +145,7 @@ void check_error(const RankResult& rank, int status, const Words& fragments) {
   for (const std::string& fragment : fragments) CHECK_THAT(rank.err, ContainsSubstring(fragment));
 }
 
-Words backends_here() {
-  return gloo_availability().empty() ? Words{"tcp", "gloo"} : Words{"tcp"};
-}
+Words backends_here() { return gloo_availability().empty() ? Words{"tcp", "gloo"} : Words{"tcp"}; }
 
 // --- Ranks that find each other ------------------------------------------------------------------
 

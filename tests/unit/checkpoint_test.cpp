@@ -155,7 +155,7 @@ class Trainee {
     context.begin_step({.step = state.steps,
                         .learning_rate = Real(schedule().at(state.steps)),
                         .loss_weight = Real(world_size_) / Real(batch.global_size)});
-    const Tensor loss = replica->loss();
+    const Tensor loss = parameters.loss();
     optimizer.zero_gradients();
     const DeviceBatch& part = feeder.feed(batch, context);
     const Tensor scores = replica->forward(feeder.normalize(part, context), context);

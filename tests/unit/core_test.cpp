@@ -432,9 +432,8 @@ struct PooledTraining {
     REQUIRE(batch);
     optimizer.zero_gradients();
     const Tensor loss = parameters.loss();
-    context.begin_step({.step = steps++,
-                        .learning_rate = Real(0.01),
-                        .loss_weight = Real(1) / Real(batch->size)});
+    context.begin_step(
+        {.step = steps++, .learning_rate = Real(0.01), .loss_weight = Real(1) / Real(batch->size)});
     const DeviceBatch& part = feeder.feed(*batch, context);
     const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
     model.loss->forward(scores, part.labels, loss, context);

@@ -74,9 +74,7 @@ class Job {
 };
 
 /// In this build.
-Texts host_backends() {
-  return gloo_availability().empty() ? Texts{"tcp", "gloo"} : Texts{"tcp"};
-}
+Texts host_backends() { return gloo_availability().empty() ? Texts{"tcp", "gloo"} : Texts{"tcp"}; }
 
 /// A collective of these many numbers, and its end.
 void reduce(Communicator& ranks, Stream stream, int64_t count = 10) {
@@ -237,8 +235,7 @@ TEST_CASE("Ranks that are given different backends all say so", "[group][tsan]")
     if (rank == 2) options.backend = "";
   };
   for (const std::string& error : job.run([](ProcessGroup&) {})) {
-    CHECK(error ==
-          "--backend is 'tcp' on rank 0 but not given on rank 2; give all ranks the same");
+    CHECK(error == "--backend is 'tcp' on rank 0 but not given on rank 2; give all ranks the same");
   }
 }
 
@@ -319,9 +316,8 @@ TEST_CASE("Without a choice NCCL serves GPUs of one's own, else Gloo where all h
              ContainsSubstring("rank 1 (cuda:0 on a): no NCCL: no NCCL there"));
   offers[2].no_gloo = "this build has no Gloo";
   CHECK(choose_backend("", offers) == "tcp");
-  CHECK_THAT(
-      message_of<EnvironmentError>([&] { choose_backend("gloo", offers); }),
-      ContainsSubstring("rank 2 (cuda:0 on b): this build has no Gloo; give --backend tcp"));
+  CHECK_THAT(message_of<EnvironmentError>([&] { choose_backend("gloo", offers); }),
+             ContainsSubstring("rank 2 (cuda:0 on b): this build has no Gloo; give --backend tcp"));
   const RankOffer sent = RankOffer::from(offers[2].text());
   CHECK(sent.text() == offers[2].text());
   CHECK((sent.host == "b" && sent.hardware == "GPU-1" && sent.gpu && sent.no_nccl.empty()));
@@ -389,8 +385,7 @@ TEST_CASE("A transfer that times out names the rank that does not come, and nobo
   }
 }
 
-TEST_CASE("A rank that dies is named at once by all who wait for it",
-          "[group][gloo][tcp][row67]") {
+TEST_CASE("A rank that dies is named at once by all who wait for it", "[group][gloo][tcp][row67]") {
   for (const std::string& backend : host_backends()) {
     for (const int victim : {0, 1, 2, 3}) {
       INFO(backend << ", rank " << victim << " dies");

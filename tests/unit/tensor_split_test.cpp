@@ -293,7 +293,8 @@ TEST_CASE("Column, ReLU, row need one all-reduce forward and one backward",
         column.forward(machine.put(x_shape, expected.x_values), machine.contexts);
     const Tensors y = row.forward(between, machine.contexts);
     machine.delay();
-    const Tensors dbetween = row.backward(machine.put(y_shape, expected.scores_gradients), machine.contexts);
+    const Tensors dbetween =
+        row.backward(machine.put(y_shape, expected.scores_gradients), machine.contexts);
     check_parts(y, expected.y_values, y_shape, kWhole);
     check_parts(column.backward(dbetween, machine.contexts), expected.dx, x_shape, kWhole);
     shards.check_gradients();

@@ -28,8 +28,8 @@ using testing::kShort;
 using testing::kSoon;
 using testing::message_of;
 using testing::Ranks;
-using testing::tcp_ranks;
 using testing::seconds_since;
+using testing::tcp_ranks;
 using testing::Trial;
 using MakeRanks = std::function<Ranks(int world_size)>;
 
