@@ -21,7 +21,7 @@ Tensor ManualDdp::backward(const Tensor& dy, Context& context) {
   if (!context.facts.last_contribution) return dx;
   communication_.wait(passes_.record());  // the gradients are complete
   for (const Parameter* p : parameters_.parameters()) average_gradients(p->grad);
-  average_gradients(loss());
+  average_gradients(parameters_.loss());
   finish_reduction();
   return dx;
 }
