@@ -166,7 +166,7 @@ class TestBench(unittest.TestCase):
                                r"  2 devices, stage 02 +1\.60 ms/step +1\.25 times one process.*\n"
                                r"  2 ranks, gloo +1\.60 ms/step +1\.25 times one process; communication "
                                r"0\.40 ms, exposed 0\.10; 87360 bytes sent; 2\.50 times PyTorch's better")
-        self.assertRegex(text, r"ring  ring +4 KiB +100\.0 us")
+        self.assertRegex(text, r"tcp   ring +4 KiB +100\.0 us")
         self.assertNotIn("two hosts", text)  # a matter of ResNet-18
 
     def test_what_overlap_hides(self):
