@@ -25,6 +25,7 @@ from pathlib import Path
 import bench_ranks
 import bench_runs
 from bench_runs import ROOT, STAGE
+from stages import all_stages, label
 
 EPOCH_SAMPLES = 60000  # of Fashion-MNIST, for seconds per epoch
 MODELS = ("seed", "resnet18")
@@ -132,8 +133,7 @@ WORLDS = (2, 4)
 
 
 def other_stages():
-    return sorted(path.parent.name for path in ROOT.glob("[0-9][0-9]-*/main.cpp")
-                  if path.parent.name != STAGE)
+    return [stage for stage in all_stages() if stage != STAGE]
 
 
 def measure_scaling(model, more, batch, steps, rounds):
@@ -157,7 +157,7 @@ def measure_scaling(model, more, batch, steps, rounds):
 
 def print_scaling(results):
     for row in results:
-        print(f"{row['model']:<20} {row['stage']:<18} W {row['world_size']}  batch "
+        print(f"{row['model']:<20} {label(row['stage']):<18} W {row['world_size']}  batch "
               f"{row['batch_size']:>4}  {row['step_seconds'] * 1e3:9.2f} ms/step  "
               f"{row['batch_size'] / row['step_seconds']:9.0f} samples/s  {row['speedup']:5.2f} times "
               f"one device, efficiency {100 * row['speedup'] / row['world_size']:.0f} %", flush=True)

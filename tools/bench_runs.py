@@ -6,12 +6,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from stages import ROOT, path_of
+
 STAGE = "01-single-gpu"
 
 
 def program(stage):
-    return ROOT / "build" / stage / stage
+    return ROOT / "build" / path_of(stage)
 
 
 def run_stage(stage, *options):

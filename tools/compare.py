@@ -28,6 +28,7 @@ import summary_table
 from bench_runs import ROOT, STAGE
 from child_signals import end_by_exception, started
 from compare_options import Refused, arguments, parse_options, prepare_outputs
+from stages import label, path_of
 
 PROOF_STEPS = 10  # that --baseline compares; its timed runs are cut as short as they may be
 TIMED_STEPS = 2
@@ -37,7 +38,7 @@ TRACED_STEPS = 12
 # --- Running a stage -----------------------------------------------------------------------------
 
 def program_of(stage, options):
-    return options.build / stage / stage
+    return options.build / path_of(stage)
 
 
 def run_program(program, words, quiet):
@@ -196,7 +197,7 @@ def compare(options):
 def report(runs):
     """Prints the table, and below it what is missing and why."""
     print("\n" + "\n".join(summary_table.table(
-        [run["metrics"] or {"stage": run["stage"]} for run in runs])) + "\n")
+        [run["metrics"] or {"stage": label(run["stage"])} for run in runs])) + "\n")
     if any("speedup" in (run["metrics"] or {}) for run in runs):
         print(f"speed-up: over {STAGE} on the same network and order, its weights proved equal")
     for run in runs:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stages import label
+
 NO_MATPLOTLIB = "no python3 here has matplotlib (Debian: apt-get install python3-matplotlib)"
 ABSENT = (f"no figures, tables only: {NO_MATPLOTLIB}; tools/compare_figures.py draws them later from "
           "the --json file")
@@ -70,7 +72,7 @@ def pyplot():
 
 def name_of(run):
     """A run's stage and network."""
-    return f"{run['stage']}\n{run['metrics']['config']['model']}"
+    return f"{label(run['stage'])}\n{run['metrics']['config']['model']}"
 
 
 def draw_accuracy(plt, runs):

@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench_runs import ROOT
+from stages import ROOT, all_stages, label
 
 RESERVED = {  # options of the stages that serve one run only
     "--metrics": "--json FILE keeps the metrics of all runs",
@@ -18,15 +18,11 @@ class Refused(Exception):
     """The comparison cannot be made; the message is the one line to show."""
 
 
-def all_stages():
-    return sorted(path.parent.name for path in ROOT.glob("[0-9][0-9]-*/main.cpp"))
-
-
 def chosen_stages(text, existing):
     """The stages of a list such as 01,04 (or full names), in their own order."""
     wanted = set()
     for word in text.split(","):
-        found = [stage for stage in existing if word in (stage, stage[:2])]
+        found = [stage for stage in existing if word in (stage, stage[:2], label(stage))]
         if not found:
             raise Refused(f"--stages: '{word}' is no stage, expected some of: {', '.join(existing)}"
                           " (the number is enough)")

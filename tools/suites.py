@@ -10,6 +10,8 @@ import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from stages import all_stages
+
 KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "coursework", "tools",
          "readme")
 WAITS_FOR_FULL = "full"  # the suite of what only `./lockstep test --full` runs
@@ -80,7 +82,8 @@ def read_rows(folder):
 # --- A part of them -------------------------------------------------------------------------------
 
 def stages(root):
-    return sorted(path.parent.name[:2] for path in Path(root).glob("[0-9][0-9]-*/main.cpp"))
+    """Their numbers."""
+    return sorted({stage[:2] for stage in all_stages(Path(root))})
 
 
 def tags_in(text):

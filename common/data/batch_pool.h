@@ -71,7 +71,7 @@ struct HostBatch {
   const int32_t* labels = nullptr;  ///< [size], in the same allocation
   /// Its samples' places in the global batch: 0, 1, ... unless other ranks have the others.
   int64_t global_size = 0, global_first = 0, global_stride = 1;
-  std::shared_ptr<BatchBuffer> memory;
+  std::shared_ptr<BatchBuffer> memory{};
 };
 
 }  // namespace lockstep

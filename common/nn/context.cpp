@@ -28,4 +28,13 @@ void Context::add_flops(double flops) {
   if (facts.training) on_host([=, this] { flops_ += flops; });
 }
 
+Tensor copied_to(const Tensor& x, Context& context) {
+  const Stream from = x.home(), to = context.stream();
+  const Tensor copy = context.empty(x.shape());
+  to.wait(from.record());  // x is there
+  to.copy(copy.data(), x.data(), x.bytes());
+  from.wait(to.record());  // x has been read: its memory may be used again
+  return copy;
+}
+
 }  // namespace lockstep

@@ -84,4 +84,8 @@ class Context {
   double flops_ = 0;
 };
 
+/// A copy of x on `context`'s device, made by its stream. Each stream waits for the other where it
+/// has to.
+Tensor copied_to(const Tensor& x, Context& context);
+
 }  // namespace lockstep

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "03-model-split/channel.h"
-#include "03-model-split/schedule.h"
-#include "03-model-split/split_layers.h"
+#include "03-model-split/pipeline/channel.h"
+#include "03-model-split/pipeline/timetable.h"
+#include "03-model-split/tensor/row_and_column.h"
 #include "tests/coursework/hint.h"
 #include "tests/coursework/late.h"
 

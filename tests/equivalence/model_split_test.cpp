@@ -14,6 +14,11 @@ Outcome train_split(int stages, const Options& options) {
   return train(options, "03-model-split", cpus(stages));
 }
 
+/// Split inside the layers.
+Outcome train_inside(int ranks, const Options& options) {
+  return train(options, "03-model-split/tensor-split", cpus(ranks));
+}
+
 /// 50 steps of 12 samples, the last of 8: neither 12 nor 8 is divided by all numbers of
 /// micro-batches.
 Options fifty_steps() {
@@ -64,7 +69,7 @@ void check_tensor_split(const Options& options, double tolerance) {
   const Outcome single = train(steps);
   for (const int ranks : {1, 2, 4}) {
     INFO(ranks << " ranks");
-    const Outcome split = train_split(ranks, steps + Options{"--tensor-split", "auto"});
+    const Outcome split = train_inside(ranks, steps);
     CHECK(relative_l2(split.state, single.state) <= tolerance);
     CHECK(largest(difference(split.losses(), single.losses())) <= 100 * tolerance);
     CHECK((split.file == single.file) == (ranks == 1));
@@ -214,19 +219,19 @@ TEST_CASE("A network split inside its layers is evaluated as the one that is sav
           "[equivalence][tensorsplit]") {
   const Options model{"--data", "synthetic:48:50", "--workers", "0",        "--batch-size",
                       "12",     "--model",         "seed-bn",   "--dropout"};
-  check_evaluated_as_saved(train_split(2, model + Options{"--tensor-split", "auto"}), model);
+  check_evaluated_as_saved(train_inside(2, model), model);
 }
 
 TEST_CASE("What a network in pieces saves, any other stage loads", "[equivalence][row57]") {
   const TempDir folder;
   const Options steps = fifty_steps() + Options{"--save", folder / "pieces"};
-  for (const Options& way : {Options{"--tensor-split", "auto"}, Options{"--schedule", "gpipe"}}) {
-    const Options first{stage_binary("03-model-split"), "--devices", cpus(4)};
-    REQUIRE(run_process(first + steps + way, kDeadline).status == 0);
+  for (const std::string program : {"03-model-split/tensor-split", "03-model-split"}) {
+    const Options first{stage_binary(program), "--devices", cpus(4)};
+    REQUIRE(run_process(first + steps, kDeadline).status == 0);
     const Options load = fifty_steps() + Options{"--load", folder / "pieces", "--epochs", "0"};
     const Outcome whole = train(load);
     for (const int count : {1, 2}) {
-      const Outcome again = train(load + way, "03-model-split", cpus(count));
+      const Outcome again = train(load, program, cpus(count));
       CHECK((again.file == whole.file));
       CHECK(largest(difference(again.metrics.at("test_loss").get<std::vector<double>>(),
                                whole.metrics.at("test_loss").get<std::vector<double>>())) <= 1e-6);

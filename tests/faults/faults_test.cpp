@@ -554,23 +554,18 @@ TEST_CASE("Stage 03 refuses splits and schedules that cannot be", "[faults][pipe
   check_stage_refuses({"--data", "synthetic:64:16", "--batch-size", "30", "--micro-batches", "5"},
                       {"--micro-batches", "5", "4 samples"}, {}, "03-model-split");
   check({"--emulate", "chunk:2"}, {"--emulate"});
+  check({"--tensor-split", "conv2", "fc1"}, {"--tensor-split", "program tensor-split", "--layers"});
 }
 
 TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tensorsplit][row55]") {
   const auto check = [](const Words& options, const Words& fragments) {
-    check_stage_refuses(kSmall + options, fragments, {}, "03-model-split");
+    check_stage_refuses(kSmall + options, fragments, {}, "03-model-split/tensor-split");
   };
-  check({"--tensor-split", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
-  check({"--tensor-split", "fc2"}, {"'fc2'", "conv2, fc1"});
-  check({"--tensor-split", "auto", "--devices", "cpu:0,cpu:1,cpu:2"}, {"auto", "3 devices"});
-  // What only pipelines have, as typed, even where it is the default.
-  for (const Words& option : {Words{"--micro-batches", "2"},
-                              {"--schedule", "1f1b"},
-                              {"--split", "auto"},
-                              {"--recompute"},
-                              {"--print-schedule"}}) {
-    check(Words{"--tensor-split", "auto"} + option, {option[0], "--tensor-split", "leave one"});
-  }
+  check({"--layers", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
+  check({"--layers", "fc2"}, {"'fc2'", "conv2, fc1"});
+  check({"--devices", "cpu:0,cpu:1,cpu:2"}, {"--layers auto", "3 devices"});
+  check({"--emulate", "chunk:2"}, {"--emulate"});
+  check({"--schedule", "1f1b"}, {"--schedule"});  // is the pipeline's
 }
 
 TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipeline]") {
@@ -584,7 +579,7 @@ TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipe
 }
 
 TEST_CASE("The lesson's timetables are those of the program", "[faults][pipeline]") {
-  const std::string lesson = read_file(LOCKSTEP_SOURCE "/03-model-split/README.md");
+  const std::string lesson = read_file(LOCKSTEP_SOURCE "/03-model-split/pipeline/README.md");
   for (const Words& options : {Words{"naive", "1", "cpu:0,cpu:1,cpu:2,cpu:3"},
                                {"gpipe", "6", "cpu:0,cpu:1,cpu:2"},
                                {"1f1b", "6", "cpu:0,cpu:1,cpu:2"}}) {
@@ -609,10 +604,7 @@ TEST_CASE("The program of equal layers measures what it says, beside the formula
           "[faults][pipeline]") {
   const TempDir folder;
   const auto bubble = [&](const Words& options) {
-    return run_process(
-        Words{std::filesystem::path(stage_binary("03-model-split")).parent_path() / "bubble"} +
-            options,
-        kDeadline);
+    return run_process(Words{stage_binary("03-model-split/bubble")} + options, kDeadline);
   };
   const ProcessResult run =
       bubble({"--stages", "1,2", "--micro-batches", "1,2", "--schedules", "naive,1f1b", "--sleep",

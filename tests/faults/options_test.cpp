@@ -172,7 +172,7 @@ TEST_CASE("A text is not empty", "[faults][options]") {
                     kDeadline),
         {option, "empty"});
   }
-  for (const std::string option : {"--split", "--schedule", "--tensor-split"}) {
+  for (const std::string option : {"--split", "--schedule"}) {
     INFO(option);
     check_error_line(
         run_process(Words{stage_binary("03-model-split")} + kSmall + Words{option, ""}, kDeadline),

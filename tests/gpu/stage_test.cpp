@@ -300,8 +300,7 @@ void check_tensor_split(const std::string& devices) {
   const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
                         "0.01",   "--dropout"};
   const Outcome single = train(ten_steps);
-  const Words split_options = ten_steps + Words{"--tensor-split", "auto"};
-  const Outcome split = train(split_options, devices, "03-model-split");
+  const Outcome split = train(ten_steps, devices, "03-model-split/tensor-split");
   CHECK(relative_l2(split.state, single.state) <= 1e-4);
   CHECK(relative_l2(split.losses(), single.losses()) <= 1e-4);
   CHECK(split.metrics.at("tensor_split").at("per_step").at("all_reduces") == 2);

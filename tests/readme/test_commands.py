@@ -23,7 +23,7 @@ import suites  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
 READMES = ["README.md", "CONTRIBUTING.md",
-           *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("0*/README.md")),
+           *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("0*/**/README.md")),
            *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
 DEADLINE = 120  # seconds for one command
 

@@ -18,8 +18,10 @@ import compare_figures  # noqa: E402
 import compare_timeline  # noqa: E402
 import draw_step  # noqa: E402
 from processes import start  # noqa: E402
+from stages import label, path_of  # noqa: E402
 
 STAGES = ["01-single-gpu", "02-dataparallel", "03-model-split", "04-ddp", "05-syncbn-checkpoint"]
+TENSOR = "03-model-split/tensor-split"  # a stage's second program
 
 # An epoch takes 4 s on one device, 2.5 s on two. FAULT is a line of Python that it runs first.
 STAGE = """#!{python}
@@ -76,16 +78,18 @@ class Sandbox(unittest.TestCase):
         self.log = self.folder / "log"
         shutil.copytree(ROOT / "tools", self.root / "tools",
                         ignore=shutil.ignore_patterns("__pycache__"))
-        for stage in STAGES:
+        for stage in (*STAGES, TENSOR):
             self.stage(stage)
+        (self.root / "03-model-split/tensor").mkdir()
 
     def stage(self, stage, fault=""):
         """Makes a stage, which runs the Python line `fault` before all else."""
-        program = self.root / "build" / stage / stage
-        for folder in (self.root / stage, program.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        (self.root / stage / "main.cpp").touch()
-        program.write_text(STAGE.format(python=sys.executable, stage=stage, log=str(self.log),
+        program = self.root / "build" / path_of(stage)
+        folder = stage.split("/")[0]
+        for each in (self.root / folder, program.parent):
+            each.mkdir(parents=True, exist_ok=True)
+        (self.root / folder / "main.cpp").touch()
+        program.write_text(STAGE.format(python=sys.executable, stage=label(stage), log=str(self.log),
                                         fault=fault))
         program.chmod(0o755)
 
@@ -112,15 +116,15 @@ class Sandbox(unittest.TestCase):
 class TestComparing(Sandbox):
     def rows(self, output):
         """The table's lines by stage and network."""
-        lines = [line.split() for line in output.splitlines() if line[:2].isdigit()]
+        lines = [line.split() for line in output.splitlines() if line.startswith(("0", "tensor"))]
         return {(line[0], line[1]): " ".join(line[2:]) for line in lines if len(line) > 8}
 
-    def test_all_five_stages_and_each_speed_up_is_over_the_same_network(self):
+    def test_all_stages_and_each_speed_up_is_over_the_same_network(self):
         done = self.compare()
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         rows = self.rows(done.stdout)
         self.assertEqual(list(rows), [("01-single-gpu", "seed"), ("01-single-gpu", "seed-bn"),
-                                      *((stage, "seed") for stage in STAGES[1:4]),
+                                      *((stage, "seed") for stage in (*STAGES[1:3], "tensor-split", STAGES[3])),
                                       (STAGES[4], "seed-bn")])
         self.assertEqual(rows["01-single-gpu", "seed"], "cpu:0 cpu (stand-in) 1 80.00 % 4.00 s "
                                                         "2500 1.00 100 % 0 % 1.0 MiB")
@@ -128,12 +132,12 @@ class TestComparing(Sandbox):
                                                  "4000 1.60 80 % 25 % 1.0, 1.0 MiB")
         self.assertIn(" 1.60 80 % 25 %", rows["05-syncbn-checkpoint", "seed-bn"])
         self.assertTrue(all("--order sampler" in line for line in self.timed()))
-        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "04", "05", "01"])
+        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "te", "04", "05", "01"])
 
     def test_one_network_for_all_needs_one_reference(self):
         done = self.compare("--model", "resnet18", "--width", "8", "--epochs=2", "--data", "mnist")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "04", "05"])
+        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "te", "04", "05"])
         for line in self.timed():
             self.assertIn("--data mnist --model resnet18 --order sampler --epochs 2 --width 8", line)
         self.assertIn("2   81.00 %", done.stdout)
@@ -236,7 +240,7 @@ class TestErrors(Sandbox):
         self.stage("01-single-gpu", "sys.exit('error: no data')")
         done = self.compare()
         self.assertEqual(done.returncode, 1)
-        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "04", "05"])
+        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "te", "04", "05"])
         self.assertIn("05-syncbn-checkpoint: no speed-up: no run of 01-single-gpu on seed-bn",
                       done.stdout)
 

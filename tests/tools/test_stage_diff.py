@@ -39,6 +39,10 @@ class TestStageDiff(unittest.TestCase):
     def test_data_parallel_differs_little_from_a_single_device(self):
         self.check("02-dataparallel", 36, 20)
 
+    def test_a_network_in_pieces_differs_little_from_a_single_device(self):
+        self.check("03-model-split/pipeline", 50, 45)
+        self.check("03-model-split/tensor", 50, 45)
+
     def test_ddp_differs_little_from_a_single_device(self):
         self.check("04-ddp", 60, 45)
 

@@ -1,7 +1,7 @@
 // The layer split and its pipelines: where to cut, that the result is that of one device, what is
 // kept in memory, and what a failure looks like.
 
-#include "03-model-split/pipeline.h"
+#include "03-model-split/pipeline/pipeline.h"
 
 #include <chrono>
 #include <limits>
@@ -70,10 +70,10 @@ Cuts even_cuts(size_t layers, size_t stages) {
 }
 
 /// A stage on each stream, with seed 1.
-std::unique_ptr<LayerSplit> split_of(Layers layers, const std::vector<Stream>& streams) {
+std::unique_ptr<StagedNetwork> split_of(Layers layers, const std::vector<Stream>& streams) {
   const Cuts cuts = even_cuts(layers.size(), streams.size());
-  auto split = std::make_unique<LayerSplit>(std::move(layers), cuts, streams);
-  for (const LayerSplit::Stage& stage : split->stages()) {
+  auto split = std::make_unique<StagedNetwork>(std::move(layers), cuts, streams);
+  for (const StagedNetwork::Stage& stage : split->stages()) {
     initialize(*stage.parameters, Initializer::kaiming_uniform, 1);
   }
   return split;
@@ -231,14 +231,21 @@ struct Run {
     if (!batch) batch = loader.next();
     const StepState state{
         .step = steps++, .learning_rate = Real(0.01), .loss_weight = Real(1) / Real(kBatch)};
-    losses.push_back(Tensor::empty(pipeline->loss_stream(), {1}));
     std::vector<BatchPart> parts;
     for (int64_t first = 0; const int64_t size : setup.sizes) {
       parts.push_back({first, 1, size});
       first += size;
     }
-    if (parts.empty()) return pipeline->train_step(std::move(*batch), state, losses.back());
-    pipeline->train_step(std::move(*batch), parts, state, losses.back());
+    if (parts.empty()) {
+      pipeline->feed(*batch, state);
+    } else {
+      pipeline->feed(*batch, parts, state);
+    }
+    pipeline->zero_gradients();
+    pipeline->run_schedule();
+    losses.push_back(
+        Tensor::empty(pipeline->loss().home(), {1}));  // the next step's takes its place
+    losses.back().home().copy(losses.back().data(), pipeline->loss().data(), sizeof(Real));
   }
   Outcome three_steps() {
     for (int i = 0; i < 3; ++i) step();
@@ -258,7 +265,7 @@ struct Run {
   DataLoader loader{images(), {.batch_size = kBatch}};
   Machine machine;
   std::unique_ptr<Loss> loss;
-  LayerSplit* split;
+  StagedNetwork* split;
   std::unique_ptr<Pipeline> pipeline;
   std::vector<Tensor> losses;
   int64_t steps = 0;
@@ -447,7 +454,7 @@ TEST_CASE("A split network may go while a stage still reads what another made",
   Context context(machine.streams[0]);
   const Tensor x = Tensor::from_host(context.stream(), {2, 16, 16, 1}, Values(512, 1));
   const Tensor scores_gradient = Tensor::from_host(context.stream(), {2, 10}, Values(20, 1));
-  std::unique_ptr<LayerSplit> split = split_of(layers_of(small()), machine.streams);
+  std::unique_ptr<StagedNetwork> split = split_of(layers_of(small()), machine.streams);
   split->forward(x, context);
   sleep(10)(context.stream());
   split->backward(scores_gradient, context);
@@ -461,7 +468,7 @@ TEST_CASE("A split network's state is that of the whole one", "[pipeline]") {
   const Model whole = make_model(model);
   const FlatParameters parameters(*whole.network, machine.streams[0]);
   initialize(parameters, Initializer::kaiming_uniform, 1);
-  const std::unique_ptr<LayerSplit> split = split_of(layers_of(model), machine.streams);
+  const std::unique_ptr<StagedNetwork> split = split_of(layers_of(model), machine.streams);
   passes(*split, machine.streams[0]);  // moves the running statistics
   for (const Parameter* p : whole.network->parameters()) {
     p->value.copy_from_host(Values(static_cast<size_t>(p->shape.elements()), 0));
@@ -489,8 +496,8 @@ TEST_CASE("A split by hand that cannot be is refused", "[pipeline][row48]") {
   const Machine machine(cpus(3));
   for (const Cuts& cuts : {Cuts{3}, Cuts{3, 3}, Cuts{0, 3}, Cuts{6, 3}, Cuts{3, 8}, Cuts{3, 9}}) {
     const std::string text =
-        message_of<BadInput>([&] { LayerSplit(layers_of({}), cuts, machine.streams); });
-    CHECK_THAT(text, StartsWith("LayerSplit: stage"));
+        message_of<BadInput>([&] { StagedNetwork(layers_of({}), cuts, machine.streams); });
+    CHECK_THAT(text, StartsWith("StagedNetwork: stage"));
     CHECK(text.find('\n') == text.npos);
   }
 }
@@ -637,13 +644,14 @@ TEST_CASE("A batch is kept until the last stage has read its labels, and no long
     Run run({.stages = stages, .pipeline = {kOneF1b, 2}, .change = [&](Layers& layers) {
                insert(layers, layers.size(), wait, {});  // labels come behind the last layer
              }});
-    const Tensor loss = Tensor::empty(run.pipeline->loss_stream(), {1});
     std::vector<std::weak_ptr<BatchBuffer>> batches;
     run.loader.begin_epoch(0);
     const auto step = [&] {
-      std::optional<HostBatch> batch = run.loader.next();
+      const std::optional<HostBatch> batch = run.loader.next();
       batches.push_back(batch->memory);
-      run.pipeline->train_step(std::move(*batch), {.loss_weight = Real(1) / Real(kBatch)}, loss);
+      run.pipeline->feed(*batch, {.loss_weight = Real(1) / Real(kBatch)});
+      run.pipeline->zero_gradients();
+      run.pipeline->run_schedule();
     };
     step();
     step();  // the host is done with the first

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "03-model-split/schedule.h"
+#include "03-model-split/pipeline/timetable.h"
 #include "common/core/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

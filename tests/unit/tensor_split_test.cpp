@@ -1,7 +1,7 @@
 // Layers and networks split inside: the same numbers as the unsplit ones, whatever rank is late;
 // exactly the collectives of the table; shards that are put together again.
 
-#include "03-model-split/tensor_split.h"
+#include "03-model-split/tensor/tensor_split.h"
 
 #include <fmt/ranges.h>
 
@@ -9,7 +9,7 @@
 #include <set>
 #include <thread>
 
-#include "03-model-split/split_layers.h"
+#include "03-model-split/tensor/row_and_column.h"
 #include "common/core/cpu_stream.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
@@ -555,12 +555,12 @@ TEST_CASE("Layers that do not divide stay whole", "[tensorsplit][row55]") {
                                      Case{5, {"conv2", "fc1"}}, Case{8, {"fc1"}}}) {
     INFO(ranks << " ranks");
     Network network(seed_options(), cpus(ranks));
-    CHECK(network.split->split_layers() == split);
+    CHECK(network.split->split_names() == split);
     check_network(seed_options(), cpus(ranks));
   }
   SplitMachine machine(cpus(3));
-  CHECK(TensorSplit(resnet_options(4), machine.streams, *machine.world).split_layers().empty());
-  CHECK(TensorSplit(resnet_options(3), machine.streams, *machine.world).split_layers().size() == 8);
+  CHECK(TensorSplit(resnet_options(4), machine.streams, *machine.world).split_names().empty());
+  CHECK(TensorSplit(resnet_options(3), machine.streams, *machine.world).split_names().size() == 8);
 }
 
 #ifdef LOCKSTEP_DOUBLE  // in float one rounding goes far in it

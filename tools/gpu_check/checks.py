@@ -14,16 +14,13 @@ from case_records import Case, read_cases
 from gpu_check import build
 from gpu_check.machine import ROOT
 from run_tests import run_process
+from stages import all_stages, path_of
 
 GPU_TEST = "tests/gpu/gpu-test"  # below the build folder
 
 
-def stage_names():
-    return sorted(path.parent.name for path in ROOT.glob("[0-9][0-9]-*/main.cpp"))
-
-
 def stage_targets():
-    return [f"{name}/{name}" for name in stage_names()]
+    return [str(path_of(stage)) for stage in all_stages()]
 
 
 # What a part runs, as targets of Ninja.
@@ -102,7 +99,7 @@ class Training:
 def trainings(plan, full):
     """Every stage that is here, and ResNet-18 as the seed texts trained it: batch 256, lr 0.1.
     The first stage has every variant; a later one those that its help lists."""
-    stages = stage_names()
+    stages = all_stages()
     text = ("--model", "resnet18", "--batch-size", "256", "--lr", "0.1", "--epochs",
             "10" if full else "2")
     runs = [Training(stage, ("--epochs", "2"), SEED_FLOORS, variant)
@@ -114,7 +111,7 @@ def trainings(plan, full):
 
 
 def program(stage):
-    return build.FOLDER / stage / stage
+    return build.FOLDER / path_of(stage)
 
 
 def knows(plan, stage, option):

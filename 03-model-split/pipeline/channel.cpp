@@ -1,4 +1,4 @@
-#include "03-model-split/channel.h"
+#include "03-model-split/pipeline/channel.h"
 
 #include "common/core/device.h"
 #include "common/core/error.h"

@@ -5,13 +5,13 @@
 #include <memory>
 #include <vector>
 
-#include "03-model-split/channel.h"
-#include "03-model-split/layer_split.h"
-#include "03-model-split/schedule.h"
-#include "03-model-split/split_training.h"
+#include "03-model-split/pipeline/channel.h"
+#include "03-model-split/pipeline/schedule.h"
+#include "03-model-split/pipeline/staged_network.h"
 #include "common/app/feeder.h"
 #include "common/app/phase_timer.h"
 #include "common/app/training_log.h"
+#include "common/nn/init.h"
 #include "common/nn/loss.h"
 #include "common/nn/sgd.h"
 
@@ -28,42 +28,53 @@ struct PipelineOptions {
 /// Trains a split network by a schedule. The batch is cut into micro-batches whose gradients add up
 /// before the one update, so the result is that of the whole batch, except for batch normalisation,
 /// which sees a micro-batch at a time.
-class Pipeline final : public SplitTraining {
+class Pipeline {
  public:
   /// `loss` and `set` (which says how images are normalised) must outlive this.
-  Pipeline(std::unique_ptr<LayerSplit> split, Loss& loss, const Dataset& set, const SgdRule& rule,
-           const PipelineOptions& options);
+  Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dataset& set,
+           const SgdRule& rule, const PipelineOptions& options);
 
-  /// Enqueues one optimizer step. Cuts the batch into equal micro-batches, the first ones a sample
-  /// larger where it does not divide; throws BadInput if there are more micro-batches than samples.
-  /// `step.loss_weight` is 1 / (samples of the batch); the batch's mean loss goes into `mean_loss`
-  /// [1], on the last stage's device.
-  void train_step(HostBatch batch, const StepState& step, const Tensor& mean_loss) override;
+  // An optimizer step, in three calls, which only enqueue.
+
+  /// The step's samples: `batch` in equal micro-batches, the first ones a sample larger where it
+  /// does not divide; throws BadInput if there are more micro-batches than samples. Each stage
+  /// copies what it needs of a micro-batch when its instructions come to it. `step.loss_weight` is
+  /// 1 / (samples of the batch).
+  void feed(const HostBatch& batch, const StepState& step);
   /// The same with micro-batches of any sizes, as many as the options say.
-  void train_step(HostBatch batch, const std::vector<BatchPart>& parts, const StepState& step,
-                  const Tensor& mean_loss);
+  void feed(const HostBatch& batch, const std::vector<BatchPart>& micro_batches,
+            const StepState& step);
+  /// On every stage; and the loss on the last one.
+  void zero_gradients();
+  /// Every stage follows its instructions: receive, forward, send, backward, and in the end the
+  /// update. Leaves the batch's mean loss in loss().
+  void run_schedule();
+
+  /// [1], on the last stage's device.
+  Tensor loss() const { return network_->stages().back().parameters->loss(); }
+  /// Of every stage's optimizer.
+  std::vector<HealthTensor> healths() const;
 
   /// Throws BadInput if a batch of `samples` would be fewer than there are micro-batches.
   void require_samples(int64_t samples) const;
-  void initialize(Initializer initializer, uint64_t seed) override;
-  std::vector<StateTensor> state() override { return state_dict(*split_); }
-  void load_state(const std::vector<StateTensor>& state) override {
-    load_state_dict(*split_, state);
-  }
-  int64_t parameter_count() override;
-  Module& network() override;
-  /// The last stage's.
-  Stream loss_stream() const override { return split_->stages().back().stream; }
-  std::vector<HealthTensor> healths() const override;
+  /// First values of all parameters: stage 01's.
+  void initialize(Initializer initializer, uint64_t seed);
+  /// Learnt numbers of the whole network.
+  int64_t parameter_count() const;
+  /// The stages as one network, for evaluation and its state: what it takes and returns lies on
+  /// device 0.
+  Module& network();
+
   /// Most micro-batches between forward and the end of backward, per stage.
   std::vector<int> live() const;
   /// Share of the stages' time in which they waited for each other, by events in their streams.
   double measured_bubble();
   /// Forgets the stages' times so far.
   void restart_clocks();
-  double flops() const override;
+  /// Floating-point operations on all devices so far, in training.
+  double flops() const;
   /// Adds the bubble, the stages' phases, and what they keep, to the summary and the metrics.
-  void report(TrainingLog& log) override;
+  void report(TrainingLog& log);
 
  private:
   /// One micro-batch on one stage, from forward to backward.
@@ -76,7 +87,7 @@ class Pipeline final : public SplitTraining {
     Tensor input_gradient{};   // to the stage before
   };
   struct Worker {
-    const LayerSplit::Stage& stage;
+    const StagedNetwork::Stage& stage;
     Sgd optimizer;
     Feeder feeder;
     PhaseTimer phases;
@@ -89,14 +100,13 @@ class Pipeline final : public SplitTraining {
   bool can_run(size_t stage, const Instruction& instruction) const;
   void run(size_t stage, const Instruction& instruction);
   void send(Channel& channel, Tensor& x, PhaseTimer& phases);
-  void begin_step();
   void forward(size_t stage, int micro_batch);
   void backward(size_t stage, int micro_batch);
   void update(size_t stage);
   Flight& flight(size_t stage, int micro_batch);
   bool is_last(size_t stage) const { return stage + 1 == workers_.size(); }
 
-  std::unique_ptr<LayerSplit> split_;
+  std::unique_ptr<StagedNetwork> network_;
   Loss& loss_;
   PipelineOptions options_;
   std::vector<Instructions> schedules_;
@@ -106,9 +116,8 @@ class Pipeline final : public SplitTraining {
 
   // The step at hand.
   HostBatch batch_;
-  std::vector<BatchPart> parts_;
+  std::vector<BatchPart> micro_batches_;
   StepState step_{};
-  Tensor mean_loss_;
 };
 
 }  // namespace lockstep

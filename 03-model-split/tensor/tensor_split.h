@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "03-model-split/split_layer.h"
+#include "03-model-split/tensor/parallel_layer.h"
 #include "common/app/training_log.h"
+#include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/state.h"
 
@@ -45,6 +46,10 @@ class TensorSplit {
   /// Given the gradients of the scores, the same on each rank, adds those of the parameters.
   void backward(const Tensors& scores_gradients, const Contexts& contexts);
 
+  /// Learnt numbers of the unsplit network.
+  int64_t parameter_count() const;
+  /// First values of all parameters: those of the unsplit network.
+  void initialize(Initializer initializer, uint64_t seed);
   /// Sets the ranks' parts of the unsplit network's state. Throws BadInput as load_state_dict()
   /// does; nothing is changed then. Synchronizes. Call it before anything else: where a network
   /// starts does not depend on how it is split.
@@ -53,10 +58,10 @@ class TensorSplit {
   /// since. What every rank has is taken from rank 0. Synchronizes.
   std::vector<StateTensor> full_state() const;
 
-  /// The layers that are split, in order.
-  const Names& split_layers() const { return split_; }
+  /// The names of the layers that are split, in order.
+  const Names& split_names() const { return split_; }
   /// All layers, in order, each with its traffic.
-  const std::vector<std::unique_ptr<SplitLayer>>& layers() const { return layers_; }
+  const std::vector<std::unique_ptr<ParallelLayer>>& layers() const { return layers_; }
   /// What the ranks exchanged in training so far, and what they had to by the sizes of the layers.
   Traffic traffic() const;
   const Traffic& expected_traffic() const { return expected_; }
@@ -67,10 +72,11 @@ class TensorSplit {
   class Builder;
   void require_one_per_rank(const Tensors& tensors, const Contexts& contexts) const;
 
+  ModelOptions options_;
   std::unique_ptr<Module> unsplit_;  // without memory: names and shapes
   RankModules ranks_;
   Names split_;
-  std::vector<std::unique_ptr<SplitLayer>> layers_;
+  std::vector<std::unique_ptr<ParallelLayer>> layers_;
   std::vector<std::unique_ptr<FlatParameters>> parameters_;
   std::vector<Stream> streams_;
   Traffic expected_;

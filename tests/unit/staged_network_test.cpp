@@ -1,6 +1,6 @@
 // How layers on several devices hand each other their tensors.
 
-#include "03-model-split/layer_split.h"
+#include "03-model-split/pipeline/staged_network.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/machine.h"

@@ -1,4 +1,4 @@
-#include "03-model-split/split_layer.h"
+#include "03-model-split/tensor/parallel_layer.h"
 
 namespace lockstep {
 
@@ -16,7 +16,7 @@ RankModules::RankModules(LocalWorld& world) : world_(world) {
 // --- Collectives ---------------------------------------------------------------------------------
 
 template <class Issue>
-void SplitLayer::collective(const Contexts& contexts, const Traffic& traffic, Issue issue) {
+void ParallelLayer::collective(const Contexts& contexts, const Traffic& traffic, Issue issue) {
   if (ranks() == 1) return;
   if (contexts[0]->facts.training) traffic_ += traffic;
   std::deque<ScopedRange> ranges;  // until the group is closed: only then the work is enqueued
@@ -25,23 +25,23 @@ void SplitLayer::collective(const Contexts& contexts, const Traffic& traffic, Is
   for (int r = 0; r < ranks(); ++r) issue(r, world_.rank(r), contexts[r]->stream());
 }
 
-void SplitLayer::all_reduce(const Tensors& x, const Contexts& contexts) {
+void ParallelLayer::all_reduce(const Tensors& x, const Contexts& contexts) {
   collective(contexts, one_all_reduce(x[0].elements()),
              [&](int r, Communicator& rank, Stream stream) { rank.all_reduce(stream, x[r]); });
 }
 
-void SplitLayer::all_gather(const Tensors& mine, const Tensors& all, const Contexts& contexts) {
+void ParallelLayer::all_gather(const Tensors& mine, const Tensors& all, const Contexts& contexts) {
   collective(
       contexts, one_all_gather(all[0].elements()),
       [&](int r, Communicator& rank, Stream stream) { rank.all_gather(stream, mine[r], all[r]); });
 }
 
-Traffic SplitLayer::one_all_reduce(int64_t elements) const {
+Traffic ParallelLayer::one_all_reduce(int64_t elements) const {
   if (ranks() == 1) return {};
   return {.all_reduces = 1, .bytes = elements * int64_t{sizeof(Real)}};
 }
 
-Traffic SplitLayer::one_all_gather(int64_t elements) const {
+Traffic ParallelLayer::one_all_gather(int64_t elements) const {
   if (ranks() == 1) return {};
   return {.all_gathers = 1, .bytes = elements * int64_t{sizeof(Real)}};
 }
@@ -49,7 +49,7 @@ Traffic SplitLayer::one_all_gather(int64_t elements) const {
 // --- LocalLayer ----------------------------------------------------------------------------------
 
 LocalLayer::LocalLayer(std::string name, const RankModules& ranks, const Make& make)
-    : SplitLayer(std::move(name), ranks) {
+    : ParallelLayer(std::move(name), ranks) {
   for (int r = 0; r < ranks.size(); ++r) modules_.push_back(ranks.add(r, make(r)));
 }
 

@@ -1,4 +1,4 @@
-#include "03-model-split/split_layers.h"
+#include "03-model-split/tensor/row_and_column.h"
 
 namespace lockstep {
 namespace {
@@ -162,8 +162,10 @@ Tensors ChannelLayer::take(const Tensors& x, const Contexts& contexts) const {
 
 // --- Residual block ------------------------------------------------------------------------------
 
-SplitResidual::SplitResidual(const Residual& whole, const RankModules& ranks)
-    : SplitLayer(whole.name(), ranks), conv1_(whole.conv1(), ranks), conv2_(whole.conv2(), ranks) {
+ParallelResidual::ParallelResidual(const Residual& whole, const RankModules& ranks)
+    : ParallelLayer(whole.name(), ranks),
+      conv1_(whole.conv1(), ranks),
+      conv2_(whole.conv2(), ranks) {
   const auto like = [](const BatchNorm2d& norm, int64_t channels) {
     return named<BatchNorm2d>(norm.name(), channels, norm.activation());
   };
@@ -181,7 +183,7 @@ SplitResidual::SplitResidual(const Residual& whole, const RankModules& ranks)
   }
 }
 
-Tensors SplitResidual::forward(const Tensors& x, const Contexts& contexts) {
+Tensors ParallelResidual::forward(const Tensors& x, const Contexts& contexts) {
   Tensors main = conv1_.forward(x, contexts);
   main = bn1_->forward(main, contexts);
   main = conv2_.forward(main, contexts);
@@ -193,7 +195,7 @@ Tensors SplitResidual::forward(const Tensors& x, const Contexts& contexts) {
   });
 }
 
-Tensors SplitResidual::backward(const Tensors& dy, const Contexts& contexts) {
+Tensors ParallelResidual::backward(const Tensors& dy, const Contexts& contexts) {
   // The ReLU passes the same gradient to the block and to the shortcut.
   const Tensors dsum = backward_each(relu_, dy, contexts);
   Tensors dx = backward_each(bn2_, dsum, contexts);
@@ -207,12 +209,12 @@ Tensors SplitResidual::backward(const Tensors& dy, const Contexts& contexts) {
   return dx;
 }
 
-Traffic SplitResidual::traffic() const {
+Traffic ParallelResidual::traffic() const {
   Traffic sum = conv1_.traffic();
   return sum += conv2_.traffic();
 }
 
-Traffic SplitResidual::predicted(const Shape& x) const {
+Traffic ParallelResidual::predicted(const Shape& x) const {
   Traffic sum = conv1_.predicted(x);
   return sum += conv2_.predicted(conv1_.output(x));
 }

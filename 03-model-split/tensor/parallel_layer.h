@@ -53,13 +53,13 @@ class RankModules {
 /// collectives between them, which the one host thread issues for all ranks in one group. An
 /// activation is either whole, with the same values on all ranks, or split: of P ranks, rank r has
 /// the r-th P-th of its channels or features.
-class SplitLayer {
+class ParallelLayer {
  public:
-  SplitLayer(std::string name, const RankModules& ranks)
+  ParallelLayer(std::string name, const RankModules& ranks)
       : name_(std::move(name)), world_(ranks.world()) {}
-  virtual ~SplitLayer() = default;
-  SplitLayer(const SplitLayer&) = delete;
-  SplitLayer& operator=(const SplitLayer&) = delete;
+  virtual ~ParallelLayer() = default;
+  ParallelLayer(const ParallelLayer&) = delete;
+  ParallelLayer& operator=(const ParallelLayer&) = delete;
 
   const std::string& name() const { return name_; }
   int ranks() const { return world_.size(); }
@@ -126,7 +126,7 @@ class SplitLayer {
 
 /// No communication: a layer that is whole on every rank, or one that works channel by channel on
 /// the rank's channels.
-class LocalLayer final : public SplitLayer {
+class LocalLayer final : public ParallelLayer {
  public:
   using Make = std::function<std::unique_ptr<Module>(int rank)>;
 

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-#include "03-model-split/pipeline.h"
+#include "03-model-split/pipeline/pipeline.h"
 #include "common/app/json_file.h"
 #include "common/app/options.h"
 #include "common/cli/option_parser.h"
@@ -107,15 +107,16 @@ Measurement measure(const BubbleOptions& options, const Dataset& set, int stages
   const std::unique_ptr<Loss> loss = make_cross_entropy_loss();
   const std::vector<Stream> streams = create_streams(devices, "compute");
   Pipeline pipeline(
-      std::make_unique<LayerSplit>(equal_layers(set, options.sleep_ms), cuts, streams), *loss, set,
-      {}, how);
+      std::make_unique<StagedNetwork>(equal_layers(set, options.sleep_ms), cuts, streams), *loss,
+      set, {}, how);
   pipeline.initialize(Initializer::kaiming_uniform, 1);
-  const Tensor mean_loss = Tensor::empty(pipeline.loss_stream(), {1});
   DataLoader loader(set, {.batch_size = kBatch});
   const auto train = [&](int steps) {
     for (int i = 0; i < steps; ++i) {
       loader.begin_epoch(i);
-      pipeline.train_step(*loader.next(), {.loss_weight = Real(1) / kBatch}, mean_loss);
+      pipeline.feed(*loader.next(), {.loss_weight = Real(1) / kBatch});
+      pipeline.zero_gradients();
+      pipeline.run_schedule();
     }
     for (const Stream& stream : streams) stream.synchronize();
   };

@@ -1,4 +1,4 @@
-#include "03-model-split/pipeline.h"
+#include "03-model-split/pipeline/pipeline.h"
 
 #include <algorithm>
 
@@ -16,13 +16,13 @@ constexpr size_t kPlaces = 2;
 
 }  // namespace
 
-Pipeline::Pipeline(std::unique_ptr<LayerSplit> split, Loss& loss, const Dataset& set,
+Pipeline::Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dataset& set,
                    const SgdRule& rule, const PipelineOptions& options)
-    : split_(std::move(split)), loss_(loss), options_(options) {
-  const int stages = static_cast<int>(split_->stages().size());
+    : network_(std::move(network)), loss_(loss), options_(options) {
+  const int stages = static_cast<int>(network_->stages().size());
   schedules_ = make_schedules(options.schedule, stages, options.micro_batches);
   for (int s = 0; s < stages; ++s) {
-    const LayerSplit::Stage& stage = split_->stages()[s];
+    const StagedNetwork::Stage& stage = network_->stages()[s];
     workers_.push_back({.stage = stage,
                         .optimizer = Sgd(*stage.parameters, rule),
                         .feeder = Feeder(stage.stream, set, size_t{2} * options.micro_batches),
@@ -31,11 +31,11 @@ Pipeline::Pipeline(std::unique_ptr<LayerSplit> split, Loss& loss, const Dataset&
     const int live = predicted_live(options.schedule, stages, options.micro_batches, s);
     for (int i = 0; i < live; ++i) workers_.back().flights.push_back({.context = Context(pool)});
     if (s == 0) continue;
-    const Stream before = split_->stages()[s - 1].stream;
+    const Stream before = network_->stages()[s - 1].stream;
     const size_t places = workers_[s - 1].flights.size();  // as many as may be alive there
     activations_.emplace_back(before, stage.stream, places);
     gradients_.emplace_back(stage.stream, before, kPlaces);
-    losses_.emplace_back(loss_stream(), before, kPlaces);
+    losses_.emplace_back(network_->stages().back().stream, before, kPlaces);
   }
 }
 
@@ -45,7 +45,7 @@ void Pipeline::initialize(Initializer initializer, uint64_t seed) {
   }
 }
 
-int64_t Pipeline::parameter_count() {
+int64_t Pipeline::parameter_count() const {
   int64_t count = 0;
   for (const Worker& worker : workers_) count += worker.stage.parameters->count();
   return count;
@@ -53,7 +53,7 @@ int64_t Pipeline::parameter_count() {
 
 Module& Pipeline::network() {
   for (Worker& worker : workers_) worker.phases.settle();  // evaluation may be long
-  return *split_;
+  return *network_;
 }
 
 void Pipeline::require_samples(int64_t samples) const {
@@ -65,29 +65,37 @@ void Pipeline::require_samples(int64_t samples) const {
 
 // --- A step --------------------------------------------------------------------------------------
 
-void Pipeline::train_step(HostBatch batch, const StepState& step, const Tensor& mean_loss) {
+void Pipeline::feed(const HostBatch& batch, const StepState& step) {
   require_samples(batch.size);
   const BatchSplit split{BatchSplit::Kind::micro, options_.micro_batches};
-  const std::vector<BatchPart> parts = split.divide(batch.size);
-  train_step(std::move(batch), parts, step, mean_loss);
+  feed(batch, split.divide(batch.size), step);
 }
 
-void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
-                          const StepState& step, const Tensor& mean_loss) {
-  require_equal(static_cast<int>(parts.size()), options_.micro_batches,
+void Pipeline::feed(const HostBatch& batch, const std::vector<BatchPart>& micro_batches,
+                    const StepState& step) {
+  require_equal(static_cast<int>(micro_batches.size()), options_.micro_batches,
                 "pipeline: parts of the batch");
   int64_t samples = 0;
-  for (const BatchPart& part : parts) {
+  for (const BatchPart& part : micro_batches) {
     require(part.count > 0, "pipeline: a micro-batch of {} samples, expected 1 or more",
             part.count);
     samples += part.count;
   }
   require_equal(samples, batch.size, "pipeline: samples of all micro-batches");
-  batch_ = std::move(batch);
-  parts_ = parts;
+  batch_ = batch;
+  micro_batches_ = micro_batches;
   step_ = step;
-  mean_loss_ = mean_loss;
-  begin_step();
+}
+
+void Pipeline::zero_gradients() {
+  for (Worker& worker : workers_) {
+    worker.phases.start();
+    worker.optimizer.zero_gradients();
+  }
+}
+
+void Pipeline::run_schedule() {
+  for (Worker& worker : workers_) worker.next = 0;
   // The host enqueues each stage's instructions in their order, as far as they go: an event must be
   // recorded before another stream can be told to wait for it. The streams themselves run freely.
   for (bool moved = true; moved;) {
@@ -102,15 +110,6 @@ void Pipeline::train_step(HostBatch batch, const std::vector<BatchPart>& parts,
   workers_.front().feeder.retire(batch_);
 }
 
-void Pipeline::begin_step() {
-  for (Worker& worker : workers_) {
-    worker.next = 0;
-    worker.phases.start();
-    worker.optimizer.zero_gradients();
-  }
-  loss_stream().kernels().fill(loss_stream(), 0, mean_loss_);
-}
-
 bool Pipeline::enqueue_as_far_as_possible(size_t s) {
   size_t& next = workers_[s].next;
   const size_t before = next;
@@ -120,7 +119,7 @@ bool Pipeline::enqueue_as_far_as_possible(size_t s) {
     } catch (const PeerLost&) {
       throw;  // it names the stage whose stream failed
     } catch (...) {
-      within(split_->text(s), [] { throw; });
+      within(network_->text(s), [] { throw; });
     }
   }
   return next > before;
@@ -193,7 +192,7 @@ void Pipeline::forward(size_t s, int number) {
   Flight& micro_batch = flight(s, number);
   Context& context = micro_batch.context;
   worker.most_live = std::max(worker.most_live, ++worker.live);
-  micro_batch.part = parts_[number];
+  micro_batch.part = micro_batches_[number];
   context.facts = {.last_contribution = number + 1 == options_.micro_batches};
   context.begin_step(step_);
   worker.feeder.feed_state(batch_, micro_batch.part, context);
@@ -206,7 +205,7 @@ void Pipeline::forward(size_t s, int number) {
   if (!is_last(s)) return;
   // The loss and its gradient at once: the scores need not be kept.
   const DeviceBatch& labels = worker.feeder.feed_labels(batch_, micro_batch.part);
-  loss_.forward(micro_batch.output, labels.labels, mean_loss_, context);
+  loss_.forward(micro_batch.output, labels.labels, loss(), context);
   micro_batch.output_gradient = loss_.backward(labels.labels, context);
   micro_batch.output = {};
 }
@@ -231,8 +230,9 @@ void Pipeline::update(size_t s) {
   const StepStateTensor& state = flight(s, 0).context.state();
   // Every stage looks at the loss: if it is not finite, no stage may move.
   if (is_last(s)) {
-    for (Channel& loss : losses_) loss.send(mean_loss_);
-    workers_[s].optimizer.step(state, mean_loss_);
+    const Tensor mean = loss();
+    for (Channel& channel : losses_) channel.send(mean);
+    workers_[s].optimizer.step(state, mean);
   } else {
     workers_[s].optimizer.step(state, losses_[s].receive());
     losses_[s].release();
@@ -284,12 +284,12 @@ void Pipeline::report(TrainingLog& log) {
   for (int s = 0; s < stages; ++s) {
     Worker& worker = workers_[s];
     const int expected = predicted_live(options_.schedule, stages, options_.micro_batches, s);
-    all.push_back({{"layers", split_->layers_text(s)},
+    all.push_back({{"layers", network_->layers_text(s)},
                    {"phase_seconds", worker.phases.seconds_json(steps)},
                    {"live", worker.most_live},
                    {"predicted_live", expected},
                    {"parameter_bytes", worker.stage.parameters->values().bytes()}});
-    log.note(fmt::format("stage {}", s), split_->layers_text(s), "stages", all);
+    log.note(fmt::format("stage {}", s), network_->layers_text(s), "stages", all);
     log.note("  ms per step", worker.phases.milliseconds_text(steps));
     log.note("  live", fmt::format("{} micro-batch{} (at most {})", worker.most_live,
                                    worker.most_live == 1 ? "" : "es", expected));

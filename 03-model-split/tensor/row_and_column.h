@@ -14,7 +14,7 @@
 
 #include <optional>
 
-#include "03-model-split/split_layer.h"
+#include "03-model-split/tensor/parallel_layer.h"
 #include "common/nn/residual.h"
 
 namespace lockstep {
@@ -22,14 +22,14 @@ namespace lockstep {
 /// Whole input, split output. Every rank finds out what its own outputs say about the whole input;
 /// the sum of that is the input's gradient. `Shard` is Linear or Conv2d.
 template <class Shard>
-class OutputSplit : public SplitLayer {
+class OutputSplit : public ParallelLayer {
  public:
   Tensors forward(const Tensors& x, const Contexts& contexts) override;
   Tensors backward(const Tensors& dy, const Contexts& contexts) override;
   Traffic predicted(const Shape& x) const override { return one_all_reduce(x.elements()); }
 
  protected:
-  using SplitLayer::SplitLayer;
+  using ParallelLayer::ParallelLayer;
   std::vector<Shard*> shards_;
 };
 
@@ -50,7 +50,7 @@ class OutputConv2d final : public OutputSplit<Conv2d> {
 /// Split input, whole output. The output is the sum of the ranks' products, THEN the bias, once,
 /// THEN the activation. Every rank has the whole bias and computes its whole gradient.
 template <class Shard>
-class InputSplit : public SplitLayer {
+class InputSplit : public ParallelLayer {
  public:
   /// x[r] is rank r's part of the input; all y[r] are the whole output. A shard's product() and
   /// add_bias(), bias and activation, are the halves of its forward.
@@ -58,7 +58,7 @@ class InputSplit : public SplitLayer {
   Tensors backward(const Tensors& dy, const Contexts& contexts) override;
 
  protected:
-  using SplitLayer::SplitLayer;
+  using ParallelLayer::ParallelLayer;
   std::vector<Shard*> shards_;
 };
 
@@ -77,9 +77,9 @@ class InputConv2d final : public InputSplit<Conv2d> {
 };
 
 /// What stands between a layer with split outputs and one that is whole, and the reverse.
-class ChannelLayer : public SplitLayer {
+class ChannelLayer : public ParallelLayer {
  protected:
-  using SplitLayer::SplitLayer;
+  using ParallelLayer::ParallelLayer;
   /// [...,C/P] of every rank become [...,C] on all of them.
   Tensors join(const Tensors& x, const Contexts& contexts);
   /// Each rank takes its [...,C/P] of [...,C].
@@ -112,9 +112,9 @@ class TakeChannels final : public ChannelLayer {
 
 /// A residual block: conv1 by output channels, bn1 on the rank's channels, conv2 by input channels;
 /// the shortcut and bn2 are whole.
-class SplitResidual final : public SplitLayer {
+class ParallelResidual final : public ParallelLayer {
  public:
-  SplitResidual(const Residual& whole, const RankModules& ranks);
+  ParallelResidual(const Residual& whole, const RankModules& ranks);
   /// x and y are whole.
   Tensors forward(const Tensors& x, const Contexts& contexts) override;
   Tensors backward(const Tensors& dy, const Contexts& contexts) override;

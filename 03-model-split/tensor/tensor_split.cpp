@@ -1,11 +1,12 @@
-#include "03-model-split/tensor_split.h"
+#include "03-model-split/tensor/tensor_split.h"
 
 #include <fmt/ranges.h>
 
 #include <map>
 
-#include "03-model-split/split_layers.h"
+#include "03-model-split/tensor/row_and_column.h"
 #include "common/io/json.h"
+#include "common/kernels/devices.h"
 
 namespace lockstep {
 namespace {
@@ -92,7 +93,7 @@ class TensorSplit::Builder {
     }
     make_whole(layer);
     if (const auto* residual = dynamic_cast<const Residual*>(&layer)) {
-      append<SplitResidual>(*residual, ranks);
+      append<ParallelResidual>(*residual, ranks);
       return;
     }
     const auto& convolution = dynamic_cast<const Conv2d&>(layer);
@@ -128,7 +129,7 @@ class TensorSplit::Builder {
 
 TensorSplit::TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams,
                          LocalWorld& world, const std::optional<Names>& layers)
-    : unsplit_(make_model(options).network), ranks_(world), streams_(streams) {
+    : options_(options), unsplit_(make_model(options).network), ranks_(world), streams_(streams) {
   require(streams.size() == size_t(world.size()),
           "TensorSplit: {} streams for a world of {} ranks; give each rank one", streams.size(),
           world.size());
@@ -173,6 +174,21 @@ void TensorSplit::backward(const Tensors& scores_gradients, const Contexts& cont
 }
 
 // --- The state -----------------------------------------------------------------------------------
+
+int64_t TensorSplit::parameter_count() const {
+  int64_t count = 0;
+  for (const Parameter* parameter : unsplit_->parameters()) count += parameter->shape.elements();
+  return count;
+}
+
+void TensorSplit::initialize(Initializer initializer, uint64_t seed) {
+  // Parameters are drawn as whole tensors, so the whole network is made first, in host memory.
+  const std::unique_ptr<Device> host = open_device({DeviceId::Kind::cpu, 0}, {});
+  const Model whole = make_model(options_);
+  const FlatParameters parameters(*whole.network, host->create_stream("initialize"));
+  lockstep::initialize(parameters, initializer, seed);
+  load_full_state(state_dict(*whole.network));
+}
 
 namespace {
 

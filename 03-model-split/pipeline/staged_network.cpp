@@ -1,0 +1,81 @@
+#include "03-model-split/pipeline/staged_network.h"
+
+#include "common/core/device.h"
+#include "common/core/error.h"
+
+namespace lockstep {
+
+StagedNetwork::StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams) {
+  require_equal(cuts.size() + 1, streams.size(), "StagedNetwork: stages by the cuts, and streams");
+  for (size_t s = 0; s < streams.size(); ++s) {
+    const size_t begin = s == 0 ? 0 : cuts[s - 1];
+    const size_t end = s < cuts.size() ? cuts[s] : layers.size();
+    require(begin < end && end <= layers.size(),
+            "StagedNetwork: stage {} would be layers {} to {} of {}; every stage needs one", s,
+            begin, end, layers.size());
+    auto piece = std::make_unique<Sequential>();
+    for (size_t i = begin; i < end; ++i) {
+      const std::string name = layers[i]->name();
+      piece->add(name, std::move(layers[i]));
+    }
+    Sequential& added = add_module("", std::move(piece));
+    stages_.push_back({streams[s], &added, std::make_unique<FlatParameters>(added, streams[s])});
+    if (s > 0) contexts_.push_back(std::make_unique<Context>(streams[s]));
+    stages_.back().stream.backend().set_owner(text(s));
+  }
+}
+
+std::string StagedNetwork::layers_text(size_t stage) const {
+  const auto& layers = stages_[stage].layers->children();
+  const std::string first = layers.front()->name();
+  return layers.size() == 1 ? first : first + " to " + layers.back()->name();
+}
+
+std::string StagedNetwork::text(size_t stage) const {
+  return fmt::format("stage {} ({}, {})", stage, stages_[stage].stream.device().name(),
+                     layers_text(stage));
+}
+
+// --- The naive way -------------------------------------------------------------------------------
+
+void StagedNetwork::share_facts(size_t stage, Context& first) {
+  Context& context = context_of(stage, first);
+  const Stream stream = stages_[stage].stream;
+  context.facts = first.facts;
+  stream.wait(first.stream().record());
+  stream.copy(context.state().data(), first.state().data(), sizeof(StepState));
+  first.stream().wait(stream.record());
+}
+
+Tensor StagedNetwork::forward(const Tensor& x, Context& context) {
+  Tensor y = x;
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    within(text(s), [&] {
+      Context& own = context_of(s, context);
+      if (s > 0) {
+        share_facts(s, context);
+        y = copied_to(y, own);
+      }
+      const double flops_before = own.flops();
+      y = stages_[s].layers->forward(y, own);
+      if (s > 0) context.add_flops(own.flops() - flops_before);
+    });
+  }
+  return stages_.size() == 1 ? y : copied_to(y, context);
+}
+
+Tensor StagedNetwork::backward(const Tensor& dy, Context& context) {
+  Tensor dx = dy;
+  for (size_t s = stages_.size(); s-- > 0;) {
+    within(text(s), [&] {
+      Context& own = context_of(s, context);
+      if (stages_.size() > 1) dx = copied_to(dx, own);
+      const double flops_before = own.flops();
+      dx = stages_[s].layers->backward(dx, own);
+      if (s > 0) context.add_flops(own.flops() - flops_before);
+    });
+  }
+  return dx;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+#pragma once
+// A network cut between its layers: the pieces lie on different devices.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "03-model-split/pipeline/cuts.h"
+#include "common/nn/module.h"
+
+namespace lockstep {
+
+/// A Sequential of which consecutive layers lie on one device each. forward() and backward() are
+/// the naive way to use it: one stage works, all others wait.
+class StagedNetwork final : public Module {
+ public:
+  struct Stage {
+    Stream stream;
+    Sequential* layers;
+    std::unique_ptr<FlatParameters> parameters;
+  };
+
+  /// One stage on each stream, in order. Throws BadInput for cuts that do not make so many stages.
+  StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams);
+
+  const std::vector<Stage>& stages() const { return stages_; }
+  /// "conv2 to flatten".
+  std::string layers_text(size_t stage) const;
+  /// "stage 1 (cpu:1, conv2 to flatten)".
+  std::string text(size_t stage) const;
+
+  /// x lies on the first stage's device, and there the result comes back to, so that the whole
+  /// looks like a network on one device. An error names the stage.
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+ private:
+  Context& context_of(size_t stage, Context& first) {
+    return stage == 0 ? first : *contexts_[stage - 1];
+  }
+  void share_facts(size_t stage, Context& first);
+
+  std::vector<Stage> stages_;
+  std::vector<std::unique_ptr<Context>> contexts_;  // of stages 1, 2, ...
+};
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#pragma once
+// What the ranks of a network that is split inside its layers have for themselves.
+
+#include <deque>
+#include <vector>
+
+#include "03-model-split/tensor/tensor_split.h"
+#include "common/app/feeder.h"
+#include "common/nn/loss.h"
+#include "common/nn/sgd.h"
+
+namespace lockstep {
+
+/// Every rank has the whole batch, computes the loss of all of it, and has an optimizer for its
+/// parameters. All calls only enqueue, for one rank after the other.
+class Ranks {
+ public:
+  /// Those of `network`, which must outlive them. `set` says how images are normalised.
+  Ranks(const TensorSplit& network, const Dataset& set, const SgdRule& rule);
+
+  /// Copies the whole batch to every rank, and what kernels are to know of the step.
+  void feed(const HostBatch& batch, const StepState& step);
+  /// The batch as the network takes it: [N,H,W,C] on every rank.
+  Tensors images();
+  Contexts contexts();
+  /// And the losses beside them.
+  void zero_gradients() const;
+  /// Adds up the loss on every rank, and returns the gradients of the scores [N,classes].
+  Tensors loss_and_gradients(Loss& loss, const Tensors& scores);
+  /// Every rank updates its parameters.
+  void update() const;
+
+  /// [1], of rank 0: they are all the same.
+  Tensor loss() const { return ranks_.front().loss; }
+  std::vector<HealthTensor> healths() const;
+  /// Floating-point operations of all ranks so far, in training.
+  double flops() const;
+
+ private:
+  struct Rank {
+    Context context;
+    Feeder feeder;
+    Sgd optimizer;
+    Tensor loss;
+    const DeviceBatch* batch = nullptr;  // fed last
+  };
+  std::deque<Rank> ranks_;
+};
+
+}  // namespace lockstep

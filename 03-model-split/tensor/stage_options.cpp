@@ -1,0 +1,22 @@
+#include "03-model-split/tensor/stage_options.h"
+
+#include "common/core/error.h"
+
+namespace lockstep {
+
+void TensorStageOptions::add_to(OptionParser& parser) {
+  parser.add("--layers", layers, "to be split: auto (all that divide), or by name (conv2,fc1)");
+}
+
+TensorSplit split_network(const ModelOptions& network, const TensorStageOptions& own,
+                          const std::vector<Stream>& streams, LocalWorld& world) {
+  std::optional<TensorSplit::Names> names;
+  if (own.layers != TensorSplit::Names{"auto"}) names = own.layers;
+  TensorSplit split(network, streams, world, names);
+  require(world.size() == 1 || !split.split_names().empty(),
+          "--layers auto: no layer of this network divides by {} devices; give another number",
+          world.size());
+  return split;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+#pragma once
+// This program's own options, and the network that they ask for.
+
+#include <string>
+#include <vector>
+
+#include "03-model-split/tensor/tensor_split.h"
+#include "common/app/options.h"
+
+namespace lockstep {
+
+struct TensorStageOptions {
+  std::vector<std::string> layers{"auto"};  // or their names
+
+  void add_to(OptionParser& parser);
+};
+
+/// The network, split inside the layers that the options name, a rank on each stream. `world` must
+/// outlive it. Throws BadInput where it cannot be split so.
+TensorSplit split_network(const ModelOptions& network, const TensorStageOptions& own,
+                          const std::vector<Stream>& streams, LocalWorld& world);
+
+}  // namespace lockstep
