@@ -12,27 +12,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "common/core/descriptor.h"
 #include "common/core/error.h"
 
 namespace lockstep {
 namespace {
-
-/// A file descriptor that is closed at the end of its scope, and in a child on exec.
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() { close(); }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-  void close() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-  }
-
- private:
-  int fd_;
-};
 
 std::string contents(int fd) {
   std::string text;
@@ -67,23 +51,6 @@ std::string contents(int fd) {
 
 }  // namespace
 
-ChildRunner::ChildRunner() {
-  // What is ignored on purpose (nohup, a shell's background jobs) stays so, here and in children.
-  sigemptyset(&passed_on_);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    struct sigaction action = {};
-    ::sigaction(number, nullptr, &action);
-    if (action.sa_handler != SIG_IGN) sigaddset(&passed_on_, number);
-  }
-  ::signal(SIGCHLD, SIG_DFL);  // ignored, children would vanish without a status
-  sigset_t waiting = passed_on_;
-  sigaddset(&waiting, SIGCHLD);
-  sigaddset(&waiting, SIGPIPE);  // a reader of stdout that leaves
-  ::sigprocmask(SIG_BLOCK, &waiting, &previous_);
-}
-
-ChildRunner::~ChildRunner() { ::sigprocmask(SIG_SETMASK, &previous_, nullptr); }
-
 pid_t ChildRunner::start(const std::vector<std::string>& argv, int errors_fd) {
   std::vector<char*> words;
   for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
@@ -92,11 +59,11 @@ pid_t ChildRunner::start(const std::vector<std::string>& argv, int errors_fd) {
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
     fail<EnvironmentError>("cannot start {}: pipe: {}", argv.at(0), std::strerror(errno));
   }
-  const FileDescriptor report(ends[0]);
-  FileDescriptor sender(ends[1]);
+  const Descriptor report(ends[0]);
+  Descriptor sender(ends[1]);
   std::fflush(stdout);  // what this process said comes before what the child says
   const pid_t parent = ::getpid(), child = ::fork();
-  if (child == 0) become(words.data(), parent, errors_fd, previous_, sender.get());
+  if (child == 0) become(words.data(), parent, errors_fd, held_.previous_mask(), sender.get());
   int error = child < 0 ? errno : 0;
   sender.close();
   // The child's copy of the pipe closes without a word when exec succeeds.
@@ -109,7 +76,7 @@ pid_t ChildRunner::start(const std::vector<std::string>& argv, int errors_fd) {
 }
 
 void ChildRunner::wait_for(pid_t child) {
-  sigset_t awaited = passed_on_;
+  sigset_t awaited = held_.ending();
   sigaddset(&awaited, SIGCHLD);
   while (true) {
     siginfo_t ended{};
@@ -125,8 +92,8 @@ void ChildRunner::wait_for(pid_t child) {
 }
 
 ChildResult ChildRunner::run(const std::vector<std::string>& argv, ChildOutput output) {
-  const FileDescriptor errors(output == ChildOutput::quiet ? ::memfd_create("errors", MFD_CLOEXEC)
-                                                           : -1);
+  const Descriptor errors(output == ChildOutput::quiet ? ::memfd_create("errors", MFD_CLOEXEC)
+                                                       : -1);
   const pid_t child = start(argv, errors.get());
   wait_for(child);
   int status = 0;

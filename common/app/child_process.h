@@ -1,11 +1,11 @@
 #pragma once
 // Programs run as children: one at a time, with this process doing nothing but wait.
 
-#include <signal.h>
-
 #include <filesystem>
 #include <string>
 #include <vector>
+
+#include "common/launch/held_signals.h"
 
 namespace lockstep {
 
@@ -36,11 +36,6 @@ class Interrupted : public std::exception {
 /// everything that was made later (temporary files). To be made before this process has threads.
 class ChildRunner {
  public:
-  ChildRunner();
-  ~ChildRunner();
-  ChildRunner(const ChildRunner&) = delete;
-  ChildRunner& operator=(const ChildRunner&) = delete;
-
   /// Runs the program argv[0] (a path) and waits for its end, without a deadline. SIGINT, SIGTERM,
   /// SIGHUP and SIGQUIT go on to the child's group; the second one kills it. Throws Interrupted
   /// after one of them, EnvironmentError if the program cannot be started.
@@ -52,8 +47,7 @@ class ChildRunner {
   pid_t start(const std::vector<std::string>& argv, int errors_fd);
   void wait_for(pid_t child);
 
-  sigset_t previous_;    // signal mask, restored at the end
-  sigset_t passed_on_;   // signals that go on to the child
+  HeldSignals held_;     // those that would end this process go on to the child
   int interrupted_ = 0;  // the signal that came while the child ran
 };
 

@@ -20,10 +20,9 @@ class Descriptor {
     return *this;
   }
   int get() const { return fd_; }
-  void close() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-  }
+  bool is_open() const { return fd_ >= 0; }
+  /// Closes now; false (and errno) if the file system reports a late write error.
+  bool close() { return fd_ < 0 || ::close(std::exchange(fd_, -1)) == 0; }
 
  private:
   int fd_ = -1;

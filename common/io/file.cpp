@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/core/descriptor.h"
 #include "common/core/error.h"
 
 namespace lockstep {
@@ -42,23 +43,6 @@ const char* advice(int code) {
   fail<EnvironmentError>("cannot save {}: {}: {}; {}", path.string(), step, errno_text(code),
                          advice(code));
 }
-
-/// A file descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() { close(); }
-
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  /// Closes now; false (and errno) if the file system reports a late write error.
-  bool close() { return fd_ < 0 || ::close(std::exchange(fd_, -1)) == 0; }
-
- private:
-  int fd_;
-};
 
 fs::path directory_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");

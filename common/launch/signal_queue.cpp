@@ -11,19 +11,10 @@
 namespace lockstep {
 
 SignalQueue::SignalQueue() {
-  sigset_t awaited;
-  sigemptyset(&awaited);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    struct sigaction action = {};
-    ::sigaction(number, nullptr, &action);
-    if (action.sa_handler != SIG_IGN) sigaddset(&awaited, number);
-  }
-  ::signal(SIGCHLD, SIG_DFL);  // ignored, children would vanish without a status
+  sigset_t awaited = held_.ending();
   sigaddset(&awaited, SIGCHLD);
   fd_ = Descriptor(::signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK));
   if (fd_.get() < 0) fail<EnvironmentError>("cannot receive signals: {}", std::strerror(errno));
-  sigaddset(&awaited, SIGPIPE);
-  ::sigprocmask(SIG_BLOCK, &awaited, &previous_);
 }
 
 SignalQueue::~SignalQueue() {
@@ -33,7 +24,6 @@ SignalQueue::~SignalQueue() {
   const timespec now{};
   ::sigtimedwait(&broken_pipe, nullptr, &now);  // write() reported it
   if (end_by_ != 0) ::raise(end_by_);
-  ::sigprocmask(SIG_SETMASK, &previous_, nullptr);
 }
 
 int SignalQueue::next() const {

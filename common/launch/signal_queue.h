@@ -4,14 +4,12 @@
 #include <signal.h>
 
 #include "common/core/descriptor.h"
+#include "common/launch/held_signals.h"
 
 namespace lockstep {
 
-/// While it lives, SIGCHLD and the signals that would end this process (SIGINT, SIGTERM, SIGHUP,
-/// SIGQUIT) wait until they are read. What is ignored on purpose (nohup, a shell's background jobs)
-/// stays so. A reader of stdout that has left is an error of write(), no signal.
-///
-/// To be made before the process has threads: another thread would still receive them.
+/// While it lives, SIGCHLD and the signals that would end this process (HeldSignals) wait until
+/// they are read. A reader of stdout that has left is an error of write(), no signal.
 class SignalQueue {
  public:
   /// Throws EnvironmentError.
@@ -25,12 +23,12 @@ class SignalQueue {
   /// The next signal that waits, or 0.
   int next() const;
   /// This process's signal mask of before, for children.
-  const sigset_t& previous_mask() const { return previous_; }
+  const sigset_t& previous_mask() const { return held_.previous_mask(); }
   /// Ends this process by `signal`, once the object is destroyed.
   void end_by(int signal) { end_by_ = signal; }
 
  private:
-  sigset_t previous_;
+  HeldSignals held_;  // first: they take effect when all else is done
   Descriptor fd_;
   int end_by_ = 0;
 };
