@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "common/app/json_file.h"
+#include "common/core/stream_backend.h"
 #include "common/io/json.h"
 
 namespace lockstep {

@@ -4,6 +4,7 @@
 
 #include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 
 namespace lockstep {
 namespace {

@@ -14,7 +14,7 @@
 #include <thread>
 #include <unordered_set>
 
-#include "common/core/stream.h"
+#include "common/core/stream_backend.h"
 
 namespace lockstep {
 

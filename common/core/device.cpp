@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 
 namespace lockstep {
 namespace {
@@ -49,6 +50,11 @@ void MemoryCounter::add(int64_t bytes) {
   while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
   }
 }
+
+Device::Device(DeviceId id, DeviceOptions options) : id_(id), options_(options) {}
+Device::~Device() = default;
+
+void Device::close_streams() { streams_.clear(); }
 
 void Device::drain() const {
   for (const auto& stream : streams_) stream->block(stream->record());

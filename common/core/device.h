@@ -57,7 +57,7 @@ struct DeviceOptions {
 /// One device. Owns its streams; outlives every tensor on it.
 class Device {
  public:
-  virtual ~Device() = default;
+  virtual ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -85,12 +85,12 @@ class Device {
   const std::vector<std::unique_ptr<StreamBackend>>& streams() const { return streams_; }
 
  protected:
-  Device(DeviceId id, DeviceOptions options) : id_(id), options_(options) {}
+  Device(DeviceId id, DeviceOptions options);
   virtual std::unique_ptr<StreamBackend> make_stream(std::string name) = 0;
   /// Waits for what the streams have queued: copies may still read host memory that is to go.
   void drain() const;
   /// Drains and joins the streams; a derived class calls it before its own members go.
-  void close_streams() { streams_.clear(); }
+  void close_streams();
 
  private:
   DeviceId id_;

@@ -6,6 +6,7 @@
 
 #include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 
 namespace lockstep {
 
@@ -58,6 +59,32 @@ std::exception_ptr StreamBackend::failure_of(const StreamBackend& source,
   }
 }
 
+// --- What is enqueued ----------------------------------------------------------------------------
+
+Device& Stream::device() const { return backend_->device(); }
 Kernels& Stream::kernels() const { return device().kernels(); }
+const std::string& Stream::name() const { return backend_->name(); }
+
+Event Stream::record() const { return Event(*backend_, backend_->record()); }
+
+TimedEvent Stream::record_time() const {
+  std::shared_ptr<const EventTime> time = backend_->record_time();
+  return TimedEvent(std::move(time), record());
+}
+
+void Stream::wait(const Event& event) const { backend_->wait(event); }
+
+void Stream::copy(void* to, const void* from, size_t bytes) const {
+  backend_->copy(to, from, bytes);
+}
+
+void Stream::begin_capture() const { backend_->begin_capture(); }
+std::unique_ptr<Graph> Stream::end_capture() const { return backend_->end_capture(); }
+void Stream::launch(Graph& graph) const { backend_->launch(graph); }
+
+ScopedRange::ScopedRange(Stream stream, std::string_view name) : stream_(stream) {
+  stream_.backend().push_scope(name);
+}
+ScopedRange::~ScopedRange() { stream_.backend().pop_scope(); }
 
 }  // namespace lockstep

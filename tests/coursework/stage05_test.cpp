@@ -4,6 +4,7 @@
 
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "05-syncbn-checkpoint/training_state.h"
+#include "common/core/stream_backend.h"
 #include "common/io/file.h"
 #include "tests/coursework/hint.h"
 #include "tests/coursework/other_rank.h"

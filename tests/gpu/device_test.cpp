@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "common/app/feeder.h"
+#include "common/core/stream_backend.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
 #include "tests/gpu/gpu_test_support.h"

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "common/comm/process/process_group.h"
+#include "common/core/stream_backend.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"

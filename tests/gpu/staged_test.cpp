@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "common/core/stream_backend.h"
 #include "common/nn/init.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/comm_trial.h"

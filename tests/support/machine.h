@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/comm/local_world.h"
+#include "common/core/stream_backend.h"
 #include "common/kernels/devices.h"
 
 namespace lockstep::testing {

@@ -12,6 +12,7 @@
 
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 #include "common/kernels/kernels.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"

@@ -9,6 +9,7 @@
 #include "04-ddp/join.h"
 #include "04-ddp/manual_ddp.h"
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 #include "common/nn/layers.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"

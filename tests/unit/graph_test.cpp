@@ -2,6 +2,7 @@
 // a training step that is the same either way.
 
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 #include "common/data/synthetic.h"
 #include "common/nn/state.h"
 #include "tests/support/catch.h"

@@ -16,6 +16,7 @@
 
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 #include "common/core/tensor.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"

@@ -11,6 +11,7 @@
 
 #include "03-model-split/tensor/row_and_column.h"
 #include "common/core/cpu_stream.h"
+#include "common/core/stream_backend.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/sgd.h"

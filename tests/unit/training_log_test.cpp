@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"

@@ -7,6 +7,7 @@
 #include "common/comm/nccl/nccl_calls.h"
 #include "common/core/error.h"
 #include "common/core/listed.h"
+#include "common/core/stream_backend.h"
 #include "common/kernels/cuda/cuda_stream.h"
 
 namespace lockstep {

@@ -2,6 +2,7 @@
 
 #include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
 
 namespace lockstep {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/core/buffer.h"
-#include "common/core/stream.h"
+#include "common/core/stream_backend.h"
 #include "common/kernels/cuda/check.h"
 #include "common/kernels/cuda/host_tasks.h"
 #include "common/kernels/cuda/span_recorder.h"

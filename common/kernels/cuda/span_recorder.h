@@ -4,7 +4,7 @@
 #include <deque>
 #include <vector>
 
-#include "common/core/stream.h"
+#include "common/core/stream_backend.h"
 #include "common/kernels/cuda/check.h"
 
 namespace lockstep::cuda {

@@ -1,0 +1,108 @@
+#pragma once
+// What a backend implements of streams and events: whoever only uses them includes stream.h.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/core/stream.h"
+
+namespace lockstep {
+
+/// When a stream came to a point, by its device's clock: what a backend keeps of a TimedEvent.
+class EventTime {
+ public:
+  virtual ~EventTime() = default;
+  /// Seconds from `earlier`, of the same stream. Both have come.
+  virtual double seconds_since(const EventTime& earlier) const = 0;
+};
+
+/// One executed operation, for the trace: times in nanoseconds of the steady clock.
+struct Span {
+  const char* op;            // "conv2d_forward"
+  const std::string* scope;  // "conv1", "forward 2/conv1"; nullptr outside any ScopedRange
+  int64_t begin_ns;
+  int64_t end_ns;
+};
+
+/// What a backend implements. Every member but block() and synchronize() returns at once.
+class StreamBackend {
+ public:
+  StreamBackend(Device& device, std::string name) : device_(device), name_(std::move(name)) {}
+  virtual ~StreamBackend() = default;
+  StreamBackend(const StreamBackend&) = delete;
+  StreamBackend& operator=(const StreamBackend&) = delete;
+
+  Device& device() const { return device_; }
+  const std::string& name() const { return name_; }
+  /// Whose work this stream does ("stage 1 (cpu:1, conv2 to flatten)"): its failures name that
+  /// instead of the device.
+  void set_owner(std::string owner) { owner_ = std::move(owner); }
+
+  virtual uint64_t record() = 0;
+  virtual std::shared_ptr<const EventTime> record_time() = 0;
+  virtual void wait(const Event& event) = 0;
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  /// Runs `body` on a thread of the host, as one operation named `op` (a literal): behind what is
+  /// enqueued already, before what comes. It may block, but not for other work of this process's
+  /// GPUs, nor for another body: CUDA may run all bodies of a process on one thread. It makes no
+  /// calls of CUDA and holds no device's memory. Like a kernel it captures raw pointers and values.
+  /// An exception that leaves it poisons the stream, on a GPU all streams of the device, as a
+  /// kernel's error does; bodies that come then are not run. Cannot be part of a graph.
+  virtual void host_task(const char* op, std::function<void()> body) = 0;
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) = 0;
+  virtual void begin_capture() = 0;
+  virtual std::unique_ptr<Graph> end_capture() = 0;
+  virtual void launch(Graph& graph) = 0;
+
+  virtual bool done(uint64_t ticket) const = 0;
+  /// Blocks the calling thread until `ticket` is done; does not throw the stream's error.
+  virtual void block(uint64_t ticket) const = 0;
+  /// The stream's first error, or null. Read it after the event that it is to be asked for.
+  virtual std::exception_ptr error() const = 0;
+  /// Throws it, if there is one; of a stream with an owner as PeerLost naming that.
+  void throw_error() const;
+
+  /// A backend whose queued waits refer to `this` brackets them with these two. They order nothing
+  /// (relaxed, release) before the stream's end, which acquires.
+  void await_begins() { awaited_.fetch_add(1, std::memory_order_relaxed); }
+  void await_ends() { awaited_.fetch_sub(1, std::memory_order_release); }
+
+  virtual void push_scope(std::string_view name) = 0;
+  virtual void pop_scope() = 0;
+  /// What ran so far, in order; empty unless the device was opened with tracing. Call it after
+  /// synchronize().
+  virtual std::vector<Span> timeline() const = 0;
+
+ protected:
+  /// The places for events. One that was recorded anew stands for its later event, too.
+  static constexpr uint64_t kEventRing = 1024;
+  static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
+  static uint64_t ticket_of(const Event& event) { return event.ticket_; }
+  uint64_t new_ticket() { return ++last_ticket_; }
+  /// What a stream that waited for `source` is to report of `error`: on another device, or where
+  /// the source has an owner, it names who failed.
+  std::exception_ptr failure_of(const StreamBackend& source, std::exception_ptr error) const;
+  /// To be called at the end: a stream stays while others still have to wait for its events.
+  void block_until_unawaited() const;
+
+ private:
+  Device& device_;
+  std::string name_, owner_;
+  uint64_t last_ticket_ = 0;
+  std::atomic<int64_t> awaited_{0};  // waits for events of this stream, queued in others
+};
+
+/// What the trace calls a range within the range `outer` (nullptr: within none): "forward 2/conv1".
+/// A layer that bears its block's name, "block1.conv1" within "block1", does not get it twice.
+std::string scope_within(const std::string* outer, std::string_view name);
+
+}  // namespace lockstep
