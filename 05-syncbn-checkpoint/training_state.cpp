@@ -104,10 +104,12 @@ TrainingState TrainingState::from_json(const std::string& text, const std::strin
   }
   for (const auto& [name, member] : kNumbers) {
     const json value = take(fields, name, what);
-    require(value.is_number(), "{}: training state: {} is {}, expected a number", what, name,
-            shown(value));
+    require(value.is_number() && value.get<double>() >= 0,
+            "{}: training state: {} is {}, expected a number from 0 on", what, name, shown(value));
     state.*member = value.get<double>();
   }
+  require(state.best_accuracy <= 1, "{}: training state: best_accuracy is {}, expected at most 1",
+          what, state.best_accuracy);
   require(state.epoch <= state.steps && state.step_in_epoch <= state.steps && state.steps <= kMost,
           "{}: training state: epoch {} and step {} of it after {} steps, expected no more than "
           "those, and at most {}",

@@ -11,6 +11,8 @@ import threading
 from contextlib import contextmanager
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # beside SIGINT, for which Python raises an exception itself
+# The end of the terminal is not this process's: it was started under nohup.
+OUTLIVES_TERMINAL = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 PYTHONS = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these, and gives them back itself
 
 
@@ -50,11 +52,12 @@ def signals_held():
 
 @contextmanager
 def started(command, **options):
-    """A process that has ended when this is left: it is asked to, and ends what it started itself."""
+    """A process that has ended when this is left: it is asked to, and ends what it started itself.
+    Under nohup the terminal's end does not reach it: Ninja would heed that, though told to ignore it."""
     process = None
     try:
         with signals_held():
-            process = subprocess.Popen(command, **options)
+            process = subprocess.Popen(command, start_new_session=OUTLIVES_TERMINAL, **options)
         yield process
     finally:
         if process is not None:

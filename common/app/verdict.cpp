@@ -125,7 +125,10 @@ Comparison::Comparison(const StageInfo& stage, const CommandLine& line)
                  {}},
       in_parts_{"reference", reference_.path.parent_path() / "reference", {}} {
   require_built(reference_);
-  if (stage.emulate && parse_model(options_.model) != ModelKind::seed) require_built(in_parts_);
+  if (stage.emulate && parse_model(options_.model) != ModelKind::seed) {
+    stage.emulate(1);  // throws where the options alone say that there is none
+    require_built(in_parts_);
+  }
 }
 
 void Comparison::require_built(const Program& program) const {

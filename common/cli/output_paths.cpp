@@ -15,7 +15,8 @@ namespace fs = std::filesystem;
 fs::path resolved(const fs::path& path) {
   std::error_code error;
   const fs::path found = fs::weakly_canonical(fs::absolute(path), error);
-  return error ? path : found;
+  if (error) return path;
+  return found.has_filename() ? found : found.parent_path();  // "folder/" is "folder"
 }
 
 /// Whether two paths lead to the same place, be there something or not.

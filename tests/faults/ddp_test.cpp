@@ -94,8 +94,9 @@ TEST_CASE("Under MPICH's mpiexec the weights are those of our launcher", "[fault
                     "mpiexec") == expected_weights(jobs)));
   const ProcessResult unaddressed = jobs.run_words(mpiexec + Words{ddp()} + kFewSteps);
   CHECK(unaddressed.status != 0);
-  CHECK_THAT(unaddressed.err, ContainsSubstring("MASTER_ADDR") &&
-                                  ContainsSubstring("mpiexec -n 2 -genv MASTER_ADDR 127.0.0.1"));
+  CHECK_THAT(unaddressed.err,
+             ContainsSubstring("MASTER_ADDR") &&
+                 ContainsSubstring("mpiexec.hydra -n 2 -genv MASTER_ADDR 127.0.0.1"));
   CHECK_THAT(unaddressed.out, !ContainsSubstring("starting"));
   // One process is a bare start.
   CHECK((weights_of(jobs, {"mpiexec.mpich", "-n", "1", ddp(), "--devices", cpus(2)}, "one") ==
@@ -409,6 +410,7 @@ TEST_CASE("Options that cannot be meant are refused by every rank, or before the
     INFO(story(run));
     CHECK(run.status == 1);
     CHECK_THAT(run.err, ContainsSubstring(text));
+    CHECK_THAT(run.out, !ContainsSubstring("Baseline"));  // at once
   }
   const ProcessResult in_rank = jobs.run_words(
       Words{jobs.launcher(), "--nproc-per-node", "2", ddp(), "--baseline"} + kFewSteps);

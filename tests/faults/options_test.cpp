@@ -205,6 +205,9 @@ TEST_CASE("Two outputs are not one file, whatever name it has", "[faults][option
   check("01-single-gpu", "--save", folder / "old", "--trace", folder / "soft");
   check("01-single-gpu", "--save", folder / "hard", "--trace", folder / "old");
   check("05-syncbn-checkpoint", "--checkpoint-dir", folder / "w", "--save", folder / "w");
+  for (const std::string end : {"w/", "w/.", "./w//"}) {
+    check("05-syncbn-checkpoint", "--checkpoint-dir", folder / end, "--trace", folder / "w");
+  }
   // Weights may go where they came from, other things may not.
   check("01-single-gpu", "--load", folder / "old", "--metrics", folder / "soft");
   check("01-single-gpu", "--load", folder / "old", "--trace", folder / "old");

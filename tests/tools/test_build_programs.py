@@ -174,6 +174,18 @@ class TestRunning(Folder):
         self.assertTrue(gone(compiler))
 
 
+    def test_under_nohup_the_end_of_the_terminal_does_not_reach_ninja(self):
+        self.graph([1])
+        program = ("import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+                   "sys.path.insert(0, sys.argv[1]); import ninja_progress, threading\n"
+                   "threading.Timer(0.5, lambda: os.killpg(0, signal.SIGHUP)).start()\n"
+                   "sys.exit(ninja_progress.run_ninja(sys.argv[2], ['a'], 1)[0])\n")
+        process = start(self, sys.executable, "-c", program, ROOT / "tools", self.folder,
+                        start_new_session=True)
+        self.assertEqual(process.wait(30), 0)
+        self.assertTrue((self.folder / "a").is_file())
+
+
 class TestLines(unittest.TestCase):
     def said(self, *times):
         lines = []

@@ -1207,6 +1207,9 @@ TEST_CASE("A training state that is not exactly one is refused", "[checkpoint][r
   refuses([](json& f) { f["epoch"] = 1.5; }, "epoch is 1.5, expected a whole number");
   refuses([](json& f) { f["steps"] = 1ULL << 63; }, "steps is 9223372036854775808");
   refuses([](json& f) { f["world_size"] = 0; }, "world_size is 0");
+  refuses([](json& f) { f["learning_rate"] = -1; },
+          "learning_rate is -1, expected a number from 0");
+  refuses([](json& f) { f["best_accuracy"] = 7; }, "best_accuracy is 7, expected at most 1");
   refuses([](json& f) { f["format_version"] = 0; }, "format version 0, expected 1");
   refuses([](json& f) { f["more"] = 1; }, "found {\"more\":1}, which format version 1");
   refuses([](json& f) { f["settings"]["x"] = json::array(); }, "nested values");

@@ -202,7 +202,7 @@ class Reader {
     const std::string port = text("MASTER_PORT").value_or(kDefaultPort);
     const bool open_mpi = &names_ == &kOpenMpi;
     return fmt::format(fmt::runtime(open_mpi ? "mpirun -n {} -x MASTER_ADDR={} -x MASTER_PORT={} {}"
-                                             : "mpiexec -n {} -genv MASTER_ADDR {} "
+                                             : "mpiexec.hydra -n {} -genv MASTER_ADDR {} "
                                                "-genv MASTER_PORT {} {}"),
                        told.world_size, host, port, input_.program);
   }

@@ -102,8 +102,9 @@ void StoreServer::accept_all() {
       connections_.emplace_back(std::move(*socket), introduction_seconds_);
       drop_oldest_stranger();
     }
-  } catch (const EnvironmentError&) {
+  } catch (const EnvironmentError& error) {
     // No descriptor left. Those who wait to be accepted keep their place in the queue.
+    state_.cannot_accept(error.what());
     accept_again_ = Deadline(kAcceptPauseSeconds);
   }
 }

@@ -175,9 +175,11 @@ void StoreState::give_up(int rank, const Waiting& waiting) {
                   : peer_lost("{} left without a word: rank {} waits in vain for '{}' in the store",
                               name_ranks(died_), rank, key));
   }
-  fail_job(late ? peer_lost("missing ranks: {} (of {}): they did not come within {:g} s; were they "
-                            "started, with the same MASTER_ADDR and MASTER_PORT?",
-                            missing_ranks(), world_size_, seconds)
+  const std::string advice = trouble_.empty()
+                                 ? "were they started, with the same MASTER_ADDR and MASTER_PORT?"
+                                 : "rank 0: " + trouble_;
+  fail_job(late ? peer_lost("missing ranks: {} (of {}): they did not come within {:g} s; {}",
+                            missing_ranks(), world_size_, seconds, advice)
                 : peer_lost("{} left without a word before all ranks had come; missing ranks: {}",
                             name_ranks(died_), missing_ranks()),
            /*farewell_seconds=*/0);

@@ -34,6 +34,8 @@ class StoreState {
   /// BadInput if the rank still waits for the reply to another one.
   void handle(int rank, Request request);
 
+  /// What keeps ranks from coming, for the error that names them: "Too many open files".
+  void cannot_accept(const std::string& why) { trouble_ = why; }
   /// Answers those who have waited long enough.
   void expire();
   /// When to call that next; nullopt if nobody waits.
@@ -69,6 +71,7 @@ class StoreState {
   std::map<int, Waiting> waiting_;  // by rank
   std::vector<std::pair<int, Reply>> answers_;
 
+  std::string trouble_;           // why nobody could be accepted
   std::optional<Reply> failure_;  // of the whole job
   std::set<int> told_;            // who knows of it, or is gone
   size_t expected_ = 0;           // ranks that there are by the largest world size that came

@@ -80,6 +80,14 @@ void TcpStore::fail_no_store(const std::string& what) const {
       address().text(), what);
 }
 
+void TcpStore::fail_closed() const {
+  fail<PeerLost>(
+      "rank {}: {} closed the connection before it said what it is: rank 0 has ended, and says "
+      "why, "
+      "or another program has its port: give another MASTER_PORT",
+      rank(), address().text());
+}
+
 /// The kernel takes connections for a process that stands still, too.
 void TcpStore::fail_silent(double seconds) const {
   fail<PeerLost>(
@@ -103,8 +111,8 @@ Socket TcpStore::connect() {
     try {
       decode_reply(introduce(socket, *patience)).value();
       return socket;
-    } catch (const ConnectionClosed& error) {
-      if (patience->seconds_left() <= kReconnectSeconds) fail_no_store(error.what());
+    } catch (const ConnectionClosed&) {
+      if (patience->seconds_left() <= kReconnectSeconds) fail_closed();
     }
     std::this_thread::sleep_for(std::chrono::duration<double>(kReconnectSeconds));
   }

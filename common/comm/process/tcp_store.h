@@ -86,6 +86,7 @@ class TcpStore {
   Socket connect();
   std::string introduce(Socket& socket, const Deadline& deadline);
   [[noreturn]] void fail_no_store(const std::string& what) const;
+  [[noreturn]] void fail_closed() const;
   [[noreturn]] void fail_silent(double seconds) const;
   std::string name_of_store() const;
   std::string call(const Request& request);
