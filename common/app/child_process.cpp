@@ -28,6 +28,13 @@ std::string contents(int fd) {
   return text;
 }
 
+/// In the child: sends errno through `report`, and ends.
+[[noreturn]] void give_up(int report) {
+  const int error = errno;
+  [[maybe_unused]] const ssize_t sent = ::write(report, &error, sizeof error);
+  ::_exit(127);
+}
+
 /// In the child: prepares the process and becomes the program. Only system calls; sends errno
 /// through `report` if it fails.
 [[noreturn]] void become(char* const* argv, pid_t parent, int errors_fd, const sigset_t& mask,
@@ -37,6 +44,7 @@ std::string contents(int fd) {
   if (::getppid() != parent) ::_exit(127);  // it died before it could take this child along
   ::signal(SIGTTOU, SIG_IGN);  // a group in the background may still write to the terminal
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (nothing < 0) give_up(report);
   ::dup2(nothing, STDIN_FILENO);
   if (errors_fd >= 0) {
     ::dup2(nothing, STDOUT_FILENO);
@@ -44,9 +52,7 @@ std::string contents(int fd) {
   }
   ::sigprocmask(SIG_SETMASK, &mask, nullptr);
   ::execv(argv[0], argv);
-  const int error = errno;
-  [[maybe_unused]] const ssize_t sent = ::write(report, &error, sizeof error);
-  ::_exit(127);
+  give_up(report);
 }
 
 }  // namespace
