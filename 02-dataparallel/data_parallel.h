@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "common/app/phase_timer.h"
 #include "common/app/training_log.h"
 #include "common/comm/local_world.h"
 #include "common/nn/module.h"
+#include "common/step/phase_timer.h"
 
 namespace lockstep {
 

@@ -6,14 +6,14 @@
 //   diff 01-single-gpu/main.cpp 02-dataparallel/main.cpp
 
 #include "02-dataparallel/data_parallel.h"
-#include "common/app/evaluate.h"
-#include "common/app/feeder.h"
 #include "common/app/program.h"
 #include "common/app/training_log.h"
-#include "common/app/weights_file.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
+#include "common/step/evaluate.h"
+#include "common/step/feeder.h"
+#include "common/step/weights_file.h"
 
 namespace lockstep {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "04-ddp/buckets.h"
 #include "04-ddp/replica.h"
-#include "common/comm/process/process_group.h"
+#include "common/group/process_group.h"
 
 namespace lockstep {
 

@@ -6,13 +6,14 @@
 //   diff 01-single-gpu/main.cpp 04-ddp/main.cpp
 
 #include "04-ddp/stage_options.h"
-#include "common/app/evaluate.h"
-#include "common/app/feeder.h"
 #include "common/app/program.h"
+#include "common/app/rank_program.h"
 #include "common/app/training_log.h"
-#include "common/app/weights_file.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
+#include "common/step/evaluate.h"
+#include "common/step/feeder.h"
+#include "common/step/weights_file.h"
 
 namespace lockstep {
 namespace {
@@ -116,6 +117,6 @@ int main(int argc, char** argv) {
        .baseline = "01-single-gpu",
        .emulate = [&](size_t devices) { return own.emulation(devices); },
        .order = "sampler",
-       .start_ranks = [&](const lockstep::Options& options) { return own.start_ranks(options); }},
+       .start_ranks = [&](const auto& options) { return lockstep::start_ranks(options, own); }},
       argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
 }

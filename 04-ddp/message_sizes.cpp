@@ -9,10 +9,10 @@
 #include <chrono>
 
 #include "04-ddp/all_reduce.h"
-#include "common/app/json_file.h"
-#include "common/app/rank_options.h"
+#include "common/app/rank_program.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
+#include "common/io/json_file.h"
 
 namespace lockstep {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "04-ddp/all_reduce.h"
-#include "common/app/phase_timer.h"
 #include "common/nn/module.h"
+#include "common/step/phase_timer.h"
 
 namespace lockstep {
 

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "04-ddp/distributed_sampler.h"
-#include "common/app/options.h"
-#include "common/comm/process/process_group.h"
+#include "common/group/process_group.h"
+#include "common/options/options.h"
 
 namespace lockstep {
 

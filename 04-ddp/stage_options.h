@@ -7,8 +7,8 @@
 
 #include "04-ddp/ddp.h"
 #include "04-ddp/shard_loader.h"
-#include "common/app/rank_options.h"
 #include "common/app/training_log.h"
+#include "common/options/rank_options.h"
 
 namespace lockstep {
 

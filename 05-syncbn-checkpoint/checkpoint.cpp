@@ -6,10 +6,10 @@
 #include <string_view>
 #include <system_error>
 
-#include "common/app/weights_file.h"
 #include "common/core/error.h"
 #include "common/io/file.h"
 #include "common/io/safetensors.h"
+#include "common/step/weights_file.h"
 
 namespace lockstep {
 namespace {

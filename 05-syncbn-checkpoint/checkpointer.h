@@ -9,7 +9,7 @@
 #include "04-ddp/ddp.h"
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "common/comm/communicator.h"
-#include "common/core/descriptor.h"
+#include "common/system/descriptor.h"
 
 namespace lockstep {
 

@@ -16,7 +16,7 @@
 #include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "common/app/lab.h"
-#include "common/app/weights_file.h"
+#include "common/step/weights_file.h"
 
 namespace lockstep {
 namespace {

@@ -7,13 +7,14 @@
 
 #include "05-syncbn-checkpoint/checkpoint_plan.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
-#include "common/app/evaluate.h"
-#include "common/app/feeder.h"
 #include "common/app/program.h"
+#include "common/app/rank_program.h"
 #include "common/app/training_log.h"
-#include "common/app/weights_file.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
+#include "common/step/evaluate.h"
+#include "common/step/feeder.h"
+#include "common/step/weights_file.h"
 
 namespace lockstep {
 namespace {
@@ -138,6 +139,6 @@ int main(int argc, char** argv) {
        .emulate = [&](size_t devices) { return own.emulation(devices); },
        .order = "sampler",
        .model = "seed-bn",
-       .start_ranks = [&](const lockstep::Options& options) { return own.start_ranks(options); }},
+       .start_ranks = [&](const auto& options) { return lockstep::start_ranks(options, own); }},
       argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
 }

@@ -22,10 +22,10 @@
 #include <memory>
 #include <optional>
 
-#include "common/app/phase_timer.h"
 #include "common/app/training_log.h"
 #include "common/comm/communicator.h"
 #include "common/nn/batch_norm.h"
+#include "common/step/phase_timer.h"
 
 namespace lockstep {
 

@@ -10,16 +10,16 @@
 #include <thread>
 
 #include "03-model-split/pipeline/pipeline.h"
-#include "common/app/json_file.h"
-#include "common/app/options.h"
 #include "common/cli/option_parser.h"
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
+#include "common/io/json_file.h"
 #include "common/kernels/devices.h"
 #include "common/nn/layers.h"
+#include "common/options/options.h"
 
 namespace lockstep {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "03-model-split/pipeline/pipeline.h"
-#include "common/app/options.h"
 #include "common/nn/models.h"
+#include "common/options/options.h"
 
 namespace lockstep {
 

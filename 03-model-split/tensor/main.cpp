@@ -8,14 +8,14 @@
 #include "03-model-split/tensor/as_one_network.h"
 #include "03-model-split/tensor/ranks.h"
 #include "03-model-split/tensor/stage_options.h"
-#include "common/app/evaluate.h"
-#include "common/app/feeder.h"
 #include "common/app/program.h"
 #include "common/app/training_log.h"
-#include "common/app/weights_file.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
+#include "common/step/evaluate.h"
+#include "common/step/feeder.h"
+#include "common/step/weights_file.h"
 
 namespace lockstep {
 namespace {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "03-model-split/tensor/tensor_split.h"
-#include "common/app/feeder.h"
 #include "common/nn/loss.h"
 #include "common/nn/sgd.h"
+#include "common/step/feeder.h"
 
 namespace lockstep {
 

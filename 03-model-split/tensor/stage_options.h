@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "03-model-split/tensor/tensor_split.h"
-#include "common/app/options.h"
+#include "common/options/options.h"
 
 namespace lockstep {
 

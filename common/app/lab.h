@@ -12,14 +12,14 @@
 #include <string>
 #include <vector>
 
-#include "common/app/feeder.h"
-#include "common/app/rank_options.h"
+#include "common/app/rank_program.h"
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
+#include "common/step/feeder.h"
 
 namespace lockstep {
 

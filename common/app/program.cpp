@@ -2,11 +2,11 @@
 
 #include <cstdlib>
 
-#include "common/app/verdict.h"
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
-#include "common/comm/process/launch_contract.h"
 #include "common/core/error.h"
+#include "common/rendezvous/launch_contract.h"
+#include "common/verdict/verdict.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "common/app/options.h"
+#include "common/options/options.h"
 
 namespace lockstep {
 

@@ -2,9 +2,9 @@
 
 #include <limits>
 
-#include "common/app/json_file.h"
 #include "common/core/stream_backend.h"
 #include "common/io/json.h"
+#include "common/io/json_file.h"
 
 namespace lockstep {
 namespace {

@@ -8,14 +8,14 @@
 #include <cstdio>
 #include <numeric>
 
-#include "common/app/json_file.h"
-#include "common/app/process_stats.h"
 #include "common/app/trace.h"
 #include "common/cli/output_paths.h"
 #include "common/core/error.h"
 #include "common/core/listed.h"
 #include "common/io/json.h"
+#include "common/io/json_file.h"
 #include "common/kernels/devices.h"
+#include "common/system/process_stats.h"
 
 namespace lockstep {
 namespace {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "common/app/evaluate.h"
-#include "common/app/options.h"
-#include "common/app/step_reports.h"
-#include "common/comm/process/process_group.h"
+#include "common/group/process_group.h"
+#include "common/options/options.h"
+#include "common/step/evaluate.h"
+#include "common/step/step_reports.h"
 
 namespace lockstep {
 

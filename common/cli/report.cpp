@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "common/core/error.h"
-#include "common/core/launcher_line.h"
+#include "common/system/launcher_line.h"
 
 namespace lockstep {
 namespace {

@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "common/core/descriptor.h"
 #include "common/core/error.h"
+#include "common/system/descriptor.h"
 
 namespace lockstep {
 namespace {

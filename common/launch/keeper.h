@@ -3,7 +3,7 @@
 
 #include <sys/types.h>
 
-#include "common/core/descriptor.h"
+#include "common/system/descriptor.h"
 
 namespace lockstep {
 

@@ -15,13 +15,13 @@
 #include <sstream>
 
 #include "common/core/error.h"
-#include "common/core/launcher_line.h"
 #include "common/launch/keeper.h"
 #include "common/launch/line_relay.h"
 #include "common/launch/program_path.h"
 #include "common/launch/rank_environment.h"
 #include "common/launch/rank_group.h"
 #include "common/launch/signal_queue.h"
+#include "common/system/launcher_line.h"
 
 namespace lockstep {
 namespace {
@@ -130,7 +130,7 @@ int Launch::run() {
   return 0;
 }
 
-/// The pipe on which ranks tell why the job ends, or that all is said (core/launcher_line.h).
+/// The pipe on which ranks tell why the job ends, or that all is said (system/launcher_line.h).
 struct Line {
   Line() {
     std::array<int, 2> ends{-1, -1};

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/core/descriptor.h"
+#include "common/system/descriptor.h"
 
 namespace lockstep {
 

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <random>
 
-#include "common/core/descriptor.h"
 #include "common/core/error.h"
-#include "common/core/launcher_line.h"
+#include "common/system/descriptor.h"
+#include "common/system/launcher_line.h"
 
 namespace lockstep {
 namespace {

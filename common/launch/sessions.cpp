@@ -12,7 +12,7 @@
 #include <cstring>
 #include <memory>
 
-#include "common/core/descriptor.h"
+#include "common/system/descriptor.h"
 
 namespace lockstep {
 namespace {

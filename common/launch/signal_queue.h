@@ -3,8 +3,8 @@
 
 #include <signal.h>
 
-#include "common/core/descriptor.h"
-#include "common/launch/held_signals.h"
+#include "common/system/descriptor.h"
+#include "common/system/held_signals.h"
 
 namespace lockstep {
 

@@ -10,11 +10,11 @@
 #include <map>
 #include <optional>
 
-#include "common/comm/process/connect.h"
-#include "common/comm/process/gloo_transport.h"
-#include "common/comm/process/tcp_store.h"
-#include "common/comm/process/transfer.h"
-#include "common/comm/process/wire.h"
+#include "common/rendezvous/tcp_store.h"
+#include "common/sockets/connect.h"
+#include "common/sockets/transfer.h"
+#include "common/sockets/wire.h"
+#include "common/transports/gloo_transport.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
 #include "tests/support/process.h"

@@ -11,9 +11,9 @@
 #include <set>
 #include <thread>
 
-#include "common/app/options.h"
-#include "common/app/verdict_figures.h"
 #include "common/core/error.h"
+#include "common/options/options.h"
+#include "common/verdict/verdict_figures.h"
 #include "tests/support/catch.h"
 #include "tests/support/json.h"
 #include "tests/support/stage.h"

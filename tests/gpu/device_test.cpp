@@ -4,10 +4,10 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "common/app/feeder.h"
 #include "common/core/stream_backend.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
+#include "common/step/feeder.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/data_test_files.h"
 

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <filesystem>
 
-#include "common/comm/process/process_group.h"
 #include "common/core/stream_backend.h"
+#include "common/group/process_group.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"

@@ -3,10 +3,10 @@
 #include <cstdlib>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
-#include "common/app/weights_file.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
+#include "common/step/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/stage.h"
 

@@ -1,12 +1,12 @@
 // The same numbers as PyTorch: trajectories that it recorded (reference/README.md), run again from
 // the same first weights over the same batches.
 
-#include "common/app/feeder.h"
 #include "common/core/error.h"
 #include "common/data/dataset.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/state.h"
+#include "common/step/feeder.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/json.h"

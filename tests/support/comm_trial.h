@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "common/comm/local_world.h"
-#include "common/comm/process/host_communicator.h"
 #include "common/kernels/devices.h"
+#include "common/transports/host_communicator.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_cases.h"
 

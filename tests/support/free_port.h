@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "common/comm/process/launch_contract.h"
-#include "common/comm/process/socket.h"
+#include "common/rendezvous/launch_contract.h"
+#include "common/sockets/socket.h"
 
 namespace lockstep::testing {
 

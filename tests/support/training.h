@@ -5,12 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/feeder.h"
-#include "common/app/step_graph.h"
 #include "common/core/device.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
+#include "common/step/feeder.h"
+#include "common/step/step_graph.h"
 
 namespace lockstep::testing {
 

@@ -14,8 +14,6 @@
 
 #include "04-ddp/shard_loader.h"
 #include "05-syncbn-checkpoint/training_settings.h"
-#include "common/app/feeder.h"
-#include "common/app/weights_file.h"
 #include "common/core/error.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
@@ -23,6 +21,8 @@
 #include "common/nn/init.h"
 #include "common/nn/layers.h"
 #include "common/nn/models.h"
+#include "common/step/feeder.h"
+#include "common/step/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"

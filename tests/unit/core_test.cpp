@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "common/app/feeder.h"
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
@@ -18,6 +17,7 @@
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
+#include "common/step/feeder.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"

@@ -5,7 +5,7 @@
 #include <set>
 #include <thread>
 
-#include "common/app/cores.h"
+#include "common/system/cores.h"
 #include "tests/support/catch.h"
 
 namespace lockstep {

@@ -1,7 +1,7 @@
 // What is special about Gloo (what it computes: transports_test.cpp). All ranks of a group are
 // in this process.
 
-#include "common/comm/process/gloo_transport.h"
+#include "common/transports/gloo_transport.h"
 
 #include <netinet/in.h>
 #include <signal.h>
@@ -15,9 +15,9 @@
 #include <sstream>
 
 #include "common/cli/report.h"
-#include "common/comm/process/connect.h"
-#include "common/comm/process/transfer.h"
-#include "common/comm/process/wire.h"
+#include "common/sockets/connect.h"
+#include "common/sockets/transfer.h"
+#include "common/sockets/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/process/launch_contract.h"
 #include "common/core/error.h"
+#include "common/rendezvous/launch_contract.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 

@@ -5,7 +5,6 @@
 #include <sstream>
 #include <string_view>
 
-#include "common/app/options.h"
 #include "common/core/error.h"
 #include "common/nn/batch_norm.h"
 #include "common/nn/init.h"
@@ -13,6 +12,7 @@
 #include "common/nn/residual.h"
 #include "common/nn/sgd.h"
 #include "common/nn/state.h"
+#include "common/options/options.h"
 #include "tests/support/catch.h"
 #include "tests/support/empty_pass.h"
 #include "tests/unit/nn_test_support.h"

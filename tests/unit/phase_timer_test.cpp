@@ -1,6 +1,6 @@
 // What is known of the time of phases, and when it is forgotten.
 
-#include "common/app/phase_timer.h"
+#include "common/step/phase_timer.h"
 
 #include "common/kernels/devices.h"
 #include "tests/support/catch.h"

@@ -10,12 +10,12 @@
 #include <set>
 #include <thread>
 
-#include "common/app/weights_file.h"
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "common/nn/batch_norm.h"
 #include "common/nn/state.h"
+#include "common/step/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/machine.h"

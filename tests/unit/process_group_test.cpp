@@ -1,7 +1,7 @@
 // The process group: what ranks tell each other, how they are connected, and who is named when one
 // is missing. Ranks are threads; tests/faults has the same with processes.
 
-#include "common/comm/process/process_group.h"
+#include "common/group/process_group.h"
 
 #include <atomic>
 #include <functional>
@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "common/comm/process/backend_choice.h"
-#include "common/comm/process/gloo_transport.h"
-#include "common/comm/process/rank_texts.h"
 #include "common/core/error.h"
+#include "common/group/backend_choice.h"
 #include "common/kernels/devices.h"
+#include "common/rendezvous/rank_texts.h"
+#include "common/transports/gloo_transport.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/free_port.h"

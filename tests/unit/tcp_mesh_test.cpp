@@ -11,11 +11,11 @@
 #include <thread>
 #include <vector>
 
-#include "common/comm/process/connect.h"
-#include "common/comm/process/tcp_mesh.h"
-#include "common/comm/process/tcp_store.h"
-#include "common/comm/process/wire.h"
 #include "common/core/error.h"
+#include "common/rendezvous/tcp_store.h"
+#include "common/sockets/connect.h"
+#include "common/sockets/wire.h"
+#include "common/transports/tcp_mesh.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/rank_threads.h"

@@ -12,13 +12,13 @@
 #include <thread>
 #include <vector>
 
-#include "common/comm/process/connect.h"
-#include "common/comm/process/store_server.h"
-#include "common/comm/process/store_state.h"
-#include "common/comm/process/tcp_store.h"
-#include "common/comm/process/transfer.h"
-#include "common/comm/process/wire.h"
 #include "common/core/error.h"
+#include "common/rendezvous/store_server.h"
+#include "common/rendezvous/store_state.h"
+#include "common/rendezvous/tcp_store.h"
+#include "common/sockets/connect.h"
+#include "common/sockets/transfer.h"
+#include "common/sockets/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"

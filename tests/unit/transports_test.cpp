@@ -1,7 +1,7 @@
 // Collectives between processes: what they compute, over TCP and over Gloo. All
 // ranks of a group are in this process.
 
-#include "common/comm/process/tcp_transport.h"
+#include "common/transports/tcp_transport.h"
 
 #include <algorithm>
 #include <array>
@@ -10,8 +10,8 @@
 #include <mutex>
 #include <thread>
 
-#include "common/comm/process/gloo_transport.h"
-#include "common/comm/process/watched_transport.h"
+#include "common/transports/gloo_transport.h"
+#include "common/transports/watched_transport.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "common/comm/nccl/nccl_queue.h"
-#include "common/comm/process/process_rank.h"
+#include "common/comm/process_rank.h"
 
 namespace lockstep {
 

@@ -31,9 +31,9 @@
 #include <vector>
 
 #include "common/cli/report.h"
-#include "common/comm/process/process_group.h"
 #include "common/core/error.h"
 #include "common/core/tensor.h"
+#include "common/group/process_group.h"
 #include "common/kernels/devices.h"
 
 namespace lockstep {

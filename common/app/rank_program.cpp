@@ -1,0 +1,76 @@
+#include "common/app/rank_program.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include "common/cli/report.h"
+#include "common/cli/standard_streams.h"
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+#include "common/launch/launcher.h"
+#include "common/step/weights_file.h"
+#include "common/system/command_line.h"
+#include "common/system/cores.h"
+
+namespace lockstep {
+
+std::optional<int> start_ranks(const Options& options, const RankOptions& ranks) {
+  if (ranks.started_as_rank()) return {};
+  const int count = static_cast<int>(options.device_ids().size());
+  fmt::print("no launcher: starting {} local rank{}\n", count, count == 1 ? "" : "s");
+  std::fflush(stdout);
+  std::vector<std::string> program = own_command_line();
+  program[0] = std::filesystem::read_symlink("/proc/self/exe");
+  LaunchOptions launcher;
+  launcher.nproc_per_node = count;
+  launcher.standalone = true;
+  return launch(launcher, program);
+}
+
+int run_ranks(OptionParser& parser, int argc, const char* const* argv, const RankOptions& ranks,
+              const std::string& devices, const std::function<void(ProcessGroup&)>& work) {
+  hold_standard_streams();
+  report_uncaught_errors();
+  bool goes_on = false;
+  said_once([&] { goes_on = parser.parse(argc, argv); });
+  if (!goes_on) return 0;
+  Options options;
+  options.devices = devices;
+  if (const std::optional<int> status = start_ranks(options, ranks)) return *status;
+  work(init_process_group(ranks.process_group()));
+  destroy_process_group();
+  require_printed();
+  return 0;
+}
+
+std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
+                                            ProcessGroup& group) {
+  return together(group, [&] {
+    const DeviceId id =
+        group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
+                                                : parse_devices(options.devices));
+    if (id.kind == DeviceId::Kind::cpu && !ranks.no_bind) {
+      bind_to_share_of_cores(group.local_rank(), group.local_world_size(),
+                             options.threads_per_device);
+    }
+    return open_device(id, options.device_options());
+  });
+}
+
+DatasetPair load_dataset(ProcessGroup& group, const Options& options) {
+  return together(group, [&] { return load_dataset(options.data, options.data_dir); });
+}
+
+void load_weights(ProcessGroup& group, const std::string& path, Module& network) {
+  group.together([&] {
+    if (!path.empty() && group.rank() == 0) load_weights(path, network);
+  });
+}
+
+void save_weights(ProcessGroup& group, const std::string& path, Module& network) {
+  group.together([&] {
+    if (!path.empty() && group.rank() == 0) save_weights(path, network);
+  });
+}
+
+}  // namespace lockstep

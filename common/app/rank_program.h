@@ -1,0 +1,45 @@
+#pragma once
+// What the program of one rank does besides training: it starts the others where nobody did, opens
+// its device, and reads and writes files together with them.
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/data/dataset.h"
+#include "common/group/process_group.h"
+#include "common/nn/module.h"
+#include "common/options/options.h"
+#include "common/options/rank_options.h"
+
+namespace lockstep {
+
+/// Where no launcher started this process and nothing says which rank it is: starts this program
+/// again, one local rank per device, waits, and returns their exit status. Nothing in a rank.
+std::optional<int> start_ranks(const Options& options, const RankOptions& ranks);
+
+/// What main() of a small program of several ranks does: parses the command line, starts the ranks
+/// if nobody did, one per device of `devices` (as --devices), and calls `work` in each of them.
+/// Returns the exit status.
+int run_ranks(OptionParser& parser, int argc, const char* const* argv, const RankOptions& ranks,
+              const std::string& devices, const std::function<void(ProcessGroup&)>& work);
+
+/// Opens the device of this rank: of those that --devices names for its host the one with its local
+/// rank; by default GPU number local_rank, or where there is none a CPU device. Throws BadInput if
+/// fewer are named, on all ranks if on one.
+///
+/// A CPU device's process keeps from now on to its share of the host's cores, if that is enough for
+/// the device's threads: else the threads of one rank that exchange data would push another rank's
+/// computing from core to core. So does mpirun --bind-to core; not with --no-bind. To be called
+/// before there are threads to be bound.
+std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
+                                            ProcessGroup& group);
+
+/// Every rank reads the data set; an error on one is an error on all (ProcessGroup::together).
+DatasetPair load_dataset(ProcessGroup& group, const Options& options);
+/// Rank 0 loads or saves the weights, unless the path is empty; all ranks call it, and an error
+/// ends all of them.
+void load_weights(ProcessGroup& group, const std::string& path, Module& network);
+void save_weights(ProcessGroup& group, const std::string& path, Module& network);
+
+}  // namespace lockstep

@@ -1,0 +1,121 @@
+#pragma once
+// One process per device: how the processes of a job become ranks that know each other. Mirrors
+// torch.distributed.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/comm/communicator.h"
+#include "common/core/device.h"
+#include "common/rendezvous/launch_contract.h"
+#include "common/rendezvous/tcp_store.h"
+
+namespace lockstep {
+
+/// Gets this rank's text, returns all ranks' by rank. All ranks make the same calls.
+using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
+
+struct ProcessGroupOptions {
+  /// "nccl", "gloo" or "tcp"; empty: what is best for the ranks' devices (backend_choice.h).
+  std::string backend{};
+  /// env:// or tcp://HOST:PORT, and options of the command line: see LaunchInput.
+  std::string init_method = "env://";
+  std::optional<int> rank{}, world_size{}, local_rank{};
+  /// How long the ranks may take to find each other, and a peer to come to a collective.
+  double timeout_seconds = 300;
+  /// The program and its options as typed, for the commands that errors propose.
+  std::string program = "PROGRAM OPTIONS...";
+};
+
+/// This process's membership. Nothing waits longer than the timeout, and every error names the
+/// ranks that it is about. One host thread.
+///
+/// With LOCKSTEP_DEBUG=collectives in the environment of all ranks, each collective begins with a
+/// comparison of what the ranks call; not for NCCL (watched_transport.h).
+class ProcessGroup {
+ public:
+  /// Finds the other ranks; returns when all have come. Throws BadInput for options that cannot be
+  /// meant or differ among the ranks (with both values, on all), and what TcpStore and its
+  /// wait_for_all() throw.
+  ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options);
+  /// Takes leave of the others. Rank 0, which hosts the store, waits for them, seconds at most.
+  /// While an exception is on its way it just goes. Throws nothing.
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const { return contract_.rank; }
+  int world_size() const { return contract_.world_size; }
+  int local_rank() const { return contract_.local_rank; }
+  int local_world_size() const { return contract_.local_world_size; }
+  /// "nccl", "gloo" or "tcp" once connected; before that what was asked for.
+  const std::string& backend() const { return backend_; }
+  TcpStore& store() { return *store_; }
+
+  /// This rank's device of those named for its host: number local_rank. Throws BadInput if there
+  /// are fewer.
+  DeviceId device_of(const std::vector<DeviceId>& ids) const;
+  /// All ranks call it, once: connects their devices. The group owns the communicator; what is
+  /// enqueued has to be done before the group goes. Throws what choose_backend() throws, on all
+  /// ranks, and PeerLost.
+  Communicator& connect(Device& device);
+
+  /// All ranks call these two in the same order, as often as they like. They go through the store:
+  /// for what is rare, or has to work without a connection.
+  /// All ranks' texts, by rank. Throws PeerLost naming the ranks that did not come.
+  std::vector<std::string> exchange(const std::string& mine);
+  /// exchange() for whoever has to know no more of the group. The group must outlive it.
+  ExchangeTexts exchanger() {
+    return [this](const std::string& mine) { return exchange(mine); };
+  }
+  /// Each rank does its `work`, which may fail on some of them. It has then failed on all: the
+  /// first rank on which it did throws the error, and tells the launcher that it is said; the
+  /// others throw SaidByAnother once that rank is gone. So one line says what all ranks found, or
+  /// one of them.
+  void together(const std::function<void()>& work);
+  /// Returns when all have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come within
+  /// 300 s". What streams have queued may still run (Communicator::barrier).
+  void barrier();
+
+ private:
+  void require_agreement();
+  std::vector<std::string> collect(const std::string& name, const std::string& mine);
+  /// collect(), after which any rank may end.
+  std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
+  std::string agreed_backend(const Device& device);
+  std::unique_ptr<Communicator> connect_nccl(Device& device);
+  std::unique_ptr<Communicator> connect_host();
+
+  LaunchContract contract_;
+  double timeout_;
+  std::string backend_;
+  bool debug_;
+  int exceptions_;  // on their way when it was made
+  std::shared_ptr<TcpStore> store_;
+  std::unique_ptr<Communicator> communicator_;
+  int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0;  // so far
+};
+
+/// ProcessGroup::together() for work with a result.
+template <class Work>
+auto together(ProcessGroup& group, Work&& work) {
+  std::optional<decltype(work())> result;
+  group.together([&] { result.emplace(work()); });
+  return *std::move(result);
+}
+
+/// Makes the process group of this process, as its launcher and the options say. Throws BadInput if
+/// there is one already ("initialised twice"), and for a process that no launcher has started.
+ProcessGroup& init_process_group(const ProcessGroupOptions& options);
+bool is_initialized();
+/// Throw BadInput before init_process_group().
+ProcessGroup& process_group();
+int get_rank();
+int get_world_size();
+/// Ends the group, if there is one: see ~ProcessGroup().
+void destroy_process_group();
+
+}  // namespace lockstep

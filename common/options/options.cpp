@@ -1,0 +1,243 @@
+#include "common/options/options.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "common/cli/option_parser.h"
+#include "common/core/error.h"
+#include "common/io/json.h"
+#include "common/kernels/devices.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kLarge = 1e12;
+
+void add_model_options(OptionParser& parser, Options& o) {
+  parser.add("--data", o.data, "fashion-mnist, mnist, cifar10, synthetic, synthetic:TRAIN:TEST");
+  parser.add("--data-dir", o.data_dir, "folder of the data set's files");
+  parser.add("--model", o.model, "network: seed, seed-bn or resnet18");
+  parser.add("--width", o.width, "resnet18: channels of the first block", {1, 1024});
+  parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
+  parser.add("--init", o.init, "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
+  parser.add("--seed", o.seed, "of the first weights, the order and dropout",
+             {0, std::numeric_limits<uint32_t>::max()});
+  parser.add("--load", o.load, "start from the weights of this safetensors file");
+  parser.add_output("--save", o.save, "write the final weights to this safetensors file");
+}
+
+void add_training_options(OptionParser& parser, Options& o) {
+  parser.add("--epochs", o.epochs, "0 with --load: evaluate only", {0, 100000});
+  parser.add("--max-steps", o.max_steps, "stop after this many steps; 0: no limit",
+             {0, 1000000000});
+  parser.add("--batch-size", o.batch_size, "samples of one step, over all devices", {1, 1000000});
+  parser.add("--lr", o.lr, "learning rate", {0, kLarge});
+  parser.add("--scale-lr", o.scale_lr, "multiply --lr by batch size / this number; 0: off",
+             {0, kLarge});
+  parser.add(
+      "--warmup-epochs", o.warmup_epochs,
+      "climb to the learning rate over this many epochs: from 0, or with --scale-lr from --lr",
+      {0, 1000});
+  parser.add("--lr-step", o.lr_step,
+             "multiply the rate by --lr-gamma every so many epochs; 0: never", {0, 100000});
+  parser.add("--lr-gamma", o.lr_gamma, "see --lr-step", {0, 1});
+  parser.add("--momentum", o.momentum, "of SGD", {0, 1});
+  parser.add("--weight-decay", o.weight_decay, "of SGD", {0, kLarge});
+  parser.add("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
+  parser.add_flag("--drop-last", o.drop_last,
+                  "leave out the last batch of an epoch if it is short");
+}
+
+void add_machine_options(OptionParser& parser, Options& o) {
+  parser.add("--devices", o.devices,
+             "cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1");
+  parser.add("--threads-per-device", o.threads_per_device, "compute threads of a CPU device",
+             {1, 1024});
+  parser.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
+  parser.add("--workers", o.workers, "loader threads; 0: the main thread makes the batches",
+             {0, 256});
+  parser.add("--prefetch-factor", o.prefetch_factor, "batches that each worker makes ahead",
+             {1, 1024});
+  parser.add("--loader-timeout", o.loader_timeout, "seconds to wait for a batch; 0: for ever",
+             {0, 86400});
+  parser.add("--log-interval", o.log_interval, "steps between two lines", {1, 1000000000});
+  parser.add_output("--metrics", o.metrics, "write losses, times and memory to this JSON file");
+  parser.add_output_of_each_rank("--trace", o.trace,
+                                 "write a timeline for chrome://tracing or ui.perfetto.dev");
+}
+
+/// What a stage has alone: the reference plays the others, the others are measured against it.
+void add_comparison_options(OptionParser& parser, const StageInfo& stage, CommandLine& line) {
+  if (stage.in_parts) {
+    parser.add("--emulate", line.options.emulate,
+               "take the parts of each batch one after another, as if on several devices: "
+               "none, chunk:D, stride:W or micro:M");
+  }
+  if (stage.baseline.empty()) {
+    parser.add_flag("--graph", line.options.graph,
+                    "capture the training step once, then replay it as a whole");
+    if (!stage.in_parts) {
+      parser.add_elsewhere("--emulate",
+                           "the program reference, beside this one, takes batches in parts");
+    }
+  } else {
+    parser.add_flag(
+        "--baseline", line.baseline,
+        fmt::format("show the speed-up over {}, if the weights are the same", stage.baseline));
+  }
+}
+
+/// Refuses what was typed and would have no effect.
+void check_use(const OptionParser& parser, const CommandLine& line) {
+  const Options& o = line.options;
+  require(o.workers > 0 || !parser.given("--prefetch-factor"),
+          "--prefetch-factor: {} needs loader threads; give --workers 1 or more",
+          o.prefetch_factor);
+  const bool resnet = parse_model(o.model) == ModelKind::resnet18;
+  require(resnet || !parser.given("--width"),
+          "--width: {} is for --model resnet18 and has no meaning for {}; leave it out", o.width,
+          o.model);
+  require(!resnet || !o.dropout,
+          "--dropout: resnet18 has no dropout layers; leave it out or choose --model seed");
+  require(!line.baseline || o.epochs > 0,
+          "--baseline: --epochs 0 trains nothing that could be timed; give 1 or more");
+}
+
+/// Checks what a range cannot say, before data is read or a device opened.
+void check(const Options& o) {
+  parse_model(o.model);
+  parse_initializer(o.init);
+  parse_order(o.order);
+  parse_split(o.emulate);
+  if (!o.devices.empty()) parse_devices(o.devices);
+  require(o.workers > 0 || o.loader_timeout == 0,
+          "--loader-timeout: {} needs loader threads; give --workers 1 or more", o.loader_timeout);
+  require(!o.graph || parse_split(o.emulate).kind == BatchSplit::Kind::whole,
+          "--graph: a graph holds one whole batch, --emulate {} divides it; leave one of them out",
+          o.emulate);
+  require_distinct({{"--load", o.load}, {"--metrics", o.metrics}});  // --save may follow --load
+  require_distinct({{"--load", o.load}, {"--trace", o.trace}});
+}
+
+}  // namespace
+
+std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
+                                              const char* const* argv) {
+  CommandLine line;
+  line.options.order = stage.order;
+  line.options.model = stage.model;
+  OptionParser parser(stage.name, stage.summary);
+  add_model_options(parser, line.options);
+  add_training_options(parser, line.options);
+  add_machine_options(parser, line.options);
+  add_comparison_options(parser, stage, line);
+  const size_t common = parser.size();
+  if (stage.add_options) stage.add_options(parser);
+  if (!parser.parse(argc, argv)) return {};
+  check_use(parser, line);
+  check(line.options);
+  line.stage_arguments = parser.words_given(common);
+  return line;
+}
+
+nlohmann::json Options::to_json() const {
+  return {{"data", data},
+          {"data_dir", data_dir},
+          {"model", model},
+          {"width", width},
+          {"init", init},
+          {"epochs", epochs},
+          {"max_steps", max_steps},
+          {"batch_size", batch_size},
+          {"lr", lr},
+          {"scale_lr", scale_lr},
+          {"warmup_epochs", warmup_epochs},
+          {"lr_step", lr_step},
+          {"lr_gamma", lr_gamma},
+          {"momentum", momentum},
+          {"weight_decay", weight_decay},
+          {"seed", seed},
+          {"order", order},
+          {"emulate", emulate},
+          {"dropout", dropout},
+          {"devices", devices},
+          {"threads_per_device", threads_per_device},
+          {"graph", graph},
+          {"tf32", tf32},
+          {"workers", workers},
+          {"prefetch_factor", prefetch_factor},
+          {"loader_timeout", loader_timeout},
+          {"drop_last", drop_last},
+          {"log_interval", log_interval},
+          {"load", load},
+          {"save", save}};
+}
+
+std::vector<std::string> Options::arguments() const {
+  nlohmann::json values = to_json();
+  values.update({{"metrics", metrics}, {"trace", trace}});
+  const nlohmann::json defaults = Options().to_json();
+  std::vector<std::string> words;
+  for (const auto& [key, value] : values.items()) {
+    // Defaults go unsaid, since some may not be said (--width for the seed network). But stages
+    // differ in their default order.
+    if (value == defaults.value(key, nlohmann::json("")) && key != "order" && key != "model") {
+      continue;
+    }
+    std::string name = "--" + key;
+    std::replace(name.begin(), name.end(), '_', '-');
+    words.push_back(name);
+    if (!value.is_boolean())
+      words.push_back(value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return words;
+}
+
+ModelOptions Options::model_options(const Dataset& images) const {
+  return {.kind = parse_model(model),
+          .width = width,
+          .dropout = dropout,
+          .seed = static_cast<uint32_t>(seed),
+          .height = images.height,
+          .width_pixels = images.width,
+          .channels = images.channels,
+          .classes = images.classes};
+}
+
+DataLoaderOptions Options::train_loader(const Dataset& set, const HostAllocator& allocator) const {
+  DataLoaderOptions loader = test_loader(allocator);
+  loader.sampler = make_order(parse_order(order), set.count(), seed);
+  loader.drop_last = drop_last;
+  return loader;
+}
+
+DataLoaderOptions Options::test_loader(const HostAllocator& allocator) const {
+  DataLoaderOptions loader{.batch_size = batch_size,
+                           .num_workers = workers,
+                           .persistent_workers = workers > 0,
+                           .timeout_seconds = loader_timeout,
+                           .seed = static_cast<uint64_t>(seed),
+                           .allocator = allocator};
+  if (workers > 0) loader.prefetch_factor = prefetch_factor;
+  return loader;
+}
+
+int64_t Options::smallest_batch(int64_t samples) const {
+  const int64_t rest = samples % batch_size;
+  return drop_last || rest == 0 ? std::min(batch_size, samples) : rest;
+}
+
+LearningRateSchedule Options::schedule(int64_t steps_per_epoch) const {
+  const double target = scale_lr > 0 ? lr * double(batch_size) / scale_lr : lr;
+  return {.base = target,
+          .warmup_from = scale_lr > 0 ? lr : 0,
+          .warmup_steps = static_cast<int64_t>(warmup_epochs * double(steps_per_epoch)),
+          .decay_steps = lr_step * steps_per_epoch,
+          .gamma = lr_gamma};
+}
+
+std::vector<DeviceId> Options::device_ids() const {
+  return devices.empty() ? default_devices(2) : parse_devices(devices);
+}
+
+}  // namespace lockstep

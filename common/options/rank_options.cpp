@@ -1,0 +1,61 @@
+#include "common/options/rank_options.h"
+
+#include <cstdlib>
+
+#include "common/core/error.h"
+#include "common/group/backend_choice.h"
+#include "common/rendezvous/launch_contract.h"
+#include "common/system/command_line.h"
+
+namespace lockstep {
+namespace {
+
+std::optional<int> if_given(int number) {
+  return number < 0 ? std::nullopt : std::optional<int>(number);
+}
+
+}  // namespace
+
+void RankOptions::add_to(OptionParser& parser) {
+  parser.add("--backend", backend, "what connects the ranks: nccl, gloo, tcp (our own), or auto");
+  parser.add("--init-method", init_method,
+             "where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT");
+  parser.add("--rank", rank, "this process's rank, where no launcher says it");
+  parser.add("--world-size", world_size, "number of ranks, where no launcher says it");
+  parser.add("--local_rank,--local-rank", local_rank,
+             "rank among those of this host, where no launcher says it");
+  parser.add_flag("--no-bind", no_bind, "let ranks on CPU devices move between all cores");
+  parser.add("--timeout", timeout, "seconds until a silent rank is given up", {0.1, 86400});
+  parser.check_afterwards([this, &parser] {
+    check_backend_name(process_group().backend);
+    for (const auto& [name, value] :
+         {std::pair("--rank", rank), {"--world-size", world_size}, {"--local-rank", local_rank}}) {
+      require(value >= 0 || !parser.given(name), "{}: found {}, expected 0 or more", name, value);
+    }
+    require(!parser.given("--baseline") || !started_as_rank(),
+            "--baseline: compares whole runs, and this process is one rank of a run; start it "
+            "without a launcher");
+  });
+}
+
+bool RankOptions::started_as_rank() const {
+  return read_launch_contract({.variable = [](const char* name) { return std::getenv(name); },
+                               .init_method = init_method,
+                               .rank = if_given(rank),
+                               .world_size = if_given(world_size),
+                               .local_rank = if_given(local_rank),
+                               .program = typed_command_line()})
+      .has_value();
+}
+
+ProcessGroupOptions RankOptions::process_group() const {
+  return {.backend = backend == "auto" ? "" : backend,
+          .init_method = init_method,
+          .rank = if_given(rank),
+          .world_size = if_given(world_size),
+          .local_rank = if_given(local_rank),
+          .timeout_seconds = timeout,
+          .program = typed_command_line()};
+}
+
+}  // namespace lockstep

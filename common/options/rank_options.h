@@ -1,0 +1,27 @@
+#pragma once
+// Options of a program that is one rank of several.
+
+#include <optional>
+#include <string>
+
+#include "common/group/process_group.h"
+#include "common/options/options.h"
+
+namespace lockstep {
+
+struct RankOptions {
+  std::string backend = "auto";                     // nccl, gloo, tcp; auto: the devices' best
+  std::string init_method = "env://";               // or tcp://HOST:PORT
+  int rank = -1, world_size = -1, local_rank = -1;  // -1: not given
+  double timeout = 300;                             // seconds
+  bool no_bind = false;
+
+  void add_to(OptionParser& parser);
+
+  /// Whether a launcher, or an option, says which rank this process is.
+  bool started_as_rank() const;
+  /// What init_process_group() wants to know.
+  ProcessGroupOptions process_group() const;
+};
+
+}  // namespace lockstep

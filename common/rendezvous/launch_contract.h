@@ -1,0 +1,59 @@
+#pragma once
+// What a launcher told this process: which rank it is, of how many, and where rank 0 waits.
+//
+// torchrun's variables are the common tongue (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+// MASTER_ADDR, MASTER_PORT); `lockstep launch` sets the same. OpenMPI, MPICH (Intel MPI's mpiexec
+// is the same program, Hydra) and Slurm number the ranks in variables of their own. MPI's leave the
+// address to the user; Slurm names the hosts.
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/sockets/address.h"
+
+namespace lockstep {
+
+/// Where the contract is looked for.
+struct LaunchInput {
+  /// An environment variable's value; nullptr if it is not set. Empty counts as not set.
+  std::function<const char*(const char* name)> variable;
+  /// env:// (address from MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT.
+  std::string init_method = "env://";
+  /// Options of the command line. One that contradicts the environment is an error.
+  std::optional<int> rank{}, world_size{};
+  /// --local_rank, or --local-rank: what old launchers give instead of LOCAL_RANK.
+  std::optional<int> local_rank{};
+  /// The program and its options as typed, for the commands that errors propose.
+  std::string program = "PROGRAM OPTIONS...";
+};
+
+struct LaunchContract {
+  int rank = 0, world_size = 1;
+  /// Among the ranks of this host. Where the launcher does not tell: all ranks are taken to be on
+  /// one host, or the hosts to be filled one after another.
+  int local_rank = 0, local_world_size = 1;
+  /// Of rank 0's store; port 0 only where world_size is 1. Under torchrun the port is the one after
+  /// MASTER_PORT, where torchrun itself listens.
+  Address master{};
+  std::string launcher;  // "torchrun", "OpenMPI", "MPICH" or "Slurm": whose variables told the rank
+  /// TORCHELASTIC_RUN_ID, which tells jobs on one address apart; "" if not given.
+  std::string run_id;
+};
+
+/// The variable, with its value, by which a launcher says that it has started this program as one
+/// of several processes ("WORLD_SIZE=2", "PMIX_RANK=0"); "" where none does. Throws nothing.
+std::string sign_of_several(const std::function<const char*(const char* name)>& variable);
+
+/// The contract; nullopt for a bare start: nothing at all is set or given, or MPI's launcher or
+/// Slurm started one process only and no address is set. Throws BadInput at once, naming variable,
+/// value and what is expected, for a variable that is missing while others are set, no number or
+/// out of range, for an option against its variable, for an unknown scheme, and for the sign of a
+/// launcher that is not known here; where OpenMPI or MPICH leave the address out, with the command
+/// to type.
+///
+/// The variables of Slurm's allocation alone are a bare start: a batch script has them,
+/// SLURM_PROCID included, and the shell of salloc. Only the processes of srun belong to a step.
+std::optional<LaunchContract> read_launch_contract(const LaunchInput& input);
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+#pragma once
+// The store's side of the rendezvous: one thread in rank 0's process that serves all ranks.
+
+#include <atomic>
+#include <list>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/rendezvous/store_state.h"
+#include "common/sockets/socket.h"
+
+namespace lockstep {
+
+/// Whoever connects and is no rank (a port scanner, a browser, half a message, silence) is dropped;
+/// the ranks do not notice. A rank whose connection closes without its leave has died.
+class StoreServer {
+ public:
+  /// Listens on a port of `address` and starts to serve: only this host if its host is a loopback
+  /// address, else all interfaces, since a host's own name often means another address inside than
+  /// outside. Who has not introduced itself in `introduction_seconds` is dropped. Throws
+  /// EnvironmentError, at once, if the port is taken.
+  StoreServer(const Address& address, int world_size, std::string run_id,
+              double introduction_seconds);
+  /// Closes all connections within milliseconds.
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  /// The port that it listens on.
+  int port() const { return port_; }
+
+ private:
+  struct Connection;
+
+  void run();
+  void wait_for_events();
+  Deadline next_deadline() const;
+  void accept_all();
+  void drop_oldest_stranger();
+  void serve(Connection& connection);
+  void introduce(Connection& connection);
+  void handle_requests(Connection& connection);
+  void drop(Connection& connection);
+  void deliver_answers();
+  void drop_late_strangers();
+
+  size_t most_strangers_;
+  double introduction_seconds_;
+  Socket listener_;
+  int port_;
+  StoreState state_;
+  std::list<Connection> connections_;  // in the order in which they came
+  Deadline accept_again_{0};           // when the system may have room for connections again
+  WakeUp wake_;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;  // last: it uses all the others
+};
+
+}  // namespace lockstep

@@ -1,0 +1,102 @@
+#pragma once
+// A key-value store that the ranks of a job share: how they find each other before anything else
+// connects them. Mirrors torch.distributed.TCPStore.
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/rendezvous/launch_contract.h"
+#include "common/rendezvous/store_protocol.h"
+#include "common/sockets/socket.h"
+
+namespace lockstep {
+
+class StoreServer;
+
+struct StoreOptions {
+  Address address{};  // where rank 0 hosts the store; port 0 on rank 0: the system chooses
+  int rank = 0;
+  int world_size = 1;
+  std::string run_id{};          // of the job; the same on all ranks
+  double connect_seconds = 300;  // how long to wait for rank 0 to start
+  /// How long what listens at the address may take to show that it is a store, who connects to the
+  /// store to show that it is a rank, and the store to answer a call that waits for nothing.
+  double answer_seconds = 10;
+  /// How late, beyond its own timeout, the answer to a call may be that waits for other ranks.
+  double late_seconds = 0.8;
+};
+
+StoreOptions store_options(const LaunchContract& contract);
+
+/// One rank's connection to the store; rank 0's hosts it besides, for as long as the object lives:
+/// rank 0 goes last, or the others lose it.
+/// Calls from several threads take turns, a waiting one included.
+///
+/// Every call throws, on every rank: BadInput if two processes claim one rank ("rank 1 claimed
+/// twice") or the ranks differ in WORLD_SIZE (with both values), PeerLost if a rank is missing or
+/// the store is gone. What concerns the whole job is the answer to all later calls too.
+class TcpStore {
+ public:
+  /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:
+  /// on rank 0 at once if the port is taken; elsewhere at once for a host that does not resolve,
+  /// after connect_seconds where nothing listens, after at most answer_seconds where something else
+  /// than a store does. Throws PeerLost after answer_seconds where nobody answers: that may be a
+  /// store whose process stands still.
+  explicit TcpStore(const StoreOptions& options);
+  /// Takes leave of the store, unless an exception destroys the object: then it is for the others
+  /// as if the process had died.
+  ~TcpStore();
+  TcpStore(const TcpStore&) = delete;
+  TcpStore& operator=(const TcpStore&) = delete;
+
+  /// From now on calls that wait for nothing are answered within so many seconds, or the store is
+  /// lost: for ranks that have waited for long enough.
+  void answer_within(double seconds);
+
+  int rank() const { return options_.rank; }
+  int world_size() const { return options_.world_size; }
+  /// Where the store listens.
+  const Address& address() const { return options_.address; }
+  /// This rank's own end of the connection: where others reach its host.
+  Address local_address() const;
+  /// Rank 0's end, as this rank reaches it.
+  Address host_address() const;
+
+  /// At most kLargestValue bytes.
+  void set(const std::string& key, const std::string& value);
+  /// The value of a key, once it has one. Throws PeerLost after `timeout_seconds`, and at once if a
+  /// rank has died and the key has no value: "rank 2 left without a word".
+  std::string get(const std::string& key, double timeout_seconds);
+  /// Adds to a whole number, 0 at first, kept as decimal text; returns the sum. Throws BadInput if
+  /// the value is no number.
+  int64_t add(const std::string& key, int64_t amount);
+  /// True if the key has a value.
+  bool check(const std::string& key);
+  /// Returns once all keys have values. Throws as get() does.
+  void wait(const std::vector<std::string>& keys, double timeout_seconds);
+  /// Returns once all ranks have connected. The first rank whose timeout passes ends the wait of
+  /// all: PeerLost, "missing ranks: 1, 3".
+  void wait_for_all(double timeout_seconds);
+  /// The ranks that died or took their leave, in the order in which they did.
+  std::vector<int> gone();
+
+ private:
+  Socket connect();
+  std::string introduce(Socket& socket, const Deadline& deadline);
+  [[noreturn]] void fail_no_store(const std::string& what) const;
+  [[noreturn]] void fail_closed() const;
+  [[noreturn]] void fail_silent(double seconds) const;
+  std::string name_of_store() const;
+  std::string call(const Request& request);
+
+  StoreOptions options_;
+  std::unique_ptr<StoreServer> server_;  // on rank 0
+  Socket socket_;
+  int exceptions_;  // on their way when it was made
+  std::mutex turn_;
+  std::string broken_;  // why no further call can work
+};
+
+}  // namespace lockstep

@@ -1,0 +1,57 @@
+#include "common/sockets/address.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+
+std::string Address::text() const {
+  const bool v6 = host.find(':') != host.npos;
+  return v6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
+}
+
+std::string without_brackets(std::string_view host) {
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  return std::string(host);
+}
+
+Address parse_address(std::string_view text, const std::string& what) {
+  const size_t colon = text.rfind(':');
+  const std::string_view host = text.substr(0, colon);
+  const bool bracketed = host.starts_with('[') && host.ends_with(']');
+  // Without brackets nobody can tell where an IPv6 host ends and its port begins.
+  const bool ambiguous = !bracketed && host.find(':') != host.npos;
+  require(colon != text.npos && !without_brackets(host).empty() && !ambiguous,
+          "{}: found '{}', expected HOST:PORT, as in 127.0.0.1:29500 or [::1]:29500", what, text);
+  return {without_brackets(host),
+          parse_whole(text.substr(colon + 1), what + ": the port", 0, kLargestPort)};
+}
+
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.") ||
+         host.starts_with("::ffff:127.");
+}
+
+std::string first_host(std::string_view list) {
+  const size_t end = std::min(list.find_first_of("[,"), list.size());
+  const std::string host(list.substr(0, end));
+  list.remove_prefix(end);
+  if (!list.starts_with('[')) return host;
+  const size_t close = std::min(list.find(']'), list.size() - 1);
+  const std::string_view number = list.substr(1, list.find_first_of("-,]") - 1);
+  return fmt::format("{}{}{}", host, number, first_host(list.substr(close + 1)));
+}
+
+int parse_whole(std::string_view text, const std::string& name, int least, int most,
+                const std::string& why) {
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  require(error == std::errc{} && stop == end && least <= value && value <= most,
+          "{}={}: expected a whole number from {} to {}{}", name, text, least, most, why);
+  return value;
+}
+
+}  // namespace lockstep

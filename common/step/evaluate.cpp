@@ -1,0 +1,40 @@
+#include "common/step/evaluate.h"
+
+namespace lockstep {
+
+Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
+                    Context& context) {
+  return evaluate(*model.network, *model.loss, loader, samples, feeder, context);
+}
+
+Evaluation evaluate(Module& network, Loss& criterion, DataLoader& loader, int64_t samples,
+                    Feeder& feeder, Context& context) {
+  const PassFacts before = context.facts;
+  context.facts = {.training = false};
+  const Stream stream = context.stream();
+  Tensor loss = context.empty({1});
+  const CountTensor correct = context.pool().take<int64_t>({1});
+  context.kernels().fill(stream, 0, loss);
+  context.kernels().fill_count(stream, 0, correct);
+
+  context.begin_step({.loss_weight = Real(1) / Real(samples)});
+  loader.begin_epoch(0);
+  while (std::optional<HostBatch> batch = loader.next()) {
+    const DeviceBatch& fed = feeder.feed(*batch, context);
+    const Tensor scores = network.forward(feeder.normalize(fed, context), context);
+    criterion.forward(scores, fed.labels, loss, context);
+    context.kernels().count_correct(stream, scores, fed.labels, correct);
+  }
+  context.facts = before;
+  return {.loss = double(loss.to_host()[0]), .correct = correct.to_host()[0], .samples = samples};
+}
+
+Evaluation sum_over_ranks(const Evaluation& part, Communicator& ranks, Stream stream) {
+  const auto loss = BasicTensor<double>::from_host(stream, {1}, {part.loss});
+  const auto correct = CountTensor::from_host(stream, {1}, {part.correct});
+  ranks.all_reduce(stream, loss);
+  ranks.all_reduce(stream, correct);
+  return {.loss = loss.to_host()[0], .correct = correct.to_host()[0], .samples = part.samples};
+}
+
+}  // namespace lockstep

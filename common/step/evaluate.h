@@ -1,0 +1,28 @@
+#pragma once
+// Average loss and accuracy over a data set.
+
+#include "common/comm/communicator.h"
+#include "common/nn/models.h"
+#include "common/step/feeder.h"
+
+namespace lockstep {
+
+struct Evaluation {
+  double loss = 0;  // mean per sample
+  int64_t correct = 0;
+  int64_t samples = 0;
+  double accuracy() const { return samples == 0 ? 0 : double(correct) / double(samples); }
+};
+
+/// Runs a network in evaluation mode over one epoch of `loader`, whose set has `samples` samples.
+/// The context's facts are as before afterwards.
+Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
+                    Context& context);
+Evaluation evaluate(Module& network, Loss& loss, DataLoader& loader, int64_t samples,
+                    Feeder& feeder, Context& context);
+
+/// Where every rank evaluated a part of the set, of `samples` in all: the evaluation of the whole,
+/// on all ranks.
+Evaluation sum_over_ranks(const Evaluation& part, Communicator& ranks, Stream stream);
+
+}  // namespace lockstep

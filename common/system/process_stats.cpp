@@ -1,0 +1,39 @@
+#include "common/system/process_stats.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace lockstep {
+
+int64_t peak_rss_bytes() {
+  // VmHWM, proc(5): getrusage() would count what this process was before it became this program.
+  std::ifstream file("/proc/self/status");
+  std::string word;
+  int64_t kib = 0;
+  while (file >> word && word != "VmHWM:") continue;
+  file >> kib;
+  return kib * 1024;
+}
+
+double seconds_since_start() {
+  // /proc/self/stat: behind the name in brackets follow the fields from number 3 on; number 22 is
+  // the start in clock ticks since the machine booted.
+  std::ifstream file("/proc/self/stat");
+  std::string line;
+  std::getline(file, line);
+  std::istringstream fields(line.substr(line.rfind(')') + 1));
+  std::string skipped;
+  for (int field = 3; field < 22; ++field) fields >> skipped;
+  double ticks = 0;
+  fields >> ticks;
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  const double uptime = double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+  return uptime - ticks / double(sysconf(_SC_CLK_TCK));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+#include "common/transports/host_communicator.h"
+
+#include "common/core/device.h"
+#include "common/core/error.h"
+#include "common/core/stream_backend.h"
+
+namespace lockstep {
+
+/// What the host does between the copies.
+std::function<void()> HostCommunicator::task(const std::vector<Call>& together) {
+  if (is_transfer(together[0])) {
+    return [transport = transport_, calls = together, rank = rank()] {
+      within(fmt::format("rank {}: {}", rank, calls[0].text()),
+             [&] { transport->transfer(calls); });
+    };
+  }
+  return [transport = transport_, call = together[0], number = ++collectives_, rank = rank()] {
+    within(fmt::format("rank {}: collective {} ({})", rank, number, call.text()),
+           [&] { transport->run(call, number); });
+  };
+}
+
+void HostCommunicator::enqueue(Stream stream, const std::vector<Call>& together) {
+  if (last_) stream.wait(*last_);
+  const char* op = together.size() == 1 ? name_of(together[0].op) : "transfers";
+  if (stream.device().id().kind == DeviceId::Kind::cpu) {
+    stream.backend().host_task(op, task(together));
+  } else {
+    const std::vector<Call> on_host = staging_.copy_down(stream, together);
+    stream.backend().host_task(op, task(on_host));
+    staging_.copy_up(stream, together, on_host);
+  }
+  last_ = stream.record();
+}
+
+}  // namespace lockstep

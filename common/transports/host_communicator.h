@@ -1,0 +1,51 @@
+#pragma once
+// Collectives between processes, through host memory.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/comm/process_rank.h"
+#include "common/transports/host_staging.h"
+
+namespace lockstep {
+
+/// What carries numbers between the processes of a group: Gloo, or our own over TCP.
+class HostTransport {
+ public:
+  virtual ~HostTransport() = default;
+
+  /// "gloo" or "tcp".
+  virtual std::string description() const = 0;
+  /// This rank's part of a collective whose memory is the host's. `number` counts the collectives
+  /// from 1 and is the same on all ranks. Blocks. Throws PeerLost, saying why, when another rank
+  /// died or did not come in time.
+  virtual void run(const Call& collective, uint64_t number) = 0;
+  /// Sends and receives all at the same time: none of them waits for another.
+  virtual void transfer(const std::vector<Call>& calls) = 0;
+};
+
+/// One process's membership of a group. A call is a task of its stream, which runs it on a thread
+/// of the host; a GPU's numbers go there and back through page-locked memory, so that the
+/// communicator goes before the device. Calls on several streams run in the order in which they
+/// were issued: their messages share connections. A send ends when its peer receives.
+class HostCommunicator final : public ProcessRank {
+ public:
+  HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport)
+      : ProcessRank(rank, world_size), transport_(std::move(transport)), staging_(rank) {}
+
+  const HostTransport& transport() const { return *transport_; }
+
+ private:
+  void enqueue(Stream stream, const std::vector<Call>& together) override;
+  std::function<void()> task(const std::vector<Call>& together);
+
+  std::shared_ptr<HostTransport> transport_;  // of queued tasks, too
+  HostStaging staging_;
+  uint64_t collectives_ = 0;   // so far
+  std::optional<Event> last_;  // behind the last call
+};
+
+}  // namespace lockstep

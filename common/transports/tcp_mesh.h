@@ -1,0 +1,68 @@
+#pragma once
+// A TCP connection between every two ranks: what carries bytes where no library does.
+
+#include <atomic>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/sockets/transfer.h"
+
+namespace lockstep {
+
+class TcpStore;
+
+/// What one rank has for another one, or expects of it.
+struct OutgoingBytes {
+  int to = 0;
+  std::span<const std::byte> bytes{};
+};
+struct IncomingBytes {
+  int from = 0;
+  std::span<std::byte> bytes{};
+};
+
+/// One rank's connections to all the others. Bytes arrive in the order in which they were sent;
+/// both sides know how many there are, for no lengths travel with them. Nothing travels for 0
+/// bytes.
+///
+/// Every call throws PeerLost that names the peer: "rank 2 closed the connection", "rank 2 did not
+/// answer within 5 s: 100 of 4096 bytes came". Half a message may be on its way then, so all later
+/// calls throw the same. One thread at a time; cancel() may come from any other.
+class TcpMesh {
+ public:
+  /// Connects all ranks of the store; returns when all of them are connected. `name` tells meshes
+  /// of one store apart. Throws PeerLost naming a rank that left or did not come in time,
+  /// EnvironmentError if it cannot be reached.
+  TcpMesh(TcpStore& store, double timeout_seconds, const std::string& name = "mesh");
+
+  int rank() const { return rank_; }
+  int world_size() const { return static_cast<int>(peers_.size()); }
+
+  void send(int to, std::span<const std::byte> bytes, double timeout_seconds);
+  void receive(int from, std::span<std::byte> bytes, double timeout_seconds);
+  /// Sends and receives everything at the same time, any number of bytes: ranks that all exchange
+  /// never wait for each other in a circle.
+  void exchange(std::span<const OutgoingBytes> out, std::span<const IncomingBytes> in,
+                double timeout_seconds);
+  void exchange(int to, std::span<const std::byte> sent, int from, std::span<std::byte> received,
+                double timeout_seconds);
+
+  /// Makes a call that another thread is in, and all later ones, throw soon.
+  void cancel();
+
+ private:
+  void connect_to_lower(TcpStore& store, const std::string& name, const Deadline& deadline);
+  void accept_higher(const Socket& listener, const Deadline& deadline);
+  bool take_introduction(Socket& stranger, std::string& said);
+  std::string missing_peers() const;
+  const Socket& peer(int rank) const;
+
+  int rank_;
+  std::vector<Socket> peers_;  // by rank; this rank's own is closed
+  std::string broken_;         // why no further call can work
+  WakeUp cancel_;
+  std::atomic<bool> cancelled_{false};
+};
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+#include "common/transports/watched_transport.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "common/core/error.h"
+#include "common/rendezvous/rank_names.h"
+#include "common/rendezvous/rank_texts.h"
+
+namespace lockstep {
+namespace {
+
+/// Ranks that wait in a collective learn of a failure as soon as the first one closes its
+/// connections; so long the others, and the store, may take to say so.
+constexpr double kRollCallSeconds = 0.8;
+constexpr const char* kRollCall = "roll call";
+
+/// A call as numbers, which travel with the transport that is there anyway: what it is, then its
+/// label, cut to the letters that fit.
+constexpr size_t kFacts = 5, kLabelWords = 4;
+using Fingerprint = std::array<int64_t, kFacts + kLabelWords>;
+
+Fingerprint fingerprint_of(const Call& call) {
+  Fingerprint print{int64_t(call.op), call.mine.count, int64_t(call.mine.type),
+                    int64_t(call.reduction), call.peer};
+  const size_t room = kLabelWords * sizeof(int64_t);
+  std::memcpy(&print[kFacts], call.label.data(), std::min(call.label.size(), room));
+  return print;
+}
+
+Call call_of(const Fingerprint& print) {
+  std::string label(kLabelWords * sizeof(int64_t), '\0');
+  std::memcpy(label.data(), &print[kFacts], label.size());
+  return {.op = Call::Op(print[0]),
+          .mine = {nullptr, print[1], ElementType(print[2])},
+          .all = {},
+          .peer = int(print[4]),
+          .reduction = Reduction(print[3]),
+          .label = label.c_str()};
+}
+
+using Answers = std::vector<std::optional<std::string>>;
+
+std::vector<int> silent_ranks(const Answers& answers) {
+  std::vector<int> silent;
+  for (size_t rank = 0; rank < answers.size(); ++rank) {
+    if (!answers[rank]) silent.push_back(static_cast<int>(rank));
+  }
+  return silent;
+}
+
+/// Where another rank is than this one.
+std::string difference(const Answers& answers, const std::string& doing) {
+  const auto other =
+      std::find_if(answers.begin(), answers.end(), [&](const auto& it) { return it != doing; });
+  if (other == answers.end()) return "all ranks have come";
+  return fmt::format("rank {} was at {}; LOCKSTEP_DEBUG=collectives compares the ranks' calls",
+                     other - answers.begin(), **other);
+}
+
+std::string doing_of(const Call& collective, uint64_t number) {
+  return fmt::format("collective {} ({})", number, collective.text());
+}
+
+}  // namespace
+
+WatchedTransport::WatchedTransport(std::shared_ptr<HostTransport> transport,
+                                   std::shared_ptr<TcpStore> store, double timeout_seconds,
+                                   bool compare_calls)
+    : description_(transport->description()),
+      transport_(std::move(transport)),
+      store_(std::move(store)),
+      timeout_(timeout_seconds),
+      compare_calls_(compare_calls) {}
+
+void WatchedTransport::run(const Call& collective, uint64_t number) {
+  if (compare_calls_) compare(collective, number);
+  // Comparisons are collectives, too, with numbers of their own.
+  const uint64_t transports_number = compare_calls_ ? 2 * number : number;
+  watched([&] { transport_->run(collective, transports_number); },
+          [&] { return Doing{doing_of(collective, number)}; });
+}
+
+void WatchedTransport::transfer(const std::vector<Call>& calls) {
+  watched([&] { transport_->transfer(calls); },
+          [&] {
+            const size_t more = calls.size() - 1;
+            Doing doing{calls[0].text() + (more > 0 ? fmt::format(" and {} more", more) : ""), {}};
+            for (const Call& call : calls) doing.peers.insert(call.peer);
+            return doing;
+          });
+}
+
+template <class Work, class Describe>
+void WatchedTransport::watched(Work work, Describe describe) {
+  if (!broken_.empty()) throw PeerLost(broken_);
+  try {
+    work();
+  } catch (const PeerLost& error) {
+    // Peers that wait for this rank learn of it by its connections; they are to come to the roll
+    // call.
+    transport_.reset();
+    broken_ = explain(describe(), error.what());
+    throw PeerLost(broken_);
+  }
+}
+
+void WatchedTransport::compare(const Call& collective, uint64_t number) {
+  Fingerprint mine = fingerprint_of(collective);
+  constexpr auto kCount = int64_t{std::tuple_size_v<Fingerprint>};
+  const auto ranks = static_cast<size_t>(store_->world_size());
+  std::vector<Fingerprint> all(ranks);
+  const Call exchange{.op = Call::Op::all_gather,
+                      .mine = {mine.data(), kCount, ElementType::i64},
+                      .all = {all.data(), kCount * int64_t(ranks), ElementType::i64}};
+  watched([&] { transport_->run(exchange, 2 * number - 1); },
+          [&] { return Doing{doing_of(collective, number)}; });
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const auto& x) { return x != all[0]; });
+  if (other == all.end()) return;
+  broken_ = fmt::format(
+      "rank 0 called {}, rank {} called {}; all ranks must make the same calls in the same order",
+      call_of(all[0]).text(), other - all.begin(), call_of(*other).text());
+  throw PeerLost(broken_);
+}
+
+/// What the ranks know together.
+std::string WatchedTransport::explain(const Doing& doing, const std::string& reason) {
+  try {
+    store_->answer_within(kRollCallSeconds);  // rank 0, which has it, may be who is silent
+    Answers answers = gather_texts(*store_, kRollCall, doing.text, kRollCallSeconds);
+    std::vector<int> absent = silent_ranks(answers);
+    for (size_t rank = 0; !doing.peers.empty() && rank < answers.size(); ++rank) {
+      if (!doing.peers.contains(static_cast<int>(rank))) answers[rank] = doing.text;
+    }
+    const std::vector<int> silent = silent_ranks(answers);
+    std::string why = who_went_first(*store_);
+    if (!why.empty()) absent.clear();  // nobody waited for them any more
+    if (why.empty() && !silent.empty()) {
+      why = fmt::format("no answer from {} within {:g} s", name_ranks(silent), timeout_);
+    }
+    if (why.empty()) why = fmt::format("{}; {}", reason, difference(answers, doing.text));
+    leave_last_words(*store_, doing.text + ": " + why);
+    let_host_go_last(*store_, "roll call has ended", kLastWordsSeconds, absent);
+    return why;
+  } catch (const Error& error) {
+    return fmt::format("{}; {}", reason, error.what());  // the store, and rank 0 with it, is lost
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+#pragma once
+// Who is missing? Libraries only say that time is up, or which connection broke.
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/rendezvous/tcp_store.h"
+#include "common/transports/host_communicator.h"
+
+namespace lockstep {
+
+/// A transport whose errors name the ranks that they are about. It costs a collective nothing: only
+/// when one has failed do the ranks meet in the store, where each leaves what it was doing.
+///
+///   a rank died                      "rank 2 closed the connection", whichever connection broke
+///   a rank gave up                   "rank 1 gave up: ..." with its last words
+///   a rank is silent                 "no answer from rank 2 within 5 s": it has not come to any
+///                                    collective, be it stopped or busy with something else
+///   all came, to different ones      what another rank called
+///
+/// All later calls throw the same error.
+///
+/// With `compare_calls` (LOCKSTEP_DEBUG=collectives; the same on all ranks) every collective begins
+/// with an exchange of what the ranks called: number, operation, count, element type, reduction,
+/// root, label. If they differ all ranks throw PeerLost with the calls of two that do, before a
+/// library hangs, ends the process or mixes up memory. Sends and receives are not compared: a pair
+/// that does not fit together is found by a timeout at best.
+class WatchedTransport final : public HostTransport {
+ public:
+  /// `timeout_seconds` is that of `transport`: for the texts.
+  WatchedTransport(std::shared_ptr<HostTransport> transport, std::shared_ptr<TcpStore> store,
+                   double timeout_seconds, bool compare_calls);
+
+  std::string description() const override { return description_; }
+  void run(const Call& collective, uint64_t number) override;
+  void transfer(const std::vector<Call>& calls) override;
+
+ private:
+  /// What this rank is at, and whom that concerns: all, if nobody is named.
+  struct Doing {
+    std::string text;
+    std::set<int> peers{};
+  };
+  template <class Work, class Describe>
+  void watched(Work work, Describe describe);
+  void compare(const Call& collective, uint64_t number);
+  std::string explain(const Doing& doing, const std::string& reason);
+
+  std::string description_;
+  std::shared_ptr<HostTransport> transport_;  // none after an error
+  std::shared_ptr<TcpStore> store_;
+  double timeout_;
+  bool compare_calls_;
+  std::string broken_;  // why no further call can work
+};
+
+}  // namespace lockstep
