@@ -8,31 +8,15 @@
 namespace lockstep {
 namespace {
 
-/// "conv1.weight [10, 5, 5, 1]", a line per parameter and buffer.
-std::string described(const FlatParameters& parameters) {
-  std::string text;
-  for (const Parameter* p : parameters.parameters()) {
-    text += fmt::format("{} {}\n", p->name, p->shape.text());
-  }
-  for (const ModelBuffer* b : parameters.buffers()) {
-    text += fmt::format("{} {}\n", b->name, b->shape.text());
-  }
-  return text;
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = text.find('\n', begin);
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
-/// Line i, or what stands for one that is missing.
-std::string line(const std::vector<std::string>& lines, size_t i) {
-  return i < lines.size() ? lines[i] : "nothing";
+/// "parameter 0": "conv1.weight [10, 5, 5, 1]", and so on: parameters, then buffers.
+Facts described(const FlatParameters& parameters) {
+  Facts facts;
+  const auto add = [&](const std::string& name, const Shape& shape) {
+    facts.emplace_back(fmt::format("parameter {}", facts.size()), name + " " + shape.text());
+  };
+  for (const Parameter* p : parameters.parameters()) add(p->name, p->shape);
+  for (const ModelBuffer* b : parameters.buffers()) add(b->name, b->shape);
+  return facts;
 }
 
 }  // namespace
@@ -46,7 +30,10 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
       options_(options),
       in_order_(parameters.parameters().rbegin(), parameters.parameters().rend()),
       ready_(in_order_.size(), false) {
-  require_same_parameters(exchange);
+  // A difference would otherwise show as a sum of what does not belong together, or as a hang.
+  require_same(exchange, described(parameters_), "all ranks must build the same network");
+  require(!in_order_.empty(), "rank {}: a network without parameters has nothing to be reduced",
+          ranks_.rank());
   std::vector<int64_t> bytes;
   for (size_t i = 0; i < in_order_.size(); ++i) {
     bytes.push_back(static_cast<int64_t>(in_order_[i]->grad.bytes()));
@@ -55,22 +42,6 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
   buckets_ = plan_buckets(bytes, options.caps);
   ranks_.broadcast(parameters_.stream(), parameters_.values(), 0);
   Replica::broadcast_buffers();
-}
-
-/// A difference would otherwise show as a sum of what does not belong together, or as a hang.
-void DistributedDataParallel::require_same_parameters(const ExchangeTexts& exchange) const {
-  const std::vector<std::string> texts = exchange(described(parameters_));
-  require(!in_order_.empty(), "rank {}: a network without parameters has nothing to be reduced",
-          ranks_.rank());
-  const std::vector<std::string> first = lines_of(texts[0]);
-  for (size_t rank = 1; rank < texts.size(); ++rank) {
-    const std::vector<std::string> other = lines_of(texts[rank]);
-    for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
-      require(line(first, i) == line(other, i),
-              "parameter {}: rank 0 has {}, rank {} has {}; all ranks must build the same network",
-              i, line(first, i), rank, line(other, i));
-    }
-  }
 }
 
 // --- The passes ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 
 #include "04-ddp/buckets.h"
 #include "04-ddp/replica.h"
-#include "common/group/process_group.h"
+#include "common/group/agreement.h"
 
 namespace lockstep {
 
@@ -46,7 +46,6 @@ class DistributedDataParallel final : public Replica {
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
  private:
-  void require_same_parameters(const ExchangeTexts& exchange) const;
   void gradient_is_ready(size_t parameter);
   void reduce_complete_buckets();
   void reduce(const Bucket& bucket);

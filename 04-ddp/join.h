@@ -3,12 +3,12 @@
 
 #include <cstdint>
 
-#include "04-ddp/ddp.h"
 #include "common/comm/communicator.h"
+#include "common/group/agreement.h"
 
 namespace lockstep {
 
-/// Throws BadInput, on all ranks, with everybody's number, if the ranks are about to run unequally
+/// Throws BadInput, on all ranks, with both numbers, if two ranks are about to run unequally
 /// many steps: one of them would wait in a collective that the others never call.
 void require_even_inputs(int64_t batches, const ExchangeTexts& exchange);
 

@@ -40,7 +40,7 @@ void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, cons
 
 void train(const Options& options, const DdpStageOptions& own) {
   // The process group: who am I, and where are the others?
-  ProcessGroup& group = init_process_group(own.process_group());
+  ProcessGroup group = init_process_group(own.process_group());
   const int world_size = group.world_size();
 
   // Data: bytes in host memory.
@@ -49,7 +49,7 @@ void train(const Options& options, const DdpStageOptions& own) {
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, own, group);
-  Communicator& ranks = group.connect(*device);
+  const std::unique_ptr<Communicator> ranks = group.connect(*device);
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");
   const HostAllocator pinned = [&](size_t bytes) { return device->allocate_host(bytes); };
@@ -61,7 +61,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   load_weights(group, options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
-  Replica& replica = make_replica(model, parameters, group, ranks, communication, own);
+  Replica& replica = make_replica(model, parameters, group, *ranks, communication, own);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, pinned, group, own.sharding());
@@ -72,14 +72,14 @@ void train(const Options& options, const DdpStageOptions& own) {
   Context context(stream);
   const Tensor loss = parameters.loss();
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
-                  RunRanks::of(group, replica.own_health()));
+                  LogRanks::of(group, replica.own_health()));
   log.start(data.train, data.test, parameters.count());
   log.say(batch_line(options, own, group));
 
   const auto evaluate_all = [&] {
     replica.broadcast_buffers();  // every rank measures the same network
     const Evaluation part = evaluate(model, test_loader, data.test.count(), feeder, context);
-    return sum_over_ranks(part, ranks, stream);
+    return sum_over_ranks(part, *ranks, stream);
   };
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
     log.begin_epoch(epoch);
@@ -102,7 +102,6 @@ void train(const Options& options, const DdpStageOptions& own) {
   save_weights(group, options.save, replica.inner());
   report(replica, parameters, world_size, log);
   log.finish(context.flops());
-  destroy_process_group();
 }
 
 }  // namespace

@@ -62,7 +62,8 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
   Options common;
   common.devices = options.devices;
   const std::unique_ptr<Device> device = open_device_of_rank(common, options.ranks, group);
-  Communicator& ranks = group.connect(*device);
+  const std::unique_ptr<Communicator> communicator = group.connect(*device);
+  Communicator& ranks = *communicator;
   const Stream stream = device->create_stream("communication");
   nlohmann::json rows = nlohmann::json::array();
   if (group.rank() == 0)

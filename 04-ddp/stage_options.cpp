@@ -86,26 +86,10 @@ nlohmann::json shared_settings(const Options& options, const DdpStageOptions& ow
   return all;
 }
 
-namespace {
-
-/// `texts`: every rank's settings.
-void require_all_same(const std::vector<std::string>& texts) {
-  const nlohmann::json first = parse_json(texts[0]);
-  for (size_t rank = 1; rank < texts.size(); ++rank) {
-    const nlohmann::json other = parse_json(texts[rank]);
-    for (const auto& [name, value] : first.items()) {
-      require(other.value(name, nlohmann::json()) == value,
-              "{}: rank 0 has {}, rank {} has {}; start all ranks with the same options and data",
-              name, value.dump(), rank, other.value(name, nlohmann::json()).dump());
-    }
-  }
-}
-
-}  // namespace
-
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
-  const std::vector<std::string> texts = group.exchange(mine.dump());
-  group.together([&] { require_all_same(texts); });
+  Facts facts;
+  for (const auto& [name, value] : mine.items()) facts.emplace_back(name, value.dump());
+  group.require_same(facts, "start all ranks with the same options and data");
 }
 
 void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,

@@ -4,7 +4,6 @@
 #include <sys/file.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -16,61 +15,7 @@
 #include "common/io/json.h"
 
 namespace lockstep {
-namespace {
-
 using nlohmann::json;
-
-// --- An error's way from one rank to all ---------------------------------------------------------
-
-template <class Kind>
-bool is(const std::exception& error) {
-  return dynamic_cast<const Kind*>(&error) != nullptr;
-}
-bool is_any(const std::exception&) { return true; }
-
-template <class Kind>
-[[noreturn]] void throw_as(const std::string& text) {
-  throw Kind(text);
-}
-
-struct ErrorKind {
-  const char* name;
-  bool (*matches)(const std::exception&);
-  void (*raise)(const std::string&);
-};
-
-/// The last one stands for every exception that is not ours.
-constexpr std::array kErrorKinds = {
-    ErrorKind{"BadInput", is<BadInput>, throw_as<BadInput>},
-    ErrorKind{"NonFinite", is<NonFinite>, throw_as<NonFinite>},
-    ErrorKind{"DeviceError", is<DeviceError>, throw_as<DeviceError>},
-    ErrorKind{"PeerLost", is<PeerLost>, throw_as<PeerLost>},
-    ErrorKind{"EnvironmentError", is_any, throw_as<EnvironmentError>}};
-
-std::string outcome_of(const std::function<std::string()>& work) {
-  json outcome;
-  try {
-    outcome["result"] = work();
-  } catch (const std::exception& error) {
-    const auto kind = std::find_if(kErrorKinds.begin(), kErrorKinds.end(),
-                                   [&](const ErrorKind& k) { return k.matches(error); });
-    outcome["kind"] = kind->name;
-    outcome["error"] = error.what();
-  }
-  return outcome.dump(-1, ' ', false, json::error_handler_t::replace);  // names of files are bytes
-}
-
-/// What outcome_of() had to tell: returns the result or throws the error.
-std::string result_in(const std::string& text) {
-  const json outcome = parse_json(text);
-  if (outcome.contains("result")) return outcome["result"].get<std::string>();
-  for (const ErrorKind& kind : kErrorKinds) {
-    if (outcome["kind"] == kind.name) kind.raise(outcome["error"].get<std::string>());
-  }
-  fail<EnvironmentError>("rank 0: an error of unknown kind: {}", text);
-}
-
-}  // namespace
 
 Checkpointer::Checkpointer(const Trained& trained, Communicator& ranks, ExchangeTexts exchange,
                            CheckpointOptions options)
@@ -91,13 +36,6 @@ Checkpointer::Checkpointer(const Trained& trained, Communicator& ranks, Exchange
   }
 }
 
-/// Rank 0 does `work`; every rank gets the text that it returned, or throws what it threw. No rank
-/// returns before that.
-std::string Checkpointer::on_rank_0(const std::function<std::string()>& work) {
-  const std::string mine = ranks_.rank() == 0 ? outcome_of(work) : "";
-  return result_in(exchange_(mine).at(0));
-}
-
 // --- Saving --------------------------------------------------------------------------------------
 
 namespace {
@@ -112,7 +50,7 @@ std::uintmax_t bytes_of(const std::filesystem::path& checkpoint) {
 }  // namespace
 
 void Checkpointer::save(const TrainingState& state) {
-  on_rank_0([&] {
+  on_rank_0(ranks_.rank(), exchange_, [&] {
     save_here(state);
     return "";
   });
@@ -161,7 +99,7 @@ std::string what_stays(const json& settings) {
 }  // namespace
 
 TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
-  const std::string decision = on_rank_0([&] {
+  const std::string decision = on_rank_0(ranks_.rank(), exchange_, [&] {
     const std::optional<Checkpoint> checkpoint = choose(source);
     // Here, and not only at the first save: hours may lie between.
     if (!options_.directory.empty()) lock_directory();

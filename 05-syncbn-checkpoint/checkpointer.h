@@ -48,7 +48,6 @@ class Checkpointer {
   TrainingState resume(const std::string& source, const TrainingState& begin);
 
  private:
-  std::string on_rank_0(const std::function<std::string()>& work);
   void save_here(const TrainingState& state);
   void lock_directory();
   void require_counters(const TrainingState& saved, const std::string& path) const;

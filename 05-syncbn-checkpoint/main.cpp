@@ -41,7 +41,7 @@ void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, cons
 
 void train(const Options& options, const CheckpointStageOptions& own) {
   // The process group: who am I, and where are the others?
-  ProcessGroup& group = init_process_group(own.process_group());
+  ProcessGroup group = init_process_group(own.process_group());
   const int world_size = group.world_size();
 
   // Data: bytes in host memory.
@@ -50,7 +50,7 @@ void train(const Options& options, const CheckpointStageOptions& own) {
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, own, group);
-  Communicator& ranks = group.connect(*device);
+  const std::unique_ptr<Communicator> ranks = group.connect(*device);
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");
   const HostAllocator pinned = [&](size_t bytes) { return device->allocate_host(bytes); };
@@ -63,8 +63,8 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
   const auto synchronised =
-      own.no_sync_bn ? nullptr : convert_sync_batchnorm(*model.network, ranks, communication);
-  Replica& replica = make_replica(model, parameters, group, ranks, communication, own);
+      own.no_sync_bn ? nullptr : convert_sync_batchnorm(*model.network, *ranks, communication);
+  Replica& replica = make_replica(model, parameters, group, *ranks, communication, own);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, pinned, group, own.sharding());
@@ -75,18 +75,18 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   Context context(stream);
   const Tensor loss = parameters.loss();
   TrainingLog log("05-syncbn-checkpoint", options, stream, {device.get()}, data.train.count(),
-                  RunRanks::of(group, replica.own_health()));
+                  LogRanks::of(group, replica.own_health()));
   log.start(data.train, data.test, parameters.count());
   log.say(batch_line(options, own, group));
 
   const auto evaluate_all = [&] {
     replica.broadcast_buffers();  // every rank measures the same network
     const Evaluation part = evaluate(model, test_loader, data.test.count(), feeder, context);
-    return sum_over_ranks(part, ranks, stream);
+    return sum_over_ranks(part, *ranks, stream);
   };
 
   // Where training goes on, and when it is saved.
-  Checkpointer checkpointer({replica.inner(), parameters, optimizer}, ranks, group.exchanger(),
+  Checkpointer checkpointer({replica.inner(), parameters, optimizer}, *ranks, group.exchanger(),
                             own.checkpoint_options(steps_per_epoch));
   CheckpointPlan checkpoints(checkpointer, own, group.rank(), [&] { log.settle(); });
   TrainingState state = together(group, [&] {
@@ -123,7 +123,6 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   if (synchronised) report(*synchronised, log);
   log.finish(context.flops());
   group.together([&] { checkpoints.finish(); });
-  destroy_process_group();
 }
 
 }  // namespace

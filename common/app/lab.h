@@ -64,7 +64,8 @@ struct SmallTraining {
         device(open_device({DeviceId::Kind::cpu, group.local_rank()}, {})),
         stream(device->create_stream("compute")),
         communication(device->create_stream("communication")),
-        ranks(group.connect(*device)),
+        communicator(group.connect(*device)),
+        ranks(*communicator),
         set(make_synthetic(SyntheticPart::train, 160)),
         model(make_model({.kind = kind})),
         parameters(*model.network, stream),
@@ -99,6 +100,7 @@ struct SmallTraining {
   ProcessGroup& group;
   std::unique_ptr<Device> device;
   Stream stream, communication;
+  std::unique_ptr<Communicator> communicator;
   Communicator& ranks;
   Dataset set;
   Model model;

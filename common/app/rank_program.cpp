@@ -37,8 +37,10 @@ int run_ranks(OptionParser& parser, int argc, const char* const* argv, const Ran
   Options options;
   options.devices = devices;
   if (const std::optional<int> status = start_ranks(options, ranks)) return *status;
-  work(init_process_group(ranks.process_group()));
-  destroy_process_group();
+  {
+    ProcessGroup group = init_process_group(ranks.process_group());
+    work(group);
+  }
   require_printed();
   return 0;
 }

@@ -1,7 +1,6 @@
 #include "common/app/training_log.h"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -35,20 +34,20 @@ nlohmann::json names_of(const std::vector<Device*>& devices) {
 
 }  // namespace
 
-RunRanks RunRanks::of(ProcessGroup& group, const HealthTensor& own_health) {
+LogRanks LogRanks::of(ProcessGroup& group, const HealthTensor& own_health) {
   return {group.rank(), group.exchanger(), own_health,
           [&group](const auto& work) { group.together(work); }};
 }
 
 TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
-                         std::vector<Device*> devices, int64_t samples, RunRanks ranks)
+                         std::vector<Device*> devices, int64_t samples, LogRanks ranks)
     : stage_(std::move(stage)),
       options_(options),
       devices_(std::move(devices)),
       ranks_(std::move(ranks)),
       training_peaks_(devices_.size(), 0),
       samples_(samples),
-      terminal_(ranks_.rank == 0 && isatty(STDOUT_FILENO) == 1),
+      progress_(samples, ranks_.rank == 0),
       reports_(stream),
       noted_(std::make_unique<nlohmann::json>(nlohmann::json::object())) {}
 
@@ -121,7 +120,7 @@ void TrainingLog::receive(size_t keep) {
     const Line line = lines_.front();
     lines_.pop_front();
     if (report->failed_step >= 0) {
-      clear_progress();
+      progress_.clear();
       const std::string who = who_failed();
       together([&] {
         fail<NonFinite>(
@@ -133,12 +132,12 @@ void TrainingLog::receive(size_t keep) {
     }
     losses_.push_back(report->loss);
     if (line.print && prints()) {
-      clear_progress();
+      progress_.clear();
       fmt::print("Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.6f}\n", epoch_ + 1,
                  line.samples_before, samples_,
                  100.0 * double(line.samples_before) / double(samples_), report->loss);
     }
-    show_progress(line.samples_before);
+    progress_.show(line.samples_before, seconds_between(epoch_begin_, Clock::now()));
   }
 }
 
@@ -162,25 +161,8 @@ void TrainingLog::end_epoch() {
   for (size_t i = 0; i < devices_.size(); ++i) {
     training_peaks_[i] = std::max(training_peaks_[i], devices_[i]->memory().peak());
   }
-  clear_progress();
+  progress_.clear();
   std::fflush(stdout);
-}
-
-void TrainingLog::show_progress(int64_t samples_done) {
-  const double share = double(samples_done) / double(samples_);
-  const int percent = static_cast<int>(100 * share);
-  if (!terminal_ || percent == shown_percent_) return;
-  shown_percent_ = percent;
-  constexpr int kWidth = 40;
-  const int filled = static_cast<int>(share * kWidth);
-  fmt::print("\r[{:=<{}}{: <{}}] {:3}% {:.0f} samples/s ", "", filled, "", kWidth - filled, percent,
-             double(samples_done) / seconds_between(epoch_begin_, Clock::now()));
-  std::fflush(stdout);
-}
-
-void TrainingLog::clear_progress() {
-  if (terminal_) fmt::print("\r{: <72}\r", "");
-  shown_percent_ = -1;
 }
 
 void TrainingLog::evaluated(const Evaluation& e) {

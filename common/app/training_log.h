@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/app/progress_bar.h"
 #include "common/group/process_group.h"
 #include "common/options/options.h"
 #include "common/step/evaluate.h"
@@ -17,8 +18,8 @@
 namespace lockstep {
 
 /// The ranks of a run, where it is several processes: what happens on all is said by one.
-struct RunRanks {
-  static RunRanks of(ProcessGroup& group, const HealthTensor& own_health);
+struct LogRanks {
+  static LogRanks of(ProcessGroup& group, const HealthTensor& own_health);
 
   int rank = 0;
   ExchangeTexts exchange{};   // empty: one process
@@ -38,7 +39,7 @@ class TrainingLog {
   /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the
   /// number of those in the training set.
   TrainingLog(std::string stage, const Options& options, Stream stream,
-              std::vector<Device*> devices, int64_t samples, RunRanks ranks = {});
+              std::vector<Device*> devices, int64_t samples, LogRanks ranks = {});
   ~TrainingLog();
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
@@ -94,8 +95,6 @@ class TrainingLog {
   std::vector<nlohmann::json> gather(const nlohmann::json& mine) const;
   void receive(size_t keep);
   std::string who_failed() const;
-  void show_progress(int64_t samples_done);
-  void clear_progress();
   void collect_records(double flops);
   void together(const std::function<void()>& work) const;
   /// --trace and --metrics.
@@ -108,14 +107,13 @@ class TrainingLog {
   std::string stage_;
   const Options& options_;
   std::vector<Device*> devices_;
-  RunRanks ranks_;
+  LogRanks ranks_;
   std::vector<int64_t> training_peaks_;  // bytes, per device, of the epochs so far
   std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
   double flops_ = 0;                     // of all ranks
   int64_t rss_bytes_ = 0;                // of the largest process
   int64_t samples_;
-  bool terminal_;
-  int shown_percent_ = -1;  // of the progress bar
+  ProgressBar progress_;
   StepReports reports_;
   std::deque<Line> lines_;  // of the outstanding reports
 

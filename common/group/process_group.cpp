@@ -39,10 +39,6 @@ std::string host_name() {
   return name.data();
 }
 
-std::string shown(const std::string& backend) {
-  return backend.empty() ? "not given" : fmt::format("'{}'", backend);
-}
-
 LaunchContract checked(const LaunchContract& contract, const ProcessGroupOptions& options) {
   check_backend_name(options.backend);
   require(options.timeout_seconds > 0, "--timeout {:g}: expected seconds, more than 0",
@@ -60,41 +56,47 @@ StoreOptions options_of_store(const LaunchContract& contract, double timeout_sec
 }  // namespace
 
 ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options)
+    : ProcessGroup(contract, options, nullptr) {}
+
+ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options,
+                           std::atomic<bool>* only)
     : contract_(checked(contract, options)),
       timeout_(options.timeout_seconds),
       backend_(options.backend),
       debug_(debug_from_environment()),
-      exceptions_(std::uncaught_exceptions()) {
+      exceptions_(std::uncaught_exceptions()),
+      only_(only) {
   const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
   store_ = std::make_shared<TcpStore>(options_of_store(contract, timeout_));
   store_->wait_for_all(deadline.seconds_left());
   require_agreement();
+  if (only_ != nullptr) *only_ = true;
 }
 
 ProcessGroup::~ProcessGroup() {
-  if (std::uncaught_exceptions() > exceptions_) return;
-  communicator_.reset();
-  let_host_go_last(*store_, "goodbye", kGoodbyeSeconds);
+  ended_ = ended_ || std::uncaught_exceptions() > exceptions_;
+  end();
+}
+
+void ProcessGroup::end() {
+  if (!ended_) let_host_go_last(*store_, "goodbye", kGoodbyeSeconds);
+  ended_ = true;
+  if (std::atomic<bool>* only = std::exchange(only_, nullptr)) *only = false;
 }
 
 void ProcessGroup::require_agreement() {
-  const std::vector<std::string> backends = collect("backend", backend_);
-  const std::vector<std::string> debug = collect("debug", debug_ ? "'collectives'" : "not set");
+  const Facts mine = {{"--backend", backend_.empty() ? "auto" : backend_},
+                      {kDebug, debug_ ? "collectives" : "nothing"}};
+  const std::vector<std::string> all = collect("what the group was asked for", as_text(mine));
   together([&] {
-    for (size_t other = 1; other < backends.size(); ++other) {
-      require(backends[other] == backends[0],
-              "--backend is {} on rank 0 but {} on rank {}; give all ranks the same",
-              shown(backends[0]), shown(backends[other]), other);
-      require(debug[other] == debug[0],
-              "{} is {} on rank 0 but {} on rank {}; set it on all ranks or on none", kDebug,
-              debug[0], debug[other], other);
-    }
+    lockstep::require_same(all, "start all ranks with the same options and environment");
   });
 }
 
 // --- Texts ---------------------------------------------------------------------------------------
 
 std::vector<std::string> ProcessGroup::collect(const std::string& name, const std::string& mine) {
+  require(!ended_, "rank {}: {}: the process group has ended; make the call before", rank(), name);
   std::vector<std::string> texts;
   within(fmt::format("rank {}", rank()),
          [&] { texts = exchange_texts(*store_, name, mine, timeout_); });
@@ -114,42 +116,36 @@ std::vector<std::string> ProcessGroup::collect_and_part(const std::string& name,
   fail<PeerLost>("rank 0: {}: {} did not go on within {:g} s", name, name_ranks(silent), timeout_);
 }
 
-namespace {
-
-/// How `work` went: "0", or the exit status and the text of its error, which comes out in `error`.
-std::string outcome_of(const std::function<void()>& work, std::exception_ptr& error) {
-  try {
+void ProcessGroup::together(const std::function<void()>& work) {
+  const Outcome mine = Outcome::of([&] {
     work();
-    return "0";
-  } catch (const Error& e) {
-    error = std::current_exception();
-    return fmt::format("{} {}", e.exit_status(), e.what());
-  } catch (const std::exception& e) {
-    error = std::current_exception();
-    return fmt::format("1 {}", e.what());
+    return "";
+  });
+  const std::vector<std::string> texts =
+      collect_and_part(fmt::format("agreement {}", ++agreements_), mine.as_text());
+  for (int speaker = 0; speaker < world_size(); ++speaker) {
+    const Outcome outcome = Outcome::from(texts[static_cast<size_t>(speaker)]);
+    if (outcome.failed()) return end_with(outcome, speaker, mine.thrown());
   }
 }
 
-}  // namespace
-
-void ProcessGroup::together(const std::function<void()>& work) {
-  std::exception_ptr error;
-  const std::vector<std::string> outcomes =
-      collect_and_part(fmt::format("agreement {}", ++agreements_), outcome_of(work, error));
-  const auto failed = std::ranges::find_if(outcomes, [](const auto& text) { return text != "0"; });
-  if (failed == outcomes.end()) return;
-  const int speaker = static_cast<int>(failed - outcomes.begin());
-  const size_t space = failed->find(' ');
-  const std::string text = failed->substr(space + 1), who = fmt::format("rank {}", speaker);
+/// The error of the first rank that failed, `speaker`; `mine` is what was thrown here.
+void ProcessGroup::end_with(const Outcome& failed, int speaker, const std::exception_ptr& mine) {
+  const std::string who = fmt::format("rank {}", speaker);
   const bool named =
-      speaker == 0 || text.starts_with(who);  // where all fail, rank 0 speaks for them
+      speaker == 0 || failed.text().starts_with(who);  // where all fail, rank 0 speaks for them
   if (speaker != rank()) {
     wait_until_gone(*store_, speaker, kGoodbyeSeconds);
-    throw SaidByAnother(named ? text : who + ": " + text, std::stoi(failed->substr(0, space)));
+    throw SaidByAnother(named ? failed.text() : who + ": " + failed.text(), failed.exit_status());
   }
   say_through_launcher("");  // all is said
-  if (named) std::rethrow_exception(error);
-  within(who, [&] { std::rethrow_exception(error); });
+  if (named) std::rethrow_exception(mine);
+  within(who, [&] { std::rethrow_exception(mine); });
+}
+
+void ProcessGroup::require_same(const Facts& mine, const std::string& advice) {
+  const std::vector<std::string> all = exchange(as_text(mine));
+  together([&] { lockstep::require_same(all, advice); });
 }
 
 void ProcessGroup::barrier() { collect(fmt::format("barrier {}", ++barriers_), ""); }
@@ -165,12 +161,13 @@ DeviceId ProcessGroup::device_of(const std::vector<DeviceId>& ids) const {
   return ids[number];
 }
 
-Communicator& ProcessGroup::connect(Device& device) {
-  require(!communicator_, "rank {}: connect() called twice: the group is connected, by {}", rank(),
+std::unique_ptr<Communicator> ProcessGroup::connect(Device& device) {
+  require(!connected_, "rank {}: connect() called twice: the group is connected, by {}", rank(),
           backend_);
   backend_ = agreed_backend(device);
-  communicator_ = backend_ == "nccl" ? connect_nccl(device) : connect_host();
-  return *communicator_;
+  auto communicator = backend_ == "nccl" ? connect_nccl(device) : connect_host();
+  connected_ = true;
+  return communicator;
 }
 
 std::string ProcessGroup::agreed_backend(const Device& device) {
@@ -214,15 +211,11 @@ std::unique_ptr<Communicator> ProcessGroup::connect_host() {
 
 // --- The group of this process -------------------------------------------------------------------
 
-namespace {
-ProcessGroup* the_group = nullptr;
-}
-
-ProcessGroup& init_process_group(const ProcessGroupOptions& options) {
-  require(!is_initialized(),
-          "the process group is initialised twice: this process is rank {} of {} already; call "
-          "destroy_process_group() before",
-          is_initialized() ? get_rank() : 0, is_initialized() ? get_world_size() : 0);
+ProcessGroup init_process_group(const ProcessGroupOptions& options) {
+  static std::atomic<bool> exists = false;
+  require(!exists,
+          "the process group is initialised twice: this process has one already; end that one "
+          "before");
   const auto contract =
       read_launch_contract({.variable = [](const char* name) { return std::getenv(name); },
                             .init_method = options.init_method,
@@ -234,20 +227,7 @@ ProcessGroup& init_process_group(const ProcessGroupOptions& options) {
           "no launcher has started this process, so it has no rank; start it with: ./lockstep "
           "launch --nproc-per-node 2 {} (or by torchrun --no-python, mpirun, srun)",
           options.program);
-  the_group = new ProcessGroup(*contract, options);
-  return *the_group;
+  return ProcessGroup(*contract, options, &exists);
 }
-
-bool is_initialized() { return the_group != nullptr; }
-
-ProcessGroup& process_group() {
-  require(is_initialized(), "there is no process group yet; call init_process_group() before");
-  return *the_group;
-}
-
-int get_rank() { return process_group().rank(); }
-int get_world_size() { return process_group().world_size(); }
-
-void destroy_process_group() { delete std::exchange(the_group, nullptr); }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 // One process per device: how the processes of a job become ranks that know each other. Mirrors
 // torch.distributed.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,13 +11,11 @@
 
 #include "common/comm/communicator.h"
 #include "common/core/device.h"
+#include "common/group/agreement.h"
 #include "common/rendezvous/launch_contract.h"
 #include "common/rendezvous/tcp_store.h"
 
 namespace lockstep {
-
-/// Gets this rank's text, returns all ranks' by rank. All ranks make the same calls.
-using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
 
 struct ProcessGroupOptions {
   /// "nccl", "gloo" or "tcp"; empty: what is best for the ranks' devices (backend_choice.h).
@@ -41,8 +40,7 @@ class ProcessGroup {
   /// meant or differ among the ranks (with both values, on all), and what TcpStore and its
   /// wait_for_all() throw.
   ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options);
-  /// Takes leave of the others. Rank 0, which hosts the store, waits for them, seconds at most.
-  /// While an exception is on its way it just goes. Throws nothing.
+  /// end(); while an exception is on its way it just goes.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -55,16 +53,21 @@ class ProcessGroup {
   const std::string& backend() const { return backend_; }
   TcpStore& store() { return *store_; }
 
+  /// Takes leave of the others, as the destructor does. Rank 0, which hosts the store, waits for
+  /// them, seconds at most. From then on every call for which the others would be needed throws
+  /// BadInput. Throws nothing. Mirrors destroy_process_group().
+  void end();
+
   /// This rank's device of those named for its host: number local_rank. Throws BadInput if there
   /// are fewer.
   DeviceId device_of(const std::vector<DeviceId>& ids) const;
-  /// All ranks call it, once: connects their devices. The group owns the communicator; what is
-  /// enqueued has to be done before the group goes. Throws what choose_backend() throws, on all
+  /// All ranks call it, once: connects their devices. The communicator has to go before the device
+  /// and the group, with all that is enqueued done. Throws what choose_backend() throws, on all
   /// ranks, and PeerLost.
-  Communicator& connect(Device& device);
+  std::unique_ptr<Communicator> connect(Device& device);
 
-  /// All ranks call these two in the same order, as often as they like. They go through the store:
-  /// for what is rare, or has to work without a connection.
+  /// All ranks call these in the same order, as often as they like. They go through the store: for
+  /// what is rare, or has to work without a connection.
   /// All ranks' texts, by rank. Throws PeerLost naming the ranks that did not come.
   std::vector<std::string> exchange(const std::string& mine);
   /// exchange() for whoever has to know no more of the group. The group must outlive it.
@@ -76,15 +79,22 @@ class ProcessGroup {
   /// others throw SaidByAnother once that rank is gone. So one line says what all ranks found, or
   /// one of them.
   void together(const std::function<void()>& work);
+  /// lockstep::require_same(), said by one rank.
+  void require_same(const Facts& mine, const std::string& advice);
   /// Returns when all have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come within
   /// 300 s". What streams have queued may still run (Communicator::barrier).
   void barrier();
 
  private:
+  friend ProcessGroup init_process_group(const ProcessGroupOptions& options);
+  ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options,
+               std::atomic<bool>* only);
+
   void require_agreement();
   std::vector<std::string> collect(const std::string& name, const std::string& mine);
   /// collect(), after which any rank may end.
   std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
+  void end_with(const Outcome& failed, int speaker, const std::exception_ptr& mine);
   std::string agreed_backend(const Device& device);
   std::unique_ptr<Communicator> connect_nccl(Device& device);
   std::unique_ptr<Communicator> connect_host();
@@ -95,7 +105,8 @@ class ProcessGroup {
   bool debug_;
   int exceptions_;  // on their way when it was made
   std::shared_ptr<TcpStore> store_;
-  std::unique_ptr<Communicator> communicator_;
+  bool connected_ = false, ended_ = false;
+  std::atomic<bool>* only_;  // true while the process's only group lives; may be none
   int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0;  // so far
 };
 
@@ -107,15 +118,8 @@ auto together(ProcessGroup& group, Work&& work) {
   return *std::move(result);
 }
 
-/// Makes the process group of this process, as its launcher and the options say. Throws BadInput if
-/// there is one already ("initialised twice"), and for a process that no launcher has started.
-ProcessGroup& init_process_group(const ProcessGroupOptions& options);
-bool is_initialized();
-/// Throw BadInput before init_process_group().
-ProcessGroup& process_group();
-int get_rank();
-int get_world_size();
-/// Ends the group, if there is one: see ~ProcessGroup().
-void destroy_process_group();
+/// Makes the process group of this process, as its launcher and the options say. Throws BadInput
+/// while there is another ("initialised twice"), and for a process that no launcher has started.
+ProcessGroup init_process_group(const ProcessGroupOptions& options);
 
 }  // namespace lockstep

@@ -469,7 +469,7 @@ TEST_CASE("Lab: uneven batches end in an error, are detected, or joined",
   CHECK_THAT(unnoticed.err, ContainsSubstring("all_reduce of"));
   const ProcessResult detected = lab(jobs, {"uneven-batches-detected"});
   CHECK(detected.status == 1);
-  const std::string text = "error: batches of this epoch by rank: 5, 3; expected equally many";
+  const std::string text = "error: batches of this epoch: rank 0 has 5, rank 1 has 3; ";
   CHECK(detected.err.find(text) != detected.err.rfind(text));  // on both ranks
   CHECK_THAT(detected.out, !ContainsSubstring("step 0"));
   const ProcessResult joined = lab(jobs, {"uneven-batches", "--fixed"});

@@ -483,7 +483,7 @@ TEST_CASE("A process group whose ranks have a GPU each takes NCCL", "[cuda][comm
           const Stream stream = device->create_stream("rank");
           const Floats x = Floats::from_host(stream, {2}, std::vector<float>(2, float(me + 1)));
           ProcessGroup group(testing::contract_of(me, 2, port), {.timeout_seconds = kLong});
-          group.connect(*device).all_reduce(stream, x);
+          group.connect(*device)->all_reduce(stream, x);
           const std::vector<float> sum = x.to_host();
           if (group.backend() != "nccl" || sum != std::vector<float>{3, 3}) {
             fail<BadInput>("{}: {}", group.backend(), fmt::join(sum, ", "));

@@ -64,7 +64,8 @@ class Job {
     return run([&](ProcessGroup& group) {
       const auto device = open_device({DeviceId::Kind::cpu, group.rank()}, {});
       const Stream stream = device->create_stream("communication");
-      body(group, group.connect(*device), stream);
+      const std::unique_ptr<Communicator> ranks = group.connect(*device);
+      body(group, *ranks, stream);
     });
   }
 
@@ -235,7 +236,9 @@ TEST_CASE("Ranks that are given different backends all say so", "[group][tsan]")
     if (rank == 2) options.backend = "";
   };
   for (const std::string& error : job.run([](ProcessGroup&) {})) {
-    CHECK(error == "--backend is 'tcp' on rank 0 but not given on rank 2; give all ranks the same");
+    CHECK(error ==
+          "--backend: rank 0 has tcp, rank 2 has auto; start all ranks with the same options and "
+          "environment");
   }
 }
 
@@ -527,28 +530,37 @@ TEST_CASE("With LOCKSTEP_DEBUG=collectives calls that fit together compute what 
 
 // --- The group of this process -------------------------------------------------------------------
 
-TEST_CASE("A process has one group: not two, and none before it is made", "[group][row58]") {
+TEST_CASE("A process has one group at a time", "[group][row58]") {
   const ScopedEnvironment rank("RANK", "0"), size("WORLD_SIZE", "1"), port("MASTER_PORT", "0"),
       address("MASTER_ADDR", "127.0.0.1"), local_rank("LOCAL_RANK", {}),
       local_size("LOCAL_WORLD_SIZE", {});
-  CHECK_FALSE(is_initialized());
-  for (const std::function<void()>& use :
-       {std::function<void()>([] { process_group(); }), std::function<void()>([] { get_rank(); }),
-        std::function<void()>([] { get_world_size(); })}) {
-    CHECK(message_of<BadInput>(use) ==
-          "there is no process group yet; call init_process_group() before");
+  const auto second = [] { init_process_group({.backend = "tcp"}); };
+  {
+    const ProcessGroup group = init_process_group({.backend = "tcp"});
+    CHECK(group.rank() == 0);
+    CHECK(group.world_size() == 1);
+    CHECK_THAT(message_of<BadInput>(second), ContainsSubstring("initialised twice"));
   }
-  destroy_process_group();
-  for (int i = 0; i < 2; ++i) {
-    ProcessGroup& group = init_process_group({.backend = "tcp"});
-    CHECK(is_initialized());
-    CHECK(&process_group() == &group);
-    CHECK(get_rank() == 0);
-    CHECK(get_world_size() == 1);
-    CHECK_THAT(message_of<BadInput>([] { init_process_group({}); }),
-               ContainsSubstring("initialised twice: this process is rank 0 of 1 already"));
-    destroy_process_group();
-    CHECK_FALSE(is_initialized());
+  ProcessGroup ended = init_process_group({.backend = "tcp"});
+  ended.end();
+  CHECK_NOTHROW(second());
+  const ProcessGroup next = init_process_group({.backend = "tcp"});
+  ended.end();  // once more: not the next one's end
+  CHECK_THAT(message_of<BadInput>(second), ContainsSubstring("initialised twice"));
+}
+
+TEST_CASE("A group that has ended says so to whoever still uses it", "[group][row58]") {
+  ProcessGroup group(contract_of(0, 1, 0), {});
+  const auto device = open_device({}, {});
+  const ExchangeTexts exchange = group.exchanger();
+  CHECK(exchange("x") == Texts{"x"});
+  group.end();
+  for (const std::function<void()>& use :
+       {std::function<void()>([&] { exchange("x"); }),
+        std::function<void()>([&] { group.barrier(); }),
+        std::function<void()>([&] { group.together([] {}); }),
+        std::function<void()>([&] { group.connect(*device); })}) {
+    CHECK_THAT(message_of<BadInput>(use), ContainsSubstring("the process group has ended"));
   }
 }
 
@@ -558,7 +570,6 @@ TEST_CASE("Without a launcher there is no group, and the error says how to get o
       address("MASTER_ADDR", {}), local_rank("LOCAL_RANK", {}), local_size("LOCAL_WORLD_SIZE", {});
   CHECK_THAT(message_of<BadInput>([] { init_process_group({.program = "04-ddp --epochs 2"}); }),
              ContainsSubstring("./lockstep launch --nproc-per-node 2 04-ddp --epochs 2"));
-  CHECK_FALSE(is_initialized());
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ class Member {
   void run(std::string word) {
     const size_t colon = word.find(':');
     if (colon == 1 && std::isdigit(word[0])) {
-      if (get_rank() != word[0] - '0') return;
+      if (group_->rank() != word[0] - '0') return;
       word = word.substr(2);
     }
     const size_t sign = std::min(word.find('='), word.size());
@@ -60,7 +60,7 @@ class Member {
     const int64_t n = std::stoll(count);
     const auto x = BasicTensor<T>::from_host(*stream_, {n}, std::vector<T>(size_t(n), T(1)));
     ranks_->all_reduce(*stream_, x, reduction);
-    const T expected = reduction == Reduction::average ? T(1) : T(process_group().world_size());
+    const T expected = reduction == Reduction::average ? T(1) : T(group_->world_size());
     for (const T value : x.to_host()) {
       require(value == expected, "group-member: {} ones add up to {}", expected, value);
     }
@@ -70,10 +70,11 @@ class Member {
     ranks_->broadcast(*stream_, Tensor::from_host(*stream_, {n}, std::vector<Real>(size_t(n))), 0);
     stream_->synchronize();
   }
+  void join() { group_.reset(new ProcessGroup(init_process_group(options_))); }
   void connect() {
-    device_ = open_device(process_group().device_of(devices_), {});
+    device_ = open_device(group_->device_of(devices_), {});
     stream_ = std::make_unique<Stream>(device_->create_stream("communication"));
-    ranks_ = &process_group().connect(*device_);
+    ranks_ = group_->connect(*device_);
   }
   static void wait(const std::string& path) {
     const Deadline deadline(120);
@@ -84,9 +85,10 @@ class Member {
 
   ProcessGroupOptions options_{.program = "group-member WORDS..."};
   std::vector<DeviceId> devices_ = std::vector<DeviceId>(16);
+  std::unique_ptr<ProcessGroup> group_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
-  Communicator* ranks_ = nullptr;
+  std::unique_ptr<Communicator> ranks_;
   std::map<std::string, std::function<void(const std::string& value)>> actions_{
       {"backend", [this](const auto& value) { options_.backend = value; }},
       {"timeout", [this](const auto& value) { options_.timeout_seconds = std::stod(value); }},
@@ -95,20 +97,20 @@ class Member {
       {"world-size", [this](const auto& value) { options_.world_size = std::stoi(value); }},
       {"local-rank", [this](const auto& value) { options_.local_rank = std::stoi(value); }},
       {"devices", [this](const auto& value) { devices_ = parse_devices(value); }},
-      {"join", [this](const auto&) { init_process_group(options_); }},
+      {"join", [this](const auto&) { join(); }},
       {"connect", [this](const auto&) { connect(); }},
       {"reduce", [this](const auto& value) { reduce<float>(value); }},
       {"double", [this](const auto& value) { reduce<double>(value); }},
       {"average", [this](const auto& value) { reduce<float>(value, Reduction::average); }},
       {"broadcast", [this](const auto& value) { broadcast(value); }},
       {"meet", [this](const auto&) { ranks_->barrier(*stream_), stream_->synchronize(); }},
-      {"barrier", [](const auto&) { process_group().barrier(); }},
+      {"barrier", [this](const auto&) { group_->barrier(); }},
       {"say", [](const auto& value) { fmt::print("{}\n", value), std::fflush(stdout); }},
       {"file", [](const auto& value) { std::ofstream{value}; }},
       {"wait", [](const auto& value) { wait(value); }},
       {"kill", [](const auto&) { ::raise(SIGKILL); }},
       {"stop", [](const auto&) { ::raise(SIGSTOP); }},
-      {"leave", [](const auto&) { destroy_process_group(); }},
+      {"leave", [this](const auto&) { ranks_.reset(), group_->end(); }},
   };
 };
 
@@ -117,6 +119,6 @@ class Member {
 
 int main(int argc, char** argv) {
   lockstep::report_uncaught_errors();
-  lockstep::Member member;
+  lockstep::Member& member = *new lockstep::Member;  // without "leave" it just goes
   for (int i = 1; i < argc; ++i) member.run(argv[i]);
 }

@@ -1,0 +1,57 @@
+#pragma once
+// What ranks agree on: a value that must be the same on all, and how the work of one of them ended.
+
+#include <exception>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+/// Gets this rank's text, returns all ranks' by rank. All ranks make the same calls.
+using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
+
+/// Names, no two alike, each with its value as people read it.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+
+/// All ranks call it. Throws BadInput, on all of them, for the first fact that is not the same on
+/// every rank: "momentum: rank 0 has 0.9, rank 2 has 0; start all ranks with the same options".
+/// `advice` comes last. A fact that a rank does not have counts as "nothing".
+void require_same(const ExchangeTexts& exchange, const Facts& mine, const std::string& advice);
+
+/// Its two halves, for whoever has to do something in between: the facts as a text, and the
+/// comparison of all ranks' texts.
+std::string as_text(const Facts& facts);
+void require_same(const std::vector<std::string>& facts_of_ranks, const std::string& advice);
+
+/// All ranks call it: rank 0 does `work`. Every rank gets the text that it returned, or throws an
+/// error of the kind, and with the text, of what it threw (an EnvironmentError for what is no Error
+/// of ours). No rank returns before that.
+std::string on_rank_0(int rank, const ExchangeTexts& exchange,
+                      const std::function<std::string()>& work);
+
+/// How work ended on one rank, and the same as a text for the others.
+class Outcome {
+ public:
+  /// Does the work.
+  static Outcome of(const std::function<std::string()>& work);
+  static Outcome from(const std::string& text);
+  std::string as_text() const;
+
+  bool failed() const { return !kind_.empty(); }
+  /// What the work returned, or its error's text.
+  const std::string& text() const { return text_; }
+  /// Of a program that ends with this error.
+  int exit_status() const;
+  /// Throws an error of the same kind with the same text.
+  [[noreturn]] void throw_error() const;
+  /// What was thrown, if it was on this rank.
+  const std::exception_ptr& thrown() const { return thrown_; }
+
+ private:
+  std::string kind_, text_;  // kind of the error: empty where there is none
+  std::exception_ptr thrown_;
+};
+
+}  // namespace lockstep
