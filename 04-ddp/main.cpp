@@ -41,7 +41,6 @@ void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, cons
 void train(const Options& options, const DdpStageOptions& own) {
   // The process group: who am I, and where are the others?
   ProcessGroup group = init_process_group(own.process_group());
-  const int world_size = group.world_size();
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(group, options);
@@ -52,7 +51,6 @@ void train(const Options& options, const DdpStageOptions& own) {
   const std::unique_ptr<Communicator> ranks = group.connect(*device);
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");
-  const HostAllocator pinned = [&](size_t bytes) { return device->allocate_host(bytes); };
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
@@ -64,22 +62,19 @@ void train(const Options& options, const DdpStageOptions& own) {
   Replica& replica = make_replica(model, parameters, group, *ranks, communication, own);
 
   // What brings the batches in and carries the losses out.
-  ShardLoader train_loader(data.train, options, pinned, group, own.sharding());
-  DataLoader test_loader(data.test, evaluation_shard(data.test, options, pinned, group));
-  const int64_t steps_per_epoch = train_loader.batches_per_epoch();
-  const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
+  ShardLoader train_loader(data.train, options, *device, group, own.sharding());
+  DataLoader test_loader(data.test, evaluation_shard(data.test, options, *device, group));
+  const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
   Context context(stream);
   const Tensor loss = parameters.loss();
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
                   LogRanks::of(group, replica.own_health()));
-  log.start(data.train, data.test, parameters.count());
-  log.say(batch_line(options, own, group));
+  log.start(data.train, data.test, parameters.count(), batch_line(options, own, group));
 
   const auto evaluate_all = [&] {
     replica.broadcast_buffers();  // every rank measures the same network
-    const Evaluation part = evaluate(model, test_loader, data.test.count(), feeder, context);
-    return sum_over_ranks(part, *ranks, stream);
+    return evaluate(model, test_loader, data.test.count(), feeder, context, *ranks);
   };
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
     log.begin_epoch(epoch);
@@ -89,7 +84,7 @@ void train(const Options& options, const DdpStageOptions& own) {
       if (!batch) break;
       context.begin_step({.step = log.steps(),
                           .learning_rate = Real(schedule.at(log.steps())),
-                          .loss_weight = loss_weight(*batch, world_size)});
+                          .loss_weight = loss_weight(*batch, group.world_size())});
       const DeviceBatch& fed = feeder.feed(*batch, context);
       train_step(model, clip, optimizer, feeder, fed, own.accumulation(), context, loss);
       log.step(*batch, loss, {optimizer.health()});
@@ -100,7 +95,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   if (options.epochs == 0) log.evaluated(evaluate_all());
 
   save_weights(group, options.save, replica.inner());
-  report(replica, parameters, world_size, log);
+  report(replica, parameters, group.world_size(), log);
   log.finish(context.flops());
 }
 

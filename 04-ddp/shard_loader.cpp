@@ -2,9 +2,17 @@
 
 #include <algorithm>
 
+#include "common/core/device.h"
 #include "common/core/error.h"
 
 namespace lockstep {
+namespace {
+
+HostAllocator pinned(Device& device) {
+  return [&device](size_t bytes) { return device.allocate_host(bytes); };
+}
+
+}  // namespace
 
 ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator,
                          int rank, int world_size, Sharding sharding)
@@ -44,10 +52,11 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostA
   loader_ = std::make_unique<DataLoader>(set, loader);
 }
 
-ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator,
+ShardLoader::ShardLoader(const Dataset& set, const Options& options, Device& device,
                          ProcessGroup& group, Sharding sharding)
     : ShardLoader(together(group, [&] {
-        return ShardLoader(set, options, allocator, group.rank(), group.world_size(), sharding);
+        return ShardLoader(set, options, pinned(device), group.rank(), group.world_size(),
+                           sharding);
       })) {}
 
 void ShardLoader::begin_epoch(int64_t epoch, int64_t first_batch) {
@@ -69,10 +78,10 @@ Real loss_weight(const HostBatch& batch, int world_size) {
   // [end 04.5]
 }
 
-DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
-                                   const HostAllocator& allocator, ProcessGroup& group) {
+DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options, Device& device,
+                                   ProcessGroup& group) {
   return together(group, [&] {
-    return evaluation_shard(set, options, allocator, group.rank(), group.world_size());
+    return evaluation_shard(set, options, pinned(device), group.rank(), group.world_size());
   });
 }
 

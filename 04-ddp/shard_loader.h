@@ -24,9 +24,10 @@ class ShardLoader {
   /// batches that W does not divide, for --order loader, and where nothing is left for a rank.
   ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator, int rank,
               int world_size, Sharding sharding);
-  /// This rank's; where it fails on one rank, it fails on all (ProcessGroup::together).
-  ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator,
-              ProcessGroup& group, Sharding sharding);
+  /// This rank's, in memory from which `device` copies fast; where it fails on one rank, it fails
+  /// on all (ProcessGroup::together).
+  ShardLoader(const Dataset& set, const Options& options, Device& device, ProcessGroup& group,
+              Sharding sharding);
 
   /// The same on all ranks.
   int64_t batches_per_epoch() const { return batches_; }
@@ -56,7 +57,7 @@ Real loss_weight(const HostBatch& batch, int world_size);
 DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
                                    const HostAllocator& allocator, int rank, int world_size);
 /// This rank's; where it fails on one rank, it fails on all.
-DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
-                                   const HostAllocator& allocator, ProcessGroup& group);
+DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options, Device& device,
+                                   ProcessGroup& group);
 
 }  // namespace lockstep

@@ -7,19 +7,29 @@
 
 namespace lockstep {
 
-CheckpointPlan::CheckpointPlan(Checkpointer& checkpointer, const CheckpointStageOptions& options,
-                               int rank, std::function<void()> settle)
-    : checkpointer_(checkpointer),
+CheckpointPlan::CheckpointPlan(const Trained& trained, Communicator& ranks, ProcessGroup& group,
+                               const CheckpointStageOptions& options, int64_t steps_per_epoch,
+                               std::function<void()> settle)
+    : group_(group),
+      checkpointer_(trained, ranks, group.exchanger(), options.checkpoint_options(steps_per_epoch)),
+      source_(options.resume),
       saves_(!options.directory.empty()),
       every_(options.save_every),
-      rank_(rank),
+      steps_per_epoch_(steps_per_epoch),
       settle_(std::move(settle)) {}
+
+TrainingState CheckpointPlan::resume(const TrainingState& begin) {
+  return together(group_, [&] { return checkpointer_.resume(source_, begin); });
+}
 
 void CheckpointPlan::after_step(const TrainingState& state) {
   if (every_ > 0 && state.steps % every_ == 0) save(state);
 }
 
-void CheckpointPlan::after_epoch(const TrainingState& state) { save(state); }
+void CheckpointPlan::after_epoch(TrainingState& state, double accuracy) {
+  if (state.step_in_epoch == steps_per_epoch_) state.count_epoch(accuracy);
+  save(state);
+}
 
 void CheckpointPlan::save(const TrainingState& state) {
   if (!saves_) return;
@@ -30,13 +40,15 @@ void CheckpointPlan::save(const TrainingState& state) {
   } catch (const EnvironmentError& error) {
     failure_ = error.what();
     std::fflush(stdout);
-    fmt::print(stderr, "warning: rank {}: step {} is not saved: {}; training goes on\n", rank_,
-               state.steps, failure_);
+    fmt::print(stderr, "warning: rank {}: step {} is not saved: {}; training goes on\n",
+               group_.rank(), state.steps, failure_);
   }
 }
 
 void CheckpointPlan::finish() const {
-  if (!failure_.empty()) fail<EnvironmentError>("the last checkpoint is missing: {}", failure_);
+  group_.together([&] {
+    if (!failure_.empty()) fail<EnvironmentError>("the last checkpoint is missing: {}", failure_);
+  });
 }
 
 }  // namespace lockstep

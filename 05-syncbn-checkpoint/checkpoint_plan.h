@@ -11,24 +11,31 @@ namespace lockstep {
 /// ends with the error. All ranks make the same calls.
 class CheckpointPlan {
  public:
-  /// `checkpointer` must outlive this. `settle` throws if training has gone wrong so far; it is
-  /// called before every save.
-  CheckpointPlan(Checkpointer& checkpointer, const CheckpointStageOptions& options, int rank,
+  /// All of them must outlive this; `ranks` are those of `group`. `settle` throws if training has
+  /// gone wrong so far; it is called before every save.
+  CheckpointPlan(const Trained& trained, Communicator& ranks, ProcessGroup& group,
+                 const CheckpointStageOptions& options, int64_t steps_per_epoch,
                  std::function<void()> settle);
 
-  /// `state` is that behind the step, or behind the epoch with its evaluation.
+  /// What training continues from, as --resume says (Checkpointer::resume). An error is said once.
+  TrainingState resume(const TrainingState& begin);
+  /// `state` is that after the step.
   void after_step(const TrainingState& state);
-  void after_epoch(const TrainingState& state);
+  /// After the evaluation of an epoch, or of the part of it that --max-steps left. Counts the epoch
+  /// if it is over.
+  void after_epoch(TrainingState& state, double accuracy);
   /// At the end of training. Throws EnvironmentError if the newest state is not saved.
   void finish() const;
 
  private:
   void save(const TrainingState& state);
 
-  Checkpointer& checkpointer_;
+  ProcessGroup& group_;
+  Checkpointer checkpointer_;
+  std::string source_;  // --resume
   bool saves_;
   int64_t every_;  // steps; 0: only after epochs
-  int rank_;
+  int64_t steps_per_epoch_;
   std::function<void()> settle_;
   std::string failure_;  // of the last save
 };

@@ -55,8 +55,7 @@ void train(const Options& options, const TensorStageOptions& own) {
   // What brings the batches in and carries the losses out.
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
   DataLoader test_loader(data.test, options.test_loader(pinned));
-  const int64_t steps_per_epoch = train_loader.batches_per_epoch();
-  const LearningRateSchedule schedule = options.schedule(steps_per_epoch);
+  const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
   Context context(stream);
   const Tensor loss = ranks.loss();

@@ -68,7 +68,8 @@ void TrainingLog::together(const std::function<void()>& work) const {
   ranks_.together ? ranks_.together(work) : work();
 }
 
-void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters) {
+void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters,
+                        const std::string& line) {
   std::vector<std::string> names;
   for (const nlohmann::json& rank : gather(names_of(devices_))) {
     for (const nlohmann::json& name : rank) names.push_back(name);
@@ -80,6 +81,7 @@ void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t param
   fmt::print("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
   fmt::print("{}: {} training and {} test images of {}x{}x{}; {} parameters\n\n", train.name,
              train.count(), test.count(), train.height, train.width, train.channels, parameters);
+  if (!line.empty()) say(line);
 }
 
 void TrainingLog::say(const std::string& line) const {
@@ -278,7 +280,7 @@ void TrainingLog::print_summary() const {
     row("first step after", fmt::format("{:.2f} s", startup_seconds_));
   }
   if (!evaluations_.empty()) {
-    row("test accuracy", fmt::format("{:.2f} %", 100 * evaluations_.back().accuracy()));
+    row("test accuracy", fmt::format("{:.2f} %", 100 * accuracy()));
   }
   for (const DeviceRecord& device : records_) {
     row(("peak memory " + device.name).c_str(),

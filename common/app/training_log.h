@@ -44,8 +44,9 @@ class TrainingLog {
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
 
-  /// Prints data set, network with its number of parameters, devices and their engine.
-  void start(const Dataset& train, const Dataset& test, int64_t parameters);
+  /// Prints data set, network with its number of parameters, devices and their engine, and `line`.
+  void start(const Dataset& train, const Dataset& test, int64_t parameters,
+             const std::string& line = "");
 
   /// Prints a line.
   void say(const std::string& line) const;
@@ -70,6 +71,8 @@ class TrainingLog {
 
   void evaluated(const Evaluation& evaluation);
   bool has_evaluation() const { return !evaluations_.empty(); }
+  /// Of the last evaluation.
+  double accuracy() const { return evaluations_.back().accuracy(); }
 
   /// Adds what a stage measured itself: a row of the summary.
   void note(std::string row, std::string text);

@@ -21,8 +21,9 @@ Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& f
 Evaluation evaluate(Module& network, Loss& loss, DataLoader& loader, int64_t samples,
                     Feeder& feeder, Context& context);
 
-/// Where every rank evaluated a part of the set, of `samples` in all: the evaluation of the whole,
-/// on all ranks.
-Evaluation sum_over_ranks(const Evaluation& part, Communicator& ranks, Stream stream);
+/// The same where the loader of every rank has a part of the set: the evaluation of the whole, on
+/// all ranks.
+Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
+                    Context& context, Communicator& ranks);
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/free_port.h"
 #include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
@@ -17,19 +18,20 @@ using Catch::Matchers::ContainsSubstring;
 using testing::message_of;
 using testing::TempDir;
 
+constexpr int64_t kStepsOfEpoch = 4;
+
 /// A rank alone, with a network of ten numbers, that saves by a plan.
 struct PlannedRun {
   explicit PlannedRun(const fs::path& directory, int64_t save_every = 0)
-      : checkpointer({*network, parameters, optimizer}, ranks.world->rank(0),
-                     [](const std::string& mine) { return std::vector<std::string>{mine}; },
-                     {.directory = directory, .keep = 100}),
-        plan(checkpointer, options(directory, save_every), 0, [this] { settle(); }) {
+      : plan({*network, parameters, optimizer}, ranks.world->rank(0), group,
+             options(directory, save_every), kStepsOfEpoch, [this] { settle(); }) {
     device.kernels().fill(device.stream, 1, parameters.values());
   }
   static CheckpointStageOptions options(const fs::path& directory, int64_t save_every) {
     CheckpointStageOptions own;
     own.directory = directory;
     own.save_every = save_every;
+    own.keep = 100;
     return own;
   }
   static std::unique_ptr<Module> make() {
@@ -46,12 +48,10 @@ struct PlannedRun {
     state.count_step(0.1);
     plan.after_step(state);
   }
-  void epoch_ends() {
-    state.count_epoch(0.5);
-    plan.after_epoch(state);
-  }
+  void epoch_ends() { plan.after_epoch(state, 0.5); }
 
   testing::TestDevice device;
+  ProcessGroup group{testing::contract_of(0, 1, 0), {}};
   testing::Ranks ranks{testing::device_ids(1)};
   std::unique_ptr<Module> network = make();
   FlatParameters parameters{*network, device.stream};
@@ -59,7 +59,6 @@ struct PlannedRun {
   TrainingState state;
   int settled = 0;
   bool diverged = false;
-  Checkpointer checkpointer;
   CheckpointPlan plan;
 };
 
@@ -79,7 +78,7 @@ TEST_CASE("A run saves after every so many steps, and after every epoch", "[chec
     const TempDir folder;
     PlannedRun run(folder.path(), every);
     for (int epoch = 0; epoch < 2; ++epoch) {
-      for (int step = 0; step < 4; ++step) run.step();
+      for (int64_t i = 0; i < kStepsOfEpoch; ++i) run.step();
       run.epoch_ends();
     }
     CHECK(saved_steps(folder.path()) == expected);
