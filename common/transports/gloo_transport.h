@@ -1,6 +1,7 @@
 #pragma once
 // Gloo: the library that carries PyTorch's collectives between CPU processes. Two functions, of
-// gloo_transport.cpp or, in a build without Gloo, of no_gloo.cpp.
+// gloo_transport.cpp or, in a build without Gloo, of no_gloo.cpp. What is connected runs the calls
+// of gloo_collectives.cpp.
 
 #include <functional>
 #include <string>

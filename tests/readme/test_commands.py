@@ -234,7 +234,7 @@ class TestCommands(unittest.TestCase):
         names = re.findall(r"^  (\S+)", told, re.MULTILINE)
         meson_options = re.findall(r"^option\('(\w+)'", (ROOT / "meson_options.txt").read_text(),
                                    re.MULTILINE)
-        for readme in [*READMES, "common/README.md", "tests/README.md"]:
+        for readme in [*READMES, "common/README.md", "tests/README.md", "tools/README.md"]:
             for command in inline_tools((ROOT / readme).read_text()):
                 words = command.split()
                 with self.subTest(f"{readme}: {command}"):

@@ -1,4 +1,5 @@
-"""The includes keep to the layers that common/README.md lists."""
+"""The includes keep to the layers that common/README.md lists; every test is in a suite, and every
+tool in the list of tools/README.md."""
 
 import re
 import tempfile
@@ -167,6 +168,7 @@ class TestTheTestItself(unittest.TestCase):
         (self.root / "common/README.md").write_text(text)
         self.assertEqual(include_faults(self.root), ["room data uses core, which is not above it"])
 
+
 class TestSuites(unittest.TestCase):
     def test_every_file_of_tests_is_in_a_suite(self):
         told = "".join(path.read_text() for path in ROOT.glob("tests/*/meson.build"))
@@ -174,6 +176,17 @@ class TestSuites(unittest.TestCase):
             short = path.stem.removeprefix("test_") if path.parent.name == "tools" else path.name
             stage = re.fullmatch(r"stage\d\d_test", path.stem)  # named by a loop over the stages
             self.assertTrue(f"'{short}'" in told or f"/{short}'" in told or stage, path)
+
+
+class TestTools(unittest.TestCase):
+    def test_the_readme_names_every_file_and_no_other(self):
+        folder = ROOT / "tools"
+        files = {str(path.relative_to(folder)) for path in folder.rglob("*")
+                 if path.is_file() and "__pycache__" not in path.parts} - {"README.md"}
+        named = set(re.findall(r"`([\w/-]+(?:\.\w+)?)`", (folder / "README.md").read_text()))
+        self.assertEqual(set(), files - named, "not in tools/README.md")
+        looks_like_one = {name for name in named if "." in name}
+        self.assertEqual(set(), looks_like_one - files, "in tools/README.md, but not there")
 
 
 if __name__ == "__main__":

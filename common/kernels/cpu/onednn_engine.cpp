@@ -5,50 +5,17 @@
 // keeps the number of OpenMP threads that its maker had. Activations and OHWI weights go in as they
 // lie; where a plan prefers another order of the weights it gets a reordered copy.
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <map>
-#include <unordered_map>
 
 #include "common/core/error.h"
 #include "common/kernels/cpu/engine.h"
-#include "common/kernels/cpu/onednn_api.h"
+#include "common/kernels/cpu/onednn_plans.h"
 
 namespace lockstep::cpu {
 namespace {
 
 using namespace onednn;
-using Arguments = std::unordered_map<int, dnnl::memory>;
-using Tag = dnnl::memory::format_tag;
-constexpr auto kFloat = dnnl::memory::data_type::f32;
-static_assert(sizeof(Real) == 4, "oneDNN computes in float32; the double build has no oneDNN");
-
-/// One step of a plan: a primitive and the memories it works on, whose addresses are filled in per
-/// call.
-struct Step {
-  dnnl::primitive primitive;
-  Arguments arguments;
-};
-
-/// A convolution pass: the primitive, and reorders of the weights before or after it where needed.
-struct Pass {
-  Step main;
-  int weight_argument = 0;  // DNNL_ARG_WEIGHTS, or DNNL_ARG_DIFF_WEIGHTS for the weights' gradient
-  size_t reordered_bytes = 0;  // 0: the plan takes OHWI as it lies
-  Step reorder;
-  size_t scratch_bytes = 0;
-};
-
-struct ConvPlan {
-  Pass forward, backward_data, backward_weights;
-  size_t dweight_elements = 0;
-};
-
-struct MatMulPlan {
-  Step step;
-  size_t scratch_bytes = 0;
-};
 
 /// Channels that an implementation takes together, at most: the floats of a vector register.
 constexpr int64_t kLargestBlock = 16;
@@ -75,27 +42,12 @@ void gather(const Window2d& g, const Real* x, Real* pixels) {
   }
 }
 
-/// Where its compiler gets no memory, oneDNN may die by a signal, so it is asked for before.
-void require_room_for_code() {
-  constexpr size_t kRoom = size_t{32} << 20;
-  void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) {
-    fail<EnvironmentError>(
-        "no room for the code that oneDNN makes for a shape: the system refused {} MiB (see ulimit "
-        "-v, or the container's limit); use a smaller batch or model, or fewer devices",
-        kRoom >> 20);
-  }
-  ::munmap(room, kRoom);
-}
-
 size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /// What one stream's worker keeps: its plans and its workspace.
 class Worker {
  public:
-  explicit Worker(MemoryCounter& counter) : workspace_(counter), gathered_(counter) {
-    attr_.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  }
+  explicit Worker(MemoryCounter& counter) : workspace_(counter), gathered_(counter) {}
 
   void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y) {
     Pass& pass = plan(g).forward;
@@ -147,13 +99,13 @@ class Worker {
   }
 
   void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c) {
-    MatMulPlan& plan = matmul_plan(shape);
-    Arguments& arguments = plan.step.arguments;
+    MatMulPlan& product = plan(shape);
+    Arguments& arguments = product.step.arguments;
     arguments.at(DNNL_ARG_SRC).set_data_handle(const_cast<Real*>(a));
     arguments.at(DNNL_ARG_WEIGHTS).set_data_handle(const_cast<Real*>(b));
     arguments.at(DNNL_ARG_DST).set_data_handle(c);
-    arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(workspace_.at_least(plan.scratch_bytes));
-    execute(plan.step);
+    arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(workspace_.at_least(product.scratch_bytes));
+    execute(product.step);
   }
 
  private:
@@ -190,85 +142,22 @@ class Worker {
     if (gradient) execute(pass.reorder);
   }
 
-  dnnl::memory empty(const Desc& desc) const { return dnnl::memory(desc, engine_, nullptr); }
-
-  template <class Pd>
-  Pass make_pass(const Pd& pd, Arguments arguments, int weight_argument, const Desc& preferred,
-                 const Desc& ohwi) {
-    Pass pass;
-    pass.weight_argument = weight_argument;
-    pass.scratch_bytes = pd.scratchpad_desc().get_size();
-    arguments.emplace(weight_argument, empty(preferred));
-    arguments.emplace(DNNL_ARG_SCRATCHPAD, empty(pd.scratchpad_desc()));
-    if (preferred != ohwi) {
-      pass.reordered_bytes = preferred.get_size();
-      const bool gradient = weight_argument == DNNL_ARG_DIFF_WEIGHTS;
-      dnnl::memory from = empty(gradient ? preferred : ohwi);
-      dnnl::memory to = empty(gradient ? ohwi : preferred);
-      pass.reorder = {dnnl::reorder(from, to), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}};
-    }
-    pass.main = {dnnl::primitive(pd.get()), std::move(arguments)};
-    return pass;
-  }
-
   ConvPlan& plan(const Window2d& g) {
     const auto found = convolutions_.find(g);
-    return found != convolutions_.end() ? found->second
-                                        : convolutions_.emplace(g, make_plan(g)).first->second;
+    return found != convolutions_.end()
+               ? found->second
+               : convolutions_.emplace(g, make_plan(engine_, g)).first->second;
   }
 
-  ConvPlan make_plan(const Window2d& g) {
-    require_room_for_code();
-    const Dims x_dims{g.batch, g.in_channels, g.in_height, g.in_width};
-    const Dims y_dims{g.batch, g.out_channels, g.out_height, g.out_width};
-    const Dims weight_dims{g.out_channels, g.in_channels, g.kernel, g.kernel};
-    const ConvDescs descs{.x = Desc(x_dims, kFloat, Tag::nhwc),
-                          .weight = Desc(weight_dims, kFloat, Tag::any),
-                          .bias = Desc({g.out_channels}, kFloat, Tag::x),
-                          .y = Desc(y_dims, kFloat, Tag::nhwc),
-                          .strides = {g.stride, g.stride},
-                          .padding = {g.padding, g.padding}};
-    const Desc ohwi(weight_dims, kFloat, Tag::ohwi);
-    const dnnl::memory x = empty(descs.x), y = empty(descs.y), bias = empty(descs.bias);
-    const auto forward = forward_pd(engine_, descs, attr_);
-    const auto data = backward_data_pd(engine_, descs, forward, attr_);
-    const auto weights = backward_weights_pd(engine_, descs, forward, attr_);
-    ConvPlan plan;
-    plan.dweight_elements = static_cast<size_t>(g.weight().elements());
-    plan.forward = make_pass(forward, {{DNNL_ARG_SRC, x}, {DNNL_ARG_BIAS, bias}, {DNNL_ARG_DST, y}},
-                             DNNL_ARG_WEIGHTS, forward.weights_desc(), ohwi);
-    plan.backward_data = make_pass(data, {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_SRC, x}},
-                                   DNNL_ARG_WEIGHTS, data.weights_desc(), ohwi);
-    plan.backward_weights =
-        make_pass(weights, {{DNNL_ARG_SRC, x}, {DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_BIAS, bias}},
-                  DNNL_ARG_DIFF_WEIGHTS, weights.diff_weights_desc(), ohwi);
-    return plan;
-  }
-
-  MatMulPlan& matmul_plan(const MatMul& shape) {
+  MatMulPlan& plan(const MatMul& shape) {
     const auto found = products_.find(shape);
-    if (found != products_.end()) return found->second;
-    require_room_for_code();
-    const Desc a({shape.m, shape.k}, kFloat, shape.transpose_a ? Tag::ba : Tag::ab);
-    const Desc b({shape.k, shape.n}, kFloat, shape.transpose_b ? Tag::ba : Tag::ab);
-    const Desc c({shape.m, shape.n}, kFloat, Tag::ab);
-    dnnl::primitive_attr attr;
-    attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    dnnl::post_ops accumulate;
-    if (shape.accumulate) accumulate.append_sum();
-    attr.set_post_ops(accumulate);
-    const auto pd = matmul_pd(engine_, a, b, c, attr);
-    const Arguments arguments{{DNNL_ARG_SRC, empty(a)},
-                              {DNNL_ARG_WEIGHTS, empty(b)},
-                              {DNNL_ARG_DST, empty(c)},
-                              {DNNL_ARG_SCRATCHPAD, empty(pd.scratchpad_desc())}};
-    MatMulPlan plan{{dnnl::matmul(pd), arguments}, pd.scratchpad_desc().get_size()};
-    return products_.emplace(shape, std::move(plan)).first->second;
+    return found != products_.end()
+               ? found->second
+               : products_.emplace(shape, make_plan(engine_, shape)).first->second;
   }
 
   dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream_{engine_};
-  dnnl::primitive_attr attr_;
   std::map<Window2d, ConvPlan> convolutions_;
   std::map<MatMul, MatMulPlan> products_;
   Workspace workspace_, gathered_;

@@ -1,0 +1,206 @@
+// The labs about batch normalisation: a part's own statistics, merged badly, or found badly.
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "05-syncbn-checkpoint/labs.h"
+#include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "common/app/lab.h"
+
+namespace lockstep {
+namespace {
+
+// --- Plain batch normalisation -------------------------------------------------------------------
+
+double relative_error(const std::vector<Real>& found, const std::vector<Real>& expected) {
+  double difference = 0, length = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    difference += std::pow(double(found[i]) - double(expected[i]), 2);
+    length += std::pow(double(expected[i]), 2);
+  }
+  return std::sqrt(difference / length);
+}
+
+/// The gradient of a batch that is taken in `parts`, one after another on this device.
+std::vector<Real> gradient_in_parts(SmallTraining& training, const HostBatch& batch,
+                                    const BatchSplit& parts) {
+  training.forward_and_backward(batch, parts.divide(kLabBatch), 1.0 / kLabBatch);
+  return training.parameters.gradients().to_host();
+}
+
+/// The gradient of a batch that is dealt to the ranks, which normalise it as `statistics` says.
+std::vector<Real> gradient_of_ranks(SmallTraining& training, const HostBatch& batch,
+                                    const BatchPart& mine,
+                                    const std::shared_ptr<BatchStatistics>& statistics) {
+  for (BatchNorm2d* layer : batch_norms(*training.model.network)) {
+    layer->set_statistics(statistics);
+  }
+  training.forward_and_backward(batch, {mine}, double(training.ranks.world_size()) / kLabBatch);
+  training.ranks.all_reduce(training.stream, training.parameters.gradients(), Reduction::average);
+  return training.parameters.gradients().to_host();
+}
+
+}  // namespace
+
+/// A gradient of parts that normalise themselves is not the batch's. Without the mistake each part
+/// is a rank's.
+void plain_batch_norm(ProcessGroup& group, bool fixed) {
+  SmallTraining training(group, ModelKind::seed_bn);
+  const HostBatch batch = training.first_batch(kLabBatch);
+  const std::vector<Real> whole = gradient_in_parts(training, batch, {});
+  const auto report = [&](int64_t parts, const char* how, const std::vector<Real>& found) {
+    say(group, fmt::format("{:2} parts, {}: relative error of the gradient {:.1e}", parts, how,
+                           relative_error(found, whole)));
+  };
+  if (fixed) {
+    const BatchSplit dealt{BatchSplit::Kind::stride, group.world_size()};
+    const BatchPart mine = dealt.divide(kLabBatch).at(size_t(group.rank()));
+    report(
+        group.world_size(), "normalised together",
+        gradient_of_ranks(training, batch, mine,
+                          std::make_shared<SyncBatchNorm>(training.ranks, training.communication)));
+    return;
+  }
+  for (const int64_t parts : {2, 4, 8, 16}) {
+    report(parts, "each normalised by itself",
+           gradient_in_parts(training, batch, {BatchSplit::Kind::stride, parts}));
+  }
+}
+
+namespace {
+
+// --- Averaged variances --------------------------------------------------------------------------
+
+/// The mistake: two all-reduces in place of the all-gather. Means may be averaged where the parts
+/// are equal, but M2s are distances from means that differ: what lies between those is missing.
+class AveragedVariances final : public BatchStatistics {
+ public:
+  explicit AveragedVariances(Communicator& ranks) : ranks_(ranks) {}
+
+  Rows merge(const Tensor& statistics, int64_t, const BatchNorm2d& layer,
+             Context& context) override {
+    const int64_t channels = layer.channels();
+    ranks_.all_reduce(context.stream(), statistics.range(0, {channels}), Reduction::average);
+    ranks_.all_reduce(context.stream(), statistics.range(channels, {channels + 1}));
+    return Rows::several;
+  }
+  void merge_sums(const Tensor& sums, const BatchNorm2d&, Context& context) override {
+    ranks_.all_reduce(context.stream(), sums);
+  }
+
+ private:
+  Communicator& ranks_;
+};
+
+/// Every second rank's images are lighter, as another camera's are.
+void lighten(HostBatch& batch, Dataset& set, const std::vector<BatchPart>& parts) {
+  for (size_t part = 1; part < parts.size(); part += 2) {
+    const auto first = set.images.begin() + parts[part].first * set.image_bytes();
+    std::for_each(first, first + parts[part].count * set.image_bytes(),
+                  [](uint8_t& pixel) { pixel = uint8_t(255 - (255 - pixel) / 2); });
+  }
+  batch.images = set.images.data();
+}
+
+/// Mean, M2 and rows [3] of the pixels of a part.
+Tensor pixel_statistics(SmallTraining& training, const HostBatch& batch, const BatchPart& part) {
+  const Tensor images = training.feeder.normalize(
+      training.feeder.feed(batch, part, training.context), training.context);
+  const Tensor statistics = training.context.empty({3});
+  training.context.kernels().batch_norm_statistics(training.stream, images, statistics);
+  return statistics;
+}
+
+/// M2 / rows
+double variance_in(const Tensor& statistics) {
+  const std::vector<Real> values = statistics.to_host();
+  return double(values[1]) / double(values[2]);
+}
+
+}  // namespace
+
+void averaged_variances(ProcessGroup& group, bool fixed) {
+  SmallTraining training(group, ModelKind::seed_bn);
+  const std::vector<BatchPart> parts =
+      BatchSplit{BatchSplit::Kind::chunk, group.world_size()}.divide(kLabBatch);
+  const BatchPart mine = parts.at(size_t(group.rank()));
+  HostBatch batch = training.first_batch(kLabBatch);
+  lighten(batch, training.set, parts);
+  const double variance = variance_in(pixel_statistics(training, batch, {0, 1, kLabBatch}));
+  const std::vector<Real> whole = gradient_in_parts(training, batch, {});
+
+  std::shared_ptr<BatchStatistics> statistics = std::make_shared<AveragedVariances>(training.ranks);
+  if (fixed) {
+    statistics = std::make_shared<SyncBatchNorm>(training.ranks, training.communication);
+  }
+  const Tensor merged = pixel_statistics(training, batch, mine);
+  statistics->merge(merged, mine.count * training.set.image_bytes(), BatchNorm2d(1),
+                    training.context);
+  const double error = std::abs(variance_in(merged) / variance - 1);
+  const std::vector<Real> found = gradient_of_ranks(training, batch, mine, statistics);
+  say(group, fmt::format("variances {}: relative error of the pixels' variance {:.1e}, of the "
+                         "gradient {:.1e}",
+                         fixed ? "merged" : "averaged", error, relative_error(found, whole)));
+}
+
+namespace {
+
+// --- Sums of squares -----------------------------------------------------------------------------
+
+/// Numbers of spread 1 around a mean, as float32 holds them.
+std::vector<Real> numbers_around(double mean) {
+  std::mt19937 random(1);
+  std::vector<Real> numbers(12544);  // 64 images of 14 x 14
+  for (Real& x : numbers) x = Real(float(mean + std::sqrt(12) * (random() / 4294967296.0 - 0.5)));
+  return numbers;
+}
+
+double variance_of(const std::vector<Real>& numbers) {
+  double mean = 0, m2 = 0;
+  for (const Real x : numbers) mean += double(x) / double(numbers.size());
+  for (const Real x : numbers) m2 += std::pow(double(x) - mean, 2);
+  return m2 / double(numbers.size());
+}
+
+/// The mistake: mean of the squares less square of the mean. The ranks add up in float64, but send
+/// float32.
+double variance_from_squares(SmallTraining& training, const std::vector<Real>& mine) {
+  double sum = 0, squares = 0;
+  for (const Real x : mine) sum += double(x), squares += double(x) * double(x);
+  const auto sums = BasicTensor<float>::from_host(training.stream, {3},
+                                                  {float(sum), float(squares), float(mine.size())});
+  training.ranks.all_reduce(training.stream, sums);
+  const std::vector<float> all = sums.to_host();
+  const float mean = all[0] / all[2], mean_of_squares = all[1] / all[2];
+  return mean_of_squares - mean * mean;
+}
+
+double variance_from_merge(SmallTraining& training, const std::vector<Real>& mine) {
+  const int64_t count = std::ssize(mine);
+  const Tensor statistics = training.context.empty({3});
+  training.context.kernels().batch_norm_statistics(
+      training.stream, Tensor::from_host(training.stream, {count, 1}, mine), statistics);
+  SyncBatchNorm(training.ranks, training.communication)
+      .merge(statistics, count, BatchNorm2d(1), training.context);
+  return variance_in(statistics);
+}
+
+}  // namespace
+
+void sum_of_squares(ProcessGroup& group, bool fixed) {
+  SmallTraining training(group);
+  for (const double mean : {0, 10, 100, 1000, 10000}) {
+    const std::vector<Real> all = numbers_around(mean);
+    std::vector<Real> mine;
+    for (size_t i = size_t(group.rank()); i < all.size(); i += size_t(group.world_size())) {
+      mine.push_back(all[i]);
+    }
+    const double expected = variance_of(all), found = fixed ? variance_from_merge(training, mine)
+                                                            : variance_from_squares(training, mine);
+    say(group, fmt::format("mean {:5}: variance {:.6f}, found {:.6f}, relative error {:.1e}", mean,
+                           expected, found, std::abs(found / expected - 1)));
+  }
+}
+
+}  // namespace lockstep
