@@ -95,14 +95,14 @@ void require_finite(const std::vector<StateTensor>& state, const TrainingState& 
   }
 }
 
-/// Step 2. Returns the checksum that stands for the file; "" if there is no momentum, and no file.
+/// Step 4, the first file. Returns the checksum that stands for the file; "" if there is no momentum, and no file.
 std::string save_momentum(const fs::path& checkpoint, const std::vector<StateTensor>& momentum) {
   if (momentum.empty()) return "";
   return save_safetensors(optimizer_path(checkpoint), file_entries(momentum), {{"format", "pt"}},
                           Checksums::crc32);
 }
 
-/// Step 3.
+/// Step 4, the second file.
 void save_network(const fs::path& checkpoint, const std::vector<StateTensor>& network,
                   const TrainingState& state, const std::string& momentum) {
   Metadata metadata = {{"format", "pt"}, {kTrainingKey, state.to_json()}};

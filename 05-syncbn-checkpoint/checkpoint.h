@@ -49,11 +49,10 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& direc
 /// Writes a checkpoint of the state behind what is enqueued; one of the same step is replaced.
 /// Makes the directory if there is none. Throws NonFinite, with the tensor's name, before it writes
 /// anything that is not finite, and EnvironmentError where writing fails: then the checkpoints that
-/// were there still are, and no part of a new one. In this order:
-///   1. remove_leftovers(), which a killed process may have left;
-///   2. the momentum's file, atomically and durably;
-///   3. the network's file in the same way: its rename is the moment from which the checkpoint is
-///      there.
+/// were there still are, and no part of a new one. Of the ten steps of a save (README.md):
+///   3. remove_leftovers(), which a killed process may have left;
+///   4. the momentum's file, then the network's, each by steps 5 to 8 (write_file_atomically()):
+///      the rename of the second is the moment from which the checkpoint is there.
 void save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
                      const TrainingState& state);
 
