@@ -8,17 +8,23 @@ namespace lockstep {
 
 void CheckpointStageOptions::add_to(OptionParser& parser) {
   DdpStageOptions::add_to(parser);
+  parser.begin_group("Network");
   parser.add_flag("--no-sync-bn", no_sync_bn,
-                  "batch normalisation sees its rank's part of the batch only, as in stage 04");
+                  {"batch normalisation sees its rank's part of the batch only, as in stage 04",
+                   Role::kept, "sync_bn", [this] { return !no_sync_bn; }});
+  parser.begin_group("Output");
+  // Ranks may have the folder, or the file, at different places; but all save, or none.
   parser.add_output_folder("--checkpoint-dir", directory,
-                           "save checkpoints to this folder, after every epoch");
-  parser.add("--save-every", save_every, "save every so many steps, too; 0: never",
+                           {"save checkpoints to this folder, after every epoch", Role::shared,
+                            "saves", [this] { return !directory.empty(); }});
+  parser.add("--save-every", save_every, {"save every so many steps, too; 0: never", Role::shared},
              {0, 1000000000});
-  parser.add("--keep", keep, "newest checkpoints that stay", {2, 1000000});
+  parser.add("--keep", keep, {"newest checkpoints that stay", Role::own}, {2, 1000000});
   parser.add("--resume", resume,
-             "go on from this checkpoint; auto: from the newest in --checkpoint-dir, if any");
+             {"go on from this checkpoint; auto: from the newest in --checkpoint-dir, if any",
+              Role::shared, "resumes", [this] { return !resume.empty(); }});
   parser.add_flag("--allow-world-size-change", allow_world_size,
-                  "--resume what another number of ranks saved");
+                  {"--resume what another number of ranks saved", Role::own});
   parser.check_afterwards([this, &parser] {
     for (const char* option : {"--save-every", "--keep"}) {
       require(!directory.empty() || !parser.given(option),
@@ -48,19 +54,13 @@ TrainingState first_state(const Options& options, const CheckpointStageOptions& 
   state.learning_rate = schedule.at(0);
   state.world_size = group.world_size();
   state.settings = training_settings(options, own, data);
-  state.settings["sync_bn"] = !own.no_sync_bn;
-  state.settings["backend"] = group.backend();
+  state.settings["backend"] = group.backend();  // what "auto" came to
   return state;
 }
 
 void require_same_settings(ProcessGroup& group, const Options& options,
                            const CheckpointStageOptions& own, const DatasetPair& data) {
-  nlohmann::json mine = shared_settings(options, own, data);
-  mine.update({{"sync_bn", !own.no_sync_bn},
-               {"saves", !own.directory.empty()},
-               {"save_every", own.save_every},
-               {"resumes", !own.resume.empty()}});
-  require_same_settings(group, mine);
+  require_same_settings(group, shared_settings(table_of(options, own), data));
 }
 
 }  // namespace lockstep
