@@ -102,7 +102,7 @@ std::map<std::string, std::set<std::string>> groups_of(const std::string& progra
   return groups;
 }
 
-TEST_CASE("--help has every option in a group, a stage's own beside its like", "[faults]") {
+TEST_CASE("The help has every option in a group, a stage's own beside its like", "[faults]") {
   std::map<std::string, std::map<std::string, std::set<std::string>>> found;
   for (const std::string program :
        {"01-single-gpu", "01-single-gpu/reference", "02-dataparallel", "03-model-split",

@@ -186,7 +186,7 @@ constexpr const char* kKeptOfTheLists =
     R"("tf32":false,"threads_per_device":2,"training_samples":32,"warmup_epochs":0.0,)"
     R"("weight_decay":0.0,"width":64})";
 
-TEST_CASE("--metrics and checkpoints have the names and values that they always had",
+TEST_CASE("Metrics and checkpoints have the names and values that they always had",
           "[checkpoint]") {
   const Started run = run_of_the_lists();
   CHECK(run.options.to_json().dump() == kConfigOfTheLists);
