@@ -87,7 +87,7 @@ OptionParser::~OptionParser() = default;
 void OptionParser::begin_group(const std::string& heading) { group_ = heading; }
 
 CLI::Option* OptionParser::described(CLI::Option* option, const About& about,
-                                     std::function<OptionValue()> value) {
+                                     const std::function<OptionValue()>& value) {
   if (!group_.empty()) option->group(group_);
   const std::string name = option->get_name();
   rows_.push_back([about, value, name] {

@@ -87,7 +87,7 @@ class OptionParser {
   std::vector<std::function<NamedPath()>> outputs_;
 
   CLI::Option* described(CLI::Option* option, const About& about,
-                         std::function<OptionValue()> value);
+                         const std::function<OptionValue()>& value);
   template <class T>
   void add_number(const std::string& names, T& value, const About& about, Range<T> range);
   void add_path(const NamedPath& kind, std::string& path, const About& about);

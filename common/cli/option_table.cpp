@@ -5,18 +5,14 @@
 namespace lockstep {
 namespace {
 
-template <class... Cases>
-struct Overloaded : Cases... {
-  using Cases::operator()...;
-};
-
 void append_words(const OptionRow& row, std::vector<std::string>& words) {
-  std::visit(Overloaded{[&](bool on) { words.push_back(on ? row.name : row.name + "=false"); },
-                        [&](const auto& value) {
-                          words.push_back(row.name);
-                          words.push_back(fmt::format("{}", value));
-                        }},
-             row.value);
+  if (const bool* on = std::get_if<bool>(&row.value)) {
+    words.push_back(*on ? row.name : row.name + "=false");
+    return;
+  }
+  words.push_back(row.name);
+  words.push_back(
+      std::visit([](const auto& value) { return fmt::format("{}", value); }, row.value));
 }
 
 }  // namespace
