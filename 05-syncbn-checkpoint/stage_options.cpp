@@ -5,6 +5,31 @@
 #include "common/io/json.h"
 
 namespace lockstep {
+namespace {
+
+/// Refuses options that do not go together.
+void check(const CheckpointStageOptions& o, const OptionParser& parser) {
+  for (const char* option : {"--save-every", "--keep"}) {
+    require(!o.directory.empty() || !parser.given(option),
+            "{}: nothing is saved without --checkpoint-dir; give it, too", option);
+  }
+  require(!o.directory.empty() || o.resume != "auto",
+          "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
+  require(!(o.no_sync_bn && o.no_broadcast_buffers) || (o.directory.empty() && o.resume.empty()),
+          "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
+          "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
+          "--resume");
+  require(!o.allow_world_size || !o.resume.empty(),
+          "--allow-world-size-change: for --resume, found none; give it, too");
+  for (const char* option : {"--checkpoint-dir", "--resume"}) {
+    require(!parser.given(option) || !parser.given("--baseline"),
+            "{}: --baseline compares whole runs; leave one of them out", option);
+  }
+  require(o.resume.empty() || !parser.given("--load"),
+          "--resume: a checkpoint has weights of its own; leave out --load");
+}
+
+}  // namespace
 
 void CheckpointStageOptions::add_to(OptionParser& parser) {
   DdpStageOptions::add_to(parser);
@@ -25,26 +50,7 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
               Role::shared, "resumes", [this] { return !resume.empty(); }});
   parser.add_flag("--allow-world-size-change", allow_world_size,
                   {"--resume what another number of ranks saved", Role::own});
-  parser.check_afterwards([this, &parser] {
-    for (const char* option : {"--save-every", "--keep"}) {
-      require(!directory.empty() || !parser.given(option),
-              "{}: nothing is saved without --checkpoint-dir; give it, too", option);
-    }
-    require(!directory.empty() || resume != "auto",
-            "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
-    require(!(no_sync_bn && no_broadcast_buffers) || (directory.empty() && resume.empty()),
-            "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
-            "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
-            "--resume");
-    require(!allow_world_size || !resume.empty(),
-            "--allow-world-size-change: for --resume, found none; give it, too");
-    for (const char* option : {"--checkpoint-dir", "--resume"}) {
-      require(!parser.given(option) || !parser.given("--baseline"),
-              "{}: --baseline compares whole runs; leave one of them out", option);
-    }
-    require(resume.empty() || !parser.given("--load"),
-            "--resume: a checkpoint has weights of its own; leave out --load");
-  });
+  parser.check_afterwards([this, &parser] { check(*this, parser); });
 }
 
 TrainingState first_state(const Options& options, const CheckpointStageOptions& own,
