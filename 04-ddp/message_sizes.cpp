@@ -28,13 +28,13 @@ struct SizesOptions {
   std::string metrics;
 
   void add_to(OptionParser& parser) {
-    ranks.add_to(parser);
     parser.add("--devices", devices, "one per rank of this host; all GPUs, else CPU devices");
     parser.add("--kib", kib, "message sizes in KiB", {1, 1 << 20});
     parser.add("--all-reduce", kinds, "ring, naive, library");
     parser.add("--rounds", rounds, "all-reduces of each size, of which the median counts",
                {5, 10000});
     parser.add_output("--metrics", metrics, "write the rows to this file, as JSON");
+    ranks.add_to(parser);
     parser.check_afterwards([this] {
       for (const std::string& kind : kinds) parse_all_reduce(kind);
     });

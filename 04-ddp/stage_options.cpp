@@ -15,15 +15,18 @@ void DdpStageOptions::add_to(OptionParser& parser) {
   parser.add("--bucket-mb", bucket_mb,
              "MiB of gradients that are reduced together; 0: each parameter alone; -1: 1, then 25",
              {-1, 1e6});
-  parser.add_flag("--no-overlap", no_overlap, "reduce nothing before backward has ended");
+  parser.add_flag("--no-overlap", no_overlap,
+                  {"reduce nothing before backward has ended", Role::own});
   parser.add_flag("--no-broadcast-buffers", no_broadcast_buffers,
                   "every rank keeps its own running statistics");
   parser.add_flag("--find-unused-parameters", find_unused_parameters,
                   "a parameter without a gradient counts as zeros, not as a mistake");
+  parser.begin_group("Training");
   parser.add("--accumulate", accumulate,
              "micro-batches of a rank's part of the batch, reduced together", {1, 1024});
   parser.add("--clip-norm", clip_norm, "scale the reduced gradient down to this L2 norm; 0: off",
              {0, 1e12});
+  parser.begin_group("Data");
   parser.add_flag("--pad", pad, "PyTorch's equal shards, in which some samples count twice");
   parser.check_afterwards([this, &parser] {
     parse_all_reduce(all_reduce);
@@ -64,26 +67,22 @@ DdpOptions DdpStageOptions::ddp_options() const {
 
 // --- What all ranks must agree on ----------------------------------------------------------------
 
-nlohmann::json shared_settings(const Options& options, const DdpStageOptions& own,
-                               const DatasetPair& data) {
-  nlohmann::json all = options.to_json();
-  for (const char* own_business :
-       {"data_dir", "devices", "threads_per_device", "workers", "prefetch_factor", "loader_timeout",
-        "log_interval", "load", "save"}) {
-    all.erase(own_business);
-  }
-  all.update({{"ddp", own.ddp},
-              {"all_reduce", own.all_reduce},
-              {"bucket_mb", own.bucket_mb},
-              {"no_broadcast_buffers", own.no_broadcast_buffers},
-              {"find_unused_parameters", own.find_unused_parameters},
-              {"accumulate", own.accumulate},
-              {"clip_norm", own.clip_norm},
-              {"pad", own.pad},
-              {"precision", sizeof(Real) == 4 ? "float32" : "float64"},
+nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
+                            const DatasetPair& data) {
+  nlohmann::json all = settings_of(options, roles);
+  all.update({{"precision", sizeof(Real) == 4 ? "float32" : "float64"},
               {"training_samples", data.train.count()},
               {"test_samples", data.test.count()}});
   return all;
+}
+
+nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data) {
+  return run_settings(options, {Role::kept, Role::shared}, data);
+}
+
+nlohmann::json shared_settings(const Options& options, const DdpStageOptions& own,
+                               const DatasetPair& data) {
+  return shared_settings(table_of(options, own), data);
 }
 
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {

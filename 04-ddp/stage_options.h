@@ -1,6 +1,7 @@
 #pragma once
 // This stage's own options, and the replica that they ask for.
 
+#include <initializer_list>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -8,6 +9,7 @@
 #include "04-ddp/ddp.h"
 #include "04-ddp/shard_loader.h"
 #include "common/app/training_log.h"
+#include "common/options/described.h"
 #include "common/options/rank_options.h"
 
 namespace lockstep {
@@ -37,7 +39,13 @@ struct DdpStageOptions : RankOptions {
   std::string emulation(size_t ranks) const;
 };
 
-/// Everything that the weights, or the number of calls, depend on, by the options' names.
+/// The settings of the options with these roles, and what weights depend on besides options: the
+/// precision and the sizes of the data sets.
+nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
+                            const DatasetPair& data);
+/// Everything that all ranks must have in common: the weights, or the number of calls, depend on
+/// it.
+nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data);
 nlohmann::json shared_settings(const Options& options, const DdpStageOptions& own,
                                const DatasetPair& data);
 

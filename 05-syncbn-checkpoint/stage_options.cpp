@@ -5,40 +5,52 @@
 #include "common/io/json.h"
 
 namespace lockstep {
+namespace {
+
+/// Refuses options that do not go together.
+void check(const CheckpointStageOptions& o, const OptionParser& parser) {
+  for (const char* option : {"--save-every", "--keep"}) {
+    require(!o.directory.empty() || !parser.given(option),
+            "{}: nothing is saved without --checkpoint-dir; give it, too", option);
+  }
+  require(!o.directory.empty() || o.resume != "auto",
+          "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
+  require(!(o.no_sync_bn && o.no_broadcast_buffers) || (o.directory.empty() && o.resume.empty()),
+          "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
+          "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
+          "--resume");
+  require(!o.allow_world_size || !o.resume.empty(),
+          "--allow-world-size-change: for --resume, found none; give it, too");
+  for (const char* option : {"--checkpoint-dir", "--resume"}) {
+    require(!parser.given(option) || !parser.given("--baseline"),
+            "{}: --baseline compares whole runs; leave one of them out", option);
+  }
+  require(o.resume.empty() || !parser.given("--load"),
+          "--resume: a checkpoint has weights of its own; leave out --load");
+}
+
+}  // namespace
 
 void CheckpointStageOptions::add_to(OptionParser& parser) {
   DdpStageOptions::add_to(parser);
+  parser.begin_group("Network");
   parser.add_flag("--no-sync-bn", no_sync_bn,
-                  "batch normalisation sees its rank's part of the batch only, as in stage 04");
+                  {"batch normalisation sees its rank's part of the batch only, as in stage 04",
+                   Role::kept, "sync_bn", [this] { return !no_sync_bn; }});
+  parser.begin_group("Output");
+  // Ranks may have the folder, or the file, at different places; but all save, or none.
   parser.add_output_folder("--checkpoint-dir", directory,
-                           "save checkpoints to this folder, after every epoch");
-  parser.add("--save-every", save_every, "save every so many steps, too; 0: never",
+                           {"save checkpoints to this folder, after every epoch", Role::shared,
+                            "saves", [this] { return !directory.empty(); }});
+  parser.add("--save-every", save_every, {"save every so many steps, too; 0: never", Role::shared},
              {0, 1000000000});
-  parser.add("--keep", keep, "newest checkpoints that stay", {2, 1000000});
+  parser.add("--keep", keep, {"newest checkpoints that stay", Role::own}, {2, 1000000});
   parser.add("--resume", resume,
-             "go on from this checkpoint; auto: from the newest in --checkpoint-dir, if any");
+             {"go on from this checkpoint; auto: from the newest in --checkpoint-dir, if any",
+              Role::shared, "resumes", [this] { return !resume.empty(); }});
   parser.add_flag("--allow-world-size-change", allow_world_size,
-                  "--resume what another number of ranks saved");
-  parser.check_afterwards([this, &parser] {
-    for (const char* option : {"--save-every", "--keep"}) {
-      require(!directory.empty() || !parser.given(option),
-              "{}: nothing is saved without --checkpoint-dir; give it, too", option);
-    }
-    require(!directory.empty() || resume != "auto",
-            "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
-    require(!(no_sync_bn && no_broadcast_buffers) || (directory.empty() && resume.empty()),
-            "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
-            "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
-            "--resume");
-    require(!allow_world_size || !resume.empty(),
-            "--allow-world-size-change: for --resume, found none; give it, too");
-    for (const char* option : {"--checkpoint-dir", "--resume"}) {
-      require(!parser.given(option) || !parser.given("--baseline"),
-              "{}: --baseline compares whole runs; leave one of them out", option);
-    }
-    require(resume.empty() || !parser.given("--load"),
-            "--resume: a checkpoint has weights of its own; leave out --load");
-  });
+                  {"--resume what another number of ranks saved", Role::own});
+  parser.check_afterwards([this, &parser] { check(*this, parser); });
 }
 
 TrainingState first_state(const Options& options, const CheckpointStageOptions& own,
@@ -48,19 +60,13 @@ TrainingState first_state(const Options& options, const CheckpointStageOptions& 
   state.learning_rate = schedule.at(0);
   state.world_size = group.world_size();
   state.settings = training_settings(options, own, data);
-  state.settings["sync_bn"] = !own.no_sync_bn;
-  state.settings["backend"] = group.backend();
+  state.settings["backend"] = group.backend();  // what "auto" came to
   return state;
 }
 
 void require_same_settings(ProcessGroup& group, const Options& options,
                            const CheckpointStageOptions& own, const DatasetPair& data) {
-  nlohmann::json mine = shared_settings(options, own, data);
-  mine.update({{"sync_bn", !own.no_sync_bn},
-               {"saves", !own.directory.empty()},
-               {"save_every", own.save_every},
-               {"resumes", !own.resume.empty()}});
-  require_same_settings(group, mine);
+  require_same_settings(group, shared_settings(table_of(options, own), data));
 }
 
 }  // namespace lockstep

@@ -1,8 +1,5 @@
 #include "05-syncbn-checkpoint/training_settings.h"
 
-#include <algorithm>
-#include <array>
-
 #include "common/core/error.h"
 #include "common/io/json.h"
 
@@ -13,19 +10,15 @@ using nlohmann::json;
 namespace {
 
 /// What may differ when a run goes on: it changes no number but by roundings.
-constexpr std::array kOrderOfSums{"backend", "threads_per_device"};
-
-bool is_order_of_sums(const std::string& name) {
-  return std::ranges::find(kOrderOfSums, name) != kOrderOfSums.end();
+json order_of_sums() {
+  return settings_of(table_of(Options(), CheckpointStageOptions()), {Role::noted});
 }
 
 }  // namespace
 
-json training_settings(const Options& options, const DdpStageOptions& own,
+json training_settings(const Options& options, const CheckpointStageOptions& own,
                        const DatasetPair& data) {
-  json settings = shared_settings(options, own, data);
-  for (const char* how_long : {"epochs", "max_steps"}) settings.erase(how_long);
-  settings["threads_per_device"] = options.threads_per_device;
+  json settings = run_settings(table_of(options, own), {Role::kept, Role::noted}, data);
   settings["data_crc32"] = fmt::format("{:08x}", data.train.fingerprint());
   return settings;
 }
@@ -33,9 +26,10 @@ json training_settings(const Options& options, const DdpStageOptions& own,
 void require_settings(const json& saved, const json& found, const std::string& what) {
   json all = saved;
   all.update(found);  // the names of both
+  const json roundings = order_of_sums();
   for (const auto& [name, value] : all.items()) {
     const json before = saved.value(name, json()), now = found.value(name, json());
-    require(before == now || is_order_of_sums(name),
+    require(before == now || roundings.contains(name),
             "{} was saved with {} {}, this run has {}; resume with the options and data that it "
             "was saved with, or begin anew from its weights with --load",
             what, name, before.dump(), now.dump());
@@ -43,8 +37,9 @@ void require_settings(const json& saved, const json& found, const std::string& w
 }
 
 std::string other_order_of_sums(const json& saved, const json& found) {
+  const json roundings = order_of_sums();
   std::string text;
-  for (const char* name : kOrderOfSums) {
+  for (const auto& [name, value] : roundings.items()) {
     const json before = saved.value(name, json()), now = found.value(name, json());
     if (before == now) continue;
     text += fmt::format("{}{} {} instead of {}", text.empty() ? "" : ", ", name, now.dump(),

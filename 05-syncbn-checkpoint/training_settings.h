@@ -4,13 +4,13 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "04-ddp/stage_options.h"
+#include "05-syncbn-checkpoint/stage_options.h"
 
 namespace lockstep {
 
 /// The settings of a run that must not change from saving to resuming: options, and a fingerprint
 /// of the training data.
-nlohmann::json training_settings(const Options& options, const DdpStageOptions& own,
+nlohmann::json training_settings(const Options& options, const CheckpointStageOptions& own,
                                  const DatasetPair& data);
 
 /// Throws BadInput with the first setting in which a run (`found`) differs from the one that

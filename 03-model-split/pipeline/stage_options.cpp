@@ -8,14 +8,17 @@
 namespace lockstep {
 
 void PipelineStageOptions::add_to(OptionParser& parser) {
+  parser.begin_group("Network");
   parser.add("--split", split,
              "the layers with which stages begin (3,6), or what is to be balanced: auto "
              "(operations), measured (time), parameters (bytes)");
+  parser.begin_group("Training");
   parser.add("--schedule", schedule, "naive, gpipe or 1f1b");
   parser.add("--micro-batches", micro_batches, "parts of a batch; 0: 4, in the naive schedule 1",
              {0, 1024});
   parser.add_flag("--recompute", recompute,
                   "run each forward again before its backward instead of keeping its work");
+  parser.begin_group("Output");
   parser.add_flag("--print-schedule", print_schedule,
                   "draw the timetable for these devices and micro-batches, and end");
   parser.add_elsewhere("--tensor-split",

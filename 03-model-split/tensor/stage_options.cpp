@@ -5,6 +5,7 @@
 namespace lockstep {
 
 void TensorStageOptions::add_to(OptionParser& parser) {
+  parser.begin_group("Network");
   parser.add("--layers", layers, "to be split: auto (all that divide), or by name (conv2,fc1)");
 }
 

@@ -1,6 +1,9 @@
 #include "common/cli/option_parser.h"
 
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -65,6 +68,13 @@ void append_option(const CLI::Option& option, std::vector<std::string>& words) {
   }
 }
 
+/// "batch_size" for --batch-size: what files have as its name.
+std::string setting_of(std::string name) {
+  name.erase(0, name.find_first_not_of('-'));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
 }  // namespace
 
 OptionParser::OptionParser(const std::string& program, const std::string& summary)
@@ -74,22 +84,48 @@ OptionParser::OptionParser(const std::string& program, const std::string& summar
 
 OptionParser::~OptionParser() = default;
 
-void OptionParser::add(const std::string& names, std::string& value, const std::string& help) {
-  refuse_empty(app_->add_option(names, value, help));
+void OptionParser::begin_group(const std::string& heading) { group_ = heading; }
+
+CLI::Option* OptionParser::described(CLI::Option* option, const About& about,
+                                     const std::function<OptionValue()>& value) {
+  if (!group_.empty()) option->group(group_);
+  const std::string name = option->get_name();
+  rows_.push_back([about, value, name] {
+    return OptionRow{
+        .name = name,
+        .role = about.role,
+        .value = value(),
+        .setting_name = about.setting_name.empty() ? setting_of(name) : about.setting_name,
+        .setting_value = about.setting_value ? about.setting_value() : value()};
+  });
+  return option;
 }
-void OptionParser::add_output(const std::string& name, std::string& path, const std::string& help) {
-  add_path({.option = name, .path = ""}, path, help);
+
+template <class T>
+void OptionParser::add_number(const std::string& names, T& value, const About& about,
+                              Range<T> range) {
+  limit_to(described(app_->add_option(names, value, about.help), about,
+                     [&value] { return OptionValue(value); }),
+           range);
+}
+
+void OptionParser::add(const std::string& names, std::string& value, const About& about) {
+  refuse_empty(described(app_->add_option(names, value, about.help), about,
+                         [&value] { return OptionValue(value); }));
+}
+void OptionParser::add_output(const std::string& name, std::string& path, const About& about) {
+  add_path({.option = name, .path = ""}, path, about);
 }
 void OptionParser::add_output_of_each_rank(const std::string& name, std::string& path,
-                                           const std::string& help) {
-  add_path({.option = name, .path = "", .of_each_rank = true}, path, help);
+                                           const About& about) {
+  add_path({.option = name, .path = "", .of_each_rank = true}, path, about);
 }
 void OptionParser::add_output_folder(const std::string& name, std::string& path,
-                                     const std::string& help) {
-  add_path({.option = name, .path = "", .is_folder = true}, path, help);
+                                     const About& about) {
+  add_path({.option = name, .path = "", .is_folder = true}, path, about);
 }
-void OptionParser::add_path(const NamedPath& kind, std::string& path, const std::string& help) {
-  add(kind.option, path, help);
+void OptionParser::add_path(const NamedPath& kind, std::string& path, const About& about) {
+  add(kind.option, path, about);
   const auto named = [kind, &path] {
     NamedPath output = kind;
     output.path = path;
@@ -98,28 +134,33 @@ void OptionParser::add_path(const NamedPath& kind, std::string& path, const std:
   outputs_.push_back(named);
   if (!kind.is_folder) check_afterwards([named] { require_writable(named()); });
 }
-void OptionParser::add(const std::string& names, int& value, const std::string& help,
-                       Range<int> range) {
-  limit_to(app_->add_option(names, value, help), range);
+void OptionParser::add(const std::string& names, int& value, const About& about, Range<int> range) {
+  add_number(names, value, about, range);
 }
-void OptionParser::add(const std::string& names, int64_t& value, const std::string& help,
+void OptionParser::add(const std::string& names, int64_t& value, const About& about,
                        Range<int64_t> range) {
-  limit_to(app_->add_option(names, value, help), range);
+  add_number(names, value, about, range);
 }
-void OptionParser::add(const std::string& names, double& value, const std::string& help,
+void OptionParser::add(const std::string& names, double& value, const About& about,
                        Range<double> range) {
-  limit_to(app_->add_option(names, value, help), range);
+  add_number(names, value, about, range);
 }
 void OptionParser::add(const std::string& names, std::vector<std::string>& values,
-                       const std::string& help) {
-  refuse_empty(app_->add_option(names, values, help)->delimiter(','));
+                       const About& about) {
+  refuse_empty(described(app_->add_option(names, values, about.help), about, [&values] {
+                 return OptionValue(fmt::format("{}", fmt::join(values, ",")));
+               })->delimiter(','));
 }
-void OptionParser::add(const std::string& names, std::vector<int>& values, const std::string& help,
+void OptionParser::add(const std::string& names, std::vector<int>& values, const About& about,
                        Range<int> range) {
-  limit_to(app_->add_option(names, values, help)->delimiter(','), range);
+  limit_to(described(app_->add_option(names, values, about.help), about,
+                     [&values] { return OptionValue(fmt::format("{}", fmt::join(values, ","))); })
+               ->delimiter(','),
+           range);
 }
-void OptionParser::add_flag(const std::string& names, bool& value, const std::string& help) {
-  app_->add_flag(names, value, help);
+void OptionParser::add_flag(const std::string& names, bool& value, const About& about) {
+  described(app_->add_flag(names, value, about.help), about,
+            [&value] { return OptionValue(value); });
 }
 
 void OptionParser::add_elsewhere(const std::string& name, const std::string& where) {
@@ -131,6 +172,16 @@ void OptionParser::add_elsewhere(const std::string& name, const std::string& whe
     require(option->count() == 0, "{}: {} has no such option; {}: start that instead", name,
             program, where);
   });
+}
+
+void OptionParser::leave_out(const std::string& name) {
+  app_->remove_option(app_->get_option(name));
+}
+
+OptionTable OptionParser::table() const {
+  OptionTable table;
+  for (const auto& row : rows_) table.push_back(row());
+  return table;
 }
 
 void OptionParser::check_afterwards(std::function<void()> check) {

@@ -1,5 +1,6 @@
 #pragma once
-// A program's command line: its options, their places in memory, their ranges, and --help.
+// A program's command line: its options, their places in memory, their ranges, and --help. All that
+// is said of an option is said once, where it is added; table() has it for other uses.
 
 #include <cstdint>
 #include <functional>
@@ -8,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "common/cli/option_table.h"
 #include "common/cli/output_paths.h"
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace lockstep {
 
@@ -32,25 +35,30 @@ class OptionParser {
   OptionParser(const std::string& program, const std::string& summary);
   ~OptionParser();
 
-  void add(const std::string& names, std::string& value, const std::string& help);
-  void add(const std::string& names, int& value, const std::string& help, Range<int> = {});
-  void add(const std::string& names, int64_t& value, const std::string& help, Range<int64_t> = {});
-  void add(const std::string& names, double& value, const std::string& help, Range<double> = {});
+  /// The options that are added from now on stand under this heading in --help.
+  void begin_group(const std::string& heading);
+
+  void add(const std::string& names, std::string& value, const About& about);
+  void add(const std::string& names, int& value, const About& about, Range<int> = {});
+  void add(const std::string& names, int64_t& value, const About& about, Range<int64_t> = {});
+  void add(const std::string& names, double& value, const About& about, Range<double> = {});
   /// A file, a file of each rank (path_of_rank()), or a folder, that will be written: refused if
   /// that could not be done, or where another output is the same.
-  void add_output(const std::string& name, std::string& path, const std::string& help);
-  void add_output_of_each_rank(const std::string& name, std::string& path, const std::string& help);
-  void add_output_folder(const std::string& name, std::string& path, const std::string& help);
+  void add_output(const std::string& name, std::string& path, const About& about);
+  void add_output_of_each_rank(const std::string& name, std::string& path, const About& about);
+  void add_output_folder(const std::string& name, std::string& path, const About& about);
   /// Values in one word with commas between them, or in several words.
-  void add(const std::string& names, std::vector<std::string>& values, const std::string& help);
-  void add(const std::string& names, std::vector<int>& values, const std::string& help,
-           Range<int> = {});
+  void add(const std::string& names, std::vector<std::string>& values, const About& about);
+  void add(const std::string& names, std::vector<int>& values, const About& about, Range<int> = {});
   /// No value: being there means true, or false for a spelling after "!" ("--on,!--off").
-  void add_flag(const std::string& names, bool& value, const std::string& help);
+  void add_flag(const std::string& names, bool& value, const About& about);
 
   /// An option of another program, or an old one, followed by any words: not in --help, and refused
   /// with `where` to look ("the program reference ... takes batches in parts").
   void add_elsewhere(const std::string& name, const std::string& where);
+
+  /// Takes an option away again that this program does not have. It stays in the table.
+  void leave_out(const std::string& name);
 
   /// Calls `check` when a command line has been read, to refuse what a range cannot say.
   void check_afterwards(std::function<void()> check);
@@ -58,6 +66,9 @@ class OptionParser {
   /// Reads the command line. False if that was a request for help, now answered. Throws BadInput
   /// for unknown options, missing values, empty ones, and numbers that are none or out of range.
   bool parse(int argc, const char* const* argv);
+
+  /// All options that were added, with the values of now.
+  OptionTable table() const;
 
   /// Whether there is such an option and the command line names it.
   bool given(const std::string& name) const;
@@ -70,9 +81,16 @@ class OptionParser {
 
  private:
   std::unique_ptr<CLI::App> app_;
+  std::string group_;  // empty: CLI11's own
+  std::vector<std::function<OptionRow()>> rows_;
   std::vector<std::function<void()>> checks_;
-  void add_path(const NamedPath& kind, std::string& path, const std::string& help);
   std::vector<std::function<NamedPath()>> outputs_;
+
+  CLI::Option* described(CLI::Option* option, const About& about,
+                         const std::function<OptionValue()>& value);
+  template <class T>
+  void add_number(const std::string& names, T& value, const About& about, Range<T> range);
+  void add_path(const NamedPath& kind, std::string& path, const About& about);
 };
 
 }  // namespace lockstep

@@ -7,28 +7,41 @@
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
+#include "common/options/described.h"
 
 namespace lockstep {
 namespace {
 
 constexpr double kLarge = 1e12;
 
-void add_model_options(OptionParser& parser, Options& o) {
+void add_data_options(OptionParser& parser, Options& o) {
+  parser.begin_group("Data");
   parser.add("--data", o.data, "fashion-mnist, mnist, cifar10, synthetic, synthetic:TRAIN:TEST");
-  parser.add("--data-dir", o.data_dir, "folder of the data set's files");
+  parser.add("--data-dir", o.data_dir, {"folder of the data set's files", Role::own});
+  parser.add("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
+  parser.add_flag("--drop-last", o.drop_last,
+                  "leave out the last batch of an epoch if it is short");
+  parser.add("--workers", o.workers,
+             {"loader threads; 0: the main thread makes the batches", Role::own}, {0, 256});
+  parser.add("--prefetch-factor", o.prefetch_factor,
+             {"batches that each worker makes ahead", Role::own}, {1, 1024});
+  parser.add("--loader-timeout", o.loader_timeout,
+             {"seconds to wait for a batch; 0: for ever", Role::own}, {0, 86400});
+}
+
+void add_network_options(OptionParser& parser, Options& o) {
+  parser.begin_group("Network");
   parser.add("--model", o.model, "network: seed, seed-bn or resnet18");
   parser.add("--width", o.width, "resnet18: channels of the first block", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
-  parser.add("--seed", o.seed, "of the first weights, the order and dropout",
-             {0, std::numeric_limits<uint32_t>::max()});
-  parser.add("--load", o.load, "start from the weights of this safetensors file");
-  parser.add_output("--save", o.save, "write the final weights to this safetensors file");
+  parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::own});
 }
 
 void add_training_options(OptionParser& parser, Options& o) {
-  parser.add("--epochs", o.epochs, "0 with --load: evaluate only", {0, 100000});
-  parser.add("--max-steps", o.max_steps, "stop after this many steps; 0: no limit",
+  parser.begin_group("Training");
+  parser.add("--epochs", o.epochs, {"0 with --load: evaluate only", Role::shared}, {0, 100000});
+  parser.add("--max-steps", o.max_steps, {"stop after this many steps; 0: no limit", Role::shared},
              {0, 1000000000});
   parser.add("--batch-size", o.batch_size, "samples of one step, over all devices", {1, 1000000});
   parser.add("--lr", o.lr, "learning rate", {0, kLarge});
@@ -43,44 +56,46 @@ void add_training_options(OptionParser& parser, Options& o) {
   parser.add("--lr-gamma", o.lr_gamma, "see --lr-step", {0, 1});
   parser.add("--momentum", o.momentum, "of SGD", {0, 1});
   parser.add("--weight-decay", o.weight_decay, "of SGD", {0, kLarge});
-  parser.add("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
-  parser.add_flag("--drop-last", o.drop_last,
-                  "leave out the last batch of an epoch if it is short");
+  parser.add("--seed", o.seed, "of the first weights, the order and dropout",
+             {0, std::numeric_limits<uint32_t>::max()});
 }
 
-void add_machine_options(OptionParser& parser, Options& o) {
+void add_device_options(OptionParser& parser, Options& o) {
+  parser.begin_group("Devices");
   parser.add("--devices", o.devices,
-             "cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1");
-  parser.add("--threads-per-device", o.threads_per_device, "compute threads of a CPU device",
-             {1, 1024});
+             {"cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1", Role::own});
+  parser.add("--threads-per-device", o.threads_per_device,
+             {"compute threads of a CPU device", Role::noted}, {1, 1024});
   parser.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
-  parser.add("--workers", o.workers, "loader threads; 0: the main thread makes the batches",
-             {0, 256});
-  parser.add("--prefetch-factor", o.prefetch_factor, "batches that each worker makes ahead",
-             {1, 1024});
-  parser.add("--loader-timeout", o.loader_timeout, "seconds to wait for a batch; 0: for ever",
-             {0, 86400});
-  parser.add("--log-interval", o.log_interval, "steps between two lines", {1, 1000000000});
-  parser.add_output("--metrics", o.metrics, "write losses, times and memory to this JSON file");
-  parser.add_output_of_each_rank("--trace", o.trace,
-                                 "write a timeline for chrome://tracing or ui.perfetto.dev");
+  parser.add("--emulate", o.emulate,
+             "take the parts of each batch one after another, as if on several devices: "
+             "none, chunk:D, stride:W or micro:M");
+  parser.add_flag("--graph", o.graph, "capture the training step once, then replay it as a whole");
+}
+
+void add_output_options(OptionParser& parser, Options& o) {
+  parser.begin_group("Output");
+  parser.add("--log-interval", o.log_interval, {"steps between two lines", Role::own},
+             {1, 1000000000});
+  parser.add_output("--save", o.save,
+                    {"write the final weights to this safetensors file", Role::own});
+  parser.add_output("--metrics", o.metrics,
+                    {"write losses, times and memory to this JSON file", Role::report});
+  parser.add_output_of_each_rank(
+      "--trace", o.trace,
+      {"write a timeline for chrome://tracing or ui.perfetto.dev", Role::report});
 }
 
 /// What a stage has alone: the reference plays the others, the others are measured against it.
 void add_comparison_options(OptionParser& parser, const StageInfo& stage, CommandLine& line) {
-  if (stage.in_parts) {
-    parser.add("--emulate", line.options.emulate,
-               "take the parts of each batch one after another, as if on several devices: "
-               "none, chunk:D, stride:W or micro:M");
-  }
+  if (!stage.in_parts) parser.leave_out("--emulate");
   if (stage.baseline.empty()) {
-    parser.add_flag("--graph", line.options.graph,
-                    "capture the training step once, then replay it as a whole");
     if (!stage.in_parts) {
       parser.add_elsewhere("--emulate",
                            "the program reference, beside this one, takes batches in parts");
     }
   } else {
+    parser.leave_out("--graph");
     parser.add_flag(
         "--baseline", line.baseline,
         fmt::format("show the speed-up over {}, if the weights are the same", stage.baseline));
@@ -127,11 +142,10 @@ std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
   line.options.order = stage.order;
   line.options.model = stage.model;
   OptionParser parser(stage.name, stage.summary);
-  add_model_options(parser, line.options);
-  add_training_options(parser, line.options);
-  add_machine_options(parser, line.options);
+  line.options.add_to(parser);
   add_comparison_options(parser, stage, line);
   const size_t common = parser.size();
+  parser.begin_group("Devices");  // what a stage's own options are about, unless it says otherwise
   if (stage.add_options) stage.add_options(parser);
   if (!parser.parse(argc, argv)) return {};
   check_use(parser, line);
@@ -140,57 +154,24 @@ std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
   return line;
 }
 
+void Options::add_to(OptionParser& parser) {
+  add_data_options(parser, *this);
+  add_network_options(parser, *this);
+  add_training_options(parser, *this);
+  add_device_options(parser, *this);
+  add_output_options(parser, *this);
+}
+
 nlohmann::json Options::to_json() const {
-  return {{"data", data},
-          {"data_dir", data_dir},
-          {"model", model},
-          {"width", width},
-          {"init", init},
-          {"epochs", epochs},
-          {"max_steps", max_steps},
-          {"batch_size", batch_size},
-          {"lr", lr},
-          {"scale_lr", scale_lr},
-          {"warmup_epochs", warmup_epochs},
-          {"lr_step", lr_step},
-          {"lr_gamma", lr_gamma},
-          {"momentum", momentum},
-          {"weight_decay", weight_decay},
-          {"seed", seed},
-          {"order", order},
-          {"emulate", emulate},
-          {"dropout", dropout},
-          {"devices", devices},
-          {"threads_per_device", threads_per_device},
-          {"graph", graph},
-          {"tf32", tf32},
-          {"workers", workers},
-          {"prefetch_factor", prefetch_factor},
-          {"loader_timeout", loader_timeout},
-          {"drop_last", drop_last},
-          {"log_interval", log_interval},
-          {"load", load},
-          {"save", save}};
+  return settings_of(table_of(*this), {Role::kept, Role::shared, Role::noted, Role::own});
 }
 
 std::vector<std::string> Options::arguments() const {
-  nlohmann::json values = to_json();
-  values.update({{"metrics", metrics}, {"trace", trace}});
-  const nlohmann::json defaults = Options().to_json();
-  std::vector<std::string> words;
-  for (const auto& [key, value] : values.items()) {
-    // Defaults go unsaid, since some may not be said (--width for the seed network). But stages
-    // differ in their default order.
-    if (value == defaults.value(key, nlohmann::json("")) && key != "order" && key != "model") {
-      continue;
-    }
-    std::string name = "--" + key;
-    std::replace(name.begin(), name.end(), '_', '-');
-    words.push_back(name);
-    if (!value.is_boolean())
-      words.push_back(value.is_string() ? value.get<std::string>() : value.dump());
-  }
-  return words;
+  // Defaults go unsaid, since some may not be said (--width for the seed network). But stages
+  // differ in two of them.
+  Options defaults;
+  defaults.order.clear(), defaults.model.clear();
+  return words_unlike(table_of(defaults), table_of(*this));
 }
 
 ModelOptions Options::model_options(const Dataset& images) const {

@@ -50,6 +50,10 @@ struct Options {
 
   friend bool operator==(const Options&, const Options&) = default;
 
+  /// Describes every option, once: what --help, the functions below, the comparison of ranks and
+  /// checkpoints say of it follows. A stage that lacks one leaves it out of its parser.
+  void add_to(OptionParser& parser);
+
   /// The options as they stand, for --metrics.
   nlohmann::json to_json() const;
   /// The options as a command line: any stage that parses it has these options.

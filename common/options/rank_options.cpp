@@ -17,15 +17,20 @@ std::optional<int> if_given(int number) {
 }  // namespace
 
 void RankOptions::add_to(OptionParser& parser) {
-  parser.add("--backend", backend, "what connects the ranks: nccl, gloo, tcp (our own), or auto");
-  parser.add("--init-method", init_method,
-             "where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT");
-  parser.add("--rank", rank, "this process's rank, where no launcher says it");
-  parser.add("--world-size", world_size, "number of ranks, where no launcher says it");
+  parser.begin_group("Ranks");
+  parser.add("--backend", backend,
+             {"what connects the ranks: nccl, gloo, tcp (our own), or auto", Role::noted});
+  parser.add(
+      "--init-method", init_method,
+      {"where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT", Role::own});
+  parser.add("--rank", rank, {"this process's rank, where no launcher says it", Role::own});
+  parser.add("--world-size", world_size, {"number of ranks, where no launcher says it", Role::own});
   parser.add("--local_rank,--local-rank", local_rank,
-             "rank among those of this host, where no launcher says it");
-  parser.add_flag("--no-bind", no_bind, "let ranks on CPU devices move between all cores");
-  parser.add("--timeout", timeout, "seconds until a silent rank is given up", {0.1, 86400});
+             {"rank among those of this host, where no launcher says it", Role::own});
+  parser.add_flag("--no-bind", no_bind,
+                  {"let ranks on CPU devices move between all cores", Role::own});
+  parser.add("--timeout", timeout, {"seconds until a silent rank is given up", Role::own},
+             {0.1, 86400});
   parser.check_afterwards([this, &parser] {
     check_backend_name(process_group().backend);
     for (const auto& [name, value] :

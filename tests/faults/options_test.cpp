@@ -1,6 +1,7 @@
 // What is wrong with a command line is said in one line, before anything is read or written.
 
 #include <filesystem>
+#include <map>
 #include <regex>
 #include <set>
 
@@ -83,6 +84,52 @@ TEST_CASE("--help lists every option with its default", "[faults]") {
   }
   for (const NumericOption& option : kNumericOptions) tested.emplace(option.name, option.range);
   CHECK(shown == tested);
+}
+
+/// The options that a program's help lists, by their headings.
+std::map<std::string, std::set<std::string>> groups_of(const std::string& program) {
+  const std::string help = run_help(stage_binary(program)).out;
+  const std::regex line(R"(\n(?:(\w+):(?=\n)| (?:-\w,)?(--[a-z0-9-]+)))");
+  std::map<std::string, std::set<std::string>> groups;
+  std::string heading;
+  for (std::sregex_iterator it(help.begin(), help.end(), line), end; it != end; ++it) {
+    if ((*it)[1].matched) {
+      heading = (*it)[1];
+    } else {
+      groups[heading].insert((*it)[2]);
+    }
+  }
+  return groups;
+}
+
+TEST_CASE("The help has every option in a group, a stage's own beside its like", "[faults]") {
+  std::map<std::string, std::map<std::string, std::set<std::string>>> found;
+  for (const std::string program :
+       {"01-single-gpu", "01-single-gpu/reference", "02-dataparallel", "03-model-split",
+        "03-model-split/tensor-split", "04-ddp", "05-syncbn-checkpoint"}) {
+    INFO(program);
+    auto groups = groups_of(program);
+    std::erase_if(groups, [](const auto& group) {  // CLI11's own, whose name is its version's
+      return group.second == std::set<std::string>{"--help"};
+    });
+    std::set<std::string> headings{"Data", "Network", "Training", "Devices", "Output"};
+    if (program >= "04") headings.insert("Ranks");
+    for (const auto& [heading, options] : groups) CHECK(headings.erase(heading) == 1);
+    CHECK(headings.empty());
+    found[program] = groups;
+  }
+  CHECK(found["01-single-gpu"]["Devices"].contains("--graph"));
+  CHECK(found["01-single-gpu/reference"]["Devices"].contains("--emulate"));
+  CHECK(found["02-dataparallel"]["Devices"].contains("--reduce"));
+  CHECK(found["03-model-split"]["Network"].contains("--split"));
+  CHECK(found["03-model-split/tensor-split"]["Network"].contains("--layers"));
+  auto& last = found["05-syncbn-checkpoint"];
+  CHECK(last["Data"].contains("--pad"));
+  CHECK(last["Network"].contains("--no-sync-bn"));
+  CHECK(last["Training"].contains("--accumulate"));
+  CHECK(last["Ranks"].contains("--ddp"));
+  CHECK(last["Ranks"].contains("--backend"));
+  CHECK(last["Output"].contains("--checkpoint-dir"));
 }
 
 TEST_CASE("An output that could not be written is refused before training", "[faults]") {

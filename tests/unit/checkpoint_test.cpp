@@ -108,7 +108,7 @@ class Trainee {
                                                         exchange, communication);
     checkpointer = std::make_unique<Checkpointer>(trained(), ranks, exchange, run.checkpoints);
     state.world_size = world_size_;
-    state.settings = training_settings(options, DdpStageOptions(), training_data());
+    state.settings = training_settings(options, CheckpointStageOptions(), training_data());
   }
 
   Trained trained() { return {replica->inner(), parameters, optimizer}; }

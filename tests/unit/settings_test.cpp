@@ -1,13 +1,16 @@
 // The settings that ranks compare before the first step, and those that a checkpoint keeps.
 
 #include <functional>
+#include <iterator>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "05-syncbn-checkpoint/stage_options.h"
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
+#include "common/options/described.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/free_port.h"
@@ -110,10 +113,90 @@ const DatasetPair& images_of(const Started& started) {
   return sets.emplace(started.images, load_dataset(started.images)).first->second;
 }
 
-// --- Between ranks -------------------------------------------------------------------------------
-
 /// A group of one rank, for what needs any group.
 ProcessGroup group_alone() { return {testing::contract_of(0, 1, 0), {.backend = "tcp"}}; }
+
+// --- One description of every option -------------------------------------------------------------
+
+Names words(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+/// Every option's setting, by who must have the same. What stands here is part of the format of
+/// checkpoints: a name that moves makes older ones useless, or lets ranks train different networks.
+const std::map<Role, Names>& names_by_role() {
+  static const auto& names = *new std::map<Role, Names>{
+      {Role::kept,
+       words("data model width init batch_size lr scale_lr warmup_epochs lr_step lr_gamma momentum "
+             "weight_decay seed order emulate dropout graph tf32 drop_last ddp all_reduce "
+             "bucket_mb no_broadcast_buffers find_unused_parameters accumulate clip_norm pad "
+             "sync_bn")},
+      {Role::shared, words("epochs max_steps saves save_every resumes")},
+      {Role::noted, words("threads_per_device backend")},
+      {Role::own, words("data_dir devices workers prefetch_factor loader_timeout log_interval load "
+                        "save init_method rank world_size local_rank no_bind timeout no_overlap "
+                        "keep allow_world_size_change")},
+      {Role::report, words("metrics trace")}};
+  return names;
+}
+
+TEST_CASE("Every option says who must have the same value, and no other option has its name",
+          "[ddp][checkpoint]") {
+  const OptionTable table = table_of(Options(), CheckpointStageOptions());
+  std::map<Role, Names> found;
+  for (const OptionRow& row : table) {
+    INFO(row.name);
+    CHECK(found[row.role].insert(row.setting_name).second);
+  }
+  CHECK(found == names_by_role());
+  for (const auto& [role, names] : names_by_role()) {
+    CHECK(names_of(settings_of(table, {role})) == names);
+  }
+}
+
+/// A run as it was started when every list of settings was still written by hand, and what was then
+/// written of it, letter by letter: whole numbers without a point, others with one.
+Started run_of_the_lists() {
+  Started run;
+  run.images = run.options.data = "synthetic:32:8";
+  run.options.model = "seed-bn", run.options.order = "sampler", run.options.devices = "cpu:0";
+  run.options.batch_size = 16, run.options.lr = 0.05, run.options.max_steps = 3;
+  run.options.threads_per_device = 2, run.options.metrics = "m.json";
+  run.own.accumulate = 2, run.own.clip_norm = 3;
+  run.own.directory = "c", run.own.save_every = 1;
+  return run;
+}
+
+constexpr const char* kConfigOfTheLists =
+    R"({"batch_size":16,"data":"synthetic:32:8","data_dir":"","devices":"cpu:0",)"
+    R"("drop_last":false,"dropout":false,"emulate":"none","epochs":1,"graph":false,)"
+    R"("init":"kaiming","load":"","loader_timeout":0.0,"log_interval":100,"lr":0.05,)"
+    R"("lr_gamma":0.1,"lr_step":0,"max_steps":3,"model":"seed-bn","momentum":0.0,)"
+    R"("order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,"seed":1,"tf32":false,)"
+    R"("threads_per_device":2,"warmup_epochs":0.0,"weight_decay":0.0,"width":64,"workers":1})";
+
+constexpr const char* kKeptOfTheLists =
+    R"({"accumulate":2,"all_reduce":"library","backend":"tcp","batch_size":16,"bucket_mb":-1.0,)"
+    R"("clip_norm":3.0,"data":"synthetic:32:8","data_crc32":"83543f91","ddp":"bucketed",)"
+    R"("drop_last":false,"dropout":false,"emulate":"none","find_unused_parameters":false,)"
+    R"("graph":false,"init":"kaiming","lr":0.05,"lr_gamma":0.1,"lr_step":0,"model":"seed-bn",)"
+    R"("momentum":0.0,"no_broadcast_buffers":false,"order":"sampler","pad":false,)"
+    R"("precision":"float32","scale_lr":0.0,"seed":1,"sync_bn":true,"test_samples":8,)"
+    R"("tf32":false,"threads_per_device":2,"training_samples":32,"warmup_epochs":0.0,)"
+    R"("weight_decay":0.0,"width":64})";
+
+TEST_CASE("Metrics and checkpoints have the names and values that they always had",
+          "[checkpoint]") {
+  const Started run = run_of_the_lists();
+  CHECK(run.options.to_json().dump() == kConfigOfTheLists);
+  ProcessGroup group = group_alone();
+  json kept = first_state(run.options, run.own, images_of(run), group, {}).settings;
+  if (testing::kDouble) kept["precision"] = "float32";
+  CHECK(kept.dump() == kKeptOfTheLists);
+}
+
+// --- Between ranks -------------------------------------------------------------------------------
 
 /// Two ranks of which rank 1 has a change, a pair for each of them, compare their settings: what
 /// each is told, [rank][change]. With `stage05` as its program does, else as stage 04's.
@@ -184,10 +267,10 @@ TEST_CASE("No setting is forgotten by the comparison, or by its test", "[ddp]") 
 
 TEST_CASE("A checkpoint keeps every setting but how long the run is", "[checkpoint]") {
   const auto settings = [](const Started& started) {
-    return training_settings(started.options, started.own_of_stage04(), images_of(started));
+    return training_settings(started.options, started.own, images_of(started));
   };
   const json begin = settings({});
-  Names expected{"precision", "threads_per_device", "data_crc32"};
+  Names expected{"precision", "threads_per_device", "backend", "sync_bn", "data_crc32"};
   for (const Change& change : changes_of_stage04()) expected.insert(change.name);
   for (const char* how_long : {"epochs", "max_steps"}) expected.erase(how_long);
   CHECK(names_of(begin) == expected);

@@ -1,0 +1,28 @@
+#include "common/cli/option_table.h"
+
+#include <fmt/format.h>
+
+namespace lockstep {
+namespace {
+
+void append_words(const OptionRow& row, std::vector<std::string>& words) {
+  if (const bool* on = std::get_if<bool>(&row.value)) {
+    words.push_back(*on ? row.name : row.name + "=false");
+    return;
+  }
+  words.push_back(row.name);
+  words.push_back(
+      std::visit([](const auto& value) { return fmt::format("{}", value); }, row.value));
+}
+
+}  // namespace
+
+std::vector<std::string> words_unlike(const OptionTable& defaults, const OptionTable& table) {
+  std::vector<std::string> words;
+  for (size_t i = 0; i < table.size(); ++i) {
+    if (table[i].value != defaults.at(i).value) append_words(table[i], words);
+  }
+  return words;
+}
+
+}  // namespace lockstep

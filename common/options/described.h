@@ -1,0 +1,23 @@
+#pragma once
+// What follows from the descriptions of options (add_to()) besides a command line.
+
+#include <initializer_list>
+#include <nlohmann/json_fwd.hpp>
+
+#include "common/cli/option_parser.h"
+
+namespace lockstep {
+
+/// The options of these structs with the values that they have now. Each struct describes itself to
+/// a parser with add_to(); here they are copies, and no command line follows.
+template <class... Described>
+OptionTable table_of(Described... options) {
+  OptionParser parser("", "");
+  (options.add_to(parser), ...);
+  return parser.table();
+}
+
+/// The settings of the options that have one of these roles: names and plain values.
+nlohmann::json settings_of(const OptionTable& table, std::initializer_list<Role> roles);
+
+}  // namespace lockstep
