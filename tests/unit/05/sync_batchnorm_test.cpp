@@ -8,11 +8,11 @@
 #include "common/core/error.h"
 #include "common/transports/watched_transport.h"
 #include "tests/support/catch.h"
+#include "tests/support/ddp_test_support.h"
 #include "tests/support/local_store.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
 #include "tests/support/tcp_stores.h"
-#include "tests/unit/ddp_test_support.h"
 
 namespace lockstep {
 namespace {

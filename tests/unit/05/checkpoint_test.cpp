@@ -28,12 +28,12 @@
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
 #include "tests/support/mutator.h"
+#include "tests/support/nn_test_support.h"
 #include "tests/support/process.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/replaced_system_calls.h"
 #include "tests/support/tcp_stores.h"
 #include "tests/support/training_state_support.h"
-#include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
 namespace {

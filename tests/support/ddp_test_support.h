@@ -10,7 +10,7 @@
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
-#include "tests/unit/nn_test_support.h"
+#include "tests/support/nn_test_support.h"
 
 namespace lockstep::testing {
 

@@ -6,8 +6,8 @@
 #include "common/data/synthetic.h"
 #include "common/nn/state.h"
 #include "tests/support/catch.h"
+#include "tests/support/nn_test_support.h"
 #include "tests/support/training.h"
-#include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
 namespace {

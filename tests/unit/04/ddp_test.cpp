@@ -14,10 +14,10 @@
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/ddp_test_support.h"
 #include "tests/support/local_store.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
-#include "tests/unit/ddp_test_support.h"
 
 namespace lockstep {
 namespace {

@@ -5,11 +5,11 @@
 #include "tests/support/captured_output.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/ddp_test_support.h"
 #include "tests/support/json.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
 #include "tests/support/tcp_stores.h"
-#include "tests/unit/ddp_test_support.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
-#include "tests/unit/nn_test_support.h"
+#include "tests/support/nn_test_support.h"
 
 namespace lockstep {
 namespace {

@@ -20,8 +20,8 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/machine.h"
+#include "tests/support/nn_test_support.h"
 #include "tests/support/tasks.h"
-#include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
 namespace {

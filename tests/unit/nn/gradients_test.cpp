@@ -15,7 +15,7 @@
 #include "common/nn/models.h"
 #include "common/nn/residual.h"
 #include "tests/support/catch.h"
-#include "tests/unit/nn_test_support.h"
+#include "tests/support/nn_test_support.h"
 
 namespace lockstep {
 namespace {

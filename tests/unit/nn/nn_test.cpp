@@ -15,7 +15,7 @@
 #include "common/options/options.h"
 #include "tests/support/catch.h"
 #include "tests/support/empty_pass.h"
-#include "tests/unit/nn_test_support.h"
+#include "tests/support/nn_test_support.h"
 
 namespace lockstep {
 namespace {

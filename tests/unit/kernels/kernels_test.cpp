@@ -11,7 +11,7 @@
 
 #include "common/kernels/bodies/dropout.inl"
 #include "tests/support/catch.h"
-#include "tests/unit/nn_test_support.h"
+#include "tests/support/nn_test_support.h"
 
 namespace lockstep {
 namespace {

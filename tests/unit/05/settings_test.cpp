@@ -11,8 +11,8 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/free_port.h"
+#include "tests/support/nn_test_support.h"
 #include "tests/support/rank_threads.h"
-#include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
 namespace {
