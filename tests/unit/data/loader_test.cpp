@@ -287,7 +287,7 @@ TEST_CASE("However often a source fails, the loader loses none of its buffers", 
 }
 
 /// Something that reads wait at until it is opened.
-class Gate {
+class ReadGate {
  public:
   void open() {
     std::lock_guard lock(mutex_);
@@ -306,7 +306,7 @@ class Gate {
 };
 
 TEST_CASE("A source that hangs ends in a timeout error, not in a hang", "[loader][row27]") {
-  Gate gate;
+  ReadGate gate;
   NumberedSource source(20);
   source.before_read = [&](int64_t index) {
     if (index == 6) gate.pass();

@@ -1,19 +1,15 @@
-// Buffers and how they are counted, tensors and their pool, devices by name; and that a training
-// step, once it has been made, allocates nothing more.
+// Buffers and how they are counted, the pool of tensors; and that a training step, once it has been
+// made, allocates nothing more.
 
 #include <atomic>
 #include <memory>
-#include <numeric>
 #include <thread>
 #include <vector>
 
-#include "common/core/cpu_stream.h"
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cpu/cpu_device.h"
 #include "common/kernels/cpu/engine.h"
-#include "common/kernels/cuda/cuda.h"
-#include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/sgd.h"
@@ -21,36 +17,15 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"
+#include "tests/unit/core/core_test_support.h"
 
 namespace lockstep {
 namespace {
 
+using namespace testing::core;
 using Catch::Matchers::ContainsSubstring;
-using Catch::Matchers::StartsWith;
 using cpu::EngineKind;
 using testing::message_of;
-
-/// A CPU device with one stream.
-struct Setup {
-  explicit Setup(EngineKind engine = EngineKind::best)
-      : device(cpu::open_cpu_device(0, {}, engine)), stream(device->create_stream("stream")) {}
-  std::unique_ptr<Device> device;
-  Stream stream;
-};
-
-/// The reference engine, and oneDNN where this build has it.
-std::vector<EngineKind> engines() {
-  const auto name = [](EngineKind kind) { return Setup(kind).device->kernels().engine(); };
-  if (name(EngineKind::best) == name(EngineKind::reference)) return {EngineKind::reference};
-  return {EngineKind::reference, EngineKind::best};
-}
-
-/// 0, 1, 2, ...
-Tensor counting(Stream stream, const Shape& shape) {
-  std::vector<Real> values(static_cast<size_t>(shape.elements()));
-  std::iota(values.begin(), values.end(), Real(0));
-  return Tensor::from_host(stream, shape, values);
-}
 
 }  // namespace
 
@@ -174,80 +149,6 @@ TEST_CASE("A workspace grows to its largest request and counts that", "[core]") 
   CHECK(counter.peak() == 300);
 }
 
-// --- Shapes and tensors --------------------------------------------------------------------------
-
-TEST_CASE("A shape has a text, elements and elements of a row", "[core]") {
-  CHECK(Shape{64, 28, 28, 1}.text() == "[64, 28, 28, 1]");
-  CHECK(Shape{64, 28, 28, 3}.elements() == 64 * 28 * 28 * 3);
-  CHECK(Shape{64, 28, 28, 3}.row_elements() == 28 * 28 * 3);
-  CHECK(Shape{0, 28, 28, 3}.row_elements() == 28 * 28 * 3);
-  CHECK(Shape{7}.text() == "[7]");
-  CHECK(Shape{7}.row_elements() == 1);
-  CHECK(Shape{}.text() == "[]");
-  CHECK(Shape{}.elements() == 1);
-  CHECK(Shape{}.row_elements() == 1);
-  CHECK(Shape{0, 5}.elements() == 0);
-  CHECK(Shape{2, 3} == Shape(std::vector<int64_t>{2, 3}));
-  CHECK_FALSE(Shape{2, 3} == Shape{3, 2});
-}
-
-TEST_CASE("Views of a tensor share its memory", "[core]") {
-  Setup s;
-  const Tensor whole = counting(s.stream, {4, 3});
-  const int64_t in_use = s.device->memory().current();
-  const Tensor rows = whole.rows(1, 2), range = whole.range(5, {2, 2});
-  const Tensor inner = whole.rows(1, 3).rows(1, 2).range(1, {3});  // offsets add up
-  const Tensor reshaped = whole.reshaped({2, 6});
-  CHECK(s.device->memory().current() == in_use);
-  CHECK(rows.shape() == Shape{2, 3});
-  CHECK(reshaped.shape() == Shape{2, 6});
-  CHECK(rows.to_host() == std::vector<Real>{3, 4, 5, 6, 7, 8});
-  CHECK(range.to_host() == std::vector<Real>{5, 6, 7, 8});
-  CHECK(inner.to_host() == std::vector<Real>{7, 8, 9});
-  CHECK(whole.rows(4, 0).to_host().empty());
-
-  range.copy_from_host({50, 60, 70, 80});
-  CHECK(reshaped.to_host() == std::vector<Real>{0, 1, 2, 3, 4, 50, 60, 70, 80, 9, 10, 11});
-}
-
-TEST_CASE("A view keeps the memory alive, and the last one lets it go", "[core]") {
-  Setup s;
-  Tensor view;
-  CHECK_FALSE(view.defined());
-  {
-    const Tensor whole = counting(s.stream, {4, 3});
-    view = whole.rows(3, 1);
-  }
-  CHECK(view.to_host() == std::vector<Real>{9, 10, 11});
-  CHECK(s.device->memory().current() == static_cast<int64_t>(12 * sizeof(Real)));
-  view = Tensor();
-  CHECK(s.device->memory().current() == 0);
-}
-
-TEST_CASE("A view that does not fit is refused with both shapes", "[core]") {
-  Setup s;
-  const Tensor x = counting(s.stream, {2, 3});
-  const Shape eight{4, 2};
-  const std::vector<Real> two{1, 2}, three{1, 2, 3};
-  CHECK(message_of<BadInput>([&] { x.reshaped(eight); }) ==
-        "elements after reshaping [2, 3]: found 8, expected 6");
-  CHECK(message_of<BadInput>([&] { x.rows(1, 2); }) ==
-        "rows 1 to 3 are not in a tensor of shape [2, 3]");
-  CHECK(message_of<BadInput>([&] { x.rows(-1, 1); }) ==
-        "rows -1 to 0 are not in a tensor of shape [2, 3]");
-  CHECK(message_of<BadInput>([&] { x.rows(1, -1); }) ==
-        "rows 1 to 0 are not in a tensor of shape [2, 3]");
-  CHECK(message_of<BadInput>([&] { x.range(4, {3}); }) ==
-        "elements 4 to 7 are not in a tensor of shape [2, 3]");
-  CHECK(message_of<BadInput>([&] { x.range(-1, {3}); }) ==
-        "elements -1 to 2 are not in a tensor of shape [2, 3]");
-  CHECK(message_of<BadInput>([&] { x.copy_from_host(three); }) ==
-        "values for a tensor of shape [2, 3]: found 3, expected 6");
-  CHECK(message_of<BadInput>([&] { Tensor::from_host(s.stream, x.shape(), two); }) ==
-        "values for a tensor of shape [2, 3]: found 2, expected 6");
-  CHECK(x.to_host() == std::vector<Real>{0, 1, 2, 3, 4, 5});
-}
-
 // --- The pool ------------------------------------------------------------------------------------
 
 TEST_CASE("A pool allocates nothing in a steady state", "[core]") {
@@ -327,85 +228,6 @@ TEST_CASE("A pool hands out empty tensors and scalars", "[core]") {
   CHECK(pool.take<Real>({0, 5}).to_host().empty());
   CHECK(pool.take<Real>({}).elements() == 1);
   CHECK(pool.allocations() == 1);
-}
-
-// --- Devices -------------------------------------------------------------------------------------
-
-TEST_CASE("Device lists are read as they are written", "[core]") {
-  const auto names = [](std::string_view list) {
-    std::vector<std::string> names;
-    for (const DeviceId& id : parse_devices(list)) names.push_back(id.name());
-    return names;
-  };
-  using Names = std::vector<std::string>;
-  CHECK(names("cpu:0") == Names{"cpu:0"});
-  CHECK(names("cpu") == Names{"cpu:0"});
-  CHECK(names("cuda") == Names{"cuda:0"});
-  CHECK(names("cpu:0,cpu:1,cpu:1023") == Names{"cpu:0", "cpu:1", "cpu:1023"});
-  CHECK(names("cuda:1,cuda:0") == Names{"cuda:1", "cuda:0"});
-  CHECK(names("cuda:0,cuda:0") == Names{"cuda:0", "cuda:0"});  // replicas may share a GPU
-  CHECK(parse_devices("cuda:3")[0] == DeviceId{DeviceId::Kind::cuda, 3});
-}
-
-TEST_CASE("Device lists that name no device are refused in one line", "[core]") {
-  const auto error = [](std::string_view list) {
-    return message_of<BadInput>([&] { parse_devices(list); });
-  };
-  const auto not_a_device = [](const std::string& text) {
-    return "--devices: '" + text +
-           "' is not a device; write cpu:N or cuda:N with N from 0 to 1023, separated by commas";
-  };
-  CHECK(error("") == "--devices: the list is empty; write for instance cpu:0 or cuda:0,cuda:1");
-  for (const char* text : {"gpu:0", "CPU:0", "cpu:", "cpu:-1", "cpu:+1", "cpu:1024", "cpu:1x",
-                           "cpu:1:2", " cpu:0", "cpu:0 ", ":0", "0", "cpu:99999999999999999999"}) {
-    CHECK(error(text) == not_a_device(text));
-  }
-  CHECK(error("cpu:0,") == not_a_device(""));
-  CHECK(error(",cpu:0") == not_a_device(""));
-  CHECK(error("cpu:0, cpu:1") == not_a_device(" cpu:1"));
-  CHECK(error("cpu:0;cpu:1") == not_a_device("cpu:0;cpu:1"));
-  CHECK(error("cpu:0,cuda:1") ==
-        "--devices: cpu:0 and cuda:1 are of different kinds; all devices of a run are of one kind");
-  CHECK(error("cuda:0,cuda:1,cpu:2") ==
-        "--devices: cuda:0 and cpu:2 are of different kinds; all devices of a run are of one kind");
-}
-
-TEST_CASE("An open CPU device says what it is", "[core]") {
-  const auto one = open_device({DeviceId::Kind::cpu, 3}, {});
-  CHECK(one->name() == "cpu:3");
-  CHECK(one->id() == DeviceId{DeviceId::Kind::cpu, 3});
-  const std::string engine = one->kernels().engine();
-  CHECK(one->description() == "cpu (" + engine + ", 1 thread)");
-  const auto reference = cpu::open_cpu_device(0, {.threads = 2}, EngineKind::reference);
-  CHECK(reference->description() == "cpu (reference, 2 threads)");
-  CHECK(reference->options().threads == 2);
-  const Stream stream = reference->create_stream("compute");
-  CHECK(stream.name() == "compute");
-  CHECK(&stream.device() == reference.get());
-  CHECK(&stream.kernels() == &reference->kernels());
-  CHECK(reference->streams().size() == 1);
-}
-
-TEST_CASE("Without a GPU the CPU is chosen, and a GPU that is asked for is a clear error",
-          "[core][row128]") {
-  const std::vector<DeviceId> defaults = default_devices(2);
-  const std::string reason = why_no_gpu();
-  const int gpus = cuda::availability().devices;
-  const DeviceId absent{DeviceId::Kind::cuda, gpus};  // the first that is not there
-  const std::string error = message_of<EnvironmentError>([&] { open_device(absent, {}); });
-  CHECK_THAT(error, StartsWith(absent.name() + ": "));
-  CHECK(error.find('\n') == std::string::npos);
-  CHECK(EnvironmentError(error).exit_status() == 1);
-  if (gpus == 0) {
-    CHECK(reason != "");
-    CHECK_THAT(error, ContainsSubstring(reason) && ContainsSubstring("--devices cpu:0"));
-    CHECK(defaults == parse_devices("cpu:0,cpu:1"));
-    CHECK(default_devices(1) == parse_devices("cpu:0"));
-  } else {
-    CHECK(reason == "");
-    CHECK(static_cast<int>(defaults.size()) == gpus);
-    for (const DeviceId& id : defaults) CHECK(id.kind == DeviceId::Kind::cuda);
-  }
 }
 
 // --- A training step -----------------------------------------------------------------------------
