@@ -93,7 +93,7 @@ inline std::string entry_header(const std::string& dtype, const std::string& sha
                      offsets);
 }
 
-inline std::string refusal_of_header(const std::string& header, const std::string& payload = "") {
+inline std::string why_not(const std::string& header, const std::string& payload = "") {
   return check_parser(file_of(header, payload));
 }
 
