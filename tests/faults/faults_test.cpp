@@ -6,6 +6,7 @@
 #include "common/core/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/json.h"
 #include "tests/support/refusals.h"
 #include "tests/support/stage.h"
 

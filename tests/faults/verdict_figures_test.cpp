@@ -11,6 +11,7 @@
 #include "common/options/options.h"
 #include "common/verdict/verdict_figures.h"
 #include "tests/support/catch.h"
+#include "tests/support/json.h"
 #include "tests/support/stage.h"
 
 namespace lockstep {

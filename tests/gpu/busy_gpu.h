@@ -60,4 +60,17 @@ class Busy {
   int passes_ = 0;
 };
 
+/// Host memory for copies that need no staging, as numbers.
+struct Pinned {
+  Pinned(Device& device, size_t count, Real value)
+      : memory(device.allocate_host(count * sizeof(Real))), count(count) {
+    set(value);
+  }
+  void set(Real value) const { std::fill_n(data(), count, value); }
+  Real* data() const { return static_cast<Real*>(memory.get()); }
+
+  std::shared_ptr<void> memory;
+  size_t count;
+};
+
 }  // namespace lockstep::testing::gpu

@@ -121,19 +121,6 @@ TEST_CASE("More memory than a GPU has is an error with the sizes, and the GPU go
 
 // --- Page-locked memory and the feeder -----------------------------------------------------------
 
-/// Host memory for copies that need no staging, as numbers.
-struct Pinned {
-  Pinned(Device& device, size_t count, Real value)
-      : memory(device.allocate_host(count * sizeof(Real))), count(count) {
-    set(value);
-  }
-  void set(Real value) const { std::fill_n(data(), count, value); }
-  Real* data() const { return static_cast<Real*>(memory.get()); }
-
-  std::shared_ptr<void> memory;
-  size_t count;
-};
-
 TEST_CASE("Copies between a GPU and its host memory return before they are made",
           "[cuda][device]") {
   LOCKSTEP_NEEDS_GPU();

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "common/core/stream_backend.h"
+#include "common/nn/layers.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/machine.h"

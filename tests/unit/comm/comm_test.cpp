@@ -14,10 +14,12 @@
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/tasks.h"
+#include "tests/unit/comm/comm_test_support.h"
 
 namespace lockstep {
 namespace {
 
+using namespace testing::comm;
 using Catch::Matchers::ContainsSubstring;
 using std::chrono::milliseconds;
 using testing::collectives;

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "common/core/error.h"
+#include "common/core/tensor.h"
+#include "common/kernels/kernels.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/tasks.h"

@@ -12,6 +12,7 @@
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
 #include "common/core/tensor.h"
+#include "common/kernels/kernels.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"

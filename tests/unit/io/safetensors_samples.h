@@ -13,6 +13,7 @@
 
 namespace lockstep::testing::samples {
 
+using namespace testing::io;
 using namespace std::string_literals;  // "...\0..."s keeps its zero bytes
 
 // --- Samples -------------------------------------------------------------------------------------

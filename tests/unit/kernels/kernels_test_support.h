@@ -1,6 +1,8 @@
 #pragma once
 // How exact kernels are, and what else their tests share.
 
+#include <fmt/format.h>
+
 #include <functional>
 #include <limits>
 #include <string>
