@@ -95,7 +95,8 @@ void require_finite(const std::vector<StateTensor>& state, const TrainingState& 
   }
 }
 
-/// Step 4, the first file. Returns the checksum that stands for the file; "" if there is no momentum, and no file.
+/// Step 4, the first file. Returns the checksum that stands for the file; "" if there is no
+/// momentum, and no file.
 std::string save_momentum(const fs::path& checkpoint, const std::vector<StateTensor>& momentum) {
   if (momentum.empty()) return "";
   return save_safetensors(optimizer_path(checkpoint), file_entries(momentum), {{"format", "pt"}},

@@ -92,7 +92,8 @@ def tags_in(text):
 
 def tags(root):
     """The tags of all Catch2 cases."""
-    return set().union(*(tags_in(path.read_text()) for path in Path(root).glob("tests/*/*.cpp")))
+    cases = Path(root, "tests").rglob("*_test.cpp")
+    return set().union(*(tags_in(path.read_text()) for path in cases))
 
 
 def numbered(words):

@@ -94,8 +94,8 @@ const ErrorKind& kind_called(const std::string& name) {
 
 }  // namespace
 
-Outcome Outcome::of(const std::function<std::string()>& work) {
-  Outcome outcome;
+WorkOutcome WorkOutcome::of(const std::function<std::string()>& work) {
+  WorkOutcome outcome;
   try {
     outcome.text_ = work();
   } catch (const std::exception& error) {
@@ -107,27 +107,27 @@ Outcome Outcome::of(const std::function<std::string()>& work) {
   return outcome;
 }
 
-std::string Outcome::as_text() const {
+std::string WorkOutcome::as_text() const {
   std::string text;
   put_text(text, kind_);
   return text + text_;
 }
 
-Outcome Outcome::from(const std::string& text) {
-  Outcome outcome;
+WorkOutcome WorkOutcome::from(const std::string& text) {
+  WorkOutcome outcome;
   outcome.kind_ = WireReader(text).text();
   outcome.text_ = text.substr(4 + outcome.kind_.size());
   return outcome;
 }
 
-int Outcome::exit_status() const { return failed() ? kind_called(kind_).exit_status : 0; }
+int WorkOutcome::exit_status() const { return failed() ? kind_called(kind_).exit_status : 0; }
 
-void Outcome::throw_error() const { std::rethrow_exception(kind_called(kind_).make(text_)); }
+void WorkOutcome::throw_error() const { std::rethrow_exception(kind_called(kind_).make(text_)); }
 
 std::string on_rank_0(int rank, const ExchangeTexts& exchange,
                       const std::function<std::string()>& work) {
-  const std::string mine = rank == 0 ? Outcome::of(work).as_text() : "";
-  const Outcome outcome = Outcome::from(exchange(mine).at(0));
+  const std::string mine = rank == 0 ? WorkOutcome::of(work).as_text() : "";
+  const WorkOutcome outcome = WorkOutcome::from(exchange(mine).at(0));
   if (outcome.failed()) outcome.throw_error();
   return outcome.text();
 }

@@ -32,11 +32,11 @@ std::string on_rank_0(int rank, const ExchangeTexts& exchange,
                       const std::function<std::string()>& work);
 
 /// How work ended on one rank, and the same as a text for the others.
-class Outcome {
+class WorkOutcome {
  public:
   /// Does the work.
-  static Outcome of(const std::function<std::string()>& work);
-  static Outcome from(const std::string& text);
+  static WorkOutcome of(const std::function<std::string()>& work);
+  static WorkOutcome from(const std::string& text);
   std::string as_text() const;
 
   bool failed() const { return !kind_.empty(); }

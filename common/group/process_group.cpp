@@ -117,20 +117,21 @@ std::vector<std::string> ProcessGroup::collect_and_part(const std::string& name,
 }
 
 void ProcessGroup::together(const std::function<void()>& work) {
-  const Outcome mine = Outcome::of([&] {
+  const WorkOutcome mine = WorkOutcome::of([&] {
     work();
     return "";
   });
   const std::vector<std::string> texts =
       collect_and_part(fmt::format("agreement {}", ++agreements_), mine.as_text());
   for (int speaker = 0; speaker < world_size(); ++speaker) {
-    const Outcome outcome = Outcome::from(texts[static_cast<size_t>(speaker)]);
+    const WorkOutcome outcome = WorkOutcome::from(texts[static_cast<size_t>(speaker)]);
     if (outcome.failed()) return end_with(outcome, speaker, mine.thrown());
   }
 }
 
 /// The error of the first rank that failed, `speaker`; `mine` is what was thrown here.
-void ProcessGroup::end_with(const Outcome& failed, int speaker, const std::exception_ptr& mine) {
+void ProcessGroup::end_with(const WorkOutcome& failed, int speaker,
+                            const std::exception_ptr& mine) {
   const std::string who = fmt::format("rank {}", speaker);
   const bool named =
       speaker == 0 || failed.text().starts_with(who);  // where all fail, rank 0 speaks for them

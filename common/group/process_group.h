@@ -94,7 +94,7 @@ class ProcessGroup {
   std::vector<std::string> collect(const std::string& name, const std::string& mine);
   /// collect(), after which any rank may end.
   std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
-  void end_with(const Outcome& failed, int speaker, const std::exception_ptr& mine);
+  void end_with(const WorkOutcome& failed, int speaker, const std::exception_ptr& mine);
   std::string agreed_backend(const Device& device);
   std::unique_ptr<Communicator> connect_nccl(Device& device);
   std::unique_ptr<Communicator> connect_host();

@@ -8,8 +8,8 @@
 
 #include "common/data/loader.h"
 #include "tests/coursework/hint.h"
+#include "tests/support/nn_test_support.h"
 #include "tests/support/tasks.h"
-#include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
 namespace {

@@ -11,8 +11,8 @@
 #include "04-ddp/shard_loader.h"
 #include "tests/coursework/hint.h"
 #include "tests/coursework/other_rank.h"
+#include "tests/support/nn_test_support.h"
 #include "tests/support/tcp_stores.h"
-#include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
 namespace {

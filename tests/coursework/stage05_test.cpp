@@ -8,9 +8,9 @@
 #include "common/io/file.h"
 #include "tests/coursework/hint.h"
 #include "tests/coursework/other_rank.h"
+#include "tests/support/nn_test_support.h"
 #include "tests/support/replaced_system_calls.h"
 #include "tests/support/safetensors_support.h"
-#include "tests/unit/nn_test_support.h"
 
 namespace lockstep {
 namespace {

@@ -12,8 +12,8 @@
 #include "common/kernels/cuda/cuda.h"
 #include "common/kernels/devices.h"
 #include "tests/support/catch.h"
+#include "tests/support/nn_test_support.h"
 #include "tests/support/tasks.h"
-#include "tests/unit/nn_test_support.h"
 
 /// Head of every case that needs a GPU.
 #define LOCKSTEP_NEEDS_GPU()                                                             \

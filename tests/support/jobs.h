@@ -8,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <map>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -17,6 +18,13 @@
 #include "tests/support/tasks.h"
 
 namespace lockstep::testing {
+
+inline Words lines_of(const std::string& text) {
+  Words lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
 
 /// What the launcher promises for a machine that does nothing else. The short campaign also runs
 /// where compilers do, and sanitizers take their time.

@@ -1,5 +1,5 @@
-"""The includes keep to the layers that common/README.md lists; every test is in a suite, and every
-tool in the list of tools/README.md."""
+"""The includes keep to the layers that common/README.md lists; unit tests lie in folders of the same
+names; every test is in a suite, and every tool in the list of tools/README.md."""
 
 import re
 import tempfile
@@ -169,13 +169,99 @@ class TestTheTestItself(unittest.TestCase):
         self.assertEqual(include_faults(self.root), ["room data uses core, which is not above it"])
 
 
+def unit_test_faults(root):
+    """One line per file below tests/unit that lies in no folder of a room or a stage, and per name
+    that two files have: a suite chooses cases by the names of files."""
+    rooms = rooms_of((root / "common/README.md").read_text())
+    stages = {path.name[:2] for path in root.iterdir() if STAGE.match(path.name)}
+    faults, seen = [], {}
+    for path in sorted((root / "tests/unit").rglob("*_test.cpp")):
+        short = path.relative_to(root / "tests/unit")
+        if len(short.parts) != 2 or short.parts[0] not in rooms.keys() | stages:
+            faults.append(f"tests/unit/{short} is in no folder of a room or a stage")
+        if path.name in seen:
+            faults.append(f"tests/unit/{short} has the name of tests/unit/{seen[path.name]}")
+        seen[path.name] = short
+    return faults
+
+
+def files_without_suite(root):
+    """The files of tests that the meson.build of their kind does not name, by their path below it.
+    Those in Python are all named by that of tests/tools."""
+    of_tools = (root / "tests/tools/meson.build").read_text()
+    missing = []
+    for kind in sorted(path.parent for path in root.glob("tests/*/meson.build")):
+        told = (kind / "meson.build").read_text()
+        for path in sorted(kind.rglob("*_test.cpp")):
+            by_loop = re.fullmatch(r"stage\d\d_test", path.stem)  # over the stages
+            if f"'{path.relative_to(kind)}'" not in told and not by_loop:
+                missing.append(str(path.relative_to(root)))
+    for path in sorted(root.glob("tests/*/test_*.py")):
+        short = path.stem.removeprefix("test_") if path.parent.name == "tools" else path.name
+        if f"'{short}'" not in of_tools and f"/{short}'" not in of_tools:
+            missing.append(str(path.relative_to(root)))
+    return missing
+
+
 class TestSuites(unittest.TestCase):
     def test_every_file_of_tests_is_in_a_suite(self):
-        told = "".join(path.read_text() for path in ROOT.glob("tests/*/meson.build"))
-        for path in [*ROOT.glob("tests/*/*_test.cpp"), *ROOT.glob("tests/*/test_*.py")]:
-            short = path.stem.removeprefix("test_") if path.parent.name == "tools" else path.name
-            stage = re.fullmatch(r"stage\d\d_test", path.stem)  # named by a loop over the stages
-            self.assertTrue(f"'{short}'" in told or f"/{short}'" in told or stage, path)
+        self.assertEqual(files_without_suite(ROOT), [])
+
+    def test_unit_tests_lie_in_folders_of_rooms_and_stages(self):
+        self.assertEqual(unit_test_faults(ROOT), [])
+
+
+class TestTheTestOfSuites(unittest.TestCase):
+    """As above: a small tree that is right, and in each case one file that is not."""
+
+    FILES = {
+        "common/README.md": "1. **core/** (uses: nothing)\n",
+        "02-second/main.cpp": "",
+        "tests/unit/meson.build": "files('core/memory_test.cpp', '02/parts_test.cpp')\n",
+        "tests/unit/core/memory_test.cpp": "",
+        "tests/unit/02/parts_test.cpp": "",
+        "tests/tools/meson.build": "foreach name : ['bench']\n",
+        "tests/tools/test_bench.py": "",
+    }
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        for name, text in self.FILES.items():
+            self.write(name, text)
+
+    def write(self, name, text=""):
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def test_the_right_tree_is_right(self):
+        self.assertEqual(files_without_suite(self.root), [])
+        self.assertEqual(unit_test_faults(self.root), [])
+
+    def test_a_file_that_no_suite_has(self):
+        self.write("tests/unit/core/other_test.cpp")
+        self.write("tests/tools/test_other.py")
+        self.assertEqual(files_without_suite(self.root),
+                         ["tests/unit/core/other_test.cpp", "tests/tools/test_other.py"])
+
+    def test_a_file_that_is_listed_with_another_folder(self):
+        self.write("tests/unit/core/parts_test.cpp")
+        self.assertEqual(files_without_suite(self.root), ["tests/unit/core/parts_test.cpp"])
+
+    def test_a_folder_that_is_neither_a_room_nor_a_stage(self):
+        for name in ("attic/a_test.cpp", "03/b_test.cpp", "c_test.cpp", "core/more/d_test.cpp"):
+            with self.subTest(name):
+                self.write(f"tests/unit/{name}")
+                self.assertEqual(unit_test_faults(self.root),
+                                 [f"tests/unit/{name} is in no folder of a room or a stage"])
+                (self.root / "tests/unit" / name).unlink()
+
+    def test_a_name_that_two_files_have(self):
+        self.write("tests/unit/core/parts_test.cpp")
+        self.assertEqual(unit_test_faults(self.root),
+                         ["tests/unit/core/parts_test.cpp has the name of "
+                          "tests/unit/02/parts_test.cpp"])
 
 
 class TestTools(unittest.TestCase):

@@ -1,4 +1,5 @@
-"""Every operation of common/kernels/kernels.h has a case in tests/gpu/ops_test.cpp.
+"""Every operation of common/kernels/kernels.h has a case in tests/gpu/ops_test.cpp, or in
+layer_ops_test.cpp beside it.
 
 Those cases need a GPU to run; that they are there is checked everywhere. A case names its
 operations before the colon of its name, and calls each of them.
@@ -49,7 +50,7 @@ def faults_of(header, source):
 
 class TestGpuOps(unittest.TestCase):
     HEADER = (ROOT / "common/kernels/kernels.h").read_text()
-    SOURCE = (ROOT / "tests/gpu/ops_test.cpp").read_text()
+    SOURCE = "".join(path.read_text() for path in sorted(ROOT.glob("tests/gpu/*ops_test.cpp")))
 
     def test_every_operation_has_a_case(self):
         self.assertEqual(faults_of(self.HEADER, self.SOURCE), [])

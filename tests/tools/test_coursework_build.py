@@ -1,0 +1,189 @@
+"""Coursework: what the grader builds with, and the solutions that are cut out of objects."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
+
+from coursework import CourseworkError, solutions, tasks  # noqa: E402
+from coursework import workshop as workshop_module  # noqa: E402
+from coursework.workshop import Workshop  # noqa: E402
+from coursework_support import Folder, ROW  # noqa: E402
+from processes import gone, start  # noqa: E402
+
+
+class TestWorkshop(Folder):
+    def test_an_interrupted_build_leaves_no_compiler(self):
+        self.write("build.ninja", "rule compile\n  command = echo $$$$ >pid; exec sleep 1000\n"
+                                  "build object: compile\n")
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); from coursework.workshop import "
+                   "call; call(('ninja', '-C', sys.argv[2]))")
+        process = start(self, sys.executable, "-c", program, ROOT / "tools", self.root,
+                        stderr=subprocess.DEVNULL)
+        pid = self.root / "pid"
+        begin = time.monotonic()
+        while not (pid.is_file() and pid.read_text()) and time.monotonic() - begin < 30:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        self.assertTrue(gone(int(pid.read_text())))
+
+    def test_a_signal_while_a_process_starts_finds_it(self):
+        started = self.root / "started"
+        class Slow(subprocess.Popen):  # the signal comes before the constructor returns
+            def __init__(self, *words, **options):
+                super().__init__(*words, **options)
+                started.write_text(str(self.pid))
+                os.kill(os.getpid(), signal.SIGINT)
+        with mock.patch.object(workshop_module.subprocess, "Popen", Slow), \
+                self.assertRaises(KeyboardInterrupt):
+            workshop_module.call(("sleep", "1000"))
+        self.assertTrue(gone(int(started.read_text())))
+
+    def test_a_folder_that_was_moved_or_copied_is_configured_anew(self):
+        configured = []
+
+        def meson(command):
+            if command[0] == "meson":
+                configured.append(command[-1] if "--reconfigure" in command else "anew")
+                (Path(next(word for word in command if word.endswith("plain")))).mkdir(
+                    parents=True, exist_ok=True)
+            return 0, "x"
+        with mock.patch.object(workshop_module, "call", meson):
+            Workshop(self.root / "a").configure("plain", "grade")
+            Workshop(self.root / "a").configure("plain", "grade")
+            shutil.copytree(self.root / "a", self.root / "b")
+            Workshop(self.root / "b").configure("plain", "grade")
+        self.assertEqual(len(configured), 2)
+
+    def test_a_table_that_changed_is_configured_anew(self):
+        configured = []
+
+        def meson(command):
+            configured.append(command[0])
+            (self.root / "plain").mkdir(exist_ok=True)
+            return 0, "x"
+        with mock.patch.object(workshop_module, "call", meson):
+            for text in ("1", "2", "2"):
+                self.write("source/" + tasks.TABLE, text)
+                Workshop(self.root).configure("plain", "grade")
+        self.assertEqual(configured.count("meson"), 2)
+
+    def test_trouble_of_the_build_is_no_compile_error(self):
+        students = "a.cpp:3:1: error: x\n  3 | throw \"No space left on device\";"
+        for output, words in (
+                ("ninja: error: unknown target 'grade-03.5'", "unknown target 'grade-03.5'"),
+                ("x\n../source/02-x/meson.build:3:0: ERROR: Unknown function\n"
+                 "ninja: error: rebuilding 'build.ninja': cannot make progress",
+                 ": 02-x/meson.build:3:0: ERROR: Unknown function; expected"),
+                ("cc1plus: fatal error: ../source/02-x/b.cpp: No such file", "No such file"),
+                ("a.cpp:3:1: fatal error: opening dependency file a.d: No such file", "a.d"),
+                ("as: Fatal error: a.o: No space left on device\nx", "No space left")):
+            with mock.patch.object(workshop_module, "call", lambda command: (1, output)), \
+                    self.assertRaisesRegex(CourseworkError, words) as caught:
+                Workshop(self.root).compile("plain", ["x"])
+            self.assertNotIn("\n", str(caught.exception))
+        with mock.patch.object(workshop_module, "call", lambda command: (1, students)):
+            self.assertEqual(Workshop(self.root).compile("plain", ["x"])[0], 1)
+
+    def command_in_a_folder(self, **options):
+        """A command that has made a folder for itself and waits for a line; and that folder."""
+        program = ("import sys, tempfile; sys.path.insert(0, sys.argv[1])\n"
+                   "from coursework import run_command\n"
+                   "def main(words):\n"
+                   "    with tempfile.TemporaryDirectory() as folder:\n"
+                   "        print(folder, flush=True)\n"
+                   "        return int(sys.stdin.readline())\n"
+                   "run_command(main)\n")
+        process = start(self, sys.executable, "-c", program, ROOT / "tools", text=True,
+                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+        return process, Path(process.stdout.readline().strip())
+
+    def test_a_terminal_that_is_closed_leaves_nothing(self):
+        process, folder = self.command_in_a_folder()
+        process.send_signal(signal.SIGHUP)
+        self.assertEqual(process.wait(30), 129)
+        self.assertFalse(folder.exists())
+
+    def test_under_nohup_it_goes_on_when_the_terminal_is_closed(self):
+        process, folder = self.command_in_a_folder(ignores=(signal.SIGHUP,))
+        process.send_signal(signal.SIGHUP)
+        process.communicate("7\n", timeout=30)
+        self.assertEqual(process.returncode, 7)
+        self.assertFalse(folder.exists())
+
+    def test_paths_are_those_of_the_tree(self):
+        workshop = Workshop(self.root)
+        for path in ("../source/04-ddp/a.cpp", f"{self.root}/source/04-ddp/a.cpp", "04-ddp/a.cpp"):
+            self.assertEqual(workshop.path_in_tree(path), "04-ddp/a.cpp")
+
+
+FUNCTIONS = """namespace lockstep {
+static int helper(int a) { return a + %d; }
+int first() { return helper(1); }
+int second() { return first() * 10; }
+int third(int) { return 3; }
+int third(double) { return 4; }
+}  // namespace lockstep
+"""
+MAIN = "namespace lockstep { int second(); }\nint main() { return lockstep::second(); }\n"
+
+
+class TestSolutions(Folder):
+    """With a compiler, on a few lines."""
+
+    def compiled(self, name, text):
+        source = self.write(f"{name}.cpp", text)
+        subprocess.run(["c++", "-fPIC", "-ffunction-sections", "-c", str(source), "-o",
+                        str(source.with_suffix(".o"))], check=True)
+        return source.with_suffix(".o")
+
+    def task(self, *symbols):
+        return tasks.Task(**{**ROW, "symbols": symbols})
+
+    def status(self, objects):
+        """The exit status of a program of these objects."""
+        program = self.root / "program"
+        subprocess.run(["c++", "-Wl,--allow-multiple-definition", "-o", str(program),
+                        *map(str, objects)], check=True)
+        return subprocess.run([str(program)]).returncode
+
+    def test_symbols_are_found_by_the_names_that_people_read(self):
+        solved = self.compiled("solved", FUNCTIONS % 0)
+        names = solutions.mangled_symbols(self.task("lockstep::first", "lockstep::third(int)"),
+                                          solved)
+        self.assertEqual(names, ["_ZN8lockstep5firstEv", "_ZN8lockstep5thirdEi"])
+        for symbol, words in (("lockstep::third", "has 2 functions"), ("x::first", "0 functions")):
+            with self.assertRaisesRegex(CourseworkError, f"{words}.*lockstep::{symbol[-5:]}"):
+                solutions.mangled_symbols(self.task(symbol), solved)
+
+    def test_a_solution_brings_what_it_needs_and_stands_before_the_students_function(self):
+        solved = self.compiled("solved", FUNCTIONS % 1)
+        student = self.compiled("student", FUNCTIONS % 5)
+        main, cut = self.compiled("main", MAIN), self.root / "cut.o"
+        name = "_ZN8lockstep5firstEv"
+        solutions.cut_out(solved, [name], set(), cut)
+        self.assertEqual([mangled for mangled, _ in solutions.defined_symbols(cut)], [name])
+        for objects, status in (([student], 60), ([cut, student], 20)):
+            self.assertEqual(self.status([main, *objects]), status)
+
+    def test_a_solution_has_no_copy_of_another_task_of_its_file(self):
+        solved = self.compiled("solved", FUNCTIONS % 1)
+        student = self.compiled("student", (FUNCTIONS % 2).replace("10", "100"))
+        main, cut = self.compiled("main", MAIN), self.root / "cut.o"
+        solutions.cut_out(solved, ["_ZN8lockstep6secondEv"], {"_ZN8lockstep5firstEv"}, cut)
+        self.assertEqual(self.status([main, cut, student]), 30)
+        with self.assertRaisesRegex(CourseworkError, "64-bit ELF"):
+            solutions.without_definitions(b"MZ", set())
+
+
+if __name__ == "__main__":
+    unittest.main()

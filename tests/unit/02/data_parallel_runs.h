@@ -1,0 +1,141 @@
+#pragma once
+// A network on one device or on several, and what it makes of a batch.
+
+#include "02-dataparallel/data_parallel.h"
+
+#include "common/core/error.h"
+#include "common/nn/init.h"
+#include "common/nn/models.h"
+#include "common/nn/sgd.h"
+#include "tests/support/machine.h"
+#include "tests/support/nn_test_support.h"
+#include "tests/support/tasks.h"
+
+namespace lockstep::testing::data_parallel {
+
+constexpr int64_t kReal = sizeof(Real);
+constexpr const char* kConvolution = "conv2d";  // what its forward is called in a trace
+constexpr ReduceMode kManual = ReduceMode::manual, kLibrary = ReduceMode::library;
+
+// --- A network on one device or on several -------------------------------------------------------
+
+inline std::function<std::unique_ptr<Module>()> model(ModelKind kind, bool dropout = false) {
+  return [=] { return make_model({.kind = kind, .dropout = dropout}).network; };
+}
+
+/// Samples and labels on the host.
+struct Batch {
+  explicit Batch(int64_t count, uint32_t seed = 7, Shape image = {28, 28, 1}) {
+    std::vector<int64_t> extents{count};
+    extents.insert(extents.end(), image.extents().begin(), image.extents().end());
+    shape = Shape(extents);
+    samples = random_values(shape, seed);
+    for (int64_t i = 0; i < count; ++i) labels.push_back(static_cast<int32_t>((i * 7 + seed) % 10));
+  }
+  /// Samples [first, first + count).
+  Batch rows(int64_t first, int64_t count) const {
+    Batch part = *this;
+    const int64_t row = shape.row_elements();
+    part.shape[0] = count;
+    part.samples.assign(samples.begin() + first * row, samples.begin() + (first + count) * row);
+    part.labels.assign(labels.begin() + first, labels.begin() + first + count);
+    return part;
+  }
+
+  Shape shape;
+  std::vector<Real> samples;
+  std::vector<int32_t> labels;
+};
+
+/// A network with seed 1 and what it takes to train it: without a mode on the first device alone,
+/// as stage 01 does, else wrapped, as stage 02 does.
+class Network {
+ public:
+  Network(const std::function<std::unique_ptr<Module>()>& make, const std::string& devices,
+          std::optional<ReduceMode> mode = {}, DeviceOptions options = {})
+      : machine(devices, options),
+        network(make()),
+        parameters(*network, stream()),
+        optimizer(parameters, {.momentum = Real(0.9)}),
+        context(stream()),
+        loss_(Tensor::empty(stream(), {1})) {
+    initialize(parameters, Initializer::kaiming_uniform, 1);
+    if (!mode) return;
+    auto wrapped = std::make_unique<DataParallel>(std::move(network), parameters, make,
+                                                  machine.streams, *machine.world, *mode);
+    parallel = wrapped.get();
+    network = std::move(wrapped);
+  }
+
+  Stream stream() const { return machine.streams[0]; }
+  Tensor put(const Batch& batch) const {
+    return Tensor::from_host(stream(), batch.shape, batch.samples);
+  }
+  void set(const StepState& state) const { context.state().copy_from_host({state}); }
+
+  /// Gradients of `weight` times the sum of the samples' losses, added to those there are.
+  void accumulate(const Batch& batch, Real weight) {
+    const Tensor images = put(batch);
+    const auto labels =
+        LabelTensor::from_host(stream(), {static_cast<int64_t>(batch.labels.size())}, batch.labels);
+    set({.step = steps_++, .learning_rate = Real(0.05), .loss_weight = weight});
+    context.kernels().fill(stream(), 0, loss_);
+    passes_begin_ = stream().record_time();
+    const Tensor scores = network->forward(images, context);
+    loss_function_->forward(scores, labels, loss_, context);
+    const Tensor scores_gradient = loss_function_->backward(labels, context);
+    network->backward(scores_gradient, context);
+    passes_end_ = stream().record_time();
+  }
+  /// The gradients of the batch's mean loss.
+  std::vector<Real> gradients(const Batch& batch) {
+    optimizer.zero_gradients();
+    accumulate(batch, Real(1) / Real(batch.shape[0]));
+    return parameters.gradients().to_host();
+  }
+  /// An optimizer step; the mean loss.
+  Real step(const Batch& batch) {
+    optimizer.zero_gradients();
+    accumulate(batch, Real(1) / Real(batch.shape[0]));
+    optimizer.step(context.state(), loss_);
+    return loss_.to_host()[0];
+  }
+  /// Everything that three steps over different batches, the last of them short, leave: losses,
+  /// weights, momentum, running statistics.
+  std::vector<Real> three_steps(int64_t batch_size) {
+    std::vector<Real> all;
+    all.push_back(step(Batch(batch_size, 7)));
+    all.push_back(step(Batch(batch_size, 8)));
+    all.push_back(step(Batch((batch_size + 2) / 3, 9)));
+    for (const Tensor& part :
+         {parameters.values(), optimizer.velocity(), parameters.buffer_values()}) {
+      const std::vector<Real> values = part.to_host();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  /// Of the last step, from its first operation on.
+  double passes_seconds() const { return passes_end_->seconds_since(*passes_begin_); }
+  /// The scores of an evaluation.
+  std::vector<Real> evaluate(const Batch& batch) {
+    context.facts.training = false;
+    const Tensor scores = network->forward(put(batch), context);
+    context.facts.training = true;
+    return scores.to_host();
+  }
+
+  Machine machine;
+  std::unique_ptr<Module> network;
+  FlatParameters parameters;
+  Sgd optimizer;
+  Context context;
+  DataParallel* parallel = nullptr;  // the network, where it is wrapped
+
+ private:
+  std::unique_ptr<Loss> loss_function_ = make_nll_loss();
+  Tensor loss_;
+  int64_t steps_ = 0;
+  std::optional<TimedEvent> passes_begin_, passes_end_;
+};
+
+}  // namespace lockstep::testing::data_parallel

@@ -1,0 +1,318 @@
+// Checkpoints and settings that do not fit the run that they are given to.
+
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "05-syncbn-checkpoint/training_settings.h"
+#include "common/core/error.h"
+#include "common/io/json.h"
+#include "common/nn/layers.h"
+#include "common/step/weights_file.h"
+#include "tests/support/catch.h"
+#include "tests/support/comm_trial.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/nn_test_support.h"
+#include "tests/support/process.h"
+#include "tests/support/replaced_system_calls.h"
+#include "tests/unit/05/checkpoint_runs.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing::checkpoints;
+namespace fs = std::filesystem;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::EndsWith;
+using nlohmann::json;
+using testing::message_of;
+using testing::operator+;
+using testing::relative_error;
+using testing::TempDir;
+using testing::Words;
+
+// --- Names ---------------------------------------------------------------------------------------
+
+/// Saves a file of weights whose names `rename` changed.
+template <class Rename>
+void save_renamed(const fs::path& path, Module& network, Rename rename) {
+  std::vector<StateTensor> state = state_dict(network);
+  for (size_t i = 0; i < state.size(); ++i) state[i].name = rename(state[i].name, i);
+  save_weights(path, state);
+}
+
+TEST_CASE("Weights of other types, and files of torch.save(), are refused with the way out",
+          "[checkpoint][row110]") {
+  const TempDir folder;
+  SmallRun run(5);
+  const auto refusal = [&](const std::string& file) {
+    return message_of<BadInput>([&] { load_weights(folder / file, *run.network); });
+  };
+  const std::vector<StateTensor> state = state_dict(*run.network);
+  std::vector<TensorEntry> entries = file_entries(state);
+  for (TensorEntry& entry : entries) {
+    if (entry.dtype == DType::I64) continue;
+    entry.dtype = DType::BF16;
+    entry.bytes = entry.bytes.first(entry.bytes.size() / sizeof(Real) * 2);
+  }
+  save_safetensors(folder / "half", entries);
+  CHECK_THAT(refusal("half"),
+             ContainsSubstring("has dtype BF16, expected F32 or F64") &&
+                 ContainsSubstring("; convert them in the program that saved them"));
+  for (const std::string& begin :
+       {std::string("PK\x03\x04 and more"), std::string("\x80\x02 and more")}) {
+    testing::write_file(folder / "model.pt", begin);
+    CHECK_THAT(refusal("model.pt"), ContainsSubstring("found a file of torch.save()") &&
+                                        ContainsSubstring("safetensors.torch.save_file("));
+  }
+}
+
+TEST_CASE("A file of many strange tensors is refused in a short line", "[checkpoint][row110]") {
+  const TempDir folder;
+  SmallRun run(5);
+  std::vector<TensorEntry> entries;
+  for (int i = 0; i < 2000; ++i)
+    entries.push_back({fmt::format("odd\n{:04}", i), DType::F32, {0}, {}});
+  entries.push_back({std::string(5000, 'x'), DType::F32, {0}, {}});
+  save_safetensors(folder / "many", entries);
+  const std::string text =
+      message_of<BadInput>([&] { load_weights(folder / "many", *run.network); });
+  CHECK_THAT(text, ContainsSubstring("unexpected odd?0000, ") && ContainsSubstring(", ... and "));
+  CHECK(text.size() < 1500);
+  CHECK(text.find('\n') == text.npos);
+  save_safetensors(folder / "long", std::span(entries).last(1));
+  CHECK_THAT(message_of<BadInput>([&] { load_weights(folder / "long", *run.network); }),
+             ContainsSubstring("unexpected xxx") && ContainsSubstring("xxx...; use the --model"));
+  CHECK(run.network_holds(5));
+}
+
+TEST_CASE("The names of a wrapped model lose their prefix if all of them have it",
+          "[checkpoint][row110]") {
+  const TempDir folder;
+  SmallRun saved(5), loaded;
+  const auto all = [](const std::string& name, size_t) { return "module." + name; };
+  save_renamed(folder / "all", *saved.network, all);
+  load_weights(folder / "all", *loaded.network);
+  CHECK(loaded.network_holds(5));
+
+  loaded.set(0);
+  save_renamed(folder / "some", *saved.network,
+               [](const std::string& name, size_t i) { return i == 0 ? "module." + name : name; });
+  CHECK_THAT(message_of<BadInput>([&] { load_weights(folder / "some", *loaded.network); }),
+             ContainsSubstring("missing fc.weight, unexpected module.fc.weight"));
+  CHECK(loaded.holds(0));
+
+  // A DDP run's file has the names of the bare network, and is loaded by it.
+  saved.save(folder.path());
+  load_weights(folder / checkpoint_name(5), *loaded.network);
+  CHECK(loaded.network_holds(5));
+}
+
+// --- What does not fit ---------------------------------------------------------------------------
+
+/// Writes the checkpoint of `run` anew with tensors that `change` changed.
+void save_changed(const fs::path& path, const SmallRun& run,
+                  const std::function<void(std::vector<TensorEntry>&)>& change) {
+  const std::vector<StateTensor> state = state_dict(*run.network);
+  std::vector<TensorEntry> entries = file_entries(state);
+  change(entries);
+  save_safetensors(path, entries, {{"lockstep.training", run.state.to_json()}}, Checksums::crc32);
+}
+
+TEST_CASE("Tensors that do not fit are all listed, and nothing is changed",
+          "[checkpoint][row111]") {
+  const TempDir folder;
+  const SmallRun saved(5, 0);
+  const std::vector<double> doubles(8, 7.0);
+  const std::vector<float> floats(8, 7.0F);
+  const auto other_precision = [&](std::vector<TensorEntry>& entries) {
+    entries[0].dtype = testing::kDouble ? DType::F32 : DType::F64;
+    entries[0].bytes =
+        testing::kDouble ? std::as_bytes(std::span(floats)) : std::as_bytes(std::span(doubles));
+  };
+  save_changed(folder / "other", saved, [&](std::vector<TensorEntry>& entries) {
+    entries[0].dtype = DType::I32;  // fc.weight
+    entries[0].shape = {2, 4};
+    entries[0].bytes = std::as_bytes(std::span(floats));
+    entries[1].name = "fc.bais";
+    entries.push_back({"more", DType::F16, {0}, {}});
+  });
+  const std::vector<int64_t> four_by_two{4, 2};
+  save_changed(folder / "shape", saved,
+               [&](std::vector<TensorEntry>& entries) { entries[0].shape = four_by_two; });
+  save_changed(folder / "precision", saved, other_precision);
+
+  SmallRun run(0, 0);
+  const auto refusal = [&](const std::string& file) {
+    const std::string loaded =
+        message_of<BadInput>([&] { load_weights(folder / file, *run.network); });
+    const std::string restored =
+        message_of<BadInput>([&] { restore(read_checkpoint(folder / file), run.trained()); });
+    CHECK(run.holds(0));
+    return loaded + "\n" + restored;
+  };
+  for (const char* part : {"fc.weight has dtype I32, expected F32 or F64, missing fc.bias, "
+                           "unexpected fc.bais, unexpected more; ",
+                           testing::kDouble ? "dtype I32, expected F64, missing"
+                                            : "dtype I32, expected F32, missing"}) {
+    CHECK_THAT(refusal("other"), ContainsSubstring(part));
+  }
+  CHECK_THAT(refusal("shape"), ContainsSubstring("fc.weight has shape [4, 2], expected [2, 4]"));
+
+  CHECK_THAT(
+      message_of<BadInput>([&] { restore(read_checkpoint(folder / "precision"), run.trained()); }),
+      ContainsSubstring(testing::kDouble ? "fc.weight has dtype F32, expected F64"
+                                         : "fc.weight has dtype F64, expected F32"));
+  CHECK(run.holds(0));
+  load_weights(folder / "precision", *run.network);  // converts
+  CHECK(run.parameters.parameters()[0]->value.to_host() == std::vector<Real>(8, 7));
+}
+
+TEST_CASE("A run with other settings is told the first difference", "[checkpoint]") {
+  const TempDir folder;
+  train_and_save(2, RunOptions(folder.path()), 2);
+  const std::string path = folder / checkpoint_name(2);
+  const auto refusal = [&](const std::function<void(Options&)>& change) {
+    RunOptions run(folder.path());
+    change(run.options);
+    std::vector<RunResult> before(2), after(2);
+    const Words errors = run_group(2, run, [&](Trainee& trainee, int rank) {
+      before[size_t(rank)] = trainee.result();
+      const std::string error = message_of<BadInput>([&] { trainee.resume(path); });
+      after[size_t(rank)] = trainee.result();
+      fail<BadInput>("{}", error);
+    });
+    CHECK(errors[0] == errors[1]);
+    CHECK(before == after);
+    return errors[0];
+  };
+  CHECK(refusal([](Options& o) { o.batch_size = 5; }) ==
+        path +
+            " was saved with batch_size 6, this run has 5; resume with the options and data that "
+            "it was saved with, or begin anew from its weights with --load");
+  const auto differs = [&](const std::function<void(Options&)>& change, const std::string& text) {
+    CHECK_THAT(refusal(change), ContainsSubstring(text));
+  };
+  differs([](Options& o) { o.model = "seed"; }, "saved with model \"seed-bn\", this run has");
+  differs([](Options& o) { o.order = "file"; }, "order \"sampler\", this run has \"file\"");
+  differs([](Options& o) { o.momentum = 0; }, "momentum 0.9, this run has 0");
+  differs([](Options& o) { o.seed = 2; }, "seed 1, this run has 2");
+  differs([](Options& o) { o.dropout = false; }, "dropout true, this run has false");
+
+  const json settings = {{"a", 1}, {"b", "x"}};
+  CHECK_NOTHROW(require_settings(settings, settings, "F"));
+  const json fewer = {{"a", 1}};
+  CHECK_THROWS_WITH(require_settings(settings, fewer, "F"), ContainsSubstring("b \"x\""));
+  CHECK_THROWS_WITH(require_settings(fewer, settings, "F"),
+                    ContainsSubstring("b null, this run has \"x\""));
+}
+
+TEST_CASE("Another world size is refused, or allowed with a statement", "[checkpoint][row119]") {
+  const TempDir folder;
+  RunOptions run(folder.path());
+  run.options.model = "seed";  // batch normalisation sees a rank's part
+  train_and_save(4, run, 3);
+  const auto straight = trained_straight(4, 6, run);
+
+  const Words errors = run_group(2, run, [](Trainee& trainee, int) { trainee.resume(); });
+  CHECK_THAT(errors[0], ContainsSubstring("was saved by 4 ranks, this run has 2; start as many, or "
+                                          "allow the change with --allow-world-size-change"));
+  CHECK(errors[1] == errors[0]);
+
+  std::string warning;
+  run.checkpoints.allow_world_size = true;
+  run.checkpoints.warn = [&](const std::string& line) { warning += line; };  // rank 0 alone
+  run.options.threads_per_device = 2;                                        // may differ, too
+  const auto resumed = results_of(2, run, [](Trainee& trainee) {
+    trainee.resume();
+    trainee.train(6);
+    trainee.save();
+  });
+  CHECK_THAT(warning, ContainsSubstring("The same as before: parameters") &&
+                          ContainsSubstring("dropout, which samples each global batch has. Not"));
+  CHECK(resumed[0].weights == resumed[1].weights);
+  CHECK(relative_error(resumed[0].weights, straight[0].weights) <
+        (testing::kDouble ? 1e-12 : 1e-4));
+  // From then on it is a run of two ranks.
+  const TrainingState state = TrainingState::from_json(
+      read_checkpoint(folder / checkpoint_name(6)).training, "the checkpoint");
+  CHECK(state.world_size == 2);
+  CHECK(state.settings["threads_per_device"] == 2);
+}
+
+TEST_CASE("What another number of ranks changes is told by the run's settings", "[checkpoint]") {
+  const TempDir folder;
+  RunOptions run(folder.path());
+  run.checkpoints.allow_world_size = true;
+  Words warnings;
+  run.checkpoints.warn = [&](const std::string& line) { warnings.push_back(line); };
+  const std::vector<json> changes{
+      {{"sync_bn", true}}, {{"pad", true}}, {{"sync_bn", false}}, {{"accumulate", 2}}};
+  const Words errors = run_group(1, run, [&](Trainee& trainee, int) {
+    const json settings = trainee.state.settings;
+    for (const json& change : changes) {
+      trainee.state.settings = settings;
+      trainee.state.settings.update(change);
+      ++trainee.state.steps;
+      trainee.state.world_size = 3;  // as if three had saved it
+      trainee.save();
+      trainee.state.world_size = 1;
+      trainee.resume();
+    }
+  });
+  CHECK(errors == no_errors(1));
+  const std::string always =
+      "Not the same: the order of sums, so that weights will differ in their last bits";
+  const Words expected{
+      always, always + ", which samples each global batch has",
+      always + ", the part of a batch that is normalised together",
+      always + ", the samples of a micro-batch, which batch normalisation sees together"};
+  REQUIRE(warnings.size() == expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    CHECK_THAT(warnings[i],
+               ContainsSubstring("was saved by 3 ranks, this run has 1. The same as before: "));
+    CHECK_THAT(warnings[i], EndsWith(expected[i]));
+  }
+}
+
+TEST_CASE("A checkpoint of a newer format version is refused with both versions",
+          "[checkpoint][row121]") {
+  const TempDir folder;
+  SmallRun run(7, 0);
+  json newer = json::parse(run.state.to_json());
+  newer["format_version"] = 2;
+  newer["something"] = {{"new", 1}};
+  save_safetensors(folder / checkpoint_name(7), file_entries(state_dict(*run.network)),
+                   {{"lockstep.training", newer.dump()}}, Checksums::crc32);
+  const Words errors =
+      run_group(2, RunOptions(folder.path()), [](Trainee& trainee, int) { trainee.resume(); });
+  CHECK_THAT(errors[0], ContainsSubstring("format version 2, expected at most 1"));
+  CHECK(errors[1] == errors[0]);
+}
+
+TEST_CASE("A directory that cannot be written to is told before the first step, by all ranks",
+          "[checkpoint][row116]") {
+  const TempDir folder;
+  std::ofstream(folder / "file") << "x";
+  const Words errors = run_group(2, RunOptions(folder / "file" / "run"),
+                                 [](Trainee& trainee, int) { trainee.resume(""); });
+  CHECK_THAT(errors[0], ContainsSubstring("file/run: Not a directory; give a directory that"));
+  CHECK(errors[1] == errors[0]);
+  const TempDir closed;
+  ::chmod(closed.path().c_str(), 0555);
+  const Words closed_errors =
+      run_group(2, RunOptions(closed.path()), [](Trainee& trainee, int rank) {
+        if (rank == 0) testing::drop_capabilities();  // this thread's
+        trainee.resume("");
+      });
+  ::chmod(closed.path().c_str(), 0755);
+  CHECK_THAT(closed_errors[0], ContainsSubstring("Permission denied; give one that you may write"));
+  CHECK(closed_errors[1] == closed_errors[0]);
+  // A resume that is refused makes none.
+  run_group(2, RunOptions(folder / "new"),
+            [](Trainee& trainee, int) { trainee.resume("no-such-checkpoint"); });
+  CHECK_FALSE(std::filesystem::exists(folder / "new"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,272 @@
+#pragma once
+// What the tests of checkpoints save and resume: a small training run of several ranks, and a
+// network of ten numbers whose files are small.
+
+#include "05-syncbn-checkpoint/checkpointer.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "04-ddp/shard_loader.h"
+#include "05-syncbn-checkpoint/training_settings.h"
+#include "common/core/error.h"
+#include "common/io/file.h"
+#include "common/kernels/devices.h"
+#include "common/nn/init.h"
+#include "common/nn/layers.h"
+#include "common/nn/models.h"
+#include "common/step/feeder.h"
+#include "tests/support/catch.h"
+#include "tests/support/comm_trial.h"
+#include "tests/support/local_store.h"
+#include "tests/support/nn_test_support.h"
+#include "tests/support/process.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/tcp_stores.h"
+
+namespace lockstep::testing::checkpoints {
+
+// --- A small training run ------------------------------------------------------------------------
+
+/// 20 images: 4 batches of an epoch, of which the last has 2. Everything that has a state is on:
+/// batch normalisation, dropout, momentum, a schedule, an order that changes.
+struct RunOptions {
+  Options options{};
+  CheckpointOptions checkpoints{};
+  RunOptions() {
+    options.model = "seed-bn";
+    options.data = "synthetic:20:8";
+    options.batch_size = 6;
+    options.lr = 0.05;
+    options.lr_step = 1;
+    options.lr_gamma = 0.7;
+    options.momentum = 0.9;
+    options.dropout = true;
+    options.order = "sampler";
+    options.workers = 0;
+  }
+  explicit RunOptions(const std::filesystem::path& directory) : RunOptions() {
+    checkpoints.directory = directory;
+    checkpoints.say = checkpoints.warn = [](const std::string&) {};
+  }
+};
+
+constexpr int64_t kStepsPerEpoch = 4;
+
+inline const DatasetPair& training_data() {
+  static const DatasetPair& data = *new DatasetPair(load_dataset("synthetic:20:8"));
+  return data;
+}
+
+/// Everything that two runs may differ in.
+struct RunResult {
+  std::vector<Real> weights, statistics, velocity;
+  std::vector<int64_t> tracked;
+  friend bool operator==(const RunResult&, const RunResult&) = default;
+};
+
+/// One rank of the run.
+class Trainee {
+ public:
+  Trainee(Communicator& ranks, const ExchangeTexts& exchange, const RunOptions& run)
+      : options(run.options),
+        device(open_device({DeviceId::Kind::cpu, ranks.rank()}, {})),
+        model(make_model(options.model_options(training_data().train))),
+        parameters(*model.network, stream),
+        optimizer(parameters, options.sgd_rule()),
+        loader(
+            training_data().train, options,
+            [this](size_t bytes) { return device->allocate_host(bytes); }, ranks.rank(),
+            ranks.world_size(), Sharding::global_batch),
+        feeder(stream, training_data().train),
+        context(stream),
+        world_size_(ranks.world_size()) {
+    initialize(parameters, Initializer::kaiming_uniform, uint64_t(ranks.rank()) + 1);
+    replica = std::make_unique<DistributedDataParallel>(std::move(model.network), parameters, ranks,
+                                                        exchange, communication);
+    checkpointer = std::make_unique<Checkpointer>(trained(), ranks, exchange, run.checkpoints);
+    state.world_size = world_size_;
+    state.settings = training_settings(options, CheckpointStageOptions(), training_data());
+  }
+
+  Trained trained() { return {replica->inner(), parameters, optimizer}; }
+
+  /// Trains until `steps` steps are done.
+  void train(int64_t steps) {
+    for (; state.steps < steps; ++state.epoch, state.step_in_epoch = 0) {
+      loader.begin_epoch(state.epoch, state.step_in_epoch);
+      while (std::optional<HostBatch> batch = loader.next()) {
+        step(std::move(*batch));
+        ++state.step_in_epoch;
+        if (++state.steps == steps) break;
+      }
+      if (state.steps == steps) break;  // the epoch stays at hand, even if it is over
+    }
+    state.learning_rate = schedule().at(state.steps);
+  }
+  void save() { checkpointer->save(state); }
+  void resume(const std::string& source = "auto") { state = checkpointer->resume(source, state); }
+  RunResult result() {
+    return {parameters.values().to_host(), parameters.buffer_values().to_host(),
+            optimizer.velocity().defined() ? optimizer.velocity().to_host() : std::vector<Real>(),
+            batches_tracked(replica->inner())};
+  }
+
+  Options options;
+  std::unique_ptr<Device> device;
+  Stream stream = device->create_stream("compute");
+  Stream communication = device->create_stream("communication");
+  Model model;
+  FlatParameters parameters;
+  Sgd optimizer;
+  ShardLoader loader;
+  Feeder feeder;
+  Context context;
+  std::unique_ptr<DistributedDataParallel> replica;
+  std::unique_ptr<Checkpointer> checkpointer;
+  TrainingState state;
+
+ private:
+  LearningRateSchedule schedule() const { return options.schedule(kStepsPerEpoch); }
+
+  void step(const HostBatch& batch) {
+    context.begin_step({.step = state.steps,
+                        .learning_rate = Real(schedule().at(state.steps)),
+                        .loss_weight = Real(world_size_) / Real(batch.global_size)});
+    const Tensor loss = parameters.loss();
+    optimizer.zero_gradients();
+    const DeviceBatch& part = feeder.feed(batch, context);
+    const Tensor scores = replica->forward(feeder.normalize(part, context), context);
+    model.loss->forward(scores, part.labels, loss, context);
+    replica->backward(model.loss->backward(part.labels, context), context);
+    optimizer.step(context.state(), loss);
+  }
+
+  int world_size_;
+};
+
+/// Runs `body` on every rank of a new group; what each of them threw, as text.
+template <class Body>
+std::vector<std::string> run_group(int world_size,
+                                   const std::function<RunOptions(int rank)>& options, Body body) {
+  testing::LocalStore store;
+  const testing::Ranks ranks = testing::tcp_ranks(world_size);
+  return testing::run_ranks(world_size, [&](int rank) {
+    const ExchangeTexts exchange = [&, rank](const std::string& mine) {
+      return store.exchange(rank, world_size, mine);
+    };
+    Trainee trainee(*ranks.processes[size_t(rank)], exchange, options(rank));
+    body(trainee, rank);
+    trainee.stream.synchronize();
+  });
+}
+
+template <class Body>
+std::vector<std::string> run_group(int world_size, const RunOptions& options, Body body) {
+  const auto same = [&](int) { return options; };
+  return run_group(world_size, same, body);
+}
+
+inline Words no_errors(int world_size) { return Words(size_t(world_size), ""); }
+
+/// What the ranks have when `body` is done with them; no rank may fail.
+template <class Body>
+std::vector<RunResult> results_of(int world_size, const RunOptions& options, Body body) {
+  std::vector<RunResult> results{size_t(world_size)};
+  const Words errors = run_group(world_size, options, [&](Trainee& trainee, int rank) {
+    body(trainee);
+    results[size_t(rank)] = trainee.result();
+  });
+  CHECK(errors == no_errors(world_size));
+  return results;
+}
+
+/// An uninterrupted run.
+inline std::vector<RunResult> trained_straight(int world_size, int64_t steps,
+                                               const RunOptions& options = RunOptions()) {
+  return results_of(world_size, options, [&](Trainee& trainee) { trainee.train(steps); });
+}
+
+/// Trains to `steps` and saves there.
+inline void train_and_save(int world_size, const RunOptions& options, int64_t steps) {
+  results_of(world_size, options, [&](Trainee& trainee) {
+    trainee.train(steps);
+    trainee.save();
+  });
+}
+
+inline std::string checkpoint_name(int64_t steps) { return checkpoint_path("", steps).string(); }
+inline std::string momentum_name(int64_t steps) {
+  return optimizer_path(checkpoint_path("", steps)).string();
+}
+
+// --- A network of ten numbers, whose files are small ---------------------------------------------
+
+/// Its network and momentum hold numbers that follow from `mark`.
+struct SmallRun {
+  explicit SmallRun(double mark = 0, Real momentum = Real(0.9))
+      : optimizer(parameters, {.momentum = momentum}) {
+    set(mark);
+    state.settings = {{"momentum", double(momentum)}, {"seed", 1}};
+  }
+  static std::unique_ptr<Module> make() {
+    auto network = std::make_unique<Sequential>();
+    network->add("fc", std::make_unique<Linear>(4, 2));
+    network->set_name("");
+    return network;
+  }
+  void set(double mark) {
+    state.steps = int64_t(mark);
+    device.kernels().fill(device.stream, Real(mark), parameters.values());
+    if (optimizer.velocity().defined()) {
+      device.kernels().fill(device.stream, Real(-mark), optimizer.velocity());
+    }
+  }
+  Trained trained() const { return {*network, parameters, optimizer}; }
+  void save(const std::filesystem::path& directory) const {
+    save_checkpoint(directory, trained(), state);
+  }
+  void save(const std::filesystem::path& directory, double mark) {
+    set(mark);
+    save(directory);
+  }
+  /// Whether it is as set(mark) left it. Gaps between parameters do not count.
+  bool network_holds(double mark) const {
+    return std::ranges::all_of(state_dict(*network), [&](const StateTensor& tensor) {
+      return std::ranges::count(tensor.real, Real(mark)) == std::ssize(tensor.real);
+    });
+  }
+  bool holds(double mark) const {
+    if (!network_holds(mark) || !optimizer.velocity().defined()) return network_holds(mark);
+    const auto momentum = flat_state_dict(parameters, optimizer.velocity(), "momentum.");
+    return std::ranges::all_of(momentum, [&](const StateTensor& tensor) {
+      return std::ranges::count(tensor.real, Real(-mark)) == std::ssize(tensor.real);
+    });
+  }
+
+  testing::TestDevice device;
+  std::unique_ptr<Module> network = make();
+  FlatParameters parameters{*network, device.stream};
+  Sgd optimizer;
+  TrainingState state;
+};
+
+/// The mark of the newest checkpoint that can be read; -1 if there is none.
+inline double newest_mark(const std::filesystem::path& directory) {
+  const auto checkpoint = newest_checkpoint(directory, [](const std::string&) {});
+  if (!checkpoint) return -1;
+  SmallRun run;
+  restore(*checkpoint, run.trained());
+  const int64_t steps = TrainingState::from_json(checkpoint->training, "it").steps;
+  return run.holds(double(steps)) ? double(steps) : std::nan("");
+}
+
+/// All files of a directory with their bytes.
+inline std::map<std::string, std::string> contents_of(const TempDir& folder) {
+  std::map<std::string, std::string> contents;
+  for (const std::string& name : folder.names()) contents[name] = testing::read_file(folder / name);
+  return contents;
+}
+
+}  // namespace lockstep::testing::checkpoints

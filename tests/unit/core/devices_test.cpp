@@ -1,0 +1,102 @@
+// Devices by name.
+
+#include <vector>
+
+#include "common/core/error.h"
+#include "common/kernels/cpu/cpu_device.h"
+#include "common/kernels/cuda/cuda.h"
+#include "common/kernels/devices.h"
+#include "common/kernels/kernels.h"
+#include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using cpu::EngineKind;
+using testing::message_of;
+
+}  // namespace
+
+// --- Devices -------------------------------------------------------------------------------------
+
+TEST_CASE("Device lists are read as they are written", "[core]") {
+  const auto names = [](std::string_view list) {
+    std::vector<std::string> names;
+    for (const DeviceId& id : parse_devices(list)) names.push_back(id.name());
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  CHECK(names("cpu:0") == Names{"cpu:0"});
+  CHECK(names("cpu") == Names{"cpu:0"});
+  CHECK(names("cuda") == Names{"cuda:0"});
+  CHECK(names("cpu:0,cpu:1,cpu:1023") == Names{"cpu:0", "cpu:1", "cpu:1023"});
+  CHECK(names("cuda:1,cuda:0") == Names{"cuda:1", "cuda:0"});
+  CHECK(names("cuda:0,cuda:0") == Names{"cuda:0", "cuda:0"});  // replicas may share a GPU
+  CHECK(parse_devices("cuda:3")[0] == DeviceId{DeviceId::Kind::cuda, 3});
+}
+
+TEST_CASE("Device lists that name no device are refused in one line", "[core]") {
+  const auto error = [](std::string_view list) {
+    return message_of<BadInput>([&] { parse_devices(list); });
+  };
+  const auto not_a_device = [](const std::string& text) {
+    return "--devices: '" + text +
+           "' is not a device; write cpu:N or cuda:N with N from 0 to 1023, separated by commas";
+  };
+  CHECK(error("") == "--devices: the list is empty; write for instance cpu:0 or cuda:0,cuda:1");
+  for (const char* text : {"gpu:0", "CPU:0", "cpu:", "cpu:-1", "cpu:+1", "cpu:1024", "cpu:1x",
+                           "cpu:1:2", " cpu:0", "cpu:0 ", ":0", "0", "cpu:99999999999999999999"}) {
+    CHECK(error(text) == not_a_device(text));
+  }
+  CHECK(error("cpu:0,") == not_a_device(""));
+  CHECK(error(",cpu:0") == not_a_device(""));
+  CHECK(error("cpu:0, cpu:1") == not_a_device(" cpu:1"));
+  CHECK(error("cpu:0;cpu:1") == not_a_device("cpu:0;cpu:1"));
+  CHECK(error("cpu:0,cuda:1") ==
+        "--devices: cpu:0 and cuda:1 are of different kinds; all devices of a run are of one kind");
+  CHECK(error("cuda:0,cuda:1,cpu:2") ==
+        "--devices: cuda:0 and cpu:2 are of different kinds; all devices of a run are of one kind");
+}
+
+TEST_CASE("An open CPU device says what it is", "[core]") {
+  const auto one = open_device({DeviceId::Kind::cpu, 3}, {});
+  CHECK(one->name() == "cpu:3");
+  CHECK(one->id() == DeviceId{DeviceId::Kind::cpu, 3});
+  const std::string engine = one->kernels().engine();
+  CHECK(one->description() == "cpu (" + engine + ", 1 thread)");
+  const auto reference = cpu::open_cpu_device(0, {.threads = 2}, EngineKind::reference);
+  CHECK(reference->description() == "cpu (reference, 2 threads)");
+  CHECK(reference->options().threads == 2);
+  const Stream stream = reference->create_stream("compute");
+  CHECK(stream.name() == "compute");
+  CHECK(&stream.device() == reference.get());
+  CHECK(&stream.kernels() == &reference->kernels());
+  CHECK(reference->streams().size() == 1);
+}
+
+TEST_CASE("Without a GPU the CPU is chosen, and a GPU that is asked for is a clear error",
+          "[core][row128]") {
+  const std::vector<DeviceId> defaults = default_devices(2);
+  const std::string reason = why_no_gpu();
+  const int gpus = cuda::availability().devices;
+  const DeviceId absent{DeviceId::Kind::cuda, gpus};  // the first that is not there
+  const std::string error = message_of<EnvironmentError>([&] { open_device(absent, {}); });
+  CHECK_THAT(error, StartsWith(absent.name() + ": "));
+  CHECK(error.find('\n') == std::string::npos);
+  CHECK(EnvironmentError(error).exit_status() == 1);
+  if (gpus == 0) {
+    CHECK(reason != "");
+    CHECK_THAT(error, ContainsSubstring(reason) && ContainsSubstring("--devices cpu:0"));
+    CHECK(defaults == parse_devices("cpu:0,cpu:1"));
+    CHECK(default_devices(1) == parse_devices("cpu:0"));
+  } else {
+    CHECK(reason == "");
+    CHECK(static_cast<int>(defaults.size()) == gpus);
+    for (const DeviceId& id : defaults) CHECK(id.kind == DeviceId::Kind::cuda);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,366 @@
+// Operations of kernels/kernels.h against a plain computation on the host, on odd shapes: element
+// by element, sums over ranks, loss and optimizer. What is shared out over compute threads runs
+// with one thread and with two: 16384 elements are the least that a second thread is woken for.
+
+#include "common/kernels/kernels.h"
+#include "common/core/error.h"
+
+#include "tests/support/catch.h"
+#include "tests/support/nn_test_support.h"
+#include "tests/unit/kernels/kernels_test_support.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing::kernels;
+using testing::random_values;
+using testing::relative_error;
+using testing::TestDevice;
+using Values = std::vector<Real>;
+using Doubles = std::vector<double>;
+
+// --- Element by element ------------------------------------------------------------------------
+
+TEST_CASE("Fill, add, scale and add_relu are what their names say", "[kernels]") {
+  const TestDevice d(GENERATE(1, 2));
+  const Shape shape{67, 7, 5, 9};
+  const Values a = random_values(shape, 1), b = random_values(shape, 2);
+  const Tensor x = d.put(shape, a), y = d.put(shape, b);
+  Values sum = b, scaled = b, positive = b;
+  for (size_t i = 0; i < a.size(); ++i) {
+    sum[i] = b[i] + a[i];
+    scaled[i] = sum[i] * Real(0.3);
+    positive[i] = std::max(Real(0), a[i] + scaled[i]);
+  }
+  d.kernels().add(d.stream, x, y);
+  CHECK(y.to_host() == sum);
+  d.kernels().scale(d.stream, Real(0.3), y);
+  CHECK(y.to_host() == scaled);
+  const Tensor z = d.filled(shape, kNaN);
+  d.kernels().add_relu(d.stream, x, y, z);
+  CHECK(relative_error(z.to_host(), positive) <= kRounding);
+  d.kernels().fill(d.stream, Real(-2.5), y);
+  CHECK(y.to_host() == Values(a.size(), Real(-2.5)));
+  const CountTensor count = CountTensor::from_host(d.stream, {3}, {1, 2, 3});
+  d.kernels().fill_count(d.stream, int64_t{1} << 40, count);
+  CHECK(count.to_host() == std::vector<int64_t>(3, int64_t{1} << 40));
+}
+
+TEST_CASE("Images are normalised bitwise as (byte / 255 - mean) / stddev", "[kernels]") {
+  const TestDevice d;
+  std::vector<uint8_t> bytes(256);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i);
+  const ByteTensor x = ByteTensor::from_host(d.stream, {256}, bytes);
+  const Tensor y = d.filled({256}, 0);
+  for (const auto& [mean, stddev] : {std::pair<Real, Real>{Real(0.1307), Real(0.3081)},
+                                     std::pair<Real, Real>{Real(0.5), Real(0.5)}}) {
+    d.kernels().normalize_images(d.stream, x, mean, stddev, y);
+    Values expected;
+    for (const uint8_t byte : bytes) {
+      const Real share = Real(byte) / 255;  // one rounding a line: no fused operation here
+      const Real centred = share - mean;
+      expected.push_back(centred / stddev);
+    }
+    CHECK(y.to_host() == expected);
+  }
+}
+
+TEST_CASE("ReLU cuts negative numbers and lets NaN through", "[kernels]") {
+  const TestDevice d;
+  const Tensor x = d.put({6}, {-1, 0, 2, -kInfinity, kInfinity, kNaN}), y = d.filled({6}, 7);
+  d.kernels().relu(d.stream, x, y);
+  Values found = y.to_host();
+  CHECK(std::isnan(found[5]));
+  found.pop_back();
+  CHECK(found == Values{0, 0, 2, 0, kInfinity});
+  d.kernels().add_relu(d.stream, x, d.filled({6}, 1), y);
+  CHECK(std::isnan(y.to_host()[5]));
+
+  const Shape shape{20011};
+  const Values z = random_values(shape, 3), slope = random_values(shape, 4);
+  Values expected = slope;
+  for (size_t i = 0; i < z.size(); ++i) expected[i] = z[i] > 0 ? slope[i] : 0;
+  const Tensor dx = d.filled(shape, kNaN);
+  d.kernels().relu_backward(d.stream, d.put(shape, z), d.put(shape, slope), dx);
+  CHECK(dx.to_host() == expected);
+  // The slope at 0 is 0.
+  const Tensor at_zero = d.put({1}, {0});
+  d.kernels().relu_backward(d.stream, at_zero, d.put({1}, {5}), at_zero);
+  CHECK(at_zero.to_host() == Values{0});
+}
+
+TEST_CASE("Channels move first and back to last", "[kernels]") {
+  const TestDevice d(GENERATE(1, 2));
+  const Shape nhwc{31, 7, 5, 17};
+  const Values values = random_values(nhwc, 1);
+  const Tensor first = d.filled({31, 17, 7, 5}, 0), last = d.filled(nhwc, 0);
+  d.kernels().to_channels_first(d.stream, d.put(nhwc, values), first);
+  d.kernels().to_channels_last(d.stream, first, last);
+  const Values found = first.to_host();
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < nhwc.elements(); ++i) {
+    const int64_t c = i % 17, w = i / 17 % 5, h = i / 85 % 7, n = i / 595;
+    wrong += found[((n * 17 + c) * 7 + h) * 5 + w] != values[i];
+  }
+  CHECK(wrong == 0);
+  CHECK(last.to_host() == values);
+}
+
+TEST_CASE("A bias is added to every row, and its gradient is the sum of the rows", "[kernels]") {
+  const TestDevice d(GENERATE(1, 2));
+  const int64_t rows = 1801, features = 11;
+  const Values x = random_values({rows, features}, 1), bias = random_values({features}, 2);
+  Values plain = x;
+  Doubles sums(bias.begin(), bias.end());  // the gradient is ADDED to what stands there
+  for (int64_t i = 0; i < rows * features; ++i) {
+    plain[i] = x[i] + bias[i % features];
+    sums[i % features] += x[i];
+  }
+  const Tensor y = d.put({rows, features}, x), b = d.put({features}, bias);
+  d.kernels().add_bias(d.stream, b, /*relu=*/false, y);
+  CHECK(y.to_host() == plain);
+  y.copy_from_host(x);
+  d.kernels().add_bias(d.stream, b, /*relu=*/true, y);
+  CHECK(y.to_host() == with_each(plain, [](Real v) { return std::max(v, Real(0)); }));
+  d.kernels().add_column_sums(d.stream, d.put({rows, features}, x), b);
+  CHECK(relative_error(b.to_host(), sums) <= kSums);
+}
+
+// --- Collectives in one process ----------------------------------------------------------------
+
+/// A rank's numbers whose sums round: their order shows in the last bits.
+template <class T>
+std::vector<T> rank_values(int64_t count, uint32_t rank) {
+  std::vector<T> values;
+  for (const Real value : random_values({count}, rank + 1)) {
+    values.push_back(std::is_integral_v<T> ? T(value * Real(1 << 20)) : T(value) / T(rank + 3));
+  }
+  return values;
+}
+
+/// `targets` sums over `sources` ranks; every second target is one of the sources.
+template <class T>
+void check_sum_ranks(const TestDevice& d, ElementType type, int64_t count, int sources, int targets,
+                     double factor) {
+  INFO(count << " elements, " << sources << " sources, " << targets << " targets");
+  RankSum sum{.type = type, .count = count, .factor = factor};
+  sum.sources = sources;
+  sum.targets = targets;
+  std::vector<BasicTensor<T>> from, to;
+  std::vector<T> expected;
+  for (int s = 0; s < sources; ++s) {
+    const std::vector<T> values = rank_values<T>(count, uint32_t(s));
+    from.push_back(BasicTensor<T>::from_host(d.stream, {count}, values));
+    sum.source[s] = from[s].data();
+    expected.resize(values.size());
+    for (size_t i = 0; i < values.size(); ++i)
+      expected[i] = s ? expected[i] + values[i] : values[i];
+  }
+  for (T& value : expected) value *= static_cast<T>(factor);
+  for (int t = 0; t < targets; ++t) {
+    const bool is_source = t % 2 == 1 && t < sources;
+    to.push_back(is_source ? from[t] : BasicTensor<T>::empty(d.stream, {count}));
+    sum.target[t] = to[t].data();
+  }
+  d.kernels().sum_ranks(d.stream, sum);
+  for (const BasicTensor<T>& target : to) CHECK(target.to_host() == expected);
+  for (int s = 0; s < sources; s += s < targets ? 2 : 1) {  // sources that are no target stay
+    CHECK(from[s].to_host() == rank_values<T>(count, uint32_t(s)));
+  }
+}
+
+TEST_CASE("Ranks are summed bitwise in their order, for every target and up to sixteen of them",
+          "[kernels][comm]") {
+  const TestDevice d(GENERATE(1, 2));
+  for (int ranks = 1; ranks <= kMostRanks; ++ranks) {
+    check_sum_ranks<float>(d, ElementType::f32, 37, ranks, ranks, 1);
+    check_sum_ranks<double>(d, ElementType::f64, 37, ranks, 1, 1.0 / ranks);
+    check_sum_ranks<int64_t>(d, ElementType::i64, 37, ranks, (ranks + 1) / 2, 1);
+  }
+  for (const int64_t count : {0, 1, 7, 20011}) {
+    check_sum_ranks<float>(d, ElementType::f32, count, 3, 2, 1.0 / 3);
+    check_sum_ranks<double>(d, ElementType::f64, count, 2, kMostRanks, 0.5);
+    check_sum_ranks<int64_t>(d, ElementType::i64, count, 5, 5, 1);
+  }
+}
+
+// --- Loss and metrics ----------------------------------------------------------------------------
+
+TEST_CASE("Log-softmax and its gradient are what their formulas say", "[kernels]") {
+  const TestDevice d;
+  const int64_t rows = 13, classes = 7;
+  const Shape shape{rows, classes};
+  const Values x = with_each(random_values(shape, 1), [](Real v) { return 6 * v; });
+  const Values dy = random_values(shape, 2);
+  Doubles expected(x.size()), expected_dx(x.size());
+  for (int64_t n = 0; n < rows; ++n) {
+    double sum = 0, slopes = 0;
+    for (int64_t k = 0; k < classes; ++k) {
+      sum += std::exp(double(x[n * classes + k]));
+      slopes += dy[n * classes + k];
+    }
+    for (int64_t i = n * classes; i < (n + 1) * classes; ++i) {
+      expected[i] = x[i] - std::log(sum);
+      expected_dx[i] = dy[i] - std::exp(double(x[i])) / sum * slopes;
+    }
+  }
+  const Tensor y = d.filled(shape, kNaN), dx = d.filled(shape, kNaN);
+  d.kernels().log_softmax(d.stream, d.put(shape, x), y);
+  d.kernels().log_softmax_backward(d.stream, y, d.put(shape, dy), dx);
+  CHECK(relative_error(y.to_host(), expected) <= kRounding);
+  CHECK(relative_error(dx.to_host(), expected_dx) <= kRounding);
+}
+
+TEST_CASE("Log-softmax, its loss and its gradient stay finite for logits of +-1e4",
+          "[kernels][row19]") {
+  const TestDevice d;
+  const Tensor y = d.filled({3, 3}, 0), dx = d.filled({3, 3}, 0), loss = d.filled({1}, 0);
+  const Real t = Real(1e4);
+  d.kernels().log_softmax(d.stream, d.put({3, 3}, {t, -t, 0, -t, -t, -t, t, t, -t}), y);
+  const double third = std::log(1.0 / 3), half = std::log(0.5);
+  const Doubles expected{0, -2e4, -1e4, third, third, third, half, half, half - 2e4};
+  CHECK(relative_error(y.to_host(), expected) <= kRounding);
+  const StepStateTensor state = d.state({.loss_weight = Real(1) / 3});
+  const LabelTensor labels = d.labels({1, 0, 2});  // the worst class of rows 0 and 2
+  d.kernels().nll_loss(d.stream, state, y, labels, loss);
+  CHECK(loss.to_host()[0] == Approx((4e4 - third - half) / 3).epsilon(1e-6));
+  d.kernels().nll_loss_backward(d.stream, state, labels, dx);
+  d.kernels().log_softmax_backward(d.stream, y, dx, dx);
+  const double s = 1.0 / 3;
+  const Doubles slopes{s, -s, 0, s * s - s, s * s, s * s, s / 2, s / 2, -s};
+  CHECK(relative_error(dx.to_host(), slopes) <= kRounding);
+}
+
+TEST_CASE("The NLL loss adds up with the weight of a sample", "[kernels]") {
+  const TestDevice d;
+  const Values scores{-1, -2, -3, -4, -5, -6, -7, -8};
+  const LabelTensor labels = d.labels({1, 0, 1, 0});
+  const Tensor loss = d.put({1}, {Real(0.5)}), dx = d.filled({4, 2}, kNaN);
+  const StepStateTensor state = d.state({.loss_weight = Real(0.125)});
+  d.kernels().nll_loss(d.stream, state, d.put({4, 2}, scores), labels, loss);
+  CHECK(loss.to_host()[0] == Real(0.5 + 0.125 * (2 + 3 + 6 + 7)));
+  d.kernels().nll_loss_backward(d.stream, state, labels, dx);
+  const Real w = Real(-0.125);
+  CHECK(dx.to_host() == Values{0, w, w, 0, 0, w, w, 0});
+}
+
+TEST_CASE("Correct answers are counted, the first of equal scores being the answer", "[kernels]") {
+  const TestDevice d;
+  const Tensor scores = d.put({5, 3}, {1, 3, 2,     //
+                                       5, 5, 5,     // equal: class 0
+                                       0, 4, 4,     // equal: class 1
+                                       -3, -2, -1,  //
+                                       9, 8, 7});
+  const CountTensor count = CountTensor::from_host(d.stream, {1}, {100});
+  d.kernels().count_correct(d.stream, scores, d.labels({1, 0, 1, 2, 0}), count);
+  CHECK(count.to_host()[0] == 105);
+  d.kernels().count_correct(d.stream, scores, d.labels({0, 1, 2, 2, 1}), count);
+  CHECK(count.to_host()[0] == 106);
+}
+
+// --- Optimizer -----------------------------------------------------------------------------------
+
+TEST_CASE("The first step with a NaN or an infinity is recorded, wherever it stands", "[kernels]") {
+  const TestDevice d;
+  const int64_t n = 1003;
+  for (const Real bad : {kNaN, kInfinity, -kInfinity}) {
+    for (const int64_t at : {int64_t{0}, n / 2, n - 1}) {
+      Values x = random_values({n}, 1);
+      const HealthTensor health = HealthTensor::from_host(d.stream, {}, {Health{}});
+      const auto check = [&](int64_t step) {
+        d.kernels().check_finite(d.stream, d.state({.step = step}), d.put({n}, x), health);
+        return health.to_host()[0].failed_step;
+      };
+      x[n / 3] = std::numeric_limits<Real>::max();
+      CHECK(check(4) == -1);
+      x[at] = bad;
+      CHECK(check(5) == 5);
+      CHECK(check(6) == 5);
+      x[at] = 0;
+      CHECK(check(7) == 5);
+    }
+  }
+}
+
+TEST_CASE("SGD follows PyTorch's rule over five steps", "[kernels]") {
+  const TestDevice d(GENERATE(1, 2));
+  const Shape shape{20011};
+  const double momentum = GENERATE(0.0, 0.9), decay = GENERATE(0.0, 0.01);
+  const SgdRule rule{.momentum = Real(momentum), .weight_decay = Real(decay)};
+  const Values start = random_values(shape, 1);
+  Doubles w(start.begin(), start.end()), v(w.size());
+  const Tensor weight = d.put(shape, start), gradient = d.filled(shape, 0);
+  const Tensor velocity = momentum > 0 ? d.filled(shape, 0) : Tensor();
+  const HealthTensor health = HealthTensor::from_host(d.stream, {}, {Health{}});
+  for (uint32_t step = 0; step < 5; ++step) {
+    const double rate = 0.1 / (step + 1);
+    const Values g = random_values(shape, 10 + step);
+    for (size_t i = 0; i < w.size(); ++i) {
+      v[i] = momentum * v[i] + g[i] + decay * w[i];
+      w[i] -= rate * v[i];
+    }
+    gradient.copy_from_host(g);
+    d.kernels().sgd_update(d.stream, d.state({.step = step, .learning_rate = Real(rate)}), health,
+                           rule, gradient, velocity, weight);
+  }
+  CHECK(relative_error(weight.to_host(), w) <= kRounding);
+  if (momentum > 0) CHECK(relative_error(velocity.to_host(), v) <= kRounding);
+}
+
+TEST_CASE("SGD reproduces weights recorded from PyTorch", "[kernels]") {
+  // torch.optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.01) on float64
+  const TestDevice d;
+  const Tensor weight = d.put({3}, {1, -2, Real(0.5)}), velocity = d.filled({3}, 0);
+  const HealthTensor health = HealthTensor::from_host(d.stream, {}, {Health{}});
+  const SgdRule rule{.momentum = Real(0.9), .weight_decay = Real(0.01)};
+  for (int t = 0; t < 5; ++t) {
+    const Values g{Real(0.5 * (t + 1)), Real(-0.25), Real(0.125 * (t - 2))};
+    d.kernels().sgd_update(d.stream, d.state({.step = t, .learning_rate = Real(0.1)}), health, rule,
+                           d.put({3}, g), velocity, weight);
+  }
+  const Doubles recorded{-0.5957379871714513, -1.645945769412173, 0.5895292102218245};
+  CHECK(relative_error(weight.to_host(), recorded) <= kRounding);
+}
+
+TEST_CASE("SGD leaves weights and velocity alone once training has failed", "[kernels]") {
+  const TestDevice d;
+  const Values w = random_values({100}, 1), v = random_values({100}, 2);
+  const Tensor weight = d.put({100}, w), velocity = d.put({100}, v);
+  const HealthTensor health = HealthTensor::from_host(d.stream, {}, {Health{.failed_step = 0}});
+  d.kernels().sgd_update(d.stream, d.state({.step = 1, .learning_rate = 1}), health,
+                         {.momentum = Real(0.5)}, d.filled({100}, kNaN), velocity, weight);
+  d.kernels().sgd_update(d.stream, d.state({.step = 2, .learning_rate = 1}), health, {},
+                         d.filled({100}, 1), Tensor(), weight);
+  CHECK(weight.to_host() == w);
+  CHECK(velocity.to_host() == v);
+}
+
+TEST_CASE("Gradients are clipped together, as torch.nn.utils.clip_grad_norm_ does", "[kernels]") {
+  const TestDevice d;
+  for (const int64_t n : {int64_t{1}, int64_t{5}, Kernels::kNormPart, 2 * Kernels::kNormPart + 3}) {
+    const Values values = random_values({n}, 7);
+    double sum = 0;
+    for (const Real value : values) sum += double(value) * double(value);
+    const double length = std::sqrt(sum);
+    for (const double most : {length / 3, 2 * length}) {
+      INFO(n << " numbers, at most " << most);
+      const Tensor x = d.put({n}, values);
+      const Tensor norm = d.filled({1 + (n + Kernels::kNormPart - 1) / Kernels::kNormPart}, kNaN);
+      d.kernels().clip_norm(d.stream, Real(most), x, norm);
+      CHECK(double(norm.to_host()[0]) == Approx(length).epsilon(testing::kTolerance));
+      Doubles expected(values.begin(), values.end());
+      for (double& value : expected) value *= std::min(1.0, most / (length + 1e-6));
+      CHECK(relative_error(x.to_host(), expected) <= testing::kTolerance);
+    }
+  }
+  // PyTorch takes the length for 1e-6 more, which shows where that is not little.
+  const Tensor tiny = d.put({2}, {Real(3e-6), Real(4e-6)});
+  d.kernels().clip_norm(d.stream, Real(1e-6), tiny, d.filled({2}, 0));
+  CHECK(relative_error(tiny.to_host(), Doubles{3e-6 / 6, 4e-6 / 6}) <= testing::kTolerance);
+  const Tensor spoilt = d.put({3}, {1, kNaN, 2});
+  d.kernels().clip_norm(d.stream, 1, spoilt, d.filled({2}, 0));
+  for (const Real value : spoilt.to_host()) CHECK(std::isnan(value));  // the watch will see it
+}
+
+}  // namespace
+}  // namespace lockstep
