@@ -64,7 +64,7 @@ void train(const Options& options) {
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
-  const BatchSplit split = parse_split(options.emulate);
+  const BatchSplit split = parse_batch_split(options.emulate);
   Feeder feeder(stream, data.train);
   Context context(stream);
   StepGraph graph(context, options.graph, options.batch_size);

@@ -14,7 +14,7 @@ ReduceMode parse_reduce_mode(const std::string& text) {
 
 DataParallel::DataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
                            const MakeReplica& make_replica, std::vector<Stream> streams,
-                           LocalWorld& world, ReduceMode mode)
+                           SingleProcessWorld& world, ReduceMode mode)
     : world_(world), mode_(mode), phases_(streams.at(0)) {
   require(&parameters.stream().device() == &streams[0].device(),
           "DataParallel: the parameters lie on {}, the first device is {}; put them there first",
@@ -108,7 +108,7 @@ void DataParallel::replicate() {
   const CollectiveGroup group(world_);  // of all ranks, in use or not
   for (size_t r = 0; r < replicas_.size(); ++r) {
     const Replica& replica = replicas_[r];
-    Communicator& rank = world_.rank(static_cast<int>(r));
+    Communicator& rank = world_.communicator(static_cast<int>(r));
     rank.broadcast(replica.stream, replica.parameters->values(), 0);
     rank.broadcast(replica.stream, replica.parameters->buffer_values(), 0);
     if (r == 0) continue;
@@ -169,7 +169,7 @@ void DataParallel::reduce_by_library() {
   for (size_t r = 0; r < replicas_.size(); ++r) {
     const Replica& replica = replicas_[r];
     const Tensor& gradients = replica.parameters->gradients();
-    world_.rank(static_cast<int>(r)).reduce(replica.stream, gradients, 0);
+    world_.communicator(static_cast<int>(r)).reduce(replica.stream, gradients, 0);
     if (r > 0) count_bytes(gradients.bytes());
   }
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/app/training_log.h"
-#include "common/comm/local_world.h"
+#include "common/comm/single_process_world.h"
 #include "common/nn/module.h"
 #include "common/step/phase_timer.h"
 
@@ -37,8 +37,8 @@ class DataParallel final : public Module {
   /// has the same devices in the same order. Throws BadInput, naming both devices, if the
   /// parameters lie elsewhere.
   DataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
-               const MakeReplica& make_replica, std::vector<Stream> streams, LocalWorld& world,
-               ReduceMode mode);
+               const MakeReplica& make_replica, std::vector<Stream> streams,
+               SingleProcessWorld& world, ReduceMode mode);
 
   /// scatter, replicate, parallel_apply, gather. x and the result lie on device 0.
   Tensor forward(const Tensor& x, Context& context) override;
@@ -51,7 +51,7 @@ class DataParallel final : public Module {
   PhaseTimer& phases() { return phases_; }
   /// Bytes that went from one device to another in training, so far, and those that had to.
   int64_t bytes_moved() const { return bytes_moved_; }
-  int64_t bytes_expected() const { return bytes_expected_; }
+  int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds times and bytes, per step, to the summary and the metrics.
   void report(TrainingLog& log);
   /// Bytes that a step over a batch must move, by sizes alone: the weights, running statistics and
@@ -104,7 +104,7 @@ class DataParallel final : public Module {
   void on_each_replica(Work work);
   Replica& root() { return replicas_[0]; }
 
-  LocalWorld& world_;
+  SingleProcessWorld& world_;
   ReduceMode mode_;
   PhaseTimer phases_;
   std::vector<Replica> replicas_;  // [0] is the model itself

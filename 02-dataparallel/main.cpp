@@ -38,7 +38,7 @@ void train(const Options& options, ReduceMode mode) {
   const std::vector<Stream> streams = create_streams(devices, "compute");
   const Stream stream = streams[0];
   const HostAllocator pinned = [&](size_t bytes) { return devices[0]->allocate_host(bytes); };
-  const std::unique_ptr<LocalWorld> world = make_local_world(pointers_to(devices));
+  const std::unique_ptr<SingleProcessWorld> world = make_single_process_world(pointers_to(devices));
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));

@@ -41,14 +41,14 @@ void DistributedSampler::set_epoch(int64_t epoch) {
   epoch_ = epoch;
 }
 
-std::vector<int64_t> DistributedSampler::next_epoch(int64_t) {
+std::vector<int64_t> DistributedSampler::order_of_epoch(int64_t) {
   if (last_given_ == epoch_ && options_.shuffle) {
     options_.warn(fmt::format(
         "sampler: the order of epoch {} comes a second time; call set_epoch() before every epoch",
         epoch_));
   }
   last_given_ = epoch_;
-  const std::vector<int64_t> order = order_->next_epoch(epoch_);
+  const std::vector<int64_t> order = order_->order_of_epoch(epoch_);
   base_seed_ = order_->base_seed();
   // [task 04.4] distributed sampler
   std::vector<int64_t> mine;
@@ -82,8 +82,8 @@ int64_t GlobalBatchShard::size() const {
   return samples / batch_size_ * part_of(batch_size_) + part_of(samples % batch_size_);
 }
 
-std::vector<int64_t> GlobalBatchShard::next_epoch(int64_t epoch) {
-  const std::vector<int64_t> order = order_->next_epoch(epoch);
+std::vector<int64_t> GlobalBatchShard::order_of_epoch(int64_t epoch) {
+  const std::vector<int64_t> order = order_->order_of_epoch(epoch);
   base_seed_ = order_->base_seed();
   std::vector<int64_t> mine;
   const int64_t samples = std::ssize(order);

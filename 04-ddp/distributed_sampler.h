@@ -29,14 +29,14 @@ class DistributedSampler final : public EpochOrder {
   /// Over samples 0 to n - 1. Throws BadInput for a rank outside [0, W).
   DistributedSampler(int64_t n, Options options);
 
-  /// The epoch whose order next_epoch() gives. To be called before every epoch: the order follows
-  /// from seed + epoch, and on its own the sampler stays at epoch 0, as PyTorch's does.
+  /// The epoch whose order order_of_epoch() gives. To be called before every epoch: the order
+  /// follows from seed + epoch, and on its own the sampler stays at epoch 0, as PyTorch's does.
   void set_epoch(int64_t epoch);
   /// ceil(N/W), with drop_last floor(N/W).
   int64_t size() const override { return size_; }
   /// This rank's samples, [size()], in the order of the epoch given to set_epoch(); the loader's
   /// own number does not count. Warns if it gave that epoch's order before.
-  std::vector<int64_t> next_epoch(int64_t) override;
+  std::vector<int64_t> order_of_epoch(int64_t) override;
 
  private:
   Options options_;
@@ -56,7 +56,7 @@ class GlobalBatchShard final : public EpochOrder {
   GlobalBatchShard(std::unique_ptr<EpochOrder> order, int rank, int world_size, int64_t batch_size);
 
   int64_t size() const override;
-  std::vector<int64_t> next_epoch(int64_t epoch) override;
+  std::vector<int64_t> order_of_epoch(int64_t epoch) override;
 
   /// Samples that this rank gets of a global batch of `batch_size`: 0 where that is too small.
   int64_t part_of(int64_t batch_size) const;

@@ -25,7 +25,7 @@ void forgotten_set_epoch(ProcessGroup& group, bool fixed) {
   DistributedSampler sampler(1000, {.rank = group.rank(), .world_size = group.world_size()});
   for (int64_t epoch = 0; epoch < 3; ++epoch) {
     if (fixed) sampler.set_epoch(epoch);
-    std::vector<int64_t> order = sampler.next_epoch(epoch);
+    std::vector<int64_t> order = sampler.order_of_epoch(epoch);
     order.resize(8);
     fmt::print("rank {}, epoch {}: samples {}, ...\n", group.rank(), epoch, fmt::join(order, ", "));
   }

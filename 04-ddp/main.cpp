@@ -40,7 +40,7 @@ void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, cons
 
 void train(const Options& options, const DdpStageOptions& own) {
   // The process group: who am I, and where are the others?
-  ProcessGroup group = init_process_group(own.process_group());
+  ProcessGroup group = init_process_group(own.group_options());
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(group, options);
@@ -59,11 +59,11 @@ void train(const Options& options, const DdpStageOptions& own) {
   load_weights(group, options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
-  Replica& replica = make_replica(model, parameters, group, *ranks, communication, own);
+  Replica& replica = wrap_in_replica(model, parameters, group, *ranks, communication, own);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, own.sharding());
-  DataLoader test_loader(data.test, evaluation_shard(data.test, options, *device, group));
+  DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
   Context context(stream);

@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct SizesOptions {
-  RankOptions ranks;
+  RankOptions rank_options;
   std::string devices;
   std::vector<int> kib{1, 4, 16, 64, 256, 1024, 4096, 16384};
   std::vector<std::string> kinds{"ring", "naive", "library"};
@@ -34,7 +34,7 @@ struct SizesOptions {
     parser.add("--rounds", rounds, "all-reduces of each size, of which the median counts",
                {5, 10000});
     parser.add_output("--metrics", metrics, "write the rows to this file, as JSON");
-    ranks.add_to(parser);
+    rank_options.add_to(parser);
     parser.check_afterwards([this] {
       for (const std::string& kind : kinds) parse_all_reduce(kind);
     });
@@ -61,7 +61,7 @@ double median_seconds(AllReduce& all_reduce, Communicator& ranks, Stream stream,
 void measure(const SizesOptions& options, ProcessGroup& group) {
   Options common;
   common.devices = options.devices;
-  const std::unique_ptr<Device> device = open_device_of_rank(common, options.ranks, group);
+  const std::unique_ptr<Device> device = open_device_of_rank(common, options.rank_options, group);
   const std::unique_ptr<Communicator> communicator = group.connect(*device);
   Communicator& ranks = *communicator;
   const Stream stream = device->create_stream("communication");
@@ -101,6 +101,6 @@ int main(int argc, char** argv) {
   SizesOptions options;
   OptionParser parser("message-sizes", "Measures all-reduces over message sizes.");
   options.add_to(parser);
-  return run_ranks(parser, argc, argv, options.ranks, options.devices,
-                   [&](ProcessGroup& group) { measure(options, group); });
+  return run_rank_program(parser, argc, argv, options.rank_options, options.devices,
+                          [&](ProcessGroup& group) { measure(options, group); });
 }

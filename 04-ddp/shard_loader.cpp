@@ -78,15 +78,15 @@ Real loss_weight(const HostBatch& batch, int world_size) {
   // [end 04.5]
 }
 
-DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options, Device& device,
-                                   ProcessGroup& group) {
+DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
+                                    ProcessGroup& group) {
   return together(group, [&] {
-    return evaluation_shard(set, options, pinned(device), group.rank(), group.world_size());
+    return evaluation_loader(set, options, pinned(device), group.rank(), group.world_size());
   });
 }
 
-DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
-                                   const HostAllocator& allocator, int rank, int world_size) {
+DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options,
+                                    const HostAllocator& allocator, int rank, int world_size) {
   require_rank(rank, world_size);
   require(
       set.count() >= world_size,

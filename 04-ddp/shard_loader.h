@@ -54,10 +54,10 @@ Real loss_weight(const HostBatch& batch, int world_size);
 
 /// A loader's options for this rank's part of a test set, nothing twice (make_evaluation_shard).
 /// Throws BadInput as require_rank() does, and for fewer samples than ranks.
-DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options,
-                                   const HostAllocator& allocator, int rank, int world_size);
+DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options,
+                                    const HostAllocator& allocator, int rank, int world_size);
 /// This rank's; where it fails on one rank, it fails on all.
-DataLoaderOptions evaluation_shard(const Dataset& set, const Options& options, Device& device,
-                                   ProcessGroup& group);
+DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
+                                    ProcessGroup& group);
 
 }  // namespace lockstep

@@ -96,8 +96,8 @@ void require_same_settings(ProcessGroup& group, const Options& options, const Dd
   require_same_settings(group, shared_settings(options, own, data));
 }
 
-Replica& make_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
-                      Communicator& ranks, Stream communication, const DdpStageOptions& own) {
+Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
+                         Communicator& ranks, Stream communication, const DdpStageOptions& own) {
   const DdpOptions ddp = own.ddp_options();
   if (own.ddp == "manual") {
     return model.wrap<ManualDdp>(parameters, ranks, communication, ddp.all_reduce);

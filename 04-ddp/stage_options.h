@@ -57,8 +57,8 @@ void require_same_settings(ProcessGroup& group, const Options& options, const Dd
                            const DatasetPair& data);
 
 /// Wraps the model's network as the options say; its weights are now rank 0's.
-Replica& make_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
-                      Communicator& ranks, Stream communication, const DdpStageOptions& own);
+Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
+                         Communicator& ranks, Stream communication, const DdpStageOptions& own);
 
 /// What is said once, at the start: how the batch and the learning rate come about.
 std::string batch_line(const Options& options, const DdpStageOptions& own,

@@ -199,7 +199,7 @@ TrainingState Checkpointer::checked(const Checkpoint& checkpoint,
                                     const TrainingState& begin) const {
   const std::string path = checkpoint.path.string();
   TrainingState saved = TrainingState::from_json(checkpoint.training, path);
-  require_settings(saved.settings, begin.settings, path);
+  require_saved_settings(saved.settings, begin.settings, path);
   require_counters(saved, path);
   require_fitting(checkpoint, trained_);
   require_world_size(checkpoint, saved, begin);

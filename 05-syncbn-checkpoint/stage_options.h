@@ -11,7 +11,7 @@ namespace lockstep {
 struct CheckpointStageOptions : DdpStageOptions {
   bool no_sync_bn = false;
   std::string directory;   // of the checkpoints; empty: none
-  int64_t save_every = 0;  // steps; 0: after every epoch
+  int64_t save_every = 0;  // steps; 0: only after epochs
   int64_t keep = 2;
   std::string resume;  // auto, a file, or empty: from the beginning
   bool allow_world_size = false;

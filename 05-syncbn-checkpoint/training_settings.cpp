@@ -23,7 +23,7 @@ json training_settings(const Options& options, const CheckpointStageOptions& own
   return settings;
 }
 
-void require_settings(const json& saved, const json& found, const std::string& what) {
+void require_saved_settings(const json& saved, const json& found, const std::string& what) {
   json all = saved;
   all.update(found);  // the names of both
   const json roundings = order_of_sums();

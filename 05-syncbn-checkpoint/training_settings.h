@@ -16,8 +16,8 @@ nlohmann::json training_settings(const Options& options, const CheckpointStageOp
 /// Throws BadInput with the first setting in which a run (`found`) differs from the one that
 /// `what` was saved by (`saved`), both values and what to do. What only changes the order of sums
 /// may differ: backend and threads.
-void require_settings(const nlohmann::json& saved, const nlohmann::json& found,
-                      const std::string& what);
+void require_saved_settings(const nlohmann::json& saved, const nlohmann::json& found,
+                            const std::string& what);
 /// Which of those differ, as a warning says it: backend "tcp" instead of "gloo". Empty if none
 /// does.
 std::string other_order_of_sums(const nlohmann::json& saved, const nlohmann::json& found);

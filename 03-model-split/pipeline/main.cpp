@@ -26,7 +26,7 @@ void train_step(Pipeline& pipeline, const HostBatch& batch, const StepState& ste
   pipeline.run_schedule();  // receive, forward, send, backward; each stage ends with its update
 }
 
-void train(const Options& options, const PipelineStageOptions& own) {
+void train(const Options& options, const PipelineProgramOptions& own) {
   if (own.print_schedule) {
     fmt::print("{}", own.timetable(options.device_ids().size()));
     return;
@@ -87,7 +87,7 @@ void train(const Options& options, const PipelineStageOptions& own) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::PipelineStageOptions own;
+  lockstep::PipelineProgramOptions own;
   return lockstep::run_program(
       {.name = "03-model-split",
        .summary = "Stage 03: a network cut between its layers, as a pipeline.",

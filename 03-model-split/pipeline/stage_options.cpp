@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-void PipelineStageOptions::add_to(OptionParser& parser) {
+void PipelineProgramOptions::add_to(OptionParser& parser) {
   parser.begin_group("Network");
   parser.add("--split", split,
              "the layers with which stages begin (3,6), or what is to be balanced: auto "
@@ -32,27 +32,30 @@ void PipelineStageOptions::add_to(OptionParser& parser) {
   });
 }
 
-int PipelineStageOptions::parts() const {
+int PipelineProgramOptions::micro_batch_count() const {
   const int automatic = parse_schedule(schedule) == ScheduleKind::naive ? 1 : 4;
   return micro_batches > 0 ? micro_batches : automatic;
 }
 
-std::string PipelineStageOptions::timetable(size_t stages) const {
-  return draw(parse_schedule(schedule), static_cast<int>(stages), parts());
+std::string PipelineProgramOptions::timetable(size_t stages) const {
+  return draw(parse_schedule(schedule), static_cast<int>(stages), micro_batch_count());
 }
 
-std::string PipelineStageOptions::emulation() const { return fmt::format("micro:{}", parts()); }
+std::string PipelineProgramOptions::emulation() const {
+  return fmt::format("micro:{}", micro_batch_count());
+}
 
-Pipeline make_pipeline(Model& model, const Options& options, const PipelineStageOptions& own,
+Pipeline make_pipeline(Model& model, const Options& options, const PipelineProgramOptions& own,
                        const Dataset& set, const std::vector<Stream>& streams) {
   Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
-  const Shape micro_batch{std::max<int64_t>(2, options.batch_size / own.parts()), set.height,
-                          set.width, set.channels};  // batch normalisation needs two samples
+  const Shape micro_batch{std::max<int64_t>(2, options.batch_size / own.micro_batch_count()),
+                          set.height, set.width,
+                          set.channels};  // batch normalisation needs two samples
   const Cuts cuts =
       choose_cuts(own.split, layers, static_cast<int>(streams.size()), micro_batch, streams[0]);
   Pipeline pipeline(std::make_unique<StagedNetwork>(std::move(layers), cuts, streams), *model.loss,
                     set, options.sgd_rule(),
-                    {parse_schedule(own.schedule), own.parts(), own.recompute});
+                    {parse_schedule(own.schedule), own.micro_batch_count(), own.recompute});
   pipeline.require_samples(options.smallest_batch(set.count()));
   return pipeline;
 }

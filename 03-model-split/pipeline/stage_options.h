@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-struct PipelineStageOptions {
+struct PipelineProgramOptions {
   std::string split = "auto";
   std::string schedule = "1f1b";
   int micro_batches = 0;  // 0: 4, but 1 for the naive schedule
@@ -20,7 +20,7 @@ struct PipelineStageOptions {
   void add_to(OptionParser& parser);
 
   /// Micro-batches of a batch.
-  int parts() const;
+  int micro_batch_count() const;
   /// The timetable of a pipeline of so many stages, as text.
   std::string timetable(size_t stages) const;
   /// The --emulate with which the reference computes the same.
@@ -30,7 +30,7 @@ struct PipelineStageOptions {
 /// Cuts the model's network as the options say into a stage for each stream. `model`, whose network
 /// has no layers afterwards, and `set`, which says how large images are, must outlive the result.
 /// Throws BadInput where the network cannot be cut so.
-Pipeline make_pipeline(Model& model, const Options& options, const PipelineStageOptions& own,
+Pipeline make_pipeline(Model& model, const Options& options, const PipelineProgramOptions& own,
                        const Dataset& set, const std::vector<Stream>& streams);
 
 }  // namespace lockstep

@@ -5,7 +5,7 @@
 namespace lockstep {
 
 AsOneNetwork::AsOneNetwork(TensorSplit& split) : split_(split) {
-  for (int r = 1; r < split.ranks(); ++r) others_.emplace_back(split.parameters(r).stream());
+  for (int r = 1; r < split.world_size(); ++r) others_.emplace_back(split.parameters(r).stream());
 }
 
 Tensor AsOneNetwork::forward(const Tensor& x, Context& context) {

@@ -5,8 +5,8 @@
 // bit by bit, because it is computed from the same numbers in the same order. Compare with
 //   diff 01-single-gpu/main.cpp 03-model-split/tensor/main.cpp
 
+#include "03-model-split/tensor/all_ranks.h"
 #include "03-model-split/tensor/as_one_network.h"
-#include "03-model-split/tensor/ranks.h"
 #include "03-model-split/tensor/stage_options.h"
 #include "common/app/program.h"
 #include "common/app/training_log.h"
@@ -22,7 +22,7 @@ namespace {
 
 /// One optimizer step over a batch that has been fed to every rank. Leaves its mean loss in
 /// ranks.loss().
-void train_step(TensorSplit& network, Loss& loss, Ranks& ranks) {
+void train_step(TensorSplit& network, Loss& loss, AllRanks& ranks) {
   const Tensors images = ranks.images();
   ranks.zero_gradients();  // and the losses: both add up
   const Tensors scores = network.forward(images, ranks.contexts());
@@ -30,7 +30,7 @@ void train_step(TensorSplit& network, Loss& loss, Ranks& ranks) {
   ranks.update();
 }
 
-void train(const Options& options, const TensorStageOptions& own) {
+void train(const Options& options, const TensorProgramOptions& own) {
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(options.data, options.data_dir);
 
@@ -39,7 +39,7 @@ void train(const Options& options, const TensorStageOptions& own) {
   const std::vector<Stream> streams = create_streams(devices, "compute");
   const Stream stream = streams[0];
   const HostAllocator pinned = [&](size_t bytes) { return devices[0]->allocate_host(bytes); };
-  const std::unique_ptr<LocalWorld> world = make_local_world(pointers_to(devices));
+  const std::unique_ptr<SingleProcessWorld> world = make_single_process_world(pointers_to(devices));
 
   // Network in ranks, each with parameters and an optimizer.
   const ModelOptions unsplit = options.model_options(data.train);
@@ -49,7 +49,7 @@ void train(const Options& options, const TensorStageOptions& own) {
   if (!options.load.empty()) {
     load_weights(options.load, [&](const auto& state) { network.load_full_state(state); });
   }
-  Ranks ranks(network, data.train, options.sgd_rule());
+  AllRanks ranks(network, data.train, options.sgd_rule());
   AsOneNetwork for_evaluation(network);
 
   // What brings the batches in and carries the losses out.
@@ -91,7 +91,7 @@ void train(const Options& options, const TensorStageOptions& own) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::TensorStageOptions own;
+  lockstep::TensorProgramOptions own;
   return lockstep::run_program(
       {.name = "tensor-split",
        .summary = "Stage 03: a network split inside its layers (tensor parallelism).",

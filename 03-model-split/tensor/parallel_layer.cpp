@@ -9,20 +9,20 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   return *this;
 }
 
-RankModules::RankModules(LocalWorld& world) : world_(world) {
-  for (int r = 0; r < world.size(); ++r) trees_.push_back(std::make_unique<Sequential>());
+RankModules::RankModules(SingleProcessWorld& world) : world_(world) {
+  for (int r = 0; r < world.world_size(); ++r) trees_.push_back(std::make_unique<Sequential>());
 }
 
 // --- Collectives ---------------------------------------------------------------------------------
 
 template <class Issue>
 void ParallelLayer::collective(const Contexts& contexts, const Traffic& traffic, Issue issue) {
-  if (ranks() == 1) return;
+  if (world_size() == 1) return;
   if (contexts[0]->facts.training) traffic_ += traffic;
   std::deque<ScopedRange> ranges;  // until the group is closed: only then the work is enqueued
   for (const Context* context : contexts) ranges.emplace_back(context->stream(), name_);
   const CollectiveGroup group(world_);
-  for (int r = 0; r < ranks(); ++r) issue(r, world_.rank(r), contexts[r]->stream());
+  for (int r = 0; r < world_size(); ++r) issue(r, world_.communicator(r), contexts[r]->stream());
 }
 
 void ParallelLayer::all_reduce(const Tensors& x, const Contexts& contexts) {
@@ -37,12 +37,12 @@ void ParallelLayer::all_gather(const Tensors& mine, const Tensors& all, const Co
 }
 
 Traffic ParallelLayer::one_all_reduce(int64_t elements) const {
-  if (ranks() == 1) return {};
+  if (world_size() == 1) return {};
   return {.all_reduces = 1, .bytes = elements * int64_t{sizeof(Real)}};
 }
 
 Traffic ParallelLayer::one_all_gather(int64_t elements) const {
-  if (ranks() == 1) return {};
+  if (world_size() == 1) return {};
   return {.all_gathers = 1, .bytes = elements * int64_t{sizeof(Real)}};
 }
 
@@ -50,7 +50,7 @@ Traffic ParallelLayer::one_all_gather(int64_t elements) const {
 
 LocalLayer::LocalLayer(std::string name, const RankModules& ranks, const Make& make)
     : ParallelLayer(std::move(name), ranks) {
-  for (int r = 0; r < ranks.size(); ++r) modules_.push_back(ranks.add(r, make(r)));
+  for (int r = 0; r < ranks.world_size(); ++r) modules_.push_back(ranks.add(r, make(r)));
 }
 
 Tensors LocalLayer::forward(const Tensors& x, const Contexts& contexts) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/local_world.h"
+#include "common/comm/single_process_world.h"
 #include "common/core/error.h"
 #include "common/nn/module.h"
 
@@ -30,10 +30,10 @@ struct Traffic {
 class RankModules {
  public:
   /// Empty trees for the ranks of `world`, which must outlive this.
-  explicit RankModules(LocalWorld& world);
+  explicit RankModules(SingleProcessWorld& world);
 
-  LocalWorld& world() const { return world_; }
-  int size() const { return static_cast<int>(trees_.size()); }
+  SingleProcessWorld& world() const { return world_; }
+  int world_size() const { return static_cast<int>(trees_.size()); }
   Sequential& tree(int rank) const { return *trees_[rank]; }
   /// Puts a module, which has its final name already, into a rank's tree.
   template <class M>
@@ -45,7 +45,7 @@ class RankModules {
   }
 
  private:
-  LocalWorld& world_;
+  SingleProcessWorld& world_;
   std::vector<std::unique_ptr<Sequential>> trees_;
 };
 
@@ -62,7 +62,7 @@ class ParallelLayer {
   ParallelLayer& operator=(const ParallelLayer&) = delete;
 
   const std::string& name() const { return name_; }
-  int ranks() const { return world_.size(); }
+  int world_size() const { return world_.world_size(); }
 
   /// As Module::forward() and backward(), for all ranks: only enqueues. An error of a rank names it
   /// and its device.
@@ -87,7 +87,7 @@ class ParallelLayer {
   /// Calls work(rank, its context) for each rank, under the layer's name in the trace.
   template <class Work>
   void on_each_rank(const Contexts& contexts, Work work) const {
-    for (int r = 0; r < ranks(); ++r) {
+    for (int r = 0; r < world_size(); ++r) {
       Context& context = *contexts[r];
       within(fmt::format("rank {} on {}", r, context.stream().device().name()), [&] {
         const ScopedRange range(context.stream(), name_);
@@ -120,7 +120,7 @@ class ParallelLayer {
   void collective(const Contexts& contexts, const Traffic& traffic, Issue issue);
 
   std::string name_;
-  LocalWorld& world_;
+  SingleProcessWorld& world_;
   Traffic traffic_;
 };
 

@@ -26,8 +26,9 @@ std::unique_ptr<M> named(const std::string& name, Args&&... args) {
 
 ColumnLinear::ColumnLinear(const Linear& whole, const RankModules& ranks)
     : OutputSplit(whole.name(), ranks) {
-  const int64_t outputs = share(name(), whole.out_features(), "output features", ranks.size());
-  for (int r = 0; r < ranks.size(); ++r) {
+  const int64_t outputs =
+      share(name(), whole.out_features(), "output features", ranks.world_size());
+  for (int r = 0; r < ranks.world_size(); ++r) {
     shards_.push_back(
         ranks.add(r, named<Linear>(name(), whole.in_features(), outputs, whole.activation())));
   }
@@ -35,8 +36,9 @@ ColumnLinear::ColumnLinear(const Linear& whole, const RankModules& ranks)
 
 OutputConv2d::OutputConv2d(const Conv2d& whole, const RankModules& ranks)
     : OutputSplit(whole.name(), ranks) {
-  const int64_t outputs = share(name(), whole.out_channels(), "output channels", ranks.size());
-  for (int r = 0; r < ranks.size(); ++r) {
+  const int64_t outputs =
+      share(name(), whole.out_channels(), "output channels", ranks.world_size());
+  for (int r = 0; r < ranks.world_size(); ++r) {
     shards_.push_back(
         ranks.add(r, named<Conv2d>(name(), whole.in_channels(), outputs, whole.options())));
   }
@@ -61,8 +63,8 @@ template class OutputSplit<Conv2d>;
 
 RowLinear::RowLinear(const Linear& whole, const RankModules& ranks)
     : InputSplit(whole.name(), ranks) {
-  const int64_t inputs = share(name(), whole.in_features(), "input features", ranks.size());
-  for (int r = 0; r < ranks.size(); ++r) {
+  const int64_t inputs = share(name(), whole.in_features(), "input features", ranks.world_size());
+  for (int r = 0; r < ranks.world_size(); ++r) {
     shards_.push_back(
         ranks.add(r, named<Linear>(name(), inputs, whole.out_features(), whole.activation())));
   }
@@ -74,8 +76,8 @@ Traffic RowLinear::predicted(const Shape& x) const {
 
 InputConv2d::InputConv2d(const Conv2d& whole, const RankModules& ranks)
     : InputSplit(whole.name(), ranks) {
-  const int64_t inputs = share(name(), whole.in_channels(), "input channels", ranks.size());
-  for (int r = 0; r < ranks.size(); ++r) {
+  const int64_t inputs = share(name(), whole.in_channels(), "input channels", ranks.world_size());
+  for (int r = 0; r < ranks.world_size(); ++r) {
     shards_.push_back(
         ranks.add(r, named<Conv2d>(name(), inputs, whole.out_channels(), whole.options())));
   }
@@ -134,25 +136,25 @@ int64_t& channels_of(Shape& shape) { return shape[shape.rank() - 1]; }
 }  // namespace
 
 Tensors ChannelLayer::join(const Tensors& x, const Contexts& contexts) {
-  if (ranks() == 1) return x;
+  if (world_size() == 1) return x;
   Shape shape = x[0].shape();
   const int64_t rows = shape.elements() / channels_of(shape);
-  channels_of(shape) *= ranks();
+  channels_of(shape) *= world_size();
   const Tensors parts =
       from_each_rank(contexts, [&](int, Context& context) { return context.empty(shape); });
   all_gather(x, parts, contexts);
   return from_each_rank(contexts, [&](int r, Context& context) {
-    return side_by_side(parts[r], rows, ranks(), context).reshaped(shape);
+    return side_by_side(parts[r], rows, world_size(), context).reshaped(shape);
   });
 }
 
 Tensors ChannelLayer::take(const Tensors& x, const Contexts& contexts) const {
-  if (ranks() == 1) return x;
+  if (world_size() == 1) return x;
   Shape shape = x[0].shape();
   const int64_t rows = shape.elements() / channels_of(shape);
-  channels_of(shape) = share(name(), channels_of(shape), "channels", ranks());
+  channels_of(shape) = share(name(), channels_of(shape), "channels", world_size());
   return from_each_rank(contexts, [&](int r, Context& context) {
-    const Tensor parts = one_by_one(x[r], rows, ranks(), context);
+    const Tensor parts = one_by_one(x[r], rows, world_size(), context);
     const Tensor mine = parts.range(r * shape.elements(), shape);
     const Tensor y = context.empty(shape);  // a copy: the other ranks' parts need not be kept
     context.stream().copy(y.data(), mine.data(), mine.bytes());
@@ -176,8 +178,9 @@ ParallelResidual::ParallelResidual(const Residual& whole, const RankModules& ran
     });
   }
   const BatchNorm2d &bn1 = whole.bn1(), &bn2 = whole.bn2();
-  bn1_.emplace(bn1.name(), ranks, [&](int) { return like(bn1, bn1.channels() / ranks.size()); });
-  for (int r = 0; r < ranks.size(); ++r) {
+  bn1_.emplace(bn1.name(), ranks,
+               [&](int) { return like(bn1, bn1.channels() / ranks.world_size()); });
+  for (int r = 0; r < ranks.world_size(); ++r) {
     bn2_.push_back(ranks.add(r, like(bn2, bn2.channels())));
     relu_.push_back(named<Relu>(name()));
   }

@@ -95,7 +95,7 @@ class JoinChannels final : public ChannelLayer {
     return take(dy, contexts);
   }
   Traffic predicted(const Shape& x) const override {
-    return one_all_gather(ranks() * x.elements());
+    return one_all_gather(world_size() * x.elements());
   }
 };
 

@@ -4,19 +4,19 @@
 
 namespace lockstep {
 
-void TensorStageOptions::add_to(OptionParser& parser) {
+void TensorProgramOptions::add_to(OptionParser& parser) {
   parser.begin_group("Network");
   parser.add("--layers", layers, "to be split: auto (all that divide), or by name (conv2,fc1)");
 }
 
-TensorSplit split_network(const ModelOptions& network, const TensorStageOptions& own,
-                          const std::vector<Stream>& streams, LocalWorld& world) {
+TensorSplit split_network(const ModelOptions& network, const TensorProgramOptions& own,
+                          const std::vector<Stream>& streams, SingleProcessWorld& world) {
   std::optional<TensorSplit::Names> names;
   if (own.layers != TensorSplit::Names{"auto"}) names = own.layers;
   TensorSplit split(network, streams, world, names);
-  require(world.size() == 1 || !split.split_names().empty(),
+  require(world.world_size() == 1 || !split.split_names().empty(),
           "--layers auto: no layer of this network divides by {} devices; give another number",
-          world.size());
+          world.world_size());
   return split;
 }
 

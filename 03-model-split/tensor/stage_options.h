@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-struct TensorStageOptions {
+struct TensorProgramOptions {
   std::vector<std::string> layers{"auto"};  // or their names
 
   void add_to(OptionParser& parser);
@@ -17,7 +17,7 @@ struct TensorStageOptions {
 
 /// The network, split inside the layers that the options name, a rank on each stream. `world` must
 /// outlive it. Throws BadInput where it cannot be split so.
-TensorSplit split_network(const ModelOptions& network, const TensorStageOptions& own,
-                          const std::vector<Stream>& streams, LocalWorld& world);
+TensorSplit split_network(const ModelOptions& network, const TensorProgramOptions& own,
+                          const std::vector<Stream>& streams, SingleProcessWorld& world);
 
 }  // namespace lockstep

@@ -40,7 +40,7 @@ int64_t divisible(const Module& layer) {
 class TensorSplit::Builder {
  public:
   Builder(TensorSplit& split, const ModelOptions& options) : split_(split) {
-    for (int r = 0; r < split.ranks(); ++r) of_rank_.push_back(unsplit_layers(options));
+    for (int r = 0; r < split.world_size(); ++r) of_rank_.push_back(unsplit_layers(options));
   }
 
   /// The names of those to be split, in order.
@@ -51,7 +51,7 @@ class TensorSplit::Builder {
       if (number == 0) continue;
       can.push_back(layer->name());
       const bool wanted = asked ? std::ranges::count(*asked, layer->name()) > 0
-                                : split_.ranks() > 1 && number % split_.ranks() == 0;
+                                : split_.world_size() > 1 && number % split_.world_size() == 0;
       if (wanted) chosen.push_back(layer->name());
     }
     for (const std::string& name : asked.value_or(Names())) {
@@ -109,7 +109,7 @@ class TensorSplit::Builder {
 
   /// Layer i for rank r's channels.
   std::unique_ptr<Module> part_of(size_t i, int r) {
-    const int64_t channels = split_channels_ / split_.ranks();
+    const int64_t channels = split_channels_ / split_.world_size();
     std::unique_ptr<Module> whole = std::move(of_rank_[r][i]);
     if (const auto* norm = dynamic_cast<const BatchNorm2d*>(whole.get())) {
       auto part = std::make_unique<BatchNorm2d>(channels, norm->activation());
@@ -128,15 +128,15 @@ class TensorSplit::Builder {
 };
 
 TensorSplit::TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams,
-                         LocalWorld& world, const std::optional<Names>& layers)
+                         SingleProcessWorld& world, const std::optional<Names>& layers)
     : options_(options), unsplit_(make_model(options).network), ranks_(world), streams_(streams) {
-  require(streams.size() == size_t(world.size()),
+  require(streams.size() == size_t(world.world_size()),
           "TensorSplit: {} streams for a world of {} ranks; give each rank one", streams.size(),
-          world.size());
+          world.world_size());
   Builder builder(*this, options);
   split_ = builder.choose(layers);
   builder.build();
-  for (int r = 0; r < ranks(); ++r) {
+  for (int r = 0; r < world_size(); ++r) {
     parameters_.push_back(std::make_unique<FlatParameters>(module(r), streams_[r]));
   }
 }
@@ -146,8 +146,8 @@ TensorSplit::TensorSplit(const ModelOptions& options, const std::vector<Stream>&
 void TensorSplit::require_one_per_rank(const Tensors& tensors, const Contexts& contexts) const {
   require(tensors.size() == streams_.size() && contexts.size() == streams_.size(),
           "TensorSplit: {} tensors and {} contexts for {} ranks; give each rank one of both",
-          tensors.size(), contexts.size(), ranks());
-  for (int r = 0; r < ranks(); ++r) {
+          tensors.size(), contexts.size(), world_size());
+  for (int r = 0; r < world_size(); ++r) {
     require(contexts[r]->stream() == streams_[r],
             "TensorSplit: rank {} works on stream {} of {}, its context is on {} of {}", r,
             streams_[r].name(), streams_[r].device().name(), contexts[r]->stream().name(),
@@ -222,7 +222,7 @@ bool differs(const StateTensor& tensor, const Shapes& shapes) {
 
 void TensorSplit::load_full_state(const std::vector<StateTensor>& state) {
   check_state_dict(*unsplit_, state);
-  for (int r = 0; r < ranks(); ++r) {
+  for (int r = 0; r < world_size(); ++r) {
     const Shapes shard_shapes = shapes_of(module(r));
     std::vector<StateTensor> part = state;
     for (StateTensor& tensor : part) {
@@ -240,7 +240,7 @@ void TensorSplit::load_full_state(const std::vector<StateTensor>& state) {
 
 std::vector<StateTensor> TensorSplit::full_state() const {
   std::vector<std::vector<StateTensor>> parts;
-  for (int r = 0; r < ranks(); ++r) parts.push_back(state_dict(module(r)));
+  for (int r = 0; r < world_size(); ++r) parts.push_back(state_dict(module(r)));
   const Shapes whole_shapes = shapes_of(*unsplit_);
   std::vector<StateTensor> full = parts[0];
   for (size_t i = 0; i < full.size(); ++i) {
@@ -248,7 +248,7 @@ std::vector<StateTensor> TensorSplit::full_state() const {
     if (!differs(whole, whole_shapes)) continue;
     whole.shape = whole_shapes.at(whole.name);
     whole.real.resize(static_cast<size_t>(whole.shape.elements()));
-    for (int r = 0; r < ranks(); ++r) {
+    for (int r = 0; r < world_size(); ++r) {
       const StateTensor& part = parts[r][i];
       for_each_run(whole.shape, part.shape, r, [&](int64_t to, int64_t from, int64_t length) {
         std::copy_n(part.real.begin() + from, length, whole.real.begin() + to);

@@ -30,10 +30,10 @@ class TensorSplit {
   /// are those to be split; where they are not given, all that can be and divide by the number of
   /// ranks. Throws BadInput for a layer that cannot be split, or not over so many ranks, naming it
   /// and the numbers.
-  TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams, LocalWorld& world,
-              const std::optional<Names>& layers = {});
+  TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams,
+              SingleProcessWorld& world, const std::optional<Names>& layers = {});
 
-  int ranks() const { return ranks_.size(); }
+  int world_size() const { return ranks_.world_size(); }
   /// Rank r's modules, and their parameters: named as in the unsplit network.
   Module& module(int rank) const { return ranks_.tree(rank); }
   const FlatParameters& parameters(int rank) const { return *parameters_[rank]; }
@@ -64,7 +64,7 @@ class TensorSplit {
   const std::vector<std::unique_ptr<ParallelLayer>>& layers() const { return layers_; }
   /// What the ranks exchanged in training so far, and what they had to by the sizes of the layers.
   Traffic traffic() const;
-  const Traffic& expected_traffic() const { return expected_; }
+  const Traffic& predicted_traffic() const { return expected_; }
   /// Adds both, per step, to the summary and the metrics.
   void report(TrainingLog& log) const;
 

@@ -36,19 +36,19 @@ inline int run_labs(int argc, const char* const* argv, const std::vector<Lab>& l
   for (const Lab& lab : labs) names.push_back(lab.name);
   std::string name;
   bool fixed = false;
-  RankOptions ranks;
-  ranks.timeout = 3;  // until a rank that does not come is given up
+  RankOptions rank_options;
+  rank_options.timeout = 3;  // until a rank that does not come is given up
   OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
   parser.add("name", name, fmt::format("{}", fmt::join(names, ", ")));
   parser.add_flag("--fixed", fixed, "without the mistake");
-  ranks.add_to(parser);
+  rank_options.add_to(parser);
   const auto named = [&] { return std::ranges::find(labs, name, &Lab::name); };
   parser.check_afterwards([&] {
     require(named() != labs.end(), "lab: found '{}', expected one of {}", name,
             fmt::join(names, ", "));
   });
-  return run_ranks(parser, argc, argv, ranks, "cpu:0,cpu:1",
-                   [&](ProcessGroup& group) { named()->run(group, fixed); });
+  return run_rank_program(parser, argc, argv, rank_options, "cpu:0,cpu:1",
+                          [&](ProcessGroup& group) { named()->run(group, fixed); });
 }
 
 /// Rank 0 speaks; all begin their lines at once, so that the order is that of the program.

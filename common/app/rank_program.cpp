@@ -14,8 +14,8 @@
 
 namespace lockstep {
 
-std::optional<int> start_ranks(const Options& options, const RankOptions& ranks) {
-  if (ranks.started_as_rank()) return {};
+std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options) {
+  if (rank_options.started_as_rank()) return {};
   const int count = static_cast<int>(options.device_ids().size());
   fmt::print("no launcher: starting {} local rank{}\n", count, count == 1 ? "" : "s");
   std::fflush(stdout);
@@ -27,8 +27,9 @@ std::optional<int> start_ranks(const Options& options, const RankOptions& ranks)
   return launch(launcher, program);
 }
 
-int run_ranks(OptionParser& parser, int argc, const char* const* argv, const RankOptions& ranks,
-              const std::string& devices, const std::function<void(ProcessGroup&)>& work) {
+int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
+                     const RankOptions& rank_options, const std::string& devices,
+                     const std::function<void(ProcessGroup&)>& work) {
   hold_standard_streams();
   report_uncaught_errors();
   bool goes_on = false;
@@ -36,22 +37,22 @@ int run_ranks(OptionParser& parser, int argc, const char* const* argv, const Ran
   if (!goes_on) return 0;
   Options options;
   options.devices = devices;
-  if (const std::optional<int> status = start_ranks(options, ranks)) return *status;
+  if (const std::optional<int> status = start_ranks(options, rank_options)) return *status;
   {
-    ProcessGroup group = init_process_group(ranks.process_group());
+    ProcessGroup group = init_process_group(rank_options.group_options());
     work(group);
   }
   require_printed();
   return 0;
 }
 
-std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
+std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& rank_options,
                                             ProcessGroup& group) {
   return together(group, [&] {
     const DeviceId id =
         group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
                                                 : parse_devices(options.devices));
-    if (id.kind == DeviceId::Kind::cpu && !ranks.no_bind) {
+    if (id.kind == DeviceId::Kind::cpu && !rank_options.no_bind) {
       bind_to_share_of_cores(group.local_rank(), group.local_world_size(),
                              options.threads_per_device);
     }

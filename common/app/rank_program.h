@@ -16,13 +16,14 @@ namespace lockstep {
 
 /// Where no launcher started this process and nothing says which rank it is: starts this program
 /// again, one local rank per device, waits, and returns their exit status. Nothing in a rank.
-std::optional<int> start_ranks(const Options& options, const RankOptions& ranks);
+std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options);
 
 /// What main() of a small program of several ranks does: parses the command line, starts the ranks
 /// if nobody did, one per device of `devices` (as --devices), and calls `work` in each of them.
 /// Returns the exit status.
-int run_ranks(OptionParser& parser, int argc, const char* const* argv, const RankOptions& ranks,
-              const std::string& devices, const std::function<void(ProcessGroup&)>& work);
+int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
+                     const RankOptions& rank_options, const std::string& devices,
+                     const std::function<void(ProcessGroup&)>& work);
 
 /// Opens the device of this rank: of those that --devices names for its host the one with its local
 /// rank; by default GPU number local_rank, or where there is none a CPU device. Throws BadInput if
@@ -32,7 +33,7 @@ int run_ranks(OptionParser& parser, int argc, const char* const* argv, const Ran
 /// the device's threads: else the threads of one rank that exchange data would push another rank's
 /// computing from core to core. So does mpirun --bind-to core; not with --no-bind. To be called
 /// before there are threads to be bound.
-std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& ranks,
+std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& rank_options,
                                             ProcessGroup& group);
 
 /// Every rank reads the data set; an error on one is an error on all (ProcessGroup::together).

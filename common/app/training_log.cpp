@@ -54,7 +54,7 @@ TrainingLog::TrainingLog(std::string stage, const Options& options, Stream strea
 TrainingLog::~TrainingLog() = default;
 
 /// Every rank's `mine`, by rank.
-std::vector<nlohmann::json> TrainingLog::gather(const nlohmann::json& mine) const {
+std::vector<nlohmann::json> TrainingLog::exchange(const nlohmann::json& mine) const {
   if (!ranks_.exchange) return {mine};
   std::vector<nlohmann::json> all;
   for (const std::string& text : ranks_.exchange(mine.dump())) {
@@ -71,7 +71,7 @@ void TrainingLog::together(const std::function<void()>& work) const {
 void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters,
                         const std::string& line) {
   std::vector<std::string> names;
-  for (const nlohmann::json& rank : gather(names_of(devices_))) {
+  for (const nlohmann::json& rank : exchange(names_of(devices_))) {
     for (const nlohmann::json& name : rank) names.push_back(name);
   }
   if (!prints()) return;
@@ -149,7 +149,7 @@ std::string TrainingLog::who_failed() const {
   if (!ranks_.exchange || !ranks_.own_health.defined()) return me;
   const bool failed = ranks_.own_health.to_host()[0].failed_step >= 0;
   std::vector<std::string> found;
-  const std::vector<nlohmann::json> all = gather({{"name", me}, {"failed", failed}});
+  const std::vector<nlohmann::json> all = exchange({{"name", me}, {"failed", failed}});
   if (all.size() == 1) return me;  // nobody else's numbers are in its sums
   for (const nlohmann::json& rank : all) {
     if (rank.at("failed")) found.push_back(rank.at("name"));
@@ -222,7 +222,7 @@ void TrainingLog::collect_records(double flops) {
   for (size_t i = 0; i < devices_.size(); ++i) peaks.push_back(training_peak(i));
   const nlohmann::json mine = {
       {"names", names_of(devices_)}, {"peaks", peaks}, {"flops", flops}, {"rss", peak_rss_bytes()}};
-  for (const nlohmann::json& rank : gather(mine)) {
+  for (const nlohmann::json& rank : exchange(mine)) {
     for (size_t i = 0; i < rank.at("names").size(); ++i) {
       records_.push_back({rank.at("names").at(i), rank.at("peaks").at(i)});
     }

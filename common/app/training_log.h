@@ -95,7 +95,7 @@ class TrainingLog {
   };
 
   bool prints() const { return ranks_.rank == 0; }
-  std::vector<nlohmann::json> gather(const nlohmann::json& mine) const;
+  std::vector<nlohmann::json> exchange(const nlohmann::json& mine) const;
   void receive(size_t keep);
   std::string who_failed() const;
   void collect_records(double flops);

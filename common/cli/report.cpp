@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "common/core/error.h"
-#include "common/system/launcher_line.h"
+#include "common/system/launcher_pipe.h"
 
 namespace lockstep {
 namespace {

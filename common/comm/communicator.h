@@ -103,7 +103,7 @@ class Communicator {
   virtual void close_group();
 
   /// For whom the calls are from now on (CallLabel). Returns for whom they were.
-  std::string exchange_label(std::string label) { return std::exchange(label_, std::move(label)); }
+  std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
 
  protected:
   Communicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
@@ -121,8 +121,8 @@ class Communicator {
 class CallLabel {
  public:
   CallLabel(Communicator& rank, std::string label)
-      : rank_(rank), before_(rank.exchange_label(std::move(label))) {}
-  ~CallLabel() { rank_.exchange_label(std::move(before_)); }
+      : rank_(rank), before_(rank.replace_label(std::move(label))) {}
+  ~CallLabel() { rank_.replace_label(std::move(before_)); }
   CallLabel(const CallLabel&) = delete;
   CallLabel& operator=(const CallLabel&) = delete;
 

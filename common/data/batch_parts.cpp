@@ -60,7 +60,7 @@ std::string BatchSplit::text() const {
   return kind == Kind::whole ? name : fmt::format("{}:{}", name, parts);
 }
 
-BatchSplit parse_split(std::string_view text) {
+BatchSplit parse_batch_split(std::string_view text) {
   if (text == "none" || text.empty()) return {};
   const size_t colon = std::min(text.find(':'), text.size());
   const std::string_view kind = text.substr(0, colon);

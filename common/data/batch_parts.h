@@ -39,6 +39,6 @@ struct BatchSplit {
 };
 
 /// Reads "none", "chunk:D", "stride:W" or "micro:M" with numbers from 1 to 1024; throws BadInput.
-BatchSplit parse_split(std::string_view text);
+BatchSplit parse_batch_split(std::string_view text);
 
 }  // namespace lockstep

@@ -61,7 +61,7 @@ void BatchPool::reclaim(BatchBuffer* buffer) {
   reclaimed_.notify_all();
 }
 
-bool BatchPool::wait_lent_below(int64_t limit, Deadline deadline) {
+bool BatchPool::wait_lent_below(int64_t limit, TimePoint deadline) {
   std::unique_lock lock(mutex_);
   return reclaimed_.wait_until(lock, deadline, [&] { return lent_ < limit; });
 }

@@ -32,7 +32,7 @@ struct BatchBuffer {
 /// A fixed number of equal buffers. All members may be called from any thread.
 class BatchPool {
  public:
-  using Deadline = std::chrono::steady_clock::time_point;
+  using TimePoint = std::chrono::steady_clock::time_point;
 
   /// Allocates all there will ever be: `buffers` of `samples` images of `image_bytes` each, with
   /// their labels.
@@ -48,7 +48,7 @@ class BatchPool {
   static std::shared_ptr<BatchBuffer> lend(const std::shared_ptr<BatchPool>& pool,
                                            BatchBuffer* buffer);
   /// Waits until the consumer holds fewer than `limit` batches; false when `deadline` passes first.
-  bool wait_lent_below(int64_t limit, Deadline deadline);
+  bool wait_lent_below(int64_t limit, TimePoint deadline);
 
   int64_t lent() const;
 

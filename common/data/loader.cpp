@@ -191,7 +191,7 @@ void DataLoader::begin_epoch(int64_t epoch, int64_t first_batch) {
           "loader: first batch {} of an epoch, expected 0 to {}", first_batch, batches_);
   end_epoch();
   epoch_ = -1;
-  positions_ = order_->next_epoch(epoch);
+  positions_ = order_->order_of_epoch(epoch);
   check_positions();
   epoch_ = epoch;
   {

@@ -32,7 +32,7 @@ class LoaderOrder : public EpochOrder {
 
   int64_t size() const override { return n_; }
 
-  std::vector<int64_t> next_epoch(int64_t epoch) override {
+  std::vector<int64_t> order_of_epoch(int64_t epoch) override {
     check_epoch(epoch);
     if (epoch < next_) {
       generator_.seed(seed_);
@@ -62,7 +62,7 @@ class SamplerOrder : public EpochOrder {
 
   int64_t size() const override { return n_; }
 
-  std::vector<int64_t> next_epoch(int64_t epoch) override {
+  std::vector<int64_t> order_of_epoch(int64_t epoch) override {
     check_epoch(epoch);
     base_seed_ = base_seed_of_epoch(seed_, epoch);
     std::mt19937 generator(static_cast<uint32_t>(seed_ + static_cast<uint64_t>(epoch)));
@@ -80,7 +80,7 @@ class FileOrder : public EpochOrder {
 
   int64_t size() const override { return n_; }
 
-  std::vector<int64_t> next_epoch(int64_t epoch) override {
+  std::vector<int64_t> order_of_epoch(int64_t epoch) override {
     check_epoch(epoch);
     base_seed_ = base_seed_of_epoch(seed_, epoch);
     return identity(n_);

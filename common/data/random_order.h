@@ -41,7 +41,7 @@ class EpochOrder {
 
   /// Sample indices by position, [size()], of epoch `epoch` (0, 1, ...). A function of the seed and
   /// the epoch alone: epochs may be skipped or asked for again.
-  virtual std::vector<int64_t> next_epoch(int64_t epoch) = 0;
+  virtual std::vector<int64_t> order_of_epoch(int64_t epoch) = 0;
 
   /// `base_seed` as the DataLoader drew it when the last asked-for epoch began; its worker k seeds
   /// its own generators with base_seed + k.

@@ -13,7 +13,7 @@
 #include "common/group/backend_choice.h"
 #include "common/rendezvous/rank_names.h"
 #include "common/rendezvous/rank_texts.h"
-#include "common/system/launcher_line.h"
+#include "common/system/launcher_pipe.h"
 #include "common/transports/gloo_transport.h"
 #include "common/transports/tcp_transport.h"
 #include "common/transports/watched_transport.h"

@@ -33,7 +33,7 @@ struct DropoutKey {
   int64_t first_feature = 0;  // of this mask among the layer's: a shard has a part of them
 };
 
-/// SGD as torch.optim.SGD does it: g += weight_decay w; m = momentum m + g; w -= lr m.
+/// SGD as torch.optim.SGD does it: g += weight_decay w; v = momentum v + g; w -= lr v.
 struct SgdRule {
   Real momentum = 0;
   Real weight_decay = 0;

@@ -19,9 +19,9 @@
 #include "common/launch/line_relay.h"
 #include "common/launch/program_path.h"
 #include "common/launch/rank_environment.h"
-#include "common/launch/rank_group.h"
+#include "common/launch/rank_processes.h"
 #include "common/launch/signal_queue.h"
-#include "common/system/launcher_line.h"
+#include "common/system/launcher_pipe.h"
 
 namespace lockstep {
 namespace {
@@ -84,11 +84,11 @@ class Launch {
   /// Starts all ranks once and returns when all are gone. The failure that was the cause, if any;
   /// an interruption is none.
   std::optional<RankEnd> run_ranks(const Rendezvous& meet);
-  /// `line`: a pipe's end for the ranks.
-  void start(RankGroup& ranks, Rendezvous meet, int line);
+  /// `pipe`: its end for the ranks.
+  void start(RankProcesses& ranks, Rendezvous meet, int pipe);
   RankOutput open_output(int rank, int restart);
   /// Asks all ranks to end by `signal`, and kills them after the grace period.
-  void stop(RankGroup& ranks, int signal);
+  void stop(RankProcesses& ranks, int signal);
   /// Sleeps until a rank ends, a signal comes, output moves, or until then.
   void wait(Clock::time_point until);
   /// Waits for a slow reader, but not after a failure.
@@ -130,9 +130,9 @@ int Launch::run() {
   return 0;
 }
 
-/// The pipe on which ranks tell why the job ends, or that all is said (system/launcher_line.h).
-struct Line {
-  Line() {
+/// The pipe on which ranks tell why the job ends, or that all is said (system/launcher_pipe.h).
+struct LauncherPipe {
+  LauncherPipe() {
     std::array<int, 2> ends{-1, -1};
     if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return;  // then nobody tells anything
     from_ranks = Descriptor(ends[0]);
@@ -156,9 +156,9 @@ struct Line {
 };
 
 std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
-  RankGroup ranks(keeper_);
-  const Line line;
-  start(ranks, meet, line.of_ranks.get());
+  RankProcesses ranks(keeper_);
+  const LauncherPipe pipe;
+  start(ranks, meet, pipe.of_ranks.get());
   const auto watch = [&](Clock::time_point until) {
     wait(until);
     ranks.collect();
@@ -175,7 +175,7 @@ std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   if (cause && cause->may_be_answer()) cause = ranks.stopped().value_or(*cause);
   if (cause || interruptions_ > 0) stop(ranks, cause ? SIGTERM : interrupted_by_);
   relay_.close();
-  const std::vector<std::string> told = line.lines();
+  const std::vector<std::string> told = pipe.lines();
   for (const std::string& text : told) {
     if (!text.empty()) relay_.say("error: " + text);
   }
@@ -183,8 +183,8 @@ std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   return cause;
 }
 
-void Launch::start(RankGroup& ranks, Rendezvous meet, int line) {
-  meet.line = launcher_line(line);
+void Launch::start(RankProcesses& ranks, Rendezvous meet, int pipe) {
+  meet.launcher_pipe = launcher_pipe(pipe);
   std::vector<RankOutput> outputs;  // all of them before the first rank: one may fail
   outputs.reserve(size_t(options_.nproc_per_node));
   for (int local = 0; local < options_.nproc_per_node; ++local) {
@@ -198,7 +198,7 @@ void Launch::start(RankGroup& ranks, Rendezvous meet, int line) {
                  .environment = rank_environment(options_, meet, local),
                  .out = output[0].get(),
                  .err = output[1].get(),
-                 .line = line,
+                 .launcher_pipe = pipe,
                  .signal_mask = signals_.previous_mask()});
   }
 }
@@ -209,7 +209,7 @@ RankOutput Launch::open_output(int rank, int restart) {
   return {};
 }
 
-void Launch::stop(RankGroup& ranks, int signal) {
+void Launch::stop(RankProcesses& ranks, int signal) {
   ranks.send(signal);
   ranks.send(SIGCONT);  // a rank that was stopped would not hear it
   const int before = interruptions_;

@@ -11,7 +11,7 @@
 
 #include "common/core/error.h"
 #include "common/system/descriptor.h"
-#include "common/system/launcher_line.h"
+#include "common/system/launcher_pipe.h"
 
 namespace lockstep {
 namespace {
@@ -67,7 +67,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Re
       fmt::format("TORCHELASTIC_RESTART_COUNT={}", meet.restart),
       fmt::format("TORCHELASTIC_MAX_RESTARTS={}", options.max_restarts),
       fmt::format("TORCHELASTIC_RUN_ID={}", meet.run_id),
-      fmt::format("{}={}", kLauncherLine, meet.line),
+      fmt::format("{}={}", kLauncherPipe, meet.launcher_pipe),
   };
   const size_t own = all.size();
   for (char** entry = environ; *entry != nullptr; ++entry) {

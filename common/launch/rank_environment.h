@@ -10,11 +10,11 @@ namespace lockstep {
 
 /// What all ranks of one start have in common.
 struct Rendezvous {
-  std::string address;  // MASTER_ADDR
-  int port = 0;         // MASTER_PORT
-  std::string run_id;   // the same for all nodes and restarts of a job
-  int restart = 0;      // how often the ranks were started before
-  std::string line;     // where they can tell the launcher something (launcher_line.h)
+  std::string address;        // MASTER_ADDR
+  int port = 0;               // MASTER_PORT
+  std::string run_id;         // the same for all nodes and restarts of a job
+  int restart = 0;            // how often the ranks were started before
+  std::string launcher_pipe;  // where they can tell the launcher something (launcher_pipe.h)
 };
 
 /// The rendezvous of the first start. The port is the one in the options or a free one, which stays

@@ -37,7 +37,7 @@ class Context {
   Kernels& kernels() const { return stream().kernels(); }
   TensorPool& pool() { return *pool_; }
   /// Takes memory from `pool`, of the same stream, from now on; returns the pool before it.
-  std::shared_ptr<TensorPool> exchange_pool(std::shared_ptr<TensorPool> pool) {
+  std::shared_ptr<TensorPool> replace_pool(std::shared_ptr<TensorPool> pool) {
     return std::exchange(pool_, std::move(pool));
   }
   /// What kernels are to know of the passes from here on. Feeding a batch (Feeder) adds the places

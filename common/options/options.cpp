@@ -123,11 +123,11 @@ void check(const Options& o) {
   parse_model(o.model);
   parse_initializer(o.init);
   parse_order(o.order);
-  parse_split(o.emulate);
+  parse_batch_split(o.emulate);
   if (!o.devices.empty()) parse_devices(o.devices);
   require(o.workers > 0 || o.loader_timeout == 0,
           "--loader-timeout: {} needs loader threads; give --workers 1 or more", o.loader_timeout);
-  require(!o.graph || parse_split(o.emulate).kind == BatchSplit::Kind::whole,
+  require(!o.graph || parse_batch_split(o.emulate).kind == BatchSplit::Kind::whole,
           "--graph: a graph holds one whole batch, --emulate {} divides it; leave one of them out",
           o.emulate);
   require_distinct({{"--load", o.load}, {"--metrics", o.metrics}});  // --save may follow --load

@@ -76,13 +76,13 @@ struct Options {
 };
 
 /// Where a stage adds options of its own to the common ones.
-using StageOptions = std::function<void(OptionParser&)>;
+using AddOptions = std::function<void(OptionParser&)>;
 
 /// What the frame of every main() has to know of a stage.
 struct StageInfo {
-  std::string name;            // "02-dataparallel"
-  std::string summary;         // the first line of --help
-  StageOptions add_options{};  // may be empty
+  std::string name;          // "02-dataparallel"
+  std::string summary;       // the first line of --help
+  AddOptions add_options{};  // may be empty
   /// The stage that this one must agree with, and whose speed --baseline measures it against
   /// ("01-single-gpu"). Empty: this is that stage, or the reference beside it; it has --graph
   /// instead of --baseline.

@@ -32,7 +32,7 @@ void RankOptions::add_to(OptionParser& parser) {
   parser.add("--timeout", timeout, {"seconds until a silent rank is given up", Role::own},
              {0.1, 86400});
   parser.check_afterwards([this, &parser] {
-    check_backend_name(process_group().backend);
+    check_backend_name(group_options().backend);
     for (const auto& [name, value] :
          {std::pair("--rank", rank), {"--world-size", world_size}, {"--local-rank", local_rank}}) {
       require(value >= 0 || !parser.given(name), "{}: found {}, expected 0 or more", name, value);
@@ -53,7 +53,7 @@ bool RankOptions::started_as_rank() const {
       .has_value();
 }
 
-ProcessGroupOptions RankOptions::process_group() const {
+ProcessGroupOptions RankOptions::group_options() const {
   return {.backend = backend == "auto" ? "" : backend,
           .init_method = init_method,
           .rank = if_given(rank),

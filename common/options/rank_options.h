@@ -20,8 +20,8 @@ struct RankOptions {
 
   /// Whether a launcher, or an option, says which rank this process is.
   bool started_as_rank() const;
-  /// What init_process_group() wants to know.
-  ProcessGroupOptions process_group() const;
+  /// What init_group_options() wants to know.
+  ProcessGroupOptions group_options() const;
 };
 
 }  // namespace lockstep

@@ -17,9 +17,10 @@ std::string key_of(const std::string& name, int rank) { return fmt::format("{}/{
 
 }  // namespace
 
-std::vector<std::optional<std::string>> gather_texts(TcpStore& store, const std::string& name,
-                                                     const std::string& mine,
-                                                     double timeout_seconds) {
+std::vector<std::optional<std::string>> exchange_texts_of_present(TcpStore& store,
+                                                                  const std::string& name,
+                                                                  const std::string& mine,
+                                                                  double timeout_seconds) {
   const Deadline deadline(timeout_seconds);
   std::vector<std::optional<std::string>> texts(static_cast<size_t>(store.world_size()));
   store.set(key_of(name, store.rank()), mine);
@@ -39,7 +40,7 @@ std::vector<std::string> exchange_texts(TcpStore& store, const std::string& name
   std::vector<std::string> texts;
   std::vector<int> missing;
   within(name, [&] {
-    for (auto& text : gather_texts(store, name, mine, timeout_seconds)) {
+    for (auto& text : exchange_texts_of_present(store, name, mine, timeout_seconds)) {
       if (!text) missing.push_back(static_cast<int>(texts.size()));
       texts.push_back(std::move(text).value_or(""));
     }

@@ -13,9 +13,10 @@ namespace lockstep {
 /// All ranks' texts by rank, each left in the store under `name`; nullopt for a rank that did not
 /// come within `timeout_seconds`, or did not leave a text before it, or another rank, died. `name`
 /// is the same on all ranks and new each time. Throws BadInput for what concerns the whole job.
-std::vector<std::optional<std::string>> gather_texts(TcpStore& store, const std::string& name,
-                                                     const std::string& mine,
-                                                     double timeout_seconds);
+std::vector<std::optional<std::string>> exchange_texts_of_present(TcpStore& store,
+                                                                  const std::string& name,
+                                                                  const std::string& mine,
+                                                                  double timeout_seconds);
 
 /// The same where nobody may be missing. Throws PeerLost: "barrier 2: ranks 1, 3 did not come
 /// within 5 s", "barrier 2: rank 3 closed the connection".

@@ -40,7 +40,7 @@ std::vector<DeviceBatch> DeviceBatch::divide(const BatchSplit& micro_batches) co
   return parts;
 }
 
-StepState* Feeder::stage(const StepState& state) {
+StepState* Feeder::stage_state(const StepState& state) {
   const size_t slot = next_slot_++ % copied_.size();
   if (copied_[slot]) copied_[slot]->synchronize();
   StepState* place = static_cast<StepState*>(staging_.get()) + slot;
@@ -64,7 +64,7 @@ void Feeder::feed_state(const HostBatch& batch, const BatchPart& part, Context& 
   StepState state = context.step();
   state.first_position = batch.global_first + part.first * batch.global_stride;
   state.position_stride = part.stride * batch.global_stride;
-  const StepState* staged = stage(state);
+  const StepState* staged = stage_state(state);
   stream_.copy(context.state().data(), staged, sizeof(StepState));
   copied_[(next_slot_ - 1) % copied_.size()] = stream_.record();
 }

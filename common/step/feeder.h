@@ -54,7 +54,7 @@ class Feeder {
     Event copied;
   };
   /// A place in host memory that no copy reads any more, holding `state`.
-  StepState* stage(const StepState& state);
+  StepState* stage_state(const StepState& state);
 
   Stream stream_;
   int64_t height_, width_, channels_;

@@ -20,13 +20,13 @@ void StepGraph::run(int64_t size, const std::function<void()>& work) {
 /// after the capture, and a tensor that took their place would be overwritten by every replay.
 void StepGraph::capture(const std::function<void()>& work) {
   pool_ = std::make_shared<TensorPool>(context_.stream());
-  const std::shared_ptr<TensorPool> common_pool = context_.exchange_pool(pool_);
+  const std::shared_ptr<TensorPool> common_pool = context_.replace_pool(pool_);
   context_.record_effects(&effects_);
   context_.stream().begin_capture();
   work();
   graph_ = context_.stream().end_capture();
   context_.record_effects(nullptr);
-  context_.exchange_pool(common_pool);
+  context_.replace_pool(common_pool);
 }
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "common/core/error.h"
-#include "common/transports/element_types.h"
+#include "common/transports/typed_elements.h"
 
 namespace lockstep {
 namespace {

@@ -16,8 +16,8 @@
 
 #include "common/comm/ring_part.h"
 #include "common/core/error.h"
-#include "common/transports/element_types.h"
 #include "common/transports/tcp_mesh.h"
+#include "common/transports/typed_elements.h"
 
 namespace lockstep {
 namespace {

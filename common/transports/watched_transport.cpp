@@ -131,7 +131,7 @@ void WatchedTransport::compare(const Call& collective, uint64_t number) {
 std::string WatchedTransport::explain(const Doing& doing, const std::string& reason) {
   try {
     store_->answer_within(kRollCallSeconds);  // rank 0, which has it, may be who is silent
-    Answers answers = gather_texts(*store_, kRollCall, doing.text, kRollCallSeconds);
+    Answers answers = exchange_texts_of_present(*store_, kRollCall, doing.text, kRollCallSeconds);
     std::vector<int> absent = silent_ranks(answers);
     for (size_t rank = 0; !doing.peers.empty() && rank < answers.size(); ++rank) {
       if (!doing.peers.contains(static_cast<int>(rank))) answers[rank] = doing.text;

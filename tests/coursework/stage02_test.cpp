@@ -190,7 +190,7 @@ TEST_CASE("Scores that go from device to device are counted", "[task02.2]") {
   Replicas two(2);
   two.pass({1, 2, 3});
   HINT("scores of another device come by copy(), which counts them; device 0 has its own already");
-  CHECK(two.parallel.bytes_moved() == two.parallel.bytes_expected());
+  CHECK(two.parallel.bytes_moved() == two.parallel.bytes_predicted());
 }
 
 TEST_CASE("Device 0 has the sum of all gradients", "[task02.3]") {
@@ -226,7 +226,7 @@ TEST_CASE("Gradients that go from device to device are counted", "[task02.3]") {
   Replicas three(3);
   three.pass({1, 20, 300});
   HINT("a kernel reads memory of its own device only, and copy() counts what comes from others");
-  CHECK(three.parallel.bytes_moved() == three.parallel.bytes_expected());
+  CHECK(three.parallel.bytes_moved() == three.parallel.bytes_predicted());
 }
 
 }  // namespace

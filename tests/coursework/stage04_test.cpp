@@ -333,7 +333,7 @@ std::vector<Samples> dealt(int64_t n, int world_size, bool drop_last = false,
     DistributedSampler sampler(
         n, {.rank = rank, .world_size = world_size, .shuffle = shuffle, .drop_last = drop_last});
     sampler.set_epoch(1);
-    ranks.push_back(sampler.next_epoch(0));
+    ranks.push_back(sampler.order_of_epoch(0));
   }
   return ranks;
 }

@@ -370,7 +370,7 @@ TEST_CASE("What a rank says of itself alone is still told with its rank", "[faul
   // A descriptor with the number of the launcher's line that is something else is left alone.
   const Jobs jobs;
   const std::string script =
-      "exec 9>\"$DIR/mine\"; LOCKSTEP_LAUNCHER_LINE=9:1 exec \"$@\" --data nothing";
+      "exec 9>\"$DIR/mine\"; LOCKSTEP_LAUNCHER_PIPE=9:1 exec \"$@\" --data nothing";
   const ProcessResult run =
       jobs.run_words({jobs.launcher(), "--nproc-per-node", "2", "sh", "-c", script, "sh", ddp()});
   INFO(story(run));

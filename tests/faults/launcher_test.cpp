@@ -75,7 +75,7 @@ TEST_CASE("Ranks inherit no descriptor but the launcher's line, and no blocked s
     CHECK(run.status == 0);
     return run.out;
   };
-  const std::string others = "ls /proc/self/fd | grep -vx \"${LOCKSTEP_LAUNCHER_LINE%%:*}\"";
+  const std::string others = "ls /proc/self/fd | grep -vx \"${LOCKSTEP_LAUNCHER_PIPE%%:*}\"";
   const Words signals{"grep", "^Sig[BI]", "/proc/self/status"}, files{"sh", "-c", others};
   CHECK(launched({}, signals) == jobs.run_words(signals).out);
   const std::string bare = jobs.run_words(files).out;

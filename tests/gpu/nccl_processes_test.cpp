@@ -30,8 +30,8 @@ using Floats = BasicTensor<float>;
 // --- One rank per process, as threads here ------------------------------------------------------
 
 /// Rank `rank`, on the GPU of that number.
-Ranks nccl_process(int rank, int world_size, const std::string& id, double timeout_seconds = kLong,
-                   const DeviceOptions& options = {}) {
+Ranks nccl_communicator(int rank, int world_size, const std::string& id,
+                        double timeout_seconds = kLong, const DeviceOptions& options = {}) {
   return Ranks({kCuda, rank}, rank, world_size, options, [&](Device& device) {
     return make_nccl_rank(device, rank, world_size, id, timeout_seconds);
   });
@@ -40,7 +40,7 @@ Ranks nccl_process(int rank, int world_size, const std::string& id, double timeo
 void check_processes(int world_size) {
   const std::string id = nccl_unique_id();
   const std::vector<std::string> errors = testing::run_ranks(world_size, [&](int rank) {
-    Ranks ranks = nccl_process(rank, world_size, id);
+    Ranks ranks = nccl_communicator(rank, world_size, id);
     const std::string fault = testing::first_fault_of_all(ranks, {0, 1, 2, 3, 1000});
     if (!fault.empty()) fail<BadInput>("{}", fault);
   });
@@ -64,7 +64,7 @@ TEST_CASE("NCCL over processes: the calls of a group take effect in their order,
   LOCKSTEP_NEEDS_NCCL(2);
   const std::string id = nccl_unique_id();
   const auto run = [&](int me) {
-    const Ranks ranks = nccl_process(me, 2, id, kLong, {.trace = true});
+    const Ranks ranks = nccl_communicator(me, 2, id, kLong, {.trace = true});
     const Floats x = numbered<float>(ranks, 2, 1)[me], sums = numbered<float>(ranks, 4, 0)[me];
     ranks.streams[me].synchronize();
     const size_t before = ranks.streams[me].backend().timeline().size();
@@ -106,7 +106,7 @@ TEST_CASE("A process group whose ranks have a GPU each takes NCCL", "[cuda][comm
 
 TEST_CASE("NCCL over processes: what is no id of a group is refused", "[cuda][comm][ncclprocess]") {
   LOCKSTEP_NEEDS_NCCL(1);
-  const std::string text = message_of<BadInput>([] { nccl_process(0, 1, "id"); });
+  const std::string text = message_of<BadInput>([] { nccl_communicator(0, 1, "id"); });
   CHECK_THAT(text, ContainsSubstring("has 128 bytes, found 2: all ranks take what"));
 }
 
@@ -115,7 +115,7 @@ TEST_CASE("NCCL over processes: a rank that never comes is missed at the deadlin
   LOCKSTEP_NEEDS_NCCL(1);
   const auto begin = Clock::now();
   const auto rank_0_of = [](int world_size) {
-    return message_of<PeerLost>([&] { nccl_process(0, world_size, nccl_unique_id(), 0.3); });
+    return message_of<PeerLost>([&] { nccl_communicator(0, world_size, nccl_unique_id(), 0.3); });
   };
   const std::string of_two = rank_0_of(2);
   INFO(of_two);
@@ -134,7 +134,7 @@ TEST_CASE("NCCL over processes: a rank that is found gone ends the others at onc
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclAllReduce:6:3:async");
   const auto begin = Clock::now();
   std::vector<std::string> errors = testing::run_ranks(2, [&](int me) {
-    const Ranks ranks = nccl_process(me, 2, id, 1);
+    const Ranks ranks = nccl_communicator(me, 2, id, 1);
     const Floats x = numbered<float>(ranks, 5, 1)[me];
     const std::string first = message_of<PeerLost>([&] {
       for (int i = 0; i < 2; ++i) ranks.processes[me]->all_reduce(ranks.streams[me], x);
@@ -166,7 +166,7 @@ TEST_CASE("NCCL over processes: a host is freed even where the GPU stays stuck",
   testing::Gate gate;  // rank 1's stream comes to it, and rank 0's when NCCL has let it go
   const auto pass = [&] { gate.pass(); };
   const std::vector<std::string> errors = testing::run_ranks(2, [&](int me) {
-    const Ranks ranks = nccl_process(me, 2, id, 0.3);
+    const Ranks ranks = nccl_communicator(me, 2, id, 0.3);
     const Stream stream = ranks.streams[me];
     const Floats x = numbered<float>(ranks, 5, 1)[me];
     if (me == 1) stream.backend().host_task("gate", pass);

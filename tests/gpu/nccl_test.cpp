@@ -174,7 +174,7 @@ TEST_CASE("The trace names NCCL's collectives on every rank's stream", "[cuda][c
   const auto world = make_nccl_world(devices);
   for (int step = 0; step < 2; ++step) {
     const CollectiveGroup group(*world);
-    for (int rank = 0; rank < 2; ++rank) world->rank(rank).barrier(streams[rank]);
+    for (int rank = 0; rank < 2; ++rank) world->communicator(rank).barrier(streams[rank]);
   }
   for (const Stream& stream : streams) {
     stream.synchronize();
@@ -238,11 +238,11 @@ TEST_CASE("An NCCL world refuses calls outside a group, and forgets those of a b
   LOCKSTEP_NEEDS_NCCL(2);
   const Ranks ranks = nccl_ranks(2);
   const auto x = numbered<float>(ranks, 5, 1);
-  CHECK_THAT(message_of<BadInput>([&] { ranks.world->rank(0).barrier(ranks.streams[0]); }),
+  CHECK_THAT(message_of<BadInput>([&] { ranks.world->communicator(0).barrier(ranks.streams[0]); }),
              ContainsSubstring("rank 0: barrier outside a CollectiveGroup"));
   CHECK(message_of<NonFinite>([&] {
           const CollectiveGroup group(*ranks.world);
-          ranks.world->rank(0).all_reduce(ranks.streams[0], x[0]);
+          ranks.world->communicator(0).all_reduce(ranks.streams[0], x[0]);
           throw NonFinite("the loss is NaN");
         }) == "the loss is NaN");
   all_reduce(ranks, x);

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/local_world.h"
+#include "common/comm/single_process_world.h"
 #include "common/kernels/devices.h"
 #include "common/transports/host_communicator.h"
 #include "tests/support/catch.h"
@@ -35,7 +35,7 @@ struct Ranks {
       devices.push_back(std::find_if(owned.begin(), owned.end(), same)->get());
       streams.push_back(devices.back()->create_stream(fmt::format("rank {}", streams.size())));
     }
-    world = make_local_world(devices, backend);
+    world = make_single_process_world(devices, backend);
   }
   /// Ranks of a group of processes, all in this one, on CPU devices. connect(rank) connects one
   /// with the others; all are called at the same time.
@@ -81,7 +81,7 @@ struct Ranks {
     }
     if (!world) return;
     const CollectiveGroup group(*world);
-    for (int rank = 0; rank < size(); ++rank) f(world->rank(rank), streams[rank]);
+    for (int rank = 0; rank < size(); ++rank) f(world->communicator(rank), streams[rank]);
   }
   void synchronize() const {
     for (const Stream& stream : streams) stream.synchronize();
@@ -90,7 +90,7 @@ struct Ranks {
   std::vector<std::unique_ptr<Device>> owned;
   std::vector<Device*> devices;                          // by rank
   std::vector<Stream> streams;                           // by rank
-  std::unique_ptr<LocalWorld> world;                     // or:
+  std::unique_ptr<SingleProcessWorld> world;             // or:
   std::vector<std::unique_ptr<Communicator>> processes;  // by rank; null: not here
 };
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/local_world.h"
+#include "common/comm/single_process_world.h"
 #include "common/core/stream_backend.h"
 #include "common/kernels/devices.h"
 
@@ -25,7 +25,7 @@ struct Machine {
   explicit Machine(const std::string& names, DeviceOptions options = {})
       : devices(open_devices(parse_devices(names), options)),
         streams(create_streams(devices, "compute")),
-        world(make_local_world(pointers_to(devices))) {}
+        world(make_single_process_world(pointers_to(devices))) {}
 
   /// What ran on a device under this name, in order.
   std::vector<Span> spans(size_t device, const std::string& op) const {
@@ -36,7 +36,7 @@ struct Machine {
 
   Devices devices;
   std::vector<Stream> streams;
-  std::unique_ptr<LocalWorld> world;
+  std::unique_ptr<SingleProcessWorld> world;
 };
 
 }  // namespace lockstep::testing

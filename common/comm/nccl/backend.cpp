@@ -1,13 +1,13 @@
 #include "common/comm/nccl/backend.h"
 
-#include "common/comm/nccl/nccl_process.h"
+#include "common/comm/nccl/nccl_communicator.h"
 #include "common/comm/nccl/nccl_world.h"
 
 namespace lockstep {
 namespace {
 
-std::unique_ptr<LocalWorld> make_world(const std::vector<Device*>& devices,
-                                       double deadline_seconds) {
+std::unique_ptr<SingleProcessWorld> make_world(const std::vector<Device*>& devices,
+                                               double deadline_seconds) {
   return std::make_unique<NcclWorld>(devices, deadline_seconds);
 }
 
@@ -18,7 +18,7 @@ std::string unique_id() {
 
 std::unique_ptr<Communicator> make_rank(Device& device, int rank, int world_size,
                                         const std::string& id, double timeout_seconds) {
-  return std::make_unique<NcclProcess>(device, rank, world_size, id, timeout_seconds);
+  return std::make_unique<NcclCommunicator>(device, rank, world_size, id, timeout_seconds);
 }
 
 }  // namespace

@@ -9,8 +9,8 @@ namespace lockstep {
 
 /// The functions of nccl.h, as the library implements them.
 struct NcclBackend {
-  std::unique_ptr<LocalWorld> (*make_world)(const std::vector<Device*>& devices,
-                                            double deadline_seconds);
+  std::unique_ptr<SingleProcessWorld> (*make_world)(const std::vector<Device*>& devices,
+                                                    double deadline_seconds);
   std::string (*unique_id)();
   std::unique_ptr<Communicator> (*make_rank)(Device& device, int rank, int world_size,
                                              const std::string& id, double timeout_seconds);

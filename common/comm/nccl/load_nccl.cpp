@@ -42,8 +42,8 @@ NcclBackend backend() {
 
 std::string nccl_availability() { return load().reason; }
 
-std::unique_ptr<LocalWorld> make_nccl_world(const std::vector<Device*>& devices,
-                                            double deadline_seconds) {
+std::unique_ptr<SingleProcessWorld> make_nccl_world(const std::vector<Device*>& devices,
+                                                    double deadline_seconds) {
   return backend().make_world(devices, deadline_seconds);
 }
 

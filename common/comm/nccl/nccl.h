@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/local_world.h"
+#include "common/comm/single_process_world.h"
 
 namespace lockstep {
 
@@ -19,8 +19,8 @@ std::string nccl_availability();
 /// A world over different GPUs. Throws BadInput, naming both ranks and the GPU, if one is given
 /// twice; EnvironmentError if there is no NCCL; PeerLost if the ranks do not find each other in
 /// time.
-std::unique_ptr<LocalWorld> make_nccl_world(const std::vector<Device*>& devices,
-                                            double deadline_seconds = kNcclDeadline);
+std::unique_ptr<SingleProcessWorld> make_nccl_world(const std::vector<Device*>& devices,
+                                                    double deadline_seconds = kNcclDeadline);
 
 /// The number of a group of processes: rank 0 makes one and leaves it in the store for all. Bytes,
 /// no text. Throws EnvironmentError if there is no NCCL.

@@ -16,14 +16,14 @@ namespace {
 using Op = Call::Op;
 using cuda::cuda_stream;
 
-bool alike(const NcclQueue::Batch& batch) {
+bool alike(const NcclQueue::CallList& batch) {
   return std::all_of(batch.begin(), batch.end(), [&](const IssuedCall& issued) {
     return issued.call.text() == batch.front().call.text();
   });
 }
 
 /// Its name in a trace.
-const char* operation(const NcclQueue::Batch& batch) {
+const char* operation(const NcclQueue::CallList& batch) {
   if (alike(batch)) return name_of(batch.front().call.op);
   const bool transfers = std::all_of(batch.begin(), batch.end(), [](const IssuedCall& issued) {
     return is_transfer(issued.call);
@@ -57,7 +57,7 @@ NcclQueue::~NcclQueue() {
 
 // --- Launching -----------------------------------------------------------------------------------
 
-void NcclQueue::append(Batch& batch, IssuedCall issued) {
+void NcclQueue::append(CallList& batch, IssuedCall issued) {
   if (issued.call.op == Op::barrier) issued.call.mine = barrier_element(issued.stream);
   if (issued.call.mine.count > 0) batch.push_back(std::move(issued));
 }
@@ -72,11 +72,11 @@ Elements NcclQueue::barrier_element(Stream stream) {
   return {(*found)->data(), 1, ElementType::f32};
 }
 
-std::string NcclQueue::text_of(const Batch& batch) {
+std::string NcclQueue::text_of(const CallList& batch) {
   return batch.front().call.text() + (alike(batch) ? "" : ", ...");
 }
 
-void NcclQueue::launch(const Batch& batch, const std::string& what) {
+void NcclQueue::launch(const CallList& batch, const std::string& what) {
   forget_finished();
   try {
     try_to_launch(batch, what);
@@ -88,7 +88,7 @@ void NcclQueue::launch(const Batch& batch, const std::string& what) {
   }
 }
 
-void NcclQueue::try_to_launch(const Batch& batch, const std::string& what) {
+void NcclQueue::try_to_launch(const CallList& batch, const std::string& what) {
   const std::vector<Stream> streams = arrive(batch, what);
   std::exception_ptr failed;  // not through enqueue_on(), which has operations to end
   enqueue_on(streams, operation(batch), [&] {
@@ -109,7 +109,7 @@ void NcclQueue::try_to_launch(const Batch& batch, const std::string& what) {
 
 /// Marks the point on every stream of the batch behind which NCCL waits for the peers. Returns the
 /// streams.
-std::vector<Stream> NcclQueue::arrive(const Batch& batch, const std::string& what) {
+std::vector<Stream> NcclQueue::arrive(const CallList& batch, const std::string& what) {
   pending_.push_back({what, {}, {}});
   std::vector<Stream> streams;
   for (const IssuedCall& issued : batch) {

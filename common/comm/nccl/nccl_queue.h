@@ -24,7 +24,7 @@ class DeviceState;
 /// wait(), and such waiting after `patience_seconds`, for one that does not come.
 class NcclQueue {
  public:
-  using Batch = std::vector<IssuedCall>;  // what goes into one NCCL group, as NCCL is to get it
+  using CallList = std::vector<IssuedCall>;  // what goes into one NCCL group, as NCCL is to get it
   using Clock = std::chrono::steady_clock;
 
   /// Throws as NcclRanks does. `on_failure` hears, once, why nothing can follow: no launch() then.
@@ -35,12 +35,12 @@ class NcclQueue {
   NcclQueue& operator=(const NcclQueue&) = delete;
 
   /// Nothing for a call of no elements. A barrier gets one to reduce.
-  void append(Batch& batch, IssuedCall issued);
+  void append(CallList& batch, IssuedCall issued);
   /// "all_reduce of 5 f32, sum", and ", ..." if the calls differ.
-  static std::string text_of(const Batch& batch);
+  static std::string text_of(const CallList& batch);
   /// Enqueues a batch; `what` names it in errors. Throws PeerLost if a rank has failed: everything
   /// is given up then, and all streams of the devices report why.
-  void launch(const Batch& batch, const std::string& what);
+  void launch(const CallList& batch, const std::string& what);
   /// Blocks the host until what was launched has ended; throws PeerLost, naming the ranks that did
   /// not come in time, and gives everything up.
   void wait(double timeout_seconds);
@@ -60,8 +60,8 @@ class NcclQueue {
     bool finished() const;
   };
 
-  void try_to_launch(const Batch& batch, const std::string& what);
-  std::vector<Stream> arrive(const Batch& batch, const std::string& what);
+  void try_to_launch(const CallList& batch, const std::string& what);
+  std::vector<Stream> arrive(const CallList& batch, const std::string& what);
   void watch(cuda::DeviceState& device);
   void look();
   void forget_finished();

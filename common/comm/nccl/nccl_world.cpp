@@ -59,8 +59,8 @@ bool use_same_memory(const Call& a, const Call& b) {
 }  // namespace
 
 NcclWorld::NcclWorld(std::vector<Device*> devices, double deadline_seconds)
-    : LocalWorld(each_gpu_once(std::move(devices))),
-      queue_({devices_, 0, size(), new_nccl_id()}, deadline_seconds,
+    : SingleProcessWorld(each_gpu_once(std::move(devices))),
+      queue_({devices_, 0, world_size(), new_nccl_id()}, deadline_seconds,
              std::numeric_limits<double>::infinity(),
              [this](const std::string& why) { recorder_.break_world(why); }) {}
 
@@ -71,7 +71,7 @@ std::string NcclWorld::description() const {
 }
 
 void NcclWorld::enqueue(const GroupCalls& calls) {
-  for (const NcclQueue::Batch& batch : batches(calls)) {
+  for (const NcclQueue::CallList& batch : call_lists(calls)) {
     queue_.launch(batch, fmt::format("group {} of collectives ({})", recorder_.group(),
                                      NcclQueue::text_of(batch)));
   }
@@ -84,10 +84,10 @@ void NcclWorld::wait(double timeout_seconds) {
 
 /// NCCL runs the calls of one of its groups in whatever order suits it. So a call that uses memory
 /// of one before it starts a new group.
-std::vector<NcclQueue::Batch> NcclWorld::batches(const GroupCalls& calls) {
-  std::vector<NcclQueue::Batch> found(1);
+std::vector<NcclQueue::CallList> NcclWorld::call_lists(const GroupCalls& calls) {
+  std::vector<NcclQueue::CallList> found(1);
   for (const std::vector<IssuedCall>& together : in_order(calls)) {
-    NcclQueue::Batch row;
+    NcclQueue::CallList row;
     for (const IssuedCall& issued : together) queue_.append(row, issued);
     const auto depends = [&](const IssuedCall& earlier) {
       return std::any_of(row.begin(), row.end(), [&](const IssuedCall& later) {
@@ -97,7 +97,7 @@ std::vector<NcclQueue::Batch> NcclWorld::batches(const GroupCalls& calls) {
     if (std::any_of(found.back().begin(), found.back().end(), depends)) found.emplace_back();
     found.back().insert(found.back().end(), row.begin(), row.end());
   }
-  std::erase_if(found, [](const NcclQueue::Batch& batch) { return batch.empty(); });
+  std::erase_if(found, [](const NcclQueue::CallList& batch) { return batch.empty(); });
   return found;
 }
 

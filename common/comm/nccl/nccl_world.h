@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/local_world.h"
 #include "common/comm/nccl/nccl_queue.h"
+#include "common/comm/single_process_world.h"
 
 namespace lockstep {
 
@@ -13,7 +13,7 @@ namespace lockstep {
 /// given to NCCL, which would answer a disagreement with a hang or with wrong numbers. A rank that
 /// has failed ends every waiting of the host; wait() alone also has an end for one that does not
 /// come.
-class NcclWorld final : public LocalWorld {
+class NcclWorld final : public SingleProcessWorld {
  public:
   /// Throws BadInput if two ranks are on one GPU, which NCCL does not serve; PeerLost if the ranks
   /// do not reach each other before the deadline.
@@ -24,7 +24,7 @@ class NcclWorld final : public LocalWorld {
 
  private:
   void enqueue(const GroupCalls& calls) override;
-  std::vector<NcclQueue::Batch> batches(const GroupCalls& calls);
+  std::vector<NcclQueue::CallList> call_lists(const GroupCalls& calls);
 
   NcclQueue queue_;
 };

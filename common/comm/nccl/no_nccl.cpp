@@ -16,7 +16,9 @@ constexpr const char* kReason = "this build has no NCCL";
 
 std::string nccl_availability() { return kReason; }
 
-std::unique_ptr<LocalWorld> make_nccl_world(const std::vector<Device*>&, double) { refuse(); }
+std::unique_ptr<SingleProcessWorld> make_nccl_world(const std::vector<Device*>&, double) {
+  refuse();
+}
 
 std::string nccl_unique_id() { refuse(); }
 

@@ -37,9 +37,9 @@ CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_
   check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
         "cudaDeviceGetAttribute", device.name());
   if (device.options().trace) spans_ = std::make_unique<SpanRecorder>(raw, device.name());
-  tickets_ = std::make_unique<Buffer>(Stream(*this), kTickets * sizeof(unsigned));
-  check(cudaMemsetAsync(tickets_->data(), 0, tickets_->bytes(), raw), "cudaMemsetAsync",
-        device.name());
+  block_counters_ = std::make_unique<Buffer>(Stream(*this), kBlockCounters * sizeof(unsigned));
+  check(cudaMemsetAsync(block_counters_->data(), 0, block_counters_->bytes(), raw),
+        "cudaMemsetAsync", device.name());
 }
 
 CudaStream::~CudaStream() {
@@ -52,7 +52,7 @@ CudaStream::~CudaStream() {
   }
   libraries_.reset();
   scratch_.clear();
-  tickets_.reset();
+  block_counters_.reset();
   cudaStreamSynchronize(raw_.get());
 }
 

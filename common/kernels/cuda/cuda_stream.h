@@ -38,9 +38,9 @@ class CudaStream final : public StreamBackend {
   /// Scratch memory for the operation about to be enqueued: at least `bytes`, contents undefined,
   /// counted on the device. The next operation may overwrite it.
   void* scratch(size_t bytes);
-  /// kTickets counters that are zero before and after every operation (see reduce_rows).
-  unsigned* tickets() const { return static_cast<unsigned*>(tickets_->data()); }
-  static constexpr int kTickets = 1024;
+  /// kBlockCounters counters that are zero before and after every operation (see reduce_rows).
+  unsigned* block_counters() const { return static_cast<unsigned*>(block_counters_->data()); }
+  static constexpr int kBlockCounters = 1024;
   /// cuBLAS and cuDNN on this stream.
   Libraries& libraries();
   int multiprocessors() const { return multiprocessors_; }
@@ -99,7 +99,7 @@ class CudaStream final : public StreamBackend {
   std::unique_ptr<SpanRecorder> spans_;  // null unless tracing
 
   HostTasks host_tasks_;
-  std::unique_ptr<Buffer> tickets_;
+  std::unique_ptr<Buffer> block_counters_;
   std::vector<std::unique_ptr<Buffer>> scratch_;  // the last is the largest and in use
   std::unique_ptr<Libraries> libraries_;          // goes first: it uses all of the above
 };

@@ -61,7 +61,7 @@ __device__ inline bool is_last_block(unsigned* ticket) {
 template <class Body>
 __global__ void __launch_bounds__(kBlock)
     reduce_rows_kernel(int64_t rows, int64_t channels, Body body, ColumnSums* partial,
-                       unsigned* tickets) {
+                       unsigned* block_counters) {
   const int64_t c = int64_t(blockIdx.x) * kTile + threadIdx.x;
   const bool inside = c < channels;
   ColumnSums sums;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kBlock)
   sums = sum_lines(sums);
   if (gridDim.y > 1) {
     if (inside && threadIdx.y == 0) partial[blockIdx.y * channels + c] = sums;
-    if (!is_last_block(tickets + blockIdx.x)) return;
+    if (!is_last_block(block_counters + blockIdx.x)) return;
     sums = ColumnSums();
     for (unsigned block = threadIdx.y; inside && block < gridDim.y; block += kLines) {
       const volatile ColumnSums& from = partial[block * channels + c];  // not from a cache
@@ -118,13 +118,13 @@ struct Launch : ElementLaunch {
       const int64_t tiles = (channels + kTile - 1) / kTile;
       // A block for every 16 rows of a thread, but no more than keep the GPU busy: the last one
       // adds up what all found.
-      const int64_t most = tiles > CudaStream::kTickets ? 1 : 2 * s.multiprocessors() / tiles;
+      const int64_t most = tiles > CudaStream::kBlockCounters ? 1 : 2 * s.multiprocessors() / tiles;
       const int64_t blocks =
           std::clamp<int64_t>(rows / (16 * kLines), 1, std::max<int64_t>(1, most));
       void* partial = s.scratch(size_t(blocks * channels) * sizeof(ColumnSums));
       const dim3 grid{unsigned(tiles), unsigned(blocks)}, block{kTile, kLines};
-      reduce_rows_kernel<<<grid, block, 0, raw>>>(rows, channels, body,
-                                                  static_cast<ColumnSums*>(partial), s.tickets());
+      reduce_rows_kernel<<<grid, block, 0, raw>>>(
+          rows, channels, body, static_cast<ColumnSums*>(partial), s.block_counters());
     });
   }
 };

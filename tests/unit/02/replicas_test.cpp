@@ -265,7 +265,7 @@ TEST_CASE("As many bytes move as the sizes say", "[dataparallel]") {
       network.evaluate(Batch(batch_size));  // not training
       network.step(Batch(batch_size));
       CHECK(network.parallel->bytes_moved() == 2 * expected);
-      CHECK(network.parallel->bytes_expected() == 2 * expected);
+      CHECK(network.parallel->bytes_predicted() == 2 * expected);
     }
   }
 }

@@ -329,7 +329,7 @@ inline void check_network(const ModelOptions& options, const std::string& device
   CHECK(relative_error(network.evaluate(batch), single.evaluate(batch)) <= tolerance);
   CHECK(relative_error(network.train(options, steps), single.train(options, steps)) <= tolerance);
   check_copies(network, options);
-  CHECK(network.split->traffic() == network.split->expected_traffic());
+  CHECK(network.split->traffic() == network.split->predicted_traffic());
 }
 
 }  // namespace lockstep::testing::tensor_split

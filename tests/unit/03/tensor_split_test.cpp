@@ -189,10 +189,10 @@ TEST_CASE("The collectives are those of the table and none else", "[tensorsplit]
       network.step(Batch(options, n));
       CHECK(exchanged(*network.split) == lines);
       CHECK(all_reduces_run(network) == run);
-      CHECK(network.split->traffic() == network.split->expected_traffic());
+      CHECK(network.split->traffic() == network.split->predicted_traffic());
       network.evaluate(Batch(options, n));  // does not count
       CHECK(exchanged(*network.split) == lines);
-      CHECK(network.split->traffic() == network.split->expected_traffic());
+      CHECK(network.split->traffic() == network.split->predicted_traffic());
     }
   }
 }
@@ -214,7 +214,7 @@ TEST_CASE("A residual block has one all-reduce forward and one backward", "[tens
   }
   CHECK(exchanged(*network.split) == expected);
   CHECK(all_reduces_run(network) == run);
-  CHECK(network.split->traffic() == network.split->expected_traffic());
+  CHECK(network.split->traffic() == network.split->predicted_traffic());
 }
 
 TEST_CASE("What ranks run carries the layers' names", "[tensorsplit]") {

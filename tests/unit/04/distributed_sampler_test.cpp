@@ -27,7 +27,7 @@ std::vector<Indices> all_ranks(int64_t n, int world_size, DistributedSampler::Op
   for (options.rank = 0; options.rank < world_size; ++options.rank) {
     DistributedSampler sampler(n, options);
     sampler.set_epoch(epoch);
-    found.push_back(sampler.next_epoch(0));
+    found.push_back(sampler.order_of_epoch(0));
     CHECK(std::ssize(found.back()) == sampler.size());
   }
   return found;
@@ -93,20 +93,20 @@ TEST_CASE("A forgotten set_epoch repeats the order, and is told", "[sampler][row
   std::vector<std::string> warnings;
   const auto warn = [&](const std::string& line) { warnings.push_back(line); };
   DistributedSampler sampler(100, {.rank = 1, .world_size = 2, .warn = warn});
-  const Indices first = sampler.next_epoch(0);
+  const Indices first = sampler.order_of_epoch(0);
   CHECK(warnings.empty());
-  CHECK(sampler.next_epoch(1) == first);  // the loader's number does not count
+  CHECK(sampler.order_of_epoch(1) == first);  // the loader's number does not count
   REQUIRE(warnings.size() == 1);
   CHECK_THAT(warnings[0], ContainsSubstring("epoch 0") && ContainsSubstring("set_epoch()"));
   sampler.set_epoch(1);
-  CHECK(sampler.next_epoch(1) != first);
+  CHECK(sampler.order_of_epoch(1) != first);
   CHECK(warnings.size() == 1);
   sampler.set_epoch(0);
-  CHECK(sampler.next_epoch(2) == first);
+  CHECK(sampler.order_of_epoch(2) == first);
   CHECK(warnings.size() == 1);
   // Without shuffling there is one order, as it should be.
   DistributedSampler in_order(100, {.shuffle = false, .warn = warn});
-  for (int i = 0; i < 2; ++i) in_order.next_epoch(0);
+  for (int i = 0; i < 2; ++i) in_order.order_of_epoch(0);
   CHECK(warnings.size() == 1);
 }
 
@@ -135,7 +135,7 @@ std::vector<std::vector<Indices>> batches(int64_t n, int world_size, int64_t bat
   std::vector<std::vector<Indices>> found;  // [rank][batch]
   for (int rank = 0; rank < world_size; ++rank) {
     GlobalBatchShard shard(make_order(kind, n, 5), rank, world_size, batch_size);
-    const Indices mine = shard.next_epoch(1);
+    const Indices mine = shard.order_of_epoch(1);
     CHECK(std::ssize(mine) == shard.size());
     std::vector<Indices> of_rank;
     int64_t at = 0;
@@ -155,7 +155,7 @@ TEST_CASE("The ranks' shards together are stage 01's batches", "[sampler]") {
     for (int world_size = 1; world_size <= 5; ++world_size) {
       for (const int64_t batch_size : {5, 8, 24}) {
         INFO("N = " << n << ", W = " << world_size << ", B = " << batch_size);
-        const Indices order = make_order(OrderKind::sampler, n, 5)->next_epoch(1);
+        const Indices order = make_order(OrderKind::sampler, n, 5)->order_of_epoch(1);
         const auto ranks = batches(n, world_size, batch_size, OrderKind::sampler);
         for (size_t batch = 0; batch < ranks[0].size(); ++batch) {
           const int64_t begin = static_cast<int64_t>(batch) * batch_size;
@@ -179,7 +179,7 @@ TEST_CASE("Where everything divides, shards are those of PyTorch's sampler", "[s
     GlobalBatchShard shard(make_order(OrderKind::sampler, 48, 9), rank, 4, 12);
     DistributedSampler sampler(48, {.rank = rank, .world_size = 4, .seed = 9});
     sampler.set_epoch(3);
-    CHECK(shard.next_epoch(3) == sampler.next_epoch(3));
+    CHECK(shard.order_of_epoch(3) == sampler.order_of_epoch(3));
     CHECK(shard.base_seed() == sampler.base_seed());
   }
 }
@@ -249,7 +249,7 @@ void check_padded(const Dataset& ten, const Options& options, int rank) {
   for (const int64_t epoch : {0, 1, 3}) {
     loader.begin_epoch(epoch);
     sampler.set_epoch(epoch);
-    const std::vector<Part> expected = cut(sampler.next_epoch(0), options.batch_size / 4, rank);
+    const std::vector<Part> expected = cut(sampler.order_of_epoch(0), options.batch_size / 4, rank);
     CHECK(loader.batches_per_epoch() == std::ssize(expected));
     CHECK(parts_of(loader) == expected);
   }
@@ -284,7 +284,7 @@ TEST_CASE("Not padded, a loader's parts are those of stage 01's batches, from an
     ShardLoader loader(set, options, allocate_host, rank, 4, Sharding::global_batch);
     CHECK(loader.batches_per_epoch() == 2);
     for (const int64_t epoch : {0, 1}) {
-      const Indices order = make_order(OrderKind::sampler, 10, 1)->next_epoch(epoch);
+      const Indices order = make_order(OrderKind::sampler, 10, 1)->order_of_epoch(epoch);
       const auto at = [&](int position) { return order[static_cast<size_t>(position)]; };
       std::vector<Part> expected{{{at(rank), at(rank + 4)}, 0, 8, rank, 4}, {{}, 1, 2, rank, 4}};
       if (rank < 2) expected[1].samples = {at(8 + rank)};  // the others have none of the last two
@@ -318,14 +318,14 @@ TEST_CASE("A world of no ranks is refused before anything is dealt to it", "[sam
     };
     told([&] { DistributedSampler(10, {.rank = 0, .world_size = world_size}); });
     told([&] { make_evaluation_shard(10, 0, world_size); });
-    told([&] { evaluation_shard(set, options, allocate_host, 0, world_size); });
+    told([&] { evaluation_loader(set, options, allocate_host, 0, world_size); });
     for (const Sharding sharding : {Sharding::global_batch, Sharding::padded}) {
       told([&] { ShardLoader(set, options, allocate_host, 0, world_size, sharding); });
     }
   }
   // A rank that cannot be is told before what it would have to do.
   const Dataset few = numbered_images(2);
-  CHECK_THAT(message_of<BadInput>([&] { evaluation_shard(few, options, allocate_host, 7, 4); }),
+  CHECK_THAT(message_of<BadInput>([&] { evaluation_loader(few, options, allocate_host, 7, 4); }),
              ContainsSubstring("rank 7 of 4 ranks, expected 0 to 3"));
 }
 
@@ -335,7 +335,7 @@ TEST_CASE("An evaluation counts every sample once, whatever the number of ranks"
     for (int world_size = 1; world_size <= 6; ++world_size) {
       std::vector<Indices> ranks;
       for (int rank = 0; rank < world_size; ++rank) {
-        ranks.push_back(make_evaluation_shard(n, rank, world_size)->next_epoch(0));
+        ranks.push_back(make_evaluation_shard(n, rank, world_size)->order_of_epoch(0));
         for (size_t i = 0; i < ranks.back().size(); ++i) {
           REQUIRE(ranks.back()[i] == rank + static_cast<int64_t>(i) * world_size);
         }

@@ -200,10 +200,10 @@ TEST_CASE("A run with other settings is told the first difference", "[checkpoint
   differs([](Options& o) { o.dropout = false; }, "dropout true, this run has false");
 
   const json settings = {{"a", 1}, {"b", "x"}};
-  CHECK_NOTHROW(require_settings(settings, settings, "F"));
+  CHECK_NOTHROW(require_saved_settings(settings, settings, "F"));
   const json fewer = {{"a", 1}};
-  CHECK_THROWS_WITH(require_settings(settings, fewer, "F"), ContainsSubstring("b \"x\""));
-  CHECK_THROWS_WITH(require_settings(fewer, settings, "F"),
+  CHECK_THROWS_WITH(require_saved_settings(settings, fewer, "F"), ContainsSubstring("b \"x\""));
+  CHECK_THROWS_WITH(require_saved_settings(fewer, settings, "F"),
                     ContainsSubstring("b null, this run has \"x\""));
 }
 

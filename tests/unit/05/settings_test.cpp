@@ -297,9 +297,9 @@ TEST_CASE("A run does not go on with another value of any setting it began with"
     const bool order_of_sums = name == "backend" || name == "threads_per_device";
     CHECK(other_order_of_sums(saved, other).empty() == !order_of_sums);
     if (order_of_sums) {
-      CHECK_NOTHROW(require_settings(saved, other, "F"));
+      CHECK_NOTHROW(require_saved_settings(saved, other, "F"));
     } else {
-      CHECK_THAT(message_of<BadInput>([&] { require_settings(saved, other, "F"); }),
+      CHECK_THAT(message_of<BadInput>([&] { require_saved_settings(saved, other, "F"); }),
                  StartsWith("F was saved with " + name + " "));
     }
   }

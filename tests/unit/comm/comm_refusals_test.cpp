@@ -229,7 +229,7 @@ TEST_CASE("A call that cannot be right is refused by its rank, and the world sta
 TEST_CASE("A call outside a group is refused", "[comm]") {
   Ranks ranks(device_ids(2));
   const auto x = numbered<float>(ranks, 4, 1);
-  const auto call = [&] { ranks.world->rank(1).all_reduce(ranks.streams[1], x[1]); };
+  const auto call = [&] { ranks.world->communicator(1).all_reduce(ranks.streams[1], x[1]); };
   CHECK_THAT(message_of<BadInput>(call),
              ContainsSubstring("rank 1: all_reduce of 4 f32, sum outside a CollectiveGroup"));
   CHECK(counts_its_ranks(ranks));
@@ -251,7 +251,7 @@ TEST_CASE("An exception within a group leaves as it is, and the calls are forgot
   const auto x = numbered<float>(ranks, 4, 1);
   const std::string text = message_of<NonFinite>([&] {
     const CollectiveGroup group(*ranks.world);
-    ranks.world->rank(0).all_reduce(ranks.streams[0], x[0]);
+    ranks.world->communicator(0).all_reduce(ranks.streams[0], x[0]);
     throw NonFinite("the loss is NaN");
   });
   CHECK(text == "the loss is NaN");
@@ -273,7 +273,7 @@ TEST_CASE("A group that closes while an older exception is handled still runs an
     works = counts_its_ranks(ranks);
     text = message_of<PeerLost>([&] {
       const CollectiveGroup group(*ranks.world);
-      ranks.world->rank(0).barrier(ranks.streams[0]);
+      ranks.world->communicator(0).barrier(ranks.streams[0]);
     });
   };
   CHECK_THROWS_AS(

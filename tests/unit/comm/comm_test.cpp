@@ -177,7 +177,7 @@ TEST_CASE("Sixteen ranks are served, seventeen are refused", "[comm]") {
   CHECK(counts_its_ranks(ranks));
   std::vector<Device*> devices = ranks.devices;
   devices.push_back(devices[0]);
-  const std::string text = message_of<BadInput>([&] { make_local_world(devices); });
+  const std::string text = message_of<BadInput>([&] { make_single_process_world(devices); });
   CHECK_THAT(text, ContainsSubstring("17 ranks") && ContainsSubstring("at most 16"));
 }
 

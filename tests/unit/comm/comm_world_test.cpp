@@ -31,7 +31,7 @@ using testing::Ranks;
 
 namespace {
 
-/// A device that only has a name: what make_local_world() looks at before it uses one.
+/// A device that only has a name: what make_single_process_world() looks at before it uses one.
 class NamedDevice final : public Device {
  public:
   explicit NamedDevice(DeviceId id) : Device(id, {}) {}
@@ -52,7 +52,8 @@ std::string refusal_of_world(const std::string& list,
     devices.push_back(std::make_unique<NamedDevice>(id));
     pointers.push_back(devices.back().get());
   }
-  const std::string text = message_of<BadInput>([&] { make_local_world(pointers, backend); });
+  const std::string text =
+      message_of<BadInput>([&] { make_single_process_world(pointers, backend); });
   CHECK(text.find('\n') == std::string::npos);
   return text;
 }
@@ -83,8 +84,8 @@ TEST_CASE("A world knows its ranks and its kind", "[comm][row40]") {
     CHECK(ranks.world->description() == "in-process");
     CHECK(ranks.size() == 3);
     for (int rank = 0; rank < 3; ++rank) {
-      CHECK(ranks.world->rank(rank).rank() == rank);
-      CHECK(ranks.world->rank(rank).world_size() == 3);
+      CHECK(ranks.world->communicator(rank).rank() == rank);
+      CHECK(ranks.world->communicator(rank).world_size() == 3);
     }
   }
 }

@@ -94,7 +94,7 @@ TEST_CASE("Any number of workers gives the same batches in the same order", "[lo
                                  .seed = 7});
       CHECK(loader.batches_per_epoch() == 13);
       for (const int64_t epoch : {0, 1, 2}) {
-        const std::vector<int64_t> positions = order->next_epoch(epoch);
+        const std::vector<int64_t> positions = order->order_of_epoch(epoch);
         Batches expected;
         for (size_t first = 0; first < positions.size(); first += 8) {
           const size_t last = std::min(first + 8, positions.size());

@@ -48,39 +48,39 @@ TEST_CASE("order loader is the sequence of a shuffling DataLoader over the epoch
           "[order][row22]") {
   const auto order = make_order(OrderKind::loader, 10, 0);
   CHECK(order->size() == 10);
-  CHECK(order->next_epoch(0) == Order{3, 7, 5, 2, 0, 8, 1, 6, 9, 4});
-  CHECK(order->next_epoch(1) == Order{1, 3, 2, 7, 5, 9, 0, 6, 4, 8});
-  CHECK(order->next_epoch(2) == Order{6, 8, 5, 7, 2, 4, 1, 0, 3, 9});
-  CHECK(order->next_epoch(3) == Order{3, 7, 9, 0, 8, 1, 6, 4, 2, 5});
+  CHECK(order->order_of_epoch(0) == Order{3, 7, 5, 2, 0, 8, 1, 6, 9, 4});
+  CHECK(order->order_of_epoch(1) == Order{1, 3, 2, 7, 5, 9, 0, 6, 4, 8});
+  CHECK(order->order_of_epoch(2) == Order{6, 8, 5, 7, 2, 4, 1, 0, 3, 9});
+  CHECK(order->order_of_epoch(3) == Order{3, 7, 9, 0, 8, 1, 6, 4, 2, 5});
 
   const auto other = make_order(OrderKind::loader, 7, 123);
-  CHECK(other->next_epoch(0) == Order{0, 1, 2, 5, 4, 6, 3});
-  CHECK(other->next_epoch(1) == Order{4, 0, 5, 3, 2, 1, 6});
-  CHECK(other->next_epoch(2) == Order{1, 2, 5, 6, 4, 0, 3});
-  CHECK(other->next_epoch(3) == Order{6, 2, 4, 3, 1, 5, 0});
+  CHECK(other->order_of_epoch(0) == Order{0, 1, 2, 5, 4, 6, 3});
+  CHECK(other->order_of_epoch(1) == Order{4, 0, 5, 3, 2, 1, 6});
+  CHECK(other->order_of_epoch(2) == Order{1, 2, 5, 6, 4, 0, 3});
+  CHECK(other->order_of_epoch(3) == Order{6, 2, 4, 3, 1, 5, 0});
 }
 
 TEST_CASE("order loader can skip epochs and go back", "[order][row22]") {
   const auto order = make_order(OrderKind::loader, 10, 0);
-  CHECK(order->next_epoch(2) == Order{6, 8, 5, 7, 2, 4, 1, 0, 3, 9});
-  CHECK(order->next_epoch(0) == Order{3, 7, 5, 2, 0, 8, 1, 6, 9, 4});
-  CHECK(order->next_epoch(3) == Order{3, 7, 9, 0, 8, 1, 6, 4, 2, 5});
-  CHECK_THROWS_WITH(order->next_epoch(-1), ContainsSubstring("epoch -1 is negative"));
+  CHECK(order->order_of_epoch(2) == Order{6, 8, 5, 7, 2, 4, 1, 0, 3, 9});
+  CHECK(order->order_of_epoch(0) == Order{3, 7, 5, 2, 0, 8, 1, 6, 9, 4});
+  CHECK(order->order_of_epoch(3) == Order{3, 7, 9, 0, 8, 1, 6, 4, 2, 5});
+  CHECK_THROWS_WITH(order->order_of_epoch(-1), ContainsSubstring("epoch -1 is negative"));
 }
 
 TEST_CASE("base_seed is the number that PyTorch's DataLoader draws", "[order][row22]") {
   const auto order = make_order(OrderKind::loader, 10, 0);
-  order->next_epoch(0);
+  order->order_of_epoch(0);
   CHECK(order->base_seed() == 900450186894289455);
-  order->next_epoch(4);
+  order->order_of_epoch(4);
   CHECK(order->base_seed() == 6631750264404687391);
 
   // Orders that draw nothing else: the first is the first number of the seed.
   for (const OrderKind kind : {OrderKind::sampler, OrderKind::file}) {
     const auto plain = make_order(kind, 10, 42);
-    plain->next_epoch(0);
+    plain->order_of_epoch(0);
     CHECK(plain->base_seed() == 6909045637428952499);
-    plain->next_epoch(1);
+    plain->order_of_epoch(1);
     CHECK(plain->base_seed() != 6909045637428952499);
   }
 }
@@ -95,19 +95,19 @@ std::vector<Order> shards_of_four(Order order) {
 
 TEST_CASE("order sampler is the order of DistributedSampler after set_epoch", "[order][row22]") {
   const auto order = make_order(OrderKind::sampler, 10, 0);
-  CHECK(shards_of_four(order->next_epoch(0)) ==
+  CHECK(shards_of_four(order->order_of_epoch(0)) ==
         std::vector<Order>{{4, 3, 6}, {1, 9, 2}, {7, 0, 4}, {5, 8, 1}});
-  CHECK(shards_of_four(order->next_epoch(1)) ==
+  CHECK(shards_of_four(order->order_of_epoch(1)) ==
         std::vector<Order>{{5, 0, 7}, {6, 8, 4}, {1, 9, 5}, {2, 3, 6}});
   // Seed and epoch are added.
-  CHECK(make_order(OrderKind::sampler, 10, 1)->next_epoch(0) == order->next_epoch(1));
+  CHECK(make_order(OrderKind::sampler, 10, 1)->order_of_epoch(0) == order->order_of_epoch(1));
 }
 
 TEST_CASE("order file leaves the samples as they lie", "[order]") {
   const auto order = make_order(OrderKind::file, 4, 99);
-  CHECK(order->next_epoch(0) == Order{0, 1, 2, 3});
-  CHECK(order->next_epoch(5) == Order{0, 1, 2, 3});
-  CHECK(make_order(OrderKind::loader, 0, 1)->next_epoch(0).empty());
+  CHECK(order->order_of_epoch(0) == Order{0, 1, 2, 3});
+  CHECK(order->order_of_epoch(5) == Order{0, 1, 2, 3});
+  CHECK(make_order(OrderKind::loader, 0, 1)->order_of_epoch(0).empty());
 }
 
 TEST_CASE("an unknown order is refused with the list of those known", "[order]") {

@@ -20,19 +20,19 @@ struct RankPlan {
   std::vector<std::string> argv;
   std::vector<std::string> environment;  // "NAME=value"
   int out = -1, err = -1;                // descriptors of its output; -1: this process's own
-  int line = -1;                         // a pipe on which it may tell something (launcher_line.h)
+  int launcher_pipe = -1;                // a pipe on which it may tell something (launcher_pipe.h)
   sigset_t signal_mask{};
 };
 
 /// Ranks of this node, each the leader of a session of its own. A rank that has died remains a
 /// zombie, whose id stands for its session, until the group is killed; one that ended well is
 /// cleared away at once, with what it left running.
-class RankGroup {
+class RankProcesses {
  public:
-  explicit RankGroup(const Keeper& keeper) : keeper_(keeper) {}
-  ~RankGroup() { kill(); }
-  RankGroup(const RankGroup&) = delete;
-  RankGroup& operator=(const RankGroup&) = delete;
+  explicit RankProcesses(const Keeper& keeper) : keeper_(keeper) {}
+  ~RankProcesses() { kill(); }
+  RankProcesses(const RankProcesses&) = delete;
+  RankProcesses& operator=(const RankProcesses&) = delete;
 
   /// Starts a rank, which gets /dev/null to read and is killed if this thread ends. Throws
   /// EnvironmentError if the program cannot be executed.

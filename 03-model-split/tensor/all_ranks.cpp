@@ -1,9 +1,9 @@
-#include "03-model-split/tensor/ranks.h"
+#include "03-model-split/tensor/all_ranks.h"
 
 namespace lockstep {
 
-Ranks::Ranks(const TensorSplit& network, const Dataset& set, const SgdRule& rule) {
-  for (int r = 0; r < network.ranks(); ++r) {
+AllRanks::AllRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule) {
+  for (int r = 0; r < network.world_size(); ++r) {
     const FlatParameters& parameters = network.parameters(r);
     const Stream stream = parameters.stream();
     ranks_.push_back({.context = Context(stream),
@@ -13,30 +13,30 @@ Ranks::Ranks(const TensorSplit& network, const Dataset& set, const SgdRule& rule
   }
 }
 
-void Ranks::feed(const HostBatch& batch, const StepState& step) {
+void AllRanks::feed(const HostBatch& batch, const StepState& step) {
   for (Rank& rank : ranks_) {
     rank.context.begin_step(step);
     rank.batch = &rank.feeder.feed(batch, rank.context);
   }
 }
 
-Tensors Ranks::images() {
+Tensors AllRanks::images() {
   Tensors all;
   for (Rank& rank : ranks_) all.push_back(rank.feeder.normalize(*rank.batch, rank.context));
   return all;
 }
 
-Contexts Ranks::contexts() {
+Contexts AllRanks::contexts() {
   Contexts all;
   for (Rank& rank : ranks_) all.push_back(&rank.context);
   return all;
 }
 
-void Ranks::zero_gradients() const {
+void AllRanks::zero_gradients() const {
   for (const Rank& rank : ranks_) rank.optimizer.zero_gradients();
 }
 
-Tensors Ranks::loss_and_gradients(Loss& loss, const Tensors& scores) {
+Tensors AllRanks::loss_and_gradients(Loss& loss, const Tensors& scores) {
   Tensors gradients;
   for (size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
@@ -46,17 +46,17 @@ Tensors Ranks::loss_and_gradients(Loss& loss, const Tensors& scores) {
   return gradients;
 }
 
-void Ranks::update() const {
+void AllRanks::update() const {
   for (const Rank& rank : ranks_) rank.optimizer.step(rank.context.state(), rank.loss);
 }
 
-std::vector<HealthTensor> Ranks::healths() const {
+std::vector<HealthTensor> AllRanks::healths() const {
   std::vector<HealthTensor> all;
   for (const Rank& rank : ranks_) all.push_back(rank.optimizer.health());
   return all;
 }
 
-double Ranks::flops() const {
+double AllRanks::flops() const {
   double all = 0;
   for (const Rank& rank : ranks_) all += rank.context.flops();
   return all;

@@ -13,10 +13,10 @@ namespace lockstep {
 
 /// Every rank has the whole batch, computes the loss of all of it, and has an optimizer for its
 /// parameters. All calls only enqueue, for one rank after the other.
-class Ranks {
+class AllRanks {
  public:
   /// Those of `network`, which must outlive them. `set` says how images are normalised.
-  Ranks(const TensorSplit& network, const Dataset& set, const SgdRule& rule);
+  AllRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule);
 
   /// Copies the whole batch to every rank, and what kernels are to know of the step.
   void feed(const HostBatch& batch, const StepState& step);

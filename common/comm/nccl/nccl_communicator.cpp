@@ -1,4 +1,4 @@
-#include "common/comm/nccl/nccl_process.h"
+#include "common/comm/nccl/nccl_communicator.h"
 
 #include <cstring>
 
@@ -19,20 +19,20 @@ ncclUniqueId id_of(const std::string& text) {
 
 }  // namespace
 
-NcclProcess::NcclProcess(Device& device, int rank, int world_size, const std::string& id,
-                         double timeout_seconds)
+NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, const std::string& id,
+                                   double timeout_seconds)
     : ProcessRank(rank, world_size),
       device_(device),
       queue_({{&device}, rank, world_size, id_of(id)}, timeout_seconds, timeout_seconds,
              [this](const std::string& why) { broken_ = why; }) {}
 
-void NcclProcess::enqueue(Stream stream, const std::vector<Call>& together) {
+void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together) {
   if (!broken_.empty()) throw PeerLost(broken_);
   require(&stream.device() == &device_, "rank {}: {} on a stream of {}, the rank is on {}", rank(),
           together[0].text(), stream.device().name(), device_.name());
   const bool transfers = is_transfer(together[0]);
   if (!transfers) ++collectives_;
-  NcclQueue::Batch batch;
+  NcclQueue::CallList batch;
   for (const Call& call : together) queue_.append(batch, {rank(), stream, call});
   if (batch.empty()) return;
   const std::string text =

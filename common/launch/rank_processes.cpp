@@ -1,4 +1,4 @@
-#include "common/launch/rank_group.h"
+#include "common/launch/rank_processes.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -41,7 +41,8 @@ struct ExecArguments {
   ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
   if (plan.out >= 0) ::dup2(plan.out, STDOUT_FILENO);
   if (plan.err >= 0) ::dup2(plan.err, STDERR_FILENO);
-  if (plan.line >= 0) ::fcntl(plan.line, F_SETFD, 0);  // stays open in the program
+  if (plan.launcher_pipe >= 0)
+    ::fcntl(plan.launcher_pipe, F_SETFD, 0);  // stays open in the program
   ::sigprocmask(SIG_SETMASK, &plan.signal_mask, nullptr);
   ::execve(exec.path, exec.argv.data(), exec.environment.data());
   const int error = errno;
@@ -68,7 +69,7 @@ bool has_ended(pid_t child, RankEnd& end) {
 
 }  // namespace
 
-void RankGroup::start(const RankPlan& plan) {
+void RankProcesses::start(const RankPlan& plan) {
   const ExecArguments exec{plan.path.c_str(), pointers(plan.argv), pointers(plan.environment)};
   std::array<int, 2> ends{-1, -1};
   const bool piped = ::pipe2(ends.data(), O_CLOEXEC) == 0;
@@ -87,7 +88,7 @@ void RankGroup::start(const RankPlan& plan) {
   running_.push_back({plan.rank, child});
 }
 
-void RankGroup::collect() {
+void RankProcesses::collect() {
   std::vector<pid_t> done;
   std::erase_if(running_, [&](const Rank& rank) {
     RankEnd end{.rank = rank.rank, .pid = rank.pid};
@@ -99,32 +100,32 @@ void RankGroup::collect() {
   if (!done.empty()) clear(done);
 }
 
-void RankGroup::send(int signal) const { signal_sessions(sessions(), signal); }
+void RankProcesses::send(int signal) const { signal_sessions(sessions(), signal); }
 
-void RankGroup::kill() {
+void RankProcesses::kill() {
   clear(sessions());
   running_.clear();
   zombies_.clear();
 }
 
-bool RankGroup::any_alive() const { return lockstep::any_alive(sessions()); }
+bool RankProcesses::any_alive() const { return lockstep::any_alive(sessions()); }
 
-bool RankGroup::any_failed() const { return std::ranges::any_of(ends_, &RankEnd::failed); }
+bool RankProcesses::any_failed() const { return std::ranges::any_of(ends_, &RankEnd::failed); }
 
-std::optional<RankEnd> RankGroup::stopped() const {
+std::optional<RankEnd> RankProcesses::stopped() const {
   for (const Rank& rank : running_) {
     if (is_stopped(rank.pid)) return RankEnd{.rank = rank.rank, .pid = rank.pid, .stopped = true};
   }
   return {};
 }
 
-std::vector<pid_t> RankGroup::sessions() const {
+std::vector<pid_t> RankProcesses::sessions() const {
   std::vector<pid_t> leaders = zombies_;
   for (const Rank& rank : running_) leaders.push_back(rank.pid);
   return leaders;
 }
 
-void RankGroup::clear(const std::vector<pid_t>& leaders) const {
+void RankProcesses::clear(const std::vector<pid_t>& leaders) const {
   if (leaders.empty()) return;
   kill_sessions(leaders);
   for (const pid_t leader : leaders) {

@@ -14,10 +14,10 @@
 namespace lockstep {
 
 /// The environment variable that names the launcher's pipe: "DESCRIPTOR:INODE".
-inline constexpr const char* kLauncherLine = "LOCKSTEP_LAUNCHER_LINE";
+inline constexpr const char* kLauncherPipe = "LOCKSTEP_LAUNCHER_PIPE";
 
 /// Its value for a pipe; "" if `fd` is none.
-inline std::string launcher_line(int fd) {
+inline std::string launcher_pipe(int fd) {
   struct stat found;  // filled where fstat() succeeds
   const bool piped = ::fstat(fd, &found) == 0 && S_ISFIFO(found.st_mode);
   return piped ? fmt::format("{}:{}", fd, found.st_ino) : "";
@@ -27,9 +27,9 @@ inline std::string launcher_line(int fd) {
 /// is said. False where no launcher of ours listens: the descriptor may belong to something else by
 /// now, which the inode tells.
 inline bool say_through_launcher(const std::string& line) {
-  const char* pipe = std::getenv(kLauncherLine);
+  const char* pipe = std::getenv(kLauncherPipe);
   int fd = -1;
-  if (pipe == nullptr || std::sscanf(pipe, "%d:", &fd) != 1 || launcher_line(fd) != pipe) {
+  if (pipe == nullptr || std::sscanf(pipe, "%d:", &fd) != 1 || launcher_pipe(fd) != pipe) {
     return false;
   }
   if (line.size() >= PIPE_BUF) return false;  // the kernel would mix it with other ranks' lines

@@ -1,4 +1,4 @@
-#include "common/comm/in_process_world.h"
+#include "common/comm/copy_world.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,11 +13,11 @@ namespace lockstep {
 namespace {
 
 using Op = Call::Op;
-using Ranks = std::vector<IssuedCall>;  // one call of every rank
+using RankCalls = std::vector<IssuedCall>;  // one call of every rank
 
 /// Everything behind it, on any of the streams, starts when all of them have come here. Returns the
 /// events of their coming.
-std::vector<Event> meet(const Ranks& ranks) {
+std::vector<Event> meet(const RankCalls& ranks) {
   std::vector<Event> arrived;
   for (const IssuedCall& rank : ranks) arrived.push_back(rank.stream.record());
   for (const IssuedCall& rank : ranks) {
@@ -46,7 +46,7 @@ void sum(Stream stream, const std::vector<Elements>& sources, const std::vector<
 
 /// all_reduce and reduce: each rank sums up one slice of the elements, of all ranks and for all
 /// that want it, so that all devices work at once and no element is read twice.
-void sum_slice(const Ranks& ranks, int rank) {
+void sum_slice(const RankCalls& ranks, int rank) {
   const Call& call = ranks[rank].call;
   const int64_t world_size = static_cast<int64_t>(ranks.size());
   const int64_t first = call.mine.count * rank / world_size;
@@ -57,7 +57,7 @@ void sum_slice(const Ranks& ranks, int rank) {
   sum(ranks[rank].stream, sources, targets, call.reduction);
 }
 
-void reduce_scatter(const Ranks& ranks, int rank) {
+void reduce_scatter(const RankCalls& ranks, int rank) {
   const Call& call = ranks[rank].call;
   std::vector<Elements> sources;
   for (const IssuedCall& other : ranks) {
@@ -67,7 +67,7 @@ void reduce_scatter(const Ranks& ranks, int rank) {
 }
 
 /// What `rank` contributes to a collective, between the two meetings.
-void do_share(const Ranks& ranks, int rank) {
+void do_share(const RankCalls& ranks, int rank) {
   const Stream stream = ranks[rank].stream;
   const Call& call = ranks[rank].call;
   const int64_t count = call.mine.count;
@@ -103,19 +103,20 @@ bool all_done(const std::vector<Event>& events) {
 
 }  // namespace
 
-InProcessWorld::InProcessWorld(std::vector<Device*> devices) : LocalWorld(std::move(devices)) {
-  require(size() <= kMostRanks, "a world of {} ranks in one process: at most {}, use fewer devices",
-          size(), kMostRanks);
+CopyWorld::CopyWorld(std::vector<Device*> devices) : SingleProcessWorld(std::move(devices)) {
+  require(world_size() <= kMostRanks,
+          "a world of {} ranks in one process: at most {}, use fewer devices", world_size(),
+          kMostRanks);
 }
 
 // --- Groups --------------------------------------------------------------------------------------
 
-void InProcessWorld::enqueue(const GroupCalls& calls) {
+void CopyWorld::enqueue(const GroupCalls& calls) {
   while (!meetings_.empty() && all_done(meetings_.front().finished)) settle_first();
   for (const std::vector<IssuedCall>& together : in_order(calls)) {
     if (!is_transfer(together[0].call)) {
       hold_meeting(together, [&] {
-        for (int rank = 0; rank < size(); ++rank) do_share(together, rank);
+        for (int rank = 0; rank < world_size(); ++rank) do_share(together, rank);
       });
       continue;
     }
@@ -127,8 +128,8 @@ void InProcessWorld::enqueue(const GroupCalls& calls) {
   }
 }
 
-void InProcessWorld::hold_meeting(const std::vector<IssuedCall>& members,
-                                  const std::function<void()>& share) {
+void CopyWorld::hold_meeting(const std::vector<IssuedCall>& members,
+                             const std::function<void()>& share) {
   Meeting meeting{.group = recorder_.group(), .call = members[0].call};
   for (const IssuedCall& member : members) meeting.ranks.push_back(member.rank);
   meeting.arrived = meet(members);
@@ -139,13 +140,13 @@ void InProcessWorld::hold_meeting(const std::vector<IssuedCall>& members,
 
 // --- Waiting -------------------------------------------------------------------------------------
 
-void InProcessWorld::give_up(const std::string& why) {
+void CopyWorld::give_up(const std::string& why) {
   recorder_.break_world(why);
   throw PeerLost(why);
 }
 
 /// Takes the first meeting, which is over, off the list. Throws what a rank failed of.
-void InProcessWorld::settle_first() {
+void CopyWorld::settle_first() {
   const Meeting meeting = std::move(meetings_.front());
   meetings_.pop_front();
   for (size_t i = 0; i < meeting.ranks.size(); ++i) {
@@ -159,7 +160,7 @@ void InProcessWorld::settle_first() {
   }
 }
 
-void InProcessWorld::wait(double timeout_seconds) {
+void CopyWorld::wait(double timeout_seconds) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds);
   while (!meetings_.empty()) {

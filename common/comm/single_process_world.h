@@ -10,12 +10,12 @@ namespace lockstep {
 
 /// The communicators of all ranks, rank r on device r. One host thread issues the calls of all
 /// ranks, inside a CollectiveGroup.
-class LocalWorld {
+class SingleProcessWorld {
  public:
-  virtual ~LocalWorld() = default;
+  virtual ~SingleProcessWorld() = default;
 
-  int size() const { return static_cast<int>(devices_.size()); }
-  Communicator& rank(int rank) { return *ranks_[rank]; }
+  int world_size() const { return static_cast<int>(devices_.size()); }
+  Communicator& communicator(int rank) { return *ranks_[rank]; }
   /// "in-process" or "NCCL 2.28.9".
   virtual std::string description() const = 0;
 
@@ -32,7 +32,7 @@ class LocalWorld {
   virtual void wait(double timeout_seconds) = 0;
 
  protected:
-  explicit LocalWorld(std::vector<Device*> devices)
+  explicit SingleProcessWorld(std::vector<Device*> devices)
       : devices_(std::move(devices)), recorder_(devices_), ranks_(recorder_.communicators()) {}
   /// Enqueues the calls of a group, on which the ranks agree, in the order of in_order().
   virtual void enqueue(const GroupCalls& calls) = 0;
@@ -50,13 +50,13 @@ class LocalWorld {
 /// while an exception is on its way: the calls are then forgotten.
 class CollectiveGroup {
  public:
-  explicit CollectiveGroup(LocalWorld& world);
+  explicit CollectiveGroup(SingleProcessWorld& world);
   ~CollectiveGroup() noexcept(false);
   CollectiveGroup(const CollectiveGroup&) = delete;
   CollectiveGroup& operator=(const CollectiveGroup&) = delete;
 
  private:
-  LocalWorld& world_;
+  SingleProcessWorld& world_;
   int exceptions_;  // on their way when the group was opened
 };
 
@@ -67,7 +67,7 @@ enum class LocalBackend { automatic, in_process, nccl };
 /// where this build has it, else in-process: CPU devices, or replicas that share one GPU. Throws
 /// BadInput for devices that a backend cannot serve together (naming both ranks and the GPU where
 /// NCCL is asked to serve one GPU twice), EnvironmentError where NCCL is asked for and absent.
-std::unique_ptr<LocalWorld> make_local_world(const std::vector<Device*>& devices,
-                                             LocalBackend backend = LocalBackend::automatic);
+std::unique_ptr<SingleProcessWorld> make_single_process_world(
+    const std::vector<Device*>& devices, LocalBackend backend = LocalBackend::automatic);
 
 }  // namespace lockstep

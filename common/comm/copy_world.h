@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/local_world.h"
+#include "common/comm/single_process_world.h"
 
 namespace lockstep {
 
@@ -15,9 +15,9 @@ namespace lockstep {
 /// that nobody goes on early). Events do the waiting; no thread ever blocks, so nothing can hang
 /// here that did not hang before. Sums are made in rank order: the same bits on all ranks and in
 /// every run.
-class InProcessWorld final : public LocalWorld {
+class CopyWorld final : public SingleProcessWorld {
  public:
-  explicit InProcessWorld(std::vector<Device*> devices);
+  explicit CopyWorld(std::vector<Device*> devices);
 
   std::string description() const override { return "in-process"; }
   void wait(double timeout_seconds) override;

@@ -10,12 +10,12 @@ namespace lockstep {
 
 /// A collective is one group of NCCL's, transfers that follow each other on a stream are another:
 /// what more might go together would have to be the same on all ranks, which nobody here knows.
-class NcclProcess final : public ProcessRank {
+class NcclCommunicator final : public ProcessRank {
  public:
   /// Throws BadInput for an id that is none; PeerLost if the other ranks do not come within
   /// `timeout_seconds`, which is also how long a collective waits for them.
-  NcclProcess(Device& device, int rank, int world_size, const std::string& id,
-              double timeout_seconds);
+  NcclCommunicator(Device& device, int rank, int world_size, const std::string& id,
+                   double timeout_seconds);
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together) override;

@@ -1,9 +1,9 @@
-#include "common/comm/local_world.h"
+#include "common/comm/single_process_world.h"
 
 #include <exception>
 #include <set>
 
-#include "common/comm/in_process_world.h"
+#include "common/comm/copy_world.h"
 #include "common/comm/nccl/nccl.h"
 #include "common/core/error.h"
 
@@ -31,7 +31,7 @@ void require_in_process(const std::vector<Device*>& devices) {
 
 }  // namespace
 
-CollectiveGroup::CollectiveGroup(LocalWorld& world)
+CollectiveGroup::CollectiveGroup(SingleProcessWorld& world)
     : world_(world), exceptions_(std::uncaught_exceptions()) {
   world_.open_group();
 }
@@ -44,8 +44,8 @@ CollectiveGroup::~CollectiveGroup() noexcept(false) {
   }
 }
 
-std::unique_ptr<LocalWorld> make_local_world(const std::vector<Device*>& devices,
-                                             LocalBackend backend) {
+std::unique_ptr<SingleProcessWorld> make_single_process_world(const std::vector<Device*>& devices,
+                                                              LocalBackend backend) {
   require(!devices.empty(), "a world of collectives without devices; give at least one");
   for (const Device* device : devices) {
     require(device->id().kind == devices.front()->id().kind,
@@ -61,7 +61,7 @@ std::unique_ptr<LocalWorld> make_local_world(const std::vector<Device*>& devices
     return make_nccl_world(devices);
   }
   require_in_process(devices);
-  return std::make_unique<InProcessWorld>(devices);
+  return std::make_unique<CopyWorld>(devices);
 }
 
 }  // namespace lockstep
