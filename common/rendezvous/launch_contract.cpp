@@ -9,7 +9,7 @@ namespace lockstep {
 namespace {
 
 constexpr int kMost = std::numeric_limits<int>::max();
-constexpr int kMostRanks = 100'000;            // no machine has so many GPUs: a number typed wrong
+constexpr int kMostWorldSize = 100'000;        // no machine has so many GPUs: a number typed wrong
 constexpr const char* kDefaultPort = "29500";  // torch.distributed's
 constexpr std::string_view kTcp = "tcp://";
 
@@ -71,7 +71,8 @@ class Reader {
     if (!text(names_.world_size) && !input_.world_size) {
       fail_missing(names_.world_size, "--world-size");
     }
-    told.world_size = *agreed(names_.world_size, "--world-size", input_.world_size, 1, kMostRanks);
+    told.world_size =
+        *agreed(names_.world_size, "--world-size", input_.world_size, 1, kMostWorldSize);
     told.rank = *agreed(names_.rank, "--rank", input_.rank, 0, told.world_size - 1,
                         fmt::format(", since {} is {}", names_.world_size, told.world_size));
     read_place_on_host(told);
