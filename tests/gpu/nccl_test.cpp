@@ -1,6 +1,6 @@
 // Collectives between GPUs by NCCL: against a serial reference, in order with what the ranks'
-// streams do before and behind them, and what is refused. What the tests of tests/unit/comm show
-// for the in-process world, as far as NCCL can do it.
+// streams do before and after them, and calls that are refused. The same as the tests of
+// tests/unit/comm for the in-process world, as far as NCCL can do it.
 
 #include "common/core/stream_backend.h"
 #include "common/group/process_group.h"

@@ -88,7 +88,7 @@ std::vector<ProcessResult> run_two_ranks(const std::string& tag) {
   return results;
 }
 
-/// What the process that started this one says.
+/// The output of the process that started this one.
 std::string told(const char* variable) {
   const char* value = std::getenv(variable);
   require(value != nullptr, "{} is not set: run the case that starts this one", variable);
@@ -240,8 +240,8 @@ TEST_CASE("Two processes on one GPU: a synchronised layer is that of the CPU ove
 
 // --- Order ---------------------------------------------------------------------------------------
 
-/// What the sum of both ranks' x is when a slow kernel, which makes x, stands before it on another
-/// stream, and the sum waits for that or not.
+/// The sum of both ranks' x when a slow kernel, which makes x, comes before it on another stream,
+/// and the sum waits for that or not.
 std::vector<float> sum_behind_slow_kernel(const StagedRank& here, bool wait) {
   const Stream compute = here.stream, comm = here.ranks.devices[0]->create_stream("comm");
   const Floats x = numbered<float>(here.ranks, 100, -100)[here.rank];

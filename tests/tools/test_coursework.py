@@ -247,7 +247,7 @@ class TestTree(Folder):
 
 
 class TestExercise(Folder):
-    """What does not compile anything."""
+    """The part that does not compile anything."""
 
     def setUp(self):
         super().setUp()
@@ -290,7 +290,7 @@ class TestExercise(Folder):
         self.assertEqual(sorted(path.name for path in self.root.iterdir()), ["solved", "workshop"])
 
     def make_tree(self):
-        """What is said while the tree is made, without its solutions."""
+        """The messages while the tree is made, without its solutions."""
         said = []
         with mock.patch.object(solutions, "make_solutions"):
             exercise.exercise(self.solved, self.target, Workshop(self.root / "workshop"),

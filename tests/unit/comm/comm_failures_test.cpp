@@ -106,7 +106,7 @@ TEST_CASE("wait() names the rank that did not come, and no group follows", "[com
   CHECK_THAT(text, ContainsSubstring("0.2 s"));
   CHECK_THAT(text, !ContainsSubstring("rank 0 (") && !ContainsSubstring("rank 2 ("));
   CHECK(message_of<PeerLost>([&] { const CollectiveGroup next(*ranks.world); }) == text);
-  gate.open();  // the ranks' memory may only go when nobody works on it
+  gate.open();  // the ranks' memory may only go when no task works on it
   for (const Stream& stream : ranks.streams) stream.backend().block(stream.backend().record());
 }
 
