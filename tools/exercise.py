@@ -30,7 +30,7 @@ def check_target(target, root):
         raise CourseworkError(f"{root} is a student's tree: make another from the solved one")
     real = target.resolve()
     if real == root or root in real.parents:
-        raise CourseworkError(f"{target} lies inside of this repository, expected a folder outside")
+        raise CourseworkError(f"{target} is inside this repository, expected a folder outside")
     if not target.parent.is_dir():
         raise CourseworkError(f"there is no folder {target.parent}")
     if target.is_file():

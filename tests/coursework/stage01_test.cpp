@@ -232,7 +232,7 @@ TEST_CASE("A whole epoch comes in order, and the batches on their way are counte
   const CountingSource source;
   DataLoader loader(source, two_ahead(2));
   loader.begin_epoch(0);
-  HINT("a worker waits for ever: does every way to go on lead out of the wait?");
+  HINT("a worker waits forever: does every reason to continue end the wait?");
   std::vector<int> images;
   while (const auto batch = loader.next()) images.push_back(batch->images[0]);
   std::vector<int> expected;

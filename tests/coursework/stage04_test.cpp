@@ -251,11 +251,11 @@ using Seen = std::vector<std::string>;
 TEST_CASE("A bucket is reduced while backward goes on with the layers in front", "[task04.3]") {
   BackwardPass pass(BucketCaps::equal(0));  // a bucket for each layer
   {
-    HINT("called behind each layer: what does it wait for, and which bucket does it look at?");
+    HINT("called after each layer: what does it wait for, and which bucket does it look at?");
     pass.run();
   }
   {
-    HINT("behind the first layer one bucket is complete: are the gradients of the others ready?");
+    HINT("after the first layer one bucket is complete: are the gradients of the others ready?");
     CHECK(pass.seen.front() != "c b a");
   }
   HINT(
@@ -299,7 +299,7 @@ TEST_CASE("A reduction waits for the kernels that make its gradients", "[task04.
       CHECK(pass.other.done_after_a_while(before) <= before);
     }
     pass.gates[size_t(slow[0] - 'a')].open();
-    HINT("what a kernel wrote behind the reduction is not reduced: enqueued is not yet computed");
+    HINT("what a kernel wrote after the reduction is not reduced: enqueued is not yet computed");
     CHECK(pass.gradients() == Values{11, 11, 11});
   }
 }
@@ -346,7 +346,7 @@ TEST_CASE("Samples are dealt like cards, one to each rank in turn", "[task04.4]"
 }
 
 TEST_CASE("All ranks get equally many samples", "[task04.4]") {
-  HINT("7 samples for 3 ranks: does a rank look behind the end of the order?");
+  HINT("7 samples for 3 ranks: does a rank look past the end of the order?");
   const std::vector<Samples> ranks = dealt(7, 3);
   for (const Samples& mine : ranks) {
     HINT(
@@ -365,12 +365,12 @@ TEST_CASE("All ranks get equally many samples", "[task04.4]") {
 TEST_CASE("Fewer samples than ranks, and none", "[task04.4]") {
   HINT("an order that is lengthened by its beginning once may still be too short");
   CHECK(dealt(2, 5) == std::vector<Samples>{{0}, {1}, {0}, {1}, {0}});
-  HINT("of no samples nobody gets any");
+  HINT("where there are no samples, no rank gets any");
   CHECK(dealt(0, 2) == std::vector<Samples>{{}, {}});
 }
 
 TEST_CASE("Positions are those of the epoch's order", "[task04.4]") {
-  HINT("a rank gets what stands at its positions of the order, not the positions themselves");
+  HINT("a rank gets the samples at its positions of the order, not the positions themselves");
   CHECK(dealt(10, 4, false, true) ==
         std::vector<Samples>{{5, 0, 7}, {6, 8, 4}, {1, 9, 5}, {2, 3, 6}});
 }

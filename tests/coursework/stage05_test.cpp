@@ -237,7 +237,7 @@ struct WatchedSave {
 TEST_CASE("A path has the whole old file or the whole new one", "[task05.3]") {
   const WatchedSave save;
   {
-    HINT("all pieces, one behind the other");
+    HINT("all pieces, one after the other");
     CHECK(read_text(save.path) == "0123456789");
   }
   {
@@ -315,7 +315,7 @@ TEST_CASE("An interrupted epoch goes on where it was", "[task05.4]") {
     HINT("the epoch begins anew: its first batches would be trained on twice");
     CHECK(state.first_batch(1) != 0);
   }
-  HINT("another batch than the one behind the last one done: from what do batches count?");
+  HINT("this is not the batch after the last one done: from what do batches count?");
   CHECK(state.first_batch(1) == 2);
 }
 

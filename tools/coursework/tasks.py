@@ -74,7 +74,7 @@ def check_rows(tasks):
         if not TASK_ID.fullmatch(task.id):
             raise CourseworkError(f"{name}: expected an id like 02.1")
         if seen and task.order <= list(seen.values())[-1].order:
-            raise CourseworkError(f"{name} stands behind task {list(seen)[-1]}, expected before it")
+            raise CourseworkError(f"{name} comes after task {list(seen)[-1]}, expected before it")
         if task.points < 1 or task.minutes < 1 or task.deadline < 1 or not task.symbols:
             raise CourseworkError(f"{name}: points, minutes, deadline and symbols are needed")
         if any(task.name == other.name for other in seen.values()):
@@ -125,7 +125,7 @@ def find_sections(text, file):
         if not name:
             raise CourseworkError(f"{where} has no name")
         if sections and sort_key(task_id) <= sort_key(sections[-1].id):
-            raise CourseworkError(f"{where} stands behind task {sections[-1].id}, expected before")
+            raise CourseworkError(f"{where} comes after task {sections[-1].id}, expected before")
         opened = (indent, task_id, name, number)
     if opened:
         raise CourseworkError(f"{file}: task {opened[1]} has no end")
