@@ -146,7 +146,7 @@ struct Replicas {
   DataParallel parallel;
 };
 
-TEST_CASE("The scores of all parts lie behind one another", "[task02.2]") {
+TEST_CASE("The scores of all parts come one after another", "[task02.2]") {
   Replicas two(2);
   HINT("does the host wait for a device, or read its memory? It has to go on and enqueue");
   const Tensor scores = two.forward({1, 2, 3, 4});

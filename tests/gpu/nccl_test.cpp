@@ -257,7 +257,7 @@ TEST_CASE("wait() of an NCCL world waits for the groups and for nothing else", "
   occupy(ranks.streams[0], 0.02);
   all_reduce(ranks, x);
   const Event group = ranks.streams[1].record();
-  occupy(ranks.streams[1], 0.3);  // behind the group: none of wait()'s business
+  occupy(ranks.streams[1], 0.3);  // after the group: wait() does not wait for it
   const Event end = ranks.streams[1].record();
   ranks.world->wait(kLong);
   CHECK(group.done());

@@ -258,7 +258,7 @@ std::vector<float> sum_behind_slow_kernel(const StagedRank& here, bool wait) {
   return sum.to_host();
 }
 
-TEST_CASE("A rank of the next case: sums behind a slow kernel", "[.staged-order]") {
+TEST_CASE("A rank of the next case: sums after a slow kernel", "[.staged-order]") {
   const StagedRank here;
   CHECK(sum_behind_slow_kernel(here, true) == std::vector<float>(100, 3));
   CHECK(sum_behind_slow_kernel(here, false) == std::vector<float>(100, -199));
@@ -291,7 +291,7 @@ TEST_CASE("Staged calls on two streams of a GPU run one after another", "[cuda][
   ranks.processes[0]->all_reduce(first, x[0]);
   ranks.processes[0]->all_reduce(second, y[0]);
   CHECK_FALSE(made.done());
-  second.synchronize();  // behind the sum of x, that is
+  second.synchronize();  // that is, after the sum of x
   CHECK(made.done());
 }
 

@@ -158,7 +158,7 @@ TEST_CASE("wait() waits for the groups and for nothing else", "[comm][tsan]") {
     ranks.together([](Communicator& rank, Stream stream) { rank.barrier(stream); });
     ranks.together([&](Communicator& rank, Stream) { rank.barrier(second[rank.rank()]); });
   }
-  enqueue(ranks.streams[0], [&] { gate.pass(); });  // behind the groups: none of wait()'s business
+  enqueue(ranks.streams[0], [&] { gate.pass(); });  // after the groups: wait() ignores it
   ranks.world->wait(kLong);
   CHECK(done == std::vector<int>{1, 1});
   gate.open();

@@ -288,7 +288,7 @@ TEST_CASE("A gradient or a loss that is not finite stops the weights where they 
   }
 }
 
-TEST_CASE("The halves of a layer, the second behind the sum of two first, are that layer", "[nn]") {
+TEST_CASE("The halves of a layer, the second after the sum of two first, are that layer", "[nn]") {
   const TestDevice d;
   Context context(d.stream);
   /// Output of a layer over x + x, and of its halves as if each x had its own product.
