@@ -1,9 +1,9 @@
-// The reference: what stage 01 computes where other stages look at a batch in parts.
+// The reference: what stage 01 computes when it takes a batch in parts, as other stages do.
 //
-// Batch normalisation sees a part at a time where replicas or micro-batches have one each, so such
-// a network trains differently from stage 01's. With --emulate this program takes the same parts
-// one after another, on one device: the tests, and --baseline's proof, compare the other stages
-// with it.
+// Where replicas or micro-batches each normalise their own part of a batch, a network with batch
+// normalisation trains differently from stage 01's. With --emulate this program takes the same
+// parts one after another, on one device. The tests, and --baseline's proof, compare the other
+// stages with it.
 
 #include "common/app/program.h"
 #include "common/app/training_log.h"
@@ -26,8 +26,8 @@ void train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& con
   const std::vector<BatchPart> parts = split.divide(batch.size);
   for (size_t i = 0; i < parts.size(); ++i) {
     const bool first = i == 0, last = i + 1 == parts.size();
-    // Replicas keep their own running statistics, of which the first one's count; micro-batches
-    // share one set.
+    // Each replica has its own running statistics, and only the first replica's count;
+    // micro-batches share one set.
     context.facts.update_running = first || split.kind == BatchSplit::Kind::micro;
     context.facts.last_contribution = last;
 

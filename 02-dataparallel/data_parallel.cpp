@@ -145,7 +145,7 @@ Tensor DataParallel::gather(const std::vector<Tensor>& outputs) {
 
 void DataParallel::parallel_backward(const std::vector<Tensor>& output_gradients) {
   on_each_replica([&](Replica& replica, size_t r) {
-    if (r > 0) replica.parameters->zero_gradients();  // device 0's are the optimizer's business
+    if (r > 0) replica.parameters->zero_gradients();  // the optimizer zeroes device 0's
     replica.module->backward(output_gradients[r], *replica.context);
   });
 }

@@ -26,37 +26,37 @@ ReduceMode parse_reduce_mode(const std::string& text);
 /// torch.nn.DataParallel, costs included: device 0 hands out the samples and weights, gathers the
 /// scores, adds up the gradients, and has the memory for all of that.
 ///
-/// What a replica changes in itself is lost with the next copy: the running statistics of batch
+/// Whatever a replica changes in itself is lost with the next copy: the running statistics of batch
 /// normalisation are those of device 0's part, as in PyTorch.
 class DataParallel final : public Module {
  public:
   using MakeReplica = std::function<std::unique_ptr<Module>()>;
 
   /// `module` is the model, on streams[0]'s device with its parameters in `parameters`, which must
-  /// outlive this. Replica r > 0 is made by make_replica() and lies on streams[r]'s device. `world`
+  /// outlive this object. make_replica() makes each replica r > 0, on streams[r]'s device. `world`
   /// has the same devices in the same order. Throws BadInput, naming both devices, if the
-  /// parameters lie elsewhere.
+  /// parameters are elsewhere.
   DataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
                const MakeReplica& make_replica, std::vector<Stream> streams,
                SingleProcessWorld& world, ReduceMode mode);
 
-  /// scatter, replicate, parallel_apply, gather. x and the result lie on device 0.
+  /// scatter, replicate, parallel_apply, gather. x and the result are on device 0.
   Tensor forward(const Tensor& x, Context& context) override;
   /// The transposes in reverse order: dy is scattered, backward runs on all devices, the gradients
   /// are added up on device 0. Returns no gradient of the input.
   Tensor backward(const Tensor& dy, Context& context) override;
 
-  /// Times of scatter, replicate, forward, gather, loss (what lies between the passes), backward
-  /// and reduce, in training.
+  /// Times of scatter, replicate, forward, gather, loss (the time between the passes), backward and
+  /// reduce, in training.
   PhaseTimer& phases() { return phases_; }
-  /// Bytes that went from one device to another in training, so far, and those that had to.
+  /// Bytes moved from one device to another in training so far, and the bytes that had to be moved.
   int64_t bytes_moved() const { return bytes_moved_; }
   int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds times and bytes, per step, to the summary and the metrics.
   void report(TrainingLog& log);
-  /// Bytes that a step over a batch must move, by sizes alone: the weights, running statistics and
-  /// gradients of each replica, and `bytes_per_sample` (input, scores, their gradients) of every
-  /// sample that is not device 0's.
+  /// Bytes that a step over a batch must move, computed from sizes alone: the weights, running
+  /// statistics and gradients of each replica, and `bytes_per_sample` (input, scores, their
+  /// gradients) for every sample that is not device 0's.
   int64_t predicted_bytes(int64_t batch_size, int64_t bytes_per_sample) const;
 
  private:
@@ -71,19 +71,19 @@ class DataParallel final : public Module {
   // each on its replica's device; what belongs to device 0 is not copied.
 
   /// Divides the rows of x [N,...] as torch.chunk does: ceil(N/D) rows each, until none is left. So
-  /// fewer devices than there are may be in use.
+  /// not all devices may be in use.
   std::vector<Tensor> scatter(const Tensor& x);
   /// Copies the weights, the running statistics and the facts of the pass to all replicas in use.
   void replicate();
   /// Enqueues every replica's forward: none waits for another.
   std::vector<Tensor> parallel_apply(const std::vector<Tensor>& inputs);
-  /// Puts the rows of all outputs behind one another, in order of the replicas: [N,...] on device
-  /// 0, from its context's memory. The outputs differ in their number of rows only. They come by
-  /// copy(), as soon as their replica has computed them.
+  /// Puts the rows of all outputs one after another, in the order of the replicas: [N,...] on
+  /// device 0, from its context's memory. The outputs differ only in their number of rows. They
+  /// arrive by copy(), as soon as their replica has computed them.
   Tensor gather(const std::vector<Tensor>& outputs);
   void parallel_backward(const std::vector<Tensor>& output_gradients);
   /// Adds the gradients of the replicas in use to device 0's, whatever these held before: each
-  /// comes by copy() into memory of device 0, as soon as its replica's backward is done, and device
+  /// arrives by copy() in memory of device 0, as soon as its replica's backward is done, and device
   /// 0's stream computes the sum.
   void reduce_add();
   /// The same by the communicator's reduce.
@@ -92,14 +92,15 @@ class DataParallel final : public Module {
   // Device 0's stream makes all copies. Between hand_back() and hand_over() it may touch the memory
   // of a replica.
 
-  /// From here on device 0's stream waits for what the replica's has been given so far.
+  /// From here on device 0's stream waits for the work that the replica's stream has been given so
+  /// far.
   void hand_back(size_t replica);
   /// The other way round.
   void hand_over(size_t replica);
   /// On device 0's stream; counts the bytes if the devices differ.
   void copy(const Tensor& from, const Tensor& to);
   void count_bytes(size_t bytes);
-  /// Calls work(replica, its number) for those in use; an error of one says which.
+  /// Calls work(replica, its number) for those in use; an error says which replica it came from.
   template <class Work>
   void on_each_replica(Work work);
   Replica& root() { return replicas_[0]; }
@@ -108,7 +109,7 @@ class DataParallel final : public Module {
   ReduceMode mode_;
   PhaseTimer phases_;
   std::vector<Replica> replicas_;  // [0] is the model itself
-  size_t in_use_ = 1;              // of them, by the batch at hand
+  size_t in_use_ = 1;              // how many of them the current batch uses
   int64_t bytes_moved_ = 0, bytes_expected_ = 0;
   // What replicas 1, 2, ... consist of.
   std::vector<std::unique_ptr<Module>> replica_modules_;

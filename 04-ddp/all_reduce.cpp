@@ -33,8 +33,8 @@ void AllReduce::ring(const Tensor& x) {
   // [task 04.1] ring all-reduce
   const int me = ranks_.rank(), ranks = ranks_.world_size();
   const int right = (me + 1) % ranks, left = (me + ranks - 1) % ranks;
-  // Reduce-scatter: part p starts at rank p + 1, and every rank on its way adds its own. After W-1
-  // steps it has come to rank p, complete.
+  // Reduce-scatter: part p starts at rank p + 1, and every rank on its way adds its own part. After
+  // W-1 steps it has come to rank p, complete.
   for (int step = 0; step < ranks - 1; ++step) {
     const Tensor mine = part(x, me - step - 2);
     const Tensor received = scratch(mine.elements());
@@ -44,7 +44,7 @@ void AllReduce::ring(const Tensor& x) {
     ranks_.close_group();
     stream_.kernels().add(stream_, received, mine);
   }
-  // All-gather: part p starts at rank p and goes round in the same direction.
+  // All-gather: part p starts at rank p and moves around in the same direction.
   for (int step = 0; step < ranks - 1; ++step) {
     ranks_.open_group();
     send(part(x, me - step), right);

@@ -1,5 +1,5 @@
 #pragma once
-// The all-reduce, written out: what a library does inside.
+// The all-reduce, written out: what a library does internally.
 
 #include <cstdint>
 #include <string>
@@ -16,26 +16,26 @@ enum class AllReduceKind {
 /// "ring", "naive" or "library"; throws BadInput otherwise.
 AllReduceKind parse_all_reduce(const std::string& text);
 
-/// x becomes the sum of all ranks' x, on all ranks the same bits.
+/// x becomes the sum of all ranks' x, with the same bits on all ranks.
 class AllReduce {
  public:
-  /// `ranks` must outlive this; `stream` is that of all calls.
+  /// `ranks` must outlive this object; `stream` is that of all calls.
   AllReduce(Communicator& ranks, AllReduceKind kind, Stream stream)
       : ranks_(ranks), kind_(kind), stream_(stream) {}
 
   /// Enqueues the sum of x [n].
   void operator()(const Tensor& x);
 
-  /// Bytes that this rank sent so far, by what was enqueued; those of `library` by the ring's
-  /// formula.
+  /// Bytes that this rank has sent so far, computed from what was enqueued; for `library` by the
+  /// ring's formula.
   int64_t bytes_sent() const { return bytes_sent_; }
 
  private:
   void ring(const Tensor& x);
   void naive(const Tensor& x);
-  /// Part `number` of W of x, of nearly equal length; numbers count round the ring.
+  /// Part `number` of W of x, of nearly equal length; the numbers wrap around the ring.
   Tensor part(const Tensor& x, int number) const;
-  /// Memory for `count` numbers that come in. The next call gives the same.
+  /// Memory for `count` numbers to receive. The next call returns the same memory.
   Tensor scratch(int64_t count);
   void send(const Tensor& x, int to);
   void receive(const Tensor& x, int from) { ranks_.receive(stream_, x, from); }

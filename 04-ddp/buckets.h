@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// How large buckets become. Mirrors torch.nn.parallel.DistributedDataParallel: a small first one,
-/// so that the first all-reduce starts early.
+/// How large buckets become. Mirrors torch.nn.parallel.DistributedDataParallel: the first one is
+/// small, so that the first all-reduce starts early.
 struct BucketCaps {
   int64_t first_bytes = int64_t{1} << 20;
   int64_t bytes = int64_t{25} << 20;
@@ -26,8 +26,9 @@ struct Bucket {
 };
 
 /// Puts gradients, given by their bytes in the order in which backward completes them, into
-/// buckets. One that has reached its cap is closed, so it may be larger. The plan is a function of
-/// the sizes alone, and so the same on all ranks; unlike PyTorch's it is never made anew.
+/// buckets. A bucket is closed when it has reached its cap, so it may be larger. The plan is a
+/// function of the sizes alone, and so the same on all ranks; unlike PyTorch's it is never made
+/// anew.
 std::vector<Bucket> plan_buckets(const std::vector<int64_t>& bytes, const BucketCaps& caps);
 
 }  // namespace lockstep

@@ -30,7 +30,7 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
       options_(options),
       in_order_(parameters.parameters().rbegin(), parameters.parameters().rend()),
       ready_(in_order_.size(), false) {
-  // A difference would otherwise show as a sum of what does not belong together, or as a hang.
+  // Without this check a difference would show as a sum of unrelated numbers, or as a hang.
   require_same(exchange, described(parameters_), "all ranks must build the same network");
   require(!in_order_.empty(), "rank {}: a network without parameters has nothing to be reduced",
           ranks_.rank());
@@ -56,8 +56,8 @@ Tensor DistributedDataParallel::backward(const Tensor& dy, Context& context) {
 
 // --- The reduction -------------------------------------------------------------------------------
 
-/// Called on the host, between the enqueuing of two layers' backward: what is enqueued here stands
-/// behind the kernels that make this gradient and before those that make the next ones.
+/// Called on the host, between the enqueuing of two layers' backward: what is enqueued here comes
+/// after the kernels that make this gradient and before those that make the next ones.
 void DistributedDataParallel::gradient_is_ready(size_t parameter) {
   const std::string& name = in_order_[parameter]->name;
   require(
@@ -73,8 +73,8 @@ void DistributedDataParallel::gradient_is_ready(size_t parameter) {
 }
 
 /// Starts the reductions, reduce(bucket), of the buckets from `next_` on whose gradients are all
-/// `ready_`, and moves `next_` behind them. Called on the host at every gradient, and once more
-/// behind backward; backward sets `next_` back to 0 when it has ended.
+/// `ready_`, and moves `next_` past them. Called on the host at every gradient, and once more after
+/// backward; backward sets `next_` back to 0 when it has ended.
 ///
 /// In the order of the plan, whichever is complete first: all ranks make the same calls. A gradient
 /// that is ready has been enqueued on the stream of the passes, `passes_`, and need not have been
@@ -93,8 +93,8 @@ void DistributedDataParallel::reduce_complete_buckets() {
 
 void DistributedDataParallel::reduce(const Bucket& bucket) {
   const ScopedRange range(communication_, fmt::format("bucket {}", &bucket - buckets_.data()));
-  // From its first to its last gradient: they lie side by side, with gaps that hold zeros. Behind
-  // the very last one lies the loss.
+  // From the first to the last gradient of the bucket: they are contiguous, with gaps that hold
+  // zeros. After the very last one comes the loss.
   const Tensor &first = in_order_[bucket.parameters.front()]->grad,
                &last = in_order_[bucket.parameters.back()]->grad;
   const Tensor& all = parameters_.gradients_and_loss();

@@ -29,17 +29,17 @@ struct DdpOptions {
 /// on the communication stream, bucket after bucket in the same order on all ranks.
 ///
 /// In a pass that is not the last contribution to a step (PassFacts: no_sync, accumulation)
-/// gradients only add up here.
+/// gradients only add up on this rank.
 class DistributedDataParallel final : public Replica {
  public:
   /// `parameters` are those of `module`, on the stream of its passes; they, `ranks` and its group
-  /// must outlive this. Gives every rank rank 0's parameters and buffers. Throws BadInput, on all
-  /// ranks, if they do not have the same parameters.
+  /// must outlive this object. Gives every rank rank 0's parameters and buffers. Throws BadInput,
+  /// on all ranks, if they do not have the same parameters.
   DistributedDataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
                           Communicator& ranks, const ExchangeTexts& exchange, Stream communication,
                           const DdpOptions& options = {});
 
-  /// Behind it, on the stream of the passes, the gradients are those of the whole batch. Throws
+  /// After this, on the stream of the passes, the gradients are those of the whole batch. Throws
   /// BadInput naming the parameters that got no gradient, unless that is allowed.
   Tensor backward(const Tensor& dy, Context& context) override;
 
@@ -54,10 +54,10 @@ class DistributedDataParallel final : public Replica {
   DdpOptions options_;
   std::vector<Parameter*> in_order_;  // of completion: the reverse of registration
   std::vector<Bucket> buckets_;
-  // The backward at hand.
+  // The current backward.
   bool running_ = false;
   std::vector<bool> ready_;  // by place in in_order_
-  size_t next_ = 0;          // bucket to be reduced
+  size_t next_ = 0;          // the next bucket to be reduced
 };
 
 }  // namespace lockstep

@@ -55,7 +55,7 @@ std::vector<int64_t> DistributedSampler::order_of_epoch(int64_t) {
   if (order.empty()) return mine;
   for (int64_t i = 0; i < size_; ++i) {
     const size_t position = static_cast<size_t>(options_.rank + i * options_.world_size);
-    mine.push_back(order[position % order.size()]);  // past the end it begins anew
+    mine.push_back(order[position % order.size()]);  // past the end it starts again
   }
   return mine;
   // [end 04.4]

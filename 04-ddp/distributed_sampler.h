@@ -13,9 +13,9 @@ namespace lockstep {
 /// Throws BadInput for a world without ranks, and for a rank outside [0, W).
 void require_rank(int rank, int world_size);
 
-/// torch.utils.data.DistributedSampler, bit for bit: of the epoch's order rank r gets positions r,
-/// r + W, r + 2W, ... All ranks get equally many: the order is lengthened by its own beginning, or,
-/// with drop_last, cut. So some samples count twice in an epoch, or none.
+/// torch.utils.data.DistributedSampler, bit for bit: rank r gets positions r, r + W, r + 2W, ... of
+/// the epoch's order. All ranks get equally many: the order is extended with its own beginning, or,
+/// with drop_last, cut. So some samples count twice in an epoch, or not at all.
 class DistributedSampler final : public EpochOrder {
  public:
   struct Options {
@@ -23,19 +23,19 @@ class DistributedSampler final : public EpochOrder {
     bool shuffle = true;
     uint64_t seed = 0;
     bool drop_last = false;
-    /// Gets a line when an order comes a second time; by default it goes to stderr.
+    /// Gets a line when an order is given a second time; by default the line goes to stderr.
     std::function<void(const std::string&)> warn{};
   };
   /// Over samples 0 to n - 1. Throws BadInput for a rank outside [0, W).
   DistributedSampler(int64_t n, Options options);
 
-  /// The epoch whose order order_of_epoch() gives. To be called before every epoch: the order
+  /// Sets the epoch whose order order_of_epoch() gives. Call it before every epoch: the order
   /// follows from seed + epoch, and on its own the sampler stays at epoch 0, as PyTorch's does.
   void set_epoch(int64_t epoch);
   /// ceil(N/W), with drop_last floor(N/W).
   int64_t size() const override { return size_; }
   /// This rank's samples, [size()], in the order of the epoch given to set_epoch(); the loader's
-  /// own number does not count. Warns if it gave that epoch's order before.
+  /// own number is ignored. Warns if the sampler has given that epoch's order before.
   std::vector<int64_t> order_of_epoch(int64_t) override;
 
  private:
@@ -45,20 +45,20 @@ class DistributedSampler final : public EpochOrder {
   int64_t epoch_ = 0, last_given_ = -1;
 };
 
-/// Rank r's part of every global batch: of the positions of batch s, [sB, min(N, (s+1)B)), those at
-/// r, r + W, ... So all ranks together see every sample once, in stage 01's batches, and parts are
-/// unequal where W does not divide. Where it divides B and N, this is what DistributedSampler gives
-/// with a local batch of B/W.
+/// Rank r's part of every global batch: batch s has the positions [sB, min(N, (s+1)B)), and rank r
+/// gets those at r, r + W, ... of them. So all ranks together see every sample once, in stage 01's
+/// batches, and parts are unequal where W does not divide. Where W divides B and N, this is what
+/// DistributedSampler gives with a local batch of B/W.
 class GlobalBatchShard final : public EpochOrder {
  public:
-  /// Of `order`. Throws BadInput for a rank outside [0, W), and for batches smaller than W, of
-  /// which a rank would get nothing.
+  /// The shard of `order`. Throws BadInput for a rank outside [0, W), and for batches smaller than
+  /// W, where some rank would get nothing.
   GlobalBatchShard(std::unique_ptr<EpochOrder> order, int rank, int world_size, int64_t batch_size);
 
   int64_t size() const override;
   std::vector<int64_t> order_of_epoch(int64_t epoch) override;
 
-  /// Samples that this rank gets of a global batch of `batch_size`: 0 where that is too small.
+  /// How many samples this rank gets of a global batch of `batch_size`: 0 where that is too small.
   int64_t part_of(int64_t batch_size) const;
 
  private:
@@ -68,7 +68,7 @@ class GlobalBatchShard final : public EpochOrder {
 };
 
 /// Rank r's samples r, r + W, ... of an evaluation over samples 0 to n - 1: nothing is padded, so
-/// that counts summed over the ranks are those of one process. Throws BadInput as above.
+/// counts summed over the ranks are those of one process. Throws BadInput as above.
 std::unique_ptr<EpochOrder> make_evaluation_shard(int64_t n, int rank, int world_size);
 
 }  // namespace lockstep

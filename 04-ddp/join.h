@@ -1,5 +1,5 @@
 #pragma once
-// Ranks with unequally many batches.
+// Ranks with different numbers of batches.
 
 #include <cstdint>
 
@@ -8,12 +8,12 @@
 
 namespace lockstep {
 
-/// Throws BadInput, on all ranks, with both numbers, if two ranks are about to run unequally
-/// many steps: one of them would wait in a collective that the others never call.
+/// Throws BadInput, on all ranks, with both numbers, if two ranks are about to run different
+/// numbers of steps: one of them would wait in a collective that the others never call.
 void require_even_inputs(int64_t batches, const ExchangeTexts& exchange);
 
-/// Lets ranks run out of samples at different times: who has none left takes part in the others'
-/// steps without samples, or all ranks end at the same step. Mirrors
+/// Lets ranks run out of samples at different times: a rank with none left takes part in the
+/// others' steps without samples, or all ranks end at the same step. Mirrors
 /// torch.distributed.algorithms.Join and its throw_on_early_termination, but a step's gradient
 /// stays the mean over all of its samples (PyTorch divides by the number of ranks).
 ///
@@ -25,9 +25,9 @@ class Join {
   Join(Communicator& ranks, Stream stream, EarlyEnd early_end = EarlyEnd::take_part)
       : ranks_(ranks), stream_(stream), early_end_(early_end) {}
 
-  /// Called by all ranks before every step: the number of samples that they have for it together,
-  /// 0 when all have run out. Waits for the slowest rank. With throw_on_all_ranks throws BadInput
-  /// where only some have run out.
+  /// Called by all ranks before every step: the number of samples that all ranks together have for
+  /// it, 0 when all have run out. Waits for the slowest rank. With throw_on_all_ranks throws
+  /// BadInput when only some have run out.
   int64_t samples_of_step(int64_t mine);
 
  private:

@@ -1,4 +1,4 @@
-// Five mistakes that everybody makes once, to be run and seen: with the mistake, and without it.
+// Five mistakes that everybody makes once. Run each with the mistake, and without it.
 //
 //   build/04-ddp/labs summed-gradients
 //   build/04-ddp/labs summed-gradients --fixed
@@ -31,7 +31,7 @@ void forgotten_set_epoch(ProcessGroup& group, bool fixed) {
   }
 }
 
-// --- A collective that one rank alone calls ------------------------------------------------------
+// --- A collective that only one rank calls -------------------------------------------------------
 
 /// Rank 0 wants to save: with the mistake it calls a barrier that the others do not.
 void rank_conditional_collective(ProcessGroup& group, bool fixed) {
@@ -47,7 +47,7 @@ void rank_conditional_collective(ProcessGroup& group, bool fixed) {
 
 // --- Summed gradients ----------------------------------------------------------------------------
 
-/// The first gradient of one batch: of one process, and summed or averaged over the ranks' parts.
+/// The first gradient of one batch: from one process, and summed or averaged over the ranks' parts.
 void summed_gradients(ProcessGroup& group, bool fixed) {
   SmallTraining training(group);
   const HostBatch batch = training.first_batch(kBatch);

@@ -1,6 +1,6 @@
 #pragma once
-// DDP in its shortest form, as users of Horovod write it: equal weights at the start, and after
-// every backward one all-reduce per parameter.
+// DDP in its shortest form, as users of Horovod write it: equal weights at the start, and one
+// all-reduce per parameter after every backward.
 
 #include "04-ddp/replica.h"
 
@@ -10,8 +10,8 @@ namespace lockstep {
 /// hvd.broadcast_parameters.
 void broadcast_parameters(const FlatParameters& parameters, Communicator& ranks);
 
-/// The same gradients as DistributedDataParallel's, without buckets and without overlap: nothing is
-/// sent before backward has ended, and every parameter pays the latency of a message.
+/// Produces the same gradients as DistributedDataParallel, without buckets and without overlap:
+/// nothing is sent before backward has ended, and every parameter costs the latency of a message.
 class ManualDdp final : public Replica {
  public:
   ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& ranks,

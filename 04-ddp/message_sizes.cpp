@@ -1,5 +1,5 @@
-// Measures the all-reduce over message sizes: the ring and the naive one written out here beside
-// the library's.
+// Measures the all-reduce over message sizes: the ring and the naive all-reduce written out here,
+// compared with the library's.
 //
 //   build/04-ddp/message-sizes --metrics sizes.json
 //
@@ -41,7 +41,7 @@ struct SizesOptions {
   }
 };
 
-/// Seconds that one all-reduce of x takes, from when all ranks are there: the median.
+/// Seconds that one all-reduce of x takes, from when all ranks have arrived: the median.
 double median_seconds(AllReduce& all_reduce, Communicator& ranks, Stream stream, const Tensor& x,
                       int rounds) {
   std::vector<double> seconds;

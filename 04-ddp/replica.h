@@ -10,53 +10,53 @@
 namespace lockstep {
 
 /// Where the time of steps went, in seconds per step. Compute is forward, loss and backward;
-/// communication the all-reduces, with the waiting for slower ranks; exposed is what the backward
-/// did not hide of it: the time from the end of backward until the gradients were there, with the
-/// handing over between threads.
+/// communication is the all-reduces, including the wait for slower ranks; exposed is the part that
+/// backward did not hide: the time from the end of backward until the gradients were there,
+/// including the handing over between threads.
 struct StepTimes {
   double compute = 0, communication = 0, exposed = 0;
-  /// The part of communication that took no time of the step, 0 to 1.
+  /// The part of communication that did not make the step longer, 0 to 1.
   double hidden() const;
-  /// What of `exposed` is no communication: the handing over.
+  /// The part of `exposed` that is not communication: the handing over.
   double hand_over() const;
 };
 
-/// A network of which every rank has a copy, with its own part of every batch. After its backward
-/// the gradients are the same on all ranks: those of the whole batch.
+/// One rank's copy of a network; every rank has its own part of every batch. After backward the
+/// gradients are the same on all ranks: those of the whole batch.
 ///
-/// A rank's loss is to be the mean over its n_r samples, times n_r W / N: so a sample counts W / N
+/// A rank's loss must be the mean over its n_r samples, times n_r W / N: so a sample counts W / N
 /// (StepState::loss_weight), and the mean of that over the ranks is the mean over all N samples,
 /// however unequal the parts are. A rank without samples makes its passes with an empty batch.
 ///
-/// The loss in FlatParameters::loss() becomes the mean over the global batch as the gradients do,
-/// with the last of which it travels: a message of its own would cost more than its four bytes.
+/// The loss in FlatParameters::loss() becomes the mean over the global batch as the gradients do.
+/// It travels with the last of them: a message of its own would cost more than its four bytes.
 class Replica : public Module {
  public:
-  /// In training begins with a broadcast of rank 0's running statistics; evaluation does not
+  /// In training it begins with a broadcast of rank 0's running statistics; evaluation does not
   /// communicate, so that one rank may evaluate alone.
   Tensor forward(const Tensor& x, Context& context) override;
-  /// Running statistics become rank 0's, where a pass has changed them.
+  /// Running statistics become rank 0's, if a pass has changed them.
   void broadcast_buffers();
 
-  /// Whether what this rank gave to the sums was finite, its loss included. Where a sum is not,
-  /// this says who it came from.
+  /// Whether this rank's contribution to the sums was finite, its loss included. When a sum is not
+  /// finite, this tells which rank it came from.
   const HealthTensor& own_health() const { return own_health_; }
   /// The module itself: its names and state are those of an unwrapped network.
   Module& inner() { return module_; }
-  /// For gradients, by this rank, so far.
+  /// Bytes that this rank has sent for gradients so far.
   int64_t bytes_sent() const { return all_reduce_.bytes_sent(); }
   /// Of the steps so far. Waits for the last one.
   StepTimes times(int64_t steps);
 
  protected:
   /// `parameters` are those of `module`, on the stream of its passes; they and `ranks` must outlive
-  /// this.
+  /// this object.
   Replica(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& ranks,
           Stream communication, AllReduceKind kind, bool broadcast_buffers);
 
-  /// Gradients for which the communication stream waits become their mean over the ranks there.
+  /// `gradients`, for which the communication stream waits, become their mean over the ranks there.
   void average_gradients(const Tensor& gradients);
-  /// Behind this, on the stream of the passes, the gradients are all averaged.
+  /// After this, on the stream of the passes, all gradients are averaged.
   void finish_reduction();
 
   Module& module_;
@@ -69,7 +69,7 @@ class Replica : public Module {
   bool broadcasts_buffers_;
   bool buffers_are_old_ = true;  // since the last reduction
   bool in_step_ = false;         // a pass has begun whose reduction has not ended
-  StepStateTensor state_;        // of the pass at hand
+  StepStateTensor state_;        // of the current pass
   HealthTensor own_health_;
   PhaseTimer pass_times_, communication_times_;
 };

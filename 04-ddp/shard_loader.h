@@ -12,20 +12,21 @@ namespace lockstep {
 
 /// How the samples of an epoch are dealt to the ranks.
 enum class Sharding {
-  global_batch,  // each batch of stage 01, dealt out: every sample once, parts may be unequal
+  global_batch,  // each batch of stage 01, dealt out: every sample once; parts may be unequal
   padded,        // PyTorch's DistributedSampler: equal parts, some samples twice
 };
 
 /// Batch s is this rank's part of global batch s. All ranks get equally many batches.
 class ShardLoader {
  public:
-  /// Of `set`, with --batch-size, --order, --drop-last and the loader's options. Throws BadInput
-  /// as require_rank() does, and for batches smaller than the world; with Sharding::padded also for
-  /// batches that W does not divide, for --order loader, and where nothing is left for a rank.
+  /// The batches of `set`, with --batch-size, --order, --drop-last and the loader's options. Throws
+  /// BadInput as require_rank() does, and for batches smaller than the world; with Sharding::padded
+  /// also for batches that W does not divide, for --order loader, and where nothing is left for a
+  /// rank.
   ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator, int rank,
               int world_size, Sharding sharding);
-  /// This rank's, in memory from which `device` copies fast; where it fails on one rank, it fails
-  /// on all (ProcessGroup::together).
+  /// The batches of this rank of the group, in memory from which `device` copies fast; a failure on
+  /// one rank is a failure on all (ProcessGroup::together).
   ShardLoader(const Dataset& set, const Options& options, Device& device, ProcessGroup& group,
               Sharding sharding);
 
@@ -34,7 +35,7 @@ class ShardLoader {
   /// Goes to global batch `first_batch` of the epoch: 0, or where a checkpoint was made.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
   /// The next batch; its size is 0 where the global batch, the last one, has too few samples for
-  /// all ranks. Nothing at the end of the epoch.
+  /// all ranks. Returns nothing at the end of the epoch.
   std::optional<HostBatch> next();
 
  private:
@@ -52,11 +53,12 @@ class ShardLoader {
 /// of its `batch.global_size` samples are this rank's, perhaps none.
 Real loss_weight(const HostBatch& batch, int world_size);
 
-/// A loader's options for this rank's part of a test set, nothing twice (make_evaluation_shard).
+/// A loader's options for this rank's part of a test set, with no sample twice
+/// (make_evaluation_shard).
 /// Throws BadInput as require_rank() does, and for fewer samples than ranks.
 DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options,
                                     const HostAllocator& allocator, int rank, int world_size);
-/// This rank's; where it fails on one rank, it fails on all.
+/// The same for this rank of the group; a failure on one rank is a failure on all.
 DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
                                     ProcessGroup& group);
 

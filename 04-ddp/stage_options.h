@@ -30,27 +30,28 @@ struct DdpStageOptions : RankOptions {
   DdpOptions ddp_options() const;
   Sharding sharding() const { return pad ? Sharding::padded : Sharding::global_batch; }
   /// The micro-batches of a rank's part of a batch, whose gradients add up before they are reduced.
-  /// Equally many on all ranks, since batch normalisation may want to meet the others in each.
+  /// All ranks have equally many, since batch normalisation may need the other ranks in each of
+  /// them.
   BatchSplit accumulation() const {
     return {.kind = BatchSplit::Kind::micro, .parts = accumulate, .keep_empty = true};
   }
-  /// The --emulate with which stage 01 divides a batch, for normalisation, as `ranks` ranks do.
-  /// Throws BadInput where it has none.
+  /// The --emulate value with which stage 01 divides a batch, for normalisation, as `ranks` ranks
+  /// do. Throws BadInput if there is none.
   std::string emulation(size_t ranks) const;
 };
 
-/// The settings of the options with these roles, and what weights depend on besides options: the
+/// The settings of the options with these roles, and the other things that weights depend on: the
 /// precision and the sizes of the data sets.
 nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
                             const DatasetPair& data);
-/// Everything that all ranks must have in common: the weights, or the number of calls, depend on
+/// Everything that must be the same on all ranks: the weights, or the number of calls, depend on
 /// it.
 nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data);
 nlohmann::json shared_settings(const Options& options, const DdpStageOptions& own,
                                const DatasetPair& data);
 
-/// Throws BadInput, on all ranks, with both values, if they differ in one of these settings: they
-/// would train different networks, or wait for each other.
+/// Throws BadInput, on all ranks, with both values, if the ranks differ in one of these settings:
+/// they would train different networks, or wait for each other.
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine);
 /// The same for all settings of this stage.
 void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
@@ -60,12 +61,12 @@ void require_same_settings(ProcessGroup& group, const Options& options, const Dd
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
                          Communicator& ranks, Stream communication, const DdpStageOptions& own);
 
-/// What is said once, at the start: how the batch and the learning rate come about.
+/// The line printed once, at the start: how the batch and the learning rate come about.
 std::string batch_line(const Options& options, const DdpStageOptions& own,
                        const ProcessGroup& group);
 
 /// Adds to the summary what the replica measured: compute, communication and exposed communication
-/// per step, and the bytes sent beside 2 (W-1)/W times the model.
+/// per step, and the bytes sent next to 2 (W-1)/W times the model.
 void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log);
 
 }  // namespace lockstep

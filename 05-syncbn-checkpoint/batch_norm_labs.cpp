@@ -1,4 +1,5 @@
-// The labs about batch normalisation: a part's own statistics, merged badly, or found badly.
+// The labs about batch normalisation: statistics of one part alone, wrongly merged, or badly
+// computed.
 
 #include <algorithm>
 #include <cmath>
@@ -43,7 +44,7 @@ std::vector<Real> gradient_of_ranks(SmallTraining& training, const HostBatch& ba
 
 }  // namespace
 
-/// A gradient of parts that normalise themselves is not the batch's. Without the mistake each part
+/// If parts normalise themselves, their gradient is not the batch's. Without the mistake each part
 /// is a rank's.
 void plain_batch_norm(ProcessGroup& group, bool fixed) {
   SmallTraining training(group, ModelKind::seed_bn);
@@ -72,8 +73,8 @@ namespace {
 
 // --- Averaged variances --------------------------------------------------------------------------
 
-/// The mistake: two all-reduces in place of the all-gather. Means may be averaged where the parts
-/// are equal, but M2s are distances from means that differ: what lies between those is missing.
+/// The mistake: two all-reduces in place of the all-gather. Means may be averaged if the parts are
+/// equal, but M2s are distances from different means: the distances between the means are missing.
 class AveragedVariances final : public BatchStatistics {
  public:
   explicit AveragedVariances(Communicator& ranks) : ranks_(ranks) {}
@@ -93,7 +94,7 @@ class AveragedVariances final : public BatchStatistics {
   Communicator& ranks_;
 };
 
-/// Every second rank's images are lighter, as another camera's are.
+/// Every second rank's images are lighter, as if from another camera.
 void lighten(HostBatch& batch, Dataset& set, const std::vector<BatchPart>& parts) {
   for (size_t part = 1; part < parts.size(); part += 2) {
     const auto first = set.images.begin() + parts[part].first * set.image_bytes();
@@ -163,8 +164,8 @@ double variance_of(const std::vector<Real>& numbers) {
   return m2 / double(numbers.size());
 }
 
-/// The mistake: mean of the squares less square of the mean. The ranks add up in float64, but send
-/// float32.
+/// The mistake: the mean of the squares minus the square of the mean. The ranks add up in float64,
+/// but send float32.
 double variance_from_squares(SmallTraining& training, const std::vector<Real>& mine) {
   double sum = 0, squares = 0;
   for (const Real x : mine) sum += double(x), squares += double(x) * double(x);

@@ -24,7 +24,7 @@ constexpr const char* kTrainingKey = "lockstep.training";
 constexpr const char* kOptimizerKey = "lockstep.optimizer";
 constexpr const char* kMomentum = "momentum.";
 
-/// The step that a checkpoint's file name names; nothing for other files.
+/// The step in a checkpoint's file name; nothing for other files.
 std::optional<int64_t> steps_of(const std::string& name) {
   const std::string_view text = name;
   if (!text.starts_with(kPrefix) || !text.ends_with(kSuffix)) return {};
@@ -83,7 +83,7 @@ std::vector<StateTensor> momentum_of(const Trained& trained) {
   return flat_state_dict(trained.parameters, velocity, kMomentum);
 }
 
-/// A run can go wrong without a loss that shows it: running variances overflow first.
+/// A run can go wrong before its loss shows it: running variances overflow first.
 void require_finite(const std::vector<StateTensor>& state, const TrainingState& training) {
   for (const StateTensor& tensor : state) {
     const auto odd = std::ranges::find_if(tensor.real, [](Real x) { return !std::isfinite(x); });
@@ -95,8 +95,8 @@ void require_finite(const std::vector<StateTensor>& state, const TrainingState& 
   }
 }
 
-/// Step 4, the first file. Returns the checksum that stands for the file; "" if there is no
-/// momentum, and no file.
+/// Step 4, the first file. Returns the checksum that identifies the file; "", and writes no file,
+/// if there is no momentum.
 std::string save_momentum(const fs::path& checkpoint, const std::vector<StateTensor>& momentum) {
   if (momentum.empty()) return "";
   return save_safetensors(optimizer_path(checkpoint), file_entries(momentum), {{"format", "pt"}},
@@ -111,7 +111,7 @@ void save_network(const fs::path& checkpoint, const std::vector<StateTensor>& ne
   save_safetensors(checkpoint, file_entries(network), metadata, Checksums::crc32);
 }
 
-/// Whether a file is the rest of a save that did not come to its end.
+/// Whether a file was left by a save that did not finish.
 bool is_leftover(const fs::path& file) {
   const std::string name = file.filename().string();
   if (name.ends_with(kTemporarySuffix)) return name.starts_with(fmt::format(".{}", kPrefix));

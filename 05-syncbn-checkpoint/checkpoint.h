@@ -4,9 +4,9 @@
 //   step-000000938.safetensors             the network, under PyTorch's names, and TrainingState
 //   step-000000938.optimizer.safetensors   its momentum, if there is any: "momentum.conv1.weight"
 //
-// Two files, since load_state_dict() of PyTorch refuses names that the network does not have. The
-// network's is the checkpoint: it names the checksum of the other, and is written last and removed
-// first. So at any moment every one of them is complete or not there.
+// Two files, since PyTorch's load_state_dict() refuses names that the network does not have. The
+// network's file is the checkpoint: it holds the checksum of the other, and is written last and
+// removed first. So at any moment every checkpoint is complete or not there.
 //
 // One run at a time may write to a directory.
 
@@ -23,7 +23,7 @@
 
 namespace lockstep {
 
-/// What training changes. All must outlive it.
+/// What training changes. All of it must outlive this object.
 struct Trained {
   Module& network;  // not the wrapper around it: its names are those of the files
   const FlatParameters& parameters;
@@ -35,40 +35,41 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& directory, in
 /// The file of the momentum that belongs to it.
 std::filesystem::path optimizer_path(const std::filesystem::path& checkpoint);
 
-/// A checkpoint that lies in a directory, whole or not.
+/// A checkpoint found in a directory, whole or not.
 struct FoundCheckpoint {
   int64_t steps = 0;
   std::filesystem::path path{};
 };
-/// The newest first. None in a directory that is not there; throws EnvironmentError for one that
+/// The newest first. Empty if the directory is not there; throws EnvironmentError for one that
 /// cannot be read.
 std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& directory);
 
 // --- Saving --------------------------------------------------------------------------------------
 
-/// Writes a checkpoint of the state behind what is enqueued; one of the same step is replaced.
-/// Makes the directory if there is none. Throws NonFinite, with the tensor's name, before it writes
-/// anything that is not finite, and EnvironmentError where writing fails: then the checkpoints that
-/// were there still are, and no part of a new one. Of the ten steps of a save (README.md):
+/// Writes a checkpoint of the state after everything enqueued so far; one of the same step is
+/// replaced. Makes the directory if there is none. Throws NonFinite, with the tensor's name, before
+/// it writes anything that is not finite, and EnvironmentError where writing fails: then the
+/// earlier checkpoints are still there, and no part of a new one. Of the ten steps of a save
+/// (README.md):
 ///   3. remove_leftovers(), which a killed process may have left;
 ///   4. the momentum's file, then the network's, each by steps 5 to 8 (write_file_atomically()):
-///      the rename of the second is the moment from which the checkpoint is there.
+///      the checkpoint exists from the moment of the second rename.
 void save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
                      const TrainingState& state);
 
-/// Removes temporary files, and momentum without a network: saves that did not come to their end.
+/// Removes temporary files, and momentum without a network: the files of saves that did not finish.
 /// What cannot be removed stays.
 void remove_leftovers(const std::filesystem::path& directory);
 
 /// Removes the checkpoints up to step `steps` except the `keep` newest of them. Those of the steps
-/// `damaged` stay and do not count. Of each the network's file first, so that none is ever there
+/// `damaged` stay and do not count. The network's file is removed first, so that none is ever there
 /// without its momentum. Throws EnvironmentError.
 void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep,
                             const std::set<int64_t>& damaged = {});
 
 // --- Loading -------------------------------------------------------------------------------------
 
-/// What a checkpoint's files hold, in host memory.
+/// The contents of a checkpoint's files, in host memory.
 struct Checkpoint {
   std::filesystem::path path{};
   std::string training{};               // for TrainingState::from_json()
@@ -81,15 +82,15 @@ struct Checkpoint {
 Checkpoint read_checkpoint(const std::filesystem::path& path);
 
 /// The newest checkpoint of the directory that can be read. `warn` gets a line for each newer one,
-/// with the reason why it cannot. Nothing if there are none; throws BadInput if there are, and none
-/// can be read.
+/// with the reason why that cannot be read. Returns nothing if there are no checkpoints; throws
+/// BadInput if there are some, but none can be read.
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& directory,
                                             const std::function<void(const std::string&)>& warn);
 
 /// Throws BadInput that lists every tensor that is missing or unexpected, or has another dtype or
 /// shape.
 void require_fitting(const Checkpoint& checkpoint, const Trained& trained);
-/// The same, and otherwise the network and its momentum become those of the checkpoint.
+/// Makes the same check; then the network and its momentum become those of the checkpoint.
 void restore(const Checkpoint& checkpoint, const Trained& trained);
 
 }  // namespace lockstep

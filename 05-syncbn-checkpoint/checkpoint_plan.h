@@ -1,28 +1,29 @@
 #pragma once
-// When a run saves, and where it goes on.
+// When a run saves, and where it resumes.
 
 #include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/stage_options.h"
 
 namespace lockstep {
 
-/// Saves as the options say. A save that fails does not end a run of many hours: every rank says
-/// why, training goes on, and the next save is tried as planned. Only a run whose last save failed
+/// Saves as the options say. A failed save does not end a run of many hours: every rank says why,
+/// training continues, and the next save is tried as planned. Only a run whose last save failed
 /// ends with the error. All ranks make the same calls.
 class CheckpointPlan {
  public:
-  /// All of them must outlive this; `ranks` are those of `group`. `settle` throws if training has
-  /// gone wrong so far; it is called before every save.
+  /// All of them must outlive this object; `ranks` are those of `group`. `settle` throws if
+  /// training has gone wrong so far; it is called before every save.
   CheckpointPlan(const Trained& trained, Communicator& ranks, ProcessGroup& group,
                  const CheckpointStageOptions& options, int64_t steps_per_epoch,
                  std::function<void()> settle);
 
-  /// What training continues from, as --resume says (Checkpointer::resume). An error is said once.
+  /// What training continues from, as --resume says (Checkpointer::resume). An error is printed
+  /// once.
   TrainingState resume(const TrainingState& begin);
-  /// `state` is that after the step.
+  /// `state` is the state after the step.
   void after_step(const TrainingState& state);
-  /// After the evaluation of an epoch, or of the part of it that --max-steps left. Counts the epoch
-  /// if it is over.
+  /// After the evaluation of an epoch, or of the part of it that --max-steps allowed. Counts the
+  /// epoch if it is over.
   void after_epoch(TrainingState& state, double accuracy);
   /// At the end of training. Throws EnvironmentError if the newest state is not saved.
   void finish() const;

@@ -40,7 +40,7 @@ Checkpointer::Checkpointer(const Trained& trained, Communicator& ranks, Exchange
 
 namespace {
 
-/// Of a checkpoint, with its momentum if there is any.
+/// The size of a checkpoint, with its momentum if there is any.
 std::uintmax_t bytes_of(const std::filesystem::path& checkpoint) {
   std::error_code none;
   const std::uintmax_t momentum = std::filesystem::file_size(optimizer_path(checkpoint), none);
@@ -83,7 +83,7 @@ void Checkpointer::save_here(const TrainingState& state) {
 
 namespace {
 
-/// What is the same, and what is not, where another number of ranks goes on.
+/// What stays the same, and what does not, if the run continues with another number of ranks.
 std::string what_stays(const json& settings) {
   std::string same = "parameters, momentum, learning rate, dropout";
   std::string other = "the order of sums, so that weights will differ in their last bits";
@@ -101,7 +101,7 @@ std::string what_stays(const json& settings) {
 TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
   const std::string decision = on_rank_0(ranks_.rank(), exchange_, [&] {
     const std::optional<Checkpoint> checkpoint = choose(source);
-    // Here, and not only at the first save: hours may lie between.
+    // Here, and not only at the first save: hours may pass in between.
     if (!options_.directory.empty()) lock_directory();
     return checkpoint ? restore_here(*checkpoint, begin) : "";
   });
@@ -113,7 +113,7 @@ TrainingState Checkpointer::resume(const std::string& source, const TrainingStat
 }
 
 /// Makes the directory, if need be, and keeps other runs out of it: they would remove what this one
-/// saves. The lock goes with the process; file systems without locks have none.
+/// saves. The lock ends with the process; file systems without locks have none.
 void Checkpointer::lock_directory() {
   make_directory(options_.directory);
   lock_ = Descriptor(::open(options_.directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -124,7 +124,7 @@ void Checkpointer::lock_directory() {
       options_.directory.string());
 }
 
-/// Rank 0 becomes what the checkpoint holds. Returns what the others need besides its tensors.
+/// Rank 0 takes over the checkpoint's state. Returns what the others need besides its tensors.
 std::string Checkpointer::restore_here(const Checkpoint& checkpoint, const TrainingState& begin) {
   const TrainingState state = checked(checkpoint, begin);
   restore(checkpoint, trained_);
@@ -161,7 +161,7 @@ std::optional<Checkpoint> Checkpointer::choose(const std::string& source) {
   return named;
 }
 
-/// Checkpoints of another run would come to be removed as this one's old ones.
+/// Otherwise checkpoints of another run would later be removed as this one's old ones.
 void Checkpointer::require_own_directory(const std::filesystem::path& source) const {
   std::error_code elsewhere;
   const std::filesystem::path folder = source.has_parent_path() ? source.parent_path() : ".";
@@ -172,7 +172,7 @@ void Checkpointer::require_own_directory(const std::filesystem::path& source) co
           options_.directory.string(), source.string());
 }
 
-/// Later ones would be taken for this run's by the next resume, and hide its own.
+/// The next resume would take later checkpoints for this run's, and they would hide its own.
 void Checkpointer::require_no_later(const std::string& source, int64_t steps) const {
   const std::vector<FoundCheckpoint> found = find_checkpoints(options_.directory);
   require(found.empty() || found.front().steps <= steps,
@@ -182,7 +182,7 @@ void Checkpointer::require_no_later(const std::string& source, int64_t steps) co
 }
 
 /// With PyTorch's padding the batches of an epoch depend on the number of ranks, which may have
-/// changed on the way.
+/// changed since.
 void Checkpointer::require_counters(const TrainingState& saved, const std::string& path) const {
   const int64_t per_epoch = options_.steps_per_epoch;
   if (per_epoch == 0 || saved.settings.value("pad", false)) return;
@@ -194,7 +194,7 @@ void Checkpointer::require_counters(const TrainingState& saved, const std::strin
       path, saved.step_in_epoch, saved.epoch, saved.steps, per_epoch);
 }
 
-/// Its training state, if this run may go on from it.
+/// The checkpoint's training state, if this run may continue from it.
 TrainingState Checkpointer::checked(const Checkpoint& checkpoint,
                                     const TrainingState& begin) const {
   const std::string path = checkpoint.path.string();
@@ -225,7 +225,7 @@ void Checkpointer::require_world_size(const Checkpoint& checkpoint, const Traini
                             what_stays(begin.settings)));
 }
 
-/// All ranks' network and momentum become rank 0's.
+/// The network and momentum of all ranks become rank 0's.
 void Checkpointer::broadcast_tensors() const {
   const Stream stream = trained_.parameters.stream();
   ranks_.broadcast(stream, trained_.parameters.values(), 0);

@@ -17,34 +17,35 @@ struct CheckpointOptions {
   std::filesystem::path directory{};
   int64_t keep = 2;               // newest checkpoints; the one before the last is always kept
   bool allow_world_size = false;  // resume what another number of ranks saved
-  int64_t steps_per_epoch = 0;    // that counters of a checkpoint must fit to; 0: any
-  /// Get what rank 0 has to tell; by default stdout and stderr.
+  int64_t steps_per_epoch = 0;    // the counters of a checkpoint must agree with it; 0: any
+  /// They get rank 0's lines; by default stdout and stderr.
   std::function<void(const std::string&)> say{}, warn{};
 };
 
 /// Saves and resumes. All ranks make the same calls in the same order, and all return, or throw the
-/// same error: what happens on rank 0 alone is told to all in an exchange of texts, which is a
-/// barrier, too. No rank but rank 0 touches the file system.
+/// same error: what happens on rank 0 alone is sent to all in an exchange of texts, which is also a
+/// barrier. No rank but rank 0 touches the file system.
 class Checkpointer {
  public:
-  /// All of them must outlive this. `exchange` is that of the group of `ranks`. Throws BadInput if
-  /// less than two checkpoints are to be kept.
+  /// All of them must outlive this object. `exchange` is that of the group of `ranks`. Throws
+  /// BadInput if fewer than two checkpoints are to be kept.
   Checkpointer(const Trained& trained, Communicator& ranks, ExchangeTexts exchange,
                CheckpointOptions options);
 
-  /// Saves the state behind the steps enqueued so far; returns when the file is durable. Throws
+  /// Saves the state after the steps enqueued so far; returns when the file is durable. Throws
   /// NonFinite for a run that went wrong, EnvironmentError where the file cannot be written:
   /// earlier checkpoints and the training in memory are then as before, and a later save may
   /// succeed.
   void save(const TrainingState& state);
 
-  /// What training goes on from. `source` says where that is: "auto", the newest checkpoint in the
-  /// directory that can be read; a file; or "", nowhere. `begin` is the state in which this run
-  /// would begin, with its settings and world size, and what comes back if there is no checkpoint.
-  /// Otherwise network and momentum are the checkpoint's on all ranks. Throws BadInput for one that
-  /// was saved under other settings, does not fit, or lies before others in the directory, or
-  /// elsewhere while there are others in it, which this run would come to overwrite or remove,
-  /// or where another run saves to the directory; nothing is changed then.
+  /// What training continues from. `source` says where to look: "auto" is the newest checkpoint in
+  /// the directory that can be read; otherwise a file; "" is nowhere. `begin` is the state in which
+  /// this run would begin, with its settings and world size; it is returned if there is no
+  /// checkpoint. Otherwise network and momentum become the checkpoint's on all ranks. Throws
+  /// BadInput for a checkpoint that was saved under other settings or does not fit, that has later
+  /// ones in the directory, or that is elsewhere while the directory has others, which this run
+  /// would overwrite or remove. Throws it, too, where another run saves to the directory. Nothing
+  /// is changed then.
   TrainingState resume(const std::string& source, const TrainingState& begin);
 
  private:

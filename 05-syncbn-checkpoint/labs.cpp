@@ -1,5 +1,5 @@
-// Five mistakes in synchronising batch normalisation and in saving, to be run and seen: with the
-// mistake, and without it.
+// Five mistakes in synchronising batch normalisation and in saving. Run each with the mistake, and
+// without it.
 //
 //   build/05-syncbn-checkpoint/labs plain-batch-norm
 //   build/05-syncbn-checkpoint/labs plain-batch-norm --fixed

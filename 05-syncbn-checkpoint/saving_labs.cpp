@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 // --- What the labs share
 // --------------------------------------------------------------------------
 
-/// Calls work(directory) on all ranks with an empty directory, and removes that.
+/// Calls work(directory) on all ranks with an empty directory, and removes it afterwards.
 template <class Work>
 void in_scratch_directory(ProcessGroup& group, Work work) {
   std::string mine = fs::temp_directory_path() / "lockstep-lab-XXXXXX";
@@ -36,14 +36,14 @@ void in_scratch_directory(ProcessGroup& group, Work work) {
   try {
     work(directory);
   } catch (...) {
-    remove();  // no destructor's work: an error may end the program without unwinding
+    remove();  // not left to a destructor: an error may end the program without unwinding
     throw;
   }
   group.barrier();
   remove();
 }
 
-/// The one who saves properly.
+/// One that saves correctly.
 Checkpointer checkpointer_of(SmallTraining& training, const fs::path& directory) {
   return Checkpointer({*training.model.network, training.parameters, training.optimizer},
                       training.ranks, training.group.exchanger(),
@@ -63,8 +63,8 @@ std::string reading(const fs::path& file) {
   }
 }
 
-/// The mistake: every rank opens the same file, and writes header and tensors, as they come. The
-/// ranks take turns, so that the race ends in the same way each time.
+/// The mistake: every rank opens the same file, and writes header and tensors as it gets to them.
+/// The ranks take turns, so that the race ends in the same way each time.
 void write_all_at_once(SmallTraining& training, const fs::path& path) {
   ProcessGroup& group = training.group;
   const std::vector<StateTensor> state = state_dict(*training.model.network);
@@ -94,7 +94,7 @@ void write_all_at_once(SmallTraining& training, const fs::path& path) {
 
 }  // namespace
 
-/// The ranks have the same weights, but, without SyncBatchNorm, running statistics of their own.
+/// The ranks have the same weights, but, without SyncBatchNorm, their own running statistics.
 void all_ranks_save(ProcessGroup& group, bool fixed) {
   SmallTraining training(group, ModelKind::seed_bn);
   const BatchSplit dealt{BatchSplit::Kind::stride, group.world_size()};
@@ -117,8 +117,8 @@ namespace {
 
 // --- No barrier ----------------------------------------------------------------------------------
 
-/// The mistake: each rank looks by itself where training goes on. Rank 0 is still saving when the
-/// others do.
+/// The mistake: each rank finds out by itself where training continues. Rank 0 is still saving when
+/// the others look.
 TrainingState look_for_oneself(SmallTraining& training, const fs::path& directory,
                                const TrainingState& saved, const TrainingState& begin) {
   const Trained trained{*training.model.network, training.parameters, training.optimizer};

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-/// Refuses options that do not go together.
+/// Refuses combinations of options that do not go together.
 void check(const CheckpointStageOptions& o, const OptionParser& parser) {
   for (const char* option : {"--save-every", "--keep"}) {
     require(!o.directory.empty() || !parser.given(option),
@@ -38,7 +38,7 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
                   {"batch normalisation sees its rank's part of the batch only, as in stage 04",
                    Role::kept, "sync_bn", [this] { return !no_sync_bn; }});
   parser.begin_group("Output");
-  // Ranks may have the folder, or the file, at different places; but all save, or none.
+  // Ranks may have the folder, or the file, at different places; but all save, or none does.
   parser.add_output_folder("--checkpoint-dir", directory,
                            {"save checkpoints to this folder, after every epoch", Role::shared,
                             "saves", [this] { return !directory.empty(); }});
@@ -60,7 +60,7 @@ TrainingState first_state(const Options& options, const CheckpointStageOptions& 
   state.learning_rate = schedule.at(0);
   state.world_size = group.world_size();
   state.settings = training_settings(options, own, data);
-  state.settings["backend"] = group.backend();  // what "auto" came to
+  state.settings["backend"] = group.backend();  // what "auto" was resolved to
   return state;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// This stage's own options, beside those of stage 04.
+// This stage's own options, in addition to those of stage 04.
 
 #include <string>
 
@@ -17,8 +17,8 @@ struct CheckpointStageOptions : DdpStageOptions {
   bool allow_world_size = false;
 
   void add_to(OptionParser& parser);
-  /// The --emulate with which stage 01 normalises as these ranks do. Throws BadInput where it has
-  /// none.
+  /// The --emulate value with which stage 01 normalises as these ranks do. Throws BadInput if there
+  /// is none.
   std::string emulation(size_t ranks) const {
     const std::string parts = DdpStageOptions::emulation(ranks);
     return no_sync_bn ? parts : "none";

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// Calls work(stream) with the communication stream, behind what `passes` has to do so far and
+/// Calls work(stream) with the communication stream, after what `passes` has to do so far and
 /// before what it does next.
 template <class Work>
 void SyncBatchNorm::communicate(const BatchNorm2d& layer, Stream passes, Work work) {

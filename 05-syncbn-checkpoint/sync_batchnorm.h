@@ -2,15 +2,15 @@
 // Batch normalisation over the batches of all ranks.
 //
 // A rank that normalises its part of the batch by itself computes another function than one device
-// that has the whole, and its gradient is off by some percent. Synchronised, the function is the
-// same, and so are gradients, running statistics and weights.
+// that has the whole batch, and its gradient is off by some percent. Synchronised, the function is
+// the same, and so are gradients, running statistics and weights.
 //
 // Forward needs the mean and variance of all ranks' rows. Each rank sends its means, its M2s (sums
-// of squared distances from them) and how many rows those are of: 2C+1 numbers in ONE all-gather.
-// Not an all-reduce: parts of a batch differ in size, and what combines them (BatchNormMerge) is
-// not a sum. Sums of x and of x^2 could be reduced, but their difference loses all digits where the
-// mean is large beside the spread: at mean 1e4 and spread 1 the variance in float32 is nonsense,
-// merged it is right to 1e-7. Merged in rank order it has the same bits on every rank.
+// of squared distances from the means) and its number of rows: 2C+1 numbers in ONE all-gather. Not
+// an all-reduce: parts of a batch differ in size, and the merge (BatchNormMerge) is not a sum. Sums
+// of x and of x^2 could be reduced, but their difference loses all digits where the mean is much
+// larger than the spread: at mean 1e4 and spread 1 the variance in float32 is nonsense; merged it
+// is right to 1e-7. Merged in rank order it has the same bits on every rank.
 //
 // Backward needs sum(dy) and sum(dy (x - mean)) over all rows: 2C numbers in ONE all-reduce. Each
 // rank back-propagates the loss of its own samples, so dx is the gradient of the sum of all ranks'
@@ -29,14 +29,14 @@
 
 namespace lockstep {
 
-/// A batch that is dealt to the ranks of a group, whose parts may be unequal, or empty: a rank
+/// For a batch that is dealt to the ranks of a group. Its parts may be unequal, or empty: a rank
 /// without samples still makes its passes, with tensors of no rows. All ranks run the same layers
-/// in the same order. One rank alone, and evaluation, communicate nothing.
+/// in the same order. A single rank, and evaluation, communicate nothing.
 ///
 /// All calls go to the stream `communication`; give it DDP's, so that layers and buckets reach the
-/// communicator in one order. A layer waits for its calls on its own stream, the host does not wait
-/// for anything: except where a rank has fewer than two rows, which must know how many the others
-/// have. An error on all ranks, if there is one row in total: each has fewer than two then.
+/// communicator in one order. A layer waits for its calls on its own stream. The host waits only
+/// where a rank has fewer than two rows: it must know how many the others have. If there is one row
+/// in total, that is an error on all ranks: each has fewer than two then.
 class SyncBatchNorm final : public BatchStatistics {
  public:
   /// `ranks` must outlive the passes.
@@ -47,13 +47,13 @@ class SyncBatchNorm final : public BatchStatistics {
   Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
              Context& context) override;
   /// This rank's sums over its rows, [2, C], become those over all ranks' rows: one all-reduce on
-  /// the stream `communication`, behind what the pass has enqueued so far and before what it
-  /// enqueues next. The host does not wait. A rank alone has them already.
+  /// the stream `communication`, after what the pass has enqueued so far and before what it
+  /// enqueues next. The host does not wait. A single rank has them already.
   void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) override;
 
-  /// How many layers use it.
+  /// How many layers use this object.
   int layers() const { return layers_; }
-  /// Seconds that this rank's passes have waited for calls so far. Waits for the last one.
+  /// Seconds that this rank's passes have waited for calls so far. Waits for the last call.
   double seconds_waited();
 
  private:
@@ -73,7 +73,7 @@ class SyncBatchNorm final : public BatchStatistics {
 std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& ranks,
                                                       Stream communication);
 
-/// Notes what synchronising cost a step, for the summary and the metrics.
+/// Notes what synchronising cost per step, for the summary and the metrics.
 void report(SyncBatchNorm& synchronised, TrainingLog& log);
 
 }  // namespace lockstep

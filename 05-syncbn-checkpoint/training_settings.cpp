@@ -9,7 +9,7 @@ using nlohmann::json;
 
 namespace {
 
-/// What may differ when a run goes on: it changes no number but by roundings.
+/// What may differ in a run that resumes: it changes the numbers only by rounding.
 json order_of_sums() {
   return settings_of(table_of(Options(), CheckpointStageOptions()), {Role::noted});
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What must stay the same from one run to the one that goes on from its checkpoint.
+// What must stay the same in a run that resumes from another one's checkpoint.
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -8,17 +8,17 @@
 
 namespace lockstep {
 
-/// The settings of a run that must not change from saving to resuming: options, and a fingerprint
-/// of the training data.
+/// The settings of a run that must not change between saving and resuming: options, and a
+/// fingerprint of the training data.
 nlohmann::json training_settings(const Options& options, const CheckpointStageOptions& own,
                                  const DatasetPair& data);
 
-/// Throws BadInput with the first setting in which a run (`found`) differs from the one that
-/// `what` was saved by (`saved`), both values and what to do. What only changes the order of sums
+/// Throws BadInput with the first setting in which this run (`found`) differs from the run that
+/// saved `what` (`saved`), both values and what to do. Settings that only change the order of sums
 /// may differ: backend and threads.
 void require_saved_settings(const nlohmann::json& saved, const nlohmann::json& found,
                             const std::string& what);
-/// Which of those differ, as a warning says it: backend "tcp" instead of "gloo". Empty if none
+/// Which of those differ, in the words of a warning: backend "tcp" instead of "gloo". Empty if none
 /// does.
 std::string other_order_of_sums(const nlohmann::json& saved, const nlohmann::json& found);
 

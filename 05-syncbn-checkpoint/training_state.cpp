@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMost = 1'000'000'000'000'000;  // steps; more is nothing that was counted
+constexpr int64_t kMost = 1'000'000'000'000'000;  // steps; no run has counted more
 constexpr const char* kVersion = "format_version";
 constexpr const char* kSettings = "settings";
 constexpr std::pair<const char*, int64_t TrainingState::*> kWholeNumbers[] = {
@@ -68,7 +68,7 @@ int64_t whole_number(const json& value, const char* name, const std::string& wha
   return value.get<int64_t>();
 }
 
-/// The version comes first: what else stands there is its business.
+/// The version comes first: it decides which other fields there are.
 void require_known_version(const json& value, const std::string& what) {
   const int64_t version = whole_number(value, kVersion, what);
   require(version <= TrainingState::kFormatVersion,

@@ -1,5 +1,5 @@
 #pragma once
-// What a training run is, besides its tensors: enough to go on as if it had never stopped.
+// The state of a training run besides its tensors: enough to resume as if it had never stopped.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,16 +13,16 @@ namespace lockstep {
 /// global batch), so its random state is the step; likewise the order of an epoch follows from seed
 /// and epoch.
 struct TrainingState {
-  /// Of the format. A file with another one is refused.
+  /// The version of the format. A file with another one is refused.
   static constexpr int64_t kFormatVersion = 1;
 
-  int64_t epoch = 0;          // at hand, from 0
-  int64_t step_in_epoch = 0;  // its batches so far; where those are all, its evaluation comes next
+  int64_t epoch = 0;          // the current one, from 0
+  int64_t step_in_epoch = 0;  // its batches so far; if those are all, its evaluation comes next
   int64_t steps = 0;          // optimizer steps so far
   double learning_rate = 0;   // of the next step; follows from the settings
   double best_accuracy = 0;   // of the evaluations so far, 0 to 1
   int64_t world_size = 1;
-  /// What the numbers depend on besides: training_settings(). Names and plain values.
+  /// What else the numbers depend on: training_settings(). Names and plain values.
   nlohmann::json settings = nlohmann::json::object();
 
   /// The batch, from 0, at which `epoch` (the one at hand or a later one) begins in a run that goes

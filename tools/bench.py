@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Measures the stages: `./lockstep bench [--quick] [--model seed|resnet18] [--json FILE]`.
 
-Stage 01, for each network, number of compute threads and batch size: the median step time of several
-rounds, samples per second and GFLOP/s; beside PyTorch, in alternating rounds, where --python has
-torch; where a step's time goes, and how long a start takes. Then the stages on several devices,
-beside stage 01 on one, in alternating rounds; processes, beside one process and PyTorch's DDP, and
-all-reduces by message size; pipelines: their bubbles with equal layers, their
-times and memory with ResNet-18. Machines are shared and noisy: compare the ratios of one run, not
-figures of different days.
+Stage 01, for each network, number of compute threads and batch size: the median step time of
+several rounds, samples per second and GFLOP/s; next to PyTorch, in alternating rounds, if --python
+has torch; where a step's time goes, and how long a start takes. Then the stages on several devices,
+next to stage 01 on one, in alternating rounds; processes, next to one process and PyTorch's DDP,
+and all-reduces by message size; pipelines: their bubbles with equal layers, their times and memory
+with ResNet-18. Machines are shared and noisy: compare the ratios of one run, not figures of
+different days.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MODELS = ("seed", "resnet18")
 
 
 def machine():
-    """What these figures were taken on."""
+    """The machine on which these figures were measured."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

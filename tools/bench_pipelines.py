@@ -1,4 +1,4 @@
-"""Stage 03's pipelines in `lockstep bench`: bubbles with equal layers, beside the formula; times
+"""Stage 03's pipelines in `lockstep bench`: bubbles with equal layers, next to the formula; times
 and memory with ResNet-18."""
 
 import json
@@ -42,7 +42,7 @@ def median_row(rows):
 
 
 def resnet_round(stages, schedule, micro_batches):
-    """ResNet-18 (width 16, batch 128) in a pipeline: a row as that of equal layers."""
+    """ResNet-18 (width 16, batch 128) in a pipeline: a row like that of equal layers."""
     devices = ",".join(f"cpu:{rank}" for rank in range(stages))
     metrics = bench_runs.run_ours("resnet18", 128, 1, 6, "--width", 16, "--schedule", schedule,
                                   "--micro-batches", micro_batches, stage=PIPELINE, devices=devices)
@@ -69,7 +69,7 @@ def print_pipelines(title, rows):
 
 
 def measure_pipelines(models, rounds):
-    """Prints and returns the rows, by what the pipelines are of."""
+    """Prints and returns the rows, by the kind of layers in the pipelines."""
     found = {}
     for kind, more in BUBBLES:
         found[kind] = bubble_rounds(more, rounds)

@@ -1,5 +1,5 @@
-"""Stage 04 in `lockstep bench`: a process per device, beside one process and PyTorch's DDP; all-reduces
-by message size; and what overlap hides of a slow network."""
+"""Stage 04 in `lockstep bench`: one process per device, next to one process and PyTorch's DDP;
+all-reduces by message size; and what overlap hides of a slow network."""
 
 import collections
 import concurrent.futures
@@ -20,8 +20,9 @@ BACKENDS = ("gloo", "tcp")
 
 
 def run_apart(model, batch, steps):
-    """Two processes that share nothing but the machine, each with half of the batch: what two ranks
-    would take whose communication cost nothing. Of each step the slower one's time."""
+    """Two processes that share nothing but the machine, each with half of the batch: the time that
+    two ranks would take if communication cost nothing. Each step counts the slower process's
+    time."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(lambda _: bench_runs.run_ours(model, batch // 2, 1, steps, "--order",
                                                            "sampler"), range(2)))
@@ -29,8 +30,8 @@ def run_apart(model, batch, steps):
 
 
 def measure_ranks(model, batch, steps, options, has_torch):
-    """Two ranks of one thread beside one process, and beside PyTorch's DDP over Gloo: medians of
-    alternating rounds, the global batch the same everywhere."""
+    """Two ranks of one thread next to one process, and next to PyTorch's DDP over Gloo: medians of
+    alternating rounds, with the same global batch everywhere."""
     def ours(stage, *more, devices="cpu:0,cpu:1"):
         return lambda: bench_runs.run_ours(model, batch, 1, steps, "--order", "sampler", *more,
                                            stage=stage, devices=devices)
@@ -98,14 +99,14 @@ def print_message_sizes(rows):
               flush=True)
 
 
-# ResNet-18 over a cable of 1 Gbit/s, which its 44.7 MB of gradients take about 370 ms to pass.
+# ResNet-18 over a cable of 1 Gbit/s: its 44.7 MB of gradients take about 370 ms to pass.
 CABLE = "1gbit"
 OVERLAP_RUN = ("--data", "synthetic:256:10", "--model", "resnet18", "--batch-size", "64", "--lr",
                "0.01", "--log-interval", "1000")
 
 
 def overlap_round(*more):
-    """Seconds per step of two ranks on two hosts, by part; a text that says why not, where the
+    """Seconds per step of two ranks on two hosts, by part; or a text with the reason, if the
     machine does not permit it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.json"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The same training steps in PyTorch, for `lockstep bench` to stand beside: one JSON line.
+"""The same training steps in PyTorch, for `lockstep bench` to compare with: one JSON line.
 
 The networks are those of common/nn/models.cpp. On the CPU, data is a normalised tensor in memory,
 from which each step picks a shuffled batch, as a careful PyTorch user would do it. On a GPU
-(--device cuda) normalised batches lie ready in pinned memory, and each step copies one of them
+(--device cuda) normalised batches are ready in pinned memory, and each step copies one of them
 asynchronously. --graph captures the whole step once (torch.cuda.graph, static inputs) and replays
 it. With --ranks several processes share the batch (DistributedDataParallel over Gloo). With --serve
 the options of many measurements come as JSON lines and one process answers them.
@@ -156,7 +156,7 @@ def eager_step(net, loss_function, optimizer):
 
 def graph_step(net, loss_function, optimizer, first, torch):
     """The same, captured once with static inputs: a step is two copies and one replay. The recipe
-    is that of "Whole-network capture" in PyTorch's notes on CUDA semantics."""
+    comes from "Whole-network capture" in PyTorch's notes on CUDA semantics."""
     images, labels = (tensor.to("cuda") for tensor in first)
 
     def train_once():
@@ -205,7 +205,7 @@ def time_gpu_steps(options, torch, begin):
 # --- Command line ------------------------------------------------------------------------------
 
 class ServedParser(argparse.ArgumentParser):
-    """What it finds wrong is an answer; nobody is there to read a usage text."""
+    """Answers with its errors: nobody is there to read a usage text."""
 
     def error(self, message):
         raise ValueError(message)
@@ -247,7 +247,7 @@ def measure(options, begin):
     else:
         result = time_cpu_steps(options, torch, begin)
     if options.device == "cuda":
-        torch.cuda.empty_cache()  # what is measured next may need the memory
+        torch.cuda.empty_cache()  # the next measurement may need the memory
     return {"torch": torch.__version__, **result,
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 

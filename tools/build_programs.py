@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile the programs of every stage, and none of the tests, into build/.
 
-Says what it will do, how far it is and how long is left, and nothing where there is nothing to do.
+Says what it will do, how far it is and how long is left; says nothing if there is nothing to do.
 """
 
 import re
@@ -20,7 +20,7 @@ LINKED = re.compile(r"^(?!tests/|subprojects/)(.+): [a-z]+_LINKER(?:_RSP)?$", re
 
 
 class Failed(Exception):
-    """What ends this program, as one line; all else has been shown."""
+    """Ends this program, with one line; everything else has been shown."""
 
 
 def say(text):
@@ -28,7 +28,7 @@ def say(text):
 
 
 def quietly(*command):
-    """Runs a command; whether it worked. Only what a failed one wrote is shown."""
+    """Runs a command; returns whether it worked. Only the output of a failed command is shown."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           errors="replace")
     if done.returncode != 0:
@@ -36,10 +36,10 @@ def quietly(*command):
     return done.returncode == 0
 
 
-# A room's sources are compiled as one, with line numbers as all that a debugger is told: that takes half
-# as long. Whoever wants it otherwise makes build/ with `meson setup` first.
+# A room's sources are compiled as one, with line numbers as a debugger's only information: that
+# takes half as long. If you want it otherwise, make build/ with `meson setup` first.
 OPTIONS = ("-Dunity=on", "-Dunity_size=40", "-Dcpp_args=-g1")
-# Where there is no GPU, kernels are compiled for one generation of them; if one comes later, its driver
+# Without a GPU, kernels are compiled for one generation; if a GPU comes later, its driver
 # translates them.
 WITHOUT_GPU = ("-Dgpu_archs=75",)
 
@@ -66,7 +66,8 @@ def programs():
 
 
 def compile_programs(targets, plan):
-    """Whether it worked. A terminal sees ninja's own line, anything else one every 15 seconds."""
+    """Returns whether it worked. A terminal sees ninja's own line, anything else one every 15
+    seconds."""
     if sys.stdout.isatty():
         command = ("ninja", "-C", str(BUILD), "-j", str(CORES), *targets)
         with started(command) as ninja:

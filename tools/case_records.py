@@ -11,7 +11,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-ALL_SKIPPED = 77  # the exit status of a test of which every case was skipped, as Meson knows it
+ALL_SKIPPED = 77  # exit status of a test whose cases were all skipped, as Meson knows it
 
 # A skip counts as a failure unless its reason begins with one of these.
 ALLOWED_SKIPS = (
@@ -42,7 +42,7 @@ ALLOWED_SKIPS = (
 
 @dataclass(frozen=True)
 class Case:
-    """What became of one test case."""
+    """The outcome of one test case."""
 
     where: str  # "BUILD KIND", for instance "tsan unit"
     name: str
@@ -52,7 +52,7 @@ class Case:
 
 
 def judged(case):
-    """The case itself, or a failure where it was skipped for a reason that is not allowed."""
+    """The case itself, or a failure if it was skipped for a reason that is not allowed."""
     if case.status == "passed" or case.status == "failed":
         return case
     if case.status == "skipped" and case.reason.startswith(ALLOWED_SKIPS):
@@ -75,9 +75,9 @@ def read_events(log):
 def read_cases(where, log, ended, may_be_empty=False):
     """The cases of one executable: its record, and how its process ended ("" for status 0).
 
-    A case that started and never ended failed, by what ended the process. So did an executable
-    that ran no case (`may_be_empty`: unless it was asked for a tag), and one that ended badly
-    although every case in its record is well.
+    A case that started and never ended has failed; the reason is what ended the process. An
+    executable that ran no case has failed, too (`may_be_empty`: unless it was asked for a tag), and
+    so has one that ended badly although every case in its record is well.
     """
     cases, running = [], None
     for event in read_events(log):
@@ -94,7 +94,7 @@ def read_cases(where, log, ended, may_be_empty=False):
         reason = ended or "the process ended with status 0 in the middle of it"
         cases.append(Case(where, running, "failed", reason))
     if not cases and may_be_empty and ended in ("", "exited with status 2"):
-        return []  # Catch2 3 reports a filter that no case passes by status 2, Catch2 2 by 0
+        return []  # if no case passes a filter, Catch2 3 ends with status 2, Catch2 2 with 0
     if not cases:
         cases.append(Case(where, "(the executable)", "failed", ended or "it ran no test case"))
     if ended and all(case.status != "failed" for case in cases):
@@ -112,8 +112,8 @@ def line_of(case):
 
 
 def report(cases, slowest=10):
-    """The lines that close a run; what failed stands last, in front of the one line `N passed, N
-    failed, N skipped`, so that it survives where only the end of an output is kept."""
+    """The lines that close a run. The failures come last, just before the one line `N passed, N
+    failed, N skipped`, so that they survive where only the end of an output is kept."""
     lines = ["", f"Slowest {slowest} cases:"]
     by_time = sorted(cases, key=lambda case: -case.seconds)
     lines += [f"  {c.seconds:7.2f} s  {c.where}: {c.name}" for c in by_time[:slowest]]

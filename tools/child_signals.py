@@ -1,7 +1,8 @@
-"""Signals and the programs that this process starts: it leaves none behind, and they hear what is sent.
+"""Signals and child processes: none is left running, and each one receives the signals sent to it.
 
-What `nohup` and a shell's background jobs make a process ignore (SIGHUP; SIGINT and SIGQUIT), every
-program that it starts would ignore, too: what a test sends then has no effect.
+`nohup` and a shell's background jobs make a process ignore some signals (SIGHUP; SIGINT and
+SIGQUIT). Every program that it starts would ignore them, too: a test's signals would have no
+effect.
 """
 
 import signal
@@ -10,22 +11,22 @@ import sys
 import threading
 from contextlib import contextmanager
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # beside SIGINT, for which Python raises an exception itself
-# The end of the terminal is not this process's: it was started under nohup.
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # Python turns SIGINT into an exception itself
+# Under nohup, this process does not react to the end of the terminal.
 OUTLIVES_TERMINAL = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-PYTHONS = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these, and gives them back itself
+PYTHONS = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these, and restores them itself
 
 
 def end_by_exception():
-    """SIGTERM, and SIGHUP where it is not ignored, end this process by an exception, as Ctrl-C does:
-    so every `finally` runs, and ends what was started."""
+    """SIGTERM, and SIGHUP where it is not ignored, end this process by an exception, as Ctrl-C
+    does: so every `finally` runs, and ends what was started."""
     for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def keep_ignored_signals_here():
-    """This process goes on ignoring them; programs that it starts do not: a handler, unlike
+    """This process continues to ignore them; programs that it starts do not: a handler, unlike
     SIG_IGN, does not outlive the start of a program."""
     for number in signal.valid_signals() - PYTHONS:
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -34,7 +35,7 @@ def keep_ignored_signals_here():
 
 @contextmanager
 def signals_held():
-    """Signals come when this is left: an exception inside of Popen would lose its process."""
+    """Delays signals until the block ends: an exception inside of Popen would lose its process."""
     if threading.current_thread() is not threading.main_thread():
         yield  # no other thread gets any
         return
@@ -52,8 +53,9 @@ def signals_held():
 
 @contextmanager
 def started(command, **options):
-    """A process that has ended when this is left: it is asked to, and ends what it started itself.
-    Under nohup the terminal's end does not reach it: Ninja would heed that, though told to ignore it."""
+    """A process that has ended when the block ends: it is asked to, and ends what it started
+    itself. Under nohup the end of the terminal does not reach it: Ninja would react to that
+    although it ignores it."""
     process = None
     try:
         with signals_held():

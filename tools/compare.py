@@ -2,13 +2,13 @@
 """Train the stages side by side and print one table: `./lockstep run` and `./lockstep compare`.
 
 `run` prints the table; `compare` is the same and also keeps everything measured in
-build/comparison/, as JSON and as figures. Options not listed here go to every stage
+build/comparison/, as JSON and as figures. Options not listed here are passed to every stage
 (build/01-single-gpu/01-single-gpu --help lists them).
 
-What is compared is the same work: all stages train with the same options and the same order of
-samples (--order sampler). A stage whose default network is another one (stage 05: seed-bn) is
-compared with a further run of stage 01 on that network. A speed-up is shown where ten untimed
-steps (the stage's --baseline) proved that both train the same weights.
+All stages do the same work: they train with the same options and the same order of samples (--order
+sampler). A stage with another default network (stage 05: seed-bn) is compared with a further run of
+stage 01 on that network. A speed-up is shown where ten untimed steps (the stage's --baseline)
+proved that both train the same weights.
 """
 
 import datetime
@@ -30,7 +30,7 @@ from child_signals import end_by_exception, started
 from compare_options import Refused, arguments, parse_options, prepare_outputs
 from stages import label, path_of
 
-PROOF_STEPS = 10  # that --baseline compares; its timed runs are cut as short as they may be
+PROOF_STEPS = 10  # that --baseline compares; its timed runs are as short as possible
 TIMED_STEPS = 2
 TRACED_STEPS = 12
 
@@ -64,7 +64,7 @@ def run_program(program, words, quiet):
 
 
 def measured_run(program, words, quiet=False):
-    """Runs a stage; returns its exit status, why it failed, and its metrics (None if it did)."""
+    """Runs a stage; returns its exit status, why it failed, and its metrics (None if it failed)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.json"
         status, reason = run_program(program, [*words, "--metrics", str(path)], quiet)
@@ -77,7 +77,7 @@ def measured_run(program, words, quiet=False):
 
 
 def train(stage, options, **changes):
-    """A timed run, as it stands in the JSON file."""
+    """A timed run, in the form that the JSON file has."""
     words = arguments(options, **changes)
     print(f"== {stage}" + "".join(f" {value}" for value in changes.values()), flush=True)
     status, reason, metrics = measured_run(program_of(stage, options), words)
@@ -92,8 +92,8 @@ def complain(text):
 
 
 def stand_in_data(options, samples):
-    """For short runs that need no accuracy: images of the same size, made in no time. CIFAR-10's
-    images are larger, so those are read."""
+    """For short runs that need no accuracy: images of the same size, generated in no time.
+    CIFAR-10's images are larger, so those are read."""
     return options.data if options.data == "cifar10" else f"synthetic:{samples}:64"
 
 
@@ -112,26 +112,26 @@ def check_devices(options):
 # --- Comparing -----------------------------------------------------------------------------------
 
 def work_of(run):
-    """What a run trained: two runs of the same work have the same."""
+    """What a run trained: equal for two runs of the same work."""
     config = run["metrics"]["config"]
     return config["model"], config["order"]
 
 
 def find_reference(run, runs):
-    """The run of stage 01 that did the same work; None where there is none."""
+    """The run of stage 01 that did the same work; None if there is none."""
     return next((other for other in runs if other["stage"] == STAGE and other["metrics"]
                  and work_of(other) == work_of(run)), None)
 
 
 def add_missing_reference(run, runs, options):
-    """Trains with stage 01 what a stage trained, where that has not been done."""
+    """Trains with stage 01 the work of another stage's run, if that has not been done."""
     failed = any(other["stage"] == STAGE and other["status"] != 0 for other in runs)
     if STAGE in options.stages and not failed and find_reference(run, runs) is None:
         runs.append(train(STAGE, options, model=work_of(run)[0]))
 
 
 def prove(run, options):
-    """Whether a stage trains stage 01's weights: its --baseline's proof, and why there is none."""
+    """Whether a stage trains stage 01's weights: its --baseline's proof, or why there is none."""
     metrics = run["metrics"]
     changes = {"data": stand_in_data(options, PROOF_STEPS * metrics["batch_size"]),
                "model": metrics["config"]["model"], "epochs": 1, "max_steps": TIMED_STEPS}
@@ -159,7 +159,7 @@ def add_speed_up(run, runs, options):
 
 
 def trace_step(run, options):
-    """One step's timeline of a stage, from a short run; None where it cannot be had."""
+    """One step's timeline of a stage, from a short run; None if there is none."""
     metrics = run["metrics"]
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
@@ -225,7 +225,8 @@ def results_of(argv, runs):
 
 
 def write_whole(path, text):
-    """Writes a file beside its place and then gives it its name: it is whole, or what was there."""
+    """Writes a file under another name, then renames it: the file is whole, or is still the old
+    one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         beside.write_text(text)
@@ -272,6 +273,6 @@ if __name__ == "__main__":
         sys.exit(f"lockstep: {refusal}")
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read this has gone
+    except BrokenPipeError:  # the reader has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -17,7 +17,7 @@ ABSENT = (f"no figures, tables only: {NO_MATPLOTLIB}; tools/compare_figures.py d
           "the --json file")
 SYSTEM_PYTHON = "/usr/bin/python3"  # sees Debian's packages, which another python3 in PATH does not
 
-# Kinds of operations in a timeline: label, colour, words of which one is in the name.
+# Kinds of operations in a timeline: label, colour, words (the name contains one of them).
 MESSAGES = "copies and collectives"
 PRODUCTS = "convolutions and products"
 OTHER = "other operations"
@@ -31,7 +31,7 @@ COLOURS = {label: colour for label, colour, _ in KINDS}
 
 
 def version():
-    """Matplotlib's version, or None where there is none."""
+    """Matplotlib's version, or None if there is none."""
     try:
         import matplotlib
     except ImportError:
@@ -40,7 +40,7 @@ def version():
 
 
 def find_python():
-    """A python3 that has matplotlib: this one, or the system's; None where none has."""
+    """A python3 that has matplotlib: this one, or the system's; None if neither does."""
     if version():
         return sys.executable
     try:
@@ -51,8 +51,8 @@ def find_python():
 
 
 def use_matplotlib():
-    """Whether there is matplotlib. Where only another python3 has it, that one starts this program
-    anew in this one's place."""
+    """Whether matplotlib can be used. If only another python3 has it, that one restarts this
+    program in place of this process."""
     python = find_python()
     if python not in (None, sys.executable):
         os.execv(python, [python, *sys.orig_argv[1:]])
@@ -60,7 +60,7 @@ def use_matplotlib():
 
 
 def pyplot():
-    """Matplotlib set to draw SVG files that depend on nothing but what is drawn."""
+    """Matplotlib, set to draw SVG files that depend on nothing but their contents."""
     import matplotlib
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
@@ -126,7 +126,7 @@ def draw_bars(axes, row, bars, colours):
 
 
 def draw_timelines(plt, runs):
-    """One step of each run that has one; None where no run has."""
+    """One step of each run that has a timeline; None if no run has."""
     runs = [run for run in runs if run.get("step")]
     if not runs:
         return None
@@ -166,7 +166,8 @@ FIGURES = {"accuracy": draw_accuracy, "epoch-time": draw_epoch_time, "memory": d
 
 
 def draw(results, folder):
-    """Writes the figures that these results have; returns their paths. None without matplotlib."""
+    """Writes the figures for which there are results; returns their paths. None without
+    matplotlib."""
     runs = [run for run in results["runs"] if run["metrics"] and run["metrics"]["epoch_seconds"]]
     if not runs or not version():
         return []

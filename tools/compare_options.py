@@ -1,4 +1,4 @@
-"""What a comparison is asked for: the options of `./lockstep run` and `./lockstep compare`."""
+"""The options of `./lockstep run` and `./lockstep compare`."""
 
 import argparse
 import tempfile
@@ -31,7 +31,7 @@ def chosen_stages(text, existing):
 
 
 def require_folder(option, folder):
-    """Finds out before anything is trained that a file can be written there."""
+    """Makes sure that a file can be written there, before anything is trained."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
-END_OF_STEP = "sgd_update"  # the last operation of a step on the device that makes it
+END_OF_STEP = "sgd_update"  # the last operation of a step, on the device that updates
 WARM_UP = 2  # steps: they make plans and touch new memory
 
 
 def trace_files(path):
-    """The trace of a run: one file, and one beside it for every further rank, in rank order."""
+    """The trace of a run: one file, and another next to it for every further rank, in rank
+    order."""
     beside = Path(path).parent.glob(Path(path).name + ".rank*")
     return [Path(path), *sorted(beside, key=lambda file: int(file.name.rpartition(".rank")[2]))]
 
@@ -34,7 +35,7 @@ def read_lanes(path):
 
 def middle_step(lanes):
     """Begin and end of the step of median length, between the updates of the first device that
-    makes any; None where there are fewer than two."""
+    makes any; None if there are fewer than two."""
     for lane in lanes:
         ends = [end for _, end, name, _ in lane["slices"] if name == END_OF_STEP]
         steps = list(zip(ends, ends[1:]))

@@ -21,8 +21,8 @@ def call(command, cwd):
 
 
 def install_cuda_model(folder, root):
-    """Builds tests/cuda_model and installs it into `folder` as a toolkit; an error's output or "".
-    Who comes meanwhile waits, and finds it there."""
+    """Builds tests/cuda_model and installs it into `folder` as a toolkit; returns the output of an
+    error or "". Another caller waits meanwhile, and then finds it there."""
     folder.mkdir(exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -31,7 +31,7 @@ def install_cuda_model(folder, root):
 
 def install_cuda_model_alone(folder, root):
     build = folder / "build"
-    steps = [("meson", "install", "-C", str(build), "--only-changed")]  # nobody links again for nothing
+    steps = [("meson", "install", "-C", str(build), "--only-changed")]  # avoids relinking
     if not (build / "build.ninja").is_file():
         steps.insert(0, ("meson", "setup", str(build), str(root / "tests/cuda_model"),
                          f"--prefix={folder}", "--libdir=lib", "-Dbuildtype=release"))
@@ -45,7 +45,7 @@ def install_cuda_model_alone(folder, root):
 def configure(build, root):
     """Runs Meson unless the folder was configured with these options; returns an error's output."""
     folder = root / build.folder
-    # A student's open tasks leave parameters unused, and kernels that throw.
+    # A student's open tasks leave parameters unused, and their kernels throw.
     strict = "false" if (root / SOLUTIONS).is_dir() else "true"
     options = (f"-Dwerror={strict}", "-Dtests=enabled", f"-Dcpp_args={LINES}", *build.options)
     if build.cuda_model:
@@ -66,7 +66,7 @@ def configure(build, root):
 
 
 def targets_of(rows, folder):
-    """What rows need, as ninja names it."""
+    """What rows need, by ninja's names."""
     return sorted({os.path.relpath(target, folder) for row in rows for target in row.targets})
 
 
@@ -81,8 +81,8 @@ def compile_rows(build, rows, root, on_progress=None):
 
 
 def tsan_wrapper():
-    """The command to put before a TSan executable, or None where TSan cannot run: a kernel that
-    randomises addresses widely puts mappings where TSan's shadow must lie, unless `setarch -R`
+    """The command to put before a TSan executable, or None where TSan cannot run: if a kernel
+    randomises addresses widely, mappings end up where TSan's shadow must be, unless `setarch -R`
     stops it."""
     with tempfile.TemporaryDirectory() as folder:
         program = f"{folder}/probe"
@@ -90,7 +90,7 @@ def tsan_wrapper():
         subprocess.run(["c++", "-fsanitize=thread", "-pthread", "-x", "c++", "-", "-o", program],
                        input=source, text=True, capture_output=True)
         if not os.path.exists(program):
-            return ()  # no TSan in this compiler: the build's own error says it better
+            return ()  # no TSan in this compiler: the build's own error is clearer
         for wrapper in ((), ("setarch", platform.machine(), "-R")):
             if wrapper and not shutil.which(wrapper[0]):
                 continue

@@ -58,7 +58,7 @@ def nvcc():
 
 
 def header(name, *version_macros):
-    """The version that a header's macros give, and where it lies."""
+    """The version that a header's macros give, and where the header is."""
     folders = INCLUDE_FOLDERS + ([str(cuda_root() / "include")] if cuda_root() else [])
     for package in ("cudnn", "nccl"):  # as Python packages carry them
         folders += glob.glob(f"{sys.prefix}/lib/python3*/site-packages/nvidia/{package}/include")
@@ -71,7 +71,7 @@ def header(name, *version_macros):
 
 def macros(path, names):
     """Joins the numbers of `#define NAME number`, for instance 9.19.0; libraries keep them in the
-    header itself or in one beside it."""
+    header itself or in another one next to it."""
     beside = [*path.parent.glob("*version*.h*"), *path.parent.glob("config.h")]
     texts = [file.read_text(errors="replace") for file in [path, *beside]]
     found = []
@@ -130,7 +130,7 @@ def apt(package):
     return f"apt-get install {package}"
 
 
-# Heading, then per thing: name, what was found, what it adds, the command that gets it.
+# Heading, then for each thing: name, what was found, what it adds, the command that installs it.
 SECTIONS = [
     ("Machine", [
         ("processor", lambda: f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Draw one training step from a stage's trace, as SVG: `tools/draw_step.py TRACE FILE.svg`.
 
-TRACE is what a stage wrote with --trace; ranks' files beside it (TRACE.rank1, ...) are drawn below
-it. The step is the one of median length, or what --from and --to cut out of it. A bar is an
-operation, with --parts a layer, a micro-batch's pass (F0, B0) or a bucket; where it has the room it
-bears its name. Needs matplotlib."""
+TRACE is what a stage wrote with --trace; the other ranks' files next to it (TRACE.rank1, ...) are
+drawn below it. The step is the one of median length, or the part of it between --from and --to. A
+bar is an operation, or, with --parts, a layer, a micro-batch's pass (F0, B0) or a bucket. It has
+its name in it if there is room. Needs matplotlib."""
 
 import argparse
 import itertools
@@ -30,7 +30,7 @@ def outermost(layer):
 
 
 def kind_of_part(name, operations):
-    """What a range's operations do; outside of ranges there are messages and the rest."""
+    """What a range's operations do; outside of ranges there are messages and other operations."""
     if name.startswith("bucket"):
         return MESSAGES
     if not name:
@@ -66,7 +66,7 @@ def operations_of(slices):
 
 def add_names(axes, row, bars, milliseconds):
     """Writes the bars' names into them, where they fit."""
-    letters = INCHES * 72 * 0.85 / POINTS_PER_LETTER  # in the whole width
+    letters = INCHES * 72 * 0.85 / POINTS_PER_LETTER  # that fit into the whole width
     for begin, length, name, kind in bars:
         if length / milliseconds * letters > len(name):
             axes.text(begin + length / 2, row, name, ha="center", va="center", fontsize=6,

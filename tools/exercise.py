@@ -18,7 +18,7 @@ from coursework import (CourseworkError, SOLUTIONS, labs, run_command, solutions
 from coursework.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = ("tests/coursework/wrong/", "tests/coursework/test_")  # what knows the solutions
+LEFT_OUT = ("tests/coursework/wrong/", "tests/coursework/test_")  # files that know the solutions
 
 
 def say(text):
@@ -30,7 +30,7 @@ def check_target(target, root):
         raise CourseworkError(f"{root} is a student's tree: make another from the solved one")
     real = target.resolve()
     if real == root or root in real.parents:
-        raise CourseworkError(f"{target} lies inside of this repository, expected a folder outside")
+        raise CourseworkError(f"{target} is inside this repository, expected a folder outside")
     if not target.parent.is_dir():
         raise CourseworkError(f"there is no folder {target.parent}")
     if target.is_file():
@@ -40,7 +40,7 @@ def check_target(target, root):
 
 
 def choose_files(root, say):
-    """The files that a student's tree is made from: not those that may be the teacher's own."""
+    """The files that a student's tree is made from, without those that may be the teacher's own."""
     unknown = tree.list_unknown(root)
     told = [path for path in unknown if not path.startswith(LEFT_OUT)]
     if told:
@@ -49,7 +49,7 @@ def choose_files(root, say):
 
 
 def write_tree(root, files, tasks, target):
-    """Everything but the solutions: a copy of the files, those with tasks opened."""
+    """Writes everything but the solutions: a copy of the files, with the tasks in them opened."""
     with_tasks = {task.file for task in tasks}
     for path in files:
         if path.startswith(LEFT_OUT):
@@ -64,7 +64,7 @@ def write_tree(root, files, tasks, target):
 
 
 def exercise(root, target, workshop, say):
-    """Writes the tree beside its place and then gives it its name: it is whole or not there."""
+    """Writes the tree under another name, then renames it: the tree is whole or not there."""
     target = Path(os.path.abspath(target))
     check_target(target, root)
     tasks = table.load_tasks(root)

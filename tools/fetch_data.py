@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Find or fetch a data set: `./lockstep data fashion-mnist|mnist|cifar10|synthetic [--dir DIR]`.
 
-Addresses and checksums stand in tools/datasets.json. A file is downloaded next to its place,
-verified, and only then renamed: what carries a data set's name is whole, whatever happened.
-Exit status: 0 the data set is there, 1 it is not (one line on stderr says why).
+Addresses and checksums are in tools/datasets.json. A file is downloaded next to its place,
+verified, and only then renamed: a file with a data set's name is always whole. Exit status: 0 the
+data set is there, 1 it is not (one line on stderr says why).
 """
 
 import argparse
@@ -26,12 +26,12 @@ from child_signals import end_by_exception
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).resolve().parent / "datasets.json"
 TIMEOUT_SECONDS = 60
-SUMS = "SHA256SUMS"  # written beside the files of an unpacked archive, once it was verified
+SUMS = "SHA256SUMS"  # written next to the files of an unpacked archive, once it was verified
 CHUNK = 1 << 20
 
 
 class DataError(Exception):
-    """The data set cannot be had; the message is the one line to show."""
+    """The data set is not available; the message is the one line to show."""
 
 
 def digest(stream, algorithm):
@@ -59,7 +59,7 @@ def content_is_right(path, entry):
 
 
 def unpacked_is_right(folder, entry):
-    """Whether an archive's files lie in `folder` as they were when it was verified."""
+    """Whether an archive's files are in `folder`, unchanged since they were verified."""
     try:
         lines = (folder / SUMS).read_text().splitlines()
     except OSError:
@@ -79,7 +79,7 @@ def candidates(folder, entry):
 
 
 def is_present(folder, entry):
-    """Whether files of the right names are there; says nothing of their content."""
+    """Whether files of the right names are there; says nothing about their content."""
     if "unpack" in entry:
         return all((folder / name).is_file() for name in entry["unpack"])
     return bool(candidates(folder, entry))
@@ -179,7 +179,7 @@ def fetch(entry, base_url, folder):
 
 
 def provide(name, data_set, directory, unless_present):
-    """Finds the data set or fetches what is missing of it; prints where it lies."""
+    """Finds the data set or fetches the missing part; prints where it is."""
     files = data_set["files"]
     for folder in search_folders(name, data_set, directory):
         if unless_present and all(is_present(folder, entry) for entry in files):
@@ -230,7 +230,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    end_by_exception()  # so that `finally` clears up
+    end_by_exception()  # so that `finally` cleans up
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lay out the C++ and CUDA sources with clang-format: `./lockstep format [--check] [FILE...]`.
 
-.clang-format says how. Versions of clang-format differ in details, so one decides: 19, which
+.clang-format sets the style. Versions of clang-format differ in details, so one decides: 19, which
 Debian 12 and 13 both have.
 """
 

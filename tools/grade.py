@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Build a student's tree and grade its tasks: `./lockstep grade [DIR] [TASK]`.
 
-Each task is graded by itself: those that are not graded run from the prebuilt solutions. The exit
-status is 0 if all graded tasks passed, 1 if not, 2 if there was nothing to grade or no way to
+Each task is graded by itself: all others run from the prebuilt solutions. The exit status is 0 if
+all graded tasks passed, 1 if not, 2 if there was nothing to grade or no way to do so
 (docs/coursework.md).
 """
 
@@ -24,7 +24,7 @@ TASK = re.compile(r"\d\d(\.\d+)?")
 
 
 class Grader:
-    """Grades the tree `folder`. Table, tests and solutions are those of `root`, where this has
+    """Grades the tree `folder`. Table, tests and solutions are those of `root`, if this has
     solutions (a teacher's copy of the tree), else the student's own."""
 
     def __init__(self, root, folder, workshop, say, races=True):
@@ -86,7 +86,7 @@ class Grader:
         if verdict.status != FAILED or race:
             return verdict
         line = table.open_line(self.students_text(task), task.file, task.id)
-        if line:  # whatever came of it: what was thrown may be lost or imitated
+        if line:  # whatever became of it: the exception may be lost or imitated
             return Verdict(task.id, task.name, OPEN, task.points, file=task.file, line=line)
         if verdict.how == "crash" and self.changed_headers:
             verdict.text += (f"; the prebuilt solutions were compiled with "
@@ -153,15 +153,15 @@ class Grader:
         return broken
 
     def does_not_compile(self, task, output):
-        """The verdict, with the compiler's first words: of the task's own file, if it has any.
-        Raises CourseworkError where it says nothing of the sources."""
+        """The verdict, with the compiler's first words: about the task's own file, if there are
+        any. Raises CourseworkError if they say nothing about the sources."""
         verdict = Verdict(task.id, task.name, FAILED, task.points, how="compile")
         errors, undefined = self.places(ERROR, output), UNDEFINED.search(output)
         if errors:
             own = [error for error in errors if error[0] == task.file]
             verdict.file, verdict.line, text = (own or errors)[0]
             verdict.text = cut(text)
-            if verdict.file.startswith("/"):  # a library's header: who asked for it?
+            if verdict.file.startswith("/"):  # a library's header: who included it?
                 asked = [place for place in self.places(REQUIRED, output) if place[0][0] != "/"]
                 asked.sort(key=lambda place: place[0] != task.file)
                 verdict.file, verdict.line, _ = (asked or errors)[0]
@@ -173,13 +173,13 @@ class Grader:
         return verdict
 
     def places(self, pattern, output):
-        """File in the tree, line and text of all that the compiler said in this way."""
+        """File in the tree, line and text of all compiler messages of this form."""
         return [(self.workshop.path_in_tree(said["file"]), int(said["line"]), said["text"])
                 for said in pattern.finditer(output)]
 
 
 def last_words(output):
-    """The last line, but for those that follow every failure."""
+    """The last line, except for those that follow every failure."""
     follows = ("FAILED: ", "collect2: ", "compilation terminated", "ninja: ")
     lines = [line.strip() for line in output.split("\n") if not line.startswith(follows)]
     return next(filter(None, reversed(lines)), "nothing was said")
@@ -191,7 +191,7 @@ def no_such_task(word, tasks):
 
 
 def failed_edges(output):
-    """What was written about each target that Ninja could not make, by the target."""
+    """The output for each target that Ninja could not make, by target."""
     parts = re.split(r"^(?=FAILED: |\[\d+/\d+\] )", output, flags=re.MULTILINE)
     return {match[1]: part for part in parts if (match := FAILED_EDGE.match(part))}
 
@@ -213,7 +213,7 @@ def parse_options(argv, root):
 
 
 def sort_words(words, root):
-    """The tree that is meant, and the tasks or stages."""
+    """The tree, and the tasks or stages, that the words mean."""
     chosen = [word for word in words if TASK.fullmatch(word)]
     folders = [word for word in words if word not in chosen]
     for word in folders:
@@ -229,7 +229,7 @@ def sort_words(words, root):
 
 
 def clear_json(path):
-    """No verdicts of before stay; a place where none can be written is found before grading."""
+    """Removes earlier verdicts; if none can be written there, that is found out before grading."""
     if path.is_dir() or not path.resolve().parent.is_dir():
         raise CourseworkError(f"--json {path}: expected a file's name in a folder that is there")
     if path.is_file() or not path.exists():  # not a terminal or a pipe
@@ -242,7 +242,7 @@ def say(text):
 
 
 def grade(options, root):
-    """Grades and tells it. Returns whether all passed."""
+    """Grades and reports. Returns whether all passed."""
     begin = time.monotonic()
     if options.json:
         clear_json(options.json)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Run clang-tidy on the product's sources: `./lockstep lint [FILE...]`.
 
-.clang-tidy says what is looked for; any finding makes the exit status 1. Nothing is compiled: Meson
-writes the compile commands into build-lint/. Headers are seen through the sources that include them;
-the CUDA backend with the headers of tests/cuda_model, so that no toolkit is needed.
+.clang-tidy says what to look for; any finding makes the exit status 1. Nothing is compiled: Meson
+writes the compile commands into build-lint/. Headers are seen through the sources that include
+them; the CUDA backend with the headers of tests/cuda_model, so that no toolkit is needed.
 """
 
 import argparse
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-lint"
 CORES = len(os.sched_getaffinity(0))
 OPTIONS = ("-Dtests=disabled", "-Dcuda=disabled")
-# What the sources of the CUDA backend need besides: without CUDA no compile command names them, and
-# clang-tidy takes that of a neighbour.
+# What the sources of the CUDA backend need in addition: without CUDA no compile command names them,
+# and clang-tidy takes that of a similar file.
 FOR_CUDA = (f"-isystem{ROOT}/tests/cuda_model/include", '-DLOCKSTEP_CUDA_LIBRARY=""',
             '-DLOCKSTEP_NCCL_LIBRARY=""')
 FINDING = re.compile(r"^\S+:\d+:\d+: (?:warning|error): ")
@@ -29,7 +29,7 @@ COUNTS = re.compile(r"^\d+ warnings?( and \d+ errors?)? (generated|treated as er
 
 
 def product_files():
-    """The sources that the lint is about: those of common/ and of the stages."""
+    """The sources to lint: those of common/ and of the stages."""
     return sorted(path.relative_to(ROOT) for folder in (ROOT / "common", *ROOT.glob("0[1-9]-*"))
                   for path in folder.rglob("*.cpp"))
 
@@ -56,7 +56,7 @@ def configure():
 
 
 def lint(program, path):
-    """What clang-tidy says about a file: its findings, each with its notes, and its status."""
+    """Runs clang-tidy on a file; returns its findings, each with its notes, and its status."""
     done = subprocess.run(
         [program, "--quiet", "-p", str(BUILD), *(f"--extra-arg={word}" for word in FOR_CUDA),
          str(ROOT / path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)

@@ -1,7 +1,8 @@
-"""Ninja with an eye on the clock: what it will do, how far it is and how long is left.
+"""Ninja with progress: what it will do, how far it is and how long is left.
 
-A step's work is what `.ninja_log` says it took last time, in seconds of one core. A step that was never
-done is taken for one of its kind. While ninja runs, its own speed corrects the estimate.
+A step's work is what `.ninja_log` says it took last time, in seconds of one core. A step that was
+never done is assumed to take as long as others of its kind. While ninja runs, its own speed
+corrects the estimate.
 """
 
 import os
@@ -15,10 +16,10 @@ from pathlib import Path
 from child_signals import started
 
 CORES = len(os.sched_getaffinity(0))
-# Seconds of one core where nothing is known, of a compiler (which is given several sources as one) and of
-# any other step: an AMD EPYC's, in 2026.
+# Seconds of one core if nothing is known, of a compiler (which is given several sources as one) and
+# of any other step; measured on an AMD EPYC in 2026.
 COMPILING, OTHER = 8.0, 0.5
-TRUST = 15  # seconds for which the estimate made before counts against what is measured
+TRUST = 15  # seconds for which the earlier estimate counts against what is measured
 TICK = 1.0  # seconds between two looks at the clock while no step ends
 STEP = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 NOTHING_TO_DO = "no work to do"
@@ -61,7 +62,7 @@ def is_compiling(step):
 
 
 def durations(folder):
-    """Seconds that each file took when it was made last; empty where nothing was."""
+    """Seconds that making each file took last time; empty if nothing was made."""
     try:
         lines = (Path(folder) / ".ninja_log").read_text(errors="replace").splitlines()
     except OSError:
@@ -71,12 +72,12 @@ def durations(folder):
 
 
 def environment():
-    """Ninja's lines in the form that STEP reads, whatever the caller likes to see."""
+    """Makes Ninja print its lines in the form that STEP reads, whatever the caller prefers."""
     return {**os.environ, "NINJA_STATUS": "[%f/%t] "}
 
 
 class Clock:
-    """Follows ninja's lines; says how far it is."""
+    """Follows ninja's lines; reports how far it is."""
 
     def __init__(self, plan, jobs):
         self.plan, self.jobs = plan, jobs
@@ -95,10 +96,11 @@ class Clock:
         elapsed = time.monotonic() - self.begin
         done = self.work_done / self.jobs
         rest = max(self.plan.seconds(self.jobs) - done, 0)
-        # A step under way counts when it ends; until then for half of one, if that much time passed.
+        # A running step counts when it ends; until then as half a step, if that much time has
+        # passed.
         step = self.plan.work / max(len(self.plan.steps), 1)
         under_way = min(elapsed, step / 2, rest / 2)
-        slower = (TRUST + elapsed) / (TRUST + done + under_way)  # than was expected
+        slower = (TRUST + elapsed) / (TRUST + done + under_way)  # than expected
         left = (rest - under_way) * slower if self.done < self.total else 0
         return Progress(self.done, self.total, elapsed, left)
 
@@ -135,7 +137,7 @@ def timed_lines(stream):
 
 
 def failure(output):
-    """What ninja wrote from its first failed step on: all of it where none is named."""
+    """Ninja's output from its first failed step on; all of it if no step is named."""
     lines = [line for line in output.splitlines(keepends=True)
              if not line.startswith("ninja: Entering directory")]
     failed = [place for place, line in enumerate(lines) if line.startswith("FAILED: ")]
@@ -143,7 +145,8 @@ def failure(output):
 
 
 class Lines:
-    """Says how far a build is, a line every `every` seconds: where no terminal shows ninja's own."""
+    """Prints how far a build is, a line every `every` seconds, if no terminal shows ninja's own
+    line."""
 
     def __init__(self, say, every=15):
         self.say, self.every, self.next = say, every, every

@@ -1,7 +1,8 @@
 """How far `./lockstep test` is, and about how long is left: a line every 15 s.
 
-What each build and each row takes is known from the last run (.cache/test-times.json), before the
-first one from tools/test_times.json, which was measured on two cores. The pace so far corrects it.
+The times of each build and each row come from the last run (.cache/test-times.json), or, before the
+first run, from tools/test_times.json, which was measured on two cores. The pace so far corrects
+them.
 """
 
 import json
@@ -13,8 +14,8 @@ from pathlib import Path
 from ninja_progress import CORES, in_words
 
 SHIPPED = Path(__file__).resolve().parent / "test_times.json"
-UNKNOWN = {"compile": 200.0, "row": 5.0}  # seconds, of what is new
-TRUST = 30  # seconds for which the estimate made before counts against the pace
+UNKNOWN = {"compile": 200.0, "row": 5.0}  # seconds, for what is new
+TRUST = 30  # seconds for which the earlier estimate counts against the pace
 
 
 class Times:
@@ -39,7 +40,7 @@ class Times:
 
 
 class Progress:
-    """Follows the steps of a run. Threads tell it what begins and ends."""
+    """Follows the steps of a run. Threads report what begins and ends."""
 
     def __init__(self, times, say, every=15):
         self.times, self.say, self.every = times, say, every
@@ -48,14 +49,14 @@ class Progress:
         self.waiting, self.running, self.done = {}, {}, 0.0  # seconds of work, by step
 
     def plan(self, steps, work=None):
-        """Steps that are to come; `work`, where it is known better than from earlier runs."""
+        """Adds future steps; `work`, if it is known better than from earlier runs."""
         with self.lock:
             self.waiting.update({step: self.times.of(step) if work is None else work
                                  for step in steps})
 
     @contextmanager
     def step(self, name, cores=1):
-        """One step under way: on `cores`, as its work is counted. What it gives is to be called with
+        """One step under way: on `cores`, as its work is counted. Yields a function to call with
         words, and the share of the step that is done."""
         begin = time.monotonic()
         with self.lock:
@@ -83,7 +84,7 @@ class Progress:
                     f"about {in_words(slower * left / CORES)} left")
 
     def follow(self):
-        """Says a line from time to time, until the run is over."""
+        """Prints a line from time to time, until the run is over."""
         while not self.over.wait(self.every):
             self.say(self.line())
 

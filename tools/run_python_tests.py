@@ -32,7 +32,8 @@ class RecordingResult(unittest.TextTestResult):
                seconds=time.monotonic() - self.begin)
 
     def fail_by(self, error):
-        """The case failed; of several errors the first is told, by the first line that says anything."""
+        """The case failed; of several errors the first is reported, by the first line that says
+        anything."""
         words = [line for line in str(error[1]).splitlines() if line.strip()]
         self.reason = self.reason or (words[0] if words else error[0].__name__)
         self.status = "failed"
@@ -86,7 +87,8 @@ def main(argv):
     loader = unittest.TestLoader()
     if options.k:
         loader.testNamePatterns = [f"*{text}*" for text in options.k]
-    # As Ctrl-C: what a case started is ended by its `finally`. unittest takes SystemExit for a failure.
+    # As with Ctrl-C: what a case started is ended by its `finally`. unittest takes SystemExit for a
+    # failure.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     keep_ignored_signals_here()
     folder, pattern = options.path, "test_*.py"

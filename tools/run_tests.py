@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Build everything and run every test: `./lockstep test [--full] [KIND, STAGE or TAG]`.
 
-The tests are those of `meson test --list`, in four builds (BUILDS). While one build compiles, the tests
-of the one before run. Cases are counted over all executables and builds (tools/case_records.py says
-how); the last line is `N passed, N failed, N skipped`, and the exit status is 1 if anything failed.
+The tests are those of `meson test --list`, in four builds (BUILDS). While one build compiles, the
+tests of the previous one run. Cases are counted over all executables and builds
+(tools/case_records.py says how); the last line is `N passed, N failed, N skipped`, and the exit
+status is 1 if anything failed.
 """
 
 import argparse
@@ -27,25 +28,26 @@ from run_progress import Progress, Times
 from suites import Build, parts, read_rows, refusal, select
 
 ROOT = Path(__file__).resolve().parent.parent
-TAIL_LINES = 60  # of the output of what failed
+TAIL_LINES = 60  # of the output of a failure
 FULL_FACTOR = 10  # --full repeats the random campaigns, so every deadline grows
 
-# A room's sources are compiled as one, which takes half as long. A missing #include is found
-# where each is compiled alone: by a case of tests/tools in --full.
+# A room's sources are compiled as one, which takes half as long. A case of tests/tools in --full
+# compiles each alone and so finds a missing #include.
 UNITY = ("-Dunity=on", "-Dunity_size=40")
-# Optimised as far as a debugger likes it: compiles as fast as without, and runs faster. Kernels are
-# optimised in all builds, and under --full the first is as a user's.
+# Optimised as far as debugging allows: compiles as fast as without, and runs faster. Kernels are
+# optimised in all builds, and under --full the first build is like a user's.
 QUICK = ("-Doptimization=g", *UNITY)
 SANITIZED = ("-Dcpu_engine=reference", *QUICK)
 
-# Checks of UndefinedBehaviorSanitizer that take a third of that build's time are left out: of pointers,
-# as AddressSanitizer stops where a wrong one is used, and vptr, casts to a wrong class.
+# Left out are the checks of UndefinedBehaviorSanitizer that take a third of that build's time: of
+# pointers, as AddressSanitizer stops where a wrong one is used, and vptr, casts to a wrong class.
 WITHOUT = "-fno-sanitize=null,object-size,pointer-overflow,vptr"
 
 CUDA_MODEL = "build-cuda-model"
 
-# Warnings are errors in all of these builds, which is why the first is not `build/`: nobody's own change
-# may fail on a warning in `lockstep run`. Which tests a build has is said in tests/*/meson.build.
+# Warnings are errors in all of these builds, which is why the first is not `build/`: a user's own
+# change must not fail on a warning in `lockstep run`. tests/*/meson.build says which tests a build
+# has.
 BUILDS = (
     Build("default", "build-test", ("-Dgpu_archs=75", *QUICK), full_options=("-Doptimization=2",)),
     Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Ddebug=false", *QUICK)),
@@ -59,14 +61,14 @@ BUILDS = (
 # --- Running -------------------------------------------------------------------------------------
 
 def how_it_ended(status):
-    """A process' end in words, "" where all was well, if only because all cases were skipped."""
+    """How a process ended, in words; "" if all was well, or if all cases were skipped."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return "" if status in (0, ALL_SKIPPED) else f"exited with status {status}"
 
 
 class Running:
-    """The processes of a run, so that one that is interrupted can end them. It starts none then."""
+    """The processes of a run: an interrupted run can end them, and then starts no more."""
 
     def __init__(self):
         self.processes, self.over, self.lock = set(), False, threading.Lock()
@@ -101,15 +103,15 @@ def run_process(command, cwd, environment, deadline, running=None):
             ended = f"ran past its deadline of {deadline:.0f} s"
             ask_to_end([process])
         finally:
-            kill_group(process)  # whatever it started, too
+            kill_group(process)  # and everything that it started
             running.processes.discard(process)
         output.seek(0)
         return ended, output.read()
 
 
 def ask_to_end(processes, patience=5):
-    """Lets these processes end what they started in sessions of their own, which killing their groups
-    does not reach. Waits `patience` seconds for them."""
+    """Lets these processes end what they started in sessions of their own, which killing their
+    groups does not reach. Waits `patience` seconds for them."""
     for process in processes:
         send(process, signal.SIGTERM)
     give_up = time.monotonic() + patience
@@ -148,9 +150,10 @@ class Run:
             print(text, flush=True)
 
     def execute(self, builds):
-        """Fills self.cases: helpers run tests while this thread compiles, then there is one more. They
-        are more than the cores could serve, as many tests wait for something. This thread, which a
-        signal interrupts, starts no tests: one that it was just starting would be left behind."""
+        """Fills self.cases: helpers run tests while this thread compiles; afterwards there is one
+        more helper. There are more helpers than cores, as many tests wait for something. This
+        thread, which a signal interrupts, starts no tests: one that it was just starting would be
+        left running."""
         self.progress.plan(f"compile {build.name}" for build in builds)
         helpers = [threading.Thread(target=self.work, daemon=True) for _ in range(CORES + 1)]
         for helper in helpers[1:]:
@@ -165,8 +168,8 @@ class Run:
                 helper.join()
 
     def prepare(self, build):
-        """Compiles what a build's rows need and queues them, or records why they cannot run. What
-        needs nothing compiled is queued before."""
+        """Compiles what a build's rows need and queues them, or records why they cannot run. Rows
+        that need nothing compiled are queued earlier."""
         begin = time.monotonic()
         with self.progress.step(f"compile {build.name}", CORES) as how_far:
             error = configure(build, self.root)
@@ -199,8 +202,8 @@ class Run:
             self.jobs.put((build, row, wrapper))
 
     def without_gpu(self, build, rows):
-        """These rows but those of kind gpu where there is no GPU: their large program would skip all
-        cases. On the CUDA model they run."""
+        """These rows, without those of kind gpu if there is no GPU: their large program would skip
+        all cases. On the CUDA model they run."""
         gpu, why_none = find_gpu()
         if build.cuda_model or gpu or "LOCKSTEP_NEEDS_GPU" in os.environ:
             return rows
@@ -219,9 +222,9 @@ class Run:
                 self.cases.append(Case(where, "(its record)", "failed", f"unreadable: {error!r}"))
 
     def environment(self, row, log):
-        """What a row's process is told."""
+        """The environment of a row's process."""
         told = {**os.environ, **row.environment, "LOCKSTEP_TEST_LOG": str(log)}
-        told.pop("LOCKSTEP_FULL", None)  # --full decides, not who calls
+        told.pop("LOCKSTEP_FULL", None)  # --full decides, not the caller
         return {**told, "LOCKSTEP_FULL": "1"} if self.full else told
 
     def run_row(self, build, row, wrapper):

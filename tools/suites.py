@@ -1,7 +1,7 @@
-"""Which tests there are, and which of them a run takes.
+"""Which tests there are, and which of them a run includes.
 
-Meson knows them: a build's tests are those of `meson test --list`, each with its suites (a kind, and
-the room or stage that it is about), its command and what has to be compiled for it.
+Meson knows them: a build's tests are those of `meson test --list`, each with its suites (a kind,
+and the room or stage that it is about), its command and what has to be compiled for it.
 """
 
 import json
@@ -14,16 +14,16 @@ from stages import all_stages
 
 KINDS = ("unit", "equivalence", "parity", "convergence", "faults", "gpu", "coursework", "tools",
          "readme")
-WAITS_FOR_FULL = "full"  # the suite of what only `./lockstep test --full` runs
+WAITS_FOR_FULL = "full"  # the suite of tests that only `./lockstep test --full` runs
 INCLUDED = re.compile(r'^#include ?[<"](.+)[>"]$', re.M)
 TAGS = re.compile(r'"((?:\[[a-z][\w.]*\])+)"')  # of a Catch2 case
 
 
 @dataclass(frozen=True)
 class Build:
-    """A build folder and the Meson options that make it. Under --full `full_options` come behind the
-    others. With `cuda_model` the CUDA backend is built against tests/cuda_model, installed into that
-    folder."""
+    """A build folder and the Meson options that make it. Under --full `full_options` come after the
+    others. With `cuda_model` the CUDA backend is built against tests/cuda_model, installed into
+    that folder."""
 
     name: str
     folder: str
@@ -34,7 +34,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Row:
-    """A test of Meson's: one run of an executable or script, which has many cases."""
+    """One of Meson's tests: one run of an executable or script, which has many cases."""
 
     name: str
     suites: frozenset
@@ -47,7 +47,7 @@ class Row:
 
 
 def sources_of(target):
-    """A target's sources. Where several are compiled as one Meson names only the file that it made,
+    """A target's sources. If several are compiled as one, Meson names only the file that it made,
     which includes them."""
     for group in target["target_sources"]:
         yield from group.get("sources", [])
@@ -57,7 +57,8 @@ def sources_of(target):
 
 
 def rows_of(tests, targets):
-    """The rows in what `meson introspect --tests --targets` says, those of high priority first."""
+    """The rows in the output of `meson introspect --tests --targets`, those of high priority
+    first."""
     made = {target["id"]: target for target in targets}
     by_file = {name: target for target in targets for name in target["filename"]}
     rows = []
@@ -79,10 +80,10 @@ def read_rows(folder):
     return rows_of(told["tests"], told["targets"])
 
 
-# --- A part of them -------------------------------------------------------------------------------
+# --- Choosing a part ------------------------------------------------------------------------------
 
 def stages(root):
-    """Their numbers."""
+    """The numbers of the stages."""
     return sorted({stage[:2] for stage in all_stages(Path(root))})
 
 
@@ -130,7 +131,7 @@ def with_tag(row, tag):
 
 
 def select(rows, part, full, root):
-    """The rows that a run takes: of a kind, a stage or a tag, or all (`part` is None)."""
+    """The rows that a run includes: of a kind, a stage or a tag, or all (`part` is None)."""
     chosen = [row for row in rows if full or WAITS_FOR_FULL not in row.suites]
     if part is None:
         return chosen

@@ -3,7 +3,7 @@
 A field that a run does not report shows as "-".
 """
 
-# What a device does while it does not compute, by the phases that stages 02 and 03 report.
+# What a device does when it does not compute, by the phases that stages 02 and 03 report.
 WAITING_PHASES = ("scatter", "replicate", "gather", "reduce", "send", "wait")
 MOST_DEVICES = 4  # whose memory is listed one by one
 
@@ -38,16 +38,16 @@ def share_of_phases(phases):
 
 def communication_share(metrics):
     """The part of a step, 0 to 1, in which a device does not compute, because it moves data or
-    waits for that of others; None where the run does not measure it. Of rank 0 in stages of
-    several processes (gradients, and the exchanges of SyncBatchNorm), of device 0 in stage 02, the
-    mean over the devices in stage 03."""
+    waits for other devices; None if the run does not measure it. In stages of several processes it
+    is rank 0's (gradients, and the exchanges of SyncBatchNorm), in stage 02 device 0's, in stage 03
+    the mean over the devices."""
     if len(metrics.get("devices") or []) == 1:
         return 0.0
     if "per_step_seconds" in metrics:
         step = metrics["per_step_seconds"]
         whole = step["compute"] + step["exposed_communication"]
         waiting = step["exposed_communication"] + metrics.get("batch_norm", {}).get(
-            "seconds_per_step", 0)  # which lies within compute
+            "seconds_per_step", 0)  # which is part of compute
         return waiting / whole if whole > 0 else None
     if "phase_seconds" in metrics:
         return share_of_phases(metrics["phase_seconds"])
@@ -56,7 +56,7 @@ def communication_share(metrics):
 
 
 def peak_memory(metrics):
-    """MiB of every device; of many, of the fullest: the one that decides whether a model fits."""
+    """MiB of every device; if there are many, of the fullest: it decides whether a model fits."""
     peaks = [f"{peak / 2**20:.1f}" for peak in metrics.get("peak_memory_bytes") or []]
     if len(peaks) > MOST_DEVICES:
         return f"at most {max(peaks, key=float)} MiB"

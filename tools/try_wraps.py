@@ -2,9 +2,9 @@
 """Builds and runs a stage with nothing but the libraries of subprojects/*.wrap.
 
 The wraps name archives on hosts that not every machine reaches. Debian's source packages have the
-same releases or near ones; from them this makes what `subprojects/` would be with these archives in
-its packagecache, and runs tests/tools/test_wraps.py with it. Where an archive's bytes differ from the
-recorded ones, the copy's wrap carries its version and hash; the project's own wraps stay as they are.
+same releases or near ones. From them this script makes a `subprojects/` with these archives in its
+packagecache, and runs tests/tools/test_wraps.py with it. If an archive's bytes differ from the
+recorded ones, the copy's wrap gets its version and hash; the project's own wraps stay as they are.
 
     tools/try_wraps.py [--mirror URL] [--folder DIR]
 """
@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"CLI11": "cli11", "catch2": "catch2", "fmt": "fmtlib", "nlohmann_json": "nlohmann-json3"}
 SUITES = ("stable", "unstable", "experimental")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-# What the JSON library's own archive of headers has, of its sources.
+# The files in the JSON library's own archive of headers, out of its sources.
 HEADERS = ("include", "single_include", "meson.build", "LICENSE.MIT")
-# Debian leaves CLI11's meson.build out; this does what the library's own does for us.
+# Debian leaves CLI11's meson.build out; this one does the same for us.
 MESON = """project('{name}', 'cpp', version: '{version}')
 meson.override_dependency('{name}',
   declare_dependency(include_directories: include_directories('include')))
@@ -97,14 +97,15 @@ class Apt:
                               env={**os.environ, "APT_CONFIG": str(self.folder / "apt.conf")})
 
     def update(self):
-        """Reads the lists that the mirror has; what is in none of them is told later."""
+        """Reads the lists that the mirror has; packages that are in none of them are reported
+        later."""
         self.call("apt-get", "update")
 
     def sources(self, package):
         return read_sources(self.call("apt-cache", "showsrc", "--only-source", package).stdout)
 
     def download(self, source):
-        """The archive's path, or None where the mirror lacks it or has another."""
+        """The archive's path, or None if the mirror lacks it or has another."""
         self.call("apt-get", "source", "--download-only", "--tar-only",
                   f"{source.package}={source.full_version}")
         path = self.folder / source.archive
@@ -168,7 +169,7 @@ def change_version(path, old, new):
 
 
 def fill_in(folder, stem, source, archive):
-    """Gives the copy of subprojects/ this library; returns how near it is to the recorded one."""
+    """Adds this library to the copy of subprojects/; returns how near it is to the recorded one."""
     path = folder / f"{stem}.wrap"
     wrap = read_wrap(path)
     recorded, wanted = wrap["wrap-file"]["source_hash"], wrap_version(wrap)

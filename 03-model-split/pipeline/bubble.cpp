@@ -1,7 +1,7 @@
-// Measures the bubble: pipelines of equal layers, beside the formula (p-1)/(m+p-1).
+// Measures the bubble: pipelines of equal layers, compared with the formula (p-1)/(m+p-1).
 //
-// A real network cannot be cut into stages that take equally long, which is what the formula is
-// about. This one has equal layers: convolutions, or, for more stages than the machine has cores,
+// The formula assumes stages that take equally long; a real network cannot be cut into such stages.
+// This network has equal layers: convolutions, or, for more stages than the machine has cores,
 // layers that only sleep.
 
 #include <fmt/ranges.h>
@@ -37,7 +37,7 @@ struct BubbleOptions {
   std::string metrics;
 };
 
-/// Takes no core, only time: `ms` for a whole batch forward, twice that backward.
+/// Takes time but no core: `ms` for a whole batch forward, twice that backward.
 class Sleep final : public Module {
  public:
   explicit Sleep(double ms) : ms_(ms) {}
@@ -57,8 +57,8 @@ class Sleep final : public Module {
   double ms_;
 };
 
-/// What the network looks at: noise, as large as one layer's activation, so that the first layer is
-/// like the others.
+/// The network's input: noise, as large as one layer's activation, so that the first layer is like
+/// the others.
 Dataset noise(const BubbleOptions& options) {
   Dataset set;
   set.height = set.width = options.sleep_ms > 0 ? 2 : 14;
@@ -71,7 +71,7 @@ Dataset noise(const BubbleOptions& options) {
   return set;
 }
 
-/// kLayers equal layers, and a small end that makes scores of what comes out of them.
+/// kLayers equal layers, and a small last part that turns their output into scores.
 Layers equal_layers(const Dataset& set, double sleep_ms) {
   Layers layers;
   const auto add = [&](const std::string& name, std::unique_ptr<Module> layer) {
@@ -91,7 +91,7 @@ Layers equal_layers(const Dataset& set, double sleep_ms) {
   return layers;
 }
 
-/// What one pipeline did.
+/// The measurements of one pipeline.
 struct Measurement {
   double step_seconds, bubble;
   std::vector<int64_t> peak_memory_bytes;  // per device

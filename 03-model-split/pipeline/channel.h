@@ -1,5 +1,5 @@
 #pragma once
-// The way of activations, or of gradients, from one stage of a pipeline to its neighbour.
+// How activations, or gradients, get from one stage of a pipeline to its neighbour.
 
 #include <optional>
 #include <vector>
@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-/// A ring of places in the receiver's memory. The sender's stream copies into it and goes on; it
-/// waits only where the receiver has not yet emptied the place. First in, first out.
+/// A ring of places in the receiver's memory. The sender's stream copies into a place and
+/// continues; it waits only if the receiver has not yet emptied the place. First in, first out.
 class Channel {
  public:
-  /// `places` tensors may be under way or in use at the same time.
+  /// At most `places` tensors may be under way or in use at the same time.
   Channel(Stream from, Stream to, size_t places) : from_(from), to_(to), ring_(places) {}
   ~Channel();
   Channel(const Channel&) = delete;
@@ -23,7 +23,7 @@ class Channel {
   bool can_receive() const { return received_ < sent_; }
 
   /// Enqueues on the sender's stream that it waits until the next place has been emptied. send()
-  /// does that too; by itself it lets the wait be timed.
+  /// does that too; a separate call lets the wait be timed.
   void await_place();
   /// Enqueues on the sender's stream a copy of x [n,...], of the sender's, into the next place, as
   /// soon as that has been emptied, and notes the event that receive() makes the receiver wait for.

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// Where every way to balance stops: a stage for every layer.
+/// The limit of every way to balance: at most one stage per layer.
 void require_stages(int stages, size_t layers) {
   require(stages >= 1 && static_cast<size_t>(stages) <= layers,
           "--split: {} stages of {} layers, expected 1 to {}; name fewer devices", stages, layers,
@@ -51,7 +51,7 @@ std::vector<LayerCost> probe_layers(const Layers& layers, const Shape& images, S
   constexpr int kRuns = 3;  // the first one warms up
   Context context(stream);
   context.state().copy_from_host({StepState{}});  // dropout reads it
-  context.facts.update_running = false;           // nor is this training that counts
+  context.facts.update_running = false;           // and this is no training that counts
   Tensor x = context.empty(images);
   stream.kernels().fill(stream, 1, x);
   std::vector<LayerCost> costs;
@@ -82,7 +82,7 @@ std::vector<LayerCost> probe_layers(const Layers& layers, const Shape& images, S
 Cuts balanced_cuts(const std::vector<double>& costs, int stages) {
   const size_t layers = costs.size();
   require_stages(stages, layers);
-  // best[s][n]: the costliest of s + 1 stages that hold the first n layers, at its least.
+  // best[s][n]: if s + 1 stages hold the first n layers, the least possible cost of the costliest.
   constexpr double kNever = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> best(stages, std::vector<double>(layers + 1, kNever));
   std::vector<std::vector<size_t>> cut(stages, std::vector<size_t>(layers + 1, 0));

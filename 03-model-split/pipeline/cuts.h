@@ -1,5 +1,5 @@
 #pragma once
-// Between which layers a network is cut.
+// Where a network is cut: between which layers.
 
 #include <string>
 #include <vector>
@@ -21,8 +21,8 @@ struct LayerCost {
 };
 
 /// Runs each layer by itself on `stream`, forward and backward, on images of this shape [N,H,W,C].
-/// One after another, so that the device need not hold the whole network. The layers' parameters
-/// have no memory afterwards.
+/// The layers run one after another, so that the device need not hold the whole network. Their
+/// parameters have no memory afterwards.
 std::vector<LayerCost> probe_layers(const Layers& layers, const Shape& images, Stream stream);
 
 /// The cuts with which the most expensive of `stages` stages costs least. Every stage gets a layer
@@ -31,7 +31,7 @@ Cuts balanced_cuts(const std::vector<double>& costs, int stages);
 
 /// The cuts that --split asks for: "3,6"; "auto" balances the floating-point operations, "measured"
 /// the times, "parameters" the bytes of the parameters. Throws BadInput for anything else, for cuts
-/// that are not in order or outside the network, and for another number of stages than `stages`.
+/// that are not in order or outside the network, and for cuts that do not make `stages` stages.
 Cuts choose_cuts(const std::string& text, const Layers& layers, int stages, const Shape& images,
                  Stream stream);
 

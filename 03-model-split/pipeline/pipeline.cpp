@@ -10,7 +10,7 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-/// Of gradients and losses: one is read while the next one comes in.
+/// Of the channels for gradients and losses: one tensor is read while the next one comes in.
 constexpr size_t kPlaces = 2;
 
 }  // namespace
@@ -95,7 +95,7 @@ void Pipeline::zero_gradients() {
 
 void Pipeline::run_schedule() {
   for (Worker& worker : workers_) worker.next = 0;
-  // The host enqueues each stage's instructions in their order, as far as they go: an event must be
+  // The host enqueues each stage's instructions in order, as far as possible: an event must be
   // recorded before another stream can be told to wait for it. The streams themselves run freely.
   for (bool moved = true; moved;) {
     moved = false;
@@ -104,8 +104,8 @@ void Pipeline::run_schedule() {
   std::vector<size_t> next;
   for (const Worker& worker : workers_) next.push_back(worker.next);
   require_finished(schedules_, next);
-  // Its first stage has read the images, and ends its step behind the loss, which the last stage
-  // sends when it has read the labels.
+  // The first stage's step comes after the batch has been read: that stage has read the images, and
+  // it waits for the loss, which the last stage sends when it has read the labels.
   workers_.front().feeder.retire(batch_);
 }
 
@@ -172,7 +172,7 @@ void Pipeline::run(size_t s, const Instruction& instruction) {
 
 void Pipeline::send(Channel& channel, Tensor& x, PhaseTimer& phases) {
   channel.await_place();
-  phases.end("wait");  // for a neighbour that is behind
+  phases.end("wait");  // for a neighbour that lags
   channel.send(x);
   x = {};
   phases.end("send");
@@ -238,7 +238,7 @@ void Pipeline::update(size_t s) {
   }
 }
 
-// --- What it was like ----------------------------------------------------------------------------
+// --- Reports -------------------------------------------------------------------------------------
 
 std::vector<HealthTensor> Pipeline::healths() const {
   std::vector<HealthTensor> all;

@@ -30,23 +30,23 @@ struct PipelineOptions {
 /// which sees a micro-batch at a time.
 class Pipeline {
  public:
-  /// `loss` and `set` (which says how images are normalised) must outlive this.
+  /// `loss` and `set` (which says how images are normalised) must outlive this object.
   Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dataset& set,
            const SgdRule& rule, const PipelineOptions& options);
 
-  // An optimizer step, in three calls, which only enqueue.
+  // An optimizer step, in three calls, all of which only enqueue.
 
-  /// The step's samples: `batch` in equal micro-batches, the first ones a sample larger where it
-  /// does not divide; throws BadInput if there are more micro-batches than samples. Each stage
-  /// copies what it needs of a micro-batch when its instructions come to it. `step.loss_weight` is
-  /// 1 / (samples of the batch).
+  /// The step's samples: `batch` in equal micro-batches, the first ones a sample larger where the
+  /// batch does not divide; throws BadInput if there are more micro-batches than samples. Each
+  /// stage copies what it needs of a micro-batch when its instructions come to it.
+  /// `step.loss_weight` is 1 / (samples of the batch).
   void feed(const HostBatch& batch, const StepState& step);
   /// The same with micro-batches of any sizes, as many as the options say.
   void feed(const HostBatch& batch, const std::vector<BatchPart>& micro_batches,
             const StepState& step);
-  /// On every stage; and the loss on the last one.
+  /// Those of every stage, and the loss on the last one.
   void zero_gradients();
-  /// Every stage follows its instructions: receive, forward, send, backward, and in the end the
+  /// Every stage follows its instructions: receive, forward, send, backward, and at the end the
   /// update. Leaves the batch's mean loss in loss().
   void run_schedule();
 
@@ -55,19 +55,19 @@ class Pipeline {
   /// Of every stage's optimizer.
   std::vector<HealthTensor> healths() const;
 
-  /// Throws BadInput if a batch of `samples` would be fewer than there are micro-batches.
+  /// Throws BadInput if a batch of `samples` has fewer samples than there are micro-batches.
   void require_samples(int64_t samples) const;
-  /// First values of all parameters: stage 01's.
+  /// Sets the first values of all parameters: stage 01's.
   void initialize(Initializer initializer, uint64_t seed);
-  /// Learnt numbers of the whole network.
+  /// How many parameters the whole network learns, counted as numbers.
   int64_t parameter_count() const;
-  /// The stages as one network, for evaluation and its state: what it takes and returns lies on
+  /// The stages as one network, for evaluation and for its state; its input and result are on
   /// device 0.
   Module& network();
 
-  /// Most micro-batches between forward and the end of backward, per stage.
+  /// The most micro-batches between forward and the end of backward, per stage.
   std::vector<int> live() const;
-  /// Share of the stages' time in which they waited for each other, by events in their streams.
+  /// The share of the stages' time that they waited for each other, by events in their streams.
   double measured_bubble();
   /// Forgets the stages' times so far.
   void restart_clocks();
@@ -92,7 +92,7 @@ class Pipeline {
     Feeder feeder;
     PhaseTimer phases;
     std::vector<Flight> flights{};  // micro-batch i uses number i modulo their number
-    size_t next = 0;                // instruction of the step at hand
+    size_t next = 0;                // instruction of the current step
     int live = 0, most_live = 0;
   };
 
@@ -114,7 +114,7 @@ class Pipeline {
   std::deque<Channel> activations_, gradients_;  // [s]: between stages s and s + 1
   std::deque<Channel> losses_;                   // [s]: from the last stage to stage s
 
-  // The step at hand.
+  // The current step.
   HostBatch batch_;
   std::vector<BatchPart> micro_batches_;
   StepState step_{};

@@ -102,8 +102,7 @@ Instructions gpipe_schedule(int stages, int micro_batches, int stage) {
 
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage) {
   // [task 03.2] 1F1B's schedule
-  // Forwards before the first backward: just enough to keep all stages behind this one busy, itself
-  // included.
+  // Forwards before the first backward: just enough to keep this stage and all later ones busy.
   const int warm_up = std::min(stages - stage, micro_batches);
   StageWriter writer(stage, stages);
   for (int i = 0; i < warm_up; ++i) {

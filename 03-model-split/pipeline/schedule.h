@@ -16,8 +16,8 @@ enum class ScheduleKind {
 ScheduleKind parse_schedule(const std::string& text);
 std::string name_of(ScheduleKind kind);
 
-/// One thing that a stage does. Sends and receives are those of the neighbours: activations go to
-/// the next stage, gradients to the one before.
+/// One thing that a stage does. It sends to, and receives from, its neighbours: activations go to
+/// the next stage, gradients to the previous one.
 struct Instruction {
   enum class Kind {
     receive_activation,
@@ -43,19 +43,20 @@ using Instructions = std::vector<Instruction>;
 /// activations and sends no gradients, the last the other way round.
 Instructions gpipe_schedule(int stages, int micro_batches, int stage);
 /// The same in 1F1B: after min(stages - stage, micro_batches) forwards, a backward and a forward in
-/// turn until nothing is left. Sends and receives stand in an order in which no stage waits for
-/// ever, even if every send lasts until its receiver has come to the receive.
+/// turn until nothing is left. Sends and receives are in an order in which no stage waits forever,
+/// even if every send lasts until its receiver has come to the receive.
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage);
 
 /// What stage `stage` of `stages` does for one batch of `micro_batches`, in this order; the naive
-/// schedule is GPipe's of one micro-batch. Throws BadInput for less than one stage or micro-batch,
-/// a stage that does not exist, and for several micro-batches in the naive schedule.
+/// schedule is GPipe's with one micro-batch. Throws BadInput for less than one stage or
+/// micro-batch, for a stage that does not exist, and for several micro-batches in the naive
+/// schedule.
 Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage);
 /// The instructions of all stages.
 std::vector<Instructions> make_schedules(ScheduleKind kind, int stages, int micro_batches);
 
-/// Throws BadInput, naming every stage whose instruction next[stage] is not behind its last one, as
-/// a deadlock, if there are such stages.
+/// Throws BadInput, reporting a deadlock, if a stage has instructions left: next[stage] is its
+/// first one not done. Names every such stage.
 void require_finished(const std::vector<Instructions>& schedules, const std::vector<size_t>& next);
 
 /// (p-1)/(m+p-1): the share of the whole time that each of p stages waits, if all take equally long

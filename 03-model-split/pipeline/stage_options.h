@@ -19,17 +19,17 @@ struct PipelineProgramOptions {
 
   void add_to(OptionParser& parser);
 
-  /// Micro-batches of a batch.
+  /// How many micro-batches a batch has.
   int micro_batch_count() const;
-  /// The timetable of a pipeline of so many stages, as text.
+  /// The timetable of a pipeline with this number of stages, as text.
   std::string timetable(size_t stages) const;
-  /// The --emulate with which the reference computes the same.
+  /// The --emulate value with which the reference computes the same.
   std::string emulation() const;
 };
 
-/// Cuts the model's network as the options say into a stage for each stream. `model`, whose network
+/// Cuts the model's network, as the options say, into one stage per stream. `model`, whose network
 /// has no layers afterwards, and `set`, which says how large images are, must outlive the result.
-/// Throws BadInput where the network cannot be cut so.
+/// Throws BadInput where the network cannot be cut in this way.
 Pipeline make_pipeline(Model& model, const Options& options, const PipelineProgramOptions& own,
                        const Dataset& set, const std::vector<Stream>& streams);
 

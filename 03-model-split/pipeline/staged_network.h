@@ -1,5 +1,5 @@
 #pragma once
-// A network cut between its layers: the pieces lie on different devices.
+// A network cut between its layers: the pieces are on different devices.
 
 #include <memory>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// A Sequential of which consecutive layers lie on one device each. forward() and backward() are
-/// the naive way to use it: one stage works, all others wait.
+/// A Sequential cut into stages of consecutive layers, each stage on a device. forward() and
+/// backward() are the naive way to use it: one stage works, all others wait.
 class StagedNetwork final : public Module {
  public:
   struct Stage {
@@ -20,7 +20,8 @@ class StagedNetwork final : public Module {
     std::unique_ptr<FlatParameters> parameters;
   };
 
-  /// One stage on each stream, in order. Throws BadInput for cuts that do not make so many stages.
+  /// One stage on each stream, in order. Throws BadInput for cuts that make another number of
+  /// stages.
   StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams);
 
   const std::vector<Stage>& stages() const { return stages_; }
@@ -29,8 +30,8 @@ class StagedNetwork final : public Module {
   /// "stage 1 (cpu:1, conv2 to flatten)".
   std::string text(size_t stage) const;
 
-  /// x lies on the first stage's device, and there the result comes back to, so that the whole
-  /// looks like a network on one device. An error names the stage.
+  /// x is on the first stage's device, and the result comes back there, so that the whole looks
+  /// like a network on one device. An error names the stage.
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
 

@@ -50,7 +50,7 @@ class Simulation {
     return next_[stage] < schedules_[stage].size() ? &schedules_[stage][next_[stage]] : nullptr;
   }
 
-  /// Does the stage's next instruction, if nothing is in its way.
+  /// Executes the stage's next instruction, if nothing is in its way.
   bool advance(size_t stage) {
     const Instruction* next = upcoming(stage);
     if (next == nullptr) return false;
@@ -110,8 +110,8 @@ class Simulation {
   const std::vector<Instructions>& schedules_;
   double forward_time_, backward_time_;
   bool blocking_sends_;
-  std::vector<size_t> next_;                // per stage: the instruction at hand
-  std::vector<double> clock_;               // per stage: when it can begin that
+  std::vector<size_t> next_;                // per stage: the current instruction
+  std::vector<double> clock_;               // per stage: when that can begin
   std::vector<std::vector<Message>> sent_;  // per receiver
   std::vector<int> alive_;
   Timetable table_;

@@ -1,5 +1,5 @@
 #pragma once
-// What a schedule comes to: played without a device, and drawn.
+// A schedule turned into a timetable: played without a device, and drawn.
 
 #include <string>
 #include <vector>
@@ -14,8 +14,8 @@ struct Slot {
   double begin, end;
 };
 
-/// What happens when all stages follow their instructions, each forward and backward takes its
-/// time, and sends and receives take none.
+/// The outcome when all stages follow their instructions, each forward and backward takes its time,
+/// and sends and receives take none.
 struct Timetable {
   std::vector<std::vector<Slot>> stages;  // in order of time
   std::vector<int> live;  // per stage: the most micro-batches between forward and end of backward

@@ -1,5 +1,5 @@
 #pragma once
-// What the ranks of a network that is split inside its layers have for themselves.
+// What each rank of a network that is split inside its layers has for itself.
 
 #include <deque>
 #include <vector>
@@ -11,26 +11,26 @@
 
 namespace lockstep {
 
-/// Every rank has the whole batch, computes the loss of all of it, and has an optimizer for its
+/// Every rank has the whole batch, computes its whole loss, and has an optimizer for its own
 /// parameters. All calls only enqueue, for one rank after the other.
 class AllRanks {
  public:
-  /// Those of `network`, which must outlive them. `set` says how images are normalised.
+  /// The ranks of `network`, which must outlive this object. `set` says how images are normalised.
   AllRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule);
 
-  /// Copies the whole batch to every rank, and what kernels are to know of the step.
+  /// Copies the whole batch to every rank, and what the kernels need to know about the step.
   void feed(const HostBatch& batch, const StepState& step);
   /// The batch as the network takes it: [N,H,W,C] on every rank.
   Tensors images();
   Contexts contexts();
-  /// And the losses beside them.
+  /// Zeroes the losses, too.
   void zero_gradients() const;
   /// Adds up the loss on every rank, and returns the gradients of the scores [N,classes].
   Tensors loss_and_gradients(Loss& loss, const Tensors& scores);
   /// Every rank updates its parameters.
   void update() const;
 
-  /// [1], of rank 0: they are all the same.
+  /// [1], rank 0's: all ranks have the same.
   Tensor loss() const { return ranks_.front().loss; }
   std::vector<HealthTensor> healths() const;
   /// Floating-point operations of all ranks so far, in training.

@@ -1,5 +1,5 @@
 #pragma once
-// A network that is split inside its layers, as it looks from device 0.
+// A network that is split inside its layers, used as if it were one network on device 0.
 
 #include <deque>
 
@@ -7,13 +7,13 @@
 
 namespace lockstep {
 
-/// For evaluation: images and scores are on device 0. `split` must outlive it.
+/// For evaluation: images and scores are on device 0. `split` must outlive this object.
 class AsOneNetwork final : public Module {
  public:
   explicit AsOneNetwork(TensorSplit& split);
 
   Tensor forward(const Tensor& x, Context& context) override;
-  /// Throws BadInput: training has a batch on every rank.
+  /// Throws BadInput: training needs a batch on every rank.
   Tensor backward(const Tensor& dy, Context& context) override;
 
  private:

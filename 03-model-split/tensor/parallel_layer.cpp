@@ -19,7 +19,7 @@ template <class Issue>
 void ParallelLayer::collective(const Contexts& contexts, const Traffic& traffic, Issue issue) {
   if (world_size() == 1) return;
   if (contexts[0]->facts.training) traffic_ += traffic;
-  std::deque<ScopedRange> ranges;  // until the group is closed: only then the work is enqueued
+  std::deque<ScopedRange> ranges;  // until the group is closed: only then is the work enqueued
   for (const Context* context : contexts) ranges.emplace_back(context->stream(), name_);
   const CollectiveGroup group(world_);
   for (int r = 0; r < world_size(); ++r) issue(r, world_.communicator(r), contexts[r]->stream());

@@ -1,5 +1,5 @@
 #pragma once
-// What all layers that are split inside have in common: shards, and collectives between them.
+// What all layers that are split inside share: shards, and collectives between them.
 
 #include <deque>
 #include <functional>
@@ -13,11 +13,11 @@
 
 namespace lockstep {
 
-using Tensors = std::vector<Tensor>;     // [r] lies on rank r's device
+using Tensors = std::vector<Tensor>;     // [r] is on rank r's device
 using Contexts = std::vector<Context*>;  // [r] is that of rank r's stream
 
-/// What the ranks of a layer exchanged. Bytes are those of one rank's result; how many go over the
-/// wire for it is the communicator's business.
+/// What the ranks of a layer exchanged. Bytes are those of one rank's result; how many the
+/// communicator sends over the wire for it is not counted here.
 struct Traffic {
   int64_t all_reduces = 0, all_gathers = 0, bytes = 0;
 
@@ -29,13 +29,13 @@ struct Traffic {
 /// network.
 class RankModules {
  public:
-  /// Empty trees for the ranks of `world`, which must outlive this.
+  /// Empty trees for the ranks of `world`, which must outlive this object.
   explicit RankModules(SingleProcessWorld& world);
 
   SingleProcessWorld& world() const { return world_; }
   int world_size() const { return static_cast<int>(trees_.size()); }
   Sequential& tree(int rank) const { return *trees_[rank]; }
-  /// Puts a module, which has its final name already, into a rank's tree.
+  /// Puts a module, which already has its final name, into a rank's tree.
   template <class M>
   M* add(int rank, std::unique_ptr<M> module) const {
     M& added = *module;
@@ -64,23 +64,23 @@ class ParallelLayer {
   const std::string& name() const { return name_; }
   int world_size() const { return world_.world_size(); }
 
-  /// As Module::forward() and backward(), for all ranks: only enqueues. An error of a rank names it
-  /// and its device.
+  /// As Module::forward() and backward(), for all ranks: they only enqueue. An error of a rank
+  /// names the rank and its device.
   virtual Tensors forward(const Tensors& x, const Contexts& contexts) = 0;
   virtual Tensors backward(const Tensors& dy, const Contexts& contexts) = 0;
 
   /// What was exchanged in training so far.
   virtual Traffic traffic() const { return traffic_; }
-  /// What one pass in training, forward and backward, has to exchange, by sizes alone: `x` is the
-  /// shape of a rank's input.
+  /// What one training pass, forward and backward, has to exchange, computed from sizes alone: `x`
+  /// is the shape of a rank's input.
   virtual Traffic predicted(const Shape& x) const = 0;
 
  protected:
-  /// x[r] becomes the sum of all x. Nothing for a single rank.
+  /// x[r] becomes the sum of all x. Does nothing for a single rank.
   void all_reduce(const Tensors& x, const Contexts& contexts);
   /// all[r] becomes mine[0], mine[1], ...
   void all_gather(const Tensors& mine, const Tensors& all, const Contexts& contexts);
-  /// What one collective whose result has this many elements counts.
+  /// The traffic of one collective whose result has this many elements.
   Traffic one_all_reduce(int64_t elements) const;
   Traffic one_all_gather(int64_t elements) const;
 
@@ -95,7 +95,7 @@ class ParallelLayer {
       });
     }
   }
-  /// The tensors that these calls return.
+  /// The same, and returns the tensors that these calls return.
   template <class Work>
   Tensors from_each_rank(const Contexts& contexts, Work work) const {
     Tensors all;
@@ -115,7 +115,7 @@ class ParallelLayer {
   }
 
  private:
-  /// Calls issue(rank, communicator, stream) for each rank in one group, and counts that.
+  /// Calls issue(rank, communicator, stream) for each rank in one group, and counts the traffic.
   template <class Issue>
   void collective(const Contexts& contexts, const Traffic& traffic, Issue issue);
 

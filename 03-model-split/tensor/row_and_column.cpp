@@ -110,7 +110,7 @@ template class InputSplit<Conv2d>;
 
 namespace {
 
-/// x [n,a,b] as [n,b,a]: what turns [N,H,W,C] into [N,C,H,W].
+/// x [n,a,b] as [n,b,a]: it also turns [N,H,W,C] into [N,C,H,W].
 Tensor swapped(const Tensor& x, int64_t n, int64_t a, int64_t b, Context& context) {
   Tensor y = context.empty({n, b, a, 1});
   context.kernels().to_channels_first(context.stream(), x.reshaped({n, a, 1, b}), y);
@@ -193,7 +193,7 @@ Tensors ParallelResidual::forward(const Tensors& x, const Contexts& contexts) {
   const Tensors skip = conv3_ ? conv3_->forward(x, contexts) : x;
   return from_each_rank(contexts, [&](int r, Context& context) {
     const Tensor y = bn2_[r]->forward_add_relu(main[r], skip[r], context);
-    context.save(*relu_[r], {.tensors = {y}});  // what its backward() looks at
+    context.save(*relu_[r], {.tensors = {y}});  // its backward() needs y
     return y;
   });
 }

@@ -10,7 +10,7 @@
 //   TakeChannels   none                 -                        all-gather of dx
 //
 // Each takes its name and sizes from the layer `whole` that it replaces. Throws BadInput, naming
-// that layer, where what is split does not divide by P.
+// that layer, where the split extent does not divide by P.
 
 #include <optional>
 
@@ -19,8 +19,8 @@
 
 namespace lockstep {
 
-/// Whole input, split output. Every rank finds out what its own outputs say about the whole input;
-/// the sum of that is the input's gradient. `Shard` is Linear or Conv2d.
+/// Whole input, split output. In backward every rank computes what its own outputs contribute to
+/// the input's gradient; the sum is the whole gradient. `Shard` is Linear or Conv2d.
 template <class Shard>
 class OutputSplit : public ParallelLayer {
  public:
@@ -33,13 +33,13 @@ class OutputSplit : public ParallelLayer {
   std::vector<Shard*> shards_;
 };
 
-/// A linear layer by the rows of its weights [out,in]: x [N,in], y [N,out/P].
+/// A linear layer split by the rows of its weights [out,in]: x [N,in], y [N,out/P].
 class ColumnLinear final : public OutputSplit<Linear> {
  public:
   ColumnLinear(const Linear& whole, const RankModules& ranks);
 };
 
-/// A convolution by output channels: x [N,H,W,in], y [N,OH,OW,out/P].
+/// A convolution split by output channels: x [N,H,W,in], y [N,OH,OW,out/P].
 class OutputConv2d final : public OutputSplit<Conv2d> {
  public:
   OutputConv2d(const Conv2d& whole, const RankModules& ranks);
@@ -62,25 +62,25 @@ class InputSplit : public ParallelLayer {
   std::vector<Shard*> shards_;
 };
 
-/// A linear layer by the columns of its weights [out,in]: x [N,in/P], y [N,out].
+/// A linear layer split by the columns of its weights [out,in]: x [N,in/P], y [N,out].
 class RowLinear final : public InputSplit<Linear> {
  public:
   RowLinear(const Linear& whole, const RankModules& ranks);
   Traffic predicted(const Shape& x) const override;
 };
 
-/// A convolution by input channels: x [N,H,W,in/P], y [N,OH,OW,out].
+/// A convolution split by input channels: x [N,H,W,in/P], y [N,OH,OW,out].
 class InputConv2d final : public InputSplit<Conv2d> {
  public:
   InputConv2d(const Conv2d& whole, const RankModules& ranks);
   Traffic predicted(const Shape& x) const override;
 };
 
-/// What stands between a layer with split outputs and one that is whole, and the reverse.
+/// Comes between a layer with split outputs and one that is whole, or the reverse.
 class ChannelLayer : public ParallelLayer {
  protected:
   using ParallelLayer::ParallelLayer;
-  /// [...,C/P] of every rank become [...,C] on all of them.
+  /// [...,C/P] of every rank becomes [...,C] on all of them.
   Tensors join(const Tensors& x, const Contexts& contexts);
   /// Each rank takes its [...,C/P] of [...,C].
   Tensors take(const Tensors& x, const Contexts& contexts) const;
@@ -110,8 +110,8 @@ class TakeChannels final : public ChannelLayer {
   Traffic predicted(const Shape& x) const override { return one_all_gather(x.elements()); }
 };
 
-/// A residual block: conv1 by output channels, bn1 on the rank's channels, conv2 by input channels;
-/// the shortcut and bn2 are whole.
+/// A residual block: conv1 is split by output channels, conv2 by input channels, and bn1 works on
+/// the rank's channels; the shortcut and bn2 are whole.
 class ParallelResidual final : public ParallelLayer {
  public:
   ParallelResidual(const Residual& whole, const RankModules& ranks);
@@ -125,7 +125,7 @@ class ParallelResidual final : public ParallelLayer {
   OutputConv2d conv1_;
   InputConv2d conv2_;
   std::optional<LocalLayer> conv3_;
-  std::optional<LocalLayer> bn1_;  // in the order of the parameters, behind conv3
+  std::optional<LocalLayer> bn1_;  // in the order of the parameters, after conv3
   std::vector<BatchNorm2d*> bn2_;
   std::vector<std::unique_ptr<Relu>> relu_;  // fused into bn2's forward
 };

@@ -15,8 +15,8 @@ struct TensorProgramOptions {
   void add_to(OptionParser& parser);
 };
 
-/// The network, split inside the layers that the options name, a rank on each stream. `world` must
-/// outlive it. Throws BadInput where it cannot be split so.
+/// The network, split inside the layers that the options name, one rank on each stream. `world`
+/// must outlive it. Throws BadInput where the network cannot be split in this way.
 TensorSplit split_network(const ModelOptions& network, const TensorProgramOptions& own,
                           const std::vector<Stream>& streams, SingleProcessWorld& world);
 

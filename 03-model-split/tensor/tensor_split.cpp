@@ -22,7 +22,7 @@ bool is_per_channel(const Module& layer) {
          dynamic_cast<const MaxPool2d*>(&layer) || dynamic_cast<const Flatten*>(&layer);
 }
 
-/// What must divide by the number of ranks if the layer is to be split; 0: it cannot be.
+/// The number that must divide by the ranks if the layer is to be split; 0: it cannot be split.
 int64_t divisible(const Module& layer) {
   if (const auto* residual = dynamic_cast<const Residual*>(&layer)) {
     return residual->conv1().out_channels();
@@ -36,14 +36,14 @@ int64_t divisible(const Module& layer) {
 
 // --- From the unsplit network to the split one ---------------------------------------------------
 
-/// Goes through the layers of the unsplit network and appends what takes their place.
+/// Goes through the layers of the unsplit network and appends the layers that replace them.
 class TensorSplit::Builder {
  public:
   Builder(TensorSplit& split, const ModelOptions& options) : split_(split) {
     for (int r = 0; r < split.world_size(); ++r) of_rank_.push_back(unsplit_layers(options));
   }
 
-  /// The names of those to be split, in order.
+  /// The names of the layers to be split, in order.
   Names choose(const std::optional<Names>& asked) const {
     Names can, chosen;
     for (const auto& layer : of_rank_[0]) {
@@ -101,7 +101,7 @@ class TensorSplit::Builder {
     split_channels_ = convolution.out_channels();
   }
 
-  /// The activation in front of `layer` becomes whole.
+  /// The activation before `layer` becomes whole.
   void make_whole(const Module& layer) {
     if (split_channels_ > 0) append<JoinChannels>(layer.name() + ".join", split_.ranks_);
     split_channels_ = 0;
@@ -117,14 +117,14 @@ class TensorSplit::Builder {
       return part;
     }
     if (auto* dropout = dynamic_cast<Dropout2d*>(whole.get())) {
-      dropout->set_first_feature(r * channels);  // a mask of its own, as the unsplit layer has it
+      dropout->set_first_feature(r * channels);  // part of the unsplit layer's mask
     }
     return whole;
   }
 
   TensorSplit& split_;
   std::vector<Layers> of_rank_;  // per rank the unsplit layers; they become the whole ones
-  int64_t split_channels_ = 0;   // of the activation behind the layers so far; 0: it is whole
+  int64_t split_channels_ = 0;   // of the activation after the layers so far; 0: it is whole
 };
 
 TensorSplit::TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams,
@@ -202,11 +202,11 @@ Shapes shapes_of(Module& network) {
   return shapes;
 }
 
-/// Calls visit(place in `whole`, place in `shard`, length) for each run of elements that lie side
-/// by side in both. The shapes differ in one extent: a shard is rank r's range of that.
+/// Calls visit(place in `whole`, place in `shard`, length) for each run of elements that are
+/// contiguous in both. The shapes differ in one extent: a shard is rank r's range of that extent.
 template <class Visit>
 void for_each_run(const Shape& whole, const Shape& shard, int rank, Visit visit) {
-  int64_t before = 1;  // rows in front of the extent that differs
+  int64_t before = 1;  // rows before the extent that differs
   for (int axis = 0; whole[axis] == shard[axis]; ++axis) before *= whole[axis];
   const int64_t length = shard.elements() / before, stride = whole.elements() / before;
   for (int64_t i = 0; i < before; ++i) visit(i * stride + rank * length, i * length, length);
@@ -214,7 +214,7 @@ void for_each_run(const Shape& whole, const Shape& shard, int rank, Visit visit)
 
 /// Whether a state with these shapes has another shape for `tensor`.
 bool differs(const StateTensor& tensor, const Shapes& shapes) {
-  const auto found = shapes.find(tensor.name);  // num_batches_tracked is in none
+  const auto found = shapes.find(tensor.name);  // num_batches_tracked is in no shapes
   return found != shapes.end() && !(found->second == tensor.shape);
 }
 

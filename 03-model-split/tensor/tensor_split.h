@@ -16,18 +16,18 @@ namespace lockstep {
 /// A network whose layers are split over the ranks of a world, as AlexNet was over two GPUs: every
 /// rank sees every sample, has a part of the wide layers, and all of the others. Ranks hold the
 /// same values wherever an activation or a parameter is whole, so scores and loss are on every
-/// rank, and every rank has an optimizer of its own for its parameters.
+/// rank, and every rank has its own optimizer for its parameters.
 ///
-/// What can be split, in the seed networks: conv2 by output channels, fc1 by its inputs, which are
-/// those channels; what stands between them works per channel. In ResNet-18: every residual block
-/// ("block1.0"), conv1 by output and conv2 by input channels. Either way one all-reduce forward and
-/// one backward.
+/// What can be split: in the seed networks, conv2 by output channels and fc1 by its inputs, which
+/// are those channels; the layers between them work per channel. In ResNet-18, every residual block
+/// ("block1.0"): its conv1 by output channels and its conv2 by input channels. Both need one
+/// all-reduce forward and one backward.
 class TensorSplit {
  public:
   using Names = std::vector<std::string>;
 
-  /// Rank r works on streams[r], on the r-th device of `world`, which must outlive this. `layers`
-  /// are those to be split; where they are not given, all that can be and divide by the number of
+  /// Rank r works on streams[r], on the r-th device of `world`, which must outlive this object.
+  /// `layers` are those to be split; by default all that can be split and divide by the number of
   /// ranks. Throws BadInput for a layer that cannot be split, or not over so many ranks, naming it
   /// and the numbers.
   TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams,
@@ -40,29 +40,29 @@ class TensorSplit {
 
   /// Scores [N,classes] on each rank, from the same images [N,H,W,C] on each. Only enqueues. The
   /// contexts are on the ranks' streams; their facts and their state(), which dropout and the loss
-  /// look at, must be the same. Throws BadInput if there is not one of each per rank; an error of a
-  /// rank names it and its device.
+  /// read, must be the same. Throws BadInput unless each rank has one tensor and one context; an
+  /// error of a rank names the rank and its device.
   Tensors forward(const Tensors& images, const Contexts& contexts);
-  /// Given the gradients of the scores, the same on each rank, adds those of the parameters.
+  /// Given the gradients of the scores, the same on each rank, adds up those of the parameters.
   void backward(const Tensors& scores_gradients, const Contexts& contexts);
 
-  /// Learnt numbers of the unsplit network.
+  /// How many numbers the unsplit network learns.
   int64_t parameter_count() const;
-  /// First values of all parameters: those of the unsplit network.
+  /// Sets the first values of all parameters: those of the unsplit network.
   void initialize(Initializer initializer, uint64_t seed);
   /// Sets the ranks' parts of the unsplit network's state. Throws BadInput as load_state_dict()
-  /// does; nothing is changed then. Synchronizes. Call it before anything else: where a network
-  /// starts does not depend on how it is split.
+  /// does; nothing is changed then. Synchronizes. Call it before anything else: the values with
+  /// which a network starts do not depend on how it is split.
   void load_full_state(const std::vector<StateTensor>& state);
-  /// The unsplit network's state, put together: bit by bit what was loaded, if nothing happened
-  /// since. What every rank has is taken from rank 0. Synchronizes.
+  /// The unsplit network's state, put together: bit by bit what was loaded, if nothing has happened
+  /// since. Tensors that every rank has are taken from rank 0. Synchronizes.
   std::vector<StateTensor> full_state() const;
 
   /// The names of the layers that are split, in order.
   const Names& split_names() const { return split_; }
   /// All layers, in order, each with its traffic.
   const std::vector<std::unique_ptr<ParallelLayer>>& layers() const { return layers_; }
-  /// What the ranks exchanged in training so far, and what they had to by the sizes of the layers.
+  /// What the ranks exchanged in training so far, and what they had to, by the sizes of the layers.
   Traffic traffic() const;
   const Traffic& predicted_traffic() const { return expected_; }
   /// Adds both, per step, to the summary and the metrics.

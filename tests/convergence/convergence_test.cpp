@@ -1,4 +1,4 @@
-// Networks learn. The floors lie below what PyTorch reaches: at lr 0.1 it varies over twelve seeds
+// Networks learn. The floors are below what PyTorch reaches: at lr 0.1 it varies over twelve seeds
 // from 0.77 to 0.835 after one epoch and from 0.837 to 0.874 after two.
 
 #include <regex>
@@ -58,7 +58,7 @@ Outcome train_on_two(const std::vector<std::string>& options) {
 }
 
 TEST_CASE("Two devices learn Fashion-MNIST as one does", "[convergence][dataparallel]") {
-  // At this rate roundings move the accuracy by 0.2 points; at lr 0.1 by more than a point.
+  // At this rate rounding changes the accuracy by 0.2 points; at lr 0.1 by more than a point.
   const std::vector<std::string> options{"--lr", "0.01", "--no-dropout"};
   const double one = train(options).accuracy.at(0);
   const double two = train_on_two(options).accuracy.at(0);
@@ -147,9 +147,9 @@ TEST_CASE("Two synchronised ranks learn Fashion-MNIST with ResNet-18", "[converg
   if (!full_campaign()) options.insert(options.end(), {"--max-steps", "60"});
   const double accuracy = train(options, "05-syncbn-checkpoint", "cpu:0,cpu:1").accuracy.at(0);
   INFO("accuracy " << accuracy);
-  // Roundings grow in this network: five runs that differ in nothing but the order of sums reached
-  // 86.86, 83.86, 87.66, 83.29 and 81.29 %: stage 01, two ranks, three (Gloo, then TCP), four.
-  // The floor is their minimum less 2 points.
+  // Rounding errors grow in this network: five runs that differ only in the order of sums reached
+  // 86.86, 83.86, 87.66, 83.29 and 81.29 %: stage 01, two ranks, three (Gloo, then TCP), four. The
+  // floor is their minimum less 2 points.
   CHECK(accuracy >= (full_campaign() ? 0.7929 : 0.5));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// HINT stands above an assertion, in the scope that it is for: it names the mistake that makes it
-// fail most likely, and never the solution. The grader shows the last one before the failure.
+// HINT comes before an assertion, in its scope: it names the mistake that most likely makes the
+// assertion fail, and never the solution. The grader shows the last hint before the failure.
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,8 +10,8 @@
 
 namespace lockstep::testing {
 
-/// While it lives, its text is in the file named by LOCKSTEP_HINT: where a program crashes or never
-/// ends, Catch2 tells nothing of what it was at.
+/// While it exists, its text is in the file named by LOCKSTEP_HINT: if a program crashes or never
+/// ends, Catch2 does not report what it was doing.
 class KeptHint {
  public:
   explicit KeptHint(const char* text) : outer_(std::exchange(innermost_, text)) { keep(); }

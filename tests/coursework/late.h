@@ -1,5 +1,5 @@
 #pragma once
-// One stream that is late, so that it shows who ought to wait for it and does not.
+// A stream that is late, which shows who should wait for it and does not.
 
 #include <deque>
 
@@ -22,7 +22,7 @@ struct LateMachine {
   void let_go() {
     for (Gate& gate : gates) gate.open();
   }
-  /// Whether an event comes, in a few seconds at most.
+  /// Whether an event completes, in a few seconds at most.
   static bool comes(const Event& event, double seconds = 3) {
     const auto begin = Clock::now();
     while (!event.done() && seconds_since(begin) < seconds) {
@@ -30,13 +30,14 @@ struct LateMachine {
     }
     return event.done();
   }
-  /// Lets go who was held up, but not before `device` has done all that it does without waiting.
+  /// Releases the device held up, but not before `device` has done all that it does without
+  /// waiting.
   void let_go_after(size_t device) {
     comes(stream(device).record(), kShort);
     let_go();
   }
 
-  static constexpr double kPatience = 5;  // seconds; a host that waits for the device is told then
+  static constexpr double kPatience = 5;  // seconds; then a waiting host is reported
   std::deque<Gate> gates;                 // before the devices, whose tasks refer to them
   Machine machine;
 };

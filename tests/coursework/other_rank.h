@@ -1,5 +1,5 @@
 #pragma once
-// Two ranks of which a test plays one.
+// Two ranks, one of them played by the test.
 
 #include <atomic>
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace lockstep::testing {
 
-/// Rank 0 of two. What the other one adds to every sum is known, so that a test sees each call of a
-/// rank and nobody waits for anybody.
+/// Rank 0 of two. What the other rank adds to every sum is known, so a test sees each call of a
+/// rank and no rank waits for another.
 class OtherRank final : public Communicator {
  public:
   explicit OtherRank(Real its_share, int world_size = 2)

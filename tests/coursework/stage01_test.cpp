@@ -83,7 +83,7 @@ TEST_CASE("Every weight has its own gradient and velocity", "[task01.1]") {
 
 // --- Pooling -------------------------------------------------------------------------------------
 
-/// The gradient of images whose windows found their maximum at these positions.
+/// The gradient of images whose windows have their maximum at these positions.
 Values pooled_backward(const Window2d& window, const Values& dy,
                        const std::vector<int32_t>& where) {
   const TestDevice device;
@@ -112,7 +112,7 @@ TEST_CASE("The gradient of a window goes to its maximum", "[task01.2]") {
 
 TEST_CASE("Overlapping windows: a pixel gets the gradient of every window that chose it",
           "[task01.2]") {
-  // 3x3 pixels, windows of 2x2 at every place: 2x2 of them. All found the pixel in the middle.
+  // 3x3 pixels, windows of 2x2 at every place: 2x2 of them. All have their maximum in the middle.
   const Window2d window = make_window("pool", {1, 3, 3, 1}, 1, 1, 2, 1, 0);
   {
     HINT("a pixel lies in several windows: add up what they give, do not overwrite");
@@ -144,7 +144,7 @@ TEST_CASE("Windows whose maximum the ReLU cut off give nothing", "[task01.2]") {
 
 // --- Prefetching ---------------------------------------------------------------------------------
 
-/// Images of one byte; counts how many were begun to be read.
+/// Images of one byte; counts the reads that have begun.
 class CountingSource : public ImageSource {
  public:
   int64_t count() const override { return 40; }
@@ -156,7 +156,7 @@ class CountingSource : public ImageSource {
     *label = 0;
   }
   mutable std::atomic<int64_t> reads = 0;
-  int64_t held_up = -1;  // the image that comes when the gate is opened
+  int64_t held_up = -1;  // this image comes when the gate is opened
   testing::Gate gate;
 };
 
@@ -173,7 +173,7 @@ int64_t reads_after_a_while(const CountingSource& source, int64_t expected) {
   return source.reads;
 }
 
-/// Whether the work ends within 3 s; if not, it stays behind with a thread of its own.
+/// Whether the work ends within 3 s; if not, it is left running in a thread of its own.
 bool ends_soon(std::function<void()> work) {
   const auto done = std::make_shared<std::promise<void>>();
   const std::future<void> end = done->get_future();
@@ -232,7 +232,7 @@ TEST_CASE("A whole epoch comes in order, and the batches on their way are counte
   const CountingSource source;
   DataLoader loader(source, two_ahead(2));
   loader.begin_epoch(0);
-  HINT("a worker waits for ever: does every way to go on lead out of the wait?");
+  HINT("a worker waits forever: does every reason to continue end the wait?");
   std::vector<int> images;
   while (const auto batch = loader.next()) images.push_back(batch->images[0]);
   std::vector<int> expected;

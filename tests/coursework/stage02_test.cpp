@@ -60,13 +60,13 @@ TEST_CASE("There may be fewer chunks than devices, but none is empty", "[task02.
 
 // --- Devices -------------------------------------------------------------------------------------
 
-/// Called with a replica's stream, in its forward and backward: before and behind what it computes.
+/// Called with a replica's stream, in its forward and backward: before and after its computation.
 struct Hooks {
   std::function<void(Stream)> before, behind;
 };
 
 /// Its scores are its samples, computed anew. It has one weight, whose gradient is the sum of dy:
-/// if dy is 1, 10, 100, ..., the digits say whose gradients are in it.
+/// if dy is 1, 10, 100, ..., the digits show whose gradients it contains.
 class Tally final : public Module {
  public:
   explicit Tally(Hooks hooks)
@@ -93,8 +93,8 @@ class Tally final : public Module {
 };
 
 /// Replicas of Tally. In every forward and backward the one on `late_device` is held up. If that is
-/// device 0, then until the others have computed theirs: it finds everything there. If not, then
-/// until device 0 has done all that it does without waiting.
+/// device 0, it is held up until the others have computed theirs: it finds everything there.
+/// Otherwise it is held up until device 0 has done all that it does without waiting.
 struct Replicas {
   explicit Replicas(int count)
       : devices(count),
@@ -146,7 +146,7 @@ struct Replicas {
   DataParallel parallel;
 };
 
-TEST_CASE("The scores of all parts lie behind one another", "[task02.2]") {
+TEST_CASE("The scores of all parts come one after another", "[task02.2]") {
   Replicas two(2);
   HINT("does the host wait for a device, or read its memory? It has to go on and enqueue");
   const Tensor scores = two.forward({1, 2, 3, 4});

@@ -112,7 +112,7 @@ std::vector<Instructions> one_f1b_schedules(int stages, int micro_batches) {
   return all;
 }
 
-/// The instructions that have to do with one micro-batch, and the step.
+/// The instructions for one micro-batch, and the step.
 Instructions only(const Instructions& list, int micro_batch) {
   Instructions some = list;
   std::erase_if(some, [&](const Instruction& i) {
@@ -189,7 +189,7 @@ struct Boundary {
   void read(const Tensor& received, const Tensor& seen) const {
     devices.stream(1).copy(seen.data(), received.data(), seen.bytes());
   }
-  /// A tensor goes all the way.
+  /// A tensor is sent, received and released.
   Values carry(Real value) {
     const Tensor x = put(0, value);
     channel.send(x);

@@ -22,7 +22,7 @@ using Values = std::vector<Real>;
 
 constexpr double kPatience = 3;  // seconds until a rank gives up waiting for another
 
-/// A rank that sends and receives: what the ring is made of, and nothing else.
+/// A rank that sends and receives: all that the ring needs.
 class Neighbour final : public Communicator {
  public:
   explicit Neighbour(Communicator& rank)
@@ -39,8 +39,8 @@ class Neighbour final : public Communicator {
   Communicator& rank_;
 };
 
-/// What all ranks have after the ring, in which rank r's number i was 10^r (i + 1), and the bytes
-/// that each of them sent.
+/// What all ranks have after the ring, where rank r's number i was 10^r (i + 1), and the bytes that
+/// each of them sent.
 struct RingResult {
   RingResult(int world_size, int64_t count) : ranks(testing::tcp_ranks(world_size, kPatience)) {
     std::vector<Tensor> x;
@@ -154,7 +154,7 @@ using testing::Gate;
 using testing::OtherRank;
 
 /// Layers a, b and c of one number each. Backward goes through them in `order` and has the device
-/// write 2 into each gradient, behind the layer's gate.
+/// write 2 into each gradient, after the layer's gate.
 class ThreeLayers final : public Module {
  public:
   ThreeLayers(std::string order, std::array<Gate, 3>& gates, std::atomic<int>& computed)
@@ -184,7 +184,7 @@ class ThreeLayers final : public Module {
   std::atomic<int>& computed_;
 };
 
-/// A rank that goes backward once; of every averaged gradient 10 are the other rank's.
+/// A rank that goes backward once; 10 of every averaged gradient comes from the other rank.
 struct BackwardPass {
   BackwardPass(const BucketCaps& caps, const std::string& order = "cba")
       : made(std::make_unique<ThreeLayers>(order, gates, computed)),
@@ -200,7 +200,7 @@ struct BackwardPass {
     for (const Stream& stream : {device.stream, communication}) {
       try {
         stream.synchronize();
-      } catch (const Error&) {  // told by the test
+      } catch (const Error&) {  // the test reports it
       }
     }
   }
@@ -214,7 +214,7 @@ struct BackwardPass {
     const Tensor x = device.filled({1}, 0);
     ddp.backward(ddp.forward(x, context), context);
   }
-  /// The layers in the reductions that were enqueued so far: "c ba".
+  /// The layers in the reductions enqueued so far: "c ba".
   std::string reduced() {
     std::string text;
     for (const OtherRank::Sum& sum : other.sums) {
@@ -243,7 +243,7 @@ struct BackwardPass {
   FlatParameters parameters;
   DistributedDataParallel ddp;
   Context context{device.stream};
-  std::vector<std::string> seen;  // reduced(), behind each layer
+  std::vector<std::string> seen;  // reduced(), after each layer
 };
 
 using Seen = std::vector<std::string>;
@@ -251,11 +251,11 @@ using Seen = std::vector<std::string>;
 TEST_CASE("A bucket is reduced while backward goes on with the layers in front", "[task04.3]") {
   BackwardPass pass(BucketCaps::equal(0));  // a bucket for each layer
   {
-    HINT("called behind each layer: what does it wait for, and which bucket does it look at?");
+    HINT("called after each layer: what does it wait for, and which bucket does it look at?");
     pass.run();
   }
   {
-    HINT("behind the first layer one bucket is complete: are the gradients of the others ready?");
+    HINT("after the first layer one bucket is complete: are the gradients of the others ready?");
     CHECK(pass.seen.front() != "c b a");
   }
   HINT(
@@ -299,7 +299,7 @@ TEST_CASE("A reduction waits for the kernels that make its gradients", "[task04.
       CHECK(pass.other.done_after_a_while(before) <= before);
     }
     pass.gates[size_t(slow[0] - 'a')].open();
-    HINT("what a kernel wrote behind the reduction is not reduced: enqueued is not yet computed");
+    HINT("what a kernel wrote after the reduction is not reduced: enqueued is not yet computed");
     CHECK(pass.gradients() == Values{11, 11, 11});
   }
 }
@@ -346,7 +346,7 @@ TEST_CASE("Samples are dealt like cards, one to each rank in turn", "[task04.4]"
 }
 
 TEST_CASE("All ranks get equally many samples", "[task04.4]") {
-  HINT("7 samples for 3 ranks: does a rank look behind the end of the order?");
+  HINT("7 samples for 3 ranks: does a rank look past the end of the order?");
   const std::vector<Samples> ranks = dealt(7, 3);
   for (const Samples& mine : ranks) {
     HINT(
@@ -365,19 +365,19 @@ TEST_CASE("All ranks get equally many samples", "[task04.4]") {
 TEST_CASE("Fewer samples than ranks, and none", "[task04.4]") {
   HINT("an order that is lengthened by its beginning once may still be too short");
   CHECK(dealt(2, 5) == std::vector<Samples>{{0}, {1}, {0}, {1}, {0}});
-  HINT("of no samples nobody gets any");
+  HINT("where there are no samples, no rank gets any");
   CHECK(dealt(0, 2) == std::vector<Samples>{{}, {}});
 }
 
 TEST_CASE("Positions are those of the epoch's order", "[task04.4]") {
-  HINT("a rank gets what stands at its positions of the order, not the positions themselves");
+  HINT("a rank gets the samples at its positions of the order, not the positions themselves");
   CHECK(dealt(10, 4, false, true) ==
         std::vector<Samples>{{5, 0, 7}, {6, 8, 4}, {1, 9, 5}, {2, 3, 6}});
 }
 
 // --- Uneven shards -------------------------------------------------------------------------------
 
-/// What training makes of the losses of a batch's samples, by rank: each rank adds up its weighted
+/// How training combines the losses of a batch's samples, by rank: each rank adds up its weighted
 /// samples, and the sums are averaged over the ranks.
 double averaged_loss(const std::vector<std::vector<double>>& ranks) {
   HostBatch batch;

@@ -106,7 +106,7 @@ struct LayerSums {
     for (const Stream& stream : {device.stream, communication}) {
       try {
         stream.synchronize();
-      } catch (const Error&) {  // told by the test
+      } catch (const Error&) {  // the test reports it
       }
     }
   }
@@ -170,7 +170,7 @@ TEST_CASE("The call waits for the sums, and the pass for the call", "[task05.2]"
     CHECK(rank.sums.to_host() == std::vector<Real>{15, 15});
   }
   SECTION("the other rank is slow") {
-    std::atomic<int> calls_done = -1;  // when the pass goes on
+    std::atomic<int> calls_done = -1;  // when the pass continues
     LayerSums rank;
     rank.other.before_sum = [&] { rank.gate.pass(); };
     rank.merge();
@@ -207,7 +207,7 @@ void save_digits(const std::filesystem::path& path) {
   write_file_atomically(path, pieces);
 }
 
-/// A save over a file "old": what was done to the disk, and how things stood at the rename.
+/// A save over a file "old": what was done to the disk, and the state at the rename.
 struct WatchedSave {
   WatchedSave() {
     write_text(path, "old");
@@ -237,7 +237,7 @@ struct WatchedSave {
 TEST_CASE("A path has the whole old file or the whole new one", "[task05.3]") {
   const WatchedSave save;
   {
-    HINT("all pieces, one behind the other");
+    HINT("all pieces, one after the other");
     CHECK(read_text(save.path) == "0123456789");
   }
   {
@@ -267,8 +267,8 @@ TEST_CASE("A power cut at any moment leaves one of the two files", "[task05.3]")
   CHECK_THAT(save.after_rename, ContainsSubstring("fsync directory"));
 }
 
-/// Whether the save throws on a disk that is full after so many bytes. Nothing else may be written
-/// meanwhile, and that includes what assertions report.
+/// Whether the save throws on a disk that is full after this many bytes. Nothing else may be
+/// written meanwhile, not even by assertions.
 bool notices_full_disk(const std::filesystem::path& path, rlim_t bytes) {
   const testing::FullDisk full(bytes);
   try {
@@ -315,7 +315,7 @@ TEST_CASE("An interrupted epoch goes on where it was", "[task05.4]") {
     HINT("the epoch begins anew: its first batches would be trained on twice");
     CHECK(state.first_batch(1) != 0);
   }
-  HINT("another batch than the one behind the last one done: from what do batches count?");
+  HINT("this is not the batch after the last one done: from what do batches count?");
   CHECK(state.first_batch(1) == 2);
 }
 
@@ -327,8 +327,8 @@ TEST_CASE("Later epochs begin at their beginning", "[task05.4]") {
   CHECK(TrainingState{}.first_batch(0) == 0);
 }
 
-/// A run of two epochs with three batches each goes on, and stops after so many steps: which
-/// batches it trained on ("epoch.batch").
+/// A run of two epochs with three batches each resumes after this many steps: which batches it
+/// trained on ("epoch.batch").
 Names go_on(TrainingState& state, int steps) {
   Names batches;
   for (int64_t epoch = state.epoch; epoch < 2; ++epoch) {

@@ -52,8 +52,9 @@ class TestTasks(unittest.TestCase):
 
 class TestWholeLoop(unittest.TestCase):
     """A student's tree, built and graded. Tasks are independent, so one build serves for one
-    solution of each. `lockstep test --full` takes all tasks with all solutions, right and wrong, and
-    looks for races in them; else it is the tasks of stage 01, and one wrong solution each."""
+    solution of each. `lockstep test --full` takes all tasks with all solutions, right and wrong,
+    and looks for races in them; otherwise it takes the tasks of stage 01, and one wrong solution
+    each."""
 
     @classmethod
     def setUpClass(cls):

@@ -14,9 +14,9 @@ Outcome train_on(int devices, const std::string& reduce, const Options& options)
   return train(options + Options{"--reduce", reduce}, "02-dataparallel", cpus(devices));
 }
 
-/// 50 steps of 12 or 13 samples; the last step has 6 or 10. 13 is divided by none of 2, 3, 4 and 8,
-/// and not all of 8 devices are in use. Samples with which the highest rate does not diverge: where
-/// it does (642 samples), 50 steps make 1e-11 of one rounding, in stage 01 with --emulate, too.
+/// 50 steps of 12 or 13 samples; the last step has 6 or 10. None of 2, 3, 4 and 8 divides 13, and
+/// not all of 8 devices are in use. With this number of samples the highest rate does not diverge.
+/// With 642, where it does, 50 steps turn one rounding into 1e-11, in stage 01 with --emulate, too.
 Options fifty_steps(int batch_size) {
   return {"--data",       batch_size == 12 ? "synthetic:594:10" : "synthetic:647:10",
           "--workers",    "0",

@@ -16,7 +16,7 @@ Outcome train_ranks(int ranks, const Options& options) {
 }
 
 /// 50 steps of 12 samples, the last of 6; or of 13, the last of 10: no number of ranks from 2 on
-/// divides those evenly. In the order that stage 04 takes by itself.
+/// divides those evenly. In stage 04's default order.
 Options steps_of(int batch_size) {
   return {"--data",       batch_size == 12 ? "synthetic:594:10" : "synthetic:647:10",
           "--workers",    "0",

@@ -100,8 +100,8 @@ Weights one_step(const std::vector<int64_t>& samples, const std::string& parts =
 /// BatchNorm's own: 0.9 times what was there plus 0.1 times what the batch shows.
 constexpr double kKept = 0.9;
 
-/// Running statistics after passes over `parts` one after another, each given by the state of a run
-/// that saw nothing else (and so began with mean 0 and variance 1).
+/// Running statistics after passes over `parts` one after another. Each part is given by the state
+/// of a run that saw nothing else (and so began with mean 0 and variance 1).
 std::vector<double> accumulated(const std::vector<Weights>& parts, const std::string& name) {
   const double initial = name.ends_with("var") ? 1 : 0;
   std::vector<double> running(parts.front().at(name).size(), initial);

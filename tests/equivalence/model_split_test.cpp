@@ -19,8 +19,7 @@ Outcome train_inside(int ranks, const Options& options) {
   return train(options, "03-model-split/tensor-split", cpus(ranks));
 }
 
-/// 50 steps of 12 samples, the last of 8: neither 12 nor 8 is divided by all numbers of
-/// micro-batches.
+/// 50 steps of 12 samples, the last of 8: not all numbers of micro-batches divide 12, nor 8.
 Options fifty_steps() {
   return {"--data", "synthetic:596:10", "--workers", "0", "--batch-size", "12"};
 }

@@ -34,12 +34,12 @@ inline Outcome train(const Options& options, const std::string& stage = "01-sing
           read_file(folder / "weights"), run.out};
 }
 
-/// What stage 01 makes of batches in parts, one after another: "chunk:3", "stride:2" or "micro:4".
+/// Stage 01's result for batches in parts, one after another: "chunk:3", "stride:2" or "micro:4".
 inline Outcome train_in_parts(const Options& options, const std::string& parts) {
   return train(options + Options{"--emulate", parts}, "01-single-gpu/reference");
 }
 
-/// Stage 01 finds the loss and accuracy that a run ended with in the weights that it saved.
+/// Stage 01 finds in a run's saved weights the loss and accuracy that the run ended with.
 inline void check_evaluated_as_saved(const Outcome& found, const Options& options) {
   const TempDir folder;
   write_file(folder / "weights", found.file);
@@ -50,7 +50,7 @@ inline void check_evaluated_as_saved(const Outcome& found, const Options& option
   CHECK(found.metrics.at("accuracy").back() == saved.at("accuracy").back());
 }
 
-/// How many samples a run trained on, by its figures.
+/// How many samples a run trained on, according to its figures.
 inline double samples_of(const Outcome& run) {
   double seconds = 0;
   for (const double epoch : run.metrics.at("epoch_seconds")) seconds += epoch;

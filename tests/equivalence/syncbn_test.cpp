@@ -50,7 +50,7 @@ TEST_CASE("Not synchronised, ranks train another network", "[equivalence][syncbn
   const Outcome single = train(options);
   const Outcome several = train(options + Options{"--no-sync-bn"}, "05-syncbn-checkpoint", cpus(2));
   CHECK(largest(difference(several.losses(), single.losses())) >= 1e-3);
-  // Each rank has running statistics of its own, and all evaluate rank 0's.
+  // Each rank has its own running statistics, and all evaluate with rank 0's.
   check_evaluated_as_saved(several,
                            {"--data", "synthetic:104:10", "--workers", "0", "--model", "seed-bn"});
   // It is the network of strided parts one after another.

@@ -23,7 +23,7 @@ ProcessResult run_saver(const std::filesystem::path& directory, int64_t steps, i
                      seconds);
 }
 
-/// What lies in a directory after a kill.
+/// What is in a directory after a kill.
 struct Remains {
   explicit Remains(const TempDir& folder) {
     const auto newest =

@@ -1,4 +1,4 @@
-// The largest counts that the options allow: whatever is measured beside, the run comes to its end.
+// The largest counts that the options allow: whatever else is measured, the run finishes.
 
 #include <filesystem>
 

@@ -26,7 +26,7 @@ const Words kFewSteps{"--data", "synthetic:120:10", "--batch-size", "12",       
 
 std::string ddp() { return stage_binary("04-ddp"); }
 
-/// The bytes of the weights that a command leaves; its other files lie in the same folder.
+/// The bytes of the weights that a command leaves; its other files are in the same folder.
 std::string weights_of(const Jobs& jobs, const Words& command, const std::string& name) {
   const ProcessResult run = jobs.run_words(command + kFewSteps + Words{"--save", jobs / name});
   INFO(story(run));
@@ -62,7 +62,7 @@ TEST_CASE("Every launcher leads to the same weights", "[faults][ddp]") {
                     {"sh", "-c", script, "sh", ddp(), "--world-size", "2", "--local-rank", "0",
                      "--init-method", fmt::format("tcp://127.0.0.1:{}", free_port())},
                     "by-hand") == expected));
-  // Without a launcher the program starts itself, whatever it was called by.
+  // Without a launcher the program starts itself, whatever the name it was called by.
   CHECK((weights_of(jobs,
                     {"bash", "-c", "exec -a renamed \"$@\"", "bash", ddp(), "--devices", cpus(2)},
                     "renamed") == expected));
@@ -142,7 +142,7 @@ TEST_CASE("Two hosts lead to the weights of one", "[faults][ddp][twohosts]") {
 
 // --- Ranks that die ------------------------------------------------------------------------------
 
-/// Starts three ranks that train for ever.
+/// Starts three ranks that train forever.
 std::future<ProcessResult> begin_training(const Jobs& jobs, const Words& launch_options,
                                           const Words& options = {}) {
   return jobs.begin(
@@ -367,7 +367,7 @@ TEST_CASE("What all ranks find, or one of them, is said once", "[faults][ddp]") 
 }
 
 TEST_CASE("What a rank says of itself alone is still told with its rank", "[faults][ddp]") {
-  // A descriptor with the number of the launcher's line that is something else is left alone.
+  // A descriptor that has the number of the launcher's line but is something else is left alone.
   const Jobs jobs;
   const std::string script =
       "exec 9>\"$DIR/mine\"; LOCKSTEP_LAUNCHER_PIPE=9:1 exec \"$@\" --data nothing";

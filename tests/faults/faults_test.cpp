@@ -1,5 +1,5 @@
 // What stages 01, 02 and 03 do with wrong data, devices and options: one clear line, a status, and
-// nothing left behind.
+// nothing left over.
 
 #include <unistd.h>
 

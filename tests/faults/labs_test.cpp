@@ -1,4 +1,4 @@
-// Stage 05's labs: each mistake does what it is said to do, and is gone with --fixed.
+// Stage 05's labs: each mistake has the effect that is described, and is gone with --fixed.
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@ namespace {
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
-/// What a lab prints. Nothing of it may stay, not even in the folder for temporary files.
+/// What a lab prints. It may leave nothing, not even in the folder for temporary files.
 std::string printed_by(const Words& lab) {
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(
@@ -24,7 +24,7 @@ std::string printed_by(const Words& lab) {
   return run.out;
 }
 
-/// The numbers behind each `head` in a text.
+/// The numbers after each `head` in a text.
 std::vector<double> numbers_behind(const std::string& head, const std::string& text) {
   std::vector<double> numbers;
   for (size_t at = text.find(head); at != std::string::npos; at = text.find(head, at + 1)) {

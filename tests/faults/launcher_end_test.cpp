@@ -1,4 +1,4 @@
-// How a job ends: ranks that fail, die or will not stop, and a launcher that is ended itself.
+// How a job ends: ranks that fail, die or will not stop, and a launcher that is itself ended.
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -87,7 +87,8 @@ TEST_CASE("A rank that dies is named, not the peer that answers at once", "[faul
   CHECK_THAT(lost.err, ContainsSubstring("rank 0 ") && ContainsSubstring("status 2;"));
 }
 
-// Ranks with a connection to rank 0. Whoever loses one ends with status 2, as a training program.
+// Ranks with a connection to rank 0. A rank that loses it ends with status 2, as a training
+// program.
 constexpr const char* kPeers = R"(
 import os, select, socket, sys
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -265,7 +266,7 @@ TEST_CASE("A launcher among a launcher's ranks takes its own ranks along", "[fau
   }
 }
 
-/// Whether nobody listens on this port.
+/// Whether no process listens on this port.
 bool port_is_free(int port) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};

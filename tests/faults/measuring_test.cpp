@@ -13,7 +13,7 @@ namespace {
 
 using namespace lockstep::testing;
 
-/// The rows that a program beside a stage writes.
+/// The rows that a stage's additional program writes.
 nlohmann::json rows_of(const std::string& stage, const std::string& program, const Words& options) {
   const TempDir folder;
   const auto beside = std::filesystem::path(stage_binary(stage)).parent_path() / program;

@@ -148,7 +148,7 @@ TEST_CASE("One NaN in one pixel stops the run at its step", "[faults][row17]") {
   training.step(1, leave);
   const std::vector<Real> last_good = training.parameters.values().to_host();
   training.step(2, plant);
-  // The host learns of it a step late; that step, too, must leave the weights alone.
+  // The host learns of it one step later; that step, too, must leave the weights alone.
   std::string message = "nothing was thrown";
   try {
     training.step(3, leave);
@@ -319,7 +319,8 @@ TEST_CASE("A comparison measures the stages that were built", "[faults][compare]
 TEST_CASE("A full disk is one clear line, and no half a file", "[faults]") {
   const TempDir folder;
   write_file(folder / "weights", std::string("what was there"));
-  // A limit on the size of files stands for the disk; its signal is ignored, so that write() fails.
+  // A limit on the size of files simulates a full disk; its signal is ignored, so that write()
+  // fails.
   const Words limited{"sh", "-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh"};
   const Words program = Words{stage_binary("01-single-gpu"), "--devices", "cpu:0"} + kSmall;
   const ProcessResult run =

@@ -1,6 +1,6 @@
-// Groups of real processes: those that find each other, those that cannot, and those of which one
-// dies, hangs or does something else than the others. Whatever happens, everyone ends in time and
-// says why.
+// Groups of real processes: some find each other, some cannot, and in some one process dies, hangs
+// or does something else than the others. Whatever happens, every process ends in time and says
+// why.
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -94,7 +94,7 @@ Words command_of(const RankProcess& process) {
   return command + Words{testing::build_dir() + "/tests/faults/group-member"} + process.words;
 }
 
-/// Runs all of them at the same time, under one shell: when those that are awaited have ended the
+/// Runs all of them at the same time, under one shell: when those that are awaited have ended, the
 /// rest is killed.
 GroupResult run_group(const std::vector<RankProcess>& processes) {
   const TempDir folder;
@@ -126,8 +126,8 @@ GroupResult run_group(const std::vector<RankProcess>& processes) {
   return result;
 }
 
-/// What is promised for a machine that does nothing else. The short campaign also runs where
-/// compilers do, and sanitizers take their time.
+/// The promised time, on a machine that does nothing else. The short campaign also runs next to
+/// compilers, and sanitizers take their time.
 double within_seconds(double seconds) {
 #if defined(__SANITIZE_ADDRESS__)
   return 10 * seconds;
@@ -398,7 +398,7 @@ TEST_CASE("A rank that is stopped is named with the collective that waits for it
       if (rank == trial.victim) continue;
       const std::string what =
           fmt::format("rank {}: collective 2 (all_reduce of 87360 f32, sum): ", rank);
-      // Rank 0 takes the store along, and with it what the others could tell each other.
+      // Rank 0 takes the store down, and with it what the others could tell each other.
       if (trial.victim == 0) {
         check_error(group.ranks[rank], 2, {what, "rank 0", "did not answer within"});
       } else {

@@ -1,4 +1,4 @@
-// Stage 05's runs that end before their time, and go on.
+// Stage 05's runs that end early, and resume.
 
 #include <signal.h>
 
@@ -111,7 +111,7 @@ TEST_CASE("A checkpoint names the next step's learning rate and the best accurac
   CHECK(find_checkpoints(jobs / "saved").size() == rates.size());
 }
 
-/// How long a run is that is killed so often: until the next kill it goes on for some 100 ms.
+/// The epochs of a run that is killed this often: it runs for some 100 ms before each kill.
 int epochs_for(int kills) {
 #if defined(__SANITIZE_ADDRESS__)
   return 4 + 3 * kills;  // a step takes ten times as long
@@ -140,7 +140,7 @@ TEST_CASE("Ranks that are killed again and again end with the bytes of ranks tha
     INFO("kill " << kill);
     const std::vector<pid_t> ranks = jobs.ranks(2, "05-syncbn-checkpoint");
     REQUIRE(ranks.size() == 2);
-    // Not before it has gone on from where the last one was killed.
+    // Not before it has resumed from where the last run was killed.
     const int64_t before = steps_saved(jobs / "saved");
     REQUIRE(soon(kSoon, [&] { return steps_saved(jobs / "saved") > before; }));
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 100));

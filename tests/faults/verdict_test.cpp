@@ -104,7 +104,7 @@ class Stages {
   std::filesystem::path trainer() const { return folder_ / "trainer"; }
   std::filesystem::path program() const { return folder_ / "02-fake" / "02-fake"; }
 
-  /// Runs the stage with --baseline, behind the words of `prefix`.
+  /// Runs the stage with --baseline, after the words of `prefix`.
   ProcessResult run(const Words& options, const std::string& fault_02 = "",
                     const std::string& fault_01 = "", const Words& prefix = {}) const {
     Words words = prefix +

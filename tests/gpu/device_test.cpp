@@ -139,7 +139,7 @@ TEST_CASE("Copies between a GPU and its host memory return before they are made"
   CHECK((Values(target.data(), target.data() + count) == Values(count, 10)));
 }
 
-/// Enqueues a copy from page-locked memory behind long work, waits for its event or not, and writes
+/// Enqueues a copy from page-locked memory after long work, waits for its event or not, and writes
 /// the next values into that memory. Returns what arrived.
 Values copy_then_overwrite(bool wait, bool& overwritten_before) {
   const Gpu gpu;

@@ -36,12 +36,12 @@ namespace lockstep::testing {
 
 constexpr DeviceId kGpu{DeviceId::Kind::cuda, 0};
 
-/// True on the CUDA model that runs on the CPU: everything works there, slowly.
+/// True on the CUDA model, which runs on the CPU: everything works there, slowly.
 inline bool is_model(const Device& device) {
   return device.description().find("CUDA model") != std::string::npos;
 }
 
-/// Keeps a stream busy for at least so long: passes over memory.
+/// Keeps a stream busy for at least this long: passes over memory.
 inline void occupy(Stream stream, double seconds) {
   const Tensor x = Tensor::empty(stream, {int64_t{1} << (is_model(stream.device()) ? 18 : 26)});
   const auto pass = [&] { stream.kernels().fill(stream, 1, x); };
@@ -82,14 +82,14 @@ inline double relative_l2(const std::vector<double>& found, const std::vector<do
   return apart == 0 ? 0 : std::sqrt(apart / length);
 }
 
-/// What an operation left, every type as double: all numbers of the tests are exact in it.
+/// The result of an operation, every type as double: all numbers of the tests are exact in it.
 struct Result {
   std::string name;
   std::vector<double> values;
   double tolerance;  // relative L2 between CUDA and the CPU; 0: equal
 };
 
-/// One execution of some operations on one device. Its tensors lie inside larger buffers, in which
+/// One execution of some operations on one device. Its tensors are inside larger buffers, in which
 /// nothing may change; `shift` moves their first element off every alignment.
 class Run {
  public:
@@ -120,7 +120,7 @@ class Run {
   Tensor random(const Shape& shape, uint32_t seed) {
     return put(shape, random_values(shape, seed));
   }
-  /// NaN everywhere: what an operation does not overwrite, or reads before it wrote, shows.
+  /// NaN everywhere: elements that an operation does not overwrite, or reads before writing, show.
   Tensor output(const Shape& shape) {
     return filled(shape, std::numeric_limits<Real>::quiet_NaN());
   }

@@ -160,7 +160,7 @@ TEST_CASE("The child of the next case: cuda:1 fails, the host waits for cuda:0",
 TEST_CASE("A host that waits for a rank is freed when another rank fails", "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL(nccl_ranks(2));
-  // A process cannot use a GPU any more whose kernel has failed.
+  // A process cannot use a GPU any more after its kernel has failed there.
   const testing::ProcessResult child =
       testing::run_process({std::filesystem::read_symlink("/proc/self/exe"), "[.gpu-is-lost]"}, 60,
                            {{"LOCKSTEP_TEST_LOG", "/dev/null"}});

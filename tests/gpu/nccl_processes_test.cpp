@@ -130,7 +130,7 @@ TEST_CASE("NCCL over processes: a rank that is found gone ends the others at onc
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL(nccl_ranks(2));
   const std::string id = nccl_unique_id();
-  // NCCL tells one of the two that its peer is gone; from there on that one is gone for the other.
+  // NCCL tells one of the two that its peer is gone; from then on that one is gone for the other.
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclAllReduce:6:3:async");
   const auto begin = Clock::now();
   std::vector<std::string> errors = testing::run_ranks(2, [&](int me) {

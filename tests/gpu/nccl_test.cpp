@@ -1,6 +1,6 @@
 // Collectives between GPUs by NCCL: against a serial reference, in order with what the ranks'
-// streams do before and behind them, and what is refused. What the tests of tests/unit/comm show
-// for the in-process world, as far as NCCL can do it.
+// streams do before and after them, and calls that are refused. The same as the tests of
+// tests/unit/comm for the in-process world, as far as NCCL can do it.
 
 #include "common/core/stream_backend.h"
 #include "common/group/process_group.h"
@@ -257,7 +257,7 @@ TEST_CASE("wait() of an NCCL world waits for the groups and for nothing else", "
   occupy(ranks.streams[0], 0.02);
   all_reduce(ranks, x);
   const Event group = ranks.streams[1].record();
-  occupy(ranks.streams[1], 0.3);  // behind the group: none of wait()'s business
+  occupy(ranks.streams[1], 0.3);  // after the group: wait() does not wait for it
   const Event end = ranks.streams[1].record();
   ranks.world->wait(kLong);
   CHECK(group.done());

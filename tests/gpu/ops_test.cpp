@@ -1,7 +1,7 @@
 // Operations of kernels/kernels.h on a GPU against the reference engine on the CPU: relative L2
-// 1e-4 at most, equal where there is nothing to round. Those of layers: layer_ops_test.cpp. The
-// name of a case begins with the operations that it tests; tests/tools/test_gpu_ops.py finds the
-// ones that no case names.
+// 1e-4 at most, equal where there is nothing to round. Those of layers are in layer_ops_test.cpp.
+// The name of a case begins with the operations that it tests; tests/tools/test_gpu_ops.py finds
+// operations that no case names.
 //
 // `[&, rows = rows]`: clang++ captures the names of a pair's halves by themselves from 16 on.
 
@@ -94,7 +94,7 @@ TEST_CASE("to_channels_first, to_channels_last: each element at its place", "[cu
 
 // --- Collectives in one process ----------------------------------------------------------------
 
-/// Makes `ranks` ranks, which are to become their sum, as is one tensor beside them.
+/// Makes `ranks` tensors that are to become their sum, as is one more tensor.
 template <class T>
 RankSum make_rank_sum(Run& run, ElementType type, int64_t count, int ranks,
                       std::vector<BasicTensor<T>>& targets) {

@@ -220,8 +220,8 @@ TEST_CASE("Stage 01 takes the first of several GPUs, also of one that is named t
 
 // --- Stage 02: several replicas ------------------------------------------------------------------
 
-/// Ten steps of 13 samples, the last of 7: what stage 02 leaves on these devices is what stage 01
-/// leaves on one GPU.
+/// Ten steps of 13 samples, the last of 7: stage 02 on these devices leaves the same as stage 01 on
+/// one GPU.
 void check_data_parallel(const std::string& devices, const Words& reductions) {
   const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
                         "0.01",   "--dropout"};

@@ -88,7 +88,7 @@ std::vector<ProcessResult> run_two_ranks(const std::string& tag) {
   return results;
 }
 
-/// What the process that started this one says.
+/// The output of the process that started this one.
 std::string told(const char* variable) {
   const char* value = std::getenv(variable);
   require(value != nullptr, "{} is not set: run the case that starts this one", variable);
@@ -240,8 +240,8 @@ TEST_CASE("Two processes on one GPU: a synchronised layer is that of the CPU ove
 
 // --- Order ---------------------------------------------------------------------------------------
 
-/// What the sum of both ranks' x is when a slow kernel, which makes x, stands before it on another
-/// stream, and the sum waits for that or not.
+/// The sum of both ranks' x when a slow kernel, which makes x, comes before it on another stream,
+/// and the sum waits for that or not.
 std::vector<float> sum_behind_slow_kernel(const StagedRank& here, bool wait) {
   const Stream compute = here.stream, comm = here.ranks.devices[0]->create_stream("comm");
   const Floats x = numbered<float>(here.ranks, 100, -100)[here.rank];
@@ -258,7 +258,7 @@ std::vector<float> sum_behind_slow_kernel(const StagedRank& here, bool wait) {
   return sum.to_host();
 }
 
-TEST_CASE("A rank of the next case: sums behind a slow kernel", "[.staged-order]") {
+TEST_CASE("A rank of the next case: sums after a slow kernel", "[.staged-order]") {
   const StagedRank here;
   CHECK(sum_behind_slow_kernel(here, true) == std::vector<float>(100, 3));
   CHECK(sum_behind_slow_kernel(here, false) == std::vector<float>(100, -199));
@@ -291,7 +291,7 @@ TEST_CASE("Staged calls on two streams of a GPU run one after another", "[cuda][
   ranks.processes[0]->all_reduce(first, x[0]);
   ranks.processes[0]->all_reduce(second, y[0]);
   CHECK_FALSE(made.done());
-  second.synchronize();  // behind the sum of x, that is
+  second.synchronize();  // that is, after the sum of x
   CHECK(made.done());
 }
 

@@ -120,7 +120,7 @@ TEST_CASE("Times between a GPU's events are real, however many others its stream
 
 // --- Host tasks ----------------------------------------------------------------------------------
 
-TEST_CASE("A host task runs behind what its GPU stream has to do before, and before what comes",
+TEST_CASE("A host task runs after what its GPU stream has to do before, and before what comes",
           "[cuda][device][hosttask]") {
   LOCKSTEP_NEEDS_GPU();
   const Gpu gpu;

@@ -166,7 +166,7 @@ std::vector<double> loss_errors(const json& recording, const std::vector<std::st
   return errors;
 }
 
-/// Within ten times what one rounding of the first weights does to PyTorch's own losses.
+/// Within ten times the effect of one rounding of the first weights on PyTorch's own losses.
 [[maybe_unused]] void check_seed_float32(const std::string& stem) {
   const json recording = recorded(stem);
   const auto envelope = recording.at("rounding_envelope_float32").get<std::vector<double>>();
@@ -179,7 +179,7 @@ std::vector<double> loss_errors(const json& recording, const std::vector<std::st
   }
 }
 
-/// `tolerance` of steps 1 to 9: about what PyTorch's own memory layouts differ by.
+/// `tolerance` of steps 1 to 9: about the difference between PyTorch's own memory layouts.
 [[maybe_unused]] void check_resnet_float32(const std::string& stem, double tolerance) {
   const std::vector<double> errors = loss_errors(recorded(stem), kResNet, 10);
   CHECK(errors[0] <= 2e-6);

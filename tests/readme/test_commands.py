@@ -1,5 +1,5 @@
-"""Every command that a README or a page of docs/ shows is run, with few steps, in the order in which it
-stands there.
+"""Every command that a README or a page of docs/ shows is run, with few steps, in the order in
+which the commands appear.
 
 A command that needs a GPU, another host or minutes is not run: its options are looked up in
 the program's --help, and it counts as skipped."""
@@ -27,7 +27,7 @@ READMES = ["README.md", "CONTRIBUTING.md",
            *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
 DEADLINE = 120  # seconds for one command
 
-# Why a command is not run, by what stands in it. The first that fits.
+# Why a command is not run, by what it contains. The first that fits.
 NOT_RUN = (
     ("no GPU", r"cuda:|gpu-check"),
     ("another host", r"node7|--nnodes 2|two-hosts"),
@@ -42,7 +42,7 @@ PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests
                 "bench": "bench.py", "data": "fetch_data.py", "exercise": "exercise.py",
                 "grade": "grade.py", "gpu-check": "gpu-check", "format": "format.py", "lint": "lint.py"}
 
-# Stands for a program: few steps on generated images, unless the command itself names generated ones.
+# Replaces a program: few steps on generated images, unless the command itself names generated ones.
 SHORTENED = """#!{python}
 import os, sys
 words = sys.argv[1:]
@@ -83,7 +83,7 @@ def inline_tools(text):
 
 
 def commands(block):
-    """A block's commands; one that goes over several lines is one."""
+    """A block's commands; a command that continues over several lines is one."""
     found, rest = [], ""
     for line in block.splitlines():
         rest += line + "\n"
@@ -103,7 +103,7 @@ def reason_not_to_run(command):
     return next((reason for reason, words in NOT_RUN if re.search(words, bare)), None)
 
 
-# --- Options of what is not run ------------------------------------------------------------------
+# --- Options of commands that are not run --------------------------------------------------------
 
 @functools.lru_cache(maxsize=None)
 def help_of(*program):
@@ -113,7 +113,7 @@ def help_of(*program):
 
 
 def programs_of(words):
-    """For every option among a command's words: whose it is."""
+    """For every option among a command's words: the programs that it belongs to."""
     program, found = None, []
     for word in words:
         if re.match(r"(\./)?build/", word):
@@ -134,7 +134,7 @@ def programs_of(words):
 
 
 def unknown_options(command):
-    """Options that no help knows. What `run` and `compare` do not know goes to the stages."""
+    """Options that no help knows. Options that `run` and `compare` do not know go to the stages."""
     stage = (str(BUILD / "01-single-gpu/01-single-gpu"),)
     return [option for program, option in programs_of(shlex.split(command, comments=True))
             if not any(re.search(rf"{re.escape(option)}\b", help_of(*each))
@@ -144,7 +144,7 @@ def unknown_options(command):
 # --- Running -------------------------------------------------------------------------------------
 
 class Sandbox:
-    """The tree as a reader has it, its programs in build/ with few steps."""
+    """The tree as a reader gets it, its programs in build/ with few steps."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -180,7 +180,7 @@ def may_fail(command):
 
 
 class TestCommands(unittest.TestCase):
-    """A method for every command (added below), and what they rest on."""
+    """A method for every command (added below), and checks of the functions above."""
 
     maxDiff = None
 
@@ -242,7 +242,7 @@ class TestCommands(unittest.TestCase):
                     if words[0] == "./lockstep":
                         self.assertIn(words[1], names)
                         if words[1] == "test" and words[2:3] and not words[2].startswith("-"):
-                            if words[2].isupper():  # stands for such a word
+                            if words[2].isupper():  # a placeholder for such a word
                                 continue
                             self.assertEqual("", suites.refusal(words[2], ROOT))
                     elif words[0] == "meson":
@@ -270,7 +270,7 @@ def add_methods():
     for readme in READMES:
         text, number = (ROOT / readme).read_text(), 0
         for block in [*blocks(text), *([command] for command in inline(text))]:
-            before = []  # the block's variables, for the commands behind them
+            before = []  # the block's variables, for the commands after them
             place = place_of(readme, block if isinstance(block, str) else block[0])
             for command in commands(block) if isinstance(block, str) else block:
                 if re.match(r"\w+=\S*[^&]*$", command) and not re.search(r"\s\./|srun|RANK", command):

@@ -1,4 +1,4 @@
-"""Every lab of the stages is in the list, runs, and is told in the READMEs."""
+"""Every lab of the stages is in the list, runs, and is in the READMEs."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from coursework import labs  # noqa: E402
 
 class TestLabs(unittest.TestCase):
     def names_in(self, program):
-        """What a program of labs says that it has."""
+        """The labs that a program of labs lists."""
         done = subprocess.run([BUILD / program, "none"], capture_output=True, text=True)
         self.assertEqual(1, done.returncode)
         return re.search(r"expected one of (.*)", done.stderr)[1].split(", ")

@@ -9,7 +9,8 @@
 
 namespace lockstep::testing {
 
-/// What this process prints while it lives, in a file. No assertions meanwhile: they print, too.
+/// Keeps in a file what this process prints while it exists. No assertions meanwhile: they print,
+/// too.
 class CapturedOutput {
  public:
   explicit CapturedOutput(const std::filesystem::path& file) : before_(::dup(STDOUT_FILENO)) {

@@ -1,5 +1,5 @@
 #pragma once
-// The one include of every test: Catch2 version 2 (Debian 12) or 3 (Debian 13) behind the same
+// The one include of every test: Catch2 version 2 (Debian 12) or 3 (Debian 13) under the same
 // names, and LOCKSTEP_SKIP, which version 2 lacks. Of version 3 only what the tests use: each of
 // its headers is compiled with every test.
 

@@ -1,5 +1,5 @@
 #pragma once
-// The table of collectives and what a serial program makes of them, for a world of any backend.
+// The table of collectives, and their results by a serial program, for a world of any backend.
 
 #include <algorithm>
 #include <string>
@@ -11,9 +11,9 @@
 
 namespace lockstep::testing {
 
-/// One kind of call. Every rank has `all` [W n] and `mine` [n] behind it, or, in place, as its own
+/// One kind of call. Every rank has `all` [W n] and `mine` [n] after it, or, in place, as its own
 /// part of `all`. Op::send is a ring (rank r sends mine to r+1, which puts it first in its all),
-/// Op::receive a gather by hand (the root receives everybody's mine into the parts of its all).
+/// Op::receive a gather by hand (the root receives every rank's mine into the parts of its all).
 struct Collective {
   Call::Op op;
   Reduction reduction = Reduction::sum;
@@ -21,7 +21,7 @@ struct Collective {
 
   bool has_root() const;
   std::string name(int root) const;
-  /// Issues what one rank has to.
+  /// Issues one rank's calls.
   void issue(Communicator& rank, Stream stream, const Elements& memory, int64_t n, int root) const;
   /// What the ranks' memories, [W n + n] each, become.
   template <class T>

@@ -55,8 +55,8 @@ struct Ranks {
     }
   }
 
-  /// One rank of a group of processes, on `id`. The other ranks are elsewhere; streams that bear
-  /// their numbers are of this device, too, so that a test need not know.
+  /// One rank of a group of processes, on `id`. The other ranks are elsewhere. Streams with their
+  /// numbers are of this device, too, so that a test does not need to know.
   Ranks(const DeviceId& id, int rank, int world_size, const DeviceOptions& options,
         const std::function<std::unique_ptr<Communicator>(Device&)>& connect) {
     owned.push_back(open_device(id, options));
@@ -105,7 +105,7 @@ std::vector<BasicTensor<T>> numbered(const Ranks& ranks, int64_t count, T first)
   return tensors;
 }
 
-/// One group of two ranks in which each call needs what the one before it left.
+/// One group of two ranks in which each call needs the result of the one before.
 inline void check_dependent_calls(const Ranks& ranks) {
   using Values = std::vector<int64_t>;
   const auto x = numbered<int64_t>(ranks, 2, 1), all = numbered<int64_t>(ranks, 4, -10);

@@ -69,7 +69,7 @@ inline Bytes gzip(const Bytes& plain) {
 }
 
 /// The message of the `E` that `action` throws; says so if it throws nothing. An error of another
-/// kind passes on: its text may hold what a test looks for, too.
+/// kind is passed on: its text might contain what a test looks for, too.
 template <class E, class Action>
 std::string message_of(Action action) {
   try {

@@ -53,7 +53,7 @@ struct Member {
         context(stream),
         loss(parameters.loss()) {
     initialize(parameters, Initializer::kaiming_uniform, seed);
-    // Running statistics that another rank's would not be taken for.
+    // Running statistics that cannot be mistaken for another rank's.
     if (seed > 1 && !parameters.buffers().empty()) {
       stream.kernels().fill(stream, Real(seed), parameters.buffer_values());
     }

@@ -1,5 +1,5 @@
 #pragma once
-// A training pass without samples, as a rank makes it whose part of a batch is empty.
+// A training pass without samples, as made by a rank whose part of a batch is empty.
 
 #include <algorithm>
 #include <cmath>

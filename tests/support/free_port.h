@@ -1,5 +1,5 @@
 #pragma once
-// What a launcher on this host tells ranks, and a port for their store.
+// What a launcher on this host gives the ranks, and a port for their store.
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -12,8 +12,9 @@
 
 namespace lockstep::testing {
 
-/// A port of 127.0.0.1 on which nobody listens. As long as this process lives the system gives it
-/// to nobody who asks for any port: it stays bound here, in the way that lets others listen on it.
+/// A port of 127.0.0.1 on which no process listens. As long as this process lives, the system gives
+/// it to no process that asks for any port: it stays bound here, in a way that lets others listen
+/// on it.
 inline int free_port() {
   static auto& reserved = *new std::vector<Socket>;
   Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -11,7 +11,7 @@ def call(*words, **options):
 
 
 def without_gpu():
-    """The environment without what concerns the run of this test, and without nvidia-smi."""
+    """The environment without the variables of this test run, and without nvidia-smi."""
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("LOCKSTEP_")}
     folders = os.environ["PATH"].split(os.pathsep)

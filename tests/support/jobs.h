@@ -1,5 +1,5 @@
 #pragma once
-// Launchers under test, and who is left when they are gone.
+// Launchers under test, and the processes that are left when they are gone.
 
 #include <fmt/format.h>
 
@@ -26,8 +26,8 @@ inline Words lines_of(const std::string& text) {
   return lines;
 }
 
-/// What the launcher promises for a machine that does nothing else. The short campaign also runs
-/// where compilers do, and sanitizers take their time.
+/// The launcher's promise for a machine that does nothing else. The short campaign also runs next
+/// to compilers, and sanitizers take their time.
 inline double promised(double seconds) {
 #if defined(__SANITIZE_ADDRESS__)
   return 5 * seconds;
@@ -66,7 +66,7 @@ class Jobs {
   ProcessResult run_words(const Words& words) const {
     return run_process(words, kDeadline, {{"LAUNCH_TEST", mark()}, {"DIR", folder_.path()}});
   }
-  /// Launches ranks that are shell scripts. Nobody may be left when the launcher is gone.
+  /// Launches ranks that are shell scripts. No process may be left when the launcher is gone.
   ProcessResult run(const Words& options, const std::string& script,
                     const Words& prefix = {}) const {
     const ProcessResult result =

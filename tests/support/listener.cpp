@@ -31,8 +31,9 @@ std::string& skip_reason() {
   return reason;
 }
 
-/// Text as a string of JSON. Bytes that are no UTF-8 stay: a message may hold those of a damaged
-/// file, and the reader expects that. Every test links this, so it is spared the JSON library.
+/// Text as a string of JSON. Bytes that are not UTF-8 stay: a message may contain those of a
+/// damaged file, and the reader expects that. Every test links this, so it does without the JSON
+/// library.
 std::string in_json(const std::string& text) {
   std::string result = "\"";
   for (const char c : text) {
@@ -71,7 +72,7 @@ class JsonLines : public ListenerBase {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin_;
     const bool failed = stats.totals.assertions.failed > 0;
     std::string status = failed ? "failed" : skip_reason().empty() ? "passed" : "skipped";
-    // A case without assertions proves nothing, whatever it is called.
+    // A case without assertions proves nothing, whatever its name.
     if (status == "passed" && stats.totals.assertions.total() == 0) status = "failed";
     write(fmt::format(
         R"({{"event": "end", "case": {}, "status": "{}", "reason": {}, "seconds": {:.6f}}})",
@@ -79,7 +80,7 @@ class JsonLines : public ListenerBase {
     (status == "skipped" ? skipped_ : others_) += 1;
   }
 
-  /// A run of which every case was skipped is not one that passed: Meson knows it by its status,
+  /// A run whose cases were all skipped has not passed: Meson needs a special exit status for it,
   /// which Catch2 does not let a listener give.
   void testRunEnded(const Catch::TestRunStats&) override {
     if (skipped_ > 0 && others_ == 0) std::atexit([] { std::_Exit(kAllSkipped); });

@@ -34,7 +34,7 @@ class LocalStore {
     return {[this](const std::string& key, const std::string& value) { set(key, value); },
             [this](const std::string& key) { return get(key); }};
   }
-  /// This rank's text to all, and all ranks' to it, as often as they like.
+  /// Gives this rank's text to all, and returns all ranks' texts, as often as they like.
   std::vector<std::string> exchange(int rank, int world_size, const std::string& mine) {
     const int number = next_exchange(rank);
     const auto key = [&](int of) { return fmt::format("text {} of {}", number, of); };

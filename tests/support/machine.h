@@ -27,7 +27,7 @@ struct Machine {
         streams(create_streams(devices, "compute")),
         world(make_single_process_world(pointers_to(devices))) {}
 
-  /// What ran on a device under this name, in order.
+  /// The operations that ran on a device under this name, in order.
   std::vector<Span> spans(size_t device, const std::string& op) const {
     std::vector<Span> found = streams[device].backend().timeline();
     std::erase_if(found, [&](const Span& span) { return span.op != op; });

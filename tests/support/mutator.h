@@ -13,7 +13,7 @@
 namespace lockstep::testing::io {
 
 /// Damages files at random, but in ways that reach every rule: blind changes mostly end at the
-/// first, so half of them get a header length that fits again.
+/// first rule, so half of them get a header length that fits again.
 class Mutator {
  public:
   explicit Mutator(unsigned seed) : random_(seed) {}

@@ -17,7 +17,7 @@ namespace lockstep::testing {
 
 constexpr bool kDouble = sizeof(Real) == 8;
 
-/// Between what one device and several compute, relative: the order of sums differs.
+/// The relative difference between what one device and several compute: the order of sums differs.
 constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
 
 /// A CPU device with one stream, and short ways to fill and read its tensors.
@@ -43,8 +43,8 @@ struct TestDevice {
   Stream stream = device->create_stream("test");
 };
 
-/// Numbers in [-1, 1) that float and double hold alike, from a generator that is the same on every
-/// machine.
+/// Numbers in [-1, 1) that are exact in both float and double, from a generator that is the same on
+/// every machine.
 inline std::vector<Real> random_values(const Shape& shape, uint32_t seed) {
   std::mt19937 generator(seed);
   std::vector<Real> values(static_cast<size_t>(shape.elements()));

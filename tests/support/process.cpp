@@ -46,7 +46,7 @@ struct Pipe {
   }
 };
 
-/// Appends what is there to `text`; false at the end of the stream.
+/// Appends the available bytes to `text`; false at the end of the stream.
 bool drain(int fd, std::string& text) {
   std::array<char, 65536> chunk;
   while (true) {

@@ -16,8 +16,8 @@ inline Words operator+(Words words, const Words& more) {
   return words;
 }
 
-/// In seconds: no program that a test starts takes them, on a busy machine under a sanitizer
-/// either.
+/// In seconds: no program that a test starts takes this long, even on a busy machine under a
+/// sanitizer.
 constexpr double kDeadline = 250;
 
 struct ProcessResult {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def start(case, *command, ignores=(), **options):
     """A program that ends with its test case at the latest. It ignores the signals in `ignores` and
-    no others, also where the tests run under nohup, which passes on that SIGHUP is ignored."""
+    no others, even if the tests run under nohup, which makes them ignore SIGHUP."""
     words = ["/usr/bin/env", "--default-signal=HUP,INT,QUIT,TERM"]
     words += [f"--ignore-signal={signal.Signals(number).name[3:]}" for number in ignores]
     process = subprocess.Popen([*words, *map(str, command)], **options)
@@ -24,7 +24,7 @@ def end(process):
 
 
 def gone(pid):
-    """Whether a process has ended, or does so at once."""
+    """Whether a process has ended, or is just about to."""
     for _ in range(100):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":

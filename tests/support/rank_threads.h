@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads of one process, for what connects processes.
+// Ranks as threads of one process, to test what connects processes.
 
 #include <exception>
 #include <string>

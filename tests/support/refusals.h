@@ -14,7 +14,7 @@ namespace lockstep::testing {
 /// Eight steps of eight samples: cheap even under a sanitizer.
 inline const Words kSmall{"--data", "synthetic:64:16", "--batch-size", "8"};
 
-/// Started so, even root has to ask the file system for permission.
+/// Started like this, even root has to ask the file system for permission.
 inline Words without_privileges() {
   if (::geteuid() != 0) return {};
   return {"setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps",

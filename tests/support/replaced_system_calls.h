@@ -1,5 +1,5 @@
 #pragma once
-// Stand in for the C library's functions in the whole program of the one source that includes this.
+// Replace the C library's functions in the whole program of the one source that includes this.
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of common/io and the fuzzer share. Free of Catch2: the fuzzer has its own main.
+// Shared by the tests of common/io and the fuzzer. Free of Catch2: the fuzzer has its own main.
 
 #include <unistd.h>
 

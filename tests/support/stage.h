@@ -67,7 +67,7 @@ inline double l2(const std::vector<double>& values) {
 inline double largest(const std::vector<double>& values) {
   double most = 0;
   for (const double value : values) {
-    if (std::isnan(value)) return value;  // must not hide behind a number
+    if (std::isnan(value)) return value;  // NaN must not hide behind a number
     most = std::max(most, std::abs(value));
   }
   return most;

@@ -1,5 +1,5 @@
 #pragma once
-// What a program does to its files, seen and hindered.
+// A program's calls on its files, watched and made to fail.
 
 #include <linux/capability.h>
 #include <sys/resource.h>
@@ -19,9 +19,9 @@
 
 namespace lockstep::testing {
 
-/// Sees every fsync, rename and unlink of the process while it lives, and can make them fail. Their
-/// order is the whole point of a durable save, and nothing but a power cut would show it otherwise.
-/// For programs that contain support/replaced_system_calls.h.
+/// Sees every fsync, rename and unlink of the process while it exists, and can make them fail.
+/// Their order is the whole point of a durable save, and nothing but a power cut would show it
+/// otherwise. For programs that contain support/replaced_system_calls.h.
 class SystemCalls {
  public:
   SystemCalls() { watcher() = this; }
@@ -59,16 +59,16 @@ inline bool note_system_call(const std::string& call) {
   return watcher != nullptr && watcher->note(call);
 }
 
-/// Root may write anywhere, by its capabilities; without them it is a user like any other. For the
-/// rest of the calling thread's life.
+/// Root may write anywhere, by its capabilities; without them it is a user like any other. Lasts
+/// for the rest of the calling thread's life.
 inline void drop_capabilities() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct none[2] = {};
   if (::syscall(SYS_capset, &header, none) != 0) throw std::runtime_error("capset failed");
 }
 
-/// The nearest thing to a full disk that needs no privilege: while this lives, files of the process
-/// end at so many bytes.
+/// The nearest thing to a full disk that needs no privilege: while this exists, the process can
+/// write files only up to this many bytes.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {

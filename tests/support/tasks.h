@@ -14,8 +14,8 @@ namespace lockstep::testing {
 using Clock = std::chrono::steady_clock;
 
 // In seconds.
-constexpr double kLong = 60;    // no test takes them
-constexpr double kSoon = 5;     // what is told at once is told in less, on a busy machine too
+constexpr double kLong = 60;    // no test takes this long
+constexpr double kSoon = 5;     // whatever is reported at once takes less, even on a busy machine
 constexpr double kShort = 0.3;  // for what must time out
 
 inline double seconds_since(Clock::time_point begin) {
@@ -30,8 +30,9 @@ inline void enqueue(Stream stream, std::function<void()> body) {
   enqueue(stream, "task", std::move(body));
 }
 
-/// Holds up the tasks that come to pass() until the host opens it. What tasks use stands before the
-/// device in every test: a device runs what is still queued when it goes.
+/// Holds up the tasks that come to pass() until the host opens it. In every test the things that
+/// tasks use are declared before the device: a device runs what is still queued when it is
+/// destroyed.
 class Gate {
  public:
   explicit Gate(double patience_seconds = 20) : patience_(patience_seconds) {}

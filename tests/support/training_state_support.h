@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of training states and the fuzzer share. Free of Catch2: the fuzzer has its own
+// Shared by the tests of training states and the fuzzer. Free of Catch2: the fuzzer has its own
 // main.
 
 #include <stdexcept>

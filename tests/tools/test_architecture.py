@@ -1,5 +1,5 @@
-"""The includes keep to the layers that common/README.md lists; unit tests lie in folders of the same
-names; every test is in a suite, and every tool in the list of tools/README.md."""
+"""The includes keep to the layers that common/README.md lists; unit tests are in folders of the
+same names; every test is in a suite, and every tool in the list of tools/README.md."""
 
 import re
 import tempfile
@@ -170,7 +170,7 @@ class TestTheTestItself(unittest.TestCase):
 
 
 def unit_test_faults(root):
-    """One line per file below tests/unit that lies in no folder of a room or a stage, and per name
+    """One line per file below tests/unit that is in no folder of a room or a stage, and per name
     that two files have: a suite chooses cases by the names of files."""
     rooms = rooms_of((root / "common/README.md").read_text())
     stages = {path.name[:2] for path in root.iterdir() if STAGE.match(path.name)}
@@ -186,8 +186,8 @@ def unit_test_faults(root):
 
 
 def files_without_suite(root):
-    """The files of tests that the meson.build of their kind does not name, by their path below it.
-    Those in Python are all named by that of tests/tools."""
+    """The test files that the meson.build of their kind does not name, by their path below it. That
+    of tests/tools names all those in Python."""
     of_tools = (root / "tests/tools/meson.build").read_text()
     missing = []
     for kind in sorted(path.parent for path in root.glob("tests/*/meson.build")):

@@ -1,4 +1,4 @@
-"""`lockstep bench`: what it prints, from a stand-in for the stages whose times are known."""
+"""`lockstep bench`: what it prints, with a stand-in for the stages whose times are known."""
 
 import contextlib
 import io
@@ -43,7 +43,7 @@ def stand_in(_stage, *options):
     return metrics
 
 
-# Two pipelines; the second takes another time in every round.
+# Two pipelines; the second takes a different time in every round.
 BUBBLE = """#!/usr/bin/env python3
 import json, os, sys
 option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -167,7 +167,7 @@ class TestBench(unittest.TestCase):
                                r"  2 ranks, gloo +1\.60 ms/step +1\.25 times one process; communication "
                                r"0\.40 ms, exposed 0\.10; 87360 bytes sent; 2\.50 times PyTorch's better")
         self.assertRegex(text, r"tcp   ring +4 KiB +100\.0 us")
-        self.assertNotIn("two hosts", text)  # a matter of ResNet-18
+        self.assertNotIn("two hosts", text)  # only for ResNet-18
 
     def test_what_overlap_hides(self):
         text = self.bench("--model", "resnet18", "--quick", "--python", "no-such-python")

@@ -36,7 +36,7 @@ class Folder(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def graph(self, seconds):
-        """A build of one step for each of the times, named a, b, c, ..."""
+        """A build with one step for each of the times, named a, b, c, ..."""
         self.targets = [chr(ord("a") + number) for number in range(len(seconds))]
         steps = [f"build {target}: compile\n  seconds = {length}\n"
                  for target, length in zip(self.targets, seconds)]
@@ -44,7 +44,7 @@ class Folder(unittest.TestCase):
                                                  "build endless: wait\n")
 
     def log(self, **seconds):
-        """What ninja noted of steps that it has done."""
+        """Ninja's log of steps that it has done."""
         rows = [f"0\t{int(1000 * length)}\t0\t{made}\tabc\n" for made, length in seconds.items()]
         (self.folder / ".ninja_log").write_text("# ninja log v5\n" + "".join(rows))
 
@@ -75,7 +75,7 @@ class TestPlan(Folder):
 
 class TestClock(Folder):
     def clock(self, jobs=1):
-        """Of ten steps of 10 seconds; the test sets how long ago it began."""
+        """A clock for ten steps of 10 seconds; the test sets how long ago it began."""
         self.graph([0] * 10)
         self.log(**{target: 10 for target in self.targets})
         return Clock(Plan(self.folder, self.targets), jobs)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tests/support"))
 from processes import start  # noqa: E402
 
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD)
-# Each case fails if the runner did not see to it.
+# Each case fails if the runner does not take care of it.
 CASES = """
 import os, signal, subprocess, unittest
 

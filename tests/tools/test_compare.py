@@ -1,4 +1,4 @@
-"""`lockstep run` and `lockstep compare`: what they train, print, keep and draw, from stand-ins for
+"""`lockstep run` and `lockstep compare`: what they train, print, keep and draw, with stand-ins for
 the stages whose times are known."""
 
 import json
@@ -23,7 +23,7 @@ from stages import label, path_of  # noqa: E402
 STAGES = ["01-single-gpu", "02-dataparallel", "03-model-split", "04-ddp", "05-syncbn-checkpoint"]
 TENSOR = "03-model-split/tensor-split"  # a stage's second program
 
-# An epoch takes 4 s on one device, 2.5 s on two. FAULT is a line of Python that it runs first.
+# An epoch takes 4 s on one device, 2.5 s on two. FAULT is a line of Python that is run first.
 STAGE = """#!{python}
 import json, sys
 stage = {stage!r}
@@ -62,7 +62,7 @@ if "--trace" in option:
               open(option["--trace"], "w"))
 print("trained by", stage)
 """
-# A package that cannot be imported stands for one that is not installed.
+# A package that cannot be imported simulates one that is not installed.
 NO_MATPLOTLIB = "raise ImportError('matplotlib is not installed')\n"
 HAS_MATPLOTLIB = compare_figures.find_python() is not None
 
@@ -282,7 +282,7 @@ class TestFigures(Sandbox):
         self.assertEqual(list(figures.iterdir()), [])
 
     def another_python(self, script):
-        """Another python3 in the place of the system's."""
+        """Another python3 in place of the system's."""
         python = self.folder / "python3"
         python.write_text(f"#!/bin/sh\n{script}\n")
         python.chmod(0o755)

@@ -15,7 +15,7 @@ BACKENDS = ("common/kernels/cuda/liblockstep_cuda.so", "common/comm/nccl/liblock
 
 
 def toolkit():
-    """The CUDA Toolkit's own folder (not a link to it), or None. nvcc says where that is: the one in
+    """The CUDA Toolkit's own folder (not a link to it), or None. nvcc says where it is: the one in
     PATH may be a script elsewhere that calls it."""
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin:/opt/cuda/bin")
     if not nvcc:
@@ -27,7 +27,7 @@ def toolkit():
 
 def hiding(folder, behind=None):
     """The beginning of a shell script, for a mount namespace, that hides a folder, if there is one;
-    it is still to be seen at `behind`."""
+    it is still visible at `behind`."""
     if folder is None:
         return ""
     lines = [f"mount --bind {shlex.quote(str(folder))} {shlex.quote(str(behind))}"] if behind else []
@@ -35,7 +35,7 @@ def hiding(folder, behind=None):
 
 
 def in_namespace(script):
-    """Runs a shell script where its mounts are its own, and no nvcc is in PATH."""
+    """Runs a shell script with mounts of its own, and without nvcc in PATH."""
     folders = os.environ["PATH"].split(os.pathsep)
     path = os.pathsep.join(f for f in folders if not (Path(f) / "nvcc").exists())
     return subprocess.run(["unshare", "--mount", "--map-root-user", "sh", "-ec", script],
@@ -100,8 +100,8 @@ class TestConfigure(unittest.TestCase):
 
     @unittest.skipUnless(toolkit(), "no GPU: no CUDA Toolkit on this machine")
     def test_the_backend_is_built_from_a_toolkit_found_only_through_gpu_roots(self):
-        """Built under --full only; else it is looked at what would be linked."""
-        # As Python's packages lay it out: a folder per library, files with version numbers only.
+        """Built only under --full; otherwise only the link line is checked."""
+        # As in Python's packages: a folder per library, files with version numbers only.
         behind, roots = self.folder / "behind", self.folder / "site-packages/nvidia"
         behind.mkdir()
         real = toolkit()

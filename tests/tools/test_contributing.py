@@ -35,7 +35,7 @@ class TestWorkflow(unittest.TestCase):
         try:
             import yaml
         except ImportError:
-            return  # what is read above is all that can be said
+            return  # without a parser, the checks above are all that is possible
         jobs = yaml.safe_load(self.text)["jobs"]
         self.assertEqual(self.jobs().keys(), jobs.keys())
         for name in ("test", "lint"):
@@ -72,7 +72,7 @@ class TestDocuments(unittest.TestCase):
                     self.check_layout(path)
 
     def check_layout(self, path):
-        """What .editorconfig says of every file that no program writes."""
+        """Checks what .editorconfig says about every file that no program writes."""
         with self.subTest(str(path)):
             text = path.read_bytes().decode()
             self.assertNotIn("\r", text)

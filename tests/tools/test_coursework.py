@@ -75,7 +75,7 @@ class TestTable(unittest.TestCase):
         self.assertIn("needs 02.7", self.refused({**ROW, "needs": ["02.7"]}))
         other = {**ROW, "id": "02.10", "name": "another"}
         self.assertEqual(len(self.load({**ROW, "id": "02.9"}, other)), 2)
-        self.assertIn("behind task 02.10", self.refused(other, {**ROW, "id": "02.9"}))
+        self.assertIn("after task 02.10", self.refused(other, {**ROW, "id": "02.9"}))
         self.assertIn("has the name", self.refused(ROW, {**other, "name": "the first"}))
 
 
@@ -110,7 +110,7 @@ class TestMarkers(unittest.TestCase):
         self.assertIn("has no end", self.refused("// [task 02.1] a\n"))
         self.assertIn("has no name", self.refused("// [task 02.1]\n// [end 02.1]\n"))
         self.assertIn("is no marker", self.refused("// [task 2] a\n"))
-        self.assertIn("stands behind task 02.2", self.refused(
+        self.assertIn("comes after task 02.2", self.refused(
             "// [task 02.2] b\n// [end 02.2]\n// [task 02.1] a\n// [end 02.1]\n"))
 
     def test_table_and_markers_that_differ_are_refused(self):
@@ -247,7 +247,7 @@ class TestTree(Folder):
 
 
 class TestExercise(Folder):
-    """What does not compile anything."""
+    """The part that does not compile anything."""
 
     def setUp(self):
         super().setUp()
@@ -262,7 +262,7 @@ class TestExercise(Folder):
 
     def test_folders_that_cannot_be_are_refused(self):
         self.write("full/file")
-        for target, words in (("full", "not empty"), ("solved/x", "inside of this repository"),
+        for target, words in (("full", "not empty"), ("solved/x", "inside this repository"),
                               ("absent/x", "no folder"), ("full/file", "is a file")):
             with self.assertRaisesRegex(CourseworkError, words):
                 exercise.exercise(self.solved, self.root / target, None, print)
@@ -290,7 +290,7 @@ class TestExercise(Folder):
         self.assertEqual(sorted(path.name for path in self.root.iterdir()), ["solved", "workshop"])
 
     def make_tree(self):
-        """What is said while the tree is made, without its solutions."""
+        """The messages while the tree is made, without its solutions."""
         said = []
         with mock.patch.object(solutions, "make_solutions"):
             exercise.exercise(self.solved, self.target, Workshop(self.root / "workshop"),

@@ -95,7 +95,8 @@ class TestWorkshop(Folder):
             self.assertEqual(Workshop(self.root).compile("plain", ["x"])[0], 1)
 
     def command_in_a_folder(self, **options):
-        """A command that has made a folder for itself and waits for a line; and that folder."""
+        """A command that has made a folder for itself and waits for a line; also returns that
+        folder."""
         program = ("import sys, tempfile; sys.path.insert(0, sys.argv[1])\n"
                    "from coursework import run_command\n"
                    "def main(words):\n"

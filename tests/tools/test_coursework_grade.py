@@ -46,7 +46,7 @@ XML = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 class TestVerdict(Folder):
-    """The grader's words for what a program may do, by programs of the shell."""
+    """The grader's words for what a program may do, with shell scripts as programs."""
 
     def verdict(self, xml="", script="", race=False, success="false", task=TASK,
                 own_lines=range(0)):
@@ -175,8 +175,8 @@ class TestGrade(Folder):
             grade.Grader(self.root, self.root, None, print)
 
     def grader(self, section='open_task("x");', script="exit 1", outputs=()):
-        """A grader of a tree with one task, whose lines are `section`. Its program is a script of
-        the shell; `outputs` are what the compiler says, one call after the other."""
+        """A grader of a tree with one task, whose lines are `section`. Its program is a shell
+        script; `outputs` are what the compiler prints, one call after the other."""
         self.write(tasks.TABLE, json.dumps({"tasks": [ROW]}))
         for folder in ("", f"{solutions.OPEN}/"):
             self.write(folder + "02-x/a.cpp", SOURCE.replace("return 1;", section))

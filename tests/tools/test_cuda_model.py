@@ -29,7 +29,7 @@ class TestCudaModel(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
-        cls.prefix = ROOT / CUDA_MODEL  # where the build that is tested with it has it
+        cls.prefix = ROOT / CUDA_MODEL  # the folder of the build that is tested with it
         if error := install_cuda_model(cls.prefix, ROOT):
             raise RuntimeError(error)
 
@@ -130,11 +130,11 @@ class TestCudaModel(unittest.TestCase):
         codes, _ = self.machine(CUDA_MODEL_FAULT="cudaStreamSynchronize:719:2")
         self.assertEqual("cudaSuccess", codes["cudaStreamSynchronize"])
         self.assertEqual("cudaErrorLaunchFailure", codes["again cudaStreamSynchronize"])
-        self.assertEqual("cudaSuccess", codes["again cudaGetLastError"])  # that of a call goes
+        self.assertEqual("cudaSuccess", codes["again cudaGetLastError"])  # a call's error goes
         codes, _ = self.machine(CUDA_MODEL_FAULT="cudaMemcpyAsync:700:1:async")
         self.assertEqual("cudaSuccess", codes["cudaMemcpyAsync"])
         for call in ("cudaStreamSynchronize", "again cudaStreamSynchronize",
-                     "again cudaGetLastError"):  # that of a stream stays
+                     "again cudaGetLastError"):  # a stream's error stays
             self.assertEqual("cudaErrorIllegalAddress", codes[call])
         codes, _ = self.machine(CUDA_MODEL_FAULT="cudnnCreate:1001")
         self.assertEqual("CUDNN_STATUS_NOT_INITIALIZED", codes["cudnnCreate"])

@@ -40,7 +40,8 @@ ARCHIVE = tar_of({"batches/one.bin": b"1" * 5000, "batches/two.bin": b"2" * 5000
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves files; for `faults[name]` cut: too few bytes, short: a shorter file, hang: stops."""
+    """Serves files; `faults[name]` can be cut: too few bytes, short: a shorter file, hang:
+    stops."""
 
     def __init__(self, state, *args):
         self.state = state

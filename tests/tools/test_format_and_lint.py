@@ -1,4 +1,5 @@
-"""`lockstep format` and `lockstep lint`: what they ask clang-format and clang-tidy, what they tell."""
+"""`lockstep format` and `lockstep lint`: what they ask clang-format and clang-tidy, what they
+report."""
 
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Lays out by putting the word "tidy" into a file.
+# "Formats" by putting the word "tidy" into a file.
 CLANG_FORMAT = """#!/bin/sh
 case $* in
   *--version*) echo "clang-format version VERSION" ;;
@@ -171,7 +172,7 @@ exit 1
 
 
 class TestSettings(unittest.TestCase):
-    """.clang-tidy, for which the headers of the product matter, and no others."""
+    """.clang-tidy, which applies to the headers of the product, and to no others."""
 
     def test_findings_are_errors_in_every_header_of_the_product(self):
         text = (ROOT / ".clang-tidy").read_text()

@@ -46,7 +46,7 @@ class TestBundle(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name) / "moved"  # a bundle does not know where it lies
+        self.folder = Path(folder.name) / "moved"  # a bundle does not depend on its place
 
     def copy(self):
         shutil.copytree(self.made, self.folder)
@@ -122,8 +122,8 @@ class TestMissingPackages(unittest.TestCase):
         self.assertNotIn("catch2", str(caught.exception))
 
 
-# Run as root in name spaces of its own: no network, and whatever a bundle brings is hidden from the
-# compiler and the loader. The tree lies at a path that is always the same, so that ccache can help.
+# Run as root in namespaces of its own: no network, and everything that a bundle contains is hidden
+# from the compiler and the loader. The tree is always at the same path, so that ccache can help.
 OFFLINE = r"""
 set -e
 ip link set lo up || true  # no network, but ranks of this host meet on 127.0.0.1

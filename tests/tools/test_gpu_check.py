@@ -1,4 +1,4 @@
-"""`lockstep gpu-check`: its parts on a stand-in, and where there is no GPU."""
+"""`lockstep gpu-check`: its parts on a stand-in, and without a GPU."""
 
 import contextlib
 import io
@@ -27,7 +27,7 @@ folder.mkdir(exist_ok=True)
 (folder / "meson-was-called-with").write_text("\\n".join(sys.argv[1:]))
 print("Build targets: 9\\n\\n  Lockstep\\n    CPU engine : oneDNN\\n    GPU backend: YES\\n")
 """
-# Three cases for operations, one of them skipped, and one for stages; what FAULT says goes wrong.
+# Three cases for operations, one of them skipped, and one for stages; FAULT says what goes wrong.
 GPU_TEST = """#!/usr/bin/env python3
 import json, os, sys
 fault = os.environ.get("FAULT", "")
@@ -43,7 +43,7 @@ with open(os.environ["LOCKSTEP_TEST_LOG"], "a") as log:
                           "seconds": 0.5}), file=log)
 sys.exit(fault == "case")
 """
-# 2 ms a step eagerly and 1 ms as a graph, the update of the weights 0.5 ms of them.
+# 2 ms a step eagerly and 1 ms as a graph, of which the update of the weights takes 0.5 ms.
 STAGE = """#!/usr/bin/env python3
 import json, os, sys
 if "--help" in sys.argv: sys.exit(print("--graph") or 0)
@@ -318,7 +318,7 @@ class TestPieces(unittest.TestCase):
             step, fault = torch.step_seconds(("--device", "cuda", "--batch", 0), 120)
             self.assertIsNone(step)
             self.assertRegex(fault, r"^\w+: ")
-            _, fault = torch.step_seconds(("--tf32",), 120)  # it lives on
+            _, fault = torch.step_seconds(("--tf32",), 120)  # it still answers
             self.assertEqual("ValueError: --tf32 and --graph need --device cuda", fault)
             torch.process.kill()
             torch.process.wait()

@@ -1,5 +1,5 @@
 """Every operation of common/kernels/kernels.h has a case in tests/gpu/ops_test.cpp, or in
-layer_ops_test.cpp beside it.
+layer_ops_test.cpp next to it.
 
 Those cases need a GPU to run; that they are there is checked everywhere. A case names its
 operations before the colon of its name, and calls each of them.

@@ -1,8 +1,9 @@
 """The lessons quote the sources as they are, say where from, and stay short.
 
-In a stage's README every block of C++ has the comment `<!-- quote: PATH -->` on the line before it. Its
-lines are consecutive lines of that file, indented less; a line `// ...` stands for lines left out. A
-comment `<!-- quote: PATH NAME -->` without a block keeps the place of a quote that is still to come.
+In a stage's README every block of C++ has the comment `<!-- quote: PATH -->` on the line before it.
+Its lines are consecutive lines of that file, indented less; a line `// ...` marks lines left out. A
+comment `<!-- quote: PATH NAME -->` without a block keeps the place of a quote that is still to
+come.
 """
 
 import re
@@ -24,8 +25,9 @@ TASK = re.compile(r"// \[(task|end) (\d\d\.\d+)\]")
 # --- What a document quotes -----------------------------------------------------------------------
 
 def quotes_in(text):
-    """(line, path, lines) of every block of C++, the line that of its ```cpp; of a marker without a block
-    lines is None, of a block without a marker path is None. In a list both may be indented."""
+    """(line, path, lines) of every block of C++, where `line` is that of its ```cpp. For a marker
+    without a block lines is None, for a block without a marker path is None. In a list both may be
+    indented."""
     found, all_lines = [], text.splitlines()
     lines = [line.strip() for line in all_lines]
     blocks = {i for i, line in enumerate(lines) if BLOCK.match(line)}
@@ -59,8 +61,8 @@ def indented(line, by):
 
 
 def find_piece(source, piece, first, by):
-    """Where a piece, indented further, comes first from line `first` on: (its place, None), or (None, how
-    many of its lines were found at most)."""
+    """Where a piece, indented further, first appears from line `first` on: (its place, None); if
+    nowhere, (None, the largest number of its lines that were found)."""
     best = 0
     for place in range(first, len(source)):
         count = 0

@@ -1,4 +1,4 @@
-"""The runner behind `lockstep test`, with small fake executables instead of Catch2 ones."""
+"""The runner of `lockstep test`, with small fake executables instead of Catch2 ones."""
 
 import contextlib
 import io

@@ -1,14 +1,14 @@
 """Files and functions stay short enough to be read in one go.
 
 Files have at most: headers (.h, .cuh) 150 lines, other sources of the product (common/, the stages,
-tools/) 300, the front end `lockstep` 200, all that is below tests/ 500. What is no source has no
-limit, nor has tests/parity/reference/, which keeps what another program wrote, and that program.
+tools/) 300, the front end `lockstep` 200, everything below tests/ 500. Files that are not sources
+have no limit, nor has tests/parity/reference/, which keeps another program and its output.
 
-Functions have at most 40 lines of code, train() beside a stage's main() 60. Lines of code are those
-from the signature's first to the closing brace, without blank ones and without those that are only
-a comment or a docstring. A lambda belongs to the function around it, and so does in Python all that
-a function defines. Functions of tests/ have no limit but their file's: a case may be a long list of
-what is expected.
+Functions have at most 40 lines of code, train() next to a stage's main() 60. Lines of code are
+those from the signature's first to the closing brace, without blank ones and without those that are
+only a comment or a docstring. A lambda belongs to the function around it; in Python the same goes
+for everything that a function defines. Functions of tests/ have no limit but their file's: a case
+may be a long list of expected values.
 """
 
 import ast
@@ -54,7 +54,7 @@ COLON = r"(?<!:):(?!:)"
 
 def code_only(text):
     """C++ with the same lines, but without comments, and with `s` for every character of strings
-    and of what the preprocessor reads: not to be taken for code, but no blank line either."""
+    and of preprocessor lines: these must not be taken for code, but are no blank lines either."""
     def blank(match):
         masked = re.sub(r"\S", " " if match["comment"] else "s", match[0])
         return masked[:-1] + ";" if match["directive"] else masked
@@ -91,8 +91,8 @@ def outside_parentheses(head):
 
 
 def kind_of(head):
-    """What the brace behind this begins: ("scope", None) of names; ("function", its name), a lambda
-    too where no function is around it; or ("value", None), a constructor's member too."""
+    """What the brace after this begins: ("scope", None) of names; ("function", its name), also for
+    a lambda with no function around it; or ("value", None), also for a constructor's member."""
     head = without_templates(WITH_PARENTHESES.sub(" ", head))
     bare = outside_parentheses(head)
     if SCOPE.match(bare):
@@ -107,8 +107,8 @@ def kind_of(head):
 
 
 def functions_of_cpp(text):
-    """(name, lines of code) of each function that a text of C++ defines; raises ValueError where
-    its brackets do not match."""
+    """(name, lines of code) of each function that a text of C++ defines; raises ValueError if its
+    brackets do not match."""
     code = code_only(text)
     found, scopes, begin, place = [], 0, 0, 0
     while place < len(code):

@@ -1,4 +1,4 @@
-"""Slurm: each of its lines in docs/launching.md, in a cluster of one node that lasts as long as the test.
+"""Slurm: each of its lines in docs/launching.md, in a cluster of one node made for the test.
 
 It needs Debian's slurm-wlm and munge. Nothing of the system's own configuration is read or changed."""
 
@@ -21,7 +21,7 @@ DEADLINE = 60  # seconds for one command
 FEW_STEPS = ["--data", "synthetic:120:10", "--batch-size", "12", "--lr", "0.01", "--order", "sampler",
              "--workers", "0"]
 
-# Four processors, however many there are: Slurm places tasks, it does not measure.
+# Four processors, however many there are: Slurm only places tasks.
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def count_changes(before, after):
     """Lines added and lines removed from one text to another."""
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
-    changes = [line for line in lines[2:] if not line.startswith("@@")]  # behind the two headers
+    changes = [line for line in lines[2:] if not line.startswith("@@")]  # after the two headers
     added = sum(line.startswith("+") for line in changes)
     return added, len(changes) - added
 

@@ -1,4 +1,4 @@
-"""tools/try-release: which mirror, what it needs, and that whatever ends it leaves nothing behind.
+"""tools/try-release: which mirror, what it needs, and that nothing is left however it ends.
 
 A fake debootstrap makes a release of a shell and a few commands, so that the real ones take part:
 namespaces, mounts, chroot, git."""
@@ -155,7 +155,7 @@ def wait_for(condition):
 
 
 class TestSmallRelease(unittest.TestCase):
-    """A tree of two files, with the tool in it; temporary folders are made beside it."""
+    """A tree of two files, with the tool in it; temporary folders are made next to it."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="try-release-test-")

@@ -1,5 +1,5 @@
-"""Deadlock or endless loop: what the grader says of a program that does not end, whatever else the
-machine does."""
+"""Deadlock or endless loop: what the grader says about a program that does not end, whatever else
+the machine does."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from coursework.watch import WAITS, Sample, look_at, share_computed  # noqa: E40
 from processes import start  # noqa: E402
 
 LOOP = "while :; do :; done"
-# Two threads, of which one waits for the other, which looks a thousand times a second.
+# Two threads: one waits for the other, which checks a thousand times a second.
 POLLS = """import threading, time
 never = threading.Event()
 def look():
@@ -30,8 +30,8 @@ COMPUTES_BESIDE = "import threading\nthreading.Thread(target=lambda: [0 for _ in
 
 
 def samples(count, period, idle, computed):
-    """Looks at one thread, `period` seconds apart: every so often (`idle`) all sleep; it computes
-    `computed` seconds from one to the next."""
+    """Samples of one thread, `period` seconds apart: every so often (`idle`) all sleep; it computes
+    `computed` seconds from one sample to the next."""
     return [Sample(number * period, bool(idle) and number % idle == 0, {7: number * computed})
             for number in range(count)]
 
@@ -77,7 +77,7 @@ class TestLook(unittest.TestCase):
 
 
 class TestVerdict(unittest.TestCase):
-    """Programs that do not end, alone and beside others that take the processors."""
+    """Programs that do not end, alone and next to others that take the processors."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -138,7 +138,7 @@ class TestVerdict(unittest.TestCase):
         self.assert_endless(verdict)
         self.assertEqual(runs.read_text().count("\n"), 2)
         self.assertRegex(verdict.text, r"after 2 s, of which other programs left it 0\.\d s")
-        self.assertLess(verdict.computed, 1)  # else nothing was shown
+        self.assertLess(verdict.computed, 1)  # otherwise nothing was shown
 
     def test_who_was_kept_from_computing_may_pass_at_the_second_try(self):
         self.compete()

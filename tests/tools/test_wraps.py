@@ -72,8 +72,8 @@ class TestWrapFiles(unittest.TestCase):
 
 
 class TestFallback(unittest.TestCase):
-    """With the archives in subprojects/packagecache, or in that of $LOCKSTEP_SUBPROJECTS, which then
-    stands for subprojects/ (tools/try_wraps.py makes such a folder)."""
+    """With the archives in subprojects/packagecache, or in that of $LOCKSTEP_SUBPROJECTS, which
+    then replaces subprojects/ (tools/try_wraps.py makes such a folder)."""
 
     def setUp(self):
         self.subprojects = Path(os.environ.get("LOCKSTEP_SUBPROJECTS", SUBPROJECTS))
@@ -110,7 +110,7 @@ class TestFallback(unittest.TestCase):
         self.assertIn("All tests passed", self.call(1200, self.build / PARITY))
 
     def compile_the_names_of_version_3(self):
-        """What Debian 12's version 2 has, version 3 has behind tests/support/catch.h."""
+        """Debian 12's version 2 has these names; version 3 gets them from tests/support/catch.h."""
         (self.source / "names.cpp").write_text(NAMES)
         folders = [self.source, *self.source.glob("subprojects/Catch2-*/src"),
                    *self.build.glob("subprojects/Catch2-*/src")]
@@ -118,7 +118,7 @@ class TestFallback(unittest.TestCase):
                   *(f"-I{folder}" for folder in folders), "names.cpp")
 
     def copy_sources(self):
-        """In a copy no archive is unpacked in the checkout."""
+        """A copy, so that no archive is unpacked in the checkout."""
         at_the_top = shutil.ignore_patterns(".git", "build", "build-*", "data", "bundle", ".cache",
                                             "subprojects")
         shutil.copytree(ROOT, self.source, ignore=lambda here, names: (
@@ -131,7 +131,7 @@ class TestFallback(unittest.TestCase):
                 shutil.copytree(path, self.source / "subprojects" / path.name)
 
     def call(self, seconds, *command):
-        """What a command prints, that must end well; it finds no way out of this machine."""
+        """What a command prints; it must end well, and it finds no way out of this machine."""
         nowhere = "http://127.0.0.1:1"
         done = subprocess.run(
             command, cwd=self.source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -1,8 +1,8 @@
 """Coursework: a student's tree with open tasks, and its grader (docs/coursework.md).
 
-`tasks` knows the table and the markers in the sources, `tree` files and folders, `workshop` the
-build in which both solutions and students' work are compiled, `solutions` the prebuilt objects,
-`verdict` what one task's tests say. tools/exercise.py and tools/grade.py are the commands.
+`tasks` reads the table and the markers in the sources, `tree` handles files and folders, `workshop`
+the build in which both solutions and students' work are compiled, `solutions` the prebuilt objects,
+`verdict` the results of one task's tests. tools/exercise.py and tools/grade.py are the commands.
 """
 
 import sys
@@ -13,7 +13,7 @@ SOLUTIONS = "solutions"  # the folder of a student's tree with the prebuilt obje
 
 
 class CourseworkError(Exception):
-    """What ends a command, as one line."""
+    """Ends a command, with one line."""
 
 
 def run_command(main):

@@ -11,13 +11,14 @@ ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 
 @contextmanager
 def none_left():
-    """Ends all that was started inside and did not end: orphans become children of this process."""
+    """Ends everything that was started inside and is still running: orphans become children of this
+    process."""
     ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
     before = children()
     try:
         yield
     finally:
-        while left := children() - before:  # an ended one's own children come next
+        while left := children() - before:  # the children of an ended one come next
             for pid in left:
                 end(pid)
 

@@ -1,4 +1,4 @@
-"""Labs: mistakes that run, each with what to expect and why (`./lockstep exercise --lab NAME`)."""
+"""Labs: mistakes to run, each with what to expect and why (`./lockstep exercise --lab NAME`)."""
 
 import json
 import subprocess

@@ -1,11 +1,11 @@
-"""Prebuilt solutions: solutions/ID.o has one task's functions, made from the solved
-sources, and everything that they need and nobody else has, under private names.
+"""Prebuilt solutions: solutions/ID.o has one task's functions, made from the solved sources, and
+everything that only they need, under private names.
 
 A grader's program is linked from the student's objects and the solutions of all tasks but its own.
 These come first, and the linker takes the first definition (--allow-multiple-definition). Code is
 compiled with -fPIC and semantic interposition, so no call was bound or inlined before that.
 
-In ThreadSanitizer's programs they are the same objects: it looks at what the student compiled.
+ThreadSanitizer's programs link the same objects: it checks only what the student compiled.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def defined_symbols(path):
 
 
 def mangled_symbols(task, path):
-    """The names that the linker knows a task's functions by."""
+    """A task's functions, by the linker's names."""
     defined = defined_symbols(path)
     found = []
     for symbol in task.symbols:
@@ -77,14 +77,14 @@ SYMTAB, GLOBAL_WITHOUT_TYPE, UNDEFINED = 2, 0x10, 0
 
 
 def without_definitions(data, names):
-    """An object file (ELF, 64 bits, little endian) in which these symbols are undefined: no tool
-    of binutils does that to a symbol which the file itself refers to."""
+    """An object file (ELF, 64 bits, little endian) in which these symbols are undefined: no tool of
+    binutils does that to a symbol to which the file itself refers."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise CourseworkError("the compiler does not write 64-bit ELF objects, which solutions are")
     data, names = bytearray(data), {name.encode() for name in names}
     first, = struct.unpack_from("<Q", data, 40)
     count, = struct.unpack_from("<H", data, 60)
-    if count == 0:  # more than fit into the header: the first section's size says it
+    if count == 0:  # if they do not fit into the header, the first section's size says it
         count = SECTION.unpack_from(data, first)[5]
     sections = [SECTION.unpack_from(data, first + i * SECTION.size) for i in range(count)]
     for _, kind, _, _, offset, size, link, *_ in sections:
@@ -120,8 +120,8 @@ def cut_out(path, symbols, others, target):
 # --- What they were made from --------------------------------------------------------------------
 
 def header_sums(root):
-    """Checksums of the headers that students' objects and solutions must have in common, by path;
-    students' own lines do not count."""
+    """Checksums of the headers that must be the same for students' objects and for solutions, by
+    path; students' own lines do not count."""
     sums = {}
     for path, text in tree.read_sources(root).items():
         if path.endswith(".cpp"):
@@ -151,8 +151,8 @@ def read_manifest(root):
 
 
 def changed_headers(root, sources):
-    """Those of the headers which the solutions in `root` were made with that `sources` has not or
-    not so."""
+    """The headers with which the solutions in `root` were made that are missing or different in
+    `sources`."""
     made, here = read_manifest(root)["headers"], header_sums(sources)
     return sorted(path for path in made if here.get(path) != made[path])
 
@@ -160,13 +160,13 @@ def changed_headers(root, sources):
 def changed_build_files(root, sources):
     made, here = read_manifest(root).get("build_files"), build_file_sums(sources)
     if made is None:
-        return []  # a tree that was made before they were written down
+        return []  # this tree was made before they were recorded
     return sorted(path for path in made.keys() | here.keys() if here.get(path) != made.get(path))
 
 
 def differences(root, sources):
-    """How this machine and these sources differ from what the solutions in `root` were made with,
-    as lines. Raises CourseworkError where they cannot be linked at all."""
+    """How this machine and these sources differ from those that the solutions in `root` were made
+    with, as lines. Raises CourseworkError if they cannot be linked at all."""
     made, here = read_manifest(root), compiler()
     if here["machine"] != made["machine"]:
         raise CourseworkError(f"the solutions in {root / SOLUTIONS} are for {made['machine']}, this "

@@ -28,10 +28,10 @@ class Task:
     teaches: str
     points: int
     minutes: int
-    source: str = ""  # that compiles `file`, where this is a header
+    source: str = ""  # that compiles `file`, if this is a header
     needs: tuple = ()  # ids of tasks worth doing before
     deadline: int = 20  # seconds for its tests
-    race: str = ""  # how a data race is told, for tasks that may have one
+    race: str = ""  # what to say about a data race, for tasks that may have one
 
     @property
     def compiled(self):
@@ -51,7 +51,7 @@ def sort_key(task_id):
 
 
 def load_tasks(root):
-    """The table of a tree, in order. Raises CourseworkError where it is not well formed."""
+    """The table of a tree, in order. Raises CourseworkError if it is not well formed."""
     known = {field.name for field in fields(Task)}
     tasks = []
     for row in json.loads((Path(root) / TABLE).read_text())["tasks"]:
@@ -74,7 +74,7 @@ def check_rows(tasks):
         if not TASK_ID.fullmatch(task.id):
             raise CourseworkError(f"{name}: expected an id like 02.1")
         if seen and task.order <= list(seen.values())[-1].order:
-            raise CourseworkError(f"{name} stands behind task {list(seen)[-1]}, expected before it")
+            raise CourseworkError(f"{name} comes after task {list(seen)[-1]}, expected before it")
         if task.points < 1 or task.minutes < 1 or task.deadline < 1 or not task.symbols:
             raise CourseworkError(f"{name}: points, minutes, deadline and symbols are needed")
         if any(task.name == other.name for other in seen.values()):
@@ -104,7 +104,7 @@ class Section:
 
 
 def find_sections(text, file):
-    """The sections of a file. Raises CourseworkError where markers do not pair or ascend."""
+    """The sections of a file. Raises CourseworkError if markers do not pair or ascend."""
     sections, opened = [], None
     for number, line in enumerate(text.split("\n")):
         match = MARKER.match(line)
@@ -125,7 +125,7 @@ def find_sections(text, file):
         if not name:
             raise CourseworkError(f"{where} has no name")
         if sections and sort_key(task_id) <= sort_key(sections[-1].id):
-            raise CourseworkError(f"{where} stands behind task {sections[-1].id}, expected before")
+            raise CourseworkError(f"{where} comes after task {sections[-1].id}, expected before")
         opened = (indent, task_id, name, number)
     if opened:
         raise CourseworkError(f"{file}: task {opened[1]} has no end")
@@ -133,7 +133,7 @@ def find_sections(text, file):
 
 
 def section_of(text, file, task_id):
-    """A task's section. Raises CourseworkError where the file has none."""
+    """A task's section. Raises CourseworkError if the file has none."""
     for section in find_sections(text, file):
         if section.id == task_id:
             return section
@@ -166,7 +166,7 @@ def open_line(text, file, task_id):
 def open_text(text, file):
     """The text as a student gets it: in each section a line that throws and says where it is."""
     for section in find_sections(text, file):
-        # Sections in front have been shortened: this one stands where the new text has it.
+        # Earlier sections have become shorter: the line number is the one in the new text.
         line = section_of(text, file, section.id).lines.start
         said = f"task {section.id} ({section.name}) is yours: {file}:{line}"
         text = replace_section(text, file, section.id, [f'{section.indent}open_task("{said}");'])
@@ -181,7 +181,7 @@ def outside_text(text, file):
 
 
 def check_markers(tasks, texts):
-    """Table and markers agree; `texts` are the files that may have markers, by path."""
+    """Checks that table and markers agree; `texts` are the files that may have markers, by path."""
     found = {}
     for file, text in texts.items():
         for section in find_sections(text, file):

@@ -30,7 +30,7 @@ def lines_of(verdict):
 
 
 def wrapped(label, value):
-    """A value behind its label, in lines of 100 columns; what is code keeps its lines."""
+    """A value after its label, in lines of 100 columns; code keeps its lines."""
     lines = [part for line in value.split("\n")
              for part in (textwrap.wrap(line, 100 - len(label)) or [""])]
     return [(label if number == 0 else " " * len(label)) + line

@@ -11,7 +11,7 @@ from coursework import CourseworkError, SOLUTIONS
 # Students write here; everything else of a tree is the teacher's.
 STAGE = re.compile(r"\d\d-[\w-]+")
 SOURCES = (".h", ".cpp", ".inl", ".cuh", ".cu")
-# Not part of a tree, where no git says what is: at its top, and anywhere.
+# Not part of a tree, if git is not there to say so: at its top, and anywhere.
 MADE = re.compile(r"build(-.*)?|data|bundle|\.cache")
 LITTER = re.compile(r"__pycache__|\.git|.*\.pyc|\..*\.swp|.*~")
 
@@ -23,14 +23,14 @@ def is_students(path):
 
 
 def list_files(root):
-    """Paths of a tree's regular files: those that git does not ignore, or where git does not say
-    all that are not built or fetched."""
+    """Paths of a tree's regular files: those that git does not ignore; without git, all that are
+    not built or fetched."""
     return [path for path in list_entries(root) if is_plain(root, path)]
 
 
 def list_refused(root):
-    """What students have in place of a file that cannot be taken: folders that are links, links
-    that lead out of the tree or nowhere, pipes."""
+    """Things of students' that cannot be taken for files: folders that are links, links that lead
+    out of the tree or nowhere, pipes."""
     return [path for path in list_entries(root) if is_students(path) and not is_plain(root, path)]
 
 
@@ -53,13 +53,13 @@ def is_plain(root, path):
 
 
 def list_unknown(root):
-    """Those of a tree's files that git was not told of yet; none where git does not say."""
+    """Those of a tree's files that git does not track yet; none if git cannot say."""
     return sorted(ask_git(root, "--others") or ())
 
 
 def ask_git(root, *which):
-    """Paths that git lists, but for those that it ignores. None: it does not, as in another user's
-    folder, or is not there."""
+    """Paths that git lists, except those that it ignores. None if git lists nothing, as in another
+    user's folder, or is not there."""
     if not (root / ".git").exists() or not shutil.which("git"):
         return None
     done = subprocess.run(["git", "-C", str(root), "ls-files", "-z", *which, "--exclude-standard"],
@@ -69,7 +69,8 @@ def ask_git(root, *which):
 
 
 def walk(root):
-    """Paths of what is in a folder and its folders, but for litter and what is built or fetched."""
+    """Paths of everything in a folder and its folders, except litter and what is built or
+    fetched."""
     found = []
     for folder, folders, files in os.walk(str(root)):
         at_top = folder == str(root)
@@ -103,7 +104,7 @@ def copy_file(source, target):
 
 
 def remove(path):
-    """Removes what has this name, if anything has; never what a link leads to."""
+    """Removes whatever has this name; never what a link leads to."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -112,7 +113,7 @@ def remove(path):
 
 def mirror(files, folder):
     """Makes `folder` hold these files and no others; `files` maps paths to a file or to a text.
-    What is right is not touched, so that a build sees what changed."""
+    Files that are right already are not touched, so that a build sees what changed."""
     remove_others(files, folder)
     for path, content in files.items():
         target = folder / path
@@ -126,13 +127,13 @@ def mirror(files, folder):
 
 
 def remove_others(files, folder):
-    """Leaves of a mirror what is a regular file in `files` and has its place, and folders that hold
-    such. No link stays: what is written afterwards would go through it."""
+    """Removes all from a mirror but the regular files that belong to `files`, in their places, and
+    the folders that hold such files. No link stays: later writes would go through it."""
     parents = {str(above) for path in files for above in Path(path).parents}
     for below, folders, names in os.walk(folder):
         inside = os.path.relpath(below, folder)
         if inside == "." and "subprojects" in folders:
-            folders.remove("subprojects")  # what a missing library was downloaded to stays
+            folders.remove("subprojects")  # a missing library that was downloaded to it stays
         for name in folders + names:
             path, wanted = Path(below, name), parents if name in folders else files
             if path.is_symlink() or os.path.normpath(os.path.join(inside, name)) not in wanted:

@@ -1,4 +1,4 @@
-"""What the tests of one task say: runs its program, reads Catch2's XML, finds the right words."""
+"""The results of one task's tests: runs its program, reads Catch2's XML, finds the right words."""
 
 import os
 import re
@@ -14,21 +14,21 @@ from coursework import CourseworkError, descendants
 from coursework.watch import Watch
 from run_tests import Running, run_process
 
-LATE = "ran past"  # run_process' first words of what it ended at the deadline
+LATE = "ran past"  # run_process' first words about a program that it ended at the deadline
 PASSED, FAILED, OPEN = "passed", "failed", "not started"
 SLOWER = 5  # ThreadSanitizer's programs, at most
 # No core files; 8 GiB of addresses and 64 MiB of output end an endless loop before the machine does.
 LIMITS = ("bash", "-c", 'ulimit -c 0 -f 65536; {} exec "$@"', "limits")
 MEANS = {"SIGXFSZ": ": more than 64 MiB were written"}
-LONGEST = 300  # characters of a value, or of what was said
-STARVED = 0.25  # of the deadline: who computed less and did not wait, was kept from it by others
-PATIENCE = 4  # deadlines, for a program that was kept from computing
+LONGEST = 300  # characters of a value, or of a message
+STARVED = 0.25  # of the deadline: others held up a program that computed less without waiting
+PATIENCE = 4  # deadlines, for a program that was held up
 FRAME = re.compile(r"^ +#\d+ .*? (\S*source/\S+?):(\d+)", re.MULTILINE)
 
 
 @dataclass
 class Verdict:
-    """What became of one task. Empty where it does not apply."""
+    """The outcome of one task. Fields that do not apply are empty."""
 
     id: str
     name: str
@@ -36,15 +36,15 @@ class Verdict:
     of: int  # points
     how: str = ""  # of FAILED: assertion, exception, crash, deadline, race, compile
     case: str = ""
-    asserted: str = ""  # as the test has it
+    asserted: str = ""  # as in the test
     found: str = ""  # the same with the values
-    text: str = ""  # anything else that was said
+    text: str = ""  # any other message
     hint: str = ""
     file: str = ""
     line: int = 0
     seconds: float = 0
     computed: float = 0  # seconds of processor time, of FAILED by `deadline`
-    waits: bool = False  # of FAILED by `deadline`: for something that does not come
+    waits: bool = False  # of FAILED by `deadline`: it waits for something that does not come
     warning: str = ""  # of the compiler, in the student's lines
 
     @property
@@ -64,15 +64,16 @@ class Ended:
     output: str
     case: str  # that was running
     hint: str  # of where the test was; empty for a test that ended
-    seconds: float  # that it ran
+    seconds: float  # that it took
     computed: float  # seconds of processor time
     waits: bool  # at its deadline
     starved: bool  # other programs had the processors
 
 
 def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0)):
-    """Runs a task's program. `in_tree` makes paths of the student's tree; `race`: the program is
-    ThreadSanitizer's; `own_lines`: of the task's file, those that the student wrote."""
+    """Runs a task's program. `in_tree` turns paths into paths of the student's tree; `race`: the
+    program is ThreadSanitizer's; `own_lines`: the lines of the task's file that the student
+    wrote."""
     begin = time.monotonic()
     deadline = task.deadline * (SLOWER if race else 1)
     ended = run_program(task, program, deadline, wrapper, race)
@@ -124,13 +125,13 @@ def tell_deadline(verdict, ended):
 
 
 def cut(text):
-    """A text as far as people read it."""
+    """As much of a text as people read."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
 
 
 def run_program(task, program, deadline, wrapper=(), race=False):
-    """Runs it up to its first failure, in a folder that goes with it, in a process group of its own,
-    under a deadline."""
+    """Runs it up to its first failure, in a temporary folder, in a process group of its own, under
+    a deadline."""
     with tempfile.TemporaryDirectory(prefix="lockstep-grade-") as folder:
         xml, log, hint = (Path(folder) / name for name in ("result.xml", "cases.jsonl", "hint"))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder,
@@ -159,8 +160,8 @@ def run_program(task, program, deadline, wrapper=(), race=False):
 
 
 def tsan_options():
-    """The caller's options, and those without which a report cannot be told: the stack of the other
-    access is remembered for as long as can be."""
+    """The caller's options, and those that a readable report needs: the stack of the other access
+    is remembered for as long as possible."""
     ours = "halt_on_error=1:second_deadlock_stack=1:history_size=7"
     return ":".join(filter(None, (os.environ.get("TSAN_OPTIONS"), ours)))
 
@@ -177,8 +178,8 @@ def what_was_thrown(output):
 
 
 def tell_race(verdict, task, output, in_tree, own_lines):
-    """ThreadSanitizer's report in the words of the table, and where: in the student's lines if it
-    names one of them, else in the task's file."""
+    """Puts ThreadSanitizer's report in the words of the table, and says where: in the student's
+    lines if the report names one of them, else in the task's file."""
     frames = [(in_tree(match[1]), int(match[2])) for match in FRAME.finditer(output)]
     kind = re.search(r"WARNING: ThreadSanitizer: (.*?)(?: \(pid=\d+\))?$", output, re.MULTILINE)
     verdict.how, verdict.hint, verdict.asserted, verdict.found = "race", "", "", ""
@@ -189,7 +190,7 @@ def tell_race(verdict, task, output, in_tree, own_lines):
 
 
 class Told:
-    """The first failure in Catch2's XML, as far as it was written."""
+    """The first failure in Catch2's XML, as far as that was written."""
 
     def __init__(self, xml):
         self.how = self.case = self.asserted = self.found = self.text = self.hint = self.file = ""

@@ -1,8 +1,8 @@
 """Whether a program that does not end computes or waits, however little processor time it gets.
 
-Of a loop some thread is always able to run, of a deadlock none. In between lies a program that looks
-now and then whether it may go on: beside others it queues for a processor most of the time, but computes
-far less than it sleeps. So the time in the queue is not counted.
+In a loop some thread is always able to run, in a deadlock none is. In between is a program that
+checks now and then whether it may continue: beside others it queues for a processor most of the
+time, but it computes far less than it sleeps. So the time in the queue is not counted.
 """
 
 import os
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ASLEEP, ENDED = "STtI", "ZXx"  # states in /proc/PID/task/TID/stat; others can run, or read a disk
-SAMPLES = 40  # the last ones, and what passed between them, are looked at
+SAMPLES = 40  # the last ones, with the time between them, are used
 LEAST_PERIOD = 0.01  # seconds: a clock tick of the processor times
 TICKS = os.sysconf("SC_CLK_TCK")
-WAITS = 0.25  # a program computes less than this share of the time in which no other keeps it from it
+WAITS = 0.25  # a program that computes a smaller share of the time in which it could have, waits
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A look at all threads of some processes."""
+    """A snapshot of all threads of some processes."""
 
     at: float
     idle: bool  # all of them sleep
@@ -29,8 +29,8 @@ class Sample:
 
 
 class Watch:
-    """Looks at the processes that are `running` (run_process adds its own) and all that they started,
-    from the middle of the time until the deadline on."""
+    """Watches the processes in `running` (run_process adds its own) and all that they started, from
+    the middle of the time until the deadline."""
 
     def __init__(self, running, deadline):
         self.running, self.begin, self.over = running, deadline / 2, threading.Event()
@@ -60,8 +60,8 @@ class Watch:
 
 
 def share_computed(samples):
-    """Of the time in which a program slept or computed, the share in which it computed. 1 where it
-    did neither, because others had the processors."""
+    """The share of computing in the time in which a program slept or computed. 1 if it did neither,
+    because others had the processors."""
     samples = list(samples)
     slept = computed = 0.0
     for before, now in zip(samples, samples[1:]):
@@ -72,7 +72,7 @@ def share_computed(samples):
 
 
 def look_at(leader):
-    """A sample of a process and all that it started; None where all of it has ended."""
+    """A sample of a process and all that it started; None if all of it has ended."""
     threads = [stat for pid in family(leader) for stat in stats(f"/proc/{pid}/task")]
     states = {thread.state for thread in threads} - set(ENDED)
     if not states:
@@ -83,7 +83,7 @@ def look_at(leader):
 
 def family(leader):
     """The ids of a process, its descendants and its session: a child may leave for another session,
-    and a parent end before its child."""
+    and a parent may end before its child."""
     processes = stats("/proc")
     found, size = {leader}, 0
     while len(found) > size:
@@ -95,24 +95,24 @@ def family(leader):
 
 @dataclass(frozen=True)
 class Stat:
-    """What the kernel says of a process or a thread."""
+    """What the kernel says about a process or a thread."""
 
     id: int
     state: str
     parent: int
     session: int
-    ticks: int  # of the clock, that it has computed
+    ticks: int  # of the clock, spent computing
 
 
 def stats(folder):
-    """Of all processes or threads with a folder in this one."""
+    """The Stat of each process or thread that has a folder in this one."""
     found = []
     for name in filter(str.isdigit, listed(folder)):
         try:
             text = Path(folder, name, "stat").read_text(errors="replace")
         except OSError:
             continue  # it has just ended
-        fields = text.rsplit(")", 1)[1].split()  # a name may hold anything
+        fields = text.rsplit(")", 1)[1].split()  # a name may contain anything
         found.append(Stat(int(name), fields[0], int(fields[1]), int(fields[3]),
                           int(fields[11]) + int(fields[12])))
     return found

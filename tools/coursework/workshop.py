@@ -18,7 +18,8 @@ from compile_tests import CORES
 from coursework import CourseworkError, tasks as table, tree
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
-# instruction of one processor. Without optimisation it compiles fastest, and does what was written.
+# instruction of one processor. Without optimisation it compiles fastest, and does what the source
+# says.
 COMMON = ("-Dcuda=disabled", "-Dgloo=disabled", "-Dcpu_engine=reference", "-Dnative=false",
           "-Dtests=enabled", "-Doptimization=0", "-Ddebug=false")
 FLAVOURS = {
@@ -29,12 +30,12 @@ FAILED_EDGE = re.compile(r"^FAILED: (\S+)", re.MULTILINE)
 PLACE = r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: "
 ERROR = re.compile(PLACE + r"(?:fatal |internal compiler )?error: (?P<text>.*)$", re.MULTILINE)
 WARNING = re.compile(PLACE + r"warning: (?P<text>.*)$", re.MULTILINE)
-# What led into a library's header.
+# The line that led into a library's header.
 REQUIRED = re.compile(PLACE + r" *(?P<text>required (?:from|by) .*|note: in instantiation .*)$",
                       re.MULTILINE)
 UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*")
-# What no student's line of C++ does: build files and the machine. Meson's own line says more than
-# Ninja's, which follows it.
+# Trouble that no student's line of C++ can cause: build files and the machine. Meson's own line
+# says more than Ninja's, which follows it.
 TROUBLE = tuple(re.compile(pattern, re.MULTILINE) for pattern in (
     r"^.*\bmeson\.build(?::\d+)*: ERROR: .*|^ERROR: .*",
     r"^.*(?:No space left on device|Disk quota exceeded|Read-only file system)(?:: '.*')?$",
@@ -73,7 +74,7 @@ class Workshop:
         `grade`."""
         build = self.build(flavour)
         options = (*COMMON, *FLAVOURS[flavour], f"-Dcoursework={purpose}")
-        # A build keeps to the compiler and to the place that it began with.
+        # A build keeps the compiler and the place that it was made with.
         stamp, here = build / "coursework-options", f"{compiler()} {self.source.resolve()}"
         wanted = "\n".join((*options, self.known_tasks(), here))
         made = stamp.read_text() if stamp.is_file() else ""
@@ -89,13 +90,13 @@ class Workshop:
         stamp.write_text(wanted)
 
     def known_tasks(self):
-        """The table's checksum: Meson reads it, and Ninja does not know."""
+        """The table's checksum: Meson reads the table, and Ninja does not know."""
         file = self.source / table.TABLE
         return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
     def compile(self, flavour, targets):
-        """Compiles as much of these as can be; returns the status and what was written. Raises
-        CourseworkError where the build itself is at fault."""
+        """Compiles as many of these as possible; returns the status and what was written. Raises
+        CourseworkError if the build itself is at fault."""
         status, output = call(("ninja", "-C", str(self.build(flavour)), "-k", "0", "-j", str(CORES),
                                *targets))
         if status != 0 and (said := self.trouble(output)):

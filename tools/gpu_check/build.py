@@ -1,4 +1,5 @@
-"""Configures and compiles build-gpu/: anew where the options changed, else what is out of date."""
+"""Configures and compiles build-gpu/: from scratch if the options changed, else what is out of
+date."""
 
 import json
 import re
@@ -27,7 +28,7 @@ class Plan:
 
     tools: Tools
     options: tuple  # of Meson
-    environment: dict  # of the programs that the build makes
+    environment: dict  # of the programs that the build runs
 
 
 def options_for(gpu, python, prefix):
@@ -54,7 +55,7 @@ def summary_of(output):
 
 
 def run(plan, command, limit):
-    """What a tool of the build writes. Throws BuildError where it fails or takes too long."""
+    """The output of one of the build's tools. Throws BuildError if it fails or takes too long."""
     ended, output = run_process(command, ROOT, plan.tools.environment, limit)
     if ended:
         raise BuildError(f"{' '.join(map(str, command[:3]))}: {ended}", output)
@@ -76,7 +77,7 @@ def configure(plan, limit):
 
 
 def compile_targets(plan, targets, limit):
-    """Compiles what is out of date of these targets, or of everything where there are none; returns
+    """Compiles what is out of date of these targets, or of everything if there are none; returns
     Meson's summary. Throws BuildError."""
     summary = configure(plan, limit)
     run(plan, (plan.tools.ninja, "-C", FOLDER, "-j", str(CORES), *targets), limit)

@@ -4,8 +4,8 @@
     prefix.tar.gz     include/ lib/ bin/ pkgconfig/ python/, to be unpacked anywhere
     data/             Fashion-MNIST, as the programs read it
 
-Made from the files of Debian packages that are installed. Nothing in it knows where it lies: the
-.pc files start from their own folder, and the Meson file with full paths is written on unpacking.
+Made from the files of installed Debian packages. Nothing in it depends on its place: the .pc files
+start from their own folder, and the Meson file with full paths is written on unpacking.
 """
 
 import json
@@ -22,7 +22,7 @@ from gpu_check.machine import CheckError, ROOT, commit
 LIMIT = 64 * 2**20
 ARCHIVE, MANIFEST = "prefix.tar.gz", "manifest.json"
 
-# Debian package -> the .pc module to write and its flags beside -I; None: found as a library.
+# Debian package -> the .pc module to write and its flags other than -I; None: found as a library.
 LIBRARIES = {
     "libcli11-dev": ("CLI11", ""),
     "libfmt-dev": ("fmt", "-lfmt"),
@@ -32,13 +32,13 @@ LIBRARIES = {
     "libdnnl-dev": None,
     "libgloo-dev": None,
 }
-# In Debian 13 `catch2` only asks for this: version 3, whose main is a library apart.
+# In Debian 13 `catch2` only depends on this: version 3, whose main is a separate library.
 CATCH2_3 = {"libcatch2-dev": ("catch2-with-main", "-lCatch2Main -lCatch2")}
 PROGRAMS = {"ninja-build": "ninja", "pkgconf-bin": "pkgconf"}
 MESON, DATA = "meson", "dataset-fashion-mnist"
 PACKAGES = (*LIBRARIES, *PROGRAMS, MESON, DATA)
 
-# Every machine that has a C++ compiler has these, and they must fit its own loader.
+# Every machine with a C++ compiler has these, and they must fit its own loader.
 FROM_THE_COMPILER = re.compile(
     r"(linux-vdso|ld-linux.*|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|gomp))\.so(\.\d+)*$")
 
@@ -46,7 +46,7 @@ FROM_THE_COMPILER = re.compile(
 # --- Collecting ------------------------------------------------------------------------------
 
 def ask(*command):
-    """What a command prints; CheckError in one line where it cannot."""
+    """What a command prints; CheckError in one line if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
@@ -117,7 +117,8 @@ def copy_library(path, lib):
 
 
 def collect_library(package, prefix):
-    """Headers and libraries of a -dev package; the static one only where there is no shared."""
+    """Headers and libraries of a -dev package; the static library only if there is no shared
+    one."""
     files = files_of(package)
     shared = [path for path in files if path.name.endswith(".so")]
     for path in files:
@@ -152,7 +153,8 @@ def collect_program(package, name, prefix):
 
 
 def collect_meson(prefix):
-    """Meson is Python: its package and the starting script, which looks for it beside itself."""
+    """Meson is Python: its package and the starting script, which looks for the package next to
+    itself."""
     for path in files_of(MESON):
         if "mesonbuild" in path.parts:
             copy(path, prefix / "python" / Path(*path.parts[path.parts.index("mesonbuild"):]))
@@ -181,7 +183,7 @@ def sha256(path):
 
 
 def contents(folder):
-    """Size and sha256 of every file below `folder` but the manifest, by relative path."""
+    """Size and sha256 of every file below `folder` except the manifest, by relative path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     return {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
             for path in files}
@@ -204,7 +206,7 @@ def may_replace(folder):
 
 
 def make(folder, limit=LIMIT):
-    """Makes or renews the bundle in `folder`; returns its size in bytes. What was there stays until
+    """Makes or renews the bundle in `folder`; returns its size in bytes. The old one stays until
     the new one is whole, and within the limit."""
     folder = folder.resolve()
     if not may_replace(folder):
@@ -232,7 +234,8 @@ def make(folder, limit=LIMIT):
 # --- Using -----------------------------------------------------------------------------------
 
 def verified(folder):
-    """The manifest of a bundle whose files are as they were made; CheckError names what is not."""
+    """The manifest of a bundle whose files are unchanged; CheckError names the files that are
+    not."""
     again = "make it again with --bundle and copy all of it"
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -268,7 +271,7 @@ LD_LIBRARY_PATH='{prefix}/lib' exec '{prefix}/bin/pkgconf' "$@"
 
 
 def write_native_file(prefix):
-    """What Meson must know: where headers and libraries lie, and a pkg-config if there is none."""
+    """What Meson must know: where headers and libraries are, and a pkg-config if there is none."""
     script = prefix / "bin/pkg-config"
     script.write_text(PKG_CONFIG.format(prefix=prefix))
     script.chmod(0o755)

@@ -23,7 +23,7 @@ def stage_targets():
     return [str(path_of(stage)) for stage in all_stages()]
 
 
-# What a part runs, as targets of Ninja.
+# What a part runs, as Ninja's targets.
 TARGETS = {"ops": lambda: [GPU_TEST], "stages": lambda: [GPU_TEST, *stage_targets()],
            "sanitizer": lambda: [GPU_TEST], "bench": lambda: stage_targets()[:1]}
 
@@ -31,7 +31,7 @@ TARGETS = {"ops": lambda: [GPU_TEST], "stages": lambda: [GPU_TEST, *stage_target
 # --- Test cases ------------------------------------------------------------------------------
 
 def judged_here(case):
-    """A case that says it saw no GPU has failed: nvidia-smi showed one."""
+    """A case fails if it says that it saw no GPU: nvidia-smi showed one."""
     if case.status == "skipped" and case.reason.startswith("no GPU"):
         return Case(case.where, case.name, "failed",
                     f"skipped ('{case.reason}') although nvidia-smi shows a GPU", case.seconds)
@@ -57,7 +57,7 @@ def tail(output, number=12):
 
 
 def report_cases(section, tags, cases, output):
-    """Counts the cases; names what failed, and the reasons of what was skipped."""
+    """Counts the cases; names the failed ones, and the reasons of those that were skipped."""
     for case in cases:
         section.add(case.status)
         if case.status == "failed":
@@ -79,7 +79,7 @@ def ops(section, plan, _options):
 # --- Training runs ---------------------------------------------------------------------------
 
 SEED_FLOORS = (0.70, 0.80)  # accuracy after one epoch and after two, at the default learning rate
-TEXT_FLOORS = (None, 0.70)  # of the seed texts' own run: it must have learnt
+TEXT_FLOORS = (None, 0.70)  # of the seed texts' own run: it must learn
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Training:
     stage: str
     options: tuple
     floors: tuple  # accuracy after each of the first epochs; None: any
-    variant: str = ""  # --graph, --tf32: which only some stages have
+    variant: str = ""  # --graph, --tf32: only some stages have them
 
     @property
     def command_line(self):
@@ -144,7 +144,7 @@ def epoch_losses(metrics):
 
 
 def below_floor(accuracy, floors):
-    """What lies below its floor, in words; "" where nothing does."""
+    """What is below its floor, in words; "" if nothing is."""
     low = [f"accuracy {found:.4f} after epoch {epoch + 1}, expected at least {floor}"
            for epoch, (found, floor) in enumerate(zip(accuracy, floors))
            if floor is not None and not found >= floor]
@@ -161,7 +161,7 @@ def training_row(name, metrics):
 
 
 def train(section, plan, training):
-    """Runs one training, says its row, and returns its name and what is wrong with it."""
+    """Runs one training, prints its row, and returns its name and what is wrong with it."""
     options, name = training.command_line, " ".join((training.stage, *training.command_line))
     metrics, fault = run_metrics(plan, training.stage, options, section.remaining())
     if metrics:

@@ -61,7 +61,7 @@ def parse_options(arguments):
 def plan_for(options, gpu):
     """How to build here, and the manifest of the bundle if there is one."""
     manifest, prefix, environment = {}, None, dict(os.environ)
-    environment.pop("LOCKSTEP_FULL", None)  # --full decides, not who calls
+    environment.pop("LOCKSTEP_FULL", None)  # --full decides, not the caller
     if options.full:
         environment["LOCKSTEP_FULL"] = "1"
     if options.offline:
@@ -91,7 +91,7 @@ def report_build(section, plan, gpu, reason, targets):
 
 
 def build_for(part, plan):
-    """Brings up to date what another part runs; where that fails, the output is shown."""
+    """Brings up to date what another part runs; if that fails, the output is shown."""
     try:
         build.compile_targets(plan, checks.TARGETS[part](), LIMITS["build"] * SLOWER)
     except build.BuildError as error:
@@ -134,7 +134,7 @@ def main(options):
     for part in options.parts:
         section = run_part(part, plan, gpu, reason, options)
         failed += section.count["failed"]
-        if gpu or options.out:  # a build without a GPU is no result to keep
+        if gpu or options.out:  # a build without a GPU gives no result to keep
             results.append(out, lambda: results.header(device, rows), section)
             print(f"appended to {out}", flush=True)
         if part == "build" and section.count["failed"]:
@@ -144,7 +144,7 @@ def main(options):
 
 def start(arguments):
     """The exit status of gpu-check with these arguments; errors are one line on stderr."""
-    end_by_exception()  # so that temporary files go
+    end_by_exception()  # so that temporary files are removed
     try:
         return main(parse_options(arguments))
     except (CheckError, OSError) as error:

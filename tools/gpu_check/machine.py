@@ -15,7 +15,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class CheckError(Exception):
-    """gpu-check cannot go on; the message is the one line to show."""
+    """gpu-check cannot continue; the message is the one line to show."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Gpu:
 
     @property
     def arch(self):
-        """As the Meson option gpu_archs takes it: "90"."""
+        """In the form of the Meson option gpu_archs: "90"."""
         return self.capability.replace(".", "")
 
 
@@ -45,12 +45,12 @@ def find_gpu():
 
 
 def in_folders(name, *folders):
-    """A program on PATH, or else in one of these folders; None where it is in neither."""
+    """A program on PATH, or else in one of these folders; None if it is in neither."""
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, folders)))
 
 
 def python_answer(python, code):
-    """The JSON that a Python prints for `code`, or None where it fails."""
+    """The JSON that this Python prints for `code`, or None if it fails."""
     text = doctor.output_of(python, "-c", f"import json, sys; {code}")
     try:
         return json.loads(text) if text else None
@@ -68,7 +68,7 @@ def library_roots(python):
 
 
 def torch_version(python):
-    """The version of torch that a Python has and that sees a GPU, or ""."""
+    """The version of torch of a Python, if that torch sees a GPU; else ""."""
     return python_answer(python, "import torch; print(json.dumps("
                                  "torch.__version__ if torch.cuda.is_available() else ''))") or ""
 
@@ -117,7 +117,7 @@ def find_tools(bundled=None):
 # --- For the head of the result file ---------------------------------------------------------
 
 def library_version(roots, header, prefix):
-    """From a header's macros, where the build looks: "9.19.0", or "not found"."""
+    """From a header's macros, in the folders that the build uses: "9.19.0", or "not found"."""
     toolkit = [doctor.cuda_root()] if doctor.cuda_root() else []
     folders = [f"{root}/include" for root in [*roots, *toolkit]] + doctor.INCLUDE_FOLDERS
     last = "PATCH" if prefix == "NCCL" else "PATCHLEVEL"
@@ -129,7 +129,7 @@ def library_version(roots, header, prefix):
 
 
 def commit(bundled_commit=""):
-    """The commit of this tree, marked where files differ from it."""
+    """The commit of this tree, marked if files differ from it."""
     git = ("git", "-C", str(ROOT))
     if (ROOT / ".git").exists():
         name = doctor.output_of(*git, "rev-parse", "HEAD")
@@ -146,7 +146,7 @@ def processor():
 
 
 def describe(gpu, python, bundled_commit=""):
-    """Rows (name, value) of what the figures were taken on."""
+    """Rows (name, value) that say where the figures were measured."""
     roots = library_roots(python)
     return [
         ("device", f"{gpu.name}, compute capability {gpu.capability}" if gpu else "none"),

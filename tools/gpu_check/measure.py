@@ -1,4 +1,4 @@
-"""The part bench: samples per second beside PyTorch in alternating rounds, and the GPU's share."""
+"""The part bench: samples per second next to PyTorch in alternating rounds, and the GPU's share."""
 
 import collections
 import contextlib
@@ -37,13 +37,13 @@ class Setting:
         return STEPS[self.model, self.batch]
 
 
-# In the order of what is to be reached, so that a slow machine runs out of time on the others.
+# In the order of the targets, so that a slow machine runs out of time on the others.
 SETTINGS = (Setting("seed", 64), Setting("resnet18", 256), Setting("resnet18", 256, True),
             Setting("seed", 256), Setting("seed", 1024), Setting("resnet18", 64),
             Setting("resnet18", 64, True), Setting("resnet18", 1024),
             Setting("resnet18", 1024, True))
 
-# Setting, rival, times its samples per second.
+# Setting, rival, how many times its samples per second.
 TARGETS = ((Setting("seed", 64), "PyTorch", 3.0), (Setting("seed", 64), "CUDA graph", 1.1),
            (Setting("resnet18", 256), "channels_last", 1.1),
            (Setting("resnet18", 256, True), "channels_last", 1.1))
@@ -106,7 +106,7 @@ def alternate(section, runs, rounds):
 
 
 def setting_row(setting, medians):
-    """Samples per second of every contender, and how many times each rival's ours is."""
+    """Samples per second of every contender, and ours as a multiple of each rival's."""
     best = min(medians[name] for name in OURS)
     rates = [f"{setting.batch / medians[name]:.0f}" if name in medians else "-"
              for name in (*OURS, *RIVALS)]
@@ -133,7 +133,8 @@ def measure_settings(section, plan, rival):
 
 
 def say_targets(section, results):
-    """What is to be reached, and whether it was; a target missed is no failure of the check."""
+    """Prints the targets, and whether they were reached; a missed target is no failure of the
+    check."""
     for setting, name, factor in TARGETS:
         medians = results.get(setting, {})
         wanted = f"target {setting.name}: at least {factor:g} times {name}"
@@ -169,7 +170,7 @@ def busy_share(events):
 
 
 def say_busy_share(section, plan, setting):
-    """Eager: a replayed graph has no operations that could be told apart."""
+    """Eager mode: in a replayed graph the operations cannot be told apart."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         options = stage_options(setting, "--trace", path)

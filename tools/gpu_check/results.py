@@ -1,4 +1,4 @@
-"""Sections of a result file: what a part says goes to the terminal and into its section."""
+"""Sections of a result file: what a part prints goes to the terminal and into its section."""
 
 import datetime
 import re
@@ -23,14 +23,15 @@ class Section:
         return time.monotonic() - self.begin
 
     def remaining(self):
-        """Seconds until the limit; at least one, so that what runs then is ended, not refused."""
+        """Seconds until the limit; at least one, so that the next command is ended, not refused."""
         return max(1.0, self.limit - self.seconds())
 
     def add(self, outcome, number=1):
         self.count[outcome] += number
 
     def check(self, name, fault, outcome="failed"):
-        """Counts one check: passed without a fault, else `outcome`, which is said with its name."""
+        """Counts one check: passed without a fault, else `outcome`, which is printed with its
+        name."""
         self.add(outcome if fault else "passed")
         if fault:
             self.say(f"* {outcome}: {name}: {fault}")
@@ -64,7 +65,7 @@ def default_name(device):
 
 
 def header(device, rows):
-    """The head of a result file: what its figures were taken on."""
+    """The head of a result file: where its figures were measured."""
     table = "".join(f"| {name} | {value} |\n" for name, value in [("date", f"{now():%Y-%m-%d}"),
                                                                   *rows])
     return f"# gpu-check on {device}\n\n| | |\n|---|---|\n{table}"

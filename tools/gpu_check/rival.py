@@ -31,7 +31,7 @@ class Rival:
             self.process.stdin.flush()
             line = self.answers.get(timeout=limit)
         except (OSError, queue.Empty) as error:
-            self.process.kill()  # or its late answer would be taken for the next one's
+            self.process.kill()  # or the next request would get its late answer
             return None, f"no answer from PyTorch within {limit:.0f} s ({type(error).__name__})"
         if not line:
             return None, f"PyTorch ended with status {self.process.wait()}"
@@ -45,5 +45,5 @@ class Rival:
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdout, self.process.stdin):
-            with contextlib.suppress(OSError):  # of a request that nobody is left to read
+            with contextlib.suppress(OSError):  # of a request that has no reader any more
                 pipe.close()

@@ -23,7 +23,7 @@ constexpr int warpSize = 32;
 
 namespace cuda_model {
 
-/// One launch: what stands between <<< and >>>. bin/nvcc writes
+/// One launch: the text between <<< and >>>. bin/nvcc writes
 /// `Launch("kernel", grid, block, shared, stream)([=](auto... a) { kernel(a...); }, arguments)`.
 struct Launch {
   const char* kernel;
@@ -38,7 +38,7 @@ struct Launch {
   void enqueue(std::function<void()> thread) const;
 };
 
-/// Memory of the launch that runs: its third <<<>>> argument in bytes.
+/// Memory of the current launch: its third <<<>>> argument in bytes.
 void* dynamic_shared_memory();
 
 enum class Vote { none, any, all };

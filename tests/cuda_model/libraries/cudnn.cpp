@@ -44,7 +44,7 @@ void blend(const Layout& layout, const Values& result, float alpha, float beta, 
   });
 }
 
-/// What an algorithm that adds in any order does to a sum, made large enough to be seen.
+/// The error that an algorithm with any order of adding makes in a sum, large enough to be seen.
 void add_noise(Values& values) {
   static std::atomic<unsigned> calls{0};
   uint64_t state = 0x9e3779b97f4a7c15u * (++calls);
@@ -54,7 +54,7 @@ void add_noise(Values& values) {
   }
 }
 
-/// One pass as it is enqueued. `run` gets no handles or descriptors: they may be gone by then.
+/// One pass, when it is enqueued. `run` gets no handles or descriptors: they may be gone by then.
 struct Call {
   cudnnHandle_t handle;
   Algorithm algorithm;

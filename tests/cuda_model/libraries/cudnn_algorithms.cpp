@@ -1,5 +1,5 @@
 // What the model proposes for a convolution. The first proposal of each pass is not deterministic,
-// the second does not run: a caller that takes what comes first is found out.
+// the second does not run: this catches a caller that takes the first proposal.
 
 #include "libraries/cudnn_internal.h"
 

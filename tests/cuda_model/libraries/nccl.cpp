@@ -42,7 +42,7 @@ ncclResult_t refuse(ncclResult_t result, const std::string& why) {
   return result;
 }
 
-/// The cliques whose ranks have not all come, by unique id.
+/// The cliques some of whose ranks have not arrived, by unique id.
 std::map<std::string, std::shared_ptr<Clique>>& open_cliques() {
   static auto& cliques = *new std::map<std::string, std::shared_ptr<Clique>>;
   return cliques;
@@ -185,7 +185,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
   }
 }
 
-/// As NCCL does: the last error of the process' threads, several lines possible.
+/// As in NCCL: the last error of the process's threads, possibly several lines.
 const char* ncclGetLastError(ncclComm_t comm) {
   if (comm != nullptr) {
     const std::lock_guard lock(comm->member->clique->mutex);
@@ -232,7 +232,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     const std::lock_guard lock(member->clique->mutex);
     ++member->clique->communicators;
   }
-  *comm = new ncclComm{member};  // at once: who does not block asks it how far it is
+  *comm = new ncclComm{member};  // at once: a caller that does not block asks it for progress
   ncclGroupStart();
   group.inits.push_back({member, fault.code});
   const ncclResult_t result = ncclGroupEnd();
@@ -299,7 +299,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 
 /// The kernels of this rank end as they are. Frees memory of the GPU, which waits until they have
-/// ended, for a kernel that stands behind other work too; not on a GPU that has failed.
+/// ended, also for a kernel that is queued after other work; but not on a GPU that has failed.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   Member& member = *comm->member;

@@ -9,7 +9,7 @@
 namespace cuda_model::nccl {
 namespace {
 
-// What NCCL does in the background takes a while, here too: a caller that does not wait is caught.
+// NCCL's background work takes a while, here too: a caller that does not wait is caught.
 constexpr auto kSetUpTime = std::chrono::milliseconds(2);
 constexpr auto kLaunchTime = std::chrono::microseconds(300);
 
@@ -110,7 +110,7 @@ void Clique::launch(Launch launch) {
   }).detach();
 }
 
-/// The work is a task of the first stream; the others come to it before, and go on behind it.
+/// The work is a task of the first stream; the others wait for it, and continue after it.
 void Clique::run(Launch& launch, const std::vector<cudaStream_t>& streams) {
   struct Kernel {
     Launch launch;
@@ -166,7 +166,7 @@ void Clique::work(Launch& launch, Lock& lock) {
   }
 }
 
-/// One side of a transfer has come; with the second it is done, unless that has been aborted.
+/// One side of a transfer has arrived; with the second it is done, unless that has been aborted.
 std::shared_ptr<Clique::Transfer> Clique::post(int rank, const Operation& operation) {
   const bool is_send = operation.kind == Operation::Kind::send;
   const int from = is_send ? rank : operation.peer, to = is_send ? operation.peer : rank;
@@ -189,8 +189,8 @@ std::shared_ptr<Clique::Transfer> Clique::post(int rank, const Operation& operat
   return transfer;
 }
 
-/// A collective: whoever comes waits for all, the last one does the work. It never ends where one
-/// has been aborted after it came.
+/// A collective: each rank waits for all, the last one does the work. It never ends if a rank has
+/// been aborted after it arrived.
 void Clique::meet(Member& member, const Operation& operation, Lock& lock) {
   const uint64_t number = member.collectives++;
   Meeting& meeting = meetings_[number];

@@ -25,7 +25,7 @@ struct Operation {
   ncclRedOp_t reduction = ncclSum;
   int peer = 0;  // root, or the other side
   cudaStream_t stream = nullptr;
-  int fault = 0;  // the result that turns up when the stream gets there, instead of the work
+  int fault = 0;  // the result that appears when the stream gets there, instead of the work
 
   bool is_transfer() const { return kind == Kind::send || kind == Kind::receive; }
 };
@@ -61,8 +61,8 @@ struct Launch {
 struct Clique {
   explicit Clique(int size) : members(size) {}
 
-  /// A rank comes. The last one sets all to work, or tells them that a GPU is there twice; then
-  /// the answer is true.
+  /// A rank arrives. The last one starts all of them, or tells them that one GPU is used twice;
+  /// then the answer is true.
   bool join(const std::shared_ptr<Member>& member);
   /// Runs the launch in the background: meets the other ranks on the host if it has collectives,
   /// then goes to the streams.

@@ -7,7 +7,7 @@
 namespace cuda_model::nccl {
 namespace {
 
-/// Sums from the last rank to the first: NCCL promises no order, so nobody may count on one.
+/// Sums from the last rank to the first: NCCL promises no order, so no caller may rely on one.
 template <class T>
 std::vector<T> reduce(const std::vector<Operation>& ranks, size_t first, size_t count) {
   std::vector<T> total(count);

@@ -104,7 +104,7 @@ bool Block::release_exchanges(int first) {
     for (int lane = 0; lane < 32; ++lane) {
       if ((needed >> lane & 1) == 0) continue;
       Thread& thread = threads_[first + lane];
-      // What a lane that takes no part would bring is undefined: NaN shows where it is used.
+      // A lane that takes no part has an undefined value: NaN shows where it is used.
       const bool there = thread.source >= 0 && needed >> thread.source & 1;
       thread.result = there ? threads_[first + thread.source].value : ~uint64_t{0};
     }
@@ -116,7 +116,7 @@ bool Block::release_exchanges(int first) {
   return released;
 }
 
-/// Lets the block go on. False when all threads have ended.
+/// Lets the block continue. False when all threads have ended.
 bool Block::release_barrier() {
   const Thread* waiting = nullptr;
   bool any = false, all = true;

@@ -13,8 +13,8 @@ namespace cuda_model {
 
 class Block {
  public:
-  /// Runs `work` once per thread of the launch's block. Ends the process with one line where
-  /// threads would wait for each other for ever.
+  /// Runs `work` once per thread of the launch's block. Ends the process with one line if threads
+  /// would wait for each other forever.
   void run(const Launch& launch, const std::function<void()>& work);
 
   // For the thread that runs.

@@ -34,7 +34,7 @@ int integer_variable(const char* name, int fallback);
 Capability capability();
 /// Physical index of each GPU that the process may see.
 std::vector<int> visible_devices();
-/// Counts a call of `function`; the fault that is planted there.
+/// Counts a call of `function`; returns the fault that is planted in it.
 Fault take_fault(const char* function);
 
 }  // namespace cuda_model

@@ -7,7 +7,7 @@
 
 namespace cuda_model {
 
-/// One cudaEventRecord. Who waits keeps it, so an event may be recorded again or destroyed.
+/// One cudaEventRecord. Those who wait keep it, so an event may be recorded again or destroyed.
 struct Record {
   // A record in a captured stream is no point in time; it orders the graph.
   std::shared_ptr<Capture> capture;
@@ -35,7 +35,7 @@ struct Record {
   }
 };
 
-/// A stream of the same capture waited for `record`; another stream joins the capture so.
+/// A stream of the same capture waited for `record`; in this way another stream joins the capture.
 cudaError_t wait_in_capture(CUstream_st& stream, const Record& record) {
   const std::lock_guard lock(model_mutex());
   if (record.capture == nullptr) {  // work outside the graph

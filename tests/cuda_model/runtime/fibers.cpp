@@ -33,9 +33,9 @@ __attribute__((noinline)) void arrived(StackPoint& here, StackPoint& from) {
   }
 }
 
-// The compiler's own jumps instead of swapcontext, which needs a system call, and of the C
-// library's, at which AddressSanitizer forgets what it knows of the whole stack. A jump may not
-// leave the function that it returns to.
+// The compiler's own jumps. swapcontext needs a system call, and at the C library's jumps
+// AddressSanitizer forgets what it knows of the whole stack. A jump may not leave the function that
+// it returns to.
 [[noreturn]] __attribute__((noinline)) void go_on_at(StackPoint& point) {
   __builtin_longjmp(point.jump, 1);
 }

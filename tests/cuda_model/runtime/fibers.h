@@ -27,7 +27,7 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// Runs `work` from its begin, or goes on with it, until it yields or ends. True when it ended.
+  /// Runs `work` from its beginning, or continues it, until it yields or ends. True when it ended.
   bool resume(const std::function<void()>& work);
   /// From inside: back to who resumed this fiber.
   void yield();

@@ -19,7 +19,7 @@ Block& block_of_this_thread() {
 }
 
 void run_grid(const Launch& launch, const std::function<void()>& thread) {
-  // A block of its own on the heap: AddressSanitizer then sees what lies behind its end.
+  // Each block is separate on the heap: AddressSanitizer then sees accesses past its end.
   const auto shared = std::make_unique<std::vector<char>>(launch.shared_bytes);
   shared_memory = shared->data();
   blockDim = launch.block;

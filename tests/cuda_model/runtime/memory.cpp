@@ -32,7 +32,7 @@ std::map<const char*, Block>& blocks() {
 
 enum class Place { device, pinned, pageable, invalid };
 
-/// Where [address, address + bytes) lies; invalid: not wholly inside the block that it begins in.
+/// Where [address, address + bytes) is; invalid: not wholly inside the block in which it begins.
 Place place_of(const void* address, size_t bytes) {
   const auto* at = static_cast<const char*>(address);
   const std::lock_guard lock(model_mutex());
@@ -68,7 +68,7 @@ cudaError_t allocate(void** pointer, size_t size, Device* device) {
   return cudaSuccess;
 }
 
-/// Gives the block at `pointer` back, which is of device memory or not.
+/// Gives back the block at `pointer`, which is of device memory or not.
 cudaError_t release(void* pointer, bool of_device) {
   const std::lock_guard lock(model_mutex());
   const auto found = blocks().find(static_cast<char*>(pointer));

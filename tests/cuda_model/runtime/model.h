@@ -18,7 +18,7 @@ namespace cuda_model {
 using Task = std::function<void()>;
 constexpr int kMaxDevices = 16;
 
-/// Ends the process: for what a GPU would answer with a hang or with wrong numbers.
+/// Ends the process: for cases in which a GPU would hang or compute wrong numbers.
 [[noreturn]] void die(const std::string& message);
 
 /// One physical GPU.
@@ -79,7 +79,7 @@ cudaError_t sticky_error();
 
 /// The stream behind a handle, or null: unknown, destroyed, or the legacy default stream.
 std::shared_ptr<CUstream_st> find_stream(cudaStream_t handle);
-/// All streams that live (of one device, if given).
+/// All streams that exist (of one device, if given).
 std::vector<std::shared_ptr<CUstream_st>> all_streams(const Device* device = nullptr);
 
 /// Puts work into a stream, or into the graph that the stream is captured into. Work of a device
@@ -92,7 +92,7 @@ cudaError_t enqueue_kernel(cudaStream_t stream, Task task);
 /// captures are invalidated. `stream`: the one that is synchronised or queried, or null.
 cudaError_t forbid_in_capture(CUstream_st* stream = nullptr);
 
-/// What every call of the CUDA runtime asks first: driver, host function, planted fault.
+/// What every call of the CUDA runtime checks first: driver, host function, planted fault.
 cudaError_t admit(const char* function);
 /// Keeps an error for cudaGetLastError.
 cudaError_t remember(cudaError_t error);

@@ -18,8 +18,8 @@ std::set<std::shared_ptr<CUstream_st>>& registry() {
   return streams;
 }
 
-/// The workers of streams that were destroyed. The process waits for them when it ends: a checker
-/// of leaks takes what a thread is about to free for lost.
+/// The workers of streams that were destroyed. The process waits for them when it ends: otherwise a
+/// leak checker reports what a thread is about to free.
 class EndingWorkers {
  public:
   void add(pthread_t worker) {
@@ -205,7 +205,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   return api("cudaLaunchHostFunc", [&] {
     if (function == nullptr) return cudaErrorInvalidValue;
     return enqueue(stream, [=] {
-      // CUDA may run all of them on one thread: those that wait for each other wait for ever.
+      // CUDA may run all of them on one thread: if they wait for each other, they wait forever.
       static auto& one_at_a_time = *new std::mutex;
       const std::lock_guard turn(one_at_a_time);
       in_host_function = true;  // calls of the CUDA API are not permitted there

@@ -87,7 +87,7 @@ void groups() {
       EXPECT(is_done(world.stream[rank]));  // nothing starts within the group
     }
     EXPECT(begun(ncclGroupEnd()));
-    // Who does not wait for the launch is told so.
+    // A caller that does not wait for the launch gets an error.
     EXPECT(world.all_reduce(0) == ncclInvalidArgument);
     EXPECT(std::strstr(ncclGetLastError(nullptr), "before the previous operation returned"));
     for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);

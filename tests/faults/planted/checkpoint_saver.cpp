@@ -1,4 +1,4 @@
-// A training run that does little but save: checkpoint-saver DIR STEPS EVERY goes on from the
+// A training run that does little but save: checkpoint-saver DIR STEPS EVERY resumes from the
 // newest checkpoint in DIR, saves every EVERY steps, and ends after STEPS. Its gradients are
 // numbers that follow from the step. For tests that kill it.
 

@@ -1,4 +1,4 @@
-// A stage that has another program train: what the tests of --baseline compare with stage 01.
+// A stage that lets another program train: the tests of --baseline compare it with stage 01.
 
 #include <fmt/ranges.h>
 #include <unistd.h>

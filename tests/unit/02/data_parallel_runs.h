@@ -1,5 +1,5 @@
 #pragma once
-// A network on one device or on several, and what it makes of a batch.
+// A network on one device or on several, and its results for a batch.
 
 #include "02-dataparallel/data_parallel.h"
 
@@ -14,7 +14,7 @@
 namespace lockstep::testing::data_parallel {
 
 constexpr int64_t kReal = sizeof(Real);
-constexpr const char* kConvolution = "conv2d";  // what its forward is called in a trace
+constexpr const char* kConvolution = "conv2d";  // the name of its forward in a trace
 constexpr ReduceMode kManual = ReduceMode::manual, kLibrary = ReduceMode::library;
 
 // --- A network on one device or on several -------------------------------------------------------
@@ -48,7 +48,7 @@ struct Batch {
 };
 
 /// A network with seed 1 and what it takes to train it: without a mode on the first device alone,
-/// as stage 01 does, else wrapped, as stage 02 does.
+/// as stage 01 does, otherwise wrapped, as stage 02 does.
 class Network {
  public:
   Network(const std::function<std::unique_ptr<Module>()>& make, const std::string& devices,
@@ -73,7 +73,7 @@ class Network {
   }
   void set(const StepState& state) const { context.state().copy_from_host({state}); }
 
-  /// Gradients of `weight` times the sum of the samples' losses, added to those there are.
+  /// Adds the gradients of `weight` times the sum of the samples' losses to those already there.
   void accumulate(const Batch& batch, Real weight) {
     const Tensor images = put(batch);
     const auto labels =
@@ -100,7 +100,7 @@ class Network {
     optimizer.step(context.state(), loss_);
     return loss_.to_host()[0];
   }
-  /// Everything that three steps over different batches, the last of them short, leave: losses,
+  /// Everything left by three steps over different batches, the last of them short: losses,
   /// weights, momentum, running statistics.
   std::vector<Real> three_steps(int64_t batch_size) {
     std::vector<Real> all;

@@ -1,4 +1,4 @@
-// DataParallel: who gets what, the same numbers as one device, what a replica keeps to itself.
+// DataParallel: who gets what, the same numbers as one device, what stays inside a replica.
 
 #include "02-dataparallel/data_parallel.h"
 

@@ -36,8 +36,8 @@ using MakeModule = std::function<std::unique_ptr<Module>()>;
 
 // --- Order between the devices -------------------------------------------------------------------
 
-/// Passes everything on, when all replicas have come to this point. Where they do not come at the
-/// same time it goes on after a while: the trace tells.
+/// Passes everything on when all replicas have come to this point. If they do not come at the same
+/// time, it continues after a while: the trace shows it.
 class Meeting final : public Module {
  public:
   struct Place {
@@ -165,7 +165,7 @@ TEST_CASE("An error keeps its kind when the replica is named", "[dataparallel][r
   CHECK(text_within(PeerLost("a")) == "replica 1 on cpu:1: a");
 }
 
-/// Passes everything on; on cpu:2 a task fails on the way, long after the host has gone on.
+/// Passes everything on; on cpu:2 a task fails on the way, long after the host has continued.
 class Faulty final : public Module {
  public:
   explicit Faulty(bool forward) : forward_(forward) {}

@@ -1,5 +1,5 @@
 #pragma once
-// Networks in pieces, and pipelines that train beside one device.
+// Networks in pieces, and pipelines that train, compared with one device.
 
 #include "03-model-split/pipeline/pipeline.h"
 
@@ -66,7 +66,7 @@ std::vector<Real> all_of(Module& network, Member which) {
   return all;
 }
 
-/// Running statistics, and how many batches they are of.
+/// Running statistics, and the number of batches that they cover.
 inline std::vector<Real> statistics_of(Module& network) {
   std::vector<Real> all;
   for (const StateTensor& tensor : state_dict(network)) {
@@ -130,7 +130,7 @@ inline const Dataset& images() {
   return set;
 }
 
-/// A loss that is infinite in step 1, while its gradient is what it should be.
+/// A loss that is infinite in step 1, while its gradient is correct.
 class Infinite final : public Loss {
  public:
   explicit Infinite(const int64_t& steps) : steps_(steps) {}
@@ -185,8 +185,8 @@ struct Setup {
   bool infinite_loss = false;
 };
 
-/// A pipeline with seed 1 and its batches. The loader goes last: where a step ends in an exception,
-/// copies from its memory are still queued.
+/// A pipeline with seed 1 and its batches. The loader is destroyed last: when a step ends in an
+/// exception, copies from its memory are still queued.
 struct Run {
   explicit Run(const Setup& options) : setup(options), machine(cpus(options.stages)) {
     Layers layers = layers_of(setup.model);

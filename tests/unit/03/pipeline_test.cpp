@@ -167,7 +167,7 @@ TEST_CASE("A batch is kept until the last stage has read its labels, and no long
     testing::Gate gate;
     const auto wait = [&](Stream stream) { enqueue(stream, [&] { gate.pass(); }); };
     Run run({.stages = stages, .pipeline = {kOneF1b, 2}, .change = [&](Layers& layers) {
-               insert(layers, layers.size(), wait, {});  // labels come behind the last layer
+               insert(layers, layers.size(), wait, {});  // labels come after the last layer
              }});
     std::vector<std::weak_ptr<BatchBuffer>> batches;
     run.loader.begin_epoch(0);
@@ -217,8 +217,8 @@ TEST_CASE("After two steps a pipeline allocates nothing more", "[pipeline]") {
     for (const int micro_batches : {1, 4, 5}) {  // 5: 3, 3, 2, 2, 2 samples
       Run run({.stages = 3, .pipeline = {kind, micro_batches}});
       for (int i = 0; i < 2; ++i) run.step();
-      // A stream takes its workspace when it comes there, so that what was in use at most depends
-      // on how far the host was then. Behind the two steps it has it.
+      // A stream takes its workspace when it gets there, so the peak use depends on how far the
+      // host was by then. After the two steps it has it.
       run.peaks();
       std::vector<int64_t> before;
       for (const auto& device : run.machine.devices) {
@@ -245,7 +245,7 @@ TEST_CASE("A long evaluation does not lose the times of a pipeline's steps", "[p
 }
 
 TEST_CASE("A stage that cannot send waits, whatever the schedule", "[pipeline]") {
-  // Stage 0 is the slow one: stage 1 waits for its activations, or to get its gradients rid.
+  // Stage 0 is the slow one: stage 1 waits for its activations, or to get rid of its gradients.
   for (const auto kind : {kGpipe, kOneF1b}) {
     Run run({.stages = 2, .pipeline = {kind, 8, false}, .change = [](Layers& layers) {
                insert(layers, 0, sleep(4), sleep(8));

@@ -29,7 +29,7 @@ void for_all(Check check) {
   }
 }
 
-/// Where each instruction stands; fails if one stands twice.
+/// The position of each instruction; fails if one appears twice.
 std::map<std::pair<Kind, int>, int> places(const Instructions& list) {
   std::map<std::pair<Kind, int>, int> found;
   for (const Instruction& i : list) {
@@ -126,7 +126,7 @@ TEST_CASE("A deadlock is found, and every stage in it named", "[schedule][row44]
   CHECK_THAT(text, ContainsSubstring("stage 0 at 'send activation 1'"));
   CHECK_THAT(text, ContainsSubstring("stage 1 at 'send gradient 0'"));
 
-  // A stage that waits for what nobody sends.
+  // A stage that waits for something that no stage sends.
   all = make_schedules(ScheduleKind::gpipe, 2, 2);
   std::erase(all[0], Instruction{Kind::send_activation, 1});
   CHECK_THAT(message_of<BadInput>([&] { simulate(all, 1, 1); }),

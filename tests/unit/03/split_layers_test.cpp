@@ -32,7 +32,7 @@ struct Axes {
   std::vector<int> parameters;
 };
 
-/// The unsplit layer and what comes of it.
+/// The unsplit layer and its results.
 template <class Whole>
 struct Expected {
   Expected(std::unique_ptr<Whole> whole, const Shape& x_shape)

@@ -12,7 +12,7 @@ namespace {
 using testing::enqueue;
 using testing::Gate;
 
-TEST_CASE("What is copied to another device may be overwritten behind it, and no sooner",
+TEST_CASE("What is copied to another device may be overwritten after it, and no sooner",
           "[pipeline]") {
   Gate made, read;
   const testing::Machine machine(testing::cpus(2));

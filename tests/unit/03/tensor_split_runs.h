@@ -1,5 +1,6 @@
 #pragma once
-// Ranks that share layers, and networks split over them beside the same network in one piece.
+// Ranks that share layers, and networks split over them, compared with the same network in one
+// piece.
 
 #include "03-model-split/tensor/tensor_split.h"
 
@@ -48,7 +49,7 @@ struct SplitMachine : testing::Machine {
   }
 
   int ranks() const { return static_cast<int>(streams.size()); }
-  /// On each rank its part of a tensor that is split along `axis`, or all of it.
+  /// On each rank, the rank's part of a tensor that is split along `axis`, or all of it.
   Tensors put(const Shape& shape, const std::vector<Real>& values, int axis = kWhole) const {
     Tensors tensors;
     for (int r = 0; r < ranks(); ++r) {
@@ -75,7 +76,7 @@ struct SplitMachine : testing::Machine {
   Contexts contexts;
 };
 
-/// Each rank has its part of `expected`, and where that is all of it, all have the same bits.
+/// Each rank has its part of `expected`; if that is all of it, all ranks have the same bits.
 inline void check_parts(const Tensors& found, const std::vector<Real>& expected, const Shape& shape,
                         int axis) {
   const int ranks = static_cast<int>(found.size());
@@ -186,7 +187,7 @@ class Network {
     return {model.network->forward(images[0], *machine.contexts[0])};
   }
 
-  /// Adds the gradients of the batch's mean loss; the loss, which all ranks agree on.
+  /// Adds the gradients of the batch's mean loss. Returns the loss, on which all ranks agree.
   Real accumulate(const Batch& batch) {
     const int64_t n = batch.shape[0];
     machine.set_state(
@@ -237,7 +238,7 @@ class Network {
     return gradients;
   }
 
-  /// The scores of an evaluation, which all ranks agree on.
+  /// The scores of an evaluation, on which all ranks agree.
   std::vector<Real> evaluate(const Batch& batch) {
     machine.set_training(false);
     const Tensors scores = forward(machine.put(batch.shape, batch.images));

@@ -1,5 +1,5 @@
-// Networks split inside their layers: the same numbers as in one piece, what is exchanged for that,
-// and the state.
+// Networks split inside their layers: the same numbers as in one piece, the traffic that this
+// takes, and the state.
 
 #include "03-model-split/tensor/tensor_split.h"
 

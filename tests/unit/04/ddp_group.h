@@ -13,7 +13,7 @@
 namespace lockstep::testing::ddp {
 
 /// The ranks of a group, whose members begin with different weights. One host thread enqueues the
-/// passes of all: nothing that is enqueued waits for the host.
+/// passes of all ranks: nothing that is enqueued waits for the host.
 class Group {
  public:
   explicit Group(int world_size, const MakeModule& make = small_network(),
@@ -80,7 +80,7 @@ class Group {
   testing::Ranks ranks_;
 };
 
-/// What one device makes of the same samples, beginning with rank 0's weights.
+/// The result of one device for the same samples, beginning with rank 0's weights.
 inline std::vector<Real> single_device_gradients(const Samples& samples,
                                                  const MakeModule& make = small_network()) {
   Member whole(0, make, 1);

@@ -159,7 +159,7 @@ TEST_CASE("Whether a pass communicates is decided when its backward is enqueued"
   }
 }
 
-/// Keeps the device busy for 20 ms before it goes back through the layers in front.
+/// Keeps the device busy for 20 ms before backward continues with the layers before it.
 class Slow final : public Module {
  public:
   Tensor forward(const Tensor& x, Context&) override { return x; }
@@ -170,7 +170,7 @@ class Slow final : public Module {
   }
 };
 
-/// The seed network with slow layers behind its first and its last one.
+/// The seed network with slow layers after its first and its last one.
 std::unique_ptr<Module> slow_network(int rank) {
   auto whole = small_network()(rank);
   auto network = std::make_unique<Sequential>();

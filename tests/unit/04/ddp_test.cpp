@@ -1,5 +1,5 @@
 // DistributedDataParallel: gradients and weights of the ranks of a group, which are members in this
-// process, joined by Gloo; and what must not pass.
+// process, joined by Gloo; and what must not be accepted.
 
 #include <algorithm>
 #include <limits>
@@ -188,14 +188,14 @@ TEST_CASE("Running statistics are rank 0's at every forward", "[ddp][row87]") {
       return group[rank].parameters.buffer_values().to_host();
     };
     group.gradients(Samples(12, 1));
-    // Behind the pass each rank has those of its own samples.
+    // After the pass each rank has those of its own samples.
     CHECK(statistics(0) != statistics(1));
     const Values before = statistics(0);
     Member alone(0, small_network(ModelKind::seed_bn), 1);
     alone.parameters.buffer_values().copy_from_host(before);
     group.gradients(Samples(12, 2));
     alone.accumulate(Samples(12, 2).every(1, 2), 1);
-    // Rank 1 went on from rank 0's, or from its own.
+    // Rank 1 continued from rank 0's, or from its own.
     CHECK((relative_error(statistics(1), alone.parameters.buffer_values().to_host()) <
            kTolerance) == broadcast);
   }

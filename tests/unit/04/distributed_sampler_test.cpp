@@ -192,7 +192,7 @@ TEST_CASE("A global batch that leaves a rank without samples is refused", "[samp
 
 // --- Loaders of shards ---------------------------------------------------------------------------
 
-/// Images of one byte, which is their number.
+/// Images of one byte, their own number.
 Dataset numbered_images(int64_t count) {
   Dataset set;
   set.height = set.width = set.channels = 1;
@@ -323,7 +323,7 @@ TEST_CASE("A world of no ranks is refused before anything is dealt to it", "[sam
       told([&] { ShardLoader(set, options, allocate_host, 0, world_size, sharding); });
     }
   }
-  // A rank that cannot be is told before what it would have to do.
+  // A rank outside the world is reported before what it would have to do.
   const Dataset few = numbered_images(2);
   CHECK_THAT(message_of<BadInput>([&] { evaluation_loader(few, options, allocate_host, 7, 4); }),
              ContainsSubstring("rank 7 of 4 ranks, expected 0 to 3"));

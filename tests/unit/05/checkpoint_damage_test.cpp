@@ -30,7 +30,7 @@ std::map<std::string, std::string> small_files(const TempDir& folder) {
   return contents_of(folder);
 }
 
-/// What reading it says. A crash or another exception than BadInput ends the test.
+/// The message from reading it. A crash or another exception than BadInput ends the test.
 std::string refusal_of(const fs::path& path) {
   try {
     read_checkpoint(path);
@@ -127,8 +127,8 @@ TEST_CASE("Where the newest is damaged, the one before it is taken and the damag
   CHECK_THAT(warnings[0], ContainsSubstring(checkpoint_name(12)) && ContainsSubstring("truncated"));
   CHECK_THAT(warnings[1], ContainsSubstring(momentum_name(8)));
 
-  // What comes to the same step again takes the damaged one's place; until then it does not count
-  // among those that are kept, and stays.
+  // A run that comes to the same step again replaces the damaged one; until then that does not
+  // count among those that are kept, and stays.
   run.save(folder.path(), 6);
   run.save(folder.path(), 14);
   remove_old_checkpoints(folder.path(), 14, 3, {8, 12});

@@ -1,4 +1,4 @@
-// When a run saves, and what becomes of a save that fails.
+// When a run saves, and what happens when a save fails.
 
 #include "05-syncbn-checkpoint/checkpoint_plan.h"
 
@@ -84,7 +84,7 @@ TEST_CASE("A run saves after every so many steps, and after every epoch", "[chec
     CHECK(saved_steps(folder.path()) == expected);
     CHECK(run.settled >= std::ssize(expected));  // before each of them
     CHECK_NOTHROW(run.plan.finish());
-    // What was saved behind an epoch is in its place at the beginning of the next one.
+    // A checkpoint saved after an epoch is in its place at the beginning of the next one.
     const Checkpoint last = read_checkpoint(checkpoint_path(folder.path(), 8));
     CHECK(TrainingState::from_json(last.training, "it") == run.state);
     CHECK(run.state.epoch == 2);

@@ -101,7 +101,7 @@ class Trainee {
         ++state.step_in_epoch;
         if (++state.steps == steps) break;
       }
-      if (state.steps == steps) break;  // the epoch stays at hand, even if it is over
+      if (state.steps == steps) break;  // the epoch stays current, even if it is over
     }
     state.learning_rate = schedule().at(state.steps);
   }

@@ -1,4 +1,4 @@
-// What a save leaves in its directory, and what one that fails does.
+// What a save leaves in its directory, and what a failed one does.
 
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-// Groups of ranks that save and resume: training goes on, and from which checkpoint.
+// Groups of ranks that save and resume: training continues, and from which checkpoint.
 
 #include <algorithm>
 #include <limits>

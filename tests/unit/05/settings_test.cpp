@@ -25,7 +25,7 @@ using nlohmann::json;
 using testing::message_of;
 using Names = std::set<std::string>;
 
-/// What a rank is started with.
+/// What a rank is started with: its options and data.
 struct Started {
   Options options{};
   CheckpointStageOptions own{};
@@ -33,7 +33,7 @@ struct Started {
   std::string images = "synthetic:20:8";  // the data set that it finds
 };
 
-/// Another value of one setting, and the name by which it is told.
+/// Another value of one setting, and the name that the message has for it.
 struct Change {
   std::string name;
   std::function<void(Started&)> apply;
@@ -85,7 +85,7 @@ const std::vector<Change>& changes_of_stage05() {
   return changes;
 }
 
-/// What each rank may have as it likes.
+/// The settings that each rank may choose.
 const std::vector<Change>& own_business() {
   static const auto& changes = *new std::vector<Change>{
       {"data_dir", [](Started& s) { s.options.data_dir = "elsewhere"; }},
@@ -123,7 +123,7 @@ Names words(const std::string& text) {
   return {std::istream_iterator<std::string>(in), {}};
 }
 
-/// Every option's setting, by who must have the same. What stands here is part of the format of
+/// Every option's setting, by who must have the same. This list is part of the format of
 /// checkpoints: a name that moves makes older ones useless, or lets ranks train different networks.
 const std::map<Role, Names>& names_by_role() {
   static const auto& names = *new std::map<Role, Names>{
@@ -155,8 +155,8 @@ TEST_CASE("Every option says who must have the same value, and no other option h
   }
 }
 
-/// A run as it was started when every list of settings was still written by hand, and what was then
-/// written of it, letter by letter: whole numbers without a point, others with one.
+/// A run as it was started when every list of settings was still written by hand, and what it saved
+/// then, letter by letter: whole numbers without a point, others with one.
 Started run_of_the_lists() {
   Started run;
   run.images = run.options.data = "synthetic:32:8";
@@ -198,8 +198,8 @@ TEST_CASE("Metrics and checkpoints have the names and values that they always ha
 
 // --- Between ranks -------------------------------------------------------------------------------
 
-/// Two ranks of which rank 1 has a change, a pair for each of them, compare their settings: what
-/// each is told, [rank][change]. With `stage05` as its program does, else as stage 04's.
+/// Two ranks compare their settings, and rank 1 has a change; one pair of ranks for each change.
+/// The messages, [rank][change]. With `stage05` as its program does, otherwise as stage 04's.
 std::vector<std::vector<std::string>> compared(const std::vector<Change>& changes, bool stage05) {
   for (const Change& change : changes) {  // the sets of images, before there are two threads
     Started started;
@@ -239,7 +239,7 @@ TEST_CASE("Ranks compare every setting that weights depend on, and tell its name
           "[ddp][checkpoint][row86]") {
   for (const bool stage05 : {false, true}) check_told(changes_of_stage04(), stage05);
   check_told(changes_of_stage05(), true);
-  // What a rank may have as it likes, it may.
+  // A rank may choose the settings that are its own.
   for (const bool stage05 : {false, true}) {
     for (const auto& of_rank : compared(own_business(), stage05)) {
       CHECK(of_rank == std::vector<std::string>(own_business().size()));

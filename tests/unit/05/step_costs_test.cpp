@@ -1,4 +1,4 @@
-// What steps cost, as it is reported.
+// What steps cost, according to the reports.
 
 #include "04-ddp/manual_ddp.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"

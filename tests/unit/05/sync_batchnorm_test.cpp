@@ -57,7 +57,7 @@ struct LayerInput {
   Values x, skip, dy;
 };
 
-/// And what it makes of that in one training pass. Gradients are added to 1s.
+/// And the results of one training pass. Gradients are added to 1s.
 struct LayerResult {
   Values y{}, dx{}, parameters{}, running{};
   int64_t tracked = 0;
@@ -113,8 +113,8 @@ struct LayerUnderTest {
   }
 };
 
-/// One training pass of a layer over ranks with so many samples each; what each rank has of it, and
-/// what it threw.
+/// One training pass of a layer over ranks with so many samples each; each rank's results, and what
+/// it threw.
 struct LayerPasses {
   LayerPasses(const Ranks& ranks, Form form, const LayerInput& whole,
               const std::vector<int64_t>& counts, bool synchronised = true)
@@ -130,7 +130,7 @@ struct LayerPasses {
     });
   }
 
-  /// The ranks' y and dx one behind the other, their parameters' gradients added up.
+  /// The ranks' y and dx one after the other, their parameters' gradients added up.
   LayerResult together() const {
     LayerResult all{.parameters = Values(results[0].parameters.size(), 1),
                     .running = results[0].running,
@@ -144,7 +144,7 @@ struct LayerPasses {
     }
     return all;
   }
-  /// The largest difference from what one device makes of the whole batch.
+  /// The largest difference from one device's results for the whole batch.
   double error(Form form, const LayerInput& whole) const {
     const testing::TestDevice d;
     const LayerResult expected = LayerUnderTest(d.stream, form).pass(whole), found = together();
@@ -321,7 +321,7 @@ TEST_CASE("A rank alone computes what a plain layer does, to the bit", "[syncbn]
   CHECK(one.gradients() == alone.gradients());
 }
 
-/// What each rank throws where rank 0 comes to a layer that rank 1 skips: it goes on with
+/// What each rank throws when rank 0 comes to a layer that rank 1 skips: it continues with
 /// `instead`.
 template <class Instead>
 Texts skip_layer(bool compare_calls, Instead instead) {

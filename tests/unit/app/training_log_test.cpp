@@ -1,4 +1,4 @@
-// What a run tells: the lines of its log, the figures of --metrics and --trace.
+// What a run reports: the lines of its log, the figures of --metrics and --trace.
 
 #include "common/app/training_log.h"
 
@@ -48,7 +48,7 @@ std::vector<std::string> with_other_ranks(const std::string& mine) {
 
 constexpr auto kStep = std::chrono::milliseconds(4);  // a step takes that at least
 
-/// A run over 20 samples in batches of 4 that goes on behind three steps: at batch 2 of the second
+/// A run over 20 samples in batches of 4 that resumes after three steps: at batch 2 of the second
 /// epoch, to its end, and with one step of the third.
 struct Told {
   explicit Told(const TempDir& folder) {

@@ -1,4 +1,4 @@
-// What a program says at its end of what it printed.
+// A program's last word on its standard output.
 
 #include "common/cli/standard_streams.h"
 

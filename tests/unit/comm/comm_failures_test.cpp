@@ -106,7 +106,7 @@ TEST_CASE("wait() names the rank that did not come, and no group follows", "[com
   CHECK_THAT(text, ContainsSubstring("0.2 s"));
   CHECK_THAT(text, !ContainsSubstring("rank 0 (") && !ContainsSubstring("rank 2 ("));
   CHECK(message_of<PeerLost>([&] { const CollectiveGroup next(*ranks.world); }) == text);
-  gate.open();  // the ranks' memory may only go when nobody works on it
+  gate.open();  // the ranks' memory may only go when no task works on it
   for (const Stream& stream : ranks.streams) stream.backend().block(stream.backend().record());
 }
 
@@ -158,7 +158,7 @@ TEST_CASE("wait() waits for the groups and for nothing else", "[comm][tsan]") {
     ranks.together([](Communicator& rank, Stream stream) { rank.barrier(stream); });
     ranks.together([&](Communicator& rank, Stream) { rank.barrier(second[rank.rank()]); });
   }
-  enqueue(ranks.streams[0], [&] { gate.pass(); });  // behind the groups: none of wait()'s business
+  enqueue(ranks.streams[0], [&] { gate.pass(); });  // after the groups: wait() ignores it
   ranks.world->wait(kLong);
   CHECK(done == std::vector<int>{1, 1});
   gate.open();

@@ -233,7 +233,7 @@ TEST_CASE("A call outside a group is refused", "[comm]") {
   CHECK_THAT(message_of<BadInput>(call),
              ContainsSubstring("rank 1: all_reduce of 4 f32, sum outside a CollectiveGroup"));
   CHECK(counts_its_ranks(ranks));
-  CHECK_THAT(message_of<BadInput>(call), ContainsSubstring("outside"));  // behind a group, too
+  CHECK_THAT(message_of<BadInput>(call), ContainsSubstring("outside"));  // after a group, too
 }
 
 TEST_CASE("A group inside a group is refused", "[comm]") {

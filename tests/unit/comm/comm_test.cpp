@@ -1,5 +1,5 @@
 // Collectives between the CPU devices of one process: against a serial reference, and in order with
-// what the ranks' streams do before and behind them.
+// what the ranks' streams do before and after them.
 
 #include <array>
 #include <atomic>

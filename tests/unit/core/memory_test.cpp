@@ -1,5 +1,5 @@
-// Buffers and how they are counted, the pool of tensors; and that a training step, once it has been
-// made, allocates nothing more.
+// Buffers and how they are counted, the pool of tensors; and that a training step, once it has run,
+// allocates nothing more.
 
 #include <atomic>
 #include <memory>
@@ -119,7 +119,7 @@ void check_workspace_is_counted(EngineKind engine) {
     s.stream.synchronize();
   };
   forward_and_backward();
-  // Either engine computes the weights' gradient beside the sum that it is then added to.
+  // Either engine computes the weights' gradient next to the sum to which it is then added.
   const int64_t workspace = memory.current() - tensors;
   CHECK(workspace >= static_cast<int64_t>(dweight.bytes()));
   CHECK(memory.peak() == tensors + workspace);

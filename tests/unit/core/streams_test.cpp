@@ -183,7 +183,7 @@ TEST_CASE("An event is done when all before it has run, and stays done", "[strea
   CHECK_FALSE(after.done());
   gate.open();
   while (!copy.done()) std::this_thread::yield();
-  CHECK(ran == 1);  // done() orders the host behind the task
+  CHECK(ran == 1);  // done() orders the host after the task
   for (int i = 0; i < 3000; ++i) stream.record();
   stream.synchronize();
   CHECK(after.done());

@@ -45,8 +45,8 @@ inline bool is_freed(void* memory) {
 #endif
 }
 
-/// One number wanders over three streams of two devices; on each it is changed in another way, so
-/// that any two steps in the wrong order, or lost, give another result.
+/// One number moves over three streams of two devices; each changes it in a different way, so that
+/// any two steps in the wrong order, or lost, give a different result.
 inline uint32_t wander_over_streams(int rounds) {
   uint32_t value = 1;
   const auto first = open_cpu(0), second = open_cpu(1);

@@ -1,4 +1,4 @@
-// Data sets by name: where their files are looked for, CIFAR-10's format, the synthetic set.
+// Data sets by name: where their files are searched for, CIFAR-10's format, the synthetic set.
 
 #include <algorithm>
 
@@ -20,7 +20,7 @@ using testing::message_of;
 using testing::ScopedEnvironment;
 using testing::TempDir;
 
-/// The current directory is another one while the object lives.
+/// Makes another directory the current one while the object exists.
 class ScopedDirectory {
  public:
   explicit ScopedDirectory(const fs::path& path) : before_(fs::current_path()) {

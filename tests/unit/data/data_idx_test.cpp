@@ -96,7 +96,7 @@ TEST_CASE("A truncated IDX file is refused with its size and the expected one", 
   }
 }
 
-TEST_CASE("Bytes behind an IDX file's payload are refused", "[idx][row4]") {
+TEST_CASE("Bytes after an IDX file's payload are refused", "[idx][row4]") {
   const TempDir dir;
   Bytes bytes = testing::idx_images(5);
   bytes.push_back(0);
@@ -186,7 +186,7 @@ TEST_CASE("A truncated gzip file is refused wherever it is cut", "[idx][row8]") 
   }
 }
 
-TEST_CASE("A damaged gzip file is refused: checksum, length, content, bytes behind it",
+TEST_CASE("A damaged gzip file is refused: checksum, length, content, bytes after it",
           "[idx][row8]") {
   const TempDir dir;
   const Bytes whole = testing::gzip(testing::idx_images(20));

@@ -286,7 +286,7 @@ TEST_CASE("However often a source fails, the loader loses none of its buffers", 
   }
 }
 
-/// Something that reads wait at until it is opened.
+/// A gate at which reads wait until it is opened.
 class ReadGate {
  public:
   void open() {

@@ -58,7 +58,7 @@ TEST_CASE("A collective that times out names operation, number and the rank that
     const std::string why = "no answer from rank 2 within 0.6 s";
     for (const int rank : {0, 1}) {
       const std::string mine = fmt::format("rank {}: {}", rank, what);
-      // Whose clock runs out second may hear of the first: the reason is the same.
+      // The rank that times out second may hear of the first: the reason is the same.
       const std::string heard = fmt::format("{}rank {} gave up: {}{}", mine, 1 - rank, what, why);
       INFO(errors[rank]);
       CHECK((errors[rank] == mine + why || errors[rank] == heard));
@@ -134,7 +134,7 @@ TEST_CASE("Ranks stuck in different collectives are told what the other one call
             if (group.rank() == 1) ranks.broadcast(stream, x, 0);
             stream.synchronize();
           });
-  // Who gives up second may hear it in the other's words, which name both calls, too.
+  // The rank that gives up second may hear it in the other's words, which name both calls, too.
   CHECK_THAT(errors[0], ContainsSubstring("collective 1 (broadcast of 10 f32, root 0)") &&
                             ContainsSubstring("; LOCKSTEP_DEBUG=collectives"));
   CHECK_THAT(errors[1], ContainsSubstring("collective 1 (all_reduce of 10 f32, sum)") &&

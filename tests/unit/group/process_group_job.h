@@ -16,8 +16,7 @@
 
 namespace lockstep::testing::group {
 
-/// The ranks of a job, each on a thread with a group and a CPU device of its own: what each of them
-/// threw.
+/// The ranks of a job, each on a thread with its own group and CPU device: what each of them threw.
 class Job {
  public:
   explicit Job(int world_size, std::string backend = "tcp", double timeout_seconds = kLong)

@@ -151,7 +151,7 @@ TEST_CASE("Rank 0 knows whom it has waited for in vain", "[group]") {
   CHECK(let_host_go_last(stores[0], "read", kLong, {3}) == std::vector<int>{});
 }
 
-TEST_CASE("Ranks may leave right behind their last collective", "[group][gloo][tcp]") {
+TEST_CASE("Ranks may leave right after their last collective", "[group][gloo][tcp]") {
   for (const std::string& backend : host_backends()) {
     for (int i = 0; i < 10; ++i) {
       const Texts errors =

@@ -33,7 +33,7 @@ class Sample {
   std::vector<std::unique_ptr<std::vector<std::byte>>> storage_;
 };
 
-/// Every case the format has an opinion on: a scalar, an empty tensor, NaN and -0, I64 and BOOL,
+/// Every case for which the format has a rule: a scalar, an empty tensor, NaN and -0, I64 and BOOL,
 /// names that are empty, non-ASCII, or need escapes. In an order that the writer must change.
 inline Sample golden_tensors() {
   Sample sample;
@@ -49,8 +49,8 @@ inline Sample golden_tensors() {
   return sample;
 }
 
-/// What the reference implementation (Python package safetensors 0.8.0, `serialize`) makes of the
-/// same tensors and the metadata {"format": "pt ✓<tab>"}, byte for byte.
+/// The output of the reference implementation (Python package safetensors 0.8.0, `serialize`) for
+/// the same tensors and the metadata {"format": "pt ✓<tab>"}, byte for byte.
 inline std::string golden_file() {
   const std::string header =
       R"({"__metadata__":{"format":"pt ✓\t"},)"

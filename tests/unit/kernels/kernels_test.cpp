@@ -111,7 +111,7 @@ TEST_CASE("A bias is added to every row, and its gradient is the sum of the rows
   const int64_t rows = 1801, features = 11;
   const Values x = random_values({rows, features}, 1), bias = random_values({features}, 2);
   Values plain = x;
-  Doubles sums(bias.begin(), bias.end());  // the gradient is ADDED to what stands there
+  Doubles sums(bias.begin(), bias.end());  // the gradient is ADDED to the old value
   for (int64_t i = 0; i < rows * features; ++i) {
     plain[i] = x[i] + bias[i % features];
     sums[i % features] += x[i];
@@ -128,7 +128,7 @@ TEST_CASE("A bias is added to every row, and its gradient is the sum of the rows
 
 // --- Collectives in one process ----------------------------------------------------------------
 
-/// A rank's numbers whose sums round: their order shows in the last bits.
+/// A rank's numbers, with sums that need rounding: their order shows in the last bits.
 template <class T>
 std::vector<T> rank_values(int64_t count, uint32_t rank) {
   std::vector<T> values;
@@ -353,7 +353,7 @@ TEST_CASE("Gradients are clipped together, as torch.nn.utils.clip_grad_norm_ doe
       CHECK(relative_error(x.to_host(), expected) <= testing::kTolerance);
     }
   }
-  // PyTorch takes the length for 1e-6 more, which shows where that is not little.
+  // PyTorch adds 1e-6 to the length, which shows if the length is small.
   const Tensor tiny = d.put({2}, {Real(3e-6), Real(4e-6)});
   d.kernels().clip_norm(d.stream, Real(1e-6), tiny, d.filled({2}, 0));
   CHECK(relative_error(tiny.to_host(), Doubles{3e-6 / 6, 4e-6 / 6}) <= testing::kTolerance);

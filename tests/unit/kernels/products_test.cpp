@@ -33,8 +33,8 @@ struct ConvResults {
   std::vector<T> y, dx, dweight, dbias;
 };
 
-/// The definition: seven loops, sums in double. Gradients of parameters are added to what
-/// ConvInputs has in their place.
+/// The definition: seven loops, sums in double. Gradients of parameters are added to the values
+/// that ConvInputs has in their place.
 ConvResults<double> convolve_by_definition(const Window2d& g, const ConvInputs& in) {
   ConvResults<double> out{Doubles(in.dy.size()), Doubles(in.x.size()),
                           Doubles(in.weight.begin(), in.weight.end()),

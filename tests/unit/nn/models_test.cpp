@@ -155,7 +155,7 @@ TEST_CASE("Flat buffers hold the parameters in reverse order, 64-byte aligned, g
   optimizer.step(net.context.state(), net.device.filled({1}, 0));
 
   std::vector<bool> used(static_cast<size_t>(flat.values().elements()));
-  int64_t next = 0;  // where the next parameter must lie: everything before it is taken
+  int64_t next = 0;  // where the next parameter must be: everything before it is taken
   for (auto p = flat.parameters().rbegin(); p != flat.parameters().rend(); ++p) {
     INFO((*p)->name);
     const int64_t at = (*p)->value.data() - flat.values().data();
@@ -216,7 +216,7 @@ TEST_CASE("The state has PyTorch's layout: weights of convolutions O,I,H,W", "[n
         wrong += saved.real[(o * 10 + i) * 25 + tap] != ours[(o * 25 + tap) * 10 + i];
   CHECK(wrong == 0);
   CHECK(from_torch_layout(*weight, saved.real) == ours);
-  // Everything else lies as it is.
+  // Everything else is where it was.
   CHECK(find(state, "fc1.weight").real == net.parameters.parameters()[8]->value.to_host());
   CHECK(find(state, "bn1.running_var").real == Values(10, 1));
   const StateTensor& tracked = find(state, "bn2.num_batches_tracked");

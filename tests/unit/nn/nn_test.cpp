@@ -1,4 +1,4 @@
-// Modules and what stands around them: errors, running statistics, hooks, rates, training.
+// Modules and what surrounds them: errors, running statistics, hooks, rates, training.
 
 #include <map>
 
@@ -288,10 +288,10 @@ TEST_CASE("A gradient or a loss that is not finite stops the weights where they 
   }
 }
 
-TEST_CASE("The halves of a layer, the second behind the sum of two first, are that layer", "[nn]") {
+TEST_CASE("The halves of a layer, the second after the sum of two first, are that layer", "[nn]") {
   const TestDevice d;
   Context context(d.stream);
-  /// Output of a layer over x + x, and of its halves where each x had a product of its own.
+  /// Output of a layer over x + x, and of its halves as if each x had its own product.
   const auto check = [&](auto& layer, const Shape& shape) {
     const FlatParameters parameters(layer, d.stream);
     initialize(parameters, Initializer::kaiming_uniform, 1);

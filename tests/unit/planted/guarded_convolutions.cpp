@@ -1,5 +1,5 @@
-// Convolutions in guarded memory: every aligned allocation ends where a page begins that nobody may
-// touch, so that one byte too far ends the process. Prints the shapes whose computation died.
+// Convolutions in guarded memory: every aligned allocation ends where a protected page begins, so
+// that one byte too far ends the process. Prints the shapes whose computation died.
 //
 //   guarded-convolutions THREADS [all]
 //
@@ -35,8 +35,8 @@ size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
-// What Lockstep keeps tensors and workspaces in. The size is rounded up to the alignment: what lies
-// behind it is less than that.
+// Lockstep keeps tensors and workspaces in such memory. The size is rounded up to the alignment, so
+// the gap after the memory is smaller than that.
 void* operator new(size_t bytes, std::align_val_t alignment) {
   const size_t room = (bytes + size_t(alignment) - 1) / size_t(alignment) * size_t(alignment);
   const size_t whole = pages(room) + 2 * kPage;
@@ -105,7 +105,7 @@ std::vector<Window2d> shapes(bool all) {
   return found;
 }
 
-/// Whether a process of its own comes through it.
+/// Whether a separate process survives it.
 bool survives(const Window2d& g, int threads) {
   const pid_t child = fork();
   if (child == 0) {

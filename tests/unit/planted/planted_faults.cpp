@@ -1,5 +1,5 @@
 // A program with a fault on purpose, and the same program without it: what the sanitizers must
-// report, and what they must pass over. Only in the missing line do the two differ.
+// report, and what they must accept. The two differ only in the missing line.
 //
 //   planted-faults missing-wait|with-wait fast|late
 //   planted-faults use-after-free|use-after-free-fixed
@@ -25,8 +25,8 @@ using std::chrono::milliseconds;
 constexpr int64_t kElements = 1000;
 
 /// One stream fills a tensor with ones, another adds it to zeros. Between any two calls the host
-/// sleeps for `pause`: by then the worker has long done what it was given, and a queue that told
-/// the host so would hide the fault.
+/// sleeps for `pause`: by then the worker has long done its tasks, and a queue that told the host
+/// so would hide the fault.
 bool fill_here_read_there(bool with_wait, milliseconds pause) {
   const std::unique_ptr<Device> device = open_device({DeviceId::Kind::cpu, 0}, {});
   const Stream producer = device->create_stream("producer");

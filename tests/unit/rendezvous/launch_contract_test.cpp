@@ -1,4 +1,4 @@
-// What launchers say, in their own variables, and everything that can be wrong with it.
+// What launchers set, in their own variables, and everything that can be wrong with it.
 
 #include <map>
 #include <string>
@@ -90,7 +90,7 @@ TEST_CASE("Where torchrun listens on the port itself, the store is at the next o
 TEST_CASE("The variables of torchrun, OpenMPI, MPICH and Slurm say the same", "[launch]") {
   check_told(read(kTorchrun), "torchrun");
   check_told(read(kOpenMpi + kMaster), "OpenMPI");
-  // A shell that has exported one of torchrun's names, which mpirun hands on.
+  // A shell has exported one of torchrun's names, and mpirun passes it on.
   check_told(read(kOpenMpi + kMaster + Variables{{"WORLD_SIZE", "2"}}), "OpenMPI");
   check_told(read(kHydra + kMaster), "MPICH");
   check_told(read(kHydra + kMaster + Variables{{"WORLD_SIZE", "2"}}), "MPICH");
@@ -100,7 +100,7 @@ TEST_CASE("The variables of torchrun, OpenMPI, MPICH and Slurm say the same", "[
   check_told(read(kSlurm + kHydra + kTorchrun), "torchrun");
   // mpiexec has srun start one helper per host, whose numbers its ranks inherit.
   check_told(read(kSlurm + kHydra + kMaster + Variables{{"SLURM_PROCID", "0"}}), "MPICH");
-  // srun --mpi=pmi2 tells the rank twice, the place on the host only in its own words.
+  // srun --mpi=pmi2 gives the rank twice, the place on the host only in its own words.
   const Variables twice{{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}};
   check_told(read(kSlurm + twice + kMaster), "Slurm");
 }
@@ -123,7 +123,7 @@ TEST_CASE("One process, started by MPI's launcher or Slurm without an address, i
     CHECK_FALSE(read(one).has_value());
     CHECK(read(one + kMaster).has_value());
   }
-  // torchrun always tells the address.
+  // torchrun always gives the address.
   CHECK_THAT(refusal({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), ContainsSubstring("MASTER_ADDR"));
 }
 

@@ -1,4 +1,4 @@
-// Everything that keeps ranks from coming together at their store.
+// Everything that prevents ranks from meeting at their store.
 
 #include <sys/socket.h>
 
@@ -48,7 +48,7 @@ TEST_CASE("A taken port stops rank 0 at once, with errno, port and a way out", "
   }
 }
 
-/// What rank 1 says when it comes to `listener`, which does `answer` with every connection.
+/// Rank 1's message when it comes to `listener`, which does `answer` with every connection.
 template <class Answer>
 std::string error_at(const Socket& listener, Answer answer) {
   std::string error;

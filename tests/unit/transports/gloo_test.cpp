@@ -1,5 +1,5 @@
-// What is special about Gloo (what it computes: transports_test.cpp). All ranks of a group are
-// in this process.
+// What is special about Gloo (for what it computes see transports_test.cpp). All ranks of a group
+// are in this process.
 
 #include "common/transports/gloo_transport.h"
 
@@ -118,8 +118,8 @@ std::vector<int> ports_in(const std::string& told) {
   return ports;
 }
 
-/// Rank 0 connects to a rank that says where it is and does no more: what it throws. Nothing where
-/// it is rank 0 that calls, not the other one: the ports, which are the system's choice, decide.
+/// Rank 0 connects to a rank that says where it is and does no more: what rank 0 throws. Nothing if
+/// it is the other rank that connects: the ports, which the system chooses, decide that.
 std::string error_beside_silent_rank(double timeout_seconds) {
   testing::LocalStore store;
   std::promise<void> over;

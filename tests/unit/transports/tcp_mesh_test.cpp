@@ -1,5 +1,5 @@
-// Bytes between ranks over their own connections: any size, in any pattern, and what a rank hears
-// of one that dies, hangs or never comes. Ranks are threads.
+// Bytes between ranks over their own connections: any size, in any pattern, and what a rank learns
+// about one that dies, hangs or never comes. Ranks are threads.
 
 #include <signal.h>
 
@@ -62,7 +62,7 @@ std::string content(int from, int to, size_t size) {
   return bytes;
 }
 
-/// What `from` has for `to` has come; throws if it is something else.
+/// Checks that what `from` has for `to` has come; throws if it is something else.
 void check_content(const std::string& bytes, int from, int to) {
   if (bytes == content(from, to, bytes.size())) return;
   fail<BadInput>("{} wrong bytes from rank {} to rank {}", bytes.size(), from, to);

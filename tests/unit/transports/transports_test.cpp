@@ -116,7 +116,7 @@ TEST_CASE("Between processes sums have the same bits on all ranks, and in every 
   }
 }
 
-/// Rank `late` comes to a barrier when `gate` is opened: how many pass it before that.
+/// Rank `late` comes to a barrier when `gate` is opened: how many ranks pass it before that.
 int pass_early(const Ranks& ranks, int late, testing::Gate& gate, std::atomic<int>& came,
                std::atomic<int>& early) {
   testing::enqueue(ranks.streams[size_t(late)], [&] { gate.pass(); });
@@ -125,7 +125,7 @@ int pass_early(const Ranks& ranks, int late, testing::Gate& gate, std::atomic<in
   for (const Stream& stream : ranks.streams) {
     testing::enqueue(stream, [&came, &early, all = ranks.size()] { early += came != all; });
   }
-  // Who does not wait for the late one has time to go on.
+  // A rank that does not wait for the late one has time to continue.
   for (int i = 0; i < 15 && early == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
