@@ -9,8 +9,8 @@ namespace lockstep {
 namespace {
 
 /// "parameter 0": "conv1.weight [10, 5, 5, 1]", and so on: parameters, then buffers.
-Facts described(const FlatParameters& parameters) {
-  Facts facts;
+NamedValues described(const FlatParameters& parameters) {
+  NamedValues facts;
   const auto add = [&](const std::string& name, const Shape& shape) {
     facts.emplace_back(fmt::format("parameter {}", facts.size()), name + " " + shape.text());
   };

@@ -69,7 +69,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   Context context(stream);
   const Tensor loss = parameters.loss();
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
-                  LogRanks::of(group, replica.own_health()));
+                  LogPeers::of(group, replica.own_health()));
   log.start(data.train, data.test, parameters.count(), batch_line(options, own, group));
 
   const auto evaluate_all = [&] {

@@ -16,7 +16,7 @@ void DdpStageOptions::add_to(OptionParser& parser) {
              "MiB of gradients that are reduced together; 0: each parameter alone; -1: 1, then 25",
              {-1, 1e6});
   parser.add_flag("--no-overlap", no_overlap,
-                  {"reduce nothing before backward has ended", Role::own});
+                  {"reduce nothing before backward has ended", Role::per_rank});
   parser.add_flag("--no-broadcast-buffers", no_broadcast_buffers,
                   "every rank keeps its own running statistics");
   parser.add_flag("--find-unused-parameters", find_unused_parameters,
@@ -77,7 +77,7 @@ nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Ro
 }
 
 nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data) {
-  return run_settings(options, {Role::kept, Role::shared}, data);
+  return run_settings(options, {Role::all_runs, Role::all_ranks}, data);
 }
 
 nlohmann::json shared_settings(const Options& options, const DdpStageOptions& own,
@@ -86,7 +86,7 @@ nlohmann::json shared_settings(const Options& options, const DdpStageOptions& ow
 }
 
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
-  Facts facts;
+  NamedValues facts;
   for (const auto& [name, value] : mine.items()) facts.emplace_back(name, value.dump());
   group.require_same(facts, "start all ranks with the same options and data");
 }

@@ -36,20 +36,20 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
   parser.begin_group("Network");
   parser.add_flag("--no-sync-bn", no_sync_bn,
                   {"batch normalisation sees its rank's part of the batch only, as in stage 04",
-                   Role::kept, "sync_bn", [this] { return !no_sync_bn; }});
+                   Role::all_runs, "sync_bn", [this] { return !no_sync_bn; }});
   parser.begin_group("Output");
   // Ranks may have the folder, or the file, at different places; but all save, or none does.
   parser.add_output_folder("--checkpoint-dir", directory,
-                           {"save checkpoints to this folder, after every epoch", Role::shared,
+                           {"save checkpoints to this folder, after every epoch", Role::all_ranks,
                             "saves", [this] { return !directory.empty(); }});
-  parser.add("--save-every", save_every, {"save every so many steps, too; 0: never", Role::shared},
-             {0, 1000000000});
-  parser.add("--keep", keep, {"newest checkpoints that stay", Role::own}, {2, 1000000});
+  parser.add("--save-every", save_every,
+             {"save every so many steps, too; 0: never", Role::all_ranks}, {0, 1000000000});
+  parser.add("--keep", keep, {"newest checkpoints that stay", Role::per_rank}, {2, 1000000});
   parser.add("--resume", resume,
              {"go on from this checkpoint; auto: from the newest in --checkpoint-dir, if any",
-              Role::shared, "resumes", [this] { return !resume.empty(); }});
+              Role::all_ranks, "resumes", [this] { return !resume.empty(); }});
   parser.add_flag("--allow-world-size-change", allow_world_size,
-                  {"--resume what another number of ranks saved", Role::own});
+                  {"--resume what another number of ranks saved", Role::per_rank});
   parser.check_afterwards([this, &parser] { check(*this, parser); });
 }
 

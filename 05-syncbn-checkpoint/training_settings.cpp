@@ -11,14 +11,14 @@ namespace {
 
 /// What may differ in a run that resumes: it changes the numbers only by rounding.
 json order_of_sums() {
-  return settings_of(table_of(Options(), CheckpointStageOptions()), {Role::noted});
+  return settings_of(table_of(Options(), CheckpointStageOptions()), {Role::rounding});
 }
 
 }  // namespace
 
 json training_settings(const Options& options, const CheckpointStageOptions& own,
                        const DatasetPair& data) {
-  json settings = run_settings(table_of(options, own), {Role::kept, Role::noted}, data);
+  json settings = run_settings(table_of(options, own), {Role::all_runs, Role::rounding}, data);
   settings["data_crc32"] = fmt::format("{:08x}", data.train.fingerprint());
   return settings;
 }

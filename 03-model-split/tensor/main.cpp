@@ -5,9 +5,9 @@
 // bit by bit, because it is computed from the same numbers in the same order. Compare with
 //   diff 01-single-gpu/main.cpp 03-model-split/tensor/main.cpp
 
-#include "03-model-split/tensor/all_ranks.h"
 #include "03-model-split/tensor/as_one_network.h"
 #include "03-model-split/tensor/stage_options.h"
+#include "03-model-split/tensor/training_ranks.h"
 #include "common/app/program.h"
 #include "common/app/training_log.h"
 #include "common/kernels/devices.h"
@@ -22,7 +22,7 @@ namespace {
 
 /// One optimizer step over a batch that has been fed to every rank. Leaves its mean loss in
 /// ranks.loss().
-void train_step(TensorSplit& network, Loss& loss, AllRanks& ranks) {
+void train_step(TensorSplit& network, Loss& loss, TrainingRanks& ranks) {
   const Tensors images = ranks.images();
   ranks.zero_gradients();  // and the losses: both add up
   const Tensors scores = network.forward(images, ranks.contexts());
@@ -49,7 +49,7 @@ void train(const Options& options, const TensorProgramOptions& own) {
   if (!options.load.empty()) {
     load_weights(options.load, [&](const auto& state) { network.load_full_state(state); });
   }
-  AllRanks ranks(network, data.train, options.sgd_rule());
+  TrainingRanks ranks(network, data.train, options.sgd_rule());
   AsOneNetwork for_evaluation(network);
 
   // What brings the batches in and carries the losses out.

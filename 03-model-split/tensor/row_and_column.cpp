@@ -34,7 +34,7 @@ ColumnLinear::ColumnLinear(const Linear& whole, const RankModules& ranks)
   }
 }
 
-OutputConv2d::OutputConv2d(const Conv2d& whole, const RankModules& ranks)
+ColumnConv2d::ColumnConv2d(const Conv2d& whole, const RankModules& ranks)
     : OutputSplit(whole.name(), ranks) {
   const int64_t outputs =
       share(name(), whole.out_channels(), "output channels", ranks.world_size());
@@ -74,7 +74,7 @@ Traffic RowLinear::predicted(const Shape& x) const {
   return one_all_reduce(x[0] * shards_[0]->out_features());
 }
 
-InputConv2d::InputConv2d(const Conv2d& whole, const RankModules& ranks)
+RowConv2d::RowConv2d(const Conv2d& whole, const RankModules& ranks)
     : InputSplit(whole.name(), ranks) {
   const int64_t inputs = share(name(), whole.in_channels(), "input channels", ranks.world_size());
   for (int r = 0; r < ranks.world_size(); ++r) {
@@ -83,7 +83,7 @@ InputConv2d::InputConv2d(const Conv2d& whole, const RankModules& ranks)
   }
 }
 
-Traffic InputConv2d::predicted(const Shape& x) const {
+Traffic RowConv2d::predicted(const Shape& x) const {
   return one_all_reduce(shards_[0]->window(x).output().elements());
 }
 

@@ -4,8 +4,8 @@
 //                  weights of a rank    forward                  backward
 //   ColumnLinear   its outputs          -                        all-reduce of dx
 //   RowLinear      its inputs           all-reduce, then bias    -
-//   OutputConv2d   its output channels  -                        all-reduce of dx
-//   InputConv2d    its input channels   all-reduce, then bias    -
+//   ColumnConv2d   its output channels  -                        all-reduce of dx
+//   RowConv2d    its input channels   all-reduce, then bias    -
 //   JoinChannels   none                 all-gather of y          -
 //   TakeChannels   none                 -                        all-gather of dx
 //
@@ -40,9 +40,9 @@ class ColumnLinear final : public OutputSplit<Linear> {
 };
 
 /// A convolution split by output channels: x [N,H,W,in], y [N,OH,OW,out/P].
-class OutputConv2d final : public OutputSplit<Conv2d> {
+class ColumnConv2d final : public OutputSplit<Conv2d> {
  public:
-  OutputConv2d(const Conv2d& whole, const RankModules& ranks);
+  ColumnConv2d(const Conv2d& whole, const RankModules& ranks);
   /// The shape of a rank's output for an input of shape x.
   Shape output(const Shape& x) const { return shards_[0]->window(x).output(); }
 };
@@ -70,9 +70,9 @@ class RowLinear final : public InputSplit<Linear> {
 };
 
 /// A convolution split by input channels: x [N,H,W,in/P], y [N,OH,OW,out].
-class InputConv2d final : public InputSplit<Conv2d> {
+class RowConv2d final : public InputSplit<Conv2d> {
  public:
-  InputConv2d(const Conv2d& whole, const RankModules& ranks);
+  RowConv2d(const Conv2d& whole, const RankModules& ranks);
   Traffic predicted(const Shape& x) const override;
 };
 
@@ -122,8 +122,8 @@ class ParallelResidual final : public ParallelLayer {
   Traffic predicted(const Shape& x) const override;
 
  private:
-  OutputConv2d conv1_;
-  InputConv2d conv2_;
+  ColumnConv2d conv1_;
+  RowConv2d conv2_;
   std::optional<LocalLayer> conv3_;
   std::optional<LocalLayer> bn1_;  // in the order of the parameters, after conv3
   std::vector<BatchNorm2d*> bn2_;

@@ -97,7 +97,7 @@ class TensorSplit::Builder {
       return;
     }
     const auto& convolution = dynamic_cast<const Conv2d&>(layer);
-    append<OutputConv2d>(convolution, ranks);
+    append<ColumnConv2d>(convolution, ranks);
     split_channels_ = convolution.out_channels();
   }
 

@@ -34,13 +34,13 @@ nlohmann::json names_of(const std::vector<Device*>& devices) {
 
 }  // namespace
 
-LogRanks LogRanks::of(ProcessGroup& group, const HealthTensor& own_health) {
+LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
   return {group.rank(), group.exchanger(), own_health,
           [&group](const auto& work) { group.together(work); }};
 }
 
 TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
-                         std::vector<Device*> devices, int64_t samples, LogRanks ranks)
+                         std::vector<Device*> devices, int64_t samples, LogPeers ranks)
     : stage_(std::move(stage)),
       options_(options),
       devices_(std::move(devices)),

@@ -18,8 +18,8 @@
 namespace lockstep {
 
 /// The ranks of a run, where it is several processes: what happens on all is said by one.
-struct LogRanks {
-  static LogRanks of(ProcessGroup& group, const HealthTensor& own_health);
+struct LogPeers {
+  static LogPeers of(ProcessGroup& group, const HealthTensor& own_health);
 
   int rank = 0;
   ExchangeTexts exchange{};   // empty: one process
@@ -39,7 +39,7 @@ class TrainingLog {
   /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the
   /// number of those in the training set.
   TrainingLog(std::string stage, const Options& options, Stream stream,
-              std::vector<Device*> devices, int64_t samples, LogRanks ranks = {});
+              std::vector<Device*> devices, int64_t samples, LogPeers ranks = {});
   ~TrainingLog();
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
@@ -110,7 +110,7 @@ class TrainingLog {
   std::string stage_;
   const Options& options_;
   std::vector<Device*> devices_;
-  LogRanks ranks_;
+  LogPeers ranks_;
   std::vector<int64_t> training_peaks_;  // bytes, per device, of the epochs so far
   std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
   double flops_ = 0;                     // of all ranks

@@ -12,11 +12,11 @@ namespace lockstep {
 
 /// Who must have the same value of an option.
 enum class Role {
-  kept,    // all ranks of a run, and the run that goes on from its checkpoint
-  shared,  // all ranks of a run
-  noted,   // nobody; but it is told when a run goes on with another: sums are rounded differently
-  own,     // nobody: the business of each rank
-  report,  // nobody: where reports go, which say nothing of it themselves
+  all_runs,   // all ranks of a run, and the run that goes on from its checkpoint
+  all_ranks,  // all ranks of a run
+  rounding,  // nobody; but it is told when a run goes on with another: sums are rounded differently
+  per_rank,  // nobody: the business of each rank
+  report,    // nobody: where reports go, which say nothing of it themselves
 };
 
 /// A list is one text, with commas.
@@ -25,7 +25,7 @@ using OptionValue = std::variant<bool, int64_t, double, std::string>;
 /// A description of an option. A text alone will do: who forgets the role has the strictest.
 struct About {
   About(const char* text) : help(text) {}
-  About(std::string text, Role who = Role::kept) : help(std::move(text)), role(who) {}
+  About(std::string text, Role who = Role::all_runs) : help(std::move(text)), role(who) {}
   /// For a setting that is not the option's own name and value: "sync_bn" of --no-sync-bn.
   About(std::string text, Role who, std::string name, std::function<OptionValue()> value)
       : help(std::move(text)),
@@ -34,7 +34,7 @@ struct About {
         setting_value(std::move(value)) {}
 
   std::string help;  // of --help
-  Role role = Role::kept;
+  Role role = Role::all_runs;
   std::string setting_name;  // empty: as the option, "batch_size" for --batch-size
   std::function<OptionValue()> setting_value;
 };

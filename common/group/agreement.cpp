@@ -10,7 +10,7 @@ namespace lockstep {
 
 // --- The same on all ranks -----------------------------------------------------------------------
 
-std::string as_text(const Facts& facts) {
+std::string as_text(const NamedValues& facts) {
   std::string text;
   for (const auto& [name, value] : facts) {
     put_text(text, name);
@@ -21,8 +21,8 @@ std::string as_text(const Facts& facts) {
 
 namespace {
 
-Facts facts_from(const std::string& text) {
-  Facts facts;
+NamedValues facts_from(const std::string& text) {
+  NamedValues facts;
   for (WireReader reader(text); !reader.at_end();) {
     std::string name = reader.text();
     facts.emplace_back(std::move(name), reader.text());
@@ -30,19 +30,19 @@ Facts facts_from(const std::string& text) {
   return facts;
 }
 
-std::string value_in(const Facts& facts, const std::string& name) {
-  const auto found = std::ranges::find(facts, name, &Facts::value_type::first);
+std::string value_in(const NamedValues& facts, const std::string& name) {
+  const auto found = std::ranges::find(facts, name, &NamedValues::value_type::first);
   return found == facts.end() ? "nothing" : found->second;
 }
 
 }  // namespace
 
-void require_same(const std::vector<std::string>& facts_of_ranks, const std::string& advice) {
-  const Facts first = facts_from(facts_of_ranks.at(0));
-  for (size_t rank = 1; rank < facts_of_ranks.size(); ++rank) {
-    if (facts_of_ranks[rank] == facts_of_ranks[0]) continue;
-    const Facts other = facts_from(facts_of_ranks[rank]);
-    for (const Facts* names : {&first, &other}) {
+void require_same(const std::vector<std::string>& values_of_ranks, const std::string& advice) {
+  const NamedValues first = facts_from(values_of_ranks.at(0));
+  for (size_t rank = 1; rank < values_of_ranks.size(); ++rank) {
+    if (values_of_ranks[rank] == values_of_ranks[0]) continue;
+    const NamedValues other = facts_from(values_of_ranks[rank]);
+    for (const NamedValues* names : {&first, &other}) {
       for (const auto& [name, value] : *names) {
         const std::string here = value_in(first, name), there = value_in(other, name);
         require(here == there, "{}: rank 0 has {}, rank {} has {}; {}", name, here, rank, there,
@@ -52,7 +52,8 @@ void require_same(const std::vector<std::string>& facts_of_ranks, const std::str
   }
 }
 
-void require_same(const ExchangeTexts& exchange, const Facts& mine, const std::string& advice) {
+void require_same(const ExchangeTexts& exchange, const NamedValues& mine,
+                  const std::string& advice) {
   require_same(exchange(as_text(mine)), advice);
 }
 
@@ -94,8 +95,8 @@ const ErrorKind& kind_called(const std::string& name) {
 
 }  // namespace
 
-WorkOutcome WorkOutcome::of(const std::function<std::string()>& work) {
-  WorkOutcome outcome;
+RankOutcome RankOutcome::of(const std::function<std::string()>& work) {
+  RankOutcome outcome;
   try {
     outcome.text_ = work();
   } catch (const std::exception& error) {
@@ -107,27 +108,27 @@ WorkOutcome WorkOutcome::of(const std::function<std::string()>& work) {
   return outcome;
 }
 
-std::string WorkOutcome::as_text() const {
+std::string RankOutcome::as_text() const {
   std::string text;
   put_text(text, kind_);
   return text + text_;
 }
 
-WorkOutcome WorkOutcome::from(const std::string& text) {
-  WorkOutcome outcome;
+RankOutcome RankOutcome::from(const std::string& text) {
+  RankOutcome outcome;
   outcome.kind_ = WireReader(text).text();
   outcome.text_ = text.substr(4 + outcome.kind_.size());
   return outcome;
 }
 
-int WorkOutcome::exit_status() const { return failed() ? kind_called(kind_).exit_status : 0; }
+int RankOutcome::exit_status() const { return failed() ? kind_called(kind_).exit_status : 0; }
 
-void WorkOutcome::throw_error() const { std::rethrow_exception(kind_called(kind_).make(text_)); }
+void RankOutcome::throw_error() const { std::rethrow_exception(kind_called(kind_).make(text_)); }
 
 std::string on_rank_0(int rank, const ExchangeTexts& exchange,
                       const std::function<std::string()>& work) {
-  const std::string mine = rank == 0 ? WorkOutcome::of(work).as_text() : "";
-  const WorkOutcome outcome = WorkOutcome::from(exchange(mine).at(0));
+  const std::string mine = rank == 0 ? RankOutcome::of(work).as_text() : "";
+  const RankOutcome outcome = RankOutcome::from(exchange(mine).at(0));
   if (outcome.failed()) outcome.throw_error();
   return outcome.text();
 }

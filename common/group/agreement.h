@@ -13,17 +13,18 @@ namespace lockstep {
 using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
 
 /// Names, no two alike, each with its value as people read it.
-using Facts = std::vector<std::pair<std::string, std::string>>;
+using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
 /// All ranks call it. Throws BadInput, on all of them, for the first fact that is not the same on
 /// every rank: "momentum: rank 0 has 0.9, rank 2 has 0; start all ranks with the same options".
 /// `advice` comes last. A fact that a rank does not have counts as "nothing".
-void require_same(const ExchangeTexts& exchange, const Facts& mine, const std::string& advice);
+void require_same(const ExchangeTexts& exchange, const NamedValues& mine,
+                  const std::string& advice);
 
 /// Its two halves, for whoever has to do something in between: the facts as a text, and the
 /// comparison of all ranks' texts.
-std::string as_text(const Facts& facts);
-void require_same(const std::vector<std::string>& facts_of_ranks, const std::string& advice);
+std::string as_text(const NamedValues& facts);
+void require_same(const std::vector<std::string>& values_of_ranks, const std::string& advice);
 
 /// All ranks call it: rank 0 does `work`. Every rank gets the text that it returned, or throws an
 /// error of the kind, and with the text, of what it threw (an EnvironmentError for what is no Error
@@ -32,11 +33,11 @@ std::string on_rank_0(int rank, const ExchangeTexts& exchange,
                       const std::function<std::string()>& work);
 
 /// How work ended on one rank, and the same as a text for the others.
-class WorkOutcome {
+class RankOutcome {
  public:
   /// Does the work.
-  static WorkOutcome of(const std::function<std::string()>& work);
-  static WorkOutcome from(const std::string& text);
+  static RankOutcome of(const std::function<std::string()>& work);
+  static RankOutcome from(const std::string& text);
   std::string as_text() const;
 
   bool failed() const { return !kind_.empty(); }

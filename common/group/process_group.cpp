@@ -85,8 +85,8 @@ void ProcessGroup::end() {
 }
 
 void ProcessGroup::require_agreement() {
-  const Facts mine = {{"--backend", backend_.empty() ? "auto" : backend_},
-                      {kDebug, debug_ ? "collectives" : "nothing"}};
+  const NamedValues mine = {{"--backend", backend_.empty() ? "auto" : backend_},
+                            {kDebug, debug_ ? "collectives" : "nothing"}};
   const std::vector<std::string> all = collect("what the group was asked for", as_text(mine));
   together([&] {
     lockstep::require_same(all, "start all ranks with the same options and environment");
@@ -117,20 +117,20 @@ std::vector<std::string> ProcessGroup::collect_and_part(const std::string& name,
 }
 
 void ProcessGroup::together(const std::function<void()>& work) {
-  const WorkOutcome mine = WorkOutcome::of([&] {
+  const RankOutcome mine = RankOutcome::of([&] {
     work();
     return "";
   });
   const std::vector<std::string> texts =
       collect_and_part(fmt::format("agreement {}", ++agreements_), mine.as_text());
   for (int speaker = 0; speaker < world_size(); ++speaker) {
-    const WorkOutcome outcome = WorkOutcome::from(texts[static_cast<size_t>(speaker)]);
+    const RankOutcome outcome = RankOutcome::from(texts[static_cast<size_t>(speaker)]);
     if (outcome.failed()) return end_with(outcome, speaker, mine.thrown());
   }
 }
 
 /// The error of the first rank that failed, `speaker`; `mine` is what was thrown here.
-void ProcessGroup::end_with(const WorkOutcome& failed, int speaker,
+void ProcessGroup::end_with(const RankOutcome& failed, int speaker,
                             const std::exception_ptr& mine) {
   const std::string who = fmt::format("rank {}", speaker);
   const bool named =
@@ -144,7 +144,7 @@ void ProcessGroup::end_with(const WorkOutcome& failed, int speaker,
   within(who, [&] { std::rethrow_exception(mine); });
 }
 
-void ProcessGroup::require_same(const Facts& mine, const std::string& advice) {
+void ProcessGroup::require_same(const NamedValues& mine, const std::string& advice) {
   const std::vector<std::string> all = exchange(as_text(mine));
   together([&] { lockstep::require_same(all, advice); });
 }

@@ -29,7 +29,8 @@ struct ProcessGroupOptions {
   std::string program = "PROGRAM OPTIONS...";
 };
 
-/// This process's membership. Nothing waits longer than the timeout, and every error names the
+/// This process's place in its job. Unlike PyTorch's it has no collectives: connect() returns the
+/// Communicator that has them. Nothing waits longer than the timeout, and every error names the
 /// ranks that it is about. One host thread.
 ///
 /// With LOCKSTEP_DEBUG=collectives in the environment of all ranks, each collective begins with a
@@ -80,7 +81,7 @@ class ProcessGroup {
   /// one of them.
   void together(const std::function<void()>& work);
   /// lockstep::require_same(), said by one rank.
-  void require_same(const Facts& mine, const std::string& advice);
+  void require_same(const NamedValues& mine, const std::string& advice);
   /// Returns when all have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come within
   /// 300 s". What streams have queued may still run (Communicator::barrier).
   void barrier();
@@ -94,7 +95,7 @@ class ProcessGroup {
   std::vector<std::string> collect(const std::string& name, const std::string& mine);
   /// collect(), after which any rank may end.
   std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
-  void end_with(const WorkOutcome& failed, int speaker, const std::exception_ptr& mine);
+  void end_with(const RankOutcome& failed, int speaker, const std::exception_ptr& mine);
   std::string agreed_backend(const Device& device);
   std::unique_ptr<Communicator> connect_nccl(Device& device);
   std::unique_ptr<Communicator> connect_host();

@@ -17,16 +17,16 @@ constexpr double kLarge = 1e12;
 void add_data_options(OptionParser& parser, Options& o) {
   parser.begin_group("Data");
   parser.add("--data", o.data, "fashion-mnist, mnist, cifar10, synthetic, synthetic:TRAIN:TEST");
-  parser.add("--data-dir", o.data_dir, {"folder of the data set's files", Role::own});
+  parser.add("--data-dir", o.data_dir, {"folder of the data set's files", Role::per_rank});
   parser.add("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
   parser.add_flag("--drop-last", o.drop_last,
                   "leave out the last batch of an epoch if it is short");
   parser.add("--workers", o.workers,
-             {"loader threads; 0: the main thread makes the batches", Role::own}, {0, 256});
+             {"loader threads; 0: the main thread makes the batches", Role::per_rank}, {0, 256});
   parser.add("--prefetch-factor", o.prefetch_factor,
-             {"batches that each worker makes ahead", Role::own}, {1, 1024});
+             {"batches that each worker makes ahead", Role::per_rank}, {1, 1024});
   parser.add("--loader-timeout", o.loader_timeout,
-             {"seconds to wait for a batch; 0: for ever", Role::own}, {0, 86400});
+             {"seconds to wait for a batch; 0: for ever", Role::per_rank}, {0, 86400});
 }
 
 void add_network_options(OptionParser& parser, Options& o) {
@@ -35,14 +35,14 @@ void add_network_options(OptionParser& parser, Options& o) {
   parser.add("--width", o.width, "resnet18: channels of the first block", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
-  parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::own});
+  parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});
 }
 
 void add_training_options(OptionParser& parser, Options& o) {
   parser.begin_group("Training");
-  parser.add("--epochs", o.epochs, {"0 with --load: evaluate only", Role::shared}, {0, 100000});
-  parser.add("--max-steps", o.max_steps, {"stop after this many steps; 0: no limit", Role::shared},
-             {0, 1000000000});
+  parser.add("--epochs", o.epochs, {"0 with --load: evaluate only", Role::all_ranks}, {0, 100000});
+  parser.add("--max-steps", o.max_steps,
+             {"stop after this many steps; 0: no limit", Role::all_ranks}, {0, 1000000000});
   parser.add("--batch-size", o.batch_size, "samples of one step, over all devices", {1, 1000000});
   parser.add("--lr", o.lr, "learning rate", {0, kLarge});
   parser.add("--scale-lr", o.scale_lr, "multiply --lr by batch size / this number; 0: off",
@@ -63,9 +63,9 @@ void add_training_options(OptionParser& parser, Options& o) {
 void add_device_options(OptionParser& parser, Options& o) {
   parser.begin_group("Devices");
   parser.add("--devices", o.devices,
-             {"cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1", Role::own});
+             {"cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1", Role::per_rank});
   parser.add("--threads-per-device", o.threads_per_device,
-             {"compute threads of a CPU device", Role::noted}, {1, 1024});
+             {"compute threads of a CPU device", Role::rounding}, {1, 1024});
   parser.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
   parser.add("--emulate", o.emulate,
              "take the parts of each batch one after another, as if on several devices: "
@@ -75,10 +75,10 @@ void add_device_options(OptionParser& parser, Options& o) {
 
 void add_output_options(OptionParser& parser, Options& o) {
   parser.begin_group("Output");
-  parser.add("--log-interval", o.log_interval, {"steps between two lines", Role::own},
+  parser.add("--log-interval", o.log_interval, {"steps between two lines", Role::per_rank},
              {1, 1000000000});
   parser.add_output("--save", o.save,
-                    {"write the final weights to this safetensors file", Role::own});
+                    {"write the final weights to this safetensors file", Role::per_rank});
   parser.add_output("--metrics", o.metrics,
                     {"write losses, times and memory to this JSON file", Role::report});
   parser.add_output_of_each_rank(
@@ -163,7 +163,8 @@ void Options::add_to(OptionParser& parser) {
 }
 
 nlohmann::json Options::to_json() const {
-  return settings_of(table_of(*this), {Role::kept, Role::shared, Role::noted, Role::own});
+  return settings_of(table_of(*this),
+                     {Role::all_runs, Role::all_ranks, Role::rounding, Role::per_rank});
 }
 
 std::vector<std::string> Options::arguments() const {

@@ -19,17 +19,18 @@ std::optional<int> if_given(int number) {
 void RankOptions::add_to(OptionParser& parser) {
   parser.begin_group("Ranks");
   parser.add("--backend", backend,
-             {"what connects the ranks: nccl, gloo, tcp (our own), or auto", Role::noted});
+             {"what connects the ranks: nccl, gloo, tcp (our own), or auto", Role::rounding});
   parser.add(
       "--init-method", init_method,
-      {"where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT", Role::own});
-  parser.add("--rank", rank, {"this process's rank, where no launcher says it", Role::own});
-  parser.add("--world-size", world_size, {"number of ranks, where no launcher says it", Role::own});
+      {"where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT", Role::per_rank});
+  parser.add("--rank", rank, {"this process's rank, where no launcher says it", Role::per_rank});
+  parser.add("--world-size", world_size,
+             {"number of ranks, where no launcher says it", Role::per_rank});
   parser.add("--local_rank,--local-rank", local_rank,
-             {"rank among those of this host, where no launcher says it", Role::own});
+             {"rank among those of this host, where no launcher says it", Role::per_rank});
   parser.add_flag("--no-bind", no_bind,
-                  {"let ranks on CPU devices move between all cores", Role::own});
-  parser.add("--timeout", timeout, {"seconds until a silent rank is given up", Role::own},
+                  {"let ranks on CPU devices move between all cores", Role::per_rank});
+  parser.add("--timeout", timeout, {"seconds until a silent rank is given up", Role::per_rank},
              {0.1, 86400});
   parser.check_afterwards([this, &parser] {
     check_backend_name(group_options().backend);

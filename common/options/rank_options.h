@@ -20,7 +20,7 @@ struct RankOptions {
 
   /// Whether a launcher, or an option, says which rank this process is.
   bool started_as_rank() const;
-  /// What init_group_options() wants to know.
+  /// What init_process_group() wants to know.
   ProcessGroupOptions group_options() const;
 };
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/process_rank.h"
+#include "common/comm/process_communicator.h"
 #include "common/transports/host_staging.h"
 
 namespace lockstep {
@@ -31,10 +31,10 @@ class HostTransport {
 /// of the host; a GPU's numbers go there and back through page-locked memory, so that the
 /// communicator goes before the device. Calls on several streams run in the order in which they
 /// were issued: their messages share connections. A send ends when its peer receives.
-class HostCommunicator final : public ProcessRank {
+class HostCommunicator final : public ProcessCommunicator {
  public:
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport)
-      : ProcessRank(rank, world_size), transport_(std::move(transport)), staging_(rank) {}
+      : ProcessCommunicator(rank, world_size), transport_(std::move(transport)), staging_(rank) {}
 
   const HostTransport& transport() const { return *transport_; }
 

@@ -21,7 +21,7 @@ ncclUniqueId id_of(const std::string& text) {
 
 NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, const std::string& id,
                                    double timeout_seconds)
-    : ProcessRank(rank, world_size),
+    : ProcessCommunicator(rank, world_size),
       device_(device),
       queue_({{&device}, rank, world_size, id_of(id)}, timeout_seconds, timeout_seconds,
              [this](const std::string& why) { broken_ = why; }) {}

@@ -4,13 +4,13 @@
 #include <string>
 
 #include "common/comm/nccl/nccl_queue.h"
-#include "common/comm/process_rank.h"
+#include "common/comm/process_communicator.h"
 
 namespace lockstep {
 
 /// A collective is one group of NCCL's, transfers that follow each other on a stream are another:
 /// what more might go together would have to be the same on all ranks, which nobody here knows.
-class NcclCommunicator final : public ProcessRank {
+class NcclCommunicator final : public ProcessCommunicator {
  public:
   /// Throws BadInput for an id that is none; PeerLost if the other ranks do not come within
   /// `timeout_seconds`, which is also how long a collective waits for them.

@@ -107,16 +107,16 @@ TEST_CASE("A linear layer split by its inputs is that layer, bias and ReLU once"
 
 TEST_CASE("A convolution split by output channels is that convolution",
           "[tensorsplit][tsan][row53]") {
-  check_layer<OutputConv2d>(convolution(), {3, 6, 7, 8},
+  check_layer<ColumnConv2d>(convolution(), {3, 6, 7, 8},
                             {.x = kWhole, .y = 3, .parameters = {0, 0}},
                             {.all_reduces = 1, .bytes = 3 * 6 * 7 * 8 * kReal});
 }
 
 TEST_CASE("A convolution split by input channels is that convolution, bias once",
           "[tensorsplit][tsan][row53][row54]") {
-  check_layer<InputConv2d>(convolution(), {3, 6, 7, 8},
-                           {.x = 3, .y = kWhole, .parameters = {3, kWhole}},
-                           {.all_reduces = 1, .bytes = 3 * 3 * 4 * 12 * kReal});
+  check_layer<RowConv2d>(convolution(), {3, 6, 7, 8},
+                         {.x = 3, .y = kWhole, .parameters = {3, kWhole}},
+                         {.all_reduces = 1, .bytes = 3 * 3 * 4 * 12 * kReal});
 }
 
 TEST_CASE("Split activations become whole and whole ones split, both ways",
@@ -233,9 +233,9 @@ TEST_CASE("Features that do not divide are refused with the numbers", "[tensorsp
         "wide: 16 output features cannot be split evenly over 3 ranks");
   check(message_of<BadInput>([&] { RowLinear(narrow, modules); }),
         "narrow: 16 input features cannot be split evenly over 3 ranks");
-  check(message_of<BadInput>([&] { OutputConv2d(to_eight, modules); }),
+  check(message_of<BadInput>([&] { ColumnConv2d(to_eight, modules); }),
         "to_eight: 8 output channels cannot be split evenly over 3 ranks");
-  check(message_of<BadInput>([&] { InputConv2d(*conv, modules); }),
+  check(message_of<BadInput>([&] { RowConv2d(*conv, modules); }),
         "conv: 8 input channels cannot be split evenly over 3 ranks");
   TakeChannels take("take", modules);
   const auto flat = machine.put({2, 16}, Values(32, 1));

@@ -127,16 +127,17 @@ Names words(const std::string& text) {
 /// checkpoints: a name that moves makes older ones useless, or lets ranks train different networks.
 const std::map<Role, Names>& names_by_role() {
   static const auto& names = *new std::map<Role, Names>{
-      {Role::kept,
+      {Role::all_runs,
        words("data model width init batch_size lr scale_lr warmup_epochs lr_step lr_gamma momentum "
              "weight_decay seed order emulate dropout graph tf32 drop_last ddp all_reduce "
              "bucket_mb no_broadcast_buffers find_unused_parameters accumulate clip_norm pad "
              "sync_bn")},
-      {Role::shared, words("epochs max_steps saves save_every resumes")},
-      {Role::noted, words("threads_per_device backend")},
-      {Role::own, words("data_dir devices workers prefetch_factor loader_timeout log_interval load "
-                        "save init_method rank world_size local_rank no_bind timeout no_overlap "
-                        "keep allow_world_size_change")},
+      {Role::all_ranks, words("epochs max_steps saves save_every resumes")},
+      {Role::rounding, words("threads_per_device backend")},
+      {Role::per_rank,
+       words("data_dir devices workers prefetch_factor loader_timeout log_interval load "
+             "save init_method rank world_size local_rank no_bind timeout no_overlap "
+             "keep allow_world_size_change")},
       {Role::report, words("metrics trace")}};
   return names;
 }

@@ -30,12 +30,12 @@ struct EveryKind {
 
   void add_to(OptionParser& parser) {
     parser.add("--text", text, "nothing is said of who must have the same");
-    parser.add("-n,--a-number", number, {"", Role::own}, {0, 9});
-    parser.add("--large", large, {"", Role::shared});
-    parser.add("--fraction", fraction, {"", Role::noted});
-    parser.add_flag("--on,!--off", on, {"", Role::kept, "off", [this] { return !on; }});
-    parser.add("--numbers", numbers, {"", Role::own});
-    parser.add("--texts", texts, {"", Role::own});
+    parser.add("-n,--a-number", number, {"", Role::per_rank}, {0, 9});
+    parser.add("--large", large, {"", Role::all_ranks});
+    parser.add("--fraction", fraction, {"", Role::rounding});
+    parser.add_flag("--on,!--off", on, {"", Role::all_runs, "off", [this] { return !on; }});
+    parser.add("--numbers", numbers, {"", Role::per_rank});
+    parser.add("--texts", texts, {"", Role::per_rank});
     parser.add_output("--file", file,
                       {"", Role::report, "has_file", [this] { return !file.empty(); }});
   }
@@ -45,10 +45,11 @@ TEST_CASE("A table has every option under its setting's name, with the value of 
   EveryKind options;
   options.text = "b", options.on = true, options.file = "f";
   const OptionTable table = table_of(options);
-  CHECK(settings_of(table, {Role::kept}).dump() == R"({"off":false,"text":"b"})");
-  CHECK(settings_of(table, {Role::shared}).dump() == R"({"large":5000000000})");
-  CHECK(settings_of(table, {Role::noted}).dump() == R"({"fraction":0.5})");
-  CHECK(settings_of(table, {Role::own}).dump() == R"({"a_number":1,"numbers":"1,2","texts":"x"})");
+  CHECK(settings_of(table, {Role::all_runs}).dump() == R"({"off":false,"text":"b"})");
+  CHECK(settings_of(table, {Role::all_ranks}).dump() == R"({"large":5000000000})");
+  CHECK(settings_of(table, {Role::rounding}).dump() == R"({"fraction":0.5})");
+  CHECK(settings_of(table, {Role::per_rank}).dump() ==
+        R"({"a_number":1,"numbers":"1,2","texts":"x"})");
   CHECK(settings_of(table, {Role::report}).dump() == R"({"has_file":true})");
   CHECK(settings_of(table, {}).dump() == "{}");
 }
@@ -74,7 +75,7 @@ TEST_CASE("An option that is left out is unknown to the command line, but not to
   CHECK_THAT(message_of<BadInput>([&] { parser.parse(3, words); }),
              Catch::Matchers::ContainsSubstring("--large"));
   CHECK_FALSE(parser.given("--large"));
-  CHECK(settings_of(parser.table(), {Role::shared})["large"] == 5000000000);
+  CHECK(settings_of(parser.table(), {Role::all_ranks})["large"] == 5000000000);
 }
 
 }  // namespace

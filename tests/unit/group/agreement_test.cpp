@@ -27,19 +27,19 @@ Texts errors_of_ranks(int world_size, Body body) {
   });
 }
 
-Texts errors_of_facts(const std::vector<Facts>& of_ranks) {
+Texts errors_of_facts(const std::vector<NamedValues>& of_ranks) {
   return errors_of_ranks(static_cast<int>(of_ranks.size()), [&](int rank, const auto& exchange) {
     require_same(exchange, of_ranks[static_cast<size_t>(rank)], "give all the same");
   });
 }
 
-TEST_CASE("Facts that are the same on all ranks pass, others are named on all", "[group]") {
-  const Facts usual{{"lr", "0.1"}, {"odd; \n\t", ""}, {"pad", "false"}};
+TEST_CASE("NamedValues that are the same on all ranks pass, others are named on all", "[group]") {
+  const NamedValues usual{{"lr", "0.1"}, {"odd; \n\t", ""}, {"pad", "false"}};
   CHECK(errors_of_facts({usual}) == Texts(1));
   CHECK(errors_of_facts({usual, usual, usual}) == Texts(3));
   CHECK(errors_of_facts({{}, {}}) == Texts(2));
 
-  Facts other = usual;
+  NamedValues other = usual;
   other[0].second = "0.2";
   other[2].second = "true";
   CHECK(errors_of_facts({usual, usual, other}) ==
@@ -49,7 +49,7 @@ TEST_CASE("Facts that are the same on all ranks pass, others are named on all", 
 }
 
 TEST_CASE("A fact that one rank does not have counts as nothing", "[group]") {
-  const Facts one{{"parameter 0", "w [2]"}},
+  const NamedValues one{{"parameter 0", "w [2]"}},
       two{{"parameter 0", "w [2]"}, {"parameter 1", "b [2]"}};
   CHECK(errors_of_facts({one, two}) ==
         Texts(2, "parameter 1: rank 0 has nothing, rank 1 has b [2]; give all the same"));
@@ -112,9 +112,9 @@ TEST_CASE("What rank 0 throws is thrown on all ranks, of the same kind", "[group
 
 TEST_CASE("An outcome says the status of a program that ends with it", "[group]") {
   const auto status = [](const auto& error) {
-    return WorkOutcome::of([&]() -> std::string { throw error; }).exit_status();
+    return RankOutcome::of([&]() -> std::string { throw error; }).exit_status();
   };
-  CHECK(WorkOutcome::of([] { return "done"; }).exit_status() == 0);
+  CHECK(RankOutcome::of([] { return "done"; }).exit_status() == 0);
   CHECK(status(BadInput("x")) == 1);
   CHECK(status(PeerLost("x")) == PeerLost("x").exit_status());
   CHECK(status(DeviceError("x")) == DeviceError("x").exit_status());

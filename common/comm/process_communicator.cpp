@@ -1,4 +1,4 @@
-#include "common/comm/process_rank.h"
+#include "common/comm/process_communicator.h"
 
 #include <utility>
 
@@ -6,17 +6,17 @@
 
 namespace lockstep {
 
-void ProcessRank::issue(Stream stream, const Call& call) {
+void ProcessCommunicator::issue(Stream stream, const Call& call) {
   issued_.push_back({rank(), stream, call});
   if (!open_) close_group();
 }
 
-void ProcessRank::open_group() {
+void ProcessCommunicator::open_group() {
   require(!open_, "rank {}: a group of calls is open already; close it before", rank());
   open_ = true;
 }
 
-void ProcessRank::close_group() {
+void ProcessCommunicator::close_group() {
   open_ = false;
   const std::vector<IssuedCall> issued = std::exchange(issued_, {});
   for (size_t i = 0; i < issued.size();) {

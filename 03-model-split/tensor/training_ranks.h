@@ -13,10 +13,10 @@ namespace lockstep {
 
 /// Every rank has the whole batch, computes its whole loss, and has an optimizer for its own
 /// parameters. All calls only enqueue, for one rank after the other.
-class AllRanks {
+class TrainingRanks {
  public:
   /// The ranks of `network`, which must outlive this object. `set` says how images are normalised.
-  AllRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule);
+  TrainingRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule);
 
   /// Copies the whole batch to every rank, and what the kernels need to know about the step.
   void feed(const HostBatch& batch, const StepState& step);

@@ -1,8 +1,8 @@
-#include "03-model-split/tensor/all_ranks.h"
+#include "03-model-split/tensor/training_ranks.h"
 
 namespace lockstep {
 
-AllRanks::AllRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule) {
+TrainingRanks::TrainingRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule) {
   for (int r = 0; r < network.world_size(); ++r) {
     const FlatParameters& parameters = network.parameters(r);
     const Stream stream = parameters.stream();
@@ -13,30 +13,30 @@ AllRanks::AllRanks(const TensorSplit& network, const Dataset& set, const SgdRule
   }
 }
 
-void AllRanks::feed(const HostBatch& batch, const StepState& step) {
+void TrainingRanks::feed(const HostBatch& batch, const StepState& step) {
   for (Rank& rank : ranks_) {
     rank.context.begin_step(step);
     rank.batch = &rank.feeder.feed(batch, rank.context);
   }
 }
 
-Tensors AllRanks::images() {
+Tensors TrainingRanks::images() {
   Tensors all;
   for (Rank& rank : ranks_) all.push_back(rank.feeder.normalize(*rank.batch, rank.context));
   return all;
 }
 
-Contexts AllRanks::contexts() {
+Contexts TrainingRanks::contexts() {
   Contexts all;
   for (Rank& rank : ranks_) all.push_back(&rank.context);
   return all;
 }
 
-void AllRanks::zero_gradients() const {
+void TrainingRanks::zero_gradients() const {
   for (const Rank& rank : ranks_) rank.optimizer.zero_gradients();
 }
 
-Tensors AllRanks::loss_and_gradients(Loss& loss, const Tensors& scores) {
+Tensors TrainingRanks::loss_and_gradients(Loss& loss, const Tensors& scores) {
   Tensors gradients;
   for (size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
@@ -46,17 +46,17 @@ Tensors AllRanks::loss_and_gradients(Loss& loss, const Tensors& scores) {
   return gradients;
 }
 
-void AllRanks::update() const {
+void TrainingRanks::update() const {
   for (const Rank& rank : ranks_) rank.optimizer.step(rank.context.state(), rank.loss);
 }
 
-std::vector<HealthTensor> AllRanks::healths() const {
+std::vector<HealthTensor> TrainingRanks::healths() const {
   std::vector<HealthTensor> all;
   for (const Rank& rank : ranks_) all.push_back(rank.optimizer.health());
   return all;
 }
 
-double AllRanks::flops() const {
+double TrainingRanks::flops() const {
   double all = 0;
   for (const Rank& rank : ranks_) all += rank.context.flops();
   return all;

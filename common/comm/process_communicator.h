@@ -9,13 +9,13 @@ namespace lockstep {
 
 /// Its calls are enqueued when they are made or, in a group, when that is closed: one after
 /// another, in their order.
-class ProcessRank : public Communicator {
+class ProcessCommunicator : public Communicator {
  public:
   void open_group() override;
   void close_group() override;
 
  protected:
-  ProcessRank(int rank, int world_size) : Communicator(rank, world_size) {}
+  ProcessCommunicator(int rank, int world_size) : Communicator(rank, world_size) {}
   /// One collective, or transfers that go on at the same time.
   virtual void enqueue(Stream stream, const std::vector<Call>& together) = 0;
 
