@@ -46,8 +46,9 @@ void train(const Options& options, ReduceMode mode) {
   initialize(parameters, options.initializer(), options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
-  const auto replica = [&] { return make_model(options.model_options(data.train)).network; };
-  DataParallel& parallel = model.wrap<DataParallel>(parameters, replica, streams, *world, mode);
+  const auto make_replica = [&] { return make_model(options.model_options(data.train)).network; };
+  DataParallel& parallel =
+      model.wrap<DataParallel>(parameters, make_replica, streams, *world, mode);
 
   // What brings the batches in and carries the losses out.
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));

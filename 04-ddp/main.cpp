@@ -19,16 +19,17 @@ namespace lockstep {
 namespace {
 
 /// One optimizer step over this rank's part of a batch, which has been fed: the micro-batches
-/// (one, unless --accumulate asks for more) add up their gradients, backward averages them over the
-/// ranks. Leaves the global batch's mean loss in `loss`, [1].
+/// (one, unless --accumulate asks for more) add up their gradients. The last backward averages them
+/// over the ranks; what follows on this stream waits for that. Leaves the global batch's mean loss
+/// in `loss`, [1].
 void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, const Feeder& feeder,
                 const DeviceBatch& batch, const BatchSplit& accumulation, Context& context,
                 const Tensor& loss) {
   optimizer.zero_gradients();  // and the loss: both add up
   const std::vector<DeviceBatch> parts = batch.divide(accumulation);
   for (const DeviceBatch& part : parts) {
-    context.facts.last_contribution = &part == &parts.back();  // no_sync before
-    context.facts.first_sample = part.first;
+    context.facts.last_contribution = &part == &parts.back();  // else no_sync
+    context.facts.first_sample = part.first;                   // for dropout's masks
     const Tensor images = feeder.normalize(part, context);
     const Tensor scores = model.network->forward(images, context);
     model.loss->forward(scores, part.labels, loss, context);
@@ -48,7 +49,7 @@ void train(const Options& options, const DdpStageOptions& own) {
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, own, group);
-  const std::unique_ptr<Communicator> ranks = group.connect(*device);
+  const std::unique_ptr<Communicator> comm = group.connect(*device);
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");
 
@@ -59,7 +60,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   load_weights(group, options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
-  Replica& replica = wrap_in_replica(model, parameters, group, *ranks, communication, own);
+  Replica& replica = wrap_in_replica(model, parameters, group, *comm, communication, own);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, own.sharding());
@@ -73,8 +74,8 @@ void train(const Options& options, const DdpStageOptions& own) {
   log.start(data.train, data.test, parameters.count(), batch_line(options, own, group));
 
   const auto evaluate_all = [&] {
-    replica.broadcast_buffers();  // every rank measures the same network
-    return evaluate(model, test_loader, data.test.count(), feeder, context, *ranks);
+    replica.broadcast_buffers();  // running statistics: all measure the same network
+    return evaluate(model, test_loader, data.test.count(), feeder, context, *comm);
   };
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
     log.begin_epoch(epoch);

@@ -20,16 +20,17 @@ namespace lockstep {
 namespace {
 
 /// One optimizer step over this rank's part of a batch, which has been fed: the micro-batches
-/// (one, unless --accumulate asks for more) add up their gradients, backward averages them over the
-/// ranks. Leaves the global batch's mean loss in `loss`, [1].
+/// (one, unless --accumulate asks for more) add up their gradients. The last backward averages them
+/// over the ranks; what follows on this stream waits for that. Leaves the global batch's mean loss
+/// in `loss`, [1].
 void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, const Feeder& feeder,
                 const DeviceBatch& batch, const BatchSplit& accumulation, Context& context,
                 const Tensor& loss) {
   optimizer.zero_gradients();  // and the loss: both add up
   const std::vector<DeviceBatch> parts = batch.divide(accumulation);
   for (const DeviceBatch& part : parts) {
-    context.facts.last_contribution = &part == &parts.back();  // no_sync before
-    context.facts.first_sample = part.first;
+    context.facts.last_contribution = &part == &parts.back();  // else no_sync
+    context.facts.first_sample = part.first;                   // for dropout's masks
     const Tensor images = feeder.normalize(part, context);
     const Tensor scores = model.network->forward(images, context);
     model.loss->forward(scores, part.labels, loss, context);
@@ -49,7 +50,7 @@ void train(const Options& options, const CheckpointStageOptions& own) {
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, own, group);
-  const std::unique_ptr<Communicator> ranks = group.connect(*device);
+  const std::unique_ptr<Communicator> comm = group.connect(*device);
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");
 
@@ -61,8 +62,8 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
   const auto synchronised =
-      own.no_sync_bn ? nullptr : convert_sync_batchnorm(*model.network, *ranks, communication);
-  Replica& replica = wrap_in_replica(model, parameters, group, *ranks, communication, own);
+      own.no_sync_bn ? nullptr : convert_sync_batchnorm(*model.network, *comm, communication);
+  Replica& replica = wrap_in_replica(model, parameters, group, *comm, communication, own);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, own.sharding());
@@ -76,12 +77,12 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   log.start(data.train, data.test, parameters.count(), batch_line(options, own, group));
 
   const auto evaluate_all = [&] {
-    replica.broadcast_buffers();  // every rank measures the same network
-    return evaluate(model, test_loader, data.test.count(), feeder, context, *ranks);
+    replica.broadcast_buffers();  // running statistics: all measure the same network
+    return evaluate(model, test_loader, data.test.count(), feeder, context, *comm);
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints({replica.inner(), parameters, optimizer}, *ranks, group, own,
+  CheckpointPlan checkpoints({replica.inner(), parameters, optimizer}, *comm, group, own,
                              train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
   log.resume(state.steps, state.epoch);
@@ -98,7 +99,7 @@ void train(const Options& options, const CheckpointStageOptions& own) {
       const DeviceBatch& fed = feeder.feed(*batch, context);
       train_step(model, clip, optimizer, feeder, fed, own.accumulation(), context, loss);
       log.step(*batch, loss, {optimizer.health()});
-      state.count_step(schedule.at(log.steps()));
+      state.count_step(schedule.at(log.steps()));  // the rate of the next one
       checkpoints.after_step(state);
     }
     log.end_epoch();

@@ -21,7 +21,7 @@ namespace {
 
 /// One optimizer step. Leaves the batch's mean loss in pipeline.loss(), on the last device.
 void train_step(Pipeline& pipeline, const HostBatch& batch, const StepState& step) {
-  pipeline.feed(batch, step);  // each stage, as its instructions come to a micro-batch
+  pipeline.feed(batch, step);  // a stage copies its share when it comes to a micro-batch
   pipeline.zero_gradients();
   pipeline.run_schedule();  // receive, forward, send, backward; each stage ends with its update
 }
@@ -43,7 +43,7 @@ void train(const Options& options, const PipelineProgramOptions& own) {
 
   // Network, in stages with a device, parameters and an optimizer each.
   Model model = make_model(options.model_options(data.train));
-  Pipeline pipeline = make_pipeline(model, options, own, data.train, streams);
+  Pipeline pipeline = make_pipeline(model, options, own, data.train, streams);  // takes the layers
   pipeline.initialize(options.initializer(), options.seed);
   if (!options.load.empty()) load_weights(options.load, pipeline.network());
 
@@ -51,7 +51,7 @@ void train(const Options& options, const PipelineProgramOptions& own) {
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
-  Feeder feeder(stream, data.train);
+  Feeder feeder(stream, data.train);  // these two for the evaluation
   Context context(stream);
   const Tensor loss = pipeline.loss();
   TrainingLog log("03-model-split", options, loss.home(), pointers_to(devices), data.train.count());

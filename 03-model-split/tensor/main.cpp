@@ -43,7 +43,7 @@ void train(const Options& options, const TensorProgramOptions& own) {
 
   // Network in ranks, each with parameters and an optimizer.
   const ModelOptions unsplit = options.model_options(data.train);
-  const Model model = make_model(unsplit);
+  const Model model = make_model(unsplit);  // for its loss
   TensorSplit network = split_network(unsplit, own, streams, *world);
   network.initialize(options.initializer(), options.seed);
   if (!options.load.empty()) {
@@ -56,7 +56,7 @@ void train(const Options& options, const TensorProgramOptions& own) {
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
-  Feeder feeder(stream, data.train);
+  Feeder feeder(stream, data.train);  // these two for the evaluation
   Context context(stream);
   const Tensor loss = ranks.loss();
   TrainingLog log("tensor-split", options, stream, pointers_to(devices), data.train.count());
