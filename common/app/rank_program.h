@@ -33,7 +33,7 @@ int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
 /// From now on a CPU device's process keeps to its share of the host's cores, if that is enough for
 /// the device's threads: otherwise one rank's threads that exchange data would push another rank's
 /// computing from core to core. mpirun --bind-to core does the same; --no-bind turns it off. Call
-/// it before any threads are started.
+/// it before the threads to be bound are started.
 std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& rank_options,
                                             ProcessGroup& group);
 

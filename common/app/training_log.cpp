@@ -101,7 +101,7 @@ void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
   epoch_ = epoch;
   if (epoch_seconds_.empty()) startup_seconds_ = seconds_since_start();
   samples_seen_ = first_batch * options_.batch_size;
-  for (Device* device : devices_) device->memory().reset_peak();  // of what came before training
+  for (Device* device : devices_) device->memory().reset_peak();  // the peak before training
   epoch_begin_ = Clock::now();
   reports_.begin_epoch();
 }

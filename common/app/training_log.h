@@ -30,9 +30,10 @@ struct LogRanks {
 
 /// Follows a training run. Prints lines as PyTorch's MNIST example does:
 ///   Train Epoch: 1 [640/60000 (1%)]	Loss: 2.293600
-/// Test set: Average loss: 0.5123, Accuracy: 8123/10000 (81.2%) and, where stdout is a terminal, a
-/// progress bar below them. Watches over the health of the run. With several ranks, rank 0 prints
-/// and writes --metrics for all; --trace writes a file per rank, FILE, FILE.rank1, ...
+///   Test set: Average loss: 0.5123, Accuracy: 8123/10000 (81.2%)
+/// and, where stdout is a terminal, a progress bar below them. Watches over the health of the run.
+/// With several ranks, rank 0 prints and writes --metrics for all; --trace writes a file per rank,
+/// FILE, FILE.rank1, ...
 class TrainingLog {
  public:
   /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the size

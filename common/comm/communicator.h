@@ -52,7 +52,7 @@ struct Call {
   Elements all{};   // of all ranks, W times mine; where only the root uses it, empty elsewhere
   int peer = 0;     // root, or the other side of send and receive
   Reduction reduction = Reduction::sum;
-  std::string label{};  // who calls, "bn1"; may be empty
+  std::string label{};  // whom it is for, "bn1"; may be empty
 
   /// What must be the same on all ranks: "all_reduce of 87360 f32, sum", "broadcast of 10 i64, root
   /// 0", "all_gather of 21 f32 for bn1".

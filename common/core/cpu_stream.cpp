@@ -131,8 +131,8 @@ void CpuStream::link(const char* op, const std::string* scope, std::function<voi
 }
 
 void CpuStream::work(Task* first) {
-  // The number of OpenMP threads belongs to the thread, and oneDNN reads it when a plan is made:
-  // it is set before anything else runs here.
+  // The number of OpenMP threads is a setting of each thread, and oneDNN reads it when it makes a
+  // plan: it is set before anything else runs here.
   omp_set_num_threads(device().options().threads);
   for (Task* task = first;;) {
     Task* next = nullptr;
