@@ -1,5 +1,5 @@
 #pragma once
-// What labs are made of: mistakes with several ranks, to be run and seen, and a training small
+// The parts of a lab: mistakes with several ranks, to be run and seen, and a training run small
 // enough to make them in.
 
 #include <fmt/ranges.h>
@@ -37,7 +37,7 @@ inline int run_labs(int argc, const char* const* argv, const std::vector<Lab>& l
   std::string name;
   bool fixed = false;
   RankOptions rank_options;
-  rank_options.timeout = 3;  // until a rank that does not come is given up
+  rank_options.timeout = 3;  // until a missing rank is given up
   OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
   parser.add("name", name, fmt::format("{}", fmt::join(names, ", ")));
   parser.add_flag("--fixed", fixed, "without the mistake");
@@ -51,7 +51,7 @@ inline int run_labs(int argc, const char* const* argv, const std::vector<Lab>& l
                           [&](ProcessGroup& group) { named()->run(group, fixed); });
 }
 
-/// Rank 0 speaks; all begin their lines at once, so that the order is that of the program.
+/// Rank 0 speaks; the others only empty their buffers, so that lines keep their order.
 inline void say(const ProcessGroup& group, const std::string& line) {
   if (group.rank() == 0) fmt::print("{}\n", line);
   std::fflush(stdout);
@@ -76,7 +76,7 @@ struct SmallTraining {
     initialize(parameters, Initializer::kaiming_uniform, 1);
   }
 
-  /// `size` samples, drawn at random: samples of a class stand at every tenth place.
+  /// `size` samples, drawn at random: every tenth sample is of the same class.
   HostBatch first_batch(int64_t size) const {
     DataLoader loader(set, {.batch_size = size, .shuffle = true});
     loader.begin_epoch(0);
@@ -94,7 +94,7 @@ struct SmallTraining {
       model.loss->forward(scores, fed.labels, loss, context);
       model.network->backward(model.loss->backward(fed.labels, context), context);
     }
-    stream.synchronize();  // the host may let go of the batch
+    stream.synchronize();  // the host may release the batch
   }
 
   ProcessGroup& group;
@@ -111,7 +111,7 @@ struct SmallTraining {
   Tensor loss;
 };
 
-/// The length of x, all of its numbers as one vector.
+/// The L2 norm of x, taken as one vector.
 inline double norm_of(const Tensor& x) {
   double sum = 0;
   for (const Real value : x.to_host()) sum += double(value) * double(value);

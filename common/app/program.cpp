@@ -27,7 +27,7 @@ void require_one_process(const std::string& name) {
 int run_program(const StageInfo& stage, int argc, const char* const* argv,
                 const std::function<void(const Options&)>& train) {
   hold_standard_streams();
-  report_uncaught_errors();  // instead of a catch: see there
+  report_uncaught_errors();  // instead of a catch: see its comment
   std::optional<CommandLine> line;
   said_once([&] {
     line = parse_command_line(stage, argc, argv);

@@ -5,15 +5,15 @@
 
 namespace lockstep {
 
-/// "[=====     ]  50% 12345 samples/s". Nothing where stdout is no terminal.
+/// "[=====     ]  50% 12345 samples/s". Nothing where stdout is not a terminal.
 class ProgressBar {
  public:
-  /// `samples` are those of an epoch; without `wanted` nothing is ever shown.
+  /// `samples`: the number in an epoch; without `wanted` nothing is ever shown.
   ProgressBar(int64_t samples, bool wanted);
 
-  /// That many samples of the epoch took so many seconds. Draws only what is new.
+  /// That many samples of the epoch took so many seconds. Draws only what has changed.
   void show(int64_t samples_done, double seconds);
-  /// Makes room for a line of its own.
+  /// Erases the bar, so that another line can be printed.
   void clear();
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// What the program of one rank does besides training: it starts the others where nobody did, opens
-// its device, and reads and writes files together with them.
+// What the program of one rank does besides training: it starts the other ranks where nobody did,
+// opens its device, and reads and writes files together with the others.
 
 #include <functional>
 #include <optional>
@@ -15,7 +15,8 @@
 namespace lockstep {
 
 /// Where no launcher started this process and nothing says which rank it is: starts this program
-/// again, one local rank per device, waits, and returns their exit status. Nothing in a rank.
+/// again, one local rank per device, waits, and returns their exit status. In a rank it does and
+/// returns nothing.
 std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options);
 
 /// What main() of a small program of several ranks does: parses the command line, starts the ranks
@@ -25,14 +26,14 @@ int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
                      const RankOptions& rank_options, const std::string& devices,
                      const std::function<void(ProcessGroup&)>& work);
 
-/// Opens the device of this rank: of those that --devices names for its host the one with its local
-/// rank; by default GPU number local_rank, or where there is none a CPU device. Throws BadInput if
-/// fewer are named, on all ranks if on one.
+/// Opens the device of this rank: number local_rank of those that --devices names for its host; by
+/// default GPU number local_rank, or a CPU device where there is no GPU. Throws BadInput if too few
+/// are named, on all ranks if on any.
 ///
-/// A CPU device's process keeps from now on to its share of the host's cores, if that is enough for
-/// the device's threads: else the threads of one rank that exchange data would push another rank's
-/// computing from core to core. So does mpirun --bind-to core; not with --no-bind. To be called
-/// before there are threads to be bound.
+/// From now on a CPU device's process keeps to its share of the host's cores, if that is enough for
+/// the device's threads: otherwise one rank's threads that exchange data would push another rank's
+/// computing from core to core. mpirun --bind-to core does the same; --no-bind turns it off. Call
+/// it before the threads to be bound are started.
 std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& rank_options,
                                             ProcessGroup& group);
 

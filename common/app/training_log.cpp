@@ -63,7 +63,7 @@ std::vector<nlohmann::json> TrainingLog::exchange(const nlohmann::json& mine) co
   return all;
 }
 
-/// Where all ranks do something that may fail.
+/// For work of all ranks that may fail.
 void TrainingLog::together(const std::function<void()>& work) const {
   ranks_.together ? ranks_.together(work) : work();
 }
@@ -101,7 +101,7 @@ void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
   epoch_ = epoch;
   if (epoch_seconds_.empty()) startup_seconds_ = seconds_since_start();
   samples_seen_ = first_batch * options_.batch_size;
-  for (Device* device : devices_) device->memory().reset_peak();  // of what came before training
+  for (Device* device : devices_) device->memory().reset_peak();  // the peak before training
   epoch_begin_ = Clock::now();
   reports_.begin_epoch();
 }
@@ -150,7 +150,7 @@ std::string TrainingLog::who_failed() const {
   const bool failed = ranks_.own_health.to_host()[0].failed_step >= 0;
   std::vector<std::string> found;
   const std::vector<nlohmann::json> all = exchange({{"name", me}, {"failed", failed}});
-  if (all.size() == 1) return me;  // nobody else's numbers are in its sums
+  if (all.size() == 1) return me;  // no other rank's numbers are in its sums
   for (const nlohmann::json& rank : all) {
     if (rank.at("failed")) found.push_back(rank.at("name"));
   }
@@ -168,7 +168,7 @@ void TrainingLog::end_epoch() {
 }
 
 void TrainingLog::evaluated(const Evaluation& e) {
-  if (!std::isfinite(e.loss)) {  // the last update, or a file that was loaded, spoilt the weights
+  if (!std::isfinite(e.loss)) {  // the last update, or a loaded file, spoilt the weights
     together([&] {
       fail<NonFinite>(
           "after {} steps, rank {} ({}): the test loss ({}) is not finite; no final weights were "
@@ -187,7 +187,7 @@ double TrainingLog::samples_per_second() const {
   return seconds > 0 ? double(samples_trained_) / seconds : 0;
 }
 
-/// Bytes while training; of the whole run where there was none.
+/// Peak bytes while training; of the whole run where nothing was trained.
 int64_t TrainingLog::training_peak(size_t device) const {
   return epoch_seconds_.empty() ? devices_[device]->memory().peak() : training_peaks_[device];
 }
@@ -216,7 +216,7 @@ void TrainingLog::write_files() const {
   if (prints() && !options_.metrics.empty()) write_json(options_.metrics, metrics());
 }
 
-/// Of all ranks, on all ranks.
+/// Collects the records of all ranks, on all ranks.
 void TrainingLog::collect_records(double flops) {
   nlohmann::json peaks = nlohmann::json::array();
   for (size_t i = 0; i < devices_.size(); ++i) peaks.push_back(training_peak(i));

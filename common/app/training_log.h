@@ -17,13 +17,13 @@
 
 namespace lockstep {
 
-/// The ranks of a run, where it is several processes: what happens on all is said by one.
+/// The ranks of a run of several processes: one rank reports what happens on all.
 struct LogPeers {
   static LogPeers of(ProcessGroup& group, const HealthTensor& own_health);
 
   int rank = 0;
   ExchangeTexts exchange{};   // empty: one process
-  HealthTensor own_health{};  // of what this rank gives to sums over all
+  HealthTensor own_health{};  // of what this rank adds to sums over all ranks
   /// ProcessGroup::together(); empty: the work of one process.
   std::function<void(const std::function<void()>& work)> together{};
 };
@@ -32,41 +32,43 @@ struct LogPeers {
 ///   Train Epoch: 1 [640/60000 (1%)]	Loss: 2.293600
 ///   Test set: Average loss: 0.5123, Accuracy: 8123/10000 (81.2%)
 /// and, where stdout is a terminal, a progress bar below them. Watches over the health of the run.
-/// Of several ranks rank 0 prints and writes --metrics, for all of them; --trace gets a file per
-/// rank, FILE, FILE.rank1, ...
+/// With several ranks, rank 0 prints and writes --metrics for all; --trace writes a file per rank,
+/// FILE, FILE.rank1, ...
 class TrainingLog {
  public:
-  /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the
-  /// number of those in the training set.
+  /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the size
+  /// of the training set.
   TrainingLog(std::string stage, const Options& options, Stream stream,
               std::vector<Device*> devices, int64_t samples, LogPeers ranks = {});
   ~TrainingLog();
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
 
-  /// Prints data set, network with its number of parameters, devices and their engine, and `line`.
+  /// Prints the data set, the network with its number of parameters, the devices and their engine,
+  /// and `line`.
   void start(const Dataset& train, const Dataset& test, int64_t parameters,
              const std::string& line = "");
 
   /// Prints a line.
   void say(const std::string& line) const;
 
-  /// Of a run that goes on: the steps and whole epochs that came before. Says so where none is
+  /// For a run that continues: the steps and whole epochs that came before. Says so if none are
   /// left.
   void resume(int64_t steps, int64_t epochs);
-  /// At batch `first_batch` of it.
+  /// Begins an epoch at its batch `first_batch`.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
-  /// After the work of one step over `batch`, of all ranks, has been enqueued. Throws NonFinite,
-  /// one step late, when a loss or gradient was not finite. `healths` are those of all optimizers.
+  /// Call it when the work of one step over `batch`, of all ranks, has been enqueued. Throws
+  /// NonFinite, one step late, when a loss or gradient was not finite. `healths` are those of all
+  /// optimizers.
   void step(const HostBatch& batch, const Tensor& loss, const std::vector<HealthTensor>& healths);
   /// Waits for the steps so far. Throws as step() does.
   void settle() { receive(0); }
-  /// Waits for the epoch's last step and takes its time.
+  /// Waits for the epoch's last step and takes the time of the epoch.
   void end_epoch();
   /// After --max-steps steps there is nothing more to train.
   bool finished() const { return options_.max_steps > 0 && steps_ >= options_.max_steps; }
   int64_t steps() const { return steps_; }
-  /// Without those of resume().
+  /// The steps of this run, without those of resume().
   int64_t own_steps() const { return steps_ - earlier_steps_; }
 
   void evaluated(const Evaluation& evaluation);
@@ -74,9 +76,9 @@ class TrainingLog {
   /// Of the last evaluation.
   double accuracy() const { return evaluations_.back().accuracy(); }
 
-  /// Adds what a stage measured itself: a row of the summary.
+  /// Adds a row to the summary: what a stage measured itself.
   void note(std::string row, std::string text);
-  /// The same, and `value` as `key` of --metrics.
+  /// The same, and adds `value` to --metrics under `key`.
   void note(std::string row, std::string text, const std::string& key, const nlohmann::json& value);
   /// Prints the summary and writes --metrics and --trace. `flops` are this process's.
   void finish(double flops);
@@ -88,7 +90,7 @@ class TrainingLog {
     bool print;
   };
 
-  /// What the summary says of a device of any rank.
+  /// What the summary says about a device of any rank.
   struct DeviceRecord {
     std::string name;
     int64_t peak_bytes;  // while training
@@ -111,7 +113,7 @@ class TrainingLog {
   const Options& options_;
   std::vector<Device*> devices_;
   LogPeers ranks_;
-  std::vector<int64_t> training_peaks_;  // bytes, per device, of the epochs so far
+  std::vector<int64_t> training_peaks_;  // bytes, per device, over the epochs so far
   std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
   double flops_ = 0;                     // of all ranks
   int64_t rss_bytes_ = 0;                // of the largest process

@@ -13,8 +13,8 @@
 namespace lockstep {
 namespace {
 
-/// The whole word as a decimal number, which CLI11 alone would not insist on: for it 0x10 and 010
-/// are numbers to other bases, and NaN lies in every range.
+/// The whole word as a decimal number, on which CLI11 does not insist: it takes 0x10 and 010 as
+/// numbers in other bases, and NaN as within every range.
 template <class T>
 std::optional<T> decimal(std::string_view word) {
   if (word.size() > 1 && word.starts_with('+') && word[1] != '-') word.remove_prefix(1);
@@ -25,7 +25,7 @@ std::optional<T> decimal(std::string_view word) {
   return value;
 }
 
-/// Takes decimal numbers within the range. The word becomes the number as CLI11 reads it.
+/// Takes decimal numbers within the range. CLI11 turns the word into the number.
 template <class T>
 void limit_to(CLI::Option* option, Range<T> range) {
   const Range<T> any;
@@ -47,8 +47,7 @@ void limit_to(CLI::Option* option, Range<T> range) {
       limited ? fmt::format("in {} to {}", range.low, range.high) : ""));
 }
 
-/// An empty text is what a shell variable leaves that was not set: whoever typed it meant
-/// something.
+/// An empty text is what an unset shell variable leaves: the user meant something else.
 void refuse_empty(CLI::Option* option) {
   option->check(CLI::Validator(
       [](const std::string& word) {
@@ -68,7 +67,7 @@ void append_option(const CLI::Option& option, std::vector<std::string>& words) {
   }
 }
 
-/// "batch_size" for --batch-size: what files have as its name.
+/// "batch_size" for --batch-size: the name that files use.
 std::string setting_of(std::string name) {
   name.erase(0, name.find_first_not_of('-'));
   std::replace(name.begin(), name.end(), '-', '_');

@@ -19,7 +19,7 @@ fs::path resolved(const fs::path& path) {
   return found.has_filename() ? found : found.parent_path();  // "folder/" is "folder"
 }
 
-/// Whether two paths lead to the same place, be there something or not.
+/// Whether two paths lead to the same place, even if nothing is there.
 bool same_place(const fs::path& a, const fs::path& b) {
   std::error_code missing;
   return resolved(a) == resolved(b) || fs::equivalent(a, b, missing);

@@ -1,5 +1,5 @@
 #pragma once
-// Files that a program is to write in the end: what can be said against them before it begins.
+// Files that a program will write at its end: whether it could, checked before it begins.
 
 #include <string>
 #include <vector>
@@ -13,14 +13,16 @@ struct NamedPath {
   bool is_folder = false;     // in which files come and go
 };
 
-/// Where a rank writes a file that each rank has: rank 0 to `path` itself, rank 3 to "PATH.rank3".
+/// Where a rank writes its own copy of a file that every rank writes: rank 0 to `path` itself, rank
+/// 3 to "PATH.rank3".
 std::string path_of_rank(const std::string& path, int rank);
 
-/// Refuses an output file now that could not be written after an hour of training: throws BadInput.
+/// Refuses an output file that cannot be written, now and not after an hour of training: throws
+/// BadInput.
 void require_writable(const NamedPath& file);
 
-/// Refuses paths of which two are one file or folder, or one lies in the other, whatever links lead
-/// to it, since one would be written over the other: throws BadInput naming both options.
+/// Refuses two paths that are the same file or folder, or one of which is inside the other, also by
+/// way of links, since one would be written over the other: throws BadInput naming both options.
 void require_distinct(const std::vector<NamedPath>& paths);
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ std::string on_one_line(std::string text) {
 
 int report(int status, const std::string& text) {
   std::fflush(stdout);
-  // Throws nothing if it fails.
+  // fputs does not throw if it fails.
   std::fputs(fmt::format("error: {}\n", on_one_line(text)).c_str(), stderr);
   std::fflush(stderr);
   return status;
@@ -69,7 +69,7 @@ void said_once(const std::function<void()>& work) {
 }
 
 void report_uncaught_errors() {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write(), and told
+  std::signal(SIGXFSZ, SIG_IGN);  // at a limit on file size write() fails, and that is reported
   // Destructors, which may wait for a stream or a peer that will never come, do not run.
   std::set_terminate([] { std::_Exit(report_current_exception()); });
 }

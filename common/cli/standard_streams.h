@@ -3,11 +3,11 @@
 
 namespace lockstep {
 
-/// To be called before a program opens anything: a closed stdin, stdout or stderr would be taken
-/// for the next file or connection that is opened, which would then get what is printed. What holds
-/// their places from here on cannot be written to: that is an error as before.
+/// Call it before a program opens anything: the next file or connection would take the number of a
+/// closed stdin, stdout or stderr, and would then get what is printed. What holds their places from
+/// here on cannot be written to: that is an error as before.
 void hold_standard_streams();
-/// To be called at its end: throws EnvironmentError if what was printed did not all get out.
+/// Call it at the program's end: throws EnvironmentError if not all that was printed got out.
 void require_printed();
 
 }  // namespace lockstep

@@ -20,15 +20,15 @@ using GroupCalls = std::vector<std::vector<IssuedCall>>;
 
 bool is_transfer(const Call& call);
 
-/// `group` is the number of the group, `names` those of
-/// the ranks' devices, for the text. Throws PeerLost naming the ranks, what each of them called,
-/// and where: collectives must be the same on all ranks, and every send must meet its receive.
+/// `group` is the number of the group and `names` are the names of the ranks' devices, for the
+/// text. Throws PeerLost naming the ranks, what each of them called, and where: collectives must be
+/// the same on all ranks, and every send must meet its receive.
 void compare_calls(const GroupCalls& calls, int64_t group, const std::vector<std::string>& names);
 
 /// What the ranks do together, in the order in which they called it: each list is one collective,
 /// rank by rank, or the transfers between two collectives, which may need each other, every send
-/// with its receive behind it. The n-th send of a pair of ranks meets the n-th receive; a transfer
-/// stands behind the collectives that either side called before it. Only after compare_calls().
+/// followed by its receive. The n-th send of a pair of ranks meets the n-th receive; a transfer
+/// comes after the collectives that either side called before it. Call compare_calls() first.
 std::vector<std::vector<IssuedCall>> in_order(const GroupCalls& calls);
 
 }  // namespace lockstep

@@ -49,10 +49,10 @@ struct Call {
   };
   Op op = Op::barrier;
   Elements mine{};  // the rank's own share, or what is sent, received, reduced or broadcast
-  Elements all{};   // of all ranks, W times mine; where only the root has it, empty elsewhere
+  Elements all{};   // of all ranks, W times mine; where only the root uses it, empty elsewhere
   int peer = 0;     // root, or the other side of send and receive
   Reduction reduction = Reduction::sum;
-  std::string label{};  // for whom it is, "bn1"; may be empty
+  std::string label{};  // whom it is for, "bn1"; may be empty
 
   /// What must be the same on all ranks: "all_reduce of 87360 f32, sum", "broadcast of 10 i64, root
   /// 0", "all_gather of 21 f32 for bn1".
@@ -84,7 +84,7 @@ class Communicator {
   /// mine [n] of rank r becomes the sum, or average, of part r of all ranks' all [W n].
   void reduce_scatter(Stream stream, const Elements& all, const Elements& mine,
                       Reduction reduction = Reduction::sum);
-  /// The root's x becomes the sum, or average, of all ranks' x; theirs stays.
+  /// The root's x becomes the sum, or average, of all ranks' x; the others' x stays.
   void reduce(Stream stream, const Elements& x, int root, Reduction reduction = Reduction::sum);
   /// The root's all [W n] becomes the mine [n] of rank 0, rank 1, ...; other ranks give no `all`.
   void gather(Stream stream, const Elements& mine, const Elements& all, int root);
@@ -92,17 +92,17 @@ class Communicator {
   void scatter(Stream stream, const Elements& all, const Elements& mine, int root);
   void send(Stream stream, const Elements& x, int to);
   void receive(Stream stream, const Elements& x, int from);
-  /// What is enqueued behind it starts when all ranks have come here.
+  /// What is enqueued after it starts when all ranks have reached it.
   void barrier(Stream stream);
 
   /// Calls between these two are enqueued by the second one, in their order. Sends and receives
-  /// that follow each other on a stream then go on at the same time: only so can every rank send
+  /// that follow each other on a stream then run at the same time: only then can every rank send
   /// before it receives (ncclGroupStart, ncclGroupEnd). Where one host thread calls for all ranks
   /// of a process, CollectiveGroup groups the calls of all, and these two throw BadInput.
   virtual void open_group();
   virtual void close_group();
 
-  /// For whom the calls are from now on (CallLabel). Returns for whom they were.
+  /// Whom the calls are for from now on (CallLabel). Returns whom they were for.
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
 
  protected:
@@ -117,7 +117,7 @@ class Communicator {
   std::string label_;
 };
 
-/// The rank's calls within its lifetime are for `label`, a layer say: errors then name it.
+/// While it lives, the rank's calls are for `label`, for example a layer: errors then name it.
 class CallLabel {
  public:
   CallLabel(Communicator& rank, std::string label)

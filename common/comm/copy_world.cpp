@@ -15,8 +15,8 @@ namespace {
 using Op = Call::Op;
 using RankCalls = std::vector<IssuedCall>;  // one call of every rank
 
-/// Everything behind it, on any of the streams, starts when all of them have come here. Returns the
-/// events of their coming.
+/// Everything after it, on any of the streams, starts when all streams have reached it. Returns the
+/// events of their arrival.
 std::vector<Event> meet(const RankCalls& ranks) {
   std::vector<Event> arrived;
   for (const IssuedCall& rank : ranks) arrived.push_back(rank.stream.record());
@@ -31,7 +31,7 @@ void copy(Stream stream, const Elements& from, const Elements& to) {
   stream.copy(to.data, from.data, static_cast<size_t>(from.count * size_of(from.type)));
 }
 
-/// `rank` sums up, in rank order, what the ranks have in `sources` into all `targets`.
+/// `rank` sums up the ranks' `sources`, in rank order, into all `targets`.
 void sum(Stream stream, const std::vector<Elements>& sources, const std::vector<Elements>& targets,
          Reduction reduction) {
   RankSum work{.type = sources[0].type,
@@ -44,8 +44,8 @@ void sum(Stream stream, const std::vector<Elements>& sources, const std::vector<
   if (work.count > 0) stream.kernels().sum_ranks(stream, work);
 }
 
-/// all_reduce and reduce: each rank sums up one slice of the elements, of all ranks and for all
-/// that want it, so that all devices work at once and no element is read twice.
+/// all_reduce and reduce: each rank sums up one slice of the elements, from all ranks and for all
+/// ranks that want the result, so that all devices work at once and no element is read twice.
 void sum_slice(const RankCalls& ranks, int rank) {
   const Call& call = ranks[rank].call;
   const int64_t world_size = static_cast<int64_t>(ranks.size());
@@ -145,7 +145,7 @@ void CopyWorld::give_up(const std::string& why) {
   throw PeerLost(why);
 }
 
-/// Takes the first meeting, which is over, off the list. Throws what a rank failed of.
+/// Takes the first meeting, which is over, off the list. Throws the error of a rank that failed.
 void CopyWorld::settle_first() {
   const Meeting meeting = std::move(meetings_.front());
   meetings_.pop_front();

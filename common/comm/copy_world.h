@@ -12,7 +12,7 @@ namespace lockstep {
 
 /// Every collective is three steps on the ranks' streams: all wait for all (so that nobody's memory
 /// is touched early), each rank does its share by plain copies and sums, all wait for all again (so
-/// that nobody goes on early). Events do the waiting; no thread ever blocks, so nothing can hang
+/// that nobody continues early). Events do the waiting; no thread ever blocks, so nothing can hang
 /// here that did not hang before. Sums are made in rank order: the same bits on all ranks and in
 /// every run.
 class CopyWorld final : public SingleProcessWorld {
@@ -28,10 +28,10 @@ class CopyWorld final : public SingleProcessWorld {
   [[noreturn]] void give_up(const std::string& why);
   void settle_first();
 
-  /// One collective or transfer that wait() has not seen done.
+  /// One collective or transfer that wait() has not yet seen finished.
   struct Meeting {
     int64_t group;
-    Call call;  // of the first of its ranks
+    Call call;  // the one of its first rank
     std::vector<int> ranks{};
     std::vector<Event> arrived{}, finished{};  // of those ranks
   };

@@ -1,6 +1,6 @@
 #pragma once
-// What a world does between the opening and the closing of a group: it writes down what the ranks
-// call, and lets nothing through on which they do not agree.
+// What a world does between the opening and the closing of a group: it records what the ranks call,
+// and passes nothing on that they do not agree on.
 
 #include <memory>
 #include <string>
@@ -19,8 +19,8 @@ class GroupRecorder {
   /// One communicator per rank; they record here.
   std::vector<std::unique_ptr<Communicator>> communicators();
 
-  /// Opens the next group. Throws what broke the world, if something did; BadInput if a group is
-  /// open.
+  /// Opens the next group. Throws the error that broke the world, if there was one; BadInput if a
+  /// group is open.
   void open();
   /// Forgets the calls of the open group.
   void abandon();
@@ -47,7 +47,7 @@ class GroupRecorder {
   int64_t group_ = 0;
   bool open_ = false;
   GroupCalls calls_;    // of the open group
-  std::string broken_;  // why no group can follow
+  std::string broken_;  // why there can be no further group
 };
 
 }  // namespace lockstep

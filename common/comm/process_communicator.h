@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Its calls are enqueued when they are made or, in a group, when that is closed: one after
+/// Its calls are enqueued when they are made or, in a group, when the group is closed: one after
 /// another, in their order.
 class ProcessCommunicator : public Communicator {
  public:
@@ -16,7 +16,7 @@ class ProcessCommunicator : public Communicator {
 
  protected:
   ProcessCommunicator(int rank, int world_size) : Communicator(rank, world_size) {}
-  /// One collective, or transfers that go on at the same time.
+  /// One collective, or transfers that run at the same time.
   virtual void enqueue(Stream stream, const std::vector<Call>& together) = 0;
 
  private:

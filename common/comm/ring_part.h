@@ -1,5 +1,5 @@
 #pragma once
-// How a ring divides what goes round it.
+// How a ring divides the message that goes round it.
 
 #include <cstdint>
 
@@ -10,8 +10,8 @@ struct RingPart {
   int64_t first, count;
 };
 
-/// Part `number` of a message of `count` numbers, cut into one of nearly equal length for each of
-/// `ranks` ranks. Parts are counted round the ring: number -1 is the last one.
+/// Part `number` of a message of `count` numbers, cut into `ranks` parts of nearly equal length,
+/// one per rank. Parts are counted round the ring: number -1 is the last one.
 inline RingPart ring_part(int64_t count, int number, int ranks) {
   const int64_t place = ((number % ranks) + ranks) % ranks;
   const int64_t first = count * place / ranks;

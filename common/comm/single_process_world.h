@@ -44,10 +44,10 @@ class SingleProcessWorld {
   std::vector<std::unique_ptr<Communicator>> ranks_;
 };
 
-/// The calls made within its lifetime belong together: none of them starts before the last one is
-/// issued (ncclGroupStart, ncclGroupEnd), and then they take effect in the order in which they were
-/// made. Its end throws what close_group() throws, but nothing
-/// while an exception is on its way: the calls are then forgotten.
+/// The calls made while it lives belong together: none of them starts before the last one is issued
+/// (ncclGroupStart, ncclGroupEnd), and then they take effect in the order in which they were made.
+/// Its destructor throws what close_group() throws, but nothing while an exception is being thrown:
+/// the calls are then forgotten.
 class CollectiveGroup {
  public:
   explicit CollectiveGroup(SingleProcessWorld& world);
@@ -57,7 +57,7 @@ class CollectiveGroup {
 
  private:
   SingleProcessWorld& world_;
-  int exceptions_;  // on their way when the group was opened
+  int exceptions_;  // uncaught when the group was opened
 };
 
 /// How ranks in one process meet.
@@ -66,7 +66,7 @@ enum class LocalBackend { automatic, in_process, nccl };
 /// A world over these devices, rank r on the r-th. `automatic`: NCCL for several different GPUs
 /// where this build has it, else in-process: CPU devices, or replicas that share one GPU. Throws
 /// BadInput for devices that a backend cannot serve together (naming both ranks and the GPU where
-/// NCCL is asked to serve one GPU twice), EnvironmentError where NCCL is asked for and absent.
+/// NCCL is asked to serve one GPU twice), EnvironmentError where NCCL is asked for and missing.
 std::unique_ptr<SingleProcessWorld> make_single_process_world(
     const std::vector<Device*>& devices, LocalBackend backend = LocalBackend::automatic);
 

@@ -9,9 +9,9 @@
 namespace lockstep {
 
 /// A block of device memory with one home stream. Allocating and freeing are operations in that
-/// stream's order (cudaMallocAsync, cudaFreeAsync): what was enqueued on the home stream before the
-/// Buffer goes may still use the memory. A buffer that was used on another stream must be handed
-/// back first: `home.wait(other.record())`. Contents are undefined at first.
+/// stream's order (cudaMallocAsync, cudaFreeAsync): work enqueued on the home stream before the
+/// Buffer is destroyed may still use the memory. A buffer that was used on another stream must be
+/// handed back first: `home.wait(other.record())`. Contents are undefined at first.
 /// Throws DeviceError when the device has no room.
 class Buffer {
  public:

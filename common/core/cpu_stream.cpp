@@ -22,7 +22,7 @@ constexpr bool kPoll = false;
 #endif
 
 constexpr int64_t kSpinNs = 50'000;  // waking a halted core costs more than that
-constexpr int kLooks = 16;           // between two offers of the core to others
+constexpr int kLooks = 16;           // between two yields of the core
 constexpr std::align_val_t kAlignment{64};
 
 /// Tells the core that this is a spin loop.
@@ -39,7 +39,7 @@ int64_t now_ns() {
 }
 
 /// Returns when `ready()` holds: spins briefly, then sleeps until `signal` moves. Where there are
-/// more threads than cores, what it waits for may have to run on this one: it gets it.
+/// more threads than cores, the awaited thread may need this core: it gets the core.
 template <class Ready>
 void spin_then_sleep(std::atomic<int>& signal, Ready ready) {
   for (const int64_t begin = now_ns(); now_ns() - begin < kSpinNs; std::this_thread::yield()) {
@@ -92,7 +92,7 @@ CpuStream::CpuStream(Device& device, std::string name)
       last_(new Task),  // an empty node before the first task
       tracing_(device.options().trace),
       chaos_us_(chaos_from_environment()),
-      // Streams that are all delayed by the same would stay as they are to each other.
+      // Streams with equal delays would keep their relative order.
       chaos_state_(static_cast<uint32_t>(std::hash<std::string>()(device.name() + this->name()))),
       worker_([this, first = last_] { work(first); }) {}
 
@@ -131,8 +131,8 @@ void CpuStream::link(const char* op, const std::string* scope, std::function<voi
 }
 
 void CpuStream::work(Task* first) {
-  // The number of OpenMP threads belongs to the thread, and oneDNN reads it when a plan is made:
-  // it is set before anything else runs here.
+  // The number of OpenMP threads is a setting of each thread, and oneDNN reads it when it makes a
+  // plan: it is set before anything else runs here.
   omp_set_num_threads(device().options().threads);
   for (Task* task = first;;) {
     Task* next = nullptr;
@@ -147,7 +147,7 @@ void CpuStream::work(Task* first) {
       return;
     }
     execute(*task);
-    task->body = nullptr;  // captures go now, not when the next task comes
+    task->body = nullptr;  // captures are freed now, not when the next task comes
   }
 }
 
@@ -186,7 +186,7 @@ uint64_t CpuStream::record() {
   return ticket;
 }
 
-/// The worker writes the time, before the event that is recorded behind it.
+/// The worker writes the time before the event that is recorded after it.
 struct CpuStream::Time final : EventTime {
   double seconds_since(const EventTime& earlier) const override {
     return double(ns - static_cast<const Time&>(earlier).ns) * 1e-9;
@@ -204,12 +204,12 @@ std::shared_ptr<const EventTime> CpuStream::record_time() {
 void CpuStream::wait(const Event& event) {
   StreamBackend& source = stream_of(event);
   refuse_in_capture("wait");
-  if (&source == this) return;  // a stream is always behind its own events
+  if (&source == this) return;  // a stream always runs after its own events
   source.await_begins();
   enqueue_control("wait", [this, &source, ticket = ticket_of(event)] {
     source.block(ticket);
     if (std::exception_ptr error = source.error()) fail_with(failure_of(source, error));
-    source.await_ends();  // from here the source may go
+    source.await_ends();  // from here the source may be destroyed
   });
 }
 
@@ -226,7 +226,7 @@ std::exception_ptr CpuStream::error() const {
 }
 
 void CpuStream::copy(void* to, const void* from, size_t bytes) {
-  if (bytes == 0) return;  // nothing may have a null address, which memcpy must not see
+  if (bytes == 0) return;  // an empty buffer may have a null address, which memcpy must not get
   enqueue("copy", [=] { std::memcpy(to, from, bytes); });
 }
 
@@ -251,7 +251,7 @@ std::unique_ptr<Graph> CpuStream::end_capture() {
   return std::move(recording_);
 }
 
-/// A recorded operation runs as if it had been enqueued now: it shows in the trace, it is skipped
+/// A recorded operation runs as if it had been enqueued now: it shows in the trace, and is skipped
 /// on a poisoned stream.
 void CpuStream::launch(Graph& graph) {
   Recording& recorded = dynamic_cast<Recording&>(graph);

@@ -3,9 +3,9 @@
 //
 // The queue is built so that a stream's progress tells other threads nothing unless they wait for
 // an event. A mutex, or a reference count that both sides touch, would order the worker before the
-// host and so hide a missing wait from ThreadSanitizer. Here the host links a task by a
-// release-store, the worker follows by an acquire-load, and the worker alone frees the nodes:
-// knowledge flows from host to worker only. The way back is Event, and nothing else.
+// host and so hide a missing wait from ThreadSanitizer. Here the host links a task with a
+// release-store, the worker follows with an acquire-load, and the worker alone frees the nodes:
+// knowledge flows from host to worker only. The only way back is Event.
 
 #include <array>
 #include <atomic>
@@ -65,8 +65,8 @@ class CpuStream final : public StreamBackend {
     std::atomic<Task*> next{nullptr};
   };
   struct Time;       // of an event
-  struct Recording;  // a Graph: operations that were not run yet
-  // Events lie in a ring. Ticket t uses slot t mod size; a slot that has moved on to a later
+  struct Recording;  // a Graph: operations that have not run yet
+  // Events are kept in a ring. Ticket t uses slot t mod size; a slot that has moved on to a later
   // ticket of the same stream still answers "done" for the earlier one.
 
   void push(const char* op, std::function<void()> body, bool control);
@@ -82,7 +82,7 @@ class CpuStream final : public StreamBackend {
   std::vector<const std::string*> scopes_;
   std::unordered_set<std::string> scope_names_;
   std::unique_ptr<Recording> recording_;  // during a capture
-  // Shared, each with its one direction.
+  // Shared, each in one direction only.
   std::atomic<int> pushed_{0};           // host -> worker: wakes a sleeping worker
   mutable std::atomic<int> signals_{0};  // worker -> waiters: wakes sleeping waiters
   std::array<std::atomic<uint64_t>, kEventRing> events_{};
@@ -91,7 +91,7 @@ class CpuStream final : public StreamBackend {
   // Worker side.
   const bool tracing_;
   const int chaos_us_;
-  uint32_t chaos_state_;  // starts with the names of device and stream
+  uint32_t chaos_state_;  // seeded with the names of device and stream
   std::shared_ptr<void> worker_state_;
   std::vector<Span> spans_;
   std::thread worker_;  // last: starts when everything else is there

@@ -1,7 +1,7 @@
 #pragma once
-// Devices: where memory lies and streams run. `cuda:0` is a GPU; `cpu:0`, `cpu:1`, ... are virtual
-// devices, each with compute threads of its own. There is no global current device: whoever works
-// on a device holds it, or a stream of it.
+// Devices: where memory is and streams run. `cuda:0` is a GPU; `cpu:0`, `cpu:1`, ... are virtual
+// devices, each with compute threads of its own. There is no global current device: code that works
+// on a device holds the device or one of its streams.
 
 #include <atomic>
 #include <cstdint>
@@ -26,14 +26,13 @@ struct DeviceId {
   friend bool operator==(const DeviceId&, const DeviceId&) = default;
 };
 
-/// Reads "cpu:0,cpu:1" or "cuda:0" ("cpu" is "cpu:0"). Throws BadInput for anything else, and for
-/// a mixture of kinds; whether a device exists is found out when it is opened.
+/// Reads "cpu:0,cpu:1" or "cuda:0" ("cpu" is "cpu:0"). Throws BadInput for anything else, and for a
+/// mixture of kinds. Opening a device shows whether it exists.
 std::vector<DeviceId> parse_devices(std::string_view list);
 
-/// Bytes in use on one device, and the most there were. Every allocation counts: parameters,
-/// activations, and the workspaces of libraries. Buffers count when the host asks for them (in
-/// stream order), so that the peak is the same in every run. Relaxed: counters must not order
-/// anything else.
+/// Bytes in use on one device, and their peak. Every allocation counts: parameters, activations,
+/// and the workspaces of libraries. Buffers count when the host asks for them (in stream order), so
+/// that the peak is the same in every run. Relaxed: counters must not order anything else.
 class MemoryCounter {
  public:
   void add(int64_t bytes);
@@ -65,17 +64,17 @@ class Device {
   std::string name() const { return id_.name(); }
   /// For the summary: "cpu (oneDNN, 1 thread)", "cuda (NVIDIA H100)".
   virtual std::string description() const = 0;
-  /// Which piece of hardware this is, on its host: the UUID of a GPU, which two processes may know
-  /// by different names.
+  /// Which piece of hardware of its host this is: the UUID of a GPU, since two processes may know
+  /// the same GPU by different names.
   virtual std::string hardware() const { return name(); }
 
   /// A new stream of this device; `name` is its lane in the trace.
   Stream create_stream(std::string name);
   /// The operations of this device (kernels/kernels.h).
   virtual Kernels& kernels() = 0;
-  /// Host memory that copies to and from this device may use asynchronously (page-locked on CUDA,
-  /// plain on the CPU). Freeing it waits for what the device's streams have queued; it must be gone
-  /// before the device.
+  /// Host memory for asynchronous copies to and from this device (page-locked on CUDA, plain on the
+  /// CPU). Freeing it waits for what the device's streams have queued; it must be freed before the
+  /// device.
   virtual std::shared_ptr<void> allocate_host(size_t bytes) = 0;
   /// What an out-of-memory error adds to its sizes: "; 1.5 of the GPU's 81079.0 MiB are free".
   virtual std::string memory_note() const { return {}; }
@@ -87,9 +86,10 @@ class Device {
  protected:
   Device(DeviceId id, DeviceOptions options);
   virtual std::unique_ptr<StreamBackend> make_stream(std::string name) = 0;
-  /// Waits for what the streams have queued: copies may still read host memory that is to go.
+  /// Waits for what the streams have queued: copies may still read host memory that is about to be
+  /// freed.
   void drain() const;
-  /// Drains and joins the streams; a derived class calls it before its own members go.
+  /// Drains and joins the streams; a derived class calls it before its own members are destroyed.
   void close_streams();
 
  private:

@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// An errno in words.
+/// The text of an errno.
 inline std::string errno_text(int error) { return std::generic_category().message(error); }
 
 /// Base of everything that Lockstep throws on purpose.
@@ -70,7 +70,7 @@ class PeerLost : public ErrorOfKind<PeerLost> {
   int exit_status() const override { return 2; }
 };
 
-/// Another rank says what is wrong: this one ends with the same status, without a word.
+/// Another rank reports the error: this one ends with the same status and prints nothing.
 class SaidByAnother : public Error {
  public:
   SaidByAnother(const std::string& text, int status) : Error(text), status_(status) {}
@@ -87,8 +87,8 @@ class OpenTask : public ErrorOfKind<OpenTask> {
   using ErrorOfKind::ErrorOfKind;
 };
 
-/// Calls work(). An error of it gets `place` in front of its text and keeps its kind; an exception
-/// that is not ours becomes an EnvironmentError.
+/// Calls work(). If that throws an Error, `place` is put in front of its text and its kind is kept;
+/// any other exception becomes an EnvironmentError.
 template <class Work>
 void within(const std::string& place, Work&& work) {
   try {

@@ -1,5 +1,5 @@
 #pragma once
-// Lists in error lines: short, whatever a file or a job holds.
+// Lists in error lines: short, however long the original is.
 
 #include <fmt/format.h>
 
@@ -20,7 +20,7 @@ inline std::string shortened(std::string text) {
   return text;
 }
 
-/// "1, 3", or of a long list the beginning: "a, b, ... and 39990 more".
+/// "1, 3", or for a long list only its beginning: "a, b, ... and 39990 more".
 template <class Items>
 std::string listed(const Items& items) {
   constexpr size_t kMost = 10;

@@ -50,7 +50,7 @@ std::exception_ptr StreamBackend::failure_of(const StreamBackend& source,
   try {
     std::rethrow_exception(error);
   } catch (const PeerLost&) {
-    return error;  // it names who failed already
+    return error;  // it already names who failed
   } catch (const std::exception& cause) {
     const std::string& who = source.owner_.empty() ? source.device().name() : source.owner_;
     return std::make_exception_ptr(PeerLost(fmt::format("{} failed: {}", who, cause.what())));

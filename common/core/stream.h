@@ -20,9 +20,9 @@ class EventTime;
 class Kernels;
 class StreamBackend;  // what a device implements: stream_backend.h
 
-/// A point in the order of one stream. Made only by Stream::record(), so that an event which was
-/// never recorded cannot be written down. A value: copy it freely; it is valid as long as its
-/// device. Mirrors cudaEvent_t.
+/// A point in the order of one stream. Made only by Stream::record(), so that code cannot name an
+/// event that was never recorded. A value: copy it freely; it is valid as long as its device lives.
+/// Mirrors cudaEvent_t.
 class Event {
  public:
   /// True once everything enqueued before the event has run. Never blocks.
@@ -39,9 +39,9 @@ class Event {
   uint64_t ticket_;  // 1, 2, 3, ... in the order of the stream's record() calls
 };
 
-/// An event that can also be asked for its time, as long as there is a copy of it, whatever the
-/// stream records then. Made by Stream::record_time(). Mirrors a cudaEvent_t with timing; Event is
-/// one without.
+/// An event that can also give its time, as long as a copy of it exists, whatever the stream
+/// records later. Made by Stream::record_time(). Mirrors a cudaEvent_t with timing; Event has no
+/// timing.
 class TimedEvent {
  public:
   bool done() const { return event_.done(); }
@@ -55,18 +55,19 @@ class TimedEvent {
   TimedEvent(std::shared_ptr<const EventTime> time, Event event)
       : time_(std::move(time)), event_(event) {}
   std::shared_ptr<const EventTime> time_;
-  Event event_;  // right behind the point
+  Event event_;  // right after the point
 };
 
-/// Work of one stream that was recorded instead of run, to be run as often as one likes. It keeps
-/// the addresses and values it was recorded with. Goes before its device. Mirrors cudaGraphExec_t.
+/// Work of one stream that was recorded instead of run, and can then be run any number of times. It
+/// keeps the addresses and values it was recorded with. Must be destroyed before its device.
+/// Mirrors cudaGraphExec_t.
 class Graph {
  public:
   virtual ~Graph() = default;
 };
 
 /// Handle to a stream of a device: a pointer, copied freely. The device owns the stream and drains
-/// it before it goes. One host thread enqueues at a time. Mirrors cudaStream_t.
+/// it before destroying it. One host thread enqueues at a time. Mirrors cudaStream_t.
 class Stream {
  public:
   explicit Stream(StreamBackend& backend) : backend_(&backend) {}
@@ -77,23 +78,24 @@ class Stream {
   const std::string& name() const;
   StreamBackend& backend() const { return *backend_; }
 
-  /// Marks the point behind everything enqueued so far (cudaEventRecord).
+  /// Marks the point after everything enqueued so far (cudaEventRecord).
   Event record() const;
-  /// The same, with the time at which the stream comes to it.
+  /// The same, with the time at which the stream reaches it.
   TimedEvent record_time() const;
-  /// What is enqueued from now on starts after `event`; the host goes on (cudaStreamWaitEvent).
+  /// What is enqueued from now on starts after `event`; the host does not wait
+  /// (cudaStreamWaitEvent).
   /// An error of the event's stream becomes this stream's error; as PeerLost, naming the device, if
-  /// that is another one.
+  /// that is another device.
   void wait(const Event& event) const;
   /// Blocks the host until the stream has run dry. Rethrows the first error; it stays: a stream
   /// that failed once skips all later work (a "sticky" error of CUDA).
   void synchronize() const { record().synchronize(); }
   /// Enqueues a copy of bytes between host and device memory in any direction. Both sides must
-  /// live, and the source stay unchanged, until an event behind the copy is done.
+  /// live, and the source stay unchanged, until an event after the copy is done.
   void copy(void* to, const void* from, size_t bytes) const;
 
-  /// From here on operations and copies are recorded instead of run; events, and buffers that are
-  /// freed, are refused (cudaStreamBeginCapture).
+  /// From here on operations and copies are recorded instead of run; recording events and freeing
+  /// buffers is refused (cudaStreamBeginCapture).
   void begin_capture() const;
   /// Ends the recording (cudaStreamEndCapture, cudaGraphInstantiate).
   std::unique_ptr<Graph> end_capture() const;
@@ -106,7 +108,7 @@ class Stream {
   StreamBackend* backend_;
 };
 
-/// Names what is enqueued within its lifetime, for the trace (an NVTX range on CUDA).
+/// Names what is enqueued while it lives, for the trace (an NVTX range on CUDA).
 class ScopedRange {
  public:
   ScopedRange(Stream stream, std::string_view name);

@@ -1,5 +1,5 @@
 #pragma once
-// What a backend implements of streams and events: whoever only uses them includes stream.h.
+// What a backend implements for streams and events. Code that only uses them includes stream.h.
 
 #include <atomic>
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace lockstep {
 
-/// When a stream came to a point, by its device's clock: what a backend keeps of a TimedEvent.
+/// When a stream reached a point, by its device's clock: what a backend keeps for a TimedEvent.
 class EventTime {
  public:
   virtual ~EventTime() = default;
@@ -42,7 +42,7 @@ class StreamBackend {
 
   Device& device() const { return device_; }
   const std::string& name() const { return name_; }
-  /// Whose work this stream does ("stage 1 (cpu:1, conv2 to flatten)"): its failures name that
+  /// Whose work this stream does ("stage 1 (cpu:1, conv2 to flatten)"): its failures name the owner
   /// instead of the device.
   void set_owner(std::string owner) { owner_ = std::move(owner); }
 
@@ -50,12 +50,12 @@ class StreamBackend {
   virtual std::shared_ptr<const EventTime> record_time() = 0;
   virtual void wait(const Event& event) = 0;
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
-  /// Runs `body` on a thread of the host, as one operation named `op` (a literal): behind what is
-  /// enqueued already, before what comes. It may block, but not for other work of this process's
-  /// GPUs, nor for another body: CUDA may run all bodies of a process on one thread. It makes no
-  /// calls of CUDA and holds no device's memory. Like a kernel it captures raw pointers and values.
-  /// An exception that leaves it poisons the stream, on a GPU all streams of the device, as a
-  /// kernel's error does; bodies that come then are not run. Cannot be part of a graph.
+  /// Runs `body` on a thread of the host, as one operation named `op` (a literal): after what is
+  /// already enqueued, before what comes later. The body may block, but not for other work of this
+  /// process's GPUs, nor for another body: CUDA may run all bodies of a process on one thread. It
+  /// makes no CUDA calls and holds no device memory. Like a kernel it captures raw pointers and
+  /// values. An exception that leaves it poisons the stream (on a GPU all streams of the device),
+  /// as a kernel's error does; later bodies are not run. Cannot be part of a graph.
   virtual void host_task(const char* op, std::function<void()> body) = 0;
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) = 0;
@@ -66,9 +66,10 @@ class StreamBackend {
   virtual bool done(uint64_t ticket) const = 0;
   /// Blocks the calling thread until `ticket` is done; does not throw the stream's error.
   virtual void block(uint64_t ticket) const = 0;
-  /// The stream's first error, or null. Read it after the event that it is to be asked for.
+  /// The stream's first error, or null. Read it only after waiting for the event in question.
   virtual std::exception_ptr error() const = 0;
-  /// Throws it, if there is one; of a stream with an owner as PeerLost naming that.
+  /// Throws the stream's error, if there is one; for a stream with an owner, as PeerLost naming the
+  /// owner.
   void throw_error() const;
 
   /// A backend whose queued waits refer to `this` brackets them with these two. They order nothing
@@ -78,20 +79,21 @@ class StreamBackend {
 
   virtual void push_scope(std::string_view name) = 0;
   virtual void pop_scope() = 0;
-  /// What ran so far, in order; empty unless the device was opened with tracing. Call it after
-  /// synchronize().
+  /// The operations that have run so far, in order; empty unless the device was opened with
+  /// tracing. Call it after synchronize().
   virtual std::vector<Span> timeline() const = 0;
 
  protected:
-  /// The places for events. One that was recorded anew stands for its later event, too.
+  /// The number of places for events. A place that was recorded anew holds a later event, which
+  /// serves for the earlier ones, too.
   static constexpr uint64_t kEventRing = 1024;
   static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
   static uint64_t ticket_of(const Event& event) { return event.ticket_; }
   uint64_t new_ticket() { return ++last_ticket_; }
-  /// What a stream that waited for `source` is to report of `error`: on another device, or where
-  /// the source has an owner, it names who failed.
+  /// What a stream that waited for `source` reports for `error`. If the source is on another device
+  /// or has an owner, this names who failed.
   std::exception_ptr failure_of(const StreamBackend& source, std::exception_ptr error) const;
-  /// To be called at the end: a stream stays while others still have to wait for its events.
+  /// Call it at the end: a stream must live while others still have to wait for its events.
   void block_until_unawaited() const;
 
  private:
@@ -101,8 +103,8 @@ class StreamBackend {
   std::atomic<int64_t> awaited_{0};  // waits for events of this stream, queued in others
 };
 
-/// What the trace calls a range within the range `outer` (nullptr: within none): "forward 2/conv1".
-/// A layer that bears its block's name, "block1.conv1" within "block1", does not get it twice.
+/// The trace's name for a range within the range `outer` (nullptr: within none): "forward 2/conv1".
+/// A layer whose name begins with its block's, "block1.conv1" within "block1", does not repeat it.
 std::string scope_within(const std::string* outer, std::string_view name);
 
 }  // namespace lockstep

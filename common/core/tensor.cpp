@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-// The checks of the templates in tensor.h stand here, so that kernels, which include that header,
-// are compiled without the formatting library.
+// The checks of the templates in tensor.h are here, so that kernels, which include that header, are
+// compiled without the formatting library.
 
 std::string Shape::text() const { return fmt::format("[{}]", fmt::join(extents_, ", ")); }
 

@@ -2,7 +2,7 @@
 // Tensors: a shape over a piece of a buffer. Always contiguous, row major, no strides.
 //
 // Activations are NHWC ("channels last"): [batch, height, width, channels]. That is the layout in
-// which oneDNN and cuDNN convolve fastest. Convolution weights lie O,H,W,I; checkpoints have
+// which oneDNN and cuDNN convolve fastest. Convolution weights are O,H,W,I; checkpoints use
 // PyTorch's O,I,H,W (nn/state.h converts at the border).
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class Shape {
   int64_t operator[](int axis) const { return extents_[axis]; }
   int64_t& operator[](int axis) { return extents_[axis]; }
   int64_t elements() const { return product(extents_.begin()); }
-  /// Elements of one row: of everything behind the first extent, be there rows or not.
+  /// Elements of one row: the product of all extents after the first, even if there are no rows.
   int64_t row_elements() const { return rank() == 0 ? 1 : product(extents_.begin() + 1); }
   const std::vector<int64_t>& extents() const { return extents_; }
   /// "[64, 28, 28, 1]"
@@ -100,7 +100,7 @@ class BasicTensor {
   /// Copies the elements to the host. Synchronizes the home stream.
   std::vector<T> to_host() const {
     std::vector<T> values(static_cast<size_t>(elements()));
-    home().synchronize();  // CUDA's copy to such memory blocks, and where nobody looks after peers
+    home().synchronize();  // CUDA's copy to such memory would block, where no one watches the peers
     home().copy(values.data(), data(), bytes());
     home().synchronize();
     return values;

@@ -8,10 +8,12 @@
 
 namespace lockstep {
 
-/// Hands out tensors of one stream and takes them back when their last handle goes. Blocks are
-/// reused at once: whoever gets one next enqueues behind whoever had it, on the same stream. So a
-/// steady training step allocates nothing, and what is held at the same time decides the peak.
-/// A tensor that another stream used must be handed back before its handle goes (see Buffer).
+/// Hands out tensors of one stream and takes them back when their last handle is destroyed. Blocks
+/// are reused at once: the next user of a block enqueues its work after the previous user's, on the
+/// same stream. So a steady training step allocates nothing, and the tensors held at the same time
+/// decide the peak.
+/// A tensor that another stream used must be handed back before its handle is destroyed (see
+/// Buffer).
 class TensorPool {
  public:
   explicit TensorPool(Stream stream) : stream_(stream), free_(std::make_shared<FreeList>()) {}

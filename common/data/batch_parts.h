@@ -31,7 +31,8 @@ struct BatchSplit {
   };
   Kind kind = Kind::whole;
   int64_t parts = 1;
-  /// micro: empty parts, too, where ranks with smaller batches must make as many passes as others.
+  /// micro: keep empty parts, too, so that ranks with smaller batches make as many passes as the
+  /// others.
   bool keep_empty = false;
 
   std::vector<BatchPart> divide(int64_t batch_size) const;

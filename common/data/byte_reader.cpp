@@ -35,7 +35,7 @@ struct ByteReader::Inflater {
 
 ByteReader::ByteReader(std::filesystem::path path) : path_(std::move(path)) {
   if (path_.extension() == ".gz") inflater_ = std::make_unique<Inflater>();
-  // Without O_NONBLOCK, a named pipe in the file's place would wait for a writer for ever.
+  // Without O_NONBLOCK, opening a named pipe would wait for ever for a writer.
   file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file_ < 0) fail<EnvironmentError>("cannot open {}: {}", path_.string(), errno_text(errno));
 

@@ -11,7 +11,8 @@ namespace lockstep {
 class ByteReader {
  public:
   /// Opens `path`; a name that ends in ".gz" is inflated while it is read. Throws EnvironmentError
-  /// if the file cannot be opened, with the system's reason, and BadInput if it is no regular file.
+  /// if the file cannot be opened, with the system's reason, and BadInput if it is not a regular
+  /// file.
   explicit ByteReader(std::filesystem::path path);
   ~ByteReader();
   ByteReader(const ByteReader&) = delete;
@@ -20,13 +21,14 @@ class ByteReader {
   const std::filesystem::path& path() const { return path_; }
   bool compressed() const { return inflater_ != nullptr; }
 
-  /// Most bytes that can come out: the file's size, or, as deflate makes at most 1032 bytes out of
-  /// one, 1032 times that. What a header promises is compared with it before memory is allocated.
+  /// The most bytes that can come out: the file's size, or 1032 times that for gzip, since deflate
+  /// makes at most 1032 bytes out of one. A header's promise is compared with it before memory is
+  /// allocated.
   uint64_t most_bytes() const;
 
-  /// Fills `out` and returns its size; returns less only at the end of the data. Whoever has seen a
-  /// return of less has also had gzip's checksum verified. Throws BadInput on a damaged or
-  /// truncated gzip stream and on bytes behind it, EnvironmentError when the system cannot read.
+  /// Fills `out` and returns its size; returns less only at the end of the data. When it has
+  /// returned less, gzip's checksum has been verified, too. Throws BadInput on a damaged or
+  /// truncated gzip stream and on bytes after it, EnvironmentError when the system cannot read.
   size_t read(std::span<uint8_t> out);
 
  private:

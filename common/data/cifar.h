@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-/// Reads `files` (plain or ".gz") one behind the other, pixels turned from planes to
-/// [32, 32, 3]. Throws BadInput, naming the file, if it is empty or not a whole number of records
-/// or has a label above 9; EnvironmentError if it cannot be opened. Name and normalisation of the
-/// result are left to the caller.
+/// Reads `files` (plain or ".gz") one after another, pixels turned from planes to [32, 32, 3].
+/// Throws BadInput, naming the file, if it is empty or not a whole number of records or has a label
+/// above 9; EnvironmentError if it cannot be opened. Name and normalisation of the result are left
+/// to the caller.
 Dataset read_cifar10(const std::vector<std::filesystem::path>& files);
 
 /// One image from planes [channels, pixels] to channels last [pixels, channels].

@@ -36,7 +36,7 @@ DatasetPair load_mnist_family(const std::string& name, const std::string& dir) {
     return read_idx_dataset(find_dataset_file(name, folder, part + "-images-idx3-ubyte"),
                             find_dataset_file(name, folder, part + "-labels-idx1-ubyte"), kClasses);
   };
-  // The small part first: what is wrong with it shows before the large one is inflated.
+  // The small part first: an error in it shows before the large one is inflated.
   Dataset test = load("t10k");
   return {load("train"), std::move(test)};
 }

@@ -32,8 +32,8 @@ struct Dataset final : ImageSource {
   int64_t image_bytes() const override { return height * width * channels; }
   void read(int64_t index, uint8_t* image, int32_t* label) const override;
 
-  /// CRC-32 over shape, images and labels: tells whether a checkpoint meets the data it was made
-  /// with. Reads all bytes (about 20 ms for 47 MB), so ask once.
+  /// CRC-32 over shape, images and labels: shows whether a checkpoint is used with the data it was
+  /// made with. Reads all bytes (about 20 ms for 47 MB), so ask once.
   uint32_t fingerprint() const;
 };
 
@@ -43,12 +43,12 @@ struct DatasetPair {
 };
 
 /// Loads "fashion-mnist", "mnist", "cifar10", "synthetic" or "synthetic:TRAIN:TEST" (numbers of
-/// samples). `dir` is the value of --data-dir, empty if not given; where else files are looked for:
-/// find_dataset_dir() in dataset_files.h. Throws BadInput on an unknown name and on a file that
-/// breaks its format, EnvironmentError on missing or unreadable files.
+/// samples). `dir` is the value of --data-dir, empty if not given; find_dataset_dir() in
+/// dataset_files.h says where else files are looked for. Throws BadInput on an unknown name and on
+/// a file that breaks its format, EnvironmentError on missing or unreadable files.
 DatasetPair load_dataset(const std::string& name, const std::string& dir = "");
 
-/// Throws BadInput with index and value on the first label that is not below `classes`; `what`
+/// Throws BadInput, with index and value, for the first label that is not below `classes`; `what`
 /// names the file.
 void check_labels(std::span<const uint8_t> labels, int64_t classes, const std::string& what);
 

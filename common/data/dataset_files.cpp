@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Something is there, readable or not: then opening it gives the precise error.
+// Whether something is there, readable or not: opening it then gives the precise error.
 bool is_there(const fs::path& path) {
   std::error_code error;
   return fs::status(path, error).type() != fs::file_type::not_found;

@@ -1,5 +1,5 @@
 #pragma once
-// Where the files of a data set lie.
+// Where the files of a data set are.
 
 #include <filesystem>
 #include <string>
@@ -12,7 +12,7 @@ namespace lockstep {
 ///  2. the folder of the environment variable LOCKSTEP_DATA;
 ///  3. data/NAME below the current directory;
 ///  4. for fashion-mnist the folder of Debian's package dataset-fashion-mnist.
-/// In the folders of 1 and 2 the files may lie in a sub-folder NAME. Throws EnvironmentError with
+/// In the folders of 1 and 2 the files may be in a sub-folder NAME. Throws EnvironmentError with
 /// all places looked at and how to get the data.
 std::filesystem::path find_dataset_dir(const std::string& name, const std::string& dir,
                                        const std::vector<std::string>& files);

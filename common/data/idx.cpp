@@ -18,7 +18,7 @@ uint32_t big_endian_32(const uint8_t* bytes) {
   return uint32_t{bytes[0]} << 24 | uint32_t{bytes[1]} << 16 | uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// Product of the dimensions; a header can promise up to 2^96 bytes, which stays at the maximum
+// Product of the dimensions; a header can promise up to 2^96 bytes, which is held at the maximum
 // here.
 uint64_t saturating_product(const std::vector<uint32_t>& sizes) {
   constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();

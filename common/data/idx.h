@@ -21,8 +21,8 @@ struct IdxImages {
 };
 
 /// Reads an image file, plain or ".gz". Throws BadInput, naming the file, on a wrong magic number,
-/// a size other than the header promises (checked before memory is allocated where the file is
-/// plain) and damaged gzip data; EnvironmentError if the file cannot be opened.
+/// a size other than the one the header promises (checked before memory is allocated where the file
+/// is plain) and damaged gzip data; EnvironmentError if the file cannot be opened.
 IdxImages read_idx_images(const std::filesystem::path& path);
 
 /// Reads a label file (magic number 2049), plain or ".gz": [count] bytes, each below `classes`.

@@ -268,7 +268,7 @@ DataLoader::Made DataLoader::wait_for_batch() {
         "loader: batch {} of epoch {} did not come from worker {} within {} s; its source hangs or "
         "the timeout is too short",
         next_batch_, epoch_, next_batch_ % options_.num_workers, seconds);
-  // The batch that may be begun now, next_batch_ + window_, is of the same worker.
+  // The batch that may be begun now, next_batch_ + window_, belongs to the same worker.
   turn_[static_cast<size_t>(next_batch_ % options_.num_workers)].notify_one();
   ++next_batch_;
   --in_flight_;

@@ -48,8 +48,9 @@ struct DataLoaderOptions {
 /// Every member function but counters() belongs to one thread, the consumer's.
 class DataLoader {
  public:
-  /// Most batches ever started and not yet handed out, at one time (at most prefetch_factor *
-  /// num_workers), and the number of buffers allocated (that bound plus max_held).
+  /// The most batches that were ever started and not yet handed out at one time (at most
+  /// prefetch_factor * num_workers), and the number of buffers allocated (that bound plus
+  /// max_held).
   struct Counters {
     int64_t most_in_flight = 0;
     int64_t buffers = 0;
@@ -59,8 +60,8 @@ class DataLoader {
   /// 0 batches.
   DataLoader(const ImageSource& source, DataLoaderOptions options);
 
-  /// Stops the workers and joins them: returns when the source's read() that each may be inside has
-  /// returned (a thread inside the source's code cannot be left behind safely).
+  /// Stops the workers and joins them: returns when every read() of the source that a worker is in
+  /// has returned (a thread inside the source's code cannot be abandoned safely).
   ~DataLoader();
 
   DataLoader(const DataLoader&) = delete;
@@ -69,14 +70,14 @@ class DataLoader {
   /// N / B if the last short batch is dropped, else rounded up.
   int64_t batches_per_epoch() const { return batches_; }
 
-  /// Goes to batch `first_batch` of epoch `epoch`; what is left of an epoch under way is dropped.
+  /// Goes to batch `first_batch` of epoch `epoch`; the rest of an unfinished epoch is dropped.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
 
-  /// The next batch, or nullopt at the end of the epoch. Rethrows what a worker's read() threw, the
-  /// kind of error kept and the worker's number put before its message; by then all workers are
-  /// joined and begin_epoch() must be called before the next batch. Throws EnvironmentError when
-  /// the batch did not come within timeout_seconds, or when the consumer kept max_held batches for
-  /// so long (60 s if there is no timeout) that it must be waiting for itself.
+  /// The next batch, or nullopt at the end of the epoch. Rethrows what a worker's read() threw,
+  /// keeping the kind of error and putting the worker's number before its message; by then all
+  /// workers are joined and begin_epoch() must be called before the next batch. Throws
+  /// EnvironmentError when the batch did not come within timeout_seconds, or when the consumer kept
+  /// max_held batches for so long (60 s if there is no timeout) that it must be waiting for itself.
   std::optional<HostBatch> next();
 
   /// Seed of worker `worker`'s own generators in this epoch: base_seed + worker, as in PyTorch.
@@ -99,7 +100,7 @@ class DataLoader {
   void work(int worker);
   int64_t first_batch_of(int worker) const;
   bool wait_for_epoch(int worker, int64_t& epochs_seen);
-  /// The prefetch bound: waits until less than window_ batches before `batch` are not yet handed
+  /// The prefetch bound: waits until fewer than window_ batches before `batch` are not yet handed
   /// out, woken by turn_[worker], and counts it as in flight. False, at once, if the epoch is
   /// cancelled.
   bool wait_for_turn(int worker, int64_t batch);
@@ -127,7 +128,7 @@ class DataLoader {
   int64_t first_batch_ = 0;
   int64_t epoch_ = -1;  // -1: outside an epoch
 
-  // Only this one is read inside a batch, between two samples: stopping never waits for a batch.
+  // Only this is read within a batch, between two samples: stopping never waits for a batch.
   std::atomic<bool> cancelled_ = true;
 
   mutable std::mutex mutex_;

@@ -43,7 +43,7 @@ class LoaderOrder : public EpochOrder {
 
     base_seed_ = draw_base_seed(generator_);
     std::vector<int64_t> order = randperm(n_, generator_);
-    // RandomSampler draws one more permutation when it is exhausted, and takes none of it.
+    // RandomSampler draws one more permutation when it is exhausted, and uses none of it.
     generator_.discard(draws_of_randperm);
     ++next_;
     return order;

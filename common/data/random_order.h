@@ -13,7 +13,7 @@
 namespace lockstep {
 
 /// `torch.randperm(n, generator=generator)`: a permutation of 0..n-1 by the forward Fisher-Yates
-/// shuffle; takes n-1 draws from `generator`. Refuses n below 0 and n from 2^32/20 on, where
+/// shuffle; takes n-1 draws from `generator`. Refuses n below 0, and n of 2^32/20 and more, where
 /// PyTorch changes to 64-bit draws.
 std::vector<int64_t> randperm(int64_t n, std::mt19937& generator);
 
@@ -25,10 +25,10 @@ int64_t draw_base_seed(std::mt19937& generator);
 enum class OrderKind {
   loader,   ///< `DataLoader(shuffle=True, generator=torch.Generator().manual_seed(seed))`
   sampler,  ///< `DistributedSampler(seed=seed)` after `set_epoch(epoch)`, over the whole set
-  file,     ///< 0..n-1, as the samples lie in the file
+  file,     ///< 0..n-1, as the samples are in the file
 };
 
-/// "loader", "sampler" or "file"; refuses any other name with that list.
+/// "loader", "sampler" or "file"; refuses any other name and gives this list.
 OrderKind parse_order(const std::string& name);
 
 /// What `torch.utils.data.Sampler` is to a DataLoader: it says which sample comes when.
@@ -43,8 +43,8 @@ class EpochOrder {
   /// the epoch alone: epochs may be skipped or asked for again.
   virtual std::vector<int64_t> order_of_epoch(int64_t epoch) = 0;
 
-  /// `base_seed` as the DataLoader drew it when the last asked-for epoch began; its worker k seeds
-  /// its own generators with base_seed + k.
+  /// `base_seed` as the DataLoader drew it at the beginning of the epoch last asked for; its worker
+  /// k seeds its own generators with base_seed + k.
   int64_t base_seed() const { return base_seed_; }
 
  protected:

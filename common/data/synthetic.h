@@ -1,5 +1,5 @@
 #pragma once
-// Generated images for where no files are: tests, fault campaigns, a first try. Integer arithmetic
+// Generated images, for use without files: tests, fault campaigns, a first try. Integer arithmetic
 // only, so that every machine and compiler makes the same bytes.
 
 #include <cstdint>
@@ -22,9 +22,9 @@ SyntheticSizes parse_synthetic(const std::string& name);
 enum class SyntheticPart { train, test };
 
 /// `count` images [28, 28, 1] of 10 classes, sample i of class i % 10: a smooth pattern that
-/// belongs to the class, moved by up to 2 pixels each way, plus noise. Sample i depends on nothing
-/// but (part, i, seed): a longer set begins with the shorter one. The seed network gets more than
-/// 90 % of the test images right after one epoch of 6000.
+/// belongs to the class, moved by up to 2 pixels each way, plus noise. Sample i depends only on
+/// (part, i, seed): a longer set begins with the shorter one. The seed network gets more than 90 %
+/// of the test images right after one epoch of 6000.
 Dataset make_synthetic(SyntheticPart part, int64_t count, uint64_t seed = 0);
 
 }  // namespace lockstep

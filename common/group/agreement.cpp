@@ -79,7 +79,7 @@ struct ErrorKind {
   int exit_status;
 };
 
-/// The last one stands for every exception that is not ours.
+/// The last one is also used for every exception that is not ours.
 constexpr std::array kErrorKinds = {
     ErrorKind{"BadInput", is<BadInput>, made<BadInput>, 1},
     ErrorKind{"NonFinite", is<NonFinite>, made<NonFinite>, 1},

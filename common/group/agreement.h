@@ -1,5 +1,5 @@
 #pragma once
-// What ranks agree on: a value that must be the same on all, and how the work of one of them ended.
+// What ranks agree on: a value that must be the same on all, and how the work of one rank ended.
 
 #include <exception>
 #include <functional>
@@ -9,26 +9,26 @@
 
 namespace lockstep {
 
-/// Gets this rank's text, returns all ranks' by rank. All ranks make the same calls.
+/// Takes this rank's text and returns all ranks' texts, by rank. All ranks make the same calls.
 using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
 
-/// Names, no two alike, each with its value as people read it.
+/// Names, no two alike, each with its value in readable form.
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
-/// All ranks call it. Throws BadInput, on all of them, for the first fact that is not the same on
+/// All ranks call it. Throws BadInput, on all ranks, for the first fact that is not the same on
 /// every rank: "momentum: rank 0 has 0.9, rank 2 has 0; start all ranks with the same options".
 /// `advice` comes last. A fact that a rank does not have counts as "nothing".
 void require_same(const ExchangeTexts& exchange, const NamedValues& mine,
                   const std::string& advice);
 
-/// Its two halves, for whoever has to do something in between: the facts as a text, and the
-/// comparison of all ranks' texts.
+/// The two halves of require_same(), for callers that do something in between: the facts as a text,
+/// and the comparison of all ranks' texts.
 std::string as_text(const NamedValues& facts);
 void require_same(const std::vector<std::string>& values_of_ranks, const std::string& advice);
 
-/// All ranks call it: rank 0 does `work`. Every rank gets the text that it returned, or throws an
-/// error of the kind, and with the text, of what it threw (an EnvironmentError for what is no Error
-/// of ours). No rank returns before that.
+/// All ranks call it: rank 0 does `work`. Every rank gets the text that the work returned, or
+/// throws an error of the same kind and with the same text as the work did (an EnvironmentError for
+/// an exception that is not an Error). No rank returns before that.
 std::string on_rank_0(int rank, const ExchangeTexts& exchange,
                       const std::function<std::string()>& work);
 
@@ -43,11 +43,11 @@ class RankOutcome {
   bool failed() const { return !kind_.empty(); }
   /// What the work returned, or its error's text.
   const std::string& text() const { return text_; }
-  /// Of a program that ends with this error.
+  /// The exit status of a program that ends with this error.
   int exit_status() const;
   /// Throws an error of the same kind with the same text.
   [[noreturn]] void throw_error() const;
-  /// What was thrown, if it was on this rank.
+  /// The exception that was thrown, if that was on this rank.
   const std::exception_ptr& thrown() const { return thrown_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 // What carries the collectives of a group of processes: what each rank has to offer, and what all
-// of them make of it.
+// ranks choose from it.
 
 #include <string>
 #include <string_view>
@@ -16,8 +16,8 @@ struct RankOffer {
   std::string hardware;  // Device::hardware(): which GPU it is, whatever its name is there
   std::string device;    // "cuda:0"
   bool gpu = false;
-  std::string no_gloo;  // why Gloo cannot be had there; empty if it can
-  std::string no_nccl;  // the same of NCCL
+  std::string no_gloo;  // why Gloo is not available there; empty if it is
+  std::string no_nccl;  // the same for NCCL
   /// As text, and back. from() throws BadInput.
   std::string text() const;
   static RankOffer from(std::string_view text);
@@ -27,10 +27,10 @@ struct RankOffer {
 /// where this build has none.
 void check_backend_name(const std::string& backend);
 
-/// The backend of all ranks, offers[r] being rank r's: the one that was asked for or, if that is
-/// empty, NCCL where every rank has a GPU of its own and NCCL, else Gloo where every rank has it,
-/// else TCP. The same on every rank. Throws BadInput, naming the ranks, if NCCL is asked for a
-/// CPU device or twice for one GPU; EnvironmentError for a rank without the library.
+/// The backend of all ranks, from rank r's offers[r]: the one that was asked for or, if none was,
+/// NCCL where every rank has a GPU of its own and NCCL, else Gloo where every rank has it, else
+/// TCP. The same on every rank. Throws BadInput, naming the ranks, if NCCL is asked for with a CPU
+/// device, or with one GPU used twice; EnvironmentError for a rank without the library.
 std::string choose_backend(const std::string& asked, const std::vector<RankOffer>& offers);
 
 }  // namespace lockstep

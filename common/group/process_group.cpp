@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-constexpr double kGoodbyeSeconds = 5;  // so long rank 0 waits for the others at the end
+constexpr double kGoodbyeSeconds = 5;  // how long rank 0 waits for the others at the end
 constexpr double kAnswerSeconds = 10;
 constexpr const char* kDebug = "LOCKSTEP_DEBUG";
 
@@ -110,7 +110,7 @@ std::vector<std::string> ProcessGroup::exchange(const std::string& mine) {
 std::vector<std::string> ProcessGroup::collect_and_part(const std::string& name,
                                                         const std::string& mine) {
   std::vector<std::string> texts = collect(name, mine);
-  // What rank 0 makes of them may end it, and the store with it.
+  // What rank 0 then does with the texts may end it, and the store with it.
   const std::vector<int> silent = let_host_go_last(*store_, name + " is read", timeout_);
   if (silent.empty()) return texts;
   fail<PeerLost>("rank 0: {}: {} did not go on within {:g} s", name, name_ranks(silent), timeout_);

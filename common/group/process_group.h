@@ -18,7 +18,7 @@
 namespace lockstep {
 
 struct ProcessGroupOptions {
-  /// "nccl", "gloo" or "tcp"; empty: what is best for the ranks' devices (backend_choice.h).
+  /// "nccl", "gloo" or "tcp"; empty: the best for the ranks' devices (backend_choice.h).
   std::string backend{};
   /// env:// or tcp://HOST:PORT, and options of the command line: see LaunchInput.
   std::string init_method = "env://";
@@ -31,17 +31,17 @@ struct ProcessGroupOptions {
 
 /// This process's place in its job. Unlike PyTorch's it has no collectives: connect() returns the
 /// Communicator that has them. Nothing waits longer than the timeout, and every error names the
-/// ranks that it is about. One host thread.
+/// ranks concerned. Use it from one host thread.
 ///
 /// With LOCKSTEP_DEBUG=collectives in the environment of all ranks, each collective begins with a
-/// comparison of what the ranks call; not for NCCL (watched_transport.h).
+/// comparison of the ranks' calls; not for NCCL (watched_transport.h).
 class ProcessGroup {
  public:
-  /// Finds the other ranks; returns when all have come. Throws BadInput for options that cannot be
-  /// meant or differ among the ranks (with both values, on all), and what TcpStore and its
+  /// Finds the other ranks; returns when all have come. Throws BadInput for options that make no
+  /// sense or differ among the ranks (with both values, on all), and what TcpStore and its
   /// wait_for_all() throw.
   ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options);
-  /// end(); while an exception is on its way it just goes.
+  /// Calls end(), but not while an exception is being thrown.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -50,37 +50,37 @@ class ProcessGroup {
   int world_size() const { return contract_.world_size; }
   int local_rank() const { return contract_.local_rank; }
   int local_world_size() const { return contract_.local_world_size; }
-  /// "nccl", "gloo" or "tcp" once connected; before that what was asked for.
+  /// "nccl", "gloo" or "tcp" once connected; before that, what was asked for.
   const std::string& backend() const { return backend_; }
   TcpStore& store() { return *store_; }
 
   /// Takes leave of the others, as the destructor does. Rank 0, which hosts the store, waits for
-  /// them, seconds at most. From then on every call for which the others would be needed throws
-  /// BadInput. Throws nothing. Mirrors destroy_process_group().
+  /// them, at most a few seconds. From then on every call that needs the others throws BadInput.
+  /// Itself throws nothing. Mirrors destroy_process_group().
   void end();
 
-  /// This rank's device of those named for its host: number local_rank. Throws BadInput if there
-  /// are fewer.
+  /// This rank's device: number local_rank of those named for its host. Throws BadInput if too few
+  /// are named.
   DeviceId device_of(const std::vector<DeviceId>& ids) const;
-  /// All ranks call it, once: connects their devices. The communicator has to go before the device
-  /// and the group, with all that is enqueued done. Throws what choose_backend() throws, on all
-  /// ranks, and PeerLost.
+  /// All ranks call it, once: connects their devices. The communicator must be destroyed before the
+  /// device and the group, when all enqueued work is done. Throws what choose_backend() throws, on
+  /// all ranks, and PeerLost.
   std::unique_ptr<Communicator> connect(Device& device);
 
-  /// All ranks call these in the same order, as often as they like. They go through the store: for
-  /// what is rare, or has to work without a connection.
+  /// All ranks call these in the same order, any number of times. The calls go through the store:
+  /// for what is rare, or must work without a connection.
   /// All ranks' texts, by rank. Throws PeerLost naming the ranks that did not come.
   std::vector<std::string> exchange(const std::string& mine);
-  /// exchange() for whoever has to know no more of the group. The group must outlive it.
+  /// exchange(), for code that needs nothing else of the group. The group must outlive it.
   ExchangeTexts exchanger() {
     return [this](const std::string& mine) { return exchange(mine); };
   }
   /// Each rank does its `work`, which may fail on some of them. It has then failed on all: the
-  /// first rank on which it did throws the error, and tells the launcher that it is said; the
-  /// others throw SaidByAnother once that rank is gone. So one line says what all ranks found, or
-  /// one of them.
+  /// first rank on which it did throws the error, and tells the launcher that it will be reported;
+  /// the others throw SaidByAnother once that rank is gone. So one line reports what all ranks
+  /// found, or only one.
   void together(const std::function<void()>& work);
-  /// lockstep::require_same(), said by one rank.
+  /// lockstep::require_same(), reported by one rank.
   void require_same(const NamedValues& mine, const std::string& advice);
   /// Returns when all have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come within
   /// 300 s". What streams have queued may still run (Communicator::barrier).
@@ -104,10 +104,10 @@ class ProcessGroup {
   double timeout_;
   std::string backend_;
   bool debug_;
-  int exceptions_;  // on their way when it was made
+  int exceptions_;  // uncaught when it was made
   std::shared_ptr<TcpStore> store_;
   bool connected_ = false, ended_ = false;
-  std::atomic<bool>* only_;  // true while the process's only group lives; may be none
+  std::atomic<bool>* only_;  // true while the process's only group lives; may be null
   int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0;  // so far
 };
 
@@ -120,7 +120,8 @@ auto together(ProcessGroup& group, Work&& work) {
 }
 
 /// Makes the process group of this process, as its launcher and the options say. Throws BadInput
-/// while there is another ("initialised twice"), and for a process that no launcher has started.
+/// while there is another group ("initialised twice"), and for a process that no launcher has
+/// started.
 ProcessGroup init_process_group(const ProcessGroupOptions& options);
 
 }  // namespace lockstep

@@ -12,15 +12,15 @@
 namespace lockstep::safetensors {
 namespace {
 
-constexpr const char* kChecksumKeys = "lockstep.crc32.";  // how all of them begin
+constexpr const char* kChecksumKeys = "lockstep.crc32.";  // how all the keys begin
 constexpr const char* kHeaderKey = "lockstep.crc32.header";
 constexpr const char* kTensorKeys = "lockstep.crc32.tensor.";  // a tensor may be named "header"
 constexpr std::string_view kZeros = "00000000";
 
 std::string key_of(const TensorEntry& tensor) { return kTensorKeys + tensor.name; }
 
-/// Where the header's own digits begin in it; npos if they do not stand there as we write them.
-/// Inside a JSON string a quotation mark has a backslash before it, so no name looks like this.
+/// Where the header's own digits begin in it; npos if they are not there as we write them. Inside a
+/// JSON string a quotation mark has a backslash before it, so no name looks like this.
 std::size_t digits_at(std::string_view header) {
   for (const char before : {'{', ','}) {
     const std::string key = fmt::format("{}\"{}\":\"", before, kHeaderKey);
@@ -32,7 +32,7 @@ std::size_t digits_at(std::string_view header) {
   return header.npos;
 }
 
-/// Of a header as it was before its digits were put in.
+/// The checksum of a header as it was before its digits were put in.
 std::string checksum_of_header(std::span<const std::byte> header, std::size_t digits) {
   std::vector<std::byte> zeroed(header.begin(), header.end());
   std::fill_n(zeroed.begin() + static_cast<std::ptrdiff_t>(digits), kZeros.size(), std::byte{'0'});
@@ -43,7 +43,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Removes what stands under `key` and returns it.
+/// Removes the value of `key` and returns it.
 std::string take(Metadata& checksums, const std::string& key, const std::string& what,
                  const std::string& whose) {
   const auto found = checksums.find(key);
@@ -65,7 +65,7 @@ void compare(const std::string& found, const std::string& expected, const std::s
 
 std::string crc32_digits(std::span<const std::byte> bytes) {
   const auto* data = reinterpret_cast<const Bytef*>(bytes.data());
-  // Without a pointer zlib gives the value to begin with, which is that of no bytes.
+  // With a null pointer zlib gives its initial value, which is the checksum of no bytes.
   return fmt::format("{:08x}", bytes.empty() ? 0 : crc32_z(0, data, bytes.size()));
 }
 

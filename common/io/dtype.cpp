@@ -34,7 +34,7 @@ constexpr std::array kRows = {
     Row{DType::U64, "U64", 8},
 };
 
-// Rows are found by index, so each must stand at its enumerator's place.
+// Rows are found by index, so each must be at its enumerator's place.
 constexpr bool rows_follow_the_enum() {
   for (std::size_t i = 0; i < kRows.size(); ++i) {
     if (static_cast<std::size_t>(kRows[i].dtype) != i) return false;

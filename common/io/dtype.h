@@ -43,7 +43,7 @@ std::size_t dtype_size(DType dtype);
 std::optional<DType> dtype_from_name(std::string_view name);
 
 /// Whether the format has a type of that name that packs several elements into a byte (F4, F6_*).
-/// Lockstep does not read those.
+/// Lockstep does not read these.
 bool is_packed_dtype(std::string_view name);
 
 }  // namespace lockstep

@@ -48,7 +48,7 @@ fs::path directory_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-/// A new file beside `target`, to take its place or to be removed again.
+/// A new file next to `target`, which takes its place or is removed again.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const fs::path& target) : target_(target), file_(create()) {}
@@ -144,7 +144,7 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
     temporary.sync_and_close();
     temporary.take_the_place_of_target();
   } catch (...) {
-    temporary.remove();  // no destructor's work: an error may end the program without unwinding
+    temporary.remove();  // not left to a destructor: an error may end the program without unwinding
     throw;
   }
   if (!sync_directory(path)) {

@@ -9,31 +9,31 @@
 
 namespace lockstep {
 
-/// Reads a regular file into memory. Throws BadInput if it cannot be opened or is no regular file,
-/// EnvironmentError if reading fails; the text names the path and the system's reason.
+/// Reads a regular file into memory. Throws BadInput if it cannot be opened or is not a regular
+/// file, EnvironmentError if reading fails; the text names the path and the system's reason.
 std::vector<std::byte> read_file(const std::filesystem::path& path);
 
 /// Writes the pieces, one after another, as the file `path`, replacing an older one.
 ///
 /// The order of steps is what makes it safe:
 ///   1. create a temporary file *in the same directory* (a rename across file systems is a copy),
-///   2. write, then fsync it: else the rename may reach the disk before the data does,
+///   2. write, then fsync it: otherwise the rename may reach the disk before the data,
 ///   3. rename it over `path`: atomic, readers see the old or the new file,
-///   4. fsync the directory: else a power cut may forget the rename.
+///   4. fsync the directory: otherwise the rename may be lost in a power cut.
 ///
-/// On an error before step 3 ends the temporary is removed and the old file is untouched. Throws
-/// EnvironmentError with the path, the step, the system's reason and what to do; BadInput if `path`
-/// names no file. The new file gets the permissions of the process's umask; a symbolic link at
-/// `path` is replaced, not followed.
+/// If an error occurs before step 3 is done, the temporary file is removed and the old file is
+/// untouched. Throws EnvironmentError with the path, the step, the system's reason and what to do;
+/// BadInput if `path` names no file. The new file gets the permissions of the process's umask; a
+/// symbolic link at `path` is replaced, not followed.
 void write_file_atomically(const std::filesystem::path& path,
                            std::span<const std::span<const std::byte>> pieces);
 
-/// Makes a directory, and those above it that are missing, durably (fsync of the directory that
-/// holds each). Throws EnvironmentError if it cannot be made or nothing may be written in it.
+/// Makes a directory, and any missing ones above it, durably (fsync of the directory that holds
+/// each). Throws EnvironmentError if it cannot be made or nothing may be written in it.
 void make_directory(const std::filesystem::path& directory);
 
 /// Removes a file, and makes sure that a power cut does not bring it back (fsync of the directory).
-/// Nothing if there is none. Throws EnvironmentError.
+/// Does nothing if there is none. Throws EnvironmentError.
 void remove_file(const std::filesystem::path& path);
 
 }  // namespace lockstep

@@ -5,11 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-extern template class nlohmann::basic_json<>;  // json.cpp has it
+extern template class nlohmann::basic_json<>;  // it is in json.cpp
 
 namespace lockstep {
 
-/// The value that `text` spells. Throws nlohmann::json::parse_error.
+/// The value written in `text`. Throws nlohmann::json::parse_error.
 nlohmann::json parse_json(std::string_view text);
 
 }  // namespace lockstep

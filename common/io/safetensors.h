@@ -25,7 +25,7 @@
 
 namespace lockstep {
 
-/// One tensor of a file: a name, and a view of bytes that somebody else owns.
+/// One tensor of a file: a name, and a view of bytes owned elsewhere.
 struct TensorEntry {
   std::string name;
   DType dtype = DType::F32;
@@ -41,7 +41,7 @@ using Metadata = std::map<std::string, std::string>;
 /// Whether a file protects itself against flipped bits (checksums.h).
 enum class Checksums { none, crc32 };
 
-/// A file in memory: owns the bytes, once, that the entries view. Move-only for that reason.
+/// A file in memory: owns, once, the bytes that the entries view. Move-only for that reason.
 class SafetensorsFile {
  public:
   SafetensorsFile(std::vector<std::byte> bytes, std::vector<TensorEntry> tensors, Metadata metadata,
@@ -57,11 +57,11 @@ class SafetensorsFile {
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   /// Without the checksums.
   const Metadata& metadata() const { return metadata_; }
-  /// The file's own, which were right; PyTorch's files have none.
+  /// Whether the file had checksums, which were right; PyTorch's files have none.
   Checksums checksums() const {
     return header_checksum_.empty() ? Checksums::none : Checksums::crc32;
   }
-  /// 8 hexadecimal digits that stand for the whole file; "" without checksums.
+  /// 8 hexadecimal digits that identify the whole file; "" without checksums.
   const std::string& header_checksum() const { return header_checksum_; }
   /// The tensor with that name, or null.
   const TensorEntry* find(std::string_view name) const;
@@ -77,8 +77,8 @@ class SafetensorsFile {
 /// for a file that cannot be opened, EnvironmentError where reading fails.
 SafetensorsFile load_safetensors(const std::filesystem::path& path);
 
-/// Same from memory; `what` stands for the file name in errors. Every breach is a BadInput with a
-/// text of its own, in the order of the reference reader:
+/// The same from memory; errors use `what` as the file name. Every breach is a BadInput with a text
+/// of its own, in the order of the reference reader:
 ///   1. at least 8 bytes;             2. N at most 100,000,000;
 ///   3. N bytes are there;            4. they are UTF-8;
 ///   5. one JSON object of entries {dtype, shape, data_offsets} and strings under __metadata__;
@@ -87,7 +87,7 @@ SafetensorsFile load_safetensors(const std::filesystem::path& path);
 ///   8. the last tensor ends where the file ends;
 ///   9. where there are checksums, there is one for everything, and all are right.
 /// White space around the object is accepted, since writers may pad. Stricter than the reference:
-/// a key that stands twice (the format forbids it, its parser does not notice), a null
+/// a key that occurs twice (the format forbids it, the reference's parser does not notice), a null
 /// __metadata__, dimensions from 2^63 on, and fields of an entry other than the three are refused
 /// (a field that we do not know could change what the bytes mean). So are the types that share
 /// bytes (F4, F6_*).
@@ -95,7 +95,7 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
 
 /// The canonical file of these tensors, whatever their order: sorted by dtype, largest alignment
 /// first (so that every tensor is aligned), then by name; `__metadata__`, unless empty, first; the
-/// header padded with spaces to a multiple of 8. Throws BadInput if a name stands twice, is
+/// header padded with spaces to a multiple of 8. Throws BadInput if a name occurs twice, is
 /// "__metadata__" or not UTF-8, if bytes and shape disagree, or if the header gets too large.
 std::vector<std::byte> serialize_safetensors(std::span<const TensorEntry> tensors,
                                              const Metadata& metadata = {},

@@ -21,7 +21,7 @@ inline constexpr const char* kMetadataKey = "__metadata__";
 /// in a file must neither flood an error message nor garble it.
 std::string clipped(std::string_view text, std::size_t limit = 80);
 
-/// `text` clipped, as a JSON string, so that it stays on one line whatever it holds.
+/// `text` clipped, as a JSON string, so that it stays on one line whatever it contains.
 std::string in_quotes(std::string_view text);
 
 /// Bytes of a tensor of that shape; nothing if the number does not fit in 64 bits. Like the

@@ -38,7 +38,7 @@ std::string_view header_text(std::span<const std::byte> file, const std::string&
 
 namespace {
 
-/// Refuses what a JSON tree no longer shows (an object that has a key twice) or should never be
+/// Refuses what a JSON tree no longer shows (an object with the same key twice) or should never be
 /// built from (nesting that no valid header has). A pass of its own: json::parse with a callback
 /// looks through all siblings whenever an object ends, which is quadratic.
 class KeyChecker final : public nlohmann::json_sax<json> {
@@ -77,7 +77,7 @@ class KeyChecker final : public nlohmann::json_sax<json> {
   }
 
   const std::string& what_;
-  std::vector<std::set<std::string>> keys_;  // those met so far in each open object
+  std::vector<std::set<std::string>> keys_;  // the keys met so far in each open object
 };
 
 }  // namespace

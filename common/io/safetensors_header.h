@@ -1,5 +1,5 @@
 #pragma once
-// The header of a safetensors file as JSON, before anybody asks what it says. Not for use outside
+// The header of a safetensors file as JSON, before its content is looked at. Not for use outside
 // common/io.
 
 #include <cstddef>

@@ -34,7 +34,7 @@ struct Entry {
   std::uint64_t end;
 };
 
-/// What cannot be used, as errors show it.
+/// An unusable value, as errors show it.
 std::string shown(const json& value) { return clipped(value.dump()); }
 
 Metadata parse_metadata(const json& object, const std::string& what) {
@@ -194,7 +194,7 @@ SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::strin
 
 namespace {
 
-/// What torch.save() writes, in its new form or its old one, is often tried.
+/// Users often try a file of torch.save(), in its new form or its old one.
 void refuse_pickles(Bytes file, const std::string& what) {
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
   require(!text.starts_with("PK\x03\x04") && !text.starts_with("\x80\x02"),

@@ -1,7 +1,7 @@
 #pragma once
-// The operations that are made of bodies: all but convolution and matrix product. Written once for
-// all backends; `Launch` says how a body runs on a backend's devices (cpu/launch.h,
-// cuda/launch.cuh). What each operation does stands in kernels.h.
+// The operations that are made from bodies: all but convolution and matrix product. Written once
+// for all backends; `Launch` says how a body runs on a backend's devices (cpu/launch.h,
+// cuda/launch.cuh). kernels.h says what each operation does.
 
 #include "common/kernels/kernels.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 // Members of BodyKernels (body_kernels.h), for the one file of each backend that instantiates it:
-// here those that take their tensors as so many numbers, in layer_kernels.inl those that know what
-// a layer's tensors are.
+// here those that take their tensors as plain numbers; layer_kernels.inl has those that know a
+// layer's tensors.
 
 #include "common/kernels/bodies/elementwise.inl"
 #include "common/kernels/bodies/rank_sum.inl"

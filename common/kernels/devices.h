@@ -13,7 +13,7 @@ namespace lockstep {
 /// CPU devices.
 std::vector<DeviceId> default_devices(int cpu_count);
 
-/// Why default_devices() is not GPUs, for the first line of a run; empty if it is.
+/// Why default_devices() gives no GPUs, for the first line of a run; empty if it does.
 std::string why_no_gpu();
 
 /// Opens a device. Throws EnvironmentError if this machine or build has no such device.
@@ -22,7 +22,7 @@ std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& opt
 /// Several devices; the same one may be named twice and is then opened twice.
 using Devices = std::vector<std::unique_ptr<Device>>;
 Devices open_devices(const std::vector<DeviceId>& ids, const DeviceOptions& options);
-/// A stream of each, all called `name`.
+/// One stream of each device, all called `name`.
 std::vector<Stream> create_streams(const Devices& devices, const std::string& name);
 std::vector<Device*> pointers_to(const Devices& devices);
 

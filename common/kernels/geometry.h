@@ -16,8 +16,8 @@ struct Window2d {
   Shape output() const { return {batch, out_height, out_width, out_channels}; }
   /// Convolution weights, O,H,W,I.
   Shape weight() const { return {out_channels, kernel, kernel, in_channels}; }
-  /// Multiplications and additions of one convolution, forward. Backward has this once for the
-  /// weights and once for the input.
+  /// Multiplications and additions of one convolution, forward. Backward needs as many for the
+  /// weights, and again for the input.
   double flops() const {
     return 2.0 * batch * out_height * out_width * out_channels * kernel * kernel * in_channels;
   }
@@ -32,8 +32,8 @@ struct Window2d {
 Window2d make_window(const std::string& layer, const Shape& x, int64_t in_channels,
                      int64_t out_channels, int64_t kernel, int64_t stride, int64_t padding);
 
-/// C[m,n] = op(A) op(B) + beta C, row major; op transposes where asked: A is then stored [k,m], B
-/// stored [n,k]. beta is 0 or 1.
+/// C[m,n] = op(A) op(B) + beta C, row major; op transposes where asked: A is then stored as [k,m],
+/// B as [n,k]. beta is 0 or 1.
 struct MatMul {
   int64_t m, n, k;
   bool transpose_a, transpose_b;

@@ -5,7 +5,8 @@
 // Shapes: N batch, H W image, C channels, F features, K classes. Activations are [N,H,W,C] or
 // [N,F]. Operations that compute gradients of parameters ADD to them; all others overwrite. A batch
 // may have no samples.
-// Shapes are the callers' business (nn/ checks them); the element-wise ones look at elements only.
+// Shapes are the callers' business (nn/ checks them); element-wise operations look only at
+// elements.
 
 #include <string>
 
@@ -23,7 +24,7 @@ using CountTensor = BasicTensor<int64_t>;
 class Kernels {
  public:
   virtual ~Kernels() = default;
-  /// Who convolves and multiplies: "oneDNN 2.6.3", "reference", "cuDNN 9.19".
+  /// What convolves and multiplies: "oneDNN 2.6.3", "reference", "cuDNN 9.19".
   virtual std::string engine() const = 0;
 
   // --- Element by element ------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Kernels {
   /// whole batch.
   virtual void batch_norm_merge(Stream, const Tensor& gathered, const Tensor& statistics) = 0;
   /// From statistics: norm [2C+1] = means, 1/sqrt(M2/rows + eps), and 1/rows. With `momentum` > 0
-  /// the running mean and (unbiased) variance move by that share. Of no rows: norm is finite, and
+  /// the running mean and (unbiased) variance move by that share. Without rows: norm is finite, and
   /// the running statistics stay.
   virtual void batch_norm_prepare(Stream, const Tensor& statistics, Real eps, Real momentum,
                                   const Tensor& running_mean, const Tensor& running_var,
@@ -120,24 +121,24 @@ class Kernels {
   /// dx[n,k] = -loss_weight where k = labels[n], else 0.
   virtual void nll_loss_backward(Stream, const StepStateTensor& state, const LabelTensor& labels,
                                  const Tensor& dx) = 0;
-  /// count[0] += samples whose largest score stands at their label (the first of equals wins).
+  /// count[0] += samples whose largest score is at their label (the first of equals wins).
   virtual void count_correct(Stream, const Tensor& scores, const LabelTensor& labels,
                              const CountTensor& count) = 0;
 
   // --- Collectives in one process --------------------------------------------------------------
-  /// As RankSum says. The memory may lie on any device that this one's kernels can reach.
+  /// As RankSum says. The memory may be on any device that this one's kernels can reach.
   virtual void sum_ranks(Stream, const RankSum& sum) = 0;
 
   // --- Optimizer -------------------------------------------------------------------------------
-  /// Writes state.step into `health` if any element of x is NaN or infinite and it was sound.
+  /// Writes state.step into `health` if any element of x is NaN or infinite and `health` was sound.
   virtual void check_finite(Stream, const StepStateTensor& state, const Tensor& x,
                             const HealthTensor& health) = 0;
   /// x *= min(1, most / (|x| + 1e-6)), where |x| is its L2 norm: torch.nn.utils.clip_grad_norm_.
-  /// norm [1 + ceil(n / kNormPart)] becomes |x|, and sums of parts of it.
+  /// norm [1 + ceil(n / kNormPart)] becomes |x|, and sums of squares of its parts.
   virtual void clip_norm(Stream, Real most, const Tensor& x, const Tensor& norm) = 0;
   static constexpr int64_t kNormPart = 16384;
-  /// One SGD step over flat buffers, in one pass; nothing once health has failed. `velocity` may be
-  /// undefined when momentum is 0.
+  /// One SGD step over flat buffers, in one pass; does nothing once health has failed. `velocity`
+  /// may be undefined when momentum is 0.
   virtual void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health,
                           SgdRule rule, const Tensor& gradient, const Tensor& velocity,
                           const Tensor& weight) = 0;

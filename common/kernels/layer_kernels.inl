@@ -1,6 +1,6 @@
 #pragma once
 // Members of BodyKernels for the layers and the loss: operations on activations, whose last extent
-// are the channels, or the classes, and whose others are rows of them.
+// is the channels, or the classes, and whose other extents are rows.
 
 #include "common/kernels/bodies/batch_norm.inl"
 #include "common/kernels/bodies/dropout.inl"

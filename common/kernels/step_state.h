@@ -1,7 +1,7 @@
 #pragma once
-// What changes from step to step and reaches a kernel. It lies in device memory and is copied
-// there at the head of the step, never passed as a kernel argument: a step that was captured as a
-// graph can then be replayed with new values.
+// What changes from step to step and reaches a kernel. It is in device memory and is copied there
+// at the start of the step, never passed as a kernel argument: so a step that was captured as a
+// graph can be replayed with new values.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// What kernels need to know of one pass over one (micro-)batch.
+/// What kernels need to know about one pass over one (micro-)batch.
 struct StepState {
   int64_t step = 0;             // optimizer steps made before this one
   int64_t first_position = 0;   // of this pass's first sample in the global batch
@@ -25,7 +25,7 @@ struct Health {
 };
 
 /// Identifies the random numbers of one dropout layer: they depend on the seed, the layer's name,
-/// the step and the sample's position in the global batch, so not on how the batch is split.
+/// the step and the sample's position in the global batch, and so not on how the batch is split.
 struct DropoutKey {
   uint32_t seed = 0;
   uint32_t layer = 0;

@@ -21,15 +21,15 @@ namespace {
 constexpr pid_t kReady = 1;  // the keeper's only message
 
 void send(int line, pid_t message) {
-  // A keeper that somebody killed must not take the sender along by SIGPIPE.
+  // If the keeper was killed, SIGPIPE must not kill the sender, too.
   [[maybe_unused]] const ssize_t sent = ::send(line, &message, sizeof message, MSG_NOSIGNAL);
 }
 
 /// The life of the keeper. It leaves the terminal and the launcher's group, so that no signal meant
-/// for them ends it, and closes whatever somebody may wait to see closed.
+/// for them ends it, and closes every descriptor that another process may wait to see closed.
 [[noreturn]] void keep(int line) {
   ::setsid();
-  ::prctl(PR_SET_NAME, "launch-keeper");  // for who looks at a list of processes
+  ::prctl(PR_SET_NAME, "launch-keeper");  // for readers of a process list
   sigset_t all;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -56,7 +56,7 @@ void send(int line, pid_t message) {
 
 Keeper::Keeper() {
   std::array<int, 2> ends{-1, -1};
-  // Messages stay whole, and those of several senders come in their order.
+  // Messages stay whole, and those of several senders arrive in order.
   const int error = ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data());
   line_ = Descriptor(ends[0]);
   Descriptor other(ends[1]);
@@ -68,7 +68,7 @@ Keeper::Keeper() {
     line_.close();
     keep(other.get());
   }
-  // Until it has left this process's group it could be killed together with it.
+  // Until the keeper has left this process's group, it could be killed together with this process.
   other.close();
   pid_t message = 0;
   if (::recv(line_.get(), &message, sizeof message, 0) <= 0) {
@@ -78,7 +78,7 @@ Keeper::Keeper() {
 }
 
 Keeper::~Keeper() {
-  ::kill(process_, SIGKILL);  // every session was released: nothing is left for it to do
+  ::kill(process_, SIGKILL);  // every session was released: the keeper has nothing left to do
   while (::waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }

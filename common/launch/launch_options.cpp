@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// "--max-restarts,--max_restarts": torchrun takes both spellings, and so do people.
+/// "--max-restarts,--max_restarts": torchrun takes both spellings, and people use both.
 std::string both_spellings(const std::string& name) {
   std::string other = name;
   for (size_t i = 2; i < other.size(); ++i) {
@@ -33,8 +33,8 @@ void add_options(OptionParser& parser, LaunchOptions& o) {
   add("--grace", o.grace_seconds, "seconds between SIGTERM and SIGKILL for ranks to be stopped");
 }
 
-/// Where the program's name stands, argc if nowhere. An option that takes a value in the next word
-/// takes that word along.
+/// The index of the program's name, argc if there is none. The word after an option that takes a
+/// value belongs to the option.
 int program_at(const OptionParser& parser, int argc, const char* const* argv) {
   int at = 1;
   for (; at < argc && argv[at][0] == '-' && std::string(argv[at]) != "--"; ++at) {
@@ -44,7 +44,7 @@ int program_at(const OptionParser& parser, int argc, const char* const* argv) {
 }
 
 void check_range(const char* option, double found, double low, double high) {
-  // Written so that NaN is outside.
+  // Written so that NaN counts as out of range.
   require(found >= low && found <= high, "{}: found {}, expected {} to {}", option, found, low,
           high);
 }

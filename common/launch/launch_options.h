@@ -1,5 +1,5 @@
 #pragma once
-// What the user of the launcher can choose, named and spelt as torchrun's options.
+// What the user of the launcher can choose, named and spelt like torchrun's options.
 
 #include <optional>
 #include <string>
@@ -13,7 +13,7 @@ struct LaunchOptions {
   int node_rank = 0;           // this node's number, 0 to nnodes - 1
   std::string master_addr;     // the host of rank 0; empty: this one
   int master_port = 0;         // where rank 0 listens; 0: a free port, chosen anew at every start
-  bool standalone = false;     // one node that needs neither address nor port
+  bool standalone = false;     // one node; needs neither address nor port
   int max_restarts = 0;        // how often all ranks are started again after a failure
   std::string redirect;        // the folder of the ranks' output; empty: none
   bool prefix = false;         // "[rank 1] " before every line of output
@@ -30,9 +30,9 @@ struct LaunchLine {
   std::vector<std::string> program;  // with its arguments
 };
 
-/// Parses the command line of the launcher. Options end at the first word that is none, the name of
-/// the program: everything behind it is the program's. Returns nothing if that was a request for
-/// help, now answered. Throws BadInput for unknown options and where the program is missing.
+/// Parses the command line of the launcher. Options end at the first word that is not an option,
+/// the name of the program: everything after it belongs to the program. Returns nothing if that was
+/// a request for help, now answered. Throws BadInput for unknown options and for a missing program.
 std::optional<LaunchLine> parse_launch_line(int argc, const char* const* argv);
 
 }  // namespace lockstep

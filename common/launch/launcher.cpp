@@ -30,10 +30,10 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr auto kNever = Clock::time_point::max();
-// After the first failure: who is seen dead next may be the cause, see cause_of(). While all that
-// was seen may be answers to a lost peer, that peer is waited for longer.
+// After the first failure: the next rank seen dead may be the cause, see cause_of(). While all ends
+// seen may be answers to a lost peer, the wait for that peer is longer.
 constexpr milliseconds kSettling{50}, kSettlingInDoubt{150};
-// What ranks started tells nobody when it ends.
+// No signal comes when a process that a rank started ends.
 constexpr milliseconds kLookAgain{10};
 // How long a slow reader of stdout may keep a launcher that has failed.
 constexpr milliseconds kLastWords{250};
@@ -81,15 +81,15 @@ class Launch {
   int run();
 
  private:
-  /// Starts all ranks once and returns when all are gone. The failure that was the cause, if any;
-  /// an interruption is none.
+  /// Starts all ranks once and returns when all are gone. Returns the failure that was the cause,
+  /// if any; an interruption does not count.
   std::optional<RankEnd> run_ranks(const Rendezvous& meet);
-  /// `pipe`: its end for the ranks.
+  /// `pipe`: the ranks' end of the launcher's pipe.
   void start(RankProcesses& ranks, Rendezvous meet, int pipe);
   RankOutput open_output(int rank, int restart);
-  /// Asks all ranks to end by `signal`, and kills them after the grace period.
+  /// Asks all ranks to end with `signal`, and kills them after the grace period.
   void stop(RankProcesses& ranks, int signal);
-  /// Sleeps until a rank ends, a signal comes, output moves, or until then.
+  /// Sleeps until a rank ends, a signal comes, output moves, or that time has come.
   void wait(Clock::time_point until);
   /// Waits for a slow reader, but not after a failure.
   void flush(bool failed);
@@ -97,11 +97,11 @@ class Launch {
   const LaunchOptions& options_;
   const std::vector<std::string>& program_;
   const std::string path_;
-  SignalQueue signals_;  // the first to come and the last to go: its end may end this process
+  SignalQueue signals_;  // first made, last destroyed: its destructor may end this process
   Keeper keeper_;
   LineRelay relay_;
   int interruptions_ = 0, interrupted_by_ = 0;  // the first signal
-  bool said_ = false;                           // the ranks themselves have told what was wrong
+  bool said_ = false;                           // the ranks themselves have said what was wrong
 };
 
 int Launch::run() {
@@ -130,11 +130,12 @@ int Launch::run() {
   return 0;
 }
 
-/// The pipe on which ranks tell why the job ends, or that all is said (system/launcher_pipe.h).
+/// The pipe on which ranks say why the job ends, or that everything has been said
+/// (system/launcher_pipe.h).
 struct LauncherPipe {
   LauncherPipe() {
     std::array<int, 2> ends{-1, -1};
-    if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return;  // then nobody tells anything
+    if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return;  // then no rank can say anything
     from_ranks = Descriptor(ends[0]);
     of_ranks = Descriptor(ends[1]);
   }
@@ -185,7 +186,7 @@ std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
 
 void Launch::start(RankProcesses& ranks, Rendezvous meet, int pipe) {
   meet.launcher_pipe = launcher_pipe(pipe);
-  std::vector<RankOutput> outputs;  // all of them before the first rank: one may fail
+  std::vector<RankOutput> outputs;  // all are opened before the first rank starts: one may fail
   outputs.reserve(size_t(options_.nproc_per_node));
   for (int local = 0; local < options_.nproc_per_node; ++local) {
     outputs.push_back(open_output(global_rank(options_, local), meet.restart));
@@ -211,7 +212,7 @@ RankOutput Launch::open_output(int rank, int restart) {
 
 void Launch::stop(RankProcesses& ranks, int signal) {
   ranks.send(signal);
-  ranks.send(SIGCONT);  // a rank that was stopped would not hear it
+  ranks.send(SIGCONT);  // a stopped rank would not get the signal
   const int before = interruptions_;
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                       std::chrono::duration<double>(options_.grace_seconds));

@@ -15,12 +15,12 @@ namespace lockstep {
 /// stderr names the rank that was the cause, and the result is its status, or 128 + its signal.
 /// Before that, all ranks are started again as often as the options allow.
 ///
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT go on to the ranks, and then end this process; the second
-/// one kills the ranks at once. If this process is killed itself, the ranks are, too.
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, and then end this process; a
+/// second one kills the ranks at once. If this process itself is killed, the ranks are, too.
 ///
-/// Throws BadInput or EnvironmentError, with no rank running, for options that cannot be meant, a
-/// program that cannot be executed and output files that cannot be written. To be called before
-/// this process has threads; it must have no other children that end meanwhile.
+/// Throws BadInput or EnvironmentError, with no rank running, for options that make no sense, a
+/// program that cannot be executed and output files that cannot be written. Call it before this
+/// process has threads; no other children of this process may end meanwhile.
 int launch(const LaunchOptions& options, const std::vector<std::string>& program);
 
 }  // namespace lockstep

@@ -52,8 +52,8 @@ void LineRelay::pump() {
 
 void LineRelay::close() {
   for (Source& source : sources_) {
-    // Who wrote is gone, so this is no more than a pipe can hold, and its end. A process that got
-    // away and still writes is not waited for.
+    // The writer is gone, so this is no more than a pipe can hold, and its end. A process that
+    // escaped and still writes is not waited for.
     pollfd more{source.fd.get(), POLLIN, 0};
     for (int chunks = 0; chunks < 17 && ::poll(&more, 1, 0) > 0 && read(source); ++chunks) {
     }

@@ -12,21 +12,21 @@
 namespace lockstep {
 
 /// Passes on what ranks write, with "[rank 1] " before every line. A line arrives whole, whatever
-/// the others write meanwhile; one of more than a mebibyte arrives in parts. Nothing here blocks: a
-/// reader who stops reading makes the ranks wait, not the launcher. A reader who leaves makes the
-/// ranks' next writes fail (SIGPIPE), as if they wrote to it themselves.
+/// the others write meanwhile; a line of more than a mebibyte arrives in parts. Nothing here
+/// blocks: a reader who stops reading makes the ranks wait, not the launcher. A reader who leaves
+/// makes the ranks' next writes fail (SIGPIPE), as if they wrote to that reader directly.
 class LineRelay {
  public:
-  /// Opens a pipe to stdout (0) or stderr (1). Returns the end that the rank writes to; the
-  /// launcher's copy is to be closed once the rank has its own. Throws EnvironmentError.
+  /// Opens a pipe to stdout (0) or stderr (1). Returns the end that the rank writes to; close the
+  /// launcher's copy once the rank has its own. Throws EnvironmentError.
   Descriptor open(int rank, size_t target);
-  /// A line of the launcher's own on stderr, behind what ranks have written.
+  /// Writes a line of the launcher's own to stderr, after what ranks have written.
   void say(const std::string& line);
   /// What to wait for.
   void add_polls(std::vector<pollfd>& polls) const;
   /// Reads and writes what can be read and written now.
   void pump();
-  /// After the ranks are gone: takes what they left and completes last lines.
+  /// Call it when the ranks are gone: takes what they left and completes the last lines.
   void close();
   /// Whether everything that was read has been written.
   bool flushed() const;

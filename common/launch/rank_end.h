@@ -1,5 +1,5 @@
 #pragma once
-// How ranks end, and which end was the cause of the others.
+// How ranks end, and which of these ends caused the others.
 
 #include <sys/types.h>
 
@@ -13,14 +13,15 @@ struct RankEnd {
   pid_t pid = 0;
   int status = 0;  // exit status; 0 if a signal ended it
   int signal = 0;  // the signal that ended it, or 0
-  /// It has not ended: a signal has stopped it, so that its peers gave it up.
+  /// It has not ended: a signal has stopped it, so its peers gave it up.
   bool stopped = false;
 
   bool failed() const { return status != 0 || signal != 0 || stopped; }
-  /// What a shell reports: the status, or 128 + signal; of a stopped rank what its peers end with.
+  /// What a shell reports: the status, or 128 + signal; for a stopped rank, the status that its
+  /// peers end with.
   int exit_status() const;
   /// Whether it may be the answer to the loss of a peer, rather than its cause: the status of
-  /// PeerLost (core/error.h), or SIGPIPE, the signal of who writes to a peer that has left.
+  /// PeerLost (core/error.h), or SIGPIPE, the signal for writing to a peer that has left.
   bool may_be_answer() const;
   /// "rank 1 (pid 123) was killed by signal 9 (SIGKILL)".
   std::string text() const;
@@ -29,9 +30,9 @@ struct RankEnd {
 /// The failure that explains the others, among ends in the order in which they were seen. All are
 /// from before the launcher stopped anybody; at least one is a failure.
 ///
-/// The order alone does not tell: the kernel closes a dying process's sockets before its parent can
-/// see it dead, so a peer may notice, and be seen dead, first. So a death by a signal goes before
-/// an exit, and both before what may be an answer.
+/// The order alone does not show the cause: the kernel closes a dying process's sockets before its
+/// parent can see it dead, so a peer may notice, and be seen dead, first. So a death by a signal
+/// ranks before an exit, and both rank before what may be an answer.
 const RankEnd& cause_of(const std::vector<RankEnd>& ends);
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
-// What a rank is told: torchrun's variables, so that programs written for it run here, and there.
+// What the launcher tells a rank: torchrun's variables, so that programs run both here and under
+// torchrun.
 
 #include <string>
 #include <vector>
@@ -14,13 +15,13 @@ struct Rendezvous {
   int port = 0;               // MASTER_PORT
   std::string run_id;         // the same for all nodes and restarts of a job
   int restart = 0;            // how often the ranks were started before
-  std::string launcher_pipe;  // where they can tell the launcher something (launcher_pipe.h)
+  std::string launcher_pipe;  // where they can report to the launcher (launcher_pipe.h)
 };
 
-/// The rendezvous of the first start. The port is the one in the options or a free one, which stays
-/// free until rank 0 takes it unless another program is faster. Throws EnvironmentError.
+/// The rendezvous of the first start. The port is the one in the options or a free one. A free one
+/// stays free until rank 0 takes it, unless another program is faster. Throws EnvironmentError.
 Rendezvous first_rendezvous(const LaunchOptions& options);
-/// The same job, started once more: a port chosen here is chosen anew, because ranks of before may
+/// The same job, started once more: a port chosen here is chosen anew, because earlier ranks may
 /// have left connections on it. Throws EnvironmentError.
 Rendezvous next_rendezvous(const LaunchOptions& options, const Rendezvous& before);
 

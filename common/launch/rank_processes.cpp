@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-/// Texts as exec wants them, made before the fork: a child may not ask for memory.
+/// Texts as exec needs them, made before the fork: a child must not allocate memory.
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> list;
   list.reserve(texts.size() + 1);
@@ -36,7 +36,7 @@ struct ExecArguments {
                          int keeper_line, int report) {
   const pid_t self = ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != launcher) ::_exit(127);  // it died before it could take this child along
+  if (::getppid() != launcher) ::_exit(127);  // it died before its death would kill this child
   Keeper::announce(keeper_line, self);
   ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
   if (plan.out >= 0) ::dup2(plan.out, STDOUT_FILENO);
@@ -79,7 +79,7 @@ void RankProcesses::start(const RankPlan& plan) {
   if (child == 0) become(plan, exec, launcher, keeper_.line(), sender.get());
   int error = child < 0 ? errno : 0;
   sender.close();
-  // The child's copy of the pipe closes without a word when exec succeeds.
+  // The child's copy of the pipe closes without a message when exec succeeds.
   if (child > 0 && ::read(report.get(), &error, sizeof error) > 0) clear({child});
   if (error != 0) {
     fail<EnvironmentError>("cannot start rank {}: {}: {}", plan.rank, plan.path,

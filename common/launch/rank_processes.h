@@ -20,13 +20,13 @@ struct RankPlan {
   std::vector<std::string> argv;
   std::vector<std::string> environment;  // "NAME=value"
   int out = -1, err = -1;                // descriptors of its output; -1: this process's own
-  int launcher_pipe = -1;                // a pipe on which it may tell something (launcher_pipe.h)
+  int launcher_pipe = -1;                // a pipe for reports to the launcher (launcher_pipe.h)
   sigset_t signal_mask{};
 };
 
-/// Ranks of this node, each the leader of a session of its own. A rank that has died remains a
-/// zombie, whose id stands for its session, until the group is killed; one that ended well is
-/// cleared away at once, with what it left running.
+/// Ranks of this node, each the leader of a session of its own. A failed rank remains a zombie,
+/// whose id still names its session, until the group is killed; a rank that ended well is cleared
+/// away at once, with what it left running.
 class RankProcesses {
  public:
   explicit RankProcesses(const Keeper& keeper) : keeper_(keeper) {}
@@ -34,24 +34,24 @@ class RankProcesses {
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
-  /// Starts a rank, which gets /dev/null to read and is killed if this thread ends. Throws
+  /// Starts a rank with /dev/null as stdin; it is killed if this thread ends. Throws
   /// EnvironmentError if the program cannot be executed.
   void start(const RankPlan& plan);
-  /// Notes who has ended since the last call.
+  /// Notes which ranks have ended since the last call.
   void collect();
   /// Sends a signal to all processes of all ranks.
   void send(int signal) const;
   /// Kills all processes of all ranks, and returns when they are gone.
   void kill();
 
-  /// Ranks whose own process runs.
+  /// Whether any rank's own process is running.
   bool any_running() const { return !running_.empty(); }
-  /// Ranks' processes, or what they started, that run.
+  /// Whether any rank's process, or a process that it started, is running.
   bool any_alive() const;
-  /// Who ended, in the order in which it was seen.
+  /// The ranks that ended, in the order in which that was seen.
   const std::vector<RankEnd>& ends() const { return ends_; }
   bool any_failed() const;
-  /// A rank that runs no further since a signal has stopped it, as if that were its end.
+  /// A rank that a signal has stopped, as if it had ended.
   std::optional<RankEnd> stopped() const;
 
  private:

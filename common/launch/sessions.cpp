@@ -29,7 +29,7 @@ Member read_member(const char* pid) {
   std::array<char, 512> text{};
   if (file.get() < 0 || ::read(file.get(), text.data(), text.size() - 1) <= 0) return {};
   // "12 (a name) S parent group session ... threads ...", proc(5). A name may hold anything, even
-  // parentheses, so look from behind.
+  // parentheses, so search from the end.
   const char* behind_name = std::strrchr(text.data(), ')');
   Member member;
   char state = 'X';
@@ -41,7 +41,7 @@ Member read_member(const char* pid) {
     return {};
   }
   member.pid = static_cast<pid_t>(std::strtol(pid, nullptr, 10));
-  // While threads still die, with the process's sockets in their hands, its first is a zombie.
+  // While threads that still hold the process's sockets are dying, its first thread is a zombie.
   member.alive = (state != 'Z' && state != 'X') || threads > 1;
   return member;
 }
@@ -64,7 +64,7 @@ std::vector<Member> living_members(const std::vector<pid_t>& leaders) {
 bool any_alive(const std::vector<pid_t>& leaders) { return !living_members(leaders).empty(); }
 
 void signal_sessions(const std::vector<pid_t>& leaders, int signal) {
-  // The groups first: what a group starts meanwhile gets the signal as well.
+  // The groups first: whatever a group starts meanwhile gets the signal as well.
   for (const pid_t leader : leaders) ::kill(-leader, signal);
   for (const Member& member : living_members(leaders)) {
     if (std::ranges::count(leaders, member.group) == 0) ::kill(member.pid, signal);

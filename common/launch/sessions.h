@@ -2,8 +2,8 @@
 // Sessions of processes: a rank, and everything it starts that does not leave on purpose.
 //
 // A rank leads a session of its own, and with it a process group. Signals go to groups; but shells
-// with job control and programs like timeout(1) put what they start into further groups, and a
-// group whose leader has died tells nobody whether it is empty. So the members are looked up in
+// with job control and programs like timeout(1) put what they start into further groups, and
+// nothing shows whether a group is empty once its leader has died. So the members are looked up in
 // /proc, by session. Only a process that makes a session of its own (a daemon) gets away.
 
 #include <sys/types.h>
@@ -15,12 +15,12 @@ namespace lockstep {
 /// Whether a process of one of these sessions is alive. A zombie is not.
 bool any_alive(const std::vector<pid_t>& leaders);
 
-/// Sends a signal to all processes of the sessions. The id of a leader must not have become another
-/// process's: call it while the leader's parent has not yet waited for it, or at once after.
+/// Sends a signal to all processes of the sessions. A leader's id must not have passed to another
+/// process: call it before the leader's parent has waited for the leader, or immediately after.
 void signal_sessions(const std::vector<pid_t>& leaders, int signal);
 
 /// Kills all processes of the sessions and returns when none is alive: at once, unless the kernel
-/// keeps one, which is given two seconds.
+/// keeps one alive, which is given two seconds.
 void kill_sessions(const std::vector<pid_t>& leaders);
 
 }  // namespace lockstep

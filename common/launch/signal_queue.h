@@ -9,7 +9,7 @@
 namespace lockstep {
 
 /// While it lives, SIGCHLD and the signals that would end this process (HeldSignals) wait until
-/// they are read. A reader of stdout that has left is an error of write(), no signal.
+/// they are read. A reader of stdout that has left is an error of write(), not a signal.
 class SignalQueue {
  public:
   /// Throws EnvironmentError.
@@ -22,13 +22,13 @@ class SignalQueue {
   int fd() const { return fd_.get(); }
   /// The next signal that waits, or 0.
   int next() const;
-  /// This process's signal mask of before, for children.
+  /// This process's earlier signal mask, for children.
   const sigset_t& previous_mask() const { return held_.previous_mask(); }
   /// Ends this process by `signal`, once the object is destroyed.
   void end_by(int signal) { end_by_ = signal; }
 
  private:
-  HeldSignals held_;  // first: they take effect when all else is done
+  HeldSignals held_;  // first: the signals take effect when all else is done
   Descriptor fd_;
   int end_by_ = 0;
 };

@@ -71,7 +71,8 @@ Tensor BatchNorm2d::backward(const Tensor& dy, Context& context) {
 
   Tensor sums = context.empty({2, channels_});
   kernels.batch_norm_backward_sums(stream, x, dy, norm, weight_.value, bias_.value, relu, sums);
-  // Parameters take the local sums: whoever averages gradients over devices adds them up later.
+  // Parameters take the local sums: these are added up later, when gradients are averaged over
+  // devices.
   kernels.batch_norm_backward_parameters(stream, norm, sums, weight_.grad, bias_.grad);
   gradient_written(bias_, context);
   gradient_written(weight_, context);

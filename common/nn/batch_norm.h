@@ -8,20 +8,19 @@ namespace lockstep {
 
 class BatchNorm2d;
 
-/// What the host knows of a batch's rows (values per channel).
+/// What the host knows about a batch's rows (values per channel).
 enum class Rows { none, one, several };
 
 inline Rows rows_of(int64_t count) {
   return count == 0 ? Rows::none : count == 1 ? Rows::one : Rows::several;
 }
 
-/// Whose batch it is that a BatchNorm2d normalises: how what one device sees of it becomes the
-/// whole.
+/// The batch that a BatchNorm2d normalises: how the part that one device sees becomes the whole.
 class BatchStatistics {
  public:
   virtual ~BatchStatistics() = default;
   /// Turns the statistics [2C+1] of this device's `rows` rows (Kernels::batch_norm_statistics) into
-  /// those of the whole batch, and tells how many rows that has.
+  /// those of the whole batch, and returns how many rows that batch has.
   virtual Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
                      Context& context) = 0;
   /// Turns backward's local sums [2,C] into those of the whole batch.
@@ -29,24 +28,25 @@ class BatchStatistics {
 };
 
 /// torch.nn.BatchNorm2d (eps 1e-5, momentum 0.1, affine, running statistics) on [N,H,W,C]; with
-/// Activation::relu the ReLU behind it. In training it normalises with the statistics of the batch
-/// and throws BadInput for a single value per channel; a batch of none changes nothing. The batch
-/// is what this device sees, unless set_statistics() says otherwise.
+/// Activation::relu also the ReLU after it. In training it normalises with the statistics of the
+/// batch and throws BadInput for a single value per channel; an empty batch changes nothing. The
+/// batch is what this device sees, unless set_statistics() says otherwise.
 class BatchNorm2d : public Module {
  public:
   explicit BatchNorm2d(int64_t channels, Activation activation = Activation::none);
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
-  /// relu(normalise(x) + skip) in one pass: the end of a residual block. Its backward is
-  /// backward() of the gradient that the ReLU let through.
+  /// relu(normalise(x) + skip) in one pass: the end of a residual block. Its backward is backward()
+  /// applied to the gradient that the ReLU let through.
   Tensor forward_add_relu(const Tensor& x, const Tensor& skip, Context& context);
 
-  /// Parameters, their names and the running statistics stay where they are.
+  /// Sets whose batch to normalise. Parameters, their names and the running statistics stay where
+  /// they are.
   void set_statistics(std::shared_ptr<BatchStatistics> whole) { whole_ = std::move(whole); }
 
   int64_t channels() const { return channels_; }
   Activation activation() const { return activation_; }
-  /// Training forwards so far that moved the running statistics.
+  /// The number of training forward passes so far that moved the running statistics.
   int64_t batches_tracked() const { return batches_tracked_; }
   void set_batches_tracked(int64_t batches) { batches_tracked_ = batches; }
 

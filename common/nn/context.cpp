@@ -33,7 +33,7 @@ Tensor copied_to(const Tensor& x, Context& context) {
   const Tensor copy = context.empty(x.shape());
   to.wait(from.record());  // x is there
   to.copy(copy.data(), x.data(), x.bytes());
-  from.wait(to.record());  // x has been read: its memory may be used again
+  from.wait(to.record());  // x has been read: its memory may be reused
   return copy;
 }
 

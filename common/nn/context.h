@@ -14,14 +14,14 @@ namespace lockstep {
 
 class Module;
 
-/// What the host knows of a pass when it enqueues it. What kernels need to know lies in
+/// What the host knows about a pass when it enqueues the pass. What kernels need is in
 /// Context::state().
 struct PassFacts {
   bool training = true;           // batch statistics and dropout; false: evaluation, no backward
   bool recompute = false;         // a second forward of the same samples: running statistics stay
   bool update_running = true;     // BatchNorm's running statistics take this pass into account
   bool last_contribution = true;  // gradients are complete after this backward: hooks are called
-  int64_t first_sample = 0;       // of this pass's samples, where it is a part of what was fed
+  int64_t first_sample = 0;       // of this pass's samples, if it is only a part of what was fed
 };
 
 /// The activations that one micro-batch saved for backward, and the facts of its pass. One stream,
@@ -40,14 +40,14 @@ class Context {
   std::shared_ptr<TensorPool> replace_pool(std::shared_ptr<TensorPool> pool) {
     return std::exchange(pool_, std::move(pool));
   }
-  /// What kernels are to know of the passes from here on. Feeding a batch (Feeder) adds the places
-  /// of its samples and brings it to the device.
+  /// What kernels need to know about the passes from here on. Feeding a batch (Feeder) adds the
+  /// places of its samples and brings it to the device.
   void begin_step(const StepState& step) { step_ = step; }
   const StepState& step() const { return step_; }
   /// The same in device memory, for kernels.
   const StepStateTensor& state() const { return state_; }
 
-  /// A tensor with undefined contents, given back to the pool when its last handle goes.
+  /// A tensor with undefined contents, given back to the pool when its last handle is destroyed.
   Tensor empty(const Shape& shape) { return pool_->take<Real>(shape); }
 
   /// What a module keeps from forward to backward.
@@ -56,19 +56,19 @@ class Context {
     IndexTensor indices{};
     Shape shape{};
   };
-  /// Keeps `saved` for `owner`'s backward; nothing in evaluation.
+  /// Keeps `saved` for `owner`'s backward; keeps nothing in evaluation.
   void save(const Module& owner, Saved saved);
-  /// Hands it over: once. The memory is free when the caller drops it.
+  /// Hands over what was saved, once. The memory is free when the caller drops it.
   Saved take(const Module& owner);
   /// Forgets everything saved (a pass that will have no backward).
   void clear() { saved_.clear(); }
 
-  /// What a pass changes on the host, which a graph knows nothing of: runs `effect` now, and adds
+  /// For what a pass changes on the host, which is not part of a graph: runs `effect` now, and adds
   /// it to the list given to record_effects(), for replays.
   void on_host(std::function<void()> effect);
   void record_effects(std::vector<std::function<void()>>* effects) { effects_ = effects; }
 
-  /// Floating-point operations that convolutions and linear layers enqueued so far in training;
+  /// Floating-point operations of the convolutions and linear layers enqueued so far in training;
   /// evaluation does not count.
   void add_flops(double flops);
   double flops() const { return flops_; }
@@ -84,8 +84,8 @@ class Context {
   double flops_ = 0;
 };
 
-/// A copy of x on `context`'s device, made by its stream. Each stream waits for the other where it
-/// has to.
+/// A copy of x on `context`'s device, made by its stream. Each stream waits for the other where
+/// needed.
 Tensor copied_to(const Tensor& x, Context& context);
 
 }  // namespace lockstep

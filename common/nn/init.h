@@ -1,5 +1,5 @@
 #pragma once
-// First values of the parameters.
+// Initial values of the parameters.
 
 #include <cstdint>
 #include <string>
@@ -20,8 +20,8 @@ enum class Initializer {
 Initializer parse_initializer(std::string_view text);
 
 /// Sets every parameter; BatchNorm starts with weight 1 and bias 0 either way. Each parameter has a
-/// generator of its own, seeded by `seed` and its name: what a layer starts with does not depend on
-/// which layers stand before it or on which device it lies. Both precisions draw the same numbers.
+/// generator of its own, seeded by `seed` and its name: a layer's initial values do not depend on
+/// the layers before it or on its device. Both precisions draw the same numbers.
 void initialize(const FlatParameters& parameters, Initializer initializer, uint64_t seed);
 
 }  // namespace lockstep

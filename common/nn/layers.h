@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-enum class Activation { none, relu };  // what is fused behind a layer
+enum class Activation { none, relu };  // what is fused after a layer
 
 /// torch.nn.Conv2d with a square kernel and a bias. [N,H,W,in] to [N,OH,OW,out].
 class Conv2d final : public Module {
@@ -16,8 +16,8 @@ class Conv2d final : public Module {
   Conv2d(int64_t in_channels, int64_t out_channels, Options options);
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
-  /// forward() in two halves, between which what several layers have of one sum can be added up:
-  /// the convolution without the bias, [N,OH,OW,out], which may be changed in place, and the bias.
+  /// forward() in two halves, between which several layers' parts of one sum can be added up: the
+  /// convolution without the bias, [N,OH,OW,out], which may be changed in place, and the bias.
   Tensor product(const Tensor& x, Context& context);
   void add_bias(const Tensor& y, Context& context);
   void skip_input_gradient() override { input_gradient_ = false; }
@@ -44,7 +44,7 @@ class Linear final : public Module {
   Linear(int64_t in_features, int64_t out_features, Activation activation = Activation::none);
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
-  /// forward() in two halves, as Conv2d has them: x W^T, [N,out], and bias and activation.
+  /// forward() in two halves, as in Conv2d: x W^T, [N,out], and bias and activation.
   Tensor product(const Tensor& x, Context& context);
   void add_bias(const Tensor& y, Context& context);
   void skip_input_gradient() override { input_gradient_ = false; }
@@ -109,7 +109,7 @@ class Dropout : public Module {
   Dropout(Real probability, uint32_t seed, bool whole_channels);
 
  private:
-  /// [N, everything else], or as it is where one number stands for a whole channel.
+  /// [N, everything else], or as it is where one number decides for a whole channel.
   Tensor masked_view(const Tensor& x) const;
 
   Real probability_;
@@ -125,7 +125,7 @@ class Dropout2d final : public Dropout {
 };
 
 /// torch.nn.Flatten: [N,H,W,C] to [N, C H W], in PyTorch's order, so that the weights of the linear
-/// layer behind it are interchangeable.
+/// layer after it are interchangeable.
 class Flatten final : public Module {
  public:
   Tensor forward(const Tensor& x, Context& context) override;

@@ -18,7 +18,7 @@ struct ModelOptions {
   ModelKind kind = ModelKind::seed;
   int64_t width = 64;  // ResNet-18: channels of the first block
   bool dropout = false;
-  uint32_t seed = 1;                                     // of the dropout masks
+  uint32_t seed = 1;                                     // for the dropout masks
   int64_t height = 28, width_pixels = 28, channels = 1;  // of the images
   int64_t classes = 10;
 };
@@ -28,7 +28,7 @@ struct Model {
   std::unique_ptr<Module> network;
   std::unique_ptr<Loss> loss;
 
-  /// Puts a module around the network, made of it and `rest`, that takes its place.
+  /// Replaces the network by a wrapper, made from the network and `rest`.
   template <class Wrapper, class... Rest>
   Wrapper& wrap(Rest&&... rest) {
     auto wrapper = std::make_unique<Wrapper>(std::move(network), std::forward<Rest>(rest)...);
@@ -41,7 +41,7 @@ struct Model {
 /// Builds and names a network.
 /// * seed: conv 1-10 5x5, max-pool 2, ReLU, conv 10-20 5x5, [dropout2d], max-pool 2, ReLU,
 ///   linear 320-50, ReLU, [dropout], linear 50-10, log-softmax; loss: NLL. 21,840 parameters.
-/// * seed-bn: the same with batch normalisation behind each convolution.
+/// * seed-bn: the same with batch normalisation after each convolution.
 /// * resnet18: conv 3x3, batch normalisation, ReLU, four blocks of two residuals with width,
 ///   2, 4, 8 times width channels, global average, linear; loss: cross-entropy.
 Model make_model(const ModelOptions& options);

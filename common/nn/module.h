@@ -13,7 +13,7 @@
 namespace lockstep {
 
 /// A layer or a network of layers. Work is enqueued on the context's stream, on whose device the
-/// module's parameters must lie. Mirrors torch.nn.Module, with backward written out.
+/// module's parameters must be. Mirrors torch.nn.Module, with backward written out.
 class Module {
  public:
   virtual ~Module() = default;
@@ -30,17 +30,17 @@ class Module {
 
   /// All parameters of this module and those inside it, in order of registration.
   std::vector<Parameter*> parameters();
-  /// Running statistics, likewise.
+  /// The running statistics, likewise.
   std::vector<ModelBuffer*> buffers();
   /// The modules directly inside this one, in order.
   const std::vector<std::unique_ptr<Module>>& children() const { return children_; }
 
-  /// "block1.0.conv1"; empty for the outermost module. Names reach parameters, traces, errors, and
-  /// the random numbers of dropout and initialisers.
+  /// "block1.0.conv1"; empty for the outermost module. Names are used for parameters, traces,
+  /// errors, and the random numbers of dropout and initialisers.
   const std::string& name() const { return name_; }
   /// Names this module and, below it, everything inside. Call it once, on the outermost module.
   void set_name(const std::string& name);
-  /// The first layer of a network need not tell the images how to change.
+  /// The first layer of a network needs no gradient of its input, the images.
   virtual void skip_input_gradient() {}
 
  protected:
@@ -57,10 +57,10 @@ class Module {
     return added;
   }
 
-  /// Gives the modules inside away, in order.
+  /// Gives away the modules inside, in order.
   std::vector<std::unique_ptr<Module>> release_children() { return std::exchange(children_, {}); }
 
-  /// To be called when the last kernel that writes `parameter.grad` in this pass is enqueued.
+  /// Call it when the last kernel that writes `parameter.grad` in this pass is enqueued.
   static void gradient_written(Parameter& parameter, const Context& context);
 
  private:
@@ -75,13 +75,13 @@ using Layers = std::vector<std::unique_ptr<Module>>;
 /// Modules one after another. Mirrors torch.nn.Sequential with named children.
 class Sequential : public Module {
  public:
-  /// Appends; returns *this, so that a network is written down as one chain.
+  /// Appends; returns *this, so that a network can be written as one chain.
   Sequential& add(std::string name, std::unique_ptr<Module> module) {
     add_module(std::move(name), std::move(module));
     return *this;
   }
   /// Gives its modules away, in order; a Sequential among them gives its own. They keep their names
-  /// ("block1.0"), so that they can be put together anew.
+  /// ("block1.0"), so that they can be combined anew.
   Layers release_layers();
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;

@@ -1,5 +1,5 @@
 #pragma once
-// Parameters, and the flat buffers they lie in.
+// Parameters, and the flat buffers that hold them.
 
 #include <functional>
 #include <string>
@@ -21,7 +21,7 @@ enum class ParameterKind {
 };
 
 /// A learnt tensor and its gradient. `value` and `grad` are views into the flat buffers of
-/// FlatParameters and undefined before that was made.
+/// FlatParameters and undefined before those are made.
 struct Parameter {
   std::string name;  // PyTorch's: "block1.0.conv1.weight"
   ParameterKind kind;
@@ -55,17 +55,17 @@ class FlatParameters {
   Stream stream() const { return values_.home(); }
   const Tensor& values() const { return values_; }        // [elements, gaps included]
   const Tensor& gradients() const { return gradients_; }  // the same layout
-  /// The same memory and, behind the gradients, one number more: the loss, which adds up as they
-  /// do and goes where they go.
+  /// The same memory and, after the gradients, one more number: the loss, which is summed and sent
+  /// together with them.
   const Tensor& gradients_and_loss() const { return gradients_and_loss_; }
   /// [1]
   Tensor loss() const { return gradients_and_loss_.range(gradients_.elements(), {1}); }
   const Tensor& buffer_values() const { return buffer_values_; }  // running statistics, likewise
   const std::vector<Parameter*>& parameters() const { return parameters_; }  // registration order
   const std::vector<ModelBuffer*>& buffers() const { return buffers_; }
-  /// Learnt numbers, gaps not counted: 21,840 for the seed network.
+  /// The number of learnt values, gaps not counted: 21,840 for the seed network.
   int64_t count() const;
-  /// The gradients, and the loss beside them.
+  /// Sets the gradients, and the loss after them, to zero.
   void zero_gradients() const;
 
  private:

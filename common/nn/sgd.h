@@ -14,7 +14,7 @@ class Sgd {
   /// `parameters` must outlive the optimizer.
   Sgd(const FlatParameters& parameters, SgdRule rule);
 
-  /// And the loss beside them (FlatParameters::loss()).
+  /// Zeroes the loss, too (FlatParameters::loss()).
   void zero_gradients() const { parameters_.zero_gradients(); }
   /// One update from the gradients. `loss` [1] is watched too.
   void step(const StepStateTensor& state, const Tensor& loss) const;
@@ -31,7 +31,7 @@ class Sgd {
 };
 
 /// Scales all gradients together down to an L2 norm of `most`, as torch.nn.utils.clip_grad_norm_
-/// does. To be called between backward and the optimizer's step.
+/// does. Call it between backward and the optimizer's step.
 class ClipByNorm {
  public:
   /// 0: calls do nothing. `parameters` must outlive this.

@@ -27,14 +27,15 @@ struct StateTensor {
 /// The whole state of a network, as torch's state_dict() names it: parameters, running statistics,
 /// num_batches_tracked. Synchronizes.
 std::vector<StateTensor> state_dict(Module& network);
-/// Sets the state. Throws BadInput that lists every missing and unexpected tensor, and those with
-/// another shape or a problem; the network is then unchanged. num_batches_tracked may be missing.
+/// Sets the state. Throws a BadInput that lists every missing and unexpected tensor, and every
+/// tensor with another shape or a problem; the network is then unchanged. num_batches_tracked may
+/// be missing.
 void load_state_dict(Module& network, const std::vector<StateTensor>& state);
 /// Throws as load_state_dict() does and changes nothing. The network need not have memory yet.
 void check_state_dict(Module& network, const std::vector<StateTensor>& state);
 
-/// The three of them for one number per learnt number, an optimizer's momentum for instance: `flat`
-/// is laid out as FlatParameters::values(), names are the parameters' behind `prefix`.
+/// These three for tensors with one number per learnt number, for instance an optimizer's momentum:
+/// `flat` is laid out as FlatParameters::values(), a name is `prefix` and the parameter's name.
 std::vector<StateTensor> flat_state_dict(const FlatParameters& parameters, const Tensor& flat,
                                          const std::string& prefix);
 void load_flat_state_dict(const FlatParameters& parameters, const Tensor& flat,
@@ -44,7 +45,7 @@ void check_flat_state_dict(const FlatParameters& parameters, const std::string& 
 
 /// num_batches_tracked of every batch normalisation, in order of registration.
 std::vector<int64_t> batches_tracked(Module& network);
-/// Throws BadInput for another number of them.
+/// Throws BadInput for a wrong number of values.
 void set_batches_tracked(Module& network, const std::vector<int64_t>& batches);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 #pragma once
-// What follows from the descriptions of options (add_to()) besides a command line.
+// What the descriptions of options (add_to()) give apart from a command line.
 
 #include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
@@ -9,7 +9,7 @@
 namespace lockstep {
 
 /// The options of these structs with the values that they have now. Each struct describes itself to
-/// a parser with add_to(); here they are copies, and no command line follows.
+/// a parser with add_to(); here copies are described, and no command line is parsed.
 template <class... Described>
 OptionTable table_of(Described... options) {
   OptionParser parser("", "");

@@ -86,7 +86,8 @@ void add_output_options(OptionParser& parser, Options& o) {
       {"write a timeline for chrome://tracing or ui.perfetto.dev", Role::report});
 }
 
-/// What a stage has alone: the reference plays the others, the others are measured against it.
+/// Options of some programs only: the reference imitates the other stages, the others are measured
+/// against it.
 void add_comparison_options(OptionParser& parser, const StageInfo& stage, CommandLine& line) {
   if (!stage.in_parts) parser.leave_out("--emulate");
   if (stage.baseline.empty()) {
@@ -145,7 +146,7 @@ std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
   line.options.add_to(parser);
   add_comparison_options(parser, stage, line);
   const size_t common = parser.size();
-  parser.begin_group("Devices");  // what a stage's own options are about, unless it says otherwise
+  parser.begin_group("Devices");  // the group of a stage's own options, unless it says otherwise
   if (stage.add_options) stage.add_options(parser);
   if (!parser.parse(argc, argv)) return {};
   check_use(parser, line);
@@ -168,8 +169,8 @@ nlohmann::json Options::to_json() const {
 }
 
 std::vector<std::string> Options::arguments() const {
-  // Defaults go unsaid, since some may not be said (--width for the seed network). But stages
-  // differ in two of them.
+  // Defaults are left out, since some must not be given (--width for the seed network). But stages
+  // differ in two defaults.
   Options defaults;
   defaults.order.clear(), defaults.model.clear();
   return words_unlike(table_of(defaults), table_of(*this));

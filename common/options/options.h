@@ -50,13 +50,13 @@ struct Options {
 
   friend bool operator==(const Options&, const Options&) = default;
 
-  /// Describes every option, once: what --help, the functions below, the comparison of ranks and
-  /// checkpoints say of it follows. A stage that lacks one leaves it out of its parser.
+  /// Describes every option, once: --help, the functions below, the comparison of ranks and
+  /// checkpoints all use this description. A stage without an option leaves it out of its parser.
   void add_to(OptionParser& parser);
 
-  /// The options as they stand, for --metrics.
+  /// The options with their present values, for --metrics.
   nlohmann::json to_json() const;
-  /// The options as a command line: any stage that parses it has these options.
+  /// The options as a command line: a stage that parses it gets these options.
   std::vector<std::string> arguments() const;
 
   // What the options mean to the parts of a program.
@@ -78,26 +78,26 @@ struct Options {
 /// Where a stage adds options of its own to the common ones.
 using AddOptions = std::function<void(OptionParser&)>;
 
-/// What the frame of every main() has to know of a stage.
+/// What the frame of every main() needs to know about a stage.
 struct StageInfo {
   std::string name;          // "02-dataparallel"
   std::string summary;       // the first line of --help
   AddOptions add_options{};  // may be empty
   /// The stage that this one must agree with, and whose speed --baseline measures it against
-  /// ("01-single-gpu"). Empty: this is that stage, or the reference beside it; it has --graph
+  /// ("01-single-gpu"). Empty: this is that stage, or the reference next to it; it has --graph
   /// instead of --baseline.
   std::string baseline{};
-  /// Takes each batch in parts: 01-single-gpu/reference, which has --emulate.
+  /// Takes each batch in parts: 01-single-gpu/reference, with the option --emulate.
   bool in_parts = false;
-  /// Where this stage's batch normalisation sees only a part of the batch: the --emulate with which
-  /// the reference computes the same, given the number of devices in use (2: "chunk:2"). Called
-  /// after the command line was parsed. Empty: normalisation is over the whole batch.
+  /// If this stage's batch normalisation sees only a part of the batch: the value of --emulate with
+  /// which the reference computes the same, given the number of devices in use (2: "chunk:2").
+  /// Called when the command line has been parsed. Empty: normalisation is over the whole batch.
   std::function<std::string(size_t devices)> emulate{};
   /// The default of --order.
   std::string order = "loader";
   /// The default of --model.
   std::string model = "seed";
-  /// Where the stage runs as several processes: starts them, if this is none of them, and returns
+  /// If the stage runs as several processes: starts them, unless this is one of those, and returns
   /// their exit status.
   std::function<std::optional<int>(const Options&)> start_ranks{};
 };
@@ -110,8 +110,7 @@ struct CommandLine {
 
 /// Parses the command line of a stage. Returns nothing if that was a request for help, now
 /// answered: names, defaults and ranges of all options below the summary. Throws BadInput for
-/// unknown options and values out of range, and where an output file could not be written in the
-/// end.
+/// unknown options and values out of range, and if an output file could not be written at the end.
 std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
                                               const char* const* argv);
 

@@ -9,11 +9,11 @@ namespace lockstep {
 namespace {
 
 constexpr int kMost = std::numeric_limits<int>::max();
-constexpr int kMostWorldSize = 100'000;        // no machine has so many GPUs: a number typed wrong
+constexpr int kMostWorldSize = 100'000;        // no machine has so many GPUs: it is a typing error
 constexpr const char* kDefaultPort = "29500";  // torch.distributed's
 constexpr std::string_view kTcp = "tcp://";
 
-/// The names under which a launcher tells who a process is.
+/// The variables in which a launcher says which rank a process is.
 struct Family {
   const char *launcher, *rank, *world_size, *local_rank, *local_world_size;
 };
@@ -25,7 +25,7 @@ constexpr Family kHydra{"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI
 constexpr Family kSlurm{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
                         "SLURM_NTASKS_PER_NODE"};
 
-/// What other launchers tell each copy that they start: its number, in words of their own.
+/// How other launchers number each copy that they start, in variables of their own.
 struct ForeignRank {
   const char *variable, *launcher;
 };
@@ -45,7 +45,7 @@ class Reader {
             input.init_method, input.init_method.substr(0, end));
   }
 
-  /// Nothing says that this process is one of several.
+  /// True if nothing says that this process is one of several.
   bool is_bare() const {
     if (tcp_ || input_.rank || input_.world_size || input_.local_rank) return false;
     if (any_of({"MASTER_ADDR", "MASTER_PORT"})) return false;
@@ -82,8 +82,8 @@ class Reader {
             "{}=0: expected 1 to {}: the system chooses the port only for a job of one rank, the "
             "{} of this one could not know it",
             tcp_ ? "--init-method: the port" : "MASTER_PORT", kLargestPort, told.world_size);
-    // "none" is what torchrun says for none. The restart count does not belong to the id: torchrun
-    // counts on each host by itself.
+    // torchrun writes "none" where there is no id. The restart count is not part of the id:
+    // torchrun counts on each host separately.
     const std::string id = text("TORCHELASTIC_RUN_ID").value_or("");
     if (id != "none") told.run_id = id;
     return told;
@@ -100,7 +100,7 @@ class Reader {
     return std::any_of(names.begin(), names.end(), [&](const char* name) { return text(name); });
   }
   const Family& family() const {
-    // A launcher hands on what the shell has exported; nobody exports a launcher's own names.
+    // A launcher passes on what the shell has exported; nobody exports a launcher's own names.
     if (!text(kTorchrun.rank)) {
       if (text(kOpenMpi.rank)) return kOpenMpi;
       // Slurm's own plug-in sets PMI's names too, but leaves Hydra's local ones out.
@@ -133,8 +133,8 @@ class Reader {
         variable, *text(variable), launcher, variable);
   }
 
-  /// What the variable and the option say, in range and not against each other; nullopt if neither
-  /// says anything.
+  /// The value of the variable or the option, in range; if both are given they must agree; nullopt
+  /// if neither is.
   std::optional<int> agreed(const char* variable, const char* option, std::optional<int> given,
                             int least, int most, const std::string& why = "") const {
     if (given) parse_whole(std::to_string(*given), option, least, most, why);
@@ -190,13 +190,13 @@ class Reader {
     return {without_brackets(host), 20'000 + parse_whole(*job, "SLURM_JOB_ID", 0, kMost) % 10'000};
   }
 
-  /// torchrun listens on MASTER_PORT itself, for a store of PyTorch's: ours is at the next port.
+  /// torchrun listens on MASTER_PORT itself, for PyTorch's own store: ours is at the next port.
   bool taken_by_torchrun() const {
     return text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   }
   static int beside(int port) { return port < kLargestPort ? port + 1 : port - 1; }
 
-  /// What to type so that MPI's launcher hands the address on.
+  /// What to type so that MPI's launcher passes the address on.
   std::string command(const LaunchContract& told) const {
     const bool one_host = told.local_world_size == told.world_size;
     const std::string host = text("MASTER_ADDR").value_or(one_host ? "127.0.0.1" : "$(hostname)");

@@ -3,8 +3,8 @@
 //
 // torchrun's variables are the common tongue (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 // MASTER_ADDR, MASTER_PORT); `lockstep launch` sets the same. OpenMPI, MPICH (Intel MPI's mpiexec
-// is the same program, Hydra) and Slurm number the ranks in variables of their own. MPI's leave the
-// address to the user; Slurm names the hosts.
+// is the same program, Hydra) and Slurm number the ranks in variables of their own. MPI's launchers
+// leave the address to the user; Slurm names the hosts.
 
 #include <functional>
 #include <optional>
@@ -22,7 +22,7 @@ struct LaunchInput {
   std::string init_method = "env://";
   /// Options of the command line. One that contradicts the environment is an error.
   std::optional<int> rank{}, world_size{};
-  /// --local_rank, or --local-rank: what old launchers give instead of LOCAL_RANK.
+  /// --local_rank, or --local-rank: given by old launchers instead of LOCAL_RANK.
   std::optional<int> local_rank{};
   /// The program and its options as typed, for the commands that errors propose.
   std::string program = "PROGRAM OPTIONS...";
@@ -30,14 +30,14 @@ struct LaunchInput {
 
 struct LaunchContract {
   int rank = 0, world_size = 1;
-  /// Among the ranks of this host. Where the launcher does not tell: all ranks are taken to be on
-  /// one host, or the hosts to be filled one after another.
+  /// Among the ranks of this host. If the launcher does not say: assumes that all ranks are on one
+  /// host, or that the hosts are filled one after another.
   int local_rank = 0, local_world_size = 1;
-  /// Of rank 0's store; port 0 only where world_size is 1. Under torchrun the port is the one after
-  /// MASTER_PORT, where torchrun itself listens.
+  /// The address of rank 0's store; port 0 only where world_size is 1. Under torchrun the port is
+  /// the one after MASTER_PORT, where torchrun itself listens.
   Address master{};
-  std::string launcher;  // "torchrun", "OpenMPI", "MPICH" or "Slurm": whose variables told the rank
-  /// TORCHELASTIC_RUN_ID, which tells jobs on one address apart; "" if not given.
+  std::string launcher;  // "torchrun", "OpenMPI", "MPICH" or "Slurm": whose variables gave the rank
+  /// TORCHELASTIC_RUN_ID, which distinguishes jobs on one address; "" if not given.
   std::string run_id;
 };
 
@@ -47,13 +47,13 @@ std::string sign_of_several(const std::function<const char*(const char* name)>& 
 
 /// The contract; nullopt for a bare start: nothing at all is set or given, or MPI's launcher or
 /// Slurm started one process only and no address is set. Throws BadInput at once, naming variable,
-/// value and what is expected, for a variable that is missing while others are set, no number or
-/// out of range, for an option against its variable, for an unknown scheme, and for the sign of a
-/// launcher that is not known here; where OpenMPI or MPICH leave the address out, with the command
-/// to type.
+/// value and what is expected, for a variable that is missing while others are set, not a number or
+/// out of range, for an option that contradicts its variable, for an unknown scheme, and for the
+/// sign of a launcher that is not known here; and, with the command to type, where OpenMPI or MPICH
+/// leave the address out.
 ///
-/// The variables of Slurm's allocation alone are a bare start: a batch script has them,
-/// SLURM_PROCID included, and the shell of salloc. Only the processes of srun belong to a step.
+/// The variables of a Slurm allocation alone are a bare start: a batch script has them, including
+/// SLURM_PROCID, and so does the shell of salloc. Only the processes of srun belong to a step.
 std::optional<LaunchContract> read_launch_contract(const LaunchInput& input);
 
 }  // namespace lockstep

@@ -26,7 +26,8 @@ std::vector<std::optional<std::string>> exchange_texts_of_present(TcpStore& stor
   store.set(key_of(name, store.rank()), mine);
   for (int rank = 0; rank < store.world_size(); ++rank) {
     try {
-      // What is there is given even when no time is left: one who is late costs the others nothing.
+      // A text that is there is returned even when no time is left: a late rank does not cost us
+      // the others' texts.
       texts[static_cast<size_t>(rank)] = store.get(key_of(name, rank), deadline.seconds_left());
     } catch (const PeerLost&) {
       // Then this rank has no text.
@@ -81,13 +82,13 @@ std::vector<int> let_host_go_last(TcpStore& store, const std::string& name, doub
   try {
     if (store.rank() != 0) store.set(key_of(name, store.rank()), "");
     for (int rank = 1; store.rank() == 0 && rank < store.world_size(); ++rank) {
-      // No wait in the store: that ends for all when one rank dies.
+      // No wait in the store: such a wait ends for all when one rank dies.
       bool waits = false;
       while ((waits = waits_for(rank)) && !deadline.passed()) std::this_thread::sleep_for(kPoll);
       if (waits) silent.push_back(rank);
     }
   } catch (const std::exception&) {
-    // Then nobody is there who could miss the store, or it is gone.
+    // Then no rank is left that needs the store, or the store is gone.
   }
   return silent;
 }
@@ -100,7 +101,7 @@ void wait_until_gone(TcpStore& store, int rank, double timeout_seconds) noexcept
       std::this_thread::sleep_for(kPoll);
     }
   } catch (const std::exception&) {
-    // The store went with its rank.
+    // The store ended with its rank.
   }
 }
 

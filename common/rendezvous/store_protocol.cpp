@@ -11,7 +11,7 @@ namespace {
 constexpr double kTicksPerSecond = 1e6;
 
 void require_end(const WireReader& in, const char* what) {
-  require(in.at_end(), "{}: bytes behind its end", what);
+  require(in.at_end(), "{}: bytes after its end", what);
 }
 
 int small_number(WireReader& in, const char* what) {

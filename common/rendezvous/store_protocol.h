@@ -1,9 +1,10 @@
 #pragma once
 // What ranks and the store say to each other.
 //
-// Either side begins with kStoreMagic, so that a stranger is known by its first bytes; frames
-// follow, each behind its length. A rank introduces itself by a Hello, which a Reply answers; then
-// every Request is answered by one Reply, some only after a while. The last one, leave, is not.
+// Either side begins with kStoreMagic, so that a stranger is recognised by its first bytes; frames
+// follow, each after its length. A rank introduces itself by a Hello, which a Reply answers; then
+// every Request is answered by one Reply, some only after a while. The last request, leave, gets no
+// reply.
 
 #include <cstdint>
 #include <optional>
@@ -23,7 +24,7 @@ struct Hello {
   uint32_t version = kStoreVersion;
   int world_size = 1;
   int rank = 0;
-  std::string run_id{};  // of the job: ranks of another one are turned away
+  std::string run_id{};  // of the job: ranks of another job are turned away
 };
 
 struct Request {
@@ -54,12 +55,12 @@ Request decode_request(std::string_view bytes);
 Reply decode_reply(std::string_view bytes);
 std::vector<int> decode_ranks(std::string_view bytes);
 
-/// The payload behind its length.
+/// The length, then the payload.
 std::string frame(std::string_view payload);
 constexpr size_t kFrameHead = 4;
 /// The length in a frame's first bytes. Throws BadInput if it exceeds `most`.
 size_t frame_length(std::string_view head, size_t most);
-/// Takes the first frame out of what has come in; nullopt if it is not complete. Throws BadInput
+/// Takes the first frame out of the bytes received; nullopt if it is not complete. Throws BadInput
 /// if it is longer than `most`.
 std::optional<std::string> take_frame(std::string& bytes, size_t most);
 

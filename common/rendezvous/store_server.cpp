@@ -13,10 +13,10 @@ namespace {
 
 constexpr double kAcceptPauseSeconds = 0.1;
 constexpr double kLongestPoll = 3600;
-constexpr size_t kSparePlaces = 64;  // for strangers, beside a connection for each rank
+constexpr size_t kSparePlaces = 64;  // for strangers, in addition to one for each rank
 constexpr size_t kChunk = 65536;
 
-/// Signals are for the thread that expects them.
+/// Signals must go to the thread that expects them.
 void leave_signals_to_others() {
   sigset_t all;
   sigfillset(&all);
@@ -40,7 +40,7 @@ struct StoreServer::Connection {
   }
 
   Socket socket;
-  Deadline introduction;  // by when it has to say who it is
+  Deadline introduction;  // when it must have said who it is
   int rank = -1;
   bool greeted = false;  // it has sent the magic
   bool ends = false;     // to be closed when `out` is sent
@@ -103,7 +103,7 @@ void StoreServer::accept_all() {
       drop_oldest_stranger();
     }
   } catch (const EnvironmentError& error) {
-    // No descriptor left. Those who wait to be accepted keep their place in the queue.
+    // No descriptor left. Connections that wait to be accepted keep their place in the queue.
     state_.cannot_accept(error.what());
     accept_again_ = Deadline(kAcceptPauseSeconds);
   }
@@ -121,7 +121,7 @@ void StoreServer::drop_oldest_stranger() {
   if (strangers > most_strangers_) drop(*oldest);
 }
 
-/// Reads and does what a connection asks for. Whatever it does wrong costs it the connection.
+/// Reads and does what a connection asks for. Any mistake of the other side closes the connection.
 void StoreServer::serve(Connection& connection) {
   if (!connection.socket.is_open()) return;
   try {
@@ -130,7 +130,7 @@ void StoreServer::serve(Connection& connection) {
     while (connection.socket.is_open()) {
       const size_t came = connection.socket.receive_some(writable_bytes_of(chunk));
       if (came == 0) return;
-      if (connection.ends) continue;  // what a refused rank still says
+      if (connection.ends) continue;  // ignore what a refused rank still says
       connection.in.append(chunk, 0, came);
       if (connection.is_stranger()) introduce(connection);
       if (!connection.is_stranger()) handle_requests(connection);
@@ -173,7 +173,8 @@ void StoreServer::drop(Connection& connection) {
   if (!connection.is_stranger()) state_.disconnect(connection.rank);
 }
 
-/// Each is on its way before the next one is sent: rank 0, which comes last, may end its process.
+/// Each answer is on its way before the next one is sent: rank 0, which comes last, may end its
+/// process.
 void StoreServer::deliver_answers() {
   for (auto answers = state_.take_answers(); !answers.empty(); answers = state_.take_answers()) {
     for (const auto& [rank, reply] : answers) {
@@ -183,7 +184,7 @@ void StoreServer::deliver_answers() {
           connection.out += frame(encode(reply));
           connection.flush();
         } catch (const PeerLost&) {
-          drop(connection);  // which may make further answers
+          drop(connection);  // which may lead to further answers
         }
       }
     }

@@ -12,14 +12,14 @@
 
 namespace lockstep {
 
-/// Whoever connects and is no rank (a port scanner, a browser, half a message, silence) is dropped;
-/// the ranks do not notice. A rank whose connection closes without its leave has died.
+/// A connection that is not from a rank (a port scanner, a browser, half a message, silence) is
+/// dropped; the ranks do not notice. A rank whose connection closes before it said leave has died.
 class StoreServer {
  public:
   /// Listens on a port of `address` and starts to serve: only this host if its host is a loopback
-  /// address, else all interfaces, since a host's own name often means another address inside than
-  /// outside. Who has not introduced itself in `introduction_seconds` is dropped. Throws
-  /// EnvironmentError, at once, if the port is taken.
+  /// address, else all interfaces, since a host's name often means one address on the host and
+  /// another elsewhere. A connection without an introduction in `introduction_seconds` is dropped.
+  /// Throws EnvironmentError, at once, if the port is taken.
   StoreServer(const Address& address, int world_size, std::string run_id,
               double introduction_seconds);
   /// Closes all connections within milliseconds.
@@ -51,7 +51,7 @@ class StoreServer {
   int port_;
   StoreState state_;
   std::list<Connection> connections_;  // in the order in which they came
-  Deadline accept_again_{0};           // when the system may have room for connections again
+  Deadline accept_again_{0};           // when the system may again have room for connections
   WakeUp wake_;
   std::atomic<bool> stopping_{false};
   std::thread thread_;  // last: it uses all the others

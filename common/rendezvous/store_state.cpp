@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// Ranks of one job start within seconds: so long the store waits for those who do not know yet.
+/// How long the store waits for ranks that do not know yet: ranks of one job start within seconds.
 constexpr double kFarewellSeconds = 1;
 
 template <class... Args>
@@ -44,7 +44,8 @@ Reply StoreState::join(const Hello& hello) {
     tell_host();
     return *failure_;
   }
-  // Rank 0 comes in even so, and hears of a failure in answer to its first question: last.
+  // Rank 0 joins even so, and learns of a failure in the answer to its first question: as the last
+  // rank.
   came_.insert(rank);
   if (all_came()) start_ = Deadline(start_seconds_);
   for (int other = world_size_ - 1; all_came() && other >= 0; --other) {  // rank 0 last
@@ -56,7 +57,7 @@ Reply StoreState::join(const Hello& hello) {
   return {};
 }
 
-/// What turns away one process, but does not concern the job.
+/// The reason to turn away one process, if it does not concern the whole job.
 std::optional<Reply> StoreState::refuse(const Hello& hello) const {
   if (hello.version != kStoreVersion) {
     return bad_input(
@@ -203,7 +204,7 @@ void StoreState::tell_host() {
   if (failure_ && waiting_.contains(0) && (all_know() || farewell_.passed())) answer(0, *failure_);
 }
 
-/// True if all ranks but 0 know of the failure, those that have not come included.
+/// True if all ranks but 0 know of the failure, including those that have not come.
 bool StoreState::all_know() const { return told_.size() - told_.count(0) + 1 >= expected_; }
 
 void StoreState::answer(int rank, Reply reply) {

@@ -1,6 +1,6 @@
 #pragma once
-// What a store knows: keys with values, which ranks came and left, who waits for what. No sockets:
-// the server (store_server.h) asks and carries the answers out.
+// What a store knows: keys with values, which ranks came and left, and which rank waits for what.
+// No sockets: the server (store_server.h) passes requests in and answers out.
 
 #include <map>
 #include <optional>
@@ -14,10 +14,10 @@
 
 namespace lockstep {
 
-/// A mistake that concerns the whole job (a rank claimed twice, another world size, a rank that
-/// did not come) is the answer to everything from then on, so that every rank gets to know it.
-/// Once all ranks came `start_seconds` ago the job runs: whoever comes then belongs to another one
-/// and is turned away alone.
+/// A mistake that concerns the whole job (a rank claimed twice, another world size, a rank that did
+/// not come) is the answer to everything from then on, so that every rank learns of it.
+/// `start_seconds` after all ranks have come, the job is running: a process that comes then belongs
+/// to another job, and only that process is turned away.
 class StoreState {
  public:
   static constexpr double kStartSeconds = 10;
@@ -27,18 +27,18 @@ class StoreState {
 
   /// A rank introduces itself; it is one of the ranks if the reply is ok.
   Reply join(const Hello& hello);
-  /// A rank's connection is closed. If it did not take its leave before, its process has died:
-  /// whoever waits, or will wait, for something that is not there is told so.
+  /// A rank's connection is closed. If the rank did not take its leave before, its process has
+  /// died: every rank that waits, or will wait, for something missing gets that as its answer.
   void disconnect(int rank);
   /// A request of a rank that has joined; take_answers() gives the reply, now or later. Throws
-  /// BadInput if the rank still waits for the reply to another one.
+  /// BadInput if the rank still waits for the reply to another request.
   void handle(int rank, Request request);
 
   /// What keeps ranks from coming, for the error that names them: "Too many open files".
   void cannot_accept(const std::string& why) { trouble_ = why; }
-  /// Answers those who have waited long enough.
+  /// Answers the ranks that have waited long enough.
   void expire();
-  /// When to call that next; nullopt if nobody waits.
+  /// When to call expire() next; nullopt if no rank waits.
   std::optional<Deadline> next_deadline() const;
   /// What has to be sent, in this order.
   std::vector<std::pair<int, Reply>> take_answers() { return std::exchange(answers_, {}); }
@@ -67,15 +67,15 @@ class StoreState {
   std::optional<Deadline> start_;  // until then a process may be this job's by mistake
   std::map<std::string, std::string> values_;
   std::set<int> came_, left_, died_;
-  std::vector<int> gone_;           // who left or died, in that order
+  std::vector<int> gone_;           // the ranks that left or died, in that order
   std::map<int, Waiting> waiting_;  // by rank
   std::vector<std::pair<int, Reply>> answers_;
 
   std::string trouble_;           // why nobody could be accepted
   std::optional<Reply> failure_;  // of the whole job
-  std::set<int> told_;            // who knows of it, or is gone
-  size_t expected_ = 0;           // ranks that there are by the largest world size that came
-  Deadline farewell_{0};          // when rank 0 may know of it at the latest
+  std::set<int> told_;            // ranks that know of it, or are gone
+  size_t expected_ = 0;           // the largest world size that any rank gave
+  Deadline farewell_{0};          // when rank 0 learns of it at the latest
 };
 
 }  // namespace lockstep

@@ -59,10 +59,10 @@ TcpStore::TcpStore(const StoreOptions& options)
 TcpStore::~TcpStore() {
   if (std::uncaught_exceptions() > exceptions_ || !broken_.empty()) return;
   try {
-    const Deadline now(0);  // a few bytes that a connection at rest takes at once
+    const Deadline now(0);  // a few bytes, which an idle connection takes at once
     send_all(socket_, bytes_of(frame(encode(Request{.op = Request::Op::leave}))), now);
   } catch (const Error&) {
-    // Then the store is gone already.
+    // Then the store is already gone.
   }
 }
 
@@ -88,7 +88,7 @@ void TcpStore::fail_closed() const {
       rank(), address().text());
 }
 
-/// The kernel takes connections for a process that stands still, too.
+/// The kernel accepts connections even for a process that is stopped.
 void TcpStore::fail_silent(double seconds) const {
   fail<PeerLost>(
       "rank {}: nobody answers at {}, where rank 0 should be: {:g} s passed; rank 0 stands still "
@@ -100,7 +100,7 @@ void TcpStore::fail_silent(double seconds) const {
 }
 
 /// A connection whose other side has shown that it is the store and takes this rank. Connections
-/// that close without a word are tried again: an earlier job on this port may just be ending.
+/// that close without a message are tried again: an earlier job on this port may just be ending.
 Socket TcpStore::connect() {
   const Deadline deadline(options_.connect_seconds);
   std::optional<Deadline> patience;  // from the first connection on
@@ -149,7 +149,7 @@ std::string TcpStore::call(const Request& request) {
     send_all(socket_, bytes_of(frame(encode(request))), deadline);
     reply = receive_frame(socket_, deadline);
   } catch (const Error& error) {
-    broken_ = error.what();  // half a message may be on its way: nothing fits together any more
+    broken_ = error.what();  // half a message may be on its way: later messages would be misread
     throw;
   }
   return decode_reply(reply).value();

@@ -21,38 +21,38 @@ struct StoreOptions {
   int world_size = 1;
   std::string run_id{};          // of the job; the same on all ranks
   double connect_seconds = 300;  // how long to wait for rank 0 to start
-  /// How long what listens at the address may take to show that it is a store, who connects to the
-  /// store to show that it is a rank, and the store to answer a call that waits for nothing.
+  /// How long the listener at the address may take to show that it is a store, a connection to the
+  /// store to show that it is from a rank, and the store to answer a call that waits for nothing.
   double answer_seconds = 10;
-  /// How late, beyond its own timeout, the answer to a call may be that waits for other ranks.
+  /// How late, beyond its own timeout, the answer may be to a call that waits for other ranks.
   double late_seconds = 0.8;
 };
 
 StoreOptions store_options(const LaunchContract& contract);
 
-/// One rank's connection to the store; rank 0's hosts it besides, for as long as the object lives:
-/// rank 0 goes last, or the others lose it.
-/// Calls from several threads take turns, a waiting one included.
+/// One rank's connection to the store. Rank 0's object also hosts the store, as long as the object
+/// lives: rank 0 must leave last, or the others lose the store.
+/// Calls from several threads take turns, even while one waits.
 ///
 /// Every call throws, on every rank: BadInput if two processes claim one rank ("rank 1 claimed
 /// twice") or the ranks differ in WORLD_SIZE (with both values), PeerLost if a rank is missing or
-/// the store is gone. What concerns the whole job is the answer to all later calls too.
+/// the store is gone. An error that concerns the whole job is the answer to all later calls, too.
 class TcpStore {
  public:
   /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:
   /// on rank 0 at once if the port is taken; elsewhere at once for a host that does not resolve,
-  /// after connect_seconds where nothing listens, after at most answer_seconds where something else
-  /// than a store does. Throws PeerLost after answer_seconds where nobody answers: that may be a
-  /// store whose process stands still.
+  /// after connect_seconds where nothing listens, after at most answer_seconds where something
+  /// other than a store listens. Throws PeerLost after answer_seconds where nobody answers: that
+  /// may be a store whose process is stopped.
   explicit TcpStore(const StoreOptions& options);
-  /// Takes leave of the store, unless an exception destroys the object: then it is for the others
-  /// as if the process had died.
+  /// Takes leave of the store, unless an exception destroys the object: then the others see it as
+  /// if the process had died.
   ~TcpStore();
   TcpStore(const TcpStore&) = delete;
   TcpStore& operator=(const TcpStore&) = delete;
 
-  /// From now on calls that wait for nothing are answered within so many seconds, or the store is
-  /// lost: for ranks that have waited for long enough.
+  /// From now on calls that wait for nothing are answered within that many seconds, or the store is
+  /// lost: for ranks that have waited long enough.
   void answer_within(double seconds);
 
   int rank() const { return options_.rank; }
@@ -94,7 +94,7 @@ class TcpStore {
   StoreOptions options_;
   std::unique_ptr<StoreServer> server_;  // on rank 0
   Socket socket_;
-  int exceptions_;  // on their way when it was made
+  int exceptions_;  // uncaught when it was made
   std::mutex turn_;
   std::string broken_;  // why no further call can work
 };

@@ -21,7 +21,7 @@ Address parse_address(std::string_view text, const std::string& what) {
   const size_t colon = text.rfind(':');
   const std::string_view host = text.substr(0, colon);
   const bool bracketed = host.starts_with('[') && host.ends_with(']');
-  // Without brackets nobody can tell where an IPv6 host ends and its port begins.
+  // Without brackets it is unclear where an IPv6 host ends and its port begins.
   const bool ambiguous = !bracketed && host.find(':') != host.npos;
   require(colon != text.npos && !without_brackets(host).empty() && !ambiguous,
           "{}: found '{}', expected HOST:PORT, as in 127.0.0.1:29500 or [::1]:29500", what, text);

@@ -16,21 +16,22 @@ struct Address {
   bool operator==(const Address&) const = default;
 };
 
-/// The address that Address::text() wrote; brackets around a host may be there without need.
+/// The address that Address::text() wrote; brackets around a host are accepted even where they are
+/// not needed.
 /// `what` names it in errors. Throws BadInput.
 Address parse_address(std::string_view text, const std::string& what);
 
 /// "::1" for "[::1]"; any other host stays as it is.
 std::string without_brackets(std::string_view host);
 
-/// True for what is reachable from its own host only: localhost, 127.x.y.z, ::1.
+/// True for an address that is reachable only from its own host: localhost, 127.x.y.z, ::1.
 bool is_loopback(std::string_view host);
 
 /// The first host of a list as Slurm writes it: "node007" of "node[007-009,12],login".
 std::string first_host(std::string_view list);
 
 /// `text` as a whole number from `least` to `most`. Throws BadInput: "NAME=text: expected a whole
-/// number from 0 to 1", with `why` behind it.
+/// number from 0 to 1", with `why` after it.
 int parse_whole(std::string_view text, const std::string& name, int least, int most,
                 const std::string& why = "");
 

@@ -42,8 +42,8 @@ AddressList look_up(const Address& address) {
 
 // --- Connecting --------------------------------------------------------------------------------
 
-/// TCP lets a socket connect to itself where nobody listens on a port that the system also gives
-/// to clients; a client that tries again and again gets there some day.
+/// TCP lets a socket connect to itself if nobody listens on a port that the system also gives to
+/// clients; a client that retries long enough will do so some day.
 bool is_connected_to_itself(const Socket& socket) {
   return socket.local_address() == socket.peer_address();
 }
@@ -64,7 +64,7 @@ int try_connect(const addrinfo& to, const Deadline& deadline, Socket& socket) {
   try {
     return is_connected_to_itself(socket) ? ECONNREFUSED : 0;
   } catch (const EnvironmentError&) {
-    return ECONNRESET;  // gone again already
+    return ECONNRESET;  // already gone again
   }
 }
 
@@ -74,7 +74,7 @@ int count(const addrinfo* list) { return list == nullptr ? 0 : 1 + count(list->a
 int try_all(const AddressList& list, const Deadline& deadline, Socket& socket) {
   int error = EAI_AGAIN;
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
-    // One silent address must not use up the time of those behind it.
+    // One silent address must not use up the time of the addresses after it.
     error = try_connect(*entry, Deadline(deadline.seconds_left() / count(entry)), socket);
     if (error == 0) return 0;
   }
@@ -117,7 +117,7 @@ int try_listen(const addrinfo& at, Socket& socket) {
   socket = Socket(::socket(at.ai_family, kStreamFlags, 0));
   if (!socket.is_open()) return errno;
   const int on = 1, off = 0;
-  // Connections of a job that has just ended do not keep the port; one that listens does.
+  // Connections of a job that has just ended do not block the port; a listening socket does.
   ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (at.ai_family == AF_INET6) {
     ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // "::" is IPv4 too
@@ -140,7 +140,7 @@ int try_listen(const addrinfo& at, Socket& socket) {
 }  // namespace
 
 Socket listen_on(const Address& address) {
-  // All interfaces: by IPv6, which takes IPv4 along, or by IPv4 where the host has nothing else.
+  // All interfaces: by IPv6, which includes IPv4, or by IPv4 if the host has nothing else.
   const std::vector<std::string> hosts = address.host.empty()
                                              ? std::vector<std::string>{"::", "0.0.0.0"}
                                              : std::vector<std::string>{address.host};
@@ -151,7 +151,7 @@ Socket listen_on(const Address& address) {
       Socket socket;
       error = try_listen(*entry, socket);
       if (error == 0) return socket;
-      if (error == EADDRINUSE) fail_listen(address, error);  // clients would come to the other one
+      if (error == EADDRINUSE) fail_listen(address, error);  // clients would reach the other
     }
   }
   fail_listen(address, error);

@@ -11,13 +11,13 @@ namespace lockstep {
 /// at once, with address, errno and its text, and a hint.
 Socket listen_on(const Address& address);
 
-/// A connection that has come in, if there is one. Throws EnvironmentError if the system has no
-/// room for it.
+/// An incoming connection, if there is one. Throws EnvironmentError if the system has no room for
+/// it.
 std::optional<Socket> accept_from(const Socket& listener);
 
-/// Connects, again and again until the deadline: what listens there may only be about to start.
-/// Throws EnvironmentError naming the address: at once for a host without address, after the
-/// deadline for a refused port and for no answer, each with its own text.
+/// Connects, trying again until the deadline: the listener may only be about to start. Throws
+/// EnvironmentError naming the address: at once for a host without an address, after the deadline
+/// for a refused port and for no answer, each with its own text.
 Socket connect_to(const Address& address, const Deadline& deadline);
 
 }  // namespace lockstep

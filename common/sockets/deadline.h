@@ -11,13 +11,13 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `seconds` from now; 0 or less, or no number, has passed already.
+  /// `seconds` from now; 0 or less, or NaN, has already passed.
   explicit Deadline(double seconds)
       : seconds_(seconds > 0 ? std::min(seconds, kLongest) : 0),
         time_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                  std::chrono::duration<double>(seconds_))) {}
 
-  /// How long it was set for: for error texts.
+  /// The length that it was set to, for error texts.
   double seconds() const { return seconds_; }
   Clock::time_point time() const { return time_; }
   bool passed() const { return Clock::now() >= time_; }
@@ -34,7 +34,7 @@ class Deadline {
   Clock::time_point time_;
 };
 
-/// Whichever comes first.
+/// The deadline that comes first.
 inline const Deadline& earlier(const Deadline& a, const Deadline& b) {
   return a.time() < b.time() ? a : b;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// TCP sockets that close themselves, never raise SIGPIPE and never outlive exec. None of them
-// blocks: whoever waits, waits in poll() with a deadline.
+// TCP sockets that close themselves, never raise SIGPIPE and never outlive exec. No socket blocks:
+// all waiting is done in poll() with a deadline.
 
 #include <poll.h>
 
@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// The other side of a connection has closed it, or the network has.
+/// The connection was closed, by the other side or by the network.
 class ConnectionClosed : public PeerLost {
  public:
   using PeerLost::PeerLost;
@@ -38,8 +38,9 @@ class Socket {
   Address local_address() const;
   Address peer_address() const;
 
-  /// Bytes that were sent, or came, without waiting; 0 if there is nothing to do now. Throw
-  /// ConnectionClosed, "rank 2 closed the connection", with the system's reason if it has one.
+  /// The number of bytes that were sent, or that came, without waiting; 0 if there is nothing to do
+  /// now. Throw ConnectionClosed, "rank 2 closed the connection", with the system's reason if it
+  /// has one.
   size_t send_some(std::span<const std::byte> bytes) const;
   size_t receive_some(std::span<std::byte> bytes) const;
 
@@ -62,8 +63,8 @@ class WakeUp {
   Descriptor event_;
 };
 
-/// Waits until one of `entries` is ready; false if the deadline passed first. poll() passes over
-/// an entry whose descriptor is -1.
+/// Waits until one of `entries` is ready; false if the deadline passed first. poll() ignores an
+/// entry whose descriptor is -1.
 bool wait_ready(std::span<pollfd> entries, const Deadline& deadline);
 
 }  // namespace lockstep

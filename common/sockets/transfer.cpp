@@ -10,7 +10,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// So long the next bytes are looked for before the thread sleeps: to be woken takes longer.
+/// How long the thread looks for the next bytes before it sleeps: waking up takes longer.
 constexpr std::chrono::microseconds kSpin{50};
 
 size_t move_some(const Sending& message) { return message.socket->send_some(message.bytes); }

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// One message of a transfer; without bytes there is none.
+/// One message of a transfer; none is sent if there are no bytes.
 struct Sending {
   const Socket* socket = nullptr;
   std::span<const std::byte> bytes{};
@@ -18,7 +18,7 @@ struct Receiving {
 /// Sends and receives everything at the same time, each message as fast as its other side allows:
 /// two sides that send to each other never wait for each other. The messages of one socket and
 /// direction keep their order. Throws ConnectionClosed; PeerLost after the deadline, naming a peer
-/// and what had come through, and when `cancelled` is set.
+/// and how much had arrived, and when `cancelled` is set.
 void transfer(std::span<const Sending> out, std::span<const Receiving> in, const Deadline& deadline,
               const WakeUp* cancelled = nullptr);
 

@@ -16,13 +16,14 @@ inline void put_number(std::string& out, uint64_t value, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) out.push_back(static_cast<char>(value >> (8 * i)));
 }
 
-/// Appends a text behind its length.
+/// Appends the length of a text, then the text.
 inline void put_text(std::string& out, std::string_view text) {
   put_number(out, text.size(), 4);
   out += text;
 }
 
-/// Takes them out again, in the same order. Throws BadInput where the bytes end too soon.
+/// Takes numbers and texts out again, in the same order. Throws BadInput where the bytes end too
+/// soon.
 class WireReader {
  public:
   explicit WireReader(std::string_view bytes) : left_(bytes) {}

@@ -15,14 +15,14 @@ struct Evaluation {
 };
 
 /// Runs a network in evaluation mode over one epoch of `loader`, whose set has `samples` samples.
-/// The context's facts are as before afterwards.
+/// Afterwards the context's facts are as before.
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
                     Context& context);
 Evaluation evaluate(Module& network, Loss& loss, DataLoader& loader, int64_t samples,
                     Feeder& feeder, Context& context);
 
-/// The same where the loader of every rank has a part of the set: the evaluation of the whole, on
-/// all ranks.
+/// The same where every rank's loader has a part of the set: gives the evaluation of the whole set,
+/// on all ranks.
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
                     Context& context, Communicator& ranks);
 

@@ -18,13 +18,13 @@ struct DeviceBatch {
   LabelTensor labels;  // [count]
   int64_t first = 0;   // its first sample in what was fed
 
-  /// In the same memory, its micro-batches: consecutive samples each.
+  /// Its micro-batches, in the same memory: consecutive samples each.
   std::vector<DeviceBatch> divide(const BatchSplit& micro_batches) const;
 };
 
 /// Copies host batches, or parts of them, to one device. The host never waits for a copy: it keeps
-/// the batches (page-locked memory on CUDA) until the event behind their last copy is done. Parts
-/// of the same size always lie at the same place, so that a captured step finds the next batch
+/// the batches (page-locked memory on CUDA) until the event after their last copy is done. Parts of
+/// the same size are always at the same address, so that a captured step finds the next batch
 /// there.
 class Feeder {
  public:
@@ -32,14 +32,14 @@ class Feeder {
   /// `slots` parts ahead of the stream.
   Feeder(Stream stream, const Dataset& set, size_t slots = 8);
 
-  /// Enqueues the copy of a batch, and of what kernels are to know of it (context.step() and the
-  /// places of its samples) to context.state(). What it returns is overwritten, in stream order,
-  /// when the next batch of this size comes.
+  /// Enqueues the copy of a batch, and of what kernels need to know about it (context.step() and
+  /// the places of its samples) to context.state(). The returned batch is overwritten, in stream
+  /// order, when the next batch of this size comes.
   const DeviceBatch& feed(const HostBatch& batch, Context& context);
-  /// Of a part of it. When the last one was fed, retire() is to be called.
+  /// The same for a part of a batch. Call retire() when the last part has been fed.
   const DeviceBatch& feed(const HostBatch& batch, const BatchPart& part, Context& context);
-  /// The same in pieces, for a model whose layers lie on several devices: each needs the state, the
-  /// first the images (labels undefined), the last the labels (images undefined).
+  /// The same in pieces, for a model with layers on several devices: each device needs the state,
+  /// the first one the images (labels undefined), the last one the labels (images undefined).
   void feed_state(const HostBatch& batch, const BatchPart& part, Context& context);
   const DeviceBatch& feed_images(const HostBatch& batch, const BatchPart& part);
   const DeviceBatch& feed_labels(const HostBatch& batch, const BatchPart& part);
@@ -62,7 +62,7 @@ class Feeder {
   std::map<int64_t, DeviceBatch> places_;  // by size
   std::deque<Retired> retired_;
   std::shared_ptr<void> staging_;             // StepState[slots]
-  std::vector<std::optional<Event>> copied_;  // behind the last copy from each of them
+  std::vector<std::optional<Event>> copied_;  // after the last copy from each slot
   size_t next_slot_ = 0;
 };
 

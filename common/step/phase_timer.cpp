@@ -23,7 +23,7 @@ void PhaseTimer::settle() {
   while (marks_.size() > 1) take_first();
 }
 
-/// Adds the time between the first two marks to that of their phase. Waits for the second one.
+/// Adds the time between the first two marks to their phase's total. Waits for the second mark.
 void PhaseTimer::take_first() {
   const Mark from = std::move(marks_.front());
   marks_.pop_front();

@@ -1,5 +1,5 @@
 #pragma once
-// Where the time of a step goes, phase by phase.
+// How long each phase of a step takes.
 
 #include <deque>
 #include <nlohmann/json_fwd.hpp>
@@ -13,23 +13,23 @@
 namespace lockstep {
 
 /// Times phases by events in one stream: a phase lasts from the end of the one before it to the
-/// point in the stream where its own end was recorded, waiting for other devices included. So the
+/// point in the stream where its own end was recorded, including waits for other devices. So the
 /// phases of a step add up to its whole time. Times are read once the device has passed them:
-/// the host waits for none before settle().
+/// the host does not wait before settle().
 class PhaseTimer {
  public:
   explicit PhaseTimer(Stream stream) : stream_(stream) {}
 
   /// A new series of phases starts here.
   void start();
-  /// The phase called `name` (a literal) ends here. Nothing between series, as in evaluation.
+  /// The phase called `name` (a literal) ends here. Does nothing between series, as in evaluation.
   void end(const char* name);
   void stop() { running_ = false; }
 
   /// Reads the times of all phases so far. Waits for those that are still under way.
   void settle();
 
-  /// Name and seconds of every phase over all series, in the order in which they first came.
+  /// Name and total seconds of every phase over all series, in the order of first occurrence.
   /// Settles.
   const std::vector<std::pair<std::string, double>>& totals();
   /// Seconds of the phase of that name; 0 if there was none. Settles.
@@ -43,7 +43,7 @@ class PhaseTimer {
 
  private:
   struct Mark {
-    const char* phase;  // that ends here; nullptr: a series starts
+    const char* phase;  // the phase that ends here; nullptr: a series starts
     TimedEvent event;
   };
   void take_first();

@@ -17,7 +17,7 @@ void StepGraph::run(int64_t size, const std::function<void()>& work) {
 }
 
 /// The graph's activations get a pool of their own. In the common pool they would be free again
-/// after the capture, and a tensor that took their place would be overwritten by every replay.
+/// after the capture, and every replay would overwrite the tensor that came to their place.
 void StepGraph::capture(const std::function<void()>& work) {
   pool_ = std::make_shared<TensorPool>(context_.stream());
   const std::shared_ptr<TensorPool> common_pool = context_.replace_pool(pool_);

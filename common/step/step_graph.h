@@ -9,8 +9,8 @@
 namespace lockstep {
 
 /// Runs the work of a step. Enqueuing an operation on a GPU costs the host a few microseconds, and
-/// a small network's operations take no longer themselves: the GPU waits. With `enabled` the work
-/// is captured as a graph, and a step costs the host one call. Mirrors
+/// a small network's operations take no longer than that: the GPU waits. With `enabled` the work is
+/// captured as a graph, and a step costs the host one call. Mirrors
 /// torch.cuda.make_graphed_callables.
 class StepGraph {
  public:
@@ -20,8 +20,8 @@ class StepGraph {
 
   /// Enqueues `work`, which must enqueue the same operations at the same addresses every time it is
   /// given a batch of `full_size`; what differs from step to step it reads from device memory
-  /// (Context::state(), the batch). The first time it runs as it is: libraries choose their plans
-  /// then. The second time it is captured; from then on it is not called any more.
+  /// (Context::state(), the batch). The first time `work` runs as it is, since libraries then
+  /// choose their plans. The second time it is captured; after that it is no longer called.
   void run(int64_t size, const std::function<void()>& work);
 
  private:
@@ -32,7 +32,7 @@ class StepGraph {
   int64_t full_size_;
   bool warm_ = false;
   std::vector<std::function<void()>> effects_;  // what every replay changes on the host
-  std::shared_ptr<TensorPool> pool_;  // memory of the graph: nobody else may hold any of it
+  std::shared_ptr<TensorPool> pool_;  // memory of the graph: nothing else may use any of it
   std::unique_ptr<Graph> graph_;
 };
 

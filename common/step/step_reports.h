@@ -1,5 +1,5 @@
 #pragma once
-// What the host learns of the steps it enqueued, a step late.
+// What the host learns about the steps it enqueued, one step late.
 
 #include <deque>
 #include <memory>
@@ -17,20 +17,20 @@ struct StepReport {
   int64_t step;
   double loss;          // mean over the global batch, before the update
   int64_t failed_step;  // -1, or the step whose loss or gradient was not finite
-  double seconds;       // from the step before it, or the epoch's begin, by the device's clock
+  double seconds;       // from the step before it, or the epoch's start, by the device's clock
 };
 
 /// Copies each step's loss and health to the host without stopping the device: while the host waits
-/// for step s, step s + 1 is already queued behind it.
+/// for step s, step s + 1 is already queued after it.
 class StepReports {
  public:
   /// Keeps what arrives in host memory of `stream`'s device. The host's clock would not do for the
-  /// times: on a busy machine it is woken when the machine likes.
+  /// times: on a busy machine the host may be woken late.
   explicit StepReports(Stream stream);
 
   /// The next step's time begins where the stream is now.
   void begin_epoch() { last_ = stream_.record_time(); }
-  /// Enqueues the report of `step`, whose loss stands in loss[0], of the same stream. A model on
+  /// Enqueues the report of `step`, whose loss is in loss[0], of the same stream. A model on
   /// several devices has a health on each; their number never changes.
   void push(int64_t step, const Tensor& loss, const std::vector<HealthTensor>& healths);
   /// After begin_epoch(): the oldest report, if more than `keep` are outstanding; waits for it.
@@ -49,7 +49,7 @@ class StepReports {
   std::shared_ptr<void> losses_, healths_;  // [kCells] Real, [kCells, number] Health
   size_t next_ = 0;
   std::deque<Pending> pending_;
-  std::optional<TimedEvent> last_;  // behind the step whose report was taken last
+  std::optional<TimedEvent> last_;  // after the step whose report was taken last
 };
 
 }  // namespace lockstep

@@ -43,8 +43,8 @@ StateTensor to_state(const TensorEntry& entry, FileTypes types) {
   return tensor;
 }
 
-/// Leaves away what a wrapper put before every name; true if it did. Some names alone that begin
-/// so are a module's that is called "module".
+/// Removes the prefix that a wrapper put before every name; true if there was one. If only some
+/// names begin with it, they belong to a module called "module".
 bool unwrap_names(std::vector<StateTensor>& state) {
   const bool wrapped = !state.empty() && std::ranges::all_of(state, [](const StateTensor& tensor) {
     return tensor.name.starts_with(kWrapper);
@@ -55,7 +55,7 @@ bool unwrap_names(std::vector<StateTensor>& state) {
   return wrapped;
 }
 
-/// What is said of a file that was loaded.
+/// What is said about a loaded file.
 std::string remarks(const SafetensorsFile& file, bool unwrapped) {
   const auto converted = std::ranges::count_if(file.tensors(), [](const TensorEntry& entry) {
     return entry.dtype != kReal && entry.dtype != DType::I64;

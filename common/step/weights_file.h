@@ -12,11 +12,11 @@
 namespace lockstep {
 
 /// Which types of numbers a file may hold.
-enum class FileTypes { any, exact };  // F32 and F64 become Real; Real's own only
+enum class FileTypes { any, exact };  // F32 and F64 become Real; Real's own type only
 
-/// A state as a file has it: Real, and I64 for num_batches_tracked. The entries view `state`.
+/// A state as a file stores it: Real, and I64 for num_batches_tracked. The entries view `state`.
 std::vector<TensorEntry> file_entries(const std::vector<StateTensor>& state);
-/// And back. Tensors of another type come without values, but with a problem (StateTensor).
+/// And back. Tensors of another type have no values, but a problem (StateTensor).
 std::vector<StateTensor> state_of(const std::vector<TensorEntry>& entries, FileTypes types);
 
 /// Writes a network's whole state under PyTorch's names and shapes, atomically, with checksums.
@@ -25,12 +25,12 @@ void save_weights(const std::string& path, Module& network);
 void save_weights(const std::string& path, const std::vector<StateTensor>& state);
 
 /// Reads such a file into the network, whatever wrote it. F32 and F64 become Real;
-/// num_batches_tracked (I64) may be missing; where every name begins with "module.", as PyTorch's
-/// wrappers have it, that is left away. A line says so, and where there are no checksums. Throws
-/// BadInput for a malformed or damaged file, and one that lists all tensors that are missing,
-/// unexpected, of another dtype or shape; the network is then unchanged.
+/// num_batches_tracked (I64) may be missing; if every name begins with "module.", as with PyTorch's
+/// wrappers, that is removed. A line says so, and also says if there are no checksums. Throws
+/// BadInput for a malformed or damaged file, and a BadInput that lists all tensors that are
+/// missing, unexpected, or of another dtype or shape; the network is then unchanged.
 void load_weights(const std::string& path, Module& network);
-/// The same for a network that is set by `load`, which throws where the state does not fit.
+/// The same for a network that is set by `load`, which throws if the state does not fit.
 void load_weights(const std::string& path,
                   const std::function<void(const std::vector<StateTensor>&)>& load);
 

@@ -41,7 +41,7 @@ std::string contents(int fd) {
                          int report) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(127);  // it died before it could take this child along
+  if (::getppid() != parent) ::_exit(127);  // it died before its death would kill this child
   ::signal(SIGTTOU, SIG_IGN);  // a group in the background may still write to the terminal
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   if (nothing < 0) give_up(report);
@@ -72,7 +72,7 @@ pid_t ChildRunner::start(const std::vector<std::string>& argv, int errors_fd) {
   if (child == 0) become(words.data(), parent, errors_fd, held_.previous_mask(), sender.get());
   int error = child < 0 ? errno : 0;
   sender.close();
-  // The child's copy of the pipe closes without a word when exec succeeds.
+  // The child's copy of the pipe closes without a message when exec succeeds.
   if (child > 0 && ::read(report.get(), &error, sizeof error) > 0) ::waitpid(child, nullptr, 0);
   if (error != 0) {
     fail<EnvironmentError>("cannot start {}: {}; is it the program that the build made?",
@@ -113,7 +113,7 @@ ChildResult ChildRunner::run(const std::vector<std::string>& argv, ChildOutput o
 }
 
 void ChildRunner::end_by(int signal) {
-  ::raise(signal);  // blocked: it waits for the destructor
+  ::raise(signal);  // blocked: takes effect in the destructor
   throw Interrupted();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Programs run as children: one at a time, with this process doing nothing but wait.
+// Programs run as children: one at a time, while this process only waits.
 
 #include <filesystem>
 #include <string>
@@ -22,23 +22,23 @@ enum class ChildOutput {
   quiet,      // stdout is dropped, stderr goes into the result
 };
 
-/// This process was told to end while a child ran, and will once its ChildRunner is gone.
+/// This process got a signal to end while a child ran, and will end once its ChildRunner is gone.
 class Interrupted : public std::exception {
  public:
   const char* what() const noexcept override { return "interrupted"; }
 };
 
 /// Runs children, each in a process group of its own and without a terminal to read from. Whatever
-/// happens, none outlives this object, or this process: it is killed with its group.
+/// happens, no child outlives this object or this process: it is killed with its group.
 ///
 /// While the object lives, signals that would end this process wait: run() passes them on to the
-/// child; and they take effect here when the object is destroyed, so after the destructors of
-/// everything that was made later (temporary files). To be made before this process has threads.
+/// child; and they take effect here when the object is destroyed, and so after the destructors of
+/// everything that was made later (temporary files). Make it before this process has threads.
 class ChildRunner {
  public:
   /// Runs the program argv[0] (a path) and waits for its end, without a deadline. SIGINT, SIGTERM,
-  /// SIGHUP and SIGQUIT go on to the child's group; the second one kills it. Throws Interrupted
-  /// after one of them, EnvironmentError if the program cannot be started.
+  /// SIGHUP and SIGQUIT are passed on to the child's group; a second one kills it. Throws
+  /// Interrupted after such a signal, EnvironmentError if the program cannot be started.
   ChildResult run(const std::vector<std::string>& argv, ChildOutput output);
   /// Ends this process by `signal` when the object is destroyed. Throws Interrupted.
   [[noreturn]] void end_by(int signal);
@@ -47,7 +47,7 @@ class ChildRunner {
   pid_t start(const std::vector<std::string>& argv, int errors_fd);
   void wait_for(pid_t child);
 
-  HeldSignals held_;     // those that would end this process go on to the child
+  HeldSignals held_;     // those that would end this process are passed on to the child
   int interrupted_ = 0;  // the signal that came while the child ran
 };
 

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// A word of a command as a shell wants it.
+/// A word of a command, quoted for a shell.
 std::string quoted(const std::string& word) {
   const auto harmless = [](unsigned char c) {
     return std::isalnum(c) != 0 || std::strchr("_./:=,+@%-", c) != nullptr;

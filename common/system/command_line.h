@@ -8,7 +8,7 @@ namespace lockstep {
 
 /// Word by word.
 std::vector<std::string> own_command_line();
-/// As one would type it into a shell: for people, and for errors that propose a command.
+/// As typed into a shell: for people, and for errors that propose a command.
 std::string typed_command_line();
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@ HeldSignals::HeldSignals() {
     ::sigaction(number, nullptr, &action);
     if (action.sa_handler != SIG_IGN) sigaddset(&ending_, number);
   }
-  ::signal(SIGCHLD, SIG_DFL);  // ignored, children would vanish without a status
+  ::signal(SIGCHLD, SIG_DFL);  // if it were ignored, children would vanish without a status
   sigset_t held = ending_;
   sigaddset(&held, SIGCHLD);
   sigaddset(&held, SIGPIPE);

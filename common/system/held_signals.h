@@ -1,5 +1,5 @@
 #pragma once
-// Signals that wait, while this process looks after others.
+// Signals that wait while this process looks after other processes.
 
 #include <signal.h>
 
@@ -9,18 +9,18 @@ namespace lockstep {
 /// this process wait. Those that are ignored on purpose (nohup, a shell's background jobs) stay so,
 /// here and in children.
 ///
-/// To be made before the process has threads: another thread would still receive them.
+/// Make it before the process has threads: another thread would still receive them.
 class HeldSignals {
  public:
   HeldSignals();
-  /// The mask is as before; what has waited takes effect.
+  /// Restores the mask; signals that have waited take effect.
   ~HeldSignals();
   HeldSignals(const HeldSignals&) = delete;
   HeldSignals& operator=(const HeldSignals&) = delete;
 
-  /// Of SIGINT, SIGTERM, SIGHUP and SIGQUIT those that are not ignored.
+  /// Those of SIGINT, SIGTERM, SIGHUP and SIGQUIT that are not ignored.
   const sigset_t& ending() const { return ending_; }
-  /// This process's signal mask of before, for children.
+  /// This process's earlier signal mask, for children.
   const sigset_t& previous_mask() const { return previous_; }
 
  private:

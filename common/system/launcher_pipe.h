@@ -1,6 +1,6 @@
 #pragma once
-// What a rank tells `lockstep launch`, which started it: why the job ends, or that everybody has
-// been told. The launcher then does not say once more which rank it was.
+// What a rank tells `lockstep launch`, which started it: why the job ends, or that this has already
+// been said. The launcher then does not report again which rank it was.
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -23,9 +23,9 @@ inline std::string launcher_pipe(int fd) {
   return piped ? fmt::format("{}:{}", fd, found.st_ino) : "";
 }
 
-/// Gives a line to the launcher, which says it once, however many ranks give it; an empty one: all
-/// is said. False where no launcher of ours listens: the descriptor may belong to something else by
-/// now, which the inode tells.
+/// Gives a line to the launcher, which prints it once, however many ranks give it; an empty line
+/// means that everything has been said. False if no launcher of ours listens: the descriptor may by
+/// now belong to something else, which the inode shows.
 inline bool say_through_launcher(const std::string& line) {
   const char* pipe = std::getenv(kLauncherPipe);
   int fd = -1;

@@ -20,8 +20,8 @@ int64_t peak_rss_bytes() {
 }
 
 double seconds_since_start() {
-  // /proc/self/stat: behind the name in brackets follow the fields from number 3 on; number 22 is
-  // the start in clock ticks since the machine booted.
+  // /proc/self/stat: the fields from number 3 on follow the name in brackets; number 22 is the
+  // start in clock ticks since the machine booted.
   std::ifstream file("/proc/self/stat");
   std::string line;
   std::getline(file, line);

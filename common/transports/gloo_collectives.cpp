@@ -38,7 +38,7 @@ class GlooTransport final : public HostTransport {
   }
 
   /// All transfers share a slot of their own: between two ranks they meet in their order, and ranks
-  /// count them differently, since not all take part.
+  /// count transfers differently, since not all take part.
   void transfer(const std::vector<Call>& calls) override {
     constexpr uint64_t kSlot = uint64_t{1} << 40;
     std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>> buffers;
@@ -70,7 +70,7 @@ class GlooTransport final : public HostTransport {
     }
   }
 
-  /// Tags tell operations apart that are under way at the same time.
+  /// Tags distinguish operations that are under way at the same time.
   static uint32_t tag_of(uint64_t number) { return static_cast<uint32_t>(number); }
   size_t ranks() const { return static_cast<size_t>(context_->size); }
 
@@ -115,7 +115,8 @@ class GlooTransport final : public HostTransport {
     finish_sum(x, count, call.reduction, context_->size);
   }
 
-  /// Gloo has none for any number of ranks: everything is summed, of a copy, and a part is kept.
+  /// Gloo has no reduce-scatter for any number of ranks: all of a copy is summed, and a part is
+  /// kept.
   template <class T>
   void reduce_scatter(const Call& call, uint64_t number) {
     std::vector<T> all(numbers_of<T>(call.all), numbers_of<T>(call.all) + call.all.count);
@@ -150,7 +151,7 @@ class GlooTransport final : public HostTransport {
     ::gloo::broadcast(options);
   }
 
-  /// Where `mine` lies in its place in `all` already, Gloo is not told of it.
+  /// If `mine` is already at its place in `all`, Gloo is not given it.
   template <class T>
   static bool in_place(const Call& call, int rank) {
     return numbers_of<T>(call.mine) == numbers_of<T>(call.all) + rank * call.mine.count;

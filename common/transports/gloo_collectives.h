@@ -12,9 +12,9 @@
 
 namespace lockstep {
 
-/// Gloo writes to a connection whose other side has died as if nobody minded SIGPIPE, which would
-/// end this process without a word. Held back in the thread that calls, and for good in the one
-/// that Gloo starts meanwhile.
+/// Gloo may write to a connection whose other side has died. The SIGPIPE that this raises would end
+/// this process without a message. The signal is held back in the calling thread, and for good in
+/// the thread that Gloo starts meanwhile.
 class SigpipeHeldBack {
  public:
   SigpipeHeldBack() {
@@ -25,7 +25,7 @@ class SigpipeHeldBack {
   ~SigpipeHeldBack() {
     if (::sigismember(&before_, SIGPIPE) == 1) return;
     const timespec at_once{};
-    ::sigtimedwait(&sigpipe_, nullptr, &at_once);  // takes away the one that came
+    ::sigtimedwait(&sigpipe_, nullptr, &at_once);  // takes away the signal that came
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
   SigpipeHeldBack(const SigpipeHeldBack&) = delete;

@@ -19,7 +19,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The group's store as Gloo wants it.
+/// The group's store, with the interface that Gloo needs.
 class StoreForGloo final : public ::gloo::rendezvous::Store {
  public:
   explicit StoreForGloo(const RendezvousStore& store) : store_(store) {}
@@ -39,8 +39,8 @@ class StoreForGloo final : public ::gloo::rendezvous::Store {
   const RendezvousStore& store_;
 };
 
-/// Newer Gloo reports its connections on std::cout; a program's output is its own. Several ranks
-/// may connect in one process.
+/// Newer Gloo reports its connections on std::cout, which belongs to the program's own output.
+/// Several ranks may connect in one process.
 class StdoutForOthers {
  public:
   StdoutForOthers() {
@@ -74,7 +74,7 @@ std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const Rend
     const auto device = ::gloo::transport::tcp::CreateDevice(attributes);
     const auto context = std::make_shared<::gloo::rendezvous::Context>(rank, world_size);
     const milliseconds timeout(static_cast<int64_t>(std::ceil(1e3 * timeout_seconds)));
-    context->setTimeout(timeout / 5 + milliseconds(1));  // Gloo takes five times as long to connect
+    context->setTimeout(timeout / 5 + milliseconds(1));  // Gloo waits five times as long to connect
     StoreForGloo for_gloo(store);
 #ifdef GLOO_SHARED_STORE
     context->connectFullMesh(std::make_shared<StoreForGloo>(for_gloo), device);

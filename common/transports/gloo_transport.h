@@ -1,6 +1,6 @@
 #pragma once
 // Gloo: the library that carries PyTorch's collectives between CPU processes. Two functions, of
-// gloo_transport.cpp or, in a build without Gloo, of no_gloo.cpp. What is connected runs the calls
+// gloo_transport.cpp or, in a build without Gloo, of no_gloo.cpp. The connected ranks run the calls
 // of gloo_collectives.cpp.
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// Where the ranks of a group leave what the others have to know to connect.
+/// Where each rank of a group leaves what the others need to connect.
 struct RendezvousStore {
   std::function<void(const std::string& key, const std::string& value)> set;
   /// Waits until some rank has set the key. Throws when that takes too long.
@@ -22,8 +22,8 @@ struct RendezvousStore {
 std::string gloo_availability();
 
 /// Connects this rank with all others by `store`, over the network interface that has the address
-/// `host`. A peer that is silent for `timeout_seconds` is lost. Ring algorithms, so that the sums
-/// of a number of ranks are the same bits in every run.
+/// `host`. A peer that is silent for `timeout_seconds` is lost. Uses ring algorithms, so that with
+/// the same number of ranks sums have the same bits in every run.
 ///
 /// Throws EnvironmentError if there is no Gloo, PeerLost if the ranks do not find each other. A
 /// mistake that Gloo notices in its own thread (counts that differ among the ranks) ends the

@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// What carries numbers between the processes of a group: Gloo, or our own over TCP.
+/// What carries numbers between the processes of a group: Gloo, or our own transport over TCP.
 class HostTransport {
  public:
   virtual ~HostTransport() = default;
@@ -23,13 +23,13 @@ class HostTransport {
   /// from 1 and is the same on all ranks. Blocks. Throws PeerLost, saying why, when another rank
   /// died or did not come in time.
   virtual void run(const Call& collective, uint64_t number) = 0;
-  /// Sends and receives all at the same time: none of them waits for another.
+  /// Sends and receives all at the same time: no transfer waits for another.
   virtual void transfer(const std::vector<Call>& calls) = 0;
 };
 
 /// One process's membership of a group. A call is a task of its stream, which runs it on a thread
-/// of the host; a GPU's numbers go there and back through page-locked memory, so that the
-/// communicator goes before the device. Calls on several streams run in the order in which they
+/// of the host; a GPU's numbers go there and back through page-locked memory, so the communicator
+/// must be destroyed before the device. Calls on several streams run in the order in which they
 /// were issued: their messages share connections. A send ends when its peer receives.
 class HostCommunicator final : public ProcessCommunicator {
  public:
@@ -42,10 +42,10 @@ class HostCommunicator final : public ProcessCommunicator {
   void enqueue(Stream stream, const std::vector<Call>& together) override;
   std::function<void()> task(const std::vector<Call>& together);
 
-  std::shared_ptr<HostTransport> transport_;  // of queued tasks, too
+  std::shared_ptr<HostTransport> transport_;  // also held by queued tasks
   HostStaging staging_;
-  uint64_t collectives_ = 0;   // so far
-  std::optional<Event> last_;  // behind the last call
+  uint64_t collectives_ = 0;   // the number so far
+  std::optional<Event> last_;  // after the last call
 };
 
 }  // namespace lockstep

@@ -42,7 +42,7 @@ Moves moves_of(const Call& call, int rank) {
 
 int64_t size_in_bytes(const Elements& x) { return x.count * size_of(x.type); }
 
-/// With what follows on a cache line of its own.
+/// Rounded up, so that what follows has a cache line of its own.
 int64_t room_for(const Elements& x) { return (size_in_bytes(x) + 63) / 64 * 64; }
 
 bool lies_in(const Elements& part, const Elements& whole) {
@@ -51,8 +51,8 @@ bool lies_in(const Elements& part, const Elements& whole) {
   return data >= begin && data + size_in_bytes(part) <= begin + size_in_bytes(whole);
 }
 
-/// The call with its memory at `next`, which moves behind it. What a call is to do in place it does
-/// in place there.
+/// The call with its memory at `next`, which moves past that memory. An in-place call stays in
+/// place there.
 Call moved(Call call, char*& next) {
   const Elements mine = call.mine, all = call.all;
   if (all.count > 0) {
@@ -92,7 +92,7 @@ void HostStaging::copy_up(Stream stream, const std::vector<Call>& calls,
   }
 }
 
-/// Doubles, so that all pieces together are at most twice the largest.
+/// Doubles the size, so that all pieces together are at most twice the largest.
 char* HostStaging::reserve(Device& device, int64_t bytes) {
   if (bytes > bytes_) {
     const int64_t larger = std::max(bytes, 2 * bytes_);

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// What a rank says when it connects to another: this, and its rank.
+// What a rank sends when it connects to another: this, and its rank.
 constexpr std::string_view kMagic = "LOCKMESH";
 constexpr size_t kIntroduction = kMagic.size() + 4;
 
@@ -26,13 +26,13 @@ std::string key_of(const std::string& mesh, const char* what, int rank) {
 TcpMesh::TcpMesh(TcpStore& store, double timeout_seconds, const std::string& name)
     : rank_(store.rank()), peers_(static_cast<size_t>(store.world_size())) {
   const Deadline deadline(timeout_seconds);
-  // Where this rank reaches the store from is where its host can be reached.
+  // The address from which this rank reaches the store is where its host can be reached.
   const Socket listener = listen_on({store.local_address().host, 0});
   store.set(key_of(name, "address", rank_), listener.local_address().text());
   connect_to_lower(store, name, deadline);
   store.set(key_of(name, "connected", rank_), "");
-  // The store knows at once of a rank that dies; a listener would wait for it. When all have
-  // connected their connections lie here, ready to be accepted, and nobody needs the store again.
+  // The store learns at once of a rank that dies; a listener would wait for it. When all have
+  // connected, their connections are here, ready to be accepted, and the store is no longer needed.
   for (int other = 0; other < world_size(); ++other) {
     store.get(key_of(name, "connected", other), deadline.seconds_left());
   }
@@ -40,12 +40,12 @@ TcpMesh::TcpMesh(TcpStore& store, double timeout_seconds, const std::string& nam
 }
 
 /// The higher rank of two connects, so that there is one connection and nobody waits in a circle:
-/// connecting needs no more than that the other one listens.
+/// to connect, the other rank only has to listen.
 void TcpMesh::connect_to_lower(TcpStore& store, const std::string& name, const Deadline& deadline) {
   for (int lower = 0; lower < rank_; ++lower) {
     const std::string key = key_of(name, "address", lower);
     Address address = parse_address(store.get(key, deadline.seconds_left()), key);
-    // Rank 0 is where its store is, whatever its host's name means to itself.
+    // Rank 0 is where its store is, whatever its host's name means on that host.
     if (lower == 0) address.host = store.host_address().host;
     if (is_loopback(address.host) && !is_loopback(store.local_address().host)) {
       fail<EnvironmentError>(
@@ -62,7 +62,7 @@ void TcpMesh::connect_to_lower(TcpStore& store, const std::string& name, const D
   }
 }
 
-/// Takes the connections of the higher ranks; whoever else connects is dropped.
+/// Takes the connections of the higher ranks; any other connection is dropped.
 void TcpMesh::accept_higher(const Socket& listener, const Deadline& deadline) {
   struct Stranger {
     Socket socket;
@@ -84,7 +84,7 @@ void TcpMesh::accept_higher(const Socket& listener, const Deadline& deadline) {
   }
 }
 
-/// True when the stranger is one no more: it is a peer now, or not worth listening to.
+/// True when the stranger is dealt with: it is a peer now, or not worth listening to.
 bool TcpMesh::take_introduction(Socket& stranger, std::string& said) {
   try {
     std::string more(kIntroduction - said.size(), '\0');
@@ -98,7 +98,7 @@ bool TcpMesh::take_introduction(Socket& stranger, std::string& said) {
   const uint64_t rank = WireReader(std::string_view(said).substr(kMagic.size())).number(4);
   if (rank <= static_cast<uint64_t>(rank_) || rank >= peers_.size()) return true;
   Socket& place = peers_[rank];
-  if (place.is_open()) return true;  // it has connected already: this is somebody else
+  if (place.is_open()) return true;  // that rank has already connected: this is something else
   place = std::move(stranger);
   place.name_peer(name_of(static_cast<int>(rank)));
   return true;

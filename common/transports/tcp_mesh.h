@@ -12,7 +12,7 @@ namespace lockstep {
 
 class TcpStore;
 
-/// What one rank has for another one, or expects of it.
+/// What one rank sends to another, or expects from it.
 struct OutgoingBytes {
   int to = 0;
   std::span<const std::byte> bytes{};
@@ -23,16 +23,15 @@ struct IncomingBytes {
 };
 
 /// One rank's connections to all the others. Bytes arrive in the order in which they were sent;
-/// both sides know how many there are, for no lengths travel with them. Nothing travels for 0
-/// bytes.
+/// both sides know how many there are, since no lengths are sent. For 0 bytes nothing is sent.
 ///
-/// Every call throws PeerLost that names the peer: "rank 2 closed the connection", "rank 2 did not
-/// answer within 5 s: 100 of 4096 bytes came". Half a message may be on its way then, so all later
-/// calls throw the same. One thread at a time; cancel() may come from any other.
+/// Every call throws a PeerLost that names the peer: "rank 2 closed the connection", "rank 2 did
+/// not answer within 5 s: 100 of 4096 bytes came". Half a message may be on its way then, so all
+/// later calls throw the same. One thread at a time; cancel() may come from any other.
 class TcpMesh {
  public:
-  /// Connects all ranks of the store; returns when all of them are connected. `name` tells meshes
-  /// of one store apart. Throws PeerLost naming a rank that left or did not come in time,
+  /// Connects all ranks of the store; returns when all of them are connected. `name` distinguishes
+  /// the meshes of one store. Throws PeerLost naming a rank that left or did not come in time,
   /// EnvironmentError if it cannot be reached.
   TcpMesh(TcpStore& store, double timeout_seconds, const std::string& name = "mesh");
 
@@ -48,7 +47,7 @@ class TcpMesh {
   void exchange(int to, std::span<const std::byte> sent, int from, std::span<std::byte> received,
                 double timeout_seconds);
 
-  /// Makes a call that another thread is in, and all later ones, throw soon.
+  /// Makes the call that another thread is in, and all later calls, throw soon.
   void cancel();
 
  private:

@@ -4,9 +4,9 @@
 //
 //   reduce_parts  part p starts at rank p+1; every rank on its way adds its own. After W-1 steps it
 //                 has come to rank p, complete.
-//   gather_parts  part p starts at rank p and goes round; after W-1 steps all have all.
+//   gather_parts  part p starts at rank p and goes round; after W-1 steps all ranks have all parts.
 //
-// All-reduce is one after the other: 2 (W-1)/W of the numbers leave each rank.
+// All-reduce is first one, then the other: 2 (W-1)/W of the numbers leave each rank.
 
 #include "common/transports/tcp_transport.h"
 
@@ -24,7 +24,7 @@ namespace {
 
 using Op = Call::Op;
 
-constexpr int64_t kPieceBytes = 256 << 10;  // of a broadcast: on its way on while the next comes
+constexpr int64_t kPieceBytes = 256 << 10;  // of a broadcast: passed on while the next comes
 
 template <class T>
 std::span<std::byte> bytes_at(T* x, int64_t count) {
@@ -111,8 +111,8 @@ class TcpTransport final : public HostTransport {
 
   // --- The two rounds ----------------------------------------------------------------------------
 
-  /// The sum, or average, over all ranks of part `me` of x [count], which stays as it is; in memory
-  /// that the next call uses again.
+  /// The sum, or average, over all ranks of part `me` of x [count], which stays as it is. The
+  /// result is in memory that the next call reuses.
   template <class T>
   const T* reduce_parts(const T* x, int64_t count, Reduction reduction) {
     const auto room = static_cast<size_t>((count / ranks_ + 1) * int64_t{sizeof(T)});
@@ -196,7 +196,7 @@ class TcpTransport final : public HostTransport {
     if (mine != place) std::copy_n(place, n, mine);
   }
 
-  /// After step s every rank knows of the 2^(s+1) ranks up to itself that they have come.
+  /// After step s every rank knows that the 2^(s+1) ranks up to itself have come.
   void barrier() {
     for (int distance = 1; distance < ranks_; distance *= 2) {
       const std::byte here{};

@@ -1,5 +1,5 @@
 #pragma once
-// Collectives over plain connections, written out: for builds without Gloo, and to read.
+// Collectives over plain connections, written out: for builds without Gloo, and for reading.
 
 #include <memory>
 
@@ -15,7 +15,7 @@ class TcpStore;
 /// Reductions go round a ring in parts (see the top of tcp_transport.cpp), so each part is added
 /// up once, in an order that the ring fixes: all ranks get the same bits, in every run with as many
 /// ranks. Ranks whose counts differ wait for each other, or take one message for another:
-/// LOCKSTEP_DEBUG=collectives tells (watched_transport.h).
+/// LOCKSTEP_DEBUG=collectives finds this (watched_transport.h).
 ///
 /// Throws PeerLost if a rank does not come. After an error all connections are closed, so that the
 /// peers that wait for this rank learn of it.

@@ -24,7 +24,7 @@ T* numbers_of(const Elements& x) {
   return static_cast<T*>(x.data);
 }
 
-/// Turns a sum of `ranks` ranks into their average, if that is what is wanted.
+/// Turns a sum of `ranks` ranks into their average, if that was asked for.
 template <class T>
 void finish_sum(T* x, int64_t count, Reduction reduction, int ranks) {
   if (reduction == Reduction::sum) return;

@@ -13,13 +13,13 @@
 namespace lockstep {
 namespace {
 
-/// Ranks that wait in a collective learn of a failure as soon as the first one closes its
-/// connections; so long the others, and the store, may take to say so.
+/// How long the other ranks, and the store, may take to report. Ranks that wait in a collective
+/// learn of a failure as soon as the first rank closes its connections.
 constexpr double kRollCallSeconds = 0.8;
 constexpr const char* kRollCall = "roll call";
 
-/// A call as numbers, which travel with the transport that is there anyway: what it is, then its
-/// label, cut to the letters that fit.
+/// A call as numbers, which the existing transport can send: its facts, then its label, cut to the
+/// letters that fit.
 constexpr size_t kFacts = 5, kLabelWords = 4;
 using Fingerprint = std::array<int64_t, kFacts + kLabelWords>;
 
@@ -52,7 +52,7 @@ std::vector<int> silent_ranks(const Answers& answers) {
   return silent;
 }
 
-/// Where another rank is than this one.
+/// Says where another rank is, if not where this one is.
 std::string difference(const Answers& answers, const std::string& doing) {
   const auto other =
       std::find_if(answers.begin(), answers.end(), [&](const auto& it) { return it != doing; });
@@ -100,8 +100,7 @@ void WatchedTransport::watched(Work work, Describe describe) {
   try {
     work();
   } catch (const PeerLost& error) {
-    // Peers that wait for this rank learn of it by its connections; they are to come to the roll
-    // call.
+    // Closing the connections tells peers that wait for this rank; they must come to the roll call.
     transport_.reset();
     broken_ = explain(describe(), error.what());
     throw PeerLost(broken_);
@@ -127,10 +126,10 @@ void WatchedTransport::compare(const Call& collective, uint64_t number) {
   throw PeerLost(broken_);
 }
 
-/// What the ranks know together.
+/// What all ranks together know about a failure.
 std::string WatchedTransport::explain(const Doing& doing, const std::string& reason) {
   try {
-    store_->answer_within(kRollCallSeconds);  // rank 0, which has it, may be who is silent
+    store_->answer_within(kRollCallSeconds);  // rank 0, its host, may be the silent rank
     Answers answers = exchange_texts_of_present(*store_, kRollCall, doing.text, kRollCallSeconds);
     std::vector<int> absent = silent_ranks(answers);
     for (size_t rank = 0; !doing.peers.empty() && rank < answers.size(); ++rank) {
@@ -138,7 +137,7 @@ std::string WatchedTransport::explain(const Doing& doing, const std::string& rea
     }
     const std::vector<int> silent = silent_ranks(answers);
     std::string why = who_went_first(*store_);
-    if (!why.empty()) absent.clear();  // nobody waited for them any more
+    if (!why.empty()) absent.clear();  // no one waited for these ranks any more
     if (why.empty() && !silent.empty()) {
       why = fmt::format("no answer from {} within {:g} s", name_ranks(silent), timeout_);
     }

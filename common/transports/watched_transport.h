@@ -1,5 +1,5 @@
 #pragma once
-// Who is missing? Libraries only say that time is up, or which connection broke.
+// Which rank is missing? Libraries only say that time is up, or which connection broke.
 
 #include <memory>
 #include <set>
@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// A transport whose errors name the ranks that they are about. It costs a collective nothing: only
-/// when one has failed do the ranks meet in the store, where each leaves what it was doing.
+/// A transport whose errors name the ranks concerned. It costs a collective nothing: only when a
+/// collective has failed do the ranks meet in the store, where each leaves what it was doing.
 ///
 ///   a rank died                      "rank 2 closed the connection", whichever connection broke
 ///   a rank gave up                   "rank 1 gave up: ..." with its last words
@@ -24,7 +24,7 @@ namespace lockstep {
 ///
 /// With `compare_calls` (LOCKSTEP_DEBUG=collectives; the same on all ranks) every collective begins
 /// with an exchange of what the ranks called: number, operation, count, element type, reduction,
-/// root, label. If they differ all ranks throw PeerLost with the calls of two that do, before a
+/// root, label. If they differ, all ranks throw PeerLost with two calls that differ, before a
 /// library hangs, ends the process or mixes up memory. Sends and receives are not compared: a pair
 /// that does not fit together is found by a timeout at best.
 class WatchedTransport final : public HostTransport {
@@ -38,7 +38,7 @@ class WatchedTransport final : public HostTransport {
   void transfer(const std::vector<Call>& calls) override;
 
  private:
-  /// What this rank is at, and whom that concerns: all, if nobody is named.
+  /// What this rank is doing, and which ranks that concerns: all, if none is named.
   struct Doing {
     std::string text;
     std::set<int> peers{};

@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-/// A child failed; so does this process, with the same status.
+/// A child failed; this process then fails, too, with the same status.
 class ChildFailed : public Error {
  public:
   ChildFailed(const std::string& text, int status) : Error(text), status_(status) {}
@@ -83,7 +83,7 @@ Options proof_options(Options o) {
   return o;
 }
 
-/// One of the two programs that are compared.
+/// One of the two compared programs.
 struct Program {
   std::string name;
   std::filesystem::path path;
@@ -112,7 +112,7 @@ class Comparison {
   const Options& options_;
   Program own_, reference_;
   Program in_parts_;      // the reference where parts of the batch count
-  ChildRunner children_;  // before the folder: a signal that waits takes effect when that is gone
+  ChildRunner children_;  // before the folder: a held signal takes effect when the folder is gone
   TemporaryFolder folder_;
 };
 
@@ -126,7 +126,7 @@ Comparison::Comparison(const StageInfo& stage, const CommandLine& line)
       in_parts_{"reference", reference_.path.parent_path() / "reference", {}} {
   require_built(reference_);
   if (stage.emulate && parse_model(options_.model) != ModelKind::seed) {
-    stage.emulate(1);  // throws where the options alone say that there is none
+    stage.emulate(1);  // throws if the options alone rule it out
     require_built(in_parts_);
   }
 }
@@ -143,7 +143,7 @@ ChildResult Comparison::start(const Program& program, const Options& options, Ch
     argv.insert(argv.end(), words.begin(), words.end());
   }
   ChildResult result = children_.run(argv, output);
-  if (result.signal == SIGPIPE) children_.end_by(SIGPIPE);  // nobody reads our output either
+  if (result.signal == SIGPIPE) children_.end_by(SIGPIPE);  // our own output has no reader either
   if (result.signal != 0) {
     throw ChildFailed(
         fmt::format("--baseline: {} was killed by signal {} ({}), expected it to end well; no "

@@ -5,23 +5,23 @@
 
 namespace lockstep {
 
-/// Compares this program with the reference stage's (`stage.baseline`), which the build puts beside
-/// it, by running both as children and looking at their files. This process must have no threads
+/// Compares this program with the reference stage's (`stage.baseline`), which the build puts next
+/// to it, by running both as children and looking at their files. This process must have no threads
 /// and no devices yet.
 ///
 /// 1. Proof, untimed: both train from the same weights on the same order at learning rate 0.01
 ///    without momentum, schedules and weight decay. Their weights must agree: after 10 steps to a
 ///    relative L2 of 1e-5; for ResNet-18, which one rounding already moves by more than that, the
 ///    change of the weights in one step to 10 %. Where this stage normalises parts of the batch
-///    (`stage.emulate`), the program `reference` beside the reference stage does so, too.
+///    (`stage.emulate`), the program `reference` next to the reference stage does so, too.
 /// 2. Timed, with the options as given: the reference, then this program with the user's
 ///    --metrics, --save and --trace, whose output is shown as always.
 /// 3. Prints both speeds, speed-up and efficiency (speed-up / devices), and adds them to --metrics:
 ///    "speedup", "efficiency", and all figures under "baseline".
 ///
-/// Returns the exit status: 0, or that of this program's own timed run, which has then said why.
-/// Throws if the weights disagree or a file of a child's cannot be used (status 1), if another
-/// child fails (its own status and error line), if the reference is not there.
+/// Returns the exit status: 0, or that of this program's own timed run, which has then printed why.
+/// Throws if the weights disagree or a child's file cannot be used (status 1), if another child
+/// fails (its own status and error line), or if the reference is missing.
 int run_with_baseline(const StageInfo& stage, const CommandLine& line);
 
 }  // namespace lockstep

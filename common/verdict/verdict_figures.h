@@ -1,5 +1,6 @@
 #pragma once
-// The figures behind a verdict: how far two weights files are apart, how fast two runs were.
+// The figures that a verdict is based on: how far two weights files are apart, how fast two runs
+// were.
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -7,7 +8,7 @@
 namespace lockstep {
 
 /// |w - w_ref| / |w_ref| of two weights files, all parameters as one vector, in float64. Running
-/// statistics are no parameters. Not finite if a weight is not, or if w_ref is 0. Throws BadInput
+/// statistics are not parameters. Not finite if a weight is not, or if w_ref is 0. Throws BadInput
 /// unless both files have parameters of the same names and shapes.
 double weights_distance(const std::string& path, const std::string& reference);
 
@@ -21,8 +22,8 @@ struct WarmSpeed {
   double samples_per_second = 0;  // of full batches, at that time per step
 };
 
-/// Reads it off a run's metrics (TrainingLog); `what` names them in errors. Throws BadInput for
-/// fewer than two steps, and where a figure is missing or makes no sense.
+/// Reads the speed from a run's metrics (TrainingLog); `what` names them in errors. Throws BadInput
+/// for fewer than two steps, and where a figure is missing or makes no sense.
 WarmSpeed warm_speed(const nlohmann::json& metrics, const std::string& what);
 
 struct SpeedUp {

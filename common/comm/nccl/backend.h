@@ -1,7 +1,7 @@
 #pragma once
 // The border between the programs and liblockstep_nccl.so, a library of its own for the same reason
-// as the CUDA backend (kernels/cuda/backend.h): NCCL has 200 MiB, and is not everywhere where CUDA
-// is.
+// as the CUDA backend (kernels/cuda/backend.h): NCCL takes 200 MiB, and not every machine with CUDA
+// has it.
 
 #include "common/comm/nccl/nccl.h"
 

@@ -1,4 +1,4 @@
-// NCCL in a build with it: loads liblockstep_nccl.so (backend.h says why it is loaded).
+// NCCL in a build that includes it: loads liblockstep_nccl.so (backend.h says why it is loaded).
 
 #include <dlfcn.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 struct Loaded {
   std::optional<NcclBackend> backend;
-  std::string reason;  // why there is none
+  std::string reason;  // why it could not be loaded
 };
 
 /// Libraries stay loaded, and loading one again costs nothing.

@@ -19,7 +19,7 @@ ncclDataType_t nccl_type(ElementType type) {
   return ncclNumTypes;
 }
 
-/// One rank's way to NCCL.
+/// Makes one rank's calls to NCCL.
 struct Caller {
   const Call& call;
   int rank, world_size;
@@ -36,11 +36,11 @@ struct Caller {
   void receive(const Elements& x, int from) const {
     check(ncclRecv(x.data, x.count, nccl_type(x.type), from, comm, stream), "ncclRecv");
   }
-  /// Part `of_rank` of what the root has of all.
+  /// Part `of_rank` of the root's `all`.
   Elements part(int of_rank) const {
     return call.all.part(of_rank * call.mine.count, call.mine.count);
   }
-  // NCCL has these two from version 2.28 on only.
+  // NCCL has these two only from version 2.28 on.
   void gather() const {
     for (int other = 0; rank == call.peer && other < world_size; ++other) {
       receive(part(other), other);

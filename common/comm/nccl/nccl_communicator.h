@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-/// A collective is one group of NCCL's, transfers that follow each other on a stream are another:
-/// what more might go together would have to be the same on all ranks, which nobody here knows.
+/// A collective is one NCCL group; transfers that follow each other on a stream are another. Larger
+/// groups would have to be the same on all ranks, which no rank alone can know.
 class NcclCommunicator final : public ProcessCommunicator {
  public:
-  /// Throws BadInput for an id that is none; PeerLost if the other ranks do not come within
+  /// Throws BadInput for an invalid id; PeerLost if the other ranks do not come within
   /// `timeout_seconds`, which is also how long a collective waits for them.
   NcclCommunicator(Device& device, int rank, int world_size, const std::string& id,
                    double timeout_seconds);
@@ -21,8 +21,8 @@ class NcclCommunicator final : public ProcessCommunicator {
   void enqueue(Stream stream, const std::vector<Call>& together) override;
 
   Device& device_;
-  uint64_t collectives_ = 0;  // so far
-  std::string broken_;        // why nothing can follow
+  uint64_t collectives_ = 0;  // the number so far
+  std::string broken_;        // why no further call can be made
   NcclQueue queue_;
 };
 

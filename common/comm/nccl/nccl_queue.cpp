@@ -22,7 +22,7 @@ bool alike(const NcclQueue::CallList& batch) {
   });
 }
 
-/// Its name in a trace.
+/// The name of a batch in a trace.
 const char* operation(const NcclQueue::CallList& batch) {
   if (alike(batch)) return name_of(batch.front().call.op);
   const bool transfers = std::all_of(batch.begin(), batch.end(), [](const IssuedCall& issued) {
@@ -38,7 +38,7 @@ void enqueue_on(std::span<const Stream> streams, const char* op,
   const Device& device = streams.front().device();
   cuda_stream(streams.front()).enqueue(op, [&](cudaStream_t) {
     enqueue_on(streams.subspan(1), op, launch);
-    // Those behind it made their GPUs the current ones.
+    // The inner calls made their own GPUs current.
     cuda::check(cudaSetDevice(device.id().index), "cudaSetDevice", device.name());
   });
 }
@@ -81,7 +81,7 @@ void NcclQueue::launch(const CallList& batch, const std::string& what) {
   try {
     try_to_launch(batch, what);
   } catch (const BadInput&) {
-    throw;  // a stream that is being captured, say: nothing has reached NCCL
+    throw;  // for example, a stream is being captured: nothing has reached NCCL
   } catch (const Error& error) {
     give_up(error.what());
     throw PeerLost(error.what());
@@ -90,7 +90,7 @@ void NcclQueue::launch(const CallList& batch, const std::string& what) {
 
 void NcclQueue::try_to_launch(const CallList& batch, const std::string& what) {
   const std::vector<Stream> streams = arrive(batch, what);
-  std::exception_ptr failed;  // not through enqueue_on(), which has operations to end
+  std::exception_ptr failed;  // caught here, since enqueue_on() must end its operations
   enqueue_on(streams, operation(batch), [&] {
     try {
       nccl_.group([&] {
@@ -107,7 +107,7 @@ void NcclQueue::try_to_launch(const CallList& batch, const std::string& what) {
   for (Part& part : pending_.back().parts) part.finished = part.stream.record();
 }
 
-/// Marks the point on every stream of the batch behind which NCCL waits for the peers. Returns the
+/// Marks, on every stream of the batch, the point after which NCCL waits for the peers. Returns the
 /// streams.
 std::vector<Stream> NcclQueue::arrive(const CallList& batch, const std::string& what) {
   pending_.push_back({what, {}, {}});
@@ -142,8 +142,8 @@ void NcclQueue::forget_finished() {
   pending_.erase(pending_.begin(), std::find_if(pending_.begin(), pending_.end(), runs));
 }
 
-/// A host that is blocked on a stream of the device, say for a loss, must not wait for ever because
-/// another rank has failed, or is gone, behind whose back the stream waits.
+/// A host that is blocked on a stream of the device, for example for a loss, must not wait for ever
+/// because the stream waits for another rank that has failed or is gone.
 void NcclQueue::watch(cuda::DeviceState& device) {
   if (std::find(watched_.begin(), watched_.end(), &device) != watched_.end()) return;
   watched_.push_back(&device);
@@ -192,7 +192,7 @@ std::string NcclQueue::failure() const {
 }
 
 /// Which other process has kept this one waiting for too long; empty if none has. The time begins
-/// when nothing of this process is missing any more.
+/// when every part of this process has arrived.
 std::string NcclQueue::silence() {
   Pending& first = pending_.front();
   if (!first.arrived()) return "";
@@ -218,7 +218,7 @@ std::string NcclQueue::lateness(double timeout_seconds) const {
                      timeout_seconds);
 }
 
-/// Frees the ranks that wait for each other. What their collectives left is not to be used: the
+/// Frees the ranks that wait for each other. The results of their collectives must not be used: the
 /// devices report why.
 void NcclQueue::give_up(const std::string& why) {
   on_failure_(why);

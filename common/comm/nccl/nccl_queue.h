@@ -1,6 +1,6 @@
 #pragma once
-// What the ranks of one process have given to NCCL and has not ended yet, and the end of it all
-// when a rank fails.
+// The calls that the ranks of one process have given to NCCL and that have not ended yet, and how
+// all end when a rank fails.
 
 #include <functional>
 #include <memory>
@@ -19,22 +19,23 @@ namespace cuda {
 class DeviceState;
 }
 
-/// A collective waits on the GPU for its peers, for ever if one does not come. Where one has
-/// failed, launch(), wait() and any waiting of the host for a stream of the devices end that; so do
-/// wait(), and such waiting after `patience_seconds`, for one that does not come.
+/// A collective waits on the GPU for its peers, for ever if a peer does not come. If a peer has
+/// failed, launch(), wait() and any waiting of the host for a stream of the devices end that. If a
+/// peer does not come, wait() ends it, and so does such waiting, after `patience_seconds`.
 class NcclQueue {
  public:
-  using CallList = std::vector<IssuedCall>;  // what goes into one NCCL group, as NCCL is to get it
+  using CallList = std::vector<IssuedCall>;  // what goes into one NCCL group, in the order for NCCL
   using Clock = std::chrono::steady_clock;
 
-  /// Throws as NcclRanks does. `on_failure` hears, once, why nothing can follow: no launch() then.
+  /// Throws as NcclRanks does. `on_failure` is called once, with the reason why nothing can follow:
+  /// no launch() after that.
   NcclQueue(NcclMembers members, double deadline_seconds, double patience_seconds,
             std::function<void(const std::string& why)> on_failure);
   ~NcclQueue();
   NcclQueue(const NcclQueue&) = delete;
   NcclQueue& operator=(const NcclQueue&) = delete;
 
-  /// Nothing for a call of no elements. A barrier gets one to reduce.
+  /// Adds nothing for a call of no elements. A barrier gets one element to reduce.
   void append(CallList& batch, IssuedCall issued);
   /// "all_reduce of 5 f32, sum", and ", ..." if the calls differ.
   static std::string text_of(const CallList& batch);
@@ -55,7 +56,7 @@ class NcclQueue {
   struct Pending {
     std::string what;  // "group 3 of collectives (all_reduce of 5 f32, sum)"
     std::vector<Part> parts;
-    std::optional<Clock::time_point> came{};  // when the host saw it begin, the first in the queue
+    std::optional<Clock::time_point> came{};  // when the host saw it begin, as first in the queue
     bool arrived() const;
     bool finished() const;
   };
@@ -77,7 +78,7 @@ class NcclQueue {
   std::vector<Pending> pending_;  // in order
   std::vector<cuda::DeviceState*> watched_;
   std::vector<std::unique_ptr<Buffer>> barrier_memory_;  // an element per stream that had a barrier
-  NcclRanks nccl_;                                       // goes first
+  NcclRanks nccl_;                                       // destroyed first
 };
 
 }  // namespace lockstep

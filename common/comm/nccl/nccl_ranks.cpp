@@ -17,14 +17,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kGraceSeconds = 5;  // for ending and aborting, which hang where a GPU hangs
 
-/// NCCL's texts may have several lines, ours have one.
+/// NCCL's texts may have several lines; ours have one.
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   while (!text.empty() && text.back() == ' ') text.pop_back();
   return text;
 }
 
-/// Calls made within its lifetime are one operation of NCCL's.
+/// Calls made while it lives are one operation for NCCL.
 class NcclGroup {
  public:
   NcclGroup() { check_nccl(ncclGroupStart(), "ncclGroupStart", "NCCL"); }
@@ -50,7 +50,7 @@ bool poll(double seconds, const std::function<bool()>& ready) {
   while (!ready()) {
     const auto now = Clock::now();
     if (now >= deadline) return false;
-    // Most of what is waited for takes microseconds; what takes longer is not worth a core.
+    // Most waits take microseconds; longer ones are not worth a busy core.
     if (now - begin < std::chrono::milliseconds(1)) {
       std::this_thread::yield();
     } else {
@@ -188,7 +188,7 @@ NcclRanks::~NcclRanks() {
 }
 
 /// ncclCommAbort frees memory, for which it waits where a GPU is stuck in other work. Then it is
-/// left to itself: whoever reports a lost peer ends soon.
+/// left alone: a process that reports a lost peer ends soon.
 void NcclRanks::abort() {
   const auto aborted = std::make_shared<std::promise<void>>();
   std::thread([comms = std::exchange(comms_, {}), aborted] {

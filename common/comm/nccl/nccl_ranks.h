@@ -1,5 +1,5 @@
 #pragma once
-// The ranks of one process as NCCL knows them, all of a group or some of them: a ncclComm_t each,
+// The ranks of one process as NCCL knows them, all ranks of a group or some: an ncclComm_t each,
 // from birth to a death that does not hang.
 
 #include <nccl.h>
@@ -19,19 +19,20 @@ struct NcclMembers {
   int first = 0, world_size = 0;
   ncclUniqueId id{};
 };
-/// The number that a group is known by. Throws PeerLost if NCCL has none.
+/// The id of a new group. Throws PeerLost if NCCL has none.
 ncclUniqueId new_nccl_id();
 
-/// Asks until `ready()` holds; false if it does not within so many seconds.
+/// Polls until `ready()` holds; false if it does not within that many seconds.
 bool poll(double seconds, const std::function<bool()>& ready);
 
 /// Throws PeerLost, "rank 1 (cuda:1): ncclAllReduce: ..." with NCCL's own words, unless the call
-/// succeeded or goes on in the background. `who` is what the text begins with.
+/// succeeded or continues in the background. `who` is what the text begins with.
 void check_nccl(ncclResult_t status, const char* call, const std::string& who,
                 ncclComm_t comm = nullptr);
 
-/// Non-blocking communicators: no call waits for another rank for ever. NCCL goes on by itself
-/// where a call returns ncclInProgress, and its communicator must be left alone until it is ready.
+/// Non-blocking communicators: no call waits for another rank for ever. Where a call returns
+/// ncclInProgress, NCCL continues in the background, and the communicator must be left alone until
+/// it is ready.
 class NcclRanks {
  public:
   /// Throws PeerLost if the ranks have not found each other before the deadline, or NCCL failed.
@@ -45,8 +46,7 @@ class NcclRanks {
   ncclComm_t comm(int rank) const { return comms_[rank - members_.first]; }
   /// "rank 1 (cuda:1)"
   std::string name(int rank) const;
-  /// Whom one waits for here: "rank 1", "one of the other 3 ranks"; empty if all are of this
-  /// process.
+  /// The ranks of other processes: "rank 1", "one of the other 3 ranks"; empty if there are none.
   std::string others() const;
 
   /// Calls `issue` inside ncclGroupStart and ncclGroupEnd, and returns when NCCL has enqueued its

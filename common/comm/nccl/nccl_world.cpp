@@ -82,8 +82,8 @@ void NcclWorld::wait(double timeout_seconds) {
   queue_.wait(timeout_seconds);
 }
 
-/// NCCL runs the calls of one of its groups in whatever order suits it. So a call that uses memory
-/// of one before it starts a new group.
+/// NCCL runs the calls of one of its groups in whatever order suits it. So a call that uses the
+/// memory of an earlier call starts a new group.
 std::vector<NcclQueue::CallList> NcclWorld::call_lists(const GroupCalls& calls) {
   std::vector<NcclQueue::CallList> found(1);
   for (const std::vector<IssuedCall>& together : in_order(calls)) {

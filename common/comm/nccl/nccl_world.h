@@ -9,10 +9,9 @@
 
 namespace lockstep {
 
-/// The calls of a group are written down while it is open, compared when it closes, and only then
-/// given to NCCL, which would answer a disagreement with a hang or with wrong numbers. A rank that
-/// has failed ends every waiting of the host; wait() alone also has an end for one that does not
-/// come.
+/// The calls of a group are recorded while it is open, compared when it closes, and only then given
+/// to NCCL, which would answer a disagreement with a hang or with wrong numbers. A rank that has
+/// failed ends every wait of the host; only wait() also gives up on a rank that does not come.
 class NcclWorld final : public SingleProcessWorld {
  public:
   /// Throws BadInput if two ranks are on one GPU, which NCCL does not serve; PeerLost if the ranks

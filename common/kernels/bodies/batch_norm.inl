@@ -2,7 +2,7 @@
 // Batch normalisation over rows (N H W) of [rows, C], in pieces.
 //
 // The number of rows travels with the statistics, in device memory: where several devices have
-// parts of a batch, no host knows it.
+// parts of a batch, no host knows the number.
 //
 // Reductions over rows are bodies with two sums per channel: terms(row, c) gives what one element
 // adds, finish(c, sum0, sum1) turns the totals (in double) into the result.
@@ -71,7 +71,7 @@ struct AddColumnSums {
 };
 
 /// One call per channel. Fewer than two rows have no unbiased variance: the running statistics then
-/// stay.
+/// stay as they are.
 struct BatchNormPrepare {
   const Real* statistics;  // [2 channels + 1]: means, M2s, rows
   int64_t channels;
@@ -84,7 +84,7 @@ struct BatchNormPrepare {
     norm[c] = mean;
     norm[channels + c] = 1 / std::sqrt((rows > 0 ? m2 / rows : 0) + eps);
     if (c == 0) norm[2 * channels] = rows > 0 ? 1 / rows : 0;
-    // PyTorch normalises with the biased variance, but remembers the unbiased.
+    // PyTorch normalises with the biased variance, but keeps the unbiased one.
     if (momentum > 0 && rows > 1) {
       running_mean[c] += momentum * (mean - running_mean[c]);
       running_var[c] += momentum * (m2 / (rows - 1) - running_var[c]);

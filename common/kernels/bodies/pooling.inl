@@ -43,8 +43,8 @@ struct MaxPool2d {
   }
 };
 
-/// Windows of kKernel x kKernel side by side that cover the image exactly: every input pixel lies
-/// in one window, at one position. Over input pixels.
+/// Windows of kKernel x kKernel side by side that cover the image exactly: every input pixel is in
+/// one window, at one position. Over input pixels.
 template <int kKernel>
 struct MaxPool2dBackwardTiled {
   Window2d g;

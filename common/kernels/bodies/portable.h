@@ -11,14 +11,14 @@
 #include "common/core/real.h"
 #include "common/kernels/step_state.h"
 
-// What stands before every function of a body. A backend whose processor needs something else
-// defines it before it includes the bodies (cuda/launch.cuh).
+// Written before every function of a body. A backend whose processor needs something else defines
+// this macro before it includes the bodies (cuda/launch.cuh).
 #ifndef LOCKSTEP_BODY
 #define LOCKSTEP_BODY inline __attribute__((always_inline))
 #endif
 
-// Before a short loop of known length: unrolled, it does not stand in the way of vectorising the
-// loop around it.
+// Before a short loop of known length: once unrolled, it does not keep the loop around it from
+// being vectorised.
 #ifndef LOCKSTEP_UNROLL
 #define LOCKSTEP_UNROLL _Pragma("GCC unroll 4")
 #endif

@@ -32,7 +32,7 @@ struct SumSquares {
   }
 };
 
-/// norm[0] from the sums behind it.
+/// norm[0] from the sums after it.
 struct NormOfParts {
   int64_t parts;
   Real* norm;

@@ -1,7 +1,6 @@
 #pragma once
 // The catalogue on CPU devices: the shared bodies in vectorised loops (launch.h, reduce.h),
-// convolution and matrix product by an engine. What each operation does stands in
-// kernels/kernels.h.
+// convolution and matrix product by an engine. kernels/kernels.h says what each operation does.
 
 #include <memory>
 

@@ -1,6 +1,6 @@
 #pragma once
-// Who convolves and multiplies matrices on CPU devices. Two engines: oneDNN, and a readable one
-// that is the oracle of the tests and serves where oneDNN is missing or float64 is asked for.
+// What convolves and multiplies matrices on CPU devices. Two engines: oneDNN, and a readable one
+// that is the oracle of the tests and is used where oneDNN is missing or float64 is asked for.
 
 #include <memory>
 #include <string>
@@ -40,7 +40,7 @@ class Workspace {
   ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
-  /// At least `bytes` bytes; what the last call gave is gone.
+  /// At least `bytes` bytes; the memory of the last call is no longer valid.
   void* at_least(size_t bytes);
 
  private:

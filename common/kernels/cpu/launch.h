@@ -16,7 +16,7 @@ namespace lockstep::cpu {
 inline CpuStream& cpu_stream(Stream stream) { return static_cast<CpuStream&>(stream.backend()); }
 
 /// Calls f(begin, end) for consecutive pieces of [0, n), one per compute thread. Few elements stay
-/// on the calling thread: waking a team costs more than they do.
+/// on the calling thread: waking a team costs more than the work itself.
 template <class F>
 void share_out(int64_t n, int64_t elements_each, F f) {
   const int threads = omp_get_max_threads();
@@ -31,9 +31,9 @@ void share_out(int64_t n, int64_t elements_each, F f) {
   }
 }
 
-/// f(c) for every channel. Images have few channels (10 in the seed network): the single steps that
-/// a plain loop makes behind its last full vector would take most of the time, and branch on every
-/// pixel's value. Instead the last vector overlaps the one before it, which is allowed because f
+/// f(c) for every channel. Images have few channels (10 in the seed network): the single steps of a
+/// plain loop after its last full vector would take most of the time, and branch on every pixel's
+/// value. Instead the last vector overlaps the one before it, which is allowed because f
 /// overwrites: doing a channel twice changes nothing.
 template <class F>
 inline void for_channels(int64_t channels, F f) {

@@ -1,9 +1,9 @@
 // Convolution and matrix product by oneDNN, on plain NHWC activations.
 //
 // oneDNN works by plans ("primitives"), made once per shape. A plan belongs to the worker thread of
-// one stream and is made there: a primitive that two threads shared gave wrong gradients, and it
-// keeps the number of OpenMP threads that its maker had. Activations and OHWI weights go in as they
-// lie; where a plan prefers another order of the weights it gets a reordered copy.
+// one stream and is made there: a primitive that two threads shared gave wrong gradients, and a
+// primitive keeps the number of OpenMP threads that its maker had. Activations and OHWI weights go
+// in as they are; where a plan prefers another order of the weights, it gets a reordered copy.
 
 #include <algorithm>
 #include <map>
@@ -21,14 +21,13 @@ using namespace onednn;
 constexpr int64_t kLargestBlock = 16;
 
 /// For the gradient of 1x1 weights with a stride oneDNN gathers the pixels that count into its
-/// scratchpad, by whole blocks of channels. Where there are fewer channels, the last block ends
-/// behind it (versions 2 and 3, github.com/uxlfoundation/oneDNN/issues/6035).
+/// scratchpad, in whole blocks of channels. With fewer channels than a block, the last block ends
+/// past the scratchpad (versions 2 and 3, github.com/uxlfoundation/oneDNN/issues/6035).
 bool overruns_scratchpad(const Window2d& g) {
   return g.kernel == 1 && g.stride > 1 && g.in_channels < kLargestBlock;
 }
 
-/// The pixels of x that a 1x1 window meets, one behind the other: [batch, out height, out width,
-/// C].
+/// The pixels of x that a 1x1 window meets, one after another: [batch, out height, out width, C].
 void gather(const Window2d& g, const Real* x, Real* pixels) {
   for (int64_t row = 0; row < g.batch * g.out_height; ++row) {
     const int64_t h = row % g.out_height * g.stride - g.padding;
@@ -44,7 +43,7 @@ void gather(const Window2d& g, const Real* x, Real* pixels) {
 
 size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/// What one stream's worker keeps: its plans and its workspace.
+/// What the worker of one stream keeps: its plans and its workspace.
 class Worker {
  public:
   explicit Worker(MemoryCounter& counter) : workspace_(counter), gathered_(counter) {}

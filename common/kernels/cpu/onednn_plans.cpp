@@ -13,7 +13,8 @@ namespace {
 using Tag = dnnl::memory::format_tag;
 constexpr auto kFloat = dnnl::memory::data_type::f32;
 
-/// Where its compiler gets no memory, oneDNN may die by a signal, so it is asked for before.
+/// If its compiler gets no memory, oneDNN may be killed by a signal, so this checks for memory
+/// first.
 void require_room_for_code() {
   constexpr size_t kRoom = size_t{32} << 20;
   void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -31,7 +32,7 @@ dnnl::memory empty(const dnnl::engine& engine, const Desc& desc) {
   return dnnl::memory(desc, engine, nullptr);
 }
 
-/// Whoever runs a plan gives it its scratchpad.
+/// The caller that runs a plan provides its scratchpad.
 dnnl::primitive_attr scratchpad_from_caller() {
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);

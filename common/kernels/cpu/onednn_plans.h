@@ -1,5 +1,5 @@
 #pragma once
-// What oneDNN is to do for a shape, made once and run by onednn_engine.cpp.
+// oneDNN's plans for a shape, made once and run by onednn_engine.cpp.
 
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
@@ -22,7 +22,7 @@ struct Step {
 struct Pass {
   Step main;
   int weight_argument = 0;  // DNNL_ARG_WEIGHTS, or DNNL_ARG_DIFF_WEIGHTS for the weights' gradient
-  size_t reordered_bytes = 0;  // 0: the plan takes OHWI as it lies
+  size_t reordered_bytes = 0;  // 0: the plan takes OHWI as it is
   Step reorder;
   size_t scratch_bytes = 0;
 };
@@ -37,8 +37,8 @@ struct MatMulPlan {
   size_t scratch_bytes = 0;
 };
 
-/// The plans of a shape, by the thread that runs them. Throws where the system has no memory for
-/// them.
+/// Makes the plans of a shape; called by the thread that runs them. Throws where the system has no
+/// memory for them.
 ConvPlan make_plan(const dnnl::engine& engine, const Window2d& g);
 MatMulPlan make_plan(const dnnl::engine& engine, const MatMul& shape);
 

@@ -6,7 +6,7 @@
 
 namespace lockstep::cpu {
 
-/// A team of one: what a block of threads is on a GPU.
+/// A team of one thread: on a GPU it is a block of threads.
 struct SerialTeam {
   template <class F>
   Real max(int64_t n, F f) const {

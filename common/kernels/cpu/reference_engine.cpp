@@ -1,7 +1,7 @@
 // The readable engine: convolution and matrix product as loops.
 //
 // Output channels are walked in blocks of one vector register. A copy of the weights in which the
-// block's channels lie side by side lets the compiler keep the block's sums in that register.
+// block's channels are side by side lets the compiler keep the block's sums in that register.
 
 #include <algorithm>
 #include <vector>
@@ -17,7 +17,7 @@ constexpr int64_t kLanes = 64 / sizeof(Real);
 int64_t blocks_of(int64_t channels) { return (channels + kLanes - 1) / kLanes; }
 
 /// packed[block][kh][kw][from][lane]: the weight from input channel `from` to output channel
-/// block * kLanes + lane; 0 behind the last channel. `backward` swaps the roles of the channels.
+/// block * kLanes + lane; 0 after the last channel. `backward` swaps the roles of the channels.
 void pack_weights(const Window2d& g, const Real* weight, bool backward, Real* packed) {
   const int64_t from_channels = backward ? g.out_channels : g.in_channels;
   const int64_t to_channels = backward ? g.in_channels : g.out_channels;
@@ -55,8 +55,8 @@ inline void add_products(const Real* const (&pixels)[kPixels], int64_t channels,
   std::copy(block[0], block[0] + kPixels * kLanes, sums[0]);
 }
 
-/// Row h of image n with `padding` pixels of zeros at both sides, so that a window's row lies in
-/// one piece wherever the window stands: [width + 2 padding][channels]; zeros for a row outside.
+/// Row h of image n with `padding` pixels of zeros at both sides, so that a window's row is in one
+/// piece wherever the window is: [width + 2 padding][channels]; zeros for a row outside.
 void copy_padded_row(const Window2d& g, const Real* x, int64_t n, int64_t h, Real* to) {
   const int64_t side = g.padding * g.in_channels, row = g.in_width * g.in_channels;
   if (h < 0 || h >= g.in_height) {

@@ -2,8 +2,8 @@
 // The border between the programs and liblockstep_cuda.so, which holds the whole CUDA backend.
 //
 // cuBLAS and cuDNN take a tenth of a second and 150 MiB just to be loaded, and a program that is
-// linked with them does not start where they are missing. So they are behind a library of our own
-// that is loaded when there is a driver to use it with.
+// linked with them does not start where they are missing. So we use them through a library of our
+// own, which is loaded only where there is a driver.
 
 #include "common/kernels/cuda/cuda.h"
 

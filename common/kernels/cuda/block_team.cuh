@@ -1,5 +1,5 @@
 #pragma once
-// What a row-wise body runs on: a block of threads, where the CPU has one (cpu/reduce.h).
+// What a row-wise body runs on: a block of threads, where the CPU uses one thread (cpu/reduce.h).
 
 #include "common/kernels/cuda/launch.cuh"
 

@@ -51,12 +51,12 @@ void check(cudaError_t status, const char* call, const std::string& device) {
 
 namespace {
 
-/// A library that meets an error of an earlier kernel reports it as its own: this says whose it
-/// was.
+/// A library that meets an error of an earlier kernel reports it as its own: this names the real
+/// source.
 std::string earlier_error() {
   const cudaError_t cause = cudaGetLastError();
   return cause == cudaSuccess ? std::string(kAdvice)
-                              : " behind " + describe(cause, "an earlier operation");
+                              : " after " + describe(cause, "an earlier operation");
 }
 
 }  // namespace

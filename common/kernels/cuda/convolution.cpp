@@ -96,8 +96,8 @@ Convolutions::Plan Convolutions::make_plan(const Window2d& g) {
   return plan;
 }
 
-/// A proposal's memory is for the math that it proposes; what is allocated is for the math that the
-/// plan has.
+/// A proposal's memory size is for the math that it proposes; we allocate for the math that the
+/// plan uses.
 void Convolutions::choose_algorithms(Plan& plan, const Window2d& g) {
   const std::string device = stream_.device().name();
   int count = 0;
@@ -112,7 +112,7 @@ void Convolutions::choose_algorithms(Plan& plan, const Window2d& g) {
                                                      plan.convolution.get(), plan.y.get(), f.algo,
                                                      &plan.forward.workspace),
              "cudnnGetConvolutionForwardWorkspaceSize");
-  // The only algorithm for which cuDNN documents a bias without an activation behind it.
+  // The only algorithm for which cuDNN documents a bias without an activation after it.
   plan.fuse_bias = f.algo == CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
 
   cudnnConvolutionBwdDataAlgoPerf_t input[kProposals];
@@ -160,7 +160,7 @@ bool Convolutions::forward_with_bias(Plan& p, const Real* x, const Real* weight,
       handle_.get(), &kOne, p.x.get(), x, p.weight.get(), weight, p.convolution.get(),
       p.forward.algorithm, stream_.scratch(p.forward.workspace), p.forward.workspace, &kZero,
       p.y.get(), y, p.bias.get(), bias, identity_.get(), p.y.get(), y);
-  // 3000 to 3999 are the reasons why something is not supported. Found out once per shape.
+  // Statuses 3000 to 3999 say why something is not supported. This is found out once per shape.
   if (status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000) return p.fuse_bias = false;
   check_call(status, "cudnnConvolutionBiasActivationForward");
   return true;

@@ -48,7 +48,7 @@ std::string reason_for(cudaError_t status) {
   return describe(status, "cudaGetDeviceCount");
 }
 
-/// As cuda::availability(), of which this is the part behind the border (backend.h).
+/// As cuda::availability(): this is the part inside the library (backend.h).
 Availability gpus() {
   int count = 0;  // stays as it is where there is no driver
   const cudaError_t status = cudaGetDeviceCount(&count);

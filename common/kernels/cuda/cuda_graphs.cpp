@@ -1,4 +1,4 @@
-// Graphs of a CudaStream: what it captures instead of running it, and launches again and again.
+// Graphs of a CudaStream: work that is captured instead of run, and then launched again and again.
 
 #include <utility>
 
@@ -17,7 +17,7 @@ class CudaGraph final : public Graph {
   const StreamBackend& stream() const { return stream_; }
 
  private:
-  GraphExecHandle exec_;  // CUDA keeps it until launches that are queued have run
+  GraphExecHandle exec_;  // CUDA keeps it until queued launches have run
   const StreamBackend& stream_;
 };
 
@@ -42,7 +42,7 @@ std::unique_ptr<Graph> CudaStream::end_capture() {
   cudaGraph_t captured = nullptr;
   const cudaError_t status = cudaStreamEndCapture(raw_.get(), &captured);
   const GraphHandle graph(captured);
-  if (std::exception_ptr first = error()) std::rethrow_exception(first);  // it says more
+  if (std::exception_ptr first = error()) std::rethrow_exception(first);  // it gives more detail
   check(status, "cudaStreamEndCapture", device().name());
   cudaGraphExec_t exec = nullptr;
   check(cudaGraphInstantiate(&exec, captured, 0), "cudaGraphInstantiate", device().name());

@@ -1,6 +1,6 @@
 #pragma once
 // The catalogue on a GPU: the shared bodies as kernels (launch.cuh, reduce.cuh), convolution by
-// cuDNN, matrix products by cuBLAS. What each operation does stands in kernels/kernels.h.
+// cuDNN, matrix products by cuBLAS. kernels/kernels.h says what each operation does.
 
 #include "common/kernels/body_kernels.h"
 #include "common/kernels/cuda/check.h"

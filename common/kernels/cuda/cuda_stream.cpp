@@ -17,8 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What the host waits for after somebody has given a stream up: it may be stuck, and whoever waits
-/// is to report it and to end.
+/// How long the host still waits for a stream that was given up: the stream may be stuck, and the
+/// waiting thread must report that and end.
 constexpr auto kGrace = std::chrono::seconds(2);
 
 }  // namespace
@@ -57,14 +57,14 @@ CudaStream::~CudaStream() {
 }
 
 /// The current device belongs to the calling thread, and one thread may drive several GPUs: every
-/// call says which it means.
+/// call says which GPU it means.
 void CudaStream::make_current() const {
   check(cudaSetDevice(index_), "cudaSetDevice", device().name());
 }
 
 // --- Errors ------------------------------------------------------------------------------------
 
-/// Keeps the stream's first error, as a CPU stream does: it comes up when the host waits.
+/// Keeps the stream's first error, as a CPU stream does: it is thrown when the host waits.
 void CudaStream::note(cudaError_t status, const char* call) const {
   if (status == cudaSuccess) return;
   cudaGetLastError();
@@ -193,7 +193,7 @@ bool CudaStream::done(uint64_t ticket) const {
   if (ticket <= completed_.load()) return true;
   const cudaError_t status = cudaEventQuery(event(ticket));
   if (status == cudaErrorNotReady) {
-    cudaGetLastError();  // not an error, but it would stand there as one
+    cudaGetLastError();  // not an error, but CUDA would keep it as one
     return false;
   }
   note(status, "cudaEventQuery");
@@ -217,8 +217,8 @@ void CudaStream::block(uint64_t ticket) const {
 
 void* CudaStream::allocate(size_t bytes) {
   make_current();
-  // What a graph allocated itself would be gone after each launch. During a capture memory comes
-  // from the host's own call instead, which CUDA allows beside a relaxed capture.
+  // Memory that a graph allocates itself would be gone after each launch. During a capture memory
+  // comes from the host's own call instead, which CUDA allows beside a relaxed capture.
   void* memory = nullptr;
   cudaError_t status = cudaSuccess;
   if (capturing_) {
@@ -249,7 +249,7 @@ void CudaStream::release(void* memory) {
 void* CudaStream::scratch(size_t bytes) {
   if (bytes == 0) return nullptr;
   if (scratch_.empty() || scratch_.back()->bytes() < bytes) {
-    // A graph that was captured goes on using the memory it was captured with.
+    // A captured graph continues to use the memory it was captured with.
     if (!captured_) scratch_.clear();
     scratch_.push_back(std::make_unique<Buffer>(Stream(*this), bytes));
   }

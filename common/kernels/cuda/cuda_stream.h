@@ -1,5 +1,5 @@
 #pragma once
-// The stream of a GPU: cudaStream_t behind the interface that CPU devices implement with a thread.
+// The stream of a GPU: a cudaStream_t with the interface that CPU devices implement with a thread.
 
 #include <array>
 #include <atomic>
@@ -28,7 +28,7 @@ class CudaStream final : public StreamBackend {
   ~CudaStream() override;
 
   /// Enqueues one operation named `op` (a literal) by calling launch(cudaStream_t), on this
-  /// stream's GPU. Nothing once the stream has failed.
+  /// stream's GPU. Does nothing once the stream has failed.
   template <class F>
   void enqueue(const char* op, F launch) {
     if (!begin(op)) return;
@@ -67,8 +67,8 @@ class CudaStream final : public StreamBackend {
   std::vector<Span> timeline() const override;
 
  private:
-  // Events lie in a ring, as in CpuStream. A slot that was recorded anew stands for its later
-  // event, which is as good for waiting; what was seen done before stays done by completed_.
+  // Events are kept in a ring, as in CpuStream. A slot that was recorded anew holds its later
+  // event, which is as good for waiting; completed_ keeps what was already seen done.
 
   struct Time;  // of an event
 
@@ -101,7 +101,7 @@ class CudaStream final : public StreamBackend {
   HostTasks host_tasks_;
   std::unique_ptr<Buffer> block_counters_;
   std::vector<std::unique_ptr<Buffer>> scratch_;  // the last is the largest and in use
-  std::unique_ptr<Libraries> libraries_;          // goes first: it uses all of the above
+  std::unique_ptr<Libraries> libraries_;          // destroyed first: it uses all of the above
 };
 
 inline CudaStream& cuda_stream(Stream stream) { return static_cast<CudaStream&>(stream.backend()); }

@@ -1,5 +1,5 @@
 #pragma once
-// What the streams of one GPU share besides the GPU.
+// What the streams of one GPU share, apart from the GPU itself.
 
 #include <exception>
 #include <functional>
@@ -8,9 +8,10 @@
 
 namespace lockstep::cuda {
 
-/// Host tasks and libraries can fail where the GPU does not notice. What it was given is not taken
-/// back then: streams that wait for the failed work run on with whatever that left. So it concerns
-/// all streams of the device, as the error of a kernel does, and each of them reports it.
+/// Host tasks and libraries can fail without the GPU noticing. Work already given to the GPU is not
+/// taken back then: streams that wait for the failed work continue with whatever it left. So a
+/// failure concerns all streams of the device, as the error of a kernel does, and each stream
+/// reports it.
 class DeviceState {
  public:
   /// The first failure, or null.
@@ -23,14 +24,14 @@ class DeviceState {
     if (!error_) error_ = std::move(error);
   }
 
-  /// `look` runs again and again while a host thread is blocked until a stream of the device gets
-  /// somewhere: it may end what the stream waits for. Null: `owner` looks no more.
+  /// `look` runs again and again while a host thread is blocked until a stream of the device makes
+  /// progress: `look` may end what the stream waits for. Null: `owner` looks no more.
   void watch(const void* owner, std::function<void()> look) {
     const std::lock_guard lock(mutex_);
     watchers_.erase(owner);
     if (look) watchers_.emplace(owner, std::move(look));
   }
-  /// True if anybody does.
+  /// Calls every `look`; true if there is one.
   bool look() const {
     std::map<const void*, std::function<void()>> watchers;
     {
@@ -42,7 +43,7 @@ class DeviceState {
   }
 
  private:
-  mutable std::mutex mutex_;  // of CUDA's thread and of all that ask
+  mutable std::mutex mutex_;  // between CUDA's thread and all that ask
   std::exception_ptr error_;
   std::map<const void*, std::function<void()>> watchers_;
 };

@@ -11,13 +11,13 @@
 
 namespace lockstep::cuda {
 
-/// The host tasks of one stream; goes when the stream has run dry.
+/// The host tasks of one stream; destroyed when the stream has run dry.
 class HostTasks {
  public:
   explicit HostTasks(DeviceState& state) : state_(state) {}
 
-  /// Enqueues `body`. It is not run once the device has failed, and is destroyed behind its run: by
-  /// CUDA's thread, where calls of CUDA are forbidden.
+  /// Enqueues `body`. It is not run once the device has failed, and is destroyed after it has run:
+  /// by CUDA's thread, where CUDA calls are forbidden.
   cudaError_t launch(cudaStream_t stream, std::function<void()> body);
 
  private:
@@ -30,7 +30,7 @@ class HostTasks {
   static void run(void* task);
 
   DeviceState& state_;
-  std::deque<Task> tasks_;  // in order; CUDA does not call those behind an error of the GPU
+  std::deque<Task> tasks_;  // in order; CUDA does not call those after an error of the GPU
 };
 
 }  // namespace lockstep::cuda

@@ -35,7 +35,7 @@ cublasHandle_t Libraries::cublas() {
   return made;
 }
 
-/// cuBLAS knows columns first. A row-major matrix read so is its transpose, so we ask for
+/// cuBLAS stores columns first. A row-major matrix read in that way is its transpose, so we ask for
 /// C^T = op(B)^T op(A)^T: the operands change places, and each keeps its flag.
 void Libraries::matmul(const MatMul& shape, const Real* a, const Real* b, Real* c) {
   const int m = static_cast<int>(shape.m), n = static_cast<int>(shape.n),

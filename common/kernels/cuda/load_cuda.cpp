@@ -1,4 +1,4 @@
-// The CUDA backend of a build with CUDA: loads it (backend.h says why it is loaded and not linked).
+// The CUDA backend in a build with CUDA: loads it (backend.h says why it is loaded and not linked).
 
 #include <dlfcn.h>
 

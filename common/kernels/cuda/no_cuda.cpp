@@ -1,4 +1,4 @@
-// The CUDA backend of a build without CUDA.
+// The CUDA backend in a build without CUDA.
 
 #include "common/core/error.h"
 #include "common/kernels/cuda/cuda.h"

@@ -48,8 +48,8 @@ const std::vector<Span>& SpanRecorder::spans() {
 }
 
 /// cudaEventElapsedTime gives float milliseconds: too coarse over hours, exact enough from one
-/// batch of operations to the next. So the last event of a batch becomes the origin of the
-/// following.
+/// batch of operations to the next. So the last event of a batch becomes the origin of the next
+/// batch.
 void SpanRecorder::resolve() {
   if (pending_.empty()) return;
   check(cudaEventSynchronize(pending_.back().end.get()), "cudaEventSynchronize", device_);

@@ -9,7 +9,7 @@
 
 namespace lockstep::cuda {
 
-/// Puts an event before and behind every operation. The GPU's clock is tied to the host's by an
+/// Puts an event before and after every operation. The GPU's clock is tied to the host's by an
 /// event for which the host waits at the start; from there on times are differences of events.
 class SpanRecorder {
  public:
