@@ -119,6 +119,6 @@ class Member {
 
 int main(int argc, char** argv) {
   lockstep::report_uncaught_errors();
-  lockstep::Member& member = *new lockstep::Member;  // without "leave" it just goes
+  static lockstep::Member& member = *new lockstep::Member;  // without "leave" it just ends
   for (int i = 1; i < argc; ++i) member.run(argv[i]);
 }
