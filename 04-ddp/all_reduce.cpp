@@ -14,15 +14,15 @@ AllReduceKind parse_all_reduce(const std::string& text) {
 }
 
 void AllReduce::operator()(const Tensor& x) {
-  const int64_t ranks = ranks_.world_size();
+  const int64_t world_size = comm_.world_size();
   switch (kind_) {
     case AllReduceKind::ring:
       return ring(x);
     case AllReduceKind::naive:
       return naive(x);
     case AllReduceKind::library:
-      bytes_sent_ += 2 * (ranks - 1) * static_cast<int64_t>(x.bytes()) / ranks;
-      return ranks_.all_reduce(stream_, x);
+      bytes_sent_ += 2 * (world_size - 1) * static_cast<int64_t>(x.bytes()) / world_size;
+      return comm_.all_reduce(stream_, x);
   }
 }
 
@@ -31,47 +31,47 @@ void AllReduce::operator()(const Tensor& x) {
 /// receives one from its left, in one group, so all connections are busy in both directions.
 void AllReduce::ring(const Tensor& x) {
   // [task 04.1] ring all-reduce
-  const int me = ranks_.rank(), ranks = ranks_.world_size();
-  const int right = (me + 1) % ranks, left = (me + ranks - 1) % ranks;
+  const int me = comm_.rank(), world_size = comm_.world_size();
+  const int right = (me + 1) % world_size, left = (me + world_size - 1) % world_size;
   // Reduce-scatter: part p starts at rank p + 1, and every rank on its way adds its own part. After
   // W-1 steps it has come to rank p, complete.
-  for (int step = 0; step < ranks - 1; ++step) {
+  for (int step = 0; step < world_size - 1; ++step) {
     const Tensor mine = part(x, me - step - 2);
     const Tensor received = scratch(mine.elements());
-    ranks_.open_group();
+    comm_.open_group();
     send(part(x, me - step - 1), right);
     receive(received, left);
-    ranks_.close_group();
+    comm_.close_group();
     stream_.kernels().add(stream_, received, mine);
   }
   // All-gather: part p starts at rank p and moves around in the same direction.
-  for (int step = 0; step < ranks - 1; ++step) {
-    ranks_.open_group();
+  for (int step = 0; step < world_size - 1; ++step) {
+    comm_.open_group();
     send(part(x, me - step), right);
     receive(part(x, me - step - 1), left);
-    ranks_.close_group();
+    comm_.close_group();
   }
   // [end 04.1]
 }
 
 void AllReduce::naive(const Tensor& x) {
-  const int ranks = ranks_.world_size();
-  if (ranks_.rank() > 0) {
+  const int world_size = comm_.world_size();
+  if (comm_.rank() > 0) {
     send(x, 0);
     return receive(x, 0);
   }
-  for (int other = 1; other < ranks; ++other) {
+  for (int other = 1; other < world_size; ++other) {
     const Tensor received = scratch(x.elements());
     receive(received, other);
     stream_.kernels().add(stream_, received, x);
   }
-  for (int other = 1; other < ranks; ++other) send(x, other);
+  for (int other = 1; other < world_size; ++other) send(x, other);
 }
 
 // --- What both are made of -----------------------------------------------------------------------
 
 Tensor AllReduce::part(const Tensor& x, int number) const {
-  const RingPart part = ring_part(x.elements(), number, ranks_.world_size());
+  const RingPart part = ring_part(x.elements(), number, comm_.world_size());
   return x.range(part.first, {part.count});
 }
 
@@ -82,7 +82,7 @@ Tensor AllReduce::scratch(int64_t count) {
 }
 
 void AllReduce::send(const Tensor& x, int to) {
-  ranks_.send(stream_, x, to);
+  comm_.send(stream_, x, to);
   bytes_sent_ += static_cast<int64_t>(x.bytes());
 }
 

@@ -20,8 +20,8 @@ AllReduceKind parse_all_reduce(const std::string& text);
 class AllReduce {
  public:
   /// `ranks` must outlive this object; `stream` is that of all calls.
-  AllReduce(Communicator& ranks, AllReduceKind kind, Stream stream)
-      : ranks_(ranks), kind_(kind), stream_(stream) {}
+  AllReduce(Communicator& comm, AllReduceKind kind, Stream stream)
+      : comm_(comm), kind_(kind), stream_(stream) {}
 
   /// Enqueues the sum of x [n].
   void operator()(const Tensor& x);
@@ -38,9 +38,9 @@ class AllReduce {
   /// Memory for `count` numbers to receive. The next call returns the same memory.
   Tensor scratch(int64_t count);
   void send(const Tensor& x, int to);
-  void receive(const Tensor& x, int from) { ranks_.receive(stream_, x, from); }
+  void receive(const Tensor& x, int from) { comm_.receive(stream_, x, from); }
 
-  Communicator& ranks_;
+  Communicator& comm_;
   AllReduceKind kind_;
   Stream stream_;
   Tensor scratch_;

@@ -23,9 +23,9 @@ NamedValues described(const FlatParameters& parameters) {
 
 DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
                                                  const FlatParameters& parameters,
-                                                 Communicator& ranks, const ExchangeTexts& exchange,
+                                                 Communicator& comm, const ExchangeTexts& exchange,
                                                  Stream communication, const DdpOptions& options)
-    : Replica(std::move(module), parameters, ranks, communication, options.all_reduce,
+    : Replica(std::move(module), parameters, comm, communication, options.all_reduce,
               options.broadcast_buffers),
       options_(options),
       in_order_(parameters.parameters().rbegin(), parameters.parameters().rend()),
@@ -33,14 +33,14 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
   // Without this check a difference would show as a sum of unrelated numbers, or as a hang.
   require_same(exchange, described(parameters_), "all ranks must build the same network");
   require(!in_order_.empty(), "rank {}: a network without parameters has nothing to be reduced",
-          ranks_.rank());
+          comm_.rank());
   std::vector<int64_t> bytes;
   for (size_t i = 0; i < in_order_.size(); ++i) {
     bytes.push_back(static_cast<int64_t>(in_order_[i]->grad.bytes()));
     in_order_[i]->on_gradient_ready = [this, i](Parameter&) { gradient_is_ready(i); };
   }
   buckets_ = plan_buckets(bytes, options.caps);
-  ranks_.broadcast(parameters_.stream(), parameters_.values(), 0);
+  comm_.broadcast(parameters_.stream(), parameters_.values(), 0);
   Replica::broadcast_buffers();
 }
 
@@ -64,9 +64,9 @@ void DistributedDataParallel::gradient_is_ready(size_t parameter) {
       running_,
       "rank {}: a gradient of {} outside the wrapper's backward, where nothing reduces it; call "
       "backward of the wrapper, or make the pass one that is not the last contribution",
-      ranks_.rank(), name);
+      comm_.rank(), name);
   require(!ready_[parameter],
-          "rank {}: a second gradient of {} in one backward; use every layer once", ranks_.rank(),
+          "rank {}: a second gradient of {} in one backward; use every layer once", comm_.rank(),
           name);
   ready_[parameter] = true;
   if (options_.overlap) reduce_complete_buckets();
@@ -113,7 +113,7 @@ void DistributedDataParallel::reduce_the_rest() {
   require(missing.empty() || options_.find_unused_parameters,
           "rank {}: no gradient of {} in this backward; leave such layers out of the network, or "
           "allow unused parameters",
-          ranks_.rank(), listed(missing));
+          comm_.rank(), listed(missing));
   std::fill(ready_.begin(), ready_.end(), true);
   reduce_complete_buckets();
   std::fill(ready_.begin(), ready_.end(), false);

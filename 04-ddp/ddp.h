@@ -36,7 +36,7 @@ class DistributedDataParallel final : public Replica {
   /// must outlive this object. Gives every rank rank 0's parameters and buffers. Throws BadInput,
   /// on all ranks, if they do not have the same parameters.
   DistributedDataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
-                          Communicator& ranks, const ExchangeTexts& exchange, Stream communication,
+                          Communicator& comm, const ExchangeTexts& exchange, Stream communication,
                           const DdpOptions& options = {});
 
   /// After this, on the stream of the passes, the gradients are those of the whole batch. Throws

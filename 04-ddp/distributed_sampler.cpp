@@ -29,8 +29,8 @@ DistributedSampler::DistributedSampler(int64_t n, Options options)
       order_(
           make_order(options_.shuffle ? OrderKind::sampler : OrderKind::file, n, options_.seed)) {
   require_rank(options_.rank, options_.world_size);
-  const int64_t ranks = options_.world_size;
-  size_ = options_.drop_last ? n / ranks : (n + ranks - 1) / ranks;
+  const int64_t world_size = options_.world_size;
+  size_ = options_.drop_last ? n / world_size : (n + world_size - 1) / world_size;
   if (!options_.warn) {
     options_.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
   }

@@ -22,8 +22,8 @@ class Join {
  public:
   enum class EarlyEnd { take_part, throw_on_all_ranks };
 
-  Join(Communicator& ranks, Stream stream, EarlyEnd early_end = EarlyEnd::take_part)
-      : ranks_(ranks), stream_(stream), early_end_(early_end) {}
+  Join(Communicator& comm, Stream stream, EarlyEnd early_end = EarlyEnd::take_part)
+      : comm_(comm), stream_(stream), early_end_(early_end) {}
 
   /// Called by all ranks before every step: the number of samples that all ranks together have for
   /// it, 0 when all have run out. Waits for the slowest rank. With throw_on_all_ranks throws
@@ -31,7 +31,7 @@ class Join {
   int64_t samples_of_step(int64_t mine);
 
  private:
-  Communicator& ranks_;
+  Communicator& comm_;
   Stream stream_;
   EarlyEnd early_end_;
   int64_t step_ = 0;

@@ -1,4 +1,4 @@
-// Five mistakes that everybody makes once. Run each with the mistake, and without it.
+// Mistakes that everybody makes once. Run each with the mistake, and without it.
 //
 //   build/04-ddp/labs summed-gradients
 //   build/04-ddp/labs summed-gradients --fixed
@@ -37,10 +37,10 @@ void forgotten_set_epoch(ProcessGroup& group, bool fixed) {
 void rank_conditional_collective(ProcessGroup& group, bool fixed) {
   const auto device = open_device({DeviceId::Kind::cpu, group.local_rank()}, {});
   const Stream stream = device->create_stream("compute");
-  const std::unique_ptr<Communicator> ranks = group.connect(*device);
+  const std::unique_ptr<Communicator> comm = group.connect(*device);
   if (group.rank() == 0) say(group, "rank 0 saves, and waits for the others");
-  if (fixed || group.rank() == 0) ranks->barrier(stream);
-  ranks->all_reduce(stream, BasicTensor<float>::from_host(stream, {1}, {1}));
+  if (fixed || group.rank() == 0) comm->barrier(stream);
+  comm->all_reduce(stream, BasicTensor<float>::from_host(stream, {1}, {1}));
   stream.synchronize();
   say(group, "all ranks went on");
 }
@@ -58,8 +58,8 @@ void summed_gradients(ProcessGroup& group, bool fixed) {
   const BatchSplit dealt{BatchSplit::Kind::stride, world_size};
   training.forward_and_backward(batch, {dealt.divide(kBatch).at(size_t(rank))},
                                 double(world_size) / kBatch);
-  training.ranks.all_reduce(training.stream, training.parameters.gradients(),
-                            fixed ? Reduction::average : Reduction::sum);
+  training.comm.all_reduce(training.stream, training.parameters.gradients(),
+                           fixed ? Reduction::average : Reduction::sum);
   const double reduced = norm_of(training.parameters.gradients());
   say(group,
       fmt::format("gradient of one process: norm {:.6f}; {} over {} ranks: norm {:.6f}, {:.3f} "
@@ -83,7 +83,7 @@ enum class Uneven { unnoticed, detected, joined };
 /// Rank 0 has two batches more than the others.
 void uneven_batches(ProcessGroup& group, Uneven how) {
   SmallTraining training(group);
-  training.model.wrap<DistributedDataParallel>(training.parameters, training.ranks,
+  training.model.wrap<DistributedDataParallel>(training.parameters, training.comm,
                                                group.exchanger(), training.communication);
   DataLoader loader(training.set, {.batch_size = kBatch / 2, .max_held = kSteps + 1});
   const std::vector<HostBatch> batches = batches_of(training, 2, loader);
@@ -93,7 +93,7 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
   if (how == Uneven::detected) {
     require_even_inputs(mine, group.exchanger());
   }
-  Join join(training.ranks, training.stream);
+  Join join(training.comm, training.stream);
   for (int64_t step = 0; how == Uneven::joined || step < mine; ++step) {
     const int64_t size = step < mine ? batches[size_t(step)].size : 0;
     const int64_t all =

@@ -2,17 +2,17 @@
 
 namespace lockstep {
 
-void broadcast_parameters(const FlatParameters& parameters, Communicator& ranks) {
+void broadcast_parameters(const FlatParameters& parameters, Communicator& comm) {
   for (const Parameter* p : parameters.parameters()) {
-    ranks.broadcast(parameters.stream(), p->value, 0);
+    comm.broadcast(parameters.stream(), p->value, 0);
   }
 }
 
 ManualDdp::ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters,
-                     Communicator& ranks, Stream communication, AllReduceKind kind)
-    : Replica(std::move(module), parameters, ranks, communication, kind,
+                     Communicator& comm, Stream communication, AllReduceKind kind)
+    : Replica(std::move(module), parameters, comm, communication, kind,
               /*broadcast_buffers=*/true) {
-  broadcast_parameters(parameters, ranks);
+  broadcast_parameters(parameters, comm);
   broadcast_buffers();
 }
 

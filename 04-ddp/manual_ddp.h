@@ -8,13 +8,13 @@ namespace lockstep {
 
 /// Every rank's weights become rank 0's, one parameter after another. Mirrors
 /// hvd.broadcast_parameters.
-void broadcast_parameters(const FlatParameters& parameters, Communicator& ranks);
+void broadcast_parameters(const FlatParameters& parameters, Communicator& comm);
 
 /// Produces the same gradients as DistributedDataParallel, without buckets and without overlap:
 /// nothing is sent before backward has ended, and every parameter costs the latency of a message.
 class ManualDdp final : public Replica {
  public:
-  ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& ranks,
+  ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& comm,
             Stream communication, AllReduceKind kind);
 
   Tensor backward(const Tensor& dy, Context& context) override;

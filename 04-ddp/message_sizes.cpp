@@ -42,11 +42,11 @@ struct SizesOptions {
 };
 
 /// Seconds that one all-reduce of x takes, from when all ranks have arrived: the median.
-double median_seconds(AllReduce& all_reduce, Communicator& ranks, Stream stream, const Tensor& x,
+double median_seconds(AllReduce& all_reduce, Communicator& comm, Stream stream, const Tensor& x,
                       int rounds) {
   std::vector<double> seconds;
   for (int round = 0; round < rounds + 2; ++round) {  // the first two touch new memory
-    ranks.barrier(stream);
+    comm.barrier(stream);
     stream.synchronize();
     const auto begin = Clock::now();
     all_reduce(x);
@@ -63,7 +63,7 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
   common.devices = options.devices;
   const std::unique_ptr<Device> device = open_device_of_rank(common, options.rank_options, group);
   const std::unique_ptr<Communicator> communicator = group.connect(*device);
-  Communicator& ranks = *communicator;
+  Communicator& comm = *communicator;
   const Stream stream = device->create_stream("communication");
   nlohmann::json rows = nlohmann::json::array();
   if (group.rank() == 0)
@@ -73,20 +73,20 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
     const Tensor x = Tensor::empty(stream, {count});
     stream.kernels().fill(stream, 0, x);
     for (const std::string& kind : options.kinds) {
-      AllReduce all_reduce(ranks, parse_all_reduce(kind), stream);
-      const double seconds = median_seconds(all_reduce, ranks, stream, x, options.rounds);
+      AllReduce all_reduce(comm, parse_all_reduce(kind), stream);
+      const double seconds = median_seconds(all_reduce, comm, stream, x, options.rounds);
       // What a ring would send and receive in this time (NCCL's "bus bandwidth").
       const double per_second =
-          2.0 * (ranks.world_size() - 1) / ranks.world_size() * 1024.0 * double(kib) / seconds;
+          2.0 * (comm.world_size() - 1) / comm.world_size() * 1024.0 * double(kib) / seconds;
       rows.push_back({{"backend", group.backend()},
                       {"all_reduce", kind},
-                      {"world_size", ranks.world_size()},
+                      {"world_size", comm.world_size()},
                       {"bytes", int64_t{kib} * 1024},
                       {"seconds", seconds},
                       {"bus_bytes_per_second", per_second}});
       if (group.rank() != 0) continue;
       fmt::print("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s\n", group.backend(), kind,
-                 ranks.world_size(), kib, 1e6 * seconds, per_second / 1e9);
+                 comm.world_size(), kib, 1e6 * seconds, per_second / 1e9);
       std::fflush(stdout);
     }
   }

@@ -12,14 +12,14 @@ double StepTimes::hidden() const {
 double StepTimes::hand_over() const { return std::max(0.0, exposed - communication); }
 
 Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameters,
-                 Communicator& ranks, Stream communication, AllReduceKind kind,
+                 Communicator& comm, Stream communication, AllReduceKind kind,
                  bool broadcast_buffers)
     : module_(add_module("", std::move(module))),
       parameters_(parameters),
-      ranks_(ranks),
+      comm_(comm),
       passes_(parameters.stream()),
       communication_(communication),
-      all_reduce_(ranks, kind, communication),
+      all_reduce_(comm, kind, communication),
       broadcasts_buffers_(broadcast_buffers),
       own_health_(HealthTensor::from_host(passes_, {}, {Health{}})),
       pass_times_(passes_),
@@ -27,7 +27,7 @@ Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameter
 
 void Replica::broadcast_buffers() {
   if (broadcasts_buffers_ && buffers_are_old_ && !parameters_.buffers().empty()) {
-    ranks_.broadcast(passes_, parameters_.buffer_values(), 0);
+    comm_.broadcast(passes_, parameters_.buffer_values(), 0);
   }
   buffers_are_old_ = false;
 }
@@ -44,9 +44,9 @@ Tensor Replica::forward(const Tensor& x, Context& context) {
 
 void Replica::average_gradients(const Tensor& gradients) {
   communication_times_.start();
-  if (ranks_.world_size() > 1) {
+  if (comm_.world_size() > 1) {
     communication_.kernels().check_finite(communication_, state_, gradients, own_health_);
-    communication_.kernels().scale(communication_, Real(1) / Real(ranks_.world_size()), gradients);
+    communication_.kernels().scale(communication_, Real(1) / Real(comm_.world_size()), gradients);
   }
   all_reduce_(gradients);
   communication_times_.end("communication");

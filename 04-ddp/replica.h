@@ -51,7 +51,7 @@ class Replica : public Module {
  protected:
   /// `parameters` are those of `module`, on the stream of its passes; they and `ranks` must outlive
   /// this object.
-  Replica(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& ranks,
+  Replica(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& comm,
           Stream communication, AllReduceKind kind, bool broadcast_buffers);
 
   /// `gradients`, for which the communication stream waits, become their mean over the ranks there.
@@ -61,7 +61,7 @@ class Replica : public Module {
 
   Module& module_;
   const FlatParameters& parameters_;
-  Communicator& ranks_;
+  Communicator& comm_;
   Stream passes_, communication_;
 
  private:

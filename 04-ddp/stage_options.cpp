@@ -48,13 +48,13 @@ void DdpStageOptions::add_to(OptionParser& parser) {
   });
 }
 
-std::string DdpStageOptions::emulation(size_t ranks) const {
+std::string DdpStageOptions::emulation(size_t world_size) const {
   require(
       accumulate == 1,
       "--accumulate: batch normalisation sees each of the {} micro-batches by itself, for which "
       "stage 01 has nothing like it; leave out --baseline",
       accumulate);
-  return fmt::format("stride:{}", ranks);
+  return fmt::format("stride:{}", world_size);
 }
 
 DdpOptions DdpStageOptions::ddp_options() const {
@@ -97,12 +97,12 @@ void require_same_settings(ProcessGroup& group, const Options& options, const Dd
 }
 
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
-                         Communicator& ranks, Stream communication, const DdpStageOptions& own) {
+                         Communicator& comm, Stream communication, const DdpStageOptions& own) {
   const DdpOptions ddp = own.ddp_options();
   if (own.ddp == "manual") {
-    return model.wrap<ManualDdp>(parameters, ranks, communication, ddp.all_reduce);
+    return model.wrap<ManualDdp>(parameters, comm, communication, ddp.all_reduce);
   }
-  return model.wrap<DistributedDataParallel>(parameters, ranks, group.exchanger(), communication,
+  return model.wrap<DistributedDataParallel>(parameters, comm, group.exchanger(), communication,
                                              ddp);
 }
 

@@ -37,7 +37,7 @@ struct DdpStageOptions : RankOptions {
   }
   /// The --emulate value with which stage 01 divides a batch, for normalisation, as `ranks` ranks
   /// do. Throws BadInput if there is none.
-  std::string emulation(size_t ranks) const;
+  std::string emulation(size_t world_size) const;
 };
 
 /// The settings of the options with these roles, and the other things that weights depend on: the
@@ -59,7 +59,7 @@ void require_same_settings(ProcessGroup& group, const Options& options, const Dd
 
 /// Wraps the model's network as the options say; its weights are now rank 0's.
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
-                         Communicator& ranks, Stream communication, const DdpStageOptions& own);
+                         Communicator& comm, Stream communication, const DdpStageOptions& own);
 
 /// The line printed once, at the start: how the batch and the learning rate come about.
 std::string batch_line(const Options& options, const DdpStageOptions& own,

@@ -37,8 +37,8 @@ std::vector<Real> gradient_of_ranks(SmallTraining& training, const HostBatch& ba
   for (BatchNorm2d* layer : batch_norms(*training.model.network)) {
     layer->set_statistics(statistics);
   }
-  training.forward_and_backward(batch, {mine}, double(training.ranks.world_size()) / kLabBatch);
-  training.ranks.all_reduce(training.stream, training.parameters.gradients(), Reduction::average);
+  training.forward_and_backward(batch, {mine}, double(training.comm.world_size()) / kLabBatch);
+  training.comm.all_reduce(training.stream, training.parameters.gradients(), Reduction::average);
   return training.parameters.gradients().to_host();
 }
 
@@ -60,7 +60,7 @@ void plain_batch_norm(ProcessGroup& group, bool fixed) {
     report(
         group.world_size(), "normalised together",
         gradient_of_ranks(training, batch, mine,
-                          std::make_shared<SyncBatchNorm>(training.ranks, training.communication)));
+                          std::make_shared<SyncBatchNorm>(training.comm, training.communication)));
     return;
   }
   for (const int64_t parts : {2, 4, 8, 16}) {
@@ -77,21 +77,21 @@ namespace {
 /// equal, but M2s are distances from different means: the distances between the means are missing.
 class AveragedVariances final : public BatchStatistics {
  public:
-  explicit AveragedVariances(Communicator& ranks) : ranks_(ranks) {}
+  explicit AveragedVariances(Communicator& comm) : comm_(comm) {}
 
   Rows merge(const Tensor& statistics, int64_t, const BatchNorm2d& layer,
              Context& context) override {
     const int64_t channels = layer.channels();
-    ranks_.all_reduce(context.stream(), statistics.range(0, {channels}), Reduction::average);
-    ranks_.all_reduce(context.stream(), statistics.range(channels, {channels + 1}));
+    comm_.all_reduce(context.stream(), statistics.range(0, {channels}), Reduction::average);
+    comm_.all_reduce(context.stream(), statistics.range(channels, {channels + 1}));
     return Rows::several;
   }
   void merge_sums(const Tensor& sums, const BatchNorm2d&, Context& context) override {
-    ranks_.all_reduce(context.stream(), sums);
+    comm_.all_reduce(context.stream(), sums);
   }
 
  private:
-  Communicator& ranks_;
+  Communicator& comm_;
 };
 
 /// Every second rank's images are lighter, as if from another camera.
@@ -131,9 +131,9 @@ void averaged_variances(ProcessGroup& group, bool fixed) {
   const double variance = variance_in(pixel_statistics(training, batch, {0, 1, kLabBatch}));
   const std::vector<Real> whole = gradient_in_parts(training, batch, {});
 
-  std::shared_ptr<BatchStatistics> statistics = std::make_shared<AveragedVariances>(training.ranks);
+  std::shared_ptr<BatchStatistics> statistics = std::make_shared<AveragedVariances>(training.comm);
   if (fixed) {
-    statistics = std::make_shared<SyncBatchNorm>(training.ranks, training.communication);
+    statistics = std::make_shared<SyncBatchNorm>(training.comm, training.communication);
   }
   const Tensor merged = pixel_statistics(training, batch, mine);
   statistics->merge(merged, mine.count * training.set.image_bytes(), BatchNorm2d(1),
@@ -171,7 +171,7 @@ double variance_from_squares(SmallTraining& training, const std::vector<Real>& m
   for (const Real x : mine) sum += double(x), squares += double(x) * double(x);
   const auto sums = BasicTensor<float>::from_host(training.stream, {3},
                                                   {float(sum), float(squares), float(mine.size())});
-  training.ranks.all_reduce(training.stream, sums);
+  training.comm.all_reduce(training.stream, sums);
   const std::vector<float> all = sums.to_host();
   const float mean = all[0] / all[2], mean_of_squares = all[1] / all[2];
   return mean_of_squares - mean * mean;
@@ -182,7 +182,7 @@ double variance_from_merge(SmallTraining& training, const std::vector<Real>& min
   const Tensor statistics = training.context.empty({3});
   training.context.kernels().batch_norm_statistics(
       training.stream, Tensor::from_host(training.stream, {count, 1}, mine), statistics);
-  SyncBatchNorm(training.ranks, training.communication)
+  SyncBatchNorm(training.comm, training.communication)
       .merge(statistics, count, BatchNorm2d(1), training.context);
   return variance_in(statistics);
 }

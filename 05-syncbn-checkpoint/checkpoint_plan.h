@@ -13,7 +13,7 @@ class CheckpointPlan {
  public:
   /// All of them must outlive this object; `ranks` are those of `group`. `settle` throws if
   /// training has gone wrong so far; it is called before every save.
-  CheckpointPlan(const Trained& trained, Communicator& ranks, ProcessGroup& group,
+  CheckpointPlan(const Trained& trained, Communicator& comm, ProcessGroup& group,
                  const CheckpointStageOptions& options, int64_t steps_per_epoch,
                  std::function<void()> settle);
 

@@ -17,12 +17,9 @@
 namespace lockstep {
 using nlohmann::json;
 
-Checkpointer::Checkpointer(const Trained& trained, Communicator& ranks, ExchangeTexts exchange,
+Checkpointer::Checkpointer(const Trained& trained, Communicator& comm, ExchangeTexts exchange,
                            CheckpointOptions options)
-    : trained_(trained),
-      ranks_(ranks),
-      exchange_(std::move(exchange)),
-      options_(std::move(options)) {
+    : trained_(trained), comm_(comm), exchange_(std::move(exchange)), options_(std::move(options)) {
   require(
       options_.keep >= 2,
       "--keep: {} checkpoints, expected 2 or more: should the newest be damaged, the one before "
@@ -50,7 +47,7 @@ std::uintmax_t bytes_of(const std::filesystem::path& checkpoint) {
 }  // namespace
 
 void Checkpointer::save(const TrainingState& state) {
-  on_rank_0(ranks_.rank(), exchange_, [&] {
+  on_rank_0(comm_.rank(), exchange_, [&] {
     save_here(state);
     return "";
   });
@@ -99,7 +96,7 @@ std::string what_stays(const json& settings) {
 }  // namespace
 
 TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
-  const std::string decision = on_rank_0(ranks_.rank(), exchange_, [&] {
+  const std::string decision = on_rank_0(comm_.rank(), exchange_, [&] {
     const std::optional<Checkpoint> checkpoint = choose(source);
     // Here, and not only at the first save: hours may pass in between.
     if (!options_.directory.empty()) lock_directory();
@@ -228,12 +225,12 @@ void Checkpointer::require_world_size(const Checkpoint& checkpoint, const Traini
 /// The network and momentum of all ranks become rank 0's.
 void Checkpointer::broadcast_tensors() const {
   const Stream stream = trained_.parameters.stream();
-  ranks_.broadcast(stream, trained_.parameters.values(), 0);
+  comm_.broadcast(stream, trained_.parameters.values(), 0);
   if (!trained_.parameters.buffers().empty()) {
-    ranks_.broadcast(stream, trained_.parameters.buffer_values(), 0);
+    comm_.broadcast(stream, trained_.parameters.buffer_values(), 0);
   }
   if (trained_.optimizer.velocity().defined()) {
-    ranks_.broadcast(stream, trained_.optimizer.velocity(), 0);
+    comm_.broadcast(stream, trained_.optimizer.velocity(), 0);
   }
 }
 

@@ -29,7 +29,7 @@ class Checkpointer {
  public:
   /// All of them must outlive this object. `exchange` is that of the group of `ranks`. Throws
   /// BadInput if fewer than two checkpoints are to be kept.
-  Checkpointer(const Trained& trained, Communicator& ranks, ExchangeTexts exchange,
+  Checkpointer(const Trained& trained, Communicator& comm, ExchangeTexts exchange,
                CheckpointOptions options);
 
   /// Saves the state after the steps enqueued so far; returns when the file is durable. Throws
@@ -62,7 +62,7 @@ class Checkpointer {
   void broadcast_tensors() const;
 
   Trained trained_;
-  Communicator& ranks_;
+  Communicator& comm_;
   ExchangeTexts exchange_;
   CheckpointOptions options_;
   Descriptor lock_;            // of the directory, as long as this run may save

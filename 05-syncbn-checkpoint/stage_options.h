@@ -19,8 +19,8 @@ struct CheckpointStageOptions : DdpStageOptions {
   void add_to(OptionParser& parser);
   /// The --emulate value with which stage 01 normalises as these ranks do. Throws BadInput if there
   /// is none.
-  std::string emulation(size_t ranks) const {
-    const std::string parts = DdpStageOptions::emulation(ranks);
+  std::string emulation(size_t world_size) const {
+    const std::string parts = DdpStageOptions::emulation(world_size);
     return no_sync_bn ? parts : "none";
   }
   CheckpointOptions checkpoint_options(int64_t steps_per_epoch) const {

@@ -12,7 +12,7 @@ namespace lockstep {
 /// before what it does next.
 template <class Work>
 void SyncBatchNorm::communicate(const BatchNorm2d& layer, Stream passes, Work work) {
-  const CallLabel label(ranks_, layer.name());
+  const CallLabel label(comm_, layer.name());
   if (!waits_) waits_.emplace(passes);
   waits_->start();
   communication_.wait(passes.record());
@@ -24,11 +24,11 @@ void SyncBatchNorm::communicate(const BatchNorm2d& layer, Stream passes, Work wo
 
 Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
                           Context& context) {
-  if (ranks_.world_size() == 1) return rows_of(rows);
+  if (comm_.world_size() == 1) return rows_of(rows);
   const int64_t count = statistics.elements();
-  const Tensor gathered = context.empty({ranks_.world_size(), count});
+  const Tensor gathered = context.empty({comm_.world_size(), count});
   communicate(layer, context.stream(),
-              [&](Stream stream) { ranks_.all_gather(stream, statistics, gathered); });
+              [&](Stream stream) { comm_.all_gather(stream, statistics, gathered); });
   context.kernels().batch_norm_merge(context.stream(), gathered, statistics);
   if (rows > 1) return Rows::several;
   return rows_of(int64_t(statistics.range(count - 1, {1}).to_host()[0]));
@@ -36,16 +36,16 @@ Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNor
 
 void SyncBatchNorm::merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) {
   // [task 05.2] backward's two sums
-  if (ranks_.world_size() == 1) return;
-  communicate(layer, context.stream(), [&](Stream stream) { ranks_.all_reduce(stream, sums); });
+  if (comm_.world_size() == 1) return;
+  communicate(layer, context.stream(), [&](Stream stream) { comm_.all_reduce(stream, sums); });
   // [end 05.2]
 }
 
 double SyncBatchNorm::seconds_waited() { return waits_ ? waits_->total("waited") : 0; }
 
-std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& ranks,
+std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& comm,
                                                       Stream communication) {
-  const auto synchronised = std::make_shared<SyncBatchNorm>(ranks, communication);
+  const auto synchronised = std::make_shared<SyncBatchNorm>(comm, communication);
   for (BatchNorm2d* layer : batch_norms(network)) {
     layer->set_statistics(synchronised);
     ++synchronised->layers_;

@@ -40,8 +40,8 @@ namespace lockstep {
 class SyncBatchNorm final : public BatchStatistics {
  public:
   /// `ranks` must outlive the passes.
-  SyncBatchNorm(Communicator& ranks, Stream communication)
-      : ranks_(ranks), communication_(communication) {}
+  SyncBatchNorm(Communicator& comm, Stream communication)
+      : comm_(comm), communication_(communication) {}
 
   /// All-gathers [2C+1].
   Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
@@ -61,7 +61,7 @@ class SyncBatchNorm final : public BatchStatistics {
   template <class Work>
   void communicate(const BatchNorm2d& layer, Stream passes, Work work);
 
-  Communicator& ranks_;
+  Communicator& comm_;
   Stream communication_;
   int layers_ = 0;
   std::optional<PhaseTimer> waits_;  // on the stream of the passes
@@ -70,7 +70,7 @@ class SyncBatchNorm final : public BatchStatistics {
 /// Synchronises every BatchNorm2d of `network`, wrapped or not, and returns what they share.
 /// Parameters, running statistics and their names stay: FlatParameters and files remain valid.
 /// Mirrors torch.nn.SyncBatchNorm.convert_sync_batchnorm.
-std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& ranks,
+std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& comm,
                                                       Stream communication);
 
 /// Notes what synchronising cost per step, for the summary and the metrics.

@@ -89,7 +89,8 @@ def print_line(result):
     if torch:
         best = min(torch.values())
         text += (f"   PyTorch {torch['torch'] * 1e3:.2f}, channels_last "
-                 f"{torch['torch channels_last'] * 1e3:.2f} ms: {best / ours:.2f} times the better")
+                 f"{torch['torch channels_last'] * 1e3:.2f} ms: {best / ours:.2f} times as fast "
+                 "as the better")
     print(text, flush=True)
 
 

@@ -117,6 +117,7 @@ Measurement measure(const BubbleOptions& options, const Dataset& set, int stages
       pipeline.feed(*loader.next(), {.loss_weight = Real(1) / kBatch});
       pipeline.zero_gradients();
       pipeline.run_schedule();
+      pipeline.update();
     }
     for (const Stream& stream : streams) stream.synchronize();
   };

@@ -23,7 +23,8 @@ namespace {
 void train_step(Pipeline& pipeline, const HostBatch& batch, const StepState& step) {
   pipeline.feed(batch, step);  // a stage copies its share when it comes to a micro-batch
   pipeline.zero_gradients();
-  pipeline.run_schedule();  // receive, forward, send, backward; each stage ends with its update
+  pipeline.run_schedule();  // receive, forward, send, backward: every stage has a list of these
+  pipeline.update();
 }
 
 void train(const Options& options, const PipelineProgramOptions& own) {

@@ -20,6 +20,7 @@ Pipeline::Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dat
     : network_(std::move(network)), loss_(loss), options_(options) {
   const int stages = static_cast<int>(network_->stages().size());
   schedules_ = make_schedules(options.schedule, stages, options.micro_batches);
+  for (Instructions& list : schedules_) std::erase(list, Instruction{Kind::step});  // see update()
   for (int s = 0; s < stages; ++s) {
     const StagedNetwork::Stage& stage = network_->stages()[s];
     workers_.push_back({.stage = stage,
@@ -104,6 +105,11 @@ void Pipeline::run_schedule() {
   std::vector<size_t> next;
   for (const Worker& worker : workers_) next.push_back(worker.next);
   require_finished(schedules_, next);
+}
+
+void Pipeline::update() {
+  // From the last stage to the first: the last one sends the loss to the others.
+  for (size_t s = workers_.size(); s-- > 0;) enqueue(s, {Kind::step});
   // The first stage's step comes after the batch has been read: that stage has read the images, and
   // it waits for the loss, which the last stage sends when it has read the labels.
   workers_.front().feeder.retire(batch_);
@@ -113,15 +119,19 @@ bool Pipeline::enqueue_as_far_as_possible(size_t s) {
   size_t& next = workers_[s].next;
   const size_t before = next;
   for (; next < schedules_[s].size() && can_run(s, schedules_[s][next]); ++next) {
-    try {
-      run(s, schedules_[s][next]);
-    } catch (const PeerLost&) {
-      throw;  // it names the stage whose stream failed
-    } catch (...) {
-      within(network_->text(s), [] { throw; });
-    }
+    enqueue(s, schedules_[s][next]);
   }
   return next > before;
+}
+
+void Pipeline::enqueue(size_t s, const Instruction& instruction) {
+  try {
+    run(s, instruction);
+  } catch (const PeerLost&) {
+    throw;  // it names the stage whose stream failed
+  } catch (...) {
+    within(network_->text(s), [] { throw; });
+  }
 }
 
 bool Pipeline::can_run(size_t s, const Instruction& instruction) const {
@@ -134,8 +144,6 @@ bool Pipeline::can_run(size_t s, const Instruction& instruction) const {
       return gradients_[s].can_receive();
     case Kind::send_gradient:
       return gradients_[s - 1].can_send();
-    case Kind::step:
-      return is_last(s) || losses_[s].can_receive();
     default:
       return true;
   }
@@ -164,7 +172,7 @@ void Pipeline::run(size_t s, const Instruction& instruction) {
       send(gradients_[s - 1], micro_batch.input_gradient, phases);
       return;
     case Kind::step:
-      update(s);
+      step(s);
       phases.end("step");
       return phases.stop();
   }
@@ -225,7 +233,7 @@ void Pipeline::backward(size_t s, int number) {
   --worker.live;
 }
 
-void Pipeline::update(size_t s) {
+void Pipeline::step(size_t s) {
   const StepStateTensor& state = flight(s, 0).context.state();
   // Every stage looks at the loss: if it is not finite, no stage may move.
   if (is_last(s)) {

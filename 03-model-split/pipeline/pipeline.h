@@ -46,9 +46,11 @@ class Pipeline {
             const StepState& step);
   /// Those of every stage, and the loss on the last one.
   void zero_gradients();
-  /// Every stage follows its instructions: receive, forward, send, backward, and at the end the
-  /// update. Leaves the batch's mean loss in loss().
+  /// Every stage follows its instructions up to the step: receive, forward, send, backward. Leaves
+  /// the batch's mean loss in loss().
   void run_schedule();
+  /// Every stage's step, the last of its instructions: the optimizer updates its parameters.
+  void update();
 
   /// [1], on the last stage's device.
   Tensor loss() const { return network_->stages().back().parameters->loss(); }
@@ -97,19 +99,20 @@ class Pipeline {
   };
 
   bool enqueue_as_far_as_possible(size_t stage);
+  void enqueue(size_t stage, const Instruction& instruction);
   bool can_run(size_t stage, const Instruction& instruction) const;
   void run(size_t stage, const Instruction& instruction);
   void send(Channel& channel, Tensor& x, PhaseTimer& phases);
   void forward(size_t stage, int micro_batch);
   void backward(size_t stage, int micro_batch);
-  void update(size_t stage);
+  void step(size_t stage);
   Flight& flight(size_t stage, int micro_batch);
   bool is_last(size_t stage) const { return stage + 1 == workers_.size(); }
 
   std::unique_ptr<StagedNetwork> network_;
   Loss& loss_;
   PipelineOptions options_;
-  std::vector<Instructions> schedules_;
+  std::vector<Instructions> schedules_;  // without their last instruction, the step
   std::deque<Worker> workers_;
   std::deque<Channel> activations_, gradients_;  // [s]: between stages s and s + 1
   std::deque<Channel> losses_;                   // [s]: from the last stage to stage s

@@ -21,9 +21,7 @@ void PipelineProgramOptions::add_to(OptionParser& parser) {
   parser.begin_group("Output");
   parser.add_flag("--print-schedule", print_schedule,
                   "draw the timetable for these devices and micro-batches, and end");
-  parser.add_elsewhere("--tensor-split",
-                       "the program tensor-split, beside this one, cuts inside the layers "
-                       "(--layers)");
+  parser.add_elsewhere("--tensor-split", "tensor-split", "--layers");
   parser.check_afterwards([this, &parser] {
     parse_schedule(schedule);
     require(!print_schedule || !parser.given("--baseline"),

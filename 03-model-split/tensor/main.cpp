@@ -1,8 +1,8 @@
 // Stage 03: a network on several devices, split inside its layers.
 //
-// The training program of stage 01, with the wide layers cut themselves: every device (a rank) has
-// a part of their weights, and all of the other layers. What is whole stays the same on all ranks,
-// bit by bit, because it is computed from the same numbers in the same order. Compare with
+// The training program of stage 01, with the wide layers cut: every device (a rank) has a part of
+// their weights, and all of the other layers. What is whole stays the same on all ranks, bit by
+// bit: it is computed from the same numbers in the same order. Compare with
 //   diff 01-single-gpu/main.cpp 03-model-split/tensor/main.cpp
 
 #include "03-model-split/tensor/as_one_network.h"
@@ -20,8 +20,7 @@
 namespace lockstep {
 namespace {
 
-/// One optimizer step over a batch that has been fed to every rank. Leaves its mean loss in
-/// ranks.loss().
+/// One optimizer step over a batch that every rank has. Leaves its mean loss in ranks.loss().
 void train_step(TensorSplit& network, Loss& loss, TrainingRanks& ranks) {
   const Tensors images = ranks.images();
   ranks.zero_gradients();  // and the losses: both add up
@@ -42,9 +41,8 @@ void train(const Options& options, const TensorProgramOptions& own) {
   const std::unique_ptr<SingleProcessWorld> world = make_single_process_world(pointers_to(devices));
 
   // Network in ranks, each with parameters and an optimizer.
-  const ModelOptions unsplit = options.model_options(data.train);
-  const Model model = make_model(unsplit);  // for its loss
-  TensorSplit network = split_network(unsplit, own, streams, *world);
+  const Model model = make_model(options.model_options(data.train));  // for its loss
+  TensorSplit network = split_network(options.model_options(data.train), own, streams, *world);
   network.initialize(options.initializer(), options.seed);
   if (!options.load.empty()) {
     load_weights(options.load, [&](const auto& state) { network.load_full_state(state); });

@@ -48,9 +48,9 @@ Traffic ParallelLayer::one_all_gather(int64_t elements) const {
 
 // --- LocalLayer ----------------------------------------------------------------------------------
 
-LocalLayer::LocalLayer(std::string name, const RankModules& ranks, const Make& make)
-    : ParallelLayer(std::move(name), ranks) {
-  for (int r = 0; r < ranks.world_size(); ++r) modules_.push_back(ranks.add(r, make(r)));
+LocalLayer::LocalLayer(std::string name, const RankModules& trees, const Make& make)
+    : ParallelLayer(std::move(name), trees) {
+  for (int r = 0; r < trees.world_size(); ++r) modules_.push_back(trees.add(r, make(r)));
 }
 
 Tensors LocalLayer::forward(const Tensors& x, const Contexts& contexts) {

@@ -55,8 +55,8 @@ class RankModules {
 /// the r-th P-th of its channels or features.
 class ParallelLayer {
  public:
-  ParallelLayer(std::string name, const RankModules& ranks)
-      : name_(std::move(name)), world_(ranks.world()) {}
+  ParallelLayer(std::string name, const RankModules& trees)
+      : name_(std::move(name)), world_(trees.world()) {}
   virtual ~ParallelLayer() = default;
   ParallelLayer(const ParallelLayer&) = delete;
   ParallelLayer& operator=(const ParallelLayer&) = delete;
@@ -131,7 +131,7 @@ class LocalLayer final : public ParallelLayer {
   using Make = std::function<std::unique_ptr<Module>(int rank)>;
 
   /// make(r) is rank r's module, which has its final name.
-  LocalLayer(std::string name, const RankModules& ranks, const Make& make);
+  LocalLayer(std::string name, const RankModules& trees, const Make& make);
   Tensors forward(const Tensors& x, const Contexts& contexts) override;
   Tensors backward(const Tensors& dy, const Contexts& contexts) override;
   Traffic predicted(const Shape&) const override { return {}; }

@@ -4,12 +4,12 @@ namespace lockstep {
 namespace {
 
 /// The P-th part of the `total` outputs or inputs of a layer.
-int64_t share(const std::string& layer, int64_t total, const char* what, int ranks) {
-  require(total % ranks == 0,
+int64_t share(const std::string& layer, int64_t total, const char* what, int world_size) {
+  require(total % world_size == 0,
           "{}: {} {} cannot be split evenly over {} ranks; use a number of devices that divides "
           "them, or leave the layer whole",
-          layer, total, what, ranks);
-  return total / ranks;
+          layer, total, what, world_size);
+  return total / world_size;
 }
 
 /// A module of type M with its final name.
@@ -24,23 +24,23 @@ std::unique_ptr<M> named(const std::string& name, Args&&... args) {
 
 // --- Split outputs -------------------------------------------------------------------------------
 
-ColumnLinear::ColumnLinear(const Linear& whole, const RankModules& ranks)
-    : OutputSplit(whole.name(), ranks) {
+ColumnLinear::ColumnLinear(const Linear& whole, const RankModules& trees)
+    : OutputSplit(whole.name(), trees) {
   const int64_t outputs =
-      share(name(), whole.out_features(), "output features", ranks.world_size());
-  for (int r = 0; r < ranks.world_size(); ++r) {
+      share(name(), whole.out_features(), "output features", trees.world_size());
+  for (int r = 0; r < trees.world_size(); ++r) {
     shards_.push_back(
-        ranks.add(r, named<Linear>(name(), whole.in_features(), outputs, whole.activation())));
+        trees.add(r, named<Linear>(name(), whole.in_features(), outputs, whole.activation())));
   }
 }
 
-ColumnConv2d::ColumnConv2d(const Conv2d& whole, const RankModules& ranks)
-    : OutputSplit(whole.name(), ranks) {
+ColumnConv2d::ColumnConv2d(const Conv2d& whole, const RankModules& trees)
+    : OutputSplit(whole.name(), trees) {
   const int64_t outputs =
-      share(name(), whole.out_channels(), "output channels", ranks.world_size());
-  for (int r = 0; r < ranks.world_size(); ++r) {
+      share(name(), whole.out_channels(), "output channels", trees.world_size());
+  for (int r = 0; r < trees.world_size(); ++r) {
     shards_.push_back(
-        ranks.add(r, named<Conv2d>(name(), whole.in_channels(), outputs, whole.options())));
+        trees.add(r, named<Conv2d>(name(), whole.in_channels(), outputs, whole.options())));
   }
 }
 
@@ -61,12 +61,12 @@ template class OutputSplit<Conv2d>;
 
 // --- Split inputs --------------------------------------------------------------------------------
 
-RowLinear::RowLinear(const Linear& whole, const RankModules& ranks)
-    : InputSplit(whole.name(), ranks) {
-  const int64_t inputs = share(name(), whole.in_features(), "input features", ranks.world_size());
-  for (int r = 0; r < ranks.world_size(); ++r) {
+RowLinear::RowLinear(const Linear& whole, const RankModules& trees)
+    : InputSplit(whole.name(), trees) {
+  const int64_t inputs = share(name(), whole.in_features(), "input features", trees.world_size());
+  for (int r = 0; r < trees.world_size(); ++r) {
     shards_.push_back(
-        ranks.add(r, named<Linear>(name(), inputs, whole.out_features(), whole.activation())));
+        trees.add(r, named<Linear>(name(), inputs, whole.out_features(), whole.activation())));
   }
 }
 
@@ -74,12 +74,12 @@ Traffic RowLinear::predicted(const Shape& x) const {
   return one_all_reduce(x[0] * shards_[0]->out_features());
 }
 
-RowConv2d::RowConv2d(const Conv2d& whole, const RankModules& ranks)
-    : InputSplit(whole.name(), ranks) {
-  const int64_t inputs = share(name(), whole.in_channels(), "input channels", ranks.world_size());
-  for (int r = 0; r < ranks.world_size(); ++r) {
+RowConv2d::RowConv2d(const Conv2d& whole, const RankModules& trees)
+    : InputSplit(whole.name(), trees) {
+  const int64_t inputs = share(name(), whole.in_channels(), "input channels", trees.world_size());
+  for (int r = 0; r < trees.world_size(); ++r) {
     shards_.push_back(
-        ranks.add(r, named<Conv2d>(name(), inputs, whole.out_channels(), whole.options())));
+        trees.add(r, named<Conv2d>(name(), inputs, whole.out_channels(), whole.options())));
   }
 }
 
@@ -118,17 +118,17 @@ Tensor swapped(const Tensor& x, int64_t n, int64_t a, int64_t b, Context& contex
 }
 
 /// parts [P,...,c], those of rank 0, 1, ..., side by side: [...,P c].
-Tensor side_by_side(const Tensor& parts, int64_t rows, int64_t ranks, Context& context) {
-  const int64_t c = parts.elements() / (rows * ranks);
-  const Tensor numbers_together = swapped(parts, 1, ranks, rows * c, context);  // [rows,c,P]
-  return swapped(numbers_together, rows, c, ranks, context);                    // [rows,P,c]
+Tensor side_by_side(const Tensor& parts, int64_t rows, int64_t world_size, Context& context) {
+  const int64_t c = parts.elements() / (rows * world_size);
+  const Tensor numbers_together = swapped(parts, 1, world_size, rows * c, context);  // [rows,c,P]
+  return swapped(numbers_together, rows, c, world_size, context);                    // [rows,P,c]
 }
 
 /// The other way round: x [...,P c] as [P,...,c].
-Tensor one_by_one(const Tensor& x, int64_t rows, int64_t ranks, Context& context) {
-  const int64_t c = x.elements() / (rows * ranks);
-  const Tensor numbers_together = swapped(x, rows, ranks, c, context);  // [rows,c,P]
-  return swapped(numbers_together, 1, rows * c, ranks, context);        // [P,rows,c]
+Tensor one_by_one(const Tensor& x, int64_t rows, int64_t world_size, Context& context) {
+  const int64_t c = x.elements() / (rows * world_size);
+  const Tensor numbers_together = swapped(x, rows, world_size, c, context);  // [rows,c,P]
+  return swapped(numbers_together, 1, rows * c, world_size, context);        // [P,rows,c]
 }
 
 int64_t& channels_of(Shape& shape) { return shape[shape.rank() - 1]; }
@@ -164,24 +164,24 @@ Tensors ChannelLayer::take(const Tensors& x, const Contexts& contexts) const {
 
 // --- Residual block ------------------------------------------------------------------------------
 
-ParallelResidual::ParallelResidual(const Residual& whole, const RankModules& ranks)
-    : ParallelLayer(whole.name(), ranks),
-      conv1_(whole.conv1(), ranks),
-      conv2_(whole.conv2(), ranks) {
+ParallelResidual::ParallelResidual(const Residual& whole, const RankModules& trees)
+    : ParallelLayer(whole.name(), trees),
+      conv1_(whole.conv1(), trees),
+      conv2_(whole.conv2(), trees) {
   const auto like = [](const BatchNorm2d& norm, int64_t channels) {
     return named<BatchNorm2d>(norm.name(), channels, norm.activation());
   };
   if (const Conv2d* conv3 = whole.conv3()) {
-    conv3_.emplace(conv3->name(), ranks, [&](int) {
+    conv3_.emplace(conv3->name(), trees, [&](int) {
       return named<Conv2d>(conv3->name(), conv3->in_channels(), conv3->out_channels(),
                            conv3->options());
     });
   }
   const BatchNorm2d &bn1 = whole.bn1(), &bn2 = whole.bn2();
-  bn1_.emplace(bn1.name(), ranks,
-               [&](int) { return like(bn1, bn1.channels() / ranks.world_size()); });
-  for (int r = 0; r < ranks.world_size(); ++r) {
-    bn2_.push_back(ranks.add(r, like(bn2, bn2.channels())));
+  bn1_.emplace(bn1.name(), trees,
+               [&](int) { return like(bn1, bn1.channels() / trees.world_size()); });
+  for (int r = 0; r < trees.world_size(); ++r) {
+    bn2_.push_back(trees.add(r, like(bn2, bn2.channels())));
     relu_.push_back(named<Relu>(name()));
   }
 }

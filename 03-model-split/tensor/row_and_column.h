@@ -36,13 +36,13 @@ class OutputSplit : public ParallelLayer {
 /// A linear layer split by the rows of its weights [out,in]: x [N,in], y [N,out/P].
 class ColumnLinear final : public OutputSplit<Linear> {
  public:
-  ColumnLinear(const Linear& whole, const RankModules& ranks);
+  ColumnLinear(const Linear& whole, const RankModules& trees);
 };
 
 /// A convolution split by output channels: x [N,H,W,in], y [N,OH,OW,out/P].
 class ColumnConv2d final : public OutputSplit<Conv2d> {
  public:
-  ColumnConv2d(const Conv2d& whole, const RankModules& ranks);
+  ColumnConv2d(const Conv2d& whole, const RankModules& trees);
   /// The shape of a rank's output for an input of shape x.
   Shape output(const Shape& x) const { return shards_[0]->window(x).output(); }
 };
@@ -65,14 +65,14 @@ class InputSplit : public ParallelLayer {
 /// A linear layer split by the columns of its weights [out,in]: x [N,in/P], y [N,out].
 class RowLinear final : public InputSplit<Linear> {
  public:
-  RowLinear(const Linear& whole, const RankModules& ranks);
+  RowLinear(const Linear& whole, const RankModules& trees);
   Traffic predicted(const Shape& x) const override;
 };
 
 /// A convolution split by input channels: x [N,H,W,in/P], y [N,OH,OW,out].
 class RowConv2d final : public InputSplit<Conv2d> {
  public:
-  RowConv2d(const Conv2d& whole, const RankModules& ranks);
+  RowConv2d(const Conv2d& whole, const RankModules& trees);
   Traffic predicted(const Shape& x) const override;
 };
 
@@ -114,7 +114,7 @@ class TakeChannels final : public ChannelLayer {
 /// the rank's channels; the shortcut and bn2 are whole.
 class ParallelResidual final : public ParallelLayer {
  public:
-  ParallelResidual(const Residual& whole, const RankModules& ranks);
+  ParallelResidual(const Residual& whole, const RankModules& trees);
   /// x and y are whole.
   Tensors forward(const Tensors& x, const Contexts& contexts) override;
   Tensors backward(const Tensors& dy, const Contexts& contexts) override;

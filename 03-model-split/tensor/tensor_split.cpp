@@ -56,8 +56,9 @@ class TensorSplit::Builder {
     }
     for (const std::string& name : asked.value_or(Names())) {
       require(std::ranges::count(can, name) == 1,
-              "split layers: '{}' cannot be split in this network; choose from {}", name,
+              "--layers: '{}' cannot be split in this network; choose from {}", name,
               fmt::join(can, ", "));
+      require(std::ranges::count(*asked, name) == 1, "--layers: '{}' twice, expected once", name);
     }
     return chosen;
   }
@@ -68,10 +69,10 @@ class TensorSplit::Builder {
       if (std::ranges::count(split_.split_, layer.name()) > 0) {
         append_split(layer);
       } else if (split_channels_ > 0 && is_per_channel(layer)) {
-        append<LocalLayer>(layer.name(), split_.ranks_, [&](int r) { return part_of(i, r); });
+        append<LocalLayer>(layer.name(), split_.trees_, [&](int r) { return part_of(i, r); });
       } else {
         make_whole(layer);
-        append<LocalLayer>(layer.name(), split_.ranks_,
+        append<LocalLayer>(layer.name(), split_.trees_,
                            [&](int r) { return std::move(of_rank_[r][i]); });
       }
     }
@@ -84,26 +85,26 @@ class TensorSplit::Builder {
   }
 
   void append_split(const Module& layer) {
-    const RankModules& ranks = split_.ranks_;
+    const RankModules& trees = split_.trees_;
     if (const auto* linear = dynamic_cast<const Linear*>(&layer)) {
-      if (split_channels_ == 0) append<TakeChannels>(layer.name() + ".take", ranks);
-      append<RowLinear>(*linear, ranks);
+      if (split_channels_ == 0) append<TakeChannels>(layer.name() + ".take", trees);
+      append<RowLinear>(*linear, trees);
       split_channels_ = 0;
       return;
     }
     make_whole(layer);
     if (const auto* residual = dynamic_cast<const Residual*>(&layer)) {
-      append<ParallelResidual>(*residual, ranks);
+      append<ParallelResidual>(*residual, trees);
       return;
     }
     const auto& convolution = dynamic_cast<const Conv2d&>(layer);
-    append<ColumnConv2d>(convolution, ranks);
+    append<ColumnConv2d>(convolution, trees);
     split_channels_ = convolution.out_channels();
   }
 
   /// The activation before `layer` becomes whole.
   void make_whole(const Module& layer) {
-    if (split_channels_ > 0) append<JoinChannels>(layer.name() + ".join", split_.ranks_);
+    if (split_channels_ > 0) append<JoinChannels>(layer.name() + ".join", split_.trees_);
     split_channels_ = 0;
   }
 
@@ -129,7 +130,7 @@ class TensorSplit::Builder {
 
 TensorSplit::TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams,
                          SingleProcessWorld& world, const std::optional<Names>& layers)
-    : options_(options), unsplit_(make_model(options).network), ranks_(world), streams_(streams) {
+    : options_(options), unsplit_(make_model(options).network), trees_(world), streams_(streams) {
   require(streams.size() == size_t(world.world_size()),
           "TensorSplit: {} streams for a world of {} ranks; give each rank one", streams.size(),
           world.world_size());

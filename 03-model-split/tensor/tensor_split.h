@@ -33,9 +33,9 @@ class TensorSplit {
   TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams,
               SingleProcessWorld& world, const std::optional<Names>& layers = {});
 
-  int world_size() const { return ranks_.world_size(); }
+  int world_size() const { return trees_.world_size(); }
   /// Rank r's modules, and their parameters: named as in the unsplit network.
-  Module& module(int rank) const { return ranks_.tree(rank); }
+  Module& module(int rank) const { return trees_.tree(rank); }
   const FlatParameters& parameters(int rank) const { return *parameters_[rank]; }
 
   /// Scores [N,classes] on each rank, from the same images [N,H,W,C] on each. Only enqueues. The
@@ -74,7 +74,7 @@ class TensorSplit {
 
   ModelOptions options_;
   std::unique_ptr<Module> unsplit_;  // without memory: names and shapes
-  RankModules ranks_;
+  RankModules trees_;
   Names split_;
   std::vector<std::unique_ptr<ParallelLayer>> layers_;
   std::vector<std::unique_ptr<FlatParameters>> parameters_;

@@ -65,7 +65,7 @@ struct SmallTraining {
         stream(device->create_stream("compute")),
         communication(device->create_stream("communication")),
         communicator(group.connect(*device)),
-        ranks(*communicator),
+        comm(*communicator),
         set(make_synthetic(SyntheticPart::train, 160)),
         model(make_model({.kind = kind})),
         parameters(*model.network, stream),
@@ -101,7 +101,7 @@ struct SmallTraining {
   std::unique_ptr<Device> device;
   Stream stream, communication;
   std::unique_ptr<Communicator> communicator;
-  Communicator& ranks;
+  Communicator& comm;
   Dataset set;
   Model model;
   FlatParameters parameters;

@@ -40,14 +40,14 @@ LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
 }
 
 TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
-                         std::vector<Device*> devices, int64_t samples, LogPeers ranks)
+                         std::vector<Device*> devices, int64_t samples, LogPeers peers)
     : stage_(std::move(stage)),
       options_(options),
       devices_(std::move(devices)),
-      ranks_(std::move(ranks)),
+      peers_(std::move(peers)),
       training_peaks_(devices_.size(), 0),
       samples_(samples),
-      progress_(samples, ranks_.rank == 0),
+      progress_(samples, peers_.rank == 0),
       reports_(stream),
       noted_(std::make_unique<nlohmann::json>(nlohmann::json::object())) {}
 
@@ -55,9 +55,9 @@ TrainingLog::~TrainingLog() = default;
 
 /// Every rank's `mine`, by rank.
 std::vector<nlohmann::json> TrainingLog::exchange(const nlohmann::json& mine) const {
-  if (!ranks_.exchange) return {mine};
+  if (!peers_.exchange) return {mine};
   std::vector<nlohmann::json> all;
-  for (const std::string& text : ranks_.exchange(mine.dump())) {
+  for (const std::string& text : peers_.exchange(mine.dump())) {
     all.push_back(parse_json(text));
   }
   return all;
@@ -65,7 +65,7 @@ std::vector<nlohmann::json> TrainingLog::exchange(const nlohmann::json& mine) co
 
 /// For work of all ranks that may fail.
 void TrainingLog::together(const std::function<void()>& work) const {
-  ranks_.together ? ranks_.together(work) : work();
+  peers_.together ? peers_.together(work) : work();
 }
 
 void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters,
@@ -145,9 +145,9 @@ void TrainingLog::receive(size_t keep) {
 
 /// The ranks whose own numbers were not finite. All ranks call it: a sum is the same on all.
 std::string TrainingLog::who_failed() const {
-  const std::string me = fmt::format("rank {} ({})", ranks_.rank, devices_.front()->name());
-  if (!ranks_.exchange || !ranks_.own_health.defined()) return me;
-  const bool failed = ranks_.own_health.to_host()[0].failed_step >= 0;
+  const std::string me = fmt::format("rank {} ({})", peers_.rank, devices_.front()->name());
+  if (!peers_.exchange || !peers_.own_health.defined()) return me;
+  const bool failed = peers_.own_health.to_host()[0].failed_step >= 0;
   std::vector<std::string> found;
   const std::vector<nlohmann::json> all = exchange({{"name", me}, {"failed", failed}});
   if (all.size() == 1) return me;  // no other rank's numbers are in its sums
@@ -173,7 +173,7 @@ void TrainingLog::evaluated(const Evaluation& e) {
       fail<NonFinite>(
           "after {} steps, rank {} ({}): the test loss ({}) is not finite; no final weights were "
           "saved; lower --lr ({}) or look at --load",
-          steps_, ranks_.rank, devices_.front()->name(), e.loss, options_.lr);
+          steps_, peers_.rank, devices_.front()->name(), e.loss, options_.lr);
     });
   }
   evaluations_.push_back(e);
@@ -210,8 +210,8 @@ void TrainingLog::finish(double flops) {
 
 void TrainingLog::write_files() const {
   if (!options_.trace.empty()) {
-    write_trace(path_of_rank(options_.trace, ranks_.rank), devices_,
-                size_t(ranks_.rank) * devices_.size());
+    write_trace(path_of_rank(options_.trace, peers_.rank), devices_,
+                size_t(peers_.rank) * devices_.size());
   }
   if (prints() && !options_.metrics.empty()) write_json(options_.metrics, metrics());
 }

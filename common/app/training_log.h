@@ -39,7 +39,7 @@ class TrainingLog {
   /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the size
   /// of the training set.
   TrainingLog(std::string stage, const Options& options, Stream stream,
-              std::vector<Device*> devices, int64_t samples, LogPeers ranks = {});
+              std::vector<Device*> devices, int64_t samples, LogPeers peers = {});
   ~TrainingLog();
   TrainingLog(const TrainingLog&) = delete;
   TrainingLog& operator=(const TrainingLog&) = delete;
@@ -96,7 +96,7 @@ class TrainingLog {
     int64_t peak_bytes;  // while training
   };
 
-  bool prints() const { return ranks_.rank == 0; }
+  bool prints() const { return peers_.rank == 0; }
   std::vector<nlohmann::json> exchange(const nlohmann::json& mine) const;
   void receive(size_t keep);
   std::string who_failed() const;
@@ -112,7 +112,7 @@ class TrainingLog {
   std::string stage_;
   const Options& options_;
   std::vector<Device*> devices_;
-  LogPeers ranks_;
+  LogPeers peers_;
   std::vector<int64_t> training_peaks_;  // bytes, per device, over the epochs so far
   std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
   double flops_ = 0;                     // of all ranks

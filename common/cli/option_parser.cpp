@@ -162,14 +162,17 @@ void OptionParser::add_flag(const std::string& names, bool& value, const About& 
             [&value] { return OptionValue(value); });
 }
 
-void OptionParser::add_elsewhere(const std::string& name, const std::string& where) {
+void OptionParser::add_elsewhere(const std::string& name, const std::string& program,
+                                 const std::string& there) {
   const auto nothing = [](const std::vector<std::string>&) {};
   CLI::Option* option = app_->add_option_function<std::vector<std::string>>(name, nothing);
   option->expected(0, -1)->group("");
-  const std::string program = app_->get_name();
-  check_afterwards([option, name, where, program] {
-    require(option->count() == 0, "{}: {} has no such option; {}: start that instead", name,
-            program, where);
+  check_afterwards([this, option, name, program, there] {
+    if (option->count() == 0) return;
+    const std::vector<std::string> values = option->results();
+    fail<BadInput>("{}: {} has no such option; start: {}{}{}", name, app_->get_name(),
+                   std::filesystem::path(started_as_).replace_filename(program).string(),
+                   values.empty() ? "" : " " + there + " ", fmt::join(values, ","));
   });
 }
 
@@ -188,6 +191,7 @@ void OptionParser::check_afterwards(std::function<void()> check) {
 }
 
 bool OptionParser::parse(int argc, const char* const* argv) {
+  started_as_ = argv[0];
   try {
     app_->parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -3,6 +3,7 @@
 // Everything about an option is said once, where it is added; table() gives it for other uses.
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -53,10 +54,9 @@ class OptionParser {
   /// No value: its presence means true, or false for a spelling after "!" ("--on,!--off").
   void add_flag(const std::string& names, bool& value, const About& about);
 
-  /// An option of another program, or an old one, with any words after it: not in --help, and
-  /// refused with `where`, which says where to look ("the program reference ... takes batches in
-  /// parts").
-  void add_elsewhere(const std::string& name, const std::string& where);
+  /// An option that another program of the same folder has, there called `there`, with any words
+  /// after it: not in --help, and refused with the command to type instead.
+  void add_elsewhere(const std::string& name, const std::string& program, const std::string& there);
 
   /// Removes an option again that this program does not have. It stays in the table.
   void leave_out(const std::string& name);
@@ -83,7 +83,8 @@ class OptionParser {
 
  private:
   std::unique_ptr<CLI::App> app_;
-  std::string group_;  // empty: CLI11's default group
+  std::filesystem::path started_as_;  // argv[0]
+  std::string group_;                 // empty: CLI11's default group
   std::vector<std::function<OptionRow()>> rows_;
   std::vector<std::function<void()>> checks_;
   std::vector<std::function<NamedPath()>> outputs_;

@@ -103,7 +103,7 @@ std::string verify_checksums(std::span<const std::byte> header,
   const std::string digits = take(checksums, kHeaderKey, what, "the header");
   const std::size_t at = digits_at(text_of(header));
   require(at != std::string_view::npos,
-          "{}: the header's checksum does not stand as Lockstep writes it: another program has "
+          "{}: the header's checksum is not where Lockstep writes it: another program has "
           "written the file anew; take the original, or save it without the texts {}*",
           what, kChecksumKeys);
   compare(checksum_of_header(header, at), digits, what, "the header");

@@ -16,12 +16,12 @@ std::vector<std::byte> read_file(const std::filesystem::path& path);
 /// Writes the pieces, one after another, as the file `path`, replacing an older one.
 ///
 /// The order of steps is what makes it safe:
-///   1. create a temporary file *in the same directory* (a rename across file systems is a copy),
-///   2. write, then fsync it: otherwise the rename may reach the disk before the data,
-///   3. rename it over `path`: atomic, readers see the old or the new file,
-///   4. fsync the directory: otherwise the rename may be lost in a power cut.
+///   - create a temporary file *in the same directory* (a rename across file systems is a copy),
+///   - write, then fsync it: otherwise the rename may reach the disk before the data,
+///   - rename it over `path`: atomic, readers see the old or the new file,
+///   - fsync the directory: otherwise the rename may be lost in a power cut.
 ///
-/// If an error occurs before step 3 is done, the temporary file is removed and the old file is
+/// If an error occurs before the rename is done, the temporary file is removed and the old file is
 /// untouched. Throws EnvironmentError with the path, the step, the system's reason and what to do;
 /// BadInput if `path` names no file. The new file gets the permissions of the process's umask; a
 /// symbolic link at `path` is replaced, not followed.

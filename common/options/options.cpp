@@ -91,10 +91,7 @@ void add_output_options(OptionParser& parser, Options& o) {
 void add_comparison_options(OptionParser& parser, const StageInfo& stage, CommandLine& line) {
   if (!stage.in_parts) parser.leave_out("--emulate");
   if (stage.baseline.empty()) {
-    if (!stage.in_parts) {
-      parser.add_elsewhere("--emulate",
-                           "the program reference, beside this one, takes batches in parts");
-    }
+    if (!stage.in_parts) parser.add_elsewhere("--emulate", "reference", "--emulate");
   } else {
     parser.leave_out("--graph");
     parser.add_flag(

@@ -30,13 +30,13 @@ Evaluation evaluate(Module& network, Loss& criterion, DataLoader& loader, int64_
 }
 
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
-                    Context& context, Communicator& ranks) {
+                    Context& context, Communicator& comm) {
   const Evaluation part = evaluate(model, loader, samples, feeder, context);
   const Stream stream = context.stream();
   const auto loss = BasicTensor<double>::from_host(stream, {1}, {part.loss});
   const auto correct = CountTensor::from_host(stream, {1}, {part.correct});
-  ranks.all_reduce(stream, loss);
-  ranks.all_reduce(stream, correct);
+  comm.all_reduce(stream, loss);
+  comm.all_reduce(stream, correct);
   return {.loss = loss.to_host()[0], .correct = correct.to_host()[0], .samples = samples};
 }
 

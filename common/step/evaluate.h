@@ -24,6 +24,6 @@ Evaluation evaluate(Module& network, Loss& loss, DataLoader& loader, int64_t sam
 /// The same where every rank's loader has a part of the set: gives the evaluation of the whole set,
 /// on all ranks.
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
-                    Context& context, Communicator& ranks);
+                    Context& context, Communicator& comm);
 
 }  // namespace lockstep

@@ -72,7 +72,7 @@ class GlooTransport final : public HostTransport {
 
   /// Tags distinguish operations that are under way at the same time.
   static uint32_t tag_of(uint64_t number) { return static_cast<uint32_t>(number); }
-  size_t ranks() const { return static_cast<size_t>(context_->size); }
+  size_t world_size() const { return static_cast<size_t>(context_->size); }
 
   template <class T>
   void run_typed(const Call& call, uint64_t number) {
@@ -185,7 +185,7 @@ class GlooTransport final : public HostTransport {
     ::gloo::ScatterOptions options(context_);
     if (context_->rank == call.peer) {
       std::vector<T*> parts;
-      for (size_t r = 0; r < ranks(); ++r) {
+      for (size_t r = 0; r < world_size(); ++r) {
         parts.push_back(numbers_of<T>(call.all) + static_cast<int64_t>(r) * call.mine.count);
       }
       options.setInputs(parts, static_cast<size_t>(call.mine.count));

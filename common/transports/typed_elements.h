@@ -24,11 +24,11 @@ T* numbers_of(const Elements& x) {
   return static_cast<T*>(x.data);
 }
 
-/// Turns a sum of `ranks` ranks into their average, if that was asked for.
+/// Turns a sum over `world_size` ranks into their average, if that was asked for.
 template <class T>
-void finish_sum(T* x, int64_t count, Reduction reduction, int ranks) {
+void finish_sum(T* x, int64_t count, Reduction reduction, int world_size) {
   if (reduction == Reduction::sum) return;
-  const T factor = T(1) / T(ranks);
+  const T factor = T(1) / T(world_size);
   for (int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
 

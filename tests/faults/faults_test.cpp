@@ -223,7 +223,8 @@ TEST_CASE("Stage 03 refuses splits and schedules that cannot be", "[faults][pipe
   check_stage_refuses({"--data", "synthetic:64:16", "--batch-size", "30", "--micro-batches", "5"},
                       {"--micro-batches", "5", "4 samples"}, {}, "03-model-split");
   check({"--emulate", "chunk:2"}, {"--emulate"});
-  check({"--tensor-split", "conv2", "fc1"}, {"--tensor-split", "program tensor-split", "--layers"});
+  check({"--tensor-split", "conv2", "fc1"},
+        {"--tensor-split", "/03-model-split/tensor-split --layers conv2,fc1"});
 }
 
 TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tensorsplit][row55]") {
@@ -231,7 +232,8 @@ TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tenso
     check_stage_refuses(kSmall + options, fragments, {}, "03-model-split/tensor-split");
   };
   check({"--layers", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
-  check({"--layers", "fc2"}, {"'fc2'", "conv2, fc1"});
+  check({"--layers", "fc2"}, {"--layers", "'fc2'", "conv2, fc1"});
+  check({"--layers", "conv2,fc1,conv2"}, {"--layers", "'conv2' twice", "once"});
   check({"--devices", "cpu:0,cpu:1,cpu:2"}, {"--layers auto", "3 devices"});
   check({"--emulate", "chunk:2"}, {"--emulate"});
   check({"--schedule", "1f1b"}, {"--schedule"});  // is the pipeline's

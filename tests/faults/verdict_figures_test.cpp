@@ -248,8 +248,7 @@ TEST_CASE("Only the reference emulates, only the others have a baseline", "[verd
   const std::vector<std::string> no_epochs{"--baseline", "--epochs", "0"};
   CHECK(parse(reference, emulate).options.emulate == "chunk:2");
   CHECK(error_of([&] { parse(first, emulate); }) ==
-        "--emulate: 01-test has no such option; the program reference, beside this one, takes "
-        "batches in parts: start that instead");
+        "--emulate: 01-test has no such option; start: reference --emulate chunk:2");
   CHECK_THAT(error_of([&] { parse(first, {"--baseline"}); }), ContainsSubstring("--baseline"));
   CHECK_THAT(error_of([&] { parse(second, emulate); }), ContainsSubstring("--emulate"));
   CHECK_THAT(error_of([&] { parse(second, {"--graph"}); }), ContainsSubstring("--graph"));

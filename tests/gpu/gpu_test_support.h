@@ -130,7 +130,7 @@ class Run {
   LabelTensor labels(const std::vector<int32_t>& values) {
     return put({static_cast<int64_t>(values.size())}, values);
   }
-  StepStateTensor state(const StepState& facts) { return put<StepState>({}, {facts}); }
+  StepStateTensor state(const StepState& step) { return put<StepState>({}, {step}); }
   HealthTensor health(int64_t failed_step) { return put<Health>({}, {Health{failed_step}}); }
 
   template <class T>

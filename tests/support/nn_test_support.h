@@ -35,8 +35,8 @@ struct TestDevice {
   LabelTensor labels(const std::vector<int32_t>& values) const {
     return LabelTensor::from_host(stream, {static_cast<int64_t>(values.size())}, values);
   }
-  StepStateTensor state(const StepState& facts) const {
-    return StepStateTensor::from_host(stream, {}, {facts});
+  StepStateTensor state(const StepState& step) const {
+    return StepStateTensor::from_host(stream, {}, {step});
   }
 
   std::unique_ptr<Device> device;

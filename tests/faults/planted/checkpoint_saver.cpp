@@ -22,7 +22,7 @@ void train(const std::filesystem::path& directory, int64_t steps, int64_t every)
   const FlatParameters parameters(*network, stream);
   initialize(parameters, Initializer::kaiming_uniform, 1);
   const Sgd optimizer(parameters, {.momentum = Real(0.9)});
-  const StepStateTensor facts = StepStateTensor::empty(stream, {});
+  const StepStateTensor state_of_step = StepStateTensor::empty(stream, {});
   const Tensor loss = Tensor::from_host(stream, {1}, {0});
   const Trained trained{*network, parameters, optimizer};
 
@@ -33,9 +33,9 @@ void train(const std::filesystem::path& directory, int64_t steps, int64_t every)
     state = TrainingState::from_json(newest->training, newest->path.string());
   }
   while (state.steps < steps) {
-    facts.copy_from_host({{.step = state.steps, .learning_rate = Real(0.01)}});
+    state_of_step.copy_from_host({{.step = state.steps, .learning_rate = Real(0.01)}});
     stream.kernels().fill(stream, Real(state.steps % 7) - Real(2.9), parameters.gradients());
-    optimizer.step(facts, loss);
+    optimizer.step(state_of_step, loss);
     if (++state.steps % every != 0) continue;
     save_checkpoint(directory, trained, state);
     remove_old_checkpoints(directory, state.steps, 2);

@@ -219,6 +219,7 @@ struct Run {
     }
     pipeline->zero_gradients();
     pipeline->run_schedule();
+    pipeline->update();
     losses.push_back(
         Tensor::empty(pipeline->loss().home(), {1}));  // the next step's takes its place
     losses.back().home().copy(losses.back().data(), pipeline->loss().data(), sizeof(Real));

@@ -177,6 +177,7 @@ TEST_CASE("A batch is kept until the last stage has read its labels, and no long
       run.pipeline->feed(*batch, {.loss_weight = Real(1) / Real(kBatch)});
       run.pipeline->zero_gradients();
       run.pipeline->run_schedule();
+      run.pipeline->update();
     };
     step();
     step();  // the host is done with the first
