@@ -9,6 +9,16 @@ Channel::~Channel() {
   to_.wait(from_.record());  // the places are freed in the receiver's order
 }
 
+void Channel::reserve(const Shape& shape) {
+  for (Place& place : ring_) make_room(place, shape);
+}
+
+void Channel::make_room(Place& place, const Shape& shape) {
+  if (place.memory.defined() && place.memory.elements() >= shape.elements()) return;
+  place.memory = Tensor::empty(to_, shape);
+  place.emptied = to_.record();
+}
+
 void Channel::await_place() {
   const Place& place = ring_[sent_ % ring_.size()];
   if (place.emptied) from_.wait(*place.emptied);
@@ -25,10 +35,7 @@ void Channel::send(const Tensor& x) {
   }
   last_ = x.shape();
   Place& place = ring_[sent_ % ring_.size()];
-  if (!place.memory.defined() || place.memory.elements() < x.elements()) {
-    place.memory = Tensor::empty(to_, x.shape());
-    place.emptied = to_.record();
-  }
+  make_room(place, x.shape());
   place.shape = x.shape();
   // [task 03.3] boundary copy
   from_.wait(*place.emptied);

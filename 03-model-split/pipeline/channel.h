@@ -18,6 +18,10 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
+  /// Takes the memory of all places now, for tensors of this shape. Without it the first sends do,
+  /// and wait for all that the receiver has been given so far.
+  void reserve(const Shape& shape);
+
   /// Whether the host has enqueued what send() or receive() would have to wait for.
   bool can_send() const { return sent_ - released_ < ring_.size(); }
   bool can_receive() const { return received_ < sent_; }
@@ -41,6 +45,8 @@ class Channel {
     std::optional<Event> filled{};   // of the sender: the copy is complete
     std::optional<Event> emptied{};  // of the receiver: it has read what was there
   };
+
+  void make_room(Place& place, const Shape& shape);
 
   Stream from_, to_;
   std::vector<Place> ring_;

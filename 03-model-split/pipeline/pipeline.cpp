@@ -36,6 +36,7 @@ Pipeline::Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dat
     activations_.emplace_back(before, stage.stream, places);
     gradients_.emplace_back(stage.stream, before, kPlaces);
     losses_.emplace_back(network_->stages().back().stream, before, kPlaces);
+    losses_.back().reserve({1});
   }
 }
 
