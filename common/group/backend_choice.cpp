@@ -1,6 +1,7 @@
 #include "common/group/backend_choice.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -78,22 +79,25 @@ void check_backend_name(const std::string& backend) {
   require(backend != "ring",
           "--backend ring: it is called tcp now; give --backend tcp (--all-reduce ring is another "
           "thing)");
-  require(backend.empty() || backend == "nccl" || backend == "gloo" || backend == "tcp",
-          "--backend: Invalid backend: '{}', expected nccl, gloo or tcp", backend);
+  const std::array known{"", "nccl", "shm", "tcp", "gloo"};
+  require(std::ranges::count(known, backend) > 0,
+          "--backend: Invalid backend: '{}', expected nccl, shm, tcp or gloo", backend);
   if (backend == "gloo" && !gloo_availability().empty()) {
     fail<EnvironmentError>("--backend gloo: {}; give --backend tcp", gloo_availability());
   }
 }
 
-std::string choose_backend(const std::string& asked, const std::vector<RankOffer>& offers) {
+BackendChoice choose_backend(const std::string& asked, const std::vector<RankOffer>& offers) {
   if (asked == "nccl") require_nccl_possible(offers);
   if (asked == "gloo") require_gloo_possible(offers);
-  if (!asked.empty()) return asked;
+  if (!asked.empty()) return {asked, "as asked"};
   const bool nccl = std::ranges::all_of(
       offers, [](const RankOffer& offer) { return offer.gpu && offer.no_nccl.empty(); });
-  if (nccl && !sharing_ranks(offers)) return "nccl";
-  const bool gloo = std::ranges::all_of(offers, &std::string::empty, &RankOffer::no_gloo);
-  return gloo ? "gloo" : "tcp";
+  if (nccl && !sharing_ranks(offers)) return {"nccl", "a GPU for each rank"};
+  const bool one_host = std::ranges::all_of(
+      offers, [&](const RankOffer& offer) { return offer.host == offers[0].host; });
+  if (one_host) return {"shm", "one host"};
+  return {"tcp", "several hosts"};
 }
 
 }  // namespace lockstep

@@ -23,14 +23,20 @@ struct RankOffer {
   static RankOffer from(std::string_view text);
 };
 
-/// Throws BadInput unless it is "nccl", "gloo", "tcp" or empty, and EnvironmentError for Gloo
-/// where this build has none.
+/// Throws BadInput unless it is "nccl", "shm", "tcp", "gloo" or empty, and EnvironmentError for
+/// Gloo where this build has none.
 void check_backend_name(const std::string& backend);
 
+struct BackendChoice {
+  std::string name;  // "shm"
+  std::string why;   // "one host"
+};
+
 /// The backend of all ranks, from rank r's offers[r]: the one that was asked for or, if none was,
-/// NCCL where every rank has a GPU of its own and NCCL, else Gloo where every rank has it, else
-/// TCP. The same on every rank. Throws BadInput, naming the ranks, if NCCL is asked for with a CPU
-/// device, or with one GPU used twice; EnvironmentError for a rank without the library.
-std::string choose_backend(const std::string& asked, const std::vector<RankOffer>& offers);
+/// the fastest that fits: NCCL where every rank has a GPU of its own and NCCL, else shared memory
+/// where all are on one host, else TCP. The same on every rank. Throws BadInput, naming the ranks,
+/// if NCCL is asked for with a CPU device, or with one GPU used twice; EnvironmentError for a rank
+/// without the library.
+BackendChoice choose_backend(const std::string& asked, const std::vector<RankOffer>& offers);
 
 }  // namespace lockstep

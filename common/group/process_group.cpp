@@ -15,6 +15,7 @@
 #include "common/rendezvous/rank_texts.h"
 #include "common/system/launcher_pipe.h"
 #include "common/transports/gloo_transport.h"
+#include "common/transports/shm_transport.h"
 #include "common/transports/tcp_transport.h"
 #include "common/transports/watched_transport.h"
 
@@ -165,13 +166,16 @@ DeviceId ProcessGroup::device_of(const std::vector<DeviceId>& ids) const {
 std::unique_ptr<Communicator> ProcessGroup::connect(Device& device) {
   require(!connected_, "rank {}: connect() called twice: the group is connected, by {}", rank(),
           backend_);
-  backend_ = agreed_backend(device);
-  auto communicator = backend_ == "nccl" ? connect_nccl(device) : connect_host();
+  agree_on_backend(device);
   connected_ = true;
-  return communicator;
+  if (backend_ == "nccl") return connect_nccl(device);
+  const std::shared_ptr<HostTransport> transport = connect_host();
+  return std::make_unique<HostCommunicator>(
+      rank(), world_size(),
+      std::make_shared<WatchedTransport>(transport, store_, timeout_, debug_));
 }
 
-std::string ProcessGroup::agreed_backend(const Device& device) {
+void ProcessGroup::agree_on_backend(const Device& device) {
   const RankOffer mine{.host = host_name(),
                        .hardware = device.hardware(),
                        .device = device.name(),
@@ -182,7 +186,11 @@ std::string ProcessGroup::agreed_backend(const Device& device) {
   for (const std::string& text : collect("devices", mine.text())) {
     offers.push_back(RankOffer::from(text));
   }
-  return lockstep::together(*this, [&] { return choose_backend(backend_, offers); });
+  const BackendChoice choice =
+      lockstep::together(*this, [&] { return choose_backend(backend_, offers); });
+  asked_ = !backend_.empty();
+  backend_ = choice.name;
+  why_backend_ = choice.why;
 }
 
 std::unique_ptr<Communicator> ProcessGroup::connect_nccl(Device& device) {
@@ -191,23 +199,34 @@ std::unique_ptr<Communicator> ProcessGroup::connect_nccl(Device& device) {
   return make_nccl_rank(device, rank(), world_size(), id, timeout_);
 }
 
-std::unique_ptr<Communicator> ProcessGroup::connect_host() {
-  std::shared_ptr<HostTransport> transport;
-  if (backend_ == "tcp") {
-    transport = connect_tcp(*store_, timeout_);
-  } else {
-    const auto hosts = collect("address of rank 0's host", store_->host_address().host);
-    const RendezvousStore keys{
-        [&](const std::string& key, const std::string& value) { store_->set(key, value); },
-        [&, deadline = Deadline(timeout_)](const std::string& key) {
-          return store_->get(key, deadline.seconds_left());
-        }};
-    transport = connect_gloo(rank(), world_size(), keys,
-                             reachable_host(store_->local_address().host, hosts), timeout_);
+std::shared_ptr<HostTransport> ProcessGroup::connect_host() {
+  if (backend_ == "shm") return connect_one_host();
+  if (backend_ == "tcp") return connect_tcp(*store_, timeout_);
+  const auto hosts = collect("address of rank 0's host", store_->host_address().host);
+  const RendezvousStore keys{
+      [&](const std::string& key, const std::string& value) { store_->set(key, value); },
+      [&, deadline = Deadline(timeout_)](const std::string& key) {
+        return store_->get(key, deadline.seconds_left());
+      }};
+  return connect_gloo(rank(), world_size(), keys,
+                      reachable_host(store_->local_address().host, hosts), timeout_);
+}
+
+/// Ranks of one host by its name, which need not be one: if they cannot share memory, and were not
+/// told to, all go on by TCP.
+std::shared_ptr<HostTransport> ProcessGroup::connect_one_host() {
+  try {
+    return connect_shm(*store_, timeout_);
+  } catch (const NoSharedMemory& error) {
+    together([&] {
+      if (!asked_) return;
+      fail<EnvironmentError>("--backend shm: {}; leave it out, or give --backend tcp",
+                             error.what());
+    });
+    backend_ = "tcp";
+    why_backend_ = fmt::format("no shared memory: {}", error.what());
+    return connect_tcp(*store_, timeout_);
   }
-  return std::make_unique<HostCommunicator>(
-      rank(), world_size(),
-      std::make_shared<WatchedTransport>(transport, store_, timeout_, debug_));
 }
 
 // --- The group of this process -------------------------------------------------------------------

@@ -2,6 +2,8 @@
 // One process per device: how the processes of a job become ranks that know each other. Mirrors
 // torch.distributed.
 
+#include <fmt/core.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -17,8 +19,10 @@
 
 namespace lockstep {
 
+class HostTransport;
+
 struct ProcessGroupOptions {
-  /// "nccl", "gloo" or "tcp"; empty: the best for the ranks' devices (backend_choice.h).
+  /// "nccl", "shm", "tcp" or "gloo"; empty: the best for the ranks' devices (backend_choice.h).
   std::string backend{};
   /// env:// or tcp://HOST:PORT, and options of the command line: see LaunchInput.
   std::string init_method = "env://";
@@ -50,8 +54,10 @@ class ProcessGroup {
   int world_size() const { return contract_.world_size; }
   int local_rank() const { return contract_.local_rank; }
   int local_world_size() const { return contract_.local_world_size; }
-  /// "nccl", "gloo" or "tcp" once connected; before that, what was asked for.
+  /// "nccl", "shm", "tcp" or "gloo" once connected; before that, what was asked for.
   const std::string& backend() const { return backend_; }
+  /// The same with the reason: "shm (one host)".
+  std::string backend_and_why() const { return fmt::format("{} ({})", backend_, why_backend_); }
   TcpStore& store() { return *store_; }
 
   /// Takes leave of the others, as the destructor does. Rank 0, which hosts the store, waits for
@@ -96,13 +102,15 @@ class ProcessGroup {
   /// collect(), after which any rank may end.
   std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
   void end_with(const RankOutcome& failed, int speaker, const std::exception_ptr& mine);
-  std::string agreed_backend(const Device& device);
+  void agree_on_backend(const Device& device);
   std::unique_ptr<Communicator> connect_nccl(Device& device);
-  std::unique_ptr<Communicator> connect_host();
+  std::shared_ptr<HostTransport> connect_host();
+  std::shared_ptr<HostTransport> connect_one_host();
 
   LaunchContract contract_;
   double timeout_;
-  std::string backend_;
+  std::string backend_, why_backend_;
+  bool asked_ = false;  // for that backend
   bool debug_;
   int exceptions_;  // uncaught when it was made
   std::shared_ptr<TcpStore> store_;

@@ -12,12 +12,12 @@
 
 namespace lockstep {
 
-/// What carries numbers between the processes of a group: Gloo, or our own transport over TCP.
+/// What carries numbers between the processes of a group: shared memory, TCP, or Gloo.
 class HostTransport {
  public:
   virtual ~HostTransport() = default;
 
-  /// "gloo" or "tcp".
+  /// "shm", "tcp" or "gloo".
   virtual std::string description() const = 0;
   /// This rank's part of a collective whose memory is the host's. `number` counts the collectives
   /// from 1 and is the same on all ranks. Blocks. Throws PeerLost, saying why, when another rank

@@ -145,7 +145,9 @@ void check_error(const RankResult& rank, int status, const Words& fragments) {
   for (const std::string& fragment : fragments) CHECK_THAT(rank.err, ContainsSubstring(fragment));
 }
 
-Words backends_here() { return gloo_availability().empty() ? Words{"tcp", "gloo"} : Words{"tcp"}; }
+Words backends_here() {
+  return Words{"shm", "tcp"} + (gloo_availability().empty() ? Words{"gloo"} : Words{});
+}
 
 // --- Ranks that find each other ------------------------------------------------------------------
 

@@ -54,8 +54,9 @@ class Job {
 
 /// In this build.
 inline std::vector<std::string> host_backends() {
-  return gloo_availability().empty() ? std::vector<std::string>{"tcp", "gloo"}
-                                     : std::vector<std::string>{"tcp"};
+  std::vector<std::string> all{"shm", "tcp"};
+  if (gloo_availability().empty()) all.push_back("gloo");
+  return all;
 }
 
 /// A collective of these many numbers, and its end.

@@ -170,7 +170,7 @@ TEST_CASE("Options that cannot be meant are refused before anyone waits", "[grou
     return message_of<BadInput>([&] { ProcessGroup group(contract_of(1, 2, 1), options); });
   };
   CHECK(refusal({.backend = "bogus"}) ==
-        "--backend: Invalid backend: 'bogus', expected nccl, gloo or tcp");
+        "--backend: Invalid backend: 'bogus', expected nccl, shm, tcp or gloo");
   CHECK(refusal({.backend = "ring"}) ==
         "--backend ring: it is called tcp now; give --backend tcp (--all-reduce ring is another "
         "thing)");
@@ -224,7 +224,7 @@ TEST_CASE("Connected ranks reduce over every backend, and know its name",
   for (const std::string& backend : host_backends()) {
     CHECK(Job(3, backend).run_connected(reduces_over(backend)) == Texts(3));
   }
-  CHECK(Job(2, "").run_connected(reduces_over(host_backends().back())) == Texts(2));
+  CHECK(Job(2, "").run_connected(reduces_over("shm")) == Texts(2));
 }
 
 TEST_CASE("A group is connected once", "[group][tsan]") {
@@ -255,20 +255,25 @@ TEST_CASE("A GPU that two ranks name is refused for NCCL, with both", "[group][r
   CHECK(message_of<BadInput>([&] { choose_backend("nccl", shared); }) ==
         "rank 0 (cuda:0 on a) and rank 2 (cuda:0 on a) are on the same GPU (GPU-1): NCCL serves "
         "each GPU once; name different GPUs, or give --backend gloo");
-  CHECK(choose_backend("", shared) == "gloo");
+  CHECK(choose_backend("", shared).name == "tcp");
 }
 
-TEST_CASE("Without a choice NCCL serves GPUs of one's own, else Gloo where all have it, else TCP",
+TEST_CASE("Without a choice NCCL serves GPUs of one's own, else memory one host, else TCP",
           "[group]") {
+  const auto chosen = [](const std::string& asked, const std::vector<RankOffer>& offers) {
+    const BackendChoice choice = choose_backend(asked, offers);
+    return choice.name + ", " + choice.why;
+  };
   std::vector<RankOffer> offers{gpu("a", "GPU-1"), gpu("a", "GPU-2"), gpu("b", "GPU-1")};
-  CHECK(choose_backend("", offers) == "nccl");
-  CHECK(choose_backend("nccl", offers) == "nccl");
+  CHECK(chosen("", offers) == "nccl, a GPU for each rank");
+  CHECK(chosen("nccl", offers) == "nccl, as asked");
   offers[1].no_nccl = "no NCCL there";
-  CHECK(choose_backend("", offers) == "gloo");
+  CHECK(chosen("", offers) == "tcp, several hosts");
+  CHECK(chosen("gloo", offers) == "gloo, as asked");
+  CHECK(chosen("", {offers[0], offers[1]}) == "shm, one host");
   CHECK_THAT(message_of<EnvironmentError>([&] { choose_backend("nccl", offers); }),
              ContainsSubstring("rank 1 (cuda:0 on a): no NCCL: no NCCL there"));
   offers[2].no_gloo = "this build has no Gloo";
-  CHECK(choose_backend("", offers) == "tcp");
   CHECK_THAT(message_of<EnvironmentError>([&] { choose_backend("gloo", offers); }),
              ContainsSubstring("rank 2 (cuda:0 on b): this build has no Gloo; give --backend tcp"));
   const RankOffer sent = RankOffer::from(offers[2].text());

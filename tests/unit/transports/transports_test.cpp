@@ -16,6 +16,7 @@
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/shm_ranks.h"
 #include "tests/support/tasks.h"
 #include "tests/support/tcp_stores.h"
 
@@ -36,6 +37,7 @@ using MakeRanks = std::function<Ranks(int world_size)>;
 /// How the ranks of a group can be connected in this build.
 std::vector<MakeRanks> transports() {
   std::vector<MakeRanks> all{[](int world_size) { return tcp_ranks(world_size); }};
+  all.push_back([](int world_size) { return testing::shm_ranks(world_size); });
   if (gloo_availability().empty()) {
     all.push_back([](int world_size) { return testing::gloo_ranks(world_size); });
   }
@@ -71,7 +73,7 @@ void check_table(const MakeRanks& make_ranks, int64_t most_ranks) {
 TEST_CASE("Between processes every collective is what a serial program computes",
           "[comm][gloo][tcp][row70]") {
   for (const MakeRanks& make_ranks : transports()) {
-    check_table(make_ranks, 5);
+    check_table(make_ranks, 8);
     Ranks ranks = make_ranks(3);
     Trial<float> large(ranks, 1000001);
     for (const Call::Op op : {Call::Op::all_reduce, Call::Op::reduce_scatter, Call::Op::broadcast,
@@ -82,14 +84,16 @@ TEST_CASE("Between processes every collective is what a serial program computes"
   }
 }
 
-TEST_CASE("Over TCP no collective races with what is enqueued around it",
-          "[comm][tcp][tsan][row70]") {
+TEST_CASE("Over TCP and shared memory no collective races with what is enqueued around it",
+          "[comm][tcp][shm][tsan][row70]") {
   check_table([](int world_size) { return tcp_ranks(world_size); }, 3);
+  check_table([](int world_size) { return testing::shm_ranks(world_size); }, 3);
 }
 
 TEST_CASE("Between processes the dependent calls of one group take effect in their order",
           "[comm][gloo][tcp][tsan]") {
   testing::check_dependent_calls(tcp_ranks(2));
+  testing::check_dependent_calls(testing::shm_ranks(2));
   if (gloo_availability().empty()) testing::check_dependent_calls(testing::gloo_ranks(2));
 }
 

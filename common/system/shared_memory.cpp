@@ -1,0 +1,57 @@
+#include "common/system/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+[[noreturn]] void fail_for(const char* what, size_t bytes, int error) {
+  fail<EnvironmentError>("cannot {} {} KiB of shared memory: {}", what, bytes >> 10,
+                         errno_text(error));
+}
+
+}  // namespace
+
+SharedMemory SharedMemory::create(size_t bytes) {
+  Descriptor made(::memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!made.is_open()) fail_for("make", bytes, errno);
+  if (::fallocate(made.get(), 0, 0, static_cast<off_t>(bytes)) != 0) fail_for("get", bytes, errno);
+  // Nobody can take the memory away again from under the others.
+  ::fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  return {std::move(made), bytes};
+}
+
+SharedMemory SharedMemory::open(Descriptor descriptor, size_t bytes) {
+  struct stat found{};
+  if (::fstat(descriptor.get(), &found) != 0) fail_for("open", bytes, errno);
+  const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
+  require(seals != -1 && (seals & F_SEAL_SHRINK) != 0 && found.st_size == off_t(bytes),
+          "a descriptor of {} bytes came, expected shared memory of {}", found.st_size, bytes);
+  return {std::move(descriptor), bytes};
+}
+
+SharedMemory::SharedMemory(Descriptor descriptor, size_t bytes)
+    : descriptor_(std::move(descriptor)), bytes_(bytes) {
+  const int flags = MAP_SHARED | MAP_POPULATE;  // every page is looked up now, none in a step
+  void* place = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, descriptor_.get(), 0);
+  if (place == MAP_FAILED) fail_for("map", bytes, errno);
+  data_ = static_cast<std::byte*>(place);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : descriptor_(std::move(other.descriptor_)),
+      bytes_(other.bytes_),
+      data_(std::exchange(other.data_, nullptr)) {}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+}  // namespace lockstep

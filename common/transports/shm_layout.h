@@ -1,0 +1,76 @@
+#pragma once
+// What lies where in the memory that the ranks of one host share.
+//
+//   RankState[W]      what each rank tells the others
+//   Lane[W][W]        what rank a sends to rank b
+//   slot[W][2]        what each rank shows to all, in even and in odd rounds
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace lockstep {
+
+constexpr size_t kCacheLine = 64;  // two ranks never write to one: it would go to and fro
+
+struct RankState {
+  alignas(kCacheLine) std::atomic<uint64_t> rounds{0};  // that this rank has come to
+  std::atomic<int> core{-1};                            // on which it ran then
+  alignas(kCacheLine) std::atomic<int> asleep{0};       // 1: it waits for a byte in its socket
+};
+
+/// Bytes from one rank to another, first in, first out. Only the sender writes `sent`, only the
+/// receiver `taken`: counts of all bytes so far.
+struct Lane {
+  static constexpr size_t kBytes = 64 << 10;
+  alignas(kCacheLine) std::atomic<uint64_t> sent{0};
+  alignas(kCacheLine) std::atomic<uint64_t> taken{0};
+  alignas(kCacheLine) std::array<std::byte, kBytes> bytes;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "locks are of one process only");
+
+/// The places of `world_size` ranks in memory at `base`, which is aligned as pages are.
+class ShmLayout {
+ public:
+  /// A slot has room for a piece for each rank, and for one that the rank has reduced. They are so
+  /// small that those of two rounds stay in the cache.
+  static constexpr size_t kPiecesBytes = 256 << 10;
+
+  ShmLayout(std::byte* base, int world_size) : base_(base), ranks_(size_t(world_size)) {}
+
+  static size_t bytes(int world_size) {
+    const ShmLayout at_zero(nullptr, world_size);
+    return at_zero.slots_at() + 2 * size_t(world_size) * at_zero.slot_bytes();
+  }
+  /// By one rank, before the others see the memory.
+  void begin() const {
+    for (size_t r = 0; r < ranks_; ++r) new (base_ + r * sizeof(RankState)) RankState;
+    for (size_t l = 0; l < ranks_ * ranks_; ++l) {
+      new (base_ + lanes_at() + l * sizeof(Lane)) Lane;  // leaves its bytes as they are
+    }
+  }
+
+  RankState& state(int rank) const {
+    return reinterpret_cast<RankState*>(base_)[static_cast<size_t>(rank)];
+  }
+  Lane& lane(int from, int to) const {
+    return reinterpret_cast<Lane*>(base_ + lanes_at())[size_t(from) * ranks_ + size_t(to)];
+  }
+  std::byte* slot(int rank, uint64_t round) const {
+    return base_ + slots_at() + (2 * size_t(rank) + round % 2) * slot_bytes();
+  }
+  size_t piece_bytes() const { return kPiecesBytes / ranks_ / kCacheLine * kCacheLine; }
+  size_t slot_bytes() const { return (ranks_ + 1) * piece_bytes(); }
+
+ private:
+  size_t lanes_at() const { return ranks_ * sizeof(RankState); }
+  size_t slots_at() const { return lanes_at() + ranks_ * ranks_ * sizeof(Lane); }
+
+  std::byte* base_;
+  size_t ranks_;
+};
+
+}  // namespace lockstep
