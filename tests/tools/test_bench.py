@@ -115,7 +115,7 @@ class TestBench(unittest.TestCase):
         python = self.program("python", TORCH)
         text = self.bench("--model", "seed", "--quick", "--python", str(python))
         self.assertIn("PyTorch 9.9.9, alternating", text)
-        self.assertIn("PyTorch 6.00, channels_last 4.00 ms: 2.00 times the better", text)
+        self.assertIn("PyTorch 6.00, channels_last 4.00 ms: 2.00 times as fast as the better", text)
 
     def test_slow_and_fast_stages_stand_beside_one_device_row129(self):
         text = self.bench("--model", "seed", "--quick", "--python", "no-such-python")
