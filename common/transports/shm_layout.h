@@ -17,6 +17,7 @@ constexpr size_t kCacheLine = 64;  // two ranks never write to one: it would go 
 
 struct RankState {
   alignas(kCacheLine) std::atomic<uint64_t> rounds{0};  // that this rank has come to
+  std::array<std::atomic<uint64_t>, 2> calls{};         // for which, in even and in odd rounds
   std::atomic<int> core{-1};                            // on which it ran then
   alignas(kCacheLine) std::atomic<int> asleep{0};       // 1: it waits for a byte in its socket
 };

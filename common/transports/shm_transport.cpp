@@ -35,6 +35,15 @@ using Op = Call::Op;
 /// Up to here a sum takes one round: adding everything up is cheaper than to meet again.
 constexpr int64_t kSmallBytes = 16 << 10;
 
+/// What must be the same on all ranks, as one number.
+uint64_t number_of(const Call& call) {
+  uint64_t number = uint64_t(call.mine.count);
+  for (const int part : {int(call.op), int(call.mine.type), int(call.reduction), call.peer}) {
+    number = number << 5 | uint64_t(part & 31);
+  }
+  return number;
+}
+
 class ShmTransport final : public HostTransport {
  public:
   explicit ShmTransport(std::unique_ptr<ShmPeers> peers)
@@ -48,6 +57,7 @@ class ShmTransport final : public HostTransport {
 
   void run(const Call& call, uint64_t) override {
     if (call.op != Op::barrier && call.mine.count == 0) return;
+    call_ = number_of(call);
     with_peers(
         [&] { with_type(call.mine.type, [&](auto zero) { run_typed<decltype(zero)>(call); }); });
   }
@@ -121,6 +131,7 @@ class ShmTransport final : public HostTransport {
   void meet() {
     RankState& mine = layout_.state(me_);
     mine.core.store(::sched_getcpu(), std::memory_order_relaxed);
+    mine.calls[(round_ + 1) % 2].store(call_, std::memory_order_relaxed);
     mine.rounds.store(++round_, std::memory_order_release);
     for (int other = 0; other < ranks_; ++other) {
       if (other != me_) peers_->wake(other);
@@ -136,6 +147,16 @@ class ShmTransport final : public HostTransport {
           return true;
         },
         awaited, ShmPeers::Concerns::all);
+    require_same_call();
+  }
+
+  /// Whoever takes part in another call takes its numbers for those of this one.
+  void require_same_call() const {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const auto& theirs = layout_.state(rank).calls[round_ % 2];
+      if (theirs.load(std::memory_order_relaxed) == call_) continue;
+      fail<PeerLost>("rank {} has come to another call", rank);
+    }
   }
 
   /// All ranks show the n numbers at x, if any, in as many rounds as it takes. take(r, shown, at)
@@ -257,6 +278,7 @@ class ShmTransport final : public HostTransport {
   ShmLayout layout_;
   int me_, ranks_;
   uint64_t round_ = 0;
+  uint64_t call_ = 0;  // number_of() the present one
   ShmLanes lanes_;
 };
 

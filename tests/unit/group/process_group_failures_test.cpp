@@ -125,23 +125,25 @@ TEST_CASE("A rank that comes too late hears why the first one gave up", "[group]
 }
 
 TEST_CASE("Ranks stuck in different collectives are told what the other one called",
-          "[group][tcp][tsan][row71]") {
-  const Texts errors =
-      Job(2, "tcp", kShort)
-          .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
-            const auto x = BasicTensor<float>::from_host(stream, {10}, std::vector<float>(10));
-            if (group.rank() == 0) ranks.all_reduce(stream, x);
-            if (group.rank() == 1) ranks.broadcast(stream, x, 0);
-            stream.synchronize();
-          });
-  // The rank that gives up second may hear it in the other's words, which name both calls, too.
-  CHECK_THAT(errors[0], ContainsSubstring("collective 1 (broadcast of 10 f32, root 0)") &&
-                            ContainsSubstring("; LOCKSTEP_DEBUG=collectives"));
-  CHECK_THAT(errors[1], ContainsSubstring("collective 1 (all_reduce of 10 f32, sum)") &&
-                            ContainsSubstring("; LOCKSTEP_DEBUG=collectives"));
+          "[group][tcp][shm][tsan][row71]") {
+  for (const std::string backend : {"tcp", "shm"}) {
+    const Texts errors =
+        Job(2, backend, kShort)
+            .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+              const auto x = BasicTensor<float>::from_host(stream, {10}, std::vector<float>(10));
+              if (group.rank() == 0) ranks.all_reduce(stream, x);
+              if (group.rank() == 1) ranks.broadcast(stream, x, 0);
+              stream.synchronize();
+            });
+    // The rank that gives up second may hear it in the other's words, which name both calls, too.
+    CHECK_THAT(errors[0], ContainsSubstring("collective 1 (broadcast of 10 f32, root 0)") &&
+                              ContainsSubstring("; LOCKSTEP_DEBUG=collectives"));
+    CHECK_THAT(errors[1], ContainsSubstring("collective 1 (all_reduce of 10 f32, sum)") &&
+                              ContainsSubstring("; LOCKSTEP_DEBUG=collectives"));
+  }
 }
 
-// --- LOCKSTEP_DEBUG=collectives ------------------------------------------------------------------
+// --- Ranks that make different calls ---------------------------------------------------------------
 
 /// Two calls that do not fit together, with their names.
 struct Mismatch {
@@ -172,6 +174,23 @@ std::vector<Mismatch> mismatches() {
       {sum, root(1), sum_name, "broadcast of 10 f32, root 1"},
       {[](auto& ranks, Stream s) { ranks.barrier(s); }, sum, "barrier", sum_name},
   };
+}
+
+TEST_CASE("In shared memory nobody takes another call's numbers for those of its own",
+          "[group][shm][row71]") {
+  for (const Mismatch& mismatch : mismatches()) {
+    INFO(mismatch.first_name << " and " << mismatch.other_name);
+    const Texts errors =
+        Job(3, "shm").run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+          reduce(ranks, stream);
+          (group.rank() == 1 ? mismatch.other : mismatch.first)(ranks, stream);
+          stream.synchronize();
+        });
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK_THAT(errors[rank], ContainsSubstring(rank == 1 ? mismatch.first_name
+                                                           : mismatch.other_name));
+    }
+  }
 }
 
 TEST_CASE("With LOCKSTEP_DEBUG=collectives a difference is an error on all ranks, with both calls",
