@@ -32,8 +32,10 @@ SharedMemory SharedMemory::open(Descriptor descriptor, size_t bytes) {
   struct stat found{};
   if (::fstat(descriptor.get(), &found) != 0) fail_for("open", bytes, errno);
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
-  require(seals != -1 && (seals & F_SEAL_SHRINK) != 0 && found.st_size == off_t(bytes),
-          "a descriptor of {} bytes came, expected shared memory of {}", found.st_size, bytes);
+  if (seals == -1 || (seals & F_SEAL_SHRINK) == 0 || found.st_size != off_t(bytes)) {
+    fail<EnvironmentError>("a descriptor of {} bytes came, expected shared memory of {}",
+                           found.st_size, bytes);
+  }
   return {std::move(descriptor), bytes};
 }
 

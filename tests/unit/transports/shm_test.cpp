@@ -1,0 +1,262 @@
+// Shared memory between ranks: how they come to it, what they compute there, and how they end.
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include "common/rendezvous/tcp_store.h"
+#include "common/sockets/connect.h"
+#include "common/sockets/transfer.h"
+#include "common/sockets/unix_socket.h"
+#include "common/sockets/wire.h"
+#include "common/transports/tcp_transport.h"
+#include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/process.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/shm_ranks.h"
+#include "tests/support/system_calls.h"
+#include "tests/support/tasks.h"
+#include "tests/support/tcp_stores.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using testing::kLong;
+using testing::kShort;
+using testing::kSoon;
+using testing::message_of;
+using testing::Ranks;
+using testing::seconds_since;
+using Transports = std::vector<std::shared_ptr<HostTransport>>;
+
+// --- Sums ----------------------------------------------------------------------------------------
+
+Transports shm_transports(int world_size, double timeout_seconds = kLong) {
+  Transports all;
+  for (auto& peers : testing::shm_peers(world_size, timeout_seconds)) {
+    all.push_back(make_shm_transport(std::move(peers)));
+  }
+  return all;
+}
+
+Transports tcp_transports(int world_size) {
+  const testing::Stores stores(world_size);
+  Transports all(static_cast<size_t>(world_size));
+  testing::run_ranks(world_size,
+                     [&](int rank) { all[rank] = connect_tcp(stores[rank], kLong); });
+  return all;
+}
+
+/// What each rank has in its memory [W n + n] after a call of this kind; numbers whose sum depends
+/// on the order.
+template <class T>
+std::vector<std::vector<T>> results(const Transports& ranks, Call::Op op, int64_t n,
+                                    Reduction reduction) {
+  const auto world_size = static_cast<int>(ranks.size());
+  std::vector<std::vector<T>> memory;
+  for (int rank = 0; rank < world_size; ++rank) {
+    std::vector<T>& x = memory.emplace_back(size_t((world_size + 1) * n));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = T(1) / T(1 + 7 * size_t(rank) + i % 1013);
+  }
+  const std::vector<std::string> errors = testing::run_ranks(world_size, [&](int rank) {
+    T* const all = memory[size_t(rank)].data();
+    const auto type = std::is_same_v<T, float> ? ElementType::f32 : ElementType::f64;
+    ranks[size_t(rank)]->run({.op = op,
+                              .mine = {all + world_size * n, n, type},
+                              .all = {all, world_size * n, type},
+                              .peer = world_size - 1,
+                              .reduction = reduction},
+                             1);
+  });
+  CHECK(errors == std::vector<std::string>(ranks.size()));
+  return memory;
+}
+
+template <class T>
+void check_same_bits(int world_size, const std::vector<int64_t>& counts) {
+  const Transports shm = shm_transports(world_size), tcp = tcp_transports(world_size);
+  for (const Call::Op op : {Call::Op::all_reduce, Call::Op::reduce, Call::Op::reduce_scatter}) {
+    for (const Reduction reduction : {Reduction::sum, Reduction::average}) {
+      for (const int64_t n : counts) {
+        INFO(name_of(op) << " of " << n << " numbers of " << sizeof(T) << " bytes, " << world_size
+                         << " ranks");
+        CHECK(results<T>(shm, op, n, reduction) == results<T>(tcp, op, n, reduction));
+      }
+    }
+  }
+}
+
+TEST_CASE("Sums in shared memory have the bits that they have over TCP", "[comm][shm][tcp]") {
+  for (int world_size = 1; world_size <= 8; ++world_size) {
+    // At once, at the limit to that, in one piece for each rank, and in several.
+    check_same_bits<float>(world_size, {1, 1001, 4096, 4097, 30001, 150001});
+    check_same_bits<double>(world_size, {5, 2049, 70001});
+  }
+}
+
+TEST_CASE("In shared memory every collective of a large message takes as many rounds as it needs",
+          "[comm][shm]") {
+  for (const int world_size : {1, 2, 3, 8}) {
+    Ranks ranks = testing::shm_ranks(world_size);
+    testing::Trial<float> trial(ranks, 200003);
+    trial.enqueue_all(/*every_root=*/false);
+    CHECK(trial.first_fault(1e-5) == "");
+  }
+}
+
+TEST_CASE("Ranks in shared memory that sleep are woken by every round", "[comm][shm][tsan]") {
+  const Transports ranks = shm_transports(3);
+  const std::vector<std::string> errors = testing::run_ranks(3, [&](int rank) {
+    for (int64_t round = 1; round <= 60; ++round) {
+      if (round % 3 == rank) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      int64_t x = rank + round;
+      ranks[size_t(rank)]->run(
+          {.op = Call::Op::all_reduce, .mine = {&x, 1, ElementType::i64}, .all = {}}, 1);
+      require_equal(x, 3 + 3 * round, "sum");
+    }
+  });
+  CHECK(errors == std::vector<std::string>(3));
+}
+
+// --- Ranks that do not come ----------------------------------------------------------------------
+
+std::string error_of_sum(HostTransport& rank) {
+  std::vector<int64_t> x(3);
+  return message_of<PeerLost>([&] {
+    rank.run({.op = Call::Op::all_reduce, .mine = {x.data(), 3, ElementType::i64}, .all = {}}, 1);
+  });
+}
+
+TEST_CASE("In shared memory a rank that does not come is missed in time, and its peers learn of it",
+          "[comm][shm][tsan][row72]") {
+  const Transports ranks = shm_transports(3, kShort);
+  const auto begin = testing::Clock::now();
+  std::vector<std::string> errors(2);
+  testing::run_ranks(2, [&](int rank) { errors[size_t(rank)] = error_of_sum(*ranks[size_t(rank)]); });
+  const std::string late = "rank 2 did not answer within 0.3 s";
+  CHECK(((errors[0] == late && errors[1] == late) ||
+         (errors[0] == late && errors[1] == "rank 0 closed the connection") ||
+         (errors[1] == late && errors[0] == "rank 1 closed the connection")));
+  CHECK(seconds_since(begin) >= kShort);
+  CHECK(seconds_since(begin) < kSoon);
+  // From then on each says why it cannot go on.
+  CHECK(error_of_sum(*ranks[0]) == errors[0]);
+  CHECK(message_of<PeerLost>([&] { ranks[0]->transfer({}); }) == errors[0]);
+}
+
+TEST_CASE("In shared memory a rank that has gone is noticed at once", "[comm][shm][tsan][row67]") {
+  Transports ranks = shm_transports(3);
+  ranks[1].reset();
+  const auto begin = testing::Clock::now();
+  CHECK(error_of_sum(*ranks[0]) == "rank 1 closed the connection");
+  CHECK(error_of_sum(*ranks[2]).ends_with(" closed the connection"));
+  CHECK(seconds_since(begin) < kSoon);
+}
+
+TEST_CASE("What a rank sent through shared memory before it left can still be received",
+          "[comm][shm][tsan]") {
+  Transports ranks = shm_transports(2);
+  std::vector<float> sent(100), come(100);
+  std::iota(sent.begin(), sent.end(), 1.0F);
+  ranks[0]->transfer(
+      {{.op = Call::Op::send, .mine = {sent.data(), 100, ElementType::f32}, .all = {}, .peer = 1}});
+  ranks[0].reset();
+  const Call receive{.op = Call::Op::receive,
+                     .mine = {come.data(), 100, ElementType::f32},
+                     .all = {},
+                     .peer = 0};
+  ranks[1]->transfer({receive});
+  CHECK(come == sent);
+  CHECK(message_of<PeerLost>([&] { ranks[1]->transfer({receive}); }) ==
+        "rank 0 closed the connection");
+}
+
+#if defined(__SANITIZE_THREAD__)
+TEST_CASE("ThreadSanitizer finds the race of ranks that do not release what they show",
+          "[comm][shm][tsan]") {
+  const testing::ProcessResult result =
+      testing::run_process({testing::build_dir() + "/tests/unit/without-release"}, 60);
+  INFO(result.err);
+  CHECK(result.status > 0);
+  CHECK_THAT(result.err, ContainsSubstring("ThreadSanitizer: data race"));
+}
+#endif
+
+// --- How ranks come to share memory --------------------------------------------------------------
+
+/// What connect_shm() says on each of three ranks, one after the other.
+std::vector<std::string> connected(const std::function<void(int rank)>& before = [](int) {}) {
+  const testing::Stores stores(3);
+  Transports ranks(3);
+  return testing::run_ranks(3, [&](int rank) {
+    before(rank);
+    ranks[size_t(rank)] = connect_shm(stores[rank], kLong);
+    int64_t x = 1;
+    ranks[size_t(rank)]->run(
+        {.op = Call::Op::all_reduce, .mine = {&x, 1, ElementType::i64}, .all = {}}, 1);
+    require_equal(x, int64_t{3}, "sum");
+  });
+}
+
+TEST_CASE("Ranks of one host come to share memory through a descriptor", "[comm][shm][tsan]") {
+  CHECK(connected() == std::vector<std::string>(3));
+}
+
+TEST_CASE("Without memory for it all ranks hear why they cannot share any", "[comm][shm]") {
+  const testing::FullDisk limit(4096);  // a limit that holds for this memory, too
+  const std::vector<std::string> errors = connected();
+  CHECK_THAT(errors[0], ContainsSubstring("rank 0: cannot get ") &&
+                            ContainsSubstring(" KiB of shared memory: File too large"));
+  CHECK(errors == std::vector<std::string>(3, errors[0]));
+}
+
+TEST_CASE("A rank in another network namespace cannot share memory, and all ranks hear of it",
+          "[comm][shm]") {
+  const std::vector<std::string> errors = connected([](int rank) {
+    if (rank == 1) ::unshare(CLONE_NEWNET);
+  });
+  if (errors == std::vector<std::string>(3)) LOCKSTEP_SKIP("namespaces not permitted");
+  CHECK(errors ==
+        std::vector<std::string>(3, "rank 1: cannot reach rank 0's Unix socket: Connection refused"));
+}
+
+// --- Its parts -----------------------------------------------------------------------------------
+
+TEST_CASE("Shared memory is one piece for all who have its descriptor", "[comm][shm]") {
+  const SharedMemory mine = SharedMemory::create(8192);
+  const auto again = [&] { return Descriptor(::dup(mine.descriptor().get())); };
+  const SharedMemory theirs = SharedMemory::open(again(), 8192);
+  mine.data()[5000] = std::byte{7};
+  CHECK(theirs.data() != mine.data());
+  CHECK(theirs.data()[5000] == std::byte{7});
+  CHECK(message_of<EnvironmentError>([&] { SharedMemory::open(again(), 4096); }) ==
+        "a descriptor of 8192 bytes came, expected shared memory of 4096");
+  CHECK(::ftruncate(mine.descriptor().get(), 0) != 0);  // nobody can take it away
+}
+
+TEST_CASE("A Unix socket carries descriptors, and says so where there is none", "[comm][shm]") {
+  const std::string name = fmt::format("lockstep-test-{}", ::getpid());
+  const Deadline deadline(kSoon);
+  CHECK(message_of<EnvironmentError>([&] { connect_under(name, "rank 3", deadline); }) ==
+        "cannot reach rank 3's Unix socket: Connection refused");
+  const Socket listener = listen_under(name);
+  const Socket one = connect_under(name, "rank 3", deadline);
+  const std::optional<Socket> other = accept_from(listener);
+  REQUIRE(other);
+  CHECK(has_same_user(*other));
+  send_descriptor(one, SharedMemory::create(4096).descriptor());
+  CHECK(SharedMemory::open(receive_descriptor(*other, deadline), 4096).data()[0] == std::byte{0});
+  send_all(*other, bytes_of("x"), deadline);
+  CHECK_THAT(message_of<EnvironmentError>([&] { receive_descriptor(one, deadline); }),
+             ContainsSubstring("rank 3 sent bytes, expected a descriptor"));
+  CHECK(message_of<PeerLost>([&] { receive_descriptor(one, Deadline(0.01)); }) ==
+        "rank 3 sent no descriptor within 0.01 s");
+}
+
+}  // namespace
+}  // namespace lockstep
