@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kIntroduction = 4;  // bytes of a rank's number
+constexpr size_t kRankBytes = 4;  // bytes of a rank's number
 
 std::string random_name() {
   std::random_device random;
@@ -78,7 +78,7 @@ class ShmMeeting {
       Socket& socket = sockets_[size_t(lower)];
       socket = connect_under(names[size_t(lower)], fmt::format("rank {}", lower), deadline_);
       std::string introduction;
-      put_number(introduction, uint64_t(store_.rank()), kIntroduction);
+      put_number(introduction, uint64_t(store_.rank()), kRankBytes);
       send_all(socket, bytes_of(introduction), deadline_);
     }
     return "";
@@ -88,9 +88,9 @@ class ShmMeeting {
   void accept_higher() {
     while (std::optional<Socket> socket = accept_from(listener_)) {
       if (!has_same_user(*socket)) continue;  // another one's, who has seen the name
-      std::string introduction(kIntroduction, '\0');
+      std::string introduction(kRankBytes, '\0');
       receive_all(*socket, writable_bytes_of(introduction), deadline_);
-      const uint64_t rank = WireReader(introduction).number(kIntroduction);
+      const uint64_t rank = WireReader(introduction).number(kRankBytes);
       if (rank <= uint64_t(store_.rank()) || rank >= sockets_.size()) continue;
       socket->name_peer(fmt::format("rank {}", rank));
       sockets_[rank] = std::move(*socket);

@@ -1,7 +1,7 @@
 // Two ranks whose transport was built without a release: ThreadSanitizer must find the race.
 
 #include "tests/support/rank_threads.h"
-#include "tests/support/shm_ranks.h"
+#include "tests/support/shm_peers.h"
 
 int main() {
   using namespace lockstep;
