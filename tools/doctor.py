@@ -164,7 +164,7 @@ SECTIONS = [
          "fast convolutions; without it the reference engine, several times slower",
          apt("libdnnl-dev")),
         ("Gloo", lambda: header("gloo/context.h", *version_macros("GLOO")),
-         "collectives between processes; without it our own over TCP", apt("libgloo-dev")),
+         "--backend gloo; without it shm and tcp, our own, remain", apt("libgloo-dev")),
         ("Catch2", catch2, "the tests", apt("catch2")),
     ]),
     ("Data", [

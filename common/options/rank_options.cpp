@@ -18,9 +18,9 @@ std::optional<int> if_given(int number) {
 
 void RankOptions::add_to(OptionParser& parser) {
   parser.begin_group("Ranks");
-  parser.add("--backend", backend,
-             {"what connects the ranks: nccl, shm (shared memory), tcp, gloo, or auto",
-              Role::rounding});
+  parser.add(
+      "--backend", backend,
+      {"what connects the ranks: nccl, shm (shared memory), tcp, gloo, or auto", Role::rounding});
   parser.add(
       "--init-method", init_method,
       {"where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT", Role::per_rank});

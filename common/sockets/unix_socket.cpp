@@ -108,8 +108,10 @@ Descriptor receive_descriptor(const Socket& socket, const Deadline& deadline) {
   }
   const cmsghdr* const rights = CMSG_FIRSTHDR(&message.header);
   if (rights == nullptr || rights->cmsg_type != SCM_RIGHTS) {
-    fail<EnvironmentError>("{} sent bytes, expected a descriptor; is the limit of open files "
-                           "reached?", socket.peer());
+    fail<EnvironmentError>(
+        "{} sent bytes, expected a descriptor; is the limit of open files "
+        "reached?",
+        socket.peer());
   }
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);

@@ -103,9 +103,8 @@ class ShmMeeting {
   std::string hand_round() {
     accept_higher();
     if (store_.rank() > 0) {
-      memory_ = std::make_shared<SharedMemory>(
-          SharedMemory::open(receive_descriptor(sockets_[0], deadline_),
-                             ShmLayout::bytes(store_.world_size())));
+      memory_ = std::make_shared<SharedMemory>(SharedMemory::open(
+          receive_descriptor(sockets_[0], deadline_), ShmLayout::bytes(store_.world_size())));
       return "";
     }
     for (size_t rank = 1; rank < sockets_.size(); ++rank) {

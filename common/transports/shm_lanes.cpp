@@ -50,7 +50,9 @@ void ShmLanes::transfer(const std::vector<Call>& calls) {
     });
     return first != messages.end() && &*first == &message;
   };
-  const auto movable = [&](const Message& message) { return is_next(message) && can_move(message); };
+  const auto movable = [&](const Message& message) {
+    return is_next(message) && can_move(message);
+  };
   const auto awaited = [&](int rank) {
     return std::ranges::any_of(
         messages, [&](const Message& message) { return message.left > 0 && message.peer == rank; });

@@ -206,7 +206,8 @@ class ShmTransport final : public HostTransport {
 
   template <class T>
   void reduce(const T* x, int64_t count, Reduction reduction, Result<T> result) {
-    if (count * int64_t(sizeof(T)) <= kSmallBytes) return reduce_at_once(x, count, reduction, result);
+    if (count * int64_t(sizeof(T)) <= kSmallBytes)
+      return reduce_at_once(x, count, reduction, result);
     const int64_t most = int64_t(layout_.piece_bytes() / sizeof(T));
     const int64_t longest = (count + ranks_ - 1) / ranks_;  // of the parts
     for (int64_t first = 0; first < longest; first += most) {
@@ -255,7 +256,9 @@ class ShmTransport final : public HostTransport {
     for (int p = 0; p < ranks_; ++p) {
       const RingPart at = part(count, p);
       const auto from = [&](int rank) { return shown_by<T>(rank % ranks_) + at.first; };
-      T* const sum = p == me_ ? result.own : result.all == nullptr ? nullptr : result.all + at.first;
+      T* const sum = p == me_                ? result.own
+                     : result.all == nullptr ? nullptr
+                                             : result.all + at.first;
       if (sum != nullptr) add_up(sum, at.count, from, p, reduction);
     }
   }

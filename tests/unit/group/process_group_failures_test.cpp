@@ -143,7 +143,8 @@ TEST_CASE("Ranks stuck in different collectives are told what the other one call
   }
 }
 
-// --- Ranks that make different calls ---------------------------------------------------------------
+// --- Ranks that make different calls
+// ---------------------------------------------------------------
 
 /// Two calls that do not fit together, with their names.
 struct Mismatch {
@@ -187,8 +188,8 @@ TEST_CASE("In shared memory nobody takes another call's numbers for those of its
           stream.synchronize();
         });
     for (int rank = 0; rank < 3; ++rank) {
-      CHECK_THAT(errors[rank], ContainsSubstring(rank == 1 ? mismatch.first_name
-                                                           : mismatch.other_name));
+      CHECK_THAT(errors[rank],
+                 ContainsSubstring(rank == 1 ? mismatch.first_name : mismatch.other_name));
     }
   }
 }

@@ -9,7 +9,8 @@ int main() {
   testing::run_ranks(2, [&](int rank) {
     const auto transport = make_shm_transport(std::move(peers[size_t(rank)]));
     std::vector<float> x(1000);
-    const Call sum{.op = Call::Op::all_reduce, .mine = {x.data(), 1000, ElementType::f32}, .all = {}};
+    const Call sum{
+        .op = Call::Op::all_reduce, .mine = {x.data(), 1000, ElementType::f32}, .all = {}};
     for (uint64_t round = 1; round <= 1000; ++round) transport->run(sum, round);
   });
 }

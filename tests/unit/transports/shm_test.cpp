@@ -47,8 +47,7 @@ Transports shm_transports(int world_size, double timeout_seconds = kLong) {
 Transports tcp_transports(int world_size) {
   const testing::Stores stores(world_size);
   Transports all(static_cast<size_t>(world_size));
-  testing::run_ranks(world_size,
-                     [&](int rank) { all[rank] = connect_tcp(stores[rank], kLong); });
+  testing::run_ranks(world_size, [&](int rank) { all[rank] = connect_tcp(stores[rank], kLong); });
   return all;
 }
 
@@ -137,7 +136,8 @@ TEST_CASE("In shared memory a rank that does not come is missed in time, and its
   const Transports ranks = shm_transports(3, kShort);
   const auto begin = testing::Clock::now();
   std::vector<std::string> errors(2);
-  testing::run_ranks(2, [&](int rank) { errors[size_t(rank)] = error_of_sum(*ranks[size_t(rank)]); });
+  testing::run_ranks(2,
+                     [&](int rank) { errors[size_t(rank)] = error_of_sum(*ranks[size_t(rank)]); });
   const std::string late = "rank 2 did not answer within 0.3 s";
   CHECK(((errors[0] == late && errors[1] == late) ||
          (errors[0] == late && errors[1] == "rank 0 closed the connection") ||
@@ -166,10 +166,8 @@ TEST_CASE("What a rank sent through shared memory before it left can still be re
   ranks[0]->transfer(
       {{.op = Call::Op::send, .mine = {sent.data(), 100, ElementType::f32}, .all = {}, .peer = 1}});
   ranks[0].reset();
-  const Call receive{.op = Call::Op::receive,
-                     .mine = {come.data(), 100, ElementType::f32},
-                     .all = {},
-                     .peer = 0};
+  const Call receive{
+      .op = Call::Op::receive, .mine = {come.data(), 100, ElementType::f32}, .all = {}, .peer = 0};
   ranks[1]->transfer({receive});
   CHECK(come == sent);
   CHECK(message_of<PeerLost>([&] { ranks[1]->transfer({receive}); }) ==
@@ -221,8 +219,8 @@ TEST_CASE("A rank in another network namespace cannot share memory, and all rank
     if (rank == 1) ::unshare(CLONE_NEWNET);
   });
   if (errors == std::vector<std::string>(3)) LOCKSTEP_SKIP("namespaces not permitted");
-  CHECK(errors ==
-        std::vector<std::string>(3, "rank 1: cannot reach rank 0's Unix socket: Connection refused"));
+  CHECK(errors == std::vector<std::string>(
+                      3, "rank 1: cannot reach rank 0's Unix socket: Connection refused"));
 }
 
 // --- Its parts -----------------------------------------------------------------------------------

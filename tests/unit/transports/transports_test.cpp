@@ -1,5 +1,5 @@
-// Collectives between processes: what they compute, over TCP and over Gloo. All
-// ranks of a group are in this process.
+// Collectives between processes: what they compute, over TCP, shared memory
+// and Gloo. All ranks of a group are in this process.
 
 #include "common/transports/tcp_transport.h"
 
@@ -34,12 +34,18 @@ using testing::tcp_ranks;
 using testing::Trial;
 using MakeRanks = std::function<Ranks(int world_size)>;
 
-/// How the ranks of a group can be connected in this build.
-std::vector<MakeRanks> transports() {
-  std::vector<MakeRanks> all{[](int world_size) { return tcp_ranks(world_size); }};
-  all.push_back([](int world_size) { return testing::shm_ranks(world_size); });
+/// How the ranks of a group can be connected in this build, and how many to try: connections
+/// between more ranks than cores take long.
+struct Way {
+  MakeRanks make_ranks{};
+  int64_t most_ranks = 5;
+};
+
+std::vector<Way> transports() {
+  std::vector<Way> all{{[](int world_size) { return tcp_ranks(world_size); }},
+                       {[](int world_size) { return testing::shm_ranks(world_size); }, 8}};
   if (gloo_availability().empty()) {
-    all.push_back([](int world_size) { return testing::gloo_ranks(world_size); });
+    all.push_back({[](int world_size) { return testing::gloo_ranks(world_size); }});
   }
   return all;
 }
@@ -56,7 +62,7 @@ void check_collectives(Ranks& ranks, const std::vector<int64_t>& counts, double 
   }
 }
 
-/// Rings add in another order than a serial program. More ranks than cores take long.
+/// Rings add in another order than a serial program.
 void check_table(const MakeRanks& make_ranks, int64_t most_ranks) {
   for (int64_t world_size = 1; world_size <= most_ranks; ++world_size) {
     Ranks ranks = make_ranks(static_cast<int>(world_size));
@@ -72,9 +78,9 @@ void check_table(const MakeRanks& make_ranks, int64_t most_ranks) {
 
 TEST_CASE("Between processes every collective is what a serial program computes",
           "[comm][gloo][tcp][row70]") {
-  for (const MakeRanks& make_ranks : transports()) {
-    check_table(make_ranks, 8);
-    Ranks ranks = make_ranks(3);
+  for (const Way& way : transports()) {
+    check_table(way.make_ranks, way.most_ranks);
+    Ranks ranks = way.make_ranks(3);
     Trial<float> large(ranks, 1000001);
     for (const Call::Op op : {Call::Op::all_reduce, Call::Op::reduce_scatter, Call::Op::broadcast,
                               Call::Op::all_gather, Call::Op::send}) {
@@ -113,8 +119,8 @@ std::vector<std::vector<float>> sums(const Ranks& ranks, int64_t count) {
 
 TEST_CASE("Between processes sums have the same bits on all ranks, and in every run",
           "[comm][gloo][tcp][row70]") {
-  for (const MakeRanks& make_ranks : transports()) {
-    const auto first = sums(make_ranks(4), 1001), again = sums(make_ranks(4), 1001);
+  for (const Way& way : transports()) {
+    const auto first = sums(way.make_ranks(4), 1001), again = sums(way.make_ranks(4), 1001);
     CHECK(first == again);
     for (const auto& sum : first) CHECK(sum == first[0]);
   }
@@ -140,11 +146,11 @@ int pass_early(const Ranks& ranks, int late, testing::Gate& gate, std::atomic<in
 
 TEST_CASE("Between processes nobody passes a barrier before all have come to it",
           "[comm][gloo][tcp]") {
-  for (const MakeRanks& make_ranks : transports()) {
+  for (const Way& way : transports()) {
     for (const int world_size : {3, 5}) {
       std::array<testing::Gate, 2> gates;
       std::array<std::atomic<int>, 2> came{}, early{};
-      const Ranks ranks = make_ranks(world_size);
+      const Ranks ranks = way.make_ranks(world_size);
       for (const size_t turn : {0, 1}) {
         const int late = turn == 0 ? 0 : world_size - 1;
         INFO(world_size << " ranks, rank " << late << " comes late");
@@ -157,8 +163,8 @@ TEST_CASE("Between processes nobody passes a barrier before all have come to it"
 TEST_CASE("Between processes all may send to all before anyone receives", "[comm][gloo][tcp]") {
   constexpr int64_t kCount = (1 << 18) + 1;  // more than connections hold
   constexpr int kRanks = 4;
-  for (const MakeRanks& make_ranks : transports()) {
-    const Ranks ranks = make_ranks(kRanks);
+  for (const Way& way : transports()) {
+    const Ranks ranks = way.make_ranks(kRanks);
     const auto mine = testing::numbered<int64_t>(ranks, kCount, 10);
     const auto all = testing::numbered<int64_t>(ranks, kRanks * kCount, 0);
     ranks.together([&](Communicator& rank, Stream stream) {
