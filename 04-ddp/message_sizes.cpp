@@ -21,14 +21,16 @@ using Clock = std::chrono::steady_clock;
 
 struct SizesOptions {
   RankOptions rank_options;
-  std::string devices;
+  Options common;  // of these: devices, no_bind
   std::vector<int> kib{1, 4, 16, 64, 256, 1024, 4096, 16384};
   std::vector<std::string> kinds{"ring", "naive", "library"};
   int rounds = 20;
   std::string metrics;
 
   void add_to(OptionParser& parser) {
-    parser.add("--devices", devices, "one per rank of this host; all GPUs, else CPU devices");
+    parser.add("--devices", common.devices,
+               "one per rank of this host; all GPUs, else CPU devices");
+    add_no_bind(parser, common.no_bind);
     parser.add("--kib", kib, "message sizes in KiB", {1, 1 << 20});
     parser.add("--all-reduce", kinds, "ring, naive, library");
     parser.add("--rounds", rounds, "all-reduces of each size, of which the median counts",
@@ -59,9 +61,7 @@ double median_seconds(AllReduce& all_reduce, Communicator& comm, Stream stream, 
 }
 
 void measure(const SizesOptions& options, ProcessGroup& group) {
-  Options common;
-  common.devices = options.devices;
-  const std::unique_ptr<Device> device = open_device_of_rank(common, options.rank_options, group);
+  const std::unique_ptr<Device> device = open_device_of_rank(options.common, group);
   const std::unique_ptr<Communicator> communicator = group.connect(*device);
   Communicator& comm = *communicator;
   const Stream stream = device->create_stream("communication");
@@ -101,6 +101,6 @@ int main(int argc, char** argv) {
   SizesOptions options;
   OptionParser parser("message-sizes", "Measures all-reduces over message sizes.");
   options.add_to(parser);
-  return run_rank_program(parser, argc, argv, options.rank_options, options.devices,
+  return run_rank_program(parser, argc, argv, options.rank_options, options.common.devices,
                           [&](ProcessGroup& group) { measure(options, group); });
 }

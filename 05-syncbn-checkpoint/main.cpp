@@ -49,7 +49,7 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   require_same_settings(group, options, own, data);
 
   // This rank's device, and the streams on which everything happens in order.
-  const std::unique_ptr<Device> device = open_device_of_rank(options, own, group);
+  const std::unique_ptr<Device> device = open_device_of_rank(options, group);
   const std::unique_ptr<Communicator> comm = group.connect(*device);
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");

@@ -5,12 +5,12 @@
 
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
+#include "common/core/cores.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "common/launch/launcher.h"
 #include "common/step/weights_file.h"
 #include "common/system/command_line.h"
-#include "common/system/cores.h"
 
 namespace lockstep {
 
@@ -46,15 +46,14 @@ int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
   return 0;
 }
 
-std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& rank_options,
-                                            ProcessGroup& group) {
+std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup& group) {
   return together(group, [&] {
     const DeviceId id =
         group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
                                                 : parse_devices(options.devices));
-    if (id.kind == DeviceId::Kind::cpu && !rank_options.no_bind) {
-      bind_to_share_of_cores(group.local_rank(), group.local_world_size(),
-                             options.threads_per_device);
+    if (id.kind == DeviceId::Kind::cpu && !options.no_bind) {
+      keep_to(
+          share_of_cores(group.local_rank(), group.local_world_size(), options.threads_per_device));
     }
     return open_device(id, options.device_options());
   });

@@ -34,8 +34,7 @@ int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
 /// the device's threads: otherwise one rank's threads that exchange data would push another rank's
 /// computing from core to core. mpirun --bind-to core does the same; --no-bind turns it off. Call
 /// it before the threads to be bound are started.
-std::unique_ptr<Device> open_device_of_rank(const Options& options, const RankOptions& rank_options,
-                                            ProcessGroup& group);
+std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup& group);
 
 /// Every rank reads the data set; an error on one is an error on all (ProcessGroup::together).
 DatasetPair load_dataset(ProcessGroup& group, const Options& options);

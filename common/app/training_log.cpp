@@ -19,8 +19,6 @@
 namespace lockstep {
 namespace {
 
-double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
-
 double seconds_between(std::chrono::steady_clock::time_point begin,
                        std::chrono::steady_clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
@@ -45,6 +43,7 @@ TrainingLog::TrainingLog(std::string stage, const Options& options, Stream strea
       options_(options),
       devices_(std::move(devices)),
       peers_(std::move(peers)),
+      cores_(devices_),
       training_peaks_(devices_.size(), 0),
       samples_(samples),
       progress_(samples, peers_.rank == 0),
@@ -102,6 +101,7 @@ void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
   if (epoch_seconds_.empty()) startup_seconds_ = seconds_since_start();
   samples_seen_ = first_batch * options_.batch_size;
   for (Device* device : devices_) device->memory().reset_peak();  // the peak before training
+  cores_.start();
   epoch_begin_ = Clock::now();
   reports_.begin_epoch();
 }
@@ -160,6 +160,7 @@ std::string TrainingLog::who_failed() const {
 void TrainingLog::end_epoch() {
   receive(0);
   epoch_seconds_.push_back(seconds_between(epoch_begin_, Clock::now()));
+  cores_.stop();
   for (size_t i = 0; i < devices_.size(); ++i) {
     training_peaks_[i] = std::max(training_peaks_[i], devices_[i]->memory().peak());
   }
@@ -182,16 +183,6 @@ void TrainingLog::evaluated(const Evaluation& e) {
              e.samples, 100 * e.accuracy());
 }
 
-double TrainingLog::samples_per_second() const {
-  const double seconds = std::accumulate(epoch_seconds_.begin(), epoch_seconds_.end(), 0.0);
-  return seconds > 0 ? double(samples_trained_) / seconds : 0;
-}
-
-/// Peak bytes while training; of the whole run where nothing was trained.
-int64_t TrainingLog::training_peak(size_t device) const {
-  return epoch_seconds_.empty() ? devices_[device]->memory().peak() : training_peaks_[device];
-}
-
 void TrainingLog::note(std::string row, std::string text) {
   notes_.emplace_back(std::move(row), std::move(text));
 }
@@ -208,86 +199,31 @@ void TrainingLog::finish(double flops) {
   if (prints()) print_summary();
 }
 
-void TrainingLog::write_files() const {
-  if (!options_.trace.empty()) {
-    write_trace(path_of_rank(options_.trace, peers_.rank), devices_,
-                size_t(peers_.rank) * devices_.size());
-  }
-  if (prints() && !options_.metrics.empty()) write_json(options_.metrics, metrics());
-}
-
 /// Collects the records of all ranks, on all ranks.
 void TrainingLog::collect_records(double flops) {
   nlohmann::json peaks = nlohmann::json::array();
   for (size_t i = 0; i < devices_.size(); ++i) peaks.push_back(training_peak(i));
-  const nlohmann::json mine = {
-      {"names", names_of(devices_)}, {"peaks", peaks}, {"flops", flops}, {"rss", peak_rss_bytes()}};
+  const nlohmann::json mine = {{"names", names_of(devices_)},
+                               {"peaks", peaks},
+                               {"without_core", cores_.shares_without_core()},
+                               {"flops", flops},
+                               {"rss", peak_rss_bytes()}};
   for (const nlohmann::json& rank : exchange(mine)) {
     for (size_t i = 0; i < rank.at("names").size(); ++i) {
-      records_.push_back({rank.at("names").at(i), rank.at("peaks").at(i)});
+      records_.push_back(
+          {rank.at("names").at(i), rank.at("peaks").at(i), rank.at("without_core").at(i)});
     }
     flops_ += rank.at("flops").get<double>();
     rss_bytes_ = std::max(rss_bytes_, rank.at("rss").get<int64_t>());
   }
 }
 
-nlohmann::json TrainingLog::metrics() const {
-  nlohmann::json names = nlohmann::json::array(), memory = nlohmann::json::array();
-  for (const DeviceRecord& device : records_) {
-    names.push_back(device.name);
-    memory.push_back(device.peak_bytes);
+void TrainingLog::write_files() const {
+  if (!options_.trace.empty()) {
+    write_trace(path_of_rank(options_.trace, peers_.rank), devices_,
+                size_t(peers_.rank) * devices_.size());
   }
-  nlohmann::json accuracy = nlohmann::json::array(), test_loss = nlohmann::json::array();
-  for (const Evaluation& e : evaluations_) {
-    accuracy.push_back(e.accuracy());
-    test_loss.push_back(e.loss);
-  }
-  nlohmann::json all = {{"stage", stage_},
-                        {"config", options_.to_json()},
-                        {"devices", names},
-                        {"backend", devices_.front()->description()},
-                        {"batch_size", options_.batch_size},
-                        {"epochs", epoch_seconds_.size()},
-                        {"steps", steps_},
-                        {"losses", losses_},
-                        {"accuracy", accuracy},
-                        {"test_loss", test_loss},
-                        {"epoch_seconds", epoch_seconds_},
-                        {"step_seconds", step_seconds_},
-                        {"samples_per_second", samples_per_second()},
-                        {"startup_seconds", startup_seconds_},
-                        {"training_flops", flops_},
-                        {"peak_memory_bytes", memory},
-                        {"peak_rss_bytes", rss_bytes_}};
-  all.update(*noted_);
-  return all;
-}
-
-void TrainingLog::print_summary() const {
-  const auto row = [](const char* name, const std::string& value) {
-    fmt::print("  {:<20}{}\n", name, value);
-  };
-  fmt::print("Summary\n");
-  std::vector<std::string> names;
-  for (const DeviceRecord& device : records_) names.push_back(device.name);
-  row("devices", fmt::format("{}", fmt::join(names, ",")));
-  row("backend", devices_.front()->description());
-  row("global batch", fmt::format("{}", options_.batch_size));
-  if (!epoch_seconds_.empty()) {
-    row("epoch time",
-        fmt::format("{:.2f} s (last of {})", epoch_seconds_.back(), epoch_seconds_.size()));
-    row("samples/s", fmt::format("{:.0f}", samples_per_second()));
-    row("first step after", fmt::format("{:.2f} s", startup_seconds_));
-  }
-  if (!evaluations_.empty()) {
-    row("test accuracy", fmt::format("{:.2f} %", 100 * accuracy()));
-  }
-  for (const DeviceRecord& device : records_) {
-    row(("peak memory " + device.name).c_str(),
-        fmt::format("{:.1f} MiB", mebibytes(device.peak_bytes)));
-  }
-  for (const auto& [name, text] : notes_) row(name.c_str(), text);
-  row("process", fmt::format("{:.1f} MiB", mebibytes(rss_bytes_)));
+  if (prints() && !options_.metrics.empty()) write_json(options_.metrics, metrics());
 }
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/app/core_watch.h"
 #include "common/app/progress_bar.h"
 #include "common/group/process_group.h"
 #include "common/options/options.h"
@@ -93,7 +94,8 @@ class TrainingLog {
   /// What the summary says about a device of any rank.
   struct DeviceRecord {
     std::string name;
-    int64_t peak_bytes;  // while training
+    int64_t peak_bytes;         // while training
+    double share_without_core;  // of the time while training
   };
 
   bool prints() const { return peers_.rank == 0; }
@@ -113,6 +115,7 @@ class TrainingLog {
   const Options& options_;
   std::vector<Device*> devices_;
   LogPeers peers_;
+  CoreWatch cores_;
   std::vector<int64_t> training_peaks_;  // bytes, per device, over the epochs so far
   std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
   double flops_ = 0;                     // of all ranks

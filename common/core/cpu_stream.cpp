@@ -1,6 +1,7 @@
 #include "common/core/cpu_stream.h"
 
 #include <omp.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -131,6 +132,8 @@ void CpuStream::link(const char* op, const std::string* scope, std::function<voi
 }
 
 void CpuStream::work(Task* first) {
+  thread_.store(::gettid(), std::memory_order_relaxed);
+  keep_to(device().options().cores);
   // The number of OpenMP threads is a setting of each thread, and oneDNN reads it when it makes a
   // plan: it is set before anything else runs here.
   omp_set_num_threads(device().options().threads);

@@ -55,6 +55,7 @@ class CpuStream final : public StreamBackend {
   void push_scope(std::string_view name) override;
   void pop_scope() override;
   std::vector<Span> timeline() const override { return spans_; }
+  int thread() const override { return thread_.load(std::memory_order_relaxed); }
 
  private:
   struct Task {
@@ -87,7 +88,8 @@ class CpuStream final : public StreamBackend {
   mutable std::atomic<int> signals_{0};  // worker -> waiters: wakes sleeping waiters
   std::array<std::atomic<uint64_t>, kEventRing> events_{};
   std::atomic<bool> failed_{false};
-  std::exception_ptr error_;  // written before failed_
+  std::exception_ptr error_;    // written before failed_
+  std::atomic<int> thread_{0};  // the worker's number
   // Worker side.
   const bool tracing_;
   const int chaos_us_;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/core/cores.h"
 #include "common/core/stream.h"
 
 namespace lockstep {
@@ -51,6 +52,8 @@ struct DeviceOptions {
   int threads = 1;     // compute threads of a CPU device
   bool trace = false;  // keep a Span per operation
   bool tf32 = false;   // let a GPU round the inputs of products to 10 bits of mantissa
+  bool bind = false;   // CPU devices that are opened together keep to equal parts of the cores
+  Cores cores{};       // that a CPU device's threads keep to; empty: all
 };
 
 /// One device. Owns its streams; outlives every tensor on it.

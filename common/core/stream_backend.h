@@ -82,6 +82,9 @@ class StreamBackend {
   /// The operations that have run so far, in order; empty unless the device was opened with
   /// tracing. Call it after synchronize().
   virtual std::vector<Span> timeline() const = 0;
+  /// The system's number of the thread that runs the operations; 0 if no thread of the host does,
+  /// or it has not begun.
+  virtual int thread() const { return 0; }
 
  protected:
   /// The number of places for events. A place that was recorded anew holds a later event, which

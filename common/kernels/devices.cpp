@@ -24,9 +24,13 @@ std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& opt
   return cpu::open_cpu_device(id.index, options);
 }
 
-Devices open_devices(const std::vector<DeviceId>& ids, const DeviceOptions& options) {
+Devices open_devices(const std::vector<DeviceId>& ids, DeviceOptions options) {
   Devices devices;
-  for (const DeviceId& id : ids) devices.push_back(open_device(id, options));
+  const int shares = static_cast<int>(ids.size());
+  for (int share = 0; share < shares; ++share) {
+    if (options.bind) options.cores = share_of_cores(share, shares, options.threads);
+    devices.push_back(open_device(ids[share], options));
+  }
   return devices;
 }
 

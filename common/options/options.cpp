@@ -66,6 +66,10 @@ void add_device_options(OptionParser& parser, Options& o) {
              {"cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1", Role::per_rank});
   parser.add("--threads-per-device", o.threads_per_device,
              {"compute threads of a CPU device", Role::rounding}, {1, 1024});
+  parser.add_flag("--bind", o.bind,
+                  {"CPU devices of one process: each keeps to its part of the cores, as ranks do",
+                   Role::per_rank});
+  add_no_bind(parser, o.no_bind);
   parser.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
   parser.add("--emulate", o.emulate,
              "take the parts of each batch one after another, as if on several devices: "
@@ -123,6 +127,7 @@ void check(const Options& o) {
   parse_order(o.order);
   parse_batch_split(o.emulate);
   if (!o.devices.empty()) parse_devices(o.devices);
+  require(!o.bind || !o.no_bind, "--bind and --no-bind: leave one of them out");
   require(o.workers > 0 || o.loader_timeout == 0,
           "--loader-timeout: {} needs loader threads; give --workers 1 or more", o.loader_timeout);
   require(!o.graph || parse_batch_split(o.emulate).kind == BatchSplit::Kind::whole,
@@ -133,6 +138,12 @@ void check(const Options& o) {
 }
 
 }  // namespace
+
+void add_no_bind(OptionParser& parser, bool& no_bind) {
+  parser.add_flag(
+      "--no-bind", no_bind,
+      {"ranks on CPU devices: let their threads move between all cores", Role::per_rank});
+}
 
 std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
                                               const char* const* argv) {

@@ -29,8 +29,6 @@ void RankOptions::add_to(OptionParser& parser) {
              {"number of ranks, where no launcher says it", Role::per_rank});
   parser.add("--local_rank,--local-rank", local_rank,
              {"rank among those of this host, where no launcher says it", Role::per_rank});
-  parser.add_flag("--no-bind", no_bind,
-                  {"let ranks on CPU devices move between all cores", Role::per_rank});
   parser.add("--timeout", timeout, {"seconds until a silent rank is given up", Role::per_rank},
              {0.1, 86400});
   parser.check_afterwards([this, &parser] {

@@ -14,7 +14,6 @@ struct RankOptions {
   std::string init_method = "env://";               // or tcp://HOST:PORT
   int rank = -1, world_size = -1, local_rank = -1;  // -1: not given
   double timeout = 300;                             // seconds
-  bool no_bind = false;
 
   void add_to(OptionParser& parser);
 

@@ -36,4 +36,17 @@ double seconds_since_start() {
   return uptime - ticks / double(sysconf(_SC_CLK_TCK));
 }
 
+std::optional<ThreadTimes> thread_times(int thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/schedstat");
+  double computed_ns = 0, queued_ns = 0;
+  if (!(file >> computed_ns >> queued_ns)) return std::nullopt;
+  return ThreadTimes{1e-9 * computed_ns, 1e-9 * queued_ns};
+}
+
+double process_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 // What the operating system knows about this process.
 
 #include <cstdint>
+#include <optional>
 
 namespace lockstep {
 
@@ -9,5 +10,16 @@ namespace lockstep {
 int64_t peak_rss_bytes();
 /// Seconds since this process was started (resolution 10 ms).
 double seconds_since_start();
+
+/// Seconds of a thread so far.
+struct ThreadTimes {
+  double computed = 0;  // it had a core
+  double queued = 0;    // it was ready to go on, and waited for a core
+};
+/// Of a thread of this process, by the system's number; nothing if there is none, or the system
+/// does not keep these times (schedstat, proc(5)).
+std::optional<ThreadTimes> thread_times(int thread);
+/// Seconds that all threads of this process had a core.
+double process_seconds();
 
 }  // namespace lockstep

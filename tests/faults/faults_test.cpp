@@ -239,6 +239,11 @@ TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tenso
   check({"--schedule", "1f1b"}, {"--schedule"});  // is the pipeline's
 }
 
+TEST_CASE("Devices keep to their cores or they do not", "[faults][dataparallel]") {
+  check_stage_refuses({"--bind", "--no-bind"}, {"--bind", "--no-bind", "leave one"}, {},
+                      "02-dataparallel");
+}
+
 TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipeline]") {
   const ProcessResult run =
       run_process({stage_binary("03-model-split"), "--print-schedule", "--devices", "cpu:0,cpu:1",

@@ -1,7 +1,10 @@
 // The programs that measure: their figures fit together.
 
+#include <atomic>
 #include <filesystem>
+#include <thread>
 
+#include "common/core/cores.h"
 #include "tests/support/catch.h"
 #include "tests/support/json.h"
 #include "tests/support/machine.h"
@@ -12,6 +15,7 @@ namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
 
 /// The rows that a stage's additional program writes.
 nlohmann::json rows_of(const std::string& stage, const std::string& program, const Words& options) {
@@ -52,6 +56,30 @@ TEST_CASE("A run counts the time before its first step from its own start", "[fa
   const double startup = read_json(folder / "metrics").at("startup_seconds");
   CHECK(startup > 0);
   CHECK(startup <= all + 0.02);  // the system notes the start in hundredths
+}
+
+TEST_CASE("A run that had to share its core says so under its summary", "[faults][measuring]") {
+  const int core = usable_cores().at(0);
+  std::atomic<bool> ends = false;
+  std::thread other([&] {
+    keep_to({core});
+    while (!ends) continue;
+  });
+  const TempDir folder;
+  const ProcessResult run =
+      run_process({"taskset", "-c", std::to_string(core), stage_binary("01-single-gpu"), "--data",
+                   "synthetic:6400:64", "--devices", "cpu:0", "--metrics", folder / "metrics"},
+                  kDeadline);
+  ends = true;
+  other.join();
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  const double share = read_json(folder / "metrics").at("share_without_core").at(0);
+  CHECK(share > 0.2);
+  CHECK(share < 1);
+  CHECK_THAT(run.out, ContainsSubstring(fmt::format("\nReady to compute, but without a core: cpu:0 "
+                                                    "for {:.0f} % of its time. Something else runs",
+                                                    100 * share)));
 }
 
 TEST_CASE("Equal layers sleep for a batch, in however many micro-batches it comes",

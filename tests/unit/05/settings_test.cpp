@@ -136,7 +136,7 @@ const std::map<Role, Names>& names_by_role() {
       {Role::rounding, words("threads_per_device backend")},
       {Role::per_rank,
        words("data_dir devices workers prefetch_factor loader_timeout log_interval load "
-             "save init_method rank world_size local_rank no_bind timeout no_overlap "
+             "save init_method rank world_size local_rank bind no_bind timeout no_overlap "
              "keep allow_world_size_change")},
       {Role::report, words("metrics trace")}};
   return names;

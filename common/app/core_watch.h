@@ -1,0 +1,44 @@
+#pragma once
+// Whether the CPU devices of a run got the cores that they computed on.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/core/device.h"
+#include "common/system/process_stats.h"
+
+namespace lockstep {
+
+/// The share of its time, 0 to 1, that a thread was ready to go on but something else had its core.
+/// What the other threads of its own process computed in that time, `own_seconds`, is not counted:
+/// they may have been what it waited for.
+double share_without_core(const ThreadTimes& times, double own_seconds);
+
+/// Adds up, while it is on, what the threads of CPU devices waited for cores.
+class CoreWatch {
+ public:
+  explicit CoreWatch(std::vector<Device*> devices);
+
+  void start();
+  void stop();
+
+  /// By device: share_without_core() of its busiest stream; 0 for GPUs.
+  std::vector<double> shares_without_core() const;
+
+ private:
+  /// Of all streams of a device, in their order.
+  using StreamTimes = std::vector<ThreadTimes>;
+  std::vector<StreamTimes> times_now() const;
+
+  std::vector<Device*> devices_;
+  std::vector<StreamTimes> begin_{}, sums_{};  // by device
+  double process_begin_ = 0, process_sum_ = 0;
+};
+
+/// "Ready to compute, but without a core: cpu:1 for 31 % of its time. ...", about the devices for
+/// which that share is large enough to spoil timings; empty if there is none.
+std::string text_of_missing_cores(const std::vector<std::string>& devices,
+                                  const std::vector<double>& shares);
+
+}  // namespace lockstep
