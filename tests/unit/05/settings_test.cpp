@@ -91,6 +91,8 @@ const std::vector<Change>& own_business() {
       {"data_dir", [](Started& s) { s.options.data_dir = "elsewhere"; }},
       {"devices", [](Started& s) { s.options.devices = "cpu:1"; }},
       {"threads_per_device", [](Started& s) { s.options.threads_per_device = 2; }},
+      {"bind", [](Started& s) { s.options.bind = true; }},
+      {"no_bind", [](Started& s) { s.options.no_bind = true; }},
       {"workers", [](Started& s) { s.options.workers = 3; }},
       {"prefetch_factor", [](Started& s) { s.options.prefetch_factor = 3; }},
       {"loader_timeout", [](Started& s) { s.options.loader_timeout = 3; }},
@@ -169,12 +171,13 @@ Started run_of_the_lists() {
   return run;
 }
 
+/// With the options that came later.
 constexpr const char* kConfigOfTheLists =
-    R"({"batch_size":16,"data":"synthetic:32:8","data_dir":"","devices":"cpu:0",)"
+    R"({"batch_size":16,"bind":false,"data":"synthetic:32:8","data_dir":"","devices":"cpu:0",)"
     R"("drop_last":false,"dropout":false,"emulate":"none","epochs":1,"graph":false,)"
     R"("init":"kaiming","load":"","loader_timeout":0.0,"log_interval":100,"lr":0.05,)"
     R"("lr_gamma":0.1,"lr_step":0,"max_steps":3,"model":"seed-bn","momentum":0.0,)"
-    R"("order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,"seed":1,"tf32":false,)"
+    R"("no_bind":false,"order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,"seed":1,"tf32":false,)"
     R"("threads_per_device":2,"warmup_epochs":0.0,"weight_decay":0.0,"width":64,"workers":1})";
 
 constexpr const char* kKeptOfTheLists =
