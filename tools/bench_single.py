@@ -36,7 +36,7 @@ def device_group(model, batch, threads, options):
     runs = {"ours": Run(what, expected(model, batch, steps),
                         lambda: bench_runs.run_ours(model, batch, threads, steps))}
     if options.torch:
-        for name, last in (("torch", False), ("torch channels_last", True)):
+        for name, last in (("PyTorch", False), ("PyTorch channels_last", True)):
             runs[name] = Run(f"{what}, {name}", expected(model, batch, steps, torch=True),
                              lambda last=last: bench_runs.run_torch(options.python, model, batch,
                                                                     threads, steps, last))
@@ -61,9 +61,8 @@ def device_line(result):
             f"{result['flops_per_step'] / ours / 1e9:6.1f} GFLOP/s  {result['backend']}")
     rivals = {name: seconds for name, seconds in step.items() if name != "ours"}
     if rivals:
-        text += ("   PyTorch " + ", ".join(f"{name.removeprefix('torch').strip()} {1e3 * each:.2f} ms".strip()
-                                           for name, each in rivals.items())
-                 + f": {min(rivals.values()) / ours:.2f} times as fast as the better")
+        text += ("   " + ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in rivals.items())
+                 + f" ms: {min(rivals.values()) / ours:.2f} times as fast as the better")
     return text
 
 
