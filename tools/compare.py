@@ -21,11 +21,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import bench
+
 import compare_figures
 import compare_timeline
 import summary_table
-from bench_runs import ROOT, STAGE
+from bench_runs import ROOT, STAGE, machine
 from child_signals import end_by_exception, started
 from compare_options import Refused, arguments, parse_options, prepare_outputs
 from stages import label, path_of
@@ -218,7 +218,7 @@ def git_version():
 
 
 def results_of(argv, runs):
-    return {"machine": bench.machine(), "date": str(datetime.date.today()), "options": argv,
+    return {"machine": machine(), "date": str(datetime.date.today()), "options": argv,
             "versions": {"lockstep": git_version(), "python": platform.python_version(),
                          "matplotlib": compare_figures.version()},
             "runs": runs}
