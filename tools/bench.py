@@ -30,7 +30,8 @@ MODELS = ("seed", "resnet18")
 PARTS = {
     "one-device": ("Stage 01 on one device, beside PyTorch where --python has it",
                    bench_single.one_device),
-    "stages": ("Stages on several devices of one thread, beside stage 01 on one", bench_stages.stages),
+    "stages": ("Stages on several devices of one thread, beside stage 01 on one",
+               bench_stages.stages),
     "ranks": ("Two ranks, a process each of one thread, beside one process", bench_ranks.ranks),
     "messages": ("All-reduce of two ranks by message size", bench_ranks.messages),
     "overlap": (f"ResNet-18, batch 64, two ranks on two hosts joined by {bench_ranks.CABLE}",
@@ -39,7 +40,8 @@ PARTS = {
     "pipelines": ("Pipelines of ResNet-18, width 16, batch 128", bench_pipelines.pipelines),
     "layers": ("Where a step goes (batch 64, 1 thread)", bench_single.layers),
     "start": ("From the start of a process to its first step", bench_single.start),
-    "devices": ("Two devices beside one, and the least that they should reach", bench_devices.devices),
+    "devices": ("Two devices beside one, and the least that they should reach",
+                bench_devices.devices),
 }
 QUICK = ("one-device", "layers")
 DEFAULT = ("one-device", "stages", "ranks", "messages", "pipelines", "layers", "start")
@@ -128,9 +130,11 @@ def main(argv):
     options.torch = torch_version(options.python)
     titles = {name: PARTS[name][0] + ":" for name in options.parts}
     groups = [group for name in titles for group in PARTS[name][1](options)]
+    if not groups:
+        sys.exit(f"bench: --part {' '.join(options.parts)} has nothing to measure with --model "
+                 f"{options.model}; leave out --model")
     announce(options, groups)
-    terminal = Terminal()
-    status, stopped = measure(Measuring(groups, titles, terminal))
+    status, stopped = measure(Measuring(groups, titles, Terminal()))
     if options.json:
         write_json(options, groups, stopped)
     if stopped:

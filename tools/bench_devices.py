@@ -91,7 +91,8 @@ def training_group(work, rounds):
     def figures(found):
         return {"work": work.name(), "step_seconds": medians(found),
                 "floors": floors_of(work.floors, medians(found)), "all_rounds": all_rounds(found)}
-    return Group("devices", runs, rounds, lambda found: training_lines(work, figures(found)), figures)
+    return Group("devices", runs, rounds, lambda found: training_lines(work, figures(found)),
+                 figures)
 
 
 def floors_of(floors, step):
@@ -101,8 +102,8 @@ def floors_of(floors, step):
         if {floor.run, floor.beside, ONE, APART} <= step.keys():
             least = floor.least * (step[ONE] / step[APART] if floor.of_apart else 1)
             times = step[floor.beside] / step[floor.run]
-            rows.append({"run": floor.run, "beside": floor.beside, "times": times, "floor": least,
-                         "met": times >= least})
+            rows.append({"run": floor.run, "beside": floor.beside, "times": times,
+                         "floor": least, "met": times >= least})
     return rows
 
 
@@ -110,7 +111,8 @@ def training_lines(work, figures):
     step = figures["step_seconds"]
     lines = [f"{work.name()}:"]
     for name, seconds in step.items():
-        text = (f"  {name:<30} {seconds * 1e3:9.2f} ms/step  {step[ONE] / seconds:5.2f} times stage 01")
+        text = (f"  {name:<30} {seconds * 1e3:9.2f} ms/step  "
+                f"{step[ONE] / seconds:5.2f} times stage 01")
         for row in figures["floors"]:
             if row["run"] == name:
                 text += (f"; {row['times']:.2f} times {row['beside']}, floor {row['floor']:.2f}: "
@@ -169,5 +171,6 @@ def messages_lines(figures):
         lines.append(f"  {row['run']:<30} {row['seconds'] * 1e6:9.1f} us, at most "
                      f"{row['most'] * 1e6:.1f}: {verdict(row)}")
     if "copy_seconds" in figures:
-        lines.append(f"  {'copy of 45 MB, one process':<30} {figures['copy_seconds'] * 1e6:9.1f} us")
+        lines.append(f"  {'copy of 45 MB, one process':<30} "
+                     f"{figures['copy_seconds'] * 1e6:9.1f} us")
     return lines

@@ -89,8 +89,9 @@ def pipelines(options):
 def resnet_round(stages, schedule, micro_batches):
     """A row like that of equal layers."""
     devices = ",".join(f"cpu:{rank}" for rank in range(stages))
-    metrics = bench_runs.run_ours("resnet18", BATCH, 1, STEPS, "--width", WIDTH, "--schedule", schedule,
-                                  "--micro-batches", micro_batches, stage=PIPELINE, devices=devices)
+    metrics = bench_runs.run_ours("resnet18", BATCH, 1, STEPS, "--width", WIDTH,
+                                  "--schedule", schedule, "--micro-batches", micro_batches,
+                                  stage=PIPELINE, devices=devices)
     return {"stages": stages, "schedule": schedule, "micro_batches": micro_batches,
             "bubble": metrics["bubble"], "step_seconds": metrics["seconds"],
             "peak_memory_bytes": metrics["peak_memory_bytes"]}

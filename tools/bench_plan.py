@@ -71,7 +71,7 @@ class Measuring:
         self.groups, self.titles, self.terminal = groups, titles, terminal
         self.progress = Progress(Expected(), terminal.say, terminal.every)
         self.names = {}  # of each step, for Progress: they begin with its number
-        steps = [(group, number, key, run) for group in groups for number, key, run in group.steps()]
+        steps = [(group, *step) for group in groups for step in group.steps()]
         for place, (group, number, key, run) in enumerate(steps, 1):
             name = (f"{place} of {len(steps)}: {group.part}, {run.what}, round {number + 1} of "
                     f"{group.rounds}")
@@ -95,7 +95,8 @@ class Measuring:
             yield
         except NotHere as reason:
             lines = [f"  not measured: {reason}"]
-            self.progress.drop(self.names[id(group), number, key] for number, key, _ in group.steps())
+            self.progress.drop(self.names[id(group), number, key]
+                               for number, key, _ in group.steps())
         finally:
             lines = lines or (group.lines(group.found) if group.found else [])
             if lines and group.part in titles:

@@ -46,8 +46,8 @@ def ranks_group(model, batch, steps, options):
     for last in (False, True) if options.torch else ():
         name = "PyTorch DDP" + ", channels_last" * last
         runs[name] = Run(f"{what}, {name}", expected(model, batch, steps, 2, torch=True),
-                         lambda last=last: bench_runs.run_torch(options.python, model, batch, 1, steps,
-                                                                last, ranks=2))
+                         lambda last=last: bench_runs.run_torch(options.python, model, batch, 1,
+                                                                steps, last, ranks=2))
 
     def figures(found):
         return {"model": model, "batch_size": batch, "step_seconds": medians(found),
@@ -143,8 +143,9 @@ def overlap_round(*more):
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         path = Path(folder) / "metrics.json"
         try:
-            bench_runs.run_together([ROOT / "tools/two-hosts", "--rate", CABLE, bench_runs.program(DDP),
-                                     *OVERLAP_RUN, *more, "--metrics", path],
+            bench_runs.run_together([ROOT / "tools/two-hosts", "--rate", CABLE,
+                                     bench_runs.program(DDP), *OVERLAP_RUN, *more,
+                                     "--metrics", path],
                                     stdout=subprocess.DEVNULL, stderr=errors)
         except subprocess.CalledProcessError as error:
             if error.returncode != NOT_PERMITTED:
@@ -160,5 +161,6 @@ def overlap_lines(figures):
         hidden = 1 - parts["exposed_communication"] / parts["communication"]
         lines.append(f"  {name:<11} compute {parts['compute'] * 1e3:.0f} ms, communication "
                      f"{parts['communication'] * 1e3:.0f}, exposed "
-                     f"{parts['exposed_communication'] * 1e3:.0f}: {100 * max(0, hidden):.0f} % hidden")
+                     f"{parts['exposed_communication'] * 1e3:.0f}: "
+                     f"{100 * max(0, hidden):.0f} % hidden")
     return lines

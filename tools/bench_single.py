@@ -61,7 +61,7 @@ def device_line(result):
             f"{result['flops_per_step'] / ours / 1e9:6.1f} GFLOP/s  {result['backend']}")
     rivals = {name: seconds for name, seconds in step.items() if name != "ours"}
     if rivals:
-        text += ("   " + ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in rivals.items())
+        text += ("   " + ", ".join(f"{name} {time * 1e3:.2f}" for name, time in rivals.items())
                  + f" ms: {min(rivals.values()) / ours:.2f} times as fast as the better")
     return text
 
@@ -117,6 +117,6 @@ def start(options):
 
     def lines(found):
         middle = figures(found)
-        return [f"Start to first step {middle['startup_seconds']:.2f} s, peak memory of the process "
-                f"{middle['peak_rss_bytes'] / 2**20:.0f} MiB (seed, {options.data})"]
+        return [f"Start to first step {middle['startup_seconds']:.2f} s, peak memory of the "
+                f"process {middle['peak_rss_bytes'] / 2**20:.0f} MiB (seed, {options.data})"]
     return [Group("start", {"start": run}, options.rounds, lines, figures)]

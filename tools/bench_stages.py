@@ -16,7 +16,8 @@ def other_stages():
 def stages(options):
     """Every other stage on 2 devices of one thread (--thorough: on 4, too)."""
     worlds = (2, 4) if options.thorough else (2,)
-    return [stages_group(*work, worlds, options.rounds) for work in WORK if work[0] in options.models]
+    return [stages_group(*work, worlds, options.rounds)
+            for work in WORK if work[0] in options.models]
 
 
 def stages_group(model, more, batch, steps, worlds, rounds):
@@ -37,11 +38,12 @@ def stages_group(model, more, batch, steps, worlds, rounds):
                  "step_seconds": seconds, "speedup": step[STAGE, 1] / seconds,
                  "all_rounds": rounds_of[stage, world]}
                 for (stage, world), seconds in step.items()]
-    return Group("stages", runs, rounds, lambda found: list(map(stage_line, figures(found))), figures)
+    return Group("stages", runs, rounds, lambda found: list(map(stage_line, figures(found))),
+                 figures)
 
 
 def stage_line(row):
     return (f"{row['model']:<20} {label(row['stage']):<19} W {row['world_size']}  batch "
             f"{row['batch_size']:>4}  {row['step_seconds'] * 1e3:9.2f} ms/step  "
-            f"{row['batch_size'] / row['step_seconds']:9.0f} samples/s  {row['speedup']:5.2f} times "
-            f"one device, efficiency {100 * row['speedup'] / row['world_size']:.0f} %")
+            f"{row['batch_size'] / row['step_seconds']:9.0f} samples/s  {row['speedup']:5.2f} "
+            f"times one device, efficiency {100 * row['speedup'] / row['world_size']:.0f} %")
