@@ -126,7 +126,6 @@ def write_json(options, groups, stopped):
 
 def main(argv):
     options = parse_options(argv)
-    end_by_exception()
     options.torch = torch_version(options.python)
     titles = {name: PARTS[name][0] + ":" for name in options.parts}
     groups = [group for name in titles for group in PARTS[name][1](options)]
@@ -143,6 +142,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    end_by_exception()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

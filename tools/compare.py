@@ -32,7 +32,7 @@ from stages import label, path_of
 PROOF_STEPS = 10  # that --baseline compares; its timed runs are as short as possible
 TIMED_STEPS = 2
 TRACED_RUNS = 5  # of which a typical one is drawn
-TRACED_SECONDS, TRACED_STEPS = 0.5, (12, 200)  # of each of them; at least and at most so many steps
+TRACED_SECONDS, TRACED_STEPS = 0.3, (12, 200)  # of each of them; at least and at most so many steps
 
 
 # --- Running a stage -----------------------------------------------------------------------------
