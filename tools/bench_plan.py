@@ -85,7 +85,8 @@ class Measuring:
                 with self.printed(group, titles):
                     for number, key, run in group.steps():
                         with self.progress.step(self.names[id(group), number, key]):
-                            group.found.setdefault(key, []).append(run.call())
+                            result = run.call()
+                        group.found.setdefault(key, []).append(result)
 
     @contextmanager
     def printed(self, group, titles):
