@@ -13,16 +13,17 @@ from bench_runs import ROOT, STAGE, expected
 
 DDP = "04-ddp"
 # Network, global batch, steps of a round.
-QUICK_WORK = (("seed", 64, 200), ("resnet18", 64, 4))
+QUICK_WORK = (("seed", 64, 200),)
 WORK = (("seed", 64, 400), ("seed", 256, 150), ("resnet18", 64, 4))
-BACKENDS = ("shm", "tcp", "gloo")  # the first is the default on one host
+# The seconds that message-sizes takes with each; the first is the default on one host.
+BACKENDS = {"shm": 1.0, "tcp": 2.0, "gloo": 3.0}
 
 
 # --- Training ----------------------------------------------------------------------------------
 
 def ranks(options):
-    """Two ranks of one thread next to one process, and next to PyTorch's DDP over Gloo, with the
-    same global batch everywhere."""
+    """Two ranks of one thread next to one process, with the same global batch everywhere;
+    --thorough: and next to PyTorch's DDP over Gloo."""
     work = WORK if options.thorough else QUICK_WORK
     return [ranks_group(*each, options) for each in work if each[0] in options.models]
 
@@ -43,7 +44,7 @@ def ranks_group(model, batch, steps, options):
         for more in ((), ("--no-bind",)) if options.thorough else ((),):
             name = ", ".join(("2 ranks", backend, *more))
             runs[name] = Run(f"{what}, {name}", two, ours(DDP, "--backend", backend, *more))
-    for last in (False, True) if options.torch else ():
+    for last in (False, True) if options.torch and options.thorough else ():
         name = "PyTorch DDP" + ", channels_last" * last
         runs[name] = Run(f"{what}, {name}", expected(model, batch, steps, 2, torch=True),
                          lambda last=last: bench_runs.run_torch(options.python, model, batch, 1,
@@ -84,8 +85,9 @@ def rank_lines(result):
 
 def messages(options):
     """The all-reduce over message sizes, with each backend."""
-    runs = {backend: Run(backend, 5.0, lambda backend=backend: message_rows("--backend", backend))
-            for backend in BACKENDS}
+    runs = {backend: Run(backend, seconds,
+                         lambda backend=backend: message_rows("--backend", backend))
+            for backend, seconds in BACKENDS.items()}
 
     def figures(found):
         return [median_row(rows) for runs in found.values() for rows in zip(*runs)]
