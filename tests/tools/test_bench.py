@@ -123,7 +123,7 @@ class TestBench(unittest.TestCase):
             ["--part", "start", "--part", "messages"]).parts)
 
     def test_the_parts_of_each_size_fit_its_time(self):
-        for words, minutes in (((), 5), (("--quick",), 2),
+        for words, minutes in (((), 5), (("--quick",), 3),
                                (("--thorough", "--part", "devices"), 20)):
             options = bench.parse_options(words)
             options.torch = "9.9.9"
