@@ -8,27 +8,21 @@ import tempfile
 from pathlib import Path
 
 import bench_runs
+from bench_plan import Group, Run
+from bench_runs import expected
 
-# Pipelines of equal layers: those that compute need a core each, the others only sleep.
-BUBBLES = (("computing", ("--stages", "1,2", "--devices", "cpu:0,cpu:1")),
-           ("sleeping", ("--stages", "4", "--devices", "cpu:0,cpu:1,cpu:2,cpu:3", "--sleep", 16,
-                         "--steps", 5)))
+# Pipelines of equal layers: those that compute need a core each, the others only sleep. Each kind
+# is one run of the program, of so many seconds.
+BUBBLES = (("computing", 20, ("--stages", "1,2", "--devices", "cpu:0,cpu:1")),
+           ("sleeping", 20, ("--stages", "4", "--devices", "cpu:0,cpu:1,cpu:2,cpu:3", "--sleep", 16,
+                             "--steps", 5)))
 PIPELINE = "03-model-split"
-PIPELINE_STAGES = (1, 2, 4)
-SCHEDULES = (("naive", 1), *((kind, m) for kind in ("gpipe", "1f1b") for m in (1, 2, 4, 8, 16)))
-
-
-def bubble_rounds(more, rounds):
-    """The rows of `rounds` runs of the program of equal layers, each with the medians."""
-    runs = []
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "rows.json"
-            bubble = bench_runs.program(PIPELINE).parent / "bubble"
-            subprocess.run([bubble, *map(str, more), "--metrics", path],
-                           check=True, stdout=subprocess.DEVNULL)
-            runs.append(json.loads(path.read_text()))
-    return [median_row(rows) for rows in zip(*runs)]
+# Pipelines of ResNet-18: stages, schedule, micro-batches.
+FEW = ((1, "naive", 1), (1, "1f1b", 8), (2, "naive", 1), (2, "gpipe", 8), (2, "1f1b", 8))
+ALL = tuple((stages, schedule, m) for stages in (1, 2, 4)
+            for schedule, m in (("naive", 1), *((kind, m) for kind in ("gpipe", "1f1b")
+                                                for m in (1, 2, 4, 8, 16))))
+WIDTH, BATCH, STEPS = 16, 128, 6
 
 
 def median_row(rows):
@@ -41,40 +35,63 @@ def median_row(rows):
     return row
 
 
+def row_lines(rows):
+    return [f"  {row['stages']} stages  {row['schedule']:<5}  "
+            f"{row['micro_batches']:>2} micro-batches  "
+            f"{row['step_seconds'] * 1e3:8.2f} ms/step  bubble {100 * row['bubble']:5.1f} %, "
+            f"formula {100 * row['predicted_bubble']:5.1f} %  "
+            + ", ".join(f"{size / 2**20:.1f}" for size in row["peak_memory_bytes"]) + " MiB"
+            for row in rows]
+
+
+# --- Equal layers ------------------------------------------------------------------------------
+
+def bubbles(options):
+    return [bubble_group(*kind, options.rounds) for kind in BUBBLES]
+
+
+def bubble_group(kind, seconds, more, rounds):
+    """One run measures all pipelines of a kind."""
+    def figures(found):
+        return {"layers": kind, "rows": [median_row(rows) for rows in zip(*found["rows"])]}
+
+    def lines(found):
+        return [f"Eight equal {kind} layers, batch 64:", *row_lines(figures(found)["rows"])]
+    runs = {"rows": Run(f"{kind} layers", seconds, lambda: bubble_rows(more))}
+    return Group("bubbles", runs, rounds, lines, figures)
+
+
+def bubble_rows(more):
+    """The rows of one run of the program of equal layers."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        bubble = bench_runs.program(PIPELINE).parent / "bubble"
+        bench_runs.run_together([bubble, *more, "--metrics", path], stdout=subprocess.DEVNULL)
+        return json.loads(path.read_text())
+
+
+# --- ResNet-18 ---------------------------------------------------------------------------------
+
+def pipelines(options):
+    """Some of the schedules; --thorough: all."""
+    if "resnet18" not in options.models:
+        return []
+    runs = {how: Run(f"{how[0]} stages, {how[1]}, {how[2]} micro-batches",
+                     expected("resnet18", BATCH, STEPS, how[0], WIDTH),
+                     lambda how=how: resnet_round(*how))
+            for how in (ALL if options.thorough else FEW)}
+
+    def rows(found):
+        return [median_row(each) for each in found.values()]
+    return [Group("pipelines", runs, options.rounds, lambda found: row_lines(rows(found)), rows)]
+
+
 def resnet_round(stages, schedule, micro_batches):
-    """ResNet-18 (width 16, batch 128) in a pipeline: a row like that of equal layers."""
+    """A row like that of equal layers."""
     devices = ",".join(f"cpu:{rank}" for rank in range(stages))
-    metrics = bench_runs.run_ours("resnet18", 128, 1, 6, "--width", 16, "--schedule", schedule,
-                                  "--micro-batches", micro_batches, stage=PIPELINE, devices=devices)
+    metrics = bench_runs.run_ours("resnet18", BATCH, 1, STEPS, "--width", WIDTH,
+                                  "--schedule", schedule, "--micro-batches", micro_batches,
+                                  stage=PIPELINE, devices=devices)
     return {"stages": stages, "schedule": schedule, "micro_batches": micro_batches,
-            "bubble": metrics["bubble"],
-            "step_seconds": bench_runs.round_time(metrics["step_seconds"]),
+            "bubble": metrics["bubble"], "step_seconds": metrics["seconds"],
             "peak_memory_bytes": metrics["peak_memory_bytes"]}
-
-
-def resnet_rounds(rounds):
-    runs = [[resnet_round(stages, *how) for stages in PIPELINE_STAGES for how in SCHEDULES]
-            for _ in range(rounds)]
-    return [median_row(rows) for rows in zip(*runs)]
-
-
-def print_pipelines(title, rows):
-    print(f"\n{title}:")
-    for row in rows:
-        memory = ", ".join(f"{size / 2**20:.1f}" for size in row["peak_memory_bytes"])
-        print(f"  {row['stages']} stages  {row['schedule']:<5}  "
-              f"{row['micro_batches']:>2} micro-batches  "
-              f"{row['step_seconds'] * 1e3:8.2f} ms/step  bubble {100 * row['bubble']:5.1f} %, "
-              f"formula {100 * row['predicted_bubble']:5.1f} %  {memory} MiB", flush=True)
-
-
-def measure_pipelines(models, rounds):
-    """Prints and returns the rows, by the kind of layers in the pipelines."""
-    found = {}
-    for kind, more in BUBBLES:
-        found[kind] = bubble_rounds(more, rounds)
-        print_pipelines(f"Pipelines of eight equal {kind} layers, batch 64", found[kind])
-    if "resnet18" in models:
-        found["resnet18"] = resnet_rounds(rounds)
-        print_pipelines("Pipelines of ResNet-18, width 16, batch 128", found["resnet18"])
-    return found

@@ -1,45 +1,98 @@
 """Runs of the stages' programs and of PyTorch, for `lockstep bench`."""
 
+import contextlib
 import json
+import os
+import platform
 import statistics
 import subprocess
 import tempfile
 from pathlib import Path
 
+from child_signals import started
 from stages import ROOT, path_of
 
 STAGE = "01-single-gpu"
+# What a run takes on a core of an Intel Xeon (AVX-512, 2026), in seconds: the start of a process,
+# and one sample by network and width. So it can say before the first run how long all will take.
+START, TORCH_START = 0.3, 5.0
+SAMPLE = {"seed": 4.5e-5, "seed-bn": 6e-5, "resnet18": 0.024, "resnet18 16": 0.002}
+TORCH_SLOWER = {"seed": 2.2, "resnet18": 1.2}
+
+
+def machine():
+    """The machine on which these figures were measured."""
+    model = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
 
 
 def program(stage):
     return ROOT / "build" / path_of(stage)
 
 
-def run_stage(stage, *options):
-    """Runs a stage's program and returns its metrics."""
+def run_together(*commands, **options):
+    """Runs programs at the same time, to their ends: none is left, whatever ends this."""
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(started(list(map(str, command)), **options))
+                     for command in commands]
+        for process in processes:
+            if process.wait() != 0:
+                raise subprocess.CalledProcessError(process.returncode, process.args)
+
+
+def run_stages(*runs):
+    """Runs stages' programs at the same time, each as (stage, options); returns their metrics."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "metrics.json"
-        subprocess.run([program(stage), *map(str, options), "--metrics", path],
-                       check=True, stdout=subprocess.DEVNULL)
-        return json.loads(path.read_text())
+        paths = [Path(folder) / f"metrics{number}.json" for number in range(len(runs))]
+        run_together(*([program(stage), *options, "--metrics", path]
+                       for (stage, options), path in zip(runs, paths)), stdout=subprocess.DEVNULL)
+        return [json.loads(path.read_text()) for path in paths]
 
 
-def run_ours(model, batch, threads, steps, *more, stage=STAGE, devices="cpu:0"):
-    """A run of `steps` steps on synthetic images."""
+def ours(model, batch, threads, steps, *more, stage=STAGE, devices="cpu:0"):
+    """Stage and options of a run of `steps` steps on synthetic images."""
     samples = (steps + 1) * batch
-    return run_stage(stage, "--data", f"synthetic:{samples}:{min(batch, 64)}", "--model", model,
-                     "--batch-size", batch, "--threads-per-device", threads, "--max-steps", steps,
-                     "--devices", devices, "--lr", 0.01, *more)
+    return stage, ("--data", f"synthetic:{samples}:{min(batch, 64)}", "--model", model,
+                   "--batch-size", batch, "--threads-per-device", threads, "--max-steps", steps,
+                   "--devices", devices, "--lr", 0.01, *more)
+
+
+def run_ours(*work, **where):
+    """One round of a stage: its metrics, `seconds` being the median step."""
+    metrics, = run_stages(ours(*work, **where))
+    return {**metrics, "seconds": round_time(metrics["step_seconds"])}
+
+
+def run_apart(model, batch, steps, *more):
+    """Two processes that share nothing but the machine, each with half of the batch: `seconds` is a
+    whole batch at the samples per second of both. Two ranks would reach that if their messages
+    cost nothing."""
+    both = run_stages(*2 * [ours(model, batch // 2, 1, steps, *more)])
+    per_second = sum(batch // 2 / round_time(metrics["step_seconds"]) for metrics in both)
+    return {"seconds": batch / per_second}
 
 
 def run_torch(python, model, batch, threads, steps, channels_last, ranks=0):
-    command = [python, ROOT / "tools/bench_torch.py", "--model", model, "--batch", str(batch),
-               "--threads", str(threads), "--steps", str(steps), "--ranks", str(ranks)]
-    result = subprocess.run(command + ["--channels-last"] * channels_last, check=True,
-                            stdout=subprocess.PIPE)
-    return json.loads(result.stdout)
+    command = [python, ROOT / "tools/bench_torch.py", "--model", model, "--batch", batch,
+               "--threads", threads, "--steps", steps, "--ranks", ranks]
+    with tempfile.TemporaryFile("w+") as output:
+        run_together(command + ["--channels-last"] * channels_last, stdout=output)
+        output.seek(0)
+        metrics = json.load(output)
+    return {**metrics, "seconds": round_time(metrics["step_seconds"])}
 
 
 def round_time(step_seconds):
     """Median step of one round, without the first steps, which make plans and touch new memory."""
     return statistics.median(step_seconds[max(1, len(step_seconds) // 10):])
+
+
+def expected(model, batch, steps, devices=1, width=64, torch=False):
+    """About how many seconds a run will take on two cores."""
+    work = steps * batch * SAMPLE[model if width == 64 else f"{model} {width}"]
+    work /= 1 if devices == 1 else 1.5
+    return TORCH_START + work * TORCH_SLOWER[model] if torch else START + work

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -121,10 +122,12 @@ def run_rank(rank, options, store, results):
 
 def time_ranks(options):
     """Seconds of each step of a group, the global batch divided over its ranks."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the ranks, too
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=run_rank, args=(rank, options, f"{folder}/store", results))
+        ranks = [context.Process(target=run_rank, args=(rank, options, f"{folder}/store", results),
+                                 daemon=True)
                  for rank in range(options.ranks)]
         for process in ranks:
             process.start()

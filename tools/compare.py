@@ -21,18 +21,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-import bench
 import compare_figures
 import compare_timeline
 import summary_table
-from bench_runs import ROOT, STAGE
+from bench_runs import ROOT, STAGE, machine, round_time
 from child_signals import end_by_exception, started
 from compare_options import Refused, arguments, parse_options, prepare_outputs
 from stages import label, path_of
 
 PROOF_STEPS = 10  # that --baseline compares; its timed runs are as short as possible
 TIMED_STEPS = 2
-TRACED_STEPS = 12
+TRACED_RUNS = 5  # of which a typical one is drawn
+TRACED_SECONDS, TRACED_STEPS = 0.3, (12, 200)  # of each of them; at least and at most so many steps
 
 
 # --- Running a stage -----------------------------------------------------------------------------
@@ -158,20 +158,38 @@ def add_speed_up(run, runs, options):
     run["metrics"] |= {"speedup": speed, "efficiency": speed / len(run["metrics"]["devices"])}
 
 
-def trace_step(run, options):
-    """One step's timeline of a stage, from a short run; None if there is none."""
+def trace_words(run, options):
+    """The options of a short run to be traced. A timeline is one step: a few serve, and more where
+    they are short."""
     metrics = run["metrics"]
+    few, many = TRACED_STEPS
+    steps = int(TRACED_SECONDS * metrics["samples_per_second"] / metrics["batch_size"])
+    steps = min(max(steps, few), many)
+    return arguments(options, data=stand_in_data(options, steps * metrics["batch_size"]),
+                     model=metrics["config"]["model"], epochs=1, max_steps=steps)
+
+
+def trace_step(run, options):
+    """One typical step's timeline of a stage, from short runs with and without a trace, in turn;
+    None if there is none."""
+    program, words = program_of(run["stage"], options), trace_words(run, options)
+    steps, untraced = [], []
     with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        changes = {"data": stand_in_data(options, TRACED_STEPS * metrics["batch_size"]),
-                   "model": metrics["config"]["model"], "epochs": 1, "max_steps": TRACED_STEPS}
-        status, reason = run_program(program_of(run["stage"], options),
-                                     [*arguments(options, **changes), "--trace", str(trace)],
-                                     quiet=True)
-        if status != 0:
-            complain(f"{run['stage']}: no timeline: {reason}")
-            return None
-        return compare_timeline.one_step(trace)
+        for number in range(TRACED_RUNS):
+            trace = Path(folder) / f"trace{number}.json"
+            status, reason, metrics = measured_run(program, words, quiet=True)
+            if status == 0:
+                status, reason = run_program(program, [*words, "--trace", str(trace)], quiet=True)
+            if status != 0:
+                break
+            untraced.append(1e3 * round_time(metrics["step_seconds"]))
+            steps.append(compare_timeline.one_step(trace))
+    if status == 0:
+        step, reason = compare_timeline.typical_step(steps, untraced)
+    if reason:
+        complain(f"{run['stage']}: no timeline: {reason}")
+        return None
+    return step
 
 
 def compare(options):
@@ -218,7 +236,7 @@ def git_version():
 
 
 def results_of(argv, runs):
-    return {"machine": bench.machine(), "date": str(datetime.date.today()), "options": argv,
+    return {"machine": machine(), "date": str(datetime.date.today()), "options": argv,
             "versions": {"lockstep": git_version(), "python": platform.python_version(),
                          "matplotlib": compare_figures.version()},
             "runs": runs}

@@ -1,10 +1,12 @@
 """One training step from a stage's traces (`--trace`), for `lockstep compare`."""
 
 import json
+import statistics
 from pathlib import Path
 
 END_OF_STEP = "sgd_update"  # the last operation of a step, on the device that updates
 WARM_UP = 2  # steps: they make plans and touch new memory
+CLOSE = 0.05  # of the untraced median: a step that is farther from it is not typical of the stage
 
 
 def trace_files(path):
@@ -59,3 +61,20 @@ def one_step(path):
         lane["slices"] = [[round(begin - first, 6), round(end - begin, 6), *names]
                           for begin, end, *names in inside]
     return {"milliseconds": last - first, "lanes": lanes}
+
+
+def typical_step(steps, untraced):
+    """Of the steps of several traced runs, the one whose length is nearest to the median of
+    `untraced`, the milliseconds per step of as many runs without a trace; and why none is drawn,
+    where none is near enough. While something else ran, devices may have taken turns."""
+    lengths = [step["milliseconds"] for step in steps if step]
+    if not lengths:
+        return None, "the traces hold no whole step"
+    median = statistics.median(untraced)
+    step = min(filter(None, steps), key=lambda step: abs(step["milliseconds"] - median))
+    if abs(step["milliseconds"] - median) <= CLOSE * median:
+        return step, ""
+    traced = ", ".join(f"{length:.2f}" for length in sorted(lengths))
+    return None, (f"the steps of {len(lengths)} traced runs take {traced} ms, expected one within "
+                  f"{100 * CLOSE:.0f} % of the {median:.2f} ms without a trace; repeat it when "
+                  "nothing else runs")

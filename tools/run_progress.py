@@ -54,6 +54,12 @@ class Progress:
             self.waiting.update({step: self.times.of(step) if work is None else work
                                  for step in steps})
 
+    def drop(self, steps):
+        """Steps that will not be taken after all."""
+        with self.lock:
+            for step in steps:
+                self.waiting.pop(step, None)
+
     @contextmanager
     def step(self, name, cores=1):
         """One step under way: on `cores`, as its work is counted. Yields a function to call with

@@ -14,8 +14,11 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import bench  # noqa: E402
+import bench_devices  # noqa: E402
 import bench_ranks  # noqa: E402
 import bench_runs  # noqa: E402
+import bench_stages  # noqa: E402
+from bench_plan import NotHere  # noqa: E402
 
 
 def stand_in(_stage, *options):
@@ -56,11 +59,11 @@ rows = [{"stages": 2, "schedule": kind, "micro_batches": 4, "step_seconds": seco
 json.dump(rows, open(option["--metrics"], "w"))
 """
 
-# The ring takes half as long as the others.
+# The first takes half as long as the other.
 SIZES = """#!/usr/bin/env python3
 import json, sys
 option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-json.dump([{"backend": option["--backend"], "all_reduce": kind, "world_size": 2, "bytes": 4096,
+json.dump([{"backend": option.get("--backend", "shm"), "all_reduce": kind, "world_size": 2, "bytes": 4096,
             "seconds": seconds, "bus_bytes_per_second": 4096 / seconds}
            for kind, seconds in (("ring", 0.0001), ("library", 0.0002))], open(option["--metrics"], "w"))
 """
@@ -89,36 +92,54 @@ class TestBench(unittest.TestCase):
         path.chmod(0o755)
         return path
 
-    def bench(self, *arguments):
+    def bench(self, *arguments, python="no-such-python", run=stand_in):
         """What `bench` prints with these arguments."""
         output = io.StringIO()
         with mock.patch.object(bench_runs, "program", lambda _: self.stage), \
-                mock.patch.object(bench_runs, "run_stage", stand_in), \
-                mock.patch.object(bench, "other_stages", lambda: ["02-other"]), \
+                mock.patch.object(bench_runs, "run_stages", lambda *runs: [
+                    run(stage, *options) for stage, options in runs]), \
+                mock.patch.object(bench_stages, "other_stages", lambda: ["02-other"]), \
                 mock.patch.object(bench_ranks, "overlap_round", self.overlap), \
-                mock.patch.object(sys, "argv", ["bench", *arguments]), \
+                mock.patch.object(bench_devices, "copy_seconds", lambda: 0.0001), \
                 contextlib.redirect_stdout(output):
-            bench.main()
+            self.assertEqual(0, bench.main([*arguments, "--python", str(python)]))
         return output.getvalue()
 
     def test_every_line_says_what_was_measured_row129(self):
-        text = self.bench("--model", "seed", "--python", "no-such-python")
-        self.assertIn("medians of 5 rounds", text)
-        self.assertIn("backend: cpu (stand-in, 1 thread)", text)
+        text = self.bench("--model", "seed", "--part", "one-device", "--thorough")
+        self.assertIn("medians of 5 rounds; no PyTorch in no-such-python (--python names", text)
         lines = [line for line in text.splitlines() if "s/epoch" in line]
         self.assertEqual(4, len(lines))  # 1 and 2 threads, batches 64 and 256
         self.assertRegex(lines[0], r"^seed +W 1 +batch +64 +threads 1 +2\.00 ms/step +"
-                                   r"32000 samples/s +1\.9 s/epoch +2\.0 GFLOP/s$")
+                                   r"32000 samples/s +1\.9 s/epoch +2\.0 GFLOP/s  "
+                                   r"cpu \(stand-in, 1 thread\)$")
         self.assertTrue(all(re.search(r"W 1 +batch +(64|256) +threads [12]", x) for x in lines))
+
+    def test_it_says_first_what_it_will_measure_and_about_how_long(self):
+        text = self.bench("--part", "start", "--part", "messages")
+        self.assertRegex(text.splitlines()[1], r"^start, messages: 12 runs, about 20 s on two cores; "
+                                               r"Ctrl-C keeps and prints")
+        self.assertEqual(["start", "messages"], bench.parse_options(
+            ["--part", "start", "--part", "messages"]).parts)
+
+    def test_the_parts_of_each_size_fit_its_time(self):
+        for words, minutes in (((), 5), (("--quick",), 3),
+                               (("--thorough", "--part", "devices"), 20)):
+            options = bench.parse_options(words)
+            options.torch = "9.9.9"
+            groups = [group for name in options.parts for group in bench.PARTS[name][1](options)]
+            self.assertLessEqual(sum(group.seconds() for group in groups), 60 * minutes, words)
+        self.assertEqual(list(bench.PARTS), list(bench.parse_options(["--thorough"]).parts))
 
     def test_pytorch_stands_beside_in_the_same_run(self):
         python = self.program("python", TORCH)
-        text = self.bench("--model", "seed", "--quick", "--python", str(python))
+        text = self.bench("--model", "seed", "--quick", python=python)
         self.assertIn("PyTorch 9.9.9, alternating", text)
-        self.assertIn("PyTorch 6.00, channels_last 4.00 ms: 2.00 times as fast as the better", text)
+        self.assertIn("PyTorch 6.00, PyTorch channels_last 4.00 ms: 2.00 times as fast as the better",
+                      text)
 
     def test_slow_and_fast_stages_stand_beside_one_device_row129(self):
-        text = self.bench("--model", "seed", "--quick", "--python", "no-such-python")
+        text = self.bench("--model", "seed", "--thorough", "--part", "stages")
         self.assertRegex(text, r"seed +01-single-gpu +W 1 +batch +64 +2\.00 ms/step +"
                                r"32000 samples/s +1\.00 times one device, efficiency 100 %")
         self.assertRegex(text, r"seed +02-other +W 2 .* 1\.60 ms/step .* 1\.25 times one device, "
@@ -126,62 +147,103 @@ class TestBench(unittest.TestCase):
         self.assertRegex(text, r"seed +02-other +W 4 .* 0\.80 ms/step .* 2\.50 times")
 
     def test_pipelines_stand_beside_the_formula(self):
-        text = self.bench("--model", "seed", "--quick", "--python", "no-such-python")
-        self.assertRegex(text, r"eight equal computing layers, batch 64:\n"
+        text = self.bench("--part", "bubbles", "--thorough")
+        self.assertRegex(text, r"Eight equal computing layers, batch 64:\n"
                                r" +2 stages +gpipe +4 micro-batches +4\.00 ms/step +bubble +25\.0 %, "
                                r"formula +20\.0 % +1\.0, 2\.0 MiB\n"
                                r" +2 stages +1f1b +4 micro-batches +3\.00 ms/step")  # of 1, 2, ... 5
-        self.assertIn("eight equal sleeping layers", text)
-        self.assertNotIn("Pipelines of ResNet-18", text)
+        self.assertIn("Eight equal sleeping layers", text)
 
     def test_pipelines_of_resnet(self):
         target = self.folder / "bench.json"
-        text = self.bench("--model", "resnet18", "--quick", "--python", "no-such-python",
-                          "--json", str(target))
+        text = self.bench("--part", "pipelines", "--thorough", "--json", str(target))
         self.assertRegex(text, r"4 stages +1f1b +16 micro-batches +0\.80 ms/step +bubble +10\.0 %, "
                                r"formula +20\.0 % +1\.0, 1\.0, 1\.0, 1\.0 MiB")
-        rows = json.loads(target.read_text())["pipelines"]["resnet18"]
+        rows, = json.loads(target.read_text())["parts"]["pipelines"]
         self.assertEqual(3 * 11, len(rows))  # 1, 2 and 4 stages; naive, and two schedules with 5 sizes
         self.assertIn(("naive", 1), [(row["schedule"], row["micro_batches"]) for row in rows])
 
     def test_layers_start_and_json(self):
         target = self.folder / "bench.json"
-        text = self.bench("--model", "seed", "--quick", "--python", "no-such-python",
-                          "--json", str(target))
+        text = self.bench("--model", "seed", "--json", str(target))
         self.assertRegex(text, r"conv1 +conv2d +1\.500 ms +75\.0 %")
         self.assertIn("Start to first step 0.25 s, peak memory of the process 64 MiB", text)
         figures = json.loads(target.read_text())
-        self.assertEqual(5, len(figures["results"][0]["all_rounds"]["ours"]))
-        self.assertAlmostEqual(0.002, figures["results"][0]["step_seconds"]["ours"])
-        self.assertEqual([1, 2, 4], [row["world_size"] for row in figures["scaling"]])
+        self.assertEqual(("", 3), (figures["stopped"], figures["rounds"]))
+        parts = figures["parts"]
+        self.assertEqual(sorted({*bench.DEFAULT} - {"pipelines"}), sorted(parts))
+        self.assertEqual([0.002] * 3, parts["one-device"][0]["all_rounds"]["ours"])
+        self.assertAlmostEqual(0.002, parts["one-device"][0]["step_seconds"]["ours"])
+        self.assertEqual([1, 2], [row["world_size"] for row in parts["stages"][0]])
         self.assertEqual({"conv1 conv2d": 1.5, "pool1 max_pool2d": 0.5},
-                         figures["layer_milliseconds"]["seed"])
+                         parts["layers"][0]["layer_milliseconds"])
 
     def test_ranks_stand_beside_one_process_and_pytorch(self):
         python = self.program("python", TORCH)
-        text = self.bench("--model", "seed", "--quick", "--python", str(python))
+        text = self.bench("--model", "seed", "--part", "ranks", "--part", "messages", "--thorough",
+                          python=python)
         self.assertRegex(text, r"seed, global batch 64:\n"
                                r"  one process +2\.00 ms/step +1\.00 times one process\n"
                                r"  2 processes apart +2\.00 ms/step +1\.00 times one process\n"
                                r"  2 devices, stage 02 +1\.60 ms/step +1\.25 times one process.*\n"
-                               r"  2 ranks, gloo +1\.60 ms/step +1\.25 times one process; communication "
-                               r"0\.40 ms, exposed 0\.10; 87360 bytes sent; 2\.50 times PyTorch's better")
-        self.assertRegex(text, r"tcp   ring +4 KiB +100\.0 us")
-        self.assertNotIn("two hosts", text)  # only for ResNet-18
+                               r"  2 ranks, shm +1\.60 ms/step +1\.25 times one process; "
+                               r"communication 0\.40 ms, exposed 0\.10; 87360 bytes sent; "
+                               r"2\.50 times PyTorch's better")
+        for backend in ("shm", "tcp", "gloo"):
+            self.assertRegex(text, rf"  2 ranks, {backend} +1\.60 ms/step")
+            self.assertRegex(text, rf"{backend} +ring +4 KiB +100\.0 us")
 
     def test_what_overlap_hides(self):
-        text = self.bench("--model", "resnet18", "--quick", "--python", "no-such-python")
+        text = self.bench("--part", "overlap")
         self.assertRegex(text, r"two hosts joined by 1gbit:\n"
                                r"  overlap +compute 1000 ms, communication 500, exposed 100: 80 % hidden\n"
                                r"  no overlap +compute 1000 ms, communication 500, exposed 500: 0 % hidden")
-        self.overlap = lambda *more: "two-hosts: namespaces not permitted"
-        text = self.bench("--model", "resnet18", "--quick", "--python", "no-such-python")
-        self.assertIn("not measured: two-hosts: namespaces not permitted", text)
 
-    def test_fewer_than_five_rounds_are_refused(self):
-        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error:
-            self.bench("--rounds", "3")
-        self.assertIn("--rounds 3: a median needs 5 or more", error.getvalue())
+        def not_permitted(*_):
+            raise NotHere("two-hosts: namespaces not permitted")
+        self.overlap = not_permitted
+        text = self.bench("--part", "overlap", "--part", "start")
+        self.assertIn("not measured: two-hosts: namespaces not permitted", text)
+        self.assertIn("Start to first step", text)
+
+    def test_two_devices_stand_beside_their_floors(self):
+        # Apart 1.8 times stage 01; the bubble allows 8/9 of that. Milliseconds per step by stage,
+        # network and devices; a step of half the batch takes 1.1, two at once are 0.9 times as fast.
+        slow = {("02-dataparallel", 64): 1.25, ("04-ddp", 64): 1.15}
+
+        def run(stage, *options):
+            option = dict(zip(options[::2], options[1::2]))
+            batch, one = option["--batch-size"], option["--devices"] == "cpu:0"
+            step = (1.98 if "--micro-batches" in option else 2.0) if one else slow.get(
+                (stage, batch), 1.4)
+            apart = batch in (32, 128) and stage == bench_runs.STAGE and "--width" not in option
+            step = 2.0 / 1.8 if apart or "--width" in option and batch == 64 else step
+            return stand_in(stage, *options) | {"step_seconds": [0.5] + [1e-3 * step] * 9}
+        text = self.bench("--part", "devices", "--thorough", run=run)
+        self.assertRegex(text, r"seed, batch 64:\n  stage 01 +2\.00 ms/step +1\.00 times stage 01\n"
+                               r"  2 processes apart +1\.11 ms/step +1\.80 times stage 01\n"
+                               r"  stage 02 +1\.25 ms/step +1\.60 times stage 01; 0\.89 times "
+                               r"2 processes apart, floor 0\.93: NOT MET\n"
+                               r"  stage 04 .* 0\.97 times 2 processes apart, floor 0\.95: met\n"
+                               r"  stage 03 .* 1\.43 times stage 01, floor 1\.25: met\n")
+        self.assertRegex(text, r"stage 05 .* floor 0\.85: NOT MET")
+        self.assertRegex(text, r"2 stages, 1f1b, 8 micro-batches .* 1\.43 times stage 01, floor 1\.70: "
+                               r"NOT MET; 1\.41 times 1 stage, 1f1b, 8 micro-batches, floor 1\.52: ")
+        self.assertRegex(text, r"all-reduce of 1 KiB +100\.0 us, at most 5\.0: NOT MET\n"
+                               r"  all-reduce of 45 MB +200\.0 us, at most 225\.0: met\n"
+                               r"  copy of 45 MB, one process +100\.0 us")
+
+    def test_options_that_give_no_median_or_nothing_are_refused(self):
+        for words, text in ((("--rounds", "2"), "--rounds 2: expected 3 or more, for a median"),
+                            (("--rounds", "4", "--thorough"), "--rounds 4: expected 5 or more"),
+                            (("--part", "none"), "invalid choice: 'none'"),
+                            (("--json", "missing/x"), "--json missing/x: no such folder")):
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error:
+                self.bench(*words)
+            self.assertIn(text, error.getvalue())
+        with self.assertRaises(SystemExit) as end:
+            self.bench("--part", "overlap", "--model", "seed")
+        self.assertIn("--part overlap has nothing to measure with --model seed", str(end.exception))
 
     def test_what_a_served_measurement_cannot_take_is_an_answer_and_nothing_else(self):
         asked = "".join(json.dumps(words) + "\n" for words in (["--tf32"], ["--batch", "x"]))

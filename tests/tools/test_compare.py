@@ -31,6 +31,7 @@ words = sys.argv[1:]
 with open({log!r}, "a") as log:
     log.write(stage + " " + " ".join(words) + "\\n")
 option = {{a: b for a, b in zip(words, words[1:]) if a.startswith("--")}}
+untraced = 0.00102  # seconds of a step; with --trace 0.001
 {fault}
 if "cuda" in option.get("--devices", ""):
     sys.exit("error: " + option["--devices"] + ": no NVIDIA driver; use --devices cpu:0")
@@ -42,7 +43,8 @@ metrics = {{"stage": stage, "config": {{"model": model, "order": option["--order
             if "--order" in option else {{}}, "devices": devices, "batch_size": 64,
            "backend": "cpu (stand-in)", "epochs": epochs, "epoch_seconds": [seconds] * epochs,
            "accuracy": [0.8 + 0.01 * epoch for epoch in range(epochs)],
-           "samples_per_second": 10000 / seconds, "peak_memory_bytes": [2**20] * len(devices)}}
+           "samples_per_second": 10000 / seconds,
+           "step_seconds": [0.5] + [untraced] * 20, "peak_memory_bytes": [2**20] * len(devices)}}
 if stage[:2] in ("04", "05"):
     metrics["per_step_seconds"] = {{"compute": 0.003, "communication": 0.002,
                                    "exposed_communication": 0.001}}
@@ -173,6 +175,21 @@ class TestComparing(Sandbox):
         self.assertEqual(ddp["metrics"]["accuracy"], [0.8, 0.81])
         self.assertEqual(ddp["proof"]["proof_value"], 1e-8)
         self.assertAlmostEqual(ddp["step"]["milliseconds"], 1.0)
+        traced = [line for line in self.calls() if line.startswith("04") and "--trace" in line]
+        self.assertEqual(5, len(traced))
+        self.assertIn("--max-steps 18 ", traced[0])  # 0.3 s at 4000 samples/s
+
+    def test_a_step_that_is_not_as_without_a_trace_is_not_drawn(self):
+        target = self.folder / "found.json"
+        self.stage("04-ddp", "untraced = 0.0009")
+        done = self.compare("--json", target, "--stages", "01,04")
+        self.assertEqual((done.returncode, done.stderr),
+                         (0, "lockstep: 04-ddp: no timeline: the steps of 5 traced runs take 1.00, "
+                             "1.00, 1.00, 1.00, 1.00 ms, expected one within 5 % of the 0.90 ms "
+                             "without a trace; repeat it when nothing else runs\n"))
+        one, two = json.loads(target.read_text())["runs"]
+        self.assertIsNone(two["step"])
+        self.assertAlmostEqual(one["step"]["milliseconds"], 1.0)
 
     def test_run_alone_keeps_nothing_and_traces_nothing(self):
         before = sorted(self.root.iterdir())
@@ -425,10 +442,38 @@ class TestTimeline(unittest.TestCase):
                          [[[0.5, 0.5, "conv2d", "conv1"], [1.5, 0.5, "sgd_update", ""]],
                           [[1.0, 0.5, "all_reduce", ""]], [[1.25, 0.75, "copy", ""]]])
 
+    def two_devices(self, folder, second_begins):
+        """One step's timeline of a run on two devices that compute for 2 ms per step: the second
+        one begins so many ms after the first."""
+        length, steps = 2.1 + second_begins, range(6)
+        self.trace(folder, "trace.rank1", 0, [(length * step + second_begins,
+                                               length * step + second_begins + 2, "conv2d")
+                                              for step in steps])
+        return compare_timeline.one_step(self.trace(folder, "trace", 0, [
+            span for step in steps for span in
+            ((length * step, length * step + 2, "conv2d"),
+             (length * (step + 1) - 0.1, length * (step + 1), "sgd_update"))]))
+
+    def test_a_run_whose_devices_take_turns_is_not_drawn(self):
+        with tempfile.TemporaryDirectory() as folder:
+            serial = [self.two_devices(folder, second_begins=2) for _ in range(3)]
+            parallel = self.two_devices(folder, second_begins=0.05)
+        untraced = [2.2, 2.1, 9.0, 2.15, 2.1]  # one round was disturbed
+        self.assertEqual((None, "the steps of 3 traced runs take 4.10, 4.10, 4.10 ms, expected one "
+                                "within 5 % of the 2.15 ms without a trace; repeat it when nothing "
+                                "else runs"), compare_timeline.typical_step(serial, untraced))
+        drawn, reason = compare_timeline.typical_step([*serial, parallel, *serial], untraced)
+        self.assertEqual("", reason)
+        self.assertIs(parallel, drawn)
+        begins = [lane["slices"][0][0] for lane in drawn["lanes"]]
+        self.assertAlmostEqual(0.05, begins[1] - begins[0], places=3)
+
     def test_too_few_steps_have_no_timeline(self):
         with tempfile.TemporaryDirectory() as folder:
             path = self.trace(folder, "trace", 0, [(0, 1, "sgd_update")])
             self.assertIsNone(compare_timeline.one_step(path))
+        self.assertEqual((None, "the traces hold no whole step"),
+                         compare_timeline.typical_step([None], [1.0]))
 
 
 if __name__ == "__main__":

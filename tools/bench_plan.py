@@ -1,0 +1,105 @@
+"""What `lockstep bench` will measure, and how it is measured: in rounds, so that what disturbs the
+machine for a while disturbs all contenders alike."""
+
+import statistics
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ninja_progress import CORES
+from run_progress import Progress
+
+
+class NotHere(Exception):
+    """This machine does not permit the measurement; the text says why."""
+
+
+@dataclass
+class Run:
+    """One contender: a call makes one round of it, which takes about `seconds`."""
+
+    what: str
+    seconds: float
+    call: Callable[[], object]
+
+
+@dataclass
+class Group:
+    """Runs that are compared: in every round each of them runs once, in turn. `lines` and `figures`
+    get the results of all rounds by the runs' keys. After Ctrl-C these can be fewer, but where
+    there are any, the first run has one."""
+
+    part: str
+    runs: dict[object, Run]
+    rounds: int
+    lines: Callable[[dict], list[str]]
+    figures: Callable[[dict], object]
+    found: dict = field(default_factory=dict)
+
+    def seconds(self):
+        return self.rounds * sum(run.seconds for run in self.runs.values())
+
+    def steps(self):
+        """(round, key, run), in the order in which they are made."""
+        return [(number, key, run) for number in range(self.rounds)
+                for key, run in self.runs.items()]
+
+
+def medians(found):
+    """The median of each run's `seconds`."""
+    return {key: statistics.median(result["seconds"] for result in results)
+            for key, results in found.items()}
+
+
+def all_rounds(found):
+    return {key: [result["seconds"] for result in results] for key, results in found.items()}
+
+
+class Expected:
+    """Stands for the times of earlier runs, which Progress asks: here each run knows its own."""
+
+    measured = {}
+
+    def of(self, _):
+        return 0.0
+
+
+class Measuring:
+    """Makes all runs of some groups. Says where it is, and prints each group when it is done."""
+
+    def __init__(self, groups, titles, terminal):
+        self.groups, self.titles, self.terminal = groups, titles, terminal
+        self.progress = Progress(Expected(), terminal.say, terminal.every)
+        self.names = {}  # of each step, for Progress: they begin with its number
+        steps = [(group, *step) for group in groups for step in group.steps()]
+        for place, (group, number, key, run) in enumerate(steps, 1):
+            name = (f"{place} of {len(steps)}: {group.part}, {run.what}, round {number + 1} of "
+                    f"{group.rounds}")
+            self.names[id(group), number, key] = name
+            self.progress.plan([name], CORES * run.seconds)  # it counts the seconds of all cores
+
+    def run(self):
+        titles = dict(self.titles)
+        with self.progress.shown():
+            for group in self.groups:
+                with self.printed(group, titles):
+                    for number, key, run in group.steps():
+                        with self.progress.step(self.names[id(group), number, key]):
+                            result = run.call()
+                        group.found.setdefault(key, []).append(result)
+
+    @contextmanager
+    def printed(self, group, titles):
+        """Prints what was found, also if it is not all: the part's title once, then its lines."""
+        lines = []
+        try:
+            yield
+        except NotHere as reason:
+            lines = [f"  not measured: {reason}"]
+            self.progress.drop(self.names[id(group), number, key]
+                               for number, key, _ in group.steps())
+        finally:
+            lines = lines or (group.lines(group.found) if group.found else [])
+            if lines and group.part in titles:
+                lines = ["", titles.pop(group.part), *lines]
+            self.terminal.show(lines)
