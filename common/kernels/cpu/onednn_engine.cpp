@@ -11,6 +11,7 @@
 #include "common/core/error.h"
 #include "common/kernels/cpu/engine.h"
 #include "common/kernels/cpu/onednn_plans.h"
+#include "common/kernels/cpu/winograd.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -46,9 +47,12 @@ size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 /// What the worker of one stream keeps: its plans and its workspace.
 class Worker {
  public:
-  explicit Worker(MemoryCounter& counter) : workspace_(counter), gathered_(counter) {}
+  explicit Worker(MemoryCounter& counter) : workspace_(counter), gathered_(counter), points_(counter) {}
 
   void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y) {
+    if (winograd::fits(g)) {
+      return winograd::conv2d(g, x, weight, bias, y, points(g), product_);
+    }
     Pass& pass = plan(g).forward;
     set(pass, DNNL_ARG_SRC, x);
     set(pass, DNNL_ARG_BIAS, bias);
@@ -57,6 +61,9 @@ class Worker {
   }
 
   void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx) {
+    if (winograd::fits(g)) {
+      return winograd::conv2d_backward_input(g, dy, weight, dx, points(g), product_);
+    }
     Pass& pass = plan(g).backward_data;
     set(pass, DNNL_ARG_DIFF_DST, dy);
     set(pass, DNNL_ARG_DIFF_SRC, dx);
@@ -66,6 +73,9 @@ class Worker {
   /// oneDNN overwrites, the catalogue adds: the result goes to the workspace first.
   void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
                                   Real* dbias) {
+    if (winograd::fits(g)) {
+      return winograd::conv2d_backward_parameters(g, x, dy, dweight, dbias, points(g), product_);
+    }
     if (overruns_scratchpad(g)) {
       Window2d dense{g.batch,
                      g.out_height,
@@ -110,6 +120,10 @@ class Worker {
  private:
   static void set(Pass& pass, int argument, const Real* data) {
     pass.main.arguments.at(argument).set_data_handle(const_cast<Real*>(data));
+  }
+
+  Real* points(const Window2d& g) {
+    return static_cast<Real*>(points_.at_least(winograd::workspace_bytes(g)));
   }
 
   static size_t pass_bytes(const Pass& pass) {
@@ -159,7 +173,9 @@ class Worker {
   dnnl::stream stream_{engine_};
   std::map<Window2d, ConvPlan> convolutions_;
   std::map<MatMul, MatMulPlan> products_;
-  Workspace workspace_, gathered_;
+  Workspace workspace_, gathered_, points_;
+  const winograd::Product product_ = [this](const MatMul& shape, const Real* a, const Real* b,
+                                            Real* c) { matmul(shape, a, b, c); };
 };
 
 class OneDnnEngine final : public Engine {
