@@ -10,15 +10,18 @@
 namespace lockstep::cpu::winograd {
 namespace {
 
-// Full unrolling: only then are the numbers of a matrix known to the compiler.
+// The numbers of a matrix are known to the compiler only in loops that it unrolls completely.
 #define LOCKSTEP_UNROLL_TILE _Pragma("GCC unroll 6")
-constexpr int64_t kOut = 4, kIn = 6, kPoints = kIn * kIn;  // outputs and inputs of a tile's side
+
+constexpr int64_t kPoints = 36;
 constexpr int64_t kTilesAtOnce = 256;  // enough rows for the products, few enough for the cache
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 constexpr int64_t kVectorBytes = 64;
-#else
+#elif defined(__AVX__)
 constexpr int64_t kVectorBytes = 32;
+#else
+constexpr int64_t kVectorBytes = 16;
 #endif
 constexpr int64_t kLanes = kVectorBytes / sizeof(Real);
 /// Consecutive channels of one pixel: one vector register.
@@ -37,8 +40,8 @@ struct Matrix {
   }
 };
 
-// The points are 0, 1, -1, 2, -2 and infinity. `kOutput` evaluates four outputs there: the names are
-// those of the forward pass, whose outputs come from the transposed direction.
+// The points are 0, 1, -1, 2, -2 and infinity. What is evaluated there in the forward pass comes
+// back by the transposed matrix in the backward pass, and the other way round.
 constexpr Matrix<6, 6> kInput{{{4, 0, -5, 0, 1, 0},
                                {0, -4, -4, 1, 1, 0},
                                {0, 4, -4, -1, 1, 0},
@@ -51,10 +54,8 @@ constexpr Matrix<6, 3> kWeight{{{Real(1) / 4, 0, 0},
                                 {Real(1) / 24, Real(1) / 12, Real(1) / 6},
                                 {Real(1) / 24, Real(-1) / 12, Real(1) / 6},
                                 {0, 0, 1}}};
-constexpr Matrix<4, 6> kOutput{{{1, 1, 1, 1, 1, 0},
-                                {0, 1, -1, 2, -2, 0},
-                                {0, 1, 1, 4, 4, 0},
-                                {0, 1, -1, 8, -8, 1}}};
+constexpr Matrix<4, 6> kOutput{
+    {{1, 1, 1, 1, 1, 0}, {0, 1, -1, 2, -2, 0}, {0, 1, 1, 4, 4, 0}, {0, 1, -1, 8, -8, 1}}};
 constexpr auto kOutputGradient = kOutput.transposed();
 constexpr auto kWeightGradient = kWeight.transposed();
 
@@ -103,7 +104,7 @@ struct Tiles {
   std::array<Pixel*, side * side> pixels(int64_t tile, Pixel* outside) const {
     std::array<Pixel*, side * side> at;
     const int64_t image = tile / per_image(), row = tile % per_image() / across;
-    const int64_t top = row * kOut - padding, left = tile % across * kOut - padding;
+    const int64_t top = row * kTile - padding, left = tile % across * kTile - padding;
     for (int64_t i = 0; i < side * side; ++i) {
       const int64_t h = top + i / side, w = left + i % side;
       const bool inside = h >= 0 && h < height && w >= 0 && w < width;
@@ -119,9 +120,7 @@ struct Points {
   Real* data;
   int64_t rows, columns;
   int64_t stride() const { return stride(rows, columns); }
-  Real* at(int64_t point, int64_t row = 0) const {
-    return data + point * stride() + row * columns;
-  }
+  Real* at(int64_t point, int64_t row = 0) const { return data + point * stride() + row * columns; }
   Real* end() const { return data + kPoints * stride(); }
   static int64_t stride(int64_t rows, int64_t columns) { return rows * columns + 16; }
 };
@@ -137,7 +136,8 @@ void tiles_to_points(const Tiles<const Real>& tiles, int64_t first, const Points
         Lanes x[m.columns * m.columns], y[kPoints];
         for (size_t i = 0; i < from.size(); ++i) x[i] = load(from[i] + c);
         transform<m>(x, y);
-        for (int64_t point = 0; point < kPoints; ++point) store(y[point], points.at(point, row) + c);
+        for (int64_t point = 0; point < kPoints; ++point)
+          store(y[point], points.at(point, row) + c);
       }
     }
   });
@@ -148,10 +148,11 @@ void points_to_tiles(const Points& points, const Tiles<Real>& tiles, int64_t fir
                      const Real* bias) {
   share_out(points.rows, kPoints * tiles.channels, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const auto to = tiles.pixels<kOut>(first + row, nullptr);
+      const auto to = tiles.pixels<kTile>(first + row, nullptr);
       for (int64_t c = 0; c < tiles.channels; c += kLanes) {
-        Lanes x[kPoints], y[kOut * kOut];
-        for (int64_t point = 0; point < kPoints; ++point) x[point] = load(points.at(point, row) + c);
+        Lanes x[kPoints], y[kTile * kTile];
+        for (int64_t point = 0; point < kPoints; ++point)
+          x[point] = load(points.at(point, row) + c);
         transform<kOutput>(x, y);
         const Lanes shift = bias == nullptr ? Lanes{} : load(bias + c);
         for (size_t i = 0; i < to.size(); ++i) {
@@ -195,7 +196,13 @@ void add_points_to_weights(const Window2d& g, const Points& points, Real* dweigh
   });
 }
 
-int64_t tiles_of(int64_t extent) { return (extent + kOut - 1) / kOut; }
+/// dbias += the sum of all pixels of dy. At the point (1, 1) a tile is the sum of its pixels.
+void add_sums(const Points& dy, Real* dbias) {
+  constexpr int64_t kOneOne = 7;
+  for (int64_t row = 0; row < dy.rows; ++row) {
+    for (int64_t c = 0; c < dy.columns; ++c) dbias[c] += dy.at(kOneOne, row)[c];
+  }
+}
 
 /// Calls f(first tile, tiles) for pieces of all tiles.
 template <class F>
@@ -224,11 +231,6 @@ void convolve(const Tiles<const Real>& x, const Points& weights, bool transposed
 
 }  // namespace
 
-bool fits(const Window2d& g) {
-  return g.kernel == 3 && g.stride == 1 && g.padding <= 2 && g.in_channels % kLanes == 0 &&
-         g.out_channels % kLanes == 0;
-}
-
 size_t workspace_bytes(const Window2d& g) {
   const int64_t rows = kTilesAtOnce;
   return sizeof(Real) * kPoints *
@@ -238,7 +240,7 @@ size_t workspace_bytes(const Window2d& g) {
 
 void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y,
             Real* workspace, const Product& product) {
-  const int64_t down = tiles_of(g.out_height), across = tiles_of(g.out_width);
+  const int64_t down = tiles_along(g.out_height), across = tiles_along(g.out_width);
   const Points weights{workspace, g.out_channels, g.in_channels};
   weights_to_points(g, weight, false, weights);
   convolve({x, g.in_height, g.in_width, g.in_channels, g.padding, down, across}, weights, false,
@@ -248,7 +250,7 @@ void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bi
 
 void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx,
                            Real* workspace, const Product& product) {
-  const int64_t down = tiles_of(g.in_height), across = tiles_of(g.in_width);
+  const int64_t down = tiles_along(g.in_height), across = tiles_along(g.in_width);
   const Points weights{workspace, g.out_channels, g.in_channels};
   weights_to_points(g, weight, true, weights);
   convolve({dy, g.out_height, g.out_width, g.out_channels, 2 - g.padding, down, across}, weights,
@@ -258,7 +260,7 @@ void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight
 
 void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
                                 Real* dbias, Real* workspace, const Product& product) {
-  const int64_t down = tiles_of(g.out_height), across = tiles_of(g.out_width);
+  const int64_t down = tiles_along(g.out_height), across = tiles_along(g.out_width);
   const Tiles<const Real> in{x, g.in_height, g.in_width, g.in_channels, g.padding, down, across};
   const Tiles<const Real> out{dy, g.out_height, g.out_width, g.out_channels, 0, down, across};
   const Points weights{workspace, g.out_channels, g.in_channels};
@@ -276,11 +278,7 @@ void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy
     for (int64_t p = 0; p < kPoints; ++p) {
       product(shape, dy_points.at(p), x_points.at(p), weights.at(p));
     }
-    // At the point (1, 1) a tile is the sum of its pixels.
-    for (int64_t row = 0; row < count; ++row) {
-      const Real* sums = dy_points.at(kIn + 1, row);
-      for (int64_t o = 0; o < g.out_channels; ++o) dbias[o] += sums[o];
-    }
+    add_sums(dy_points, dbias);
   });
   add_points_to_weights(g, weights, dweight);
 }
