@@ -1,5 +1,5 @@
-// Convolution and matrix product by oneDNN, on plain NHWC activations. Where it pays, a convolution
-// becomes 36 matrix products (winograd.h).
+// Convolution and matrix product by oneDNN, on plain NHWC activations. Where they are
+// faster, our own ways of convolving are taken (winograd.h, few_channels.h).
 //
 // oneDNN works by plans ("primitives"), made once per shape. A plan belongs to the worker thread of
 // one stream and is made there: a primitive that two threads shared gave wrong gradients, and a
@@ -11,6 +11,7 @@
 
 #include "common/core/error.h"
 #include "common/kernels/cpu/engine.h"
+#include "common/kernels/cpu/few_channels.h"
 #include "common/kernels/cpu/onednn_plans.h"
 #include "common/kernels/cpu/winograd.h"
 
@@ -49,11 +50,14 @@ size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 class Worker {
  public:
   explicit Worker(MemoryCounter& counter)
-      : workspace_(counter), gathered_(counter), points_(counter) {}
+      : workspace_(counter), gathered_(counter), own_(counter) {}
 
   void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y) {
+    if (few_channels::fits(g)) {
+      return few_channels::conv2d(g, x, weight, bias, y, own(few_channels::workspace_bytes(g)));
+    }
     if (winograd::fits(g)) {
-      return winograd::conv2d(g, x, weight, bias, y, points(g), product_);
+      return winograd::conv2d(g, x, weight, bias, y, own(winograd::workspace_bytes(g)), product_);
     }
     Pass& pass = plan(g).forward;
     set(pass, DNNL_ARG_SRC, x);
@@ -64,7 +68,12 @@ class Worker {
 
   void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx) {
     if (winograd::fits(g)) {
-      return winograd::conv2d_backward_input(g, dy, weight, dx, points(g), product_);
+      return winograd::conv2d_backward_input(g, dy, weight, dx, own(winograd::workspace_bytes(g)),
+                                             product_);
+    }
+    if (few_channels::fits_backward_input(g)) {
+      return few_channels::conv2d_backward_input(g, dy, weight, dx,
+                                                 own(few_channels::workspace_bytes(g)));
     }
     Pass& pass = plan(g).backward_data;
     set(pass, DNNL_ARG_DIFF_DST, dy);
@@ -76,7 +85,12 @@ class Worker {
   void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
                                   Real* dbias) {
     if (winograd::fits(g)) {
-      return winograd::conv2d_backward_parameters(g, x, dy, dweight, dbias, points(g), product_);
+      return winograd::conv2d_backward_parameters(g, x, dy, dweight, dbias,
+                                                  own(winograd::workspace_bytes(g)), product_);
+    }
+    if (few_channels::fits(g)) {
+      return few_channels::conv2d_backward_parameters(g, x, dy, dweight, dbias,
+                                                      own(few_channels::workspace_bytes(g)));
     }
     if (overruns_scratchpad(g)) {
       Window2d dense{g.batch,
@@ -124,9 +138,8 @@ class Worker {
     pass.main.arguments.at(argument).set_data_handle(const_cast<Real*>(data));
   }
 
-  Real* points(const Window2d& g) {
-    return static_cast<Real*>(points_.at_least(winograd::workspace_bytes(g)));
-  }
+  /// Workspace for the convolutions that are not oneDNN's.
+  Real* own(size_t bytes) { return static_cast<Real*>(own_.at_least(bytes)); }
 
   static size_t pass_bytes(const Pass& pass) {
     return align(pass.reordered_bytes) + align(pass.scratch_bytes);
@@ -175,7 +188,7 @@ class Worker {
   dnnl::stream stream_{engine_};
   std::map<Window2d, ConvPlan> convolutions_;
   std::map<MatMul, MatMulPlan> products_;
-  Workspace workspace_, gathered_, points_;
+  Workspace workspace_, gathered_, own_;
   const winograd::Product product_ = [this](const MatMul& shape, const Real* a, const Real* b,
                                             Real* c) { matmul(shape, a, b, c); };
 };

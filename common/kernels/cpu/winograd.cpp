@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
-#include "common/kernels/bodies/portable.h"
 #include "common/kernels/cpu/launch.h"
+#include "common/kernels/cpu/vectors.h"
 
 namespace lockstep::cpu::winograd {
 namespace {
@@ -15,17 +14,6 @@ namespace {
 
 constexpr int64_t kPoints = 36;
 constexpr int64_t kTilesAtOnce = 256;  // enough rows for the products, few enough for the cache
-
-#if defined(__AVX512F__)
-constexpr int64_t kVectorBytes = 64;
-#elif defined(__AVX__)
-constexpr int64_t kVectorBytes = 32;
-#else
-constexpr int64_t kVectorBytes = 16;
-#endif
-constexpr int64_t kLanes = kVectorBytes / sizeof(Real);
-/// Consecutive channels of one pixel: one vector register.
-using Lanes [[gnu::vector_size(kVectorBytes)]] = Real;
 
 template <int kRows, int kColumns>
 struct Matrix {
@@ -83,14 +71,6 @@ inline void transform(const Lanes* x, Lanes* y) {
   LOCKSTEP_UNROLL_TILE
   for (int r = 0; r < m.rows; ++r) multiply<m>(half + r * m.columns, 1, y + r * m.rows, 1);
 }
-
-inline Lanes load(const Real* from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof(lanes));
-  return lanes;
-}
-
-inline void store(const Lanes& lanes, Real* to) { std::memcpy(to, &lanes, sizeof(lanes)); }
 
 /// Images cut into tiles of `side` pixels that begin every four pixels, the first at -padding.
 template <class Pixel>

@@ -10,6 +10,7 @@
 
 #include <functional>
 
+#include "common/kernels/cpu/vectors.h"
 #include "common/kernels/geometry.h"
 
 namespace lockstep::cpu::winograd {
@@ -20,12 +21,6 @@ using Product = std::function<void(const MatMul&, const Real* a, const Real* b, 
 constexpr int64_t kTile = 4;  // outputs along a tile's side
 
 inline int64_t tiles_along(int64_t extent) { return (extent + kTile - 1) / kTile; }
-
-#if defined(__AVX2__) || defined(__AVX512F__)
-constexpr bool kWideVectors = true;
-#else
-constexpr bool kWideVectors = false;  // the additions would take longer than what they save
-#endif
 
 /// Whether this way is made for these sizes, and faster than oneDNN's direct one: with few channels
 /// the additions outweigh the multiplications, and with few tiles the work on the weights does.

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "common/kernels/cpu/few_channels.h"
 #include "common/kernels/cpu/winograd.h"
 #include "tests/support/catch.h"
 #include "tests/support/nn_test_support.h"
@@ -132,10 +133,32 @@ TEST_CASE("Convolutions by Winograd's way are what their definition says", "[ker
     for (const Window2d& g : winograd_windows()) {
       const ConvInputs in(g);
       INFO(d.device->description() << ": " << text(g));
-      CHECK(cpu::winograd::fits(g) == cpu::winograd::kWideVectors);
+      CHECK(cpu::winograd::fits(g) == cpu::kWideVectors);
       CHECK(worst_error(convolve(d, g, in), convolve_by_definition(g, in)) <= kSums);
     }
   }
+}
+
+TEST_CASE("Convolutions of few channels are what their definition says", "[kernels]") {
+  using cpu::few_channels::fits, cpu::few_channels::fits_backward_input;
+  for (const int threads : {1, 2, 3}) {
+    const TestDevice d(threads);
+    for (const Window2d& g : {window(16, 9, 11, 10, 20, 5, 1, 0), window(48, 12, 8, 1, 10, 5, 1, 0),
+                              window(32, 6, 13, 3, 10, 5, 1, 0)}) {
+      const ConvInputs in(g);
+      INFO(d.device->description() << ": " << text(g));
+      CHECK(fits(g) == cpu::kWideVectors);
+      CHECK(fits_backward_input(g) == (cpu::kWideVectors && g.in_channels == 10));
+      CHECK(worst_error(convolve(d, g, in), convolve_by_definition(g, in)) <= kSums);
+    }
+  }
+  CHECK_FALSE(fits(window(17, 9, 11, 10, 20, 5, 1, 0)));  // not whole vectors of samples
+  CHECK_FALSE(fits(window(16, 9, 11, 10, 20, 5, 2, 0)));
+  CHECK_FALSE(fits(window(16, 9, 11, 10, 20, 5, 1, 1)));
+  CHECK_FALSE(fits(window(16, 9, 11, 10, 20, 3, 1, 0)));
+  CHECK_FALSE(fits(window(16, 9, 11, 20, 20, 5, 1, 0)));
+  CHECK_FALSE(fits(window(16, 9, 11, 10, 15, 5, 1, 0)));
+  CHECK_FALSE(fits(window(16, 9, 7, 10, 20, 5, 1, 0)));  // too narrow
 }
 
 TEST_CASE("Winograd's way is not taken where it does not pay", "[kernels]") {
@@ -146,7 +169,7 @@ TEST_CASE("Winograd's way is not taken where it does not pay", "[kernels]") {
   CHECK_FALSE(fits(window(64, 28, 28, 64, 72, 3, 1, 1)));  // not whole vectors of them
   CHECK_FALSE(fits(window(31, 4, 4, 512, 512, 3, 1, 1)));  // few tiles
   CHECK_FALSE(fits(window(256, 5, 5, 64, 64, 3, 1, 1)));   // tiles that are cut to less than half
-  CHECK(fits(window(32, 4, 4, 512, 512, 3, 1, 1)) == cpu::winograd::kWideVectors);
+  CHECK(fits(window(32, 4, 4, 512, 512, 3, 1, 1)) == cpu::kWideVectors);
 }
 
 TEST_CASE("Every convolution of the models agrees with the reference engine on one thread",
