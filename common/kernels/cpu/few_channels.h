@@ -21,10 +21,10 @@ size_t workspace_bytes(const Window2d& g);
 
 /// As in Engine (engine.h).
 void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y,
-            Real* workspace);
+            void* workspace);
 void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx,
-                           Real* workspace);
+                           void* workspace);
 void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
-                                Real* dbias, Real* workspace);
+                                Real* dbias, void* workspace);
 
 }  // namespace lockstep::cpu::few_channels

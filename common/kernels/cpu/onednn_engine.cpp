@@ -139,7 +139,7 @@ class Worker {
   }
 
   /// Workspace for the convolutions that are not oneDNN's.
-  Real* own(size_t bytes) { return static_cast<Real*>(own_.at_least(bytes)); }
+  void* own(size_t bytes) { return own_.at_least(bytes); }
 
   static size_t pass_bytes(const Pass& pass) {
     return align(pass.reordered_bytes) + align(pass.scratch_bytes);

@@ -9,9 +9,6 @@
 namespace lockstep::cpu::winograd {
 namespace {
 
-// The numbers of a matrix are known to the compiler only in loops that it unrolls completely.
-#define LOCKSTEP_UNROLL_TILE _Pragma("GCC unroll 6")
-
 constexpr int64_t kPoints = 36;
 constexpr int64_t kTilesAtOnce = 256;  // enough rows for the products, few enough for the cache
 
@@ -47,14 +44,14 @@ constexpr Matrix<4, 6> kOutput{
 constexpr auto kOutputGradient = kOutput.transposed();
 constexpr auto kWeightGradient = kWeight.transposed();
 
-/// y = m x for one row or column of a tile, whose elements are `step` apart. Unrolled, zeros and
-/// signs cost nothing.
+/// y = m x for one row or column of a tile, whose elements are `step` apart. In loops that are
+/// unrolled completely the compiler knows the numbers of m: zeros cost nothing.
 template <const auto& m>
 inline void multiply(const Lanes* x, int64_t x_step, Lanes* y, int64_t y_step) {
-  LOCKSTEP_UNROLL_TILE
+#pragma GCC unroll 6
   for (int r = 0; r < m.rows; ++r) {
     Lanes sum{};
-    LOCKSTEP_UNROLL_TILE
+#pragma GCC unroll 6
     for (int c = 0; c < m.columns; ++c) {
       if (m.at[r][c] != 0) sum += m.at[r][c] * x[c * x_step];
     }
@@ -66,9 +63,9 @@ inline void multiply(const Lanes* x, int64_t x_step, Lanes* y, int64_t y_step) {
 template <const auto& m>
 inline void transform(const Lanes* x, Lanes* y) {
   Lanes half[m.rows * m.columns];
-  LOCKSTEP_UNROLL_TILE
+#pragma GCC unroll 6
   for (int c = 0; c < m.columns; ++c) multiply<m>(x + c, m.columns, half + c, m.columns);
-  LOCKSTEP_UNROLL_TILE
+#pragma GCC unroll 6
   for (int r = 0; r < m.rows; ++r) multiply<m>(half + r * m.columns, 1, y + r * m.rows, 1);
 }
 
@@ -219,9 +216,9 @@ size_t workspace_bytes(const Window2d& g) {
 }
 
 void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y,
-            Real* workspace, const Product& product) {
+            void* workspace, const Product& product) {
   const int64_t down = tiles_along(g.out_height), across = tiles_along(g.out_width);
-  const Points weights{workspace, g.out_channels, g.in_channels};
+  const Points weights{static_cast<Real*>(workspace), g.out_channels, g.in_channels};
   weights_to_points(g, weight, false, weights);
   convolve({x, g.in_height, g.in_width, g.in_channels, g.padding, down, across}, weights, false,
            bias, {y, g.out_height, g.out_width, g.out_channels, 0, down, across},
@@ -229,9 +226,9 @@ void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bi
 }
 
 void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx,
-                           Real* workspace, const Product& product) {
+                           void* workspace, const Product& product) {
   const int64_t down = tiles_along(g.in_height), across = tiles_along(g.in_width);
-  const Points weights{workspace, g.out_channels, g.in_channels};
+  const Points weights{static_cast<Real*>(workspace), g.out_channels, g.in_channels};
   weights_to_points(g, weight, true, weights);
   convolve({dy, g.out_height, g.out_width, g.out_channels, 2 - g.padding, down, across}, weights,
            true, nullptr, {dx, g.in_height, g.in_width, g.in_channels, 0, down, across},
@@ -239,11 +236,11 @@ void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight
 }
 
 void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
-                                Real* dbias, Real* workspace, const Product& product) {
+                                Real* dbias, void* workspace, const Product& product) {
   const int64_t down = tiles_along(g.out_height), across = tiles_along(g.out_width);
   const Tiles<const Real> in{x, g.in_height, g.in_width, g.in_channels, g.padding, down, across};
   const Tiles<const Real> out{dy, g.out_height, g.out_width, g.out_channels, 0, down, across};
-  const Points weights{workspace, g.out_channels, g.in_channels};
+  const Points weights{static_cast<Real*>(workspace), g.out_channels, g.in_channels};
   for_pieces(g.batch * down * across, [&](int64_t first, int64_t count) {
     const Points x_points{weights.end(), count, g.in_channels};
     const Points dy_points{x_points.end(), count, g.out_channels};

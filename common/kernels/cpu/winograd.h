@@ -37,10 +37,10 @@ size_t workspace_bytes(const Window2d& g);
 
 /// As in Engine (engine.h), with the memory and the product to use.
 void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y,
-            Real* workspace, const Product& product);
+            void* workspace, const Product& product);
 void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx,
-                           Real* workspace, const Product& product);
+                           void* workspace, const Product& product);
 void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
-                                Real* dbias, Real* workspace, const Product& product);
+                                Real* dbias, void* workspace, const Product& product);
 
 }  // namespace lockstep::cpu::winograd
