@@ -61,7 +61,8 @@ inline void convolve(const Window2d& g, const Sizes& size, const Lanes* x, const
 inline void convolve_back(const Window2d& g, const Sizes& size, int64_t h, int64_t w,
                           const Lanes* dy, const Real* weight, Lanes* dx) {
   Lanes sums[1][kInputs]{};
-  const int64_t top = std::max<int64_t>(0, h - g.out_height + 1), bottom = std::min(g.kernel, h + 1);
+  const int64_t top = std::max<int64_t>(0, h - g.out_height + 1),
+                bottom = std::min(g.kernel, h + 1);
   const int64_t left = std::max<int64_t>(0, w - g.out_width + 1), right = std::min(g.kernel, w + 1);
   for (int64_t kh = top; kh < bottom; ++kh) {
     for (int64_t kw = left; kw < right; ++kw) {
