@@ -21,6 +21,7 @@ ALLOWED_SKIPS = (
     "namespaces not permitted",
     "no tc",
     "no AVX-512",
+    "no large pages",
     "no mpirun",
     "no mpiexec.mpich",
     "no torch",

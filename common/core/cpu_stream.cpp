@@ -7,11 +7,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/core/host_memory.h"
 
 namespace lockstep {
 namespace {
@@ -24,7 +24,6 @@ constexpr bool kPoll = false;
 
 constexpr int64_t kSpinNs = 50'000;  // waking a halted core costs more than that
 constexpr int kLooks = 16;           // between two yields of the core
-constexpr std::align_val_t kAlignment{64};
 
 /// Tells the core that this is a spin loop.
 void relax() {
@@ -238,10 +237,10 @@ void CpuStream::host_task(const char* op, std::function<void()> body) {
   enqueue(op, std::move(body));
 }
 
-void* CpuStream::allocate(size_t bytes) { return ::operator new(bytes, kAlignment); }
+void* CpuStream::allocate(size_t bytes) { return allocate_aligned(bytes); }
 
 void CpuStream::release(void* memory) {
-  enqueue_control("free", [=] { ::operator delete(memory, kAlignment); });
+  enqueue_control("free", [=] { release_aligned(memory); });
 }
 
 void CpuStream::begin_capture() {

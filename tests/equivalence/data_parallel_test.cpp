@@ -160,7 +160,7 @@ std::map<std::string, std::vector<std::pair<double, double>>> convolutions(
 TEST_CASE("The trace shows two devices in their forward at the same time",
           "[equivalence][dataparallel]") {
   const TempDir folder;
-  train({"--data", "synthetic:1024:1", "--batch-size", "256", "--trace", folder / "trace"},
+  train({"--data", "synthetic:8192:1", "--batch-size", "256", "--trace", folder / "trace"},
         "02-dataparallel", cpus(2));
   const auto devices = convolutions(read_json(folder / "trace"));
   REQUIRE(devices.size() == 2);

@@ -1,9 +1,8 @@
 #include "common/kernels/cpu/cpu_device.h"
 
-#include <new>
-
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
+#include "common/core/host_memory.h"
 #include "common/kernels/cpu/cpu_kernels.h"
 
 namespace lockstep::cpu {
@@ -28,15 +27,13 @@ class CpuDevice final : public Device {
   }
   Kernels& kernels() override { return kernels_; }
   std::shared_ptr<void> allocate_host(size_t bytes) override {
-    return {::operator new(bytes, kAlignment), [this](void* memory) {
+    return {allocate_aligned(bytes), [this](void* memory) {
               drain();
-              ::operator delete(memory, kAlignment);
+              release_aligned(memory);
             }};
   }
 
  private:
-  static constexpr std::align_val_t kAlignment{64};
-
   std::unique_ptr<StreamBackend> make_stream(std::string name) override {
     return std::make_unique<CpuStream>(*this, std::move(name));
   }

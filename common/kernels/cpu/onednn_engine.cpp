@@ -1,4 +1,5 @@
-// Convolution and matrix product by oneDNN, on plain NHWC activations.
+// Convolution and matrix product by oneDNN, on plain NHWC activations. Where they are
+// faster, our own ways of convolving are taken (winograd.h, few_channels.h).
 //
 // oneDNN works by plans ("primitives"), made once per shape. A plan belongs to the worker thread of
 // one stream and is made there: a primitive that two threads shared gave wrong gradients, and a
@@ -10,7 +11,9 @@
 
 #include "common/core/error.h"
 #include "common/kernels/cpu/engine.h"
+#include "common/kernels/cpu/few_channels.h"
 #include "common/kernels/cpu/onednn_plans.h"
+#include "common/kernels/cpu/winograd.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -46,9 +49,16 @@ size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 /// What the worker of one stream keeps: its plans and its workspace.
 class Worker {
  public:
-  explicit Worker(MemoryCounter& counter) : workspace_(counter), gathered_(counter) {}
+  explicit Worker(MemoryCounter& counter)
+      : workspace_(counter), gathered_(counter), own_(counter) {}
 
   void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y) {
+    if (few_channels::fits(g)) {
+      return few_channels::conv2d(g, x, weight, bias, y, own(few_channels::workspace_bytes(g)));
+    }
+    if (winograd::fits(g)) {
+      return winograd::conv2d(g, x, weight, bias, y, own(winograd::workspace_bytes(g)), product_);
+    }
     Pass& pass = plan(g).forward;
     set(pass, DNNL_ARG_SRC, x);
     set(pass, DNNL_ARG_BIAS, bias);
@@ -57,6 +67,14 @@ class Worker {
   }
 
   void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx) {
+    if (winograd::fits(g)) {
+      return winograd::conv2d_backward_input(g, dy, weight, dx, own(winograd::workspace_bytes(g)),
+                                             product_);
+    }
+    if (few_channels::fits_backward_input(g)) {
+      return few_channels::conv2d_backward_input(g, dy, weight, dx,
+                                                 own(few_channels::workspace_bytes(g)));
+    }
     Pass& pass = plan(g).backward_data;
     set(pass, DNNL_ARG_DIFF_DST, dy);
     set(pass, DNNL_ARG_DIFF_SRC, dx);
@@ -66,6 +84,14 @@ class Worker {
   /// oneDNN overwrites, the catalogue adds: the result goes to the workspace first.
   void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
                                   Real* dbias) {
+    if (winograd::fits(g)) {
+      return winograd::conv2d_backward_parameters(g, x, dy, dweight, dbias,
+                                                  own(winograd::workspace_bytes(g)), product_);
+    }
+    if (few_channels::fits(g)) {
+      return few_channels::conv2d_backward_parameters(g, x, dy, dweight, dbias,
+                                                      own(few_channels::workspace_bytes(g)));
+    }
     if (overruns_scratchpad(g)) {
       Window2d dense{g.batch,
                      g.out_height,
@@ -111,6 +137,9 @@ class Worker {
   static void set(Pass& pass, int argument, const Real* data) {
     pass.main.arguments.at(argument).set_data_handle(const_cast<Real*>(data));
   }
+
+  /// Workspace for the convolutions that are not oneDNN's.
+  void* own(size_t bytes) { return own_.at_least(bytes); }
 
   static size_t pass_bytes(const Pass& pass) {
     return align(pass.reordered_bytes) + align(pass.scratch_bytes);
@@ -159,7 +188,9 @@ class Worker {
   dnnl::stream stream_{engine_};
   std::map<Window2d, ConvPlan> convolutions_;
   std::map<MatMul, MatMulPlan> products_;
-  Workspace workspace_, gathered_;
+  Workspace workspace_, gathered_, own_;
+  const winograd::Product product_ = [this](const MatMul& shape, const Real* a, const Real* b,
+                                            Real* c) { matmul(shape, a, b, c); };
 };
 
 class OneDnnEngine final : public Engine {

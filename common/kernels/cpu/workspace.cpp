@@ -1,16 +1,12 @@
-#include <new>
-
+#include "common/core/host_memory.h"
 #include "common/kernels/cpu/engine.h"
 
 namespace lockstep::cpu {
-namespace {
-constexpr std::align_val_t kAlignment{64};
-}
 
 Workspace::~Workspace() { release(); }
 
 void Workspace::release() {
-  ::operator delete(memory_, kAlignment);
+  release_aligned(memory_);
   counter_.subtract(static_cast<int64_t>(bytes_));
   memory_ = nullptr;
   bytes_ = 0;
@@ -19,7 +15,7 @@ void Workspace::release() {
 void* Workspace::at_least(size_t bytes) {
   if (bytes > bytes_) {
     release();  // first: the two need not exist side by side
-    memory_ = ::operator new(bytes, kAlignment);
+    memory_ = allocate_aligned(bytes);
     counter_.add(static_cast<int64_t>(bytes));
     bytes_ = bytes;
   }

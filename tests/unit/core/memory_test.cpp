@@ -1,8 +1,13 @@
 // Buffers and how they are counted, the pool of tensors; and that a training step, once it has run,
 // allocates nothing more.
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdio>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -81,6 +86,32 @@ TEST_CASE("A buffer counts on its device from the host's request to the host's r
   s.device->memory().reset_peak();
   CHECK(s.device->memory().peak() == 0);
   CHECK(other->memory().peak() == 0);
+}
+
+/// Whether the mapping that contains `address` asks for large pages (proc(5), smaps: VmFlags).
+bool asks_for_large_pages(const void* address) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      const auto wanted = reinterpret_cast<uintptr_t>(address);
+      here = begin <= wanted && wanted < end;
+    }
+    if (here && line.starts_with("VmFlags:")) return line.find(" hg") != std::string::npos;
+  }
+  return false;
+}
+
+TEST_CASE("Large buffers ask for large pages", "[core]") {
+  if (::access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) != 0) {
+    LOCKSTEP_SKIP("no large pages");
+  }
+  Setup s;
+  const Buffer large(s.stream, size_t{32} << 20);
+  CHECK(asks_for_large_pages(static_cast<const char*>(large.data()) + (16 << 20)));
+  const int small = 0;
+  CHECK_FALSE(asks_for_large_pages(&small));
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // there `new` ends the process

@@ -3,6 +3,8 @@
 
 #include <array>
 
+#include "common/kernels/cpu/few_channels.h"
+#include "common/kernels/cpu/winograd.h"
 #include "tests/support/catch.h"
 #include "tests/support/nn_test_support.h"
 #include "tests/unit/kernels/kernels_test_support.h"
@@ -115,6 +117,59 @@ TEST_CASE("Convolution, forward and backward, is what its definition says", "[ke
       }
     }
   }
+}
+
+/// Shapes that the CPU backend computes by Winograd's way: several pieces, tiles that are cut off,
+/// all paddings.
+std::vector<Window2d> winograd_windows() {
+  return {window(3, 14, 14, 64, 64, 3, 1, 1), window(8, 7, 7, 64, 96, 3, 1, 1),
+          window(2, 19, 21, 80, 64, 3, 1, 0), window(1, 23, 30, 64, 64, 3, 1, 2),
+          window(20, 15, 14, 64, 64, 3, 1, 1)};
+}
+
+TEST_CASE("Convolutions by Winograd's way are what their definition says", "[kernels]") {
+  for (const int threads : {1, 2}) {
+    const TestDevice d(threads);
+    for (const Window2d& g : winograd_windows()) {
+      const ConvInputs in(g);
+      INFO(d.device->description() << ": " << text(g));
+      CHECK(cpu::winograd::fits(g) == cpu::kWideVectors);
+      CHECK(worst_error(convolve(d, g, in), convolve_by_definition(g, in)) <= kSums);
+    }
+  }
+}
+
+TEST_CASE("Convolutions of few channels are what their definition says", "[kernels]") {
+  using cpu::few_channels::fits, cpu::few_channels::fits_backward_input;
+  for (const int threads : {1, 2, 3}) {
+    const TestDevice d(threads);
+    for (const Window2d& g : {window(16, 9, 11, 10, 20, 5, 1, 0), window(48, 12, 8, 1, 10, 5, 1, 0),
+                              window(32, 6, 13, 3, 10, 5, 1, 0)}) {
+      const ConvInputs in(g);
+      INFO(d.device->description() << ": " << text(g));
+      CHECK(fits(g) == cpu::kWideVectors);
+      CHECK(fits_backward_input(g) == (cpu::kWideVectors && g.in_channels == 10));
+      CHECK(worst_error(convolve(d, g, in), convolve_by_definition(g, in)) <= kSums);
+    }
+  }
+  CHECK_FALSE(fits(window(17, 9, 11, 10, 20, 5, 1, 0)));  // not whole vectors of samples
+  CHECK_FALSE(fits(window(16, 9, 11, 10, 20, 5, 2, 0)));
+  CHECK_FALSE(fits(window(16, 9, 11, 10, 20, 5, 1, 1)));
+  CHECK_FALSE(fits(window(16, 9, 11, 10, 20, 3, 1, 0)));
+  CHECK_FALSE(fits(window(16, 9, 11, 20, 20, 5, 1, 0)));
+  CHECK_FALSE(fits(window(16, 9, 11, 10, 15, 5, 1, 0)));
+  CHECK_FALSE(fits(window(16, 9, 7, 10, 20, 5, 1, 0)));  // too narrow
+}
+
+TEST_CASE("Winograd's way is not taken where it does not pay", "[kernels]") {
+  using cpu::winograd::fits;
+  CHECK_FALSE(fits(window(64, 28, 28, 64, 64, 5, 1, 0)));  // another kernel
+  CHECK_FALSE(fits(window(64, 28, 28, 64, 64, 3, 2, 1)));  // a stride
+  CHECK_FALSE(fits(window(64, 28, 28, 32, 64, 3, 1, 1)));  // few channels
+  CHECK_FALSE(fits(window(64, 28, 28, 64, 72, 3, 1, 1)));  // not whole vectors of them
+  CHECK_FALSE(fits(window(31, 4, 4, 512, 512, 3, 1, 1)));  // few tiles
+  CHECK_FALSE(fits(window(256, 5, 5, 64, 64, 3, 1, 1)));   // tiles that are cut to less than half
+  CHECK(fits(window(32, 4, 4, 512, 512, 3, 1, 1)) == cpu::kWideVectors);
 }
 
 TEST_CASE("Every convolution of the models agrees with the reference engine on one thread",

@@ -1,0 +1,32 @@
+#include "common/core/host_memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <new>
+
+namespace lockstep {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+constexpr size_t kLargePage = size_t{2} << 20;
+
+/// A request, not more: where it is refused, pages stay small.
+void ask_for_large_pages(void* memory, size_t bytes) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
+  const uintptr_t end = (address + bytes) / kLargePage * kLargePage;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+}  // namespace
+
+void* allocate_aligned(size_t bytes) {
+  void* memory = ::operator new(bytes, kAlignment);
+  if (bytes >= 2 * kLargePage) ask_for_large_pages(memory, bytes);
+  return memory;
+}
+
+void release_aligned(void* memory) { ::operator delete(memory, kAlignment); }
+
+}  // namespace lockstep
