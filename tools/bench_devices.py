@@ -112,7 +112,8 @@ def training_lines(work, figures):
     lines = [f"{work.name()}:"]
     for name, seconds in step.items():
         rounds = [1e3 * each for each in figures["all_rounds"][name]]
-        text = (f"  {name:<31} {seconds * 1e3:9.2f} ms/step ({min(rounds):.2f} to {max(rounds):.2f})  "
+        text = (f"  {name:<31} {seconds * 1e3:9.2f} ms/step "
+                f"({min(rounds):.2f} to {max(rounds):.2f})  "
                 f"{step[ONE] / seconds:5.2f} times stage 01")
         for row in figures["floors"]:
             if row["run"] == name:
