@@ -111,7 +111,9 @@ def training_lines(work, figures):
     step = figures["step_seconds"]
     lines = [f"{work.name()}:"]
     for name, seconds in step.items():
-        text = (f"  {name:<30} {seconds * 1e3:9.2f} ms/step  "
+        rounds = [1e3 * each for each in figures["all_rounds"][name]]
+        text = (f"  {name:<31} {seconds * 1e3:9.2f} ms/step "
+                f"({min(rounds):.2f} to {max(rounds):.2f})  "
                 f"{step[ONE] / seconds:5.2f} times stage 01")
         for row in figures["floors"]:
             if row["run"] == name:
@@ -168,9 +170,9 @@ def copy_seconds():
 def messages_lines(figures):
     lines = [f"Messages of two ranks, {figures['backend']}:"]
     for row in figures["floors"]:
-        lines.append(f"  {row['run']:<30} {row['seconds'] * 1e6:9.1f} us, at most "
+        lines.append(f"  {row['run']:<31} {row['seconds'] * 1e6:9.1f} us, at most "
                      f"{row['most'] * 1e6:.1f}: {verdict(row)}")
     if "copy_seconds" in figures:
-        lines.append(f"  {'copy of 45 MB, one process':<30} "
+        lines.append(f"  {'copy of 45 MB, one process':<31} "
                      f"{figures['copy_seconds'] * 1e6:9.1f} us")
     return lines

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
-from bench_plan import Group, Measuring, Run  # noqa: E402
+from bench_plan import Group, Measuring, NotHere, Run  # noqa: E402
 from bench_terminal import Terminal  # noqa: E402
 from processes import gone, start  # noqa: E402
 
@@ -57,11 +58,19 @@ class TestStopped(unittest.TestCase):
         while len(pids := list(self.folder.glob("*.pid"))) < 2:
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)
+        self.addCleanup(self.end_all, pids)
         process.send_signal(number)
         output, errors = process.communicate(timeout=60)
         for path in pids:
             self.assertTrue(gone(int(path.stem)), path)
         return process.returncode, output, errors
+
+    def end_all(self, pids):
+        """Ends what a failed case left."""
+        for path in pids:
+            command = Path("/proc", path.stem, "cmdline")
+            if command.exists() and str(self.stage) in command.read_text():
+                os.kill(int(path.stem), signal.SIGKILL)
 
     def test_what_was_measured_is_printed_and_kept_and_no_process_is_left(self):
         for number, status, reason in ((signal.SIGINT, 130, "Ctrl-C"),
@@ -115,6 +124,17 @@ class TestProgress(unittest.TestCase):
             self.assertRegex(text, rf"0:0\d  {number} of 4: ranks, {what} of 2; about \d+ (s|min) left")
         self.assertRegex(said[0], "about 4 min left")
         self.assertEqual([["", "Ranks:", "2 runs"]], shown)
+
+    def test_what_cannot_be_measured_here_is_no_time_that_is_left(self):
+        def call():
+            raise NotHere("no cable")
+        terminal, shown = Terminal(io.StringIO()), []
+        terminal.show = shown.append
+        runs = {name: Run(name, 60.0, call) for name in ("one", "two")}
+        measuring = Measuring([Group("overlap", runs, 3, list, dict)], {}, terminal)
+        measuring.run()
+        self.assertEqual([["  not measured: no cable"]], shown)
+        self.assertEqual({}, measuring.progress.waiting)
 
     def test_on_a_terminal_the_line_is_rewritten(self):
         screen = io.StringIO()
