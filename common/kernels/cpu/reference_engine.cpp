@@ -12,20 +12,20 @@
 namespace lockstep::cpu {
 namespace {
 
-constexpr int64_t kLanes = 64 / sizeof(Real);
+constexpr int64_t kBlock = 64 / sizeof(Real);
 
-int64_t blocks_of(int64_t channels) { return (channels + kLanes - 1) / kLanes; }
+int64_t blocks_of(int64_t channels) { return (channels + kBlock - 1) / kBlock; }
 
 /// packed[block][kh][kw][from][lane]: the weight from input channel `from` to output channel
-/// block * kLanes + lane; 0 after the last channel. `backward` swaps the roles of the channels.
+/// block * kBlock + lane; 0 after the last channel. `backward` swaps the roles of the channels.
 void pack_weights(const Window2d& g, const Real* weight, bool backward, Real* packed) {
   const int64_t from_channels = backward ? g.out_channels : g.in_channels;
   const int64_t to_channels = backward ? g.in_channels : g.out_channels;
   for (int64_t block = 0; block < blocks_of(to_channels); ++block) {
     for (int64_t tap = 0; tap < g.kernel * g.kernel; ++tap) {
       for (int64_t from = 0; from < from_channels; ++from) {
-        for (int64_t lane = 0; lane < kLanes; ++lane) {
-          const int64_t to = block * kLanes + lane;
+        for (int64_t lane = 0; lane < kBlock; ++lane) {
+          const int64_t to = block * kBlock + lane;
           const int64_t o = backward ? from : to, i = backward ? to : from;
           *packed++ = to < to_channels ? weight[(o * g.kernel * g.kernel + tap) * g.in_channels + i]
                                        : Real(0);
@@ -41,18 +41,18 @@ constexpr int64_t kPixels = 4;
 
 /// sums[p][lane] += sum over c of pixels[p][c] * weights[c][lane]
 inline void add_products(const Real* const (&pixels)[kPixels], int64_t channels,
-                         const Real* weights, Real (&sums)[kPixels][kLanes]) {
-  Real block[kPixels][kLanes];
-  std::copy(sums[0], sums[0] + kPixels * kLanes, block[0]);
+                         const Real* weights, Real (&sums)[kPixels][kBlock]) {
+  Real block[kPixels][kBlock];
+  std::copy(sums[0], sums[0] + kPixels * kBlock, block[0]);
   for (int64_t c = 0; c < channels; ++c) {
 #pragma GCC unroll 4
     for (int64_t p = 0; p < kPixels; ++p) {
 #pragma omp simd
-      for (int64_t lane = 0; lane < kLanes; ++lane)
-        block[p][lane] += pixels[p][c] * weights[c * kLanes + lane];
+      for (int64_t lane = 0; lane < kBlock; ++lane)
+        block[p][lane] += pixels[p][c] * weights[c * kBlock + lane];
     }
   }
-  std::copy(block[0], block[0] + kPixels * kLanes, sums[0]);
+  std::copy(block[0], block[0] + kPixels * kBlock, sums[0]);
 }
 
 /// Row h of image n with `padding` pixels of zeros at both sides, so that a window's row is in one
@@ -111,20 +111,20 @@ class ReferenceEngine final : public Engine {
     const int64_t taps = g.kernel * g.kernel, blocks = blocks_of(g.out_channels);
     Workspace& workspace = workspace_of(stream);
     Real* sums = static_cast<Real*>(
-        workspace.at_least(sizeof(Real) * blocks * taps * g.in_channels * kLanes));
+        workspace.at_least(sizeof(Real) * blocks * taps * g.in_channels * kBlock));
     const int64_t kernel_row = g.kernel * g.in_channels;
     share_out(blocks * g.kernel, g.batch * g.out_height * g.out_width,
               [&](int64_t begin, int64_t end) {
                 for (int64_t item = begin; item < end; ++item) {
                   weight_row(g, x, dy, item / g.kernel, item % g.kernel,
-                             sums + item * kernel_row * kLanes);
+                             sums + item * kernel_row * kBlock);
                 }
               });
     for (int64_t o = 0; o < g.out_channels; ++o) {
       for (int64_t tap = 0; tap < taps; ++tap) {
-        const Real* sum = sums + (o / kLanes * taps + tap) * g.in_channels * kLanes + o % kLanes;
+        const Real* sum = sums + (o / kBlock * taps + tap) * g.in_channels * kBlock + o % kBlock;
         Real* to = dweight + (o * taps + tap) * g.in_channels;
-        for (int64_t i = 0; i < g.in_channels; ++i) to[i] += sum[i * kLanes];
+        for (int64_t i = 0; i < g.in_channels; ++i) to[i] += sum[i * kBlock];
       }
     }
     const int64_t pixels = g.batch * g.out_height * g.out_width;
@@ -167,7 +167,7 @@ class ReferenceEngine final : public Engine {
   static Packed pack(CpuStream& stream, const Window2d& g, const Real* weight, bool backward) {
     const int64_t from = backward ? g.out_channels : g.in_channels;
     const int64_t blocks = blocks_of(backward ? g.in_channels : g.out_channels);
-    const int64_t elements = blocks * g.kernel * g.kernel * from * kLanes;
+    const int64_t elements = blocks * g.kernel * g.kernel * from * kBlock;
     Real* packed =
         static_cast<Real*>(workspace_of(stream).at_least(sizeof(Real) * (elements + from)));
     pack_weights(g, weight, backward, packed);
@@ -179,10 +179,10 @@ class ReferenceEngine final : public Engine {
   static void output_row(const Window2d& g, const Real* window, const Real* weights,
                          const Real* bias, Real* y) {
     const int64_t kernel_row = g.kernel * g.in_channels;
-    for (int64_t first = 0; first < g.out_channels; first += kLanes) {
-      const int64_t count = std::min(kLanes, g.out_channels - first);
+    for (int64_t first = 0; first < g.out_channels; first += kBlock) {
+      const int64_t count = std::min(kBlock, g.out_channels - first);
       for (int64_t ow = 0; ow < g.out_width; ow += kPixels) {
-        Real sums[kPixels][kLanes] = {};
+        Real sums[kPixels][kBlock] = {};
         for (auto& sum : sums) std::copy(bias + first, bias + first + count, sum);
         for (int64_t kh = 0; kh < g.kernel; ++kh) {
           const Real* pixels[kPixels];
@@ -190,12 +190,12 @@ class ReferenceEngine final : public Engine {
             const int64_t column = std::min(ow + p, g.out_width - 1) * g.stride;
             pixels[p] = window + kh * padded_row_size(g) + column * g.in_channels;
           }
-          add_products(pixels, kernel_row, weights + kh * kernel_row * kLanes, sums);
+          add_products(pixels, kernel_row, weights + kh * kernel_row * kBlock, sums);
         }
         store(sums, std::min(kPixels, g.out_width - ow), count, y + ow * g.out_channels + first,
               g.out_channels);
       }
-      weights += g.kernel * kernel_row * kLanes;
+      weights += g.kernel * kernel_row * kBlock;
     }
   }
 
@@ -203,9 +203,9 @@ class ReferenceEngine final : public Engine {
   /// kPixels columns from `first_w` on, as far as the row has them.
   static void input_pixels(const Window2d& g, const Real* dy, Packed packed, int64_t n, int64_t h,
                            int64_t first_w, Real* dx) {
-    const int64_t tap_size = g.out_channels * kLanes;
-    for (int64_t first = 0; first < g.in_channels; first += kLanes) {
-      Real sums[kPixels][kLanes] = {};
+    const int64_t tap_size = g.out_channels * kBlock;
+    for (int64_t first = 0; first < g.in_channels; first += kBlock) {
+      Real sums[kPixels][kBlock] = {};
       for (int64_t kh = 0; kh < g.kernel; ++kh) {
         const int64_t up = h + g.padding - kh, oh = up / g.stride;
         for (int64_t kw = 0; kw < g.kernel; ++kw, packed.weights += tap_size) {
@@ -220,13 +220,13 @@ class ReferenceEngine final : public Engine {
           add_products(pixels, g.out_channels, packed.weights, sums);
         }
       }
-      store(sums, std::min(kPixels, g.in_width - first_w), std::min(kLanes, g.in_channels - first),
+      store(sums, std::min(kPixels, g.in_width - first_w), std::min(kBlock, g.in_channels - first),
             dx + first, g.in_channels);
     }
   }
 
   /// to[p][lane] = sums[p][lane] for the first `pixels` and `lanes`; `channels` apart in `to`.
-  static void store(const Real (&sums)[kPixels][kLanes], int64_t pixels, int64_t lanes, Real* to,
+  static void store(const Real (&sums)[kPixels][kBlock], int64_t pixels, int64_t lanes, Real* to,
                     int64_t channels) {
     for (int64_t p = 0; p < pixels; ++p) std::copy(sums[p], sums[p] + lanes, to + p * channels);
   }
@@ -234,22 +234,22 @@ class ReferenceEngine final : public Engine {
   /// sums[kw][i][lane] = sum over pixels of x[pixel moved by (kh, kw)][i] dy[pixel][block's lane]
   static void weight_row(const Window2d& g, const Real* x, const Real* dy, int64_t block,
                          int64_t kh, Real* sums) {
-    const int64_t kernel_row = g.kernel * g.in_channels, first = block * kLanes;
-    const int64_t lanes = std::min(kLanes, g.out_channels - first);
-    std::fill(sums, sums + kernel_row * kLanes, Real(0));
-    std::vector<Real> x_row(padded_row_size(g)), slopes(g.out_width * kLanes);
+    const int64_t kernel_row = g.kernel * g.in_channels, first = block * kBlock;
+    const int64_t lanes = std::min(kBlock, g.out_channels - first);
+    std::fill(sums, sums + kernel_row * kBlock, Real(0));
+    std::vector<Real> x_row(padded_row_size(g)), slopes(g.out_width * kBlock);
     for (int64_t row = 0; row < g.batch * g.out_height; ++row) {
       const int64_t h = row % g.out_height * g.stride - g.padding + kh;
       if (h < 0 || h >= g.in_height) continue;
       copy_padded_row(g, x, row / g.out_height, h, x_row.data());
       for (int64_t ow = 0; ow < g.out_width; ++ow) {
         const Real* from = dy + (row * g.out_width + ow) * g.out_channels + first;
-        std::copy(from, from + lanes, &slopes[ow * kLanes]);
+        std::copy(from, from + lanes, &slopes[ow * kBlock]);
       }
       int64_t i = 0;
       for (; i + kPixels <= kernel_row; i += kPixels)
-        add_row<kPixels>(g, &x_row[i], slopes, sums + i * kLanes);
-      for (; i < kernel_row; ++i) add_row<1>(g, &x_row[i], slopes, sums + i * kLanes);
+        add_row<kPixels>(g, &x_row[i], slopes, sums + i * kBlock);
+      for (; i < kernel_row; ++i) add_row<1>(g, &x_row[i], slopes, sums + i * kBlock);
     }
   }
 
@@ -258,17 +258,17 @@ class ReferenceEngine final : public Engine {
   template <int count>
   static void add_row(const Window2d& g, const Real* x, const std::vector<Real>& slopes,
                       Real* sums) {
-    Real block[count][kLanes];
-    std::copy(sums, sums + count * kLanes, block[0]);
+    Real block[count][kBlock];
+    std::copy(sums, sums + count * kBlock, block[0]);
     for (int64_t ow = 0; ow < g.out_width; ++ow, x += g.stride * g.in_channels) {
-      const Real* slope = &slopes[ow * kLanes];
+      const Real* slope = &slopes[ow * kBlock];
 #pragma GCC unroll 4
       for (int i = 0; i < count; ++i) {
 #pragma omp simd
-        for (int64_t lane = 0; lane < kLanes; ++lane) block[i][lane] += x[i] * slope[lane];
+        for (int64_t lane = 0; lane < kBlock; ++lane) block[i][lane] += x[i] * slope[lane];
       }
     }
-    std::copy(block[0], block[0] + count * kLanes, sums);
+    std::copy(block[0], block[0] + count * kBlock, sums);
   }
 };
 
