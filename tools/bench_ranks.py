@@ -19,6 +19,14 @@ WORK = (("seed", 64, 400), ("seed", 256, 150), ("resnet18", 64, 4))
 BACKENDS = {"shm": 1.0, "tcp": 2.0, "gloo": 3.0}
 
 
+def backends():
+    """BACKENDS, without Gloo where the programs are not linked with it."""
+    plan = ROOT / "build/build.ninja"
+    without_gloo = plan.is_file() and "libgloo" not in plan.read_text()
+    return {name: seconds for name, seconds in BACKENDS.items()
+            if name != "gloo" or not without_gloo}
+
+
 # --- Training ----------------------------------------------------------------------------------
 
 def ranks(options):
@@ -40,7 +48,7 @@ def ranks_group(model, batch, steps, options):
             "2 processes apart": Run(f"{what}, apart", two, lambda: bench_runs.run_apart(
                 model, batch, steps, "--order", "sampler")),
             "2 devices, stage 02": Run(f"{what}, stage 02", two, ours("02-dataparallel"))}
-    for backend in BACKENDS:
+    for backend in backends():
         for more in ((), ("--no-bind",)) if options.thorough else ((),):
             name = ", ".join(("2 ranks", backend, *more))
             runs[name] = Run(f"{what}, {name}", two, ours(DDP, "--backend", backend, *more))
@@ -87,7 +95,7 @@ def messages(options):
     """The all-reduce over message sizes, with each backend."""
     runs = {backend: Run(backend, seconds,
                          lambda backend=backend: message_rows("--backend", backend))
-            for backend, seconds in BACKENDS.items()}
+            for backend, seconds in backends().items()}
 
     def figures(found):
         return [median_row(rows) for runs in found.values() for rows in zip(*runs)]

@@ -193,6 +193,14 @@ class TestBench(unittest.TestCase):
             self.assertRegex(text, rf"  2 ranks, {backend} +1\.60 ms/step")
             self.assertRegex(text, rf"{backend} +ring +4 KiB +100\.0 us")
 
+    def test_a_build_without_gloo_measures_the_other_backends(self):
+        (self.folder / "build").mkdir()
+        (self.folder / "build/build.ninja").write_text("LINK_ARGS = libfmt.so\n")
+        with mock.patch.object(bench_ranks, "ROOT", self.folder):
+            text = self.bench("--part", "messages", "--part", "ranks", "--model", "seed")
+        self.assertRegex(text, r"tcp +ring +4 KiB")
+        self.assertNotIn("gloo", text)
+
     def test_what_overlap_hides(self):
         text = self.bench("--part", "overlap")
         self.assertRegex(text, r"two hosts joined by 1gbit:\n"
