@@ -13,6 +13,7 @@ namespace {
 
 /// On a quiet machine a device waits for up to 5 % of its time.
 constexpr double kNoticed = 0.1;
+constexpr double kLeastSeconds = 0.2;  // of less the system's clocks say too little
 
 /// The device's compute stream: copies and messages take less.
 ThreadTimes busiest(const std::vector<ThreadTimes>& streams) {
@@ -23,7 +24,7 @@ ThreadTimes busiest(const std::vector<ThreadTimes>& streams) {
 
 double share_without_core(const ThreadTimes& times, double own_seconds) {
   const double wanted = times.computed + times.queued;
-  return wanted > 0 ? std::max(0.0, times.queued - own_seconds) / wanted : 0;
+  return wanted < kLeastSeconds ? 0 : std::max(0.0, times.queued - own_seconds) / wanted;
 }
 
 CoreWatch::CoreWatch(std::vector<Device*> devices)
@@ -59,10 +60,13 @@ void CoreWatch::stop() {
 }
 
 std::vector<double> CoreWatch::shares_without_core() const {
+  // What is not computing: a device's other threads compute about as long as its stream's.
+  const double threads = devices_.front()->options().threads;
   double own_seconds = process_sum_;
   for (const StreamTimes& streams : sums_) {
-    if (!streams.empty()) own_seconds -= busiest(streams).computed;
+    if (!streams.empty()) own_seconds -= threads * busiest(streams).computed;
   }
+  own_seconds = std::max(0.0, own_seconds);
   std::vector<double> shares;
   for (const StreamTimes& streams : sums_) {
     shares.push_back(streams.empty() ? 0 : share_without_core(busiest(streams), own_seconds));

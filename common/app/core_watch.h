@@ -12,7 +12,7 @@ namespace lockstep {
 
 /// The share of its time, 0 to 1, that a thread was ready to go on but something else had its core.
 /// What the other threads of its own process computed in that time, `own_seconds`, is not counted:
-/// they may have been what it waited for.
+/// they may have been what it waited for. 0 where there was too little time to say.
 double share_without_core(const ThreadTimes& times, double own_seconds);
 
 /// Adds up, while it is on, what the threads of CPU devices waited for cores.

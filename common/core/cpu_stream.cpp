@@ -22,8 +22,10 @@ constexpr bool kPoll = true;  // a futex word would be a second edge between the
 constexpr bool kPoll = false;
 #endif
 
-constexpr int64_t kSpinNs = 50'000;  // waking a halted core costs more than that
-constexpr int kLooks = 16;           // between two yields of the core
+constexpr int64_t kSpinNs = 50'000;       // waking a halted core costs more than that
+constexpr int64_t kLongSpinNs = 400'000;  // a neighbour needs about that for its micro-batch
+constexpr int64_t kTakenNs = 5'000;       // a yield that lasts longer let somebody else run
+constexpr int kLooks = 16;                // between two yields of the core
 
 /// Tells the core that this is a spin loop.
 void relax() {
@@ -38,15 +40,21 @@ int64_t now_ns() {
       .count();
 }
 
-/// Returns when `ready()` holds: spins briefly, then sleeps until `signal` moves. Where there are
-/// more threads than cores, the awaited thread may need this core: it gets the core.
+/// Returns when `ready()` holds: spins for up to `limit` ns, then sleeps until `signal` moves.
+/// Where there are more threads than cores, the awaited thread may need this core: it gets the
+/// core, and this one sleeps soon.
 template <class Ready>
-void spin_then_sleep(std::atomic<int>& signal, Ready ready) {
-  for (const int64_t begin = now_ns(); now_ns() - begin < kSpinNs; std::this_thread::yield()) {
+void spin_then_sleep(std::atomic<int>& signal, int64_t limit, Ready ready) {
+  const int64_t begin = now_ns();
+  for (int64_t now = begin; now - begin < limit;) {
     for (int i = 0; i < kLooks; ++i) {
       if (ready()) return;
       relax();
     }
+    const int64_t before = now_ns();
+    std::this_thread::yield();
+    now = now_ns();
+    if (now - before > kTakenNs) limit = kSpinNs;
   }
   while (true) {
     const int seen = kPoll ? 0 : signal.load(std::memory_order_seq_cst);
@@ -91,6 +99,7 @@ CpuStream::CpuStream(Device& device, std::string name)
     : StreamBackend(device, std::move(name)),
       last_(new Task),  // an empty node before the first task
       tracing_(device.options().trace),
+      spin_ns_(device.options().neighbours > 0 ? kLongSpinNs : kSpinNs),
       chaos_us_(chaos_from_environment()),
       // Streams with equal delays would keep their relative order.
       chaos_state_(static_cast<uint32_t>(std::hash<std::string>()(device.name() + this->name()))),
@@ -138,7 +147,7 @@ void CpuStream::work(Task* first) {
   omp_set_num_threads(device().options().threads);
   for (Task* task = first;;) {
     Task* next = nullptr;
-    spin_then_sleep(pushed_, [&] {
+    spin_then_sleep(pushed_, spin_ns_, [&] {
       next = task->next.load(std::memory_order_acquire);
       return next != nullptr;
     });
@@ -220,7 +229,7 @@ bool CpuStream::done(uint64_t ticket) const {
 }
 
 void CpuStream::block(uint64_t ticket) const {
-  spin_then_sleep(signals_, [&] { return done(ticket); });
+  spin_then_sleep(signals_, spin_ns_, [&] { return done(ticket); });
 }
 
 std::exception_ptr CpuStream::error() const {

@@ -92,6 +92,7 @@ class CpuStream final : public StreamBackend {
   std::atomic<int> thread_{0};  // the worker's number
   // Worker side.
   const bool tracing_;
+  const int64_t spin_ns_;  // of who waits for this stream or in it, before they sleep
   const int chaos_us_;
   uint32_t chaos_state_;  // seeded with the names of device and stream
   std::shared_ptr<void> worker_state_;

@@ -27,6 +27,7 @@ std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& opt
 Devices open_devices(const std::vector<DeviceId>& ids, DeviceOptions options) {
   Devices devices;
   const int shares = static_cast<int>(ids.size());
+  options.neighbours = shares - 1;
   for (int share = 0; share < shares; ++share) {
     if (options.bind) options.cores = share_of_cores(share, shares, options.threads);
     devices.push_back(open_device(ids[share], options));

@@ -68,7 +68,7 @@ TEST_CASE("A run that had to share its core says so under its summary", "[faults
   const TempDir folder;
   const ProcessResult run =
       run_process({"taskset", "-c", std::to_string(core), stage_binary("01-single-gpu"), "--data",
-                   "synthetic:6400:64", "--devices", "cpu:0", "--metrics", folder / "metrics"},
+                   "synthetic:25600:64", "--devices", "cpu:0", "--metrics", folder / "metrics"},
                   kDeadline);
   ends = true;
   other.join();

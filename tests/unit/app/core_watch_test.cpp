@@ -11,6 +11,7 @@ namespace lockstep {
 
 TEST_CASE("What a thread waited for its own process is nobody else's fault", "[watch]") {
   CHECK(share_without_core({.computed = 0, .queued = 0}, 0) == 0);
+  CHECK(share_without_core({.computed = 0.05, .queued = 0.1}, 0) == 0);  // too short to say
   CHECK(share_without_core({.computed = 3, .queued = 1}, 0) == Approx(0.25));
   CHECK(share_without_core({.computed = 3, .queued = 1}, 0.6) == Approx(0.1));
   CHECK(share_without_core({.computed = 3, .queued = 1}, 2) == 0);
