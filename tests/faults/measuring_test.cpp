@@ -1,11 +1,16 @@
 // The programs that measure: their figures fit together.
 
-#include <atomic>
+#include <sched.h>
+
+#include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <stop_token>
 #include <thread>
 
 #include "common/core/cores.h"
 #include "tests/support/catch.h"
+#include "tests/support/jobs.h"
 #include "tests/support/json.h"
 #include "tests/support/machine.h"
 #include "tests/support/stage.h"
@@ -27,6 +32,40 @@ nlohmann::json rows_of(const std::string& stage, const std::string& program, con
   REQUIRE(run.status == 0);
   return read_json(folder / "rows");
 }
+
+/// The cores that the thread of another process may use which has computed most.
+Cores cores_of_busiest_thread(pid_t process) {
+  double most = -1;
+  Cores cores;
+  for (const auto& task :
+       std::filesystem::directory_iterator(fmt::format("/proc/{}/task", process))) {
+    double computed_ns = 0;
+    std::ifstream(task.path() / "schedstat") >> computed_ns;
+    cpu_set_t allowed;
+    const pid_t thread = std::stoi(task.path().filename());
+    if (computed_ns <= most || ::sched_getaffinity(thread, sizeof allowed, &allowed) != 0) continue;
+    most = computed_ns;
+    cores.clear();
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+    }
+  }
+  return cores;
+}
+
+/// Something that keeps one core busy.
+class BusyCore {
+ public:
+  explicit BusyCore(int core) {
+    thread_ = std::jthread([core](const std::stop_token& end) {
+      keep_to({core});
+      while (!end.stop_requested()) continue;
+    });
+  }
+
+ private:
+  std::jthread thread_;
+};
 
 TEST_CASE("The bandwidth of an all-reduce is a ring's bytes in the time that it took",
           "[faults][measuring][ddp]") {
@@ -60,18 +99,12 @@ TEST_CASE("A run counts the time before its first step from its own start", "[fa
 
 TEST_CASE("A run that had to share its core says so under its summary", "[faults][measuring]") {
   const int core = usable_cores().at(0);
-  std::atomic<bool> ends = false;
-  std::thread other([&] {
-    keep_to({core});
-    while (!ends) continue;
-  });
+  const BusyCore busy(core);
   const TempDir folder;
   const ProcessResult run =
       run_process({"taskset", "-c", std::to_string(core), stage_binary("01-single-gpu"), "--data",
                    "synthetic:25600:64", "--devices", "cpu:0", "--metrics", folder / "metrics"},
                   kDeadline);
-  ends = true;
-  other.join();
   INFO(story(run));
   REQUIRE(run.status == 0);
   const double share = read_json(folder / "metrics").at("share_without_core").at(0);
@@ -80,6 +113,50 @@ TEST_CASE("A run that had to share its core says so under its summary", "[faults
   CHECK_THAT(run.out, ContainsSubstring(fmt::format("\nReady to compute, but without a core: cpu:0 "
                                                     "for {:.0f} % of its time. Something else runs",
                                                     100 * share)));
+}
+
+TEST_CASE("Rank 0 says it for the rank whose core was taken", "[faults][measuring]") {
+  const Cores cores = usable_cores();
+  if (cores.size() < 2) SKIP("needs two cores");
+  const BusyCore busy(cores[1]);
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(
+      {"taskset", "-c", fmt::format("{},{}", cores[0], cores[1]), stage_binary("04-ddp"), "--data",
+       "synthetic:12800:64", "--devices", "cpu:0,cpu:1", "--metrics", jobs / "metrics"});
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  const std::vector<double> shares = read_json(jobs / "metrics").at("share_without_core");
+  REQUIRE(shares.size() == 2);
+  CHECK(shares[1] > 0.2);
+  CHECK(shares[1] > shares[0]);
+  CHECK_THAT(run.out, ContainsSubstring(fmt::format("cpu:1 for {:.0f} %", 100 * shares[1])));
+}
+
+TEST_CASE("Ranks compute on their own part of the cores, with --no-bind on all",
+          "[faults][cores]") {
+  const Cores all = usable_cores();
+  if (all.size() < 2) SKIP("needs two cores");
+  const std::string option = GENERATE("", "--no-bind");
+  CAPTURE(option);
+  const Jobs jobs;
+  auto running = jobs.begin({"--nproc-per-node", "2", "--redirect", jobs / "out"},
+                            Words{stage_binary("04-ddp"), "--devices", "cpu:0,cpu:1", "--data",
+                                  "synthetic:640:64", "--epochs", "100000", "--log-interval", "1"} +
+                                (option.empty() ? Words{} : Words{option}));
+  const std::vector<pid_t> ranks = jobs.ranks(2, "04-ddp");
+  REQUIRE(ranks.size() == 2);
+  REQUIRE(soon(kSoon, [&] {
+    return jobs.has("out/rank_0.out") &&
+           jobs.text("out/rank_0.out").find("Train Epoch: 1") != std::string::npos;
+  }));
+  const size_t half = all.size() / 2;
+  const Cores parts[] = {{all.begin(), all.begin() + half},
+                         {all.begin() + half, all.begin() + 2 * half}};
+  for (size_t rank = 0; rank < 2; ++rank) {
+    CHECK(cores_of_busiest_thread(ranks[rank]) == (option.empty() ? parts[rank] : all));
+  }
+  REQUIRE(::kill(ranks[0], SIGTERM) == 0);
+  CHECK(running.get().status != 0);
 }
 
 TEST_CASE("Equal layers sleep for a batch, in however many micro-batches it comes",

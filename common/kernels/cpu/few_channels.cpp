@@ -21,10 +21,9 @@ struct Sizes {
         taps(g.kernel * row),
         weights(g.out_channels * taps),
         each(x + y + weights + g.out_channels) {}
-  int64_t x, y;       // pixels, times channels
-  int64_t row, taps;  // weights of one output, in a row of the window and in all rows
-  int64_t weights;
-  int64_t each;  // workspace of a compute thread: x, y, gradients of weights and bias
+  int64_t x, y;                // pixels, times channels
+  int64_t row, taps, weights;  // of one output, in a row of the window and in all; of all outputs
+  int64_t each;                // workspace of a compute thread: x, y, gradients of weights and bias
 };
 
 /// sums[p][o] += x[q + p * pixel] * weight[q * step + o * output], summed over q < n.
@@ -61,10 +60,9 @@ inline void convolve(const Window2d& g, const Sizes& size, const Lanes* x, const
 inline void convolve_back(const Window2d& g, const Sizes& size, int64_t h, int64_t w,
                           const Lanes* dy, const Real* weight, Lanes* dx) {
   Lanes sums[1][kInputs]{};
-  const int64_t top = std::max<int64_t>(0, h - g.out_height + 1),
-                bottom = std::min(g.kernel, h + 1);
+  const int64_t top = std::max<int64_t>(0, h - g.out_height + 1), end = std::min(g.kernel, h + 1);
   const int64_t left = std::max<int64_t>(0, w - g.out_width + 1), right = std::min(g.kernel, w + 1);
-  for (int64_t kh = top; kh < bottom; ++kh) {
+  for (int64_t kh = top; kh < end; ++kh) {
     for (int64_t kw = left; kw < right; ++kw) {
       accumulate(sums, dy + ((h - kh) * g.out_width + w - kw) * g.out_channels, 0, g.out_channels,
                  weight + kh * size.row + kw * g.in_channels, size.taps, 1);
