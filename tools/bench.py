@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bench_cores
 import bench_devices
 import bench_pipelines
 import bench_ranks
@@ -42,6 +43,8 @@ PARTS = {
     "start": ("From the start of a process to its first step", bench_single.start),
     "devices": ("Two devices beside one, and the least that they should reach",
                 bench_devices.devices),
+    "cores": ("Two CPU devices whose threads keep to their cores or are free, on a busy machine, too",
+              bench_cores.cores),
 }
 QUICK = ("one-device", "layers")
 DEFAULT = ("one-device", "stages", "ranks", "messages", "pipelines", "layers", "start")

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -241,6 +242,29 @@ class TestBench(unittest.TestCase):
         self.assertRegex(text, r"all-reduce of 1 KiB +100\.0 us, at most 5\.0: NOT MET\n"
                                r"  all-reduce of 45 MB +200\.0 us, at most 225\.0: met\n"
                                r"  copy of 45 MB, one process +100\.0 us")
+
+    def test_bound_and_free_threads_stand_beside_each_other(self):
+        beside = []
+
+        def run(stage, *options):
+            loops = subprocess.run(["pgrep", "-P", str(os.getpid()), "-a", "sh"],
+                                   capture_output=True, text=True).stdout
+            beside.append("while :" in loops)
+            bound = "--bind" in options
+            self.assertNotEqual(bound, "--no-bind" in options)
+            rest = [word for word in options if word not in ("--bind", "--no-bind")]
+            step = 1e-3 * (1 + beside[-1]) * (2 if bound else 1)
+            return stand_in(stage, *rest) | {"step_seconds": [step] * 9}
+        text = self.bench("--part", "cores", "--model", "seed", run=run)
+        self.assertRegex(text, r"02-dataparallel, seed, batch 64:\n"
+                               r"  quiet +bound +2\.00 ms/step \(2\.00 to 2\.00\)\n"
+                               r"  quiet +free +1\.00 ms/step .*\n"
+                               r"  beside a loop +bound +4\.00 ms/step .*\n"
+                               r"  beside a loop +free +2\.00 ms/step .*\n"
+                               r"  beside a loop on one core +bound +4\.00 ms/step .*\n")
+        self.assertIn("\ntensor-split, seed, batch 64:\n", text)
+        self.assertIn("\n05-syncbn-checkpoint, seed-bn, batch 64:\n", text)
+        self.assertEqual(beside[:6], [False, False, True, True, True, True])
 
     def test_options_that_give_no_median_or_nothing_are_refused(self):
         for words, text in ((("--rounds", "2"), "--rounds 2: expected 3 or more, for a median"),
