@@ -97,13 +97,20 @@ TEST_CASE("A run counts the time before its first step from its own start", "[fa
   CHECK(startup <= all + 0.02);  // the system notes the start in hundredths
 }
 
+/// Images for some tenths of a second of training, without and with AddressSanitizer.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr const char* kImages = "synthetic:640:64";
+#else
+constexpr const char* kImages = "synthetic:19200:64";
+#endif
+
 TEST_CASE("A run that had to share its core says so under its summary", "[faults][measuring]") {
   const int core = usable_cores().at(0);
   const BusyCore busy(core);
   const TempDir folder;
   const ProcessResult run =
       run_process({"taskset", "-c", std::to_string(core), stage_binary("01-single-gpu"), "--data",
-                   "synthetic:25600:64", "--devices", "cpu:0", "--metrics", folder / "metrics"},
+                   kImages, "--devices", "cpu:0", "--metrics", folder / "metrics"},
                   kDeadline);
   INFO(story(run));
   REQUIRE(run.status == 0);
@@ -122,7 +129,7 @@ TEST_CASE("Rank 0 says it for the rank whose core was taken", "[faults][measurin
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(
       {"taskset", "-c", fmt::format("{},{}", cores[0], cores[1]), stage_binary("04-ddp"), "--data",
-       "synthetic:12800:64", "--devices", "cpu:0,cpu:1", "--metrics", jobs / "metrics"});
+       kImages, "--devices", "cpu:0,cpu:1", "--metrics", jobs / "metrics"});
   INFO(story(run));
   REQUIRE(run.status == 0);
   const std::vector<double> shares = read_json(jobs / "metrics").at("share_without_core");
