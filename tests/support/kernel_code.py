@@ -1,12 +1,15 @@
 """The machine code of a GPU's kernels as nvdisasm prints it: instructions, loops, registers."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 SECTION = re.compile(r"//-+ \.text\.(\S+) +-+")
-REGISTERS = re.compile(r'SHI_REGISTERS=(\d+)')
 LABEL = re.compile(r"^(\S+):$")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/ +(?:@(!?U?P\w+) +)?([A-Z][\w.]*)([^;]*);")
 TARGET = re.compile(r"`\((\S+)\)")
@@ -25,6 +28,10 @@ class Instruction:
     @property
     def name(self):
         return self.opcode.split(".")[0]
+
+    def text(self):
+        return " ".join(filter(None, [self.predicate and f"@{self.predicate}", self.opcode,
+                                      self.operands]))
 
     def target(self):
         """The label that it jumps to, or None."""
@@ -48,6 +55,7 @@ class Instruction:
 class Kernel:
     name: str
     registers: int = 0
+    local_bytes: int = 0  # of a thread, in local memory
     code: list = field(default_factory=list)
     labels: dict = field(default_factory=dict)  # name: index of the instruction that follows
 
@@ -138,8 +146,6 @@ def read_kernels(listing):
             continue
         elif match := INSTRUCTION.search(line):
             kernel.code.append(Instruction(match[1] or "", match[2], match[3].strip()))
-        elif match := REGISTERS.search(line):
-            kernel.registers = int(match[1])
         elif match := LABEL.match(line):
             kernel.labels[match[1]] = len(kernel.code)
     return kernels
@@ -147,8 +153,56 @@ def read_kernels(listing):
 
 def demangled(kernels):
     """The kernels by the names that the source gives them."""
-    names = subprocess.run([shutil.which("cu++filt") or "c++filt"], input="\n".join(kernels),
-                           capture_output=True, text=True, check=True).stdout.splitlines()
+    names = subprocess.run(["c++filt"], input="\n".join(kernels), capture_output=True, text=True,
+                           check=True).stdout.splitlines()
     for kernel, name in zip(kernels.values(), names):
         kernel.name = plain_name(name)
     return {kernel.name: kernel for kernel in kernels.values()}
+
+
+# --- Compiling --------------------------------------------------------------------------------------
+
+ENTRY = re.compile(r"Compiling entry function '(\S+)'")
+STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+
+
+def find_nvdisasm(nvcc, folder):
+    """Next to nvcc, in PATH, or from PyPI into `folder`; None if it is in none of them."""
+    places = os.pathsep.join([str(Path(nvcc).resolve().parent), os.environ["PATH"]])
+    if found := shutil.which("nvdisasm", path=places):
+        return found
+    if not list(folder.glob("nvidia/*/bin/nvdisasm")):
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries=0",
+                        f"--target={folder}", "nvidia-cuda-nvdisasm"], capture_output=True)
+    return next((str(path) for path in folder.glob("nvidia/*/bin/nvdisasm")), None)
+
+
+def note_resources(kernels, report):
+    """Adds what the assembler reports (-Xptxas -v) to the kernels."""
+    kernel = None
+    for line in report.splitlines():
+        if match := ENTRY.search(line):
+            kernel = kernels[match[1]]
+        elif match := STACK.search(line):
+            kernel.local_bytes = max(map(int, match.groups()))
+        elif match := USED.search(line):
+            kernel.registers = int(match[1])
+
+
+def compile_kernels(nvcc, nvdisasm, source, arch, folders):
+    """The kernels of a source, compiled as the build compiles it (common/kernels/cuda/meson.build)
+    with headers from `folders`; by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernels.cubin"
+        done = subprocess.run([nvcc, "-std=c++20", "-O3", *(f"-I{each}" for each in folders),
+                               f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas=-v",
+                               "-cubin", str(source), "-o", str(cubin)],
+                              capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{source} for sm_{arch}: {done.stderr[:2000]}")
+        listing = subprocess.run([nvdisasm, "--print-code", str(cubin)], capture_output=True,
+                                 text=True, check=True).stdout
+    kernels = read_kernels(listing)
+    note_resources(kernels, done.stderr)
+    return demangled(kernels)
