@@ -41,6 +41,24 @@ __device__ __forceinline__ void grid_stride(Index n, Visit visit) {
   for (Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride) visit(i);
 }
 
+/// use(load(i)) for i = first, first + step, ... below end, in this order. Memory answers after
+/// hundreds of cycles: kAhead values are loaded before the first of them is used.
+template <class Load, class Use>
+__device__ __forceinline__ void load_ahead(int64_t first, int64_t end, int64_t step, Load load,
+                                           Use use) {
+  constexpr int kAhead = 4;
+  int64_t i = first;
+  for (; i + (kAhead - 1) * step < end; i += kAhead * step) {
+    decltype(load(i)) values[kAhead];
+    LOCKSTEP_UNROLL
+    for (int k = 0; k < kAhead; ++k) values[k] = load(i + k * step);
+    LOCKSTEP_UNROLL
+    for (int k = 0; k < kAhead; ++k) use(values[k]);
+  }
+#pragma unroll 1
+  for (; i < end; i += step) use(load(i));
+}
+
 template <class Index, class Body>
 __global__ void __launch_bounds__(kBlock) each_kernel(Index n, Body body) {
   if constexpr (requires { body.enabled(); }) {

@@ -2,6 +2,8 @@
 // How the bodies that reduce run on a GPU: rows by blocks, columns by sums in a fixed order, and
 // "is there any". The same bits in every run: no sum depends on which thread comes first.
 
+#include <bit>
+
 #include "common/kernels/cuda/block_team.cuh"
 #include "common/kernels/cuda/launch.cuh"
 
@@ -12,46 +14,82 @@ __global__ void __launch_bounds__(kBlock) each_team_kernel(int64_t rows, Body bo
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) body(BlockTeam(), row);
 }
 
-template <class Index, class Body>
-__global__ void __launch_bounds__(kBlock) report_if_any_kernel(Index n, Body body) {
-  int found = 0;
-  grid_stride(n, [&](Index i) { found |= body.found(i); });
+template <class Body>
+__global__ void __launch_bounds__(kBlock) report_if_any_kernel(int64_t n, Body body) {
+  bool found = false;
+  load_ahead(
+      int64_t(blockIdx.x) * blockDim.x + threadIdx.x, n, int64_t(gridDim.x) * blockDim.x,
+      [&](int64_t i) { return body.found(i); }, [&](bool it) { found |= it; });
   // Several blocks may report: they write the same.
   if (__syncthreads_or(found) && threadIdx.x == 0) body.report();
 }
 
-// Sums over the rows of [rows, channels]. A block takes kTile channels, so that neighbouring
-// threads read neighbouring addresses, and of the rows every (kLines * gridDim.y)-th kLines.
+// Sums over the rows of [rows, channels]. The threads of a block stand in lines of up to kTile
+// channels, so that neighbouring threads read neighbouring addresses; a line takes every
+// (lines * gridDim.y)-th row. Who adds what depends on the shape alone: not on the GPU either.
 constexpr int kTile = 32;
-constexpr int kLines = kBlock / kTile;
+constexpr int kInFlight = 8;          // rows that a thread asks for before it adds the first
+constexpr int kSumBlocks = 4;         // per multiprocessor, side by side
+constexpr int64_t kMostBlocks = 512;  // that fills 128 multiprocessors
+static_assert(kMostBlocks <= CudaStream::kBlockCounters);
 
-struct ColumnSums {
+struct alignas(16) ColumnSums {  // one load
   double first = 0, second = 0;
 };
 
-/// The sum over the block's lines, for the threads of line 0.
-__device__ inline ColumnSums sum_lines(ColumnSums mine) {
-  __shared__ ColumnSums lines[kLines][kTile];
-  lines[threadIdx.y][threadIdx.x] = mine;
-  __syncthreads();
+/// The sum of term(i) for i = first, first + step, ... below end. Memory answers after hundreds of
+/// cycles, so kInFlight terms are loaded at once, whatever i; which of them count is decided later.
+/// They are added in their own type, and only what that gives in double, which most GPUs add at a
+/// fraction of the speed.
+template <class Term>
+__device__ __forceinline__ ColumnSums sum_strided(int64_t first, int64_t end, int64_t step,
+                                                  Term term) {
   ColumnSums total;
-  for (int line = 0; line < kLines; ++line) {
-    total.first += lines[line][threadIdx.x].first;
-    total.second += lines[line][threadIdx.x].second;
+  for (int64_t i = first; i < end; i += kInFlight * step) {
+    decltype(term(i)) terms[kInFlight];
+    LOCKSTEP_UNROLL
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t at = i + k * step;
+      terms[k] = term(at < end ? at : i);
+    }
+    LOCKSTEP_UNROLL
+    for (int k = 1; k < kInFlight; ++k) {
+      const bool counts = i + k * step < end;
+      terms[0].first += counts ? terms[k].first : 0;
+      terms[0].second += counts ? terms[k].second : 0;
+    }
+    total.first += terms[0].first;
+    total.second += terms[0].second;
   }
-  __syncthreads();
   return total;
+}
+
+/// The sum over the block's lines, for the threads of line 0: half of the lines to the other half.
+__device__ inline ColumnSums sum_lines(ColumnSums mine) {
+  __shared__ ColumnSums all[kBlock];
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  for (unsigned half = kBlock / 2; half >= blockDim.x; half /= 2) {
+    all[thread] = mine;
+    __syncthreads();
+    if (thread < half) {
+      mine.first += all[thread + half].first;
+      mine.second += all[thread + half].second;
+    }
+    __syncthreads();
+  }
+  return mine;
 }
 
 /// True in all threads of the last block of this tile that comes here; what the others wrote before
 /// is then visible to it. Leaves the ticket at zero. (NVIDIA's sample threadFenceReduction.)
 __device__ inline bool is_last_block(unsigned* ticket) {
   __shared__ bool last;
-  __threadfence();
+  __threadfence();  // what this block wrote comes before its ticket
   __syncthreads();
   if (threadIdx.x == 0 && threadIdx.y == 0) {
     last = atomicAdd(ticket, 1u) == gridDim.y - 1;
     if (last) *ticket = 0;
+    __threadfence();  // and what the last one reads comes after all tickets
   }
   __syncthreads();
   return last;
@@ -59,28 +97,20 @@ __device__ inline bool is_last_block(unsigned* ticket) {
 
 /// `partial` [gridDim.y, channels] holds what each block found; the last one adds it up in order.
 template <class Body>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kSumBlocks)
     reduce_rows_kernel(int64_t rows, int64_t channels, Body body, ColumnSums* partial,
                        unsigned* block_counters) {
-  const int64_t c = int64_t(blockIdx.x) * kTile + threadIdx.x;
+  const int64_t c = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   const bool inside = c < channels;
-  ColumnSums sums;
-  for (int64_t row = blockIdx.y * kLines + threadIdx.y; inside && row < rows;
-       row += int64_t(kLines) * gridDim.y) {
-    const auto terms = body.terms(row, c);
-    sums.first += terms.first;
-    sums.second += terms.second;
-  }
+  const int64_t line = blockIdx.y * blockDim.y + threadIdx.y, lines = blockDim.y * gridDim.y;
+  ColumnSums sums =
+      sum_strided(line, inside ? rows : 0, lines, [&](int64_t row) { return body.terms(row, c); });
   sums = sum_lines(sums);
   if (gridDim.y > 1) {
     if (inside && threadIdx.y == 0) partial[blockIdx.y * channels + c] = sums;
     if (!is_last_block(block_counters + blockIdx.x)) return;
-    sums = ColumnSums();
-    for (unsigned block = threadIdx.y; inside && block < gridDim.y; block += kLines) {
-      const volatile ColumnSums& from = partial[block * channels + c];  // not from a cache
-      sums.first += from.first;
-      sums.second += from.second;
-    }
+    sums = sum_strided(threadIdx.y, inside ? gridDim.y : 0, blockDim.y,
+                       [&](int64_t block) { return partial[block * channels + c]; });
     sums = sum_lines(sums);
   }
   if (inside && threadIdx.y == 0) body.finish(c, sums.first, sums.second);
@@ -88,13 +118,16 @@ __global__ void __launch_bounds__(kBlock)
 
 /// All launchers of the CUDA backend, for BodyKernels.
 struct Launch : ElementLaunch {
-  /// body(team, row) for every row: a warp for each of many rows, a block for a single one.
+  /// body(team, row) for every row of `length` elements: a warp for each of many short rows, else a
+  /// block.
   template <class Body>
-  static void for_each_team(Stream stream, const char* op, int64_t rows, Body body) {
+  static void for_each_team(Stream stream, const char* op, int64_t rows, int64_t length,
+                            Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
       const unsigned blocks = unsigned(std::clamp<int64_t>(rows, 1, 65535));
-      each_team_kernel<<<blocks, rows == 1 ? kBlock : kTile, 0, raw>>>(rows, body);
+      const bool short_rows = rows > 1 && length < 4 * kBlock;
+      each_team_kernel<<<blocks, short_rows ? BlockTeam::kWarp : kBlock, 0, raw>>>(rows, body);
     });
   }
 
@@ -103,9 +136,7 @@ struct Launch : ElementLaunch {
   static void report_if_any(Stream stream, const char* op, int64_t n, Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
-      with_narrow_index(n, [&](auto count) {
-        report_if_any_kernel<<<blocks_for(n, s), kBlock, 0, raw>>>(count, body);
-      });
+      report_if_any_kernel<<<blocks_for(n, s), kBlock, 0, raw>>>(n, body);
     });
   }
 
@@ -115,14 +146,14 @@ struct Launch : ElementLaunch {
                           Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
-      const int64_t tiles = (channels + kTile - 1) / kTile;
-      // A block for every 16 rows of a thread, but no more than keep the GPU busy: the last one
-      // adds up what all found.
-      const int64_t most = tiles > CudaStream::kBlockCounters ? 1 : 2 * s.multiprocessors() / tiles;
-      const int64_t blocks =
-          std::clamp<int64_t>(rows / (16 * kLines), 1, std::max<int64_t>(1, most));
+      const int64_t tile = std::bit_ceil(uint64_t(std::clamp<int64_t>(channels, 1, kTile)));
+      const int64_t tiles = (channels + tile - 1) / tile, lines = kBlock / tile;
+      // Rows for all that a block can have in flight, but no more blocks than are at work at once:
+      // the last one adds up what all found.
+      const int64_t most = std::max<int64_t>(1, kMostBlocks / tiles);
+      const int64_t blocks = std::clamp<int64_t>(rows / (kInFlight * lines), 1, most);
       void* partial = s.scratch(size_t(blocks * channels) * sizeof(ColumnSums));
-      const dim3 grid{unsigned(tiles), unsigned(blocks)}, block{kTile, kLines};
+      const dim3 grid{unsigned(tiles), unsigned(blocks)}, block{unsigned(tile), unsigned(lines)};
       reduce_rows_kernel<<<grid, block, 0, raw>>>(
           rows, channels, body, static_cast<ColumnSums*>(partial), s.block_counters());
     });
