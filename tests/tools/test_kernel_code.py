@@ -34,7 +34,7 @@ MORE_REGISTERS = {
     "<long": 64,  # arrays of 2^31 elements and more
 }
 
-ROWS_IN_FLIGHT = 8  # kInFlight of reduce.cuh
+ROWS_IN_FLIGHT = 8  # kInFlight of column_sums.cuh
 LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormBackwardSums<false>": 2,
                   "BatchNormBackwardSums<true>": 2}
 AHEAD = 4  # load_ahead() of launch.cuh
@@ -156,7 +156,7 @@ class TestKernelCode(unittest.TestCase):
     @unittest.skipUnless("LOCKSTEP_FULL" in os.environ, "only with --full: all kernels once more")
     def test_sources_with_a_mistake_are_found(self):
         for header, old, new, fault in (
-                ("cuda/reduce.cuh", "kInFlight = 8;", "kInFlight = 1;",
+                ("cuda/column_sums.cuh", "kInFlight = 8;", "kInFlight = 1;",
                  r"AddColumnSums>: a pass over its rows has 1 loads, 1 of"),
                 ("bodies/batch_norm.inl", ": whole;", ": dy[i];",
                  r"BatchNormBackwardSums<true> >: a load that waits for a decision"),
