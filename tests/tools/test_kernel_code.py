@@ -30,7 +30,7 @@ MORE_REGISTERS = {
     "reduce_rows_kernel": 64,  # four blocks are enough, as each thread loads eight rows at once
     "BatchNormMerge": 64,  # a thread per channel: few
     "AdaptiveAvgPool2d": 48,  # on the smallest images of a network
-    "CountCorrect": 48,  # one block for a whole batch
+    "each_team_kernel": 40,  # a block or a warp for each row: few threads, or short ones
     "<long": 64,  # arrays of 2^31 elements and more
 }
 
