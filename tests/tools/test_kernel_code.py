@@ -26,12 +26,12 @@ DOUBLES = ("DADD", "DMUL", "DFMA", "DSETP")
 # --- What is expected -------------------------------------------------------------------------------
 
 REGISTERS = 32  # of a thread, where 2,048 of them are side by side: all that a multiprocessor holds
-MORE_REGISTERS = {
+MORE_REGISTERS = {  # the first that fits
+    "<long": 64,  # arrays of 2^31 elements and more
     "reduce_rows_kernel": 64,  # four blocks are enough, as each thread loads eight rows at once
     "BatchNormMerge": 64,  # a thread per channel: few
     "AdaptiveAvgPool2d": 48,  # on the smallest images of a network
     "each_team_kernel": 40,  # a block or a warp for each row: few threads, or short ones
-    "<long": 64,  # arrays of 2^31 elements and more
 }
 
 ROWS_IN_FLIGHT = 8  # kInFlight of column_sums.cuh
