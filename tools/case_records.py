@@ -37,6 +37,7 @@ ALLOWED_SKIPS = (
     "only with --full",
     "no clang-format",
     "no clang-tidy",
+    "no nvdisasm",
     "names no program",
 )
 

@@ -101,9 +101,9 @@ void BodyKernels<Launch>::check_finite(Stream s, const StepStateTensor& state, c
 template <class Launch>
 void BodyKernels<Launch>::clip_norm(Stream s, Real most, const Tensor& x, const Tensor& norm) {
   const int64_t count = x.elements(), parts = norm.elements() - 1;
-  Launch::for_each_team(s, "clip_norm_parts", parts,
+  Launch::for_each_team(s, "clip_norm_parts", parts, kNormPart,
                         bodies::SumSquares{x.data(), count, kNormPart, norm.data() + 1});
-  Launch::for_each_team(s, "clip_norm", 1, bodies::NormOfParts{parts, norm.data()});
+  Launch::for_each_team(s, "clip_norm", 1, parts, bodies::NormOfParts{parts, norm.data()});
   Launch::for_each(s, "clip_norm_scale", count, bodies::ScaleToNorm{norm.data(), most, x.data()});
 }
 

@@ -208,14 +208,14 @@ void BodyKernels<Launch>::apply_mask(Stream s, const Tensor& x, const Tensor& ma
 
 template <class Launch>
 void BodyKernels<Launch>::log_softmax(Stream s, const Tensor& x, const Tensor& y) {
-  Launch::for_each_team(s, "log_softmax", rows_of(x),
+  Launch::for_each_team(s, "log_softmax", rows_of(x), channels_of(x),
                         bodies::LogSoftmax{x.data(), channels_of(x), y.data()});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::log_softmax_backward(Stream s, const Tensor& y, const Tensor& dy,
                                                const Tensor& dx) {
-  Launch::for_each_team(s, "log_softmax_backward", rows_of(y),
+  Launch::for_each_team(s, "log_softmax_backward", rows_of(y), channels_of(y),
                         bodies::LogSoftmaxBackward{y.data(), dy.data(), channels_of(y), dx.data()});
 }
 
@@ -224,7 +224,7 @@ void BodyKernels<Launch>::nll_loss(Stream s, const StepStateTensor& state,
                                    const Tensor& log_probabilities, const LabelTensor& labels,
                                    const Tensor& loss) {
   Launch::for_each_team(
-      s, "nll_loss", 1,
+      s, "nll_loss", 1, labels.elements(),
       bodies::NllLoss{state.data(), log_probabilities.data(), labels.data(), labels.elements(),
                       channels_of(log_probabilities), loss.data()});
 }
@@ -240,7 +240,7 @@ void BodyKernels<Launch>::nll_loss_backward(Stream s, const StepStateTensor& sta
 template <class Launch>
 void BodyKernels<Launch>::count_correct(Stream s, const Tensor& scores, const LabelTensor& labels,
                                         const CountTensor& count) {
-  Launch::for_each_team(s, "count_correct", 1,
+  Launch::for_each_team(s, "count_correct", 1, labels.elements(),
                         bodies::CountCorrect{scores.data(), labels.data(), labels.elements(),
                                              channels_of(scores), count.data()});
 }

@@ -140,7 +140,8 @@ struct BatchNormBackwardSums {
   Real* sums;  // [2, channels]
   LOCKSTEP_BODY Terms terms(int64_t row, int64_t c) const {
     const int64_t i = row * affine.channels + c;
-    const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : dy[i];
+    const Real whole = dy[i];  // read whether needed or not: a load does not wait for another
+    const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : whole;
     return {g, g * (x[i] - affine.norm[c])};
   }
   LOCKSTEP_BODY void finish(int64_t c, double sum_dy, double sum_dy_xmu) const {
@@ -172,7 +173,8 @@ struct BatchNormBackwardInput {
   Real* dx;
   LOCKSTEP_BODY void operator()(int64_t row, int64_t c) const {
     const int64_t i = row * affine.channels + c;
-    const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : dy[i];
+    const Real whole = dy[i];  // read whether needed or not
+    const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : whole;
     const Real invstd = affine.norm[affine.channels + c];
     const Real inverse_count = affine.norm[2 * affine.channels];
     const Real mean_dy = sums[c] * inverse_count;

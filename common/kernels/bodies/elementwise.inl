@@ -41,7 +41,10 @@ struct ReluBackward {
   const Real* y;
   const Real* dy;
   Real* dx;
-  LOCKSTEP_BODY void operator()(int64_t i) const { dx[i] = y[i] > 0 ? dy[i] : Real(0); }
+  LOCKSTEP_BODY void operator()(int64_t i) const {
+    const Real slope = dy[i];  // read whether needed or not: a load without a branch
+    dx[i] = y[i] > 0 ? slope : Real(0);
+  }
 };
 
 struct AddRelu {

@@ -61,7 +61,8 @@ struct NllLossBackward {
   int64_t classes;
   Real* dx;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t k) const {
-    dx[n * classes + k] = k == labels[n] ? -state->loss_weight : Real(0);
+    const Real weight = state->loss_weight;  // read whether needed or not
+    dx[n * classes + k] = k == labels[n] ? -weight : Real(0);
   }
 };
 
@@ -76,7 +77,12 @@ struct CountCorrect {
     const Real hits = team.sum(samples, [=, *this](int64_t n) {
       const Real* row = scores + n * classes;
       int64_t best = 0;
-      for (int64_t k = 1; k < classes; ++k) best = row[k] > row[best] ? k : best;
+      Real top = row[0];
+      for (int64_t k = 1; k < classes; ++k) {
+        const bool larger = row[k] > top;
+        best = larger ? k : best;
+        top = larger ? row[k] : top;
+      }
       return best == labels[n] ? Real(1) : Real(0);
     });
     team.leader([=, *this] { count[0] += int64_t(hits); });

@@ -32,9 +32,10 @@ struct SerialTeam {
 
 /// All launchers of the CPU backend, for BodyKernels.
 struct Launch : ElementLaunch {
-  /// body(team, row) for every row.
+  /// body(team, row) for every row. Their length matters to GPUs only.
   template <class Body>
-  static void for_each_team(Stream stream, const char* op, int64_t rows, Body body) {
+  static void for_each_team(Stream stream, const char* op, int64_t rows, int64_t /*length*/,
+                            Body body) {
     cpu_stream(stream).enqueue(op, [=] {
       for (int64_t row = 0; row < rows; ++row) body(SerialTeam(), row);
     });

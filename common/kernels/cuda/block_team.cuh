@@ -14,16 +14,18 @@ struct Max {
 
 /// A block of threads that works on one row (cpu/reduce.h has a team of one).
 struct BlockTeam {
+  static constexpr int kWarp = 32;
+
   template <class F>
   __device__ Real max(int64_t n, F f) const {
     Real top = f(threadIdx.x < n ? threadIdx.x : 0);
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) top = fmaxf(top, f(i));
+    load_ahead(threadIdx.x, n, blockDim.x, f, [&](Real value) { top = fmaxf(top, value); });
     return combine(top, Max());
   }
   template <class F>
   __device__ Real sum(int64_t n, F f) const {
     Real total = 0;
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) total += f(i);
+    load_ahead(threadIdx.x, n, blockDim.x, f, [&](Real value) { total += value; });
     return combine(total, Sum());
   }
   template <class F>
@@ -36,8 +38,6 @@ struct BlockTeam {
   }
 
  private:
-  static constexpr int kWarp = 32;
-
   /// op over the values of all threads: within each warp by shuffles, then over the warps. Every
   /// thread gets the result.
   template <class Op>

@@ -12,6 +12,7 @@
 
 #include "common/core/tensor.h"
 #include "common/kernels/cuda/cuda_stream.h"
+#include "common/kernels/cuda/divisor.cuh"
 
 namespace lockstep::cuda {
 
@@ -41,6 +42,24 @@ __device__ __forceinline__ void grid_stride(Index n, Visit visit) {
   for (Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride) visit(i);
 }
 
+/// use(load(i)) for i = first, first + step, ... below end, in this order. Memory answers after
+/// hundreds of cycles: kAhead values are loaded before the first of them is used.
+template <class Load, class Use>
+__device__ __forceinline__ void load_ahead(int64_t first, int64_t end, int64_t step, Load load,
+                                           Use use) {
+  constexpr int kAhead = 4;
+  int64_t i = first;
+  for (; i + (kAhead - 1) * step < end; i += kAhead * step) {
+    decltype(load(i)) values[kAhead];
+    LOCKSTEP_UNROLL
+    for (int k = 0; k < kAhead; ++k) values[k] = load(i + k * step);
+    LOCKSTEP_UNROLL
+    for (int k = 0; k < kAhead; ++k) use(values[k]);
+  }
+#pragma unroll 1
+  for (; i < end; i += step) use(load(i));
+}
+
 template <class Index, class Body>
 __global__ void __launch_bounds__(kBlock) each_kernel(Index n, Body body) {
   if constexpr (requires { body.enabled(); }) {
@@ -50,16 +69,23 @@ __global__ void __launch_bounds__(kBlock) each_kernel(Index n, Body body) {
 }
 
 template <class Index, class Body>
-__global__ void __launch_bounds__(kBlock) each_row_kernel(Index n, Index features, Body body) {
-  grid_stride(n, [&](Index i) { body(i / features, i % features); });
+__global__ void __launch_bounds__(kBlock)
+    each_row_kernel(Index n, Divisor<Index> features, Body body) {
+  grid_stride(n, [&](Index i) {
+    const Index row = features.quotient(i);
+    body(row, i - row * features.divisor);
+  });
 }
 
 template <class Index, class Body>
 __global__ void __launch_bounds__(kBlock)
-    each_pixel_kernel(Index n, Index height, Index width, Index channels, Body body) {
+    each_pixel_kernel(Index n, Divisor<Index> height, Divisor<Index> width, Divisor<Index> channels,
+                      Body body) {
   grid_stride(n, [&](Index i) {
-    const Index pixel = i / channels, row = pixel / width;
-    body(row / height, row % height, pixel % width, i % channels);
+    const Index pixel = channels.quotient(i), row = width.quotient(pixel);
+    const Index image = height.quotient(row);
+    body(image, row - image * height.divisor, pixel - row * width.divisor,
+         i - pixel * channels.divisor);
   });
 }
 
@@ -83,8 +109,8 @@ struct ElementLaunch {
     s.enqueue(op, [&](cudaStream_t raw) {
       with_narrow_index(rows * features, [&](auto count) {
         using Index = decltype(count);
-        each_row_kernel<<<blocks_for(rows * features, s), kBlock, 0, raw>>>(count, Index(features),
-                                                                            body);
+        each_row_kernel<<<blocks_for(rows * features, s), kBlock, 0, raw>>>(
+            count, Divisor<Index>{Index(features)}, body);
       });
     });
   }
@@ -97,7 +123,8 @@ struct ElementLaunch {
       with_narrow_index(shape.elements(), [&](auto count) {
         using Index = decltype(count);
         each_pixel_kernel<<<blocks_for(shape.elements(), s), kBlock, 0, raw>>>(
-            count, Index(shape[1]), Index(shape[2]), Index(shape[3]), body);
+            count, Divisor<Index>{Index(shape[1])}, Divisor<Index>{Index(shape[2])},
+            Divisor<Index>{Index(shape[3])}, body);
       });
     });
   }
