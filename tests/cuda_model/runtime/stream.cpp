@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/model.h"
+#include "runtime/turn.h"
 
 namespace cuda_model {
 int take_pending_async_fault();
@@ -100,7 +101,10 @@ cudaError_t enqueue_kernel(cudaStream_t handle, Task task) {
   if (stream == nullptr || &stream->device != current_device()) {
     return cudaErrorInvalidResourceHandle;
   }
-  return enqueue(handle, std::move(task));
+  return enqueue(handle, [&device = stream->device, task = std::move(task)] {
+    const Turn turn(&device);
+    task();
+  });
 }
 
 }  // namespace cuda_model
