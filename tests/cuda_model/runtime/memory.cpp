@@ -141,7 +141,7 @@ bool fits(cudaMemcpyKind kind, Place to, Place from) {
 Task copy_task(void* to, const void* from, size_t bytes, bool upload,
                std::shared_ptr<std::vector<char>> staged) {
   const int delay = upload ? integer_variable("CUDA_MODEL_COPY_DELAY_US", 0) : 0;
-  return [=] {
+  return [=, staged = std::move(staged)] {
     if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
     const Turn turn(nullptr);  // what it may touch was checked at the call
     std::memmove(to, staged != nullptr ? staged->data() : from, bytes);
@@ -343,7 +343,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
       staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
     }
     const bool upload = target == Place::device && source != Place::device;
-    const cudaError_t error = enqueue(handle, copy_task(to, from, bytes, upload, staged));
+    const cudaError_t error = enqueue(handle, copy_task(to, from, bytes, upload, std::move(staged)));
     if (error != cudaSuccess || target != Place::pageable) return error;
     stream->drain();  // the driver's staging buffer is emptied before the call returns
     return static_cast<cudaError_t>(stream->device.sticky.load());
