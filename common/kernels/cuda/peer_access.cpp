@@ -14,13 +14,13 @@ namespace {
 struct OpenPool {
   int index;
   cudaMemPool_t pool;
+  std::set<int> users;  // other GPUs that have access
 };
 
 /// Those of this process. Never destroyed: a program may end while devices are open.
 struct OpenPools {
   std::mutex mutex;
   std::vector<OpenPool> pools;
-  std::set<std::pair<int, int>> allowed;  // the first GPU uses the second one's open pools
 };
 OpenPools& open_pools() {
   static auto& open = *new OpenPools;
@@ -28,7 +28,7 @@ OpenPools& open_pools() {
 }
 
 /// Lets GPU `index` use this pool, if it can.
-void allow(int index, const OpenPool& memory, OpenPools& open) {
+void allow(int index, OpenPool& memory) {
   if (index == memory.index) return;
   const std::string device = DeviceId{DeviceId::Kind::cuda, index}.name();
   int possible = 0;
@@ -37,7 +37,7 @@ void allow(int index, const OpenPool& memory, OpenPools& open) {
   const cudaMemAccessDesc access{{cudaMemLocationTypeDevice, index},
                                  cudaMemAccessFlagsProtReadWrite};
   check(cudaMemPoolSetAccess(memory.pool, &access, 1), "cudaMemPoolSetAccess", device);
-  open.allowed.insert({index, memory.index});
+  memory.users.insert(index);
 }
 
 /// True if only one GPU is open: then no copy is between two.
@@ -47,9 +47,12 @@ bool is_single(OpenPools& open, int index) {
                      [&](const OpenPool& pool) { return pool.index == index; });
 }
 
+/// True if GPU `index` has access to all open pools of GPU `memory_of`.
 bool uses(OpenPools& open, int index, int memory_of) {
   const std::lock_guard lock(open.mutex);
-  return index == memory_of || open.allowed.contains({index, memory_of});
+  return std::all_of(open.pools.begin(), open.pools.end(), [&](const OpenPool& pool) {
+    return pool.index != memory_of || index == memory_of || pool.users.contains(index);
+  });
 }
 
 /// Whose memory it is: a GPU's, or of the host, which is as good as that of GPU `index`.
@@ -65,12 +68,12 @@ CallStatus find_gpu(const void* memory, int index, int& found) {
 PeerAccess::PeerAccess(int index, cudaMemPool_t pool) : pool_(pool) {
   OpenPools& open = open_pools();
   const std::lock_guard lock(open.mutex);
-  const OpenPool mine{index, pool};
-  for (const OpenPool& other : open.pools) {
-    allow(index, other, open);
-    allow(other.index, mine, open);
+  OpenPool mine{index, pool, {}};
+  for (OpenPool& other : open.pools) {
+    allow(index, other);
+    allow(other.index, mine);
   }
-  open.pools.push_back(mine);
+  open.pools.push_back(std::move(mine));
 }
 
 PeerAccess::~PeerAccess() {
