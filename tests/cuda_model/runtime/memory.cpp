@@ -56,11 +56,10 @@ struct Range {
   bool from_pool = false;
   DeviceSet reached_by = ~0u;
 
+  bool reached(const Device& gpu) const { return (reached_by >> gpu.index & 1) != 0; }
   /// A plain copy of pool memory is made by the stream's GPU, which must have access. For other
   /// memory the driver finds a way.
-  bool copied_plainly_by(const Device& gpu) const {
-    return !from_pool || (reached_by >> gpu.index & 1) != 0;
-  }
+  bool copied_plainly_by(const Device& gpu) const { return !from_pool || reached(gpu); }
 };
 
 /// Where [address, address + bytes) is; invalid: not wholly inside the block in which it begins.
@@ -137,13 +136,14 @@ bool fits(cudaMemcpyKind kind, Place to, Place from) {
   return false;
 }
 
-/// The copy as the stream does it. `staged`: the bytes of a pageable source, taken at the call.
-Task copy_task(void* to, const void* from, size_t bytes, bool upload,
+/// The copy as the stream does it, for this GPU, or for the driver (null). `staged`: the bytes of a
+/// pageable source, taken at the call.
+Task copy_task(const Device* gpu, void* to, const void* from, size_t bytes, bool upload,
                std::shared_ptr<std::vector<char>> staged) {
   const int delay = upload ? integer_variable("CUDA_MODEL_COPY_DELAY_US", 0) : 0;
   return [=, staged = std::move(staged)] {
     if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
-    const Turn turn(nullptr);  // what it may touch was checked at the call
+    const Turn turn(gpu);
     std::memmove(to, staged != nullptr ? staged->data() : from, bytes);
   };
 }
@@ -343,7 +343,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
       staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
     }
     const bool upload = target == Place::device && source != Place::device;
-    const cudaError_t error = enqueue(handle, copy_task(to, from, bytes, upload, std::move(staged)));
+    const bool itself = to_range.reached(stream->device) && from_range.reached(stream->device);
+    const cudaError_t error =
+        enqueue(handle, copy_task(itself ? &stream->device : nullptr, to, from, bytes, upload,
+                                  std::move(staged)));
     if (error != cudaSuccess || target != Place::pageable) return error;
     stream->drain();  // the driver's staging buffer is emptied before the call returns
     return static_cast<cudaError_t>(stream->device.sticky.load());
@@ -359,8 +362,8 @@ cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t
     if (range.place != Place::device || !range.copied_plainly_by(of->device)) {
       return cudaErrorInvalidValue;
     }
-    return enqueue(stream, [=] {
-      const Turn turn(nullptr);
+    return enqueue(stream, [=, gpu = range.reached(of->device) ? &of->device : nullptr] {
+      const Turn turn(gpu);
       std::memset(pointer, value, bytes);
     });
   });
@@ -376,7 +379,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
     if (range_of(to, bytes).device != target || range_of(from, bytes).device != source) {
       return cudaErrorInvalidValue;
     }
-    return enqueue(stream, copy_task(to, from, bytes, false, nullptr));
+    return enqueue(stream, copy_task(nullptr, to, from, bytes, false, nullptr));
   });
 }
 

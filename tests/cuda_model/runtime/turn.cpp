@@ -23,11 +23,12 @@ struct Holder {
   }
 };
 
-/// Several streams of one GPU share a turn; who waits for another one comes before them.
+/// In the order in which they came; those of one GPU share a turn.
 struct Turns {
   std::mutex mutex;
   std::condition_variable changed;
-  int inside = 0, waiting = 0;
+  uint64_t next_ticket = 0, next_inside = 0;
+  int inside = 0;
   Holder holder;  // changes with model_mutex() held, too
 };
 Turns& turns() {
@@ -62,12 +63,13 @@ Turn::Turn(const Device* device) {
   const Holder me{device == nullptr ? Holder::driver : Holder::device, device};
   Turns& all = turns();
   std::unique_lock lock(all.mutex);
-  if (all.inside == 0 || all.waiting > 0 || all.holder != me) {
-    ++all.waiting;
-    all.changed.wait(lock, [&] { return all.inside == 0; });
-    --all.waiting;
-  }
+  const uint64_t ticket = all.next_ticket++;
+  all.changed.wait(lock, [&] {
+    return ticket == all.next_inside && (all.inside == 0 || all.holder == me);
+  });
+  ++all.next_inside;
   if (all.inside++ == 0) pass_on(me);
+  all.changed.notify_all();  // the next one may share it
 }
 
 Turn::~Turn() {
