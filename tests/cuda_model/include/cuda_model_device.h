@@ -48,12 +48,10 @@ int block_barrier(Vote vote, int predicate, const char* file, int line);
 uint64_t warp_exchange(unsigned mask, uint64_t value, int source, const char* file, int line);
 /// Waits for the lanes of `mask` and orders their memory accesses.
 void warp_barrier(unsigned mask, const char* file, int line);
-/// The calling thread fences: an atomic operation of it passes on what it has written. Only for
-/// ThreadSanitizer, to which a fence says nothing.
+/// What ThreadSanitizer is told of fences, which it does not know: whether the calling thread's atomic
+/// operations pass on what it has written.
 void fence();
-/// Around an atomic operation on `address`.
-void before_atomic(void* address);
-void after_atomic(void* address);
+bool has_fenced();
 /// Index of the calling thread in its warp.
 int lane();
 
@@ -108,28 +106,23 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize, CUDA_M
 }
 #undef CUDA_MODEL_HERE
 
-// An atomic operation orders nothing by itself; fences do. What has been fenced passes to whoever
-// sees the operation: NVIDIA's own sample (threadFenceReduction) has no fence after it.
+// An atomic operation orders nothing by itself; fences do. What was written before a fence passes to
+// whoever sees the operation after it: NVIDIA's own sample (threadFenceReduction) has no other fence.
 #ifdef __SANITIZE_THREAD__
 inline void __threadfence() { cuda_model::fence(); }
 inline void __threadfence_block() {}
-struct CudaModelAtomic {
-  explicit CudaModelAtomic(void* address) : address(address) { cuda_model::before_atomic(address); }
-  ~CudaModelAtomic() { cuda_model::after_atomic(address); }
-  void* address;
-};
+inline std::memory_order cuda_model_order() {
+  return cuda_model::has_fenced() ? std::memory_order_acq_rel : std::memory_order_acquire;
+}
 #else
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_block() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-struct CudaModelAtomic {
-  explicit CudaModelAtomic(void*) {}
-};
+constexpr std::memory_order cuda_model_order() { return std::memory_order_relaxed; }
 #endif
 
-#define CUDA_MODEL_ATOMIC_ADD(T)                                                    \
-  inline T atomicAdd(T* address, T value) {                                         \
-    const CudaModelAtomic ordered(address);                                         \
-    return std::atomic_ref<T>(*address).fetch_add(value, std::memory_order_relaxed); \
+#define CUDA_MODEL_ATOMIC_ADD(T)                                             \
+  inline T atomicAdd(T* address, T value) {                                  \
+    return std::atomic_ref<T>(*address).fetch_add(value, cuda_model_order()); \
   }
 CUDA_MODEL_ATOMIC_ADD(int)
 CUDA_MODEL_ATOMIC_ADD(unsigned int)
@@ -139,13 +132,11 @@ CUDA_MODEL_ATOMIC_ADD(double)
 #undef CUDA_MODEL_ATOMIC_ADD
 template <class T>
 T atomicExch(T* address, T value) {
-  const CudaModelAtomic ordered(address);
-  return std::atomic_ref<T>(*address).exchange(value, std::memory_order_relaxed);
+  return std::atomic_ref<T>(*address).exchange(value, cuda_model_order());
 }
 template <class T>
 T atomicCAS(T* address, T compare, T value) {
-  const CudaModelAtomic ordered(address);
-  std::atomic_ref<T>(*address).compare_exchange_strong(compare, value, std::memory_order_relaxed);
+  std::atomic_ref<T>(*address).compare_exchange_strong(compare, value, cuda_model_order());
   return compare;
 }
 

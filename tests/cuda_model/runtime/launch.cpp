@@ -88,12 +88,7 @@ void warp_barrier(unsigned mask, const char* file, int line) {
 }
 
 void fence() { block_of_this_thread().fence(); }
-void before_atomic(void* address) {
-  if (block_of_this_thread().has_fenced() && __tsan_release) __tsan_release(address);
-}
-void after_atomic(void* address) {
-  if (__tsan_acquire) __tsan_acquire(address);
-}
+bool has_fenced() { return block_of_this_thread().has_fenced(); }
 
 }  // namespace cuda_model
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/model.h"
+#include "runtime/sanitizer.h"
 #include "runtime/turn.h"
 
 namespace cuda_model {
@@ -158,7 +159,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
     if (device == nullptr) return cudaErrorNoDevice;
     if (const cudaError_t sticky = sticky_error()) return sticky;
     if (stream == nullptr || flags > cudaStreamNonBlocking) return cudaErrorInvalidValue;
-    const auto made = std::make_shared<CUstream_st>(*device);
+    const auto made = make_shared_by_threads<CUstream_st>(*device);
     auto* owned = new std::shared_ptr<CUstream_st>(made);
     const auto work = [](void* of) -> void* {
       const std::unique_ptr<std::shared_ptr<CUstream_st>> stream(
