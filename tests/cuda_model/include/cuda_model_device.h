@@ -48,8 +48,8 @@ int block_barrier(Vote vote, int predicate, const char* file, int line);
 uint64_t warp_exchange(unsigned mask, uint64_t value, int source, const char* file, int line);
 /// Waits for the lanes of `mask` and orders their memory accesses.
 void warp_barrier(unsigned mask, const char* file, int line);
-/// What ThreadSanitizer is told of fences, which it does not know: whether the calling thread's atomic
-/// operations pass on what it has written.
+/// What ThreadSanitizer is told of fences, which it does not know: whether the calling thread's
+/// atomic operations pass on what it has written.
 void fence();
 bool has_fenced();
 /// Index of the calling thread in its warp.
@@ -106,8 +106,9 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize, CUDA_M
 }
 #undef CUDA_MODEL_HERE
 
-// An atomic operation orders nothing by itself; fences do. What was written before a fence passes to
-// whoever sees the operation after it: NVIDIA's own sample (threadFenceReduction) has no other fence.
+// An atomic operation orders nothing by itself; fences do. What was written before a fence passes
+// to whoever sees the operation after it: NVIDIA's own sample (threadFenceReduction) has no other
+// fence.
 #ifdef __SANITIZE_THREAD__
 inline void __threadfence() { cuda_model::fence(); }
 inline void __threadfence_block() {}
@@ -120,8 +121,8 @@ inline void __threadfence_block() { std::atomic_thread_fence(std::memory_order_s
 constexpr std::memory_order cuda_model_order() { return std::memory_order_relaxed; }
 #endif
 
-#define CUDA_MODEL_ATOMIC_ADD(T)                                             \
-  inline T atomicAdd(T* address, T value) {                                  \
+#define CUDA_MODEL_ATOMIC_ADD(T)                                              \
+  inline T atomicAdd(T* address, T value) {                                   \
     return std::atomic_ref<T>(*address).fetch_add(value, cuda_model_order()); \
   }
 CUDA_MODEL_ATOMIC_ADD(int)

@@ -17,8 +17,8 @@ struct StackPoint {
   void* jump[5];  // for __builtin_setjmp
   const void* bottom = nullptr;
   size_t size = 0;
-  void* fake_stack = nullptr;    // AddressSanitizer's
-  void* tsan_fiber = nullptr;    // ThreadSanitizer's
+  void* fake_stack = nullptr;  // AddressSanitizer's
+  void* tsan_fiber = nullptr;  // ThreadSanitizer's
 };
 
 /// A stack that runs one piece of work after another.

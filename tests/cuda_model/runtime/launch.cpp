@@ -44,8 +44,7 @@ void run_grid(const Launch& launch, const std::function<void()>& thread, const M
   static thread_local uint64_t launches = 0;  // of this stream
   static thread_local Team team;
   const uint64_t seed = manner.seed == 0 ? 0 : (manner.seed << 32) + (++launches << 8);
-  const std::vector<unsigned> order =
-      shuffled(launch.grid.x * launch.grid.y * launch.grid.z, seed);
+  const std::vector<unsigned> order = shuffled(launch.grid.x * launch.grid.y * launch.grid.z, seed);
   const size_t threads = std::min(manner.threads, order.size());
   team.run(threads,
            [&](size_t member) { run_blocks(launch, thread, seed, order, member, threads); });
@@ -67,10 +66,9 @@ cudaError_t check(const Launch& launch) {
 void Launch::enqueue(std::function<void()> thread) const {
   api("kernel", [&] {
     if (const cudaError_t error = check(*this)) return error;
-    return enqueue_kernel(
-        stream, [launch = *this, thread = std::move(thread), manner = Manner()] {
-          run_grid(launch, thread, manner);
-        });
+    return enqueue_kernel(stream, [launch = *this, thread = std::move(thread), manner = Manner()] {
+      run_grid(launch, thread, manner);
+    });
   });
 }
 

@@ -28,7 +28,7 @@ namespace {
 /// One block of memory that CUDA knows.
 struct Block {
   size_t size = 0;
-  Device* device = nullptr;  // null: page-locked host memory
+  Device* device = nullptr;         // null: page-locked host memory
   std::shared_ptr<DeviceSet> pool;  // who reaches the pool it is from; null: from cudaMalloc
   bool released = false;            // cudaFreeAsync was called; the stream has not got there
 
@@ -344,9 +344,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     }
     const bool upload = target == Place::device && source != Place::device;
     const bool itself = to_range.reached(stream->device) && from_range.reached(stream->device);
-    const cudaError_t error =
-        enqueue(handle, copy_task(itself ? &stream->device : nullptr, to, from, bytes, upload,
-                                  std::move(staged)));
+    const cudaError_t error = enqueue(handle, copy_task(itself ? &stream->device : nullptr, to,
+                                                        from, bytes, upload, std::move(staged)));
     if (error != cudaSuccess || target != Place::pageable) return error;
     stream->drain();  // the driver's staging buffer is emptied before the call returns
     return static_cast<cudaError_t>(stream->device.sticky.load());

@@ -27,8 +27,8 @@ struct Order {
   char address = 0;
 };
 
-/// std::make_shared, for what several threads own: ThreadSanitizer does not see the model's counts of
-/// owners, and would take the end of the last one for a race. There the object is never freed.
+/// std::make_shared, for what several threads own: ThreadSanitizer does not see the model's counts
+/// of owners, and would take the end of the last one for a race. There the object is never freed.
 template <class T, class... Arguments>
 std::shared_ptr<T> make_shared_by_threads(Arguments&&... arguments) {
   const auto made = std::make_shared<T>(std::forward<Arguments>(arguments)...);

@@ -21,8 +21,8 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  /// work(member) for each member in [0, size), all at once; the caller is member 0. What members do
-  /// is ordered after what the caller did before and before what it does next, and otherwise not
+  /// work(member) for each member in [0, size), all at once; the caller is member 0. What members
+  /// do is ordered after what the caller did before and before what it does next, and otherwise not
   /// at all: ThreadSanitizer then sees races between them, however they are scheduled.
   void run(size_t size, const std::function<void(size_t member)>& work);
 

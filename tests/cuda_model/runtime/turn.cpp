@@ -64,9 +64,8 @@ Turn::Turn(const Device* device) {
   Turns& all = turns();
   std::unique_lock lock(all.mutex);
   const uint64_t ticket = all.next_ticket++;
-  all.changed.wait(lock, [&] {
-    return ticket == all.next_inside && (all.inside == 0 || all.holder == me);
-  });
+  all.changed.wait(
+      lock, [&] { return ticket == all.next_inside && (all.inside == 0 || all.holder == me); });
   ++all.next_inside;
   if (all.inside++ == 0) pass_on(me);
   all.changed.notify_all();  // the next one may share it

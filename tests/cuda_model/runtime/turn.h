@@ -8,8 +8,9 @@
 namespace cuda_model {
 
 /// While it lives, the calling thread works for `device` (null: for the driver, which reaches
-/// everything). Memory that this GPU cannot reach is poisoned meanwhile, so GPUs take turns; between
-/// turns all memory of GPUs is poisoned, against the host. Does nothing without AddressSanitizer.
+/// everything). Memory that this GPU cannot reach is poisoned meanwhile, so GPUs take turns;
+/// between turns all memory of GPUs is poisoned, against the host. Does nothing without
+/// AddressSanitizer.
 class Turn {
  public:
   explicit Turn(const Device* device);
@@ -18,8 +19,8 @@ class Turn {
   Turn& operator=(const Turn&) = delete;
 };
 
-/// A block of a GPU's memory is new: whoever has the turn may touch it or not. `reached_by` has a bit
-/// per physical device. With model_mutex() held.
+/// A block of a GPU's memory is new: whoever has the turn may touch it or not. `reached_by` has a
+/// bit per physical device. With model_mutex() held.
 void protect_new(const void* address, size_t bytes, unsigned reached_by);
 
 }  // namespace cuda_model
