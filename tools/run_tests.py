@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Build everything and run every test: `./lockstep test [--full] [KIND, STAGE or TAG]`.
 
-The tests are those of `meson test --list`, in four builds (BUILDS). While one build compiles, the
-tests of the previous one run. Cases are counted over all executables and builds
+The tests are those of `meson test --list`, in four builds (BUILDS), with --full in five. While one
+build compiles, the tests of the previous one run. Cases are counted over all executables and builds
 (tools/case_records.py says how); the last line is `N passed, N failed, N skipped`, and the exit
 status is 1 if anything failed.
 """
@@ -55,6 +55,8 @@ BUILDS = (
                                  f"-Dcpp_args={LINES} {WITHOUT}", *SANITIZED),
           cuda_model=CUDA_MODEL),
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED)),
+    Build("tsan-gpu", "build-tsan-gpu", ("-Db_sanitize=thread", *SANITIZED), cuda_model=CUDA_MODEL,
+          only_full=True),
 )
 
 
@@ -193,7 +195,7 @@ class Run:
             self.queue(build, compiled)
 
     def queue(self, build, rows):
-        wrapper = tsan_wrapper() if rows and build.name == "tsan" else ()
+        wrapper = tsan_wrapper() if rows and build.name.startswith("tsan") else ()
         if wrapper is None:
             self.cases += [Case(f"{build.name} {row.name}", "every case", "skipped",
                                 "TSan cannot map its shadow") for row in rows]
@@ -270,6 +272,8 @@ def main(argv, builds=BUILDS, root=ROOT):
     keep_ignored_signals_here()
     if options.full:
         builds = [replace(build, options=build.options + build.full_options) for build in builds]
+    else:
+        builds = [build for build in builds if not build.only_full]
     run = Run(root, part, options.full)
     try:
         run.execute(builds)

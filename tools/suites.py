@@ -22,14 +22,15 @@ TAGS = re.compile(r'"((?:\[[a-z][\w.]*\])+)"')  # of a Catch2 case
 @dataclass(frozen=True)
 class Build:
     """A build folder and the Meson options that make it. Under --full `full_options` come after the
-    others. With `cuda_model` the CUDA backend is built against tests/cuda_model, installed into
-    that folder."""
+    others, and one of `only_full` is built only then. With `cuda_model` the CUDA backend is built
+    against tests/cuda_model, installed into that folder."""
 
     name: str
     folder: str
     options: tuple
     cuda_model: str = ""
     full_options: tuple = ()
+    only_full: bool = False
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,7 @@ void CpuStream::release(void* memory) {
 
 void CpuStream::begin_capture() {
   require(!recording_, "{}: stream {} is being captured already", device().name(), name());
+  record();
   recording_ = std::make_unique<Recording>(*this);
 }
 

@@ -56,8 +56,8 @@ Device::~Device() = default;
 
 void Device::close_streams() { streams_.clear(); }
 
-void Device::drain() const {
-  for (const auto& stream : streams_) stream->block(stream->record());
+void Device::drain() const noexcept {
+  for (const auto& stream : streams_) stream->drain();
 }
 
 Stream Device::create_stream(std::string name) {

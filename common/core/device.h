@@ -91,8 +91,8 @@ class Device {
   Device(DeviceId id, DeviceOptions options);
   virtual std::unique_ptr<StreamBackend> make_stream(std::string name) = 0;
   /// Waits for what the streams have queued: copies may still read host memory that is about to be
-  /// freed.
-  void drain() const;
+  /// freed. Destructors call it.
+  void drain() const noexcept;
   /// Drains and joins the streams; a derived class calls it before its own members are destroyed.
   void close_streams();
 

@@ -38,6 +38,14 @@ void StreamBackend::block_until_unawaited() const {
   }
 }
 
+void StreamBackend::drain() noexcept {
+  try {
+    block(record());
+  } catch (...) {  // of a failed device, or in a capture
+    block(last_ticket_);
+  }
+}
+
 void StreamBackend::throw_error() const {
   const std::exception_ptr failure = error();
   if (failure && owner_.empty()) std::rethrow_exception(failure);

@@ -59,6 +59,7 @@ class StreamBackend {
   virtual void host_task(const char* op, std::function<void()> body) = 0;
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) = 0;
+  /// Records an event first: drain() waits for it while the capture lasts.
   virtual void begin_capture() = 0;
   virtual std::unique_ptr<Graph> end_capture() = 0;
   virtual void launch(Graph& graph) = 0;
@@ -66,6 +67,9 @@ class StreamBackend {
   virtual bool done(uint64_t ticket) const = 0;
   /// Blocks the calling thread until `ticket` is done; does not throw the stream's error.
   virtual void block(uint64_t ticket) const = 0;
+  /// Blocks the calling thread until what is enqueued has run; what is being captured does not
+  /// count. Leaves errors to those who wait for an event: destructors call it.
+  void drain() noexcept;
   /// The stream's first error, or null. Read it only after waiting for the event in question.
   virtual std::exception_ptr error() const = 0;
   /// Throws the stream's error, if there is one; for a stream with an owner, as PeerLost naming the

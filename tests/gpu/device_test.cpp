@@ -119,6 +119,67 @@ TEST_CASE("More memory than a GPU has is an error with the sizes, and the GPU go
   CHECK(y.to_host() == Values(1000, 6));
 }
 
+/// Values of cuda:0 go to cuda:1 in a stream of the first, and back in one of the second.
+Values there_and_back(const Values& values) {
+  const Gpu here;
+  const auto device = open_device({DeviceId::Kind::cuda, 1}, {});
+  const Stream there = device->create_stream("there");
+  const Shape shape{static_cast<int64_t>(values.size())};
+  const Tensor x = here.put(shape, values), back = here.filled(shape, 0);
+  const Tensor y = Tensor::empty(there, shape);
+  here.stream.wait(there.record());
+  here.stream.copy(y.data(), x.data(), x.bytes());
+  there.wait(here.stream.record());
+  there.kernels().scale(there, 2, y);
+  there.copy(back.data(), y.data(), y.bytes());
+  here.stream.wait(there.record());
+  return back.to_host();
+}
+
+TEST_CASE("Values go from one GPU to another, whether those reach each other's memory or not",
+          "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
+  for (const char* access : {"1", "0"}) {
+    INFO("access " << access);
+    const ScopedEnvironment peers("CUDA_MODEL_PEER_ACCESS", access);  // what the model has
+    for (const int64_t n : {1, 1000003}) {
+      Values values = random_values({n}, 1);
+      const Values found = there_and_back(values);
+      for (Real& value : values) value *= 2;
+      CHECK((found == values));
+    }
+  }
+}
+
+TEST_CASE("Only GPUs that are open get access to each other's memory", "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
+  const Gpu gpu;
+  if (!testing::is_model(*gpu.device)) {
+    LOCKSTEP_SKIP("not the CUDA model: a real GPU fails when it wants");
+  }
+  const DeviceId other{DeviceId::Kind::cuda, 1};
+  const auto call_of_access = [](const std::string& code) {
+    return ScopedEnvironment("CUDA_MODEL_FAULT", "cudaMemPoolSetAccess:" + code);
+  };
+  {
+    const auto fault = call_of_access("1");
+    CHECK_NOTHROW(Gpu());  // the same one again
+  }
+  {
+    const auto fault = call_of_access("1");
+    CHECK_THROWS_AS(open_device(other, {}), DeviceError);
+  }
+  {
+    const auto fault = call_of_access("1:2");  // the way back
+    CHECK_THROWS_AS(open_device(other, {}), DeviceError);
+  }
+  const ScopedEnvironment none("CUDA_MODEL_PEER_ACCESS", "0");
+  const auto fault = call_of_access("1");
+  CHECK_NOTHROW(open_device(other, {}));
+}
+
 // --- Page-locked memory and the feeder -----------------------------------------------------------
 
 TEST_CASE("Copies between a GPU and its host memory return before they are made",
@@ -137,6 +198,30 @@ TEST_CASE("Copies between a GPU and its host memory return before they are made"
   CHECK_FALSE(busy_end.done());
   gpu.stream.synchronize();
   CHECK((Values(target.data(), target.data() + count) == Values(count, 10)));
+}
+
+TEST_CASE("Page-locked memory is freed without an exception, during a capture and after a failure",
+          "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const Busy busy(gpu.stream, 50);
+  const Tensor x = gpu.filled({1000}, 0);
+  const auto make = [&] { return std::make_unique<Pinned>(*gpu.device, 1000, 1); };
+  auto memory = make();
+  busy.enqueue();
+  gpu.stream.copy(x.data(), memory->data(), x.bytes());
+  const Event copied = gpu.stream.record();
+  gpu.stream.begin_capture();
+  memory.reset();  // one that throws ends the process
+  CHECK(copied.done());
+  gpu.stream.end_capture();
+  CHECK(x.to_host() == Values(1000, 1));
+  memory = make();
+  {
+    const ScopedEnvironment fault("CUDA_MODEL_FAULT", "cudaSetDevice:46");  // a busy GPU
+    memory.reset();
+  }
+  CHECK(x.to_host() == Values(1000, 1));
 }
 
 /// Enqueues a copy from page-locked memory after long work, waits for its event or not, and writes

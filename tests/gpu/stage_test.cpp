@@ -277,12 +277,13 @@ TEST_CASE("Local BatchNorm on two replicas starts as the parts of a batch one af
 // --- Stage 03: the network in pieces -------------------------------------------------------------
 
 /// Ten steps of 13 samples in 4 micro-batches, the last of 7: on these devices as on one GPU.
-void check_pipelines(const std::string& devices) {
+void check_pipelines(const std::string& devices,
+                     const Words& schedules = {"naive", "gpipe", "1f1b"}) {
   const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
                         "0.01",   "--dropout"};
   const Outcome single = train(ten_steps);
   REQUIRE(single.losses().size() == 10);
-  for (const std::string schedule : {"naive", "gpipe", "1f1b"}) {
+  for (const std::string& schedule : schedules) {
     INFO(devices << ", --schedule " << schedule);
     const Words options = ten_steps + Words{"--schedule", schedule};
     const Outcome split = train(options, devices, "03-model-split");
@@ -325,6 +326,30 @@ TEST_CASE("Stages on two GPUs lead to stage 01's weights", "[cuda][pipeline][sta
   LOCKSTEP_NEEDS_GPU();
   if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
   check_pipelines("cuda:0,cuda:1");
+}
+
+// --- Two GPUs that do not reach each other's memory ----------------------------------------------
+
+TEST_CASE("Replicas on GPUs without access to each other's memory lead to stage 01's weights",
+          "[cuda][dataparallel][stage]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  const ScopedEnvironment none("CUDA_MODEL_PEER_ACCESS", "0");  // of the model
+  check_data_parallel("cuda:0,cuda:1", {"manual"});
+}
+
+TEST_CASE("Stages on GPUs without access to each other's memory lead to stage 01's weights",
+          "[cuda][pipeline][stage]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
+  const ScopedEnvironment none("CUDA_MODEL_PEER_ACCESS", "0");
+  check_pipelines("cuda:0,cuda:1", {"1f1b"});
+}
+
+TEST_CASE("Layers split over GPUs without access to each other's memory lead to stage 01's weights",
+          "[cuda][tensorsplit][stage]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  const ScopedEnvironment none("CUDA_MODEL_PEER_ACCESS", "0");
+  check_tensor_split("cuda:0,cuda:1");
 }
 
 // --- The command line: refused before any device is opened ---------------------------------------

@@ -1,6 +1,8 @@
 // Streams of a GPU: order, host tasks, traces and graphs; what streams_test.cpp of tests/unit shows
 // for CPU devices, as far as the host can see it.
 
+#include <optional>
+
 #include "common/core/stream_backend.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
@@ -116,6 +118,39 @@ TEST_CASE("Times between a GPU's events are real, however many others its stream
   for (int i = 0; i < 3000; ++i) gpu.stream.record();
   CHECK(second.seconds_since(first) > 1e-5);
   CHECK(second.seconds_since(second) == 0);
+}
+
+TEST_CASE("An event with a time is used again, but not while somebody may ask for the time",
+          "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  std::optional<TimedEvent> kept;
+  {
+    const Gpu gpu({.trace = true});
+    const Busy busy(gpu.stream, 20);
+    const TimedEvent first = gpu.stream.record_time();
+    busy.enqueue();
+    const TimedEvent second = gpu.stream.record_time();
+    const double seconds = second.seconds_since(first);
+    for (int i = 0; i < 100; ++i) {
+      kept = gpu.stream.record_time();
+      kept->synchronize();
+    }
+    CHECK(second.seconds_since(first) == seconds);
+    CHECK(kept->seconds_since(second) > 0);
+  }
+  kept.reset();  // may outlive its stream
+}
+
+TEST_CASE("However often a GPU is asked for times, it needs no more events for that",
+          "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  if (!testing::is_model(*gpu.device)) {
+    LOCKSTEP_SKIP("not the CUDA model: a real GPU fails when it wants");
+  }
+  for (int i = 0; i < 1500; ++i) gpu.stream.record_time();  // and all places for other events
+  const testing::ScopedEnvironment fault("CUDA_MODEL_FAULT", "cudaEventCreateWithFlags:2");
+  for (int i = 0; i < 100; ++i) CHECK_NOTHROW(gpu.stream.record_time());
 }
 
 // --- Host tasks ----------------------------------------------------------------------------------

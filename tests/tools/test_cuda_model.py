@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tests/cuda_model"
 sys.path.insert(0, str(ROOT / "tools"))
-from compile_tests import install_cuda_model  # noqa: E402
+from compile_tests import install_cuda_model, tsan_wrapper  # noqa: E402
 from run_tests import CUDA_MODEL  # noqa: E402
 
 
@@ -88,6 +88,49 @@ class TestCudaModel(unittest.TestCase):
         status, output = run(program, "memory", environment=environment, timeout=20)
         self.assertNotEqual(0, status)
         self.assertRegex(output, r"heap-buffer-overflow[\s\S]*past_the_end")
+
+    def test_kernels_do_not_reach_other_gpus_memory(self):
+        for access in ("1", "0"):
+            self.assertEqual((0, f"access {access}\n"), run(
+                self.program("peers.cu"), timeout=20,
+                environment={"CUDA_MODEL_PEER_ACCESS": access}))
+        watched = self.program("peers.cu", "-Xcompiler=-fsanitize=address")
+        environment = {"ASAN_OPTIONS": "detect_leaks=0"}
+        self.assertEqual((0, "access 1\n"), run(watched, environment=environment, timeout=20))
+        for what, where in (("kernel", "add"), ("host", "main")):  # nor does the host
+            status, output = run(watched, what, environment=environment, timeout=20)
+            self.assertNotEqual(0, status)
+            self.assertRegex(output, rf"use-after-poison[\s\S]* in {where}")
+
+    def test_blocks_and_warps_run_in_an_order_that_the_seed_decides(self):
+        def order(seed):
+            status, output = run(self.program("kernels.cu"), "order", timeout=20,
+                                 environment={"CUDA_MODEL_SEED": str(seed)})
+            self.assertEqual(0, status, output)
+            blocks, _, right = output.partition(" right ")
+            return [int(block) for block in blocks.split()], int(right)
+
+        self.assertEqual((list(range(12)), 50), order(0))  # a missing barrier does not show
+        orders = [order(seed) for seed in (1, 1, 2, 3)]
+        self.assertEqual(orders[0], orders[1])
+        self.assertEqual(4, len({tuple(blocks) for blocks, _ in orders + [order(0)]}))
+        for blocks, right in orders:
+            self.assertEqual(list(range(12)), sorted(blocks))
+            self.assertTrue(5 < right < 45, right)
+
+    def test_thread_sanitizer_sees_races_in_kernels(self):
+        wrapper = tsan_wrapper()
+        if wrapper is None:
+            self.skipTest("TSan cannot map its shadow")
+        program = self.program("kernels.cu", "-Xcompiler=-fsanitize=thread")
+        environment = {"CUDA_MODEL_THREADS": "2", "TSAN_OPTIONS": "halt_on_error=1"}
+        self.assertEqual((0, "<<<text>>>(stays) as it is\n"),
+                         run(*wrapper, program, environment=environment, timeout=60))
+        for what, kernel in (("blocks", "add_one_in_each_block"), ("fence", "last_block_total"),
+                             ("warps", "tell"), ("lanes", "tell_lane")):
+            status, output = run(*wrapper, program, what, environment=environment, timeout=60)
+            self.assertNotEqual(0, status)
+            self.assertRegex(output, rf"data race[\s\S]* kernels::{kernel}")
 
     def test_streams_events_memory_and_graphs(self):
         self.assertEqual((0, ""), run(self.program("runtime.cu"), timeout=20))

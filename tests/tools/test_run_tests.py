@@ -251,6 +251,15 @@ class TestSkips(FakeExecutables):
                 self.run_builds([build], arguments)
         self.assertEqual(told, [("-Done=1",), ("-Done=1", "-Done=2")])
 
+    def test_what_only_full_has_is_not_configured_else(self):
+        told = []
+        builds = [Build("fake", "fake", ()), Build("races", "races", (), only_full=True)]
+        with unittest.mock.patch.multiple(run_tests, read_rows=lambda folder: [],
+                                          configure=lambda build, root: told.append(build.name) or ""):
+            for arguments in ((), ("--full",)):
+                self.run_builds(builds, arguments)
+        self.assertEqual(told, ["fake", "fake", "races"])
+
 
 def row(name, *suites, cases="", sources=(), targets=()):
     command = (name, "-#", cases) if cases else (name,)

@@ -1,12 +1,14 @@
 // GPUs as devices.
 
 #include <cstdlib>
+#include <optional>
 
 #include "common/core/error.h"
 #include "common/kernels/cuda/backend.h"
 #include "common/kernels/cuda/check.h"
 #include "common/kernels/cuda/cuda_kernels.h"
 #include "common/kernels/cuda/cuda_stream.h"
+#include "common/kernels/cuda/peer_access.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -65,7 +67,7 @@ class CudaDevice final : public Device {
     check(cudaGetDeviceProperties(&properties_, index_), "cudaGetDeviceProperties", name());
     refuse_unless_kernels_fit();
     pool_ = make_pool(index_, name());
-    allow_peers();
+    peers_.emplace(index_, pool_.get());
   }
   ~CudaDevice() override { close_streams(); }
 
@@ -130,19 +132,6 @@ class CudaDevice final : public Device {
     check(status, "cudaFuncGetAttributes", name());
   }
 
-  /// Copies from and kernels on other GPUs may use this device's memory where the hardware can.
-  void allow_peers() const {
-    for (int other = 0; other < gpus().devices; ++other) {
-      if (other == index_) continue;
-      int possible = 0;
-      check(cudaDeviceCanAccessPeer(&possible, other, index_), "cudaDeviceCanAccessPeer", name());
-      if (possible == 0) continue;
-      const cudaMemAccessDesc access{{cudaMemLocationTypeDevice, other},
-                                     cudaMemAccessFlagsProtReadWrite};
-      check(cudaMemPoolSetAccess(pool_.get(), &access, 1), "cudaMemPoolSetAccess", name());
-    }
-  }
-
   std::unique_ptr<StreamBackend> make_stream(std::string stream_name) override {
     return std::make_unique<CudaStream>(*this, std::move(stream_name), index_, pool_.get(), state_);
   }
@@ -150,6 +139,7 @@ class CudaDevice final : public Device {
   int index_;
   cudaDeviceProp properties_{};
   PoolHandle pool_;
+  std::optional<PeerAccess> peers_;
   DeviceState state_;
   CudaKernels kernels_;
 };

@@ -30,7 +30,7 @@ void CudaStream::refuse_in_capture(const char* what) const {
 
 void CudaStream::begin_capture() {
   require(!capturing_, "{}: stream {} is being captured already", device().name(), name());
-  make_current();
+  record();
   check(cudaStreamBeginCapture(raw_.get(), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture",
         device().name());
   capturing_ = captured_ = true;

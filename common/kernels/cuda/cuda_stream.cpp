@@ -11,6 +11,7 @@
 #include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/kernels/cuda/libraries.h"
+#include "common/kernels/cuda/peer_access.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -29,6 +30,7 @@ CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_
       index_(index),
       pool_(pool),
       device_state_(state),
+      timing_events_(std::make_shared<TimingEvents>(device.name())),
       host_tasks_(state) {
   make_current();
   cudaStream_t raw = nullptr;
@@ -36,7 +38,9 @@ CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_
   raw_.reset(raw);
   check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
         "cudaDeviceGetAttribute", device.name());
-  if (device.options().trace) spans_ = std::make_unique<SpanRecorder>(raw, device.name());
+  if (device.options().trace) {
+    spans_ = std::make_unique<SpanRecorder>(raw, device.name(), timing_events_);
+  }
   block_counters_ = std::make_unique<Buffer>(Stream(*this), kBlockCounters * sizeof(unsigned));
   check(cudaMemsetAsync(block_counters_->data(), 0, block_counters_->bytes(), raw),
         "cudaMemsetAsync", device.name());
@@ -99,7 +103,8 @@ void CudaStream::end(const char* op) {
 void CudaStream::copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   enqueue("copy", [&](cudaStream_t raw) {
-    note(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, raw), "cudaMemcpyAsync");
+    const auto [status, call] = copy_between(to, from, bytes, index_, raw);
+    note(status, call);
   });
 }
 
@@ -135,24 +140,24 @@ std::vector<Span> CudaStream::timeline() const {
 
 // --- Events ------------------------------------------------------------------------------------
 
-EventHandle CudaStream::new_event(unsigned flags) const {
-  cudaEvent_t made = nullptr;
-  check(cudaEventCreateWithFlags(&made, flags), "cudaEventCreate", device().name());
-  return EventHandle(made);
-}
-
 uint64_t CudaStream::record() {
   refuse_in_capture("record");
   make_current();
   const uint64_t ticket = new_ticket();
   EventHandle& slot = events_[ticket % kEventRing];
-  if (!slot) slot = new_event(cudaEventDisableTiming);
+  if (!slot) {
+    cudaEvent_t made = nullptr;
+    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreate",
+          device().name());
+    slot.reset(made);
+  }
   note(cudaEventRecord(slot.get(), raw_.get()), "cudaEventRecord");
   return ticket;
 }
 
 struct CudaStream::Time final : EventTime {
-  Time(const CudaStream& of, EventHandle made) : stream(of), event(std::move(made)) {}
+  Time(const CudaStream& of, TimingEvents::Owned recorded)
+      : stream(of), event(std::move(recorded)) {}
   double seconds_since(const EventTime& earlier) const override {
     const cudaEvent_t first = static_cast<const Time&>(earlier).event.get();
     float milliseconds = 0;
@@ -160,13 +165,13 @@ struct CudaStream::Time final : EventTime {
     return double(milliseconds) * 1e-3;
   }
   const CudaStream& stream;
-  EventHandle event;
+  TimingEvents::Owned event;
 };
 
 std::shared_ptr<const EventTime> CudaStream::record_time() {
   refuse_in_capture("record");
   make_current();
-  const auto time = std::make_shared<Time>(*this, new_event(cudaEventDefault));
+  const auto time = std::make_shared<Time>(*this, timing_events_->take());
   note(cudaEventRecord(time->event.get(), raw_.get()), "cudaEventRecord");
   return time;
 }

@@ -15,6 +15,7 @@
 #include "common/kernels/cuda/check.h"
 #include "common/kernels/cuda/host_tasks.h"
 #include "common/kernels/cuda/span_recorder.h"
+#include "common/kernels/cuda/timing_events.h"
 
 namespace lockstep::cuda {
 
@@ -78,7 +79,6 @@ class CudaStream final : public StreamBackend {
   void refuse_in_capture(const char* what) const;
   void note(cudaError_t status, const char* call) const;
   void note_completed(uint64_t ticket) const;
-  EventHandle new_event(unsigned flags) const;
   cudaEvent_t event(uint64_t ticket) const { return events_[ticket % kEventRing].get(); }
 
   const int index_;
@@ -87,6 +87,7 @@ class CudaStream final : public StreamBackend {
   int multiprocessors_ = 1;
   StreamHandle raw_;
   std::array<EventHandle, kEventRing> events_;
+  const std::shared_ptr<TimingEvents> timing_events_;
   mutable std::atomic<uint64_t> completed_{0};  // the latest ticket known to be done
   bool capturing_ = false;
   bool captured_ = false;  // graphs exist that know the address of the scratch memory

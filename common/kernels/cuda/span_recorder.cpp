@@ -14,30 +14,23 @@ int64_t now_ns() {
 
 }  // namespace
 
-SpanRecorder::SpanRecorder(cudaStream_t stream, std::string device)
-    : stream_(stream), device_(std::move(device)) {
+SpanRecorder::SpanRecorder(cudaStream_t stream, std::string device,
+                           std::shared_ptr<TimingEvents> events)
+    : stream_(stream), device_(std::move(device)), events_(std::move(events)) {
   origin_ = recorded_event();
   check(cudaEventSynchronize(origin_.get()), "cudaEventSynchronize", device_);
   origin_ns_ = now_ns();
 }
 
-EventHandle SpanRecorder::recorded_event() {
-  EventHandle event;
-  if (unused_.empty()) {
-    cudaEvent_t made = nullptr;
-    check(cudaEventCreateWithFlags(&made, cudaEventDefault), "cudaEventCreate", device_);
-    event.reset(made);
-  } else {
-    event = std::move(unused_.back());
-    unused_.pop_back();
-  }
+TimingEvents::Owned SpanRecorder::recorded_event() {
+  TimingEvents::Owned event = events_->take();
   check(cudaEventRecord(event.get(), stream_), "cudaEventRecord", device_);
   return event;
 }
 
 void SpanRecorder::begin(const char* op, const std::string* scope) {
   if (pending_.size() >= kMostPending) resolve();
-  pending_.push_back({op, scope, recorded_event(), nullptr});
+  pending_.push_back({op, scope, recorded_event(), {}});
 }
 
 void SpanRecorder::end() { pending_.back().end = recorded_event(); }
@@ -53,7 +46,7 @@ const std::vector<Span>& SpanRecorder::spans() {
 void SpanRecorder::resolve() {
   if (pending_.empty()) return;
   check(cudaEventSynchronize(pending_.back().end.get()), "cudaEventSynchronize", device_);
-  const auto time_of = [&](const EventHandle& event) {
+  const auto time_of = [&](const TimingEvents::Owned& event) {
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, origin_.get(), event.get()), "cudaEventElapsedTime",
           device_);
@@ -63,11 +56,7 @@ void SpanRecorder::resolve() {
     spans_.push_back({p.op, p.scope, time_of(p.begin), time_of(p.end)});
   }
   origin_ns_ = spans_.back().end_ns;
-  std::swap(origin_, pending_.back().end);
-  for (Pending& p : pending_) {
-    unused_.push_back(std::move(p.begin));
-    unused_.push_back(std::move(p.end));
-  }
+  origin_ = std::move(pending_.back().end);
   pending_.clear();
 }
 

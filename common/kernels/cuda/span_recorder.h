@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/core/stream_backend.h"
-#include "common/kernels/cuda/check.h"
+#include "common/kernels/cuda/timing_events.h"
 
 namespace lockstep::cuda {
 
@@ -13,7 +13,7 @@ namespace lockstep::cuda {
 /// event for which the host waits at the start; from there on times are differences of events.
 class SpanRecorder {
  public:
-  SpanRecorder(cudaStream_t stream, std::string device);
+  SpanRecorder(cudaStream_t stream, std::string device, std::shared_ptr<TimingEvents> events);
 
   void begin(const char* op, const std::string* scope);
   void end();
@@ -24,19 +24,19 @@ class SpanRecorder {
   struct Pending {
     const char* op;
     const std::string* scope;
-    EventHandle begin, end;
+    TimingEvents::Owned begin, end;
   };
   static constexpr size_t kMostPending = 4096;
 
-  EventHandle recorded_event();
+  TimingEvents::Owned recorded_event();
   void resolve();
 
   cudaStream_t stream_;
   std::string device_;
-  EventHandle origin_;  // and its time:
+  std::shared_ptr<TimingEvents> events_;
+  TimingEvents::Owned origin_;  // and its time:
   int64_t origin_ns_ = 0;
   std::deque<Pending> pending_;
-  std::vector<EventHandle> unused_;
   std::vector<Span> spans_;
 };
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <thread>
 
+#include "runtime/turn.h"
+
 namespace cuda_model::nccl {
 namespace {
 
@@ -181,6 +183,7 @@ std::shared_ptr<Clique::Transfer> Clique::post(int rank, const Operation& operat
     die("NCCL: rank " + std::to_string(from) + " sends something else than rank " +
         std::to_string(to) + " receives");
   }
+  const Turn turn(nullptr);
   std::memmove(transfer->receive.to, transfer->send.from,
                operation.count * size_of(operation.type));
   transfer->done = true;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "libraries/nccl_clique.h"
+#include "runtime/turn.h"
 
 namespace cuda_model::nccl {
 namespace {
@@ -85,6 +86,7 @@ size_t size_of(ncclDataType_t type) {
 }
 
 void execute(const std::vector<Operation>& ranks) {
+  const Turn turn(nullptr);  // NCCL's kernels have mapped what they need
   switch (ranks[0].type) {
     case ncclFloat32:
       return execute_as<float>(ranks);

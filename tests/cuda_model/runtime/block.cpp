@@ -4,17 +4,35 @@
 #include <string>
 
 #include "runtime/model.h"
+#include "runtime/team.h"
 
 namespace cuda_model {
 
-void Block::run(const Launch& launch, const std::function<void()>& work) {
+void Block::run(const Launch& launch, const std::function<void()>& work, uint64_t seed) {
   launch_ = &launch;
-  work_ = &work;
+  seed_ = seed;
+  const std::function<void()> thread = [&] {
+    go_.acquire();
+    work();
+    arrive_.release();
+  };
+  work_ = &thread;
   threads_.clear();
   threads_.resize(size_t{launch.block.x} * launch.block.y * launch.block.z);
+  go_.release();
   do {
-    for (size_t first = 0; first < threads_.size(); first += 32) run_warp(static_cast<int>(first));
+    run_warps();
+    arrive_.acquire();
+    go_.release();
   } while (release_barrier());
+}
+
+/// Until each thread has ended or waits for the block.
+void Block::run_warps() {
+  if (seed_ != 0) ++seed_;
+  for (const unsigned warp : shuffled(static_cast<unsigned>(threads_.size() + 31) / 32, seed_)) {
+    run_warp(static_cast<int>(warp) * 32);
+  }
 }
 
 /// Until each lane has ended or waits for the block.
@@ -55,8 +73,18 @@ int Block::barrier(Vote vote, int predicate, const char* file, int line) {
   Thread& thread = threads_[current_];
   thread.vote = vote;
   thread.predicate = predicate;
+  arrive_.release();
   wait(State::at_barrier, file, line);
+  go_.acquire();
   return thread.predicate;
+}
+
+/// An exchange of values orders no memory; this does.
+void Block::warp_barrier(unsigned mask, const char* file, int line) {
+  Order& order = meet_[static_cast<size_t>(current_) / 32];
+  order.release();
+  exchange(mask, 0, lane(), file, line);
+  order.acquire();
 }
 
 uint64_t Block::exchange(unsigned mask, uint64_t value, int source, const char* file, int line) {

@@ -1,10 +1,12 @@
 #pragma once
 // A block of threads: fibers that run one after another and meet at barriers and shuffles.
 
+#include <array>
 #include <memory>
 #include <vector>
 
 #include "runtime/fibers.h"
+#include "runtime/sanitizer.h"
 
 #define __CUDACC__  // the declarations for kernels
 #include "cuda_runtime.h"
@@ -15,12 +17,16 @@ class Block {
  public:
   /// Runs `work` once per thread of the launch's block. Ends the process with one line if threads
   /// would wait for each other forever.
-  void run(const Launch& launch, const std::function<void()>& work);
+  /// `seed`: of the order of its warps; 0: ascending.
+  void run(const Launch& launch, const std::function<void()>& work, uint64_t seed);
 
   // For the thread that runs.
   int barrier(Vote vote, int predicate, const char* file, int line);
   uint64_t exchange(unsigned mask, uint64_t value, int source, const char* file, int line);
   int lane() const { return current_ % 32; }
+  void warp_barrier(unsigned mask, const char* file, int line);
+  void fence() { threads_[current_].fenced = true; }
+  bool has_fenced() const { return threads_[current_].fenced; }
 
  private:
   enum class State { running, at_barrier, at_exchange, done };
@@ -34,10 +40,12 @@ class Block {
     unsigned mask = 0;
     int source = 0;
     uint64_t value = 0, result = 0;
+    bool fenced = false;  // __threadfence() was called
   };
 
   void resume(int index);
   void wait(State state, const char* file, int line);
+  void run_warps();
   void run_warp(int first);
   bool release_exchanges(int first);
   bool release_barrier();
@@ -50,6 +58,11 @@ class Block {
   std::vector<Thread> threads_;
   std::vector<std::unique_ptr<Fiber>> free_fibers_;
   int current_ = 0;
+  uint64_t seed_ = 0;
+  // For ThreadSanitizer: threads arrive at the block's barriers and end, and go on from there; the
+  // lanes of a warp meet. A member of each of them, as one for all would order too much.
+  Order arrive_, go_;
+  std::array<Order, 32> meet_;
 };
 
 }  // namespace cuda_model

@@ -13,15 +13,19 @@ thread_local int current = 0;
 
 }  // namespace
 
-Device* visible_device(int index) {
+Device& physical_device(int index) {
   static auto& devices = *[] {
     auto* all = new std::array<Device, kMaxDevices>;
     for (int i = 0; i < kMaxDevices; ++i) (*all)[i].index = i;
     return all;
   }();
+  return devices[index];
+}
+
+Device* visible_device(int index) {
   const auto visible = visible_devices();
   if (index < 0 || index >= static_cast<int>(visible.size())) return nullptr;
-  return &devices[visible[index]];
+  return &physical_device(visible[index]);
 }
 
 std::mutex& model_mutex() {
@@ -157,7 +161,7 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   return api("cudaDeviceCanAccessPeer", [&] {
     if (!visible_device(device) || !visible_device(peer)) return cudaErrorInvalidDevice;
-    *can = device != peer;
+    *can = device != peer && has_peer_access();
     return cudaSuccess;
   });
 }
@@ -168,6 +172,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
     const Device* other = visible_device(peer);
     if (!device || !other || device == other) return cudaErrorInvalidDevice;
     if (flags != 0) return cudaErrorInvalidValue;
+    if (!has_peer_access()) return cudaErrorPeerAccessUnsupported;
     const std::lock_guard lock(model_mutex());
     if (device->peers >> other->index & 1) return cudaErrorPeerAccessAlreadyEnabled;
     device->peers |= 1u << other->index;

@@ -52,6 +52,8 @@ Capability capability() {
   return {to_integer("CUDA_MODEL_CAPABILITY", parts[0]), minor};
 }
 
+bool has_peer_access() { return integer_variable("CUDA_MODEL_PEER_ACCESS", 1) != 0; }
+
 std::vector<int> visible_devices() {
   const int present = std::min(integer_variable("CUDA_MODEL_DEVICES", 2), kMaxDevices);
   std::vector<int> devices;

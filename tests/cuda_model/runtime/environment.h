@@ -7,6 +7,11 @@
 //   CUDA_MODEL_MEMORY_MIB=4096    memory of each
 //   CUDA_MODEL_CAPABILITY=9.0     compute capability; below 7.0 the program has no code for it
 //   CUDA_MODEL_DRIVER=13000       newest CUDA version that the driver runs; 0: no driver
+//   CUDA_MODEL_PEER_ACCESS=1      0: no GPU reaches another's memory, as with most consumer GPUs
+//   CUDA_MODEL_SEED=1             of the order in which a kernel's blocks run, and the warps of
+//                                 each; 0: ascending
+//   CUDA_MODEL_THREADS=1          that run the blocks of one kernel; for ThreadSanitizer, which
+//                                 finds races between blocks of two
 //   CUDA_MODEL_COPY_DELAY_US=0    each host-to-device copy sleeps so long before it reads
 //   CUDA_MODEL_FAULT=function:code[:nth[:async]]
 //       the nth call (from 1) of that function returns the code; with async the call succeeds and
@@ -32,6 +37,8 @@ struct Fault {
 /// The value of an integer variable. Ends the process with one line if it is no number.
 int integer_variable(const char* name, int fallback);
 Capability capability();
+/// Whether the hardware lets a GPU use another's memory.
+bool has_peer_access();
 /// Physical index of each GPU that the process may see.
 std::vector<int> visible_devices();
 /// Counts a call of `function`; returns the fault that is planted in it.

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "runtime/model.h"
+#include "runtime/sanitizer.h"
 
 namespace cuda_model {
 
@@ -129,7 +130,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
       return cudaErrorInvalidResourceHandle;
     }
     if (const cudaError_t sticky = sticky_of(event)) return sticky;
-    const auto record = std::make_shared<Record>();
+    const auto record = make_shared_by_threads<Record>();
     const std::lock_guard lock(model_mutex());
     if (stream->capture != nullptr) {
       if (stream->capture->invalidated) return cudaErrorStreamCaptureInvalidated;

@@ -4,6 +4,7 @@
 #include <ucontext.h>
 
 #include "runtime/model.h"
+#include "runtime/sanitizer.h"
 
 // Defined where the program is built with AddressSanitizer, null elsewhere.
 extern "C" {
@@ -20,7 +21,10 @@ constexpr size_t kStackBytes = 256 * 1024, kGuardBytes = 4096;
 
 thread_local Fiber* entering = nullptr;
 
+constexpr unsigned kNoOrder = 1;  // __tsan_switch_to_fiber_no_sync
+
 __attribute__((noinline)) void announce(StackPoint& from, const StackPoint& to) {
+  if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(to.tsan_fiber, kNoOrder);
   if (__sanitizer_start_switch_fiber) {
     __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.size);
   }
@@ -62,13 +66,18 @@ Fiber::Fiber() {
   }
   inside_.bottom = static_cast<char*>(memory_) + kGuardBytes;
   inside_.size = kStackBytes;
+  if (__tsan_create_fiber) inside_.tsan_fiber = __tsan_create_fiber(0);
 }
 
-Fiber::~Fiber() { munmap(memory_, kGuardBytes + kStackBytes); }
+Fiber::~Fiber() {
+  if (__tsan_destroy_fiber) __tsan_destroy_fiber(inside_.tsan_fiber);
+  munmap(memory_, kGuardBytes + kStackBytes);
+}
 
 bool Fiber::resume(const std::function<void()>& work) {
   if (ended_) work_ = &work;
   ended_ = false;
+  if (__tsan_get_current_fiber) outside_.tsan_fiber = __tsan_get_current_fiber();
   if (entered_) {
     switch_stack(outside_, inside_);
     return ended_;

@@ -2,7 +2,8 @@
 // Fibers: stacks that one thread switches between. They carry the threads of a block.
 //
 // A stack is entered once, through ucontext; after that a switch is a jump without a system call.
-// AddressSanitizer is told of each switch where the program has it.
+// AddressSanitizer and ThreadSanitizer are told of each switch where the program has them. To the
+// latter a fiber is a thread, and a switch orders nothing.
 
 #include <cstddef>
 #include <functional>
@@ -17,6 +18,7 @@ struct StackPoint {
   const void* bottom = nullptr;
   size_t size = 0;
   void* fake_stack = nullptr;  // AddressSanitizer's
+  void* tsan_fiber = nullptr;  // ThreadSanitizer's
 };
 
 /// A stack that runs one piece of work after another.

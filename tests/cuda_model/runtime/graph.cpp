@@ -4,6 +4,7 @@
 #include <set>
 
 #include "runtime/model.h"
+#include "runtime/sanitizer.h"
 
 struct CUgraph_st {
   std::vector<cuda_model::Task> nodes;
@@ -67,7 +68,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
     if (const int sticky = stream->device.sticky) return static_cast<cudaError_t>(sticky);
     const std::lock_guard lock(model_mutex());
     if (stream->capture != nullptr) return cudaErrorIllegalState;
-    const auto capture = std::make_shared<Capture>();
+    const auto capture = make_shared_by_threads<Capture>();
     capture->id = ++next_id;
     capture->origin = stream.get();
     capture->thread = std::this_thread::get_id();
@@ -132,7 +133,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
   return api("cudaGraphInstantiate", [&] {
     if (exec == nullptr || graph == nullptr) return cudaErrorInvalidValue;
     if (flags > 15) return cudaErrorInvalidValue;
-    *exec = new CUgraphExec_st{std::make_shared<const std::vector<Task>>(graph->nodes)};
+    *exec = new CUgraphExec_st{make_shared_by_threads<const std::vector<Task>>(graph->nodes)};
     return cudaSuccess;
   });
 }

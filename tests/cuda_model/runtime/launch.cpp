@@ -4,6 +4,7 @@
 #include "runtime/environment.h"
 #include "runtime/memory.h"
 #include "runtime/model.h"
+#include "runtime/team.h"
 
 __thread uint3 threadIdx, blockIdx;
 __thread dim3 blockDim, gridDim;
@@ -18,20 +19,35 @@ Block& block_of_this_thread() {
   return block;
 }
 
-void run_grid(const Launch& launch, const std::function<void()>& thread) {
+/// Runs every `step`-th block of `order`.
+void run_blocks(const Launch& launch, const std::function<void()>& thread, uint64_t seed,
+                const std::vector<unsigned>& order, size_t first, size_t step) {
   // Each block is separate on the heap: AddressSanitizer then sees accesses past its end.
   const auto shared = std::make_unique<std::vector<char>>(launch.shared_bytes);
   shared_memory = shared->data();
   blockDim = launch.block;
   gridDim = launch.grid;
-  for (unsigned z = 0; z < launch.grid.z; ++z) {
-    for (unsigned y = 0; y < launch.grid.y; ++y) {
-      for (unsigned x = 0; x < launch.grid.x; ++x) {
-        blockIdx = {x, y, z};
-        block_of_this_thread().run(launch, thread);
-      }
-    }
+  for (size_t i = first; i < order.size(); i += step) {
+    const unsigned x = order[i] % gridDim.x, rest = order[i] / gridDim.x;
+    blockIdx = {x, rest % gridDim.y, rest / gridDim.y};
+    block_of_this_thread().run(launch, thread, seed == 0 ? 0 : seed + order[i]);
   }
+}
+
+/// How the environment at the launch wants a kernel to run.
+struct Manner {
+  uint64_t seed = static_cast<uint64_t>(integer_variable("CUDA_MODEL_SEED", 1));
+  size_t threads = static_cast<size_t>(std::max(1, integer_variable("CUDA_MODEL_THREADS", 1)));
+};
+
+void run_grid(const Launch& launch, const std::function<void()>& thread, const Manner& manner) {
+  static thread_local uint64_t launches = 0;  // of this stream
+  static thread_local Team team;
+  const uint64_t seed = manner.seed == 0 ? 0 : (manner.seed << 32) + (++launches << 8);
+  const std::vector<unsigned> order = shuffled(launch.grid.x * launch.grid.y * launch.grid.z, seed);
+  const size_t threads = std::min(manner.threads, order.size());
+  team.run(threads,
+           [&](size_t member) { run_blocks(launch, thread, seed, order, member, threads); });
 }
 
 cudaError_t check(const Launch& launch) {
@@ -50,8 +66,9 @@ cudaError_t check(const Launch& launch) {
 void Launch::enqueue(std::function<void()> thread) const {
   api("kernel", [&] {
     if (const cudaError_t error = check(*this)) return error;
-    return enqueue_kernel(
-        stream, [launch = *this, thread = std::move(thread)] { run_grid(launch, thread); });
+    return enqueue_kernel(stream, [launch = *this, thread = std::move(thread), manner = Manner()] {
+      run_grid(launch, thread, manner);
+    });
   });
 }
 
@@ -64,6 +81,12 @@ uint64_t warp_exchange(unsigned mask, uint64_t value, int source, const char* fi
   return block_of_this_thread().exchange(mask, value, source, file, line);
 }
 int lane() { return block_of_this_thread().lane(); }
+void warp_barrier(unsigned mask, const char* file, int line) {
+  block_of_this_thread().warp_barrier(mask, file, line);
+}
+
+void fence() { block_of_this_thread().fence(); }
+bool has_fenced() { return block_of_this_thread().has_fenced(); }
 
 }  // namespace cuda_model
 

@@ -70,6 +70,8 @@ namespace cuda_model {
 /// Guards the model's registries. Never held while waiting for a stream.
 std::mutex& model_mutex();
 
+/// By the number that the machine gives it, whether the process sees it or not.
+Device& physical_device(int index);
 /// The GPU behind an index as the process counts them; null if there is none.
 Device* visible_device(int index);
 /// The GPU that the calling thread has chosen; null if there is none.

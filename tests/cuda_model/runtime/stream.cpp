@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "runtime/model.h"
+#include "runtime/sanitizer.h"
+#include "runtime/turn.h"
 
 namespace cuda_model {
 int take_pending_async_fault();
@@ -55,16 +57,18 @@ cudaError_t add(CUstream_st& stream, Task task) {
   if (const int code = take_pending_async_fault()) {
     task = [&device, code] { device.sticky = code; };
   }
-  const Task guarded = [&device, task = std::move(task)] {
+  // Moved, not copied: what a task holds goes where the task ran. ThreadSanitizer does not see the
+  // model's own reference counts.
+  Task guarded = [&device, task = std::move(task)] {
     if (device.sticky == 0) task();
   };
   const std::lock_guard lock(model_mutex());
   if (stream.capture == nullptr) {
-    stream.push(guarded);
+    stream.push(std::move(guarded));
     return cudaSuccess;
   }
   if (stream.capture->invalidated) return cudaErrorStreamCaptureInvalidated;
-  stream.capture->nodes.push_back(guarded);
+  stream.capture->nodes.push_back(std::move(guarded));
   ++stream.captured_operations;
   return cudaSuccess;
 }
@@ -100,7 +104,10 @@ cudaError_t enqueue_kernel(cudaStream_t handle, Task task) {
   if (stream == nullptr || &stream->device != current_device()) {
     return cudaErrorInvalidResourceHandle;
   }
-  return enqueue(handle, std::move(task));
+  return enqueue(handle, [&device = stream->device, task = std::move(task)] {
+    const Turn turn(&device);
+    task();
+  });
 }
 
 }  // namespace cuda_model
@@ -152,7 +159,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
     if (device == nullptr) return cudaErrorNoDevice;
     if (const cudaError_t sticky = sticky_error()) return sticky;
     if (stream == nullptr || flags > cudaStreamNonBlocking) return cudaErrorInvalidValue;
-    const auto made = std::make_shared<CUstream_st>(*device);
+    const auto made = make_shared_by_threads<CUstream_st>(*device);
     auto* owned = new std::shared_ptr<CUstream_st>(made);
     const auto work = [](void* of) -> void* {
       const std::unique_ptr<std::shared_ptr<CUstream_st>> stream(

@@ -53,6 +53,7 @@ __global__ void exchange(int* xor_result, int* from_third, int* halves) {
 }
 
 /// Each block adds its indices; the last one that comes writes the total.
+template <bool fences>
 __global__ void last_block_total(double* partial, unsigned* ticket, double* total) {
   __shared__ double sum;
   __shared__ bool last;
@@ -62,7 +63,7 @@ __global__ void last_block_total(double* partial, unsigned* ticket, double* tota
   __syncthreads();
   if (threadIdx.x == 0 && threadIdx.y == 0) {
     partial[blockIdx.y] = sum;
-    __threadfence();
+    if (fences) __threadfence();
     last = atomicAdd(ticket, 1u) == gridDim.y - 1;
     if (last) {
       *total = 0;
@@ -83,10 +84,43 @@ __global__ void divergent_shuffle(int* out) {
   __syncthreads();
 }
 __global__ void outside_mask(int* out) { *out = __shfl_sync(0x1u, 1, 0); }
+__global__ void add_one_in_each_block(int* x) { *x += 1; }
+/// The first warp tells the second one something.
+template <bool waits>
+__global__ void tell(int value, int* told) {
+  __shared__ int message;
+  if (threadIdx.x == 0) message = value;
+  if (waits) __syncthreads();
+  if (threadIdx.x == 32) *told = message;
+  __syncthreads();
+}
+/// Lanes of one warp; an exchange of values orders no memory.
+template <bool waits>
+__global__ void tell_lane(int value, int* told) {
+  __shared__ int message;
+  if (threadIdx.x == 0) message = value;
+  __shfl_sync(0xffffffffu, 0, 0);
+  if (waits) __syncwarp();
+  if (threadIdx.x == 1) *told = message;
+}
+/// In which order the blocks came.
+__global__ void come(unsigned* ticket, unsigned* order) {
+  order[atomicAdd(ticket, 1u)] = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+}
 __global__ void past_the_end(float* x, int n) { x[n + threadIdx.x] = 1; }
 __global__ void nothing() {}
 
 }  // namespace kernels
+
+template <bool fences>
+double last_block(cudaStream_t stream) {
+  double* partial = upload<double>(std::vector<double>(7), stream);
+  unsigned* ticket = upload<unsigned>(std::vector<unsigned>(1), stream);
+  double* total = upload<double>(std::vector<double>(1), stream);
+  const dim3 grid{1, 7}, block{32, 3};
+  kernels::last_block_total<fences><<<grid, block, 0, stream>>>(partial, ticket, total);
+  return download<std::vector<double>>(total, 1, stream)[0];
+}
 
 void broken(const std::string& what, cudaStream_t stream) {
   int* out = upload<int>(std::vector<int>(32), stream);
@@ -94,6 +128,10 @@ void broken(const std::string& what, cudaStream_t stream) {
   if (what == "shuffle") kernels::divergent_shuffle<<<1, 32, 0, stream>>>(out);
   if (what == "mask") kernels::outside_mask<<<1, 2, 0, stream>>>(out);
   if (what == "memory") kernels::past_the_end<<<1, 1, 0, stream>>>((float*)out, 32);
+  if (what == "blocks") kernels::add_one_in_each_block<<<8, 1, 0, stream>>>(out);
+  if (what == "fence") last_block<false>(stream);
+  if (what == "warps") kernels::tell<false><<<1, 64, 0, stream>>>(1, out);
+  if (what == "lanes") kernels::tell_lane<false><<<1, 32, 0, stream>>>(1, out);
   OK(cudaStreamSynchronize(stream));
 }
 
@@ -113,13 +151,7 @@ void reductions(cudaStream_t stream) {
   float* sum = upload<float>(std::vector<float>(1), stream);
   kernels::block_sum<<<1, 256, 8 * sizeof(float), stream>>>(upload<float>(x, stream), 1000, sum);
   EXPECT(download<std::vector<float>>(sum, 1, stream)[0] == 500);
-
-  double* partial = upload<double>(std::vector<double>(7), stream);
-  unsigned* ticket = upload<unsigned>(std::vector<unsigned>(1), stream);
-  double* total = upload<double>(std::vector<double>(1), stream);
-  const dim3 grid{1, 7}, block{32, 3};
-  kernels::last_block_total<<<grid, block, 0, stream>>>(partial, ticket, total);
-  EXPECT(download<std::vector<double>>(total, 1, stream)[0] == 7 * 95 * 96 / 2);
+  EXPECT(last_block<true>(stream) == 7 * 95 * 96 / 2);
 }
 
 void warp_operations(cudaStream_t stream) {
@@ -141,6 +173,34 @@ void warp_operations(cudaStream_t stream) {
   }
 }
 
+void barriers(cudaStream_t stream) {
+  int* told = upload<int>(std::vector<int>(1), stream);
+  for (int value = 1; value <= 20; ++value) {
+    kernels::tell<true><<<1, 64, 0, stream>>>(value, told);
+    EXPECT(download<std::vector<int>>(told, 1, stream)[0] == value);
+    kernels::tell_lane<true><<<1, 32, 0, stream>>>(-value, told);
+    EXPECT(download<std::vector<int>>(told, 1, stream)[0] == -value);
+  }
+}
+
+/// Prints the order of a kernel's blocks, and how often a warp was told the right thing by a warp
+/// for which it did not wait.
+void order(cudaStream_t stream) {
+  unsigned* ticket = upload<unsigned>(std::vector<unsigned>(1), stream);
+  unsigned* order = upload<unsigned>(std::vector<unsigned>(12), stream);
+  kernels::come<<<dim3(3, 2, 2), 1, 0, stream>>>(ticket, order);
+  for (unsigned block : download<std::vector<unsigned>>(order, 12, stream)) {
+    std::printf("%u ", block);
+  }
+  int* told = upload<int>(std::vector<int>(1), stream);
+  int right = 0;
+  for (int value = 1; value <= 50; ++value) {
+    kernels::tell<false><<<1, 64, 0, stream>>>(value, told);
+    right += download<std::vector<int>>(told, 1, stream)[0] == value;
+  }
+  std::printf("right %d\n", right);
+}
+
 void launch_errors(cudaStream_t stream) {
   kernels::nothing<<<0, 32, 0, stream>>>();
   EXPECT_CODE(cudaGetLastError(), cudaErrorInvalidConfiguration);
@@ -154,6 +214,10 @@ void launch_errors(cudaStream_t stream) {
 
 int main(int argc, char** argv) {
   cudaStream_t stream = make_stream();
+  if (argc > 1 && argv[1] == std::string("order")) {
+    order(stream);
+    return 0;
+  }
   if (argc > 1) {
     broken(argv[1], stream);
     return 0;
@@ -161,6 +225,7 @@ int main(int argc, char** argv) {
   element_wise(stream);
   reductions(stream);
   warp_operations(stream);
+  barriers(stream);
   launch_errors(stream);
   std::puts("<<<text>>>(stays) as it is");  // not a launch
   return expect_failures == 0 ? 0 : 1;
