@@ -3,7 +3,8 @@
 //
 //   build/04-ddp/message-sizes --metrics sizes.json
 //
-// Two ranks, unless a launcher starts more.
+// Two ranks, unless a launcher starts more. NCCL's calls are timed on the GPU, many together, those
+// of the other backends one by one on the host.
 
 #include <algorithm>
 #include <chrono>
@@ -33,7 +34,7 @@ struct SizesOptions {
     add_no_bind(parser, common.no_bind);
     parser.add("--kib", kib, "message sizes in KiB", {1, 1 << 20});
     parser.add("--all-reduce", kinds, "ring, naive, library");
-    parser.add("--rounds", rounds, "all-reduces of each size, of which the median counts",
+    parser.add("--rounds", rounds, "measurements of each size, of which the median counts",
                {5, 10000});
     parser.add_output("--metrics", metrics, "write the rows to this file, as JSON");
     rank_options.add_to(parser);
@@ -43,18 +44,36 @@ struct SizesOptions {
   }
 };
 
-/// Seconds that one all-reduce of x takes, from when all ranks have arrived: the median.
-double median_seconds(AllReduce& all_reduce, Communicator& comm, Stream stream, const Tensor& x,
-                      int rounds) {
+constexpr int kCallsBetweenEvents = 50;
+
+/// Seconds of one all-reduce by the host's clock, from when all ranks have arrived until the host
+/// knows that it has ended.
+double seconds_of_one(AllReduce& all_reduce, Communicator& comm, Stream stream, const Tensor& x) {
+  comm.barrier(stream);
+  stream.synchronize();
+  const auto begin = Clock::now();
+  all_reduce(x);
+  stream.synchronize();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Seconds of one all-reduce of many that follow each other on the stream, by the GPU's clock. The
+/// host only launches NCCL's calls: to launch one and to wait for it takes the host about as long
+/// as a small message takes the GPU, and is no part of a training step, which waits for none.
+double seconds_of_many(AllReduce& all_reduce, Communicator& comm, Stream stream, const Tensor& x) {
+  comm.barrier(stream);
+  const TimedEvent begin = stream.record_time();
+  for (int call = 0; call < kCallsBetweenEvents; ++call) all_reduce(x);
+  return stream.record_time().seconds_since(begin) / kCallsBetweenEvents;
+}
+
+/// The median of what `seconds_of` finds in the rounds.
+template <class SecondsOf>
+double median_seconds(int rounds, SecondsOf seconds_of) {
   std::vector<double> seconds;
   for (int round = 0; round < rounds + 2; ++round) {  // the first two touch new memory
-    comm.barrier(stream);
-    stream.synchronize();
-    const auto begin = Clock::now();
-    all_reduce(x);
-    stream.synchronize();
-    const std::chrono::duration<double> time = Clock::now() - begin;
-    if (round >= 2) seconds.push_back(time.count());
+    const double time = seconds_of();
+    if (round >= 2) seconds.push_back(time);
   }
   std::nth_element(seconds.begin(), seconds.begin() + rounds / 2, seconds.end());
   return seconds[size_t(rounds / 2)];
@@ -65,22 +84,28 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
   const std::unique_ptr<Communicator> communicator = group.connect(*device);
   Communicator& comm = *communicator;
   const Stream stream = device->create_stream("communication");
+  const bool by_events = group.backend() == "nccl";
+  const auto seconds_of = by_events ? seconds_of_many : seconds_of_one;
   nlohmann::json rows = nlohmann::json::array();
   if (group.rank() == 0)
-    fmt::print("through by     ranks      message        median   bandwidth\n");
+    fmt::print(
+        "through by     ranks      message        median   bandwidth   (by {})\n",
+        by_events ? "events on the GPU, many calls between two" : "the host's clock, each call");
   for (const int kib : options.kib) {
     const int64_t count = int64_t{kib} * 1024 / int64_t(sizeof(Real));
     const Tensor x = Tensor::empty(stream, {count});
     stream.kernels().fill(stream, 0, x);
     for (const std::string& kind : options.kinds) {
       AllReduce all_reduce(comm, parse_all_reduce(kind), stream);
-      const double seconds = median_seconds(all_reduce, comm, stream, x, options.rounds);
+      const double seconds =
+          median_seconds(options.rounds, [&] { return seconds_of(all_reduce, comm, stream, x); });
       // What a ring would send and receive in this time (NCCL's "bus bandwidth").
       const double per_second =
           2.0 * (comm.world_size() - 1) / comm.world_size() * 1024.0 * double(kib) / seconds;
       rows.push_back({{"backend", group.backend()},
                       {"all_reduce", kind},
                       {"world_size", comm.world_size()},
+                      {"timed_by", by_events ? "events" : "host"},
                       {"bytes", int64_t{kib} * 1024},
                       {"seconds", seconds},
                       {"bus_bytes_per_second", per_second}});

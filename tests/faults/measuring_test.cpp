@@ -77,6 +77,7 @@ TEST_CASE("The bandwidth of an all-reduce is a ring's bytes in the time that it 
     const nlohmann::json& row = rows[i];
     CHECK(row.at("all_reduce") == (i % 2 == 0 ? "ring" : "library"));
     CHECK(row.at("world_size") == 3);
+    CHECK(row.at("timed_by") == "host");
     CHECK(row.at("bytes") == (i < 2 ? 1024 : 4096));
     const double seconds = row.at("seconds"), bandwidth = row.at("bus_bytes_per_second");
     CHECK(seconds > 0);

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "common/core/stream_backend.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/gpu/nccl_test_support.h"
 #include "tests/support/comm_trial.h"
@@ -88,6 +89,28 @@ TEST_CASE("An error that NCCL notices in the background ends all ranks", "[cuda]
   CHECK_THAT(text, ContainsSubstring("rank 1 (cuda:1)") && ContainsSubstring("network error"));
   CHECK(text.find('\n') == std::string::npos);
   for (const Stream& stream : ranks.streams) CHECK_THROWS_AS(stream.synchronize(), PeerLost);
+}
+
+TEST_CASE("What NCCL's host asks the GPU for errors does not grow with the groups in flight",
+          "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  const Ranks ranks = nccl_ranks(2);
+  LOCKSTEP_NEEDS_THE_MODEL(ranks);
+  const auto x = numbered<float>(ranks, 5, 1);
+  all_reduce(ranks, x);
+  ranks.world->wait(kLong);
+  constexpr int kGroups = 40, kQuestions = 5;  // for each group: asking all would take about 40
+  testing::Gate gate;
+  ranks.streams[0].backend().host_task("gate", [&] { gate.pass(); });
+  {
+    const ScopedEnvironment fault("CUDA_MODEL_FAULT",
+                                  fmt::format("cudaEventQuery:719:{}", kGroups * kQuestions));
+    CHECK_NOTHROW([&] {
+      for (int i = 0; i < kGroups; ++i) all_reduce(ranks, x);
+    }());
+  }
+  gate.open();
+  CHECK_NOTHROW(ranks.world->wait(kLong));
 }
 
 TEST_CASE("A call that NCCL refuses breaks the world with NCCL's words", "[cuda][comm]") {

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <numeric>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
@@ -325,6 +326,8 @@ TEST_CASE("Stages that share one GPU lead to stage 01's weights", "[cuda][pipeli
 TEST_CASE("Stages on two GPUs lead to stage 01's weights", "[cuda][pipeline][stage]") {
   LOCKSTEP_NEEDS_GPU();
   if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
+  // Stages copy from GPU to GPU: NCCL, which would fail here, is not opened.
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclGetUniqueId:2");
   check_pipelines("cuda:0,cuda:1");
 }
 
@@ -404,6 +407,23 @@ TEST_CASE("One rank with NCCL leads to stage 01's weights", "[cuda][stage][ddp]"
   const std::string missing = nccl_availability();
   if (!missing.empty()) LOCKSTEP_SKIP("no GPU with NCCL: " + missing);
   check_ranks("cuda:0", {{"--backend", "nccl"}});
+}
+
+TEST_CASE("Messages through NCCL are timed by events", "[cuda][stage][ddp]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  const TempDir folder;
+  const auto program =
+      std::filesystem::path(stage_binary("04-ddp")).parent_path() / "message-sizes";
+  const ProcessResult run =
+      run_process(Words{program, "--devices", "cuda:0", "--backend", "nccl", "--kib", "1",
+                        "--rounds", "5", "--all-reduce", "library", "--metrics", folder / "rows"},
+                  kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  CHECK_THAT(run.out, ContainsSubstring("by events on the GPU, many calls between two"));
+  const nlohmann::json rows = read_json(folder / "rows");
+  CHECK(rows.at(0).at("timed_by") == "events");
+  CHECK(rows.at(0).at("seconds") > 0);
 }
 
 TEST_CASE("Two ranks with NCCL lead to stage 01's weights", "[cuda][stage][ddp]") {

@@ -144,6 +144,15 @@ class TestCudaModel(unittest.TestCase):
         status, output = run(program, "disagree", timeout=20)
         self.assertEqual(-6, status, output)
         self.assertIn("CUDA model: NCCL: the ranks' collectives do not agree", output)
+        gone = "on a communicator that was aborted or destroyed"
+        for misuse, message in (("abort twice", f"ncclCommAbort {gone}"),
+                                ("call after abort", f"ncclAllReduce {gone}"),
+                                ("ask after abort", f"ncclCommGetAsyncError {gone}"),
+                                ("two threads", "ncclCommAbort while another thread is in "
+                                 "ncclAllReduce on this communicator")):
+            status, output = run(program, "misuse", misuse, timeout=20)
+            self.assertEqual(-6, status, output)
+            self.assertIn(f"CUDA model: NCCL: {message}", output)
 
     def test_machines_without_a_usable_gpu(self):
         for driver in ("12040", "0"):

@@ -119,7 +119,8 @@ std::vector<Stream> NcclQueue::arrive(const CallList& batch, const std::string& 
     pending_.back().parts.push_back({issued.rank, issued.stream, arrived, arrived});
     streams.push_back(issued.stream);
   }
-  const std::string failed = failure();
+  std::string failed = failure();
+  if (failed.empty()) failed = failure_of(pending_.back());  // a stream that takes no more work
   if (!failed.empty()) throw PeerLost(failed);
   return streams;
 }
@@ -172,23 +173,31 @@ void NcclQueue::wait(double timeout_seconds) {
   throw PeerLost(failed);
 }
 
-/// What has gone wrong on a rank's stream, or with NCCL in the background; empty if nothing.
+/// What has gone wrong, with the oldest group or with NCCL in the background; empty if nothing.
+/// What keeps a later group waiting is seen when that one is the oldest: to ask for all of them at
+/// every launch would take the host longer the further it is ahead of the GPU.
 std::string NcclQueue::failure() const {
-  for (const Pending& pending : pending_) {
-    for (const Part& part : pending.parts) {
-      part.finished.done();  // asks the GPU, so that the stream learns of an error there
-      const std::exception_ptr error = part.stream.backend().error();
-      if (!error) continue;
-      try {
-        std::rethrow_exception(error);
-      } catch (const std::exception& cause) {
-        return fmt::format("{}: {} failed: {}", pending.what, nccl_.name(part.rank), cause.what());
-      }
+  if (pending_.empty()) return nccl_.failure();
+  const Pending& oldest = pending_.front();
+  const std::string failed = failure_of(oldest);
+  if (!failed.empty()) return failed;
+  const std::string noticed = nccl_.failure();
+  return noticed.empty() ? "" : fmt::format("{}: {}", oldest.what, noticed);
+}
+
+/// What has gone wrong on the streams of a batch.
+std::string NcclQueue::failure_of(const Pending& pending) const {
+  for (const Part& part : pending.parts) {
+    part.finished.done();  // asks the GPU, so that the stream learns of an error there
+    const std::exception_ptr error = part.stream.backend().error();
+    if (!error) continue;
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& cause) {
+      return fmt::format("{}: {} failed: {}", pending.what, nccl_.name(part.rank), cause.what());
     }
   }
-  const std::string noticed = nccl_.failure();
-  if (noticed.empty() || pending_.empty()) return noticed;
-  return fmt::format("{}: {}", pending_.front().what, noticed);
+  return "";
 }
 
 /// Which other process has kept this one waiting for too long; empty if none has. The time begins

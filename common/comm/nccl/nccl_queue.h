@@ -67,6 +67,7 @@ class NcclQueue {
   void look();
   void forget_finished();
   std::string failure() const;
+  std::string failure_of(const Pending& pending) const;
   std::string silence();
   std::string lateness(double timeout_seconds) const;
   void give_up(const std::string& why);

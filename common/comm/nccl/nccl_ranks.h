@@ -33,6 +33,12 @@ void check_nccl(ncclResult_t status, const char* call, const std::string& who,
 /// Non-blocking communicators: no call waits for another rank for ever. Where a call returns
 /// ncclInProgress, NCCL continues in the background, and the communicator must be left alone until
 /// it is ready.
+///
+/// This costs a thread of NCCL's for each group, and blocking ones would not. But there the set-up,
+/// and every first use of an algorithm or a peer, waits for the other ranks inside the call.
+/// Nothing may end that: ncclCommAbort from another thread frees the communicator under the call
+/// (for a non-blocking one it first joins NCCL's thread), and NCCL's user guide allows one thread
+/// at a time.
 class NcclRanks {
  public:
   /// Throws PeerLost if the ranks have not found each other before the deadline, or NCCL failed.

@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <cstring>
+#include <deque>
+#include <optional>
 #include <thread>
 #include <utility>
 
-#include "libraries/nccl_clique.h"
+#include "libraries/nccl_use.h"
 #include "runtime/environment.h"
 
 using namespace cuda_model;
@@ -63,10 +65,17 @@ void start(const Init& init) {
   std::erase_if(open_cliques(), [&](const auto& open) { return open.second == clique; });
 }
 
+/// All communicators ever: a handle that somebody keeps too long must be known (nccl_use.h).
+ncclComm_t new_communicator(const std::shared_ptr<Member>& member) {
+  static auto& all = *new std::deque<ncclComm>;
+  const std::lock_guard lock(model_mutex());
+  return &all.emplace_back(ncclComm{member});
+}
+
 /// The caller gives its communicator up. Streams may still hold the rank.
-void release(ncclComm_t comm) {
-  const std::shared_ptr<Clique> clique = comm->member->clique;
-  delete comm;
+void release(ncclComm_t comm, const Use& use) {
+  use.end();
+  const std::shared_ptr<Clique>& clique = comm->member->clique;
   const std::lock_guard lock(clique->mutex);
   if (--clique->communicators == 0) clique->members.clear();  // they hold the clique
 }
@@ -85,14 +94,12 @@ ncclResult_t close_group() {
     return refuse(ncclInvalidUsage, "ncclCommInitRank and collectives in one group");
   }
   std::vector<std::shared_ptr<Member>> members;
-  for (const Init& init : closed.inits) {
-    start(init);
-    members.push_back(init.member);
-  }
-  for (const Launch& launch : closed.launches) {
-    launch.member->clique->launch(launch);
-    members.push_back(launch.member);
-  }
+  for (const Init& init : closed.inits) members.push_back(init.member);
+  for (const Launch& launch : closed.launches) members.push_back(launch.member);
+  std::deque<Use> uses;
+  for (const auto& member : members) uses.emplace_back("ncclGroupEnd", member);
+  for (const Init& init : closed.inits) start(init);
+  for (const Launch& launch : closed.launches) launch.member->clique->launch(launch);
   ncclResult_t result = ncclSuccess;
   for (const auto& member : members) {
     const ncclResult_t state = wait_if_blocking(*member);
@@ -141,6 +148,8 @@ ncclResult_t call(const char* function, ncclComm_t comm, Operation operation) {
     return refuse(static_cast<ncclResult_t>(fault.code), "planted by CUDA_MODEL_FAULT");
   }
   operation.fault = fault.code;
+  std::optional<Use> use;
+  if (comm != nullptr) use.emplace(function, comm->member);
   if (operation.count == 0) return ncclSuccess;
   if (const ncclResult_t refused = check(comm, operation)) return refused;
   ncclGroupStart();
@@ -188,6 +197,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
 /// As in NCCL: the last error of the process's threads, possibly several lines.
 const char* ncclGetLastError(ncclComm_t comm) {
   if (comm != nullptr) {
+    const Use use("ncclGetLastError", comm->member);
     const std::lock_guard lock(comm->member->clique->mutex);
     if (!comm->member->last_error.empty()) last_error = comm->member->last_error;
   }
@@ -232,7 +242,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     const std::lock_guard lock(member->clique->mutex);
     ++member->clique->communicators;
   }
-  *comm = new ncclComm{member};  // at once: a caller that does not block asks it for progress
+  *comm = new_communicator(member);  // at once: a caller that does not block asks it for progress
   ncclGroupStart();
   group.inits.push_back({member, fault.code});
   const ncclResult_t result = ncclGroupEnd();
@@ -241,6 +251,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   if (comm == nullptr || state == nullptr) return refuse(ncclInvalidArgument, "NULL");
+  const Use use("ncclCommGetAsyncError", comm->member);
   const std::lock_guard lock(comm->member->clique->mutex);
   *state = comm->member->state;
   return ncclSuccess;
@@ -267,6 +278,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return refuse(static_cast<ncclResult_t>(fault.code), "planted by CUDA_MODEL_FAULT");
   }
   const std::shared_ptr<Member> member = comm->member;
+  const Use use("ncclCommFinalize", member);
   {
     const std::lock_guard lock(member->clique->mutex);
     if (member->state != ncclSuccess || member->finalized) {
@@ -287,6 +299,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
+  const Use use("ncclCommDestroy", comm->member);
   {
     std::unique_lock lock(comm->member->clique->mutex);
     if (comm->member->state == ncclInProgress) {
@@ -294,7 +307,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     }
     comm->member->clique->changed.wait(lock, [&] { return comm->member->running == 0; });
   }
-  release(comm);
+  release(comm, use);
   return ncclSuccess;
 }
 
@@ -302,6 +315,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 /// ended, also for a kernel that is queued after other work; but not on a GPU that has failed.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
+  const Use use("ncclCommAbort", comm->member);
   Member& member = *comm->member;
   {
     std::unique_lock lock(member.clique->mutex);
@@ -318,7 +332,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     };
     while (!all_gone()) member.clique->changed.wait_for(lock, std::chrono::milliseconds(1));
   }
-  release(comm);
+  release(comm, use);
   return ncclSuccess;
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "nccl.h"
@@ -50,6 +51,12 @@ struct Member {
   uint64_t launches = 0;     // with collectives, that all ranks must join
   uint64_t collectives = 0;  // so far
   int running = 0;           // launches that have not ended
+
+  // Of nccl_use.h, and guarded there.
+  bool gone = false;  // aborted or destroyed
+  int calls = 0;      // in progress, all of one thread
+  std::thread::id caller;
+  const char* function = "";  // the first of them
 };
 
 /// One launch of one rank: what it called within a group.

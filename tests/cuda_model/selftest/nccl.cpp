@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -30,18 +31,19 @@ bool is_done(cudaStream_t stream) {
   return cudaStreamQuery(stream) == cudaSuccess;
 }
 
-/// Two ranks that do not block, on these GPUs, with a stream and three numbers each.
+/// Two ranks on these GPUs, with a stream and three numbers each. Those that do not block are still
+/// being set up.
 struct World {
   ncclComm_t comm[2] = {};
   cudaStream_t stream[2] = {};
   float* x[2] = {};
 
-  explicit World(int gpu_of_rank_1 = 1) {
+  explicit World(int gpu_of_rank_1 = 1, bool blocking = false) {
     const int gpu[2] = {0, gpu_of_rank_1};
     ncclUniqueId id;
     EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    config.blocking = blocking;
     EXPECT(ncclGroupStart() == ncclSuccess);
     for (int rank = 0; rank < 2; ++rank) {
       OK(cudaSetDevice(gpu[rank]));
@@ -49,7 +51,8 @@ struct World {
       x[rank] = upload<float>(Floats(3, float(rank + 1)), stream[rank]);
       EXPECT(ncclCommInitRankConfig(&comm[rank], 2, id, rank, &config) == ncclInProgress);
     }
-    EXPECT(ncclGroupEnd() == ncclInProgress);
+    EXPECT(ncclGroupEnd() == (blocking ? ncclSuccess : ncclInProgress));
+    if (blocking) return;
     EXPECT(state(comm[0], 0) == ncclInProgress);  // it takes a while
   }
   ncclResult_t all_reduce(int rank, ncclRedOp_t reduction = ncclSum) {
@@ -174,7 +177,36 @@ void one_gpu_twice() {
   world.abort();
 }
 
+/// A call on communicators that block comes back when it is launched.
+void blocking() {
+  World world(1, true);
+  ncclGroupStart();
+  for (int rank = 0; rank < 2; ++rank) EXPECT(world.all_reduce(rank) == ncclSuccess);
+  EXPECT(ncclGroupEnd() == ncclSuccess);
+  world.holds(3);
+  world.end();
+}
+
+/// Each of these ends the process.
+void misuse(const std::string& what) {
+  World world(1, what == "two threads");
+  if (what == "two threads") {
+    std::thread caller([&] { world.all_reduce(0); });  // waits for rank 1
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ncclCommAbort(world.comm[0]);
+    caller.join();
+  }
+  world.abort();
+  if (what == "abort twice") ncclCommAbort(world.comm[0]);
+  if (what == "call after abort") world.all_reduce(0);
+  if (what == "ask after abort") state(world.comm[0]);
+}
+
 int main(int count, char** arguments) {
+  if (count > 2 && std::strcmp(arguments[1], "misuse") == 0) {
+    misuse(arguments[2]);
+    return 0;
+  }
   if (count > 1 && std::strcmp(arguments[1], "disagree") == 0) {  // NCCL would hang, or worse
     World world;
     for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
@@ -194,5 +226,6 @@ int main(int count, char** arguments) {
   abort_leaves_the_others_waiting();
   abort_frees_those_who_wait();
   one_gpu_twice();
+  blocking();
   return expect_failures == 0 ? 0 : 1;
 }
