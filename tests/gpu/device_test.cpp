@@ -433,6 +433,12 @@ TEST_CASE("Products are float32 unless TF32 is asked for, and then the GPU says 
   const Errors plain = errors_of(Gpu());
   CHECK(plain.matmul <= 1e-6);
   CHECK(plain.conv <= 1e-6);
+  try {
+    open_device(testing::kGpu, {.tf32 = true});
+  } catch (const BadInput& refused) {  // of a GPU before Ampere
+    REQUIRE_FALSE(testing::is_model(*Gpu().device));
+    LOCKSTEP_SKIP(refused.what());
+  }
   const Gpu tf32({.tf32 = true});
   CHECK_THAT(tf32.device->description(), ContainsSubstring("TF32"));
   const Errors rounded = errors_of(tf32);

@@ -27,6 +27,10 @@ const std::vector<Fault>& faults() {
       {"CUDA_MODEL_DEVICES", "0", 1, "cuda:0: no NVIDIA GPU"},
       {"CUDA_VISIBLE_DEVICES", "", 1, "no NVIDIA GPU, CUDA_VISIBLE_DEVICES is ''"},
       {"CUDA_MODEL_CAPABILITY", "6.1", 1, "compute capability 6.1"},
+      {"CUDA_MODEL_CAPABILITY", "7.5", 1,
+       "--tf32: cuda:0 is a CUDA model on the CPU of compute capability 7.5, and TF32 arithmetic "
+       "begins with 8.0; leave --tf32 out",
+       "--tf32"},
       {"CUDA_MODEL_MEMORY_MIB", "30", 2, "MiB are free; use a smaller batch or model"},
       {"CUDA_MODEL_FAULT", "cudaSetDevice:46", 2, "cudaErrorDevicesUnavailable"},
       {"CUDA_MODEL_FAULT", "cudaFuncGetAttributes:222", 1, "cudaErrorUnsupportedPtxVersion"},

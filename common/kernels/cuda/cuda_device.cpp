@@ -59,6 +59,8 @@ Availability gpus() {
   return {0, reason_for(status)};
 }
 
+constexpr int kTf32Major = 8;  // compute capability of the first GPUs with TF32 (Ampere)
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int index, const DeviceOptions& options)
@@ -66,6 +68,10 @@ class CudaDevice final : public Device {
     check(cudaSetDevice(index_), "cudaSetDevice", name());
     check(cudaGetDeviceProperties(&properties_, index_), "cudaGetDeviceProperties", name());
     refuse_unless_kernels_fit();
+    require(!options.tf32 || properties_.major >= kTf32Major,
+            "--tf32: {} is a {} of compute capability {}.{}, and TF32 arithmetic begins with {}.0; "
+            "leave --tf32 out",
+            name(), properties_.name, properties_.major, properties_.minor, kTf32Major);
     pool_ = make_pool(index_, name());
     peers_.emplace(index_, pool_.get());
   }
