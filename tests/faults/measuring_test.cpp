@@ -100,9 +100,9 @@ TEST_CASE("A run counts the time before its first step from its own start", "[fa
 
 /// Images for some tenths of a second of training, without and with AddressSanitizer.
 #if defined(__SANITIZE_ADDRESS__)
-constexpr const char* kImages = "synthetic:640:64";
+constexpr const char* kSharedRun = "synthetic:640:64";
 #else
-constexpr const char* kImages = "synthetic:19200:64";
+constexpr const char* kSharedRun = "synthetic:19200:64";
 #endif
 
 TEST_CASE("A run that had to share its core says so under its summary", "[faults][measuring]") {
@@ -111,7 +111,7 @@ TEST_CASE("A run that had to share its core says so under its summary", "[faults
   const TempDir folder;
   const ProcessResult run =
       run_process({"taskset", "-c", std::to_string(core), stage_binary("01-single-gpu"), "--data",
-                   kImages, "--devices", "cpu:0", "--metrics", folder / "metrics"},
+                   kSharedRun, "--devices", "cpu:0", "--metrics", folder / "metrics"},
                   kDeadline);
   INFO(story(run));
   REQUIRE(run.status == 0);
@@ -125,12 +125,12 @@ TEST_CASE("A run that had to share its core says so under its summary", "[faults
 
 TEST_CASE("Rank 0 says it for the rank whose core was taken", "[faults][measuring]") {
   const Cores cores = usable_cores();
-  if (cores.size() < 2) SKIP("needs two cores");
+  if (cores.size() < 2) LOCKSTEP_SKIP("needs two cores");
   const BusyCore busy(cores[1]);
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(
       {"taskset", "-c", fmt::format("{},{}", cores[0], cores[1]), stage_binary("04-ddp"), "--data",
-       kImages, "--devices", "cpu:0,cpu:1", "--metrics", jobs / "metrics"});
+       kSharedRun, "--devices", "cpu:0,cpu:1", "--metrics", jobs / "metrics"});
   INFO(story(run));
   REQUIRE(run.status == 0);
   const std::vector<double> shares = read_json(jobs / "metrics").at("share_without_core");
@@ -143,7 +143,7 @@ TEST_CASE("Rank 0 says it for the rank whose core was taken", "[faults][measurin
 TEST_CASE("Ranks compute on their own part of the cores, with --no-bind on all",
           "[faults][cores]") {
   const Cores all = usable_cores();
-  if (all.size() < 2) SKIP("needs two cores");
+  if (all.size() < 2) LOCKSTEP_SKIP("needs two cores");
   const std::string option = GENERATE("", "--no-bind");
   CAPTURE(option);
   const Jobs jobs;

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = "LOCKSTEP_FULL" in os.environ
@@ -30,8 +31,12 @@ def hiding(folder, behind=None):
     it is still visible at `behind`."""
     if folder is None:
         return ""
-    lines = [f"mount --bind {shlex.quote(str(folder))} {shlex.quote(str(behind))}"] if behind else []
-    return "\n".join([*lines, f"mount -t tmpfs none {shlex.quote(str(folder))}", ""])
+    lines = [f"mount --bind {quoted(folder)} {quoted(behind)}"] if behind else []
+    return "\n".join([*lines, f"mount -t tmpfs none {quoted(folder)}", ""])
+
+
+def quoted(path):
+    return shlex.quote(str(path))
 
 
 def in_namespace(script):
@@ -101,25 +106,34 @@ class TestConfigure(unittest.TestCase):
     @unittest.skipUnless(toolkit(), "no GPU: no CUDA Toolkit on this machine")
     def test_the_backend_is_built_from_a_toolkit_found_only_through_gpu_roots(self):
         """Built only under --full; otherwise only the link line is checked."""
-        # As in Python's packages: a folder per library, files with version numbers only.
-        behind, roots = self.folder / "behind", self.folder / "site-packages/nvidia"
+        # As in Python's packages: a folder per library with its own headers, and files with version
+        # numbers only. nvcc finds the runtime's headers by itself, and no others.
+        behind, headers = self.folder / "behind", self.folder / "headers"
+        roots = self.folder / "site-packages/nvidia"
         behind.mkdir()
+        headers.mkdir()
         real = toolkit()
         packages = {"runtime": ("cudart",), "cublas": ("cublas", "cublasLt"), "cudnn": ("cudnn",),
                     "nccl": ("nccl",)}
         for package, libraries in packages.items():
             (roots / package / "lib").mkdir(parents=True)
-            (roots / package / "include").symlink_to(behind / "include")
+            (roots / package / "include").mkdir()
             for library in libraries:
                 newest = sorted(real.glob(f"lib64/lib{library}.so.*"))[0].name
                 (roots / package / "lib" / newest).symlink_to(behind / "lib64" / newest)
+        for header in (real / "include").iterdir():
+            package = next((name for name in packages if header.name.startswith(name)), "runtime")
+            (roots / package / "include" / header.name).symlink_to(headers / header.name)
         for folder in ("bin", "nvvm"):
             (roots / "runtime" / folder).symlink_to(behind / folder)
         status, output = self.configure(
             "-Dcuda=enabled", "-Dgpu_archs=90", "-Dunity=on",
             "-Dgpu_roots=" + ",".join(f"{roots}/{package}" for package in packages),
-            prologue=hiding(real, behind),
-            epilogue=f"cd {shlex.quote(str(self.folder / 'build'))}\n" + (
+            prologue=f"mount --bind {quoted(real / 'include')} {quoted(headers)}\n"
+                     + hiding(real, behind)
+                     + f"mount -t tmpfs none {quoted(behind / 'include')}\n"
+                       f"ln -s {quoted(roots / 'runtime/include')}/* {quoted(behind / 'include')}\n",
+            epilogue=f"cd {quoted(self.folder / 'build')}\n" + (
                 f"ninja -j2 {' '.join(BACKENDS)}\nldd {' '.join(BACKENDS)}\n" if FULL else
                 f"ninja -t commands {' '.join(BACKENDS)}\n"))
         self.assertEqual(0, status, output)
@@ -128,11 +142,52 @@ class TestConfigure(unittest.TestCase):
             self.assertRegex(output, rf"lib{library}\.so\.\d+ => {roots}/" if FULL else
                              rf"{roots}/\w+/lib/lib{library}\.so\.\d")
 
+    def refusing_nvcc(self):
+        """An nvcc beside a toolkit's libraries that does not know this machine's g++."""
+        root = self.folder / "old"
+        for name in ("bin", "include", "lib"):
+            (root / name).mkdir(parents=True)
+        for header, library in (("cuda_runtime", "cudart"), ("cublas_v2", "cublas"), ("cudnn", "cudnn")):
+            (root / f"include/{header}.h").touch()
+            (root / f"lib/lib{library}.so").touch()
+        nvcc = root / "bin/nvcc"
+        nvcc.write_text("#!/bin/sh\n"
+                        'case "$*" in\n'
+                        "  *--version*) echo 'Cuda compilation tools, release 12.0, V12.0.140';;\n"
+                        "  *) echo 'host_config.h:132:2: error: #error -- unsupported GNU version!' >&2\n"
+                        "     exit 1;;\n"
+                        "esac\n")
+        nvcc.chmod(0o755)
+        return root
+
+    def test_a_compiler_that_nvcc_does_not_know_is_named_and_the_build_goes_on(self):
+        root = self.refusing_nvcc()
+        status, output = self.configure(f"-Dgpu_roots={root}")
+        self.assertEqual(0, status, output)
+        self.assertRegex(output, r"GPU backend *: NO \(nvcc of CUDA 12\.0 \(.*/old/bin/nvcc\) does not "
+                                 r"compile with g\+\+ \d+\.\d+\.\d+: host_config\.h:132:2: error: #error -- "
+                                 r"unsupported GNU version!; install an older g\+\+")
+        status, output = self.configure(f"-Dgpu_roots={root}", "-Dcuda=enabled")
+        self.assertNotEqual(0, status)
+        self.assertRegex(output, r"ERROR: .*cuda=enabled: nvcc of CUDA 12\.0 .*install an older g\+\+")
+
+    def test_an_older_compiler_that_nvcc_knows_is_taken(self):
+        root, tools = self.refusing_nvcc(), self.folder / "tools"
+        tools.mkdir()
+        (tools / "g++-10").symlink_to(shutil.which("g++"))
+        nvcc = root / "bin/nvcc"
+        nvcc.write_text(nvcc.read_text().replace(
+            "  *) echo", f"  *'-ccbin {tools}/g++-10'*) ;;\n  *) echo"))
+        with mock.patch.dict(os.environ, PATH=f"{tools}:{os.environ['PATH']}"):
+            status, output = self.configure(f"-Dgpu_roots={root}")
+        self.assertEqual(0, status, output)
+        self.assertRegex(output, r"GPU backend *: CUDA 12\.0")
+
     @unittest.skipUnless(FULL, "takes minutes: every source is compiled by itself")
     def test_every_source_includes_what_it_needs(self):
         status, output = self.configure(
             "-Dcuda=disabled", "-Dwerror=true", "-Doptimization=0", "-Ddebug=false",
-            epilogue=f"ninja -C {shlex.quote(str(self.folder / 'build'))} -j2\n")
+            epilogue=f"ninja -C {quoted(self.folder / 'build')} -j2\n")
         self.assertEqual(0, status, output[-5000:])
         self.assertNotIn("unity", output)
 
