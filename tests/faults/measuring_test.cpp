@@ -136,7 +136,6 @@ TEST_CASE("Rank 0 says it for the rank whose core was taken", "[faults][measurin
   const std::vector<double> shares = read_json(jobs / "metrics").at("share_without_core");
   REQUIRE(shares.size() == 2);
   CHECK(shares[1] > 0.2);
-  CHECK(shares[1] > shares[0]);
   CHECK_THAT(run.out, ContainsSubstring(fmt::format("cpu:1 for {:.0f} %", 100 * shares[1])));
 }
 
