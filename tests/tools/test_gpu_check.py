@@ -13,7 +13,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
-from gpu_check import checks, command, machine, measure, results, rival  # noqa: E402
+from gpu_check import checks, command, handover, machine, measure, results, rival  # noqa: E402
 from gpu_check_support import call, without_gpu  # noqa: E402
 
 # --- A stand-in for a machine with a GPU -----------------------------------------------------
@@ -141,13 +141,48 @@ class TestOnAStandIn(unittest.TestCase):
             self.assertRegex(text, rf"\| {row}")
         self.assertEqual(["build", "ops", "stages", "sanitizer", "bench"],
                          re.findall(r"^## (\w+), [-\d]+ [:\d]+ UTC$", text, re.MULTILINE))
-        closing = re.findall(r"^(\w+): (.*) in \d+ s \(limit (\d+) s\)$", text, re.MULTILINE)
+        closing = re.findall(r"^(\w+): (.*) in \d+ s \(limit (\d+) s\): passed$", text, re.MULTILINE)
         self.assertEqual([("build", "1 passed, 0 failed", str(240 * command.SLOWER)),
                           ("ops", "2 passed, 0 failed, 1 skipped", "90"),
                           ("stages", "6 passed, 0 failed", "240"),
                           ("sanitizer", "4 passed, 0 failed", "400"),
                           ("bench", "11 passed, 0 failed", "470")], closing)
         self.assertIn("* skipped, 1: fewer than two GPUs: 1", text)
+
+    def test_it_opens_with_a_plan_and_ends_with_verdicts_and_the_file_to_send(self):
+        done = self.check("--part", "ops", "--part", "sanitizer", fault="case")
+        self.assertTrue(done.stdout.startswith("plan: 2 parts, at most 9 minutes; "), done.stdout)
+        self.assertRegex(done.stdout, r"\n  ops +at most  2 min  every operation")
+        self.assertRegex(done.stdout, r"\nops: .*\(limit 90 s\): failed\n")
+        self.assertIn(f"send this one file: {self.out}\nto: ", done.stdout)
+        self.assertRegex(self.out.read_text(), r"\| ops \| failed \|\n\| sanitizer \| \w+ \|\n$")
+
+    def test_a_file_that_cannot_be_written_is_made_elsewhere_and_says_so(self):
+        (self.root / "a-file").write_text("")
+        home = self.root / "home"
+        home.mkdir()
+        with mock.patch.object(Path, "cwd", return_value=home):
+            file = handover.ResultFile(self.root / "a-file/results.md", lambda: "# head\n")
+            file.add("first\n")
+            file.add("second\n")
+        self.assertEqual(home / "results.md", file.path)
+        self.assertRegex(file.path.read_text(), "^# head\n\nNot written: .*a-file/results.md: .*; "
+                                                "this file is in its place.\nfirst\nsecond\n$")
+        self.assertEqual(1, len(file.notes))
+
+    def test_an_interrupt_and_an_error_of_any_kind_are_in_the_file(self):
+        for error in (KeyboardInterrupt(), OSError(28, "No space left on device")):
+            self.out.unlink(missing_ok=True)
+            file = handover.ResultFile(self.out, lambda: "# head\n")
+            options = command.parse_options(["--part", "ops", "--part", "bench"])
+            with mock.patch.object(command.build, "compile_targets", side_effect=error), \
+                    contextlib.redirect_stdout(io.StringIO()), \
+                    contextlib.suppress(KeyboardInterrupt):
+                command.run_parts(options, None, None, "", file)
+            text = self.out.read_text()
+            stopped = isinstance(error, KeyboardInterrupt)
+            self.assertIn("interrupted before its end" if stopped else "No space left", text)
+            self.assertIn(f"| bench | {'not run' if stopped else 'failed'} |", text)
 
     def test_the_limits_are_three_calls_of_under_ten_minutes_and_24_in_all(self):
         self.assertLessEqual(sum(command.LIMITS.values()), 24 * 60)
@@ -181,7 +216,8 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertNotIn("## ops", self.out.read_text())
         done = self.check("--part", "ops")
         self.assertEqual(1, done.returncode)
-        self.assertIn("FAILED: kernels.cu.o", done.stderr)
+        for text in (done.stdout, self.out.read_text().split("## ops")[-1]):
+            self.assertIn("FAILED: kernels.cu.o", text)
 
     def test_a_failed_case_and_one_that_saw_no_gpu_fail_the_part(self):
         self.assert_failed(self.check("--part", "ops", fault="case"), "* failed: matmul agrees",

@@ -6,5 +6,6 @@ bundle    --bundle: collects what an offline build needs;  --offline: verifies a
 build     configures and compiles build-gpu/
 checks    the parts ops, stages and sanitizer
 measure   the part bench;  rival: the PyTorch process that it measures beside
+handover  the plan, and the one file to hand back
 results   sections, counts and the Markdown file
 """

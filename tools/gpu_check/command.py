@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from child_signals import end_by_exception
-from gpu_check import build, bundle, checks, measure, results
+from gpu_check import build, bundle, checks, handover, measure, results
 from gpu_check.machine import CORES, ROOT, CheckError, describe, find_gpu, find_tools
 
 # Seconds that a part may take, on 16 cores: 24 minutes in all, in three calls of under 10.
@@ -90,29 +90,55 @@ def report_build(section, plan, gpu, reason, targets):
     section.say(f"built {what} for {target} in {section.seconds():.0f} s")
 
 
-def build_for(part, plan):
-    """Brings up to date what another part runs; if that fails, the output is shown."""
+def limits_of(options):
+    """Seconds that each part of this call may take."""
+    factors = {"build": SLOWER, "stages": FULL_FACTOR if options.full else 1}
+    return {part: LIMITS[part] * factors.get(part, 1) for part in options.parts}
+
+
+def run_part(section, plan, gpu, reason, options):
+    """Runs one part into its section. What ends it early is a fault of the section, so that the
+    file says it; an interrupt goes on."""
+    part = section.part
     try:
+        if part == "build":
+            report_build(section, plan, gpu, reason, options.target)
+            return
         build.compile_targets(plan, checks.TARGETS[part](), LIMITS["build"] * SLOWER)
-    except build.BuildError as error:
-        print(error.output, file=sys.stderr)
-        raise CheckError(f"{part}: {error}") from error
-
-
-def run_part(part, plan, gpu, reason, options):
-    """One part's section, finished."""
-    factor = FULL_FACTOR if options.full and part == "stages" else 1
-    factor = SLOWER if part == "build" else factor
-    if part != "build":
-        build_for(part, plan)
-    print(f"\n== {part} (limit {LIMITS[part] * factor} s)", flush=True)
-    section = results.Section(part, LIMITS[part] * factor)
-    if part == "build":
-        report_build(section, plan, gpu, reason, options.target)
-    else:
+        section.begin_now()
         CHECKS[part](section, plan, options)
-    section.finish()
-    return section
+    except build.BuildError as error:
+        section.say(f"{error.output}\n")
+        section.check("build", handover.one_line(error))
+    except Exception as error:  # of any kind: the person here cannot mend it, and sends the file
+        section.check(part, f"{type(error).__name__}: {handover.one_line(error)}")
+    except BaseException:
+        section.check(part, "interrupted before its end")
+        raise
+
+
+def run_parts(options, plan, gpu, reason, file):
+    """Every part's verdict, in one line each and in the file; what was found is kept even if an
+    interrupt ends it."""
+    verdicts = {}
+    try:
+        for part, limit in limits_of(options).items():
+            print(f"\n== {part} (limit {limit} s)", flush=True)
+            section = results.Section(part, limit)
+            try:
+                run_part(section, plan, gpu, reason, options)
+            finally:
+                section.finish()
+                verdicts[part] = section.verdict()
+                if file:
+                    file.add(section.markdown(results.now()))
+            if part == "build" and section.count["failed"]:
+                break
+    finally:
+        if file:
+            file.add(handover.closing(options.parts, verdicts))
+            print("\n" + "\n".join([*file.notes, handover.what_to_send(file.path)]), flush=True)
+    return verdicts
 
 
 def main(options):
@@ -126,20 +152,15 @@ def main(options):
         raise CheckError(f"{reason}; {', '.join(need_gpu)} cannot run without one, nothing was "
                          "checked; run this where a GPU is (--part build builds for CPU devices)")
     plan, manifest = plan_for(options, gpu)
+    print(handover.plan(limits_of(options)) + "\n", flush=True)
     device = gpu.name if gpu else "CPU devices"
     out = options.out or ROOT / "docs/results" / results.default_name(device)
     rows = describe(gpu, options.python, manifest.get("commit", ""))
     print("\n".join(f"{name:<14}{value}" for name, value in rows), flush=True)
-    failed = 0
-    for part in options.parts:
-        section = run_part(part, plan, gpu, reason, options)
-        failed += section.count["failed"]
-        if gpu or options.out:  # a build without a GPU gives no result to keep
-            results.append(out, lambda: results.header(device, rows), section)
-            print(f"appended to {out}", flush=True)
-        if part == "build" and section.count["failed"]:
-            break
-    return 1 if failed else 0
+    file = None  # a build without a GPU gives no result to keep
+    if gpu or options.out:
+        file = handover.ResultFile(out, lambda: results.header(device, rows))
+    return 1 if "failed" in run_parts(options, plan, gpu, reason, file).values() else 0
 
 
 def start(arguments):

@@ -19,6 +19,10 @@ class Section:
         print(text, flush=True)
         self.lines.append(text)
 
+    def begin_now(self):
+        """The part's time starts here: what was before it is not its own."""
+        self.begin = time.monotonic()
+
     def seconds(self):
         return time.monotonic() - self.begin
 
@@ -41,13 +45,19 @@ class Section:
         shown = [outcome for outcome in OUTCOMES if outcome != "skipped" or self.count[outcome]]
         return ", ".join(f"{self.count[outcome]} {outcome}" for outcome in shown)
 
+    def verdict(self):
+        """One of OUTCOMES, for the whole part."""
+        if self.count["failed"] or not any(self.count.values()):
+            return "failed"
+        return "passed" if self.count["passed"] else "skipped"
+
     def finish(self):
         """The last lines of a part. A part in which nothing was checked has failed."""
         if not any(self.count.values()):
             self.check(self.part, "nothing was checked")
         self.say()
         self.say(f"{self.part}: {self.closing()} in {self.seconds():.0f} s "
-                 f"(limit {self.limit:.0f} s)")
+                 f"(limit {self.limit:.0f} s): {self.verdict()}")
 
     def markdown(self, now):
         text = "\n".join(self.lines)
@@ -71,9 +81,9 @@ def header(device, rows):
     return f"# gpu-check on {device}\n\n| | |\n|---|---|\n{table}"
 
 
-def append(path, head, section):
-    """Adds a section to a result file; a new file gets the head first."""
+def append(path, head, text):
+    """Adds text to a result file; a new file gets the head first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.is_file() or path.stat().st_size == 0
     with open(path, "a") as file:
-        file.write((head() if new else "") + section.markdown(now()))
+        file.write((head() if new else "") + text)
