@@ -155,7 +155,8 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertRegex(done.stdout, r"\n  ops +at most  2 min  every operation")
         self.assertRegex(done.stdout, r"\nops: .*\(limit 90 s\): failed\n")
         self.assertIn(f"send this one file: {self.out}\nto: ", done.stdout)
-        self.assertRegex(self.out.read_text(), r"\| ops \| failed \|\n\| sanitizer \| \w+ \|\n$")
+        self.assertRegex(self.out.read_text(),
+                         r"\| ops \| failed \|\n\| sanitizer \| \w+ \|\n$")
 
     def test_a_file_that_cannot_be_written_is_made_elsewhere_and_says_so(self):
         (self.root / "a-file").write_text("")
