@@ -141,7 +141,8 @@ class TestOnAStandIn(unittest.TestCase):
             self.assertRegex(text, rf"\| {row}")
         self.assertEqual(["build", "ops", "stages", "sanitizer", "bench"],
                          re.findall(r"^## (\w+), [-\d]+ [:\d]+ UTC$", text, re.MULTILINE))
-        closing = re.findall(r"^(\w+): (.*) in \d+ s \(limit (\d+) s\): passed$", text, re.MULTILINE)
+        closing = re.findall(r"^(\w+): (.*) in \d+ s \(limit (\d+) s\): passed$", text,
+                             re.MULTILINE)
         self.assertEqual([("build", "1 passed, 0 failed", str(240 * command.SLOWER)),
                           ("ops", "2 passed, 0 failed, 1 skipped", "90"),
                           ("stages", "6 passed, 0 failed", "240"),
@@ -251,11 +252,14 @@ class TestOnAStandIn(unittest.TestCase):
     def test_bench_says_rates_ratios_targets_and_the_gpus_share(self):
         done = self.check("--part", "bench")
         self.assertIn("| seed, batch 64 | 32000 | 64000 | 16000 | 21333 | 42667 | "
-                      "4.00 | 3.00 | 1.50 |", done.stdout)
-        self.assertIn("target seed, batch 64: at least 3 times PyTorch: 4.00 times, reached",
+                      "2.00 | 1.50 | 1.50 |", done.stdout)
+        self.assertIn("target seed, batch 64: at least 3 times PyTorch: 4.00 times "
+                      "by Lockstep --graph, reached",
                       done.stdout)
         self.assertIn("target resnet18, batch 256, TF32: at least 1.1 times channels_last: "
-                      "3.00 times, reached", done.stdout)
+                      "3.00 times by Lockstep --graph, reached", done.stdout)
+        self.assertIn("| Lockstep: times PyTorch | Lockstep: times channels_last | "
+                      "Lockstep --graph: times CUDA graph |", done.stdout)
         self.assertIn("busy for 50 % of an eager step of seed, batch 64", done.stdout)
 
     @unittest.skipUnless("LOCKSTEP_FULL" in os.environ, "only with --full: the bench once more")
@@ -328,8 +332,8 @@ class TestPieces(unittest.TestCase):
         with contextlib.redirect_stdout(io.StringIO()) as output:
             measure.say_targets(section, {measure.Setting("seed", 64): {
                 "Lockstep": 2.0, "Lockstep --graph": 1.0, "PyTorch": 2.9, "CUDA graph": 1.11}})
-        self.assertRegex(output.getvalue(), "3 times PyTorch: 2.90 times, not reached\n.*"
-                                            "1.1 times CUDA graph: 1.11 times, reached\n.*"
+        self.assertRegex(output.getvalue(), "3 times PyTorch: 2.90 times by Lockstep --graph, not reached\n.*"
+                                            "1.1 times CUDA graph: 1.11 times by Lockstep --graph, reached\n.*"
                                             "not measured\n.*TF32.*not measured")
         self.assertEqual(0, section.count["failed"])
 
