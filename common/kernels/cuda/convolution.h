@@ -2,6 +2,7 @@
 // Convolution by cuDNN 9.
 
 #include <map>
+#include <vector>
 
 #include "common/core/real.h"
 #include "common/kernels/cuda/check.h"
@@ -11,10 +12,10 @@ namespace lockstep::cuda {
 
 class CudaStream;
 
-/// The three passes of a convolution, on NHWC activations and O,H,W,I weights. For every shape
-/// cuDNN's heuristics propose algorithms; the first one that is deterministic is taken, so that a
-/// run can be repeated bit by bit. Nothing is timed: that would make the choice, and with it the
-/// rounding, depend on the machine's load.
+/// The three passes of a convolution, on NHWC activations and O,H,W,I weights. cuDNN's heuristics
+/// propose algorithms for every shape; the first is taken that is deterministic and that cuDNN then
+/// runs, so that a run can be repeated bit by bit. Nothing is timed: that would make the choice, and
+/// with it the rounding, depend on the machine's load. A pass is planned when it is first needed.
 class Convolutions {
  public:
   Convolutions(CudaStream& stream, cudaStream_t raw, bool tf32);
@@ -26,26 +27,34 @@ class Convolutions {
   void backward_weight(const Window2d& g, const Real* x, const Real* dy, Real* dweight);
 
  private:
-  /// An algorithm for one pass, and the scratch memory it needs.
+  /// An algorithm for one pass, and the scratch memory it needs with the plan's math.
   template <class Algorithm>
   struct Choice {
     Algorithm algorithm;
     size_t workspace;
   };
+  /// Those that are left for a pass, fastest first by cuDNN's estimate; empty: not yet asked for.
+  template <class Algorithm>
+  using Choices = std::vector<Choice<Algorithm>>;
   struct Plan {
     TensorDescriptor x, y, bias;
     FilterDescriptor weight;
     ConvolutionDescriptor convolution;
-    Choice<cudnnConvolutionFwdAlgo_t> forward;
-    Choice<cudnnConvolutionBwdDataAlgo_t> backward_input;
-    Choice<cudnnConvolutionBwdFilterAlgo_t> backward_weight;
-    bool fuse_bias;
+    Choices<cudnnConvolutionFwdAlgo_t> forward;
+    Choices<cudnnConvolutionBwdDataAlgo_t> backward_input;
+    Choices<cudnnConvolutionBwdFilterAlgo_t> backward_weight;
+    bool fuse_bias = true;  // until cuDNN refuses it
   };
   Plan& plan(const Window2d& g);
-  Plan make_plan(const Window2d& g);
-  void choose_algorithms(Plan& plan, const Window2d& g);
+  Plan make_plan(const Window2d& g) const;
+  template <class Proposal, class Propose, class WorkspaceSize>
+  Choices<decltype(Proposal::algo)> choose(const Window2d& g, const char* call, Propose propose,
+                                           WorkspaceSize workspace_size) const;
+  template <class Algorithm, class Run>
+  void run(Choices<Algorithm>& choices, const Window2d& g, const char* call, Run run);
   bool forward_with_bias(Plan& plan, const Real* x, const Real* weight, const Real* bias, Real* y);
   void check_call(cudnnStatus_t status, const char* call) const;
+  [[noreturn]] void fail_without_algorithm(const Window2d& g) const;
 
   CudaStream& stream_;
   bool tf32_;

@@ -1,39 +1,81 @@
-// What the model proposes for a convolution. The first proposal of each pass is not deterministic,
-// the second does not run: this catches a caller that takes the first proposal.
+// What the model proposes for a convolution: all that a caller may not take besides what it may, in
+// a random order. Only one that looks at everything, and goes on when it is refused, gets through.
+
+#include <algorithm>
+#include <random>
 
 #include "libraries/cudnn_internal.h"
+#include "runtime/environment.h"
 
 namespace cuda_model {
+namespace {
 
-std::vector<Algorithm> algorithms(Pass pass, const ConvolutionShape& f) {
-  const size_t filter_bytes = sizeof(float) * f.k * f.r * f.s * f.c;
+std::vector<Algorithm> all_algorithms(Pass pass, size_t filter_bytes) {
+  const auto tensor_op = CUDNN_TENSOR_OP_MATH, conversion = CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
+  const auto never = Refused::never;
   if (pass == Pass::forward) {
-    return {{CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED, true, false, 2 * filter_bytes},
-            {CUDNN_CONVOLUTION_FWD_ALGO_FFT, false, true, 0},
-            {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, true, true, filter_bytes + 1024},
-            {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM, true, true, 0}};
+    return {{CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED, false, 2 * filter_bytes},
+            {CUDNN_CONVOLUTION_FWD_ALGO_FFT, true, 0, Refused::when_proposed},
+            {CUDNN_CONVOLUTION_FWD_ALGO_GEMM, true, 64, Refused::when_queried},
+            {CUDNN_CONVOLUTION_FWD_ALGO_DIRECT, true, 128, Refused::when_run},
+            {CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD, true, filter_bytes, never, tensor_op},
+            {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, true, filter_bytes + 1024},
+            {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, true, 4 * filter_bytes + 4096, never,
+             tensor_op},
+            {CUDNN_CONVOLUTION_FWD_ALGO_FFT_TILING, true, 0, never, conversion},
+            {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM, true, 0}};
   }
   if (pass == Pass::backward_data) {
-    return {{CUDNN_CONVOLUTION_BWD_DATA_ALGO_0, true, false, 0},
-            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT, false, true, 0},
-            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, true, true, 2 * filter_bytes + 512},
-            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED, true, true, 8 * filter_bytes}};
+    return {{CUDNN_CONVOLUTION_BWD_DATA_ALGO_0, false, 0},
+            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT, true, 0, Refused::when_proposed},
+            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT_TILING, true, 64, Refused::when_queried},
+            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD, true, 128, Refused::when_run},
+            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, true, 2 * filter_bytes + 512},
+            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, true, 4 * filter_bytes + 512, never, tensor_op},
+            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED, true, 8 * filter_bytes, never,
+             tensor_op}};
   }
-  return {{CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0, true, false, 0},
-          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT, false, true, 0},
-          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3, true, false, filter_bytes},
-          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, true, true, 3 * filter_bytes + 256}};
+  return {{CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0, false, 0},
+          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT, true, 0, Refused::when_proposed},
+          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING, true, 64, Refused::when_queried},
+          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED, true, 128, Refused::when_run},
+          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3, false, filter_bytes},
+          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, true, 3 * filter_bytes + 256},
+          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, true, 5 * filter_bytes + 256, never, tensor_op}};
 }
 
-cudnnStatus_t find_algorithm(Pass pass, const ConvolutionShape& shape, int number,
-                             Algorithm* algorithm) {
-  for (const Algorithm& known : algorithms(pass, shape)) {
-    if (known.number != number || !known.supported) continue;
-    *algorithm = known;
-    return CUDNN_STATUS_SUCCESS;
+/// Whether a row is for a descriptor with this math. A descriptor that allows tensor cores gets
+/// them where the algorithm has them.
+bool runs_with(const Algorithm& row, cudnnMathType_t math) {
+  if (math == CUDNN_FMA_MATH) return row.math == CUDNN_FMA_MATH;
+  return row.math != CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION || math == row.math;
+}
+
+}  // namespace
+
+std::vector<Algorithm> algorithms(Pass pass, const ConvolutionShape& f) {
+  auto rows = all_algorithms(pass, sizeof(float) * f.k * f.r * f.s * f.c);
+  const int seed = integer_variable("CUDA_MODEL_SEED", 1);
+  std::seed_seq question{seed, int(pass), f.n, f.h, f.w, f.c, f.k, f.r, f.s, f.stride_h};
+  std::shuffle(rows.begin(), rows.end(), std::mt19937(question));
+  return rows;
+}
+
+cudnnStatus_t find_algorithm(Pass pass, const ConvolutionShape& shape, cudnnMathType_t math,
+                             int number, Refused until, Algorithm* algorithm) {
+  const Algorithm* best = nullptr;
+  const auto rows = algorithms(pass, shape);
+  for (const Algorithm& row : rows) {
+    if (row.number != number || !runs_with(row, math)) continue;
+    if (row.refused != Refused::never && row.refused <= until) continue;
+    if (best == nullptr || row.math != CUDNN_FMA_MATH) best = &row;
   }
-  return refuse(CUDNN_STATUS_NOT_SUPPORTED,
-                "algorithm " + std::to_string(number) + " does not run this convolution");
+  if (best == nullptr) {
+    return refuse(CUDNN_STATUS_NOT_SUPPORTED,
+                  "algorithm " + std::to_string(number) + " does not run this convolution");
+  }
+  *algorithm = *best;
+  return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t make_shape(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
@@ -71,8 +113,8 @@ cudnnStatus_t make_shape(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnF
 namespace {
 
 template <class Perf>
-cudnnStatus_t propose(Pass pass, const ConvolutionShape& shape, cudnnMathType_t math, int requested,
-                      int* returned, Perf* results) {
+cudnnStatus_t propose(Pass pass, const ConvolutionShape& shape, int requested, int* returned,
+                      Perf* results) {
   if (requested < 1 || returned == nullptr || results == nullptr) {
     return refuse(CUDNN_STATUS_BAD_PARAM, "no room for proposals");
   }
@@ -82,19 +124,22 @@ cudnnStatus_t propose(Pass pass, const ConvolutionShape& shape, cudnnMathType_t 
     Perf& perf = results[*returned];
     perf = {};
     perf.algo = static_cast<decltype(perf.algo)>(a.number);
-    perf.status = a.supported ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
-    perf.time = a.supported ? 0.1f * float(*returned + 1) : -1.0f;
+    const bool known = a.refused != Refused::when_proposed;
+    perf.status = known ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
+    perf.time = known ? 0.1f * float(*returned + 1) : -1.0f;
     perf.memory = a.workspace;
     perf.determinism = a.deterministic ? CUDNN_DETERMINISTIC : CUDNN_NON_DETERMINISTIC;
-    perf.mathType = math;
+    perf.mathType = a.math;
     ++*returned;
   }
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t workspace_size(Pass pass, const ConvolutionShape& shape, int number, size_t* bytes) {
+cudnnStatus_t workspace_size(Pass pass, const ConvolutionShape& shape, cudnnMathType_t math,
+                             int number, size_t* bytes) {
   Algorithm algorithm{};
-  const cudnnStatus_t status = find_algorithm(pass, shape, number, &algorithm);
+  const cudnnStatus_t status =
+      find_algorithm(pass, shape, math, number, Refused::when_queried, &algorithm);
   if (status == CUDNN_STATUS_SUCCESS) *bytes = algorithm.workspace;
   return status;
 }
@@ -111,7 +156,7 @@ cudnnStatus_t cudnnGetConvolutionForwardAlgorithm_v7(
   return cudnn_call("cudnnGetConvolutionForwardAlgorithm_v7", [&] {
     ConvolutionShape shape{};
     if (const auto bad = make_shape(handle, x, w, conv, y, &shape)) return bad;
-    return propose(Pass::forward, shape, conv->math, requested, returned, results);
+    return propose(Pass::forward, shape, requested, returned, results);
   });
 }
 
@@ -122,7 +167,7 @@ cudnnStatus_t cudnnGetConvolutionBackwardDataAlgorithm_v7(
   return cudnn_call("cudnnGetConvolutionBackwardDataAlgorithm_v7", [&] {
     ConvolutionShape shape{};
     if (const auto bad = make_shape(handle, dx, w, conv, dy, &shape)) return bad;
-    return propose(Pass::backward_data, shape, conv->math, requested, returned, results);
+    return propose(Pass::backward_data, shape, requested, returned, results);
   });
 }
 
@@ -133,7 +178,7 @@ cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(
   return cudnn_call("cudnnGetConvolutionBackwardFilterAlgorithm_v7", [&] {
     ConvolutionShape shape{};
     if (const auto bad = make_shape(handle, x, dw, conv, dy, &shape)) return bad;
-    return propose(Pass::backward_filter, shape, conv->math, requested, returned, results);
+    return propose(Pass::backward_filter, shape, requested, returned, results);
   });
 }
 
@@ -144,7 +189,7 @@ cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(
   return cudnn_call("cudnnGetConvolutionForwardWorkspaceSize", [&] {
     ConvolutionShape shape{};
     if (const auto bad = make_shape(handle, x, w, conv, y, &shape)) return bad;
-    return workspace_size(Pass::forward, shape, algo, bytes);
+    return workspace_size(Pass::forward, shape, conv->math, algo, bytes);
   });
 }
 
@@ -155,7 +200,7 @@ cudnnStatus_t cudnnGetConvolutionBackwardDataWorkspaceSize(
   return cudnn_call("cudnnGetConvolutionBackwardDataWorkspaceSize", [&] {
     ConvolutionShape shape{};
     if (const auto bad = make_shape(handle, dx, w, conv, dy, &shape)) return bad;
-    return workspace_size(Pass::backward_data, shape, algo, bytes);
+    return workspace_size(Pass::backward_data, shape, conv->math, algo, bytes);
   });
 }
 
@@ -166,6 +211,6 @@ cudnnStatus_t cudnnGetConvolutionBackwardFilterWorkspaceSize(
   return cudnn_call("cudnnGetConvolutionBackwardFilterWorkspaceSize", [&] {
     ConvolutionShape shape{};
     if (const auto bad = make_shape(handle, x, dw, conv, dy, &shape)) return bad;
-    return workspace_size(Pass::backward_filter, shape, algo, bytes);
+    return workspace_size(Pass::backward_filter, shape, conv->math, algo, bytes);
   });
 }

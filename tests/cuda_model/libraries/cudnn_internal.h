@@ -44,13 +44,18 @@ cudnnStatus_t cudnn_call(const char* function, Body body) {
 
 enum class Pass { forward, backward_data, backward_filter };
 
-/// What the model says about algorithm number `algorithm` of a pass.
+/// When an algorithm turns out not to run, although that was known all along.
+enum class Refused { never, when_proposed, when_queried, when_run };
+
+/// What the model says about algorithm number `number` of a pass, with one kind of math.
 struct Algorithm {
   int number;
-  bool supported, deterministic;
+  bool deterministic;
   size_t workspace;
+  Refused refused = Refused::never;
+  cudnnMathType_t math = CUDNN_FMA_MATH;  // TENSOR_OP: only where the descriptor allows it
 };
-/// In the order of a proposal: first one that is not deterministic, then one that does not run.
+/// In a random order, by CUDA_MODEL_SEED; always the same for the same pass and shape.
 std::vector<Algorithm> algorithms(Pass pass, const ConvolutionShape& shape);
 
 /// Checks that the descriptors fit each other and makes one shape of them.
@@ -58,8 +63,9 @@ cudnnStatus_t make_shape(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnF
                          cudnnConvolutionDescriptor_t convolution, cudnnTensorDescriptor_t y,
                          ConvolutionShape* shape);
 
-/// The algorithm, or null and a reason: unknown, not supported, or its workspace is too small.
-cudnnStatus_t find_algorithm(Pass pass, const ConvolutionShape& shape, int number,
-                             Algorithm* algorithm);
+/// The algorithm as it runs with the descriptor's math, or a status: it is unknown, or refused
+/// `until` then.
+cudnnStatus_t find_algorithm(Pass pass, const ConvolutionShape& shape, cudnnMathType_t math,
+                             int number, Refused until, Algorithm* algorithm);
 
 }  // namespace cuda_model

@@ -88,7 +88,7 @@ Fault take_fault(const char* function) {
     calls = 0;
   }
   const int nth = parts.size() > 2 ? to_integer("CUDA_MODEL_FAULT", parts[2]) : 1;
-  if (++calls != nth) return {};
+  if (++calls != nth && nth != 0) return {};
   return {to_integer("CUDA_MODEL_FAULT", parts[1]), parts.size() == 4};
 }
 

@@ -9,12 +9,12 @@
 //   CUDA_MODEL_DRIVER=13000       newest CUDA version that the driver runs; 0: no driver
 //   CUDA_MODEL_PEER_ACCESS=1      0: no GPU reaches another's memory, as with most consumer GPUs
 //   CUDA_MODEL_SEED=1             of the order in which a kernel's blocks run, and the warps of
-//                                 each; 0: ascending
+//                                 each (0: ascending), and of cuDNN's proposals
 //   CUDA_MODEL_THREADS=1          that run the blocks of one kernel; for ThreadSanitizer, which
 //                                 finds races between blocks of two
 //   CUDA_MODEL_COPY_DELAY_US=0    each host-to-device copy sleeps so long before it reads
 //   CUDA_MODEL_FAULT=function:code[:nth[:async]]
-//       the nth call (from 1) of that function returns the code; with async the call succeeds and
+//       the nth call (from 1; 0: every one) of that function returns the code; with async the call succeeds and
 //       the code turns up when the stream gets there. Function "kernel": launches. An NCCL call's
 //       code becomes that of its communicator then; 7 (ncclInProgress) in ncclCommInitRankConfig or
 //       ncclCommFinalize is a rank that never gets through.
