@@ -91,7 +91,10 @@ void send_descriptor(const Socket& socket, const Descriptor& descriptor) {
   std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
   while (::sendmsg(socket.fd(), &message.header, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
-    fail<ConnectionClosed>("{} closed the connection ({})", socket.peer(), errno_text(errno));
+    if (errno == EPIPE || errno == ECONNRESET) {
+      fail<ConnectionClosed>("{} closed the connection ({})", socket.peer(), errno_text(errno));
+    }
+    fail<EnvironmentError>("cannot send {} a descriptor: {}", socket.peer(), errno_text(errno));
   }
 }
 

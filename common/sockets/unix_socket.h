@@ -19,7 +19,8 @@ Socket connect_under(const std::string& name, const std::string& peer, const Dea
 /// Whether the other side is a process of this process's user.
 bool has_same_user(const Socket& socket);
 
-/// Sends a descriptor, which the other side gets as one of its own. Throws ConnectionClosed.
+/// Sends a descriptor, which the other side gets as one of its own. Throws ConnectionClosed, or
+/// EnvironmentError where the system does not let it through.
 void send_descriptor(const Socket& socket, const Descriptor& descriptor);
 /// Throws ConnectionClosed; PeerLost after the deadline, EnvironmentError if bytes came instead.
 Descriptor receive_descriptor(const Socket& socket, const Deadline& deadline);

@@ -44,19 +44,27 @@ class ShmMeeting {
       return name;
     });
     together("a connection", [&] { return connect_to_lower(names); });
+    together("all connections", [&] { return accept_higher(); });
     together("the memory", [&] { return hand_round(); });
     return std::make_unique<ShmPeers>(memory_, store_.rank(), std::move(sockets_), timeout_seconds);
   }
 
  private:
   /// Returns the ranks' results of `work`, which throws EnvironmentError where it cannot be done.
+  /// A peer that closed its connection may only have given up; one that has gone is missed below.
   std::vector<std::string> together(const std::string& what,
                                     const std::function<std::string()>& work) {
     std::string done = "+";
+    const auto give_up = [&](const Error& error) {
+      done = fmt::format("rank {}: {}", store_.rank(), error.what());
+      sockets_.clear();  // whoever waits at one of them does so no longer
+    };
     try {
       done += work();
     } catch (const EnvironmentError& error) {
-      done = fmt::format("rank {}: {}", store_.rank(), error.what());
+      give_up(error);
+    } catch (const ConnectionClosed& error) {
+      give_up(error);
     }
     std::vector<std::string> all =
         exchange_texts(store_, "shared memory: " + what, done, deadline_.seconds_left());
@@ -85,7 +93,7 @@ class ShmMeeting {
   }
 
   /// All higher ranks have connected, and introduced themselves: they wait in the listener's queue.
-  void accept_higher() {
+  std::string accept_higher() {
     while (std::optional<Socket> socket = accept_from(listener_)) {
       if (!has_same_user(*socket)) continue;  // another one's, who has seen the name
       std::string introduction(kRankBytes, '\0');
@@ -96,12 +104,14 @@ class ShmMeeting {
       sockets_[rank] = std::move(*socket);
     }
     for (size_t rank = size_t(store_.rank()) + 1; rank < sockets_.size(); ++rank) {
-      if (!sockets_[rank].is_open()) fail<EnvironmentError>("rank {} has not connected", rank);
+      if (!sockets_[rank].is_open()) {
+        fail<EnvironmentError>("rank {} has not connected, or as another user", rank);
+      }
     }
+    return "";
   }
 
   std::string hand_round() {
-    accept_higher();
     if (store_.rank() > 0) {
       memory_ = std::make_shared<SharedMemory>(SharedMemory::open(
           receive_descriptor(sockets_[0], deadline_), ShmLayout::bytes(store_.world_size())));

@@ -66,6 +66,22 @@ TEST_CASE("Runs of which everything is killed leave no process and nothing in /d
   }
 }
 
+TEST_CASE("Few open files end no run in waiting, and are named", "[faults][ddp]") {
+  const Jobs jobs;
+  int refused = 0;
+  for (int files = 10; files <= 16; ++files) {
+    const std::string limit = fmt::format("ulimit -n {}; exec \"$@\"", files);
+    const ProcessResult run =
+        jobs.run_words(Words{"sh", "-c", limit, "sh", ddp(), "--timeout", "1000"} + kFewSteps);
+    INFO(files << " files: " << story(run));
+    CHECK_FALSE(run.timed_out);
+    if (run.status == 0) continue;
+    ++refused;
+    CHECK_THAT(run.err, ContainsSubstring("pen files"));  // "Too many open files", or the limit
+  }
+  CHECK(refused > 0);
+}
+
 TEST_CASE("Two hosts of one name use TCP, and say why", "[faults][ddp][twohosts]") {
   const Jobs jobs;
   const Words two_hosts{"env", "LOCKSTEP_LAUNCHER=" + jobs.launcher(),

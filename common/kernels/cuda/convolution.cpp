@@ -152,8 +152,8 @@ bool Convolutions::forward(const Window2d& g, const Real* x, const Real* weight,
   if (forward_with_bias(p, x, weight, bias, y)) return true;
   run(p.forward, g, "cudnnConvolutionForward", [&](auto... algorithm_and_scratch) {
     return cudnnConvolutionForward(handle_.get(), &kOne, p.x.get(), x, p.weight.get(), weight,
-                                   p.convolution.get(), algorithm_and_scratch..., &kZero,
-                                   p.y.get(), y);
+                                   p.convolution.get(), algorithm_and_scratch..., &kZero, p.y.get(),
+                                   y);
   });
   return false;
 }
@@ -178,14 +178,12 @@ void Convolutions::backward_input(const Window2d& g, const Real* dy, const Real*
     p.backward_input = choose<cudnnConvolutionBwdDataAlgoPerf_t>(
         g, "cudnnGetConvolutionBackwardDataAlgorithm_v7",
         [&](auto... answer) {
-          return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_.get(), p.weight.get(),
-                                                             p.y.get(), p.convolution.get(),
-                                                             p.x.get(), answer...);
+          return cudnnGetConvolutionBackwardDataAlgorithm_v7(
+              handle_.get(), p.weight.get(), p.y.get(), p.convolution.get(), p.x.get(), answer...);
         },
         [&](auto... answer) {
-          return cudnnGetConvolutionBackwardDataWorkspaceSize(handle_.get(), p.weight.get(),
-                                                              p.y.get(), p.convolution.get(),
-                                                              p.x.get(), answer...);
+          return cudnnGetConvolutionBackwardDataWorkspaceSize(
+              handle_.get(), p.weight.get(), p.y.get(), p.convolution.get(), p.x.get(), answer...);
         });
   }
   run(p.backward_input, g, "cudnnConvolutionBackwardData", [&](auto... algorithm_and_scratch) {
@@ -202,14 +200,12 @@ void Convolutions::backward_weight(const Window2d& g, const Real* x, const Real*
     p.backward_weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>(
         g, "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
         [&](auto... answer) {
-          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_.get(), p.x.get(), p.y.get(),
-                                                               p.convolution.get(), p.weight.get(),
-                                                               answer...);
+          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(
+              handle_.get(), p.x.get(), p.y.get(), p.convolution.get(), p.weight.get(), answer...);
         },
         [&](auto... answer) {
-          return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle_.get(), p.x.get(), p.y.get(),
-                                                                p.convolution.get(), p.weight.get(),
-                                                                answer...);
+          return cudnnGetConvolutionBackwardFilterWorkspaceSize(
+              handle_.get(), p.x.get(), p.y.get(), p.convolution.get(), p.weight.get(), answer...);
         });
   }
   run(p.backward_weight, g, "cudnnConvolutionBackwardFilter", [&](auto... algorithm_and_scratch) {

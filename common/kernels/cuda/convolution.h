@@ -14,8 +14,9 @@ class CudaStream;
 
 /// The three passes of a convolution, on NHWC activations and O,H,W,I weights. cuDNN's heuristics
 /// propose algorithms for every shape; the first is taken that is deterministic and that cuDNN then
-/// runs, so that a run can be repeated bit by bit. Nothing is timed: that would make the choice, and
-/// with it the rounding, depend on the machine's load. A pass is planned when it is first needed.
+/// runs, so that a run can be repeated bit by bit. Nothing is timed: that would make the choice,
+/// and with it the rounding, depend on the machine's load. A pass is planned when it is first
+/// needed.
 class Convolutions {
  public:
   Convolutions(CudaStream& stream, cudaStream_t raw, bool tf32);

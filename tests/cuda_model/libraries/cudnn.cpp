@@ -104,7 +104,9 @@ cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha,
     ConvolutionShape shape{};
     Algorithm algorithm{};
     if (const auto bad = make_shape(handle, x_desc, w_desc, conv, y_desc, &shape)) return bad;
-    if (const auto bad = find_algorithm(Pass::forward, shape, conv->math, algo, Refused::when_run, &algorithm)) return bad;
+    if (const auto bad =
+            find_algorithm(Pass::forward, shape, conv->math, algo, Refused::when_run, &algorithm))
+      return bad;
     const Layout x_layout(*x_desc), w_layout(*w_desc), y_layout(*y_desc);
     const bool tf32 = conv->math != CUDNN_FMA_MATH;
     const float a = scalar(alpha), b = scalar(beta);
@@ -138,7 +140,9 @@ cudnnStatus_t cudnnConvolutionBiasActivationForward(
       return refuse(CUDNN_STATUS_NOT_SUPPORTED,
                     "bias and activation need IMPLICIT_PRECOMP_GEMM, and ReLU or identity");
     }
-    if (const auto bad = find_algorithm(Pass::forward, shape, conv->math, algo, Refused::when_run, &algorithm)) return bad;
+    if (const auto bad =
+            find_algorithm(Pass::forward, shape, conv->math, algo, Refused::when_run, &algorithm))
+      return bad;
     const Layout x_layout(*x_desc), w_layout(*w_desc), y_layout(*y_desc), z_layout(*z_desc);
     const bool tf32 = conv->math != CUDNN_FMA_MATH;
     const float a = scalar(alpha1), of_z = scalar(alpha2);
@@ -167,7 +171,9 @@ cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alp
     ConvolutionShape shape{};
     Algorithm algorithm{};
     if (const auto bad = make_shape(handle, dx_desc, w_desc, conv, dy_desc, &shape)) return bad;
-    if (const auto bad = find_algorithm(Pass::backward_data, shape, conv->math, algo, Refused::when_run, &algorithm)) return bad;
+    if (const auto bad = find_algorithm(Pass::backward_data, shape, conv->math, algo,
+                                        Refused::when_run, &algorithm))
+      return bad;
     const Layout w_layout(*w_desc), dy_layout(*dy_desc), dx_layout(*dx_desc);
     const bool tf32 = conv->math != CUDNN_FMA_MATH;
     const float a = scalar(alpha), b = scalar(beta);
@@ -190,7 +196,9 @@ cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* a
     ConvolutionShape shape{};
     Algorithm algorithm{};
     if (const auto bad = make_shape(handle, x_desc, dw_desc, conv, dy_desc, &shape)) return bad;
-    if (const auto bad = find_algorithm(Pass::backward_filter, shape, conv->math, algo, Refused::when_run, &algorithm)) return bad;
+    if (const auto bad = find_algorithm(Pass::backward_filter, shape, conv->math, algo,
+                                        Refused::when_run, &algorithm))
+      return bad;
     const Layout x_layout(*x_desc), dy_layout(*dy_desc), dw_layout(*dw_desc);
     const bool tf32 = conv->math != CUDNN_FMA_MATH;
     const float a = scalar(alpha), b = scalar(beta);

@@ -14,10 +14,10 @@
 //                                 finds races between blocks of two
 //   CUDA_MODEL_COPY_DELAY_US=0    each host-to-device copy sleeps so long before it reads
 //   CUDA_MODEL_FAULT=function:code[:nth[:async]]
-//       the nth call (from 1; 0: every one) of that function returns the code; with async the call succeeds and
-//       the code turns up when the stream gets there. Function "kernel": launches. An NCCL call's
-//       code becomes that of its communicator then; 7 (ncclInProgress) in ncclCommInitRankConfig or
-//       ncclCommFinalize is a rank that never gets through.
+//       the nth call (from 1; 0: every one) of that function returns the code; with async the call
+//       succeeds and the code turns up when the stream gets there. Function "kernel": launches. An
+//       NCCL call's code becomes that of its communicator then; 7 (ncclInProgress) in
+//       ncclCommInitRankConfig or ncclCommFinalize is a rank that never gets through.
 
 #include <vector>
 

@@ -1,6 +1,7 @@
 // Shared memory between ranks: how they come to it, what they compute there, and how they end.
 
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <functional>
@@ -221,6 +222,15 @@ TEST_CASE("A rank in another network namespace cannot share memory, and all rank
   if (errors == std::vector<std::string>(3)) LOCKSTEP_SKIP("namespaces not permitted");
   CHECK(errors == std::vector<std::string>(
                       3, "rank 1: cannot reach rank 0's Unix socket: Connection refused"));
+}
+
+TEST_CASE("A rank of another user cannot share memory, and all ranks hear of it", "[comm][shm]") {
+  if (::geteuid() != 0) LOCKSTEP_SKIP("only root becomes another user");
+  const std::vector<std::string> errors = connected([](int rank) {
+    if (rank == 2) ::syscall(SYS_setresuid, -1, 65534, -1);  // of this thread alone
+  });
+  CHECK(errors ==
+        std::vector<std::string>(3, "rank 0: rank 2 has not connected, or as another user"));
 }
 
 // --- Its parts -----------------------------------------------------------------------------------
