@@ -44,6 +44,12 @@ const std::vector<Fault>& faults() {
       {"CUDA_MODEL_FAULT", "cudnnCreate:1001", 2, "cudnnCreate: CUDNN_STATUS_NOT_INITIALIZED"},
       {"CUDA_MODEL_FAULT", "cudnnConvolutionBackwardFilter:5000:3", 2,
        "cudnnConvolutionBackwardFilter: CUDNN_STATUS_EXECUTION_FAILED"},
+      {"CUDA_MODEL_FAULT", "cudnnGetConvolutionBackwardFilterWorkspaceSize:3000:0", 2,
+       "cuda:0: cuDNN runs no deterministic algorithm for a 5x5 convolution of "},
+      {"CUDA_MODEL_FAULT", "cudnnConvolutionBackwardData:3004:0", 2,
+       "cuDNN runs no deterministic algorithm for a "},
+      {"CUDA_MODEL_FAULT", "cudnnGetConvolutionForwardWorkspaceSize:4000", 2,
+       "cudnnGetConvolution...WorkspaceSize: CUDNN_STATUS_INTERNAL_ERROR"},
       {"CUDA_MODEL_FAULT", "cudaStreamEndCapture:901", 2, "cudaStreamEndCapture: ", "--graph"},
       {"CUDA_MODEL_FAULT", "cudaGraphInstantiate:2", 2, "cudaGraphInstantiate: ", "--graph"},
       {"CUDA_MODEL_FAULT", "cudaGraphLaunch:719:2", 2, "cudaGraphLaunch: ", "--graph"},
@@ -114,6 +120,44 @@ TEST_CASE("A convolution whose bias cuDNN cannot add is trained all the same",
     INFO(testing::story(run));
     CHECK(run.status == 0);
   }
+}
+
+TEST_CASE("An algorithm that cuDNN refuses is passed over for its next proposal",
+          "[cuda][stage][gpufaults]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (!testing::is_model(*open_device(testing::kGpu, {}))) {
+    LOCKSTEP_SKIP("not the CUDA model: a real cuDNN cannot be told to refuse");
+  }
+  const testing::TempDir folder;
+  for (const char* pass : {"Forward", "BackwardData", "BackwardFilter"}) {
+    for (const std::string call : {fmt::format("cudnnGetConvolution{}WorkspaceSize", pass),
+                                   fmt::format("cudnnConvolution{}", pass)}) {
+      const ProcessResult run =
+          run_with({"CUDA_MODEL_FAULT", call + ":3000", 0, ""}, folder.path());
+      INFO(call << ": " << testing::story(run));
+      CHECK(run.status == 0);
+    }
+  }
+}
+
+TEST_CASE("Passes are planned when they are needed: the first layer has no gradient of its input",
+          "[cuda][stage][gpufaults]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (!testing::is_model(*open_device(testing::kGpu, {}))) {
+    LOCKSTEP_SKIP("not the CUDA model: a real cuDNN cannot be told to refuse");
+  }
+  const testing::TempDir folder;
+  // The seed network has two convolutions, on one stream; evaluation has batches of its own size.
+  const auto plans = [&](const char* pass, int nth) {
+    return run_with({"CUDA_MODEL_FAULT",
+                     fmt::format("cudnnGetConvolution{}Algorithm_v7:4000:{}", pass, nth), 2, ""},
+                    folder.path())
+               .status != 0;
+  };
+  CHECK(plans("BackwardData", 1));
+  CHECK_FALSE(plans("BackwardData", 2));
+  CHECK(plans("BackwardFilter", 2));
+  CHECK_FALSE(plans("BackwardFilter", 3));
 }
 
 }  // namespace

@@ -121,16 +121,22 @@ struct Problem {
   }
 };
 
-/// The first proposal that may be used, and what is wrong with those before it.
-template <class Perf>
-Perf choose(const Perf* perfs, int count) {
-  EXPECT(count >= 3);
-  EXPECT(perfs[0].status == CUDNN_STATUS_SUCCESS);
-  EXPECT(perfs[0].determinism == CUDNN_NON_DETERMINISTIC);
-  EXPECT(perfs[1].status == CUDNN_STATUS_NOT_SUPPORTED);
-  int i = 0;
-  while (perfs[i].status || perfs[i].determinism != CUDNN_DETERMINISTIC) ++i;
-  return perfs[i];
+/// The proposal of this algorithm in float32 throughout; among the others is every kind that a
+/// caller may not take.
+template <class Perf, class Algorithm>
+Perf find(const Perf* perfs, int count, Algorithm algorithm, bool deterministic = true) {
+  const Perf* found = nullptr;
+  bool known = false, unknown = false, noisy = false, tensor_op = false;
+  for (const Perf* p = perfs; p < perfs + count; ++p) {
+    known = known || p->status == CUDNN_STATUS_SUCCESS;
+    unknown = unknown || p->status == CUDNN_STATUS_NOT_SUPPORTED;
+    noisy = noisy || p->determinism == CUDNN_NON_DETERMINISTIC;
+    tensor_op = tensor_op || p->mathType == CUDNN_TENSOR_OP_MATH;
+    if (p->algo == algorithm && p->mathType == CUDNN_FMA_MATH) found = p;
+  }
+  EXPECT(known && unknown && noisy && tensor_op && found);
+  EXPECT(found->determinism == (deterministic ? CUDNN_DETERMINISTIC : CUDNN_NON_DETERMINISTIC));
+  return *found;
 }
 
 /// All passes of one layout and math. Errors stay below `limit` and above `least`.
@@ -156,17 +162,36 @@ void convolution(cudaStream_t stream, cudnnTensorFormat_t format, cudnnMathType_
   };
 
   int count = 0;
-  cudnnConvolutionFwdAlgoPerf_t forward[8];
-  cudnnGetConvolutionForwardAlgorithm_v7(P.handle, P.x, P.filter, P.conv, P.y, 8, &count, forward);
-  const auto f = choose(forward, count);
-  EXPECT(cudnnConvolutionForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv, f.algo, space,
-                                 f.memory, &zero, P.y, y_) == CUDNN_STATUS_SUCCESS);
+  cudnnConvolutionFwdAlgoPerf_t forward[16];
+  cudnnGetConvolutionForwardAlgorithm_v7(P.handle, P.x, P.filter, P.conv, P.y, 16, &count, forward);
+  auto f = find(forward, count, CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM);
+  const size_t proposed = f.memory;
+  EXPECT(cudnnGetConvolutionForwardWorkspaceSize(P.handle, P.x, P.filter, P.conv, P.y, f.algo,
+                                                 &f.memory) == CUDNN_STATUS_SUCCESS);
+  EXPECT((f.memory > proposed) == (math == CUDNN_DEFAULT_MATH));  // tensor cores need more
+  const auto run = [&](cudnnConvolutionFwdAlgo_t algorithm, size_t bytes) {
+    return cudnnConvolutionForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv, algorithm, space,
+                                   bytes, &zero, P.y, y_);
+  };
+  EXPECT(run(f.algo, f.memory) == CUDNN_STATUS_SUCCESS);
   close(y_, y);
-  EXPECT(cudnnConvolutionForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv, f.algo, space,
-                                 f.memory - 1, &zero, P.y, y_) == CUDNN_STATUS_BAD_PARAM);
-  EXPECT(cudnnConvolutionForward(P.handle, &one, P.x, x_, P.filter, w_, P.conv, forward[0].algo,
-                                 space, forward[0].memory, &zero, P.y, y_) == CUDNN_STATUS_SUCCESS);
+  EXPECT(run(f.algo, f.memory - 1) == CUDNN_STATUS_BAD_PARAM);
+  const auto noisy =
+      find(forward, count, CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED, /*deterministic=*/false);
+  EXPECT(run(noisy.algo, noisy.memory) == CUDNN_STATUS_SUCCESS);
   EXPECT(relative(download<Floats>(y_, 96, stream), y) > 1e-4);  // the noise of its sums
+  // One is refused when its workspace is asked for, one only when it runs, one by the math.
+  size_t bytes = 0;
+  for (const auto algorithm : {CUDNN_CONVOLUTION_FWD_ALGO_GEMM, CUDNN_CONVOLUTION_FWD_ALGO_DIRECT,
+                               CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD}) {
+    const auto asked = cudnnGetConvolutionForwardWorkspaceSize(P.handle, P.x, P.filter, P.conv, P.y,
+                                                               algorithm, &bytes);
+    const bool tensor_cores = algorithm == CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD;
+    const bool runs = tensor_cores && math == CUDNN_DEFAULT_MATH;
+    EXPECT((asked == CUDNN_STATUS_SUCCESS) ==
+           (runs || algorithm == CUDNN_CONVOLUTION_FWD_ALGO_DIRECT));
+    EXPECT(run(algorithm, 16384) == (runs ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED));
+  }
 
   for (int i = 0; i < 96; ++i) {
     const int channel = format == CUDNN_TENSOR_NHWC ? i % 4 : i / 12 % 4;
@@ -181,17 +206,21 @@ void convolution(cudaStream_t stream, cudnnTensorFormat_t format, cudnnMathType_
                                                f.memory, &zero, P.y, y_, P.bias, b_, P.relu, P.y,
                                                y_) == CUDNN_STATUS_NOT_SUPPORTED);
 
-  cudnnConvolutionBwdDataAlgoPerf_t data[8];
-  cudnnGetConvolutionBackwardDataAlgorithm_v7(P.handle, P.filter, P.y, P.conv, P.x, 8, &count,
+  cudnnConvolutionBwdDataAlgoPerf_t data[16];
+  cudnnGetConvolutionBackwardDataAlgorithm_v7(P.handle, P.filter, P.y, P.conv, P.x, 16, &count,
                                               data);
-  const auto d = choose(data, count);
+  auto d = find(data, count, CUDNN_CONVOLUTION_BWD_DATA_ALGO_1);
+  cudnnGetConvolutionBackwardDataWorkspaceSize(P.handle, P.filter, P.y, P.conv, P.x, d.algo,
+                                               &d.memory);
   EXPECT(cudnnConvolutionBackwardData(P.handle, &one, P.filter, w_, P.y, dy_, P.conv, d.algo, space,
                                       d.memory, &zero, P.x, dx_) == CUDNN_STATUS_SUCCESS);
   close(dx_, dx);
-  cudnnConvolutionBwdFilterAlgoPerf_t weights[8];
-  cudnnGetConvolutionBackwardFilterAlgorithm_v7(P.handle, P.x, P.y, P.conv, P.filter, 8, &count,
+  cudnnConvolutionBwdFilterAlgoPerf_t weights[16];
+  cudnnGetConvolutionBackwardFilterAlgorithm_v7(P.handle, P.x, P.y, P.conv, P.filter, 16, &count,
                                                 weights);
-  const auto g = choose(weights, count);
+  auto g = find(weights, count, CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1);
+  cudnnGetConvolutionBackwardFilterWorkspaceSize(P.handle, P.x, P.y, P.conv, P.filter, g.algo,
+                                                 &g.memory);
   EXPECT(cudnnConvolutionBackwardFilter(P.handle, &one, P.x, x_, P.y, dy_, P.conv, g.algo, space,
                                         g.memory, &one, P.filter, dw_) == CUDNN_STATUS_SUCCESS);
   close(dw_, dw);  // added to what was there
