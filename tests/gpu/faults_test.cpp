@@ -130,8 +130,8 @@ TEST_CASE("An algorithm that cuDNN refuses is passed over for its next proposal"
   }
   const testing::TempDir folder;
   for (const char* pass : {"Forward", "BackwardData", "BackwardFilter"}) {
-    for (const std::string call : {fmt::format("cudnnGetConvolution{}WorkspaceSize", pass),
-                                   fmt::format("cudnnConvolution{}", pass)}) {
+    for (const std::string& call : {fmt::format("cudnnGetConvolution{}WorkspaceSize", pass),
+                                    fmt::format("cudnnConvolution{}", pass)}) {
       const ProcessResult run =
           run_with({"CUDA_MODEL_FAULT", call + ":3000", 0, ""}, folder.path());
       INFO(call << ": " << testing::story(run));

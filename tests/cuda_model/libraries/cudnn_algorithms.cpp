@@ -32,8 +32,7 @@ std::vector<Algorithm> all_algorithms(Pass pass, size_t filter_bytes) {
             {CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD, true, 128, Refused::when_run},
             {CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, true, 2 * filter_bytes + 512},
             {CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, true, 4 * filter_bytes + 512, never, tensor_op},
-            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED, true, 8 * filter_bytes, never,
-             tensor_op}};
+            {CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED, true, 8 * filter_bytes}};
   }
   return {{CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0, false, 0},
           {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT, true, 0, Refused::when_proposed},
@@ -41,7 +40,8 @@ std::vector<Algorithm> all_algorithms(Pass pass, size_t filter_bytes) {
           {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED, true, 128, Refused::when_run},
           {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3, false, filter_bytes},
           {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, true, 3 * filter_bytes + 256},
-          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, true, 5 * filter_bytes + 256, never, tensor_op}};
+          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, true, 5 * filter_bytes + 256, never, tensor_op},
+          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD, true, 8 * filter_bytes}};
 }
 
 /// Whether a row is for a descriptor with this math. A descriptor that allows tensor cores gets
