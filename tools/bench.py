@@ -86,6 +86,11 @@ def parse_options(argv):
         parser.error(f"--rounds {options.rounds}: expected {least} or more, for a median")
     if options.json and not Path(options.json).resolve().parent.is_dir():
         parser.error(f"--json {options.json}: no such folder; create it first")
+    if options.json and Path(options.json).is_dir():
+        parser.error(f"--json {options.json}: this is a folder; name a file")
+    for name in ("batch", "threads"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: expected 1 or more")
     options.models = (options.model,) if options.model else MODELS
     options.parts = (options.part or (QUICK if options.quick else PARTS if options.thorough
                                       else DEFAULT))
@@ -138,7 +143,11 @@ def main(argv):
     announce(options, groups)
     status, stopped = measure(Measuring(groups, titles, Terminal()))
     if options.json:
-        write_json(options, groups, stopped)
+        try:
+            write_json(options, groups, stopped)
+        except OSError as error:
+            sys.exit(f"bench: --json: cannot write {options.json}: {error.strerror}; "
+                     "what was measured stands above")
     if stopped:
         print(f"bench: stopped before the end: {stopped}", file=sys.stderr)
     return status

@@ -270,6 +270,9 @@ class TestBench(unittest.TestCase):
         for words, text in ((("--rounds", "2"), "--rounds 2: expected 3 or more, for a median"),
                             (("--rounds", "4", "--thorough"), "--rounds 4: expected 5 or more"),
                             (("--part", "none"), "invalid choice: 'none'"),
+                            (("--threads", "0"), "--threads 0: expected 1 or more"),
+                            (("--batch", "-1"), "--batch -1: expected 1 or more"),
+                            (("--json", "/tmp"), "--json /tmp: this is a folder; name a file"),
                             (("--json", "missing/x"), "--json missing/x: no such folder")):
             with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error:
                 self.bench(*words)
