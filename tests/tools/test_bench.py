@@ -247,9 +247,10 @@ class TestBench(unittest.TestCase):
         beside = []
 
         def run(stage, *options):
-            loops = subprocess.run(["pgrep", "-P", str(os.getpid()), "-a", "sh"],
-                                   capture_output=True, text=True).stdout
-            beside.append("while :" in loops)
+            # By the whole command line: taskset may not yet have become the shell.
+            loops = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "while :"],
+                                   capture_output=True)
+            beside.append(loops.returncode == 0)
             bound = "--bind" in options
             self.assertNotEqual(bound, "--no-bind" in options)
             rest = [word for word in options if word not in ("--bind", "--no-bind")]
