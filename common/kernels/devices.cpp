@@ -21,6 +21,10 @@ std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& opt
   require(!options.tf32,
           "--tf32: {} has no TF32 arithmetic, GPUs have; leave it out or give --devices cuda:0",
           id.name());
+  require(!options.nchw,
+          "--nchw: {} has one layout, N,H,W,C, and only cuDNN is given another; leave it out or "
+          "give --devices cuda:0",
+          id.name());
   return cpu::open_cpu_device(id.index, options);
 }
 

@@ -40,7 +40,7 @@ struct Options {
   bool dropout = false;
   std::string devices;  // empty: default_devices()
   int threads_per_device = 1;
-  bool graph = false, tf32 = false, bind = false, no_bind = false;
+  bool graph = false, tf32 = false, nchw = false, bind = false, no_bind = false;
   int workers = 1;
   int prefetch_factor = 2;
   double loader_timeout = 0;
@@ -71,7 +71,11 @@ struct Options {
   /// The devices named, or the defaults of this machine.
   std::vector<DeviceId> device_ids() const;
   DeviceOptions device_options() const {
-    return {.threads = threads_per_device, .trace = !trace.empty(), .tf32 = tf32, .bind = bind};
+    return {.threads = threads_per_device,
+            .trace = !trace.empty(),
+            .tf32 = tf32,
+            .nchw = nchw,
+            .bind = bind};
   }
 };
 

@@ -176,8 +176,9 @@ std::vector<Options> changed_options(const TempDir& folder) {
   a.lr = 0.1 + 0.2, a.scale_lr = 1e-7, a.warmup_epochs = 1.0 / 3, a.lr_step = 2;
   a.lr_gamma = 0.7, a.momentum = 0.9, a.weight_decay = 5e-4, a.seed = 4294967295;
   a.order = "sampler", a.emulate = "micro:3", a.devices = "cpu:1,cpu:0";
-  a.threads_per_device = 2, a.tf32 = true, a.bind = true, a.workers = 3, a.prefetch_factor = 5;
-  a.loader_timeout = 2.5, a.drop_last = true, a.log_interval = 9, a.load = "--here";
+  a.threads_per_device = 2, a.tf32 = a.nchw = true, a.bind = true, a.workers = 3;
+  a.prefetch_factor = 5, a.loader_timeout = 2.5, a.drop_last = true, a.log_interval = 9,
+  a.load = "--here";
   a.metrics = folder / "m n", a.trace = folder / "t", a.save = folder / "s";
   Options b;
   b.dropout = b.graph = b.no_bind = true, b.workers = 0, b.data = "synthetic";

@@ -167,7 +167,8 @@ class Run {
 struct Both {
   using Work = std::function<void(Run&)>;
 
-  std::unique_ptr<Device> gpu_device = open_device(kGpu, {});
+  DeviceOptions options{};  // of the GPU
+  std::unique_ptr<Device> gpu_device = open_device(kGpu, options);
   std::unique_ptr<Device> cpu_device = cpu::open_cpu_device(0, {}, cpu::EngineKind::reference);
   Stream gpu = gpu_device->create_stream("gpu"), cpu = cpu_device->create_stream("cpu");
 

@@ -51,11 +51,12 @@ std::vector<Window2d> conv_windows() {
 TEST_CASE("conv2d, conv2d_backward_input, conv2d_backward_parameters: gradients of parameters add",
           "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
-  const Both both;
+  const bool channels_first = GENERATE(false, true);
+  const Both both{.options = {.nchw = channels_first}};
   std::vector<Window2d> windows = conv_windows();
   windows.push_back(windows[2]);  // plans and workspaces of one shape must not leak into another
   for (const Window2d& g : windows) {
-    INFO(text(g));
+    INFO(text(g) << (channels_first ? ", NCHW" : ""));
     both.agree([&](Run& run) {
       const Tensor x = run.random(g.input(), 1), weight = run.random(g.weight(), 2);
       const Tensor dy = run.random(g.output(), 4);

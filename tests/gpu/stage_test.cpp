@@ -369,11 +369,12 @@ void check_refused(const Words& options, const Words& fragments) {
   CHECK_THAT(run.out, !ContainsSubstring("Train Epoch"));
 }
 
-TEST_CASE("A graph of a divided batch, and TF32 on a CPU, are refused in one line",
+TEST_CASE("A graph of a divided batch, and TF32 and NCHW on a CPU, are refused in one line",
           "[cuda][stage]") {
   check_refused({"--devices", "cpu:0", "--graph", "--emulate", "chunk:2"},
                 {"--graph", "--emulate", "chunk:2"});
   check_refused({"--devices", "cpu:0", "--tf32"}, {"--tf32", "cpu:0", "--devices cuda:0"});
+  check_refused({"--devices", "cpu:0", "--nchw"}, {"--nchw", "cpu:0", "--devices cuda:0"});
 }
 
 // --- Stage 04: a process per rank ----------------------------------------------------------------

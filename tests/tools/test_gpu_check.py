@@ -337,6 +337,17 @@ class TestPieces(unittest.TestCase):
                                             "not measured\n.*TF32.*not measured")
         self.assertEqual(0, section.count["failed"])
 
+    def test_layouts_are_compared_where_both_were_measured(self):
+        small, large = measure.Setting("seed", 64), measure.Setting("resnet18", 256, True)
+        self.assertNotIn("Lockstep --nchw", measure.contenders(None, small, None))
+        self.assertIn("Lockstep --nchw", measure.contenders(None, large, None))
+        section = results.Section("bench", 100)
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            measure.say_layouts(section, {
+                small: {"Lockstep": 1.0}, large: {"Lockstep": 3.0, "Lockstep --nchw": 2.0}})
+        self.assertEqual("layout, resnet18, batch 256, TF32: with --nchw 1.50 times the samples per "
+                         "second, copies to that layout and back included\n", output.getvalue())
+
     def test_rounds_stop_before_the_limit_and_say_how_many_there_were(self):
         section = results.Section("bench", 100)
         with mock.patch.object(results.Section, "seconds", side_effect=iter(range(0, 1000, 20))):

@@ -18,7 +18,8 @@ STEPS = {("seed", 64): 800, ("seed", 256): 230, ("seed", 1024): 59,
          ("resnet18", 64): 60, ("resnet18", 256): 30, ("resnet18", 1024): 12}
 
 # Contender -> options of the stage's program, or of bench_torch.py.
-OURS = {"Lockstep": (), "Lockstep --graph": ("--graph",)}
+OURS = {"Lockstep": (), "Lockstep --graph": ("--graph",), "Lockstep --nchw": ("--nchw",)}
+LAYOUT_BATCH = 256  # the layouts are compared in the settings of this batch size
 RIVALS = {"PyTorch": (), "channels_last": ("--channels-last",), "CUDA graph": ("--graph",)}
 # Rival -> the contender of ours that steps as it does: a graph's time is compared with a graph's.
 ALIKE = {"PyTorch": "Lockstep", "channels_last": "Lockstep", "CUDA graph": "Lockstep --graph"}
@@ -81,7 +82,8 @@ def rival_step(rival, setting, more, limit):
 def contenders(plan, setting, rival):
     """Name -> function of a time limit that measures one round."""
     runs = {name: lambda limit, more=more: our_step(plan, setting, more, limit)
-            for name, more in OURS.items()}
+            for name, more in OURS.items()
+            if name != "Lockstep --nchw" or setting.batch == LAYOUT_BATCH}
     if rival:
         runs |= {name: lambda limit, more=more: rival_step(rival, setting, more, limit)
                  for name, more in RIVALS.items()}
@@ -149,6 +151,15 @@ def say_targets(section, results):
                     + ("reached" if found >= factor else "not reached"))
 
 
+def say_layouts(section, results):
+    """What a convolution in the other layout would bring, its copies included."""
+    for setting, medians in results.items():
+        if "Lockstep --nchw" in medians:
+            ratio = medians["Lockstep"] / medians["Lockstep --nchw"]
+            section.say(f"layout, {setting.name}: with --nchw {ratio:.2f} times the samples per "
+                        "second, copies to that layout and back included")
+
+
 # --- The GPU's share of a step ---------------------------------------------------------------
 
 def covered(intervals):
@@ -201,6 +212,7 @@ def bench(section, plan, options):
         section.check("PyTorch beside it", f"no torch that sees a GPU in {options.python}",
                       "skipped")
     say_targets(section, results)
+    say_layouts(section, results)
     section.say()
     for setting in (Setting("seed", 64), Setting("resnet18", 256)):
         say_busy_share(section, plan, setting)

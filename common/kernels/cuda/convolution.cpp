@@ -1,5 +1,7 @@
 #include "common/kernels/cuda/convolution.h"
 
+#include <algorithm>
+
 #include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/kernels/cuda/cuda_stream.h"
@@ -31,8 +33,10 @@ Owner make(cudnnStatus_t (*create)(Pointer*), const char* call, const std::strin
 
 }  // namespace
 
-Convolutions::Convolutions(CudaStream& stream, cudaStream_t raw, bool tf32)
-    : stream_(stream), tf32_(tf32) {
+Convolutions::Convolutions(CudaStream& stream, cudaStream_t raw)
+    : stream_(stream),
+      tf32_(stream.device().options().tf32),
+      channels_first_(stream.device().options().nchw) {
   const std::string device = stream_.device().name();
   handle_ = make<CudnnHandle>(cudnnCreate, "cudnnCreate", device);
   check_call(cudnnSetStream(handle_.get(), raw), "cudnnSetStream");
@@ -56,21 +60,15 @@ Convolutions::Plan& Convolutions::plan(const Window2d& g) {
 
 Convolutions::Plan Convolutions::make_plan(const Window2d& g) const {
   const std::string device = stream_.device().name();
-  const auto tensor = [&](int64_t n, int64_t height, int64_t width, int64_t channels) {
-    TensorDescriptor made =
-        make<TensorDescriptor>(cudnnCreateTensorDescriptor, "cudnnCreateTensorDescriptor", device);
-    check_call(cudnnSetTensor4dDescriptor(made.get(), CUDNN_TENSOR_NHWC, CUDNN_DATA_FLOAT, int(n),
-                                          int(channels), int(height), int(width)),
-               "cudnnSetTensor4dDescriptor");
-    return made;
-  };
   Plan plan{};
-  plan.x = tensor(g.batch, g.in_height, g.in_width, g.in_channels);
-  plan.y = tensor(g.batch, g.out_height, g.out_width, g.out_channels);
-  plan.bias = tensor(1, 1, 1, g.out_channels);
-  plan.weight =
+  plan.x = Operand(g.input(), channels_first_, device);
+  plan.y = Operand(g.output(), channels_first_, device);
+  plan.weight = Operand(g.weight(), channels_first_, device);
+  plan.bias = Operand({1, 1, 1, g.out_channels}, channels_first_, device);
+  plan.filter =
       make<FilterDescriptor>(cudnnCreateFilterDescriptor, "cudnnCreateFilterDescriptor", device);
-  check_call(cudnnSetFilter4dDescriptor(plan.weight.get(), CUDNN_DATA_FLOAT, CUDNN_TENSOR_NHWC,
+  check_call(cudnnSetFilter4dDescriptor(plan.filter.get(), CUDNN_DATA_FLOAT,
+                                        channels_first_ ? CUDNN_TENSOR_NCHW : CUDNN_TENSOR_NHWC,
                                         int(g.out_channels), int(g.in_channels), int(g.kernel),
                                         int(g.kernel)),
              "cudnnSetFilter4dDescriptor");
@@ -122,12 +120,21 @@ void Convolutions::fail_without_algorithm(const Window2d& g) const {
 
 // --- Passes ------------------------------------------------------------------------------------
 
+/// What the greediest of the choices needs: the next may be tried in the same memory.
+template <class Choices>
+size_t most_workspace(const Choices& choices) {
+  size_t most = 0;
+  for (const auto& choice : choices) most = std::max(most, choice.workspace);
+  return most;
+}
+
 /// Runs a pass with the first of its choices that cuDNN runs, and forgets those before it.
 template <class Algorithm, class Run>
-void Convolutions::run(Choices<Algorithm>& choices, const Window2d& g, const char* call, Run run) {
+void Convolutions::run(Choices<Algorithm>& choices, const Window2d& g, const char* call,
+                       void* workspace, Run run) {
   for (; !choices.empty(); choices.erase(choices.begin())) {
-    const auto [algorithm, workspace] = choices.front();
-    const cudnnStatus_t status = run(algorithm, stream_.scratch(workspace), workspace);
+    const cudnnStatus_t status =
+        run(choices.front().algorithm, workspace, choices.front().workspace);
     if (is_refusal(status)) continue;
     return check_call(status, call);
   }
@@ -141,32 +148,42 @@ bool Convolutions::forward(const Window2d& g, const Real* x, const Real* weight,
     p.forward = choose<cudnnConvolutionFwdAlgoPerf_t>(
         g, "cudnnGetConvolutionForwardAlgorithm_v7",
         [&](auto... answer) {
-          return cudnnGetConvolutionForwardAlgorithm_v7(handle_.get(), p.x.get(), p.weight.get(),
-                                                        p.convolution.get(), p.y.get(), answer...);
+          return cudnnGetConvolutionForwardAlgorithm_v7(handle_.get(), p.x.given.get(),
+                                                        p.filter.get(), p.convolution.get(),
+                                                        p.y.given.get(), answer...);
         },
         [&](auto... answer) {
-          return cudnnGetConvolutionForwardWorkspaceSize(handle_.get(), p.x.get(), p.weight.get(),
-                                                         p.convolution.get(), p.y.get(), answer...);
+          return cudnnGetConvolutionForwardWorkspaceSize(handle_.get(), p.x.given.get(),
+                                                         p.filter.get(), p.convolution.get(),
+                                                         p.y.given.get(), answer...);
         });
   }
-  if (forward_with_bias(p, x, weight, bias, y)) return true;
-  run(p.forward, g, "cudnnConvolutionForward", [&](auto... algorithm_and_scratch) {
-    return cudnnConvolutionForward(handle_.get(), &kOne, p.x.get(), x, p.weight.get(), weight,
-                                   p.convolution.get(), algorithm_and_scratch..., &kZero, p.y.get(),
-                                   y);
-  });
-  return false;
+  PassMemory memory(stream_, handle_.get(), {&p.x, &p.weight, &p.y}, most_workspace(p.forward));
+  const Real* const given_x = memory.read(p.x, x);
+  const Real* const given_weight = memory.read(p.weight, weight);
+  Real* const written = memory.write(p.y, y);
+  const bool has_bias =
+      forward_with_bias(p, given_x, given_weight, bias, written, memory.workspace());
+  if (!has_bias) {
+    run(p.forward, g, "cudnnConvolutionForward", memory.workspace(), [&](auto... algorithm) {
+      return cudnnConvolutionForward(handle_.get(), &kOne, p.x.given.get(), given_x, p.filter.get(),
+                                     given_weight, p.convolution.get(), algorithm..., &kZero,
+                                     p.y.given.get(), written);
+    });
+  }
+  memory.take_back(p.y, written, y, 0);
+  return has_bias;
 }
 
 /// Only for the one algorithm for which cuDNN documents a bias without an activation after it.
 bool Convolutions::forward_with_bias(Plan& p, const Real* x, const Real* weight, const Real* bias,
-                                     Real* y) {
+                                     Real* y, void* memory) {
   const auto [algorithm, workspace] = p.forward.front();
   if (!p.fuse_bias || algorithm != CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM) return false;
   const cudnnStatus_t status = cudnnConvolutionBiasActivationForward(
-      handle_.get(), &kOne, p.x.get(), x, p.weight.get(), weight, p.convolution.get(), algorithm,
-      stream_.scratch(workspace), workspace, &kZero, p.y.get(), y, p.bias.get(), bias,
-      identity_.get(), p.y.get(), y);
+      handle_.get(), &kOne, p.x.given.get(), x, p.filter.get(), weight, p.convolution.get(),
+      algorithm, memory, workspace, &kZero, p.y.given.get(), y, p.bias.given.get(), bias,
+      identity_.get(), p.y.given.get(), y);
   if (is_refusal(status)) return p.fuse_bias = false;  // found out once per shape
   check_call(status, "cudnnConvolutionBiasActivationForward");
   return true;
@@ -178,19 +195,28 @@ void Convolutions::backward_input(const Window2d& g, const Real* dy, const Real*
     p.backward_input = choose<cudnnConvolutionBwdDataAlgoPerf_t>(
         g, "cudnnGetConvolutionBackwardDataAlgorithm_v7",
         [&](auto... answer) {
-          return cudnnGetConvolutionBackwardDataAlgorithm_v7(
-              handle_.get(), p.weight.get(), p.y.get(), p.convolution.get(), p.x.get(), answer...);
+          return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_.get(), p.filter.get(),
+                                                             p.y.given.get(), p.convolution.get(),
+                                                             p.x.given.get(), answer...);
         },
         [&](auto... answer) {
-          return cudnnGetConvolutionBackwardDataWorkspaceSize(
-              handle_.get(), p.weight.get(), p.y.get(), p.convolution.get(), p.x.get(), answer...);
+          return cudnnGetConvolutionBackwardDataWorkspaceSize(handle_.get(), p.filter.get(),
+                                                              p.y.given.get(), p.convolution.get(),
+                                                              p.x.given.get(), answer...);
         });
   }
-  run(p.backward_input, g, "cudnnConvolutionBackwardData", [&](auto... algorithm_and_scratch) {
-    return cudnnConvolutionBackwardData(handle_.get(), &kOne, p.weight.get(), weight, p.y.get(), dy,
-                                        p.convolution.get(), algorithm_and_scratch..., &kZero,
-                                        p.x.get(), dx);
-  });
+  PassMemory memory(stream_, handle_.get(), {&p.weight, &p.y, &p.x},
+                    most_workspace(p.backward_input));
+  const Real* const given_weight = memory.read(p.weight, weight);
+  const Real* const given_dy = memory.read(p.y, dy);
+  Real* const written = memory.write(p.x, dx);
+  run(p.backward_input, g, "cudnnConvolutionBackwardData", memory.workspace(),
+      [&](auto... algorithm) {
+        return cudnnConvolutionBackwardData(handle_.get(), &kOne, p.filter.get(), given_weight,
+                                            p.y.given.get(), given_dy, p.convolution.get(),
+                                            algorithm..., &kZero, p.x.given.get(), written);
+      });
+  memory.take_back(p.x, written, dx, 0);
 }
 
 void Convolutions::backward_weight(const Window2d& g, const Real* x, const Real* dy,
@@ -200,19 +226,29 @@ void Convolutions::backward_weight(const Window2d& g, const Real* x, const Real*
     p.backward_weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>(
         g, "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
         [&](auto... answer) {
-          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(
-              handle_.get(), p.x.get(), p.y.get(), p.convolution.get(), p.weight.get(), answer...);
+          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_.get(), p.x.given.get(),
+                                                               p.y.given.get(), p.convolution.get(),
+                                                               p.filter.get(), answer...);
         },
         [&](auto... answer) {
           return cudnnGetConvolutionBackwardFilterWorkspaceSize(
-              handle_.get(), p.x.get(), p.y.get(), p.convolution.get(), p.weight.get(), answer...);
+              handle_.get(), p.x.given.get(), p.y.given.get(), p.convolution.get(), p.filter.get(),
+              answer...);
         });
   }
-  run(p.backward_weight, g, "cudnnConvolutionBackwardFilter", [&](auto... algorithm_and_scratch) {
-    return cudnnConvolutionBackwardFilter(handle_.get(), &kOne, p.x.get(), x, p.y.get(), dy,
-                                          p.convolution.get(), algorithm_and_scratch..., &kOne,
-                                          p.weight.get(), dweight);
-  });
+  PassMemory memory(stream_, handle_.get(), {&p.x, &p.y, &p.weight},
+                    most_workspace(p.backward_weight));
+  const Real* const given_x = memory.read(p.x, x);
+  const Real* const given_dy = memory.read(p.y, dy);
+  Real* const written = memory.write(p.weight, dweight);
+  const float* const beta = written == dweight ? &kOne : &kZero;  // a copy is added afterwards
+  run(p.backward_weight, g, "cudnnConvolutionBackwardFilter", memory.workspace(),
+      [&](auto... algorithm) {
+        return cudnnConvolutionBackwardFilter(handle_.get(), &kOne, p.x.given.get(), given_x,
+                                              p.y.given.get(), given_dy, p.convolution.get(),
+                                              algorithm..., beta, p.filter.get(), written);
+      });
+  memory.take_back(p.weight, written, dweight, 1);
 }
 
 }  // namespace lockstep::cuda

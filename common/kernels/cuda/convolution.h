@@ -6,20 +6,22 @@
 
 #include "common/core/real.h"
 #include "common/kernels/cuda/check.h"
+#include "common/kernels/cuda/convolution_operands.h"
 #include "common/kernels/geometry.h"
 
 namespace lockstep::cuda {
 
 class CudaStream;
 
-/// The three passes of a convolution, on NHWC activations and O,H,W,I weights. cuDNN's heuristics
+/// The three passes of a convolution, on NHWC activations and O,H,W,I weights; with --nchw cuDNN is
+/// given copies of them that have the channels first (NCHW and O,I,H,W). cuDNN's heuristics
 /// propose algorithms for every shape; the first is taken that is deterministic and that cuDNN then
 /// runs, so that a run can be repeated bit by bit. Nothing is timed: that would make the choice,
 /// and with it the rounding, depend on the machine's load. A pass is planned when it is first
 /// needed.
 class Convolutions {
  public:
-  Convolutions(CudaStream& stream, cudaStream_t raw, bool tf32);
+  Convolutions(CudaStream& stream, cudaStream_t raw);
 
   /// Returns whether the bias is in y; if not, the algorithm that was chosen cannot add it.
   bool forward(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y);
@@ -38,8 +40,8 @@ class Convolutions {
   template <class Algorithm>
   using Choices = std::vector<Choice<Algorithm>>;
   struct Plan {
-    TensorDescriptor x, y, bias;
-    FilterDescriptor weight;
+    Operand x, y, weight, bias;
+    FilterDescriptor filter;
     ConvolutionDescriptor convolution;
     Choices<cudnnConvolutionFwdAlgo_t> forward;
     Choices<cudnnConvolutionBwdDataAlgo_t> backward_input;
@@ -52,13 +54,15 @@ class Convolutions {
   Choices<decltype(Proposal::algo)> choose(const Window2d& g, const char* call, Propose propose,
                                            WorkspaceSize workspace_size) const;
   template <class Algorithm, class Run>
-  void run(Choices<Algorithm>& choices, const Window2d& g, const char* call, Run run);
-  bool forward_with_bias(Plan& plan, const Real* x, const Real* weight, const Real* bias, Real* y);
+  void run(Choices<Algorithm>& choices, const Window2d& g, const char* call, void* workspace,
+           Run run);
+  bool forward_with_bias(Plan& plan, const Real* x, const Real* weight, const Real* bias, Real* y,
+                         void* workspace);
   void check_call(cudnnStatus_t status, const char* call) const;
   [[noreturn]] void fail_without_algorithm(const Window2d& g) const;
 
   CudaStream& stream_;
-  bool tf32_;
+  const bool tf32_, channels_first_;
   CudnnHandle handle_;
   ActivationDescriptor identity_;
   std::map<Window2d, Plan> plans_;

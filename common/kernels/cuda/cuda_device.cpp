@@ -78,8 +78,8 @@ class CudaDevice final : public Device {
   ~CudaDevice() override { close_streams(); }
 
   std::string description() const override {
-    return fmt::format("cuda ({}, {}{})", properties_.name, kernels_.engine(),
-                       options().tf32 ? ", TF32" : "");
+    return fmt::format("cuda ({}, {}{}{})", properties_.name, kernels_.engine(),
+                       options().tf32 ? ", TF32" : "", options().nchw ? ", NCHW" : "");
   }
   std::string hardware() const override {
     std::string uuid = "GPU";

@@ -118,7 +118,7 @@ void CudaStream::host_task(const char* op, std::function<void()> body) {
 Libraries& CudaStream::libraries() {
   if (!libraries_) {
     make_current();
-    libraries_ = std::make_unique<Libraries>(*this, raw_.get(), device().options().tf32);
+    libraries_ = std::make_unique<Libraries>(*this, raw_.get());
   }
   return *libraries_;
 }

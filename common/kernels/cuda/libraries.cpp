@@ -30,7 +30,8 @@ cublasHandle_t Libraries::cublas() {
                                         recommended_workspace(stream_.device().id().index, device));
   check(cublasSetWorkspace(made, workspace_->data(), workspace_->bytes()), "cublasSetWorkspace",
         device);
-  check(cublasSetMathMode(made, tf32_ ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH),
+  const bool tf32 = stream_.device().options().tf32;
+  check(cublasSetMathMode(made, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH),
         "cublasSetMathMode", device);
   return made;
 }
@@ -48,7 +49,7 @@ void Libraries::matmul(const MatMul& shape, const Real* a, const Real* b, Real* 
 }
 
 Convolutions& Libraries::convolutions() {
-  if (!convolutions_) convolutions_.emplace(stream_, raw_, tf32_);
+  if (!convolutions_) convolutions_.emplace(stream_, raw_);
   return *convolutions_;
 }
 

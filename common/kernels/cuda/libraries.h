@@ -15,9 +15,7 @@ namespace lockstep::cuda {
 /// time. A handle is made when it is first needed: it costs tenths of a second.
 class Libraries {
  public:
-  /// With `tf32` both libraries may round the inputs of products to 10 bits of mantissa.
-  Libraries(CudaStream& stream, cudaStream_t raw, bool tf32)
-      : stream_(stream), raw_(raw), tf32_(tf32) {}
+  Libraries(CudaStream& stream, cudaStream_t raw) : stream_(stream), raw_(raw) {}
 
   /// As Kernels::matmul.
   void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c);
@@ -28,7 +26,6 @@ class Libraries {
 
   CudaStream& stream_;
   cudaStream_t raw_;
-  bool tf32_;
   std::unique_ptr<Buffer> workspace_;  // cuBLAS's
   CublasHandle cublas_;
   std::optional<Convolutions> convolutions_;

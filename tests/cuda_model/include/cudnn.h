@@ -181,4 +181,7 @@ cudnnStatus_t cudnnConvolutionBackwardBias(cudnnHandle_t handle, const void* alp
 cudnnStatus_t cudnnAddTensor(cudnnHandle_t handle, const void* alpha,
                              const cudnnTensorDescriptor_t aDesc, const void* A, const void* beta,
                              const cudnnTensorDescriptor_t cDesc, void* C);
+cudnnStatus_t cudnnTransformTensor(cudnnHandle_t handle, const void* alpha,
+                                   const cudnnTensorDescriptor_t xDesc, const void* x,
+                                   const void* beta, const cudnnTensorDescriptor_t yDesc, void* y);
 }

@@ -246,3 +246,19 @@ cudnnStatus_t cudnnAddTensor(cudnnHandle_t handle, const void* alpha,
     });
   });
 }
+
+cudnnStatus_t cudnnTransformTensor(cudnnHandle_t handle, const void* alpha,
+                                   const cudnnTensorDescriptor_t x_desc, const void* x,
+                                   const void* beta, const cudnnTensorDescriptor_t y_desc,
+                                   void* y) {
+  return cudnn_call("cudnnTransformTensor", [&] {
+    if (!handle || !x_desc || !y_desc || x_desc->n != y_desc->n || x_desc->c != y_desc->c ||
+        x_desc->h != y_desc->h || x_desc->w != y_desc->w || x == y) {
+      return refuse(CUDNN_STATUS_BAD_PARAM, "x and y need the same sizes and different memory");
+    }
+    const Layout from(*x_desc), to(*y_desc);
+    const float a = scalar(alpha), b = scalar(beta);
+    return Call{handle, {0, true, 0}, nullptr, 0}.enqueue(
+        [=](auto) { blend(to, pack(from, input(x), false), a, b, static_cast<float*>(y)); });
+  });
+}

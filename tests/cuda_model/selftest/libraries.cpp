@@ -226,6 +226,32 @@ void convolution(cudaStream_t stream, cudnnTensorFormat_t format, cudnnMathType_
   close(dw_, dw);  // added to what was there
 }
 
+/// From one layout to the other, and back onto what is there.
+void transform(cudaStream_t stream) {
+  const Problem last(stream, CUDNN_TENSOR_NHWC, CUDNN_FMA_MATH);
+  const Problem first(stream, CUDNN_TENSOR_NCHW, CUDNN_FMA_MATH);
+  constexpr int channels = Problem::c, height = Problem::h, width = Problem::w;
+  const Floats x = numbers(size_t(Problem::n) * channels * height * width, 1);
+  float *x_ = upload<float>(x, stream), *copy_ = upload<float>(numbers(x.size(), 2), stream);
+  const float one = 1, zero = 0;
+  EXPECT(cudnnTransformTensor(last.handle, &one, last.x, x_, &zero, first.x, copy_) ==
+         CUDNN_STATUS_SUCCESS);
+  const Floats copy = download<Floats>(copy_, x.size(), stream);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const int ch = i % channels, col = i / channels % width, row = i / channels / width % height;
+    const int image = i / channels / width / height;
+    EXPECT(copy[first.at(image, ch, row, col, channels, height, width)] == x[i]);
+  }
+  EXPECT(cudnnTransformTensor(last.handle, &one, first.x, copy_, &one, last.x, x_) ==
+         CUDNN_STATUS_SUCCESS);
+  const Floats twice = download<Floats>(x_, x.size(), stream);
+  for (size_t i = 0; i < x.size(); ++i) EXPECT(twice[i] == 2 * x[i]);
+  EXPECT(cudnnTransformTensor(last.handle, &one, last.x, x_, &zero, first.y, copy_) ==
+         CUDNN_STATUS_BAD_PARAM);  // another shape
+  EXPECT(cudnnTransformTensor(last.handle, &one, last.x, x_, &zero, first.x, x_) ==
+         CUDNN_STATUS_BAD_PARAM);  // not in place
+}
+
 int main() {
   cudaStream_t stream = make_stream();
   gemm(stream);
@@ -233,6 +259,7 @@ int main() {
     convolution(stream, format, CUDNN_FMA_MATH, 0, 1e-6);
     convolution(stream, format, CUDNN_DEFAULT_MATH, 1e-5, 1e-2);
   }
+  transform(stream);
   EXPECT(nvtxRangePushA("outer") == 0);
   EXPECT(nvtxRangePushA("inner") == 1);
   EXPECT(nvtxRangePop() == 1);

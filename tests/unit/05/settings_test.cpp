@@ -138,8 +138,8 @@ const std::map<Role, Names>& names_by_role() {
       {Role::rounding, words("threads_per_device backend")},
       {Role::per_rank,
        words("data_dir devices workers prefetch_factor loader_timeout log_interval load "
-             "save init_method rank world_size local_rank bind no_bind timeout no_overlap "
-             "keep allow_world_size_change")},
+             "save init_method rank world_size local_rank bind no_bind nchw timeout "
+             "no_overlap keep allow_world_size_change")},
       {Role::report, words("metrics trace")}};
   return names;
 }
@@ -177,7 +177,8 @@ constexpr const char* kConfigOfTheLists =
     R"("drop_last":false,"dropout":false,"emulate":"none","epochs":1,"graph":false,)"
     R"("init":"kaiming","load":"","loader_timeout":0.0,"log_interval":100,"lr":0.05,)"
     R"("lr_gamma":0.1,"lr_step":0,"max_steps":3,"model":"seed-bn","momentum":0.0,)"
-    R"("no_bind":false,"order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,"seed":1,"tf32":false,)"
+    R"("nchw":false,"no_bind":false,"order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,)"
+    R"("seed":1,"tf32":false,)"
     R"("threads_per_device":2,"warmup_epochs":0.0,"weight_decay":0.0,"width":64,"workers":1})";
 
 constexpr const char* kKeptOfTheLists =
