@@ -251,13 +251,14 @@ class TestOnAStandIn(unittest.TestCase):
 
     def test_bench_says_rates_ratios_targets_and_the_gpus_share(self):
         done = self.check("--part", "bench")
-        self.assertIn("| seed, batch 64 | 32000 | 64000 | 16000 | 21333 | 42667 | "
+        self.assertIn("| seed, batch 64 | 32000 | 64000 | - | 16000 | 21333 | 42667 | "
                       "2.00 | 1.50 | 1.50 |", done.stdout)
         self.assertIn("target seed, batch 64: at least 3 times PyTorch: 4.00 times "
                       "by Lockstep --graph, reached",
                       done.stdout)
         self.assertIn("target resnet18, batch 256, TF32: at least 1.1 times channels_last: "
                       "3.00 times by Lockstep --graph, reached", done.stdout)
+        self.assertIn("layout, seed, batch 256: with --nchw 1.00 times the samples per second", done.stdout)
         self.assertIn("| Lockstep: times PyTorch | Lockstep: times channels_last | "
                       "Lockstep --graph: times CUDA graph |", done.stdout)
         self.assertIn("busy for 50 % of an eager step of seed, batch 64", done.stdout)
