@@ -145,7 +145,8 @@ def say_targets(section, results):
         if name not in medians:
             section.say(f"{wanted}: not measured")
             continue
-        ours = min((each for each in OURS if each in medians), key=medians.get)  # named, for it may be a graph beside eager steps
+        # Named, for it may be a graph beside eager steps.
+        ours = min((each for each in OURS if each in medians), key=medians.get)
         found = medians[name] / medians[ours]
         section.say(f"{wanted}: {found:.2f} times by {ours}, "
                     + ("reached" if found >= factor else "not reached"))
