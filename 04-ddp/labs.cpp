@@ -11,6 +11,7 @@
 #include "04-ddp/distributed_sampler.h"
 #include "04-ddp/join.h"
 #include "common/app/lab.h"
+#include "common/app/small_training.h"
 
 namespace lockstep {
 namespace {
@@ -49,7 +50,7 @@ void rank_conditional_collective(ProcessGroup& group, bool fixed) {
 
 /// The first gradient of one batch: from one process, and summed or averaged over the ranks' parts.
 void summed_gradients(ProcessGroup& group, bool fixed) {
-  SmallTraining training(group);
+  RankTraining training(group);
   const HostBatch batch = training.first_batch(kBatch);
   training.forward_and_backward(batch, {{0, 1, kBatch}}, 1.0 / kBatch);
   const double whole = norm_of(training.parameters.gradients());
@@ -70,7 +71,7 @@ void summed_gradients(ProcessGroup& group, bool fixed) {
 // --- Uneven batches ------------------------------------------------------------------------------
 
 /// A rank's batches, one per step; rank 0 has `more` of them than the others.
-std::vector<HostBatch> batches_of(const SmallTraining& training, int64_t more, DataLoader& loader) {
+std::vector<HostBatch> batches_of(const RankTraining& training, int64_t more, DataLoader& loader) {
   const int64_t mine = training.group.rank() == 0 ? kSteps : kSteps - more;
   std::vector<HostBatch> batches;
   loader.begin_epoch(0);
@@ -82,7 +83,7 @@ enum class Uneven { unnoticed, detected, joined };
 
 /// Rank 0 has two batches more than the others.
 void uneven_batches(ProcessGroup& group, Uneven how) {
-  SmallTraining training(group);
+  RankTraining training(group);
   training.model.wrap<DistributedDataParallel>(training.parameters, training.comm,
                                                group.exchanger(), training.communication);
   DataLoader loader(training.set, {.batch_size = kBatch / 2, .max_held = kSteps + 1});
@@ -108,7 +109,7 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
   fmt::print("rank {} ends, |w| = {:.6f}\n", group.rank(), norm_of(training.parameters.values()));
 }
 
-Lab uneven_lab(const std::string& name, Uneven mistake) {
+RankLab uneven_lab(const std::string& name, Uneven mistake) {
   return {name, [=](ProcessGroup& group, bool fixed) {
             uneven_batches(group, fixed ? Uneven::joined : mistake);
           }};
@@ -119,10 +120,10 @@ Lab uneven_lab(const std::string& name, Uneven mistake) {
 
 int main(int argc, char** argv) {
   using namespace lockstep;
-  return run_labs(argc, argv,
-                  {{"forgotten-set-epoch", forgotten_set_epoch},
-                   {"rank-conditional-collective", rank_conditional_collective},
-                   {"summed-gradients", summed_gradients},
-                   uneven_lab("uneven-batches", Uneven::unnoticed),
-                   uneven_lab("uneven-batches-detected", Uneven::detected)});
+  return run_rank_labs(argc, argv,
+                       {{"forgotten-set-epoch", forgotten_set_epoch},
+                        {"rank-conditional-collective", rank_conditional_collective},
+                        {"summed-gradients", summed_gradients},
+                        uneven_lab("uneven-batches", Uneven::unnoticed),
+                        uneven_lab("uneven-batches-detected", Uneven::detected)});
 }

@@ -8,6 +8,7 @@
 #include "05-syncbn-checkpoint/labs.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "common/app/lab.h"
+#include "common/app/small_training.h"
 
 namespace lockstep {
 namespace {
@@ -24,14 +25,14 @@ double relative_error(const std::vector<Real>& found, const std::vector<Real>& e
 }
 
 /// The gradient of a batch that is taken in `parts`, one after another on this device.
-std::vector<Real> gradient_in_parts(SmallTraining& training, const HostBatch& batch,
+std::vector<Real> gradient_in_parts(RankTraining& training, const HostBatch& batch,
                                     const BatchSplit& parts) {
   training.forward_and_backward(batch, parts.divide(kLabBatch), 1.0 / kLabBatch);
   return training.parameters.gradients().to_host();
 }
 
 /// The gradient of a batch that is dealt to the ranks, which normalise it as `statistics` says.
-std::vector<Real> gradient_of_ranks(SmallTraining& training, const HostBatch& batch,
+std::vector<Real> gradient_of_ranks(RankTraining& training, const HostBatch& batch,
                                     const BatchPart& mine,
                                     const std::shared_ptr<BatchStatistics>& statistics) {
   for (BatchNorm2d* layer : batch_norms(*training.model.network)) {
@@ -47,7 +48,7 @@ std::vector<Real> gradient_of_ranks(SmallTraining& training, const HostBatch& ba
 /// If parts normalise themselves, their gradient is not the batch's. Without the mistake each part
 /// is a rank's.
 void plain_batch_norm(ProcessGroup& group, bool fixed) {
-  SmallTraining training(group, ModelKind::seed_bn);
+  RankTraining training(group, ModelKind::seed_bn);
   const HostBatch batch = training.first_batch(kLabBatch);
   const std::vector<Real> whole = gradient_in_parts(training, batch, {});
   const auto report = [&](int64_t parts, const char* how, const std::vector<Real>& found) {
@@ -105,7 +106,7 @@ void lighten(HostBatch& batch, Dataset& set, const std::vector<BatchPart>& parts
 }
 
 /// Mean, M2 and rows [3] of the pixels of a part.
-Tensor pixel_statistics(SmallTraining& training, const HostBatch& batch, const BatchPart& part) {
+Tensor pixel_statistics(RankTraining& training, const HostBatch& batch, const BatchPart& part) {
   const Tensor images = training.feeder.normalize(
       training.feeder.feed(batch, part, training.context), training.context);
   const Tensor statistics = training.context.empty({3});
@@ -122,7 +123,7 @@ double variance_in(const Tensor& statistics) {
 }  // namespace
 
 void averaged_variances(ProcessGroup& group, bool fixed) {
-  SmallTraining training(group, ModelKind::seed_bn);
+  RankTraining training(group, ModelKind::seed_bn);
   const std::vector<BatchPart> parts =
       BatchSplit{BatchSplit::Kind::chunk, group.world_size()}.divide(kLabBatch);
   const BatchPart mine = parts.at(size_t(group.rank()));
@@ -166,7 +167,7 @@ double variance_of(const std::vector<Real>& numbers) {
 
 /// The mistake: the mean of the squares minus the square of the mean. The ranks add up in float64,
 /// but send float32.
-double variance_from_squares(SmallTraining& training, const std::vector<Real>& mine) {
+double variance_from_squares(RankTraining& training, const std::vector<Real>& mine) {
   double sum = 0, squares = 0;
   for (const Real x : mine) sum += double(x), squares += double(x) * double(x);
   const auto sums = BasicTensor<float>::from_host(training.stream, {3},
@@ -177,7 +178,7 @@ double variance_from_squares(SmallTraining& training, const std::vector<Real>& m
   return mean_of_squares - mean * mean;
 }
 
-double variance_from_merge(SmallTraining& training, const std::vector<Real>& mine) {
+double variance_from_merge(RankTraining& training, const std::vector<Real>& mine) {
   const int64_t count = std::ssize(mine);
   const Tensor statistics = training.context.empty({3});
   training.context.kernels().batch_norm_statistics(
@@ -190,7 +191,7 @@ double variance_from_merge(SmallTraining& training, const std::vector<Real>& min
 }  // namespace
 
 void sum_of_squares(ProcessGroup& group, bool fixed) {
-  SmallTraining training(group);
+  RankTraining training(group);
   for (const double mean : {0, 10, 100, 1000, 10000}) {
     const std::vector<Real> all = numbers_around(mean);
     std::vector<Real> mine;

@@ -12,10 +12,10 @@
 
 int main(int argc, char** argv) {
   using namespace lockstep;
-  return run_labs(argc, argv,
-                  {{"plain-batch-norm", plain_batch_norm},
-                   {"averaged-variances", averaged_variances},
-                   {"sum-of-squares", sum_of_squares},
-                   {"all-ranks-save", all_ranks_save},
-                   {"no-barrier", no_barrier}});
+  return run_rank_labs(argc, argv,
+                       {{"plain-batch-norm", plain_batch_norm},
+                        {"averaged-variances", averaged_variances},
+                        {"sum-of-squares", sum_of_squares},
+                        {"all-ranks-save", all_ranks_save},
+                        {"no-barrier", no_barrier}});
 }

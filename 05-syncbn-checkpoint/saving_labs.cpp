@@ -9,6 +9,7 @@
 #include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/labs.h"
 #include "common/app/lab.h"
+#include "common/app/small_training.h"
 #include "common/step/weights_file.h"
 
 namespace lockstep {
@@ -44,7 +45,7 @@ void in_scratch_directory(ProcessGroup& group, Work work) {
 }
 
 /// One that saves correctly.
-Checkpointer checkpointer_of(SmallTraining& training, const fs::path& directory) {
+Checkpointer checkpointer_of(RankTraining& training, const fs::path& directory) {
   return Checkpointer({*training.model.network, training.parameters, training.optimizer},
                       training.comm, training.group.exchanger(),
                       {.directory = directory, .say = [](const std::string&) {}});
@@ -65,7 +66,7 @@ std::string reading(const fs::path& file) {
 
 /// The mistake: every rank opens the same file, and writes header and tensors as it gets to them.
 /// The ranks take turns, so that the race ends in the same way each time.
-void write_all_at_once(SmallTraining& training, const fs::path& path) {
+void write_all_at_once(RankTraining& training, const fs::path& path) {
   ProcessGroup& group = training.group;
   const std::vector<StateTensor> state = state_dict(*training.model.network);
   const std::vector<std::byte> bytes =
@@ -96,7 +97,7 @@ void write_all_at_once(SmallTraining& training, const fs::path& path) {
 
 /// The ranks have the same weights, but, without SyncBatchNorm, their own running statistics.
 void all_ranks_save(ProcessGroup& group, bool fixed) {
-  SmallTraining training(group, ModelKind::seed_bn);
+  RankTraining training(group, ModelKind::seed_bn);
   const BatchSplit dealt{BatchSplit::Kind::stride, group.world_size()};
   training.forward_and_backward(training.first_batch(kLabBatch),
                                 {dealt.divide(kLabBatch).at(size_t(group.rank()))}, 1);
@@ -119,7 +120,7 @@ namespace {
 
 /// The mistake: each rank finds out by itself where training continues. Rank 0 is still saving when
 /// the others look.
-TrainingState look_for_oneself(SmallTraining& training, const fs::path& directory,
+TrainingState look_for_oneself(RankTraining& training, const fs::path& directory,
                                const TrainingState& saved, const TrainingState& begin) {
   const Trained trained{*training.model.network, training.parameters, training.optimizer};
   const auto look = [&] {
@@ -141,7 +142,7 @@ TrainingState look_for_oneself(SmallTraining& training, const fs::path& director
 }  // namespace
 
 void no_barrier(ProcessGroup& group, bool fixed) {
-  SmallTraining training(group);
+  RankTraining training(group);
   const TrainingState begin{.world_size = group.world_size()};
   TrainingState saved = begin;
   saved.steps = 100;

@@ -1,6 +1,8 @@
-// Stage 05's labs: each mistake has the effect that is described, and is gone with --fixed.
+// Labs of stages 01, 02, 03 and 05: each mistake has the effect that is described, and is gone with
+// --fixed.
 
 #include <algorithm>
+#include <array>
 
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
@@ -11,17 +13,18 @@ namespace {
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
-/// What a lab prints. It may leave nothing, not even in the folder for temporary files.
-std::string printed_by(const Words& lab) {
+/// What a lab prints, and its errors. It may leave nothing, not even in the folder for temporary
+/// files.
+std::string printed_by(const Words& lab, const std::string& stage = "05-syncbn-checkpoint",
+                       int status = 0) {
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(
-      Words{"env", "TMPDIR=" + (jobs / "").string(), build_dir() + "/05-syncbn-checkpoint/labs"} +
-      lab);
+      Words{"env", "TMPDIR=" + (jobs / "").string(), build_dir() + "/" + stage + "/labs"} + lab);
   INFO(story(run));
-  CHECK(run.status == 0);
+  CHECK(run.status == status);
   CHECK(jobs.processes() == Words{});
   CHECK(jobs.names() == Words{});
-  return run.out;
+  return status == 0 ? run.out : run.err;
 }
 
 /// The numbers after each `head` in a text.
@@ -32,6 +35,88 @@ std::vector<double> numbers_behind(const std::string& head, const std::string& t
   }
   return numbers;
 }
+
+// --- Stage 01 ------------------------------------------------------------------------------------
+
+TEST_CASE("Lab: memory that is filled again too early holds the last batch", "[faults][lab]") {
+  const std::string head = "the device got the images of batch ";
+  const Words lab{"batch-reused-early"};
+  CHECK(numbers_behind(head, printed_by(lab, "01-single-gpu")) == std::vector<double>{4, 4, 4, 4});
+  CHECK(numbers_behind(head, printed_by(lab + Words{"--fixed"}, "01-single-gpu")) ==
+        std::vector<double>{1, 2, 3, 4});
+}
+
+TEST_CASE("Lab: who reads the loss of every step has the same losses, and a device that waits",
+          "[faults][lab]") {
+  const auto facts = [](const Words& lab) {
+    const std::string text = printed_by(lab, "01-single-gpu");
+    return std::array{numbers_behind("loss of the last step ", text).at(0),
+                      numbers_behind("of which the device waits ", text).at(0)};
+  };
+  const auto [loss, waits] = facts({"loss-at-every-step"});
+  CHECK(loss == facts({"loss-at-every-step", "--fixed"})[0]);
+  CHECK(waits >= 2);  // ms: as long as the host prepares a batch
+}
+
+// --- Stage 02 ------------------------------------------------------------------------------------
+
+TEST_CASE("Lab: a stream that does not wait takes a gradient that is not there", "[faults][lab]") {
+  const std::string head = "device 0 adds ";
+  const Words lab{"missing-hand-back"};
+  CHECK(numbers_behind(head, printed_by(lab, "02-dataparallel")).at(0) == 0);
+  CHECK(numbers_behind(head, printed_by(lab + Words{"--fixed"}, "02-dataparallel")).at(0) == 1);
+}
+
+TEST_CASE("Lab: a replica with old weights, and a mean of means, have another gradient",
+          "[faults][lab]") {
+  const std::string head = "relative error of the gradient ";
+  for (const std::string lab : {"stale-replica", "mean-of-means"}) {
+    const std::vector<double> wrong = numbers_behind(head, printed_by({lab}, "02-dataparallel"));
+    CHECK(wrong.back() > 0.1);
+    CHECK(std::ranges::is_sorted(wrong));
+    for (const double error : numbers_behind(head, printed_by({lab, "--fixed"}, "02-dataparallel")))
+      CHECK(error < 1e-5);
+  }
+}
+
+TEST_CASE("Lab: a larger batch learns as much only at a larger rate", "[faults][lab]") {
+  const Words lab{"unscaled-learning-rate"};
+  const auto losses = [](const Words& words) {
+    return numbers_behind(": loss ", printed_by(words, "02-dataparallel"));
+  };
+  const std::vector<double> wrong = losses(lab), right = losses(lab + Words{"--fixed"});
+  CHECK(wrong.at(0) == right.at(0));
+  CHECK(wrong.at(1) > wrong[0] + 0.2);
+  CHECK(right.at(1) < right[0] + 0.1);
+}
+
+// --- Stage 03 ------------------------------------------------------------------------------------
+
+TEST_CASE("Lab: stages that both send first block each other", "[faults][lab]") {
+  const Words lab{"send-before-receive"};
+  CHECK_THAT(
+      printed_by(lab, "03-model-split", 1),
+      ContainsSubstring("deadlock, no stage can go on: stage 0 at 'send activation 1', stage 1 "
+                        "at 'send gradient 0'"));
+  CHECK_THAT(printed_by(lab + Words{"--fixed"}, "03-model-split"),
+             ContainsSubstring("all stages end after 15 units of time; they wait for 20 % of it"));
+}
+
+TEST_CASE("Lab: an input that is overwritten changes the gradient, a second bias the output",
+          "[faults][lab]") {
+  const std::string head = "relative error of the ";
+  for (const std::string lab : {"activations-overwritten", "bias-on-every-part"}) {
+    const auto error = [&](const Words& words) {
+      const std::string text = printed_by(words, "03-model-split");
+      const size_t at = text.find(head);
+      return numbers_behind(" ", text.substr(text.find(' ', at + head.size()))).at(0);
+    };
+    CHECK(error({lab}) > 0.03);
+    CHECK(error({lab, "--fixed"}) < 1e-5);
+  }
+}
+
+// --- Stage 05 ------------------------------------------------------------------------------------
 
 TEST_CASE("Lab: parts that normalise themselves have another gradient, the more the smaller",
           "[faults][syncbn][lab][row99]") {
