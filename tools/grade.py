@@ -59,15 +59,25 @@ class Grader:
         missing = [task for task in self.tasks if task.file not in self.files]
         self.files |= {task.file: self.own / solutions.OPEN / task.file for task in missing}
         self.workshop.fill(self.files)
-        self.say("compiling")
-        broken = self.compile("plain", chosen)
-        broken |= {task.id: Verdict(task.id, task.name, FAILED, task.points, how="compile",
-                                    text=f"the file {task.file} is missing") for task in missing}
+        known = {task.id: Verdict(task.id, task.name, FAILED, task.points, how="compile",
+                                  text=f"the file {task.file} is missing") for task in missing}
+        known |= {task.id: verdict for task in chosen if (verdict := self.open_verdict(task))}
+        known |= self.compile("plain", [task for task in chosen if task.id not in known])
         for task in chosen:
-            verdict = broken.get(task.id) or self.run("plain", task)
+            verdict = known.get(task.id) or self.run("plain", task)
             if verdict.status == PASSED and task.race:
                 verdict = self.look_for_races(task, verdict)
             yield verdict
+
+    def open_verdict(self, task):
+        """The verdict of a task that still calls open_task: nothing needs to be compiled for it. None
+        for any other."""
+        if task.file not in self.files or not (self.folder / task.file).is_file():
+            return None
+        line = table.open_line(self.students_text(task), task.file, task.id)
+        if not line:
+            return None
+        return Verdict(task.id, task.name, OPEN, task.points, file=task.file, line=line)
 
     def look_for_races(self, task, verdict):
         wrapper = tsan_wrapper() if self.races else None
@@ -85,9 +95,6 @@ class Grader:
                              self.own_lines(task))
         if verdict.status != FAILED or race:
             return verdict
-        line = table.open_line(self.students_text(task), task.file, task.id)
-        if line:  # whatever became of it: the exception may be lost or imitated
-            return Verdict(task.id, task.name, OPEN, task.points, file=task.file, line=line)
         if verdict.how == "crash" and self.changed_headers:
             verdict.text += (f"; the prebuilt solutions were compiled with "
                              f"{names(self.changed_headers)} as handed out, and a changed class "
@@ -120,9 +127,13 @@ class Grader:
         """Compiles the programs of these tasks. A file that does not compile costs only the tasks
         in it: for the others it is put back as it was handed out. Returns the verdicts of tasks
         that have no program."""
+        if not chosen:
+            return {}
         self.workshop.configure(flavour, "grade")
         programs = [self.program(task) for task in chosen]
-        status, output = self.workshop.compile(flavour, programs)
+        what = f"task{'s' if len(chosen) > 1 else ''} {names([task.id for task in chosen])}"
+        what += " with ThreadSanitizer" if flavour == "tsan" else ""
+        status, output = self.workshop.compile(flavour, programs, what, self.say)
         self.warnings = self.places(WARNING, output)
         if status == 0:
             return {}
@@ -132,7 +143,7 @@ class Grader:
                        if task.id in broken}
         if broken:
             self.workshop.fill(self.files)
-            status, output = self.workshop.compile(flavour, programs)
+            status, output = self.workshop.compile(flavour, programs, what, self.say)
             failed = failed_edges(output)
         for task in chosen:
             if status != 0 and task.id not in broken and not self.workshop.is_up_to_date(

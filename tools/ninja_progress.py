@@ -105,11 +105,13 @@ class Clock:
         return Progress(self.done, self.total, elapsed, left)
 
 
-def run_ninja(folder, targets, jobs=CORES, on_progress=None, plan=None):
+def run_ninja(folder, targets, jobs=CORES, on_progress=None, plan=None, keep_going=False):
     """Builds the targets; returns ninja's status and all that it wrote. `on_progress` is called with
-    a Progress at every step's end, and every TICK seconds meanwhile."""
+    a Progress at every step's end, and every TICK seconds meanwhile. With `keep_going` a failed step
+    does not end the others."""
     clock, lines = Clock(plan or Plan(folder, targets), jobs), []
-    with started(["ninja", "-C", str(folder), "-j", str(jobs), *targets], stdout=subprocess.PIPE,
+    options = ["-j", str(jobs), *(("-k", "0") if keep_going else ())]
+    with started(["ninja", "-C", str(folder), *options, *targets], stdout=subprocess.PIPE,
                  stderr=subprocess.STDOUT, env=environment()) as process, process.stdout as output:
         for line in timed_lines(output):
             lines.append(line)

@@ -87,12 +87,23 @@ class TestWorkshop(Folder):
                 ("cc1plus: fatal error: ../source/02-x/b.cpp: No such file", "No such file"),
                 ("a.cpp:3:1: fatal error: opening dependency file a.d: No such file", "a.d"),
                 ("as: Fatal error: a.o: No space left on device\nx", "No space left")):
-            with mock.patch.object(workshop_module, "call", lambda command: (1, output)), \
+            with mock.patch.object(workshop_module, "run_ninja", lambda *_, **__: (1, output)), \
                     self.assertRaisesRegex(CourseworkError, words) as caught:
-                Workshop(self.root).compile("plain", ["x"])
+                Workshop(self.root).compile("plain", ["x"], "x", print)
             self.assertNotIn("\n", str(caught.exception))
-        with mock.patch.object(workshop_module, "call", lambda command: (1, students)):
-            self.assertEqual(Workshop(self.root).compile("plain", ["x"])[0], 1)
+        with mock.patch.object(workshop_module, "run_ninja", lambda *_, **__: (1, students)):
+            self.assertEqual(Workshop(self.root).compile("plain", ["x"], "x", print)[0], 1)
+
+    def test_compiling_says_what_how_many_steps_and_about_how_long(self):
+        self.write("plain/build.ninja", "rule cc\n  command = touch $out\n  description = Compiling $out\n"
+                   "build a.o: cc\nbuild b.o: cc\n")
+        told = []
+        shop = Workshop(self.root)
+        self.assertEqual(0, shop.compile("plain", ["a.o", "b.o"], "tasks 01.1, 01.2", told.append)[0])
+        self.assertEqual(1, len(told), told)
+        self.assertRegex(told[0], r"^compiling tasks 01\.1, 01\.2: 2 steps, about \d+ s$")
+        self.assertEqual(0, shop.compile("plain", ["a.o", "b.o"], "tasks", told.append)[0])
+        self.assertEqual(1, len(told), told)  # nothing to do, nothing to say
 
     def command_in_a_folder(self, **options):
         """A command that has made a folder for itself and waits for a line; also returns that

@@ -214,6 +214,17 @@ class TestGrade(Folder):
                         "return 1;"):
             self.assertEqual(self.verdict(section, imitates).how, "crash")
 
+    def test_nothing_is_compiled_for_a_task_that_is_open(self):
+        grader, asked = self.grader(), []
+        grader.workshop.compile = lambda *words: asked.append(words) or (0, "")
+        self.assertEqual(OPEN, next(grader.grade(grader.tasks)).status)
+        self.assertEqual([], asked)
+        grader = self.grader("return 1;")
+        grader.workshop.compile = lambda *words: asked.append(words) or (0, "")
+        next(grader.grade(grader.tasks))
+        self.assertEqual([("plain", ["tests/coursework/grade-02.1"], "task 02.1")],
+                         [words[:3] for words in asked])
+
     def test_a_crash_names_changed_headers(self):
         grader = self.grader("return 1;", "kill -SEGV $$")
         self.assertNotIn("a.h", next(grader.grade(grader.tasks)).text)

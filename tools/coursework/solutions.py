@@ -24,7 +24,6 @@ OPEN = f"{SOLUTIONS}/open"  # the files with tasks as they were handed out
 
 def make_solutions(workshop, tasks, target, say):
     """Compiles the solved sources that the workshop holds and fills `target`/solutions."""
-    say("compiling the solutions")
     workshop.configure("plain", "objects")
     objects = workshop.objects("plain")
     for task in tasks:
@@ -33,7 +32,7 @@ def make_solutions(workshop, tasks, target, say):
                                   "in a build for coursework; see docs/coursework.md")
     made = {task.id: workshop.build("plain") / objects[task.compiled] for task in tasks}
     wanted = sorted({objects[task.compiled] for task in tasks})
-    status, output = workshop.compile("plain", wanted)
+    status, output = workshop.compile("plain", wanted, "the solutions", say)
     if status != 0:
         raise CourseworkError(f"the solutions cannot be compiled:\n{output}")
     (target / SOLUTIONS).mkdir(parents=True, exist_ok=True)
