@@ -19,6 +19,8 @@ from coursework.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = ("tests/coursework/wrong/", "tests/coursework/test_")  # files that know the solutions
+# What an assistant may do for a student, under the name that such programs look for.
+ASSISTANT_PAGE = ("tools/coursework/assistant_page.md", "AGENTS.md")
 
 
 def say(text):
@@ -48,7 +50,7 @@ def choose_files(root, say):
     return [path for path in tree.list_files(root) if path not in unknown]
 
 
-def write_tree(root, files, tasks, target):
+def write_tree(root, files, tasks, target, assistant_page=True):
     """Writes everything but the solutions: a copy of the files, with the tasks in them opened."""
     with_tasks = {task.file for task in tasks}
     for path in files:
@@ -61,9 +63,12 @@ def write_tree(root, files, tasks, target):
         for copy in (target / path, target / solutions.OPEN / path):
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(opened)
+    page, name = ASSISTANT_PAGE
+    if assistant_page and page in files:
+        tree.copy_file(root / page, target / name)
 
 
-def exercise(root, target, workshop, say):
+def exercise(root, target, workshop, say, assistant_page=True):
     """Writes the tree under another name, then renames it: the tree is whole or not there."""
     target = Path(os.path.abspath(target))
     check_target(target, root)
@@ -75,7 +80,7 @@ def exercise(root, target, workshop, say):
         with workshop.locked(say):
             workshop.fill({path: root / path for path in files})
             solutions.make_solutions(workshop, tasks, beside, say)
-        write_tree(root, files, tasks, beside)
+        write_tree(root, files, tasks, beside, assistant_page)
         solutions.write_manifest(beside)
         beside.chmod(0o755)
         beside.rename(target)
@@ -95,13 +100,16 @@ def main(argv, root=ROOT, programs=ROOT / "build"):
     what.add_argument("--lab", metavar="NAME", nargs="?", const="",
                       help="say what to expect of a mistake, show it, explain it; without NAME: "
                            "list them")
+    parser.add_argument("--without-assistant-page", dest="assistant_page", action="store_false",
+                        help="leave out AGENTS.md, which tells assistants not to write the open bodies")
     parser.add_argument("--build", type=Path, metavar="FOLDER", default=root / "build-coursework",
                         help="where the solutions are compiled (default build-coursework/)")
     options = parser.parse_args(argv)
     try:
         if options.lab is not None:
             return labs.run_lab(options.lab, programs, say) if options.lab else labs.list_labs(say)
-        exercise(root, options.folder, Workshop(options.build.resolve()), say)
+        exercise(root, options.folder, Workshop(options.build.resolve()), say,
+                 options.assistant_page)
     except (CourseworkError, OSError) as error:
         print(f"lockstep exercise: {error}", file=sys.stderr)
         return 1

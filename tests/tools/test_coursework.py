@@ -279,6 +279,19 @@ class TestExercise(Folder):
         self.assertTrue(os.access(self.target / "lockstep", os.X_OK))
         self.assertIn("is yours: 02-x/a.cpp:9", (self.target / "02-x/a.cpp").read_text())
 
+    def test_a_page_for_assistants_is_at_the_top_unless_the_teacher_leaves_it_out(self):
+        page = "tools/coursework/assistant_page.md"
+        self.write(f"solved/{page}", (ROOT / page).read_text())
+        for wanted in (True, False):
+            target = self.root / f"student-{wanted}"
+            exercise.write_tree(self.solved, tree.list_files(self.solved),
+                                tasks.load_tasks(self.solved), target, wanted)
+            self.assertEqual(wanted, (target / "AGENTS.md").is_file())
+        text = (self.root / "student-True/AGENTS.md").read_text()
+        for path in ("docs/coursework.md", "common/README.md", "README.md"):
+            self.assertIn(f"`{path}`", text)
+            self.assertTrue((ROOT / path).is_file())
+
     def test_nothing_is_left_where_it_fails_or_is_interrupted(self):
         class Interrupted(Workshop):
             def configure(self, *_):
