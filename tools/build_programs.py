@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Compile the programs of every stage, and none of the tests, into build/.
 
-Says what it will do, how far it is and how long is left; says nothing if there is nothing to do.
+Says what it will do, how far it is and how long is left; says nothing if there is nothing to do. In a
+student's tree the programs run with the prebuilt solutions of what is still open, unless --mine is
+given.
 """
 
 import re
@@ -11,6 +13,7 @@ import time
 from pathlib import Path
 
 from child_signals import end_by_exception, started
+from coursework import CourseworkError, prebuilt
 from gpu_check.machine import find_gpu
 from ninja_progress import CORES, Lines, Plan, failure, in_words, run_ninja
 
@@ -49,11 +52,19 @@ def options():
     return OPTIONS if gpu else (*OPTIONS, *WITHOUT_GPU)
 
 
-def configure():
+def configure(tasks):
+    """`tasks` are those that prebuilt solutions stand in for, in a student's tree."""
+    students = prebuilt.meson_options(ROOT, tasks)
+    stamp = BUILD / "students-options"
+    changed = students and "\n".join(students) != (stamp.read_text() if stamp.is_file() else "")
     if not (BUILD / "build.ninja").is_file():
         say("configuring build/ with meson, some seconds; then it is compiled, at first some minutes")
-        if not quietly("meson", "setup", str(BUILD), str(ROOT), *options()):
+        if not quietly("meson", "setup", str(BUILD), str(ROOT), *options(), *students):
             raise Failed("meson could not configure build/, see above")
+    elif changed and not quietly("meson", "configure", str(BUILD), *students):
+        raise Failed("meson could not configure build/ anew, see above")
+    if changed:
+        stamp.write_text("\n".join(students))
     if not quietly("ninja", "-C", str(BUILD), "build.ninja"):
         raise Failed("meson could not configure build/ anew, see above")
 
@@ -78,8 +89,13 @@ def compile_programs(targets, plan):
     return status == 0
 
 
-def build():
-    configure()
+def build(mine):
+    if mine and not prebuilt.is_students_tree(ROOT):
+        raise Failed(f"{prebuilt.MINE} is for a student's tree, and no task is open in this one: leave it out")
+    tasks = prebuilt.replaced(ROOT, mine)
+    for line in prebuilt.told(ROOT, tasks):
+        say(line)
+    configure(tasks)
     targets = programs()
     plan = Plan(BUILD, targets)
     if plan.nothing_to_do:
@@ -96,11 +112,11 @@ def counted(number, noun):
     return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
-def main():
+def main(argv):
     end_by_exception()  # so that ninja ends, too
     try:
-        build()
-    except Failed as failed:
+        build(prebuilt.MINE in argv)
+    except (Failed, CourseworkError) as failed:
         say(failed)
         return 1
     except KeyboardInterrupt:
@@ -109,4 +125,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
