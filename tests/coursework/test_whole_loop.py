@@ -21,6 +21,7 @@ from coursework.workshop import Workshop  # noqa: E402
 from processes import gone, start  # noqa: E402
 
 WRONG = ROOT / "tests/coursework/wrong"
+BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
 FULL = "LOCKSTEP_FULL" in os.environ
 
 CRASHES = """  const volatile int64_t* none = nullptr;
@@ -158,6 +159,30 @@ class TestWholeLoop(unittest.TestCase):
                     self.assertEqual(verdict["status"], FAILED, verdict)
                     self.assertIn(hint.removeprefix("hint: "), f"{verdict['hint']} {verdict['text']}",
                                   verdict)
+
+    @unittest.skipUnless(FULL, "takes minutes: all programs of a student's tree")
+    def test_programs_and_labs_run_with_prebuilt_solutions_of_what_is_open(self):
+        def run(*words):
+            return subprocess.run([*map(str, words)], capture_output=True, text=True, cwd=self.student,
+                                  env={**os.environ, "LOCKSTEP_DATA": ""})
+
+        def trained(program, *words):
+            done = run(program, "--data", "synthetic:96:32", "--max-steps", "3", "--epochs", "1", *words)
+            return done.returncode, re.findall(r"Test set: (.*)", done.stdout), done.stderr
+        self.grade({"02.1": self.solution(self.tasks["02.1"])}, "05.4", "--no-races")
+        done = run("./lockstep", "exercise", "--lab", "mean-of-means")
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertRegex(done.stderr, r"open: 01\.1, 01\.2, .* and \d+ more; prebuilt solutions run in their place")
+        for number, program in enumerate(("01-single-gpu/01-single-gpu", "02-dataparallel/02-dataparallel",
+                                          "03-model-split/03-model-split", "03-model-split/tensor-split",
+                                          "04-ddp/04-ddp", "05-syncbn-checkpoint/05-syncbn-checkpoint")):
+            words = ("--devices", "cpu:0" if number == 0 else "cpu:0,cpu:1")
+            theirs, ours = (trained(build / program, *words)
+                            for build in (self.student / "build", BUILD))
+            self.assertEqual(0, theirs[0], theirs)
+            self.assertEqual(ours[1], theirs[1])  # loss and accuracy, as printed
+        done = run("./lockstep", "exercise", "--lab", "stale-replica", "--mine")
+        self.assertRegex(done.stderr, r"error: task 01\.1 \(SGD with momentum\) is yours: ")
 
     @unittest.skipUnless(FULL, "takes minutes: a second build, for ThreadSanitizer")
     def test_what_hangs_crashes_races_or_does_not_compile_costs_only_its_own_task(self):

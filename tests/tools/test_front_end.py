@@ -262,6 +262,12 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
         self.lockstep("compare", "--data", "synthetic", "--stages", "01", "--json", str(other))
         self.assertTrue(other.exists())
 
+    def test_mine_is_for_a_students_tree(self):
+        done = self.lockstep("run", "--lr", "0.5", "--mine")
+        self.assertEqual((1, ""), (done.returncode, done.stdout))
+        self.assertIn("--mine is for a student's tree", done.stderr)
+        self.assertIn("unrecognized arguments: --mine", self.lockstep("data", "synthetic", "--mine").stderr)
+
     def test_a_status_that_is_not_0_is_passed_on(self):
         done = self.lockstep("run", "--data", "synthetic", "--stages", "07")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
