@@ -42,6 +42,15 @@ def kind_of_part(name, operations):
     return "backward" if backward else "forward"
 
 
+def has_been_passed(label, bars):
+    """Whether a layer's forward is there already, and backward has begun since: the operations of some
+    layers (flatten's) are the same both ways."""
+    kinds = [(name, kind) for _, _, name, kind in bars]
+    if (label, "forward") not in kinds:
+        return False
+    return any(kind == "backward" for _, kind in kinds[kinds.index((label, "forward")):])
+
+
 def parts_of(slices):
     """Bars (begin, length, name, kind): neighbours within one outermost range are one bar, unless
     there is a gap between them. "forward 2" is F2 for short, "backward 2" B2."""
@@ -50,6 +59,8 @@ def parts_of(slices):
         group = list(group)
         label = re.sub(r"^(f|b)(?:or|ack)ward (\d+)$", lambda m: m[1].upper() + m[2], name)
         kind = kind_of_part(name, [operation for _, _, operation, _ in group]) if name else ""
+        if kind == "forward" and has_been_passed(label, bars):
+            kind = "backward"
         for begin, length, operation, _ in group:
             bar = (begin, length, label, kind or kind_of_part("", [operation]))
             if bars and bars[-1][2:] == bar[2:] and begin - sum(bars[-1][:2]) < GAP:

@@ -407,6 +407,15 @@ class TestDrawStep(unittest.TestCase):
             (9, 2, "fc2", "backward"), (11, 2, "bucket 0", draw_step.MESSAGES),
             (13, 1, "fc2", "forward"), (15, 1, "fc2", "forward")])
 
+    def test_a_layer_that_does_the_same_both_ways_is_passed_forward_and_then_backward(self):
+        bars = draw_step.parts_of([
+            (0, 1, "conv2d", "conv1"), (1, 1, "copy", "flatten"), (2, 1, "matmul", "fc1"),
+            (3, 1, "nll_loss_backward", "loss"), (4, 1, "column_sums", "fc1"), (5, 1, "copy", "flatten"),
+            (6, 1, "conv2d_backward_input", "conv1")])
+        kinds = [(name, kind) for _, _, name, kind in bars]
+        self.assertEqual(kinds[1], ("flatten", "forward"))
+        self.assertEqual(kinds[5], ("flatten", "backward"))
+
     def test_without_matplotlib_one_line(self):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "matplotlib.py").write_text(NO_MATPLOTLIB)
