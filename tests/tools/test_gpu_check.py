@@ -13,6 +13,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
+from case_records import Case, judged  # noqa: E402
 from gpu_check import checks, command, handover, machine, measure, results, rival  # noqa: E402
 from gpu_check_support import call, without_gpu  # noqa: E402
 
@@ -46,6 +47,7 @@ sys.exit(fault == "case")
 # 2 ms a step eagerly and 1 ms as a graph, of which the update of the weights takes 0.5 ms.
 STAGE = """#!/usr/bin/env python3
 import json, os, sys
+if os.environ.get("FAULT") == "old" and "--tf32" in sys.argv: sys.exit("--tf32: begins with 8.0")
 if "--help" in sys.argv: sys.exit(print("--graph") or 0)
 def option(name, default):
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
@@ -248,6 +250,24 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertEqual(0, done.returncode)
         self.assertIn("memcheck: sanitizer refuses the device: Device not supported", done.stdout)
         self.assertIn("sanitizer: 0 passed, 0 failed, 4 skipped", done.stdout)
+
+    def test_on_a_gpu_without_tf32_nothing_asks_for_it(self):
+        self.write(self.bin / "nvidia-smi", NVIDIA_SMI.replace("9.0", "7.5"))
+        for part in ("stages", "bench"):
+            done = self.check("--part", part, fault="old")
+            self.assertEqual(0, done.returncode, done.stdout)
+            self.assertIn("compute capability 7.5", done.stdout)
+        self.assertIn("target resnet18, batch 256, TF32: at least 1.1 times channels_last: not measured",
+                      done.stdout)
+
+    def test_every_reason_that_the_cases_give_is_a_skip_except_that_there_is_no_gpu(self):
+        sources = "".join(path.read_text() for path in sorted((ROOT / "tests/gpu").glob("*.[hc]*")))
+        reasons = re.findall(r'LOCKSTEP_SKIP\((?:std::string\()?"([^"]+)"', sources)
+        self.assertGreater(len(reasons), 8)
+        for reason in reasons:
+            case = judged(Case("gpu", "x", "skipped", reason))
+            expected = "failed" if reason.startswith("no GPU: ") else "skipped"
+            self.assertEqual(expected, checks.judged_here(case).status, reason)
 
     def test_bench_says_rates_ratios_targets_and_the_gpus_share(self):
         done = self.check("--part", "bench")

@@ -29,6 +29,7 @@ class Plan:
     tools: Tools
     options: tuple  # of Meson
     environment: dict  # of the programs that the build runs
+    tf32: bool = True  # whether the GPU has that arithmetic: the first with it was Ampere
 
 
 def options_for(gpu, python, prefix):

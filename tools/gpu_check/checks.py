@@ -32,7 +32,7 @@ TARGETS = {"ops": lambda: [GPU_TEST], "stages": lambda: [GPU_TEST, *stage_target
 
 def judged_here(case):
     """A case fails if it says that it saw no GPU: nvidia-smi showed one."""
-    if case.status == "skipped" and case.reason.startswith("no GPU"):
+    if case.status == "skipped" and case.reason.startswith("no GPU: "):
         return Case(case.where, case.name, "failed",
                     f"skipped ('{case.reason}') although nvidia-smi shows a GPU", case.seconds)
     return case
@@ -103,7 +103,7 @@ def trainings(plan, full):
     text = ("--model", "resnet18", "--batch-size", "256", "--lr", "0.1", "--epochs",
             "10" if full else "2")
     runs = [Training(stage, ("--epochs", "2"), SEED_FLOORS, variant)
-            for stage in stages for variant in ("", "--graph", "--tf32")]
+            for stage in stages for variant in ("", "--graph", *(("--tf32",) if plan.tf32 else ()))]
     runs += [Training(stage, text, TEXT_FLOORS, variant)
              for stage in stages[:1] for variant in ("", "--graph")]
     return [run for run in runs

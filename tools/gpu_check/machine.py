@@ -29,6 +29,10 @@ class Gpu:
         """In the form of the Meson option gpu_archs: "90"."""
         return self.capability.replace(".", "")
 
+    @property
+    def has_tf32(self):
+        return float(self.capability) >= 8
+
 
 def find_gpu():
     """The first GPU of this machine and "", or None and the reason in one line."""
