@@ -37,7 +37,7 @@ def options_for(gpu, python, prefix):
     options = ["-Dtests=enabled", "-Dcuda=disabled"]
     if gpu:
         roots = ",".join(library_roots(python))
-        options = ["-Dtests=enabled", "-Dcuda=enabled", f"-Dgpu_archs={gpu.arch}",
+        options = ["-Dtests=enabled", "-Dcuda=enabled", f"-Dgpu_archs={gpu.archs}",
                    f"-Dgpu_roots={roots}"]
     return (*options, *(bundle.meson_options(prefix) if prefix else ()))
 

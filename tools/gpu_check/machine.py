@@ -23,15 +23,22 @@ class Gpu:
     name: str  # "NVIDIA H100 80GB HBM3"
     capability: str  # compute capability, "9.0"
     driver: str
+    capabilities: tuple = ()  # of all GPUs of this machine, each once
 
     @property
-    def arch(self):
-        """In the form of the Meson option gpu_archs: "90"."""
-        return self.capability.replace(".", "")
+    def archs(self):
+        """In the form of the Meson option gpu_archs: "86,90"."""
+        return ",".join(each.replace(".", "") for each in self.capabilities or (self.capability,))
 
     @property
     def has_tf32(self):
         return float(self.capability) >= 8
+
+    @property
+    def slower(self):
+        """By how much it may be slower than the GPUs for which the limits are: the compute capabilities
+        of large GPUs are few, and any other may belong to a small one."""
+        return {"9.0": 1, "10.0": 1, "8.0": 2}.get(self.capability, 4)
 
 
 def find_gpu():
@@ -39,13 +46,18 @@ def find_gpu():
     tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
     if not tool:
         return None, "no GPU: nvidia-smi is not on PATH"
-    done = subprocess.run([tool, "--query-gpu=name,compute_cap,driver_version",
-                           "--format=csv,noheader"], capture_output=True, text=True)
+    only = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    try:
+        done = subprocess.run([tool, "--query-gpu=name,compute_cap,driver_version",
+                               "--format=csv,noheader", *((f"--id={only}",) if only else ())],
+                              capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return None, "no GPU: nvidia-smi did not answer within 60 s"
     lines = (done.stdout + done.stderr).strip().splitlines()
-    fields = [field.strip() for field in lines[0].split(",")] if lines else []
-    if done.returncode != 0 or len(fields) != 3:
+    rows = [[field.strip() for field in line.split(",")] for line in lines]
+    if done.returncode != 0 or not rows or len(rows[0]) != 3:
         return None, f"no GPU: nvidia-smi says '{lines[0] if lines else ''}'"
-    return Gpu(*fields), ""
+    return Gpu(*rows[0], tuple(sorted({row[1] for row in rows if len(row) == 3}))), ""
 
 
 def in_folders(name, *folders):
@@ -54,8 +66,9 @@ def in_folders(name, *folders):
 
 
 def python_answer(python, code):
-    """The JSON that this Python prints for `code`, or None if it fails."""
-    text = doctor.output_of(python, "-c", f"import json, sys; {code}")
+    """The JSON that this Python prints for `code`, or None if it fails. The first import of torch, and
+    several GPUs that wake up, take their time."""
+    text = doctor.output_of(python, "-c", f"import json, sys; {code}", patience=180)
     try:
         return json.loads(text) if text else None
     except ValueError:

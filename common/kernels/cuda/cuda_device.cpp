@@ -54,9 +54,12 @@ std::string reason_for(cudaError_t status) {
 Availability gpus() {
   int count = 0;  // stays as it is where there is no driver
   const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status == cudaSuccess && count > 0) return {count, ""};
+  if (status == cudaSuccess && count > 0) return {.devices = count};
   cudaGetLastError();
-  return {0, reason_for(status)};
+  int driver = 0;
+  cudaDriverGetVersion(&driver);
+  const bool none = driver == 0 || status == cudaSuccess || status == cudaErrorNoDevice;
+  return {.reason = reason_for(status), .unusable = !none};
 }
 
 constexpr int kTf32Major = 8;  // compute capability of the first GPUs with TF32 (Ampere)
