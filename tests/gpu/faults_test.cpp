@@ -32,6 +32,8 @@ const std::vector<Fault>& faults() {
       {"CUDA_MODEL_FAULT", "cudaGetDeviceCount:34:0", 1, "take .../stubs out of LD_LIBRARY_PATH"},
       {"CUDA_MODEL_FAULT", "cudaGetDeviceCount:805:0", 1, "start MPS's control daemon"},
       {"CUDA_MODEL_FAULT", "cudaGetDeviceCount:999:0", 1, "see nvidia-smi and dmesg"},
+      {"CUDA_MODEL_CUDNN_CUDART", "12040", 1,
+       " is for CUDA 12, this build for CUDA 13; install the"},
       {"CUDA_MODEL_CAPABILITY", "6.1", 1, "compute capability 6.1"},
       {"CUDA_MODEL_CAPABILITY", "7.5", 1,
        "--tf32: cuda:0 is a CUDA model on the CPU of compute capability 7.5, and TF32 arithmetic "
@@ -142,7 +144,8 @@ TEST_CASE("A convolution whose bias cuDNN cannot add is trained all the same",
     LOCKSTEP_SKIP("not the CUDA model: a real cuDNN cannot be told to refuse");
   }
   const testing::TempDir folder;
-  for (const char* code : {"3000", "3004"}) {  // not supported, and its sub-code for layouts
+  // Not supported, its sub-code for layouts, and arguments that this cuDNN does not know.
+  for (const char* code : {"3000", "3004", "2000"}) {
     const ProcessResult run = run_with(
         {"CUDA_MODEL_FAULT", std::string("cudnnConvolutionBiasActivationForward:") + code, 0, ""},
         folder.path());

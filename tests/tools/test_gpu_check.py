@@ -19,7 +19,7 @@ from gpu_check_support import call, without_gpu  # noqa: E402
 
 # --- A stand-in for a machine with a GPU -----------------------------------------------------
 
-NVIDIA_SMI = "#!/bin/sh\necho 'NVIDIA Test GPU, 9.0, 580.1'\n"
+NVIDIA_SMI = "#!/bin/sh\necho 'NVIDIA Test GPU, 9.0, 580.1, Default'\n"
 MESON = """#!/usr/bin/env python3
 import pathlib, sys
 folder = pathlib.Path(next(word for word in sys.argv[2:] if not word.startswith("-")))
@@ -70,11 +70,11 @@ if "--trace" in sys.argv:
 SANITIZER = """#!/bin/sh
 case "$FAULT" in
   refuses) echo "========= Error: Device not supported" ; exit 1 ;;
-  race) shift 4; "$@"; echo "========= COMPUTE-SANITIZER"
+  race) while [ "${1#--}" != "$1" ]; do shift 2; done; "$@"; echo "========= COMPUTE-SANITIZER"
         echo "========= Error: Potential WAR hazard"; echo "========= ERROR SUMMARY: 1 error"
         exit 9 ;;
 esac
-shift 4
+while [ "${1#--}" != "$1" ]; do shift 2; done
 exec "$@"
 """
 # A python that has torch: 4 ms a step, 3 ms channels_last, 1.5 ms as a graph.
@@ -251,6 +251,22 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertIn("memcheck: sanitizer refuses the device: Device not supported", done.stdout)
         self.assertIn("sanitizer: 0 passed, 0 failed, 4 skipped", done.stdout)
 
+    def test_on_several_gpus_every_stage_but_the_first_trains_on_them_together(self):
+        self.write(self.bin / "nvidia-smi", "#!/bin/sh\nfor gpu in 1 2 3; do echo 'NVIDIA Test GPU, "
+                   "8.6, 580.1, Exclusive_Process'; done\necho 'NVIDIA Other, 7.5, 580.1, Default'\n")
+        self.write(self.root / "04-ddp/main.cpp", "")
+        self.write(self.root / "build-gpu/04-ddp/04-ddp", STAGE.replace('== "cuda:0"', 'in '
+                   '("cuda:0", "cuda:0,cuda:1,cuda:2,cuda:3")'))
+        done = self.check("--part", "stages", "--part", "build")
+        self.assertEqual(0, done.returncode, done.stdout)
+        self.assertIn("04-ddp --epochs 2 --devices cuda:0,cuda:1,cuda:2,cuda:3", done.stdout)
+        self.assertNotIn("01-single-gpu --epochs 2 --devices", done.stdout)
+        self.assertRegex(done.stdout, r"GPUs +4\n")
+        self.assertIn("Exclusive_Process: the checks need several processes on a GPU", done.stdout)
+        self.assertIn("stages    at most 16 min", done.stdout)  # a GPU that may be small
+        words = (self.root / "build-gpu/meson-was-called-with").read_text().split("\n")
+        self.assertIn("-Dgpu_archs=75,86", words)
+
     def test_on_a_gpu_without_tf32_nothing_asks_for_it(self):
         self.write(self.bin / "nvidia-smi", NVIDIA_SMI.replace("9.0", "7.5"))
         for part in ("stages", "bench"):
@@ -357,6 +373,16 @@ class TestPieces(unittest.TestCase):
                                             "1.1 times CUDA graph: 1.11 times by Lockstep --graph, reached\n.*"
                                             "not measured\n.*TF32.*not measured")
         self.assertEqual(0, section.count["failed"])
+
+    def test_libraries_for_another_cuda_than_the_compilers_are_left_out(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("nvidia/cudnn/lib", "nvidia/nccl/lib", "nvidia/cu13/lib",
+                         "nvidia_cudnn_cu12-9.1.dist-info", "nvidia_nccl_cu13-2.28.dist-info"):
+                (Path(folder) / name).mkdir(parents=True)
+            with mock.patch.object(machine, "python_answer", lambda *_: ["", folder]), \
+                    mock.patch.object(machine.doctor, "nvcc", lambda: "nvcc 13.0 in /usr/local/cuda"):
+                roots = machine.library_roots("python3")
+        self.assertEqual([f"{folder}/nvidia/cu13", f"{folder}/nvidia/nccl"], roots)
 
     def test_layouts_are_compared_where_both_were_measured(self):
         small, large = measure.Setting("seed", 64), measure.Setting("resnet18", 256, True)

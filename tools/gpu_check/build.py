@@ -30,6 +30,7 @@ class Plan:
     options: tuple  # of Meson
     environment: dict  # of the programs that the build runs
     tf32: bool = True  # whether the GPU has that arithmetic: the first with it was Ampere
+    gpus: int = 1  # of this machine
 
 
 def options_for(gpu, python, prefix):

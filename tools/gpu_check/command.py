@@ -72,7 +72,8 @@ def plan_for(options, gpu):
         environment["LOCKSTEP_DATA"] = str(folder / "data")
     tools = find_tools(prefix)
     meson_options = (*build.options_for(gpu, options.python, prefix), *options.meson)
-    return build.Plan(tools, meson_options, environment, not gpu or gpu.has_tf32), manifest
+    return build.Plan(tools, meson_options, environment, not gpu or gpu.has_tf32,
+                      gpu.count if gpu else 0), manifest
 
 
 def report_build(section, plan, gpu, reason, targets):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,9 @@ class Gpu:
     name: str  # "NVIDIA H100 80GB HBM3"
     capability: str  # compute capability, "9.0"
     driver: str
-    capabilities: tuple = ()  # of all GPUs of this machine, each once
+    mode: str = "Default"  # compute mode: whether several processes may use it
+    count: int = 1  # of the GPUs of this machine
+    capabilities: tuple = ()  # of all of them, each once
 
     @property
     def archs(self):
@@ -48,16 +51,16 @@ def find_gpu():
         return None, "no GPU: nvidia-smi is not on PATH"
     only = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     try:
-        done = subprocess.run([tool, "--query-gpu=name,compute_cap,driver_version",
+        done = subprocess.run([tool, "--query-gpu=name,compute_cap,driver_version,compute_mode",
                                "--format=csv,noheader", *((f"--id={only}",) if only else ())],
                               capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
         return None, "no GPU: nvidia-smi did not answer within 60 s"
     lines = (done.stdout + done.stderr).strip().splitlines()
     rows = [[field.strip() for field in line.split(",")] for line in lines]
-    if done.returncode != 0 or not rows or len(rows[0]) != 3:
+    if done.returncode != 0 or not rows or len(rows[0]) != 4:
         return None, f"no GPU: nvidia-smi says '{lines[0] if lines else ''}'"
-    return Gpu(*rows[0], tuple(sorted({row[1] for row in rows if len(row) == 3}))), ""
+    return Gpu(*rows[0], len(rows), tuple(sorted({row[1] for row in rows}))), ""
 
 
 def in_folders(name, *folders):
@@ -78,10 +81,20 @@ def python_answer(python, code):
 def library_roots(python):
     """The folders of site-packages/nvidia/* that have include/ or lib/: cuDNN, NCCL and CUDA as
     Python packages carry them."""
-    folders = python_answer(python, "print(json.dumps(sys.path))") or []
-    roots = [root for folder in folders if folder for root in sorted(Path(folder).glob("nvidia/*"))]
+    folders = [Path(folder) for folder in python_answer(python, "print(json.dumps(sys.path))") or [] if folder]
+    roots = [root for folder in folders for root in sorted(folder.glob("nvidia/*"))
+             if not for_other_cuda(folder, root.name)]
     return [str(root) for root in dict.fromkeys(roots)
             if (root / "include").is_dir() or (root / "lib").is_dir()]
+
+
+def for_other_cuda(folder, name):
+    """Whether the package of this library (cudnn, nccl) is for another CUDA than the compiler's: the
+    library's own name does not say it."""
+    ours = re.search(r"nvcc (\d+)", doctor.nvcc() or "")
+    majors = {match[1] for path in folder.glob(f"nvidia_{name}_cu*.dist-info")
+              if (match := re.match(rf"nvidia_{name}_cu(\d+)-", path.name))}
+    return bool(ours and majors and ours[1] not in majors)
 
 
 def torch_version(python):
@@ -167,6 +180,9 @@ def describe(gpu, python, bundled_commit=""):
     roots = library_roots(python)
     return [
         ("device", f"{gpu.name}, compute capability {gpu.capability}" if gpu else "none"),
+        *([("GPUs", f"{gpu.count}")] if gpu and gpu.count > 1 else []),
+        *([("compute mode", f"{gpu.mode}: the checks need several processes on a GPU; without MPS they "
+            "fail, and `nvidia-smi -c 0` as root sets Default")] if gpu and gpu.mode != "Default" else []),
         ("driver", gpu.driver if gpu else "none"),
         ("CUDA Toolkit", doctor.nvcc() or "not found"),
         ("cuDNN", library_version(roots, "cudnn.h", "CUDNN")),

@@ -71,6 +71,7 @@ class CudaDevice final : public Device {
     check(cudaSetDevice(index_), "cudaSetDevice", name());
     check(cudaGetDeviceProperties(&properties_, index_), "cudaGetDeviceProperties", name());
     refuse_unless_kernels_fit();
+    refuse_cudnn_of_another_cuda();
     require(!options.tf32 || properties_.major >= kTf32Major,
             "--tf32: {} is a {} of compute capability {}.{}, and TF32 arithmetic begins with {}.0; "
             "leave --tf32 out",
@@ -139,6 +140,16 @@ class CudaDevice final : public Device {
           properties_.major, properties_.minor);
     }
     check(status, "cudaFuncGetAttributes", name());
+  }
+
+  /// Its file's name does not say it, and its own errors do not either.
+  void refuse_cudnn_of_another_cuda() const {
+    const size_t theirs = cudnnGetCudartVersion() / 1000, ours = CUDART_VERSION / 1000;
+    if (theirs == ours) return;
+    fail<EnvironmentError>(
+        "{}: {} is for CUDA {}, this build for CUDA {}; install the cuDNN for CUDA {}, or name its "
+        "folder with -Dgpu_roots=, and configure the build anew",
+        name(), kernels_.engine(), theirs, ours, ours);
   }
 
   std::unique_ptr<StreamBackend> make_stream(std::string stream_name) override {
