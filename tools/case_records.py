@@ -38,6 +38,7 @@ ALLOWED_SKIPS = (
     "no clang-format",
     "no clang-tidy",
     "no nvdisasm",
+    "no TF32",
     "no packages of CUDA",
     "names no program",
 )

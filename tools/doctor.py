@@ -21,10 +21,10 @@ INCLUDE_FOLDERS = ["/usr/include", "/usr/local/include", "/usr/include/x86_64-li
 CUDA_DOWNLOADS = "https://developer.nvidia.com/cuda-downloads"
 
 
-def output_of(*command):
-    """What a command prints, or None where it is absent, fails or hangs."""
+def output_of(*command, patience=20):
+    """What a command prints, or None where it is absent, fails or hangs, for so many seconds."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -1,5 +1,8 @@
 #include "common/kernels/devices.h"
 
+#include <cstdio>
+#include <mutex>
+
 #include "common/core/error.h"
 #include "common/kernels/cpu/cpu_device.h"
 #include "common/kernels/cuda/cuda.h"
@@ -7,7 +10,15 @@
 namespace lockstep {
 
 std::vector<DeviceId> default_devices(int cpu_count) {
-  const int gpus = cuda::availability().devices;
+  const cuda::Availability available = cuda::availability();
+  if (available.unusable) {
+    static std::once_flag said;
+    std::call_once(said, [&] {
+      fmt::print(stderr, "warning: CPU devices are used, for the GPUs cannot be: {}\n",
+                 available.reason);
+    });
+  }
+  const int gpus = available.devices;
   const auto kind = gpus > 0 ? DeviceId::Kind::cuda : DeviceId::Kind::cpu;
   std::vector<DeviceId> ids;
   for (int index = 0; index < (gpus > 0 ? gpus : cpu_count); ++index) ids.push_back({kind, index});

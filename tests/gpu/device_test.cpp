@@ -437,7 +437,7 @@ TEST_CASE("Products are float32 unless TF32 is asked for, and then the GPU says 
     open_device(testing::kGpu, {.tf32 = true});
   } catch (const BadInput& refused) {  // of a GPU before Ampere
     REQUIRE_FALSE(testing::is_model(*Gpu().device));
-    LOCKSTEP_SKIP(refused.what());
+    LOCKSTEP_SKIP(std::string("no TF32: ") + refused.what());
   }
   const Gpu tf32({.tf32 = true});
   CHECK_THAT(tf32.device->description(), ContainsSubstring("TF32"));

@@ -26,6 +26,14 @@ const std::vector<Fault>& faults() {
        "the NVIDIA driver is for CUDA 12.4, this build needs 13.0"},
       {"CUDA_MODEL_DEVICES", "0", 1, "cuda:0: no NVIDIA GPU"},
       {"CUDA_VISIBLE_DEVICES", "", 1, "no NVIDIA GPU, CUDA_VISIBLE_DEVICES is ''"},
+      {"CUDA_MODEL_FAULT", "cudaGetDeviceCount:802:0", 1, "nvidia-fabricmanager, running and of"},
+      {"CUDA_MODEL_FAULT", "cudaGetDeviceCount:804:0", 1,
+       "take .../cuda/compat out of the library"},
+      {"CUDA_MODEL_FAULT", "cudaGetDeviceCount:34:0", 1, "take .../stubs out of LD_LIBRARY_PATH"},
+      {"CUDA_MODEL_FAULT", "cudaGetDeviceCount:805:0", 1, "start MPS's control daemon"},
+      {"CUDA_MODEL_FAULT", "cudaGetDeviceCount:999:0", 1, "see nvidia-smi and dmesg"},
+      {"CUDA_MODEL_CUDNN_CUDART", "12040", 1,
+       " is for CUDA 12, this build for CUDA 13; install the"},
       {"CUDA_MODEL_CAPABILITY", "6.1", 1, "compute capability 6.1"},
       {"CUDA_MODEL_CAPABILITY", "7.5", 1,
        "--tf32: cuda:0 is a CUDA model on the CPU of compute capability 7.5, and TF32 arithmetic "
@@ -85,6 +93,29 @@ TEST_CASE("Every failure of a GPU is one line with the call, the code and what t
   }
 }
 
+TEST_CASE("GPUs that are there and cannot be used are not left aside silently",
+          "[cuda][stage][gpufaults]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (!testing::is_model(*open_device(testing::kGpu, {}))) {
+    LOCKSTEP_SKIP("not the CUDA model: a real GPU fails when it wants");
+  }
+  const auto run_by_default = [](const std::string& variable, const std::string& value) {
+    const ProcessResult run =
+        testing::run_process({testing::stage_binary("01-single-gpu"), "--data", "synthetic:64:32"},
+                             60, {{variable, value}});
+    INFO(testing::story(run));
+    CHECK(run.status == 0);
+    CHECK_THAT(run.out, Catch::Matchers::ContainsSubstring("cpu ("));
+    return run.err;
+  };
+  const std::string said = run_by_default("CUDA_MODEL_FAULT", "cudaGetDeviceCount:802:0");
+  CHECK_THAT(said, Catch::Matchers::StartsWith("warning: CPU devices are used, for the GPUs cannot "
+                                               "be: cudaGetDeviceCount: cudaErrorSystemNotReady"));
+  CHECK(std::count(said.begin(), said.end(), '\n') == 1);
+  CHECK(run_by_default("CUDA_MODEL_DRIVER", "0").empty());
+  CHECK(run_by_default("CUDA_MODEL_DEVICES", "0").empty());
+}
+
 TEST_CASE("A GPU that fails while others wait for it in NCCL ends the run, named",
           "[cuda][stage][dataparallel][gpufaults]") {
   LOCKSTEP_NEEDS_NCCL(2);
@@ -113,7 +144,8 @@ TEST_CASE("A convolution whose bias cuDNN cannot add is trained all the same",
     LOCKSTEP_SKIP("not the CUDA model: a real cuDNN cannot be told to refuse");
   }
   const testing::TempDir folder;
-  for (const char* code : {"3000", "3004"}) {  // not supported, and its sub-code for layouts
+  // Not supported, its sub-code for layouts, and arguments that this cuDNN does not know.
+  for (const char* code : {"3000", "3004", "2000"}) {
     const ProcessResult run = run_with(
         {"CUDA_MODEL_FAULT", std::string("cudnnConvolutionBiasActivationForward:") + code, 0, ""},
         folder.path());

@@ -12,7 +12,7 @@ constexpr auto kCuda = DeviceId::Kind::cuda;
 /// Faults can be planted in the CUDA model only.
 #define LOCKSTEP_NEEDS_THE_MODEL(ranks)                    \
   if (!::lockstep::testing::is_model(*(ranks).devices[0])) \
-  LOCKSTEP_SKIP("no GPU that fails when it is told to")
+  LOCKSTEP_SKIP("not the CUDA model: a real NCCL fails when it wants")
 
 inline Ranks nccl_ranks(int world_size) {
   return Ranks(device_ids(world_size, kCuda), LocalBackend::nccl);

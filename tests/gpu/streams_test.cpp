@@ -32,6 +32,18 @@ TEST_CASE("A GPU is known by its UUID, which no other one has", "[cuda][row123]"
   }
 }
 
+TEST_CASE(
+    "The host is some hundred operations ahead of a GPU and no more: then it waits, and watches",
+    "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const Tensor y = gpu.filled({16}, 0);
+  testing::occupy(gpu.stream, 0.3);
+  const Event first = gpu.stream.record();
+  for (int i = 0; i < 1000; ++i) gpu.stream.kernels().fill(gpu.stream, 1, y);
+  CHECK(first.done());
+}
+
 TEST_CASE("A GPU stream runs its operations in the order in which they were enqueued",
           "[cuda][device]") {
   LOCKSTEP_NEEDS_GPU();

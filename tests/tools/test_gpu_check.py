@@ -13,12 +13,13 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
+from case_records import Case, judged  # noqa: E402
 from gpu_check import checks, command, handover, machine, measure, results, rival  # noqa: E402
 from gpu_check_support import call, without_gpu  # noqa: E402
 
 # --- A stand-in for a machine with a GPU -----------------------------------------------------
 
-NVIDIA_SMI = "#!/bin/sh\necho 'NVIDIA Test GPU, 9.0, 580.1'\n"
+NVIDIA_SMI = "#!/bin/sh\necho 'NVIDIA Test GPU, 9.0, 580.1, Default'\n"
 MESON = """#!/usr/bin/env python3
 import pathlib, sys
 folder = pathlib.Path(next(word for word in sys.argv[2:] if not word.startswith("-")))
@@ -46,6 +47,7 @@ sys.exit(fault == "case")
 # 2 ms a step eagerly and 1 ms as a graph, of which the update of the weights takes 0.5 ms.
 STAGE = """#!/usr/bin/env python3
 import json, os, sys
+if os.environ.get("FAULT") == "old" and "--tf32" in sys.argv: sys.exit("--tf32: begins with 8.0")
 if "--help" in sys.argv: sys.exit(print("--graph") or 0)
 def option(name, default):
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
@@ -68,11 +70,11 @@ if "--trace" in sys.argv:
 SANITIZER = """#!/bin/sh
 case "$FAULT" in
   refuses) echo "========= Error: Device not supported" ; exit 1 ;;
-  race) shift 4; "$@"; echo "========= COMPUTE-SANITIZER"
+  race) while [ "${1#--}" != "$1" ]; do shift 2; done; "$@"; echo "========= COMPUTE-SANITIZER"
         echo "========= Error: Potential WAR hazard"; echo "========= ERROR SUMMARY: 1 error"
         exit 9 ;;
 esac
-shift 4
+while [ "${1#--}" != "$1" ]; do shift 2; done
 exec "$@"
 """
 # A python that has torch: 4 ms a step, 3 ms channels_last, 1.5 ms as a graph.
@@ -249,6 +251,40 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertIn("memcheck: sanitizer refuses the device: Device not supported", done.stdout)
         self.assertIn("sanitizer: 0 passed, 0 failed, 4 skipped", done.stdout)
 
+    def test_on_several_gpus_every_stage_but_the_first_trains_on_them_together(self):
+        self.write(self.bin / "nvidia-smi", "#!/bin/sh\nfor gpu in 1 2 3; do echo 'NVIDIA Test GPU, "
+                   "8.6, 580.1, Exclusive_Process'; done\necho 'NVIDIA Other, 7.5, 580.1, Default'\n")
+        self.write(self.root / "04-ddp/main.cpp", "")
+        self.write(self.root / "build-gpu/04-ddp/04-ddp", STAGE.replace('== "cuda:0"', 'in '
+                   '("cuda:0", "cuda:0,cuda:1,cuda:2,cuda:3")'))
+        done = self.check("--part", "stages", "--part", "build")
+        self.assertEqual(0, done.returncode, done.stdout)
+        self.assertIn("04-ddp --epochs 2 --devices cuda:0,cuda:1,cuda:2,cuda:3", done.stdout)
+        self.assertNotIn("01-single-gpu --epochs 2 --devices", done.stdout)
+        self.assertRegex(done.stdout, r"GPUs +4\n")
+        self.assertIn("Exclusive_Process: the checks need several processes on a GPU", done.stdout)
+        self.assertIn("stages    at most 16 min", done.stdout)  # a GPU that may be small
+        words = (self.root / "build-gpu/meson-was-called-with").read_text().split("\n")
+        self.assertIn("-Dgpu_archs=75,86", words)
+
+    def test_on_a_gpu_without_tf32_nothing_asks_for_it(self):
+        self.write(self.bin / "nvidia-smi", NVIDIA_SMI.replace("9.0", "7.5"))
+        for part in ("stages", "bench"):
+            done = self.check("--part", part, fault="old")
+            self.assertEqual(0, done.returncode, done.stdout)
+            self.assertIn("compute capability 7.5", done.stdout)
+        self.assertIn("target resnet18, batch 256, TF32: at least 1.1 times channels_last: not measured",
+                      done.stdout)
+
+    def test_every_reason_that_the_cases_give_is_a_skip_except_that_there_is_no_gpu(self):
+        sources = "".join(path.read_text() for path in sorted((ROOT / "tests/gpu").glob("*.[hc]*")))
+        reasons = re.findall(r'LOCKSTEP_SKIP\((?:std::string\()?"([^"]+)"', sources)
+        self.assertGreater(len(reasons), 8)
+        for reason in reasons:
+            case = judged(Case("gpu", "x", "skipped", reason))
+            expected = "failed" if reason.startswith("no GPU: ") else "skipped"
+            self.assertEqual(expected, checks.judged_here(case).status, reason)
+
     def test_bench_says_rates_ratios_targets_and_the_gpus_share(self):
         done = self.check("--part", "bench")
         self.assertIn("| seed, batch 64 | 32000 | 64000 | - | 16000 | 21333 | 42667 | "
@@ -337,6 +373,16 @@ class TestPieces(unittest.TestCase):
                                             "1.1 times CUDA graph: 1.11 times by Lockstep --graph, reached\n.*"
                                             "not measured\n.*TF32.*not measured")
         self.assertEqual(0, section.count["failed"])
+
+    def test_libraries_for_another_cuda_than_the_compilers_are_left_out(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("nvidia/cudnn/lib", "nvidia/nccl/lib", "nvidia/cu13/lib",
+                         "nvidia_cudnn_cu12-9.1.dist-info", "nvidia_nccl_cu13-2.28.dist-info"):
+                (Path(folder) / name).mkdir(parents=True)
+            with mock.patch.object(machine, "python_answer", lambda *_: ["", folder]), \
+                    mock.patch.object(machine.doctor, "nvcc", lambda: "nvcc 13.0 in /usr/local/cuda"):
+                roots = machine.library_roots("python3")
+        self.assertEqual([f"{folder}/nvidia/cu13", f"{folder}/nvidia/nccl"], roots)
 
     def test_layouts_are_compared_where_both_were_measured(self):
         small, large = measure.Setting("seed", 64), measure.Setting("resnet18", 256, True)

@@ -29,6 +29,8 @@ class Plan:
     tools: Tools
     options: tuple  # of Meson
     environment: dict  # of the programs that the build runs
+    tf32: bool = True  # whether the GPU has that arithmetic: the first with it was Ampere
+    gpus: int = 1  # of this machine
 
 
 def options_for(gpu, python, prefix):
@@ -36,7 +38,7 @@ def options_for(gpu, python, prefix):
     options = ["-Dtests=enabled", "-Dcuda=disabled"]
     if gpu:
         roots = ",".join(library_roots(python))
-        options = ["-Dtests=enabled", "-Dcuda=enabled", f"-Dgpu_archs={gpu.arch}",
+        options = ["-Dtests=enabled", "-Dcuda=enabled", f"-Dgpu_archs={gpu.archs}",
                    f"-Dgpu_roots={roots}"]
     return (*options, *(bundle.meson_options(prefix) if prefix else ()))
 

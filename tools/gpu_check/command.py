@@ -62,6 +62,7 @@ def plan_for(options, gpu):
     """How to build here, and the manifest of the bundle if there is one."""
     manifest, prefix, environment = {}, None, dict(os.environ)
     environment.pop("LOCKSTEP_FULL", None)  # --full decides, not the caller
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi numbers them
     if options.full:
         environment["LOCKSTEP_FULL"] = "1"
     if options.offline:
@@ -71,7 +72,8 @@ def plan_for(options, gpu):
         environment["LOCKSTEP_DATA"] = str(folder / "data")
     tools = find_tools(prefix)
     meson_options = (*build.options_for(gpu, options.python, prefix), *options.meson)
-    return build.Plan(tools, meson_options, environment), manifest
+    return build.Plan(tools, meson_options, environment, not gpu or gpu.has_tf32,
+                      gpu.count if gpu else 0), manifest
 
 
 def report_build(section, plan, gpu, reason, targets):
@@ -84,16 +86,17 @@ def report_build(section, plan, gpu, reason, targets):
         return
     for line in summary:
         section.say(f"* {line}")
-    target = f"{gpu.name} (sm_{gpu.arch})" if gpu else f"CPU devices only ({reason})"
+    target = f"{gpu.name} (for {gpu.archs})" if gpu else f"CPU devices only ({reason})"
     what = ", ".join(targets) or "everything"
     section.check("build", "")
     section.say(f"built {what} for {target} in {section.seconds():.0f} s")
 
 
-def limits_of(options):
+def limits_of(options, gpu):
     """Seconds that each part of this call may take."""
-    factors = {"build": SLOWER, "stages": FULL_FACTOR if options.full else 1}
-    return {part: LIMITS[part] * factors.get(part, 1) for part in options.parts}
+    slower = gpu.slower if gpu else 1
+    factors = {"build": SLOWER, "stages": slower * (FULL_FACTOR if options.full else 1)}
+    return {part: LIMITS[part] * factors.get(part, slower) for part in options.parts}
 
 
 def run_part(section, plan, gpu, reason, options):
@@ -122,7 +125,7 @@ def run_parts(options, plan, gpu, reason, file):
     interrupt ends it."""
     verdicts = {}
     try:
-        for part, limit in limits_of(options).items():
+        for part, limit in limits_of(options, gpu).items():
             print(f"\n== {part} (limit {limit} s)", flush=True)
             section = results.Section(part, limit)
             try:
@@ -152,7 +155,7 @@ def main(options):
         raise CheckError(f"{reason}; {', '.join(need_gpu)} cannot run without one, nothing was "
                          "checked; run this where a GPU is (--part build builds for CPU devices)")
     plan, manifest = plan_for(options, gpu)
-    print(handover.plan(limits_of(options)) + "\n", flush=True)
+    print(handover.plan(limits_of(options, gpu)) + "\n", flush=True)
     device = gpu.name if gpu else "CPU devices"
     out = options.out or ROOT / "docs/results" / results.default_name(device)
     rows = describe(gpu, options.python, manifest.get("commit", ""))

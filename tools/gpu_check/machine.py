@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,11 +24,24 @@ class Gpu:
     name: str  # "NVIDIA H100 80GB HBM3"
     capability: str  # compute capability, "9.0"
     driver: str
+    mode: str = "Default"  # compute mode: whether several processes may use it
+    count: int = 1  # of the GPUs of this machine
+    capabilities: tuple = ()  # of all of them, each once
 
     @property
-    def arch(self):
-        """In the form of the Meson option gpu_archs: "90"."""
-        return self.capability.replace(".", "")
+    def archs(self):
+        """In the form of the Meson option gpu_archs: "86,90"."""
+        return ",".join(each.replace(".", "") for each in self.capabilities or (self.capability,))
+
+    @property
+    def has_tf32(self):
+        return float(self.capability) >= 8
+
+    @property
+    def slower(self):
+        """By how much it may be slower than the GPUs for which the limits are: the compute capabilities
+        of large GPUs are few, and any other may belong to a small one."""
+        return {"9.0": 1, "10.0": 1, "8.0": 2}.get(self.capability, 4)
 
 
 def find_gpu():
@@ -35,13 +49,18 @@ def find_gpu():
     tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
     if not tool:
         return None, "no GPU: nvidia-smi is not on PATH"
-    done = subprocess.run([tool, "--query-gpu=name,compute_cap,driver_version",
-                           "--format=csv,noheader"], capture_output=True, text=True)
+    only = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    try:
+        done = subprocess.run([tool, "--query-gpu=name,compute_cap,driver_version,compute_mode",
+                               "--format=csv,noheader", *((f"--id={only}",) if only else ())],
+                              capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return None, "no GPU: nvidia-smi did not answer within 60 s"
     lines = (done.stdout + done.stderr).strip().splitlines()
-    fields = [field.strip() for field in lines[0].split(",")] if lines else []
-    if done.returncode != 0 or len(fields) != 3:
+    rows = [[field.strip() for field in line.split(",")] for line in lines]
+    if done.returncode != 0 or not rows or len(rows[0]) != 4:
         return None, f"no GPU: nvidia-smi says '{lines[0] if lines else ''}'"
-    return Gpu(*fields), ""
+    return Gpu(*rows[0], len(rows), tuple(sorted({row[1] for row in rows}))), ""
 
 
 def in_folders(name, *folders):
@@ -50,8 +69,9 @@ def in_folders(name, *folders):
 
 
 def python_answer(python, code):
-    """The JSON that this Python prints for `code`, or None if it fails."""
-    text = doctor.output_of(python, "-c", f"import json, sys; {code}")
+    """The JSON that this Python prints for `code`, or None if it fails. The first import of torch, and
+    several GPUs that wake up, take their time."""
+    text = doctor.output_of(python, "-c", f"import json, sys; {code}", patience=180)
     try:
         return json.loads(text) if text else None
     except ValueError:
@@ -61,10 +81,20 @@ def python_answer(python, code):
 def library_roots(python):
     """The folders of site-packages/nvidia/* that have include/ or lib/: cuDNN, NCCL and CUDA as
     Python packages carry them."""
-    folders = python_answer(python, "print(json.dumps(sys.path))") or []
-    roots = [root for folder in folders if folder for root in sorted(Path(folder).glob("nvidia/*"))]
+    folders = [Path(folder) for folder in python_answer(python, "print(json.dumps(sys.path))") or [] if folder]
+    roots = [root for folder in folders for root in sorted(folder.glob("nvidia/*"))
+             if not for_other_cuda(folder, root.name)]
     return [str(root) for root in dict.fromkeys(roots)
             if (root / "include").is_dir() or (root / "lib").is_dir()]
+
+
+def for_other_cuda(folder, name):
+    """Whether the package of this library (cudnn, nccl) is for another CUDA than the compiler's: the
+    library's own name does not say it."""
+    ours = re.search(r"nvcc (\d+)", doctor.nvcc() or "")
+    majors = {match[1] for path in folder.glob(f"nvidia_{name}_cu*.dist-info")
+              if (match := re.match(rf"nvidia_{name}_cu(\d+)-", path.name))}
+    return bool(ours and majors and ours[1] not in majors)
 
 
 def torch_version(python):
@@ -150,6 +180,9 @@ def describe(gpu, python, bundled_commit=""):
     roots = library_roots(python)
     return [
         ("device", f"{gpu.name}, compute capability {gpu.capability}" if gpu else "none"),
+        *([("GPUs", f"{gpu.count}")] if gpu and gpu.count > 1 else []),
+        *([("compute mode", f"{gpu.mode}: the checks need several processes on a GPU; without MPS they "
+            "fail, and `nvidia-smi -c 0` as root sets Default")] if gpu and gpu.mode != "Default" else []),
         ("driver", gpu.driver if gpu else "none"),
         ("CUDA Toolkit", doctor.nvcc() or "not found"),
         ("cuDNN", library_version(roots, "cudnn.h", "CUDNN")),

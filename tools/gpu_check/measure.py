@@ -124,7 +124,7 @@ def measure_settings(section, plan, rival):
                 + " | ".join(f"{ALIKE[name]}: times {name}" for name in RIVALS) + " |")
     section.say("|---" * (1 + len(OURS) + 2 * len(RIVALS)) + "|")
     results, faults = {}, {}
-    for setting in SETTINGS:
+    for setting in [each for each in SETTINGS if plan.tf32 or not each.tf32]:
         runs = contenders(plan, setting, rival)
         seconds, faults[setting] = alternate(section, runs, ROUNDS[setting.model])
         if len(seconds) == len(runs):

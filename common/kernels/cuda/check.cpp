@@ -18,6 +18,18 @@ const char* advice(cudaError_t status) {
     case cudaErrorInsufficientDriver:
     case cudaErrorSystemDriverMismatch:
       return "; update the NVIDIA driver";
+    case cudaErrorSystemNotReady:
+      return "; several GPUs on a switch need nvidia-fabricmanager, running and of the driver's "
+             "version";
+    case cudaErrorCompatNotSupportedOnDevice:
+      return "; take .../cuda/compat out of the library path, or update the NVIDIA driver";
+    case cudaErrorStubLibrary:
+      return "; take .../stubs out of LD_LIBRARY_PATH";
+    case cudaErrorMpsConnectionFailed:
+      return "; start MPS's control daemon, or unset CUDA_MPS_PIPE_DIRECTORY";
+    case cudaErrorInitializationError:
+    case cudaErrorUnknown:
+      return "; see nvidia-smi and dmesg: is the module nvidia_uvm loaded?";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
       return "; configure the build with -Dgpu_archs= and this GPU's compute capability";

@@ -1,6 +1,6 @@
 #include "common/kernels/cuda/convolution.h"
 
-#include <algorithm>
+#include <optional>
 
 #include "common/core/device.h"
 #include "common/core/error.h"
@@ -15,6 +15,9 @@ constexpr int kProposals = 16;  // more than cuDNN has algorithms for any pass
 
 /// Whether a status says that cuDNN has no such kernel (3000 to 3999 say why), not that it failed.
 bool is_refusal(cudnnStatus_t status) { return status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000; }
+
+/// Whether a status says that cuDNN does not take these arguments (2000 to 2999).
+bool is_bad_call(cudnnStatus_t status) { return status / 1000 == CUDNN_STATUS_BAD_PARAM / 1000; }
 
 /// Whether a proposal may be for us. cuDNN answers with several kinds of math, whatever the
 /// descriptor says. Those for tensor cores round to TF32, and ALLOW_CONVERSION even to half.
@@ -120,21 +123,21 @@ void Convolutions::fail_without_algorithm(const Window2d& g) const {
 
 // --- Passes ------------------------------------------------------------------------------------
 
-/// What the greediest of the choices needs: the next may be tried in the same memory.
-template <class Choices>
-size_t most_workspace(const Choices& choices) {
-  size_t most = 0;
-  for (const auto& choice : choices) most = std::max(most, choice.workspace);
-  return most;
-}
-
-/// Runs a pass with the first of its choices that cuDNN runs, and forgets those before it.
-template <class Algorithm, class Run>
+/// Runs a pass with the first of its choices that cuDNN runs and for which there is room, and
+/// forgets those before it. `pass` gets the memory, the algorithm and the size of its workspace.
+template <class Algorithm, class Pass>
 void Convolutions::run(Choices<Algorithm>& choices, const Window2d& g, const char* call,
-                       void* workspace, Run run) {
+                       std::initializer_list<const Operand*> operands, Pass pass) {
   for (; !choices.empty(); choices.erase(choices.begin())) {
-    const cudnnStatus_t status =
-        run(choices.front().algorithm, workspace, choices.front().workspace);
+    const auto [algorithm, workspace] = choices.front();
+    std::optional<PassMemory> memory;
+    try {
+      memory.emplace(stream_, handle_.get(), operands, workspace);
+    } catch (const DeviceError&) {
+      if (choices.size() == 1) throw;
+      continue;
+    }
+    const cudnnStatus_t status = pass(*memory, algorithm, workspace);
     if (is_refusal(status)) continue;
     return check_call(status, call);
   }
@@ -158,20 +161,22 @@ bool Convolutions::forward(const Window2d& g, const Real* x, const Real* weight,
                                                          p.y.given.get(), answer...);
         });
   }
-  PassMemory memory(stream_, handle_.get(), {&p.x, &p.weight, &p.y}, most_workspace(p.forward));
-  const Real* const given_x = memory.read(p.x, x);
-  const Real* const given_weight = memory.read(p.weight, weight);
-  Real* const written = memory.write(p.y, y);
-  const bool has_bias =
-      forward_with_bias(p, given_x, given_weight, bias, written, memory.workspace());
-  if (!has_bias) {
-    run(p.forward, g, "cudnnConvolutionForward", memory.workspace(), [&](auto... algorithm) {
-      return cudnnConvolutionForward(handle_.get(), &kOne, p.x.given.get(), given_x, p.filter.get(),
-                                     given_weight, p.convolution.get(), algorithm..., &kZero,
-                                     p.y.given.get(), written);
-    });
-  }
-  memory.take_back(p.y, written, y, 0);
+  bool has_bias = false;
+  run(p.forward, g, "cudnnConvolutionForward", {&p.x, &p.weight, &p.y},
+      [&](PassMemory& memory, auto algorithm, size_t bytes) {
+        const Real* const given_x = memory.read(p.x, x);
+        const Real* const given_weight = memory.read(p.weight, weight);
+        Real* const written = memory.write(p.y, y);
+        has_bias = forward_with_bias(p, given_x, given_weight, bias, written, memory.workspace());
+        const cudnnStatus_t status =
+            has_bias ? CUDNN_STATUS_SUCCESS
+                     : cudnnConvolutionForward(handle_.get(), &kOne, p.x.given.get(), given_x,
+                                               p.filter.get(), given_weight, p.convolution.get(),
+                                               algorithm, memory.workspace(), bytes, &kZero,
+                                               p.y.given.get(), written);
+        if (status == CUDNN_STATUS_SUCCESS) memory.take_back(p.y, written, y, 0);
+        return status;
+      });
   return has_bias;
 }
 
@@ -184,7 +189,8 @@ bool Convolutions::forward_with_bias(Plan& p, const Real* x, const Real* weight,
       handle_.get(), &kOne, p.x.given.get(), x, p.filter.get(), weight, p.convolution.get(),
       algorithm, memory, workspace, &kZero, p.y.given.get(), y, p.bias.given.get(), bias,
       identity_.get(), p.y.given.get(), y);
-  if (is_refusal(status)) return p.fuse_bias = false;  // found out once per shape
+  // An optimisation that cuDNN does not offer here, or does not know: found out once per shape.
+  if (is_refusal(status) || is_bad_call(status)) return p.fuse_bias = false;
   check_call(status, "cudnnConvolutionBiasActivationForward");
   return true;
 }
@@ -205,18 +211,18 @@ void Convolutions::backward_input(const Window2d& g, const Real* dy, const Real*
                                                               p.x.given.get(), answer...);
         });
   }
-  PassMemory memory(stream_, handle_.get(), {&p.weight, &p.y, &p.x},
-                    most_workspace(p.backward_input));
-  const Real* const given_weight = memory.read(p.weight, weight);
-  const Real* const given_dy = memory.read(p.y, dy);
-  Real* const written = memory.write(p.x, dx);
-  run(p.backward_input, g, "cudnnConvolutionBackwardData", memory.workspace(),
-      [&](auto... algorithm) {
-        return cudnnConvolutionBackwardData(handle_.get(), &kOne, p.filter.get(), given_weight,
-                                            p.y.given.get(), given_dy, p.convolution.get(),
-                                            algorithm..., &kZero, p.x.given.get(), written);
+  run(p.backward_input, g, "cudnnConvolutionBackwardData", {&p.weight, &p.y, &p.x},
+      [&](PassMemory& memory, auto algorithm, size_t bytes) {
+        const Real* const given_weight = memory.read(p.weight, weight);
+        const Real* const given_dy = memory.read(p.y, dy);
+        Real* const written = memory.write(p.x, dx);
+        const cudnnStatus_t status = cudnnConvolutionBackwardData(
+            handle_.get(), &kOne, p.filter.get(), given_weight, p.y.given.get(), given_dy,
+            p.convolution.get(), algorithm, memory.workspace(), bytes, &kZero, p.x.given.get(),
+            written);
+        if (status == CUDNN_STATUS_SUCCESS) memory.take_back(p.x, written, dx, 0);
+        return status;
       });
-  memory.take_back(p.x, written, dx, 0);
 }
 
 void Convolutions::backward_weight(const Window2d& g, const Real* x, const Real* dy,
@@ -236,19 +242,19 @@ void Convolutions::backward_weight(const Window2d& g, const Real* x, const Real*
               answer...);
         });
   }
-  PassMemory memory(stream_, handle_.get(), {&p.x, &p.y, &p.weight},
-                    most_workspace(p.backward_weight));
-  const Real* const given_x = memory.read(p.x, x);
-  const Real* const given_dy = memory.read(p.y, dy);
-  Real* const written = memory.write(p.weight, dweight);
-  const float* const beta = written == dweight ? &kOne : &kZero;  // a copy is added afterwards
-  run(p.backward_weight, g, "cudnnConvolutionBackwardFilter", memory.workspace(),
-      [&](auto... algorithm) {
-        return cudnnConvolutionBackwardFilter(handle_.get(), &kOne, p.x.given.get(), given_x,
-                                              p.y.given.get(), given_dy, p.convolution.get(),
-                                              algorithm..., beta, p.filter.get(), written);
+  run(p.backward_weight, g, "cudnnConvolutionBackwardFilter", {&p.x, &p.y, &p.weight},
+      [&](PassMemory& memory, auto algorithm, size_t bytes) {
+        const Real* const given_x = memory.read(p.x, x);
+        const Real* const given_dy = memory.read(p.y, dy);
+        Real* const written = memory.write(p.weight, dweight);
+        const float* const beta = written == dweight ? &kOne : &kZero;  // a copy is added after it
+        const cudnnStatus_t status = cudnnConvolutionBackwardFilter(
+            handle_.get(), &kOne, p.x.given.get(), given_x, p.y.given.get(), given_dy,
+            p.convolution.get(), algorithm, memory.workspace(), bytes, beta, p.filter.get(),
+            written);
+        if (status == CUDNN_STATUS_SUCCESS) memory.take_back(p.weight, written, dweight, 1);
+        return status;
       });
-  memory.take_back(p.weight, written, dweight, 1);
 }
 
 }  // namespace lockstep::cuda

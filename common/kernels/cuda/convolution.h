@@ -1,6 +1,7 @@
 #pragma once
 // Convolution by cuDNN 9.
 
+#include <initializer_list>
 #include <map>
 #include <vector>
 
@@ -53,9 +54,9 @@ class Convolutions {
   template <class Proposal, class Propose, class WorkspaceSize>
   Choices<decltype(Proposal::algo)> choose(const Window2d& g, const char* call, Propose propose,
                                            WorkspaceSize workspace_size) const;
-  template <class Algorithm, class Run>
-  void run(Choices<Algorithm>& choices, const Window2d& g, const char* call, void* workspace,
-           Run run);
+  template <class Algorithm, class Pass>
+  void run(Choices<Algorithm>& choices, const Window2d& g, const char* call,
+           std::initializer_list<const Operand*> operands, Pass pass);
   bool forward_with_bias(Plan& plan, const Real* x, const Real* weight, const Real* bias, Real* y,
                          void* workspace);
   void check_call(cudnnStatus_t status, const char* call) const;

@@ -12,7 +12,8 @@ namespace lockstep::cuda {
 /// GPUs that this process can use, and, where there are none, why.
 struct Availability {
   int devices = 0;
-  std::string reason;  // "built without CUDA", "no driver", ...; empty if devices > 0
+  std::string reason{};   // "built without CUDA", "no driver", ...; empty if devices > 0
+  bool unusable = false;  // a driver is there, and the reason says what is wrong with it
 };
 Availability availability();
 

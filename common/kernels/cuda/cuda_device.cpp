@@ -54,9 +54,12 @@ std::string reason_for(cudaError_t status) {
 Availability gpus() {
   int count = 0;  // stays as it is where there is no driver
   const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status == cudaSuccess && count > 0) return {count, ""};
+  if (status == cudaSuccess && count > 0) return {.devices = count};
   cudaGetLastError();
-  return {0, reason_for(status)};
+  int driver = 0;
+  cudaDriverGetVersion(&driver);
+  const bool none = driver == 0 || status == cudaSuccess || status == cudaErrorNoDevice;
+  return {.reason = reason_for(status), .unusable = !none};
 }
 
 constexpr int kTf32Major = 8;  // compute capability of the first GPUs with TF32 (Ampere)
@@ -68,6 +71,7 @@ class CudaDevice final : public Device {
     check(cudaSetDevice(index_), "cudaSetDevice", name());
     check(cudaGetDeviceProperties(&properties_, index_), "cudaGetDeviceProperties", name());
     refuse_unless_kernels_fit();
+    refuse_cudnn_of_another_cuda();
     require(!options.tf32 || properties_.major >= kTf32Major,
             "--tf32: {} is a {} of compute capability {}.{}, and TF32 arithmetic begins with {}.0; "
             "leave --tf32 out",
@@ -136,6 +140,16 @@ class CudaDevice final : public Device {
           properties_.major, properties_.minor);
     }
     check(status, "cudaFuncGetAttributes", name());
+  }
+
+  /// Its file's name does not say it, and its own errors do not either.
+  void refuse_cudnn_of_another_cuda() const {
+    const size_t theirs = cudnnGetCudartVersion() / 1000, ours = CUDART_VERSION / 1000;
+    if (theirs == ours) return;
+    fail<EnvironmentError>(
+        "{}: {} is for CUDA {}, this build for CUDA {}; install the cuDNN for CUDA {}, or name its "
+        "folder with -Dgpu_roots=, and configure the build anew",
+        name(), kernels_.engine(), theirs, ours, ours);
   }
 
   std::unique_ptr<StreamBackend> make_stream(std::string stream_name) override {

@@ -85,8 +85,18 @@ std::exception_ptr CudaStream::error() const {
 
 // --- Operations --------------------------------------------------------------------------------
 
+/// Keeps the host at most some hundred operations ahead. A queue that is full blocks the host in
+/// the driver, where nobody watches for peers that went silent (block() does).
+void CudaStream::keep_close() {
+  if (capturing_ || ++enqueued_ < kClose) return;
+  enqueued_ = 0;
+  const uint64_t before = std::exchange(milestones_[1], std::exchange(milestones_[0], record()));
+  if (before > 0) block(before);
+}
+
 bool CudaStream::begin(const char* op) {
   if (error()) return false;
+  keep_close();
   make_current();
   if (spans_ && !capturing_) spans_->begin(op, scopes_.empty() ? nullptr : scopes_.back());
   return true;

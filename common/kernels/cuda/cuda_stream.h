@@ -75,6 +75,7 @@ class CudaStream final : public StreamBackend {
 
   void make_current() const;
   bool begin(const char* op);
+  void keep_close();
   void end(const char* op);
   void refuse_in_capture(const char* what) const;
   void note(cudaError_t status, const char* call) const;
@@ -89,6 +90,9 @@ class CudaStream final : public StreamBackend {
   std::array<EventHandle, kEventRing> events_;
   const std::shared_ptr<TimingEvents> timing_events_;
   mutable std::atomic<uint64_t> completed_{0};  // the latest ticket known to be done
+  static constexpr int kClose = 256;
+  int enqueued_ = 0;                      // since the last of these:
+  std::array<uint64_t, 2> milestones_{};  // tickets of kClose operations ago, and of twice as many
   bool capturing_ = false;
   bool captured_ = false;  // graphs exist that know the address of the scratch memory
 

@@ -10,6 +10,8 @@
 namespace lockstep::cuda {
 namespace {
 
+constexpr const char* kNoDriver = "no NVIDIA driver";
+
 struct Loaded {
   std::optional<Backend> backend;
   std::string reason;  // why there is none
@@ -17,7 +19,7 @@ struct Loaded {
 
 /// Libraries stay loaded, and loading one again costs nothing.
 Loaded load() {
-  if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) return {{}, "no NVIDIA driver"};
+  if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) return {{}, kNoDriver};
   void* library = dlopen(LOCKSTEP_CUDA_LIBRARY, RTLD_NOW | RTLD_NODELETE);
   if (library == nullptr)
     return {{}, fmt::format("the CUDA backend cannot be loaded: {}", dlerror())};
@@ -33,7 +35,8 @@ Loaded load() {
 
 Availability availability() {
   const Loaded loaded = load();
-  return loaded.backend ? loaded.backend->availability() : Availability{0, loaded.reason};
+  if (loaded.backend) return loaded.backend->availability();
+  return {.reason = loaded.reason, .unusable = loaded.reason != kNoDriver};
 }
 
 std::unique_ptr<Device> open_cuda_device(int index, const DeviceOptions& options) {

@@ -8,7 +8,7 @@ namespace {
 constexpr const char* kReason = "this build has no CUDA backend";
 }
 
-Availability availability() { return {0, kReason}; }
+Availability availability() { return {.reason = kReason}; }
 
 std::unique_ptr<Device> open_cuda_device(int index, const DeviceOptions&) {
   fail<EnvironmentError>("cuda:{}: {}; use --devices cpu:0", index, kReason);

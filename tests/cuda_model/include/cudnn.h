@@ -87,6 +87,7 @@ CUDA_MODEL_PERF(cudnnConvolutionBwdFilterAlgoPerf, cudnnConvolutionBwdFilterAlgo
 
 extern "C" {
 size_t cudnnGetVersion(void);
+size_t cudnnGetCudartVersion(void);
 const char* cudnnGetErrorString(cudnnStatus_t status);
 void cudnnGetLastErrorString(char* message, size_t max_size);
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle);

@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "libraries/cudnn_internal.h"
+#include "runtime/environment.h"
 
 namespace {
 thread_local std::string last_message;
@@ -18,6 +19,9 @@ cudnnStatus_t refuse(cudnnStatus_t status, const std::string& message) {
 using namespace cuda_model;
 
 size_t cudnnGetVersion() { return CUDNN_VERSION; }
+size_t cudnnGetCudartVersion() {
+  return integer_variable("CUDA_MODEL_CUDNN_CUDART", CUDART_VERSION);
+}
 
 const char* cudnnGetErrorString(cudnnStatus_t status) {
   switch (status) {

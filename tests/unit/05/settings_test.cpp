@@ -93,6 +93,7 @@ const std::vector<Change>& own_business() {
       {"threads_per_device", [](Started& s) { s.options.threads_per_device = 2; }},
       {"bind", [](Started& s) { s.options.bind = true; }},
       {"no_bind", [](Started& s) { s.options.no_bind = true; }},
+      {"nchw", [](Started& s) { s.options.nchw = true; }},
       {"workers", [](Started& s) { s.options.workers = 3; }},
       {"prefetch_factor", [](Started& s) { s.options.prefetch_factor = 3; }},
       {"loader_timeout", [](Started& s) { s.options.loader_timeout = 3; }},
