@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include "common/core/device.h"
 #include "common/core/error.h"
 
 namespace lockstep {
@@ -24,6 +25,11 @@ void require_within(const char* what, int64_t first, int64_t count, int64_t exte
 
 void require_values(int64_t count, const Shape& shape) {
   require_equal(count, shape.elements(), "values for a tensor of shape " + shape.text());
+}
+
+void fail_elsewhere(const Shape& shape, Stream home, Stream s) {
+  fail<BadInput>("a tensor {} is on {}, and an operation of {} uses it; copy it there first",
+                 shape.text(), home.device().name(), s.device().name());
 }
 
 }  // namespace lockstep

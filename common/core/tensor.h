@@ -51,6 +51,9 @@ void require_within(const char* what, int64_t first, int64_t count, int64_t exte
 /// Throws BadInput unless a tensor of this shape holds `count` values.
 void require_values(int64_t count, const Shape& shape);
 
+/// Throws BadInput: a tensor of this shape is on home's device, and an operation of `s` uses it.
+[[noreturn]] void fail_elsewhere(const Shape& shape, Stream home, Stream s);
+
 /// A shared view of device memory. Copying a tensor copies the view, not the elements. `data()` is
 /// for kernels; the host reads values through to_host() only.
 template <class T>
@@ -78,6 +81,13 @@ class BasicTensor {
   size_t bytes() const { return static_cast<size_t>(elements()) * sizeof(T); }
   Stream home() const { return buffer_->home(); }
   T* data() const { return static_cast<T*>(buffer_->data()) + offset_; }
+  /// data() for an operation of this stream. Throws BadInput, naming both devices, if the tensor is
+  /// on another one: CPU devices share one address space, and a copy that was forgotten would go
+  /// unnoticed on them.
+  T* on(Stream s) const {
+    if (&home().device() != &s.device()) fail_elsewhere(shape_, home(), s);
+    return data();
+  }
 
   /// The same elements under another shape of the same size.
   BasicTensor reshaped(const Shape& shape) const {

@@ -15,61 +15,60 @@ namespace lockstep {
 
 template <class Launch>
 void BodyKernels<Launch>::fill(Stream s, Real value, const Tensor& y) {
-  Launch::for_each(s, "fill", y.elements(), bodies::Fill<Real>{value, y.data()});
+  Launch::for_each(s, "fill", y.elements(), bodies::Fill<Real>{value, y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::fill_count(Stream s, int64_t value, const CountTensor& y) {
-  Launch::for_each(s, "fill_count", y.elements(), bodies::Fill<int64_t>{value, y.data()});
+  Launch::for_each(s, "fill_count", y.elements(), bodies::Fill<int64_t>{value, y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::add(Stream s, const Tensor& x, const Tensor& y) {
-  Launch::for_each(s, "add", y.elements(), bodies::Add{x.data(), y.data()});
+  Launch::for_each(s, "add", y.elements(), bodies::Add{x.on(s), y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::scale(Stream s, Real factor, const Tensor& y) {
-  Launch::for_each(s, "scale", y.elements(), bodies::Scale{factor, y.data()});
+  Launch::for_each(s, "scale", y.elements(), bodies::Scale{factor, y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::normalize_images(Stream s, const ByteTensor& x, Real mean, Real stddev,
                                            const Tensor& y) {
   Launch::for_each(s, "normalize_images", y.elements(),
-                   bodies::NormalizeImage{x.data(), mean, stddev, y.data()});
+                   bodies::NormalizeImage{x.on(s), mean, stddev, y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::relu(Stream s, const Tensor& x, const Tensor& y) {
-  Launch::for_each(s, "relu", y.elements(), bodies::Relu{x.data(), y.data()});
+  Launch::for_each(s, "relu", y.elements(), bodies::Relu{x.on(s), y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::relu_backward(Stream s, const Tensor& y, const Tensor& dy,
                                         const Tensor& dx) {
   Launch::for_each(s, "relu_backward", dx.elements(),
-                   bodies::ReluBackward{y.data(), dy.data(), dx.data()});
+                   bodies::ReluBackward{y.on(s), dy.on(s), dx.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::add_relu(Stream s, const Tensor& a, const Tensor& b, const Tensor& y) {
-  Launch::for_each(s, "add_relu", y.elements(), bodies::AddRelu{a.data(), b.data(), y.data()});
+  Launch::for_each(s, "add_relu", y.elements(), bodies::AddRelu{a.on(s), b.on(s), y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::to_channels_first(Stream s, const Tensor& x, const Tensor& y) {
   const Shape& nhwc = x.shape();
   Launch::for_each_pixel(s, "to_channels_first", nhwc,
-                         bodies::SwapChannels{x.data(), nhwc[1], nhwc[2], nhwc[3], true, y.data()});
+                         bodies::SwapChannels{x.on(s), nhwc[1], nhwc[2], nhwc[3], true, y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::to_channels_last(Stream s, const Tensor& x, const Tensor& y) {
   const Shape& nhwc = y.shape();
-  Launch::for_each_pixel(
-      s, "to_channels_last", nhwc,
-      bodies::SwapChannels{x.data(), nhwc[1], nhwc[2], nhwc[3], false, y.data()});
+  Launch::for_each_pixel(s, "to_channels_last", nhwc,
+                         bodies::SwapChannels{x.on(s), nhwc[1], nhwc[2], nhwc[3], false, y.on(s)});
 }
 
 // --- Collectives in one process ------------------------------------------------------------------
@@ -95,16 +94,16 @@ template <class Launch>
 void BodyKernels<Launch>::check_finite(Stream s, const StepStateTensor& state, const Tensor& x,
                                        const HealthTensor& health) {
   Launch::report_if_any(s, "check_finite", x.elements(),
-                        bodies::CheckFinite{state.data(), x.data(), health.data()});
+                        bodies::CheckFinite{state.on(s), x.on(s), health.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::clip_norm(Stream s, Real most, const Tensor& x, const Tensor& norm) {
   const int64_t count = x.elements(), parts = norm.elements() - 1;
   Launch::for_each_team(s, "clip_norm_parts", parts, kNormPart,
-                        bodies::SumSquares{x.data(), count, kNormPart, norm.data() + 1});
-  Launch::for_each_team(s, "clip_norm", 1, parts, bodies::NormOfParts{parts, norm.data()});
-  Launch::for_each(s, "clip_norm_scale", count, bodies::ScaleToNorm{norm.data(), most, x.data()});
+                        bodies::SumSquares{x.on(s), count, kNormPart, norm.on(s) + 1});
+  Launch::for_each_team(s, "clip_norm", 1, parts, bodies::NormOfParts{parts, norm.on(s)});
+  Launch::for_each(s, "clip_norm_scale", count, bodies::ScaleToNorm{norm.on(s), most, x.on(s)});
 }
 
 template <class Launch>
@@ -115,8 +114,8 @@ void BodyKernels<Launch>::sgd_update(Stream s, const StepStateTensor& state,
   const auto launch = [&](auto with_momentum) {
     Launch::for_each(s, "sgd_update", weight.elements(),
                      bodies::SgdUpdate<with_momentum.value>{
-                         state.data(), health.data(), rule, gradient.data(),
-                         velocity.defined() ? velocity.data() : nullptr, weight.data()});
+                         state.on(s), health.on(s), rule, gradient.on(s),
+                         velocity.defined() ? velocity.on(s) : nullptr, weight.on(s)});
   };
   velocity.defined() ? launch(std::true_type()) : launch(std::false_type());
 }

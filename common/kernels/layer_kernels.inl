@@ -19,9 +19,9 @@ inline int64_t rows_of(const Tensor& x) {
 
 inline int64_t channels_of(const Tensor& x) { return x.shape()[x.shape().rank() - 1]; }
 
-inline bodies::BatchNormAffine affine_of(const Tensor& norm, const Tensor& weight,
+inline bodies::BatchNormAffine affine_of(Stream s, const Tensor& norm, const Tensor& weight,
                                          const Tensor& bias) {
-  return {norm.data(), weight.data(), bias.data(), weight.elements()};
+  return {norm.on(s), weight.on(s), bias.on(s), weight.elements()};
 }
 
 inline bodies::AdaptiveRange adaptive_range(const Tensor& in, const Tensor& out, int axis) {
@@ -33,13 +33,13 @@ inline bodies::AdaptiveRange adaptive_range(const Tensor& in, const Tensor& out,
 template <class Launch>
 void BodyKernels<Launch>::add_bias(Stream s, const Tensor& bias, bool relu, const Tensor& y) {
   Launch::for_each_row(s, "add_bias", rows_of(y), channels_of(y),
-                       bodies::AddBias{bias.data(), channels_of(y), relu, y.data()});
+                       bodies::AddBias{bias.on(s), channels_of(y), relu, y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::add_column_sums(Stream s, const Tensor& dy, const Tensor& dbias) {
   Launch::reduce_rows(s, "add_column_sums", rows_of(dy), channels_of(dy),
-                      bodies::AddColumnSums{dy.data(), channels_of(dy), dbias.data()});
+                      bodies::AddColumnSums{dy.on(s), channels_of(dy), dbias.on(s)});
 }
 
 // --- Pooling -----------------------------------------------------------------------------------
@@ -49,9 +49,9 @@ void BodyKernels<Launch>::max_pool2d(Stream s, const Window2d& g, bool relu, con
                                      const Tensor& y, const IndexTensor& where) {
   const auto launch = [&](auto body) { Launch::for_each_pixel(s, "max_pool2d", g.output(), body); };
   if (g.kernel == 2) {
-    launch(bodies::MaxPool2d<2>{g, relu, x.data(), y.data(), where.data()});
+    launch(bodies::MaxPool2d<2>{g, relu, x.on(s), y.on(s), where.on(s)});
   } else {
-    launch(bodies::MaxPool2d<0>{g, relu, x.data(), y.data(), where.data()});
+    launch(bodies::MaxPool2d<0>{g, relu, x.on(s), y.on(s), where.on(s)});
   }
 }
 
@@ -63,9 +63,9 @@ void BodyKernels<Launch>::max_pool2d_backward(Stream s, const Window2d& g, const
   };
   using Tiled = bodies::MaxPool2dBackwardTiled<2>;
   if (Tiled::fits(g)) {
-    launch(Tiled{g, dy.data(), where.data(), dx.data()});
+    launch(Tiled{g, dy.on(s), where.on(s), dx.on(s)});
   } else {
-    launch(bodies::MaxPool2dBackward{g, dy.data(), where.data(), dx.data()});
+    launch(bodies::MaxPool2dBackward{g, dy.on(s), where.on(s), dx.on(s)});
   }
 }
 
@@ -73,7 +73,7 @@ template <class Launch>
 void BodyKernels<Launch>::adaptive_avg_pool2d(Stream s, const Tensor& x, const Tensor& y) {
   Launch::for_each_pixel(s, "adaptive_avg_pool2d", y.shape(),
                          bodies::AdaptiveAvgPool2d{adaptive_range(x, y, 1), adaptive_range(x, y, 2),
-                                                   channels_of(x), x.data(), y.data()});
+                                                   channels_of(x), x.on(s), y.on(s)});
 }
 
 template <class Launch>
@@ -83,13 +83,13 @@ void BodyKernels<Launch>::adaptive_avg_pool2d_backward(Stream s, const Tensor& d
   if (dy.shape()[1] == 1 && dy.shape()[2] == 1) {
     Launch::for_each_pixel(
         s, "adaptive_avg_pool2d_backward", in,
-        bodies::GlobalAvgPool2dBackward{in[1], in[2], in[3], dy.data(), dx.data()});
+        bodies::GlobalAvgPool2dBackward{in[1], in[2], in[3], dy.on(s), dx.on(s)});
     return;
   }
   Launch::for_each_pixel(
       s, "adaptive_avg_pool2d_backward", dx.shape(),
       bodies::AdaptiveAvgPool2dBackward{adaptive_range(dx, dy, 1), adaptive_range(dx, dy, 2),
-                                        channels_of(dx), dy.data(), dx.data()});
+                                        channels_of(dx), dy.on(s), dx.on(s)});
 }
 
 // --- Batch normalisation -----------------------------------------------------------------------
@@ -99,7 +99,7 @@ void BodyKernels<Launch>::batch_norm_statistics(Stream s, const Tensor& x,
                                                 const Tensor& statistics) {
   Launch::reduce_rows(
       s, "batch_norm_statistics", rows_of(x), channels_of(x),
-      bodies::BatchNormStatistics{x.data(), rows_of(x), channels_of(x), statistics.data()});
+      bodies::BatchNormStatistics{x.on(s), rows_of(x), channels_of(x), statistics.on(s)});
 }
 
 template <class Launch>
@@ -108,7 +108,7 @@ void BodyKernels<Launch>::batch_norm_merge(Stream s, const Tensor& gathered,
   const int64_t channels = statistics.elements() / 2;
   Launch::for_each(
       s, "batch_norm_merge", channels,
-      bodies::BatchNormMerge{gathered.data(), rows_of(gathered), channels, statistics.data()});
+      bodies::BatchNormMerge{gathered.on(s), rows_of(gathered), channels, statistics.on(s)});
 }
 
 template <class Launch>
@@ -117,8 +117,8 @@ void BodyKernels<Launch>::batch_norm_prepare(Stream s, const Tensor& statistics,
                                              const Tensor& running_var, const Tensor& norm) {
   const int64_t channels = running_mean.elements();
   Launch::for_each(s, "batch_norm_prepare", channels,
-                   bodies::BatchNormPrepare{statistics.data(), channels, eps, momentum,
-                                            running_mean.data(), running_var.data(), norm.data()});
+                   bodies::BatchNormPrepare{statistics.on(s), channels, eps, momentum,
+                                            running_mean.on(s), running_var.on(s), norm.on(s)});
 }
 
 template <class Launch>
@@ -127,8 +127,8 @@ void BodyKernels<Launch>::batch_norm_prepare_eval(Stream s, const Tensor& runnin
                                                   const Tensor& norm) {
   const int64_t channels = running_mean.elements();
   Launch::for_each(s, "batch_norm_prepare_eval", channels,
-                   bodies::BatchNormPrepareEval{running_mean.data(), running_var.data(), channels,
-                                                eps, norm.data()});
+                   bodies::BatchNormPrepareEval{running_mean.on(s), running_var.on(s), channels,
+                                                eps, norm.on(s)});
 }
 
 template <class Launch>
@@ -138,8 +138,8 @@ void BodyKernels<Launch>::batch_norm(Stream s, const Tensor& x, const Tensor& no
   const auto launch = [&](auto with_relu, auto with_skip) {
     Launch::for_each_row(s, "batch_norm", rows_of(x), channels_of(x),
                          bodies::BatchNorm<with_relu.value, with_skip.value>{
-                             x.data(), affine_of(norm, weight, bias),
-                             skip.defined() ? skip.data() : nullptr, y.data()});
+                             x.on(s), affine_of(s, norm, weight, bias),
+                             skip.defined() ? skip.on(s) : nullptr, y.on(s)});
   };
   using std::true_type, std::false_type;
   if (skip.defined()) {
@@ -157,7 +157,7 @@ void BodyKernels<Launch>::batch_norm_backward_sums(Stream s, const Tensor& x, co
   const auto launch = [&](auto with_relu) {
     Launch::reduce_rows(s, "batch_norm_backward_sums", rows_of(x), channels_of(x),
                         bodies::BatchNormBackwardSums<with_relu.value>{
-                            x.data(), dy.data(), affine_of(norm, weight, bias), sums.data()});
+                            x.on(s), dy.on(s), affine_of(s, norm, weight, bias), sums.on(s)});
   };
   relu ? launch(std::true_type()) : launch(std::false_type());
 }
@@ -168,8 +168,8 @@ void BodyKernels<Launch>::batch_norm_backward_parameters(Stream s, const Tensor&
                                                          const Tensor& dbias) {
   const int64_t channels = dweight.elements();
   Launch::for_each(s, "batch_norm_backward_parameters", channels,
-                   bodies::BatchNormBackwardParameters{norm.data(), sums.data(), channels,
-                                                       dweight.data(), dbias.data()});
+                   bodies::BatchNormBackwardParameters{norm.on(s), sums.on(s), channels,
+                                                       dweight.on(s), dbias.on(s)});
 }
 
 template <class Launch>
@@ -181,7 +181,7 @@ void BodyKernels<Launch>::batch_norm_backward_input(Stream s, const Tensor& x, c
     Launch::for_each_row(
         s, "batch_norm_backward_input", rows_of(x), channels_of(x),
         bodies::BatchNormBackwardInput<with_relu.value>{
-            x.data(), dy.data(), affine_of(norm, weight, bias), sums.data(), dx.data()});
+            x.on(s), dy.on(s), affine_of(s, norm, weight, bias), sums.on(s), dx.on(s)});
   };
   relu ? launch(std::true_type()) : launch(std::false_type());
 }
@@ -192,7 +192,7 @@ template <class Launch>
 void BodyKernels<Launch>::dropout_mask(Stream s, const StepStateTensor& state, DropoutKey key,
                                        Real p, const Tensor& mask) {
   Launch::for_each_row(s, "dropout_mask", rows_of(mask), channels_of(mask),
-                       bodies::DropoutMask{state.data(), key, p, channels_of(mask), mask.data()});
+                       bodies::DropoutMask{state.on(s), key, p, channels_of(mask), mask.on(s)});
 }
 
 template <class Launch>
@@ -201,7 +201,7 @@ void BodyKernels<Launch>::apply_mask(Stream s, const Tensor& x, const Tensor& ma
   const int64_t rows_per_sample = rows_of(x) / std::max<int64_t>(1, rows_of(mask));
   Launch::for_each_row(
       s, "apply_mask", rows_of(x), channels_of(x),
-      bodies::ApplyMask{x.data(), mask.data(), rows_per_sample, channels_of(x), y.data()});
+      bodies::ApplyMask{x.on(s), mask.on(s), rows_per_sample, channels_of(x), y.on(s)});
 }
 
 // --- Loss and metrics --------------------------------------------------------------------------
@@ -209,14 +209,14 @@ void BodyKernels<Launch>::apply_mask(Stream s, const Tensor& x, const Tensor& ma
 template <class Launch>
 void BodyKernels<Launch>::log_softmax(Stream s, const Tensor& x, const Tensor& y) {
   Launch::for_each_team(s, "log_softmax", rows_of(x), channels_of(x),
-                        bodies::LogSoftmax{x.data(), channels_of(x), y.data()});
+                        bodies::LogSoftmax{x.on(s), channels_of(x), y.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::log_softmax_backward(Stream s, const Tensor& y, const Tensor& dy,
                                                const Tensor& dx) {
   Launch::for_each_team(s, "log_softmax_backward", rows_of(y), channels_of(y),
-                        bodies::LogSoftmaxBackward{y.data(), dy.data(), channels_of(y), dx.data()});
+                        bodies::LogSoftmaxBackward{y.on(s), dy.on(s), channels_of(y), dx.on(s)});
 }
 
 template <class Launch>
@@ -225,8 +225,8 @@ void BodyKernels<Launch>::nll_loss(Stream s, const StepStateTensor& state,
                                    const Tensor& loss) {
   Launch::for_each_team(
       s, "nll_loss", 1, labels.elements(),
-      bodies::NllLoss{state.data(), log_probabilities.data(), labels.data(), labels.elements(),
-                      channels_of(log_probabilities), loss.data()});
+      bodies::NllLoss{state.on(s), log_probabilities.on(s), labels.on(s), labels.elements(),
+                      channels_of(log_probabilities), loss.on(s)});
 }
 
 template <class Launch>
@@ -234,15 +234,15 @@ void BodyKernels<Launch>::nll_loss_backward(Stream s, const StepStateTensor& sta
                                             const LabelTensor& labels, const Tensor& dx) {
   Launch::for_each_row(
       s, "nll_loss_backward", rows_of(dx), channels_of(dx),
-      bodies::NllLossBackward{state.data(), labels.data(), channels_of(dx), dx.data()});
+      bodies::NllLossBackward{state.on(s), labels.on(s), channels_of(dx), dx.on(s)});
 }
 
 template <class Launch>
 void BodyKernels<Launch>::count_correct(Stream s, const Tensor& scores, const LabelTensor& labels,
                                         const CountTensor& count) {
   Launch::for_each_team(s, "count_correct", 1, labels.elements(),
-                        bodies::CountCorrect{scores.data(), labels.data(), labels.elements(),
-                                             channels_of(scores), count.data()});
+                        bodies::CountCorrect{scores.on(s), labels.on(s), labels.elements(),
+                                             channels_of(scores), count.on(s)});
 }
 
 }  // namespace lockstep

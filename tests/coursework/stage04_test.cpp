@@ -365,6 +365,10 @@ TEST_CASE("All ranks get equally many samples", "[task04.4]") {
 TEST_CASE("Fewer samples than ranks, and none", "[task04.4]") {
   HINT("an order that is lengthened by its beginning once may still be too short");
   CHECK(dealt(2, 5) == std::vector<Samples>{{0}, {1}, {0}, {1}, {0}});
+  const std::vector<Samples> many = dealt(3, 64);  // what lies behind 3 samples is no such pattern
+  for (size_t rank = 0; rank < many.size(); ++rank) {
+    CHECK(many[rank] == Samples{int64_t(rank) % 3});
+  }
   HINT("where there are no samples, no rank gets any");
   CHECK(dealt(0, 2) == std::vector<Samples>{{}, {}});
 }

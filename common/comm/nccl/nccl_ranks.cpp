@@ -165,9 +165,13 @@ std::string NcclRanks::failure() const {
 
 /// Waits for the calls in flight. True when every communicator may be destroyed.
 bool NcclRanks::finalize() const {
-  for (ncclComm_t comm : comms_) {
-    const ncclResult_t status = ncclCommFinalize(comm);
-    if (status != ncclSuccess && status != ncclInProgress) return false;
+  try {
+    NcclGroup group;  // NCCL asks for it where one thread finalizes several ranks
+    for (ncclComm_t comm : comms_)
+      check_nccl(ncclCommFinalize(comm), "ncclCommFinalize", "NCCL", comm);
+    group.end();
+  } catch (const PeerLost&) {
+    return false;
   }
   const auto all_are = [this](ncclResult_t wanted) {
     for (size_t i = 0; i < comms_.size(); ++i) {

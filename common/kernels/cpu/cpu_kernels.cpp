@@ -12,9 +12,9 @@ namespace cpu {
 void CpuKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& y) {
   if (g.empty()) return;
-  cpu_stream(s).enqueue("conv2d", [=, stream = &cpu_stream(s), engine = engine_.get(), x = x.data(),
-                                   w = weight.data(), b = bias.data(),
-                                   y = y.data()] { engine->conv2d(*stream, g, x, w, b, y); });
+  cpu_stream(s).enqueue(
+      "conv2d", [=, stream = &cpu_stream(s), engine = engine_.get(), x = x.on(s), w = weight.on(s),
+                 b = bias.on(s), y = y.on(s)] { engine->conv2d(*stream, g, x, w, b, y); });
 }
 
 void CpuKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy,
@@ -22,8 +22,8 @@ void CpuKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tensor
   if (g.empty()) return;
   cpu_stream(s).enqueue(
       "conv2d_backward_input",
-      [=, stream = &cpu_stream(s), engine = engine_.get(), dy = dy.data(), w = weight.data(),
-       dx = dx.data()] { engine->conv2d_backward_input(*stream, g, dy, w, dx); });
+      [=, stream = &cpu_stream(s), engine = engine_.get(), dy = dy.on(s), w = weight.on(s),
+       dx = dx.on(s)] { engine->conv2d_backward_input(*stream, g, dy, w, dx); });
 }
 
 void CpuKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x,
@@ -31,8 +31,8 @@ void CpuKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const T
                                             const Tensor& dbias) {
   if (g.empty()) return;
   cpu_stream(s).enqueue("conv2d_backward_parameters",
-                        [=, stream = &cpu_stream(s), engine = engine_.get(), x = x.data(),
-                         dy = dy.data(), dw = dweight.data(), db = dbias.data()] {
+                        [=, stream = &cpu_stream(s), engine = engine_.get(), x = x.on(s),
+                         dy = dy.on(s), dw = dweight.on(s), db = dbias.on(s)] {
                           engine->conv2d_backward_parameters(*stream, g, x, dy, dw, db);
                         });
 }
@@ -44,8 +44,8 @@ void CpuKernels::matmul(Stream s, const MatMul& shape, const Tensor& a, const Te
     return;
   }
   cpu_stream(s).enqueue(
-      "matmul", [=, stream = &cpu_stream(s), engine = engine_.get(), a = a.data(), b = b.data(),
-                 c = c.data()] { engine->matmul(*stream, shape, a, b, c); });
+      "matmul", [=, stream = &cpu_stream(s), engine = engine_.get(), a = a.on(s), b = b.on(s),
+                 c = c.on(s)] { engine->matmul(*stream, shape, a, b, c); });
 }
 
 }  // namespace cpu

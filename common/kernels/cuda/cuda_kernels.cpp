@@ -17,8 +17,8 @@ void CudaKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Ten
   CudaStream& stream = cuda_stream(s);
   bool has_bias = false;
   stream.enqueue("conv2d", [&](cudaStream_t) {
-    has_bias = stream.libraries().convolutions().forward(g, x.data(), weight.data(), bias.data(),
-                                                         y.data());
+    has_bias =
+        stream.libraries().convolutions().forward(g, x.on(s), weight.on(s), bias.on(s), y.on(s));
   });
   if (!has_bias) add_bias(s, bias, /*relu=*/false, y);
 }
@@ -28,7 +28,7 @@ void CudaKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tenso
   if (g.empty()) return;
   CudaStream& stream = cuda_stream(s);
   stream.enqueue("conv2d_backward_input", [&](cudaStream_t) {
-    stream.libraries().convolutions().backward_input(g, dy.data(), weight.data(), dx.data());
+    stream.libraries().convolutions().backward_input(g, dy.on(s), weight.on(s), dx.on(s));
   });
 }
 
@@ -38,7 +38,7 @@ void CudaKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const 
   if (g.empty()) return;
   CudaStream& stream = cuda_stream(s);
   stream.enqueue("conv2d_backward_parameters", [&](cudaStream_t) {
-    stream.libraries().convolutions().backward_weight(g, x.data(), dy.data(), dweight.data());
+    stream.libraries().convolutions().backward_weight(g, x.on(s), dy.on(s), dweight.on(s));
   });
   add_column_sums(s, dy, dbias);
 }
@@ -50,9 +50,8 @@ void CudaKernels::matmul(Stream s, const MatMul& shape, const Tensor& a, const T
     return;
   }
   CudaStream& stream = cuda_stream(s);
-  stream.enqueue("matmul", [&](cudaStream_t) {
-    stream.libraries().matmul(shape, a.data(), b.data(), c.data());
-  });
+  stream.enqueue(
+      "matmul", [&](cudaStream_t) { stream.libraries().matmul(shape, a.on(s), b.on(s), c.on(s)); });
 }
 
 }  // namespace lockstep::cuda

@@ -279,6 +279,14 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   }
   const std::shared_ptr<Member> member = comm->member;
   const Use use("ncclCommFinalize", member);
+  if (group.depth == 0) {
+    // Up to 2.26 the first call's thread still works on what the second call's thread changes.
+    static thread_local std::weak_ptr<Clique> finalized;
+    if (finalized.lock() == member->clique) {
+      return refuse(ncclInvalidUsage, "one thread finalizes several ranks within a group only");
+    }
+    finalized = member->clique;
+  }
   {
     const std::lock_guard lock(member->clique->mutex);
     if (member->state != ncclSuccess || member->finalized) {

@@ -69,9 +69,10 @@ struct World {
     }
   }
   void end() {
-    for (ncclComm_t rank : comm) {
-      EXPECT(begun(ncclCommFinalize(rank)));
-    }
+    // One thread finalizes several ranks within a group only.
+    EXPECT(ncclGroupStart() == ncclSuccess);
+    for (ncclComm_t rank : comm) EXPECT(begun(ncclCommFinalize(rank)));
+    EXPECT(begun(ncclGroupEnd()));
     for (ncclComm_t rank : comm) EXPECT(state(rank) == ncclSuccess);
     for (ncclComm_t rank : comm) EXPECT(ncclCommDestroy(rank) == ncclSuccess);
   }

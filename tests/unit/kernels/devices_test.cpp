@@ -22,6 +22,28 @@ using testing::message_of;
 
 // --- Devices -------------------------------------------------------------------------------------
 
+TEST_CASE("An operation takes no tensor of another device, which names both", "[kernels]") {
+  const Devices devices = open_devices(parse_devices("cpu:0,cpu:1"), {});
+  const std::vector<Stream> streams = create_streams(devices, "compute");
+  const Tensor here = Tensor::from_host(streams[0], {2, 3}, std::vector<Real>(6, 1));
+  const Tensor there = Tensor::from_host(streams[1], {2, 3}, std::vector<Real>(6, 1));
+  Kernels& kernels = streams[0].kernels();
+  const auto refused = [](const auto& work) {
+    CHECK(message_of<BadInput>(work) ==
+          "a tensor [2, 3] is on cpu:1, and an operation of cpu:0 uses it; copy it there first");
+  };
+  refused([&] { kernels.add(streams[0], there, here); });
+  refused([&] { kernels.add(streams[0], here, there); });
+  refused([&] { kernels.log_softmax(streams[0], there, here); });
+  refused([&] {
+    const MatMul shape{
+        .m = 2, .n = 2, .k = 3, .transpose_a = false, .transpose_b = true, .accumulate = false};
+    kernels.matmul(streams[0], shape, here, there, Tensor::empty(streams[0], {2, 2}));
+  });
+  streams[0].synchronize();
+  CHECK(here.to_host() == std::vector<Real>(6, 1));  // nothing was enqueued
+}
+
 TEST_CASE("Device lists are read as they are written", "[core]") {
   const auto names = [](std::string_view list) {
     std::vector<std::string> names;
