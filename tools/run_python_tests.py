@@ -28,6 +28,8 @@ class RecordingResult(unittest.TextTestResult):
 
     def stopTest(self, test):
         super().stopTest(test)
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            return  # it was interrupted, so it has no end
         record(event="end", case=test.id(), status=self.status, reason=self.reason,
                seconds=time.monotonic() - self.begin)
 

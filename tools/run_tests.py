@@ -167,7 +167,8 @@ class Run:
             for _ in helpers:
                 self.jobs.put(None)
             for helper in helpers:
-                helper.join()
+                while helper.is_alive():
+                    helper.join(1)  # without a limit, a signal that came just before goes unheard
 
     def prepare(self, build):
         """Compiles what a build's rows need and queues them, or records why they cannot run. Rows
