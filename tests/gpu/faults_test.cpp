@@ -58,6 +58,8 @@ const std::vector<Fault>& faults() {
        "cuDNN runs no deterministic algorithm for a "},
       {"CUDA_MODEL_FAULT", "cudnnGetConvolutionForwardWorkspaceSize:4000", 2,
        "cudnnGetConvolution...WorkspaceSize: CUDNN_STATUS_INTERNAL_ERROR"},
+      {"CUDA_MODEL_FAULT", "cudnnTransformTensor:5000:3", 2,
+       "cudnnTransformTensor: CUDNN_STATUS_EXECUTION_FAILED", "--nchw"},
       {"CUDA_MODEL_FAULT", "cudaStreamEndCapture:901", 2, "cudaStreamEndCapture: ", "--graph"},
       {"CUDA_MODEL_FAULT", "cudaGraphInstantiate:2", 2, "cudaGraphInstantiate: ", "--graph"},
       {"CUDA_MODEL_FAULT", "cudaGraphLaunch:719:2", 2, "cudaGraphLaunch: ", "--graph"},

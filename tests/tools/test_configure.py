@@ -107,7 +107,7 @@ class TestConfigure(unittest.TestCase):
     def test_the_backend_is_built_from_a_toolkit_found_only_through_gpu_roots(self):
         """Built only under --full; otherwise only the link line is checked."""
         # As in Python's packages: a folder per library with its own headers, and files with version
-        # numbers only. nvcc finds the runtime's headers by itself, and no others.
+        # numbers only. Beside nvcc are the runtime's headers, and those of another cuDNN.
         behind, headers = self.folder / "behind", self.folder / "headers"
         roots = self.folder / "site-packages/nvidia"
         behind.mkdir()
@@ -132,7 +132,8 @@ class TestConfigure(unittest.TestCase):
             prologue=f"mount --bind {quoted(real / 'include')} {quoted(headers)}\n"
                      + hiding(real, behind)
                      + f"mount -t tmpfs none {quoted(behind / 'include')}\n"
-                       f"ln -s {quoted(roots / 'runtime/include')}/* {quoted(behind / 'include')}\n",
+                       f"ln -s {quoted(roots / 'runtime/include')}/* {quoted(behind / 'include')}\n"
+                       f"echo '#error another cuDNN' > {quoted(behind / 'include/cudnn.h')}\n",
             epilogue=f"cd {quoted(self.folder / 'build')}\n" + (
                 f"ninja -j2 {' '.join(BACKENDS)}\nldd {' '.join(BACKENDS)}\n" if FULL else
                 f"ninja -t commands {' '.join(BACKENDS)}\n"))
@@ -142,8 +143,8 @@ class TestConfigure(unittest.TestCase):
             self.assertRegex(output, rf"lib{library}\.so\.\d+ => {roots}/" if FULL else
                              rf"{roots}/\w+/lib/lib{library}\.so\.\d")
 
-    def refusing_nvcc(self):
-        """An nvcc beside a toolkit's libraries that does not know this machine's g++."""
+    def refusing_nvcc(self, error="host_config.h:132:2: error: #error -- unsupported GNU version!"):
+        """An nvcc beside a toolkit's libraries that compiles nothing."""
         root = self.folder / "old"
         for name in ("bin", "include", "lib"):
             (root / name).mkdir(parents=True)
@@ -154,7 +155,7 @@ class TestConfigure(unittest.TestCase):
         nvcc.write_text("#!/bin/sh\n"
                         'case "$*" in\n'
                         "  *--version*) echo 'Cuda compilation tools, release 12.0, V12.0.140';;\n"
-                        "  *) echo 'host_config.h:132:2: error: #error -- unsupported GNU version!' >&2\n"
+                        f"  *) echo '{error}' >&2\n"
                         "     exit 1;;\n"
                         "esac\n")
         nvcc.chmod(0o755)
@@ -170,6 +171,17 @@ class TestConfigure(unittest.TestCase):
         status, output = self.configure(f"-Dgpu_roots={root}", "-Dcuda=enabled")
         self.assertNotEqual(0, status)
         self.assertRegex(output, r"ERROR: .*cuda=enabled: nvcc of CUDA 12\.0 .*install an older g\+\+")
+
+    def test_what_else_nvcc_lacks_is_told_with_advice_of_its_own(self):
+        for error, advice in (("probe.cu:4:10: fatal error: cudnn.h: No such file or directory",
+                               "install the package that has this header"),
+                              ("nvcc fatal   : Could not open output file",
+                               "see the whole error in meson-logs/meson-log.txt")):
+            status, output = self.configure(f"-Dgpu_roots={self.refusing_nvcc(error)}")
+            shutil.rmtree(self.folder / "old")
+            self.assertEqual(0, status, output)
+            self.assertRegex(output, rf"GPU backend *: NO \(.*: {re.escape(error)}; {re.escape(advice)}")
+            self.assertNotIn("an older g++", output)
 
     def test_an_older_compiler_that_nvcc_knows_is_taken(self):
         root, tools = self.refusing_nvcc(), self.folder / "tools"

@@ -111,7 +111,8 @@ class CudaDevice final : public Device {
     check(status, "cudaHostAlloc", name());
     return {memory, [this](void* freed) {
               drain();
-              cudaFreeHost(freed);
+              // An error stays with the thread, and the next launch would be blamed for it.
+              if (cudaFreeHost(freed) != cudaSuccess) cudaGetLastError();
             }};
   }
 

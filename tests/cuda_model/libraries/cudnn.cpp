@@ -82,6 +82,11 @@ struct Call {
   }
 };
 
+/// Whether a pass rounds its operands: the descriptor allows it, or the algorithm does not ask.
+bool rounds_to_tf32(const Algorithm& algorithm, const cudnnConvolutionStruct& convolution) {
+  return convolution.math != CUDNN_FMA_MATH || algorithm.math != CUDNN_FMA_MATH;
+}
+
 float scalar(const void* pointer) { return *static_cast<const float*>(pointer); }
 const float* input(const void* pointer) { return static_cast<const float*>(pointer); }
 
@@ -108,7 +113,7 @@ cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha,
             find_algorithm(Pass::forward, shape, conv->math, algo, Refused::when_run, &algorithm))
       return bad;
     const Layout x_layout(*x_desc), w_layout(*w_desc), y_layout(*y_desc);
-    const bool tf32 = conv->math != CUDNN_FMA_MATH;
+    const bool tf32 = rounds_to_tf32(algorithm, *conv);
     const float a = scalar(alpha), b = scalar(beta);
     return Call{handle, algorithm, workspace, bytes}.enqueue([=](auto finish) {
       const Values result =
@@ -144,7 +149,7 @@ cudnnStatus_t cudnnConvolutionBiasActivationForward(
             find_algorithm(Pass::forward, shape, conv->math, algo, Refused::when_run, &algorithm))
       return bad;
     const Layout x_layout(*x_desc), w_layout(*w_desc), y_layout(*y_desc), z_layout(*z_desc);
-    const bool tf32 = conv->math != CUDNN_FMA_MATH;
+    const bool tf32 = rounds_to_tf32(algorithm, *conv);
     const float a = scalar(alpha1), of_z = scalar(alpha2);
     return Call{handle, algorithm, workspace, bytes}.enqueue([=](auto finish) {
       Values result =
@@ -175,7 +180,7 @@ cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alp
                                         Refused::when_run, &algorithm))
       return bad;
     const Layout w_layout(*w_desc), dy_layout(*dy_desc), dx_layout(*dx_desc);
-    const bool tf32 = conv->math != CUDNN_FMA_MATH;
+    const bool tf32 = rounds_to_tf32(algorithm, *conv);
     const float a = scalar(alpha), b = scalar(beta);
     return Call{handle, algorithm, workspace, bytes}.enqueue([=](auto finish) {
       const Values result = finish(convolve_backward_data(shape, pack(w_layout, input(w), tf32),
@@ -200,7 +205,7 @@ cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* a
                                         Refused::when_run, &algorithm))
       return bad;
     const Layout x_layout(*x_desc), dy_layout(*dy_desc), dw_layout(*dw_desc);
-    const bool tf32 = conv->math != CUDNN_FMA_MATH;
+    const bool tf32 = rounds_to_tf32(algorithm, *conv);
     const float a = scalar(alpha), b = scalar(beta);
     return Call{handle, algorithm, workspace, bytes}.enqueue([=](auto finish) {
       const Values result = finish(convolve_backward_filter(shape, pack(x_layout, input(x), tf32),

@@ -18,7 +18,7 @@ std::vector<Algorithm> all_algorithms(Pass pass, size_t filter_bytes) {
             {CUDNN_CONVOLUTION_FWD_ALGO_FFT, true, 0, Refused::when_proposed},
             {CUDNN_CONVOLUTION_FWD_ALGO_GEMM, true, 64, Refused::when_queried},
             {CUDNN_CONVOLUTION_FWD_ALGO_DIRECT, true, 128, Refused::when_run},
-            {CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD, true, filter_bytes, never, tensor_op},
+            {CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD, true, filter_bytes, never, tensor_op, true},
             {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, true, filter_bytes + 1024},
             {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, true, 4 * filter_bytes + 4096, never,
              tensor_op},
@@ -47,6 +47,7 @@ std::vector<Algorithm> all_algorithms(Pass pass, size_t filter_bytes) {
 /// Whether a row is for a descriptor with this math. A descriptor that allows tensor cores gets
 /// them where the algorithm has them.
 bool runs_with(const Algorithm& row, cudnnMathType_t math) {
+  if (row.whatever_is_asked) return true;
   if (math == CUDNN_FMA_MATH) return row.math == CUDNN_FMA_MATH;
   return row.math != CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION || math == row.math;
 }

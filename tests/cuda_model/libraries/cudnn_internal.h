@@ -54,6 +54,7 @@ struct Algorithm {
   size_t workspace;
   Refused refused = Refused::never;
   cudnnMathType_t math = CUDNN_FMA_MATH;  // TENSOR_OP: only where the descriptor allows it
+  bool whatever_is_asked = false;  // of this math even where the descriptor does not allow it
 };
 /// In a random order, by CUDA_MODEL_SEED; always the same for the same pass and shape.
 std::vector<Algorithm> algorithms(Pass pass, const ConvolutionShape& shape);

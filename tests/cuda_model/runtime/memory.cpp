@@ -253,8 +253,7 @@ cudaError_t cudaFreeHost(void* pointer) {
   return api("cudaFreeHost", [&] {
     if (const cudaError_t error = forbid_in_capture()) return error;
     if (pointer == nullptr) return cudaSuccess;
-    wait_for_everything();
-    return release(pointer, false);
+    return release(pointer, false);  // that it waits for copies is promised nowhere
   });
 }
 

@@ -84,8 +84,14 @@ void copies() {
   EXPECT(download<Ints>(x, 1, stream)[0] == -1);
   OK(cudaLaunchHostFunc(stream, sleep_20_ms, nullptr));
   OK(cudaMemcpyAsync(x, pinned, sizeof(int), cudaMemcpyDefault, stream));
-  OK(cudaFreeHost(pinned));  // waits for the copy
   EXPECT(download<Ints>(x, 1, stream)[0] == 2);
+  cudaEvent_t slow = nullptr;
+  OK(cudaEventCreateWithFlags(&slow, cudaEventDisableTiming));
+  OK(cudaLaunchHostFunc(stream, sleep_20_ms, nullptr));
+  OK(cudaEventRecord(slow, stream));
+  OK(cudaFreeHost(pinned));
+  EXPECT_CODE(cudaEventQuery(slow), cudaErrorNotReady);  // it waits for nothing
+  OK(cudaStreamSynchronize(stream));
   (void)cudaGetLastError();
 }
 
