@@ -73,6 +73,7 @@ Tensor DataParallel::backward(const Tensor& dy, Context& context) {
 // --- Phases --------------------------------------------------------------------------------------
 
 std::vector<Tensor> DataParallel::scatter(const Tensor& x) {
+  const ScopedRange range(root().stream, "scatter");  // its name in traces
   require(x.shape()[0] > 0,
           "DataParallel: a batch of 0 samples cannot be divided; give one or more");
   const BatchSplit chunks{BatchSplit::Kind::chunk, static_cast<int64_t>(replicas_.size())};
@@ -93,6 +94,7 @@ std::vector<Tensor> DataParallel::scatter(const Tensor& x) {
 }
 
 void DataParallel::replicate() {
+  const ScopedRange range(root().stream, "replicate");
   const bool library = mode_ == ReduceMode::library;
   for (size_t r = 1; r < in_use_; ++r) {
     const Replica& replica = replicas_[r];
@@ -125,6 +127,7 @@ std::vector<Tensor> DataParallel::parallel_apply(const std::vector<Tensor>& inpu
 }
 
 Tensor DataParallel::gather(const std::vector<Tensor>& outputs) {
+  const ScopedRange range(root().stream, "gather");
   // [task 02.2] gather
   if (in_use_ == 1) return outputs[0];
   Shape shape = outputs[0].shape();
@@ -151,6 +154,7 @@ void DataParallel::parallel_backward(const std::vector<Tensor>& output_gradients
 }
 
 void DataParallel::reduce_add() {
+  const ScopedRange range(root().stream, "reduce");
   // [task 02.3] reduce-add
   const Tensor& sum = root().parameters->gradients();
   const Tensor received = in_use_ > 1 ? root().context->empty(sum.shape()) : Tensor();
@@ -164,6 +168,7 @@ void DataParallel::reduce_add() {
 }
 
 void DataParallel::reduce_by_library() {
+  const ScopedRange range(root().stream, "reduce");
   for (size_t r = in_use_; r < replicas_.size(); ++r) replicas_[r].parameters->zero_gradients();
   const CollectiveGroup group(world_);  // of all ranks, in use or not
   for (size_t r = 0; r < replicas_.size(); ++r) {

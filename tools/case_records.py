@@ -26,6 +26,7 @@ ALLOWED_SKIPS = (
     "no mpiexec.mpich",
     "no torch",
     "no matplotlib",
+    "no Chromium",
     "TSan cannot map its shadow",
     "package cache absent",
     "not the CUDA model",

@@ -24,8 +24,8 @@ OTHER = "other operations"
 KINDS = (
     (MESSAGES, "#d95f02",
      ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "transfers")),
-    (PRODUCTS, "#1b6ca8", ("conv2d", "matmul")),
-    (OTHER, "#8cc0de", ("",)),
+    (PRODUCTS, "#6a51a3", ("conv2d", "matmul")),
+    (OTHER, "#a9b0b7", ("",)),
 )
 COLOURS = {label: colour for label, colour, _ in KINDS}
 

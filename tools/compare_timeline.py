@@ -18,7 +18,7 @@ def trace_files(path):
 
 def read_lanes(path):
     """The streams of one process: device, stream, slices of (begin and end in ms of the host's
-    clock, operation, the layer that it belongs to)."""
+    clock, operation, the layer that it belongs to), and (ms, layer) of what the host enqueued."""
     trace = json.loads(Path(path).read_text())
     zero = trace["otherData"]["zero_ns"] / 1e6
     devices, lanes = {}, {}
@@ -27,11 +27,14 @@ def read_lanes(path):
         if event["ph"] == "M" and event["name"] == "process_name":
             devices[event["pid"]] = event["args"]["name"]
         elif event["ph"] == "M":
-            lanes[lane] = {"stream": event["args"]["name"], "slices": []}
+            lanes[lane] = {"stream": event["args"]["name"], "slices": [], "enqueued": []}
         else:
             begin = zero + event["ts"] / 1e3
             lanes[lane]["slices"].append((begin, begin + event["dur"] / 1e3, event["name"],
                                           event["args"]["layer"]))
+            if "queued" in event["args"]:
+                lanes[lane]["enqueued"].append((zero + event["args"]["queued"] / 1e3,
+                                                event["args"]["layer"]))
     return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())]
 
 
@@ -49,18 +52,24 @@ def middle_step(lanes):
 
 def one_step(path):
     """The lanes of one step, their slices as [begin, length, operation, layer] in ms since it
-    began, and its length. None where the trace holds no whole step."""
-    lanes = [lane for file in trace_files(path) for lane in read_lanes(file)]
+    began, its length, and what each process's host enqueued meanwhile, as [ms, layer]. None where the
+    trace holds no whole step."""
+    processes = [read_lanes(file) for file in trace_files(path)]
+    lanes = [lane for process in processes for lane in process]
     step = middle_step(lanes)
     if step is None:
         return None
     first, last = step
+    hosts = [{"device": process[0]["device"],
+              "enqueued": [[round(at - first, 6), layer] for lane in process
+                           for at, layer in lane.pop("enqueued") if first <= at < last]}
+             for process in processes if process]
     for lane in lanes:
         inside = [(max(begin, first), min(end, last), *names)
                   for begin, end, *names in lane["slices"] if begin < last and end > first]
         lane["slices"] = [[round(begin - first, 6), round(end - begin, 6), *names]
                           for begin, end, *names in inside]
-    return {"milliseconds": last - first, "lanes": lanes}
+    return {"milliseconds": last - first, "lanes": lanes, "hosts": hosts}
 
 
 def typical_step(steps, untraced):

@@ -33,7 +33,9 @@ json slice(const Span& span, size_t process, size_t lane, int64_t zero_ns) {
           {"tid", lane},
           {"ts", double(span.begin_ns - zero_ns) / 1e3},
           {"dur", double(span.end_ns - span.begin_ns) / 1e3},
-          {"args", {{"layer", span.scope == nullptr ? "" : *span.scope}}}};
+          {"args",
+           {{"layer", span.scope == nullptr ? "" : *span.scope},
+            {"queued", double(span.queued_ns - zero_ns) / 1e3}}}};
 }
 
 }  // namespace

@@ -134,6 +134,7 @@ void CpuStream::link(const char* op, const std::string* scope, std::function<voi
   task->op = op;
   task->scope = scope;
   task->control = control;
+  if (tracing_) task->queued_ns = now_ns();
   Task* previous = std::exchange(last_, task);
   previous->next.store(task, std::memory_order_release);  // from here the worker may free previous
   raise(pushed_);
@@ -171,7 +172,9 @@ void CpuStream::execute(Task& task) {
   } catch (...) {
     fail_with(std::current_exception());
   }
-  if (tracing_ && !task.control) spans_.push_back({task.op, task.scope, begin, now_ns()});
+  if (tracing_ && !task.control) {
+    spans_.push_back({task.op, task.scope, begin, now_ns(), task.queued_ns});
+  }
 }
 
 /// Test switch: a random delay of up to LOCKSTEP_CHAOS microseconds widens every race.

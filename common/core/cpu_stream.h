@@ -63,6 +63,7 @@ class CpuStream final : public StreamBackend {
     const char* op = "";
     const std::string* scope = nullptr;
     bool control = false;
+    int64_t queued_ns = 0;  // for the trace
     std::atomic<Task*> next{nullptr};
   };
   struct Time;       // of an event

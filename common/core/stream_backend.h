@@ -30,6 +30,7 @@ struct Span {
   const std::string* scope;  // "conv1", "forward 2/conv1"; nullptr outside any ScopedRange
   int64_t begin_ns;
   int64_t end_ns;
+  int64_t queued_ns = 0;  // when the host enqueued it
 };
 
 /// What a backend implements. Every member but block() and synchronize() returns at once.

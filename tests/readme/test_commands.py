@@ -18,7 +18,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-import compare_figures  # noqa: E402
 import suites  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
@@ -34,13 +33,14 @@ NOT_RUN = (
     ("tests/tools runs it", r"\b(srun|sbatch)\b"),
     ("no torch", r"\btorchrun\b"),
     ("tests/coursework runs it", r"lockstep (exercise|grade)\b"),
-    ("tests/tools runs it", r"lockstep (format|lint)\b|run_python_tests\.py"),
+    ("tests/tools runs it", r"lockstep (format|lint|show)\b|run_python_tests\.py"),
     ("takes minutes", r"lockstep (run|test|bench|compare|data)\b|tools/try-release\b"),
     ("names no program", r"\bPROGRAM\b"),
 )
 PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests.py",
                 "bench": "bench.py", "data": "fetch_data.py", "exercise": "exercise.py",
-                "grade": "grade.py", "gpu-check": "gpu-check", "format": "format.py", "lint": "lint.py"}
+                "grade": "grade.py", "gpu-check": "gpu-check", "format": "format.py", "lint": "lint.py",
+                "show": "step_page.py"}
 
 # Replaces a program: few steps on generated images, unless the command itself names generated ones.
 SHORTENED = """#!{python}
@@ -198,8 +198,6 @@ class TestCommands(unittest.TestCase):
         for launcher in ("mpirun", "mpiexec.mpich"):
             if reason is None and launcher in command and not shutil.which(launcher):
                 reason = f"no {launcher}"
-        if reason is None and "draw_step" in command and not compare_figures.find_python():
-            reason = "no matplotlib"
         if reason:
             self.assertEqual([], unknown_options(command))
             self.skipTest(f"{reason}: {command}")

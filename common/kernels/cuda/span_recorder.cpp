@@ -30,7 +30,7 @@ TimingEvents::Owned SpanRecorder::recorded_event() {
 
 void SpanRecorder::begin(const char* op, const std::string* scope) {
   if (pending_.size() >= kMostPending) resolve();
-  pending_.push_back({op, scope, recorded_event(), {}});
+  pending_.push_back({op, scope, recorded_event(), {}, now_ns()});
 }
 
 void SpanRecorder::end() { pending_.back().end = recorded_event(); }
@@ -53,7 +53,7 @@ void SpanRecorder::resolve() {
     return origin_ns_ + static_cast<int64_t>(double(milliseconds) * 1e6);
   };
   for (const Pending& p : pending_) {
-    spans_.push_back({p.op, p.scope, time_of(p.begin), time_of(p.end)});
+    spans_.push_back({p.op, p.scope, time_of(p.begin), time_of(p.end), p.queued_ns});
   }
   origin_ns_ = spans_.back().end_ns;
   origin_ = std::move(pending_.back().end);

@@ -25,6 +25,7 @@ class SpanRecorder {
     const char* op;
     const std::string* scope;
     TimingEvents::Owned begin, end;
+    int64_t queued_ns = 0;
   };
   static constexpr size_t kMostPending = 4096;
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <map>
 
+#include "03-model-split/pipeline/schedule_plan.h"
 #include "03-model-split/pipeline/timetable.h"
 #include "common/core/error.h"
+#include "common/io/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 
@@ -103,6 +105,45 @@ TEST_CASE("A stage keeps the activations of no more micro-batches than the bound
       REQUIRE(predicted_live(kind, stages, micro, stage) == bound);
     }
   });
+}
+
+/// The most that lane `lane` of a plan has taken and not given back.
+double most_counted(const nlohmann::json& plan, int lane) {
+  double most = 0;
+  for (const auto& at : plan["work"]) {
+    double count = 0;
+    for (const auto& other : plan["work"]) {
+      if (other["lane"] != lane) continue;
+      if (other["begin"] <= at["begin"]) count += other["takes"].get<double>();
+      if (other["end"] <= at["begin"]) count -= other["gives"].get<double>();
+    }
+    most = std::max(most, count);
+  }
+  return most;
+}
+
+TEST_CASE("A plan's times and counts are those of the simulation, from its dependencies alone",
+          "[schedule]") {
+  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f1b}) {
+    for (const auto& [stages, micro] :
+         std::vector<std::pair<int, int>>{{1, 1}, {2, 4}, {4, 8}, {5, 3}}) {
+      const Timetable table = simulate(make_schedules(kind, stages, micro), 1, 2);
+      const auto plan = nlohmann::json::parse(plan_of(kind, stages, micro).json());
+      REQUIRE(plan["work"].size() == size_t(2 * stages * micro));
+      REQUIRE(plan["formula"]["value"] == Approx(table.bubble()).margin(1e-12));
+      std::vector<size_t> next(size_t(stages), 0);
+      for (const auto& work : plan["work"]) {
+        const size_t stage = work["lane"];
+        const Slot& slot = table.stages[stage][next[stage]++];
+        REQUIRE(work["begin"] == Approx(slot.begin));
+        REQUIRE(work["end"] == Approx(slot.end));
+      }
+      for (int stage = 0; stage < stages; ++stage) {
+        REQUIRE(most_counted(plan, stage) == table.live[size_t(stage)]);
+        REQUIRE(plan["lanes"][size_t(stage)]["predicted_most"] == table.live[size_t(stage)]);
+      }
+    }
+  }
 }
 
 TEST_CASE("No schedule needs buffers: nobody waits for ever in a blocking send",

@@ -192,6 +192,11 @@ TEST_CASE("The trace has every span of every stream, at its time", "[log]") {
       CHECK(slice.at("ts").get<double>() * 1e3 == Approx(double(span.begin_ns - zero)).margin(1));
       CHECK(slice.at("dur").get<double>() * 1e3 ==
             Approx(double(span.end_ns - span.begin_ns)).margin(1));
+      CHECK(slice.at("args").at("queued").get<double>() * 1e3 ==
+            Approx(double(span.queued_ns - zero)).margin(1));
+      CHECK(0 < span.queued_ns);
+      CHECK(span.queued_ns <= span.begin_ns);
+      if (i > 0) CHECK(span.queued_ns >= told.spans[lane][i - 1].queued_ns);
     }
   }
   CHECK(slices[0].size() > 3);

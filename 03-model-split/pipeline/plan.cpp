@@ -1,0 +1,18 @@
+// Prints a pipeline's schedule as a plan, for `lockstep show`.
+
+#include "03-model-split/pipeline/schedule_plan.h"
+
+int main(int argc, char** argv) {
+  std::string schedule = "1f1b";
+  int stages = 4, micro_batches = 0;
+  lockstep::OptionParser parser("pipeline-plan", "Prints a pipeline's schedule as JSON.");
+  parser.add("--schedule", schedule, "naive, gpipe or 1f1b");
+  parser.add("--stages", stages, "stages of the pipeline", {1, 64});
+  parser.add("--micro-batches", micro_batches, "of a batch; 0: 1 for naive, 8 for the others",
+             {0, 256});
+  return lockstep::print_plan(argc, argv, parser, [&] {
+    const auto kind = lockstep::parse_schedule(schedule);
+    const int usual = kind == lockstep::ScheduleKind::naive ? 1 : 8;
+    return lockstep::plan_of(kind, stages, micro_batches == 0 ? usual : micro_batches);
+  });
+}

@@ -1,0 +1,99 @@
+// Prints a step of DistributedDataParallel as a plan, for `lockstep show`: backward, layer by
+// layer, and the buckets' all-reduces beside it. All ranks do the same, so one is shown.
+
+#include "common/app/plan.h"
+
+#include <ranges>
+
+#include "04-ddp/buckets.h"
+#include "common/core/error.h"
+#include "common/kernels/devices.h"
+#include "common/nn/models.h"
+
+namespace lockstep {
+namespace {
+
+struct PlanOptions {
+  std::string model = "resnet18";
+  int64_t width = 64;
+  double bucket_mb = 25;
+  double units_per_mib = 0.2;
+};
+
+constexpr size_t kCompute = 0, kCommunication = 1;
+
+double mebibytes(int64_t bytes) { return double(bytes) / (1 << 20); }
+
+/// "block1.0.conv1" of "block1.0.conv1.weight"
+std::string layer_of(const Parameter& parameter) {
+  return parameter.name.substr(0, parameter.name.rfind('.'));
+}
+
+/// Backward, a unit per layer. Returns the place of each parameter's layer in the plan.
+std::vector<size_t> add_backward(Plan& plan, const std::vector<Parameter*>& in_order) {
+  std::vector<size_t> places;
+  std::string before;
+  for (const Parameter* parameter : in_order) {
+    const std::string layer = layer_of(*parameter);
+    places.push_back(layer == before ? places.back()
+                                     : plan.add({.lane = kCompute,
+                                                 .name = layer,
+                                                 .kind = "backward",
+                                                 .text = "backward of " + layer,
+                                                 .length = 1}));
+    before = layer;
+  }
+  return places;
+}
+
+Plan make_plan(const PlanOptions& options) {
+  const Devices devices = open_devices(parse_devices("cpu:0"), {});
+  const Stream stream = devices[0]->create_stream("sizes");
+  const Model model = make_model({.kind = parse_model(options.model), .width = options.width});
+  const FlatParameters parameters(*model.network, stream);
+  const std::vector<Parameter*> in_order(parameters.parameters().rbegin(),
+                                         parameters.parameters().rend());
+  std::vector<int64_t> bytes;
+  for (const Parameter* parameter : in_order) bytes.push_back(int64_t(parameter->grad.bytes()));
+  const BucketCaps caps =
+      options.bucket_mb == 25 ? BucketCaps{} : BucketCaps::equal(options.bucket_mb);
+  const std::vector<Bucket> buckets = plan_buckets(bytes, caps);
+
+  Plan plan(fmt::format("DistributedDataParallel: {}, {} bucket{}", options.model, buckets.size(),
+                        buckets.size() == 1 ? "" : "s"),
+            "layers' backwards", "MiB under way", {{"compute"}, {"communication"}});
+  const std::vector<size_t> places = add_backward(plan, in_order);
+  std::vector<size_t> reduced;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    const double size = mebibytes(buckets[i].bytes);
+    reduced.push_back(plan.add({.lane = kCommunication,
+                                .name = fmt::format("bucket {}", i),
+                                .kind = "messages",
+                                .text = fmt::format("all-reduce of bucket {}, {:.2f} MiB", i, size),
+                                .length = size * options.units_per_mib,
+                                .after = {places[buckets[i].parameters.back()]},
+                                .takes = size,
+                                .gives = size}));
+  }
+  plan.add({.lane = kCompute,
+            .name = "update",
+            .kind = "other",
+            .text = "the optimizer's step",
+            .length = 1,
+            .after = reduced});
+  return plan;
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  lockstep::PlanOptions options;
+  lockstep::OptionParser parser("ddp-plan", "Prints a step of DistributedDataParallel as JSON.");
+  parser.add("--model", options.model, "seed, seed-bn or resnet18");
+  parser.add("--width", options.width, "channels of ResNet-18's first block", {1, 1024});
+  parser.add("--bucket-mb", options.bucket_mb, "a bucket's MiB; 25: the first one has 1", {0, 1e6});
+  parser.add("--units-per-mib", options.units_per_mib,
+             "how long a MiB's all-reduce takes, in layers' backwards", {0.001, 1e6});
+  return lockstep::print_plan(argc, argv, parser, [&] { return lockstep::make_plan(options); });
+}

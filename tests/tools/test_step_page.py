@@ -1,0 +1,295 @@
+"""`./lockstep show`: a page that steps through a step, and the drawings on it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
+
+import browser  # noqa: E402
+import step_page  # noqa: E402
+import step_rows  # noqa: E402
+from compare_figures import MESSAGES, OTHER  # noqa: E402
+from step_drawing import Drawing, ticks  # noqa: E402
+from step_rows import Bar, Row, Step  # noqa: E402
+
+BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
+SCHEDULES = {"naive": (3, 1), "gpipe": (4, 8), "1f1b": (4, 8)}  # stages, micro-batches
+
+
+def show(*words):
+    return subprocess.run([sys.executable, str(ROOT / "tools/step_page.py"), "--build", str(BUILD),
+                           *map(str, words)], capture_output=True, text=True, timeout=100)
+
+
+def plan_of(stage, *words):
+    return step_page.plan_of(step_page.plans(BUILD)[stage], list(map(str, words)))
+
+
+def schedule_words(schedule):
+    stages, micro_batches = SCHEDULES[schedule]
+    return ("--schedule", schedule, "--stages", stages, "--micro-batches", micro_batches)
+
+
+def write_trace(path, lanes):
+    """A trace of one process: a stream's (begin, end, operation, layer, enqueued), in ms."""
+    events = [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "cpu:0"}}]
+    for number, (stream, spans) in enumerate(lanes.items()):
+        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": number,
+                       "args": {"name": stream}})
+        events += [{"ph": "X", "name": operation, "pid": 0, "tid": number, "ts": 1e3 * begin,
+                    "dur": 1e3 * (end - begin), "args": {"layer": layer, "queued": 1e3 * queued}}
+                   for begin, end, operation, layer, queued in spans]
+    path.write_text(json.dumps({"traceEvents": events, "otherData": {"zero_ns": 0}}))
+    return path
+
+
+def small_trace(path):
+    """A step from 1 to 3 ms: conv1 forward and backward, a bucket's all-reduce, a pause."""
+    updates = [(end - 0.1, end, "sgd_update", "", end - 0.9) for end in (1, 3)]
+    return write_trace(path, {
+        "compute": sorted([*updates, (1.0, 1.4, "conv2d", "conv1", 1.1), (1.4, 1.5, "relu", "conv1", 1.12),
+                           (1.5, 1.6, "nll_loss", "loss", 1.13), (1.6, 2.2, "conv2d_backward_weight", "conv1", 1.6)]),
+        "communication": [(2.2, 2.5, "all_reduce", "bucket 0/ring", 1.65)]})
+
+
+class TestRows(unittest.TestCase):
+    def test_a_measured_step_has_the_host_its_streams_and_what_waits(self):
+        with tempfile.TemporaryDirectory() as folder:
+            step = step_page.read_step(small_trace(Path(folder) / "trace"))
+        self.assertEqual(["host", "cpu:0 compute", "cpu:0 communication"],
+                         [row.name for row in step.rows])
+        host, compute, communication = step.rows
+        self.assertEqual([("conv1", 0.1, 0.12), ("loss", 0.13, 0.13), ("conv1", 0.6, 0.6), ("bucket 0", 0.65, 0.65),
+                          ("", 1.1, 1.1)],
+                         [(bar.name, round(bar.begin, 3), round(bar.end, 3)) for bar in host.bars])
+        self.assertEqual("the host enqueues 2 operations of conv1", host.bars[0].text)
+        self.assertEqual([], host.waits(0, 2, "ms"))
+        self.assertEqual([("conv1", "forward"), ("loss", "forward"), ("conv1", "backward"),
+                          ("", OTHER)],
+                         [(bar.name, bar.kind) for bar in compute.bars])
+        self.assertEqual("conv1: 0.500 ms; conv2d (conv1) 0.400 ms, relu (conv1) 0.100 ms",
+                         compute.bars[0].text)
+        self.assertEqual(["nothing for 0.7 ms, before 0.100 ms; sgd_update 0.100 ms"],
+                         [wait.text for wait in compute.waits(0, 2, "ms")])
+        self.assertEqual([("bucket 0", MESSAGES)], [(bar.name, bar.kind) for bar in communication.bars])
+        self.assertEqual(["nothing for 1.2 ms, before bucket 0", "nothing for 0.5 ms, before the end"],
+                         [wait.text for wait in communication.waits(0, 2, "ms")])
+
+    def test_the_plan_of_stage_02_has_the_bytes_that_the_stage_moves(self):
+        for devices in (1, 2, 3):
+            plan = plan_of("02", "--devices", devices, "--batch-size", 10)
+            with tempfile.TemporaryDirectory() as folder:
+                subprocess.run([BUILD / "02-dataparallel/02-dataparallel", "--devices",
+                                ",".join(f"cpu:{i}" for i in range(devices)), "--batch-size", "10",
+                                "--max-steps", "3", "--data", "synthetic:40:10", "--metrics",
+                                Path(folder) / "m.json"], check=True, capture_output=True)
+                moved = json.loads((Path(folder) / "m.json").read_text())["bytes_moved"]["per_step"]
+            self.assertAlmostEqual(moved, 1024 * sum(bar.takes for bar in plan.bars()), places=3)
+
+    def test_the_plan_of_stage_04_has_its_buckets_each_after_its_last_layer(self):
+        plan = plan_of("04", "--model", "resnet18", "--bucket-mb", 5)
+        buckets = [bar for bar in plan.rows[1].bars]
+        self.assertGreater(len(buckets), 5)
+        self.assertAlmostEqual(42.6, sum(bar.takes for bar in buckets), places=1)
+        bars = plan.bars()
+        for bucket in buckets:
+            [layer] = bucket.after
+            self.assertIn(bars[layer], plan.rows[0].bars)
+            self.assertLessEqual(bars[layer].end, bucket.begin)
+        self.assertEqual({bars.index(bucket) for bucket in buckets},
+                         set(plan.rows[0].bars[-1].after))
+
+
+class TestDrawing(unittest.TestCase):
+    STEP = Step("a < b", "ms", 10, [Row("x & y", [Bar(0, 5, "F0", "forward", 'a "text"'),
+                                                  Bar(5.5, 5.6, "too long for it", "backward")])])
+
+    def test_bars_are_to_scale_and_names_stand_where_there_is_room(self):
+        drawn = Drawing(self.STEP).svg()
+        self.assertRegex(drawn, r'<rect x="0.000%" y="\d+" width="50.000%" height="24"/>')
+        self.assertRegex(drawn, r'<rect x="55.000%" y="\d+" width="1.000%" height="24"/>')
+        self.assertRegex(drawn, r'class="long">too long for it<')
+        self.assertIn(">F0</text>", drawn)
+        self.assertIn("nothing for 4.4 ms, before the end", drawn)
+        self.assertEqual(3, drawn.count('<g class="bar waiting"') + 1)
+
+    def test_text_is_no_markup_and_a_picture_is_the_same_each_time(self):
+        drawn = Drawing(self.STEP).svg()
+        self.assertEqual(drawn, Drawing(self.STEP).svg())
+        for text in ("a &lt; b", "x &amp; y", "a &quot;text&quot;"):
+            self.assertIn(text, drawn)
+        self.assertNotIn("a < b", drawn)
+
+    def test_an_axis_has_round_numbers(self):
+        self.assertEqual([0, 2, 4, 6, 8, 10], ticks(0, 10))
+        self.assertEqual([0.5, 1, 1.5, 2, 2.5], ticks(0.3, 2.8))
+        self.assertEqual([], ticks(1, 1))
+
+
+class TestPage(unittest.TestCase):
+    def test_the_page_needs_nothing_but_itself(self):
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "a.html"
+            done = show("-o", target, "--trace", small_trace(Path(folder) / "trace").parent)
+            self.assertEqual((0, f"{target}: open it in a browser\n"), (done.returncode, done.stdout))
+            text = target.read_text()
+        self.assertEqual({"http://www.w3.org/2000/svg"}, set(re.findall(r"\w+://[^\s\"'<]+", text)))
+        self.assertNotRegex(text, r'\bsrc=|<link|@import|url\((?!#)')
+        self.assertIn("measured: a step of 2.00 ms", text)
+
+    def test_what_it_cannot_show_is_one_line(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            target, empty = folder / "a.html", folder / "empty"
+            empty.mkdir()
+            (folder / "broken").write_text("{")
+            short = write_trace(folder / "short", {"compute": [(0, 1, "sgd_update", "", 0)]})
+            for words, text in (
+                    (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04"),
+                    (("--schedule", "zigzag"), "--schedule: 'zigzag', expected naive, gpipe or 1f1b"),
+                    (("--stages", 0), "--stages: "), (("--stag", "02"), "--stag"),
+                    (("--schedule", "naive", "--micro-batches", 4), "micro"),
+                    (("--stage", "04", "--stages", 2), "--stages"),
+                    (("--stage", "04", "--model", "x"), "x"),
+                    (("--trace", folder / "none"), "none: FileNotFoundError.*expected what --trace"),
+                    (("--trace", folder / "broken"), "broken: JSONDecodeError"),
+                    (("--trace", short), "holds no whole step; train a few"),
+                    (("--trace", empty), "found 0 files in the folder, expected one trace"),
+                    (("--trace", folder), "found 2 files in the folder"),
+                    (("-o", folder / "none/a.html"), "No such file or directory")):
+                done = show("-o", target, *words)
+                with self.subTest(words):
+                    self.assertNotEqual(0, done.returncode)
+                    self.assertEqual(1, done.stderr.count("\n"), done.stderr)
+                    self.assertRegex(done.stderr, text)
+                    self.assertFalse(target.exists())
+
+
+@unittest.skipUnless(browser.found(), "no Chromium")
+class TestInABrowser(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+
+    def page(self, *words, **options):
+        target = Path(self.folder.name) / "page.html"
+        self.assertEqual(0, show("-o", target, *words).returncode)
+        window = browser.Browser(self, **options)
+        window.open(target)
+        return window
+
+    def counts(self, window):
+        """Of each lane: name, now, most so far, by the formula; and the idle share."""
+        rows = window.run("return [...document.getElementById('lanes').rows]"
+                          ".map((row) => [...row.cells].map((cell) => cell.textContent))")
+        return rows, window.text("#idle")
+
+    def check_moment(self, window, plan, moment):
+        """The page beside the plan: counted here by looking at every bar."""
+        rows, idle = self.counts(window)
+        for row, (name, now, most, _) in zip(plan.rows, rows, strict=True):
+            def count(t):
+                return (sum(bar.takes for bar in row.bars if bar.begin <= t)
+                        - sum(bar.gives for bar in row.bars if bar.end <= t))
+            begun = [bar.begin for bar in row.bars if bar.begin <= moment]
+            self.assertEqual((name, float(now), float(most)),
+                             (row.name, count(moment), max(map(count, begun), default=0)))
+        if moment > 0:
+            busy = sum(max(0, min(bar.end, moment) - bar.begin) for bar in plan.bars())
+            self.assertEqual(idle, f"{100 * (1 - busy / moment / len(plan.rows)):.1f} %")
+        running = window.run("return [...document.querySelectorAll('.bar.running')].map((bar) => bar.id)")
+        self.assertEqual(running, [f"plan-{number}" for number, bar in enumerate(plan.bars())
+                                   if bar.begin <= moment < bar.end])
+
+    def test_it_steps_and_counts_as_the_simulation(self):
+        for schedule, (stages, micro_batches) in SCHEDULES.items():
+            plan = plan_of("03", *schedule_words(schedule))
+            window = self.page(*schedule_words(schedule))
+            moments = sorted({moment for bar in plan.bars() for moment in (bar.begin, bar.end)})
+            for moment in moments:
+                self.check_moment(window, plan, moment)
+                self.assertIn(f"At {moment:g} of {plan.end:g} forwards", window.text("#now"))
+                window.press("Right")
+            rows, idle = self.counts(window)
+            self.assertEqual([[row[0], "0"] for row in rows], [row[:2] for row in rows])
+            self.assertEqual([row[2] for row in rows], [row[3] for row in rows])  # the formula's
+            bubble = (stages - 1) / (micro_batches + stages - 1)
+            self.assertEqual(f"{100 * bubble:.1f} %", idle)
+            self.assertIn(f"= {idle}", window.text("#formula"))
+            self.assertIn("all is done", window.text("#now"))
+
+    def test_buttons_and_keys_lead_to_the_same_moments(self):
+        window = self.page(*schedule_words("1f1b"))
+        begin = window.text("#now")
+        window.press("Left")
+        self.assertEqual(begin, window.text("#now"))
+        seen = {}
+        for key, button in (("Right", "forward"), ("End", "last"), ("Left", "back"), ("Home", "first")):
+            window.press(key)
+            seen[key] = window.text("#now")
+        for key, button in (("Right", "forward"), ("End", "last"), ("Left", "back"), ("Home", "first")):
+            window.click(f"#{button}")
+            self.assertEqual(seen[key], window.text("#now"))
+        self.assertEqual(4, len(set(seen.values())))
+
+    def test_pointing_at_a_bar_tells_it_and_what_it_comes_after(self):
+        window = self.page(*schedule_words("1f1b"))
+        plan = plan_of("03", *schedule_words("1f1b"))
+        number = next(i for i, bar in enumerate(plan.bars())
+                      if bar.text == "backward of micro-batch 0" and len(bar.after) == 2)
+        window.point(f"#plan-{number}")
+        self.assertEqual("stage 0: backward of micro-batch 0. Comes after: forward of micro-batch 0 on "
+                         "stage 0; backward of micro-batch 0 on stage 1.", window.text("#told"))
+        marked = window.run("return [...document.querySelectorAll('.before')].map((bar) => bar.id)")
+        self.assertEqual({f"plan-{i}" for i in plan.bars()[number].after}, set(marked))
+        self.assertEqual(2, window.run("return document.querySelectorAll('.arrow').length"))
+
+    def test_a_trace_is_read_with_the_keyboard_alone(self):
+        trace = small_trace(Path(self.folder.name) / "trace")
+        window = self.page(*schedule_words("gpipe"), "--trace", trace)
+        window.run("document.getElementById('run').focus()")
+        for keys, text in ((["Right"], "host: the host enqueues 2 operations of conv1."),
+                           (["Down"], "cpu:0 compute: conv1: 0.500 ms; conv2d (conv1) 0.400 ms, relu "
+                                      "(conv1) 0.100 ms."),
+                           (["Right", "Right", "Right"], "cpu:0 compute: nothing for 0.7 ms, before 0.100 ms; "
+                                                "sgd_update 0.100 ms."),
+                           (["Right", "Right", "Right"], None)):
+            window.press(*keys)
+            if text:
+                self.assertEqual(text, window.text("#told"))
+        at = window.text("#now")
+        window.press("Escape", "Right")  # steps again
+        self.assertNotEqual(at, window.text("#now"))
+        for selector in ("#now", "#told"):
+            self.assertEqual("polite", window.run(
+                "return document.querySelector(arguments[0]).ariaLive", selector))
+
+    def test_it_can_be_stretched_and_is_dark_or_light(self):
+        window = self.page(*schedule_words("gpipe"))
+        width = "return document.getElementById('plan-0').getBoundingClientRect().width"
+        narrow = window.run(width)
+        window.press("+")
+        self.assertAlmostEqual(2, window.run(width) / narrow, delta=0.1)
+        window.press("-")
+        paper = "return getComputedStyle(document.body).backgroundColor"
+        light = window.run(paper)
+        window.press("t")
+        self.assertNotEqual(light, window.run(paper))
+        window.click("#theme")
+        self.assertEqual(light, window.run(paper))
+        dark = self.page(*schedule_words("gpipe"))
+        dark.ask("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia",
+                 params={"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+        self.assertNotEqual(light, dark.run(paper))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,194 @@
+"""A training step as rows of bars, for drawings: measured (a stage's --trace), or planned (what a
+stage's program `plan` prints)."""
+
+import itertools
+import re
+from dataclasses import dataclass, field
+
+import compare_figures
+from compare_figures import MESSAGES, OTHER
+
+HOST, WAITING = "host", "waiting"
+GAP = 0.02  # ms; shorter ones are a queue's own
+HOST_GAP = 0.05  # ms; a host that enqueues nothing for so long does something else
+OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
+OF_MESSAGES = ("bucket", "scatter", "replicate", "gather", "reduce")  # ranges of stages 02 and 04
+MOST_TOLD = 8  # operations of a bar that are told one by one
+
+
+@dataclass
+class Bar:
+    """Something that a lane does: "F0", "conv1", a wait."""
+
+    begin: float
+    end: float
+    name: str  # written into the bar, where there is room
+    kind: str  # its colour: see step_drawing
+    text: str = ""  # what it is, in words
+    after: tuple = ()  # numbers of the bars (in Step.bars()) that have to end before it begins
+    takes: float = 0.0  # by how much the row's count grows when it begins
+    gives: float = 0.0  # and shrinks when it ends
+
+
+@dataclass
+class Row:
+    name: str
+    bars: list = field(default_factory=list)
+    predicted_most: float | None = None  # of its count, by a formula
+
+    def waits(self, begin, end, unit):
+        """Bars for the time in which this lane does nothing. A host has better things to do."""
+        if any(bar.kind == HOST for bar in self.bars):
+            return []
+        found, free = [], begin
+        for bar in [*sorted(self.bars, key=lambda bar: bar.begin),
+                    Bar(end, end, "the end", WAITING)]:
+            if bar.begin - free >= GAP:
+                found.append(Bar(free, bar.begin, "", WAITING,
+                                 f"nothing for {bar.begin - free:.3g} {unit}, "
+                                 f"before {bar.name or bar.text}"))
+            free = max(free, bar.end)
+        return found
+
+
+@dataclass
+class Step:
+    title: str
+    unit: str
+    end: float
+    rows: list
+    begin: float = 0.0
+    counted: str = ""  # what the rows' counts are; "" if nothing is counted
+    formula: dict | None = None  # {"text", "value": the share of all rows' time that is idle}
+
+    def bars(self):
+        """All bars, row by row; dependencies name their numbers here."""
+        return [bar for row in self.rows for bar in row.bars]
+
+
+# --- Measured ------------------------------------------------------------------------------------
+
+
+def outermost(layer):
+    return layer.partition("/")[0]
+
+
+def kind_of_part(name, operations):
+    """What a range's operations do; outside of ranges there are messages and other operations."""
+    if name.startswith(OF_MESSAGES):
+        return MESSAGES
+    if not name:
+        return MESSAGES if compare_figures.kind_of(operations[0]) == MESSAGES else OTHER
+    passes = [word for word in ("forward", "backward") if name.startswith(word)]
+    if passes:  # the loss's backward belongs to the last stage's forward
+        return passes[0]
+    backward = any(word in operation for word in OF_BACKWARD for operation in operations)
+    return "backward" if backward else "forward"
+
+
+def has_been_passed(label, bars):
+    """Whether a layer's forward is there already, and backward has begun since: the operations of some
+    layers (flatten's) are the same both ways."""
+    kinds = [(name, kind) for _, _, name, kind in bars]
+    if (label, "forward") not in kinds:
+        return False
+    return any(kind == "backward" for _, kind in kinds[kinds.index((label, "forward")):])
+
+
+def label_of(name):
+    """ "forward 2" is F2 for short, "backward 2" B2."""
+    return re.sub(r"^(f|b)(?:or|ack)ward (\d+)$", lambda m: m[1].upper() + m[2], name)
+
+
+def parts_of(slices):
+    """Bars (begin, length, name, kind): neighbours within one outermost range are one bar, unless
+    there is a gap between them."""
+    bars = []
+    for name, group in itertools.groupby(slices, key=lambda part: outermost(part[3])):
+        group = list(group)
+        label = label_of(name)
+        kind = kind_of_part(name, [operation for _, _, operation, _ in group]) if name else ""
+        if kind == "forward" and has_been_passed(label, bars):
+            kind = "backward"
+        for begin, length, operation, _ in group:
+            kind_here = kind or kind_of_part("", [operation])
+            bar = (begin, length, label or (operation if kind_here == MESSAGES else ""), kind_here)
+            if bars and bars[-1][2:] == bar[2:] and begin - sum(bars[-1][:2]) < GAP:
+                bar = (bars[-1][0], begin + length - bars.pop()[0], *bar[2:])
+            bars.append(bar)
+    return bars
+
+
+def operations_of(slices):
+    """Bars (begin, length, name, kind), one for each operation."""
+    return [(begin, length, name, compare_figures.kind_of(name))
+            for begin, length, name, _ in slices]
+
+
+def told(bar, slices):
+    """A bar in words: its time, and the operations in it with their layers and times."""
+    begin, length, name, _ = bar
+    inside = [part for part in slices if begin - 1e-9 <= part[0] < begin + length]
+    each = [f"{operation}{f' ({layer})' if layer else ''} {milliseconds:.3f} ms"
+            for _, milliseconds, operation, layer in inside[:MOST_TOLD]]
+    more = [f"and {len(inside) - MOST_TOLD} more"] if len(inside) > MOST_TOLD else []
+    return f"{name + ': ' if name else ''}{length:.3f} ms; " + ", ".join(each + more)
+
+
+def host_bars(enqueued):
+    """The host's bars (begin, length, name): what it enqueues without a pause, `enqueued` being
+    (ms, layer) of each operation."""
+    bars = []
+    for at, layer in sorted(enqueued):
+        name = label_of(outermost(layer))
+        if bars and bars[-1][2] == name and at - bars[-1][1] < HOST_GAP:
+            bars[-1][1:2] = [at]
+            bars[-1][3] += 1
+        else:
+            bars.append([at, at, name, 1])
+    return [Bar(begin, end, name, HOST, f"the host enqueues {count} operation{'s' * (count > 1)}"
+                + (f" of {name}" if name else "")) for begin, end, name, count in bars]
+
+
+def cut(bars, begin, end):
+    """The bars in a part of the step."""
+    inside = [bar for bar in bars if bar.begin < end and bar.end > begin]
+    for bar in inside:
+        bar.begin, bar.end = max(bar.begin, begin), min(bar.end, end)
+    return inside
+
+
+def measured(step, bars_of=parts_of, begin=0.0, end=None):
+    """What compare_timeline.one_step() found, or the part of it between two moments in ms."""
+    end = step["milliseconds"] if end is None else end
+    rows = []
+    for lane in step["lanes"]:
+        slices = lane["slices"]
+        bars = [Bar(bar[0], bar[0] + bar[1], bar[2], bar[3], told(bar, slices))
+                for bar in bars_of(slices)]
+        rows.append(Row(f"{lane['device']} {lane['stream']}", cut(bars, begin, end)))
+    hosts = [Row("host" if len(step["hosts"]) == 1 else f"host of {host['device']}",
+                 cut(host_bars(host["enqueued"]), begin, end)) for host in step["hosts"]]
+    return Step(f"measured: a step of {step['milliseconds']:.2f} ms", "ms", end,
+                [row for row in hosts if row.bars] + rows, begin)
+
+
+# --- Planned -------------------------------------------------------------------------------------
+
+
+def planned(plan):
+    """What a stage's program `plan` printed (common/app/plan.h)."""
+    work = plan["work"]
+    end = max((one["end"] for one in work), default=0.0)
+    rows = [Row(lane["name"], predicted_most=lane["predicted_most"]) for lane in plan["lanes"]]
+    numbers, places = {}, sorted(range(len(work)), key=lambda place: work[place]["lane"])
+    for number, place in enumerate(places):
+        numbers[place] = number  # in bars(): rows one after the other
+    for place in places:
+        one = work[place]
+        kind = {"messages": MESSAGES, "other": OTHER}.get(one["kind"], one["kind"])
+        rows[one["lane"]].bars.append(
+            Bar(one["begin"], one["end"], one["name"], kind, one["text"],
+                tuple(numbers[before] for before in one["after"]), one["takes"], one["gives"]))
+    return Step(plan["title"], plan["unit"], end, rows, counted=plan["counted"],
+                formula=plan["formula"])
