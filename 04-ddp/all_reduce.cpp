@@ -36,6 +36,7 @@ void AllReduce::ring(const Tensor& x) {
   // Reduce-scatter: part p starts at rank p + 1, and every rank on its way adds its own part. After
   // W-1 steps it has come to rank p, complete.
   for (int step = 0; step < world_size - 1; ++step) {
+    const ScopedRange range(stream_, "reduce-scatter");  // its name in traces
     const Tensor mine = part(x, me - step - 2);
     const Tensor received = scratch(mine.elements());
     comm_.open_group();
@@ -46,6 +47,7 @@ void AllReduce::ring(const Tensor& x) {
   }
   // All-gather: part p starts at rank p and moves around in the same direction.
   for (int step = 0; step < world_size - 1; ++step) {
+    const ScopedRange range(stream_, "all-gather");
     comm_.open_group();
     send(part(x, me - step), right);
     receive(part(x, me - step - 1), left);

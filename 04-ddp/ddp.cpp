@@ -112,7 +112,7 @@ void DistributedDataParallel::reduce_the_rest() {
   }
   require(missing.empty() || options_.find_unused_parameters,
           "rank {}: no gradient of {} in this backward; leave such layers out of the network, or "
-          "allow unused parameters",
+          "allow that (--find-unused-parameters)",
           comm_.rank(), listed(missing));
   std::fill(ready_.begin(), ready_.end(), true);
   reduce_complete_buckets();

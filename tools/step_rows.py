@@ -13,6 +13,7 @@ GAP = 0.02  # ms; shorter ones are a queue's own
 HOST_GAP = 0.05  # ms; a host that enqueues nothing for so long does something else
 OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
 OF_MESSAGES = ("bucket", "scatter", "replicate", "gather", "reduce")  # ranges of stages 02 and 04
+OF_A_BUCKET = re.compile(r"bucket \d+/")
 MOST_TOLD = 8  # operations of a bar that are told one by one
 
 
@@ -120,9 +121,10 @@ def parts_of(slices):
 
 
 def operations_of(slices):
-    """Bars (begin, length, name, kind), one for each operation."""
-    return [(begin, length, name, compare_figures.kind_of(name))
-            for begin, length, name, _ in slices]
+    """Bars (begin, length, name, kind), one for each operation. A bucket's message has the name of the
+    range that it is in: "reduce-scatter"."""
+    return [(begin, length, OF_A_BUCKET.sub("", layer) if OF_A_BUCKET.match(layer) else name,
+             compare_figures.kind_of(name)) for begin, length, name, layer in slices]
 
 
 def told(bar, slices):

@@ -22,6 +22,7 @@ struct PassFacts {
   bool update_running = true;     // BatchNorm's running statistics take this pass into account
   bool last_contribution = true;  // gradients are complete after this backward: hooks are called
   int64_t first_sample = 0;       // of this pass's samples, if it is only a part of what was fed
+  int64_t step = 0;               // optimizer steps made before this one
 };
 
 /// The activations that one micro-batch saved for backward, and the facts of its pass. One stream,
@@ -42,7 +43,10 @@ class Context {
   }
   /// What kernels need to know about the passes from here on. Feeding a batch (Feeder) adds the
   /// places of its samples and brings it to the device.
-  void begin_step(const StepState& step) { step_ = step; }
+  void begin_step(const StepState& step) {
+    step_ = step;
+    facts.step = step.step;
+  }
   const StepState& step() const { return step_; }
   /// The same in device memory, for kernels.
   const StepStateTensor& state() const { return state_; }

@@ -1,6 +1,7 @@
 #include "common/nn/models.h"
 
 #include "common/core/error.h"
+#include "common/nn/every_second_step.h"
 #include "common/nn/layers.h"
 #include "common/nn/residual.h"
 
@@ -33,6 +34,9 @@ std::unique_ptr<Sequential> seed_network(const ModelOptions& o) {
   net->add("flatten", layer<Flatten>());
   net->add("fc1", layer<Linear>(20 * height * width, 50, Activation::relu));
   if (o.dropout) net->add("drop1d", layer<Dropout>(kDropout, o.seed));
+  if (o.kind == ModelKind::seed_skip) {
+    net->add("extra", layer<EverySecondStep>(layer<Linear>(50, 50, Activation::relu)));
+  }
   net->add("fc2", layer<Linear>(50, o.classes));
   net->add("log_softmax", layer<LogSoftmax>());
   return net;
@@ -67,8 +71,9 @@ std::unique_ptr<Sequential> resnet18(const ModelOptions& o) {
 ModelKind parse_model(std::string_view text) {
   if (text == "seed") return ModelKind::seed;
   if (text == "seed-bn") return ModelKind::seed_bn;
+  if (text == "seed-skip") return ModelKind::seed_skip;
   if (text == "resnet18") return ModelKind::resnet18;
-  fail<BadInput>("--model: '{}' is not known; choose seed, seed-bn or resnet18", text);
+  fail<BadInput>("--model: '{}' is not known; choose seed, seed-bn, seed-skip or resnet18", text);
 }
 
 Model make_model(const ModelOptions& options) {

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-enum class ModelKind { seed, seed_bn, resnet18 };
-/// "seed", "seed-bn" or "resnet18"; throws BadInput otherwise.
+enum class ModelKind { seed, seed_bn, seed_skip, resnet18 };
+/// By name, "seed-bn"; throws BadInput otherwise.
 ModelKind parse_model(std::string_view text);
 
 struct ModelOptions {
@@ -42,6 +42,8 @@ struct Model {
 /// * seed: conv 1-10 5x5, max-pool 2, ReLU, conv 10-20 5x5, [dropout2d], max-pool 2, ReLU,
 ///   linear 320-50, ReLU, [dropout], linear 50-10, log-softmax; loss: NLL. 21,840 parameters.
 /// * seed-bn: the same with batch normalisation after each convolution.
+/// * seed-skip: seed with another linear layer, 50-50, before the last, which every second step
+///   leaves out (EverySecondStep).
 /// * resnet18: conv 3x3, batch normalisation, ReLU, four blocks of two residuals with width,
 ///   2, 4, 8 times width channels, global average, linear; loss: cross-entropy.
 Model make_model(const ModelOptions& options);

@@ -31,7 +31,7 @@ void add_data_options(OptionParser& parser, Options& o) {
 
 void add_network_options(OptionParser& parser, Options& o) {
   parser.begin_group("Network");
-  parser.add("--model", o.model, "network: seed, seed-bn or resnet18");
+  parser.add("--model", o.model, "network: seed, seed-bn, seed-skip or resnet18");
   parser.add("--width", o.width, "resnet18: channels of the first block", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
@@ -136,6 +136,10 @@ void check(const Options& o) {
   require(!o.graph || parse_batch_split(o.emulate).kind == BatchSplit::Kind::whole,
           "--graph: a graph holds one whole batch, --emulate {} divides it; leave one of them out",
           o.emulate);
+  require(
+      !o.graph || parse_model(o.model) != ModelKind::seed_skip,
+      "--graph: a graph repeats one step, --model seed-skip leaves a layer out of every second; "
+      "leave one of them out");
   require_distinct({{"--load", o.load}, {"--metrics", o.metrics}});  // --save may follow --load
   require_distinct({{"--load", o.load}, {"--trace", o.trace}});
 }

@@ -132,6 +132,30 @@ TEST_CASE("Every way of reducing gives stage 01's weights", "[equivalence][ddp][
   }
 }
 
+TEST_CASE("A layer that every second step leaves out is left out by every stage alike",
+          "[equivalence][ddp][dataparallel][pipeline][tensorsplit][row84]") {
+  const Options options = steps_of(12) + Options{"--lr",    "0.01",      "--momentum",  "0.5",
+                                                 "--model", "seed-skip", "--max-steps", "6"};
+  const Outcome single = train(options);
+  for (const auto& [stage, more] :
+       std::vector<std::pair<std::string, Options>>{{"02-dataparallel", {}},
+                                                    {"03-model-split", {"--micro-batches", "3"}},
+                                                    {"04-ddp", {"--find-unused-parameters"}},
+                                                    {"04-ddp", {"--ddp", "manual"}}}) {
+    INFO(stage);
+    check_equal(train(options + more, stage, cpus(2)), single, kTolerance);
+  }
+  const Outcome inside = train(options, "03-model-split/tensor-split", cpus(2));
+  CHECK(relative_l2(inside.state, single.state) <= kTolerance);
+  const ProcessResult refused =
+      run_process(Options{stage_binary("04-ddp"), "--devices", cpus(2)} + options, kDeadline);
+  CHECK(refused.status == 1);
+  CHECK(refused.err.find(
+            "no gradient of extra.inner.bias, extra.inner.weight in this backward; leave such "
+            "layers out of the network, or allow that (--find-unused-parameters)") !=
+        std::string::npos);
+}
+
 TEST_CASE("Equal shards are the same with and without padding, unequal ones are not",
           "[equivalence][ddp][row92]") {
   const auto run = [](int batch_size, const Options& more) {

@@ -59,6 +59,7 @@ TEST_CASE("An unknown option, name or device is refused", "[faults]") {
   check_stage_refuses(kSmall + Words{"--init", "zero"}, {"zero", "kaiming"});
   check_stage_refuses(kSmall + Words{"--emulate", "chunk:0"}, {"chunk:0", "1 to 1024"}, {},
                       "01-single-gpu/reference");
+  check_stage_refuses(kSmall + Words{"--graph", "--model", "seed-skip"}, {"--graph", "seed-skip"});
   check_stage_refuses(kSmall + Words{"--emulate", "chunk:2"},
                       {"--emulate", "/01-single-gpu/reference --emulate chunk:2"});
   check_stage_refuses(kSmall + Words{"--devices", "tpu:0"}, {"tpu:0"});

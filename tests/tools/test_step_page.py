@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import browser  # noqa: E402
 import step_page  # noqa: E402
 import step_rows  # noqa: E402
-from compare_figures import MESSAGES, OTHER  # noqa: E402
+from compare_figures import MESSAGES, OTHER, PRODUCTS  # noqa: E402
 from step_drawing import Drawing, ticks  # noqa: E402
 from step_rows import Bar, Row, Step  # noqa: E402
 
@@ -81,6 +81,13 @@ class TestRows(unittest.TestCase):
         self.assertEqual([("bucket 0", MESSAGES)], [(bar.name, bar.kind) for bar in communication.bars])
         self.assertEqual(["nothing for 1.2 ms, before bucket 0", "nothing for 0.5 ms, before the end"],
                          [wait.text for wait in communication.waits(0, 2, "ms")])
+
+    def test_a_ring_says_which_half_it_is_in(self):
+        slices = [(0, 1, "transfers", "bucket 0/reduce-scatter"), (1, 1, "add", "bucket 0/reduce-scatter"),
+                  (2, 1, "transfers", "bucket 0/all-gather"), (3, 1, "conv2d", "block1.0/conv1")]
+        self.assertEqual([("reduce-scatter", MESSAGES), ("reduce-scatter", OTHER),
+                          ("all-gather", MESSAGES), ("conv2d", PRODUCTS)],
+                         [bar[2:] for bar in step_rows.operations_of(slices)])
 
     def test_the_plan_of_stage_02_has_the_bytes_that_the_stage_moves(self):
         for devices in (1, 2, 3):

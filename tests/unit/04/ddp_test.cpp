@@ -252,7 +252,7 @@ TEST_CASE("A parameter without a gradient is named, or counts as zeros", "[ddp][
     Group group(1, forked(false, false));
     CHECK(message_of<BadInput>([&] { group.gradients(Samples(4)); }) ==
           "rank 0: no gradient of second.bias, second.weight in this backward; leave such layers "
-          "out of the network, or allow unused parameters");
+          "out of the network, or allow that (--find-unused-parameters)");
   }
   for (const bool second_rank_has_it : {false, true}) {
     Group group(2, forked(false, second_rank_has_it), {.find_unused_parameters = true});

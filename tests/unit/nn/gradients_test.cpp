@@ -354,6 +354,10 @@ TEST_CASE("Gradients of the seed network and its batch-norm variant", "[gradient
   NetworkUnderTest({.kind = ModelKind::seed_bn, .dropout = dropout}).check();
 }
 
+TEST_CASE("Gradients of the seed network with a layer more", "[gradients][row11]") {
+  NetworkUnderTest({.kind = ModelKind::seed_skip}).check();
+}
+
 TEST_CASE("Gradients of ResNet-18", "[gradients][row11]") {
   NetworkUnderTest({.kind = ModelKind::resnet18, .width = 2, .height = 12, .width_pixels = 13})
       .check();

@@ -97,6 +97,7 @@ TEST_CASE("The models have the known numbers of parameters", "[nn]") {
   CHECK(count({.kind = ModelKind::seed}) == 21'840);
   CHECK(count({.kind = ModelKind::seed_bn}) == 21'840 + 2 * (10 + 20));
   CHECK(count({.kind = ModelKind::resnet18, .width = 64}) == 11'175'818);
+  CHECK(count({.kind = ModelKind::seed_skip}) == 21'840 + 50 * 50 + 50);
   CHECK(TestNetwork({.kind = ModelKind::seed}).parameters.count() == 21'840);
 }
 
@@ -115,6 +116,8 @@ TEST_CASE("The layers stand in the order of the published networks, dropout wher
   CHECK(layers({.kind = ModelKind::seed_bn, .dropout = true}) ==
         Names{"conv1", "bn1", "pool1", "conv2", "bn2", "drop2d", "pool2", "flatten", "fc1",
               "drop1d", "fc2", "log_softmax"});
+  CHECK(layers({.kind = ModelKind::seed_skip}) ==
+        Names{"conv1", "pool1", "conv2", "pool2", "flatten", "fc1", "extra", "fc2", "log_softmax"});
   CHECK(layers({.kind = ModelKind::resnet18, .width = 2}) == Names{"stem_conv", "stem_bn", "block1",
                                                                    "block2", "block3", "block4",
                                                                    "gap", "flatten", "fc"});

@@ -176,6 +176,28 @@ struct Hooks {
   std::map<std::string, Values> copies;
 };
 
+TEST_CASE("A layer that every second step leaves out has no gradient there, and is in evaluation",
+          "[nn]") {
+  TestNetwork net({.kind = ModelKind::seed_skip});
+  Hooks hooks(net);
+  net.context.state().copy_from_host({{.loss_weight = 1}});
+  const Shape shape{1, 28, 28, 1};
+  std::array<size_t, 4> called{};
+  for (int step = 0; step < 4; ++step) {
+    net.context.begin_step({.step = step});
+    net.step(shape, net.device.labels({3}));
+    called[size_t(step)] = hooks.order.size();
+  }
+  CHECK(called == std::array<size_t, 4>{10, 18, 28, 36});
+  const Tensor images = net.device.put(shape, random_values(shape, 1));
+  const auto scores = [&](bool training, int64_t step) {
+    net.context.facts = {.training = training, .step = step};
+    return net.model.network->forward(images, net.context).to_host();
+  };
+  CHECK(scores(false, 1) == scores(true, 0));
+  CHECK(scores(true, 1) != scores(true, 0));
+}
+
 TEST_CASE("The gradient hook is called once per step and parameter, when the gradient is complete",
           "[nn]") {
   for (const ModelKind kind : {ModelKind::seed, ModelKind::seed_bn, ModelKind::resnet18}) {
