@@ -2,8 +2,8 @@
 """Draw one training step from a stage's trace, as SVG: `tools/draw_step.py TRACE FILE.svg`.
 
 TRACE is what a stage wrote with --trace; the other ranks' files next to it (TRACE.rank1, ...) are
-drawn below it. The step is the one of median length, or the part of it between --from and --to. A
-bar is an operation, or, with --parts, a layer, a micro-batch's pass (F0, B0) or a bucket. It has
+drawn below it. The step is the one of median length, or the part of it between --from and --to, or
+that in which a --range runs. A bar is an operation, or, with --parts, a layer, a micro-batch's pass (F0, B0) or a bucket. It has
 its name in it if there is room. `./lockstep show` puts the same drawing on a page, below the plan."""
 
 import argparse
@@ -16,12 +16,25 @@ import step_rows
 from step_drawing import Drawing
 
 
-def read_step(path, bars_of=step_rows.parts_of, begin=0.0, end=None):
+def time_of(step, name):
+    """From when to when a range runs, on any lane: "bucket 0", or all that begin so."""
+    times = [(begin, begin + length) for lane in step["lanes"]
+             for begin, length, _, layer in lane["slices"] if layer.startswith(name)]
+    if not times:
+        layers = sorted({step_rows.outermost(part[3]) for lane in step["lanes"]
+                         for part in lane["slices"]} - {""})
+        raise ValueError(f"--range '{name}': found none, expected one of {', '.join(layers)}")
+    return min(begin for begin, _ in times), max(end for _, end in times)
+
+
+def read_step(path, bars_of=step_rows.parts_of, begin=0.0, end=None, within=None):
     """A trace's step, or a part of it. ValueError in words if there is none."""
     try:
         whole = compare_timeline.one_step(path)
         if whole is None:
             raise ValueError(f"{path} holds no whole step; train a few (--max-steps 12)")
+        if within is not None:
+            begin, end = time_of(whole, within)
         last = whole["milliseconds"] if end is None else end
         if not 0 <= begin < last:
             raise ValueError(f"--from {begin} --to {last}: expected a part of the step's "
@@ -40,10 +53,11 @@ def main(argv):
     parser.add_argument("--parts", action="store_true", help="bars are layers, passes, buckets")
     parser.add_argument("--from", dest="begin", type=float, metavar="MS", default=0.0)
     parser.add_argument("--to", dest="end", type=float, metavar="MS")
+    parser.add_argument("--range", dest="within", metavar="NAME", help="a layer, \"bucket 0\", ...")
     options = parser.parse_args(argv)
     bars_of = step_rows.parts_of if options.parts else step_rows.operations_of
     try:
-        step = read_step(options.trace, bars_of, options.begin, options.end)
+        step = read_step(options.trace, bars_of, options.begin, options.end, options.within)
         options.target.write_text(Drawing(step).svg())
     except (ValueError, OSError) as error:
         sys.exit(f"draw_step: {error}")

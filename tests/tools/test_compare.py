@@ -375,7 +375,7 @@ class TestDrawStep(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             folder = Path(folder)
             trace = TestTimeline.trace(self, folder, "trace", 0, [
-                *((end - 0.1, end, "sgd_update") for end in (1, 2, 3)), (3.2, 3.8, "conv2d"),
+                *((end - 0.1, end, "sgd_update") for end in (1, 2, 3)), (3.2, 3.8, "conv2d", "conv1"),
                 (3.9, 4, "sgd_update")])
             done = self.draw(trace, folder / "a.svg")
             self.assertEqual((0, ""), (done.returncode, done.stderr))
@@ -384,7 +384,11 @@ class TestDrawStep(unittest.TestCase):
             self.assertFalse(">conv2d<" in (folder / "b.svg").read_text())
             self.assertEqual(0, self.draw(trace, folder / "d.svg", "--parts").returncode)
             self.assertNotIn(">conv2d<", (folder / "d.svg").read_text())
+            self.assertEqual(0, self.draw(trace, folder / "e.svg", "--range", "conv").returncode)
+            self.assertIn(">conv2d<", (folder / "e.svg").read_text())
+            self.assertNotIn("sgd_update", (folder / "e.svg").read_text())
             for words, text in (((trace, folder / "c.svg", "--from", 7), "expected a part of"),
+                                ((trace, folder / "c.svg", "--range", "fc"), "expected one of conv1"),
                                 ((folder / "none", folder / "c.svg"), "expected what --trace")):
                 done = self.draw(*words)
                 self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
