@@ -61,8 +61,8 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   load_weights(group, options.load, *model.network);
   const Sgd optimizer(parameters, options.sgd_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
-  const auto synchronised =
-      own.no_sync_bn ? nullptr : convert_sync_batchnorm(*model.network, *comm, communication);
+  const auto norm_ranks = own.batch_norm_ranks(group, *device, *comm);  // null: each by itself
+  const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
   Replica& replica = wrap_in_replica(model, parameters, group, *comm, communication, own);
 
   // What brings the batches in and carries the losses out.

@@ -19,6 +19,13 @@ void check(const CheckpointStageOptions& o, const OptionParser& parser) {
           "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
           "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
           "--resume");
+  require(!o.no_sync_bn || o.sync_bn_group == 0,
+          "--no-sync-bn and --sync-bn-group: leave one of them out");
+  require(
+      !(o.sync_bn_group > 0 && o.no_broadcast_buffers) || (o.directory.empty() && o.resume.empty()),
+      "--sync-bn-group and --no-broadcast-buffers: every group has running statistics of its "
+      "own then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
+      "--resume");
   require(!o.allow_world_size || !o.resume.empty(),
           "--allow-world-size-change: for --resume, found none; give it, too");
   for (const char* option : {"--checkpoint-dir", "--resume"}) {
@@ -37,6 +44,8 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
   parser.add_flag("--no-sync-bn", no_sync_bn,
                   {"batch normalisation sees its rank's part of the batch only, as in stage 04",
                    Role::all_runs, "sync_bn", [this] { return !no_sync_bn; }});
+  parser.add("--sync-bn-group", sync_bn_group,
+             "ranks that normalise together, which follow each other; 0: all of them", {0, 65536});
   parser.begin_group("Output");
   // Ranks may have the folder, or the file, at different places; but all save, or none does.
   parser.add_output_folder("--checkpoint-dir", directory,
@@ -51,6 +60,28 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
   parser.add_flag("--allow-world-size-change", allow_world_size,
                   {"--resume what another number of ranks saved", Role::per_rank});
   parser.check_afterwards([this, &parser] { check(*this, parser); });
+}
+
+std::string CheckpointStageOptions::emulation(size_t world_size) const {
+  const std::string parts = DdpStageOptions::emulation(world_size);
+  if (no_sync_bn) return parts;
+  require(sync_bn_group == 0 || size_t(sync_bn_group) == world_size,
+          "--sync-bn-group: stage 01 has no groups of {} to normalise with; leave out --baseline",
+          sync_bn_group);
+  return "none";
+}
+
+std::shared_ptr<Communicator> CheckpointStageOptions::batch_norm_ranks(ProcessGroup& group,
+                                                                       Device& device,
+                                                                       Communicator& all) const {
+  if (no_sync_bn) return nullptr;
+  if (sync_bn_group == 0) return {std::shared_ptr<Communicator>(), &all};  // not owned
+  group.together([&] {
+    require(group.world_size() % sync_bn_group == 0,
+            "--sync-bn-group: {} ranks make no groups of {}; give a divisor of {}",
+            group.world_size(), sync_bn_group, group.world_size());
+  });
+  return group.new_group(device, group.rank() / sync_bn_group);
 }
 
 TrainingState first_state(const Options& options, const CheckpointStageOptions& own,

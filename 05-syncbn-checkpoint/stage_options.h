@@ -10,6 +10,7 @@ namespace lockstep {
 
 struct CheckpointStageOptions : DdpStageOptions {
   bool no_sync_bn = false;
+  int sync_bn_group = 0;   // ranks that normalise together; 0: all
   std::string directory;   // of the checkpoints; empty: none
   int64_t save_every = 0;  // steps; 0: only after epochs
   int64_t keep = 2;
@@ -19,10 +20,12 @@ struct CheckpointStageOptions : DdpStageOptions {
   void add_to(OptionParser& parser);
   /// The --emulate value with which stage 01 normalises as these ranks do. Throws BadInput if there
   /// is none.
-  std::string emulation(size_t world_size) const {
-    const std::string parts = DdpStageOptions::emulation(world_size);
-    return no_sync_bn ? parts : "none";
-  }
+  std::string emulation(size_t world_size) const;
+  /// The ranks that normalise together: `all`, which then must live longer; with --sync-bn-group a
+  /// group of ranks that follow each other; null with --no-sync-bn. All ranks call it, after
+  /// connect(). Throws BadInput, on all, if the groups are not equally large.
+  std::shared_ptr<Communicator> batch_norm_ranks(ProcessGroup& group, Device& device,
+                                                 Communicator& all) const;
   CheckpointOptions checkpoint_options(int64_t steps_per_epoch) const {
     return {.directory = directory,
             .keep = keep,

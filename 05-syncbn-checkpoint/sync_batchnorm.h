@@ -73,6 +73,13 @@ class SyncBatchNorm final : public BatchStatistics {
 std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& comm,
                                                       Stream communication);
 
+/// The same for `ranks`, which must outlive the passes. None: each layer sees its own rank's
+/// part only, as before, and the result is null.
+inline std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(
+    Module& network, const std::shared_ptr<Communicator>& ranks, Stream communication) {
+  return ranks ? convert_sync_batchnorm(network, *ranks, communication) : nullptr;
+}
+
 /// Notes what synchronising cost per step, for the summary and the metrics.
 void report(SyncBatchNorm& synchronised, TrainingLog& log);
 

@@ -9,10 +9,10 @@ using nlohmann::json;
 
 namespace {
 
+OptionTable defaults() { return table_of(Options(), CheckpointStageOptions()); }
+
 /// What may differ in a run that resumes: it changes the numbers only by rounding.
-json order_of_sums() {
-  return settings_of(table_of(Options(), CheckpointStageOptions()), {Role::rounding});
-}
+json order_of_sums() { return settings_of(defaults(), {Role::rounding}); }
 
 }  // namespace
 
@@ -26,9 +26,11 @@ json training_settings(const Options& options, const CheckpointStageOptions& own
 void require_saved_settings(const json& saved, const json& found, const std::string& what) {
   json all = saved;
   all.update(found);  // the names of both
-  const json roundings = order_of_sums();
+  const json roundings = order_of_sums(), initial = settings_of(defaults(), {Role::all_runs});
   for (const auto& [name, value] : all.items()) {
-    const json before = saved.value(name, json()), now = found.value(name, json());
+    // An option that there was not yet had its default.
+    const json before = saved.value(name, initial.value(name, json())),
+               now = found.value(name, json());
     require(before == now || roundings.contains(name),
             "{} was saved with {} {}, this run has {}; resume with the options and data that it "
             "was saved with, or begin anew from its weights with --load",

@@ -64,8 +64,12 @@ std::string Call::text() const {
 
 // --- Checks that one rank can make alone ---------------------------------------------------------
 
+std::string Communicator::who() const {
+  return fmt::format("rank {}{}{}", rank_, members_.empty() ? "" : " of ", members_);
+}
+
 void Communicator::check(const Call& call) const {
-  const std::string who = fmt::format("rank {}: {}", rank_, call.text());
+  const std::string who = fmt::format("{}: {}", this->who(), call.text());
   require(call.peer >= 0 && call.peer < world_size_, "{}: there are ranks 0 to {}", who,
           world_size_ - 1);
   const bool point_to_point = call.op == Op::send || call.op == Op::receive;

@@ -74,6 +74,9 @@ class Communicator {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  /// "rank 1"; in a group of some of a job's ranks, which are numbered anew there: "rank 1 of ranks
+  /// 2, 3".
+  std::string who() const;
 
   /// x becomes the sum, or average, of all ranks' x.
   void all_reduce(Stream stream, const Elements& x, Reduction reduction = Reduction::sum);
@@ -104,6 +107,8 @@ class Communicator {
 
   /// Whom the calls are for from now on (CallLabel). Returns whom they were for.
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
+  /// Which of the job's ranks this group has: for errors.
+  void set_members(std::string members) { members_ = std::move(members); }
 
  protected:
   Communicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
@@ -114,7 +119,7 @@ class Communicator {
   void check_and_issue(Stream stream, Call call);
 
   int rank_, world_size_;
-  std::string label_;
+  std::string label_, members_;
 };
 
 /// While it lives, the rank's calls are for `label`, for example a layer: errors then name it.

@@ -13,6 +13,7 @@
 #include "common/group/backend_choice.h"
 #include "common/rendezvous/rank_names.h"
 #include "common/rendezvous/rank_texts.h"
+#include "common/rendezvous/subgroup_store.h"
 #include "common/system/launcher_pipe.h"
 #include "common/transports/gloo_transport.h"
 #include "common/transports/shm_transport.h"
@@ -52,6 +53,14 @@ StoreOptions options_of_store(const LaunchContract& contract, double timeout_sec
   options.connect_seconds = timeout_seconds;
   options.answer_seconds = std::min(timeout_seconds, kAnswerSeconds);
   return options;
+}
+
+std::vector<std::string> texts_of_all(Store& store, const std::string& name,
+                                      const std::string& mine, double timeout_seconds) {
+  std::vector<std::string> texts;
+  within(fmt::format("rank {}", store.rank()),
+         [&] { texts = exchange_texts(store, name, mine, timeout_seconds); });
+  return texts;
 }
 
 }  // namespace
@@ -98,10 +107,7 @@ void ProcessGroup::require_agreement() {
 
 std::vector<std::string> ProcessGroup::collect(const std::string& name, const std::string& mine) {
   require(!ended_, "rank {}: {}: the process group has ended; make the call before", rank(), name);
-  std::vector<std::string> texts;
-  within(fmt::format("rank {}", rank()),
-         [&] { texts = exchange_texts(*store_, name, mine, timeout_); });
-  return texts;
+  return texts_of_all(*store_, name, mine, timeout_);
 }
 
 std::vector<std::string> ProcessGroup::exchange(const std::string& mine) {
@@ -168,11 +174,39 @@ std::unique_ptr<Communicator> ProcessGroup::connect(Device& device) {
           backend_);
   agree_on_backend(device);
   connected_ = true;
-  if (backend_ == "nccl") return connect_nccl(device);
-  const std::shared_ptr<HostTransport> transport = connect_host();
+  return communicator(device, store_);
+}
+
+std::unique_ptr<Communicator> ProcessGroup::new_group(Device& device, int color) {
+  require(connected_, "rank {}: new_group() before connect(), which chooses what connects ranks",
+          rank());
+  const std::string name = fmt::format("group {}", ++groups_), mine = std::to_string(color);
+  const std::vector<std::string> colors = collect(name, mine);
+  std::vector<int> members;
+  for (int other = 0; other < world_size(); ++other) {
+    if (colors[size_t(other)] == mine) members.push_back(other);
+  }
+  const auto store =
+      std::make_shared<SubgroupStore>(store_, members, fmt::format("{} of color {}", name, mine));
+  std::unique_ptr<Communicator> made;
+  within(fmt::format("rank {}: a group of {}", rank(), name_ranks(members)),
+         [&] { made = communicator(device, store); });
+  made->set_members(name_ranks(members));
+  return made;
+}
+
+/// A membership of the ranks that share `store`, by the backend that was chosen.
+std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
+                                                         const std::shared_ptr<Store>& store) {
+  const int me = store->rank(), count = store->world_size();
+  if (backend_ == "nccl") {
+    const std::string mine = me == 0 ? nccl_unique_id() : "";
+    const std::string id = texts_of_all(*store, "NCCL's id", mine, timeout_)[0];
+    return make_nccl_rank(device, me, count, id, timeout_);
+  }
+  const std::shared_ptr<HostTransport> transport = connect_host(*store);
   return std::make_unique<HostCommunicator>(
-      rank(), world_size(),
-      std::make_shared<WatchedTransport>(transport, store_, timeout_, debug_));
+      me, count, std::make_shared<WatchedTransport>(transport, store, timeout_, debug_));
 }
 
 void ProcessGroup::agree_on_backend(const Device& device) {
@@ -193,31 +227,27 @@ void ProcessGroup::agree_on_backend(const Device& device) {
   why_backend_ = choice.why;
 }
 
-std::unique_ptr<Communicator> ProcessGroup::connect_nccl(Device& device) {
-  const std::string mine = rank() == 0 ? nccl_unique_id() : "";
-  const std::string id = collect("NCCL's id", mine)[0];
-  return make_nccl_rank(device, rank(), world_size(), id, timeout_);
-}
-
-std::shared_ptr<HostTransport> ProcessGroup::connect_host() {
-  if (backend_ == "shm") return connect_one_host();
-  if (backend_ == "tcp") return connect_tcp(*store_, timeout_);
-  const auto hosts = collect("address of rank 0's host", store_->host_address().host);
+std::shared_ptr<HostTransport> ProcessGroup::connect_host(Store& store) {
+  if (backend_ == "shm") return connect_one_host(store);
+  if (backend_ == "tcp") return connect_tcp(store, timeout_);
+  const auto hosts =
+      texts_of_all(store, "address of the store's host", store.host_address().host, timeout_);
   const RendezvousStore keys{
-      [&](const std::string& key, const std::string& value) { store_->set(key, value); },
+      [&](const std::string& key, const std::string& value) { store.set(key, value); },
       [&, deadline = Deadline(timeout_)](const std::string& key) {
-        return store_->get(key, deadline.seconds_left());
+        return store.get(key, deadline.seconds_left());
       }};
-  return connect_gloo(rank(), world_size(), keys,
-                      reachable_host(store_->local_address().host, hosts), timeout_);
+  return connect_gloo(store.rank(), store.world_size(), keys,
+                      reachable_host(store.local_address().host, hosts), timeout_);
 }
 
 /// Ranks of one host by its name, which need not be one: if they cannot share memory, and were not
-/// told to, all go on by TCP.
-std::shared_ptr<HostTransport> ProcessGroup::connect_one_host() {
+/// told to, all go on by TCP. A further group's ranks share memory where the whole job's do.
+std::shared_ptr<HostTransport> ProcessGroup::connect_one_host(Store& store) {
   try {
-    return connect_shm(*store_, timeout_);
+    return connect_shm(store, timeout_);
   } catch (const NoSharedMemory& error) {
+    if (&store != store_.get()) return connect_tcp(store, timeout_);  // descriptors may run out
     together([&] {
       if (!asked_) return;
       fail<EnvironmentError>("--backend shm: {}; leave it out, or give --backend tcp",
@@ -225,7 +255,7 @@ std::shared_ptr<HostTransport> ProcessGroup::connect_one_host() {
     });
     backend_ = "tcp";
     why_backend_ = fmt::format("no shared memory: {}", error.what());
-    return connect_tcp(*store_, timeout_);
+    return connect_tcp(store, timeout_);
   }
 }
 

@@ -72,6 +72,12 @@ class ProcessGroup {
   /// device and the group, when all enqueued work is done. Throws what choose_backend() throws, on
   /// all ranks, and PeerLost.
   std::unique_ptr<Communicator> connect(Device& device);
+  /// A further group, of the ranks that give the same `color`, numbered from 0 in the order of
+  /// their ranks here. All ranks call it in the same order, after connect(). As different groups'
+  /// calls are not in one order, a rank that is in several enqueues theirs on one stream. Destroyed
+  /// as connect()'s is. Throws what connect() throws. Mirrors torch.distributed.new_group, and
+  /// MPI_Comm_split, whose way of naming groups it has.
+  std::unique_ptr<Communicator> new_group(Device& device, int color);
 
   /// All ranks call these in the same order, any number of times. The calls go through the store:
   /// for what is rare, or must work without a connection.
@@ -103,9 +109,9 @@ class ProcessGroup {
   std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
   void end_with(const RankOutcome& failed, int speaker, const std::exception_ptr& mine);
   void agree_on_backend(const Device& device);
-  std::unique_ptr<Communicator> connect_nccl(Device& device);
-  std::shared_ptr<HostTransport> connect_host();
-  std::shared_ptr<HostTransport> connect_one_host();
+  std::unique_ptr<Communicator> communicator(Device& device, const std::shared_ptr<Store>& store);
+  std::shared_ptr<HostTransport> connect_host(Store& store);
+  std::shared_ptr<HostTransport> connect_one_host(Store& store);
 
   LaunchContract contract_;
   double timeout_;
@@ -116,7 +122,7 @@ class ProcessGroup {
   std::shared_ptr<TcpStore> store_;
   bool connected_ = false, ended_ = false;
   std::atomic<bool>* only_;  // true while the process's only group lives; may be null
-  int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0;  // so far
+  int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0, groups_ = 0;  // so far
 };
 
 /// ProcessGroup::together() for work with a result.

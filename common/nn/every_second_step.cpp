@@ -14,14 +14,16 @@ EverySecondStep::EverySecondStep(std::unique_ptr<Module> inner)
 
 Tensor EverySecondStep::forward(const Tensor& x, Context& context) {
   if (!takes_part(context)) return x;
-  Tensor y = inner_.forward(x, context);
-  context.kernels().add(context.stream(), x, y);
+  const Tensor added = inner_.forward(x, context);  // its backward may need it as it is
+  const Tensor y = context.empty(x.shape());
+  context.stream().copy(y.data(), x.data(), x.bytes());
+  context.kernels().add(context.stream(), added, y);
   return y;
 }
 
 Tensor EverySecondStep::backward(const Tensor& dy, Context& context) {
   if (!takes_part(context)) return dy;
-  Tensor dx = inner_.backward(dy, context);
+  const Tensor dx = inner_.backward(dy, context);
   context.kernels().add(context.stream(), dy, dx);
   return dx;
 }

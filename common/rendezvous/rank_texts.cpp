@@ -6,6 +6,7 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/rank_names.h"
+#include "common/sockets/deadline.h"
 
 namespace lockstep {
 namespace {
@@ -17,7 +18,7 @@ std::string key_of(const std::string& name, int rank) { return fmt::format("{}/{
 
 }  // namespace
 
-std::vector<std::optional<std::string>> exchange_texts_of_present(TcpStore& store,
+std::vector<std::optional<std::string>> exchange_texts_of_present(Store& store,
                                                                   const std::string& name,
                                                                   const std::string& mine,
                                                                   double timeout_seconds) {
@@ -36,7 +37,7 @@ std::vector<std::optional<std::string>> exchange_texts_of_present(TcpStore& stor
   return texts;
 }
 
-std::vector<std::string> exchange_texts(TcpStore& store, const std::string& name,
+std::vector<std::string> exchange_texts(Store& store, const std::string& name,
                                         const std::string& mine, double timeout_seconds) {
   std::vector<std::string> texts;
   std::vector<int> missing;
@@ -58,7 +59,7 @@ std::vector<std::string> exchange_texts(TcpStore& store, const std::string& name
   return texts;
 }
 
-std::string who_went_first(TcpStore& store) {
+std::string who_went_first(Store& store) {
   const std::vector<int> gone = store.gone();
   if (gone.empty()) return "";
   const std::string last_words = key_of(kLastWords, gone.front());
@@ -66,11 +67,11 @@ std::string who_went_first(TcpStore& store) {
   return fmt::format("rank {} gave up: {}", gone.front(), store.get(last_words, 0));
 }
 
-void leave_last_words(TcpStore& store, const std::string& why) {
+void leave_last_words(Store& store, const std::string& why) {
   store.set(key_of(kLastWords, store.rank()), why);
 }
 
-std::vector<int> let_host_go_last(TcpStore& store, const std::string& name, double timeout_seconds,
+std::vector<int> let_host_go_last(Store& store, const std::string& name, double timeout_seconds,
                                   const std::vector<int>& missing) noexcept {
   const Deadline deadline(timeout_seconds);
   std::vector<int> silent;
@@ -93,7 +94,7 @@ std::vector<int> let_host_go_last(TcpStore& store, const std::string& name, doub
   return silent;
 }
 
-void wait_until_gone(TcpStore& store, int rank, double timeout_seconds) noexcept {
+void wait_until_gone(Store& store, int rank, double timeout_seconds) noexcept {
   const Deadline deadline(timeout_seconds);
   try {
     for (std::vector<int> gone; !deadline.passed() && std::ranges::count(gone, rank) == 0;

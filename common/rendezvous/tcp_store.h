@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/rendezvous/launch_contract.h"
+#include "common/rendezvous/store.h"
 #include "common/rendezvous/store_protocol.h"
 #include "common/sockets/socket.h"
 
@@ -37,7 +38,7 @@ StoreOptions store_options(const LaunchContract& contract);
 /// Every call throws, on every rank: BadInput if two processes claim one rank ("rank 1 claimed
 /// twice") or the ranks differ in WORLD_SIZE (with both values), PeerLost if a rank is missing or
 /// the store is gone. An error that concerns the whole job is the answer to all later calls, too.
-class TcpStore {
+class TcpStore final : public Store {
  public:
   /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:
   /// on rank 0 at once if the port is taken; elsewhere at once for a host that does not resolve,
@@ -47,40 +48,29 @@ class TcpStore {
   explicit TcpStore(const StoreOptions& options);
   /// Takes leave of the store, unless an exception destroys the object: then the others see it as
   /// if the process had died.
-  ~TcpStore();
-  TcpStore(const TcpStore&) = delete;
-  TcpStore& operator=(const TcpStore&) = delete;
+  ~TcpStore() override;
 
-  /// From now on calls that wait for nothing are answered within that many seconds, or the store is
-  /// lost: for ranks that have waited long enough.
-  void answer_within(double seconds);
+  int rank() const override { return options_.rank; }
+  int world_size() const override { return options_.world_size; }
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, double timeout_seconds) override;
+  bool check(const std::string& key) override;
+  std::vector<int> gone() override;
+  void answer_within(double seconds) override;
+  Address local_address() const override;
+  Address host_address() const override;
+  bool is_host(int rank) const override { return rank == 0; }
 
-  int rank() const { return options_.rank; }
-  int world_size() const { return options_.world_size; }
   /// Where the store listens.
   const Address& address() const { return options_.address; }
-  /// This rank's own end of the connection: where others reach its host.
-  Address local_address() const;
-  /// Rank 0's end, as this rank reaches it.
-  Address host_address() const;
-
-  /// At most kLargestValue bytes.
-  void set(const std::string& key, const std::string& value);
-  /// The value of a key, once it has one. Throws PeerLost after `timeout_seconds`, and at once if a
-  /// rank has died and the key has no value: "rank 2 left without a word".
-  std::string get(const std::string& key, double timeout_seconds);
   /// Adds to a whole number, 0 at first, kept as decimal text; returns the sum. Throws BadInput if
   /// the value is no number.
   int64_t add(const std::string& key, int64_t amount);
-  /// True if the key has a value.
-  bool check(const std::string& key);
   /// Returns once all keys have values. Throws as get() does.
   void wait(const std::vector<std::string>& keys, double timeout_seconds);
   /// Returns once all ranks have connected. The first rank whose timeout passes ends the wait of
   /// all: PeerLost, "missing ranks: 1, 3".
   void wait_for_all(double timeout_seconds);
-  /// The ranks that died or took their leave, in the order in which they did.
-  std::vector<int> gone();
 
  private:
   Socket connect();

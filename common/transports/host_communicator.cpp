@@ -9,13 +9,12 @@ namespace lockstep {
 /// What the host does between the copies.
 std::function<void()> HostCommunicator::task(const std::vector<Call>& together) {
   if (is_transfer(together[0])) {
-    return [transport = transport_, calls = together, rank = rank()] {
-      within(fmt::format("rank {}: {}", rank, calls[0].text()),
-             [&] { transport->transfer(calls); });
+    return [transport = transport_, calls = together, me = who()] {
+      within(fmt::format("{}: {}", me, calls[0].text()), [&] { transport->transfer(calls); });
     };
   }
-  return [transport = transport_, call = together[0], number = ++collectives_, rank = rank()] {
-    within(fmt::format("rank {}: collective {} ({})", rank, number, call.text()),
+  return [transport = transport_, call = together[0], number = ++collectives_, me = who()] {
+    within(fmt::format("{}: collective {} ({})", me, number, call.text()),
            [&] { transport->run(call, number); });
   };
 }

@@ -32,7 +32,7 @@ std::string random_name() {
 /// failed on one.
 class ShmMeeting {
  public:
-  ShmMeeting(TcpStore& store, double timeout_seconds)
+  ShmMeeting(Store& store, double timeout_seconds)
       : store_(store), deadline_(timeout_seconds), sockets_(size_t(store.world_size())) {}
 
   std::unique_ptr<ShmPeers> meet(double timeout_seconds) {
@@ -123,7 +123,7 @@ class ShmMeeting {
     return "";
   }
 
-  TcpStore& store_;
+  Store& store_;
   Deadline deadline_;
   Socket listener_;
   std::shared_ptr<SharedMemory> memory_;
@@ -132,7 +132,7 @@ class ShmMeeting {
 
 }  // namespace
 
-std::shared_ptr<HostTransport> connect_shm(TcpStore& store, double timeout_seconds) {
+std::shared_ptr<HostTransport> connect_shm(Store& store, double timeout_seconds) {
   return make_shm_transport(ShmMeeting(store, timeout_seconds).meet(timeout_seconds));
 }
 

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-class TcpStore;
+class Store;
 
 /// The ranks cannot share memory: they are on several hosts, or in containers that do not see each
 /// other, or the system refuses the memory. Another transport may serve them.
@@ -25,7 +25,7 @@ class NoSharedMemory : public ErrorOfKind<NoSharedMemory> {
 ///
 /// Throws NoSharedMemory, on all ranks alike and with the reason of the first that has one;
 /// PeerLost if a rank does not come.
-std::shared_ptr<HostTransport> connect_shm(TcpStore& store, double timeout_seconds);
+std::shared_ptr<HostTransport> connect_shm(Store& store, double timeout_seconds);
 
 /// The transport of a rank that is connected already.
 std::shared_ptr<HostTransport> make_shm_transport(std::unique_ptr<ShmPeers> peers);

@@ -3,7 +3,7 @@
 #include <list>
 
 #include "common/core/error.h"
-#include "common/rendezvous/tcp_store.h"
+#include "common/rendezvous/store.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/transfer.h"
 #include "common/sockets/wire.h"
@@ -23,7 +23,7 @@ std::string key_of(const std::string& mesh, const char* what, int rank) {
 
 }  // namespace
 
-TcpMesh::TcpMesh(TcpStore& store, double timeout_seconds, const std::string& name)
+TcpMesh::TcpMesh(Store& store, double timeout_seconds, const std::string& name)
     : rank_(store.rank()), peers_(static_cast<size_t>(store.world_size())) {
   const Deadline deadline(timeout_seconds);
   // The address from which this rank reaches the store is where its host can be reached.
@@ -41,12 +41,12 @@ TcpMesh::TcpMesh(TcpStore& store, double timeout_seconds, const std::string& nam
 
 /// The higher rank of two connects, so that there is one connection and nobody waits in a circle:
 /// to connect, the other rank only has to listen.
-void TcpMesh::connect_to_lower(TcpStore& store, const std::string& name, const Deadline& deadline) {
+void TcpMesh::connect_to_lower(Store& store, const std::string& name, const Deadline& deadline) {
   for (int lower = 0; lower < rank_; ++lower) {
     const std::string key = key_of(name, "address", lower);
     Address address = parse_address(store.get(key, deadline.seconds_left()), key);
-    // Rank 0 is where its store is, whatever its host's name means on that host.
-    if (lower == 0) address.host = store.host_address().host;
+    // The store's host is where the store is, whatever its host's name means on that host.
+    if (store.is_host(lower)) address.host = store.host_address().host;
     if (is_loopback(address.host) && !is_loopback(store.local_address().host)) {
       fail<EnvironmentError>(
           "rank {} can be reached from its own host only ({}): its MASTER_ADDR leads to a loopback "

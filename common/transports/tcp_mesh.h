@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-class TcpStore;
+class Store;
 
 /// What one rank sends to another, or expects from it.
 struct OutgoingBytes {
@@ -33,7 +33,7 @@ class TcpMesh {
   /// Connects all ranks of the store; returns when all of them are connected. `name` distinguishes
   /// the meshes of one store. Throws PeerLost naming a rank that left or did not come in time,
   /// EnvironmentError if it cannot be reached.
-  TcpMesh(TcpStore& store, double timeout_seconds, const std::string& name = "mesh");
+  TcpMesh(Store& store, double timeout_seconds, const std::string& name = "mesh");
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
@@ -51,7 +51,7 @@ class TcpMesh {
   void cancel();
 
  private:
-  void connect_to_lower(TcpStore& store, const std::string& name, const Deadline& deadline);
+  void connect_to_lower(Store& store, const std::string& name, const Deadline& deadline);
   void accept_higher(const Socket& listener, const Deadline& deadline);
   bool take_introduction(Socket& stranger, std::string& said);
   std::string missing_peers() const;

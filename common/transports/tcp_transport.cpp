@@ -33,7 +33,7 @@ std::span<std::byte> bytes_at(T* x, int64_t count) {
 
 class TcpTransport final : public HostTransport {
  public:
-  TcpTransport(TcpStore& store, double timeout_seconds)
+  TcpTransport(Store& store, double timeout_seconds)
       : timeout_(timeout_seconds),
         mesh_(std::make_unique<TcpMesh>(store, timeout_seconds, "tcp")),
         me_(mesh_->rank()),
@@ -215,7 +215,7 @@ class TcpTransport final : public HostTransport {
 
 }  // namespace
 
-std::shared_ptr<HostTransport> connect_tcp(TcpStore& store, double timeout_seconds) {
+std::shared_ptr<HostTransport> connect_tcp(Store& store, double timeout_seconds) {
   return std::make_shared<TcpTransport>(store, timeout_seconds);
 }
 

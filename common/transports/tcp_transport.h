@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-class TcpStore;
+class Store;
 
 /// Connects this rank with all others of the store, which is not needed afterwards. A peer that is
 /// silent for `timeout_seconds` is lost, as is one that takes longer for a whole message.
@@ -19,6 +19,6 @@ class TcpStore;
 ///
 /// Throws PeerLost if a rank does not come. After an error all connections are closed, so that the
 /// peers that wait for this rank learn of it.
-std::shared_ptr<HostTransport> connect_tcp(TcpStore& store, double timeout_seconds);
+std::shared_ptr<HostTransport> connect_tcp(Store& store, double timeout_seconds);
 
 }  // namespace lockstep

@@ -68,7 +68,7 @@ std::string doing_of(const Call& collective, uint64_t number) {
 }  // namespace
 
 WatchedTransport::WatchedTransport(std::shared_ptr<HostTransport> transport,
-                                   std::shared_ptr<TcpStore> store, double timeout_seconds,
+                                   std::shared_ptr<Store> store, double timeout_seconds,
                                    bool compare_calls)
     : description_(transport->description()),
       transport_(std::move(transport)),

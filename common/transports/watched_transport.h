@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/rendezvous/tcp_store.h"
+#include "common/rendezvous/store.h"
 #include "common/transports/host_communicator.h"
 
 namespace lockstep {
@@ -30,7 +30,7 @@ namespace lockstep {
 class WatchedTransport final : public HostTransport {
  public:
   /// `timeout_seconds` is that of `transport`: for the texts.
-  WatchedTransport(std::shared_ptr<HostTransport> transport, std::shared_ptr<TcpStore> store,
+  WatchedTransport(std::shared_ptr<HostTransport> transport, std::shared_ptr<Store> store,
                    double timeout_seconds, bool compare_calls);
 
   std::string description() const override { return description_; }
@@ -50,7 +50,7 @@ class WatchedTransport final : public HostTransport {
 
   std::string description_;
   std::shared_ptr<HostTransport> transport_;  // none after an error
-  std::shared_ptr<TcpStore> store_;
+  std::shared_ptr<Store> store_;
   double timeout_;
   bool compare_calls_;
   std::string broken_;  // why no further call can work

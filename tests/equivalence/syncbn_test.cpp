@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "common/data/dataset.h"
 #include "tests/equivalence/outcome.h"
+#include "tests/support/data_test_files.h"
 
 namespace lockstep {
 namespace {
@@ -56,6 +58,67 @@ TEST_CASE("Not synchronised, ranks train another network", "[equivalence][syncbn
   // It is the network of strided parts one after another.
   const Outcome parts = train_in_parts(options, "stride:2");
   CHECK(largest(difference(several.losses(), parts.losses())) <= (kDouble ? 1e-10 : 1e-2));
+}
+
+/// 36 samples as files; `swapped`: of each four the second and the third change places.
+void write_samples(const TempDir& folder, bool swapped) {
+  const Dataset all = make_synthetic(SyntheticPart::train, 36);
+  Bytes images, labels;
+  for (int64_t i = 0; i < 36; ++i) {
+    const int64_t sample = !swapped || i % 4 == 0 || i % 4 == 3 ? i : i % 4 == 1 ? i + 1 : i - 1;
+    const auto image = all.images.begin() + sample * all.image_bytes();
+    images.insert(images.end(), image, image + all.image_bytes());
+    labels.push_back(all.labels[size_t(sample)]);
+  }
+  for (const std::string part : {"train", "t10k"}) {
+    write_file(folder / (part + "-images-idx3-ubyte"), idx_bytes(2051, {36, 28, 28}, images));
+    write_file(folder / (part + "-labels-idx1-ubyte"), idx_bytes(2049, {36}, labels));
+  }
+}
+
+/// Four ranks take samples 0 to 3 of each four. Ranks 0 and 1 normalise together, and 2 and 3: the
+/// parts that the reference takes of the swapped samples, every second one.
+TEST_CASE("Groups of ranks that normalise together train the network of as many parts",
+          "[equivalence][syncbn]") {
+  const TempDir plain, swapped;
+  write_samples(plain, false);
+  write_samples(swapped, true);
+  const auto options = [](const TempDir& folder) {
+    return Options{"--data-dir", folder.path(), "--workers",    "0",  "--lr",    "0.01",
+                   "--order",    "file",        "--batch-size", "12", "--model", "seed-bn"};
+  };
+  const auto grouped = [&](int ranks_of_group) {
+    return train(options(plain) + Options{"--sync-bn-group", std::to_string(ranks_of_group)},
+                 "05-syncbn-checkpoint", cpus(4));
+  };
+  const auto check = [](const Outcome& found, const Outcome& expected) {
+    CHECK(largest(difference(found.losses(), expected.losses())) <= (kDouble ? 1e-10 : 1e-2));
+    if (kDouble) check_equal(found, expected, 1e-10);
+  };
+  const Outcome pairs = grouped(2), parts = train_in_parts(options(swapped), "stride:2");
+  REQUIRE(pairs.losses().size() == 3);
+  check(pairs, parts);
+  check(grouped(4), train(options(plain)));
+  check(grouped(1), train_in_parts(options(plain), "stride:4"));
+  CHECK(relative_l2(pairs.state, train(options(plain)).state) > 1e-4);  // and not of the whole
+}
+
+TEST_CASE("Groups that cannot be are refused in one line", "[equivalence][syncbn][faults]") {
+  const auto refusal = [](const Options& more) {
+    const ProcessResult run = run_process(Options{stage_binary("05-syncbn-checkpoint"), "--devices",
+                                                  cpus(4), "--data", "synthetic:64:8"} +
+                                              more,
+                                          kDeadline);
+    CHECK(run.status == 1);
+    return run.err;
+  };
+  CHECK_THAT(refusal({"--sync-bn-group", "3"}),
+             Catch::Matchers::ContainsSubstring(
+                 "--sync-bn-group: 4 ranks make no groups of 3; give a divisor of 4"));
+  CHECK_THAT(refusal({"--sync-bn-group", "2", "--baseline"}),
+             Catch::Matchers::ContainsSubstring("stage 01 has no groups of 2 to normalise with"));
+  CHECK_THAT(refusal({"--sync-bn-group", "2", "--no-sync-bn"}),
+             Catch::Matchers::ContainsSubstring("leave one of them out"));
 }
 
 }  // namespace

@@ -104,6 +104,27 @@ TEST_CASE("A process group whose ranks have a GPU each takes NCCL", "[cuda][comm
         }) == std::vector<std::string>(2));
 }
 
+TEST_CASE("Ranks in two groups of NCCL at once, rows and columns", "[cuda][comm][ncclprocess]") {
+  const ScopedEnvironment four("CUDA_MODEL_DEVICES", "4");  // the model has as many as it is told
+  LOCKSTEP_NEEDS_NCCL(4);
+  const int port = testing::free_port();
+  CHECK(testing::run_ranks(4, [&](int me) {
+          const std::unique_ptr<Device> device = open_device({kCuda, me}, {});
+          const Stream stream = device->create_stream("rank");
+          ProcessGroup group(testing::contract_of(me, 4, port), {.timeout_seconds = kLong});
+          const auto all = group.connect(*device), row = group.new_group(*device, me / 2),
+                     column = group.new_group(*device, me % 2);
+          std::vector<float> sums;
+          for (Communicator* ranks : {row.get(), all.get(), column.get()}) {
+            const Floats x = Floats::from_host(stream, {1}, {float(me)});
+            ranks->all_reduce(stream, x);
+            sums.push_back(x.to_host()[0]);
+          }
+          const std::vector<float> expected{float(me < 2 ? 1 : 5), 6, float(me % 2 == 0 ? 2 : 4)};
+          if (sums != expected) fail<BadInput>("{}", fmt::join(sums, ", "));
+        }) == std::vector<std::string>(4));
+}
+
 TEST_CASE("NCCL over processes: what is no id of a group is refused", "[cuda][comm][ncclprocess]") {
   LOCKSTEP_NEEDS_NCCL(1);
   const std::string text = message_of<BadInput>([] { nccl_communicator(0, 1, "id"); });

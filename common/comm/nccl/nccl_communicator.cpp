@@ -28,7 +28,7 @@ NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, con
 
 void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together) {
   if (!broken_.empty()) throw PeerLost(broken_);
-  require(&stream.device() == &device_, "rank {}: {} on a stream of {}, the rank is on {}", rank(),
+  require(&stream.device() == &device_, "{}: {} on a stream of {}, the rank is on {}", who(),
           together[0].text(), stream.device().name(), device_.name());
   const bool transfers = is_transfer(together[0]);
   if (!transfers) ++collectives_;
@@ -38,7 +38,7 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together)
   const std::string text =
       transfers ? NcclQueue::text_of(batch)
                 : fmt::format("collective {} ({})", collectives_, together[0].text());
-  queue_.launch(batch, fmt::format("rank {}: {}", rank(), text));
+  queue_.launch(batch, fmt::format("{}: {}", who(), text));
 }
 
 }  // namespace lockstep

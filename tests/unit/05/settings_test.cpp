@@ -79,6 +79,7 @@ const std::vector<Change>& changes_of_stage04() {
 const std::vector<Change>& changes_of_stage05() {
   static const auto& changes =
       *new std::vector<Change>{{"sync_bn", [](Started& s) { s.own.no_sync_bn = true; }},
+                               {"sync_bn_group", [](Started& s) { s.own.sync_bn_group = 2; }},
                                {"saves", [](Started& s) { s.own.directory = "somewhere"; }},
                                {"save_every", [](Started& s) { s.own.save_every = 5; }},
                                {"resumes", [](Started& s) { s.own.resume = "auto"; }}};
@@ -134,7 +135,7 @@ const std::map<Role, Names>& names_by_role() {
        words("data model width init batch_size lr scale_lr warmup_epochs lr_step lr_gamma momentum "
              "weight_decay seed order emulate dropout graph tf32 drop_last ddp all_reduce "
              "bucket_mb no_broadcast_buffers find_unused_parameters accumulate clip_norm pad "
-             "sync_bn")},
+             "sync_bn sync_bn_group")},
       {Role::all_ranks, words("epochs max_steps saves save_every resumes")},
       {Role::rounding, words("threads_per_device backend")},
       {Role::per_rank,
@@ -188,7 +189,7 @@ constexpr const char* kKeptOfTheLists =
     R"("drop_last":false,"dropout":false,"emulate":"none","find_unused_parameters":false,)"
     R"("graph":false,"init":"kaiming","lr":0.05,"lr_gamma":0.1,"lr_step":0,"model":"seed-bn",)"
     R"("momentum":0.0,"no_broadcast_buffers":false,"order":"sampler","pad":false,)"
-    R"("precision":"float32","scale_lr":0.0,"seed":1,"sync_bn":true,"test_samples":8,)"
+    R"("precision":"float32","scale_lr":0.0,"seed":1,"sync_bn":true,"sync_bn_group":0,"test_samples":8,)"
     R"("tf32":false,"threads_per_device":2,"training_samples":32,"warmup_epochs":0.0,)"
     R"("weight_decay":0.0,"width":64})";
 
@@ -276,7 +277,8 @@ TEST_CASE("A checkpoint keeps every setting but how long the run is", "[checkpoi
     return training_settings(started.options, started.own, images_of(started));
   };
   const json begin = settings({});
-  Names expected{"precision", "threads_per_device", "backend", "sync_bn", "data_crc32"};
+  Names expected{"precision", "threads_per_device", "backend",
+                 "sync_bn",   "sync_bn_group",      "data_crc32"};
   for (const Change& change : changes_of_stage04()) expected.insert(change.name);
   for (const char* how_long : {"epochs", "max_steps"}) expected.erase(how_long);
   CHECK(names_of(begin) == expected);
@@ -309,6 +311,19 @@ TEST_CASE("A run does not go on with another value of any setting it began with"
                  StartsWith("F was saved with " + name + " "));
     }
   }
+}
+
+TEST_CASE("An option that there was not yet when a checkpoint was saved had its default",
+          "[checkpoint]") {
+  const Started started;
+  const json found = training_settings(started.options, started.own, images_of(started));
+  json saved = found;
+  saved.erase("sync_bn_group");
+  CHECK_NOTHROW(require_saved_settings(saved, found, "F"));
+  json grouped = found;
+  grouped["sync_bn_group"] = 2;
+  CHECK_THAT(message_of<BadInput>([&] { require_saved_settings(saved, grouped, "F"); }),
+             StartsWith("F was saved with sync_bn_group 0, this run has 2"));
 }
 
 TEST_CASE("A run begins with the learning rate of its first step", "[checkpoint]") {

@@ -163,6 +163,85 @@ TEST_CASE("Ranks may leave right after their last collective", "[group][gloo][tc
   }
 }
 
+// --- Groups of some ranks ------------------------------------------------------------------------
+
+/// What an all-reduce of the ranks' numbers in the job leaves on this one.
+float sum_of_ranks(Communicator& ranks, Stream stream, int mine) {
+  const auto x = BasicTensor<float>::from_host(stream, {1}, {float(mine)});
+  ranks.all_reduce(stream, x);
+  return x.to_host()[0];
+}
+
+TEST_CASE("Ranks in two groups at once, rows and columns, over every transport",
+          "[group][gloo][tcp][tsan]") {
+  for (const std::string& backend : host_backends()) {
+    INFO(backend);
+    const Texts errors = Job(4, backend).run([&](ProcessGroup& group) {
+      const auto device = open_device({DeviceId::Kind::cpu, group.rank()}, {});
+      const Stream stream = device->create_stream("communication");
+      const auto all = group.connect(*device);
+      const int me = group.rank();
+      const auto row = group.new_group(*device, me / 2), column = group.new_group(*device, me % 2);
+      const std::vector<int> places{row->rank(), row->world_size(), column->rank(),
+                                    column->world_size()};
+      if (places != std::vector<int>{me % 2, 2, me / 2, 2}) fail<BadInput>("places");
+      for (int turn = 0; turn < 3; ++turn) {  // in one order on all ranks
+        if (sum_of_ranks(*row, stream, me) != float(me < 2 ? 0 + 1 : 2 + 3)) fail<BadInput>("row");
+        if (sum_of_ranks(*all, stream, me) != 6) fail<BadInput>("all");
+        if (sum_of_ranks(*column, stream, me) != float(me % 2 == 0 ? 0 + 2 : 1 + 3)) {
+          fail<BadInput>("column");
+        }
+      }
+      const auto mine = BasicTensor<float>::from_host(stream, {1}, {float(me)}),
+                 gathered = BasicTensor<float>::empty(stream, {2});
+      column->all_gather(stream, mine, gathered);
+      if (gathered.to_host() != std::vector<float>{float(me % 2), float(me % 2 + 2)}) {
+        fail<BadInput>("gathered");
+      }
+    });
+    CHECK(errors == Texts(4));
+  }
+}
+
+TEST_CASE("A group may be one rank, or all; none is made before the ranks are connected",
+          "[group]") {
+  const Texts errors =
+      Job(3).run_connected([](ProcessGroup& group, Communicator& all, Stream stream) {
+        const auto alone = group.new_group(stream.device(), group.rank() == 1 ? 7 : 0);
+        require_equal(alone->world_size(), group.rank() == 1 ? 1 : 2, "world size");
+        sum_of_ranks(*alone, stream, 1);
+        const auto same = group.new_group(stream.device(), 0);
+        require_equal(same->rank(), all.rank(), "rank");
+        if (sum_of_ranks(*same, stream, 1) != 3) fail<BadInput>("sum");
+      });
+  CHECK(errors == Texts(3));
+  CHECK(Job(1).run([](ProcessGroup& group) {
+    const auto device = open_device({DeviceId::Kind::cpu, 0}, {});
+    group.new_group(*device, 0);
+  }) == Texts{"rank 0: new_group() before connect(), which chooses what connects ranks"});
+}
+
+TEST_CASE("A group's errors say which ranks it has, and the other groups go on", "[group][tcp]") {
+  for (const std::string& backend : host_backends()) {
+    INFO(backend);
+    const Texts errors =
+        Job(4, backend, kShort)
+            .run_connected([](ProcessGroup& group, Communicator&, Stream stream) {
+              const auto half = group.new_group(stream.device(), group.rank() / 2);
+              if (group.rank() == 3) {
+                std::this_thread::sleep_for(std::chrono::duration<double>(4 * kShort));
+              } else {
+                reduce(*half, stream);
+              }
+            });
+    CHECK(errors[0].empty());
+    CHECK(errors[1].empty());
+    CHECK_THAT(errors[2], Catch::Matchers::StartsWith(
+                              "rank 0 of ranks 2, 3: collective 1 (all_reduce of 10 f32, sum): "));
+    CHECK_THAT(errors[2], ContainsSubstring("no answer from rank 1 within 0.3 s"));
+  }
+}
+
 // --- Options -------------------------------------------------------------------------------------
 
 TEST_CASE("Options that cannot be meant are refused before anyone waits", "[group][row59]") {
