@@ -44,6 +44,8 @@ class DistributedDataParallel final : public Replica {
   Tensor backward(const Tensor& dy, Context& context) override;
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// A single bucket is complete only when backward has ended.
+  bool overlaps() const override { return options_.overlap && buckets_.size() > 1; }
 
  private:
   void gradient_is_ready(size_t parameter);

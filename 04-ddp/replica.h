@@ -47,6 +47,8 @@ class Replica : public Module {
   int64_t bytes_sent() const { return all_reduce_.bytes_sent(); }
   /// Of the steps so far. Waits for the last one.
   StepTimes times(int64_t steps);
+  /// Whether a reduction may begin before backward has ended.
+  virtual bool overlaps() const { return false; }
 
  protected:
   /// `parameters` are those of `module`, on the stream of its passes; they and `ranks` must outlive

@@ -62,9 +62,9 @@ class Grader:
         known = {task.id: Verdict(task.id, task.name, FAILED, task.points, how="compile",
                                   text=f"the file {task.file} is missing") for task in missing}
         known |= {task.id: verdict for task in chosen if (verdict := self.open_verdict(task))}
-        known |= self.compile("plain", [task for task in chosen if task.id not in known])
+        known |= self.compile("asan", [task for task in chosen if task.id not in known])
         for task in chosen:
-            verdict = known.get(task.id) or self.run("plain", task)
+            verdict = known.get(task.id) or self.run("asan", task)
             if verdict.status == PASSED and task.race:
                 verdict = self.look_for_races(task, verdict)
             yield verdict
@@ -95,7 +95,7 @@ class Grader:
                              self.own_lines(task))
         if verdict.status != FAILED or race:
             return verdict
-        if verdict.how == "crash" and self.changed_headers:
+        if verdict.how in ("crash", "memory") and self.changed_headers:
             verdict.text += (f"; the prebuilt solutions were compiled with "
                              f"{names(self.changed_headers)} as handed out, and a changed class "
                              "makes them crash")

@@ -282,6 +282,10 @@ void TensorSplit::report(TrainingLog& log) const {
                        of["bytes"].get<double>() / 1024);
   };
   log.note("split layers", fmt::format("{}", fmt::join(split_, ", ")));
+  for (const auto& layer : layers_) {
+    if (layer->traffic() == Traffic()) continue;
+    log.note("  " + layer->name(), text(as_json(layer->traffic())));
+  }
   log.note("per step", fmt::format("{} (by sizes: {})", text(moved), text(expected)),
            "tensor_split",
            {{"layers", split_}, {"per_step", moved}, {"predicted_per_step", expected}});

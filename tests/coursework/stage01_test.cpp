@@ -33,7 +33,11 @@ struct OneWeight {
 
 TEST_CASE("Plain SGD goes down the gradient", "[task01.1]") {
   OneWeight one;
-  one.step(2, {}, Real(0.5));
+  {
+    HINT("without momentum there is no velocity, and no memory for one: is it read or written?");
+    one.step(2, {}, Real(0.5));
+    one.device.stream.synchronize();
+  }
   HINT("a step goes against the gradient, and the learning rate says how far");
   CHECK(one.weight.to_host() == Values{3});
 }
@@ -95,19 +99,23 @@ Values pooled_backward(const Window2d& window, const Values& dy,
 }
 
 TEST_CASE("The gradient of a window goes to its maximum", "[task01.2]") {
+  const Window2d one = make_window("pool", {1, 2, 2, 1}, 1, 1, 2, 1, 0);
+  {
+    HINT(
+        "every element of dx is written, and nothing is added to what was there: memory that comes "
+        "in holds anything");
+    CHECK(pooled_backward(one, {7}, {3})[0] == 0);
+  }
   {
     HINT("the window found its maximum at position 3, the last one: that pixel has its gradient");
-    CHECK(pooled_backward(make_window("pool", {1, 2, 2, 1}, 1, 1, 2, 1, 0), {7}, {3}) ==
-          Values{0, 0, 0, 7});
+    CHECK(pooled_backward(one, {7}, {3}) == Values{0, 0, 0, 7});
   }
   HINT(
-      "every image and every channel is pooled by itself, and an image may be wider than high: "
-      "which window of dy is it, which pixel of dx?");
-  // Two images of 2x3 pixels with two channels, and 1x2 windows of each.
-  const Window2d window = make_window("pool", {2, 2, 3, 2}, 2, 2, 2, 1, 0);
-  CHECK(pooled_backward(window, {1, 2, 3, 4, 5, 6, 7, 8}, {0, 1, 2, 3, 3, 2, 1, 0}) ==
-        Values{1, 0, 0, 2, 0, 0, 0, 0, 3, 0, 0, 4,    // image 0, its two rows
-               0, 0, 0, 8, 7, 0, 0, 6, 5, 0, 0, 0});  // image 1
+      "a position counts within its window, row by row from the window's own corner: it is no "
+      "index "
+      "into the image");
+  CHECK(pooled_backward(make_window("pool", {1, 2, 3, 1}, 1, 1, 2, 1, 0), {5, 7}, {0, 3}) ==
+        Values{5, 0, 0, 0, 0, 7});
 }
 
 TEST_CASE("Overlapping windows: a pixel gets the gradient of every window that chose it",
@@ -122,6 +130,17 @@ TEST_CASE("Overlapping windows: a pixel gets the gradient of every window that c
   HINT("positions count row by row within the window, from its own corner");
   CHECK(pooled_backward(window, {1, 10, 100, 1000}, {0, 1, 2, 3}) ==
         Values{1, 0, 10, 0, 0, 0, 100, 0, 1000});
+}
+
+TEST_CASE("Every image and every channel is pooled by itself", "[task01.2]") {
+  HINT(
+      "every image and every channel is pooled by itself, and an image may be wider than high: "
+      "which window of dy is it, which pixel of dx?");
+  // Two images of 2x3 pixels with two channels, and 1x2 windows of each.
+  const Window2d window = make_window("pool", {2, 2, 3, 2}, 2, 2, 2, 1, 0);
+  CHECK(pooled_backward(window, {1, 2, 3, 4, 5, 6, 7, 8}, {0, 1, 2, 3, 3, 2, 1, 0}) ==
+        Values{1, 0, 0, 2, 0, 0, 0, 0, 3, 0, 0, 4,    // image 0, its two rows
+               0, 0, 0, 8, 7, 0, 0, 6, 5, 0, 0, 0});  // image 1
 }
 
 TEST_CASE("Pixels that no window covers have no gradient", "[task01.2]") {
@@ -208,6 +227,20 @@ TEST_CASE("A loader ends though a worker comes to its turn only then", "[task01.
     source->gate.open();  // by now the loader is about to end
   }).detach();
   CHECK(ends_soon([source, end = std::move(loader)]() mutable { end.reset(); }));
+}
+
+TEST_CASE("A slow worker does not let the others run further ahead", "[task01.3]") {
+  CountingSource source;
+  source.held_up = 1;  // of the second worker
+  DataLoader loader(source, two_ahead(2));
+  loader.begin_epoch(0);
+  const int64_t reads = reads_after_a_while(source, 3);
+  source.gate.open();
+  HINT(
+      "batch 1 was slow, and its neighbour went on to batch 4, for which there is no place yet: is "
+      "it bounded how many batches are on their way, or which ones may be made? And is the batch "
+      "itself counted?");
+  CHECK(reads == 3);  // batches 0, 1 and 2
 }
 
 TEST_CASE("Workers run ahead of the consumer as far as the bound, and no further", "[task01.3]") {

@@ -159,7 +159,10 @@ TEST_CASE("What becomes of one micro-batch in 1F1B", "[task03.2]") {
 }
 
 TEST_CASE("Four stages of 1F1B finish, and keep few activations", "[task03.2]") {
-  HINT("does a stage receive what its neighbour sends later, or never?");
+  HINT(
+      "some stage waits for ever: what it receives comes only after its neighbour has got "
+      "something "
+      "from it. What comes first, a backward or the activation for the next forward?");
   const std::vector<Instructions> schedules = one_f1b_schedules(4, 8);
   const Timetable table = simulate(schedules, 1, 2);
   {
@@ -167,7 +170,10 @@ TEST_CASE("Four stages of 1F1B finish, and keep few activations", "[task03.2]") 
     CHECK(table.live == std::vector<int>{4, 3, 2, 1});
   }
   {
-    HINT("the bubble is that of GPipe: (m + p - 1) forwards and backwards");
+    HINT(
+        "the bubble is that of GPipe, (m + p - 1) forwards and backwards: does a stage wait for "
+        "something that it does not need yet? What comes first, a backward or the activation for "
+        "the next forward?");
     CHECK(table.makespan == Approx((8 + 4 - 1) * 3));
   }
   HINT(
@@ -313,7 +319,8 @@ struct TwoHalves {
   /// What the ranks have for these inputs.
   Values forward(const Values& x = {1, 1}) { return numbers(split.forward(put(x), contexts)); }
 
-  testing::Machine machine{testing::cpus(2)};
+  testing::LateMachine devices{2};
+  testing::Machine& machine = devices.machine;
   std::unique_ptr<Linear> whole;
   RankModules modules;
   RowLinear split;
@@ -324,7 +331,9 @@ struct TwoHalves {
 
 TEST_CASE("Every rank has the output of the whole layer", "[task03.4]") {
   {
-    HINT("a rank's product knows only its own inputs: the output is the sum over all ranks");
+    HINT(
+        "a rank's product knows only its own inputs: the output is the sum over all ranks. Was the "
+        "other's product there when it was added, and who waits for whom?");
     CHECK(TwoHalves({1, 20}, 0).forward() == Values{21, 21});
   }
   {
@@ -340,6 +349,23 @@ TEST_CASE("The activation is that of the sum", "[task03.4]") {
   CHECK(TwoHalves({-5, 3}, 4, Activation::relu).forward() == Values{2, 2});
   HINT("-5 + 3 + 1 is less than 0, and then so is every rank's output cut off");
   CHECK(TwoHalves({-5, 3}, 1, Activation::relu).forward() == Values{0, 0});
+}
+
+TEST_CASE("A late rank's product is in the sum", "[task03.4]") {
+  for (const size_t late : {0u, 1u}) {
+    TwoHalves halves({1, 20}, 0);
+    const Tensors x = halves.put({1, 1});
+    halves.devices.hold(late);
+    {
+      HINT("does the host wait for a device? It has to go on and enqueue");
+      const Tensors y = halves.split.forward(x, halves.contexts);
+      halves.devices.let_go_after(1 - late);
+      HINT(
+          "a rank's product was not there yet when it was added up, and who waits for whom? The "
+          "ranks' calls do");
+      CHECK(TwoHalves::numbers(y) == Values{21, 21});
+    }
+  }
 }
 
 TEST_CASE("What backward needs is kept", "[task03.4]") {

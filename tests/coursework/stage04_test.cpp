@@ -72,10 +72,17 @@ TEST_CASE("Two ranks have the sum of both", "[task04.1]") {
       "and send and receive in one group?");
   const RingResult ring(2, 2);
   {
-    HINT("a digit is the number of times that a rank's value was added: once each");
+    HINT(
+        "a digit is the number of times that a rank's value was added: once each. If it is none, "
+        "or "
+        "nonsense: had the part come when it was added? A group's calls are enqueued when the "
+        "group "
+        "is closed");
     CHECK(ring.found[0] == ring.expected);
   }
-  HINT("rank 0 has the sum, rank 1 has not: which part does each begin with?");
+  HINT(
+      "rank 0 has the sum, rank 1 has not: which part does each begin with? Of which part does a "
+      "rank hold the sum after the reduce-scatter, and is that the one it passes on first?");
   CHECK(ring.found[1] == ring.expected);
 }
 
@@ -123,6 +130,10 @@ TEST_CASE("A bucket is closed when it has reached its cap", "[task04.2]") {
   HINT(
       "a bucket takes gradients until it has reached its cap: the one that reaches it is still in");
   CHECK(bytes_of(plan_buckets({4, 4, 4}, {.first_bytes = 6, .bytes = 6})) == Sizes{8, 4});
+  {
+    HINT("a bucket that has exactly its cap has reached it: nothing more comes in");
+    CHECK(bytes_of(plan_buckets({3, 3, 3}, {.first_bytes = 6, .bytes = 6})) == Sizes{6, 3});
+  }
   HINT("a gradient larger than the cap does not break a bucket up");
   CHECK(bytes_of(plan_buckets({2, 100, 2}, {.first_bytes = 6, .bytes = 6})) == Sizes{102, 2});
 }

@@ -32,6 +32,8 @@ CRASHES = """  const volatile int64_t* none = nullptr;
   return made;"""
 ENDLESS = """  for (volatile int64_t wait = i; wait >= 0; wait = i) {
   }"""
+PAST_THE_END = """
+    const volatile Real beyond = dy[(n + 1) * g.out_height * g.out_width * g.in_channels];"""
 ENDLESS_SCHEDULE = """  for (volatile int i = 0; i >= 0; i = stages + micro_batches + stage) {
   }
   return {};"""
@@ -108,13 +110,13 @@ class TestWholeLoop(unittest.TestCase):
 
     def test_the_other_tasks_of_a_program_are_solutions(self):
         self.grade({}, *self.graded)  # compiles nothing, for all are open
-        self.workshop.configure("plain", "grade")
+        self.workshop.configure("asan", "grade")
         programs = [f"tests/coursework/grade-{task_id}" for task_id in self.graded]
-        status, output = self.workshop.compile("plain", programs, "open tasks", print)
+        status, output = self.workshop.compile("asan", programs, "open tasks", print)
         self.assertEqual(0, status, output)
         environment = {**os.environ, "LOCKSTEP_TEST_LOG": "/dev/null"}  # those are no tests of ours
         for task in map(self.tasks.get, self.graded):
-            program = self.workshop.build("plain") / f"tests/coursework/grade-{task.id}"
+            program = self.workshop.build("asan") / f"tests/coursework/grade-{task.id}"
             others = [other.tag for other in self.tasks.values()
                       if other.id[:2] == task.id[:2] and other != task]
             for tags in (",".join(others), task.tag):
@@ -159,6 +161,14 @@ class TestWholeLoop(unittest.TestCase):
                     self.assertEqual(verdict["status"], FAILED, verdict)
                     self.assertIn(hint.removeprefix("hint: "), f"{verdict['hint']} {verdict['text']}",
                                   verdict)
+
+    def test_a_read_past_the_end_is_found_though_the_result_is_right(self):
+        body = self.solution(self.tasks["01.2"]) + PAST_THE_END
+        verdict = self.grade({"01.2": body}, "01.2")[1]["01.2"]
+        self.assertEqual((verdict["status"], verdict["how"]), (FAILED, "memory"), verdict)
+        self.assertRegex(verdict["text"], "AddressSanitizer: heap-buffer-overflow: the task reads beyond")
+        line = (self.student / verdict["file"]).read_text().split("\n")[verdict["line"] - 1]
+        self.assertEqual(line, PAST_THE_END[1:])
 
     @unittest.skipUnless(FULL, "takes minutes: all programs of a student's tree")
     def test_programs_and_labs_run_with_prebuilt_solutions_of_what_is_open(self):
@@ -232,7 +242,7 @@ class TestWholeLoop(unittest.TestCase):
         process = start(self, sys.executable, ROOT / "tools/grade.py", self.student, "01.1",
                         "--build", self.workshop.folder, stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(temporary)})
-        program = self.workshop.build("plain") / "tests/coursework/grade-01.1"
+        program = self.workshop.build("asan") / "tests/coursework/grade-01.1"
         running = lambda: [pid for pid in os.listdir("/proc") if pid.isdigit()  # noqa: E731
                            and command_of(pid).startswith(str(program))]
         deadline = time.monotonic() + 120

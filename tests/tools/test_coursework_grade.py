@@ -96,8 +96,26 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         self.assertEqual(verdict.text, "crashed (SIGXFSZ: more than 64 MiB were written)")
 
     def test_endless_memory_is_not_given(self):
-        takes = f"exec {sys.executable} -c 'bytearray(9 << 30)'"
-        self.assertIn("MemoryError", self.verdict(None, "ended; " + takes).text)
+        script = 'ended; echo "$ASAN_OPTIONS" | grep -q hard_rss_limit_mb=4096 || exit 3; echo "{}"; exit 1'
+        said = "AddressSanitizer: hard rss limit exhausted (4096Mb vs 4100Mb)"
+        self.assertEqual("more than 4 GiB of memory were taken",
+                         self.verdict(None, script.format(said)).text)
+
+    def test_what_address_sanitizer_finds_is_told_in_words(self):
+        report = ("==7==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x1\\n{} of size 8\\n"
+                  "    #0 0x1 in copy /usr/include/x.h:1\\n    #1 0x2 in f {}:5 (program+0x1)\\n")
+        def told(access, file):
+            script = f"printf why >$LOCKSTEP_HINT; printf '{report.format(access, file)}' >&2; exit 1"
+            return self.verdict(None, script, own_lines=range(3, 9))
+        verdict = told("READ", "../source/02-x/a.cpp")
+        self.assertEqual((verdict.how, verdict.file, verdict.line, verdict.hint),
+                         ("memory", "02-x/a.cpp", 5, "why"))
+        self.assertEqual("AddressSanitizer: heap-buffer-overflow: the task reads beyond the end, or "
+                         "before the beginning, of memory that was taken", verdict.text)
+        # What a kernel does that the task gave wrong memory: the task's first line is to blame.
+        elsewhere = told("WRITE", "../source/common/kernels/devices.cpp")
+        self.assertEqual(("02-x/a.cpp", 3), (elsewhere.file, elsewhere.line))
+        self.assertIn("the task writes", elsewhere.text)
 
     def test_an_end_in_the_middle_is_no_pass(self):
         self.assertEqual(self.verdict(None, "exit 0").how, "crash")
@@ -183,7 +201,7 @@ class TestGrade(Folder):
         self.write("common/a.h", "int a;\n")
         if not (self.root / solutions.MANIFEST).exists():
             solutions.write_manifest(self.root)
-        program = "plain/tests/coursework/grade-02.1"
+        program = "asan/tests/coursework/grade-02.1"
         self.write(f"build/{program}", f"#!/bin/sh\n{script}\n", 0o755)
         workshop = Workshop(self.root / "build")
         said = iter(outputs)
@@ -222,7 +240,7 @@ class TestGrade(Folder):
         grader = self.grader("return 1;")
         grader.workshop.compile = lambda *words: asked.append(words) or (0, "")
         next(grader.grade(grader.tasks))
-        self.assertEqual([("plain", ["tests/coursework/grade-02.1"], "task 02.1")],
+        self.assertEqual([("asan", ["tests/coursework/grade-02.1"], "task 02.1")],
                          [words[:3] for words in asked])
 
     def test_a_crash_names_changed_headers(self):

@@ -4,7 +4,8 @@ import textwrap
 
 from coursework.verdict import FAILED, OPEN, PASSED
 
-HOW = {"compile": "does not compile", "crash": "crashed", "deadline": "endless", "race": "race"}
+HOW = {"compile": "does not compile", "crash": "crashed", "deadline": "endless", "memory": "memory",
+       "race": "race"}
 
 
 def lines_of(verdict):

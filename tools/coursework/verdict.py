@@ -17,8 +17,21 @@ from run_tests import Running, run_process
 LATE = "ran past"  # run_process' first words about a program that it ended at the deadline
 PASSED, FAILED, OPEN = "passed", "failed", "not started"
 SLOWER = 5  # ThreadSanitizer's programs, at most
-# No core files; 8 GiB of addresses and 64 MiB of output end an endless loop before the machine does.
-LIMITS = ("bash", "-c", 'ulimit -c 0 -f 65536; {} exec "$@"', "limits")
+# No core files; 4 GiB of memory (ASAN) and 64 MiB of output end an endless loop before the machine does.
+LIMITS = ("bash", "-c", 'ulimit -c 0 -f 65536; exec "$@"', "limits")
+# Catch2 reports signals; leaks are nobody's mistake here; vectors pass between code with and without
+# AddressSanitizer, which cannot follow how full they are.
+ASAN = ("hard_rss_limit_mb=4096:handle_segv=0:handle_abort=0:handle_sigfpe=0:handle_sigill=0:"
+        "handle_sigbus=0:detect_leaks=0:detect_container_overflow=0")
+TOO_MUCH = re.compile("AddressSanitizer: hard rss limit exhausted")
+MEMORY = re.compile(r"ERROR: AddressSanitizer: (?P<kind>[\w-]+).*?(?:\n(?P<access>READ|WRITE) of size|\Z)",
+                    re.DOTALL)
+KINDS = {"heap-buffer-overflow": "beyond the end, or before the beginning, of memory that was taken",
+         "global-buffer-overflow": "beyond the end of a global variable",
+         "stack-buffer-overflow": "beyond the end of a local variable",
+         "heap-use-after-free": "memory that was given back: did something move it, or end?",
+         "stack-use-after-return": "a local variable of a function that has ended",
+         "stack-use-after-scope": "a local variable whose block has ended"}
 MEANS = {"SIGXFSZ": ": more than 64 MiB were written"}
 LONGEST = 300  # characters of a value, or of a message
 STARVED = 0.25  # of the deadline: others held up a program that computed less without waiting
@@ -34,7 +47,7 @@ class Verdict:
     name: str
     status: str  # PASSED, FAILED or OPEN
     of: int  # points
-    how: str = ""  # of FAILED: assertion, exception, crash, deadline, race, compile
+    how: str = ""  # of FAILED: assertion, exception, crash, deadline, memory, race, compile
     case: str = ""
     asserted: str = ""  # as in the test
     found: str = ""  # the same with the values
@@ -76,9 +89,9 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0
     wrote."""
     begin = time.monotonic()
     deadline = task.deadline * (SLOWER if race else 1)
-    ended = run_program(task, program, deadline, wrapper, race)
+    ended = run_program(task, program, deadline, wrapper)
     if ended.starved:
-        ended = run_program(task, program, deadline * PATIENCE, wrapper, race)
+        ended = run_program(task, program, deadline * PATIENCE, wrapper)
     seconds = round(time.monotonic() - begin, 2)
     told = Told(ended.xml)
     verdict = Verdict(task.id, task.name, FAILED, task.points, case=told.case or ended.case,
@@ -86,6 +99,9 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0
                       file=in_tree(told.file), line=told.line, seconds=seconds)
     if race and "WARNING: ThreadSanitizer" in ended.output:
         return tell_race(verdict, task, ended.output, in_tree, own_lines)
+    if found := MEMORY.search(ended.output):
+        verdict.hint = ended.hint
+        return tell_memory(verdict, task, found, ended.output, in_tree, own_lines)
     if ended.words.startswith(LATE):
         tell_deadline(verdict, ended)
     elif ended.words.startswith("killed"):
@@ -98,7 +114,9 @@ def verdict_of(task, program, in_tree, wrapper=(), race=False, own_lines=range(0
         verdict.how, verdict.text = "crash", "the program ended in the middle of a test"
     elif ended.words:
         verdict.how = "crash"
-        verdict.text = f"{ended.words}: {cut((ended.output.strip().splitlines() or [''])[-1])}"
+        last = (ended.output.strip().splitlines() or [""])[-1]
+        verdict.text = ("more than 4 GiB of memory were taken" if TOO_MUCH.search(ended.output)
+                        else f"{ended.words}: {cut(last)}")
     elif not ended.xml:
         verdict.how, verdict.text = "crash", "the program ended before its first test"
     elif told.cases == 0:
@@ -129,20 +147,19 @@ def cut(text):
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
 
 
-def run_program(task, program, deadline, wrapper=(), race=False):
+def run_program(task, program, deadline, wrapper=()):
     """Runs it up to its first failure, in a temporary folder, in a process group of its own, under
     a deadline."""
     with tempfile.TemporaryDirectory(prefix="lockstep-grade-") as folder:
         xml, log, hint = (Path(folder) / name for name in ("result.xml", "cases.jsonl", "hint"))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder,
                        "LOCKSTEP_TEST_LOG": str(log), "LOCKSTEP_HINT": str(hint),
-                       "TSAN_OPTIONS": tsan_options()}
-        limits = LIMITS[2].format("" if race else "ulimit -v 8388608;")
+                       "TSAN_OPTIONS": tsan_options(), "ASAN_OPTIONS": ASAN}
         begin, before, running = time.monotonic(), computed_by_children(), Running()
         try:
             with descendants.none_left(), Watch(running, deadline) as watch:
                 words, output = run_process(
-                    (*wrapper, *LIMITS[:2], limits, LIMITS[3], str(program), task.tag,
+                    (*wrapper, *LIMITS, str(program), task.tag,
                      "--reporter", "xml", "--out", str(xml), "--abort"),
                     folder, environment, deadline, running)
         except OSError as error:
@@ -178,15 +195,31 @@ def what_was_thrown(output):
 
 
 def tell_race(verdict, task, output, in_tree, own_lines):
-    """Puts ThreadSanitizer's report in the words of the table, and says where: in the student's
-    lines if the report names one of them, else in the task's file."""
-    frames = [(in_tree(match[1]), int(match[2])) for match in FRAME.finditer(output)]
+    """Puts ThreadSanitizer's report in the words of the table, and says where."""
     kind = re.search(r"WARNING: ThreadSanitizer: (.*?)(?: \(pid=\d+\))?$", output, re.MULTILINE)
     verdict.how, verdict.hint, verdict.asserted, verdict.found = "race", "", "", ""
     verdict.text = f"ThreadSanitizer: {kind[1] if kind else 'a report'}: {task.race}"
-    verdict.file, verdict.line = min(frames, default=("", 0), key=lambda frame: (
-        frame[0] != task.file, frame[1] not in own_lines))
+    verdict.file, verdict.line = place_in(output, task, in_tree, own_lines)
     return verdict
+
+
+def tell_memory(verdict, task, found, output, in_tree, own_lines):
+    """Puts AddressSanitizer's report in words, and says where."""
+    verdict.how, verdict.asserted, verdict.found = "memory", "", ""
+    does = {"READ": "reads ", "WRITE": "writes "}.get(found["access"], "")
+    verdict.text = f"AddressSanitizer: {found['kind']}: the task {does or 'uses '}" \
+                   f"{KINDS.get(found['kind'], 'memory that is not its own')}"
+    verdict.file, verdict.line = place_in(output, task, in_tree, own_lines)
+    return verdict
+
+
+def place_in(output, task, in_tree, own_lines):
+    """Where a sanitizer's report leads to: the student's lines if it names one of them, else the task's
+    file; where it names neither, the first of the student's lines, which caused it."""
+    frames = [(in_tree(match[1]), int(match[2])) for match in FRAME.finditer(output)]
+    own = [frame for frame in frames if frame[0] == task.file]
+    first = min(own_lines, default=0)
+    return min(own, default=(task.file, first), key=lambda frame: frame[1] not in own_lines)
 
 
 class Told:

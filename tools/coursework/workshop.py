@@ -23,11 +23,12 @@ from ninja_progress import CORES, Lines, Plan, in_words, run_ninja
 COMMON = ("-Dcuda=disabled", "-Dgloo=disabled", "-Dcpu_engine=reference", "-Dnative=false",
           "-Dtests=enabled", "-Doptimization=0", "-Ddebug=false")
 FLAVOURS = {
-    "plain": (),
+    "plain": (),  # for the solutions
+    "asan": ("-Db_sanitize=address", "-Dcpp_args=-g1"),  # for what is graded
     "tsan": ("-Db_sanitize=thread", "-Dcpp_args=-g1"),  # -g1: lines in its reports
 }
 # Seconds that a source takes where nothing was compiled yet (an AMD EPYC, 2026).
-COMPILING = {"plain": 4.0, "tsan": 5.0}
+COMPILING = {"plain": 4.0, "asan": 5.0, "tsan": 5.0}
 FAILED_EDGE = re.compile(r"^FAILED: (\S+)", re.MULTILINE)
 PLACE = r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: "
 ERROR = re.compile(PLACE + r"(?:fatal |internal compiler )?error: (?P<text>.*)$", re.MULTILINE)
