@@ -206,6 +206,13 @@ TEST_CASE("The times of steps are those of their parts", "[ddp][row80]") {
   CHECK(handed.hand_over() == Approx(0.3));
 }
 
+TEST_CASE("Only several buckets with overlap can be hidden behind backward", "[ddp]") {
+  CHECK_FALSE(Group(2)[0].wrapper().overlaps());  // one bucket, complete when backward has ended
+  CHECK(Group(2, small_network(), {.caps = BucketCaps::equal(0)})[0].wrapper().overlaps());
+  const DdpOptions late{.caps = BucketCaps::equal(0), .overlap = false};
+  CHECK_FALSE(Group(2, small_network(), late)[0].wrapper().overlaps());
+}
+
 TEST_CASE("Communication takes as long as the reductions, with the waiting for a slower rank",
           "[ddp][row80]") {
   Group group(2);
