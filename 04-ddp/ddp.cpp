@@ -6,20 +6,6 @@
 #include "common/core/listed.h"
 
 namespace lockstep {
-namespace {
-
-/// "parameter 0": "conv1.weight [10, 5, 5, 1]", and so on: parameters, then buffers.
-NamedValues described(const FlatParameters& parameters) {
-  NamedValues facts;
-  const auto add = [&](const std::string& name, const Shape& shape) {
-    facts.emplace_back(fmt::format("parameter {}", facts.size()), name + " " + shape.text());
-  };
-  for (const Parameter* p : parameters.parameters()) add(p->name, p->shape);
-  for (const ModelBuffer* b : parameters.buffers()) add(b->name, b->shape);
-  return facts;
-}
-
-}  // namespace
 
 DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
                                                  const FlatParameters& parameters,
@@ -30,8 +16,7 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
       options_(options),
       in_order_(parameters.parameters().rbegin(), parameters.parameters().rend()),
       ready_(in_order_.size(), false) {
-  // Without this check a difference would show as a sum of unrelated numbers, or as a hang.
-  require_same(exchange, described(parameters_), "all ranks must build the same network");
+  require_same_network(exchange, parameters_.parameters(), parameters_.buffers());
   require(!in_order_.empty(), "rank {}: a network without parameters has nothing to be reduced",
           comm_.rank());
   std::vector<int64_t> bytes;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/core/error.h"
+
 namespace lockstep {
 
 double StepTimes::hidden() const {
@@ -20,16 +22,25 @@ Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameter
       passes_(parameters.stream()),
       communication_(communication),
       all_reduce_(comm, kind, communication),
-      broadcasts_buffers_(broadcast_buffers),
+      running_statistics_(comm, passes_, parameters.buffer_values(), broadcast_buffers),
       own_health_(HealthTensor::from_host(passes_, {}, {Health{}})),
       pass_times_(passes_),
       communication_times_(communication_) {}
 
-void Replica::broadcast_buffers() {
-  if (broadcasts_buffers_ && buffers_are_old_ && !parameters_.buffers().empty()) {
-    comm_.broadcast(passes_, parameters_.buffer_values(), 0);
-  }
-  buffers_are_old_ = false;
+void require_same_network(const ExchangeTexts& exchange, const std::vector<Parameter*>& parameters,
+                          const std::vector<ModelBuffer*>& buffers) {
+  NamedValues facts;  // "parameter 0": "conv1.weight [10, 5, 5, 1]"
+  const auto add = [&](const std::string& name, const Shape& shape) {
+    facts.emplace_back(fmt::format("parameter {}", facts.size()), name + " " + shape.text());
+  };
+  for (const Parameter* p : parameters) add(p->name, p->shape);
+  for (const ModelBuffer* b : buffers) add(b->name, b->shape);
+  require_same(exchange, facts, "all ranks must build the same network");
+}
+
+void RunningStatistics::broadcast_buffers() {
+  if (broadcasts_ && changed_ && values_.elements() > 0) comm_.broadcast(passes_, values_, 0);
+  changed_ = false;
 }
 
 Tensor Replica::forward(const Tensor& x, Context& context) {
@@ -58,7 +69,7 @@ void Replica::finish_reduction() {
   pass_times_.end("exposed");
   pass_times_.stop();
   in_step_ = false;
-  buffers_are_old_ = true;
+  running_statistics_.are_changed();
 }
 
 StepTimes Replica::times(int64_t steps) {

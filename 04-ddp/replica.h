@@ -2,8 +2,11 @@
 // What both ways of writing DDP share: one rank's copy of the network.
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "04-ddp/all_reduce.h"
+#include "common/group/agreement.h"
 #include "common/nn/module.h"
 #include "common/step/phase_timer.h"
 
@@ -21,6 +24,30 @@ struct StepTimes {
   double hand_over() const;
 };
 
+/// Throws BadInput, on all ranks, if they do not have the same parameters and running statistics.
+/// Without this check a difference would show as a sum of unrelated numbers, or as a hang.
+void require_same_network(const ExchangeTexts& exchange, const std::vector<Parameter*>& parameters,
+                          const std::vector<ModelBuffer*>& buffers);
+
+/// Gives all ranks rank 0's running statistics, each of which has seen its own part of the batches.
+class RunningStatistics {
+ public:
+  /// `values` as FlatBuffers::values(). With `broadcasts` false every rank keeps its own.
+  RunningStatistics(Communicator& comm, Stream passes, Tensor values, bool broadcasts)
+      : comm_(comm), passes_(passes), values_(std::move(values)), broadcasts_(broadcasts) {}
+  /// They become rank 0's, if a pass has changed them.
+  void broadcast_buffers();
+  /// A training pass has.
+  void are_changed() { changed_ = true; }
+
+ private:
+  Communicator& comm_;
+  Stream passes_;
+  Tensor values_;
+  bool broadcasts_;
+  bool changed_ = true;
+};
+
 /// One rank's copy of a network; every rank has its own part of every batch. After backward the
 /// gradients are the same on all ranks: those of the whole batch.
 ///
@@ -36,7 +63,7 @@ class Replica : public Module {
   /// communicate, so that one rank may evaluate alone.
   Tensor forward(const Tensor& x, Context& context) override;
   /// Running statistics become rank 0's, if a pass has changed them.
-  void broadcast_buffers();
+  void broadcast_buffers() { running_statistics_.broadcast_buffers(); }
 
   /// Whether this rank's contribution to the sums was finite, its loss included. When a sum is not
   /// finite, this tells which rank it came from.
@@ -68,8 +95,7 @@ class Replica : public Module {
 
  private:
   AllReduce all_reduce_;
-  bool broadcasts_buffers_;
-  bool buffers_are_old_ = true;  // since the last reduction
+  RunningStatistics running_statistics_;
   bool in_step_ = false;         // a pass has begun whose reduction has not ended
   StepStateTensor state_;        // of the current pass
   HealthTensor own_health_;

@@ -42,8 +42,8 @@ Initializer parse_initializer(std::string_view text) {
   fail<BadInput>("--init: '{}' is not known; choose kaiming or normal", text);
 }
 
-void initialize(const FlatParameters& parameters, Initializer initializer, uint64_t seed) {
-  for (const Parameter* p : parameters.parameters()) {
+void initialize(const std::vector<Parameter*>& parameters, Initializer initializer, uint64_t seed) {
+  for (const Parameter* p : parameters) {
     std::seed_seq seeds{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
                         hash_name(p->name)};
     std::mt19937 generator(seeds);

@@ -22,6 +22,9 @@ Initializer parse_initializer(std::string_view text);
 /// Sets every parameter; BatchNorm starts with weight 1 and bias 0 either way. Each parameter has a
 /// generator of its own, seeded by `seed` and its name: a layer's initial values do not depend on
 /// the layers before it or on its device. Both precisions draw the same numbers.
-void initialize(const FlatParameters& parameters, Initializer initializer, uint64_t seed);
+void initialize(const std::vector<Parameter*>& parameters, Initializer initializer, uint64_t seed);
+inline void initialize(const FlatParameters& parameters, Initializer initializer, uint64_t seed) {
+  initialize(parameters.parameters(), initializer, seed);
+}
 
 }  // namespace lockstep

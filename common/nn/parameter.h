@@ -42,10 +42,28 @@ struct ModelBuffer {
   Tensor value{};
 };
 
+/// Where tensors that lie behind each other in a flat buffer begin: `elements` rounded up to a
+/// multiple of 64 bytes (vector loads, cuDNN).
+int64_t aligned(int64_t elements);
+
+/// Puts the running statistics of a module into one flat buffer, in order of registration, and
+/// points every ModelBuffer into it, with its initial values.
+class FlatBuffers {
+ public:
+  FlatBuffers(Module& module, Stream stream);
+
+  const Tensor& values() const { return values_; }  // [elements, gaps included]
+  const std::vector<ModelBuffer*>& buffers() const { return buffers_; }  // registration order
+
+ private:
+  std::vector<ModelBuffer*> buffers_;
+  Tensor values_;
+};
+
 /// Puts all parameters of a module into one flat buffer and all gradients into another, each in
 /// REVERSE order of registration. Backward finishes gradients roughly in that
-/// order, so that a bucket of finished gradients is a range of one buffer. Every parameter starts
-/// at a multiple of 64 bytes (vector loads, cuDNN); the gaps hold zeros.
+/// order, so that a bucket of finished gradients is a range of one buffer. Every parameter is
+/// aligned(); the gaps hold zeros.
 class FlatParameters {
  public:
   /// Allocates on the stream's device and points every Parameter and ModelBuffer into it; values
@@ -60,9 +78,9 @@ class FlatParameters {
   const Tensor& gradients_and_loss() const { return gradients_and_loss_; }
   /// [1]
   Tensor loss() const { return gradients_and_loss_.range(gradients_.elements(), {1}); }
-  const Tensor& buffer_values() const { return buffer_values_; }  // running statistics, likewise
+  const Tensor& buffer_values() const { return buffers_.values(); }  // running statistics, likewise
   const std::vector<Parameter*>& parameters() const { return parameters_; }  // registration order
-  const std::vector<ModelBuffer*>& buffers() const { return buffers_; }
+  const std::vector<ModelBuffer*>& buffers() const { return buffers_.buffers(); }
   /// The number of learnt values, gaps not counted: 21,840 for the seed network.
   int64_t count() const;
   /// Sets the gradients, and the loss after them, to zero.
@@ -70,8 +88,8 @@ class FlatParameters {
 
  private:
   std::vector<Parameter*> parameters_;
-  std::vector<ModelBuffer*> buffers_;
-  Tensor values_, gradients_and_loss_, gradients_, buffer_values_;
+  FlatBuffers buffers_;
+  Tensor values_, gradients_and_loss_, gradients_;
 };
 
 }  // namespace lockstep

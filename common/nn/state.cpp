@@ -123,11 +123,19 @@ std::vector<Real> to_torch_layout(const Parameter& p, const std::vector<Real>& v
   return swap_inner(values, p.shape[0], p.shape[1] * p.shape[2], p.shape[3]);
 }
 
+StateTensor state_of(const Parameter& p) {
+  return {p.name, torch_shape(p), to_torch_layout(p, p.value.to_host()), {}};
+}
+
 std::vector<StateTensor> state_dict(Module& network) {
   std::vector<StateTensor> state;
-  for (const Parameter* p : network.parameters()) {
-    state.push_back({p->name, torch_shape(*p), to_torch_layout(*p, p->value.to_host()), {}});
-  }
+  for (const Parameter* p : network.parameters()) state.push_back(state_of(*p));
+  for (StateTensor& tensor : running_state(network)) state.push_back(std::move(tensor));
+  return state;
+}
+
+std::vector<StateTensor> running_state(Module& network) {
+  std::vector<StateTensor> state;
   for (const ModelBuffer* b : network.buffers()) {
     state.push_back({b->name, b->shape, b->value.to_host(), {}});
   }
@@ -145,6 +153,14 @@ void load_state_dict(Module& network, const std::vector<StateTensor>& state) {
   for (const auto& [b, tensor] : matches.buffers) b->value.copy_from_host(tensor->real);
   for (const auto& [norm, tensor] : matches.tracked) {
     if (tensor != nullptr) norm->set_batches_tracked(tensor->integer.at(0));
+  }
+}
+
+void load_running_state(Module& network, const std::map<std::string, StateTensor>& state) {
+  for (const ModelBuffer* b : network.buffers()) b->value.copy_from_host(state.at(b->name).real);
+  for (BatchNorm2d* norm : batch_norms(network)) {
+    const auto found = state.find(tracked_name(*norm));
+    if (found != state.end()) norm->set_batches_tracked(found->second.integer.at(0));
   }
 }
 

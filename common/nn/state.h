@@ -1,6 +1,8 @@
 #pragma once
 // The border between our memory layout and PyTorch's: what checkpoints and parity files hold.
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "common/nn/module.h"
@@ -27,10 +29,16 @@ struct StateTensor {
 /// The whole state of a network, as torch's state_dict() names it: parameters, running statistics,
 /// num_batches_tracked. Synchronizes.
 std::vector<StateTensor> state_dict(Module& network);
+/// Of that: one parameter, and all that are no parameters.
+StateTensor state_of(const Parameter& parameter);
+std::vector<StateTensor> running_state(Module& network);
+
 /// Sets the state. Throws a BadInput that lists every missing and unexpected tensor, and every
 /// tensor with another shape or a problem; the network is then unchanged. num_batches_tracked may
 /// be missing.
 void load_state_dict(Module& network, const std::vector<StateTensor>& state);
+/// Sets what are no parameters, from tensors that check_state_dict() found to fit, by name.
+void load_running_state(Module& network, const std::map<std::string, StateTensor>& state);
 /// Throws as load_state_dict() does and changes nothing. The network need not have memory yet.
 void check_state_dict(Module& network, const std::vector<StateTensor>& state);
 

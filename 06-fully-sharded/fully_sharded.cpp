@@ -1,0 +1,190 @@
+#include "06-fully-sharded/fully_sharded.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/core/error.h"
+
+namespace lockstep {
+namespace {
+
+/// The layers of `network`, one after another.
+Layers layers_of(Module& network) {
+  auto* const sequence = dynamic_cast<Sequential*>(&network);
+  require(sequence != nullptr,
+          "a network is divided into units between the layers of a Sequential, and this one is none");
+  return sequence->release_layers();
+}
+
+int64_t bytes_of(Module& layer) {
+  int64_t elements = 0;
+  for (const Parameter* p : layer.parameters()) elements += p->shape.elements();
+  return elements * int64_t(sizeof(Real));
+}
+
+}  // namespace
+
+FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> network, Stream passes,
+                                                   Communicator& comm,
+                                                   const ExchangeTexts& exchange,
+                                                   Stream communication,
+                                                   const ShardingOptions& options)
+    : options_(options),
+      messages_{options.kind, comm, passes, communication},
+      units_(make_units(layers_of(*network), options.unit)),
+      buffers_(*this, passes),
+      running_statistics_(comm, passes, buffers_.values(), options.broadcast_buffers),
+      loss_(Tensor::empty(passes, {1})),
+      own_health_(HealthTensor::from_host(passes, {}, {Health{}})) {
+  require_same_network(exchange, parameters(), buffers());
+  require(count() > 0, "rank {}: a network without parameters has nothing to be shared out",
+          comm.rank());
+  broadcast_buffers();
+}
+
+std::vector<Unit*> FullyShardedDataParallel::make_units(Layers layers, UnitSize size) {
+  std::vector<PlannedLayer> planned;
+  for (const auto& layer : layers) planned.push_back({layer->name(), bytes_of(*layer)});
+  std::vector<Unit*> units;
+  auto next = layers.begin();
+  for (const size_t count : plan_units(planned, size)) {
+    Layers of_unit(std::move_iterator(next), std::move_iterator(next + std::ptrdiff_t(count)));
+    next += std::ptrdiff_t(count);
+    const std::string name = of_unit.front()->name();
+    units.push_back(&add_module(name, std::make_unique<Unit>(std::move(of_unit), messages_)));
+  }
+  return units;
+}
+
+int64_t FullyShardedDataParallel::count() {
+  int64_t count = 0;
+  for (const Parameter* p : parameters()) count += p->shape.elements();
+  return count;
+}
+
+// --- The passes ----------------------------------------------------------------------------------
+
+/// Brings in the whole values of unit `at` and starts to fetch those behind it, in the direction of
+/// the pass (1: forward, -1: backward). A gather that is enqueued here, before the unit's own
+/// layers, is under way while they compute; it begins when the layers before them have ended.
+void FullyShardedDataParallel::fetch(size_t at, int direction) {
+  units_[at]->gather();
+  const int64_t units = std::ssize(units_);
+  for (int64_t ahead = 1; ahead <= options_.prefetch; ++ahead) {
+    const int64_t next = int64_t(at) + direction * ahead;
+    if (next >= 0 && next < units) units_[size_t(next)]->gather();
+  }
+  units_[at]->await_values();
+}
+
+Tensor FullyShardedDataParallel::forward(const Tensor& x, Context& context) {
+  const bool training = context.facts.training;
+  if (training) {
+    broadcast_buffers();
+    if (!in_step_) messages_.pass_times.start();
+    in_step_ = true;
+    state_ = context.state();
+  }
+  Tensor y = x;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    fetch(i, 1);
+    y = units_[i]->forward(y, context);
+    if (options_.reshard_after_forward || !training) units_[i]->free_values();
+  }
+  return y;
+}
+
+Tensor FullyShardedDataParallel::backward(const Tensor& dy, Context& context) {
+  const bool reduces = context.facts.last_contribution;
+  Tensor dx = dy;
+  for (size_t i = units_.size(); i-- > 0;) {
+    fetch(i, -1);
+    units_[i]->provide_gradients();
+    dx = units_[i]->backward(dx, context);
+    units_[i]->free_values();
+    if (!reduces) continue;
+    units_[i]->reduce_gradients(state_, own_health_);
+    // One unit late: the passes need not wait for this reduction before they go on.
+    if (i + 1 < units_.size()) units_[i + 1]->free_gradients();
+  }
+  if (!reduces) return dx;
+  units_.front()->free_gradients();
+  average_loss();
+  messages_.pass_times.stop();
+  in_step_ = false;
+  running_statistics_.are_changed();
+  return dx;
+}
+
+/// The loss is the last message of a step. A rank whose contribution was not finite makes it NaN:
+/// the shards in which that shows are on other ranks, but all must stop.
+void FullyShardedDataParallel::average_loss() {
+  const Stream communication = messages_.communication;
+  Kernels& kernels = communication.kernels();
+  communication.wait(messages_.passes.record());
+  messages_.communication_times.start();
+  kernels.check_finite(communication, state_, loss_, own_health_);
+  kernels.poison(communication, own_health_, loss_);
+  kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), loss_);
+  messages_.comm.all_reduce(communication, loss_);
+  messages_.communication_times.end("communication");
+  messages_.await(communication.record());
+}
+
+void FullyShardedDataParallel::zero_gradients() const {
+  for (const Unit* unit : units_) unit->zero_gradients();
+  messages_.passes.kernels().fill(messages_.passes, 0, loss_);
+}
+
+void FullyShardedDataParallel::gather_parameters() {
+  for (Unit* unit : units_) unit->shard_was_updated();
+  if (messages_.shards(ShardKind::parameters)) return;
+  for (Unit* unit : units_) unit->gather();
+}
+
+// --- Values and what this rank keeps of them -----------------------------------------------------
+
+void FullyShardedDataParallel::load_units(const std::function<void(Unit&)>& set) {
+  for (Unit* unit : units_) {
+    unit->begin_loading();
+    set(*unit);
+    unit->end_loading();
+  }
+}
+
+void FullyShardedDataParallel::visit_units(const std::function<void(Unit&)>& use) {
+  for (Unit* unit : units_) {
+    unit->gather();
+    unit->await_values();
+    use(*unit);
+    unit->free_values();
+  }
+}
+
+void FullyShardedDataParallel::initialize(Initializer initializer, uint64_t seed) {
+  load_units([&](Unit& unit) { lockstep::initialize(unit.in_order(), initializer, seed); });
+}
+
+std::vector<UpdatedRange> FullyShardedDataParallel::shards() const {
+  std::vector<UpdatedRange> shards;
+  for (const Unit* unit : units_) shards.push_back({unit->value_shard(), unit->gradient_shard()});
+  return shards;
+}
+
+void FullyShardedDataParallel::sum_over_shards(const Tensor& squares) const {
+  // [task 06.4] the norm over shards
+  if (!messages_.shards(ShardKind::optimizer)) return;  // all ranks have all gradients
+  messages_.communication.wait(messages_.passes.record());
+  messages_.comm.all_reduce(messages_.communication, squares);
+  messages_.passes.wait(messages_.communication.record());
+  // [end 06.4]
+}
+
+StepTimes FullyShardedDataParallel::times(int64_t steps) {
+  const double share = 1.0 / double(std::max<int64_t>(steps, 1));
+  return {.compute = share * messages_.pass_times.total("compute"),
+          .communication = share * messages_.communication_times.total("communication"),
+          .exposed = share * messages_.pass_times.total("exposed")};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+#pragma once
+// Sharded data parallel: what every rank of stage 04 keeps whole is divided over the ranks.
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "04-ddp/replica.h"
+#include "06-fully-sharded/unit.h"
+#include "06-fully-sharded/unit_plan.h"
+#include "common/group/agreement.h"
+#include "common/nn/init.h"
+#include "common/nn/optimizer.h"
+
+namespace lockstep {
+
+struct ShardingOptions {
+  ShardKind kind = ShardKind::parameters;
+  UnitSize unit{};
+  /// Units whose gather is on its way while another one computes.
+  int prefetch = 1;
+  /// false: gathered parameters stay from forward to backward.
+  bool reshard_after_forward = true;
+  /// Running statistics are rank 0's before every training forward.
+  bool broadcast_buffers = true;
+};
+
+/// One rank's part of a network whose parameters, gradients and optimizer state the ranks share
+/// out, as far as the kind says. Mirrors torch.distributed.fsdp (Zhao et al., arXiv 2304.11277) and
+/// ZeRO (arXiv 1910.02054).
+///
+/// In backward a unit's gradients are averaged as soon as the unit has made all of them, while
+/// backward goes on with the units in front. Each rank then updates its own shard. Losses must be
+/// weighted as for a Replica, and the loss becomes the mean over the global batch as there.
+///
+/// In a pass that is not the last contribution to a step (PassFacts) nothing is reduced: every unit
+/// keeps its whole gradients.
+class FullyShardedDataParallel final : public Module {
+ public:
+  /// `network` is a Sequential. `comm` must outlive this object. Throws BadInput, on all ranks, if
+  /// they do not have the same network.
+  FullyShardedDataParallel(std::unique_ptr<Module> network, Stream passes, Communicator& comm,
+                           const ExchangeTexts& exchange, Stream communication,
+                           const ShardingOptions& options);
+
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+  /// Sets whole gradients that are kept, and the loss, to zero.
+  void zero_gradients() const;
+  /// Every rank's shard has been updated. Whole parameters that are kept get the others' shards,
+  /// unit after unit while the next forward begins; sharded ones are gathered when they are used.
+  void gather_parameters();
+  /// Running statistics become rank 0's, if a pass has changed them.
+  void broadcast_buffers() { running_statistics_.broadcast_buffers(); }
+
+  /// lockstep::initialize(), a unit at a time.
+  void initialize(Initializer initializer, uint64_t seed);
+  /// Calls set(unit), which writes the unit's whole values on every rank, for one unit after
+  /// another: only one of them is there at a time.
+  void load_units(const std::function<void(Unit&)>& set);
+  /// Calls use(unit), which may read the unit's whole values on the host, likewise. All ranks call
+  /// it.
+  void visit_units(const std::function<void(Unit&)>& use);
+
+  /// What this rank's optimizer updates, a range per unit.
+  std::vector<UpdatedRange> shards() const;
+  /// `squares` [1] of this rank's shards becomes that of all numbers, for a norm over all shards.
+  void sum_over_shards(const Tensor& squares) const;
+  const std::vector<Unit*>& units() const { return units_; }
+  const FlatBuffers& running_statistics() const { return buffers_; }
+
+  /// [1], the loss of this rank's samples; after the last backward the mean over the global batch.
+  const Tensor& loss() const { return loss_; }
+  /// Whether this rank's contribution to the sums was finite, its loss included.
+  const HealthTensor& own_health() const { return own_health_; }
+  /// The number of learnt values.
+  int64_t count();
+  ShardKind kind() const { return messages_.kind; }
+  const ShardingOptions& options() const { return options_; }
+  /// Bytes of parameters and gradients that this rank has sent so far.
+  int64_t bytes_sent() const { return messages_.bytes_sent; }
+  /// Of the steps so far. Exposed is the time in which the passes waited for a message. Waits for
+  /// the last step.
+  StepTimes times(int64_t steps);
+
+ private:
+  std::vector<Unit*> make_units(Layers layers, UnitSize size);
+  void fetch(size_t unit, int direction);
+  void average_loss();
+
+  ShardingOptions options_;
+  mutable UnitMessages messages_;
+  std::vector<Unit*> units_;
+  FlatBuffers buffers_;
+  RunningStatistics running_statistics_;
+  Tensor loss_;
+  HealthTensor own_health_;
+  StepStateTensor state_;  // of the current pass
+  bool in_step_ = false;   // a pass has begun whose reduction has not ended
+};
+
+}  // namespace lockstep

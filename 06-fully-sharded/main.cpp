@@ -1,0 +1,134 @@
+// Stage 06: sharding, ZeRO and fully sharded data parallel.
+//
+// The training program of stage 05. What every rank kept whole is divided over the ranks: the
+// optimizer's state, the gradients, the parameters. Each rank updates its shard, and writes it to
+// checkpoints. Compare with
+//   diff 05-syncbn-checkpoint/main.cpp 06-fully-sharded/main.cpp
+
+#include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "06-fully-sharded/sharded_weights.h"
+#include "06-fully-sharded/stage_options.h"
+#include "common/app/program.h"
+#include "common/app/rank_program.h"
+#include "common/app/training_log.h"
+#include "common/nn/models.h"
+#include "common/nn/optimizer.h"
+#include "common/step/evaluate.h"
+#include "common/step/feeder.h"
+
+namespace lockstep {
+namespace {
+
+/// One optimizer step over this rank's part of a batch, which has been fed: the micro-batches
+/// (one, unless --accumulate asks for more) add up their gradients. The last backward leaves their
+/// average over the ranks in this rank's shard, which it updates; then the others get it. Leaves
+/// the global batch's mean loss in `loss`, [1].
+void train_step(Model& model, FullyShardedDataParallel& sharded, const ClipByNorm& clip, const Optimizer& optimizer, const Feeder& feeder,
+                const DeviceBatch& batch, const BatchSplit& accumulation, Context& context,
+                const Tensor& loss) {
+  sharded.zero_gradients();  // and the loss: both add up
+  const std::vector<DeviceBatch> parts = batch.divide(accumulation);
+  for (const DeviceBatch& part : parts) {
+    context.facts.last_contribution = &part == &parts.back();  // else no_sync
+    context.facts.first_sample = part.first;                   // for dropout's masks
+    const Tensor images = feeder.normalize(part, context);
+    const Tensor scores = model.network->forward(images, context);
+    model.loss->forward(scores, part.labels, loss, context);
+    model.network->backward(model.loss->backward(part.labels, context), context);
+  }
+  clip();
+  optimizer.step(context.state(), loss);
+  sharded.gather_parameters();
+}
+
+void train(const Options& options, const ShardedStageOptions& own) {
+  // The process group: who am I, and where are the others?
+  ProcessGroup group = init_process_group(own.group_options());
+
+  // Data: bytes in host memory.
+  const DatasetPair data = load_dataset(group, options);
+  require_same_settings(group, options, own, data);
+
+  // This rank's device, and the streams on which everything happens in order.
+  const std::unique_ptr<Device> device = open_device_of_rank(options, group);
+  const std::unique_ptr<Communicator> comm = group.connect(*device);
+  const Stream stream = device->create_stream("compute");
+  const Stream communication = device->create_stream("communication");
+
+  // Network, parameters, optimizer.
+  Model model = make_model(options.model_options(data.train));
+  const auto norm_ranks = own.batch_norm_ranks(group, *device, *comm);  // null: each by itself
+  const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
+  FullyShardedDataParallel& sharded =
+      share_out(model, stream, group, *comm, communication, own);
+  sharded.initialize(options.initializer(), options.seed);
+  load_weights(group, *comm, options.load, sharded);
+  const Optimizer optimizer(stream, sharded.shards(), options.optimizer_rule());
+  const ClipByNorm clip = clip_shards(sharded, stream, own.clip_norm);
+
+  // What brings the batches in and carries the losses out.
+  ShardLoader train_loader(data.train, options, *device, group, own.sharding());
+  DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group));
+  const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
+  Feeder feeder(stream, data.train);
+  Context context(stream);
+  const Tensor loss = sharded.loss();
+  TrainingLog log("06-fully-sharded", options, stream, {device.get()}, data.train.count(),
+                  LogPeers::of(group, sharded.own_health()));
+  log.start(data.train, data.test, sharded.count(), batch_line(options, own, group));
+
+  const auto evaluate_all = [&] {
+    sharded.broadcast_buffers();  // running statistics: all measure the same network
+    return evaluate(model, test_loader, data.test.count(), feeder, context, *comm);
+  };
+
+  // Where training goes on, and when it is saved.
+  CheckpointPlan checkpoints({replica.inner(), parameters, optimizer}, *comm, group, own,
+                             train_loader.batches_per_epoch(), [&] { log.settle(); });
+  TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
+  log.resume(state.steps, state.epoch);
+
+  for (int64_t epoch = state.epoch; epoch < options.epochs && !log.finished(); ++epoch) {
+    log.begin_epoch(epoch, state.first_batch(epoch));
+    train_loader.begin_epoch(epoch, state.first_batch(epoch));
+    while (!log.finished()) {
+      const std::optional<HostBatch> batch = train_loader.next();
+      if (!batch) break;
+      context.begin_step({.step = log.steps(),
+                          .learning_rate = Real(schedule.at(log.steps())),
+                          .loss_weight = loss_weight(*batch, group.world_size())});
+      const DeviceBatch& fed = feeder.feed(*batch, context);
+      train_step(model, sharded, clip, optimizer, feeder, fed, own.accumulation(), context, loss);
+      log.step(*batch, loss, {optimizer.health()});
+      state.count_step(schedule.at(log.steps()));  // the rate of the next one
+      checkpoints.after_step(state);
+    }
+    log.end_epoch();
+    log.evaluated(evaluate_all());
+    checkpoints.after_epoch(state, log.accuracy());
+  }
+  if (!log.has_evaluation()) log.evaluated(evaluate_all());
+
+  save_weights(group, options.save, sharded);
+  report(sharded, optimizer, own, group.world_size(), log);
+  if (synchronised) report(*synchronised, log);
+  log.finish(context.flops());
+  checkpoints.finish();
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  lockstep::ShardedStageOptions own;
+  return lockstep::run_program(
+      {.name = "06-fully-sharded",
+       .summary = "Stage 06: sharded optimizer, gradients and parameters (ZeRO, FSDP).",
+       .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
+       .baseline = "01-single-gpu",
+       .emulate = [&](size_t devices) { return own.emulation(devices); },
+       .order = "sampler",
+       .model = "seed-bn",
+       .start_ranks = [&](const auto& options) { return lockstep::start_ranks(options, own); }},
+      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
+}

@@ -1,0 +1,37 @@
+#pragma once
+// Which rank keeps which numbers. Nothing here knows of devices or messages.
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+/// Numbers [first, first + count) of something that lies in memory one after another.
+struct FlatRange {
+  int64_t first = 0, count = 0;
+  int64_t end() const { return first + count; }
+  friend bool operator==(const FlatRange&, const FlatRange&) = default;
+};
+
+/// The length that a flat buffer of `elements` numbers needs so that its `world_size` shards are
+/// equally long and each begins at a multiple of 64 bytes. What is added holds zeros.
+int64_t padded_length(int64_t elements, int world_size);
+
+/// Rank `rank`'s shard of a flat buffer of `length` numbers, which world_size divides: the ranks'
+/// shards follow each other and have the same length. They are cut without regard to parameters: a
+/// parameter may lie on several ranks. Mirrors torch.distributed.fsdp's FlatParameter.
+FlatRange shard_of(int64_t length, int rank, int world_size);
+
+/// A part of a parameter that lies in one shard.
+struct Piece {
+  size_t parameter = 0;  // its place in the list of parameters
+  FlatRange of_parameter{};  // these of its elements
+  int64_t in_shard = 0;  // where they begin in the shard
+  friend bool operator==(const Piece&, const Piece&) = default;
+};
+
+/// The pieces of the parameters in a shard, in the order of the list. `parameters` says where each
+/// one lies in the flat buffer. One that does not touch the shard has no piece; nor has padding.
+std::vector<Piece> pieces_in(const std::vector<FlatRange>& parameters, FlatRange shard);
+
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+#include "06-fully-sharded/stage_options.h"
+
+#include "common/core/error.h"
+#include "common/io/json.h"
+
+namespace lockstep {
+
+void ShardedStageOptions::add_to(OptionParser& parser) {
+  CheckpointStageOptions::add_to(parser);
+  for (const char* of_ddp : {"--ddp", "--all-reduce", "--bucket-mb", "--no-overlap",
+                             "--find-unused-parameters"}) {
+    parser.leave_out(of_ddp);  // units take the place of buckets
+  }
+  parser.begin_group("Sharding");
+  parser.add("--shard", shard,
+             {"what the ranks share out: none (DDP), optimizer (ZeRO-1), gradients (ZeRO-2) or "
+              "parameters (FSDP)",
+              Role::all_ranks});
+  parser.add("--unit", unit,
+             {"what is gathered and reduced together: layer, block, model, or MiB of parameters",
+              Role::all_ranks});
+  parser.add("--prefetch", prefetch,
+             {"units that are fetched while another one computes", Role::all_ranks}, {0, 1024});
+  parser.add("--reshard-after-forward", reshard_after_forward,
+             {"no: parameters stay whole from forward to backward", Role::all_ranks});
+  parser.check_afterwards([this, &parser] {
+    const ShardKind kind = parse_shard_kind(shard);
+    parse_unit(unit);
+    require(reshard_after_forward == "yes" || reshard_after_forward == "no",
+            "--reshard-after-forward: '{}', expected yes or no", reshard_after_forward);
+    for (const char* option : {"--prefetch", "--reshard-after-forward"}) {
+      require(kind == ShardKind::parameters || !parser.given(option),
+              "{}: for --shard parameters; with {} parameters are never given back", option, shard);
+    }
+  });
+}
+
+ShardingOptions ShardedStageOptions::sharding_options() const {
+  return {.kind = parse_shard_kind(shard),
+          .unit = parse_unit(unit),
+          .prefetch = prefetch,
+          .reshard_after_forward = reshard_after_forward == "yes",
+          .broadcast_buffers = !no_broadcast_buffers};
+}
+
+void require_same_settings(ProcessGroup& group, const Options& options,
+                           const ShardedStageOptions& own, const DatasetPair& data) {
+  require_same_settings(group, shared_settings(table_of(options, own), data));
+}
+
+FullyShardedDataParallel& share_out(Model& model, Stream passes, ProcessGroup& group,
+                                    Communicator& comm, Stream communication,
+                                    const ShardedStageOptions& own) {
+  return model.wrap<FullyShardedDataParallel>(passes, comm, group.exchanger(), communication,
+                                              own.sharding_options());
+}
+
+ClipByNorm clip_shards(const FullyShardedDataParallel& sharded, Stream passes, double most) {
+  return {passes, sharded.shards(), most,
+          [&](const Tensor& squares) { sharded.sum_over_shards(squares); }};
+}
+
+// --- The report ----------------------------------------------------------------------------------
+
+namespace {
+
+/// How often half an all-reduce goes over all parameters in a step: all-gathers and
+/// reduce-scatters.
+int halves_per_step(const ShardedStageOptions& own) {
+  const ShardingOptions options = own.sharding_options();
+  if (options.kind != ShardKind::parameters) return 2;
+  return own.accumulate * (options.reshard_after_forward ? 2 : 1) + 1;
+}
+
+double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
+
+/// What a rank keeps between steps, in bytes.
+struct Kept {
+  int64_t values = 0, gradients = 0, state = 0;
+};
+
+Kept kept_by(const FullyShardedDataParallel& sharded, const Optimizer& optimizer) {
+  const auto shares = [&](ShardKind what) { return sharded.kind() >= what; };
+  Kept kept;
+  for (const Unit* unit : sharded.units()) {
+    const int64_t whole = unit->length() * int64_t(sizeof(Real)),
+                  shard = int64_t(unit->value_shard().bytes());
+    kept.values += shares(ShardKind::parameters) ? shard : whole;
+    kept.gradients += shares(ShardKind::gradients) ? shard : whole;
+  }
+  for (const OptimizerState& state : optimizer.state()) {
+    for (const Tensor& range : state.ranges) kept.state += int64_t(range.bytes());
+  }
+  return kept;
+}
+
+}  // namespace
+
+void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer,
+            const ShardedStageOptions& own, int world_size, TrainingLog& log) {
+  const double steps = double(std::max<int64_t>(log.own_steps(), 1));
+  const StepTimes times = sharded.times(log.own_steps());
+  log.note("ms per step",
+           fmt::format("compute {:.2f}, communication {:.2f}, exposed {:.2f}", 1e3 * times.compute,
+                       1e3 * times.communication, 1e3 * times.exposed),
+           "per_step_seconds",
+           {{"compute", times.compute},
+            {"communication", times.communication},
+            {"exposed_communication", times.exposed}});
+
+  int64_t padded = 0;  // bytes of all parameters, with what makes the shards equal
+  for (const Unit* unit : sharded.units()) padded += unit->length() * int64_t(sizeof(Real));
+  const int halves = halves_per_step(own);
+  const double sent = double(sharded.bytes_sent()) / steps;
+  const double predicted = double(halves) * double(padded / world_size * (world_size - 1));
+  log.note("bytes per step",
+           fmt::format("{:.0f} sent by rank 0, {} (W-1)/W times the padded model is {:.0f}", sent,
+                       halves, predicted),
+           "bytes_per_step", {{"sent", sent}, {"predicted", predicted}});
+
+  const Kept kept = kept_by(sharded, optimizer);
+  log.note("kept per rank",
+           fmt::format("{:.2f} MiB of parameters, {:.2f} of gradients, {:.2f} of the optimizer; "
+                       "the padded model has {:.2f}",
+                       mebibytes(kept.values), mebibytes(kept.gradients), mebibytes(kept.state),
+                       mebibytes(padded)),
+           "kept_bytes",
+           {{"parameters", kept.values},
+            {"gradients", kept.gradients},
+            {"optimizer", kept.state},
+            {"padded_model", padded}});
+}
+
+}  // namespace lockstep

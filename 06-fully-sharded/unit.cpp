@@ -1,0 +1,180 @@
+#include "06-fully-sharded/unit.h"
+
+#include <utility>
+
+#include "common/core/error.h"
+#include "common/kernels/kernels.h"
+
+namespace lockstep {
+
+ShardKind parse_shard_kind(const std::string& text) {
+  if (text == "none") return ShardKind::none;
+  if (text == "optimizer") return ShardKind::optimizer;
+  if (text == "gradients") return ShardKind::gradients;
+  require(text == "parameters",
+          "--shard: '{}', expected none, optimizer, gradients or parameters", text);
+  return ShardKind::parameters;
+}
+
+void UnitMessages::await(const Event& event) {
+  pass_times.end("compute");
+  passes.wait(event);
+  pass_times.end("exposed");
+}
+
+Unit::Unit(Layers layers, UnitMessages& messages) : messages_(messages) {
+  for (std::unique_ptr<Module>& layer : layers) {
+    const std::string name = layer->name();
+    add(name, std::move(layer));
+  }
+  const std::vector<Parameter*> registered = parameters();
+  in_order_.assign(registered.rbegin(), registered.rend());
+  int64_t end = 0;
+  for (const Parameter* p : in_order_) {
+    ranges_.push_back({end, p->shape.elements()});
+    end += aligned(p->shape.elements());
+  }
+  length_ = padded_length(end, messages.comm.world_size());
+  allocate();
+}
+
+FlatRange Unit::shard() const {
+  if (!messages_.shards(ShardKind::optimizer)) return {0, length_};
+  return shard_of(length_, messages_.comm.rank(), messages_.comm.world_size());
+}
+
+void Unit::allocate() {
+  const auto zeros = [&](int64_t elements) {
+    Tensor x = Tensor::empty(messages_.passes, {elements});
+    messages_.passes.kernels().fill(messages_.passes, 0, x);
+    return x;
+  };
+  const FlatRange mine = shard();
+  if (messages_.shards(ShardKind::parameters)) {
+    value_shard_ = zeros(mine.count);
+  } else {
+    values_ = zeros(length_);
+    value_shard_ = values_.range(mine.first, {mine.count});
+    point_values();
+  }
+  if (messages_.shards(ShardKind::gradients)) {
+    gradient_shard_ = zeros(mine.count);
+  } else {
+    gradients_ = zeros(length_);
+    gradient_shard_ = gradients_.range(mine.first, {mine.count});
+    point_gradients();
+  }
+}
+
+/// Parameters are views into the whole, or undefined where that is not there.
+void Unit::point_values() {
+  for (size_t i = 0; i < in_order_.size(); ++i) {
+    Parameter& p = *in_order_[i];
+    p.value = values_.defined() ? values_.range(ranges_[i].first, p.shape) : Tensor();
+  }
+}
+
+void Unit::point_gradients() {
+  for (size_t i = 0; i < in_order_.size(); ++i) {
+    Parameter& p = *in_order_[i];
+    p.grad = gradients_.defined() ? gradients_.range(ranges_[i].first, p.shape) : Tensor();
+  }
+}
+
+/// What a rank sends in an all-gather or a reduce-scatter: its own part to W-1 others, or W-1 parts
+/// of its own whole. An all-reduce is the one after the other.
+int64_t Unit::bytes_of_half() const {
+  const int64_t world_size = messages_.comm.world_size();
+  return length_ / world_size * (world_size - 1) * int64_t(sizeof(Real));
+}
+
+// --- Values --------------------------------------------------------------------------------------
+
+void Unit::gather() {
+  // [task 06.3] gather, use and free
+  if (whole_) return;
+  if (!values_.defined()) {
+    values_ = Tensor::empty(messages_.passes, {length_});
+    point_values();
+  }
+  const Stream passes = messages_.passes, communication = messages_.communication;
+  communication.wait(passes.record());  // the memory is free, the shard has been updated
+  messages_.communication_times.start();
+  messages_.comm.all_gather(communication, value_shard_, values_);
+  messages_.communication_times.end("communication");
+  gathered_ = communication.record();
+  messages_.bytes_sent += bytes_of_half();
+  whole_ = true;
+}
+
+void Unit::await_values() {
+  if (gathered_) messages_.await(*gathered_);
+  gathered_.reset();
+}
+
+void Unit::free_values() {
+  if (!messages_.shards(ShardKind::parameters) || !values_.defined()) return;
+  await_values();  // the gather writes to this memory: it must be over before that is freed
+  values_ = Tensor();
+  point_values();
+  whole_ = false;
+}
+// [end 06.3]
+
+void Unit::begin_loading() {
+  if (values_.defined()) return;
+  values_ = Tensor::empty(messages_.passes, {length_});
+  messages_.passes.kernels().fill(messages_.passes, 0, values_);  // the padding
+  point_values();
+}
+
+void Unit::end_loading() {
+  whole_ = true;
+  if (!messages_.shards(ShardKind::parameters)) return;
+  const FlatRange mine = shard();
+  messages_.passes.copy(value_shard_.data(), values_.range(mine.first, {mine.count}).data(),
+                        value_shard_.bytes());
+  free_values();
+}
+
+// --- Gradients -----------------------------------------------------------------------------------
+
+void Unit::provide_gradients() {
+  if (gradients_.defined()) return;
+  gradients_ = Tensor::empty(messages_.passes, {length_});
+  messages_.passes.kernels().fill(messages_.passes, 0, gradients_);
+  point_gradients();
+}
+
+void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& own_health) {
+  const Stream communication = messages_.communication;
+  Kernels& kernels = communication.kernels();
+  communication.wait(messages_.passes.record());  // backward has written them
+  messages_.communication_times.start();
+  kernels.check_finite(communication, state, gradients_, own_health);
+  kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), gradients_);
+  if (messages_.shards(ShardKind::optimizer)) {
+    messages_.comm.reduce_scatter(communication, gradients_, gradient_shard_);
+    messages_.bytes_sent += bytes_of_half();
+  } else {
+    messages_.comm.all_reduce(communication, gradients_);
+    messages_.bytes_sent += 2 * bytes_of_half();
+  }
+  messages_.communication_times.end("communication");
+  reduced_ = communication.record();
+}
+
+void Unit::free_gradients() {
+  if (reduced_) messages_.await(*reduced_);
+  reduced_.reset();
+  if (!messages_.shards(ShardKind::gradients)) return;
+  gradients_ = Tensor();
+  point_gradients();
+}
+
+void Unit::zero_gradients() const {
+  if (!gradients_.defined()) return;
+  messages_.passes.kernels().fill(messages_.passes, 0, gradients_);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,118 @@
+#pragma once
+// A unit: layers whose parameters are gathered, reduced and given back together.
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "06-fully-sharded/shard_plan.h"
+#include "common/comm/communicator.h"
+#include "common/nn/module.h"
+#include "common/step/phase_timer.h"
+
+namespace lockstep {
+
+/// What the ranks share out instead of keeping it W times; each way shares what the one before it
+/// does, too (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+enum class ShardKind {
+  none,        // nothing: DistributedDataParallel
+  optimizer,   // the optimizer's state: ZeRO-1
+  gradients,   // ZeRO-2
+  parameters,  // ZeRO-3, fully sharded data parallel (FSDP)
+};
+/// "none", "optimizer", "gradients" or "parameters"; throws BadInput otherwise.
+ShardKind parse_shard_kind(const std::string& text);
+
+/// One rank's side of its units' messages. They go over the communication stream, in the same order
+/// on all ranks.
+struct UnitMessages {
+  ShardKind kind;
+  Communicator& comm;
+  Stream passes, communication;
+  PhaseTimer pass_times{passes}, communication_times{communication};
+  int64_t bytes_sent = 0;  // of parameters and gradients, by this rank
+
+  bool shards(ShardKind what) const { return kind >= what; }
+  /// The passes wait for `event`; that is time in which they do not compute.
+  void await(const Event& event);
+};
+
+/// Layers one after another. Their parameters lie in one flat buffer [length], in reverse order of
+/// registration and padded so that the ranks' shards [length / W] are equally long. What of it a
+/// rank keeps depends on the kind:
+///
+///              values          gradients         updated by this rank
+///   none       whole           whole             all of it
+///   optimizer  whole           whole             its shard, a view of both
+///   gradients  whole           a shard           its shard
+///   parameters a shard         a shard           its shard
+///
+/// Where a shard is kept, the whole is allocated when it is needed and given back to the device
+/// behind that. Layers find the whole in Parameter::value and Parameter::grad, which are undefined
+/// while it is not there.
+class Unit final : public Sequential {
+ public:
+  /// Allocates what is kept; values are undefined until initialize() or a load.
+  Unit(Layers layers, UnitMessages& messages);
+
+  // --- Values ------------------------------------------------------------------------------------
+
+  /// Brings the whole values to this rank, if they are not there: enqueues that and returns. All
+  /// ranks call it in the same order.
+  void gather();
+  /// What is enqueued on the passes' stream from now on finds the whole values.
+  void await_values();
+  /// Gives the whole values back, if only a shard is kept. What is enqueued so far may use them.
+  void free_values();
+  /// Every rank has changed its shard: what the others have is out of date.
+  void shard_was_updated() { whole_ = !messages_.shards(ShardKind::optimizer); }
+  /// [length], while they are there.
+  const Tensor& values() const { return values_; }
+  /// Allocates the whole values, to be written by this rank; then keeps what it keeps of them.
+  void begin_loading();
+  void end_loading();
+
+  // --- Gradients ---------------------------------------------------------------------------------
+
+  /// Makes sure that there are whole gradients for backward to add to; new ones are zeros.
+  void provide_gradients();
+  /// Averages them over the ranks: of the whole, or of this rank's shard. Enqueues that and
+  /// returns. A gradient of this rank that is not finite is noted in `own_health`.
+  void reduce_gradients(const StepStateTensor& state, const HealthTensor& own_health);
+  /// What is enqueued on the passes' stream from now on finds them averaged. The whole gradients
+  /// are given back, if only a shard is kept.
+  void free_gradients();
+  /// Sets kept whole gradients to zero.
+  void zero_gradients() const;
+
+  // --- What this rank keeps ----------------------------------------------------------------------
+
+  /// What this rank updates, [length / W] (none: [length]).
+  const Tensor& value_shard() const { return value_shard_; }
+  const Tensor& gradient_shard() const { return gradient_shard_; }
+  /// Reverse order of registration, and where each one lies in the flat buffer.
+  const std::vector<Parameter*>& in_order() const { return in_order_; }
+  const std::vector<FlatRange>& ranges() const { return ranges_; }
+  int64_t length() const { return length_; }
+  /// The part of the flat buffer that this rank updates.
+  FlatRange shard() const;
+
+ private:
+  void point_values();
+  void point_gradients();
+  void allocate();
+  int64_t bytes_of_half() const;
+
+  UnitMessages& messages_;
+  std::vector<Parameter*> in_order_;
+  std::vector<FlatRange> ranges_;
+  int64_t length_ = 0;
+  Tensor values_, gradients_;  // [length], undefined while only the shard is there
+  Tensor value_shard_, gradient_shard_;
+  bool whole_ = false;               // values_ has, or will have, all ranks' shards
+  std::optional<Event> gathered_;    // after the gather that the passes have not waited for
+  std::optional<Event> reduced_;     // after the reduction, likewise
+};
+
+}  // namespace lockstep
