@@ -8,7 +8,7 @@
 #include "common/app/training_log.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/evaluate.h"
 #include "common/step/feeder.h"
 #include "common/step/step_graph.h"
@@ -18,8 +18,8 @@ namespace lockstep {
 namespace {
 
 /// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
-void train_step(Model& model, const Sgd& optimizer, const Feeder& feeder, const DeviceBatch& batch,
-                Context& context, const Tensor& loss) {
+void train_step(Model& model, const Optimizer& optimizer, const Feeder& feeder,
+                const DeviceBatch& batch, Context& context, const Tensor& loss) {
   const Tensor images = feeder.normalize(batch, context);
   optimizer.zero_gradients();  // and the loss: both add up
   const Tensor scores = model.network->forward(images, context);
@@ -43,7 +43,7 @@ void train(const Options& options) {
   const FlatParameters parameters(*model.network, stream);
   initialize(parameters, options.initializer(), options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
-  const Sgd optimizer(parameters, options.sgd_rule());
+  const Optimizer optimizer(parameters, options.optimizer_rule());
 
   // What brings the batches in and carries the losses out.
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));

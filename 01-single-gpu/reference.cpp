@@ -9,7 +9,7 @@
 #include "common/app/training_log.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/evaluate.h"
 #include "common/step/feeder.h"
 #include "common/step/step_graph.h"
@@ -20,7 +20,7 @@ namespace {
 
 /// One optimizer step: the parts of the batch add up their gradients, then the weights move. Leaves
 /// the batch's mean loss in `loss`, [1].
-void train_step(Model& model, const Sgd& optimizer, Feeder& feeder, Context& context,
+void train_step(Model& model, const Optimizer& optimizer, Feeder& feeder, Context& context,
                 StepGraph& graph, const HostBatch& batch, const BatchSplit& split,
                 const Tensor& loss) {
   const std::vector<BatchPart> parts = split.divide(batch.size);
@@ -58,7 +58,7 @@ void train(const Options& options) {
   const FlatParameters parameters(*model.network, stream);
   initialize(parameters, options.initializer(), options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
-  const Sgd optimizer(parameters, options.sgd_rule());
+  const Optimizer optimizer(parameters, options.optimizer_rule());
 
   // What brings the batches in and carries the losses out.
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));

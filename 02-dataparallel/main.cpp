@@ -10,7 +10,7 @@
 #include "common/app/training_log.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/evaluate.h"
 #include "common/step/feeder.h"
 #include "common/step/weights_file.h"
@@ -19,8 +19,8 @@ namespace lockstep {
 namespace {
 
 /// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
-void train_step(Model& model, const Sgd& optimizer, const Feeder& feeder, const DeviceBatch& batch,
-                Context& context, const Tensor& loss) {
+void train_step(Model& model, const Optimizer& optimizer, const Feeder& feeder,
+                const DeviceBatch& batch, Context& context, const Tensor& loss) {
   const Tensor images = feeder.normalize(batch, context);
   optimizer.zero_gradients();  // and the loss: both add up
   const Tensor scores = model.network->forward(images, context);
@@ -45,7 +45,7 @@ void train(const Options& options, ReduceMode mode) {
   const FlatParameters parameters(*model.network, stream);
   initialize(parameters, options.initializer(), options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
-  const Sgd optimizer(parameters, options.sgd_rule());
+  const Optimizer optimizer(parameters, options.optimizer_rule());
   const auto make_replica = [&] { return make_model(options.model_options(data.train)).network; };
   DataParallel& parallel =
       model.wrap<DataParallel>(parameters, make_replica, streams, *world, mode);

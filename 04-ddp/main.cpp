@@ -9,8 +9,9 @@
 #include "common/app/program.h"
 #include "common/app/rank_program.h"
 #include "common/app/training_log.h"
+#include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/evaluate.h"
 #include "common/step/feeder.h"
 #include "common/step/weights_file.h"
@@ -22,9 +23,9 @@ namespace {
 /// (one, unless --accumulate asks for more) add up their gradients. The last backward averages them
 /// over the ranks; what follows on this stream waits for that. Leaves the global batch's mean loss
 /// in `loss`, [1].
-void train_step(Model& model, const ClipByNorm& clip, const Sgd& optimizer, const Feeder& feeder,
-                const DeviceBatch& batch, const BatchSplit& accumulation, Context& context,
-                const Tensor& loss) {
+void train_step(Model& model, const ClipByNorm& clip, const Optimizer& optimizer,
+                const Feeder& feeder, const DeviceBatch& batch, const BatchSplit& accumulation,
+                Context& context, const Tensor& loss) {
   optimizer.zero_gradients();  // and the loss: both add up
   const std::vector<DeviceBatch> parts = batch.divide(accumulation);
   for (const DeviceBatch& part : parts) {
@@ -58,7 +59,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   const FlatParameters parameters(*model.network, stream);
   initialize(parameters, options.initializer(), options.seed);
   load_weights(group, options.load, *model.network);
-  const Sgd optimizer(parameters, options.sgd_rule());
+  const Optimizer optimizer(parameters, options.optimizer_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
   Replica& replica = wrap_in_replica(model, parameters, group, *comm, communication, own);
 

@@ -1,8 +1,11 @@
 #include "05-syncbn-checkpoint/checkpoint.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <string_view>
 #include <system_error>
 
@@ -22,7 +25,9 @@ constexpr std::string_view kOptimizerSuffix = ".optimizer.safetensors";
 constexpr std::string_view kTemporarySuffix = ".tmp";  // write_file_atomically()
 constexpr const char* kTrainingKey = "lockstep.training";
 constexpr const char* kOptimizerKey = "lockstep.optimizer";
-constexpr const char* kMomentum = "momentum.";
+
+/// What the names of an optimizer's state begin with.
+std::string prefix_of(const std::string& state) { return state + "."; }
 
 /// The step in a checkpoint's file name; nothing for other files.
 std::optional<int64_t> steps_of(const std::string& name) {
@@ -76,11 +81,15 @@ std::vector<FoundCheckpoint> find_checkpoints(const fs::path& directory) {
 
 namespace {
 
-/// The momentum; empty if there is none.
-std::vector<StateTensor> momentum_of(const Trained& trained) {
-  const Tensor& velocity = trained.optimizer.velocity();
-  if (!velocity.defined()) return {};
-  return flat_state_dict(trained.parameters, velocity, kMomentum);
+/// The optimizer's state, "momentum.conv1.weight" and so on; empty if there is none.
+std::vector<StateTensor> optimizer_state(const Trained& trained) {
+  std::vector<StateTensor> all;
+  for (const OptimizerState& state : trained.optimizer.state()) {
+    std::ranges::move(
+        flat_state_dict(trained.parameters, state.ranges.at(0), prefix_of(state.name)),
+        std::back_inserter(all));
+  }
+  return all;
 }
 
 /// A run can go wrong before its loss shows it: running variances overflow first.
@@ -96,18 +105,18 @@ void require_finite(const std::vector<StateTensor>& state, const TrainingState& 
 }
 
 /// Step 4, the first file. Returns the checksum that identifies the file; "", and writes no file,
-/// if there is no momentum.
-std::string save_momentum(const fs::path& checkpoint, const std::vector<StateTensor>& momentum) {
-  if (momentum.empty()) return "";
-  return save_safetensors(optimizer_path(checkpoint), file_entries(momentum), {{"format", "pt"}},
+/// if the optimizer has no state.
+std::string save_optimizer(const fs::path& checkpoint, const std::vector<StateTensor>& optimizer) {
+  if (optimizer.empty()) return "";
+  return save_safetensors(optimizer_path(checkpoint), file_entries(optimizer), {{"format", "pt"}},
                           Checksums::crc32);
 }
 
 /// Step 4, the second file.
 void save_network(const fs::path& checkpoint, const std::vector<StateTensor>& network,
-                  const TrainingState& state, const std::string& momentum) {
+                  const TrainingState& state, const std::string& optimizer) {
   Metadata metadata = {{"format", "pt"}, {kTrainingKey, state.to_json()}};
-  if (!momentum.empty()) metadata[kOptimizerKey] = momentum;
+  if (!optimizer.empty()) metadata[kOptimizerKey] = optimizer;
   save_safetensors(checkpoint, file_entries(network), metadata, Checksums::crc32);
 }
 
@@ -126,13 +135,13 @@ bool is_leftover(const fs::path& file) {
 void save_checkpoint(const fs::path& directory, const Trained& trained,
                      const TrainingState& state) {
   const std::vector<StateTensor> network = state_dict(trained.network),
-                                 momentum = momentum_of(trained);
-  for (const auto* tensors : {&network, &momentum}) require_finite(*tensors, state);
+                                 optimizer = optimizer_state(trained);
+  for (const auto* tensors : {&network, &optimizer}) require_finite(*tensors, state);
   make_directory(directory);
   remove_leftovers(directory);
   const fs::path path = checkpoint_path(directory, state.steps);
   try {
-    save_network(path, network, state, save_momentum(path, momentum));
+    save_network(path, network, state, save_optimizer(path, optimizer));
   } catch (...) {
     remove_leftovers(directory);
     throw;
@@ -169,8 +178,8 @@ std::string text_under(const SafetensorsFile& file, const std::string& key) {
   return found == file.metadata().end() ? "" : found->second;
 }
 
-/// The momentum whose file has this checksum.
-std::vector<StateTensor> read_momentum(const fs::path& checkpoint, const std::string& expected) {
+/// The optimizer's state, whose file has this checksum.
+std::vector<StateTensor> read_optimizer(const fs::path& checkpoint, const std::string& expected) {
   const fs::path path = optimizer_path(checkpoint);
   const SafetensorsFile file = load_safetensors(path);
   require(file.header_checksum() == expected,
@@ -189,12 +198,12 @@ Checkpoint read_checkpoint(const fs::path& path) {
           "{}: found weights without {}, expected a checkpoint; begin anew from such a file with "
           "--load",
           path.string(), training.empty() ? "a training state" : "checksums");
-  const std::string momentum = text_under(file, kOptimizerKey);
-  return {
-      .path = path,
-      .training = training,
-      .network = state_of(file.tensors(), FileTypes::exact),
-      .momentum = momentum.empty() ? std::vector<StateTensor>() : read_momentum(path, momentum)};
+  const std::string optimizer = text_under(file, kOptimizerKey);
+  return {.path = path,
+          .training = training,
+          .network = state_of(file.tensors(), FileTypes::exact),
+          .optimizer =
+              optimizer.empty() ? std::vector<StateTensor>() : read_optimizer(path, optimizer)};
 }
 
 std::optional<Checkpoint> newest_checkpoint(const fs::path& directory,
@@ -215,23 +224,62 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& directory,
   return {};
 }
 
+namespace {
+
+/// The tensors of one of an optimizer's states: those whose names have its prefix.
+std::vector<StateTensor> tensors_of(const OptimizerState& state,
+                                    const std::vector<StateTensor>& saved) {
+  std::vector<StateTensor> found;
+  std::ranges::copy_if(saved, std::back_inserter(found), [&](const StateTensor& tensor) {
+    return tensor.name.starts_with(prefix_of(state.name));
+  });
+  return found;
+}
+
+/// The names of an optimizer's states, in words.
+std::string listed(const std::set<std::string>& states) {
+  return states.empty() ? "no state" : fmt::format("{}", fmt::join(states, " and "));
+}
+
+/// Those of "exp_avg.conv1.weight", "exp_avg_sq.conv1.weight" and so on: exp_avg and exp_avg_sq.
+std::string states_saved(const std::vector<StateTensor>& tensors) {
+  std::set<std::string> states;
+  for (const StateTensor& tensor : tensors) {
+    states.insert(tensor.name.substr(0, tensor.name.find('.')));
+  }
+  return listed(states);
+}
+
+std::string states_of(const Optimizer& optimizer) {
+  std::set<std::string> states;
+  for (const OptimizerState& state : optimizer.state()) states.insert(state.name);
+  return listed(states);
+}
+
+}  // namespace
+
 void require_fitting(const Checkpoint& checkpoint, const Trained& trained) {
   within(checkpoint.path.string(), [&] { check_state_dict(trained.network, checkpoint.network); });
-  const bool has_momentum = trained.optimizer.velocity().defined();
-  require(has_momentum || checkpoint.momentum.empty(),
-          "{}: was saved with momentum, this optimizer has none; give it the same --momentum",
-          checkpoint.path.string());
-  if (!has_momentum) return;
-  within(optimizer_path(checkpoint.path).string(),
-         [&] { check_flat_state_dict(trained.parameters, kMomentum, checkpoint.momentum); });
+  const std::string saved = states_saved(checkpoint.optimizer), own = states_of(trained.optimizer);
+  require(saved == own,
+          "{}: the optimizer that was saved has {}, this run's has {}; give it the same "
+          "--optimizer and --momentum",
+          checkpoint.path.string(), saved, own);
+  for (const OptimizerState& state : trained.optimizer.state()) {
+    within(optimizer_path(checkpoint.path).string(), [&] {
+      check_flat_state_dict(trained.parameters, prefix_of(state.name),
+                            tensors_of(state, checkpoint.optimizer));
+    });
+  }
 }
 
 void restore(const Checkpoint& checkpoint, const Trained& trained) {
   require_fitting(checkpoint, trained);
   load_state_dict(trained.network, checkpoint.network);
-  if (!trained.optimizer.velocity().defined()) return;
-  load_flat_state_dict(trained.parameters, trained.optimizer.velocity(), kMomentum,
-                       checkpoint.momentum);
+  for (const OptimizerState& state : trained.optimizer.state()) {
+    load_flat_state_dict(trained.parameters, state.ranges.at(0), prefix_of(state.name),
+                         tensors_of(state, checkpoint.optimizer));
+  }
 }
 
 }  // namespace lockstep

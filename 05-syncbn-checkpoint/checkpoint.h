@@ -2,7 +2,9 @@
 // Checkpoints in a directory: files that PyTorch can load, and no crash can corrupt.
 //
 //   step-000000938.safetensors             the network, under PyTorch's names, and TrainingState
-//   step-000000938.optimizer.safetensors   its momentum, if there is any: "momentum.conv1.weight"
+//   step-000000938.optimizer.safetensors   the optimizer's state, if it has any:
+//                                          "momentum.conv1.weight"; of Adam and AdamW
+//                                          "exp_avg.conv1.weight", "exp_avg_sq.conv1.weight"
 //
 // Two files, since PyTorch's load_state_dict() refuses names that the network does not have. The
 // network's file is the checkpoint: it holds the checksum of the other, and is written last and
@@ -18,7 +20,7 @@
 #include <vector>
 
 #include "05-syncbn-checkpoint/training_state.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/nn/state.h"
 
 namespace lockstep {
@@ -27,12 +29,12 @@ namespace lockstep {
 struct Trained {
   Module& network;  // not the wrapper around it: its names are those of the files
   const FlatParameters& parameters;
-  const Sgd& optimizer;
+  const Optimizer& optimizer;
 };
 
 /// DIR/step-000000938.safetensors
 std::filesystem::path checkpoint_path(const std::filesystem::path& directory, int64_t steps);
-/// The file of the momentum that belongs to it.
+/// The file of the optimizer's state that belongs to it.
 std::filesystem::path optimizer_path(const std::filesystem::path& checkpoint);
 
 /// A checkpoint found in a directory, whole or not.
@@ -52,18 +54,19 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& direc
 /// earlier checkpoints are still there, and no part of a new one. Of the ten steps of a save
 /// (README.md):
 ///   3. remove_leftovers(), which a killed process may have left;
-///   4. the momentum's file, then the network's, each by steps 5 to 8 (write_file_atomically()):
+///   4. the optimizer's file, then the network's, each by steps 5 to 8 (write_file_atomically()):
 ///      the checkpoint exists from the moment of the second rename.
 void save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
                      const TrainingState& state);
 
-/// Removes temporary files, and momentum without a network: the files of saves that did not finish.
+/// Removes temporary files, and an optimizer's file without a network's: what saves that did not
+/// finish have left.
 /// What cannot be removed stays.
 void remove_leftovers(const std::filesystem::path& directory);
 
 /// Removes the checkpoints up to step `steps` except the `keep` newest of them. Those of the steps
 /// `damaged` stay and do not count. The network's file is removed first, so that none is ever there
-/// without its momentum. Throws EnvironmentError.
+/// without its optimizer's. Throws EnvironmentError.
 void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep,
                             const std::set<int64_t>& damaged = {});
 
@@ -72,9 +75,9 @@ void remove_old_checkpoints(const std::filesystem::path& directory, int64_t step
 /// The contents of a checkpoint's files, in host memory.
 struct Checkpoint {
   std::filesystem::path path{};
-  std::string training{};               // for TrainingState::from_json()
-  std::vector<StateTensor> network{};   // for load_state_dict()
-  std::vector<StateTensor> momentum{};  // for load_flat_state_dict(); empty: saved without
+  std::string training{};                // for TrainingState::from_json()
+  std::vector<StateTensor> network{};    // for load_state_dict()
+  std::vector<StateTensor> optimizer{};  // for load_flat_state_dict(); empty: it has no state
 };
 
 /// Reads both files and compares all checksums. Throws BadInput for files that are damaged, do not
@@ -87,10 +90,10 @@ Checkpoint read_checkpoint(const std::filesystem::path& path);
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& directory,
                                             const std::function<void(const std::string&)>& warn);
 
-/// Throws BadInput that lists every tensor that is missing or unexpected, or has another dtype or
-/// shape.
+/// Throws BadInput for the state of another optimizer; else one that lists every tensor that is
+/// missing or unexpected, or has another dtype or shape.
 void require_fitting(const Checkpoint& checkpoint, const Trained& trained);
-/// Makes the same check; then the network and its momentum become those of the checkpoint.
+/// Makes the same check; then the network and the optimizer's state become those of the checkpoint.
 void restore(const Checkpoint& checkpoint, const Trained& trained);
 
 }  // namespace lockstep

@@ -37,11 +37,11 @@ Checkpointer::Checkpointer(const Trained& trained, Communicator& comm, ExchangeT
 
 namespace {
 
-/// The size of a checkpoint, with its momentum if there is any.
+/// The size of a checkpoint, with the optimizer's file if there is one.
 std::uintmax_t bytes_of(const std::filesystem::path& checkpoint) {
   std::error_code none;
-  const std::uintmax_t momentum = std::filesystem::file_size(optimizer_path(checkpoint), none);
-  return std::filesystem::file_size(checkpoint) + (none ? 0 : momentum);
+  const std::uintmax_t optimizer = std::filesystem::file_size(optimizer_path(checkpoint), none);
+  return std::filesystem::file_size(checkpoint) + (none ? 0 : optimizer);
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ namespace {
 
 /// What stays the same, and what does not, if the run continues with another number of ranks.
 std::string what_stays(const json& settings) {
-  std::string same = "parameters, momentum, learning rate, dropout";
+  std::string same = "parameters, the optimizer's state, learning rate, dropout";
   std::string other = "the order of sums, so that weights will differ in their last bits";
   (settings.value("pad", false) ? other : same) += ", which samples each global batch has";
   if (!settings.value("sync_bn", true))
@@ -222,15 +222,15 @@ void Checkpointer::require_world_size(const Checkpoint& checkpoint, const Traini
                             what_stays(begin.settings)));
 }
 
-/// The network and momentum of all ranks become rank 0's.
+/// The network and the optimizer's state of all ranks become rank 0's.
 void Checkpointer::broadcast_tensors() const {
   const Stream stream = trained_.parameters.stream();
   comm_.broadcast(stream, trained_.parameters.values(), 0);
   if (!trained_.parameters.buffers().empty()) {
     comm_.broadcast(stream, trained_.parameters.buffer_values(), 0);
   }
-  if (trained_.optimizer.velocity().defined()) {
-    comm_.broadcast(stream, trained_.optimizer.velocity(), 0);
+  for (const OptimizerState& state : trained_.optimizer.state()) {
+    for (const Tensor& range : state.ranges) comm_.broadcast(stream, range, 0);
   }
 }
 

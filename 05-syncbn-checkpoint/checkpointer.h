@@ -41,7 +41,7 @@ class Checkpointer {
   /// What training continues from. `source` says where to look: "auto" is the newest checkpoint in
   /// the directory that can be read; otherwise a file; "" is nowhere. `begin` is the state in which
   /// this run would begin, with its settings and world size; it is returned if there is no
-  /// checkpoint. Otherwise network and momentum become the checkpoint's on all ranks. Throws
+  /// checkpoint. Otherwise network and optimizer become the checkpoint's on all ranks. Throws
   /// BadInput for a checkpoint that was saved under other settings or does not fit, that has later
   /// ones in the directory, or that is elsewhere while the directory has others, which this run
   /// would overwrite or remove. Throws it, too, where another run saves to the directory. Nothing

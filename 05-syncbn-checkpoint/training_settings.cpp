@@ -27,7 +27,7 @@ void require_saved_settings(const json& saved, const json& found, const std::str
   json all = saved;
   all.update(found);  // the names of both
   const json roundings = order_of_sums(), initial = settings_of(defaults(), {Role::all_runs});
-  for (const auto& [name, value] : all.items()) {
+  const auto require_same = [&](const std::string& name) {
     // An option that there was not yet had its default.
     const json before = saved.value(name, initial.value(name, json())),
                now = found.value(name, json());
@@ -35,7 +35,10 @@ void require_saved_settings(const json& saved, const json& found, const std::str
             "{} was saved with {} {}, this run has {}; resume with the options and data that it "
             "was saved with, or begin anew from its weights with --load",
             what, name, before.dump(), now.dump());
-  }
+  };
+  // First, since another optimizer also has other options.
+  if (all.contains("optimizer")) require_same("optimizer");
+  for (const auto& [name, value] : all.items()) require_same(name);
 }
 
 std::string other_order_of_sums(const json& saved, const json& found) {

@@ -4,7 +4,8 @@ import json
 import statistics
 from pathlib import Path
 
-END_OF_STEP = "sgd_update"  # the last operation of a step, on the device that updates
+# The last operation of a step, on the device that updates.
+END_OF_STEP = ("sgd_update", "adam_update")
 WARM_UP = 2  # steps: they make plans and touch new memory
 CLOSE = 0.05  # of the untraced median: a step that is farther from it is not typical of the stage
 
@@ -42,7 +43,7 @@ def middle_step(lanes):
     """Begin and end of the step of median length, between the updates of the first device that
     makes any; None if there are fewer than two."""
     for lane in lanes:
-        ends = [end for _, end, name, _ in lane["slices"] if name == END_OF_STEP]
+        ends = [end for _, end, name, _ in lane["slices"] if name in END_OF_STEP]
         steps = list(zip(ends, ends[1:]))
         steps = steps[WARM_UP:] or steps
         if steps:

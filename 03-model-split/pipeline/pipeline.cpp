@@ -16,7 +16,7 @@ constexpr size_t kPlaces = 2;
 }  // namespace
 
 Pipeline::Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dataset& set,
-                   const SgdRule& rule, const PipelineOptions& options)
+                   const OptimizerRule& rule, const PipelineOptions& options)
     : network_(std::move(network)), loss_(loss), options_(options) {
   const int stages = static_cast<int>(network_->stages().size());
   schedules_ = make_schedules(options.schedule, stages, options.micro_batches);
@@ -24,7 +24,7 @@ Pipeline::Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dat
   for (int s = 0; s < stages; ++s) {
     const StagedNetwork::Stage& stage = network_->stages()[s];
     workers_.push_back({.stage = stage,
-                        .optimizer = Sgd(*stage.parameters, rule),
+                        .optimizer = Optimizer(*stage.parameters, rule),
                         .feeder = Feeder(stage.stream, set, size_t{2} * options.micro_batches),
                         .phases = PhaseTimer(stage.stream)});
     const auto pool = std::make_shared<TensorPool>(stage.stream);

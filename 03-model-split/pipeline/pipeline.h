@@ -11,7 +11,7 @@
 #include "common/app/training_log.h"
 #include "common/nn/init.h"
 #include "common/nn/loss.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/feeder.h"
 #include "common/step/phase_timer.h"
 
@@ -32,7 +32,7 @@ class Pipeline {
  public:
   /// `loss` and `set` (which says how images are normalised) must outlive this object.
   Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dataset& set,
-           const SgdRule& rule, const PipelineOptions& options);
+           const OptimizerRule& rule, const PipelineOptions& options);
 
   // An optimizer step, in three calls, all of which only enqueue.
 
@@ -90,7 +90,7 @@ class Pipeline {
   };
   struct Worker {
     const StagedNetwork::Stage& stage;
-    Sgd optimizer;
+    Optimizer optimizer;
     Feeder feeder;
     PhaseTimer phases;
     std::vector<Flight> flights{};  // micro-batch i uses number i modulo their number

@@ -52,7 +52,7 @@ Pipeline make_pipeline(Model& model, const Options& options, const PipelineProgr
   const Cuts cuts =
       choose_cuts(own.split, layers, static_cast<int>(streams.size()), micro_batch, streams[0]);
   Pipeline pipeline(std::make_unique<StagedNetwork>(std::move(layers), cuts, streams), *model.loss,
-                    set, options.sgd_rule(),
+                    set, options.optimizer_rule(),
                     {parse_schedule(own.schedule), own.micro_batch_count(), own.recompute});
   pipeline.require_samples(options.smallest_batch(set.count()));
   return pipeline;

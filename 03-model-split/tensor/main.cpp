@@ -12,7 +12,7 @@
 #include "common/app/training_log.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/evaluate.h"
 #include "common/step/feeder.h"
 #include "common/step/weights_file.h"
@@ -47,7 +47,7 @@ void train(const Options& options, const TensorProgramOptions& own) {
   if (!options.load.empty()) {
     load_weights(options.load, [&](const auto& state) { network.load_full_state(state); });
   }
-  TrainingRanks ranks(network, data.train, options.sgd_rule());
+  TrainingRanks ranks(network, data.train, options.optimizer_rule());
   AsOneNetwork for_evaluation(network);
 
   // What brings the batches in and carries the losses out.

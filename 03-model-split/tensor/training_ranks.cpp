@@ -2,13 +2,14 @@
 
 namespace lockstep {
 
-TrainingRanks::TrainingRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule) {
+TrainingRanks::TrainingRanks(const TensorSplit& network, const Dataset& set,
+                             const OptimizerRule& rule) {
   for (int r = 0; r < network.world_size(); ++r) {
     const FlatParameters& parameters = network.parameters(r);
     const Stream stream = parameters.stream();
     ranks_.push_back({.context = Context(stream),
                       .feeder = Feeder(stream, set),
-                      .optimizer = Sgd(parameters, rule),
+                      .optimizer = Optimizer(parameters, rule),
                       .loss = parameters.loss()});
   }
 }

@@ -6,7 +6,7 @@
 
 #include "03-model-split/tensor/tensor_split.h"
 #include "common/nn/loss.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/feeder.h"
 
 namespace lockstep {
@@ -16,7 +16,7 @@ namespace lockstep {
 class TrainingRanks {
  public:
   /// The ranks of `network`, which must outlive this object. `set` says how images are normalised.
-  TrainingRanks(const TensorSplit& network, const Dataset& set, const SgdRule& rule);
+  TrainingRanks(const TensorSplit& network, const Dataset& set, const OptimizerRule& rule);
 
   /// Copies the whole batch to every rank, and what the kernels need to know about the step.
   void feed(const HostBatch& batch, const StepState& step);
@@ -40,7 +40,7 @@ class TrainingRanks {
   struct Rank {
     Context context;
     Feeder feeder;
-    Sgd optimizer;
+    Optimizer optimizer;
     Tensor loss;
     const DeviceBatch* batch = nullptr;  // fed last
   };

@@ -10,7 +10,7 @@
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/feeder.h"
 
 namespace lockstep {
@@ -65,7 +65,7 @@ struct SmallTraining {
   Dataset set;
   Model model;
   FlatParameters parameters;
-  Sgd optimizer;
+  Optimizer optimizer;
   Context context;
   Feeder feeder;
   Tensor loss;

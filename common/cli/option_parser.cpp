@@ -108,6 +108,15 @@ void OptionParser::add_number(const std::string& names, T& value, const About& a
            range);
 }
 
+template <class T>
+void OptionParser::add_numbers(const std::string& names, std::vector<T>& values, const About& about,
+                               Range<T> range) {
+  limit_to(described(app_->add_option(names, values, about.help), about,
+                     [&values] { return OptionValue(fmt::format("{}", fmt::join(values, ","))); })
+               ->delimiter(','),
+           range);
+}
+
 void OptionParser::add(const std::string& names, std::string& value, const About& about) {
   refuse_empty(described(app_->add_option(names, value, about.help), about,
                          [&value] { return OptionValue(value); }));
@@ -152,10 +161,11 @@ void OptionParser::add(const std::string& names, std::vector<std::string>& value
 }
 void OptionParser::add(const std::string& names, std::vector<int>& values, const About& about,
                        Range<int> range) {
-  limit_to(described(app_->add_option(names, values, about.help), about,
-                     [&values] { return OptionValue(fmt::format("{}", fmt::join(values, ","))); })
-               ->delimiter(','),
-           range);
+  add_numbers(names, values, about, range);
+}
+void OptionParser::add(const std::string& names, std::vector<double>& values, const About& about,
+                       Range<double> range) {
+  add_numbers(names, values, about, range);
 }
 void OptionParser::add_flag(const std::string& names, bool& value, const About& about) {
   described(app_->add_flag(names, value, about.help), about,

@@ -51,6 +51,8 @@ class OptionParser {
   /// Several values: in one word, separated by commas, or in several words.
   void add(const std::string& names, std::vector<std::string>& values, const About& about);
   void add(const std::string& names, std::vector<int>& values, const About& about, Range<int> = {});
+  void add(const std::string& names, std::vector<double>& values, const About& about,
+           Range<double> = {});
   /// No value: its presence means true, or false for a spelling after "!" ("--on,!--off").
   void add_flag(const std::string& names, bool& value, const About& about);
 
@@ -93,6 +95,9 @@ class OptionParser {
                          const std::function<OptionValue()>& value);
   template <class T>
   void add_number(const std::string& names, T& value, const About& about, Range<T> range);
+  template <class T>
+  void add_numbers(const std::string& names, std::vector<T>& values, const About& about,
+                   Range<T> range);
   void add_path(const NamedPath& kind, std::string& path, const About& about);
 };
 

@@ -63,9 +63,14 @@ class BodyKernels : public Kernels {
   void sum_ranks(Stream, const RankSum& sum) override;
   void check_finite(Stream, const StepStateTensor& state, const Tensor& x,
                     const HealthTensor& health) override;
-  void clip_norm(Stream, Real most, const Tensor& x, const Tensor& norm) override;
+  void poison(Stream, const HealthTensor& health, const Tensor& x) override;
+  void sum_squares(Stream, const Tensor& x, const Tensor& sums) override;
+  void clip_to_norm(Stream, Real most, const Tensor& squares, const Tensor& x) override;
   void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health, SgdRule rule,
                   const Tensor& gradient, const Tensor& velocity, const Tensor& weight) override;
+  void adam_update(Stream, const StepStateTensor& state, const HealthTensor& health,
+                   const AdamRule& rule, const Tensor& gradient, const Tensor& exp_avg,
+                   const Tensor& exp_avg_sq, const Tensor& weight) override;
 };
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 // here those that take their tensors as plain numbers; layer_kernels.inl has those that know a
 // layer's tensors.
 
+#include "common/kernels/bodies/adam.inl"
 #include "common/kernels/bodies/elementwise.inl"
 #include "common/kernels/bodies/rank_sum.inl"
 #include "common/kernels/bodies/sgd.inl"
@@ -98,12 +99,23 @@ void BodyKernels<Launch>::check_finite(Stream s, const StepStateTensor& state, c
 }
 
 template <class Launch>
-void BodyKernels<Launch>::clip_norm(Stream s, Real most, const Tensor& x, const Tensor& norm) {
-  const int64_t count = x.elements(), parts = norm.elements() - 1;
-  Launch::for_each_team(s, "clip_norm_parts", parts, kNormPart,
-                        bodies::SumSquares{x.on(s), count, kNormPart, norm.on(s) + 1});
-  Launch::for_each_team(s, "clip_norm", 1, parts, bodies::NormOfParts{parts, norm.on(s)});
-  Launch::for_each(s, "clip_norm_scale", count, bodies::ScaleToNorm{norm.on(s), most, x.on(s)});
+void BodyKernels<Launch>::poison(Stream s, const HealthTensor& health, const Tensor& x) {
+  Launch::for_each(s, "poison", 1, bodies::Poison{health.on(s), x.on(s)});
+}
+
+template <class Launch>
+void BodyKernels<Launch>::sum_squares(Stream s, const Tensor& x, const Tensor& sums) {
+  const int64_t count = x.elements(), parts = sums.elements() - 1;
+  Launch::for_each_team(s, "sum_squares_parts", parts, kSumPart,
+                        bodies::SumSquares{x.on(s), count, kSumPart, sums.on(s) + 1});
+  Launch::for_each_team(s, "sum_squares", 1, parts, bodies::SumOfParts{parts, sums.on(s)});
+}
+
+template <class Launch>
+void BodyKernels<Launch>::clip_to_norm(Stream s, Real most, const Tensor& squares,
+                                       const Tensor& x) {
+  Launch::for_each(s, "clip_to_norm", x.elements(),
+                   bodies::ClipToNorm{squares.on(s), most, x.on(s)});
 }
 
 template <class Launch>
@@ -118,6 +130,16 @@ void BodyKernels<Launch>::sgd_update(Stream s, const StepStateTensor& state,
                          velocity.defined() ? velocity.on(s) : nullptr, weight.on(s)});
   };
   velocity.defined() ? launch(std::true_type()) : launch(std::false_type());
+}
+
+template <class Launch>
+void BodyKernels<Launch>::adam_update(Stream s, const StepStateTensor& state,
+                                      const HealthTensor& health, const AdamRule& rule,
+                                      const Tensor& gradient, const Tensor& exp_avg,
+                                      const Tensor& exp_avg_sq, const Tensor& weight) {
+  Launch::for_each(s, "adam_update", weight.elements(),
+                   bodies::AdamUpdate{state.on(s), health.on(s), rule, gradient.on(s),
+                                      exp_avg.on(s), exp_avg_sq.on(s), weight.on(s)});
 }
 
 }  // namespace lockstep

@@ -6,24 +6,20 @@
 // [N,F]. Operations that compute gradients of parameters ADD to them; all others overwrite. A batch
 // may have no samples.
 // Shapes are the callers' business (nn/ checks them); element-wise operations look only at
-// elements.
+// elements. Those of the optimizer are in optimizer_kernels.h.
 
 #include <string>
 
-#include "common/core/tensor.h"
 #include "common/kernels/geometry.h"
+#include "common/kernels/optimizer_kernels.h"
 #include "common/kernels/rank_sum.h"
-#include "common/kernels/step_state.h"
 
 namespace lockstep {
 
-using StepStateTensor = BasicTensor<StepState>;
-using HealthTensor = BasicTensor<Health>;
 using CountTensor = BasicTensor<int64_t>;
 
-class Kernels {
+class Kernels : public OptimizerKernels {
  public:
-  virtual ~Kernels() = default;
   /// What convolves and multiplies: "oneDNN 2.6.3", "reference", "cuDNN 9.19".
   virtual std::string engine() const = 0;
 
@@ -128,20 +124,6 @@ class Kernels {
   // --- Collectives in one process --------------------------------------------------------------
   /// As RankSum says. The memory may be on any device that this one's kernels can reach.
   virtual void sum_ranks(Stream, const RankSum& sum) = 0;
-
-  // --- Optimizer -------------------------------------------------------------------------------
-  /// Writes state.step into `health` if any element of x is NaN or infinite and `health` was sound.
-  virtual void check_finite(Stream, const StepStateTensor& state, const Tensor& x,
-                            const HealthTensor& health) = 0;
-  /// x *= min(1, most / (|x| + 1e-6)), where |x| is its L2 norm: torch.nn.utils.clip_grad_norm_.
-  /// norm [1 + ceil(n / kNormPart)] becomes |x|, and sums of squares of its parts.
-  virtual void clip_norm(Stream, Real most, const Tensor& x, const Tensor& norm) = 0;
-  static constexpr int64_t kNormPart = 16384;
-  /// One SGD step over flat buffers, in one pass; does nothing once health has failed. `velocity`
-  /// may be undefined when momentum is 0.
-  virtual void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health,
-                          SgdRule rule, const Tensor& gradient, const Tensor& velocity,
-                          const Tensor& weight) = 0;
 };
 
 }  // namespace lockstep

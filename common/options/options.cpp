@@ -1,5 +1,7 @@
 #include "common/options/options.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -44,7 +46,8 @@ void add_training_options(OptionParser& parser, Options& o) {
   parser.add("--max-steps", o.max_steps,
              {"stop after this many steps; 0: no limit", Role::all_ranks}, {0, 1000000000});
   parser.add("--batch-size", o.batch_size, "samples of one step, over all devices", {1, 1000000});
-  parser.add("--lr", o.lr, "learning rate", {0, kLarge});
+  parser.add("--optimizer", o.optimizer, "sgd, adam or adamw");
+  parser.add("--lr", o.lr, "learning rate; adam and adamw often want 0.001", {0, kLarge});
   parser.add("--scale-lr", o.scale_lr, "multiply --lr by batch size / this number; 0: off",
              {0, kLarge});
   parser.add(
@@ -54,8 +57,14 @@ void add_training_options(OptionParser& parser, Options& o) {
   parser.add("--lr-step", o.lr_step,
              "multiply the rate by --lr-gamma every so many epochs; 0: never", {0, 100000});
   parser.add("--lr-gamma", o.lr_gamma, "see --lr-step", {0, 1});
-  parser.add("--momentum", o.momentum, "of SGD", {0, 1});
-  parser.add("--weight-decay", o.weight_decay, "of SGD", {0, kLarge});
+  parser.add("--momentum", o.momentum, "of sgd", {0, 1});
+  parser.add("--weight-decay", o.weight_decay,
+             "sgd and adam: added to the gradient (L2); adamw: decoupled from it; 0 for all three, "
+             "where PyTorch's AdamW has 0.01",
+             {0, kLarge});
+  parser.add("--betas", o.betas, "of adam and adamw: how slowly their two averages follow", {0, 1});
+  parser.add("--eps", o.eps, "of adam and adamw: added to the root of the second average",
+             {1e-30, 1});
   parser.add("--seed", o.seed, "of the first weights, the order and dropout",
              {0, std::numeric_limits<uint32_t>::max()});
 }
@@ -107,6 +116,20 @@ void add_comparison_options(OptionParser& parser, const StageInfo& stage, Comman
   }
 }
 
+/// Refuses options of another optimizer.
+void check_optimizer(const OptionParser& parser, const Options& o) {
+  const bool sgd = parse_optimizer(o.optimizer) == OptimizerKind::sgd;
+  require(sgd || !parser.given("--momentum"),
+          "--momentum: is of sgd, not of {}, whose --betas begin with its like; leave it out",
+          o.optimizer);
+  for (const char* name : {"--betas", "--eps"}) {
+    require(!sgd || !parser.given(name),
+            "{}: is of adam and adamw, not of sgd; leave it out, or choose --optimizer adam or "
+            "adamw",
+            name);
+  }
+}
+
 /// Refuses what was typed and would have no effect.
 void check_use(const OptionParser& parser, const CommandLine& line) {
   const Options& o = line.options;
@@ -129,6 +152,9 @@ void check(const Options& o) {
   parse_initializer(o.init);
   parse_order(o.order);
   parse_batch_split(o.emulate);
+  require(o.betas.size() == 2 && std::ranges::max(o.betas) < 1,
+          "--betas: found {}, expected two numbers below 1, for instance 0.9,0.999",
+          fmt::join(o.betas, ","));
   if (!o.devices.empty()) parse_devices(o.devices);
   require(!o.bind || !o.no_bind, "--bind and --no-bind: leave one of them out");
   require(o.workers > 0 || o.loader_timeout == 0,
@@ -165,6 +191,7 @@ std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
   if (stage.add_options) stage.add_options(parser);
   if (!parser.parse(argc, argv)) return {};
   check_use(parser, line);
+  check_optimizer(parser, line.options);
   check(line.options);
   line.stage_arguments = parser.words_given(common);
   return line;
@@ -189,6 +216,15 @@ std::vector<std::string> Options::arguments() const {
   Options defaults;
   defaults.order.clear(), defaults.model.clear();
   return words_unlike(table_of(defaults), table_of(*this));
+}
+
+OptimizerRule Options::optimizer_rule() const {
+  return {.kind = parse_optimizer(optimizer),
+          .momentum = momentum,
+          .weight_decay = weight_decay,
+          .beta1 = betas.at(0),
+          .beta2 = betas.at(1),
+          .eps = eps};
 }
 
 ModelOptions Options::model_options(const Dataset& images) const {

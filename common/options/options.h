@@ -13,8 +13,9 @@
 #include "common/data/dataset.h"
 #include "common/data/loader.h"
 #include "common/nn/init.h"
+#include "common/nn/learning_rate.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 
 namespace lockstep {
 
@@ -32,8 +33,11 @@ struct Options {
   double warmup_epochs = 0;
   int64_t lr_step = 0;  // epochs; 0: constant
   double lr_gamma = 0.1;
+  std::string optimizer = "sgd";
   double momentum = 0;
   double weight_decay = 0;
+  std::vector<double> betas{0.9, 0.999};
+  double eps = 1e-8;
   int64_t seed = 1;
   std::string order = "loader";
   std::string emulate = "none";
@@ -66,7 +70,7 @@ struct Options {
   /// The samples of the smallest batch of an epoch of `samples`.
   int64_t smallest_batch(int64_t samples) const;
   LearningRateSchedule schedule(int64_t steps_per_epoch) const;
-  SgdRule sgd_rule() const { return {Real(momentum), Real(weight_decay)}; }
+  OptimizerRule optimizer_rule() const;
   Initializer initializer() const { return parse_initializer(init); }
   /// The devices named, or the defaults of this machine.
   std::vector<DeviceId> device_ids() const;

@@ -77,6 +77,12 @@ Options proof_options(Options o) {
   o.lr = 0.01;
   o.momentum = o.weight_decay = o.warmup_epochs = o.scale_lr = 0;
   o.lr_step = 0;
+  if (parse_optimizer(o.optimizer) != OptimizerKind::sgd) {
+    o.lr = 0.001;
+    o.betas = Options().betas;
+    o.eps = 1e-3;
+    o.weight_decay = 0.01;  // all that tells AdamW from Adam
+  }
   o.epochs = 1;
   o.max_steps = parse_model(o.model) == ModelKind::resnet18 ? 1 : 10;
   o.trace.clear();

@@ -59,6 +59,14 @@ TEST_CASE("Devices give stage 01's weights with momentum at a high rate",
   if (full_campaign()) check_devices({"--lr", "0.1", "--momentum", "0.9", "--dropout"}, 1e-12);
 }
 
+TEST_CASE("Devices give stage 01's weights with AdamW", "[equivalence][dataparallel]") {
+  const Options options = fifty_steps(13) + kAdamW;
+  const Outcome single = train(options);
+  for (const int devices : {2, 3}) {
+    check_equal(train_on(devices, devices == 2 ? "manual" : "library", options), single, 1e-12);
+  }
+}
+
 TEST_CASE("With BatchNorm devices give the weights of parts one after another",
           "[equivalence][dataparallel][row36]") {
   int turn = 0;

@@ -81,6 +81,18 @@ TEST_CASE("Ranks give stage 01's weights with momentum at a high rate",
   check_ranks({"--lr", "0.1", "--momentum", "0.9"}, kTolerance);
 }
 
+TEST_CASE("Ranks give stage 01's weights with AdamW, and with Adam", "[equivalence][ddp]") {
+  for (const Options& optimizer : {kAdamW, Options{"--optimizer", "adam", "--lr", "0.001",
+                                                   "--betas", "0.8,0.99", "--eps", "1e-3"}}) {
+    const Options options = steps_of(13) + optimizer;
+    const Outcome single = train(options);
+    REQUIRE(single.losses().size() == 50);
+    for (const int ranks : {2, 3}) {
+      check_equal(train_ranks(ranks, options), single, kTolerance);
+    }
+  }
+}
+
 TEST_CASE("With BatchNorm ranks give the weights of strided parts one after another",
           "[equivalence][ddp][row87]") {
   for (const int ranks : {2, 3}) {

@@ -94,6 +94,15 @@ TEST_CASE("Any pipeline gives stage 01's weights after 50 steps with momentum an
   check_pipelines({"--lr", "0.01", "--dropout"}, 1e-12);
 }
 
+TEST_CASE("A network in pieces leads to stage 01's weights with AdamW",
+          "[equivalence][pipeline][tensorsplit]") {
+  const Options steps = fifty_steps() + kAdamW;
+  const Outcome single = train(steps);
+  check_equal(train_split(3, steps + Run{3, 4, "1f1b"}.options()), single, 1e-12);
+  check_equal(train_split(2, steps + Run{2, 3, "gpipe"}.options()), single, 1e-12);
+  CHECK(relative_l2(train_inside(2, steps).state, single.state) <= 1e-12);
+}
+
 TEST_CASE("With BatchNorm a pipeline gives the weights of micro-batches one after another",
           "[equivalence][pipeline][row47]") {
   const Options options = fifty_steps() + Options{"--model", "seed-bn", "--lr", "0.01"};

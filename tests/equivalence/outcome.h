@@ -13,6 +13,9 @@ using Options = Words;
 
 constexpr bool kDouble = sizeof(Real) == 8;
 
+/// With weight decay, and PyTorch's other values.
+const Options kAdamW{"--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.1"};
+
 struct Outcome {
   nlohmann::json metrics;
   Weights state;

@@ -40,6 +40,19 @@ TEST_CASE("Synchronised, any number of ranks gives the weights of one device",
   check_synchronised({"--model", "seed-bn"}, {1, 2, 3, 4});
 }
 
+#ifdef LOCKSTEP_DOUBLE
+TEST_CASE("Synchronised, ranks give the weights of one device with AdamW",
+          "[equivalence][syncbn]") {
+  const Options options =
+      Options{"--data", "synthetic:260:10", "--workers", "0",       "--batch-size",
+              "13",     "--order",          "sampler",   "--model", "seed-bn"} +
+      kAdamW;
+  const Outcome single = train(options);
+  REQUIRE(single.losses().size() == 20);
+  check_equal(train(options, "05-syncbn-checkpoint", cpus(2)), single, 1e-12);
+}
+#endif
+
 TEST_CASE("A synchronised ResNet-18 gives the weights of one device",
           "[equivalence][syncbn][row105]") {
   check_synchronised({"--model", "resnet18", "--width", "4"}, {2});

@@ -31,6 +31,8 @@ const std::vector<NumericOption> kNumericOptions{
     {"--lr-gamma", "-0.1", "1.1", "0 to 1"},
     {"--momentum", "-0.1", "1.1", "0 to 1"},
     {"--weight-decay", "-1", "inf", "0 to 1000000000000"},
+    {"--betas", "-0.1,0.9", "0.9,2", "0 to 1"},
+    {"--eps", "0", "2", "1e-30 to 1"},
     {"--threads-per-device", "0", "1025", "1 to 1024"},
     {"--workers", "-1", "257", "0 to 256"},
     {"--prefetch-factor", "0", "1025", "1 to 1024"},
@@ -66,6 +68,25 @@ TEST_CASE("An unknown option, name or device is refused", "[faults]") {
   check_stage_refuses(kSmall + Words{"--devices", "cpu:0,cuda:0"}, {"cpu:0 and cuda:0"});
   check_stage_refuses(kSmall + Words{"--load", "/nowhere/weights"},
                       {"/nowhere/weights", "No such file"});
+}
+
+TEST_CASE("Options of another optimizer, and betas that are no pair, are refused", "[faults]") {
+  const auto refused = [](const Words& words, const Words& fragments) {
+    check_stage_refuses(kSmall + words, fragments);
+  };
+  refused({"--optimizer", "lion"}, {"--optimizer: 'lion' is not known; choose sgd, adam or adamw"});
+  refused({"--betas", "0.9,0.99"}, {"--betas: is of adam and adamw, not of sgd"});
+  refused({"--eps", "0.1"}, {"--eps: is of adam and adamw, not of sgd"});
+  for (const std::string kind : {"adam", "adamw"}) {
+    refused({"--optimizer", kind, "--momentum", "0.9"},
+            {"--momentum: is of sgd, not of " + kind + ", whose --betas"});
+  }
+  for (const std::string betas : {"0.9", "1,0.9", "0.9,1.0", "0.9,0.99,0.999"}) {
+    refused({"--optimizer", "adam", "--betas", betas},
+            {"--betas: found ", "expected two numbers below 1, for instance 0.9,0.999"});
+  }
+  refused({"--optimizer", "adam", "--betas", "1.0,2"}, {"--betas", "'2'", "0 to 1"});
+  refused({"--optimizer", "adam", "--betas", "0.9,high"}, {"--betas", "'high'", "0 to 1"});
 }
 
 TEST_CASE("--help lists every option with its default", "[faults]") {

@@ -14,7 +14,7 @@
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/feeder.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
@@ -130,7 +130,7 @@ struct Training {
   Dataset data;
   Model model;
   FlatParameters parameters;
-  Sgd optimizer;
+  Optimizer optimizer;
   Feeder feeder;
   Context context;
   TrainingLog log;

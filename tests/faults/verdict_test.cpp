@@ -217,6 +217,25 @@ TEST_CASE("Both programs of a proof get the same options and safe steps", "[verd
   }
 }
 
+TEST_CASE("The proof of Adam trains with Adam, where rounding stays small", "[verdict]") {
+  for (const std::string kind : {"adam", "adamw"}) {
+    const Stages stages;
+    const Words typed{"--optimizer", kind, "--betas", "0.5,0.6", "--lr", "0.05"};
+    CHECK(stages.run(typed).status == 0);
+    const std::vector<Words> calls = stages.record();
+    REQUIRE(calls.size() == 4);
+    for (const size_t i : {0, 1, 2, 3}) {
+      const bool proof = i < 2;
+      INFO(kind << ", call " << i);
+      CHECK(after(calls[i], "--optimizer") == kind);
+      CHECK(after(calls[i], "--betas") == (proof ? "" : "0.5,0.6"));
+      CHECK(after(calls[i], "--lr") == (proof ? "0.001" : "0.05"));
+      CHECK(after(calls[i], "--eps") == (proof ? "0.001" : ""));
+      CHECK(after(calls[i], "--weight-decay") == (proof ? "0.01" : ""));
+    }
+  }
+}
+
 TEST_CASE("Local batch normalisation is compared with the emulation of its devices", "[verdict]") {
   const Stages stages;
   const Words options{"--model", "seed-bn", "--metrics", stages / "metrics"};
@@ -364,27 +383,46 @@ TEST_CASE("A child does not outlive a killed parent", "[verdict]") {
   CHECK_FALSE(keeps_running(read_file(stages / "record.hangs")));
 }
 
+/// Stage 02 with --baseline; `planted`, if not empty, is the program that takes its place.
+ProcessResult run_stage02(const std::string& planted, const Words& options) {
+  const testing::TempDir build;
+  for (const std::string name : {"01-single-gpu", "02-dataparallel"}) {
+    std::filesystem::create_directory(build.path() / name);
+    const bool replaced = name == "02-dataparallel" && !planted.empty();
+    std::filesystem::copy_file(
+        replaced ? build_dir() + "/tests/faults/" + planted : stage_binary(name),
+        build.path() / name / name);
+  }
+  return run_process(
+      Words{build.path() / "02-dataparallel" / "02-dataparallel", "--baseline", "--devices",
+            "cpu:0,cpu:1,cpu:2", "--data", "synthetic:64:16", "--batch-size", "8"} +
+          options,
+      kDeadline);
+}
+
+void check_speed_up(const ProcessResult& run, bool right) {
+  INFO(story(run));
+  CHECK(run.status == (right ? 0 : 1));
+  CHECK((run.out.find("\n  speed-up ") != run.out.npos) == right);
+  if (!right) CHECK_THAT(run.err, ContainsSubstring("the weights of 02-dataparallel are not"));
+}
+
 TEST_CASE("Stage 02 is as good as its speed-up, and without a replica's gradient shows none",
           "[verdict][dataparallel]") {
-  for (const bool right : {true, false}) {
-    INFO((right ? "stage 02" : "stage 02 that leaves the last replica's gradient out"));
-    const testing::TempDir build;
-    for (const std::string name : {"01-single-gpu", "02-dataparallel"}) {
-      std::filesystem::create_directory(build.path() / name);
-      const bool planted = name == "02-dataparallel" && !right;
-      std::filesystem::copy_file(
-          planted ? build_dir() + "/tests/faults/wrong-stage02" : stage_binary(name),
-          build.path() / name / name);
-    }
-    const ProcessResult run = run_process(
-        {build.path() / "02-dataparallel" / "02-dataparallel", "--baseline", "--devices",
-         "cpu:0,cpu:1,cpu:2", "--data", "synthetic:64:16", "--batch-size", "8"},
-        kDeadline);
-    INFO(story(run));
-    CHECK(run.status == (right ? 0 : 1));
-    CHECK((run.out.find("\n  speed-up ") != run.out.npos) == right);
-    if (!right) CHECK_THAT(run.err, ContainsSubstring("the weights of 02-dataparallel are not"));
+  check_speed_up(run_stage02("", {}), true);
+  check_speed_up(run_stage02("wrong-stage02", {}), false);
+}
+
+TEST_CASE("Under Adam the wrong gradient and the wrong bias correction show no speed-up",
+          "[verdict][dataparallel]") {
+  for (const std::string kind : {"adam", "adamw"}) {
+    INFO(kind);
+    const Words options{"--optimizer", kind};
+    check_speed_up(run_stage02("", options), true);
+    check_speed_up(run_stage02("wrong-stage02", options), false);
+    check_speed_up(run_stage02("miscounting-stage02", options), false);
   }
+  check_speed_up(run_stage02("miscounting-stage02", {}), true);  // SGD does not count steps
 }
 
 TEST_CASE("A reader that leaves ends a comparison without a trace", "[verdict]") {

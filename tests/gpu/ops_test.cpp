@@ -307,7 +307,24 @@ TEST_CASE("check_finite: the first step with a NaN or an infinity is kept, where
   });
 }
 
-TEST_CASE("clip_norm: the norm of everything, and what is longer becomes shorter", "[cuda][ops]") {
+TEST_CASE("poison: the first number, once training has failed", "[cuda][ops]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const int64_t failed_step : {int64_t{-1}, int64_t{0}, int64_t{3}}) {
+    const auto poisoned = [&](Run& run) {
+      const Tensor x = run.put({2}, {5, 6});
+      run.ops.poison(run.stream, run.health(failed_step), x);
+      const std::vector<Real> found = x.to_host();
+      CHECK(std::isnan(found[0]) == (failed_step >= 0));
+      if (failed_step < 0) CHECK(found[0] == 5);
+      CHECK(found[1] == 6);
+      run.result("the next number", x.range(1, {1}), kEqual);
+    };
+    both.agree(poisoned);
+  }
+}
+
+TEST_CASE("sum_squares, clip_to_norm: what is longer becomes shorter", "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
   for (const int64_t n : kSizes) {
@@ -316,10 +333,11 @@ TEST_CASE("clip_norm: the norm of everything, and what is longer becomes shorter
       both.agree(
           [&](Run& run) {
             const Tensor x = run.random({n}, 1);
-            const Tensor norm = run.output({1 + (n + Kernels::kNormPart - 1) / Kernels::kNormPart});
-            run.ops.clip_norm(run.stream, most, x, norm);
+            const Tensor sums = run.output({1 + (n + Kernels::kSumPart - 1) / Kernels::kSumPart});
+            run.ops.sum_squares(run.stream, x, sums);
+            run.ops.clip_to_norm(run.stream, most, sums, x);
             run.result("x", x, 1e-5);  // sums in another order
-            run.result("norm", norm, 1e-5);
+            run.result("sums", sums, 1e-5);
           },
           /*shift=*/n % 2);
     }
@@ -368,6 +386,48 @@ TEST_CASE("sgd_update: nothing moves once training has failed", "[cuda][ops]") {
     CHECK(velocity.to_host() == start);
     run.result("weight", weight, kEqual);
     run.result("velocity", velocity, kEqual);
+  });
+}
+
+TEST_CASE("adam_update: both kinds of weight decay over three steps", "[cuda][ops]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const int64_t n : kSizes) {
+    for (const bool decoupled : {false, true}) {
+      INFO(n << " elements, decoupled " << decoupled);
+      both.agree(
+          [&](Run& run) {
+            const Tensor weight = run.random({n}, 1);
+            const Tensor exp_avg = run.filled({n}, 0), exp_avg_sq = run.filled({n}, 0);
+            for (const int64_t step : {0, 1, 2}) {
+              const Real rate = Real(0.1) / Real(step + 1);
+              run.ops.adam_update(
+                  run.stream, run.state({.step = step, .learning_rate = rate}), run.health(-1),
+                  {.eps = 1e-3, .weight_decay = 0.1, .decoupled = decoupled},
+                  run.random({n}, static_cast<uint32_t>(3 + step)), exp_avg, exp_avg_sq, weight);
+            }
+            run.result("weight", weight, kRounding);
+            run.result("exp_avg", exp_avg, kRounding);
+            run.result("exp_avg_sq", exp_avg_sq, kRounding);
+          },
+          /*shift=*/n % 2);
+    }
+  }
+}
+
+TEST_CASE("adam_update: nothing moves once training has failed", "[cuda][ops]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  both.agree([&](Run& run) {
+    const Values start = random_values({257}, 1);
+    const Tensor weight = run.put({257}, start), exp_avg = run.put({257}, start),
+                 exp_avg_sq = run.filled({257}, 1);
+    run.ops.adam_update(run.stream, run.state({.step = 1, .learning_rate = 1}), run.health(0), {},
+                        run.filled({257}, kNaN), exp_avg, exp_avg_sq, weight);
+    CHECK(weight.to_host() == start);
+    run.result("weight", weight, kEqual);
+    run.result("exp_avg", exp_avg, kEqual);
+    run.result("exp_avg_sq", exp_avg_sq, kEqual);
   });
 }
 

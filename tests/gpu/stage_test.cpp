@@ -44,8 +44,12 @@ TEST_CASE("A pass without samples reaches every layer on a GPU and changes nothi
 
 /// What a checkpoint keeps of a training.
 std::vector<std::vector<Real>> kept(Training& training) {
-  return {training.parameters.values().to_host(), training.parameters.buffer_values().to_host(),
-          training.optimizer.velocity().to_host()};
+  std::vector<std::vector<Real>> all{training.parameters.values().to_host(),
+                                     training.parameters.buffer_values().to_host()};
+  for (const OptimizerState& state : training.optimizer.state()) {
+    all.push_back(state.ranges.at(0).to_host());
+  }
+  return all;
 }
 
 TEST_CASE("A checkpoint goes from a GPU to the CPU, back, and to another GPU",
@@ -53,8 +57,7 @@ TEST_CASE("A checkpoint goes from a GPU to the CPU, back, and to another GPU",
   LOCKSTEP_NEEDS_GPU();
   const Both both;
   const Dataset set = make_synthetic(SyntheticPart::train, 64);
-  const TrainingOptions options{.model = {.kind = ModelKind::seed_bn},
-                                .rule = {.momentum = Real(0.9)}};
+  const TrainingOptions options{.model = {.kind = ModelKind::seed_bn}, .rule = {.momentum = 0.9}};
   const TempDir folder;
   const auto passes_to = [&](Stream from, Stream to) {
     Training saved(from, set, options), restored(to, set, options);

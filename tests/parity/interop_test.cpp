@@ -69,7 +69,7 @@ TEST_CASE("PyTorch and this program load each other's files", "[parity][row106][
   const TempDir folder;
   SeedBn theirs, ours;
   make_trained(ours);
-  const Sgd optimizer(ours.parameters, {.momentum = Real(0.9)});
+  const Optimizer optimizer(ours.parameters, {.momentum = 0.9});
   save_checkpoint(folder.path(), {*ours.network, ours.parameters, optimizer}, TrainingState());
 
   const char* named = std::getenv("LOCKSTEP_TORCH_PYTHON");

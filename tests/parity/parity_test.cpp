@@ -102,6 +102,16 @@ Outcome train(const json& recording, const std::vector<std::string>& model) {
   return {read_json(folder / "metrics"), read_weights(folder / "last")};
 }
 
+/// As words of stage 01's command line.
+[[maybe_unused]] std::vector<std::string> optimizer_options(const json& recording) {
+  const json& betas = recording.at("betas");
+  return {
+      "--optimizer",    recording.at("optimizer"),
+      "--betas",        fmt::format("{},{}", betas.at(0).get<double>(), betas.at(1).get<double>()),
+      "--eps",          fmt::format("{}", recording.at("eps").get<double>()),
+      "--weight-decay", fmt::format("{}", recording.at("weight_decay").get<double>())};
+}
+
 const std::vector<std::string> kSeed{"--model", "seed"};
 const std::vector<std::string> kResNet{"--model", "resnet18", "--width", "8"};
 
@@ -148,6 +158,29 @@ void check_norms(const Weights& found, const json& expected) {
     for (const RecordedTensor& tensor : recorded_tensors("traj_netA_final_f64run")) {
       check_elements(tensor.name, outcome.state.at(tensor.name), tensor.values);
     }
+  }
+}
+
+/// Adam or AdamW: losses and weights to 1e-9 of their size. Of the weights every n-th is recorded,
+/// at most 64 of each tensor, beside the norms of all.
+[[maybe_unused]] void check_optimizer_float64(const std::string& stem) {
+  INFO(stem);
+  const json recording = recorded(stem);
+  const Outcome outcome = train(recording, kSeed + optimizer_options(recording));
+  const auto losses = outcome.metrics.at("losses").get<std::vector<double>>();
+  const auto expected = recording.at("loss_float64").get<std::vector<double>>();
+  REQUIRE(losses.size() >= 20);
+  CHECK(largest(difference(losses, expected)) <= 1e-9 * largest(expected));
+  check_norms(outcome.state, recording.at("final_state_float64"));
+  for (const auto& [name, values] : recording.at("final_sample_float64").items()) {
+    INFO("elements of " << name);
+    const auto sample = values.get<std::vector<double>>();
+    const std::vector<double>& all = outcome.state.at(name);
+    const size_t stride = (all.size() + 63) / 64;
+    REQUIRE(sample.size() == (all.size() + stride - 1) / stride);
+    std::vector<double> found;
+    for (size_t i = 0; i < all.size(); i += stride) found.push_back(all[i]);
+    CHECK(largest(difference(found, sample)) <= 1e-9 * largest(sample));
   }
 }
 
@@ -262,6 +295,11 @@ bool has_no_effect(const std::string& name) {
 TEST_CASE("The seed network in float64 follows PyTorch for 100 steps", "[parity]") {
   check_float64("traj_netA", kSeed);
   check_float64("traj_netA_lr01", kSeed);
+}
+
+TEST_CASE("Adam and AdamW in float64 follow PyTorch for 25 steps", "[parity]") {
+  check_optimizer_float64("traj_netA_adam");
+  check_optimizer_float64("traj_netA_adamw");
 }
 
 TEST_CASE("ResNet-18 in float64 follows PyTorch for 20 steps at three rates", "[parity]") {

@@ -9,7 +9,7 @@
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "tests/support/nn_test_support.h"
 
 namespace lockstep::testing {
@@ -49,7 +49,7 @@ struct Member {
       : device(open_device({DeviceId::Kind::cpu, rank}, {.trace = true})),
         network(make(rank)),
         parameters(*network, stream),
-        optimizer(parameters, {.momentum = Real(0.9)}),
+        optimizer(parameters, {.momentum = 0.9}),
         context(stream),
         loss(parameters.loss()) {
     initialize(parameters, Initializer::kaiming_uniform, seed);
@@ -81,7 +81,7 @@ struct Member {
   Stream communication = device->create_stream("communication");
   std::unique_ptr<Module> network;
   FlatParameters parameters;
-  Sgd optimizer;
+  Optimizer optimizer;
   Context context;
   Tensor loss;
   std::unique_ptr<Loss> criterion = make_nll_loss();

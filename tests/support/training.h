@@ -8,7 +8,7 @@
 #include "common/core/device.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/feeder.h"
 #include "common/step/step_graph.h"
 
@@ -16,7 +16,7 @@ namespace lockstep::testing {
 
 struct TrainingOptions {
   ModelOptions model{};
-  SgdRule rule{};
+  OptimizerRule rule{};
   int64_t batch_size = 32;
   Real learning_rate = Real(0.01);
   bool graph = false;
@@ -68,7 +68,7 @@ class Training {
 
   Model model;
   FlatParameters parameters;
-  Sgd optimizer;
+  Optimizer optimizer;
   Context context;
   Feeder feeder;
   DataLoader loader;

@@ -176,7 +176,7 @@ def busy_share(events):
     """Share of the time in which an operation ran, from the first tenth of the steps to the last
     one; a step ends with its update of the weights."""
     spans = [(e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e["ph"] == "X"]
-    updates = sorted(end for _, end, name in spans if name == "sgd_update")
+    updates = sorted(end for _, end, name in spans if name in ("sgd_update", "adam_update"))
     if len(updates) < 3:
         raise ValueError(f"the trace has {len(updates)} updates of the weights, expected 3 or more")
     begin, end = updates[max(1, len(updates) // 10)], updates[-1]

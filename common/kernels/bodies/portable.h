@@ -28,4 +28,16 @@ namespace lockstep::bodies {
 /// A NaN stays a NaN: `x < 0` is false for it.
 LOCKSTEP_BODY Real positive_part(Real x) { return x < 0 ? Real(0) : x; }
 
+/// What a launcher calls for each element. A body may have a member prepared(), which computes what
+/// is the same for all elements and returns another body with it; it is called when the operation
+/// runs, once per launch or once per thread, and may read device memory.
+template <class Body>
+LOCKSTEP_BODY auto prepared(const Body& body) {
+  if constexpr (requires { body.prepared(); }) {
+    return body.prepared();
+  } else {
+    return body;
+  }
+}
+
 }  // namespace lockstep::bodies

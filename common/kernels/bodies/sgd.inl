@@ -1,9 +1,10 @@
 #pragma once
-// The optimizer's pass over the flat buffers, and the watch over non-finite numbers.
+// SGD's pass over the flat buffers, what clips gradients before it, and the watch over non-finite
+// numbers.
 
 #include <cmath>
 
-#include "common/kernels/bodies/portable.h"
+#include "common/kernels/bodies/elementwise.inl"
 
 namespace lockstep::bodies {
 
@@ -16,6 +17,14 @@ struct CheckFinite {
   LOCKSTEP_BODY void report() const {
     if (health->failed_step < 0) health->failed_step = state->step;
   }
+};
+
+/// x[0] becomes NaN where training has failed.
+struct Poison {
+  const Health* health;
+  Real* x;
+  LOCKSTEP_BODY bool enabled() const { return health->failed_step >= 0; }
+  LOCKSTEP_BODY void operator()(int64_t i) const { x[i] = Real(NAN); }
 };
 
 /// Over parts of x: the sum of a part's squares.
@@ -32,25 +41,25 @@ struct SumSquares {
   }
 };
 
-/// norm[0] from the sums after it.
-struct NormOfParts {
+/// sums[0] from the parts' sums after it.
+struct SumOfParts {
   int64_t parts;
-  Real* norm;
+  Real* sums;
   template <class Team>
   LOCKSTEP_BODY void operator()(const Team& team, int64_t) const {
-    const Real sum = team.sum(parts, [=, *this](int64_t i) { return norm[1 + i]; });
-    team.leader([=, *this] { norm[0] = std::sqrt(sum); });
+    const Real sum = team.sum(parts, [=, *this](int64_t i) { return sums[1 + i]; });
+    team.leader([=, *this] { sums[0] = sum; });
   }
 };
 
-struct ScaleToNorm {
-  const Real* norm;
+/// Scales x, of which squares[0] is the square of the norm, down to a norm of `most`.
+struct ClipToNorm {
+  const Real* squares;
   Real most;
   Real* x;
-  LOCKSTEP_BODY void operator()(int64_t i) const {
-    const Real factor = most / (norm[0] + Real(1e-6));
-    if (!(factor >= 1)) x[i] *= factor;  // a norm that is NaN shows in x
-  }
+  LOCKSTEP_BODY Real factor() const { return most / (std::sqrt(squares[0]) + Real(1e-6)); }
+  LOCKSTEP_BODY bool enabled() const { return !(factor() >= 1); }  // a norm that is NaN shows in x
+  LOCKSTEP_BODY Scale prepared() const { return {factor(), x}; }
 };
 
 /// torch.optim.SGD (SgdRule), for number i. Weight and velocity are read once and written once, the

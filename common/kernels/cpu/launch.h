@@ -10,6 +10,7 @@
 
 #include "common/core/cpu_stream.h"
 #include "common/core/tensor.h"
+#include "common/kernels/bodies/portable.h"
 
 namespace lockstep::cpu {
 
@@ -57,15 +58,17 @@ inline void for_channels(int64_t channels, F f) {
 // Each launcher copies the body next to its loop: through a reference the compiler would have to
 // assume that the loop's own stores change the body's pointers, and could not vectorise.
 struct ElementLaunch {
-  /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs.
+  /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that
+  /// has prepared() is prepared then.
   template <class Body>
   static void for_each(Stream stream, const char* op, int64_t n, Body body) {
     cpu_stream(stream).enqueue(op, [=] {
       if constexpr (requires { body.enabled(); }) {
         if (!body.enabled()) return;
       }
+      const auto ready = bodies::prepared(body);
       share_out(n, 1, [&](int64_t begin, int64_t end) {
-        const Body run = body;
+        const auto run = ready;
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) run(i);
       });

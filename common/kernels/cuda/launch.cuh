@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "common/core/tensor.h"
+#include "common/kernels/bodies/portable.h"
 #include "common/kernels/cuda/cuda_stream.h"
 #include "common/kernels/cuda/divisor.cuh"
 
@@ -65,7 +66,8 @@ __global__ void __launch_bounds__(kBlock) each_kernel(Index n, Body body) {
   if constexpr (requires { body.enabled(); }) {
     if (!body.enabled()) return;
   }
-  grid_stride(n, [&](Index i) { body(i); });
+  const auto run = bodies::prepared(body);
+  grid_stride(n, [&](Index i) { run(i); });
 }
 
 template <class Index, class Body>
@@ -91,7 +93,8 @@ __global__ void __launch_bounds__(kBlock)
 
 /// The launchers of element-wise bodies.
 struct ElementLaunch {
-  /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs.
+  /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that
+  /// has prepared() is prepared then, by each thread.
   template <class Body>
   static void for_each(Stream stream, const char* op, int64_t n, Body body) {
     CudaStream& s = cuda_stream(stream);

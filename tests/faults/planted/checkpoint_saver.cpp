@@ -21,7 +21,7 @@ void train(const std::filesystem::path& directory, int64_t steps, int64_t every)
   const std::unique_ptr<Module> network = make_model({.kind = ModelKind::seed_bn}).network;
   const FlatParameters parameters(*network, stream);
   initialize(parameters, Initializer::kaiming_uniform, 1);
-  const Sgd optimizer(parameters, {.momentum = Real(0.9)});
+  const Optimizer optimizer(parameters, {.momentum = 0.9});
   const StepStateTensor state_of_step = StepStateTensor::empty(stream, {});
   const Tensor loss = Tensor::from_host(stream, {1}, {0});
   const Trained trained{*network, parameters, optimizer};

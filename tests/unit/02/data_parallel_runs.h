@@ -6,7 +6,7 @@
 #include "common/core/error.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "tests/support/machine.h"
 #include "tests/support/nn_test_support.h"
 #include "tests/support/tasks.h"
@@ -56,7 +56,7 @@ class Network {
       : machine(devices, options),
         network(make()),
         parameters(*network, stream()),
-        optimizer(parameters, {.momentum = Real(0.9)}),
+        optimizer(parameters, {.momentum = 0.9}),
         context(stream()),
         loss_(Tensor::empty(stream(), {1})) {
     initialize(parameters, Initializer::kaiming_uniform, 1);
@@ -108,7 +108,7 @@ class Network {
     all.push_back(step(Batch(batch_size, 8)));
     all.push_back(step(Batch((batch_size + 2) / 3, 9)));
     for (const Tensor& part :
-         {parameters.values(), optimizer.velocity(), parameters.buffer_values()}) {
+         {parameters.values(), optimizer.state().at(0).ranges.at(0), parameters.buffer_values()}) {
       const std::vector<Real> values = part.to_host();
       all.insert(all.end(), values.begin(), values.end());
     }
@@ -127,7 +127,7 @@ class Network {
   Machine machine;
   std::unique_ptr<Module> network;
   FlatParameters parameters;
-  Sgd optimizer;
+  Optimizer optimizer;
   Context context;
   DataParallel* parallel = nullptr;  // the network, where it is wrapped
 

@@ -167,7 +167,7 @@ inline Outcome outcome(Module& network, std::vector<Real> losses) {
 }
 
 /// Stage 01.
-inline Outcome single_device(const ModelOptions& model, const SgdRule& rule) {
+inline Outcome single_device(const ModelOptions& model, const OptimizerRule& rule) {
   const Machine machine(cpus(1));
   testing::Training training(machine.streams[0], images(),
                              {.model = model, .rule = rule, .batch_size = kBatch});
@@ -179,7 +179,7 @@ struct Setup {
   int stages = 3;
   PipelineOptions pipeline{};
   ModelOptions model = small();
-  SgdRule rule{};
+  OptimizerRule rule{};
   std::vector<int64_t> sizes{};           // of the micro-batches; empty: the pipeline's own
   std::function<void(Layers&)> change{};  // of the layers, before they are cut
   bool infinite_loss = false;

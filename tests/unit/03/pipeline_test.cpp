@@ -92,7 +92,7 @@ TEST_CASE("A channel refuses another shape, and goes while copies are under way"
 
 TEST_CASE("Every pipeline trains as one device does", "[pipeline][row42][row45][row46]") {
   const ModelOptions model = small(true);
-  const SgdRule rule{.momentum = Real(0.9)};
+  const OptimizerRule rule{.momentum = 0.9};
   const Outcome single = single_device(model, rule);
   for (const int micro_batches : {1, 2, 4, 8}) {
     std::optional<Outcome> first;

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "common/nn/init.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/machine.h"
 #include "tests/support/nn_test_support.h"
@@ -272,12 +272,13 @@ class Network {
   }
   void prepare() {
     for (int r = 0; r < machine.ranks(); ++r) {
-      optimizers_.push_back(std::make_unique<Sgd>(parameters(r), SgdRule{.momentum = Real(0.9)}));
+      optimizers_.push_back(
+          std::make_unique<Optimizer>(parameters(r), OptimizerRule{.momentum = 0.9}));
       losses_.push_back(Tensor::empty(machine.streams[r], {1}));
     }
   }
 
-  std::vector<std::unique_ptr<Sgd>> optimizers_;
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;
   Tensors losses_;  // [1] each
   int64_t steps_ = 0;
 };

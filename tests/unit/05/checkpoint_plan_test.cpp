@@ -55,7 +55,7 @@ struct PlannedRun {
   testing::Ranks ranks{testing::device_ids(1)};
   std::unique_ptr<Module> network = make();
   FlatParameters parameters{*network, device.stream};
-  Sgd optimizer{parameters, {}};
+  Optimizer optimizer{parameters, {}};
   TrainingState state;
   int settled = 0;
   bool diverged = false;

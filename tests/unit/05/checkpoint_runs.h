@@ -61,7 +61,7 @@ inline const DatasetPair& training_data() {
 
 /// Everything that two runs may differ in.
 struct RunResult {
-  std::vector<Real> weights, statistics, velocity;
+  std::vector<Real> weights, statistics, optimizer;
   std::vector<int64_t> tracked;
   friend bool operator==(const RunResult&, const RunResult&) = default;
 };
@@ -74,7 +74,7 @@ class Trainee {
         device(open_device({DeviceId::Kind::cpu, ranks.rank()}, {})),
         model(make_model(options.model_options(training_data().train))),
         parameters(*model.network, stream),
-        optimizer(parameters, options.sgd_rule()),
+        optimizer(parameters, options.optimizer_rule()),
         loader(
             training_data().train, options,
             [this](size_t bytes) { return device->allocate_host(bytes); }, ranks.rank(),
@@ -108,8 +108,12 @@ class Trainee {
   void save() { checkpointer->save(state); }
   void resume(const std::string& source = "auto") { state = checkpointer->resume(source, state); }
   RunResult result() {
-    return {parameters.values().to_host(), parameters.buffer_values().to_host(),
-            optimizer.velocity().defined() ? optimizer.velocity().to_host() : std::vector<Real>(),
+    std::vector<Real> states;
+    for (const OptimizerState& state : optimizer.state()) {
+      const std::vector<Real> values = state.ranges.at(0).to_host();
+      states.insert(states.end(), values.begin(), values.end());
+    }
+    return {parameters.values().to_host(), parameters.buffer_values().to_host(), states,
             batches_tracked(replica->inner())};
   }
 
@@ -119,7 +123,7 @@ class Trainee {
   Stream communication = device->create_stream("communication");
   Model model;
   FlatParameters parameters;
-  Sgd optimizer;
+  Optimizer optimizer;
   ShardLoader loader;
   Feeder feeder;
   Context context;
@@ -205,10 +209,11 @@ inline std::string momentum_name(int64_t steps) {
 
 /// Its network and momentum hold numbers that follow from `mark`.
 struct SmallRun {
-  explicit SmallRun(double mark = 0, Real momentum = Real(0.9))
-      : optimizer(parameters, {.momentum = momentum}) {
+  explicit SmallRun(double mark = 0, double momentum = 0.9)
+      : SmallRun(mark, OptimizerRule{.momentum = momentum}) {}
+  SmallRun(double mark, const OptimizerRule& rule) : optimizer(parameters, rule) {
     set(mark);
-    state.settings = {{"momentum", double(momentum)}, {"seed", 1}};
+    state.settings = {{"momentum", rule.momentum}, {"seed", 1}};
   }
   static std::unique_ptr<Module> make() {
     auto network = std::make_unique<Sequential>();
@@ -219,8 +224,8 @@ struct SmallRun {
   void set(double mark) {
     state.steps = int64_t(mark);
     device.kernels().fill(device.stream, Real(mark), parameters.values());
-    if (optimizer.velocity().defined()) {
-      device.kernels().fill(device.stream, Real(-mark), optimizer.velocity());
+    for (const OptimizerState& kept : optimizer.state()) {
+      device.kernels().fill(device.stream, Real(-mark), kept.ranges.at(0));
     }
   }
   Trained trained() const { return {*network, parameters, optimizer}; }
@@ -238,17 +243,20 @@ struct SmallRun {
     });
   }
   bool holds(double mark) const {
-    if (!network_holds(mark) || !optimizer.velocity().defined()) return network_holds(mark);
-    const auto momentum = flat_state_dict(parameters, optimizer.velocity(), "momentum.");
-    return std::ranges::all_of(momentum, [&](const StateTensor& tensor) {
+    const auto is_marked = [&](const StateTensor& tensor) {
       return std::ranges::count(tensor.real, Real(-mark)) == std::ssize(tensor.real);
-    });
+    };
+    return network_holds(mark) &&
+           std::ranges::all_of(optimizer.state(), [&](const OptimizerState& kept) {
+             return std::ranges::all_of(flat_state_dict(parameters, kept.ranges.at(0), ""),
+                                        is_marked);
+           });
   }
 
   testing::TestDevice device;
   std::unique_ptr<Module> network = make();
   FlatParameters parameters{*network, device.stream};
-  Sgd optimizer;
+  Optimizer optimizer;
   TrainingState state;
 };
 

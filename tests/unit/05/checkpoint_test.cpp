@@ -90,7 +90,8 @@ TEST_CASE("Without momentum, random state or epoch the resumed run is another",
   };
   CHECK(resumed([](Trainee&) {}) == straight);
   CHECK(resumed([](Trainee& trainee) {
-          trainee.stream.kernels().fill(trainee.stream, 0, trainee.optimizer.velocity());
+          trainee.stream.kernels().fill(trainee.stream, 0,
+                                        trainee.optimizer.state().at(0).ranges.at(0));
         }) != straight);
   CHECK(resumed([](Trainee& trainee) { trainee.state.steps = 0; }) != straight);
   CHECK(resumed([](Trainee& trainee) { trainee.state.epoch = 0; }) != straight);
@@ -113,8 +114,56 @@ TEST_CASE("A checkpoint holds what its state says", "[checkpoint][row106]") {
   CHECK(state.settings["data_crc32"] == fmt::format("{:08x}", training_data().train.fingerprint()));
   CHECK_FALSE(state.settings.contains("epochs"));
   CHECK(checkpoint.network.size() == 18);
-  CHECK(checkpoint.momentum.size() == 12);
-  CHECK(std::ranges::count(checkpoint.momentum, "momentum.fc1.weight", &StateTensor::name) == 1);
+  CHECK(checkpoint.optimizer.size() == 12);
+  CHECK(std::ranges::count(checkpoint.optimizer, "momentum.fc1.weight", &StateTensor::name) == 1);
+}
+
+TEST_CASE("A run with AdamW resumes to the same bits, its moments and its step", "[checkpoint]") {
+  const TempDir folder;
+  RunOptions run;
+  run.options.optimizer = "adamw", run.options.momentum = 0;
+  run.options.lr = 0.01, run.options.weight_decay = 0.1;
+  const auto straight = trained_straight(2, 10, run);
+  run.checkpoints = RunOptions(folder.path()).checkpoints;
+  train_and_save(2, run, 6);
+  const Checkpoint checkpoint = read_checkpoint(folder / checkpoint_name(6));
+  CHECK(checkpoint.optimizer.size() == 24);
+  for (const std::string name : {"exp_avg.conv1.weight", "exp_avg_sq.conv1.weight"}) {
+    CHECK(std::ranges::count(checkpoint.optimizer, name, &StateTensor::name) == 1);
+  }
+  CHECK(results_of(2, run, [](Trainee& trainee) {
+          trainee.resume();
+          trainee.train(10);
+        }) == straight);
+  // Every one of the three counts.
+  for (const int forgotten : {0, 1, 2}) {
+    CHECK(results_of(2, run, [&](Trainee& trainee) {
+            trainee.resume();
+            const int64_t left = 10 - trainee.state.steps;
+            if (forgotten == 2) {
+              trainee.state.steps = 0;
+            } else {
+              trainee.stream.kernels().fill(trainee.stream, 0,
+                                            trainee.optimizer.state()[size_t(forgotten)].ranges[0]);
+            }
+            trainee.train(trainee.state.steps + left);
+          }) != straight);
+  }
+}
+
+TEST_CASE("The state of another optimizer is refused", "[checkpoint]") {
+  const TempDir folder;
+  const OptimizerRule adam{.kind = OptimizerKind::adam};
+  SmallRun(3, adam).save(folder.path());
+  const Checkpoint checkpoint = read_checkpoint(folder / checkpoint_name(3));
+  SmallRun sgd;
+  CHECK_THAT(message_of<BadInput>([&] { restore(checkpoint, sgd.trained()); }),
+             ContainsSubstring("the optimizer that was saved has exp_avg and exp_avg_sq, this "
+                               "run's has momentum"));
+  CHECK(sgd.holds(0));
+  SmallRun again(0, adam);
+  restore(checkpoint, again.trained());
+  CHECK(again.holds(3));
 }
 
 TEST_CASE("Without momentum there is one file", "[checkpoint]") {
@@ -125,9 +174,11 @@ TEST_CASE("Without momentum there is one file", "[checkpoint]") {
   restore(read_checkpoint(folder / checkpoint_name(3)), run.trained());
   CHECK(run.holds(3));
   SmallRun other;
-  CHECK_THAT(message_of<BadInput>(
-                 [&] { restore(read_checkpoint(folder / checkpoint_name(3)), other.trained()); }),
-             ContainsSubstring("missing momentum.fc.weight, missing momentum.fc.bias"));
+  CHECK_THAT(
+      message_of<BadInput>(
+          [&] { restore(read_checkpoint(folder / checkpoint_name(3)), other.trained()); }),
+      ContainsSubstring("the optimizer that was saved has no state, this run's has momentum; "
+                        "give it the same --optimizer and --momentum"));
   CHECK(other.holds(0));
 }
 
@@ -307,7 +358,7 @@ TEST_CASE("Nothing that is not finite is saved, and it is named", "[checkpoint][
              ContainsSubstring("after 3 steps fc.bias holds inf"));
   run.set(3);
   run.device.kernels().fill(run.device.stream, std::numeric_limits<Real>::quiet_NaN(),
-                            run.optimizer.velocity());
+                            run.optimizer.state().at(0).ranges.at(0));
   CHECK_THAT(message_of<NonFinite>([&] { run.save(folder.path()); }),
              ContainsSubstring("momentum.fc.weight holds nan"));
   CHECK(folder.names() == Words{momentum_name(2), checkpoint_name(2)});

@@ -54,7 +54,10 @@ const std::vector<Change>& changes_of_stage04() {
       {"warmup_epochs", [](Started& s) { s.options.warmup_epochs = 0.5; }},
       {"lr_step", [](Started& s) { s.options.lr_step = 3; }},
       {"lr_gamma", [](Started& s) { s.options.lr_gamma = 0.5; }},
+      {"optimizer", [](Started& s) { s.options.optimizer = "adam"; }},
       {"momentum", [](Started& s) { s.options.momentum = 0.9; }},
+      {"betas", [](Started& s) { s.options.betas = {0.9, 0.99}; }},
+      {"eps", [](Started& s) { s.options.eps = 1e-3; }},
       {"weight_decay", [](Started& s) { s.options.weight_decay = 0.1; }},
       {"seed", [](Started& s) { s.options.seed = 2; }},
       {"order", [](Started& s) { s.options.order = "file"; }},
@@ -133,7 +136,8 @@ const std::map<Role, Names>& names_by_role() {
   static const auto& names = *new std::map<Role, Names>{
       {Role::all_runs,
        words("data model width init batch_size lr scale_lr warmup_epochs lr_step lr_gamma momentum "
-             "weight_decay seed order emulate dropout graph tf32 drop_last ddp all_reduce "
+             "optimizer betas eps weight_decay seed order emulate dropout graph tf32 drop_last ddp "
+             "all_reduce "
              "bucket_mb no_broadcast_buffers find_unused_parameters accumulate clip_norm pad "
              "sync_bn sync_bn_group")},
       {Role::all_ranks, words("epochs max_steps saves save_every resumes")},
@@ -175,20 +179,22 @@ Started run_of_the_lists() {
 
 /// With the options that came later.
 constexpr const char* kConfigOfTheLists =
-    R"({"batch_size":16,"bind":false,"data":"synthetic:32:8","data_dir":"","devices":"cpu:0",)"
-    R"("drop_last":false,"dropout":false,"emulate":"none","epochs":1,"graph":false,)"
+    R"({"batch_size":16,"betas":"0.9,0.999","bind":false,"data":"synthetic:32:8","data_dir":"","devices":"cpu:0",)"
+    R"("drop_last":false,"dropout":false,"emulate":"none","epochs":1,)"
+    R"("eps":1e-08,"graph":false,)"
     R"("init":"kaiming","load":"","loader_timeout":0.0,"log_interval":100,"lr":0.05,)"
     R"("lr_gamma":0.1,"lr_step":0,"max_steps":3,"model":"seed-bn","momentum":0.0,)"
-    R"("nchw":false,"no_bind":false,"order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,)"
+    R"("nchw":false,"no_bind":false,"optimizer":"sgd","order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,)"
     R"("seed":1,"tf32":false,)"
     R"("threads_per_device":2,"warmup_epochs":0.0,"weight_decay":0.0,"width":64,"workers":1})";
 
 constexpr const char* kKeptOfTheLists =
-    R"({"accumulate":2,"all_reduce":"library","backend":"tcp","batch_size":16,"bucket_mb":-1.0,)"
+    R"({"accumulate":2,"all_reduce":"library","backend":"tcp","batch_size":16,)"
+    R"("betas":"0.9,0.999","bucket_mb":-1.0,)"
     R"("clip_norm":3.0,"data":"synthetic:32:8","data_crc32":"83543f91","ddp":"bucketed",)"
-    R"("drop_last":false,"dropout":false,"emulate":"none","find_unused_parameters":false,)"
+    R"("drop_last":false,"dropout":false,"emulate":"none","eps":1e-08,"find_unused_parameters":false,)"
     R"("graph":false,"init":"kaiming","lr":0.05,"lr_gamma":0.1,"lr_step":0,"model":"seed-bn",)"
-    R"("momentum":0.0,"no_broadcast_buffers":false,"order":"sampler","pad":false,)"
+    R"("momentum":0.0,"no_broadcast_buffers":false,"optimizer":"sgd","order":"sampler","pad":false,)"
     R"("precision":"float32","scale_lr":0.0,"seed":1,"sync_bn":true,"sync_bn_group":0,"test_samples":8,)"
     R"("tf32":false,"threads_per_device":2,"training_samples":32,"warmup_epochs":0.0,)"
     R"("weight_decay":0.0,"width":64})";

@@ -17,7 +17,7 @@
 #include "common/kernels/cpu/engine.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/step/feeder.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
@@ -271,7 +271,7 @@ struct PooledTraining {
       : stream(setup.stream),
         model(make_model({.dropout = dropout})),
         parameters(*model.network, stream),
-        optimizer(parameters, {.momentum = Real(0.9)}),
+        optimizer(parameters, {.momentum = 0.9}),
         loader(data, options),
         feeder(stream, data),
         context(stream) {
@@ -298,7 +298,7 @@ struct PooledTraining {
   Stream stream;
   Model model;
   FlatParameters parameters;
-  Sgd optimizer;
+  Optimizer optimizer;
   DataLoader loader;
   Feeder feeder;
   Context context;

@@ -335,9 +335,103 @@ TEST_CASE("SGD leaves weights and velocity alone once training has failed", "[ke
   CHECK(velocity.to_host() == v);
 }
 
+struct AdamBuffers {
+  AdamBuffers(const TestDevice& d, const Shape& shape, const Values& start)
+      : weight(d.put(shape, start)), exp_avg(d.filled(shape, 0)), exp_avg_sq(d.filled(shape, 0)) {}
+  void step(const TestDevice& d, int64_t step, double rate, const AdamRule& rule, const Values& g,
+            int64_t failed_step = -1) const {
+    const HealthTensor health = HealthTensor::from_host(d.stream, {}, {Health{failed_step}});
+    d.kernels().adam_update(d.stream, d.state({.step = step, .learning_rate = Real(rate)}), health,
+                            rule, d.put(weight.shape(), g), exp_avg, exp_avg_sq, weight);
+  }
+  Tensor weight, exp_avg, exp_avg_sq;
+};
+
+TEST_CASE("Adam and AdamW follow PyTorch's rule over six steps", "[kernels]") {
+  const TestDevice d(GENERATE(1, 2));
+  const Shape shape{20011};
+  const bool decoupled = GENERATE(false, true);
+  const double decay = GENERATE(0.0, 0.1);
+  const AdamRule rule{.beta1 = 0.8, .eps = 1e-3, .weight_decay = decay, .decoupled = decoupled};
+  const Values start = random_values(shape, 1);
+  Doubles w(start.begin(), start.end()), m(w.size()), v(w.size());
+  const AdamBuffers adam(d, shape, start);
+  for (int t = 1; t <= 6; ++t) {
+    const double rate = 0.1 / t;
+    const Values gradient = random_values(shape, 10 + static_cast<uint32_t>(t));
+    for (size_t i = 0; i < w.size(); ++i) {
+      const double g = gradient[i] + (decoupled ? 0 : decay * w[i]);
+      if (decoupled) w[i] *= 1 - rate * decay;
+      m[i] = 0.8 * m[i] + 0.2 * g;
+      v[i] = 0.999 * v[i] + 0.001 * g * g;
+      w[i] -= rate * (m[i] / (1 - std::pow(0.8, t))) /
+              (std::sqrt(v[i] / (1 - std::pow(0.999, t))) + 1e-3);
+    }
+    adam.step(d, t - 1, rate, rule, gradient);
+  }
+  CHECK(relative_error(adam.weight.to_host(), w) <= kRounding);
+  CHECK(relative_error(adam.exp_avg.to_host(), m) <= kRounding);
+  CHECK(relative_error(adam.exp_avg_sq.to_host(), v) <= kRounding);
+}
+
+TEST_CASE("Adam and AdamW reproduce numbers recorded from PyTorch", "[kernels]") {
+  // torch.optim.Adam and AdamW(lr=0.1, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1) on float64
+  const TestDevice d;
+  struct Recorded {
+    bool decoupled;
+    Doubles weight, exp_avg, exp_avg_sq;
+  };
+  for (const Recorded& recorded :
+       {Recorded{false,
+                 {0.5020863862667084, -1.5028530165812308, 0.6353418436626875},
+                 {1.2063496541253627, -0.2862219240949387, 0.08114336527263342},
+                 {0.7096305808667418, 0.04168837888185379, 0.00897117281124209}},
+        Recorded{true,
+                 {0.46562493568422564, -1.4138331864533864, 0.7134725206617746},
+                 {1.1553599999999997, -0.16807999999999998, 0.03671999999999999},
+                 {0.6570813281250005, 0.014138691406250011, 0.007082343750000006}}}) {
+    const AdamRule rule{.beta1 = 0.8,
+                        .beta2 = 0.95,
+                        .eps = 1e-3,
+                        .weight_decay = 0.1,
+                        .decoupled = recorded.decoupled};
+    const AdamBuffers adam(d, {3}, {1, -2, Real(0.5)});
+    for (int t = 0; t < 5; ++t) {
+      adam.step(d, t, 0.1, rule, {Real(0.5 * (t + 1)), Real(-0.25), Real(0.125 * (t - 2))});
+    }
+    CHECK(relative_error(adam.weight.to_host(), recorded.weight) <= kRounding);
+    CHECK(relative_error(adam.exp_avg.to_host(), recorded.exp_avg) <= kRounding);
+    CHECK(relative_error(adam.exp_avg_sq.to_host(), recorded.exp_avg_sq) <= kRounding);
+  }
+}
+
+TEST_CASE("Adam leaves weights and moments alone once training has failed", "[kernels]") {
+  const TestDevice d;
+  const Values start = random_values({100}, 1), zeros(100, 0);
+  const AdamBuffers adam(d, {100}, start);
+  adam.step(d, 1, 1, {}, Values(100, kNaN), 0);
+  adam.step(d, 2, 1, {}, Values(100, 1), 0);
+  CHECK(adam.weight.to_host() == start);
+  CHECK(adam.exp_avg.to_host() == zeros);
+  CHECK(adam.exp_avg_sq.to_host() == zeros);
+}
+
+TEST_CASE("A number is poisoned once training has failed, and only the first", "[kernels]") {
+  const TestDevice d;
+  for (const int64_t failed_step : {int64_t{-1}, int64_t{0}, int64_t{7}}) {
+    const Tensor x = d.put({3}, {1, 2, 3});
+    d.kernels().poison(d.stream, HealthTensor::from_host(d.stream, {}, {Health{failed_step}}), x);
+    const Values found = x.to_host();
+    CHECK(std::isnan(found[0]) == (failed_step >= 0));
+    if (failed_step < 0) CHECK(found[0] == 1);
+    CHECK(found[1] == 2);
+    CHECK(found[2] == 3);
+  }
+}
+
 TEST_CASE("Gradients are clipped together, as torch.nn.utils.clip_grad_norm_ does", "[kernels]") {
   const TestDevice d;
-  for (const int64_t n : {int64_t{1}, int64_t{5}, Kernels::kNormPart, 2 * Kernels::kNormPart + 3}) {
+  for (const int64_t n : {int64_t{1}, int64_t{5}, Kernels::kSumPart, 2 * Kernels::kSumPart + 3}) {
     const Values values = random_values({n}, 7);
     double sum = 0;
     for (const Real value : values) sum += double(value) * double(value);
@@ -345,9 +439,11 @@ TEST_CASE("Gradients are clipped together, as torch.nn.utils.clip_grad_norm_ doe
     for (const double most : {length / 3, 2 * length}) {
       INFO(n << " numbers, at most " << most);
       const Tensor x = d.put({n}, values);
-      const Tensor norm = d.filled({1 + (n + Kernels::kNormPart - 1) / Kernels::kNormPart}, kNaN);
-      d.kernels().clip_norm(d.stream, Real(most), x, norm);
-      CHECK(double(norm.to_host()[0]) == Approx(length).epsilon(testing::kTolerance));
+      const Tensor sums = d.filled({1 + (n + Kernels::kSumPart - 1) / Kernels::kSumPart}, kNaN);
+      d.kernels().sum_squares(d.stream, x, sums);
+      CHECK(double(sums.to_host()[0]) == Approx(sum).epsilon(testing::kTolerance));
+      CHECK(x.to_host() == values);
+      d.kernels().clip_to_norm(d.stream, Real(most), sums, x);
       Doubles expected(values.begin(), values.end());
       for (double& value : expected) value *= std::min(1.0, most / (length + 1e-6));
       CHECK(relative_error(x.to_host(), expected) <= testing::kTolerance);
@@ -355,10 +451,12 @@ TEST_CASE("Gradients are clipped together, as torch.nn.utils.clip_grad_norm_ doe
   }
   // PyTorch adds 1e-6 to the length, which shows if the length is small.
   const Tensor tiny = d.put({2}, {Real(3e-6), Real(4e-6)});
-  d.kernels().clip_norm(d.stream, Real(1e-6), tiny, d.filled({2}, 0));
+  d.kernels().clip_to_norm(d.stream, Real(1e-6), d.put({1}, {Real(25e-12)}), tiny);
   CHECK(relative_error(tiny.to_host(), Doubles{3e-6 / 6, 4e-6 / 6}) <= testing::kTolerance);
   const Tensor spoilt = d.put({3}, {1, kNaN, 2});
-  d.kernels().clip_norm(d.stream, 1, spoilt, d.filled({2}, 0));
+  const Tensor sums = d.filled({2}, 0);
+  d.kernels().sum_squares(d.stream, spoilt, sums);
+  d.kernels().clip_to_norm(d.stream, 1, sums, spoilt);
   for (const Real value : spoilt.to_host()) CHECK(std::isnan(value));  // the watch will see it
 }
 

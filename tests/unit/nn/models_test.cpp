@@ -7,7 +7,7 @@
 #include "common/core/error.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/nn/state.h"
 #include "tests/support/catch.h"
 #include "tests/support/nn_test_support.h"
@@ -152,7 +152,7 @@ TEST_CASE("Floating-point operations are counted as twice the multiplications", 
 TEST_CASE("Flat buffers hold the parameters in reverse order, 64-byte aligned, gaps zero", "[nn]") {
   TestNetwork net({.kind = ModelKind::seed_bn});
   const FlatParameters& flat = net.parameters;
-  const Sgd optimizer(flat, {.momentum = Real(0.9), .weight_decay = Real(0.01)});
+  const Optimizer optimizer(flat, {.momentum = 0.9, .weight_decay = 0.01});
   net.context.state().copy_from_host({{.learning_rate = Real(0.1), .loss_weight = Real(0.5)}});
   net.step({2, 28, 28, 1}, net.device.labels({1, 2}));
   optimizer.step(net.context.state(), net.device.filled({1}, 0));
@@ -173,7 +173,8 @@ TEST_CASE("Flat buffers hold the parameters in reverse order, 64-byte aligned, g
   CHECK(flat.values().elements() == next);
   CHECK(flat.count() == std::ranges::count(used, true));
   CHECK(std::ranges::count(used, false) > 0);
-  for (const Tensor& buffer : {flat.values(), flat.gradients(), optimizer.velocity()}) {
+  for (const Tensor& buffer :
+       {flat.values(), flat.gradients(), optimizer.state().at(0).ranges.at(0)}) {
     const Values values = buffer.to_host();
     int64_t dirty = 0, zeros = 0;
     for (size_t i = 0; i < values.size(); ++i) {

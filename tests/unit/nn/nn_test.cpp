@@ -4,9 +4,10 @@
 
 #include "common/core/error.h"
 #include "common/nn/batch_norm.h"
+#include "common/nn/clip_by_norm.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/sgd.h"
+#include "common/nn/optimizer.h"
 #include "common/nn/state.h"
 #include "common/options/options.h"
 #include "tests/support/catch.h"
@@ -286,10 +287,11 @@ TEST_CASE("--scale-lr multiplies the rate by batch size / base, and warms up fro
 
 TEST_CASE("A gradient or a loss that is not finite stops the weights where they are", "[nn]") {
   const Real nan = std::numeric_limits<Real>::quiet_NaN();
-  for (const bool in_loss : {false, true}) {
+  const bool in_loss = GENERATE(false, true);
+  for (const OptimizerKind kind : {OptimizerKind::sgd, OptimizerKind::adamw}) {
     TestNetwork net({.kind = ModelKind::seed});
-    const Sgd optimizer(net.parameters, {});
-    CHECK_FALSE(optimizer.velocity().defined());
+    const Optimizer optimizer(net.parameters, {.kind = kind});
+    CHECK(optimizer.state().size() == (kind == OptimizerKind::sgd ? 0 : 2));
     const Tensor good = net.device.filled({1}, 1);
     const auto step = [&](int64_t number, const Tensor& loss) {
       net.context.state().copy_from_host({{.step = number, .learning_rate = Real(0.1)}});
@@ -371,9 +373,82 @@ TEST_CASE("Dropout is the identity in evaluation and scales what it keeps in tra
   CHECK(dropout.forward(x, context).to_host() == values);
 }
 
+/// Two ranges of one device, as a rank has them whose shard of the parameters is in two places.
+struct TwoRanges {
+  explicit TwoRanges(const OptimizerRule& rule) : optimizer(device.stream, ranges, rule) {}
+  void step(int64_t number, Real loss = 0) {
+    optimizer.step(device.state({.step = number, .learning_rate = Real(0.1)}),
+                   device.put({1}, {loss}));
+  }
+  testing::TestDevice device;
+  std::vector<UpdatedRange> ranges{{device.filled({5}, 1), device.filled({5}, 2)},
+                                   {device.filled({3}, 1), device.filled({3}, 4)}};
+  Optimizer optimizer;
+};
+
+TEST_CASE("An optimizer of ranges updates all of them, and zeroes only their gradients", "[nn]") {
+  TwoRanges sgd({.momentum = 0.5});
+  REQUIRE(sgd.optimizer.state().size() == 1);
+  CHECK(sgd.optimizer.state()[0].name == "momentum");
+  REQUIRE(sgd.optimizer.state()[0].ranges.size() == 2);
+  sgd.step(0);
+  sgd.step(1);  // v = 2, 3 and 4, 6
+  CHECK(relative_error(sgd.ranges[0].values.to_host(), Values(5, Real(0.5))) <= kTolerance);
+  CHECK(relative_error(sgd.ranges[1].values.to_host(), Values(3, Real(0))) <= 1);
+  CHECK(sgd.optimizer.state()[0].ranges[1].to_host() == Values(3, 6));
+  sgd.optimizer.zero_gradients();
+  for (const UpdatedRange& range : sgd.ranges) {
+    for (const Real gradient : range.gradients.to_host()) CHECK(gradient == 0);
+  }
+
+  TwoRanges adam({.kind = OptimizerKind::adam});
+  REQUIRE(adam.optimizer.state().size() == 2);
+  CHECK(adam.optimizer.state()[0].name == "exp_avg");
+  CHECK(adam.optimizer.state()[1].name == "exp_avg_sq");
+  adam.step(0);  // the first step of Adam has the length of the learning rate
+  CHECK(relative_error(adam.ranges[0].values.to_host(), Values(5, Real(0.9))) <= kTolerance);
+  CHECK(relative_error(adam.ranges[1].values.to_host(), Values(3, Real(0.9))) <= kTolerance);
+  CHECK(adam.optimizer.state()[1].ranges[1].elements() == 3);
+}
+
+TEST_CASE("A gradient that is not finite in one range stops all of them", "[nn]") {
+  for (const OptimizerKind kind : {OptimizerKind::sgd, OptimizerKind::adam}) {
+    for (const size_t bad : {size_t{0}, size_t{1}}) {
+      TwoRanges run({.kind = kind});
+      run.ranges[bad].gradients.range(2, {1}).copy_from_host(
+          {std::numeric_limits<Real>::infinity()});
+      run.step(4);
+      CHECK(run.optimizer.health().to_host()[0].failed_step == 4);
+      CHECK(run.ranges[0].values.to_host() == Values(5, 1));
+      CHECK(run.ranges[1].values.to_host() == Values(3, 1));
+    }
+  }
+}
+
+TEST_CASE("Ranges are clipped by the norm of all of them, and of what others add", "[nn]") {
+  TwoRanges run({});  // the squares of the gradients: 5 * 4 + 3 * 16 = 68
+  const ClipByNorm off(run.device.stream, run.ranges, 0);
+  off();
+  CHECK(run.ranges[0].gradients.to_host() == Values(5, 2));
+  double found = 0;
+  const ClipByNorm clip(run.device.stream, run.ranges, 1, [&](const Tensor& squares) {
+    CHECK(squares.elements() == 1);
+    found = double(squares.to_host()[0]);
+    run.device.kernels().add(run.device.stream, run.device.put({1}, {32}), squares);
+  });
+  clip();
+  CHECK(found == Approx(68));  // and 32 of others: a norm of 10
+  CHECK(relative_error(run.ranges[0].gradients.to_host(), Values(5, Real(2 / 10.000001))) <=
+        kTolerance);
+  CHECK(relative_error(run.ranges[1].gradients.to_host(), Values(3, Real(4 / 10.000001))) <=
+        kTolerance);
+}
+
 TEST_CASE("The seed network learns 32 random samples by heart", "[nn][row15]") {
   TestNetwork net({.kind = ModelKind::seed});
-  const Sgd optimizer(net.parameters, {.momentum = Real(0.9)});
+  const bool adam = GENERATE(false, true);
+  const Optimizer optimizer(net.parameters, adam ? OptimizerRule{.kind = OptimizerKind::adam}
+                                                 : OptimizerRule{.momentum = 0.9});
   std::vector<int32_t> labels;
   for (int32_t i = 0; i < 32; ++i) labels.push_back(i * 7 % 10);
   const LabelTensor expected = net.device.labels(labels);
@@ -381,7 +456,7 @@ TEST_CASE("The seed network learns 32 random samples by heart", "[nn][row15]") {
   int64_t step = 0;
   for (; step < 400; ++step) {
     net.context.state().copy_from_host(
-        {{.step = step, .learning_rate = Real(0.1), .loss_weight = Real(1) / 32}});
+        {{.step = step, .learning_rate = Real(adam ? 0.003 : 0.1), .loss_weight = Real(1) / 32}});
     optimizer.zero_gradients();
     loss = net.step({32, 28, 28, 1}, expected);
     if (loss < 1e-2) break;
