@@ -1,6 +1,7 @@
 #include "06-fully-sharded/fully_sharded.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "common/core/error.h"
@@ -48,7 +49,8 @@ std::vector<Unit*> FullyShardedDataParallel::make_units(Layers layers, UnitSize 
   std::vector<Unit*> units;
   auto next = layers.begin();
   for (const size_t count : plan_units(planned, size)) {
-    Layers of_unit(std::move_iterator(next), std::move_iterator(next + std::ptrdiff_t(count)));
+    Layers of_unit;
+    std::move(next, next + std::ptrdiff_t(count), std::back_inserter(of_unit));
     next += std::ptrdiff_t(count);
     const std::string name = of_unit.front()->name();
     units.push_back(&add_module(name, std::make_unique<Unit>(std::move(of_unit), messages_)));
@@ -79,6 +81,7 @@ void FullyShardedDataParallel::fetch(size_t at, int direction) {
 
 Tensor FullyShardedDataParallel::forward(const Tensor& x, Context& context) {
   const bool training = context.facts.training;
+  messages_.counts = training;
   if (training) {
     broadcast_buffers();
     if (!in_step_) messages_.pass_times.start();
@@ -122,12 +125,10 @@ void FullyShardedDataParallel::average_loss() {
   const Stream communication = messages_.communication;
   Kernels& kernels = communication.kernels();
   communication.wait(messages_.passes.record());
-  messages_.communication_times.start();
   kernels.check_finite(communication, state_, loss_, own_health_);
   kernels.poison(communication, own_health_, loss_);
   kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), loss_);
-  messages_.comm.all_reduce(communication, loss_);
-  messages_.communication_times.end("communication");
+  messages_.time_and_count(0, [&] { messages_.comm.all_reduce(communication, loss_); });
   messages_.await(communication.record());
 }
 
@@ -153,6 +154,7 @@ void FullyShardedDataParallel::load_units(const std::function<void(Unit&)>& set)
 }
 
 void FullyShardedDataParallel::visit_units(const std::function<void(Unit&)>& use) {
+  messages_.counts = false;
   for (Unit* unit : units_) {
     unit->gather();
     unit->await_values();

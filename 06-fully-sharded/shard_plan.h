@@ -1,6 +1,7 @@
 #pragma once
 // Which rank keeps which numbers. Nothing here knows of devices or messages.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -24,7 +25,7 @@ FlatRange shard_of(int64_t length, int rank, int world_size);
 
 /// A part of a parameter that lies in one shard.
 struct Piece {
-  size_t parameter = 0;  // its place in the list of parameters
+  std::size_t parameter = 0;  // its place in the list of parameters
   FlatRange of_parameter{};  // these of its elements
   int64_t in_shard = 0;  // where they begin in the shard
   friend bool operator==(const Piece&, const Piece&) = default;

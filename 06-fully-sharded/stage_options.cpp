@@ -56,8 +56,8 @@ FullyShardedDataParallel& share_out(Model& model, Stream passes, ProcessGroup& g
 }
 
 ClipByNorm clip_shards(const FullyShardedDataParallel& sharded, Stream passes, double most) {
-  return {passes, sharded.shards(), most,
-          [&](const Tensor& squares) { sharded.sum_over_shards(squares); }};
+  return ClipByNorm(passes, sharded.shards(), most,
+                    [&](const Tensor& squares) { sharded.sum_over_shards(squares); });
 }
 
 // --- The report ----------------------------------------------------------------------------------

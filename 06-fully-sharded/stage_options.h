@@ -5,6 +5,7 @@
 
 #include "05-syncbn-checkpoint/stage_options.h"
 #include "06-fully-sharded/fully_sharded.h"
+#include "common/nn/clip_by_norm.h"
 
 namespace lockstep {
 

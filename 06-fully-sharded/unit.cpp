@@ -99,11 +99,10 @@ void Unit::gather() {
   }
   const Stream passes = messages_.passes, communication = messages_.communication;
   communication.wait(passes.record());  // the memory is free, the shard has been updated
-  messages_.communication_times.start();
-  messages_.comm.all_gather(communication, value_shard_, values_);
-  messages_.communication_times.end("communication");
+  messages_.time_and_count(bytes_of_half(), [&] {
+    messages_.comm.all_gather(communication, value_shard_, values_);
+  });
   gathered_ = communication.record();
-  messages_.bytes_sent += bytes_of_half();
   whole_ = true;
 }
 
@@ -150,17 +149,16 @@ void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& ow
   const Stream communication = messages_.communication;
   Kernels& kernels = communication.kernels();
   communication.wait(messages_.passes.record());  // backward has written them
-  messages_.communication_times.start();
   kernels.check_finite(communication, state, gradients_, own_health);
   kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), gradients_);
   if (messages_.shards(ShardKind::optimizer)) {
-    messages_.comm.reduce_scatter(communication, gradients_, gradient_shard_);
-    messages_.bytes_sent += bytes_of_half();
+    messages_.time_and_count(bytes_of_half(), [&] {
+      messages_.comm.reduce_scatter(communication, gradients_, gradient_shard_);
+    });
   } else {
-    messages_.comm.all_reduce(communication, gradients_);
-    messages_.bytes_sent += 2 * bytes_of_half();
+    messages_.time_and_count(2 * bytes_of_half(),
+                             [&] { messages_.comm.all_reduce(communication, gradients_); });
   }
-  messages_.communication_times.end("communication");
   reduced_ = communication.record();
 }
 

@@ -31,11 +31,20 @@ struct UnitMessages {
   Communicator& comm;
   Stream passes, communication;
   PhaseTimer pass_times{passes}, communication_times{communication};
-  int64_t bytes_sent = 0;  // of parameters and gradients, by this rank
+  int64_t bytes_sent = 0;  // of parameters and gradients, by this rank, in training
+  bool counts = true;      // false: evaluation, or a file is written
 
   bool shards(ShardKind what) const { return kind >= what; }
   /// The passes wait for `event`; that is time in which they do not compute.
   void await(const Event& event);
+  /// Enqueues messages, which `send` does, of `bytes` from this rank.
+  template <class Send>
+  void time_and_count(int64_t bytes, Send send) {
+    if (counts) communication_times.start();
+    send();
+    if (counts) communication_times.end("communication"), bytes_sent += bytes;
+    communication_times.stop();
+  }
 };
 
 /// Layers one after another. Their parameters lie in one flat buffer [length], in reverse order of

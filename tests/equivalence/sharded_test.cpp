@@ -1,0 +1,146 @@
+// Stage 06 leads to stage 01's weights: any number of ranks, whatever they share out.
+
+#include <fmt/format.h>
+
+#include "tests/equivalence/outcome.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+
+constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
+const std::vector<std::string> kWays{"none", "optimizer", "gradients", "parameters"};
+
+Outcome train_ranks(int ranks, const Options& options) {
+  return train(options + Options{"--model", "seed"}, "06-fully-sharded", cpus(ranks));
+}
+
+/// 50 steps of 13 samples, the last of 10: no number of ranks from 2 on divides them evenly.
+Options steps(const Options& more) {
+  return Options{"--data", "synthetic:647:10", "--workers", "0", "--batch-size", "13",
+                 "--order", "sampler"} + more;
+}
+
+void check_all_ways(const Options& options, double tolerance) {
+  const Outcome single = train(options);
+  REQUIRE(single.losses().size() == 50);
+  for (const std::string& way : kWays) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      if (!kDouble && !full_campaign() && ranks != 3) continue;  // the double build proves more
+      INFO(way << ", " << ranks << " ranks");
+      const Outcome several = train_ranks(ranks, options + Options{"--shard", way});
+      check_equal(several, single, tolerance);
+      CHECK(several.metrics.at("accuracy") == single.metrics.at("accuracy"));
+    }
+  }
+}
+
+TEST_CASE("Whatever the ranks share out, SGD gives stage 01's weights after 50 steps",
+          "[equivalence][sharded]") {
+  if (kDouble) {
+    check_all_ways(steps({"--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0.001",
+                          "--dropout"}),
+                   kTolerance);
+  } else {
+    check_all_ways(steps({"--lr", "0.01"}), kTolerance);
+  }
+}
+
+/// Adam moves a number whose gradient is rounding noise by a step of random sign: --eps keeps such
+/// steps small.
+TEST_CASE("Whatever the ranks share out, AdamW gives stage 01's weights after 50 steps",
+          "[equivalence][sharded]") {
+  const Options adamw{"--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.01", "--eps",
+                      "1e-3"};
+  if (kDouble || full_campaign()) check_all_ways(steps(adamw), kDouble ? 1e-12 : 1e-4);
+}
+
+std::vector<Options> variations() {
+  std::vector<Options> some{{"--accumulate", "3"},
+                            {"--unit", "block", "--prefetch", "2"},
+                            {"--reshard-after-forward", "no", "--prefetch", "0"}};
+  if (kDouble || full_campaign()) {
+    some.insert(some.end(), {{"--unit", "model"},
+                             {"--unit", "0.05", "--prefetch", "3"},
+                             {"--shard", "gradients", "--accumulate", "2"},
+                             {"--shard", "optimizer", "--accumulate", "2"},
+                             {"--shard", "optimizer", "--unit", "model"},
+                             {"--backend", "tcp"},
+                             {"--backend", "gloo"}});
+  }
+  return some;
+}
+
+TEST_CASE("However units are cut, fetched and freed, the weights are stage 01's",
+          "[equivalence][sharded]") {
+  const Options options = steps({"--lr", "0.01", "--max-steps", "20"});
+  const Outcome single = train(options);
+  for (const Options& way : variations()) {
+    INFO(way[0] << " " << way[1] << " " << way.back());
+    check_equal(train_ranks(3, options + way), single, kTolerance);
+  }
+}
+
+TEST_CASE("The norm that is clipped is that of all shards", "[equivalence][sharded]") {
+  const Options options = steps({"--lr", "0.01", "--clip-norm", "0.1", "--max-steps", "20"});
+  const Outcome one = train(options, "04-ddp", "cpu:0");
+  for (const std::string& way : kWays) {
+    INFO(way);
+    check_equal(train_ranks(3, options + Options{"--shard", way}), one, kTolerance);
+  }
+}
+
+/// Ten steps of 12 samples and one of a single sample, which leaves ranks without any.
+TEST_CASE("Synchronised batch normalisation and empty parts, sharded", "[equivalence][sharded]") {
+  const Options options{"--data", "synthetic:121:10", "--workers", "0", "--batch-size", "12",
+                        "--lr", "0.01", "--order", "sampler", "--model", "seed-bn"};
+  const Outcome single = train(options);
+  for (const std::string& way : kWays) {
+    INFO(way);
+    const Outcome several =
+        train(options + Options{"--shard", way}, "06-fully-sharded", cpus(3));
+    REQUIRE(several.losses().size() == 11);
+    for (size_t step = 0; step < (kDouble ? 11 : 2); ++step) {
+      CHECK(std::abs(several.losses()[step] - single.losses()[step]) <= (kDouble ? 1e-10 : 1e-4));
+    }
+    if (kDouble) check_equal(several, single, 1e-10);
+  }
+}
+
+TEST_CASE("A layer that every second step leaves out counts as zeros", "[equivalence][sharded]") {
+  const Options options = steps({"--lr", "0.01", "--model", "seed-skip", "--max-steps", "6"});
+  check_equal(train(options, "06-fully-sharded", cpus(2)), train(options), kTolerance);
+}
+
+/// 20 test images in batches of 3, for 3 ranks: rank 0 has 7 of them, the others 7 and 6. In
+/// evaluation, too, all ranks must gather equally often.
+TEST_CASE("Ranks with unequally many test batches evaluate together", "[equivalence][sharded]") {
+  const Options options{"--data", "synthetic:30:13", "--workers", "0", "--batch-size", "9",
+                        "--lr", "0.01", "--order", "sampler"};
+  const Outcome several = train_ranks(3, options);
+  check_evaluated_as_saved(several, {"--data", "synthetic:30:13", "--workers", "0"});
+}
+
+/// What a rank sends in a step: halves of an all-reduce over the padded model.
+TEST_CASE("The bytes of a step are those of the formula", "[equivalence][sharded]") {
+  const auto bytes = [](const Options& more) {
+    return train_ranks(2, steps({"--max-steps", "4"}) + more).metrics.at("bytes_per_step");
+  };
+  for (const std::string& way : kWays) {
+    const double padded = 21'840 * sizeof(Real);  // and padding below 1 %
+    const int halves = way == "parameters" ? 3 : 2;
+    const nlohmann::json found = bytes({"--shard", way});
+    INFO(way << found.dump());
+    CHECK(found.at("sent") == found.at("predicted"));
+    CHECK(found.at("sent").get<double>() == Approx(halves * padded / 2).epsilon(0.02));
+  }
+  const nlohmann::json kept = bytes({"--reshard-after-forward", "no"});
+  CHECK(kept.at("sent") == kept.at("predicted"));
+  CHECK(kept.at("sent").get<double>() == Approx(2 * 21'840 * sizeof(Real) / 2.0).epsilon(0.02));
+  const nlohmann::json accumulated = bytes({"--accumulate", "2"});
+  CHECK(accumulated.at("sent") == accumulated.at("predicted"));
+}
+
+}  // namespace
+}  // namespace lockstep
