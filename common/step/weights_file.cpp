@@ -8,7 +8,6 @@
 namespace lockstep {
 namespace {
 
-constexpr DType kReal = sizeof(Real) == 4 ? DType::F32 : DType::F64;
 constexpr std::string_view kWrapper = "module.";
 
 template <class T>
