@@ -65,7 +65,7 @@ class FilesOfRank0 final : public StateFiles {
 
 }  // namespace
 
-std::unique_ptr<StateFiles> files_of_rank_0(const Trained& trained) {
+std::unique_ptr<StateFiles> files_of(const Trained& trained) {
   return std::make_unique<FilesOfRank0>(trained);
 }
 

@@ -52,6 +52,6 @@ class StateFiles {
 
 /// The files of a state that every rank has whole: rank 0 writes and reads them, no other rank
 /// touches the file system.
-std::unique_ptr<StateFiles> files_of_rank_0(const Trained& trained);
+std::unique_ptr<StateFiles> files_of(const Trained& trained);
 
 }  // namespace lockstep

@@ -84,7 +84,7 @@ void train(const Options& options, const ShardedStageOptions& own) {
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints(files_of_all_ranks({sharded, optimizer}), *comm, group, own,
+  CheckpointPlan checkpoints(files_of({sharded, optimizer}), *comm, group, own,
                              train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
   log.resume(state.steps, state.epoch);

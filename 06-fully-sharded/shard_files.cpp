@@ -190,7 +190,7 @@ void FilesOfAllRanks::restore(const CheckpointRanks& ranks) {
 
 }  // namespace
 
-std::unique_ptr<StateFiles> files_of_all_ranks(const ShardedTraining& training) {
+std::unique_ptr<StateFiles> files_of(const ShardedTraining& training) {
   return std::make_unique<FilesOfAllRanks>(training);
 }
 

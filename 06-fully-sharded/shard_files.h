@@ -25,6 +25,6 @@ struct ShardedTraining {
 ///   10. what failed on one rank has failed on all.
 /// Where only the counters have changed since the last checkpoint (of the same step), its shards
 /// stay as they are: they must not be exchanged one by one below a checkpoint that is there.
-std::unique_ptr<StateFiles> files_of_all_ranks(const ShardedTraining& training);
+std::unique_ptr<StateFiles> files_of(const ShardedTraining& training);
 
 }  // namespace lockstep
