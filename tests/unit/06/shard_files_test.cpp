@@ -111,6 +111,38 @@ TEST_CASE("A checkpoint goes from any ranks, kind and units to any other, bit by
   }
 }
 
+TEST_CASE("Training that goes on in any other way ends with one device's weights",
+          "[sharded][checkpoint]") {
+  std::vector<Samples> steps;
+  for (uint32_t step = 0; step < 4; ++step) steps.emplace_back(6, step + 1);
+  const auto of_kind = [](ShardKind kind, const OptimizerRule& rule, const std::string& unit) {
+    return Setting{{.kind = kind, .unit = parse_unit(unit)}, rule};
+  };
+  for (const OptimizerRule& rule : {kMomentum, kAdam}) {
+    const Values expected = single_device_weights(steps, rule);
+    for (const int ranks : {1, 2, 3}) {
+      INFO("4 ranks, then " << ranks);
+      const TempDir folder;
+      const Setting before = of_kind(ShardKind::parameters, rule, "layer");
+      const Errors saved = on_ranks(4, before, [&](Member& member) {
+        for (int64_t step = 0; step < kSteps; ++step) member.step(steps[size_t(step)]);
+        save(member, folder.path());
+      });
+      CHECK(saved == Errors(4));
+      Values found;
+      const Setting after = of_kind(ShardKind::optimizer, rule, "model");
+      const Errors resumed = on_ranks(ranks, after, [&](Member& member) {
+        resume(member, checkpoint_path(folder.path(), kSteps));
+        for (member.steps = kSteps; member.steps < 4;) member.step(steps[size_t(member.steps)]);
+        const Values weights = member.weights();
+        if (member.comm.rank() == 0) found = weights;
+      });
+      CHECK(resumed == Errors(size_t(ranks)));
+      CHECK(testing::relative_error(found, expected) < testing::kTolerance);
+    }
+  }
+}
+
 TEST_CASE("A rank that cannot write keeps all from saving, and the checkpoint before stays",
           "[sharded][checkpoint][row116]") {
   const TempDir folder;
