@@ -123,7 +123,7 @@ TEST_CASE("Sharded runs that are killed while they save end with the bytes of on
           "[faults][sharded][checkpoint][row115]") {
   const int kills = full_campaign() ? 100 : 5;
   const Jobs jobs;
-  const Words run = kRun + kMomentum + Words{"--devices", cpus(2), "--epochs", "1000000"};
+  const Words run = kRun + kMomentum + Words{"--devices", cpus(2), "--epochs", "100000"};
   const Words saving =
       Words{stage06()} + run +
       Words{"--checkpoint-dir", jobs / "saved", "--save-every", "1", "--resume", "auto"};
@@ -145,7 +145,7 @@ TEST_CASE("Sharded runs that are killed while they save end with the bytes of on
   }
   const int64_t end = newest_step(jobs / "saved") + 3;
   const Words to_the_end{"--max-steps", std::to_string(end)};
-  train(jobs, kMomentum + Words{"--devices", cpus(2), "--epochs", "1000000"} + to_the_end +
+  train(jobs, kMomentum + Words{"--devices", cpus(2), "--epochs", "100000"} + to_the_end +
                   Words{"--save", jobs / "straight"});
   const ProcessResult last = jobs.run_words(saving + to_the_end + Words{"--save", jobs / "killed"});
   INFO(story(last));
