@@ -83,7 +83,7 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints({replica.inner(), parameters, optimizer}, *comm, group, own,
+  CheckpointPlan checkpoints(files_of({replica.inner(), parameters, optimizer}), *comm, group, own,
                              train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
   log.resume(state.steps, state.epoch);

@@ -5,7 +5,9 @@
 // checkpoints. Compare with
 //   diff 05-syncbn-checkpoint/main.cpp 06-fully-sharded/main.cpp
 
+#include "05-syncbn-checkpoint/checkpoint_plan.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "06-fully-sharded/shard_files.h"
 #include "06-fully-sharded/sharded_weights.h"
 #include "06-fully-sharded/stage_options.h"
 #include "common/app/program.h"
@@ -23,9 +25,9 @@ namespace {
 /// (one, unless --accumulate asks for more) add up their gradients. The last backward leaves their
 /// average over the ranks in this rank's shard, which it updates; then the others get it. Leaves
 /// the global batch's mean loss in `loss`, [1].
-void train_step(Model& model, FullyShardedDataParallel& sharded, const ClipByNorm& clip, const Optimizer& optimizer, const Feeder& feeder,
-                const DeviceBatch& batch, const BatchSplit& accumulation, Context& context,
-                const Tensor& loss) {
+void train_step(Model& model, FullyShardedDataParallel& sharded, const ClipByNorm& clip,
+                const Optimizer& optimizer, const Feeder& feeder, const DeviceBatch& batch,
+                const BatchSplit& accumulation, Context& context, const Tensor& loss) {
   sharded.zero_gradients();  // and the loss: both add up
   const std::vector<DeviceBatch> parts = batch.divide(accumulation);
   for (const DeviceBatch& part : parts) {
@@ -59,8 +61,7 @@ void train(const Options& options, const ShardedStageOptions& own) {
   Model model = make_model(options.model_options(data.train));
   const auto norm_ranks = own.batch_norm_ranks(group, *device, *comm);  // null: each by itself
   const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
-  FullyShardedDataParallel& sharded =
-      share_out(model, stream, group, *comm, communication, own);
+  FullyShardedDataParallel& sharded = share_out(model, stream, group, *comm, communication, own);
   sharded.initialize(options.initializer(), options.seed);
   load_weights(group, *comm, options.load, sharded);
   const Optimizer optimizer(stream, sharded.shards(), options.optimizer_rule());
@@ -83,7 +84,7 @@ void train(const Options& options, const ShardedStageOptions& own) {
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints({replica.inner(), parameters, optimizer}, *comm, group, own,
+  CheckpointPlan checkpoints(files_of({sharded, optimizer}), *comm, group, own,
                              train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
   log.resume(state.steps, state.epoch);

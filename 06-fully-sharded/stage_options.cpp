@@ -7,8 +7,8 @@ namespace lockstep {
 
 void ShardedStageOptions::add_to(OptionParser& parser) {
   CheckpointStageOptions::add_to(parser);
-  for (const char* of_ddp : {"--ddp", "--all-reduce", "--bucket-mb", "--no-overlap",
-                             "--find-unused-parameters"}) {
+  for (const char* of_ddp :
+       {"--ddp", "--all-reduce", "--bucket-mb", "--no-overlap", "--find-unused-parameters"}) {
     parser.leave_out(of_ddp);  // units take the place of buckets
   }
   parser.begin_group("Sharding");

@@ -11,8 +11,8 @@ ShardKind parse_shard_kind(const std::string& text) {
   if (text == "none") return ShardKind::none;
   if (text == "optimizer") return ShardKind::optimizer;
   if (text == "gradients") return ShardKind::gradients;
-  require(text == "parameters",
-          "--shard: '{}', expected none, optimizer, gradients or parameters", text);
+  require(text == "parameters", "--shard: '{}', expected none, optimizer, gradients or parameters",
+          text);
   return ShardKind::parameters;
 }
 
@@ -99,9 +99,8 @@ void Unit::gather() {
   }
   const Stream passes = messages_.passes, communication = messages_.communication;
   communication.wait(passes.record());  // the memory is free, the shard has been updated
-  messages_.time_and_count(bytes_of_half(), [&] {
-    messages_.comm.all_gather(communication, value_shard_, values_);
-  });
+  messages_.time_and_count(
+      bytes_of_half(), [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
   gathered_ = communication.record();
   whole_ = true;
 }

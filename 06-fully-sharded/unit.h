@@ -119,9 +119,9 @@ class Unit final : public Sequential {
   int64_t length_ = 0;
   Tensor values_, gradients_;  // [length], undefined while only the shard is there
   Tensor value_shard_, gradient_shard_;
-  bool whole_ = false;               // values_ has, or will have, all ranks' shards
-  std::optional<Event> gathered_;    // after the gather that the passes have not waited for
-  std::optional<Event> reduced_;     // after the reduction, likewise
+  bool whole_ = false;             // values_ has, or will have, all ranks' shards
+  std::optional<Event> gathered_;  // after the gather that the passes have not waited for
+  std::optional<Event> reduced_;   // after the reduction, likewise
 };
 
 }  // namespace lockstep
