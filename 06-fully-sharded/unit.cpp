@@ -169,9 +169,4 @@ void Unit::free_gradients() {
   point_gradients();
 }
 
-void Unit::zero_gradients() const {
-  if (!gradients_.defined()) return;
-  messages_.passes.kernels().fill(messages_.passes, 0, gradients_);
-}
-
 }  // namespace lockstep

@@ -92,8 +92,8 @@ class Unit final : public Sequential {
   /// What is enqueued on the passes' stream from now on finds them averaged. The whole gradients
   /// are given back, if only a shard is kept.
   void free_gradients();
-  /// Sets kept whole gradients to zero.
-  void zero_gradients() const;
+  /// [length], while they are there.
+  const Tensor& gradients() const { return gradients_; }
 
   // --- What this rank keeps ----------------------------------------------------------------------
 

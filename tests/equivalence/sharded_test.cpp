@@ -53,7 +53,7 @@ TEST_CASE("Whatever the ranks share out, AdamW gives stage 01's weights after 50
           "[equivalence][sharded]") {
   const Options adamw{"--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.01", "--eps",
                       "1e-3"};
-  if (kDouble || full_campaign()) check_all_ways(steps(adamw), kDouble ? 1e-12 : 1e-4);
+  if (kDouble || full_campaign()) check_all_ways(sharded_steps(adamw), kDouble ? 1e-12 : 1e-4);
 }
 
 std::vector<Options> variations() {
