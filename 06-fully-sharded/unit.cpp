@@ -38,6 +38,11 @@ Unit::Unit(Layers layers, UnitMessages& messages) : messages_(messages) {
   allocate();
 }
 
+Unit::~Unit() {
+  if (gathered_) messages_.passes.wait(*gathered_);
+  if (reduced_) messages_.passes.wait(*reduced_);
+}
+
 FlatRange Unit::shard() const {
   if (!messages_.shards(ShardKind::optimizer)) return {0, length_};
   return shard_of(length_, messages_.comm.rank(), messages_.comm.world_size());

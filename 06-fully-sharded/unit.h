@@ -64,6 +64,10 @@ class Unit final : public Sequential {
  public:
   /// Allocates what is kept; values are undefined until initialize() or a load.
   Unit(Layers layers, UnitMessages& messages);
+  /// Messages may still be under way: the memory is given back behind them.
+  ~Unit() override;
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
 
   // --- Values ------------------------------------------------------------------------------------
 
