@@ -211,7 +211,8 @@ TEST_CASE("Stage 03 refuses splits and schedules that cannot be", "[faults][pipe
   const auto check = [](const Words& options, const Words& fragments) {
     check_stage_refuses(kSmall + options, fragments, {}, "03-model-split");
   };
-  check({"--schedule", "pipedream"}, {"--schedule", "'pipedream'", "naive, gpipe or 1f1b"});
+  check({"--schedule", "pipedream"},
+        {"--schedule", "'pipedream'", "naive, gpipe, 1f1b or interleaved"});
   check({"--schedule", "naive", "--micro-batches", "4"}, {"naive", "4", "gpipe or 1f1b"});
   check({"--micro-batches", "-1"}, {"--micro-batches"});
   check({"--split", "sideways"}, {"--split", "'sideways'", "auto, measured, parameters"});

@@ -160,7 +160,7 @@ class TestPage(unittest.TestCase):
             short = write_trace(folder / "short", {"compute": [(0, 1, "sgd_update", "", 0)]})
             for words, text in (
                     (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04"),
-                    (("--schedule", "zigzag"), "--schedule: 'zigzag', expected naive, gpipe or 1f1b"),
+                    (("--schedule", "zigzag"), "--schedule: 'zigzag', expected naive, gpipe, 1f1b or interleaved"),
                     (("--stages", 0), "--stages: "), (("--stag", "02"), "--stag"),
                     (("--schedule", "naive", "--micro-batches", 4), "micro"),
                     (("--stage", "04", "--stages", 2), "--stages"),
