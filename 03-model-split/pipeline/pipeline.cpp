@@ -178,7 +178,7 @@ void Pipeline::run(size_t s, const Instruction& instruction) {
       return phases.end("backward");
     case Kind::send_gradient:
       send(gradients_[s - 1], micro_batch.input_gradient, phases);
-      return;
+      return release_gradient(s);
     case Kind::step:
       step(s % workers_.size());
       phases.end("step");
@@ -243,8 +243,14 @@ void Pipeline::backward(size_t s, int number) {
   micro_batch.input_gradient = stage.layers->backward(micro_batch.output_gradient, context);
   micro_batch.output_gradient = micro_batch.input = {};
   if (s > 0) activations_[s - 1].release();
-  if (!is_last(s)) gradients_[s].release();
+  if (s == 0) release_gradient(s);
   --worker_of(s).live;
+}
+
+void Pipeline::release_gradient(size_t s) {
+  // Not before it has been sent on: what a stage sends may be the very tensor that it received, if
+  // all its layers pass gradients through, as Flatten does.
+  if (!is_last(s)) gradients_[s].release();
 }
 
 void Pipeline::step(size_t d) {
@@ -256,43 +262,6 @@ void Pipeline::step(size_t d) {
     stages_[s].optimizer.step(flight(s, 0).context.state(), mean);
   }
   if (!last) losses_[d].release();
-}
-
-// --- Reports -------------------------------------------------------------------------------------
-
-std::vector<HealthTensor> Pipeline::healths() const {
-  std::vector<HealthTensor> all;
-  for (const Stage& stage : stages_) all.push_back(stage.optimizer.health());
-  return all;
-}
-
-std::vector<int> Pipeline::live() const {
-  std::vector<int> all;
-  for (const Worker& worker : workers_) all.push_back(worker.most_live);
-  return all;
-}
-
-double Pipeline::flops() const {
-  double all = 0;
-  for (const Stage& stage : stages_) {
-    for (const Flight& micro_batch : stage.flights) all += micro_batch.context.flops();
-  }
-  return all;
-}
-
-double Pipeline::measured_bubble() {
-  double waited = 0, all = 0;
-  for (Worker& worker : workers_) {
-    for (const auto& [phase, seconds] : worker.phases.totals()) {
-      all += seconds;
-      if (phase == "wait") waited += seconds;
-    }
-  }
-  return all == 0 ? 0 : waited / all;
-}
-
-void Pipeline::restart_clocks() {
-  for (Worker& worker : workers_) worker.phases.restart();
 }
 
 }  // namespace lockstep

@@ -110,6 +110,7 @@ class Pipeline {
   void send(Channel& channel, Tensor& x, PhaseTimer& phases);
   void forward(size_t stage, int micro_batch);
   void backward(size_t stage, int micro_batch);
+  void release_gradient(size_t stage);
   void step(size_t device);
   /// What a pass is called in a trace: "forward 2", or with several chunks "forward 2.1".
   std::string pass_text(const char* pass, size_t stage, int micro_batch) const;

@@ -5,6 +5,41 @@
 
 namespace lockstep {
 
+std::vector<HealthTensor> Pipeline::healths() const {
+  std::vector<HealthTensor> all;
+  for (const Stage& stage : stages_) all.push_back(stage.optimizer.health());
+  return all;
+}
+
+std::vector<int> Pipeline::live() const {
+  std::vector<int> all;
+  for (const Worker& worker : workers_) all.push_back(worker.most_live);
+  return all;
+}
+
+double Pipeline::flops() const {
+  double all = 0;
+  for (const Stage& stage : stages_) {
+    for (const Flight& micro_batch : stage.flights) all += micro_batch.context.flops();
+  }
+  return all;
+}
+
+double Pipeline::measured_bubble() {
+  double waited = 0, all = 0;
+  for (Worker& worker : workers_) {
+    for (const auto& [phase, seconds] : worker.phases.totals()) {
+      all += seconds;
+      if (phase == "wait") waited += seconds;
+    }
+  }
+  return all == 0 ? 0 : waited / all;
+}
+
+void Pipeline::restart_clocks() {
+  for (Worker& worker : workers_) worker.phases.restart();
+}
+
 void Pipeline::report(TrainingLog& log) {
   const int64_t steps = std::max<int64_t>(1, log.steps());
   const int devices = int(workers_.size()), chunks = int(network_->chunks());

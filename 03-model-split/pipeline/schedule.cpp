@@ -136,9 +136,9 @@ Instructions one_f1b_schedule(int stages, int micro_batches, int stage) {
 Instructions interleaved_schedule(int devices, int chunks, int micro_batches, int device) {
   // [task 03.5] interleaved 1F1B
   const int all = chunks * micro_batches;  // forwards, and as many backwards
-  // The first micro-batch goes round all devices once per chunk, and its gradient comes back from
-  // the last device: until then there is nothing but forwards to do.
-  const int warm_up = std::min(2 * (devices - 1 - device) + (chunks - 1) * devices, all);
+  // The first micro-batch goes round all devices once per chunk. Then it goes from this device to
+  // the last one, and its gradient comes back: two forwards for each device on that way.
+  const int warm_up = (chunks - 1) * devices + 2 * (devices - 1 - device);
   const auto micro_batch = [&](int n) { return n / (devices * chunks) * devices + n % devices; };
   const auto chunk = [&](int n) { return n / devices % chunks; };
   StageWriter writer(device, devices, chunks);

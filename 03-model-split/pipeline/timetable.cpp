@@ -89,7 +89,9 @@ class Simulation {
     table_.makespan = std::max(table_.makespan, clock_[device]);
     if (forward) return;
     --alive_[device];
-    emptied_[stage_of(device, instruction)].push_back(clock_[device]);
+    const int stage = stage_of(device, instruction);
+    emptied_[{Kind::send_activation, stage}].push_back(clock_[device]);
+    if (stage == 0) emptied_[{Kind::send_gradient, stage}].push_back(clock_[device]);
   }
 
   bool send(size_t device, const Instruction& instruction, Kind kind) {
@@ -105,6 +107,9 @@ class Simulation {
       return false;
     }
     under_way_[receiver].push_back({receive, clock_[device]});
+    if (kind == Kind::receive_gradient) {
+      emptied_[{instruction.kind, to + 1}].push_back(clock_[device]);
+    }
     return true;
   }
 
@@ -114,7 +119,7 @@ class Simulation {
     const int places =
         activation ? most_live(schedules_[device], instruction.chunk) : kGradientPlaces;
     int& sent = sent_[{instruction.kind, to}];
-    const std::vector<double>& emptied = emptied_[to];
+    const std::vector<double>& emptied = emptied_[{instruction.kind, to}];
     if (sent >= places) {
       if (size_t(sent - places) >= emptied.size()) return false;
       clock_[device] = std::max(clock_[device], emptied[size_t(sent - places)]);
@@ -139,8 +144,9 @@ class Simulation {
   std::vector<size_t> next_;                     // per device: the current instruction
   std::vector<double> clock_;                    // per device: when that can begin
   std::vector<std::vector<Message>> under_way_;  // per receiving device
-  std::map<std::pair<Kind, int>, int> sent_;     // per kind and receiving stage: how many
-  std::map<int, std::vector<double>> emptied_;   // per stage: the ends of its backwards
+  // Per kind of send and receiving stage: how many were sent, and when places became free.
+  std::map<std::pair<Kind, int>, int> sent_;
+  std::map<std::pair<Kind, int>, std::vector<double>> emptied_;
   std::vector<int> alive_;
   Timetable table_;
 };

@@ -25,10 +25,10 @@ struct Timetable {
 };
 
 /// Plays the instructions. Throws BadInput, naming every stage that is stuck and its instruction,
-/// if they block each other. A send waits for a place, as it does in a Channel: the receiving
-/// stage's backward empties the oldest one. There are kGradientPlaces for gradients, and for
-/// activations as many as may be alive in the sender. With `blocking_sends` there are none: a send
-/// waits until the receiver has come to its receive.
+/// if they block each other. A send waits for a place, as it does in a Channel. There are
+/// kGradientPlaces for gradients, and for activations as many as may be alive in the sender; the
+/// receiving stage's backward, or the send of what it made, empties the oldest one. With
+/// `blocking_sends` there are none: a send waits until the receiver has come to its receive.
 Timetable simulate(const std::vector<Instructions>& schedules, double forward_time,
                    double backward_time, bool blocking_sends = false);
 
