@@ -153,6 +153,13 @@ TEST_CASE("A device keeps no more activations than the bound", "[schedule][row45
       if (chunks == 1) REQUIRE(of_chunks == bound);
     }
   });
+  const std::vector<std::vector<int>> of_chunks{{8, 8, 7, 5}, {4, 4, 3, 1}};
+  for (int device = 0; device < 4; ++device) {
+    const Instructions list = make_schedule(kInterleaved, 4, 8, device, 2);
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      CHECK(most_live(list, chunk) == of_chunks[size_t(chunk)][size_t(device)]);
+    }
+  }
 }
 
 /// The most that lane `lane` of a plan has taken and not given back.
