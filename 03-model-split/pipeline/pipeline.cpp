@@ -248,8 +248,8 @@ void Pipeline::backward(size_t s, int number) {
 }
 
 void Pipeline::release_gradient(size_t s) {
-  // Not before it has been sent on: what a stage sends may be the very tensor that it received, if
-  // all its layers pass gradients through, as Flatten does.
+  // Not before the stage has sent its own: that may be the very tensor that it received, if its
+  // layers only pass it on, as EverySecondStep does in every second step.
   if (!is_last(s)) gradients_[s].release();
 }
 

@@ -248,6 +248,20 @@ TEST_CASE("The result does not depend on which stage is late", "[pipeline][tsan]
   }
 }
 
+TEST_CASE("What a stage only passes on is sent before more comes in its place",
+          "[pipeline][tsan]") {
+  const Setup plain{.stages = 3, .pipeline = {kGpipe, 6}};
+  const Outcome expected = three_steps(plain);
+  Setup passing = plain;
+  passing.change = [](Layers& layers) {
+    insert(layers, 0, {}, sleep(20));  // stage 0 is late, so stage 1 has to wait for a place
+    for (int i = 0; i < 4; ++i) insert(layers, 4, {}, {});  // all of stage 1
+  };
+  Run run(passing);
+  CHECK_THAT(run.split->text(1), ContainsSubstring("hook to hook"));
+  CHECK((run.three_steps() == expected));
+}
+
 // --- What it costs -------------------------------------------------------------------------------
 
 TEST_CASE("1F1B needs less memory than GPipe on every device", "[pipeline][row45]") {
