@@ -6,6 +6,7 @@ pipeline's schedule, 04 DistributedDataParallel's buckets. The lower half, with 
 measured step on the same scale. Further options go to the stage's program `plan`:
 
   ./lockstep show --schedule gpipe --stages 4 --micro-batches 8
+  ./lockstep show --schedule interleaved --stages 4 --chunks 2 --micro-batches 8
   ./lockstep show --stage 04 --model resnet18 --trace trace.json -o ddp.html"""
 
 import argparse
