@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <tuple>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "06-fully-sharded/joining.h"

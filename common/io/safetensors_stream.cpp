@@ -44,11 +44,11 @@ std::vector<std::byte> SafetensorsStream::read(const StoredTensor& tensor) const
 
 void SafetensorsStream::read(const StoredTensor& tensor, std::uint64_t first,
                              std::span<std::byte> bytes) const {
-  const std::uint64_t at = first * dtype_size(tensor.dtype), all = tensor.end - tensor.begin;
-  require(at <= all && bytes.size() <= all - at,
-          "{}: tensor {} has {} bytes, expected {} from byte {} on", path().string(),
-          safetensors::in_quotes(tensor.name), all, bytes.size(), at);
-  file_.read(payload_ + tensor.begin + at, bytes);
+  const std::uint64_t size = dtype_size(tensor.dtype), all = tensor.end - tensor.begin;
+  require(first <= all / size && bytes.size() <= all - first * size,
+          "{}: tensor {} has {} bytes, expected {} from element {} on", path().string(),
+          safetensors::in_quotes(tensor.name), all, bytes.size(), first);
+  file_.read(payload_ + tensor.begin + first * size, bytes);
 }
 
 }  // namespace lockstep

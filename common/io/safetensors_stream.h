@@ -19,7 +19,7 @@ namespace lockstep {
 struct StoredTensor {
   std::string name;
   DType dtype = DType::F32;
-  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> shape{};
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };

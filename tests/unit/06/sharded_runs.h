@@ -23,6 +23,7 @@ class Member {
   Member(Communicator& comm, Stream passes, const ExchangeTexts& exchange,
          const ShardingOptions& options, const OptimizerRule& rule, const MakeModule& make)
       : comm(comm),
+        exchange(exchange),
         stream(passes),
         network(make(comm.rank()), passes, comm, exchange,
                 passes.device().create_stream("communication"), options),
@@ -61,6 +62,7 @@ class Member {
   Device& device() const { return stream.device(); }
 
   Communicator& comm;
+  ExchangeTexts exchange;
   Stream stream;
   FullyShardedDataParallel network;
   Optimizer optimizer;

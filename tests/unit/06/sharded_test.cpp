@@ -170,10 +170,10 @@ TEST_CASE("A gradient that is not finite on one rank stops all, and names the ra
 
 TEST_CASE("Ranks with different networks are told so, and a network that is no sequence",
           "[sharded][faults]") {
-  const Setting different{{}, {}, [](int rank) {
-                            return small_network(rank == 0 ? ModelKind::seed
-                                                           : ModelKind::seed_bn)(rank);
-                          }};
+  const Setting different{
+      {}, {}, [](int rank) {
+        return small_network(rank == 0 ? ModelKind::seed : ModelKind::seed_bn)(rank);
+      }};
   for (const std::string& error : on_ranks(2, different, [](Member&) {})) {
     CHECK_THAT(error, ContainsSubstring("all ranks must build the same network"));
   }

@@ -68,7 +68,7 @@ TEST_CASE("A range of a tensor is read alone, and no further than the tensor", "
   CHECK(to_string(bytes) == std::string("\0\0\0\0\0\0\0\xC0", 8));
   for (const uint64_t first : {uint64_t(2), uint64_t(3), uint64_t(1) << 61}) {
     CHECK_THAT(refusal_of([&] { stream.read(weight, first, bytes); }),
-               ContainsSubstring("tensor \"weight\" has 16 bytes, expected 8 from byte"));
+               ContainsSubstring("tensor \"weight\" has 16 bytes, expected 8 from element"));
   }
 }
 
