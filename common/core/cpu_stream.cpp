@@ -249,10 +249,24 @@ void CpuStream::host_task(const char* op, std::function<void()> body) {
   enqueue(op, std::move(body));
 }
 
-void* CpuStream::allocate(size_t bytes) { return allocate_aligned(bytes); }
+void* CpuStream::allocate(size_t bytes) {
+  void* const memory = allocate_aligned(bytes);
+  trace_memory(int64_t(bytes));
+  return memory;
+}
 
-void CpuStream::release(void* memory) {
+void CpuStream::release(void* memory, size_t bytes) {
   enqueue_control("free", [=] { release_aligned(memory); });
+  trace_memory(-int64_t(bytes));
+}
+
+/// Notes when the worker comes to an allocation or a free. Like spans these notes are the worker's
+/// own: nobody else reads them before the stream is synchronized.
+void CpuStream::trace_memory(int64_t change) {
+  if (!tracing_) return;
+  // Never a part of a graph, whose memory is there before its first launch.
+  const auto note = [this, change] { memory_changes_.push_back({now_ns(), change}); };
+  link("memory", nullptr, note, /*control=*/true);
 }
 
 void CpuStream::begin_capture() {

@@ -45,7 +45,7 @@ class CpuStream final : public StreamBackend {
   void copy(void* to, const void* from, size_t bytes) override;
   void host_task(const char* op, std::function<void()> body) override;
   void* allocate(size_t bytes) override;
-  void release(void* memory) override;
+  void release(void* memory, size_t bytes) override;
   void begin_capture() override;
   std::unique_ptr<Graph> end_capture() override;
   void launch(Graph& graph) override;
@@ -55,6 +55,7 @@ class CpuStream final : public StreamBackend {
   void push_scope(std::string_view name) override;
   void pop_scope() override;
   std::vector<Span> timeline() const override { return spans_; }
+  std::vector<MemoryChange> memory_changes() const override { return memory_changes_; }
   int thread() const override { return thread_.load(std::memory_order_relaxed); }
 
  private:
@@ -73,6 +74,7 @@ class CpuStream final : public StreamBackend {
 
   void push(const char* op, std::function<void()> body, bool control);
   void refuse_in_capture(const char* op) const;
+  void trace_memory(int64_t change);
   void link(const char* op, const std::string* scope, std::function<void()> body, bool control);
   void work(Task* first);
   void execute(Task& task);
@@ -98,6 +100,7 @@ class CpuStream final : public StreamBackend {
   uint32_t chaos_state_;  // seeded with the names of device and stream
   std::shared_ptr<void> worker_state_;
   std::vector<Span> spans_;
+  std::vector<MemoryChange> memory_changes_;
   std::thread worker_;  // last: starts when everything else is there
 };
 
