@@ -283,7 +283,7 @@ int main(int argc, char** argv) {
   parser.add("--reshard-after-forward", options.reshard_after_forward,
              "no: parameters stay whole from forward to backward");
   parser.add("--ranks", options.ranks, "how many ranks", {1, 1024});
-  parser.add("--model", options.model, "seed, seed-bn, seed-skip or resnet18");
+  parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
   parser.add("--width", options.width, "channels of ResNet-18's first block", {1, 1024});
   parser.add("--units-per-mib", options.units_per_mib,
              "how long a MiB's all-gather takes, in layers' forwards", {0.001, 1e6});

@@ -90,7 +90,7 @@ def main(argv):
                                      add_help=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-h", "--help", action="store_true", help="this text")
-    parser.add_argument("--stage", default="03", help="02, 03 or 04 (default: 03)")
+    parser.add_argument("--stage", default="03", help="02, 03, 04 or 06 (default: 03)")
     parser.add_argument("--trace", type=Path, help="what a stage wrote with --trace, or its folder")
     parser.add_argument("-o", dest="target", type=Path, default=Path("step.html"), metavar="FILE",
                         help="default: step.html")

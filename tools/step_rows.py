@@ -158,12 +158,18 @@ def mebibytes(bytes_used):
     return f"{bytes_used / 2**20:.2f} MiB"
 
 
-def memory_row(device, changes, begin, end):
-    """The bytes in use over time: a bar from each of (ms, bytes from then on) to the next."""
+def memory_pieces(changes, begin, end):
+    """The bytes in use over time: a bar from each of (ms, bytes from then on) to the next, whose level
+    is the bytes; and the most of them."""
     moments = [*(at for at, _ in changes[1:]), max(end, changes[-1][0])]
     pieces = cut([Bar(at, until, "", MEMORY, f"{mebibytes(used)} in use from {at:.3f} ms on", level=used)
-                  for (at, used), until in zip(changes, moments)], begin, end)
-    most = max((piece.level for piece in pieces), default=0)
+                  for (at, used), until in zip(changes, moments) if until > at], begin, end)
+    return pieces, max((piece.level for piece in pieces), default=0)
+
+
+def memory_row(device, changes, begin, end):
+    """The row that shows them, as high as the most."""
+    pieces, most = memory_pieces(changes, begin, end)
     for piece in pieces:
         piece.level /= max(most, 1)
     return Row(f"{device} memory, from 0 to {mebibytes(most)}", pieces, curve=True)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import browser  # noqa: E402
+import draw_memory  # noqa: E402
 import step_page  # noqa: E402
 import step_rows  # noqa: E402
 from compare_figures import MESSAGES, OTHER, PRODUCTS  # noqa: E402
@@ -37,9 +38,12 @@ def schedule_words(schedule):
     return ("--schedule", schedule, "--stages", stages, "--micro-batches", micro_batches)
 
 
-def write_trace(path, lanes):
-    """A trace of one process: a stream's (begin, end, operation, layer, enqueued), in ms."""
-    events = [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "cpu:0"}}]
+def write_trace(path, lanes, memory=()):
+    """A trace of one process: a stream's (begin, end, operation, layer, enqueued), in ms; and its
+    memory, (ms, MiB in use from then on)."""
+    events = [{"ph": "C", "name": "memory", "pid": 0, "tid": 0, "ts": 1e3 * at,
+               "args": {"bytes": round(mebibytes * 2**20)}} for at, mebibytes in memory]
+    events[:0] = [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "cpu:0"}}]
     for number, (stream, spans) in enumerate(lanes.items()):
         events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": number,
                        "args": {"name": stream}})
@@ -50,13 +54,16 @@ def write_trace(path, lanes):
     return path
 
 
-def small_trace(path):
+def small_trace(path, memory=()):
     """A step from 1 to 3 ms: conv1 forward and backward, a bucket's all-reduce, a pause."""
     updates = [(end - 0.1, end, "sgd_update", "", end - 0.9) for end in (1, 3)]
     return write_trace(path, {
         "compute": sorted([*updates, (1.0, 1.4, "conv2d", "conv1", 1.1), (1.4, 1.5, "relu", "conv1", 1.12),
                            (1.5, 1.6, "nll_loss", "loss", 1.13), (1.6, 2.2, "conv2d_backward_weight", "conv1", 1.6)]),
-        "communication": [(2.2, 2.5, "all_reduce", "bucket 0/ring", 1.65)]})
+        "communication": [(2.2, 2.5, "all_reduce", "bucket 0/ring", 1.65)]}, memory)
+
+
+MEMORY = [(0.2, 1), (0.8, 3), (1.5, 6), (1.5, 4), (2.75, 1.5), (3.5, 9)]  # 1.5 ms: two changes at once
 
 
 class TestRows(unittest.TestCase):
@@ -113,6 +120,35 @@ class TestRows(unittest.TestCase):
         self.assertEqual({bars.index(bucket) for bucket in buckets},
                          set(plan.rows[0].bars[-1].after))
 
+    def test_memory_over_time_is_a_row_of_levels(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trace = small_trace(Path(folder) / "trace", MEMORY)
+            step, part = step_page.read_step(trace), step_page.read_step(trace, begin=1, end=1.5)
+        row = step.rows[-1]
+        self.assertEqual(("cpu:0 memory, from 0 to 4.00 MiB", []), (row.name, row.waits(0, 2, "ms")))
+        self.assertEqual([(0, 0.5, 0.75), (0.5, 1.75, 1), (1.75, 2, 0.375)],
+                         [(round(bar.begin, 3), round(bar.end, 3), bar.level) for bar in row.bars])
+        self.assertEqual("4.00 MiB in use from 0.500 ms on", row.bars[1].text)
+        self.assertEqual([(1, 1.5, 1)], [(bar.begin, bar.end, bar.level) for bar in part.rows[-1].bars])
+
+    def test_memory_of_runs_side_by_side_has_one_scale(self):
+        with tempfile.TemporaryDirectory() as folder:
+            words = [f"{name}={small_trace(Path(folder) / name, memory)}"
+                     for name, memory in (("a", MEMORY), ("b", [(0, 2)]))]
+            drawn = draw_memory.picture([draw_memory.read_run(word) for word in words])
+            with self.assertRaisesRegex(ValueError, "holds no whole step with its memory"):
+                draw_memory.read_run(f"c={small_trace(Path(folder) / 'c')}")
+            for word in ("a", "=a", "a="):
+                with self.assertRaisesRegex(ValueError, f"'{word}': expected NAME=TRACE"):
+                    draw_memory.read_run(word)
+        heights = [float(height) for height in re.findall(r'<rect x="\d.* height="([\d.]+)">', drawn)]
+        most = draw_memory.CURVE / 1.02
+        for height, level in zip(heights, (0.75, 1, 0.375, 0.5), strict=True):
+            self.assertAlmostEqual(level * most, height, delta=0.01)
+        self.assertIn("at most 4.00 MiB", drawn)
+        self.assertIn("at most 2.00 MiB", drawn)
+        self.assertRegex(drawn, r'<rect x="25.000%" y="[\d.]+" width="62.500%"')
+
 
 class TestDrawing(unittest.TestCase):
     STEP = Step("a < b", "ms", 10, [Row("x & y", [Bar(0, 5, "F0", "forward", 'a "text"'),
@@ -159,12 +195,15 @@ class TestPage(unittest.TestCase):
             (folder / "broken").write_text("{")
             short = write_trace(folder / "short", {"compute": [(0, 1, "sgd_update", "", 0)]})
             for words, text in (
-                    (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04"),
+                    (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04, 06"),
                     (("--schedule", "zigzag"), "--schedule: 'zigzag', expected naive, gpipe or 1f1b"),
                     (("--stages", 0), "--stages: "), (("--stag", "02"), "--stag"),
                     (("--schedule", "naive", "--micro-batches", 4), "micro"),
                     (("--stage", "04", "--stages", 2), "--stages"),
                     (("--stage", "04", "--model", "x"), "x"),
+                    (("--stage", "06", "--shard", "all"), "--shard: 'all', expected none, optimizer"),
+                    (("--stage", "06", "--unit", "0"), "--unit: '0', expected layer, block, model"),
+                    (("--stage", "06", "--reshard-after-forward", "maybe"), "'maybe', expected yes or no"),
                     (("--trace", folder / "none"), "none: FileNotFoundError.*expected what --trace"),
                     (("--trace", folder / "broken"), "broken: JSONDecodeError"),
                     (("--trace", short), "holds no whole step; train a few"),
