@@ -2,8 +2,9 @@
 """Step through a step: writes one HTML file that opens from disk and needs nothing else.
 
 The upper half is the plan, from the stage's own lists: 02 the phases of DataParallel, 03 a
-pipeline's schedule, 04 DistributedDataParallel's buckets. The lower half, with --trace, is a
-measured step on the same scale. Further options go to the stage's program `plan`:
+pipeline's schedule, 04 DistributedDataParallel's buckets, 06 the units of sharded training. The lower
+half, with --trace, is a measured step on the same scale, with each device's memory. Further options
+go to the stage's program `plan`:
 
   ./lockstep show --schedule gpipe --stages 4 --micro-batches 8
   ./lockstep show --stage 04 --model resnet18 --trace trace.json -o ddp.html"""

@@ -246,8 +246,9 @@ class TestInABrowser(unittest.TestCase):
                 return (sum(bar.takes for bar in row.bars if bar.begin <= t)
                         - sum(bar.gives for bar in row.bars if bar.end <= t))
             begun = [bar.begin for bar in row.bars if bar.begin <= moment]
-            self.assertEqual((name, float(now), float(most)),
-                             (row.name, count(moment), max(map(count, begun), default=0)))
+            self.assertEqual(name, row.name)  # the page shows three decimals
+            self.assertAlmostEqual(float(now), count(moment), delta=0.001)
+            self.assertAlmostEqual(float(most), max(map(count, begun), default=0), delta=0.001)
         if moment > 0:
             busy = sum(max(0, min(bar.end, moment) - bar.begin) for bar in plan.bars())
             self.assertEqual(idle, f"{100 * (1 - busy / moment / len(plan.rows)):.1f} %")
@@ -271,6 +272,33 @@ class TestInABrowser(unittest.TestCase):
             self.assertEqual(f"{100 * bubble:.1f} %", idle)
             self.assertIn(f"= {idle}", window.text("#formula"))
             self.assertIn("all is done", window.text("#now"))
+
+    def test_it_steps_through_a_sharded_step(self):
+        words = ("--stage", "06", "--model", "seed", "--shard", "parameters")
+        plan, window = plan_of("06", *words[2:]), self.page(*words)
+        moments = sorted({moment for bar in plan.bars() for moment in (bar.begin, bar.end)})
+        for moment in moments[:: len(moments) // 12]:
+            while not window.text("#now").startswith(f"At {round(moment, 3):g} of "):
+                window.press("Right")
+            self.check_moment(window, plan, moment)
+        window.press("End")
+        rows, _ = self.counts(window)
+        self.assertEqual(["compute", "0"], rows[0][:2])  # all is given back
+        self.assertEqual(rows[0][2], rows[0][3])  # at most what the formula says
+        number = next(i for i, bar in enumerate(plan.bars()) if bar.text == "forward of conv2")
+        window.point(f"#plan-{number}")
+        self.assertRegex(window.text("#told"), r"^compute: forward of conv2\. Comes after: all-gather of the "
+                                               r"values of conv2, [\d.]+ MiB sent on communication\.$")
+
+    def test_a_measured_step_has_a_curve_of_memory(self):
+        window = self.page("--trace", small_trace(Path(self.folder.name) / "trace", MEMORY))
+        window.run("document.getElementById('run').focus()")
+        window.press("Right", "Down", "Down", "Down")
+        self.assertEqual("cpu:0 memory, from 0 to 4.00 MiB: 3.00 MiB in use from 0.000 ms on.",
+                         window.text("#told"))
+        heights = window.run("return [...document.querySelectorAll('#run .memory.bar rect')]"
+                             ".map((rect) => rect.getBoundingClientRect().height)")
+        self.assertEqual([45, 60, 22], [int(height) for height in heights])
 
     def test_buttons_and_keys_lead_to_the_same_moments(self):
         window = self.page(*schedule_words("1f1b"))
