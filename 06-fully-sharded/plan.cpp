@@ -130,10 +130,9 @@ class StepWriter {
                .length = 2 * units_[i].layers,
                .takes = shares_gradients_ ? units_[i].size : 0});
       free_values(i);
-      reduced_[i] =
-          options_.shares(ShardKind::optimizer)
-              ? send("reduce", "reduce-scatter of the gradients of", i, 1)
-              : send("reduce", "all-reduce of the gradients of", i, 2);
+      reduced_[i] = options_.shares(ShardKind::optimizer)
+                        ? send("reduce", "reduce-scatter of the gradients of", i, 1)
+                        : send("reduce", "all-reduce of the gradients of", i, 2);
       if (i + 1 < units_.size()) free_gradients(i + 1);
     }
     free_gradients(0);
@@ -195,12 +194,12 @@ class StepWriter {
 
   void gather(size_t i) {
     if (whole_[i]) return;
-    compute({.name = "",
-             .kind = "memory",
-             .text = fmt::format("allocates room for {}, {:.2f} MiB", units_[i].name,
-                                 units_[i].size),
-             .length = kMoment,
-             .takes = units_[i].size});
+    compute(
+        {.name = "",
+         .kind = "memory",
+         .text = fmt::format("allocates room for {}, {:.2f} MiB", units_[i].name, units_[i].size),
+         .length = kMoment,
+         .takes = units_[i].size});
     gathered_[i] = send("gather", "all-gather of the values of", i, 1);
     whole_[i] = true;
   }
@@ -267,8 +266,8 @@ Plan make_plan(const PlanOptions& options) {
 void check(const PlanOptions& options) {
   parse_unit(options.unit);
   const std::string& reshard = options.reshard_after_forward;
-  require(reshard == "yes" || reshard == "no",
-          "--reshard-after-forward: '{}', expected yes or no", reshard);
+  require(reshard == "yes" || reshard == "no", "--reshard-after-forward: '{}', expected yes or no",
+          reshard);
 }
 
 }  // namespace

@@ -20,9 +20,8 @@ std::vector<MemoryChange> memory_changes(const Device& device) {
     const std::vector<MemoryChange> changes = stream->memory_changes();
     all.insert(all.end(), changes.begin(), changes.end());
   }
-  std::stable_sort(all.begin(), all.end(), [](const MemoryChange& a, const MemoryChange& b) {
-    return a.at_ns < b.at_ns;
-  });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const MemoryChange& a, const MemoryChange& b) { return a.at_ns < b.at_ns; });
   return all;
 }
 

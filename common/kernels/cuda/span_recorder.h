@@ -9,8 +9,9 @@
 
 namespace lockstep::cuda {
 
-/// Puts an event before and after every operation, and one behind every change of memory. The GPU's clock is tied to the host's by an
-/// event for which the host waits at the start; from there on times are differences of events.
+/// Puts an event before and after every operation, and one behind every change of memory. The GPU's
+/// clock is tied to the host's by an event for which the host waits at the start; from there on
+/// times are differences of events.
 class SpanRecorder {
  public:
   SpanRecorder(cudaStream_t stream, std::string device, std::shared_ptr<TimingEvents> events);

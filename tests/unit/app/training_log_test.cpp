@@ -206,7 +206,8 @@ TEST_CASE("The trace has every span of every stream, at its time", "[log]") {
   CHECK(slices[1].size() == 1);
 }
 
-TEST_CASE("The trace has the bytes in use from each allocation and free of any stream on", "[log]") {
+TEST_CASE("The trace has the bytes in use from each allocation and free of any stream on",
+          "[log]") {
   const TempDir folder;
   const Told told(folder);
   std::vector<double> times;
