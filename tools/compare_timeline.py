@@ -64,11 +64,12 @@ def memory_within(changes, first, last):
                                                    for at, bytes_used in changes if first < at < last]
 
 
-def one_step(path):
+def one_step(path, alone=False):
     """The lanes of one step, their slices as [begin, length, operation, layer] in ms since it
     began, its length, what each process's host enqueued meanwhile, as [ms, layer], and the devices'
-    memory, as [ms, bytes in use from then on]. None where the trace holds no whole step."""
-    processes, memories = zip(*map(read_lanes, trace_files(path)))
+    memory, as [ms, bytes in use from then on]. None where the trace holds no whole step. `alone`: without
+    other ranks' traces."""
+    processes, memories = zip(*map(read_lanes, [path] if alone else trace_files(path)))
     lanes = [lane for process in processes for lane in process]
     step = middle_step(lanes)
     if step is None:

@@ -27,7 +27,7 @@ def read_run(text):
     if not name or not path:
         raise ValueError(f"'{text}': expected NAME=TRACE")
     try:
-        step = compare_timeline.one_step(path)
+        step = compare_timeline.one_step(path, alone=True)
     except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error!r}; expected what --trace of a stage writes") from error
     if step is None or not step["memory"]:

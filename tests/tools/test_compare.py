@@ -439,8 +439,9 @@ class TestTimeline(unittest.TestCase):
             path = self.trace(folder, "trace", 100, sorted([*updates, (17.5, 18, "conv2d", "conv1")]))
             self.trace(folder, "trace.rank10", 90, [(28.25, 30, "copy")])
             self.trace(folder, "trace.rank2", 110, [(0, 1, "early"), (8, 8.5, "all_reduce")])
-            step = compare_timeline.one_step(path)
+            step, alone = compare_timeline.one_step(path), compare_timeline.one_step(path, alone=True)
         self.assertAlmostEqual(step["milliseconds"], 2)
+        self.assertEqual(["trace"], [lane["device"] for lane in alone["lanes"]])
         self.assertEqual([lane["device"] for lane in step["lanes"]],
                          ["trace", "trace.rank2", "trace.rank10"])
         self.assertEqual([lane["slices"] for lane in step["lanes"]],
