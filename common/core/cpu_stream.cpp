@@ -35,9 +35,7 @@ void relax() {
 }
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 /// Returns when `ready()` holds: spins for up to `limit` ns, then sleeps until `signal` moves.
@@ -260,13 +258,10 @@ void CpuStream::release(void* memory, size_t bytes) {
   trace_memory(-int64_t(bytes));
 }
 
-/// Notes when the worker comes to an allocation or a free. Like spans these notes are the worker's
-/// own: nobody else reads them before the stream is synchronized.
+/// The worker notes when it comes to this. Never a part of a graph, whose memory is there before.
 void CpuStream::trace_memory(int64_t change) {
-  if (!tracing_) return;
-  // Never a part of a graph, whose memory is there before its first launch.
   const auto note = [this, change] { memory_changes_.push_back({now_ns(), change}); };
-  link("memory", nullptr, note, /*control=*/true);
+  if (tracing_) link("memory", nullptr, note, /*control=*/true);
 }
 
 void CpuStream::begin_capture() {
