@@ -225,10 +225,6 @@ void CpuStream::wait(const Event& event) {
   });
 }
 
-bool CpuStream::done(uint64_t ticket) const {
-  return events_[ticket % kEventRing].load(std::memory_order_acquire) >= ticket;
-}
-
 void CpuStream::block(uint64_t ticket) const {
   spin_then_sleep(signals_, spin_ns_, [&] { return done(ticket); });
 }
@@ -264,6 +260,11 @@ void CpuStream::trace_memory(int64_t change) {
   if (tracing_) link("memory", nullptr, note, /*control=*/true);
 }
 
+void CpuStream::count_memory(int64_t change) {
+  device().memory().add(change);
+  if (tracing_) memory_changes_.push_back({now_ns(), change});
+}
+
 void CpuStream::begin_capture() {
   require(!recording_, "{}: stream {} is being captured already", device().name(), name());
   record();
@@ -291,10 +292,6 @@ void CpuStream::push_scope(std::string_view name) {
   if (!tracing_) return;
   const std::string* outer = scopes_.empty() ? nullptr : scopes_.back();
   scopes_.push_back(&*scope_names_.insert(scope_within(outer, name)).first);
-}
-
-void CpuStream::pop_scope() {
-  if (tracing_) scopes_.pop_back();
 }
 
 }  // namespace lockstep

@@ -38,6 +38,8 @@ class CpuStream final : public StreamBackend {
   /// What the worker thread keeps between tasks (a library's plans and workspaces). Only tasks may
   /// touch it; it is destroyed by the worker before it ends.
   std::shared_ptr<void>& worker_state() { return worker_state_; }
+  /// Counts memory that a task takes itself (gives back: negative). Only tasks may call it.
+  void count_memory(int64_t change);
 
   uint64_t record() override;
   std::shared_ptr<const EventTime> record_time() override;
@@ -49,11 +51,15 @@ class CpuStream final : public StreamBackend {
   void begin_capture() override;
   std::unique_ptr<Graph> end_capture() override;
   void launch(Graph& graph) override;
-  bool done(uint64_t ticket) const override;
+  bool done(uint64_t ticket) const override {
+    return events_[ticket % kEventRing].load(std::memory_order_acquire) >= ticket;
+  }
   void block(uint64_t ticket) const override;
   std::exception_ptr error() const override;
   void push_scope(std::string_view name) override;
-  void pop_scope() override;
+  void pop_scope() override {
+    if (tracing_) scopes_.pop_back();
+  }
   std::vector<Span> timeline() const override { return spans_; }
   std::vector<MemoryChange> memory_changes() const override { return memory_changes_; }
   int thread() const override { return thread_.load(std::memory_order_relaxed); }

@@ -279,6 +279,7 @@ TEST_CASE("With tracing, a stream notes its memory when it comes to it, not when
   slow();
   {
     const Buffer buffer(stream, 1000);
+    backend(stream).enqueue("takes", [&] { backend(stream).count_memory(50); });
     stream.begin_capture();
     const Buffer of_a_graph(stream, 200);
     slow();
@@ -288,14 +289,14 @@ TEST_CASE("With tracing, a stream notes its memory when it comes to it, not when
   stream.synchronize();
   const std::vector<Span> spans = stream.backend().timeline();
   const std::vector<MemoryChange> changes = stream.backend().memory_changes();
-  REQUIRE(spans.size() == 3);
+  REQUIRE(spans.size() == 4);
   std::vector<int64_t> bytes, times;
   for (const auto& [at_ns, change] : changes) bytes.push_back(change), times.push_back(at_ns);
-  REQUIRE(bytes == std::vector<int64_t>{1000, 200, -200, -1000});
+  REQUIRE(bytes == std::vector<int64_t>{1000, 50, 200, -200, -1000});
   CHECK(std::is_sorted(times.begin(), times.end()));
   CHECK(spans[0].end_ns <= times[0]);
-  CHECK(times[1] <= spans[1].begin_ns);
-  CHECK(spans[2].end_ns <= times[2]);
+  CHECK(times[2] <= spans[2].begin_ns);
+  CHECK(spans[3].end_ns <= times[3]);
 }
 
 TEST_CASE("Without tracing, a stream notes nothing", "[streams]") {
