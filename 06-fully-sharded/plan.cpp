@@ -31,6 +31,11 @@ struct PlanOptions {
 constexpr size_t kCompute = 0, kCommunication = 1;
 constexpr double kMoment = 0.1;  // how wide an allocation, a free and the loss's message are drawn
 
+std::string told(double mebibytes) {
+  return mebibytes < 1 ? fmt::format("{:.1f} KiB", 1024 * mebibytes)
+                       : fmt::format("{:.2f} MiB", mebibytes);
+}
+
 /// A unit as the plan sees it.
 struct DrawnUnit {
   std::string name;
@@ -176,7 +181,7 @@ class StepWriter {
     return plan_.add({.lane = kCommunication,
                       .name = fmt::format("{} {}", name, units_[i].name),
                       .kind = "messages",
-                      .text = fmt::format("{} {}, {:.2f} MiB sent", text, units_[i].name, sent),
+                      .text = fmt::format("{} {}, {} sent", text, units_[i].name, told(sent)),
                       .length = size * options_.units_per_mib,
                       .after = {last_},
                       .takes = sent,
@@ -194,12 +199,11 @@ class StepWriter {
 
   void gather(size_t i) {
     if (whole_[i]) return;
-    compute(
-        {.name = "",
-         .kind = "memory",
-         .text = fmt::format("allocates room for {}, {:.2f} MiB", units_[i].name, units_[i].size),
-         .length = kMoment,
-         .takes = units_[i].size});
+    compute({.name = "",
+             .kind = "memory",
+             .text = fmt::format("allocates room for {}, {}", units_[i].name, told(units_[i].size)),
+             .length = kMoment,
+             .takes = units_[i].size});
     gathered_[i] = send("gather", "all-gather of the values of", i, 1);
     whole_[i] = true;
   }
@@ -219,8 +223,8 @@ class StepWriter {
   void free(const std::string& what, size_t i) {
     compute({.name = "",
              .kind = "memory",
-             .text = fmt::format("frees the whole {} of {}, {:.2f} MiB", what, units_[i].name,
-                                 units_[i].size),
+             .text = fmt::format("frees the whole {} of {}, {}", what, units_[i].name,
+                                 told(units_[i].size)),
              .length = kMoment,
              .gives = units_[i].size});
   }
@@ -245,10 +249,10 @@ std::string title_of(const std::vector<DrawnUnit>& units, const PlanOptions& opt
   const int halves =
       options.shares(ShardKind::parameters) && options.reshard_after_forward == "yes" ? 3 : 2;
   const double all = size_of(units, 0, units.size());
-  return fmt::format("{}: {}, {} unit{}, W = {}; sends {}P(W-1)/W = {:.2f} MiB",
+  return fmt::format("{}: {}, {} unit{}, W = {}; sends {}P(W-1)/W = {}",
                      names[size_t(options.kind())], options.model, units.size(),
                      units.size() == 1 ? "" : "s", options.ranks, halves,
-                     halves * all * (options.ranks - 1) / options.ranks);
+                     told(halves * all * (options.ranks - 1) / options.ranks));
 }
 
 Plan make_plan(const PlanOptions& options) {

@@ -288,7 +288,7 @@ class TestInABrowser(unittest.TestCase):
         number = next(i for i, bar in enumerate(plan.bars()) if bar.text == "forward of conv2")
         window.point(f"#plan-{number}")
         self.assertRegex(window.text("#told"), r"^compute: forward of conv2\. Comes after: all-gather of the "
-                                               r"values of conv2, [\d.]+ MiB sent on communication\.$")
+                                               r"values of conv2, [\d.]+ KiB sent on communication\.$")
 
     def test_a_measured_step_has_a_curve_of_memory(self):
         window = self.page("--trace", small_trace(Path(self.folder.name) / "trace", MEMORY))
