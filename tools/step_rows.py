@@ -41,7 +41,7 @@ class Row:
 
     def waits(self, begin, end, unit):
         """Bars for the time in which this lane does nothing. A host has better things to do."""
-        if self.curve or any(bar.kind == HOST for bar in self.bars):
+        if any(bar.kind == HOST for bar in self.bars):
             return []
         found, free = [], begin
         for bar in [*sorted(self.bars, key=lambda bar: bar.begin),

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import browser  # noqa: E402
+import compare_timeline  # noqa: E402
 import draw_memory  # noqa: E402
 import step_page  # noqa: E402
 import step_rows  # noqa: E402
@@ -124,6 +125,9 @@ class TestRows(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             trace = small_trace(Path(folder) / "trace", MEMORY)
             step, part = step_page.read_step(trace), step_page.read_step(trace, begin=1, end=1.5)
+            [memory] = compare_timeline.one_step(trace)["memory"]
+        self.assertEqual([[0.0, 3], [0.5, 6], [0.5, 4], [1.75, 1.5]],  # the step is from 1 to 3 ms
+                         [[at, used / 2**20] for at, used in memory["changes"]])
         row = step.rows[-1]
         self.assertEqual(("cpu:0 memory, from 0 to 4.00 MiB", []), (row.name, row.waits(0, 2, "ms")))
         self.assertEqual([(0, 0.5, 0.75), (0.5, 1.75, 1), (1.75, 2, 0.375)],
