@@ -281,18 +281,17 @@ class TestInABrowser(unittest.TestCase):
         words = ("--stage", "06", "--model", "seed", "--shard", "parameters")
         plan, window = plan_of("06", *words[2:]), self.page(*words)
         moments = sorted({moment for bar in plan.bars() for moment in (bar.begin, bar.end)})
-        for moment in moments[:: len(moments) // 12]:
-            while not window.text("#now").startswith(f"At {round(moment, 3):g} of "):
-                window.press("Right")
-            self.check_moment(window, plan, moment)
-        window.press("End")
+        for number, moment in enumerate(moments):
+            if number % 5 == 0:
+                self.check_moment(window, plan, moment)
+            window.press("Right")
         rows, _ = self.counts(window)
         self.assertEqual(["compute", "0"], rows[0][:2])  # all is given back
         self.assertEqual(rows[0][2], rows[0][3])  # at most what the formula says
         number = next(i for i, bar in enumerate(plan.bars()) if bar.text == "forward of conv2")
         window.point(f"#plan-{number}")
         self.assertRegex(window.text("#told"), r"^compute: forward of conv2\. Comes after: all-gather of the "
-                                               r"values of conv2, [\d.]+ KiB sent on communication\.$")
+                                               r"values of conv2, [\d.]+ [KM]iB sent on communication\.$")
 
     def test_a_measured_step_has_a_curve_of_memory(self):
         window = self.page("--trace", small_trace(Path(self.folder.name) / "trace", MEMORY))
