@@ -92,6 +92,7 @@ Tensor FullyShardedDataParallel::forward(const Tensor& x, Context& context) {
   Tensor y = x;
   for (size_t i = 0; i < units_.size(); ++i) {
     fetch(i, 1);
+    const ScopedRange range(context.stream(), units_[i]->name());  // in traces
     y = units_[i]->forward(y, context);
     if (options_.reshard_after_forward || !training) units_[i]->free_values();
   }
@@ -103,6 +104,7 @@ Tensor FullyShardedDataParallel::backward(const Tensor& dy, Context& context) {
   Tensor dx = dy;
   for (size_t i = units_.size(); i-- > 0;) {
     fetch(i, -1);
+    const ScopedRange range(context.stream(), units_[i]->name());
     units_[i]->provide_gradients();
     dx = units_[i]->backward(dx, context);
     units_[i]->free_values();

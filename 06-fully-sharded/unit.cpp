@@ -103,6 +103,7 @@ void Unit::gather() {
     point_values();
   }
   const Stream passes = messages_.passes, communication = messages_.communication;
+  const ScopedRange range(communication, "gather " + name());  // its name in traces
   communication.wait(passes.record());  // the memory is free, the shard has been updated
   messages_.time_and_count(
       bytes_of_half(), [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
@@ -151,6 +152,7 @@ void Unit::provide_gradients() {
 
 void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& own_health) {
   const Stream communication = messages_.communication;
+  const ScopedRange range(communication, "reduce " + name());
   Kernels& kernels = communication.kernels();
   communication.wait(messages_.passes.record());  // backward has written them
   kernels.check_finite(communication, state, gradients_, own_health);
