@@ -111,6 +111,6 @@ int main(int argc, char** argv) {
   lockstep::OptionParser parser("data-parallel-plan", "Prints a step of nn.DataParallel as JSON.");
   parser.add("--devices", options.devices, "how many devices", {1, 64});
   parser.add("--batch-size", options.batch_size, "samples of a batch", {1, 1 << 20});
-  parser.add("--model", options.model, "seed, seed-bn, seed-skip or resnet18");
+  parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
   return lockstep::print_plan(argc, argv, parser, [&] { return lockstep::make_plan(options); });
 }

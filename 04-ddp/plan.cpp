@@ -90,7 +90,7 @@ Plan make_plan(const PlanOptions& options) {
 int main(int argc, char** argv) {
   lockstep::PlanOptions options;
   lockstep::OptionParser parser("ddp-plan", "Prints a step of DistributedDataParallel as JSON.");
-  parser.add("--model", options.model, "seed, seed-bn, seed-skip or resnet18");
+  parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
   parser.add("--width", options.width, "channels of ResNet-18's first block", {1, 1024});
   parser.add("--bucket-mb", options.bucket_mb, "a bucket's MiB; 25: the first one has 1", {0, 1e6});
   parser.add("--units-per-mib", options.units_per_mib,

@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
        .baseline = "01-single-gpu",
        .emulate = [&](size_t devices) { return own.emulation(devices); },
        .order = "sampler",
-       .model = "seed-bn",
+       .model = "mlp",
        .start_ranks = [&](const auto& options) { return lockstep::start_ranks(options, own); }},
       argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
 }

@@ -42,6 +42,19 @@ std::unique_ptr<Sequential> seed_network(const ModelOptions& o) {
   return net;
 }
 
+std::unique_ptr<Sequential> mlp(const ModelOptions& o) {
+  const int64_t features = 4 * o.width;
+  auto net = std::make_unique<Sequential>();
+  net->add("flatten", layer<Flatten>());
+  net->add("fc1",
+           layer<Linear>(o.height * o.width_pixels * o.channels, features, Activation::relu));
+  for (const char* name : {"fc2", "fc3", "fc4"}) {
+    net->add(name, layer<Linear>(features, features, Activation::relu));
+  }
+  net->add("fc5", layer<Linear>(features, o.classes));
+  return net;
+}
+
 /// Two residuals; the first changes the number of channels and halves the image, unless `first`.
 std::unique_ptr<Sequential> block(int64_t in, int64_t out, bool first) {
   auto block = std::make_unique<Sequential>();
@@ -72,14 +85,16 @@ ModelKind parse_model(std::string_view text) {
   if (text == "seed") return ModelKind::seed;
   if (text == "seed-bn") return ModelKind::seed_bn;
   if (text == "seed-skip") return ModelKind::seed_skip;
+  if (text == "mlp") return ModelKind::mlp;
   if (text == "resnet18") return ModelKind::resnet18;
-  fail<BadInput>("--model: '{}' is not known; choose seed, seed-bn, seed-skip or resnet18", text);
+  fail<BadInput>("--model: '{}' is not known; choose seed, seed-bn, seed-skip, mlp or resnet18",
+                 text);
 }
 
 Model make_model(const ModelOptions& options) {
-  const bool residual = options.kind == ModelKind::resnet18;
-  Model model{residual ? resnet18(options) : seed_network(options),
-              residual ? make_cross_entropy_loss() : make_nll_loss()};
+  const bool residual = options.kind == ModelKind::resnet18, linear = options.kind == ModelKind::mlp;
+  Model model{residual ? resnet18(options) : linear ? mlp(options) : seed_network(options),
+              residual || linear ? make_cross_entropy_loss() : make_nll_loss()};
   model.network->set_name("");
   model.network->skip_input_gradient();
   return model;

@@ -79,7 +79,10 @@ Tensor Sequential::backward(const Tensor& dy, Context& context) {
 }
 
 void Sequential::skip_input_gradient() {
-  if (!children().empty()) children().front()->skip_input_gradient();
+  for (const auto& module : children()) {
+    module->skip_input_gradient();
+    if (!module->parameters().empty()) return;  // what is behind it needs no skipping
+  }
 }
 
 }  // namespace lockstep

@@ -33,8 +33,8 @@ void add_data_options(OptionParser& parser, Options& o) {
 
 void add_network_options(OptionParser& parser, Options& o) {
   parser.begin_group("Network");
-  parser.add("--model", o.model, "network: seed, seed-bn, seed-skip or resnet18");
-  parser.add("--width", o.width, "resnet18: channels of the first block", {1, 1024});
+  parser.add("--model", o.model, "network: seed, seed-bn, seed-skip, mlp or resnet18");
+  parser.add("--width", o.width, "resnet18: channels of the first block; mlp: a quarter of its features", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
   parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});
@@ -136,12 +136,13 @@ void check_use(const OptionParser& parser, const CommandLine& line) {
   require(o.workers > 0 || !parser.given("--prefetch-factor"),
           "--prefetch-factor: {} needs loader threads; give --workers 1 or more",
           o.prefetch_factor);
-  const bool resnet = parse_model(o.model) == ModelKind::resnet18;
-  require(resnet || !parser.given("--width"),
-          "--width: {} is for --model resnet18 and has no meaning for {}; leave it out", o.width,
-          o.model);
-  require(!resnet || !o.dropout,
-          "--dropout: resnet18 has no dropout layers; leave it out or choose --model seed");
+  const ModelKind model = parse_model(o.model);
+  const bool has_width = model == ModelKind::resnet18 || model == ModelKind::mlp;
+  require(has_width || !parser.given("--width"),
+          "--width: {} is for --model resnet18 and mlp and has no meaning for {}; leave it out",
+          o.width, o.model);
+  require(!has_width || !o.dropout,
+          "--dropout: {} has no dropout layers; leave it out or choose --model seed", o.model);
   require(!line.baseline || o.epochs > 0,
           "--baseline: --epochs 0 trains nothing that could be timed; give 1 or more");
 }

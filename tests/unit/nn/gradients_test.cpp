@@ -358,6 +358,10 @@ TEST_CASE("Gradients of the seed network with a layer more", "[gradients][row11]
   NetworkUnderTest({.kind = ModelKind::seed_skip}).check();
 }
 
+TEST_CASE("Gradients of linear layers one after another", "[gradients][row11]") {
+  NetworkUnderTest({.kind = ModelKind::mlp, .width = 3, .height = 12, .width_pixels = 13}).check();
+}
+
 TEST_CASE("Gradients of ResNet-18", "[gradients][row11]") {
   NetworkUnderTest({.kind = ModelKind::resnet18, .width = 2, .height = 12, .width_pixels = 13})
       .check();

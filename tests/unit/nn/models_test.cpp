@@ -98,6 +98,8 @@ TEST_CASE("The models have the known numbers of parameters", "[nn]") {
   CHECK(count({.kind = ModelKind::seed_bn}) == 21'840 + 2 * (10 + 20));
   CHECK(count({.kind = ModelKind::resnet18, .width = 64}) == 11'175'818);
   CHECK(count({.kind = ModelKind::seed_skip}) == 21'840 + 50 * 50 + 50);
+  CHECK(count({.kind = ModelKind::mlp, .width = 64}) ==
+        784 * 256 + 256 + 3 * (256 * 256 + 256) + 256 * 10 + 10);
   CHECK(TestNetwork({.kind = ModelKind::seed}).parameters.count() == 21'840);
 }
 
@@ -118,13 +120,15 @@ TEST_CASE("The layers stand in the order of the published networks, dropout wher
               "drop1d", "fc2", "log_softmax"});
   CHECK(layers({.kind = ModelKind::seed_skip}) ==
         Names{"conv1", "pool1", "conv2", "pool2", "flatten", "fc1", "extra", "fc2", "log_softmax"});
+  CHECK(layers({.kind = ModelKind::mlp}) == Names{"flatten", "fc1", "fc2", "fc3", "fc4", "fc5"});
   CHECK(layers({.kind = ModelKind::resnet18, .width = 2}) == Names{"stem_conv", "stem_bn", "block1",
                                                                    "block2", "block3", "block4",
                                                                    "gap", "flatten", "fc"});
 }
 
 TEST_CASE("The models follow the size and the channels of the images", "[nn]") {
-  for (const ModelKind kind : {ModelKind::seed, ModelKind::seed_bn, ModelKind::resnet18}) {
+  for (const ModelKind kind :
+       {ModelKind::seed, ModelKind::seed_bn, ModelKind::mlp, ModelKind::resnet18}) {
     TestNetwork net(
         {.kind = kind, .width = 2, .height = 32, .width_pixels = 30, .channels = 3, .classes = 7});
     const Shape shape{2, 32, 30, 3};

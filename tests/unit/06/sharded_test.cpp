@@ -1,0 +1,183 @@
+// Units on several ranks: what is where, and when.
+
+#include <limits>
+
+#include "common/core/error.h"
+#include "common/nn/layers.h"
+#include "tests/support/catch.h"
+#include "tests/support/tasks.h"
+#include "tests/unit/06/sharded_runs.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing::sharded;
+using Catch::Matchers::ContainsSubstring;
+using testing::kTolerance;
+using testing::relative_error;
+using testing::Samples;
+using testing::small_network;
+using Errors = std::vector<std::string>;
+
+constexpr ShardKind kKinds[] = {ShardKind::none, ShardKind::optimizer, ShardKind::gradients,
+                                ShardKind::parameters};
+constexpr OptimizerRule kMomentum{.momentum = 0.9};
+constexpr OptimizerRule kAdam{.kind = OptimizerKind::adamw, .weight_decay = 0.01, .eps = 1e-3};
+
+const std::vector<Samples>& four_steps() {
+  static const std::vector<Samples> steps{Samples(6, 1), Samples(7, 2), Samples(1, 3),
+                                          Samples(6, 4)};
+  return steps;
+}
+
+TEST_CASE("Ranks that share out anything end with one device's weights", "[sharded][tsan]") {
+  for (const OptimizerRule& rule : {kMomentum, kAdam}) {
+    const Values expected = single_device_weights(four_steps(), rule);
+    for (const ShardKind kind : kKinds) {
+      for (const int ranks : {1, 2, 3}) {
+        INFO("kind " << int(kind) << ", " << ranks << " ranks");
+        std::vector<Values> found(size_t(ranks));
+        const Errors errors = on_ranks(ranks, {{.kind = kind}, rule}, [&](Member& member) {
+          for (const Samples& samples : four_steps()) member.step(samples);
+          found[size_t(member.comm.rank())] = member.weights();
+        });
+        CHECK(errors == Errors(size_t(ranks)));
+        CHECK(relative_error(found[0], expected) < kTolerance);
+        for (const Values& other : found) CHECK((other == found[0]));  // bit by bit
+      }
+    }
+  }
+}
+
+TEST_CASE("However far ahead units are fetched, they are whole when they are used",
+          "[sharded][tsan]") {
+  const Values expected = single_device_weights(four_steps(), kMomentum);
+  for (const int prefetch : {0, 1, 5}) {
+    for (const bool reshard : {true, false}) {
+      INFO("prefetch " << prefetch << ", reshard " << reshard);
+      Values found;
+      const Setting setting{{.prefetch = prefetch, .reshard_after_forward = reshard}, kMomentum};
+      const Errors errors = on_ranks(2, setting, [&](Member& member) {
+        for (const Samples& samples : four_steps()) member.step(samples, 2);
+        const Values weights = member.weights();
+        if (member.comm.rank() == 0) found = weights;
+      });
+      CHECK(errors == Errors(2));
+      CHECK(relative_error(found, expected) < kTolerance);
+    }
+  }
+}
+
+// --- What lies on a rank -------------------------------------------------------------------------
+
+/// Bytes of one number each of all units' flat buffers.
+int64_t padded_bytes(Member& member) {
+  int64_t bytes = 0;
+  for (const Unit* unit : member.network.units()) bytes += unit->length() * int64_t(sizeof(Real));
+  return bytes;
+}
+
+TEST_CASE("Between steps a rank keeps what its kind says, and nothing else", "[sharded][memory]") {
+  for (const ShardKind kind : kKinds) {
+    for (const int ranks : {1, 2, 4}) {
+      INFO("kind " << int(kind) << ", " << ranks << " ranks");
+      std::vector<int64_t> kept(size_t(ranks)), expected(size_t(ranks));
+      const Errors errors = on_ranks(ranks, {{.kind = kind}, kAdam}, [&](Member& member) {
+        member.step(Samples(8));
+        member.stream.synchronize();
+        // A context's memory stays in its pool: not the units' business.
+        member.context = Context(member.stream);
+        const size_t rank = size_t(member.comm.rank());
+        const int64_t whole = padded_bytes(member), shard = whole / ranks;
+        kept[rank] = member.device().memory().current();
+        expected[rank] = (kind >= ShardKind::parameters ? shard : whole) +
+                         (kind >= ShardKind::gradients ? shard : whole) +
+                         2 * (kind >= ShardKind::optimizer ? shard : whole);
+      });
+      CHECK(errors == Errors(size_t(ranks)));
+      for (size_t rank = 0; rank < size_t(ranks); ++rank) {
+        CHECK(kept[rank] >= expected[rank]);
+        CHECK(kept[rank] <= expected[rank] + 512);  // the loss, the state of the step, healths
+      }
+    }
+  }
+}
+
+TEST_CASE("Whole parameters are there while a unit is used, and given back behind it",
+          "[sharded][memory]") {
+  const Errors errors = on_ranks(2, {{.prefetch = 1}, kMomentum}, [&](Member& member) {
+    const auto units_with = [&](const auto& has) {
+      int count = 0;
+      for (const Unit* unit : member.network.units()) count += has(*unit->in_order().front());
+      return count;
+    };
+    const auto value = [](const Parameter& p) { return p.value.defined(); };
+    const auto gradient = [](const Parameter& p) { return p.grad.defined(); };
+    require(units_with(value) == 0, "before the step");
+    member.gradients(Samples(4));
+    require(units_with(value) == 0 && units_with(gradient) == 0, "after backward");
+    // Without a reduction whole gradients stay, parameters do not.
+    member.context.facts.last_contribution = false;
+    member.gradients(Samples(4), 2);
+    require(units_with(value) == 0 && units_with(gradient) == 0, "after the last pass");
+  });
+  CHECK(errors == Errors(2));
+}
+
+TEST_CASE("Initialising and loading have one unit in full at a time", "[sharded][memory]") {
+  std::vector<int64_t> most(2), shards(2), largest(2);
+  const Errors errors = on_ranks(2, {}, [&](Member& member) {
+    const size_t rank = size_t(member.comm.rank());
+    member.device().memory().reset_peak();
+    const int64_t before = member.device().memory().current();
+    member.network.initialize(Initializer::normal, 7);
+    most[rank] = member.device().memory().peak() - before;
+    for (const Unit* unit : member.network.units()) {
+      largest[rank] = std::max(largest[rank], unit->length() * int64_t(sizeof(Real)));
+    }
+  });
+  CHECK(errors == Errors(2));
+  CHECK(most == largest);
+}
+
+// --- What goes wrong -----------------------------------------------------------------------------
+
+TEST_CASE("A gradient that is not finite on one rank stops all, and names the rank",
+          "[sharded][faults]") {
+  for (const ShardKind kind : kKinds) {
+    std::vector<int64_t> failed(3), own(3);
+    std::vector<Values> weights(3);
+    const Errors errors = on_ranks(3, {{.kind = kind}, kMomentum}, [&](Member& member) {
+      const size_t rank = size_t(member.comm.rank());
+      Samples samples(6);
+      member.step(samples);
+      samples.images[256] = std::numeric_limits<Real>::quiet_NaN();  // rank 1's first sample
+      member.step(samples);
+      failed[rank] = member.optimizer.health().to_host()[0].failed_step;
+      own[rank] = member.network.own_health().to_host()[0].failed_step;
+      weights[rank] = member.weights();
+    });
+    INFO("kind " << int(kind));
+    CHECK(errors == Errors(3));
+    CHECK(failed == std::vector<int64_t>{1, 1, 1});
+    CHECK(own == std::vector<int64_t>{-1, 1, -1});
+    const Values after_one = single_device_weights({Samples(6)}, kMomentum);
+    for (const Values& kept : weights) CHECK(relative_error(kept, after_one) < kTolerance);
+  }
+}
+
+TEST_CASE("Ranks with different networks are told so, and a network that is no sequence",
+          "[sharded][faults]") {
+  const Setting different{{}, {}, [](int rank) {
+                            return small_network(rank == 0 ? ModelKind::seed
+                                                           : ModelKind::seed_bn)(rank);
+                          }};
+  for (const std::string& error : on_ranks(2, different, [](Member&) {})) {
+    CHECK_THAT(error, ContainsSubstring("all ranks must build the same network"));
+  }
+  const Setting alone{{}, {}, [](int) { return std::make_unique<Relu>(); }};
+  CHECK_THAT(on_ranks(1, alone, [](Member&) {})[0], ContainsSubstring("of a Sequential"));
+}
+
+}  // namespace
+}  // namespace lockstep
