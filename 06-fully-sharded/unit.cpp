@@ -95,8 +95,18 @@ int64_t Unit::bytes_of_half() const {
 
 // --- Values --------------------------------------------------------------------------------------
 
+/// The whole values go from undefined to gathered, in use and undefined again, each time anew; where
+/// the whole is kept, from out of date to gathered. Nothing here makes the host wait. Two events
+/// keep the two streams in order:
+///  1. of the passes, before the gather: then the memory is free to be written to, and the shard
+///     has been updated, by all that is enqueued so far;
+///  2. of the communication, `gathered_`, behind the gather: the passes wait for it before they use
+///     the values, and not earlier, so that a unit can be fetched ahead. It is waited for once.
+/// `whole_` is true from gather() to free_values() or shard_was_updated(). point_values() belongs
+/// behind every change of `values_`. The message goes through messages_.time_and_count(), with
+/// bytes_of_half().
+// [task 06.3] gather, use and free
 void Unit::gather() {
-  // [task 06.3] gather, use and free
   if (whole_) return;
   if (!values_.defined()) {
     values_ = Tensor::empty(messages_.passes, {length_});
