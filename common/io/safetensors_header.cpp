@@ -16,8 +16,9 @@ using nlohmann::json;
 namespace {
 
 /// Users often try a file of torch.save(), in its new form or its old one.
-void refuse_pickles(std::string_view first, const std::string& what) {
-  require(!first.starts_with("PK\x03\x04") && !first.starts_with("\x80\x02"),
+void refuse_pickles(std::span<const std::byte> first, const std::string& what) {
+  const std::string_view text(reinterpret_cast<const char*>(first.data()), first.size());
+  require(!text.starts_with("PK\x03\x04") && !text.starts_with("\x80\x02"),
           "{}: found a file of torch.save(), expected safetensors; in Python: "
           "safetensors.torch.save_file(model.state_dict(), \"weights.safetensors\")",
           what);
@@ -27,17 +28,18 @@ void refuse_pickles(std::string_view first, const std::string& what) {
 
 std::size_t header_length(std::span<const std::byte> first, std::uint64_t size,
                           const std::string& what) {
-  refuse_pickles({reinterpret_cast<const char*>(first.data()), first.size()}, what);
+  std::uint64_t length = 0;
+  std::memcpy(&length, first.data(), std::min(first.size(), kLengthBytes));
+  const std::uint64_t rest = size - std::min<std::uint64_t>(size, kLengthBytes);
+  // A header of 640 bytes begins like a pickle: only a length that cannot be right is one.
+  if (length > std::min<std::uint64_t>(rest, kMaxHeader)) refuse_pickles(first, what);
   require(size >= kLengthBytes,
           "{}: found {} bytes, expected at least 8 (the length of the header); the file is "
           "truncated or not a safetensors file",
           what, size);
-  std::uint64_t length = 0;
-  std::memcpy(&length, first.data(), kLengthBytes);
   require(length <= kMaxHeader,
           "{}: the header claims {} bytes, expected at most {}; probably not a safetensors file",
           what, length, kMaxHeader);
-  const std::uint64_t rest = size - kLengthBytes;
   require(length <= rest,
           "{}: the header claims {} bytes, but only {} follow; the file is truncated, get it again",
           what, length, rest);

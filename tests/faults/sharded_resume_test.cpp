@@ -23,20 +23,10 @@ std::string stage06() { return stage_binary("06-fully-sharded"); }
 std::string gather() { return build_dir() + "/06-fully-sharded/gather"; }
 
 /// Ten steps of 12 samples per epoch, with everything that a run remembers.
-const Words kRun{"--data",
-                 "synthetic:120:10",
-                 "--batch-size",
-                 "12",
-                 "--lr",
-                 "0.01",
-                 "--dropout",
-                 "--lr-step",
-                 "1",
-                 "--lr-gamma",
-                 "0.5",
-                 "--workers",
-                 "0",
-                 "--log-interval",
+const Words kRun{"--model",      "seed-bn",   "--data", "synthetic:120:10",
+                 "--batch-size", "12",        "--lr",   "0.01",
+                 "--dropout",    "--lr-step", "1",      "--lr-gamma",
+                 "0.5",          "--workers", "0",      "--log-interval",
                  "1000"};
 const Words kMomentum{"--momentum", "0.9"};
 const Words kAdamW{"--optimizer", "adamw", "--weight-decay", "0.01", "--eps", "1e-3"};

@@ -90,5 +90,23 @@ TEST_CASE("What is refused in memory is refused on the disk, and in the same wor
   }
 }
 
+TEST_CASE("A header of 640 bytes is none of torch.save()'s files, which begin alike",
+          "[safetensors]") {
+  const ScratchDirectory directory;
+  const auto refusal = [&](const std::string& bytes) {
+    write_text(directory / "file", bytes);
+    const std::string in_memory = refusal_of([&] { load_safetensors(directory / "file"); });
+    CHECK(refusal_of([&] { read_all(directory / "file"); }) == in_memory);
+    return in_memory;
+  };
+  const std::string header = "{" + std::string(638, ' ') + "}";
+  REQUIRE(file_of(header).starts_with("\x80\x02"));
+  CHECK(refusal(file_of(header)).empty());
+  for (const std::string& pickle : {"\x80\x02\x8a\x0a"s + "l\xfc\x9c\x46"s, "\x80\x02"s,
+                                    "PK\x03\x04"s + std::string(40, '\x14')}) {
+    CHECK_THAT(refusal(pickle), ContainsSubstring("found a file of torch.save()"));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
