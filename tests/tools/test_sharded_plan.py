@@ -24,6 +24,12 @@ def most_counted(row):
     return max(itertools.accumulate(by for _, _, by in changes))
 
 
+def most_traced(path):
+    """The most bytes in use in a whole trace."""
+    return max(event["args"]["bytes"] for event in json.loads(path.read_text())["traceEvents"]
+               if event["ph"] == "C")
+
+
 class TestShardedPlan(unittest.TestCase):
     def test_no_unit_is_used_before_it_is_there_nor_kept_longer(self):
         for prefetch in (0, 1, 2):
@@ -74,11 +80,16 @@ class TestShardedPlan(unittest.TestCase):
                      "--model", "seed", "--optimizer", "adamw", "--metrics", folder / "m.json", "--trace",
                      folder / "trace"], capture_output=True, text=True)
                 self.assertEqual(0, done.returncode, done.stderr)
-                sent = json.loads((folder / "m.json").read_text())["bytes_per_step"]["sent"]
+                metrics = json.loads((folder / "m.json").read_text())
+                sent = metrics["bytes_per_step"]["sent"]
                 compute, communication = plan_of("06", "--shard", shard, "--model", "seed").rows
                 self.assertAlmostEqual(sent / 2**20, sum(bar.takes for bar in communication.bars))
                 [memory, _] = compare_timeline.one_step(folder / "trace")["memory"]
                 levels = [used / 2**20 for _, used in memory["changes"]]
+                # Evaluation, which the peak of training leaves out, may need some more.
+                [peak, _], most = metrics["peak_memory_bytes"], most_traced(folder / "trace")
+                self.assertLessEqual(peak, most)
+                self.assertLess(most, 1.05 * peak)
                 kept = sum(bar.takes - bar.gives for bar in compute.bars)
                 self.assertAlmostEqual(compute.predicted_most - kept, max(levels) - min(levels))
 
