@@ -11,8 +11,8 @@ ShardKind parse_shard_kind(const std::string& text) {
   if (text == "none") return ShardKind::none;
   if (text == "optimizer") return ShardKind::optimizer;
   if (text == "gradients") return ShardKind::gradients;
-  require(text == "parameters",
-          "--shard: '{}', expected none, optimizer, gradients or parameters", text);
+  require(text == "parameters", "--shard: '{}', expected none, optimizer, gradients or parameters",
+          text);
   return ShardKind::parameters;
 }
 
@@ -90,9 +90,9 @@ int64_t Unit::bytes_of_half() const {
 
 // --- Values --------------------------------------------------------------------------------------
 
-/// The whole values go from undefined to gathered, in use and undefined again, each time anew; where
-/// the whole is kept, from out of date to gathered. Nothing here makes the host wait. Two events
-/// keep the two streams in order:
+/// The whole values go from undefined to gathered, in use and undefined again, each time anew;
+/// where the whole is kept, from out of date to gathered. Nothing here makes the host wait. Two
+/// events keep the two streams in order:
 ///  1. of the passes, before the gather: then the memory is free to be written to, and the shard
 ///     has been updated, by all that is enqueued so far;
 ///  2. of the communication, `gathered_`, behind the gather: the passes wait for it before they use
@@ -109,9 +109,8 @@ void Unit::gather() {
   }
   const Stream passes = messages_.passes, communication = messages_.communication;
   communication.wait(passes.record());  // the memory is free, the shard has been updated
-  messages_.time_and_count(bytes_of_half(), [&] {
-    messages_.comm.all_gather(communication, value_shard_, values_);
-  });
+  messages_.time_and_count(
+      bytes_of_half(), [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
   gathered_ = communication.record();
   whole_ = true;
 }
