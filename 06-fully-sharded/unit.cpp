@@ -38,6 +38,11 @@ Unit::Unit(Layers layers, UnitMessages& messages) : messages_(messages) {
   allocate();
 }
 
+Unit::~Unit() {
+  if (gathered_) messages_.passes.wait(*gathered_);
+  if (reduced_) messages_.passes.wait(*reduced_);
+}
+
 FlatRange Unit::shard() const {
   if (!messages_.shards(ShardKind::optimizer)) return {0, length_};
   return shard_of(length_, messages_.comm.rank(), messages_.comm.world_size());
@@ -108,6 +113,7 @@ void Unit::gather() {
     point_values();
   }
   const Stream passes = messages_.passes, communication = messages_.communication;
+  const ScopedRange range(communication, "gather " + name());  // its name in traces
   communication.wait(passes.record());  // the memory is free, the shard has been updated
   messages_.time_and_count(
       bytes_of_half(), [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
@@ -156,6 +162,7 @@ void Unit::provide_gradients() {
 
 void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& own_health) {
   const Stream communication = messages_.communication;
+  const ScopedRange range(communication, "reduce " + name());
   Kernels& kernels = communication.kernels();
   communication.wait(messages_.passes.record());  // backward has written them
   kernels.check_finite(communication, state, gradients_, own_health);
@@ -177,11 +184,6 @@ void Unit::free_gradients() {
   if (!messages_.shards(ShardKind::gradients)) return;
   gradients_ = Tensor();
   point_gradients();
-}
-
-void Unit::zero_gradients() const {
-  if (!gradients_.defined()) return;
-  messages_.passes.kernels().fill(messages_.passes, 0, gradients_);
 }
 
 }  // namespace lockstep

@@ -282,7 +282,7 @@ TEST_CASE("Local BatchNorm on two replicas starts as the parts of a batch one af
 
 /// Ten steps of 13 samples in 4 micro-batches, the last of 7: on these devices as on one GPU.
 void check_pipelines(const std::string& devices,
-                     const Words& schedules = {"naive", "gpipe", "1f1b"}) {
+                     const Words& schedules = {"naive", "gpipe", "1f1b", "interleaved"}) {
   const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
                         "0.01",   "--dropout"};
   const Outcome single = train(ten_steps);
