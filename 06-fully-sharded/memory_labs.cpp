@@ -42,7 +42,7 @@ void freed_too_early(ProcessGroup& group, bool fixed) {
   rank.comm.reduce_scatter(communication, gradients, shard, Reduction::average);
   const bool waits = fixed || !late;
   if (waits) passes.wait(communication.record());
-  gradients = Tensor();               // given back when the passes come to it
+  gradients = Tensor();              // given back when the passes come to it
   if (!waits) passes.synchronize();  // they have, before the reduction has begun
   const Tensor in_front = filled(passes, kShard, 100);
   if (!waits) passes.synchronize();
@@ -86,8 +86,8 @@ void all_initialise_in_full(ProcessGroup& group, bool fixed) {
   Model model = make_model({.kind = ModelKind::resnet18, .width = 32});
   std::map<std::string, Tensor> whole;
   if (!fixed) whole = initialise_in_full(*model.network, rank.stream);
-  auto& sharded = model.wrap<FullyShardedDataParallel>(
-      rank.stream, rank.comm, group.exchanger(), rank.communication, ShardingOptions());
+  auto& sharded = model.wrap<FullyShardedDataParallel>(rank.stream, rank.comm, group.exchanger(),
+                                                       rank.communication, ShardingOptions());
   if (fixed) {
     sharded.initialize(Initializer::kaiming_uniform, 1);
   } else {

@@ -95,9 +95,9 @@ int64_t Unit::bytes_of_half() const {
 
 // --- Values --------------------------------------------------------------------------------------
 
-/// The whole values go from undefined to gathered, in use and undefined again, each time anew; where
-/// the whole is kept, from out of date to gathered. Nothing here makes the host wait. Two events
-/// keep the two streams in order:
+/// The whole values go from undefined to gathered, in use and undefined again, each time anew;
+/// where the whole is kept, from out of date to gathered. Nothing here makes the host wait. Two
+/// events keep the two streams in order:
 ///  1. of the passes, before the gather: then the memory is free to be written to, and the shard
 ///     has been updated, by all that is enqueued so far;
 ///  2. of the communication, `gathered_`, behind the gather: the passes wait for it before they use

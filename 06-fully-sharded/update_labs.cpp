@@ -36,8 +36,8 @@ struct LabTraining {
   void forward_and_backward(bool all_of_it = false, bool reduces = true) {
     const BatchSplit dealt{BatchSplit::Kind::stride, all_of_it ? 1 : comm.world_size()};
     const BatchPart mine = dealt.divide(kBatch).at(all_of_it ? 0 : size_t(comm.rank()));
-    context.begin_step({.learning_rate = Real(0.1),
-                        .loss_weight = Real(double(dealt.parts) / double(kBatch))});
+    context.begin_step(
+        {.learning_rate = Real(0.1), .loss_weight = Real(double(dealt.parts) / double(kBatch))});
     context.facts.last_contribution = reduces;
     optimizer.zero_gradients();
     const DeviceBatch& fed = feeder.feed(batch, mine, context);
@@ -68,8 +68,8 @@ double apart(LabTraining& training) {
     all.insert(all.end(), more.begin(), more.end());
   };
   training.sharded.visit_units([&](Unit& unit) {
-    const Tensor sent = Tensor::from_host(training.stream, unit.values().shape(),
-                                          unit.values().to_host());
+    const Tensor sent =
+        Tensor::from_host(training.stream, unit.values().shape(), unit.values().to_host());
     append(mine, sent);
     training.comm.broadcast(training.stream, sent, training.comm.world_size() - 1);
     append(theirs, sent);
@@ -87,8 +87,8 @@ void stale_parameters(ProcessGroup& group, bool fixed) {
     training.forward_and_backward();
     training.optimizer.step(training.context.state(), training.sharded.loss());
     if (fixed) training.sharded.gather_parameters();
-    say(group, fmt::format("step {}: the ranks' parameters are {:.1e} apart", step,
-                           apart(training)));
+    say(group,
+        fmt::format("step {}: the ranks' parameters are {:.1e} apart", step, apart(training)));
   }
 }
 
@@ -125,10 +125,10 @@ void norm_of_one_shard(ProcessGroup& group, bool fixed) {
   LabTraining training(rank, {.kind = ShardKind::gradients}, {});
   training.forward_and_backward();
   const double before = norm_of_shard(training);
-  const ClipByNorm clip(
-      training.stream, training.sharded.shards(), kMost, [&](const Tensor& squares) {
-        if (fixed) training.sharded.sum_over_shards(squares);
-      });
+  const ClipByNorm clip(training.stream, training.sharded.shards(), kMost,
+                        [&](const Tensor& squares) {
+                          if (fixed) training.sharded.sum_over_shards(squares);
+                        });
   clip();
   const double factor = norm_of_shard(training) / before;
   for (const std::string& line :
@@ -182,10 +182,11 @@ double length_of_step(const RankDevice& rank, const OptimizerRule& rule, bool fi
 
 void summed_for_averaged(ProcessGroup& group, bool fixed) {
   const RankDevice rank(group);
-  for (const auto& [name, kind] : {std::pair{"SGD", OptimizerKind::sgd},
-                                   std::pair{"AdamW", OptimizerKind::adamw}}) {
-    say(group, fmt::format("{}: the step of {} ranks is {:.3f} times as long as that of one process",
-                           name, group.world_size(), length_of_step(rank, {.kind = kind}, fixed)));
+  for (const auto& [name, kind] :
+       {std::pair{"SGD", OptimizerKind::sgd}, std::pair{"AdamW", OptimizerKind::adamw}}) {
+    say(group,
+        fmt::format("{}: the step of {} ranks is {:.3f} times as long as that of one process", name,
+                    group.world_size(), length_of_step(rank, {.kind = kind}, fixed)));
   }
 }
 

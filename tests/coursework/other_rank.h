@@ -40,8 +40,8 @@ class OtherRank final : public Communicator {
   void issue(Stream stream, const Call& call) override {
     if (call.op == Call::Op::broadcast) return;  // rank 0 has what it sends
     if (call.op == Call::Op::all_gather) return gather(stream, call);
-    require(call.op == Call::Op::all_reduce, "a call of {}, expected all_reduce and all_gather only",
-            name_of(call.op));
+    require(call.op == Call::Op::all_reduce,
+            "a call of {}, expected all_reduce and all_gather only", name_of(call.op));
     sums.push_back({call.mine, stream});
     const Real part = call.reduction == Reduction::average ? Real(1) / Real(world_size()) : 1;
     enqueue(stream, "all_reduce", [this, x = call.mine, part] {
