@@ -92,6 +92,7 @@ Tensor FullyShardedDataParallel::forward(const Tensor& x, Context& context) {
   Tensor y = x;
   for (size_t i = 0; i < units_.size(); ++i) {
     fetch(i, 1);
+    const ScopedRange range(context.stream(), units_[i]->name());  // in traces
     y = units_[i]->forward(y, context);
     if (options_.reshard_after_forward || !training) units_[i]->free_values();
   }
@@ -103,6 +104,7 @@ Tensor FullyShardedDataParallel::backward(const Tensor& dy, Context& context) {
   Tensor dx = dy;
   for (size_t i = units_.size(); i-- > 0;) {
     fetch(i, -1);
+    const ScopedRange range(context.stream(), units_[i]->name());
     units_[i]->provide_gradients();
     dx = units_[i]->backward(dx, context);
     units_[i]->free_values();
@@ -131,11 +133,6 @@ void FullyShardedDataParallel::average_loss() {
   kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), loss_);
   messages_.time_and_count(0, [&] { messages_.comm.all_reduce(communication, loss_); });
   messages_.await(communication.record());
-}
-
-void FullyShardedDataParallel::zero_gradients() const {
-  for (const Unit* unit : units_) unit->zero_gradients();
-  messages_.passes.kernels().fill(messages_.passes, 0, loss_);
 }
 
 void FullyShardedDataParallel::gather_parameters() {
@@ -172,6 +169,19 @@ std::vector<UpdatedRange> FullyShardedDataParallel::shards() const {
   std::vector<UpdatedRange> shards;
   for (const Unit* unit : units_) shards.push_back({unit->value_shard(), unit->gradient_shard()});
   return shards;
+}
+
+Optimizer FullyShardedDataParallel::optimizer(const OptimizerRule& rule) const {
+  std::vector<Tensor> zeroed{loss_};
+  for (const Unit* unit : units_) {
+    if (!messages_.shards(ShardKind::gradients)) zeroed.push_back(unit->gradients());
+  }
+  return Optimizer(messages_.passes, shards(), rule, zeroed);
+}
+
+ClipByNorm FullyShardedDataParallel::clip_by_norm(double most) const {
+  return ClipByNorm(messages_.passes, shards(), most,
+                    [this](const Tensor& squares) { sum_over_shards(squares); });
 }
 
 void FullyShardedDataParallel::sum_over_shards(const Tensor& squares) const {

@@ -55,11 +55,6 @@ FullyShardedDataParallel& share_out(Model& model, Stream passes, ProcessGroup& g
                                               own.sharding_options());
 }
 
-ClipByNorm clip_shards(const FullyShardedDataParallel& sharded, Stream passes, double most) {
-  return ClipByNorm(passes, sharded.shards(), most,
-                    [&](const Tensor& squares) { sharded.sum_over_shards(squares); });
-}
-
 // --- The report ----------------------------------------------------------------------------------
 
 namespace {

@@ -38,6 +38,11 @@ Unit::Unit(Layers layers, UnitMessages& messages) : messages_(messages) {
   allocate();
 }
 
+Unit::~Unit() {
+  if (gathered_) messages_.passes.wait(*gathered_);
+  if (reduced_) messages_.passes.wait(*reduced_);
+}
+
 FlatRange Unit::shard() const {
   if (!messages_.shards(ShardKind::optimizer)) return {0, length_};
   return shard_of(length_, messages_.comm.rank(), messages_.comm.world_size());
@@ -90,14 +95,25 @@ int64_t Unit::bytes_of_half() const {
 
 // --- Values --------------------------------------------------------------------------------------
 
+/// The whole values go from undefined to gathered, in use and undefined again, each time anew;
+/// where the whole is kept, from out of date to gathered. Nothing here makes the host wait. Two
+/// events keep the two streams in order:
+///  1. of the passes, before the gather: then the memory is free to be written to, and the shard
+///     has been updated, by all that is enqueued so far;
+///  2. of the communication, `gathered_`, behind the gather: the passes wait for it before they use
+///     the values, and not earlier, so that a unit can be fetched ahead. It is waited for once.
+/// `whole_` is true from gather() to free_values() or shard_was_updated(). point_values() belongs
+/// behind every change of `values_`. The message goes through messages_.time_and_count(), with
+/// bytes_of_half().
+// [task 06.3] gather, use and free
 void Unit::gather() {
-  // [task 06.3] gather, use and free
   if (whole_) return;
   if (!values_.defined()) {
     values_ = Tensor::empty(messages_.passes, {length_});
     point_values();
   }
   const Stream passes = messages_.passes, communication = messages_.communication;
+  const ScopedRange range(communication, "gather " + name());  // its name in traces
   communication.wait(passes.record());  // the memory is free, the shard has been updated
   messages_.time_and_count(
       bytes_of_half(), [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
@@ -146,6 +162,7 @@ void Unit::provide_gradients() {
 
 void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& own_health) {
   const Stream communication = messages_.communication;
+  const ScopedRange range(communication, "reduce " + name());
   Kernels& kernels = communication.kernels();
   communication.wait(messages_.passes.record());  // backward has written them
   kernels.check_finite(communication, state, gradients_, own_health);
@@ -167,11 +184,6 @@ void Unit::free_gradients() {
   if (!messages_.shards(ShardKind::gradients)) return;
   gradients_ = Tensor();
   point_gradients();
-}
-
-void Unit::zero_gradients() const {
-  if (!gradients_.defined()) return;
-  messages_.passes.kernels().fill(messages_.passes, 0, gradients_);
 }
 
 }  // namespace lockstep

@@ -18,6 +18,7 @@ import bench_cores
 import bench_devices
 import bench_pipelines
 import bench_ranks
+import bench_sharding
 import bench_single
 import bench_stages
 from bench_plan import Measuring
@@ -37,6 +38,8 @@ PARTS = {
     "messages": ("All-reduce of two ranks by message size", bench_ranks.messages),
     "overlap": (f"ResNet-18, batch 64, two ranks on two hosts joined by {bench_ranks.CABLE}",
                 bench_ranks.overlap),
+    "sharding": ("What ranks share out, and what that costs a step; ResNet-18, AdamW",
+                 bench_sharding.sharding),
     "bubbles": ("Pipelines of equal layers, beside the formula", bench_pipelines.bubbles),
     "pipelines": ("Pipelines of ResNet-18, width 16, batch 128", bench_pipelines.pipelines),
     "layers": ("Where a step goes (batch 64, 1 thread)", bench_single.layers),

@@ -76,11 +76,12 @@ def run_apart(model, batch, steps, *more):
     return {"seconds": batch / per_second}
 
 
-def run_torch(python, model, batch, threads, steps, channels_last, ranks=0):
+def run_torch(python, model, batch, threads, steps, channels_last, ranks=0, fsdp=False):
     command = [python, ROOT / "tools/bench_torch.py", "--model", model, "--batch", batch,
                "--threads", threads, "--steps", steps, "--ranks", ranks]
     with tempfile.TemporaryFile("w+") as output:
-        run_together(command + ["--channels-last"] * channels_last, stdout=output)
+        run_together(command + ["--channels-last"] * channels_last + ["--fsdp"] * fsdp,
+                     stdout=output)
         output.seek(0)
         metrics = json.load(output)
     return {**metrics, "seconds": round_time(metrics["step_seconds"])}

@@ -5,7 +5,8 @@ The networks are those of common/nn/models.cpp. On the CPU, data is a normalised
 from which each step picks a shuffled batch, as a careful PyTorch user would do it. On a GPU
 (--device cuda) normalised batches are ready in pinned memory, and each step copies one of them
 asynchronously. --graph captures the whole step once (torch.cuda.graph, static inputs) and replays
-it. With --ranks several processes share the batch (DistributedDataParallel over Gloo). With --serve
+it. With --ranks several processes share the batch (DistributedDataParallel over Gloo), with --fsdp
+the parameters, too (fully_shard, AdamW). With --serve
 the options of many measurements come as JSON lines and one process answers them.
 """
 
@@ -88,7 +89,8 @@ def time_cpu_steps(options, torch, begin, wrap=lambda net: net):
     net = wrap(net)
     images, labels = torch.randn(4096, 1, 28, 28), torch.randint(0, 10, (4096,))
     images = images.contiguous(memory_format=memory_format(options, torch))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    optimizer = (torch.optim.AdamW(net.parameters(), lr=0.01) if options.fsdp
+                 else torch.optim.SGD(net.parameters(), lr=0.01))
     startup, seconds = time.perf_counter() - begin, []
     for _ in range(options.steps):
         step_begin = time.perf_counter()
@@ -103,6 +105,18 @@ def time_cpu_steps(options, torch, begin, wrap=lambda net: net):
 
 # --- Several processes -------------------------------------------------------------------------
 
+def shard(net):
+    """FSDP2 with a unit per layer, as stage 06's --unit layer."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+    for layer in net.children():
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
 def run_rank(rank, options, store, results):
     """One rank's training with its part of the batch; rank 0 reports."""
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
@@ -113,8 +127,9 @@ def run_rank(rank, options, store, results):
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
                                          world_size=options.ranks)
     options.batch = options.batch // options.ranks
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(options.ranks))
     result = time_cpu_steps(options, torch, time.perf_counter(),
-                            torch.nn.parallel.DistributedDataParallel)
+                            shard if options.fsdp else torch.nn.parallel.DistributedDataParallel)
     if rank == 0:
         results.put(result)
     torch.distributed.destroy_process_group()
@@ -227,6 +242,7 @@ def parse_options(arguments, parser_type=argparse.ArgumentParser):
     parser.add_argument("--graph", action="store_true", help="cuda: capture the step, replay it")
     parser.add_argument("--ranks", type=int, default=0,
                         help="cpu: so many processes share the batch, DDP over Gloo; 0: no group")
+    parser.add_argument("--fsdp", action="store_true", help="with --ranks: fully_shard in DDP's place")
     parser.add_argument("--serve", action="store_true",
                         help="read a JSON list of options per line, answer each with a line")
     options = parser.parse_args(arguments)

@@ -4,7 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
-# The last operation of a step, on the device that updates.
+# The last operation of a step, on the device that updates. Stage 06 has one for each unit.
 END_OF_STEP = ("sgd_update", "adam_update")
 WARM_UP = 2  # steps: they make plans and touch new memory
 CLOSE = 0.05  # of the untraced median: a step that is farther from it is not typical of the stage
@@ -19,16 +19,20 @@ def trace_files(path):
 
 def read_lanes(path):
     """The streams of one process: device, stream, slices of (begin and end in ms of the host's
-    clock, operation, the layer that it belongs to), and (ms, layer) of what the host enqueued."""
+    clock, operation, the layer that it belongs to), and (ms, layer) of what the host enqueued.
+    Then the memory of its devices, by name: (ms, bytes in use from then on)."""
     trace = json.loads(Path(path).read_text())
     zero = trace["otherData"]["zero_ns"] / 1e6
-    devices, lanes = {}, {}
+    devices, lanes, memory = {}, {}, {}
     for event in trace["traceEvents"]:
         lane = event["pid"], event["tid"]
         if event["ph"] == "M" and event["name"] == "process_name":
             devices[event["pid"]] = event["args"]["name"]
         elif event["ph"] == "M":
             lanes[lane] = {"stream": event["args"]["name"], "slices": [], "enqueued": []}
+        elif event["ph"] == "C":
+            memory.setdefault(devices[event["pid"]], []).append((zero + event["ts"] / 1e3,
+                                                                 event["args"]["bytes"]))
         else:
             begin = zero + event["ts"] / 1e3
             lanes[lane]["slices"].append((begin, begin + event["dur"] / 1e3, event["name"],
@@ -36,14 +40,16 @@ def read_lanes(path):
             if "queued" in event["args"]:
                 lanes[lane]["enqueued"].append((zero + event["args"]["queued"] / 1e3,
                                                 event["args"]["layer"]))
-    return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())]
+    return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())], memory
 
 
 def middle_step(lanes):
     """Begin and end of the step of median length, between the updates of the first device that
     makes any; None if there are fewer than two."""
     for lane in lanes:
-        ends = [end for _, end, name, _ in lane["slices"] if name in END_OF_STEP]
+        names = [name for _, _, name, _ in lane["slices"]]
+        ends = [end for (_, end, name, _), following in zip(lane["slices"], [*names[1:], ""])
+                if name in END_OF_STEP and following not in END_OF_STEP]
         steps = list(zip(ends, ends[1:]))
         steps = steps[WARM_UP:] or steps
         if steps:
@@ -51,11 +57,19 @@ def middle_step(lanes):
     return None
 
 
-def one_step(path):
+def memory_within(changes, first, last):
+    """[ms since `first`, bytes in use from then on]: as it begins, and after every change."""
+    before = [bytes_used for at, bytes_used in changes if at <= first]
+    return [[0.0, before[-1] if before else 0]] + [[round(at - first, 6), bytes_used]
+                                                   for at, bytes_used in changes if first < at < last]
+
+
+def one_step(path, alone=False):
     """The lanes of one step, their slices as [begin, length, operation, layer] in ms since it
-    began, its length, and what each process's host enqueued meanwhile, as [ms, layer]. None where the
-    trace holds no whole step."""
-    processes = [read_lanes(file) for file in trace_files(path)]
+    began, its length, what each process's host enqueued meanwhile, as [ms, layer], and the devices'
+    memory, as [ms, bytes in use from then on]. None where the trace holds no whole step. `alone`: without
+    other ranks' traces."""
+    processes, memories = zip(*map(read_lanes, [path] if alone else trace_files(path)))
     lanes = [lane for process in processes for lane in process]
     step = middle_step(lanes)
     if step is None:
@@ -70,7 +84,9 @@ def one_step(path):
                   for begin, end, *names in lane["slices"] if begin < last and end > first]
         lane["slices"] = [[round(begin - first, 6), round(end - begin, 6), *names]
                           for begin, end, *names in inside]
-    return {"milliseconds": last - first, "lanes": lanes, "hosts": hosts}
+    memory = [{"device": device, "changes": memory_within(changes, first, last)}
+              for process in memories for device, changes in process.items()]
+    return {"milliseconds": last - first, "lanes": lanes, "hosts": hosts, "memory": memory}
 
 
 def typical_step(steps, untraced):

@@ -27,10 +27,10 @@ def time_of(step, name):
     return min(begin for begin, _ in times), max(end for _, end in times)
 
 
-def read_step(path, bars_of=step_rows.parts_of, begin=0.0, end=None, within=None):
+def read_step(path, bars_of=step_rows.parts_of, begin=0.0, end=None, within=None, alone=False):
     """A trace's step, or a part of it. ValueError in words if there is none."""
     try:
-        whole = compare_timeline.one_step(path)
+        whole = compare_timeline.one_step(path, alone)
         if whole is None:
             raise ValueError(f"{path} holds no whole step; train a few (--max-steps 12)")
         if within is not None:
@@ -54,10 +54,12 @@ def main(argv):
     parser.add_argument("--from", dest="begin", type=float, metavar="MS", default=0.0)
     parser.add_argument("--to", dest="end", type=float, metavar="MS")
     parser.add_argument("--range", dest="within", metavar="NAME", help="a layer, \"bucket 0\", ...")
+    parser.add_argument("--alone", action="store_true", help="without the other ranks' traces beside it")
     options = parser.parse_args(argv)
     bars_of = step_rows.parts_of if options.parts else step_rows.operations_of
     try:
-        step = read_step(options.trace, bars_of, options.begin, options.end, options.within)
+        step = read_step(options.trace, bars_of, options.begin, options.end, options.within,
+                         options.alone)
         options.target.write_text(Drawing(step).svg())
     except (ValueError, OSError) as error:
         sys.exit(f"draw_step: {error}")

@@ -5,11 +5,11 @@ import math
 from html import escape
 
 from compare_figures import COLOURS, MESSAGES, OTHER, PRODUCTS
-from step_rows import HOST, WAITING
+from step_rows import HOST, MEMORY, WAITING
 
 WIDTH = 960  # of a picture, in pixels; the page stretches it
 MARGIN = 8  # above and below
-TITLE, NAME, BAR, SPACE, AXIS = 24, 16, 24, 6, 34  # heights
+TITLE, NAME, BAR, CURVE, SPACE, AXIS = 24, 16, 24, 60, 6, 34  # heights
 LETTER = 6.8  # width of a bar's letters
 TICKS = 8  # about so many
 
@@ -17,7 +17,8 @@ TICKS = 8  # about so many
 FILLS = {"forward": ("#1b6ca8", "#2f86c8"), "backward": ("#2f7d4f", "#3d9a64"),
          MESSAGES: (COLOURS[MESSAGES], COLOURS[MESSAGES]),
          PRODUCTS: (COLOURS[PRODUCTS], "#9a7fd1"),
-         OTHER: (COLOURS[OTHER], "#7d848c"), HOST: ("#6b4a1f", "#a37b3f")}
+         OTHER: (COLOURS[OTHER], "#7d848c"), HOST: ("#6b4a1f", "#a37b3f"),
+         MEMORY: ("#8a5a9e", "#a678b8")}
 CLASSES = {kind: {MESSAGES: "messages", PRODUCTS: "products", OTHER: "other"}.get(kind, kind)
            for kind in (*FILLS, WAITING)}
 PAPER = {"ink": ("#1c1e21", "#e8eaed"), "paper": ("#ffffff", "#17191c"),
@@ -41,6 +42,7 @@ RULES = """
 .step rect { stroke: var(--paper); stroke-width: 0.5; }
 .step .waiting rect { fill: url(#waiting); stroke: none; }
 .step .host rect { stroke: var(--host); stroke-width: 1; }
+.step .memory rect { stroke: var(--memory); }
 """ + "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in FILLS)
 HATCH = ('<defs><pattern id="waiting" width="6" height="6" patternUnits="userSpaceOnUse" '
          'patternTransform="rotate(45)"><rect width="1.5" height="6" style="fill:var(--faint);stroke:none"/>'
@@ -70,7 +72,11 @@ class Drawing:
 
     def __init__(self, step, prefix=""):
         self.step, self.prefix = step, prefix
-        self.height = MARGIN + TITLE + len(step.rows) * (NAME + BAR + SPACE) + AXIS
+        self.height = MARGIN + TITLE + sum(map(self.height_of, step.rows)) + AXIS
+
+    @staticmethod
+    def height_of(row):
+        return NAME + (CURVE if row.curve else BAR) + SPACE
 
     def percent(self, moment):
         return f"{100 * (moment - self.step.begin) / (self.step.end - self.step.begin):.3f}%"
@@ -79,6 +85,9 @@ class Drawing:
         return f"{100 * (bar.end - bar.begin) / (self.step.end - self.step.begin):.3f}%"
 
     def bar(self, bar, top, row, number):
+        whole = CURVE if row.curve else BAR
+        height = round(bar.level * whole)
+        top += whole - height
         long = (bar.end - bar.begin) / (self.step.end - self.step.begin) * WIDTH < LETTER * len(bar.name)
         label = f"{row.name}: {bar.text or bar.name}"
         mark = f' id="{self.prefix}{number}"' if number is not None and self.prefix else ""
@@ -88,12 +97,11 @@ class Drawing:
         return (f'<g class="bar {CLASSES[bar.kind]}"{mark} role="img" aria-label="{escape(label)}">'
                 f"<title>{escape(label)}</title>"
                 f'<rect x="{self.percent(bar.begin)}" y="{top}" width="{self.width(bar)}" '
-                f'height="{BAR}"/>{text}</g>')
+                f'height="{height}"/>{text}</g>')
 
     def rows(self):
-        number = 0
-        for place, row in enumerate(self.step.rows):
-            top = MARGIN + TITLE + place * (NAME + BAR + SPACE)
+        number, top = 0, MARGIN + TITLE
+        for row in self.step.rows:
             yield f'<g class="row"><text x="0" y="{top + NAME - 4}">{escape(row.name)}</text>'
             for wait in row.waits(self.step.begin, self.step.end, self.step.unit):
                 yield self.bar(wait, top + NAME, row, None)
@@ -101,9 +109,10 @@ class Drawing:
                 yield self.bar(bar, top + NAME, row, number)
                 number += 1
             yield "</g>"
+            top += self.height_of(row)
 
     def axis(self):
-        top = MARGIN + TITLE + len(self.step.rows) * (NAME + BAR + SPACE)
+        top = self.height - AXIS
         yield f'<line x1="0" x2="100%" y1="{top}" y2="{top}"/>'
         for moment in ticks(self.step.begin, self.step.end):
             x = self.percent(moment)
@@ -123,7 +132,7 @@ class Drawing:
         yield f'<svg x="100%" y="{MARGIN - 2}" overflow="visible">'
         x = 0
         for kind in reversed(shown):
-            x -= LETTER * len(kind) + 22
+            x -= LETTER * len(kind) + 28
             yield (f'<g class="{CLASSES[kind]}"><rect x="{x:.0f}" width="11" height="11"/>'
                    f'<text x="{x + 15:.0f}" y="10">{escape(kind)}</text></g>')
         yield "</svg>"

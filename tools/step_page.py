@@ -2,10 +2,12 @@
 """Step through a step: writes one HTML file that opens from disk and needs nothing else.
 
 The upper half is the plan, from the stage's own lists: 02 the phases of DataParallel, 03 a
-pipeline's schedule, 04 DistributedDataParallel's buckets. The lower half, with --trace, is a
-measured step on the same scale. Further options go to the stage's program `plan`:
+pipeline's schedule, 04 DistributedDataParallel's buckets, 06 the units of sharded training. The lower
+half, with --trace, is a measured step on the same scale, with each device's memory. Further options
+go to the stage's program `plan`:
 
   ./lockstep show --schedule gpipe --stages 4 --micro-batches 8
+  ./lockstep show --schedule interleaved --stages 4 --chunks 2 --micro-batches 8
   ./lockstep show --stage 04 --model resnet18 --trace trace.json -o ddp.html"""
 
 import argparse
@@ -90,7 +92,7 @@ def main(argv):
                                      add_help=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-h", "--help", action="store_true", help="this text")
-    parser.add_argument("--stage", default="03", help="02, 03 or 04 (default: 03)")
+    parser.add_argument("--stage", default="03", help="02, 03, 04 or 06 (default: 03)")
     parser.add_argument("--trace", type=Path, help="what a stage wrote with --trace, or its folder")
     parser.add_argument("-o", dest="target", type=Path, default=Path("step.html"), metavar="FILE",
                         help="default: step.html")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import compare_figures
 from compare_figures import MESSAGES, OTHER
 
-HOST, WAITING = "host", "waiting"
+HOST, WAITING, MEMORY = "host", "waiting", "memory"
 GAP = 0.02  # ms; shorter ones are a queue's own
 HOST_GAP = 0.05  # ms; a host that enqueues nothing for so long does something else
 OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
@@ -29,6 +29,7 @@ class Bar:
     after: tuple = ()  # numbers of the bars (in Step.bars()) that have to end before it begins
     takes: float = 0.0  # by how much the row's count grows when it begins
     gives: float = 0.0  # and shrinks when it ends
+    level: float = 1.0  # how high it is, of the row's height
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Row:
     name: str
     bars: list = field(default_factory=list)
     predicted_most: float | None = None  # of its count, by a formula
+    curve: bool = False  # the bars' levels are what is shown
 
     def waits(self, begin, end, unit):
         """Bars for the time in which this lane does nothing. A host has better things to do."""
@@ -97,8 +99,8 @@ def has_been_passed(label, bars):
 
 
 def label_of(name):
-    """ "forward 2" is F2 for short, "backward 2" B2."""
-    return re.sub(r"^(f|b)(?:or|ack)ward (\d+)$", lambda m: m[1].upper() + m[2], name)
+    """ "forward 2" is F2 for short, "backward 2" B2; of chunk 1, "forward 2.1" is F2.1."""
+    return re.sub(r"^(f|b)(?:or|ack)ward (\d+(?:\.\d+)?)$", lambda m: m[1].upper() + m[2], name)
 
 
 def parts_of(slices):
@@ -152,6 +154,27 @@ def host_bars(enqueued):
                 + (f" of {name}" if name else "")) for begin, end, name, count in bars]
 
 
+def mebibytes(bytes_used):
+    return f"{bytes_used / 2**20:.2f} MiB"
+
+
+def memory_pieces(changes, begin, end):
+    """The bytes in use over time: a bar from each of (ms, bytes from then on) to the next, whose level
+    is the bytes; and the most of them."""
+    moments = [*(at for at, _ in changes[1:]), max(end, changes[-1][0])]
+    pieces = cut([Bar(at, until, "", MEMORY, f"{mebibytes(used)} in use from {at:.3f} ms on", level=used)
+                  for (at, used), until in zip(changes, moments) if until > at], begin, end)
+    return pieces, max((piece.level for piece in pieces), default=0)
+
+
+def memory_row(device, changes, begin, end):
+    """The row that shows them, as high as the most."""
+    pieces, most = memory_pieces(changes, begin, end)
+    for piece in pieces:
+        piece.level /= max(most, 1)
+    return Row(f"{device} memory, from 0 to {mebibytes(most)}", pieces, curve=True)
+
+
 def cut(bars, begin, end):
     """The bars in a part of the step."""
     inside = [bar for bar in bars if bar.begin < end and bar.end > begin]
@@ -171,8 +194,9 @@ def measured(step, bars_of=parts_of, begin=0.0, end=None):
         rows.append(Row(f"{lane['device']} {lane['stream']}", cut(bars, begin, end)))
     hosts = [Row("host" if len(step["hosts"]) == 1 else f"host of {host['device']}",
                  cut(host_bars(host["enqueued"]), begin, end)) for host in step["hosts"]]
+    curves = [memory_row(one["device"], one["changes"], begin, end) for one in step["memory"]]
     return Step(f"measured: a step of {step['milliseconds']:.2f} ms", "ms", end,
-                [row for row in hosts if row.bars] + rows, begin)
+                [row for row in hosts if row.bars] + rows + curves, begin)
 
 
 # --- Planned -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ namespace lockstep {
 struct PlannedWork {
   size_t lane;
   std::string name;  // in the bar: "F0"
-  std::string kind;  // its colour: "forward", "backward", "messages" or "other"
+  std::string kind;  // its colour: "forward", "backward", "messages", "memory" or "other"
   std::string text;  // in words: "forward of micro-batch 0"
   double length;     // in the plan's unit
   /// What must have ended before it, besides the work before it on its lane: places, as add() gave

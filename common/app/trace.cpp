@@ -1,5 +1,6 @@
 #include "common/app/trace.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "common/core/stream_backend.h"
@@ -11,6 +12,19 @@ namespace {
 
 using nlohmann::json;
 
+/// Of all streams of a device, in the order of time. No stream knows what the others do: only here
+/// do their changes become one sum.
+std::vector<MemoryChange> memory_changes(const Device& device) {
+  std::vector<MemoryChange> all;
+  for (const auto& stream : device.streams()) {
+    const std::vector<MemoryChange> changes = stream->memory_changes();
+    all.insert(all.end(), changes.begin(), changes.end());
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const MemoryChange& a, const MemoryChange& b) { return a.at_ns < b.at_ns; });
+  return all;
+}
+
 int64_t first_moment(const std::vector<Device*>& devices) {
   int64_t first = std::numeric_limits<int64_t>::max();
   for (const Device* device : devices) {
@@ -18,6 +32,8 @@ int64_t first_moment(const std::vector<Device*>& devices) {
       const std::vector<Span> spans = stream->timeline();
       if (!spans.empty()) first = std::min(first, spans.front().begin_ns);
     }
+    const std::vector<MemoryChange> changes = memory_changes(*device);
+    if (!changes.empty()) first = std::min(first, changes.front().at_ns);
   }
   return first;
 }
@@ -38,10 +54,27 @@ json slice(const Span& span, size_t process, size_t lane, int64_t zero_ns) {
             {"queued", double(span.queued_ns - zero_ns) / 1e3}}}};
 }
 
+/// Adds a counter's values: the device's bytes in use after each change.
+void add_memory(json& events, const Device& device, size_t process, int64_t zero_ns) {
+  int64_t bytes = 0;
+  for (const MemoryChange& change : memory_changes(device)) {
+    bytes += change.bytes;
+    events.push_back({{"name", "memory"},
+                      {"ph", "C"},
+                      {"pid", process},
+                      {"tid", 0},
+                      {"ts", double(change.at_ns - zero_ns) / 1e3},
+                      {"args", {{"bytes", bytes}}}});
+  }
+}
+
 }  // namespace
 
 void write_trace(const std::string& path, const std::vector<Device*>& devices,
                  size_t first_process) {
+  for (const Device* device : devices) {
+    for (const auto& stream : device->streams()) stream->drain();  // frees come to an end, too
+  }
   const int64_t zero_ns = first_moment(devices);
   json events = json::array();
   for (size_t i = 0; i < devices.size(); ++i) {
@@ -54,6 +87,7 @@ void write_trace(const std::string& path, const std::vector<Device*>& devices,
         events.push_back(slice(span, process, lane, zero_ns));
       }
     }
+    add_memory(events, *devices[i], process, zero_ns);
   }
   write_json(path, {{"traceEvents", std::move(events)},
                     {"displayTimeUnit", "ms"},

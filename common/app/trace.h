@@ -11,9 +11,11 @@ namespace lockstep {
 /// Writes what the devices' streams executed (see DeviceOptions::trace) as a Chrome trace: one
 /// process per device, numbered from `first_process` on, one lane per stream, and one slice per
 /// operation, with its name and, in its arguments, the layer and when the host enqueued it
-/// ("queued"). Call it when all streams are synchronized. Format: "Trace Event Format", complete
-/// events ("ph": "X"), microseconds since "zero_ns" of its "otherData": that moment on this host's
-/// steady clock, so that the traces of several processes can be shown side by side.
+/// ("queued"). A counter of each process, "memory", has the device's bytes in use from each
+/// allocation or free on, when the stream came to it. Waits for the streams. Format: "Trace Event
+/// Format", complete events ("ph": "X") and counters ("C"), microseconds since "zero_ns" of its
+/// "otherData": that moment on this host's steady clock, so that the traces of several processes
+/// can be shown side by side.
 void write_trace(const std::string& path, const std::vector<Device*>& devices,
                  size_t first_process = 0);
 

@@ -27,7 +27,7 @@ Buffer::Buffer(Stream home, size_t bytes)
 }
 
 Buffer::~Buffer() {
-  home_.backend().release(data_);
+  home_.backend().release(data_, bytes_);
   home_.device().memory().subtract(static_cast<int64_t>(bytes_));
 }
 

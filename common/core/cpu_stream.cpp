@@ -35,9 +35,7 @@ void relax() {
 }
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 /// Returns when `ready()` holds: spins for up to `limit` ns, then sleeps until `signal` moves.
@@ -227,10 +225,6 @@ void CpuStream::wait(const Event& event) {
   });
 }
 
-bool CpuStream::done(uint64_t ticket) const {
-  return events_[ticket % kEventRing].load(std::memory_order_acquire) >= ticket;
-}
-
 void CpuStream::block(uint64_t ticket) const {
   spin_then_sleep(signals_, spin_ns_, [&] { return done(ticket); });
 }
@@ -249,10 +243,26 @@ void CpuStream::host_task(const char* op, std::function<void()> body) {
   enqueue(op, std::move(body));
 }
 
-void* CpuStream::allocate(size_t bytes) { return allocate_aligned(bytes); }
+void* CpuStream::allocate(size_t bytes) {
+  void* const memory = allocate_aligned(bytes);
+  trace_memory(int64_t(bytes));
+  return memory;
+}
 
-void CpuStream::release(void* memory) {
+void CpuStream::release(void* memory, size_t bytes) {
   enqueue_control("free", [=] { release_aligned(memory); });
+  trace_memory(-int64_t(bytes));
+}
+
+/// The worker notes when it comes to this. Never a part of a graph, whose memory is there before.
+void CpuStream::trace_memory(int64_t change) {
+  const auto note = [this, change] { memory_changes_.push_back({now_ns(), change}); };
+  if (tracing_) link("memory", nullptr, note, /*control=*/true);
+}
+
+void CpuStream::count_memory(int64_t change) {
+  device().memory().add(change);
+  if (tracing_) memory_changes_.push_back({now_ns(), change});
 }
 
 void CpuStream::begin_capture() {
@@ -282,10 +292,6 @@ void CpuStream::push_scope(std::string_view name) {
   if (!tracing_) return;
   const std::string* outer = scopes_.empty() ? nullptr : scopes_.back();
   scopes_.push_back(&*scope_names_.insert(scope_within(outer, name)).first);
-}
-
-void CpuStream::pop_scope() {
-  if (tracing_) scopes_.pop_back();
 }
 
 }  // namespace lockstep

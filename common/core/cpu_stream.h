@@ -38,6 +38,8 @@ class CpuStream final : public StreamBackend {
   /// What the worker thread keeps between tasks (a library's plans and workspaces). Only tasks may
   /// touch it; it is destroyed by the worker before it ends.
   std::shared_ptr<void>& worker_state() { return worker_state_; }
+  /// Counts memory that a task takes itself (gives back: negative). Only tasks may call it.
+  void count_memory(int64_t change);
 
   uint64_t record() override;
   std::shared_ptr<const EventTime> record_time() override;
@@ -45,16 +47,21 @@ class CpuStream final : public StreamBackend {
   void copy(void* to, const void* from, size_t bytes) override;
   void host_task(const char* op, std::function<void()> body) override;
   void* allocate(size_t bytes) override;
-  void release(void* memory) override;
+  void release(void* memory, size_t bytes) override;
   void begin_capture() override;
   std::unique_ptr<Graph> end_capture() override;
   void launch(Graph& graph) override;
-  bool done(uint64_t ticket) const override;
+  bool done(uint64_t ticket) const override {
+    return events_[ticket % kEventRing].load(std::memory_order_acquire) >= ticket;
+  }
   void block(uint64_t ticket) const override;
   std::exception_ptr error() const override;
   void push_scope(std::string_view name) override;
-  void pop_scope() override;
+  void pop_scope() override {
+    if (tracing_) scopes_.pop_back();
+  }
   std::vector<Span> timeline() const override { return spans_; }
+  std::vector<MemoryChange> memory_changes() const override { return memory_changes_; }
   int thread() const override { return thread_.load(std::memory_order_relaxed); }
 
  private:
@@ -73,6 +80,7 @@ class CpuStream final : public StreamBackend {
 
   void push(const char* op, std::function<void()> body, bool control);
   void refuse_in_capture(const char* op) const;
+  void trace_memory(int64_t change);
   void link(const char* op, const std::string* scope, std::function<void()> body, bool control);
   void work(Task* first);
   void execute(Task& task);
@@ -98,6 +106,7 @@ class CpuStream final : public StreamBackend {
   uint32_t chaos_state_;  // seeded with the names of device and stream
   std::shared_ptr<void> worker_state_;
   std::vector<Span> spans_;
+  std::vector<MemoryChange> memory_changes_;
   std::thread worker_;  // last: starts when everything else is there
 };
 

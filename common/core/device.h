@@ -33,7 +33,8 @@ std::vector<DeviceId> parse_devices(std::string_view list);
 
 /// Bytes in use on one device, and their peak. Every allocation counts: parameters, activations,
 /// and the workspaces of libraries. Buffers count when the host asks for them (in stream order), so
-/// that the peak is the same in every run. Relaxed: counters must not order anything else.
+/// that the peak is the same in every run; a trace has them when their stream comes to them, beside
+/// its other work (StreamBackend::memory_changes). Relaxed: counters must not order anything else.
 class MemoryCounter {
  public:
   void add(int64_t bytes);

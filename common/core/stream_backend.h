@@ -33,6 +33,12 @@ struct Span {
   int64_t queued_ns = 0;  // when the host enqueued it
 };
 
+/// Bytes that were allocated (freed: negative), for the trace, and when the stream came to that.
+struct MemoryChange {
+  int64_t at_ns;
+  int64_t bytes;
+};
+
 /// What a backend implements. Every member but block() and synchronize() returns at once.
 class StreamBackend {
  public:
@@ -59,7 +65,7 @@ class StreamBackend {
   /// as a kernel's error does; later bodies are not run. Cannot be part of a graph.
   virtual void host_task(const char* op, std::function<void()> body) = 0;
   virtual void* allocate(size_t bytes) = 0;
-  virtual void release(void* memory) = 0;
+  virtual void release(void* memory, size_t bytes) = 0;
   /// Records an event first: drain() waits for it while the capture lasts.
   virtual void begin_capture() = 0;
   virtual std::unique_ptr<Graph> end_capture() = 0;
@@ -87,6 +93,8 @@ class StreamBackend {
   /// The operations that have run so far, in order; empty unless the device was opened with
   /// tracing. Call it after synchronize().
   virtual std::vector<Span> timeline() const = 0;
+  /// Likewise, the changes of the device's memory that are in this stream's order.
+  virtual std::vector<MemoryChange> memory_changes() const = 0;
   /// The system's number of the thread that runs the operations; 0 if no thread of the host does,
   /// or it has not begun.
   virtual int thread() const { return 0; }

@@ -286,12 +286,37 @@ TEST_CASE("A GPU's trace has a span per operation, named, in order and one after
   }
 }
 
+TEST_CASE("A GPU's trace has memory in the order of its stream", "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu({.trace = true});
+  gpu.stream.synchronize();
+  const size_t before = gpu.stream.backend().memory_changes().size();  // the stream's own
+  const Tensor x = Tensor::empty(gpu.stream, {1024});
+  gpu.kernels().fill(gpu.stream, 1, x);
+  Tensor::empty(gpu.stream, {256});
+  gpu.kernels().fill(gpu.stream, 2, x);
+  gpu.stream.synchronize();
+  const std::vector<Span> spans = gpu.stream.backend().timeline();
+  std::vector<MemoryChange> changes = gpu.stream.backend().memory_changes();
+  changes.erase(changes.begin(), changes.begin() + std::ptrdiff_t(before));
+  REQUIRE(spans.size() == 2);
+  REQUIRE(changes.size() == 3);
+  CHECK(changes[0].bytes == 4096);
+  CHECK(changes[1].bytes == 1024);
+  CHECK(changes[2].bytes == -1024);
+  CHECK(changes[0].at_ns <= spans[0].begin_ns);
+  CHECK(spans[0].end_ns <= changes[1].at_ns);
+  CHECK(changes[1].at_ns <= changes[2].at_ns);
+  CHECK(changes[2].at_ns <= spans[1].begin_ns);
+}
+
 TEST_CASE("A GPU that is not traced keeps no spans", "[cuda][device]") {
   LOCKSTEP_NEEDS_GPU();
   const Gpu gpu;
   gpu.kernels().fill(gpu.stream, 1, Tensor::empty(gpu.stream, {1024}));
   gpu.stream.synchronize();
   CHECK(gpu.stream.backend().timeline().empty());
+  CHECK(gpu.stream.backend().memory_changes().empty());
 }
 
 // --- Graphs --------------------------------------------------------------------------------------

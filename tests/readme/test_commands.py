@@ -126,7 +126,7 @@ def programs_of(words):
             program = (str(BUILD / "common/launch/launch"),)
         elif word.endswith("lockstep"):
             program = ("lockstep",)
-        elif word in ("tools/draw_step.py", "tools/try-release"):
+        elif word in ("tools/draw_step.py", "tools/draw_memory.py", "tools/try-release"):
             program = (sys.executable, str(ROOT / word))
         elif word in ("torchrun", "srun", "mpirun", "tools/two-hosts"):
             program = None  # not ours, or without a --help

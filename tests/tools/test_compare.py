@@ -433,17 +433,20 @@ class TestTimeline(unittest.TestCase):
 
     def test_the_median_step_of_all_ranks_on_one_clock(self):
         ends = (1, 12, 13, 14, 17, 19)  # lengths: two to warm up, then 1, 3 and 2 ms
-        updates = [(end - 0.5, end, "sgd_update") for end in ends]
+        updates = [span for end in ends for span in ((end - 0.5, end - 0.3, "adam_update"),  # of two units
+                                                     (end - 0.3, end, "adam_update"), (end, end, "fill"))]
         with tempfile.TemporaryDirectory() as folder:
             path = self.trace(folder, "trace", 100, sorted([*updates, (17.5, 18, "conv2d", "conv1")]))
             self.trace(folder, "trace.rank10", 90, [(28.25, 30, "copy")])
             self.trace(folder, "trace.rank2", 110, [(0, 1, "early"), (8, 8.5, "all_reduce")])
-            step = compare_timeline.one_step(path)
+            step, alone = compare_timeline.one_step(path), compare_timeline.one_step(path, alone=True)
         self.assertAlmostEqual(step["milliseconds"], 2)
+        self.assertEqual(["trace"], [lane["device"] for lane in alone["lanes"]])
         self.assertEqual([lane["device"] for lane in step["lanes"]],
                          ["trace", "trace.rank2", "trace.rank10"])
         self.assertEqual([lane["slices"] for lane in step["lanes"]],
-                         [[[0.5, 0.5, "conv2d", "conv1"], [1.5, 0.5, "sgd_update", ""]],
+                         [[[0.5, 0.5, "conv2d", "conv1"], [1.5, 0.2, "adam_update", ""],
+                           [1.7, 0.3, "adam_update", ""]],
                           [[1.0, 0.5, "all_reduce", ""]], [[1.25, 0.75, "copy", ""]]])
 
     def two_devices(self, folder, second_begins):

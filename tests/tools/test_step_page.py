@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import browser  # noqa: E402
+import compare_timeline  # noqa: E402
+import draw_memory  # noqa: E402
 import step_page  # noqa: E402
 import step_rows  # noqa: E402
 from compare_figures import MESSAGES, OTHER, PRODUCTS  # noqa: E402
@@ -20,7 +22,8 @@ from step_drawing import Drawing, ticks  # noqa: E402
 from step_rows import Bar, Row, Step  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
-SCHEDULES = {"naive": (3, 1), "gpipe": (4, 8), "1f1b": (4, 8)}  # stages, micro-batches
+# Devices, chunks (stages of each), micro-batches.
+SCHEDULES = {"naive": (3, 1, 1), "gpipe": (4, 1, 8), "1f1b": (4, 1, 8), "interleaved": (4, 2, 8)}
 
 
 def show(*words):
@@ -33,13 +36,17 @@ def plan_of(stage, *words):
 
 
 def schedule_words(schedule):
-    stages, micro_batches = SCHEDULES[schedule]
-    return ("--schedule", schedule, "--stages", stages, "--micro-batches", micro_batches)
+    devices, chunks, micro_batches = SCHEDULES[schedule]
+    return ("--schedule", schedule, "--stages", devices, "--chunks", chunks, "--micro-batches",
+            micro_batches)
 
 
-def write_trace(path, lanes):
-    """A trace of one process: a stream's (begin, end, operation, layer, enqueued), in ms."""
-    events = [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "cpu:0"}}]
+def write_trace(path, lanes, memory=()):
+    """A trace of one process: a stream's (begin, end, operation, layer, enqueued), in ms; and its
+    memory, (ms, MiB in use from then on)."""
+    events = [{"ph": "C", "name": "memory", "pid": 0, "tid": 0, "ts": 1e3 * at,
+               "args": {"bytes": round(mebibytes * 2**20)}} for at, mebibytes in memory]
+    events[:0] = [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "cpu:0"}}]
     for number, (stream, spans) in enumerate(lanes.items()):
         events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": number,
                        "args": {"name": stream}})
@@ -50,13 +57,16 @@ def write_trace(path, lanes):
     return path
 
 
-def small_trace(path):
+def small_trace(path, memory=()):
     """A step from 1 to 3 ms: conv1 forward and backward, a bucket's all-reduce, a pause."""
     updates = [(end - 0.1, end, "sgd_update", "", end - 0.9) for end in (1, 3)]
     return write_trace(path, {
         "compute": sorted([*updates, (1.0, 1.4, "conv2d", "conv1", 1.1), (1.4, 1.5, "relu", "conv1", 1.12),
                            (1.5, 1.6, "nll_loss", "loss", 1.13), (1.6, 2.2, "conv2d_backward_weight", "conv1", 1.6)]),
-        "communication": [(2.2, 2.5, "all_reduce", "bucket 0/ring", 1.65)]})
+        "communication": [(2.2, 2.5, "all_reduce", "bucket 0/ring", 1.65)]}, memory)
+
+
+MEMORY = [(0.2, 1), (0.8, 3), (1.5, 6), (1.5, 4), (2.75, 1.5), (3.5, 9)]  # 1.5 ms: two changes at once
 
 
 class TestRows(unittest.TestCase):
@@ -81,6 +91,23 @@ class TestRows(unittest.TestCase):
         self.assertEqual([("bucket 0", MESSAGES)], [(bar.name, bar.kind) for bar in communication.bars])
         self.assertEqual(["nothing for 1.2 ms, before bucket 0", "nothing for 0.5 ms, before the end"],
                          [wait.text for wait in communication.waits(0, 2, "ms")])
+
+    def test_a_pass_is_named_in_a_trace_as_in_a_plan(self):
+        self.assertEqual(["F2", "B10", "F2.1", "B0.3", "conv1", "forward"],
+                         [step_rows.label_of(name) for name in
+                          ("forward 2", "backward 10", "forward 2.1", "backward 0.3", "conv1", "forward")])
+
+    def test_the_plan_of_an_interleaved_pipeline_tells_its_chunks_apart(self):
+        plan = plan_of("03", "--schedule", "interleaved")  # 4 devices of 2 chunks, 8 micro-batches
+        self.assertEqual("interleaved: 4 devices of 2 chunks, 8 micro-batches", plan.title)
+        self.assertEqual([f"device {i}" for i in range(4)], [row.name for row in plan.rows])
+        self.assertEqual(["F0.0", "F1.0", "F2.0", "F3.0", "F0.1"], [bar.name for bar in plan.rows[0].bars][:5])
+        bars = plan.bars()
+        first = next(bar for bar in plan.rows[0].bars if bar.name == "F0.1")
+        self.assertEqual([("F0.0", "forward of micro-batch 0 through chunk 0")],
+                         [(bars[i].name, bars[i].text) for i in first.after])
+        self.assertIn(bars[first.after[0]], plan.rows[3].bars)  # it has been round all devices
+        self.assertEqual(2 * 4 * 2 * 8, len({(row.name, bar.name) for row in plan.rows for bar in row.bars}))
 
     def test_a_ring_says_which_half_it_is_in(self):
         slices = [(0, 1, "transfers", "bucket 0/reduce-scatter"), (1, 1, "add", "bucket 0/reduce-scatter"),
@@ -112,6 +139,38 @@ class TestRows(unittest.TestCase):
             self.assertLessEqual(bars[layer].end, bucket.begin)
         self.assertEqual({bars.index(bucket) for bucket in buckets},
                          set(plan.rows[0].bars[-1].after))
+
+    def test_memory_over_time_is_a_row_of_levels(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trace = small_trace(Path(folder) / "trace", MEMORY)
+            step, part = step_page.read_step(trace), step_page.read_step(trace, begin=1, end=1.5)
+            [memory] = compare_timeline.one_step(trace)["memory"]
+        self.assertEqual([[0.0, 3], [0.5, 6], [0.5, 4], [1.75, 1.5]],  # the step is from 1 to 3 ms
+                         [[at, used / 2**20] for at, used in memory["changes"]])
+        row = step.rows[-1]
+        self.assertEqual(("cpu:0 memory, from 0 to 4.00 MiB", []), (row.name, row.waits(0, 2, "ms")))
+        self.assertEqual([(0, 0.5, 0.75), (0.5, 1.75, 1), (1.75, 2, 0.375)],
+                         [(round(bar.begin, 3), round(bar.end, 3), bar.level) for bar in row.bars])
+        self.assertEqual("4.00 MiB in use from 0.500 ms on", row.bars[1].text)
+        self.assertEqual([(1, 1.5, 1)], [(bar.begin, bar.end, bar.level) for bar in part.rows[-1].bars])
+
+    def test_memory_of_runs_side_by_side_has_one_scale(self):
+        with tempfile.TemporaryDirectory() as folder:
+            words = [f"{name}={small_trace(Path(folder) / name, memory)}"
+                     for name, memory in (("a", MEMORY), ("b", [(0, 2)]))]
+            drawn = draw_memory.picture([draw_memory.read_run(word) for word in words])
+            with self.assertRaisesRegex(ValueError, "holds no whole step with its memory"):
+                draw_memory.read_run(f"c={small_trace(Path(folder) / 'c')}")
+            for word in ("a", "=a", "a="):
+                with self.assertRaisesRegex(ValueError, f"'{word}': expected NAME=TRACE"):
+                    draw_memory.read_run(word)
+        heights = [float(height) for height in re.findall(r'<rect x="\d.* height="([\d.]+)">', drawn)]
+        most = draw_memory.CURVE / 1.02
+        for height, level in zip(heights, (0.75, 1, 0.375, 0.5), strict=True):
+            self.assertAlmostEqual(level * most, height, delta=0.01)
+        self.assertIn("at most 4.00 MiB", drawn)
+        self.assertIn("at most 2.00 MiB", drawn)
+        self.assertRegex(drawn, r'<rect x="25.000%" y="[\d.]+" width="62.500%"')
 
 
 class TestDrawing(unittest.TestCase):
@@ -159,12 +218,17 @@ class TestPage(unittest.TestCase):
             (folder / "broken").write_text("{")
             short = write_trace(folder / "short", {"compute": [(0, 1, "sgd_update", "", 0)]})
             for words, text in (
-                    (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04"),
-                    (("--schedule", "zigzag"), "--schedule: 'zigzag', expected naive, gpipe or 1f1b"),
+                    (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04, 06"),
+                    (("--schedule", "zigzag"), "--schedule: 'zigzag', expected naive, gpipe, 1f1b or interleaved"),
+                    (("--schedule", "interleaved", "--micro-batches", 6), "expected a multiple of 4"),
+                    (("--chunks", 2), "1f1b has 1 chunk per device, found 2"),
                     (("--stages", 0), "--stages: "), (("--stag", "02"), "--stag"),
                     (("--schedule", "naive", "--micro-batches", 4), "micro"),
                     (("--stage", "04", "--stages", 2), "--stages"),
                     (("--stage", "04", "--model", "x"), "x"),
+                    (("--stage", "06", "--shard", "all"), "--shard: 'all', expected none, optimizer"),
+                    (("--stage", "06", "--unit", "0"), "--unit: '0', expected layer, block, model"),
+                    (("--stage", "06", "--reshard-after-forward", "maybe"), "'maybe', expected yes or no"),
                     (("--trace", folder / "none"), "none: FileNotFoundError.*expected what --trace"),
                     (("--trace", folder / "broken"), "broken: JSONDecodeError"),
                     (("--trace", short), "holds no whole step; train a few"),
@@ -207,8 +271,9 @@ class TestInABrowser(unittest.TestCase):
                 return (sum(bar.takes for bar in row.bars if bar.begin <= t)
                         - sum(bar.gives for bar in row.bars if bar.end <= t))
             begun = [bar.begin for bar in row.bars if bar.begin <= moment]
-            self.assertEqual((name, float(now), float(most)),
-                             (row.name, count(moment), max(map(count, begun), default=0)))
+            self.assertEqual(name, row.name)  # the page shows three decimals
+            self.assertAlmostEqual(float(now), count(moment), delta=0.001)
+            self.assertAlmostEqual(float(most), max(map(count, begun), default=0), delta=0.001)
         if moment > 0:
             busy = sum(max(0, min(bar.end, moment) - bar.begin) for bar in plan.bars())
             self.assertEqual(idle, f"{100 * (1 - busy / moment / len(plan.rows)):.1f} %")
@@ -217,7 +282,7 @@ class TestInABrowser(unittest.TestCase):
                                    if bar.begin <= moment < bar.end])
 
     def test_it_steps_and_counts_as_the_simulation(self):
-        for schedule, (stages, micro_batches) in SCHEDULES.items():
+        for schedule, (devices, chunks, micro_batches) in SCHEDULES.items():
             plan = plan_of("03", *schedule_words(schedule))
             window = self.page(*schedule_words(schedule))
             moments = sorted({moment for bar in plan.bars() for moment in (bar.begin, bar.end)})
@@ -228,10 +293,38 @@ class TestInABrowser(unittest.TestCase):
             rows, idle = self.counts(window)
             self.assertEqual([[row[0], "0"] for row in rows], [row[:2] for row in rows])
             self.assertEqual([row[2] for row in rows], [row[3] for row in rows])  # the formula's
-            bubble = (stages - 1) / (micro_batches + stages - 1)
+            bubble = (devices - 1) / (chunks * micro_batches + devices - 1)
             self.assertEqual(f"{100 * bubble:.1f} %", idle)
-            self.assertIn(f"= {idle}", window.text("#formula"))
+            formula = "(p-1)/(m+p-1)" if chunks == 1 else "(p-1)/(Vm+p-1)"
+            self.assertIn(f"bubble {formula} = {devices - 1}/{chunks * micro_batches + devices - 1} = {idle}",
+                          window.text("#formula"))
             self.assertIn("all is done", window.text("#now"))
+
+    def test_it_steps_through_a_sharded_step(self):
+        words = ("--stage", "06", "--model", "seed", "--shard", "parameters")
+        plan, window = plan_of("06", *words[2:]), self.page(*words)
+        moments = sorted({moment for bar in plan.bars() for moment in (bar.begin, bar.end)})
+        for number, moment in enumerate(moments):
+            if number % 5 == 0:
+                self.check_moment(window, plan, moment)
+            window.press("Right")
+        rows, _ = self.counts(window)
+        self.assertEqual(["compute", "0"], rows[0][:2])  # all is given back
+        self.assertEqual(rows[0][2], rows[0][3])  # at most what the formula says
+        number = next(i for i, bar in enumerate(plan.bars()) if bar.text == "forward of conv2")
+        window.point(f"#plan-{number}")
+        self.assertRegex(window.text("#told"), r"^compute: forward of conv2\. Comes after: all-gather of the "
+                                               r"values of conv2, [\d.]+ [KM]iB sent on communication\.$")
+
+    def test_a_measured_step_has_a_curve_of_memory(self):
+        window = self.page("--trace", small_trace(Path(self.folder.name) / "trace", MEMORY))
+        window.run("document.getElementById('run').focus()")
+        window.press("Right", "Down", "Down", "Down")
+        self.assertEqual("cpu:0 memory, from 0 to 4.00 MiB: 3.00 MiB in use from 0.000 ms on.",
+                         window.text("#told"))
+        heights = window.run("return [...document.querySelectorAll('#run .memory.bar rect')]"
+                             ".map((rect) => rect.getBoundingClientRect().height)")
+        self.assertEqual([45, 60, 22], [int(height) for height in heights])
 
     def test_buttons_and_keys_lead_to_the_same_moments(self):
         window = self.page(*schedule_words("1f1b"))

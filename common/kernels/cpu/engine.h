@@ -33,10 +33,10 @@ std::unique_ptr<Engine> make_reference_engine();
 /// oneDNN, or null in a build without it.
 std::unique_ptr<Engine> make_onednn_engine();
 
-/// Workspace of one worker: grows to the largest request, counted on its device.
+/// Workspace of a stream's worker: grows to the largest request, counted on the device.
 class Workspace {
  public:
-  explicit Workspace(MemoryCounter& counter) : counter_(counter) {}
+  explicit Workspace(CpuStream& stream) : stream_(stream) {}
   ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
@@ -46,7 +46,7 @@ class Workspace {
  private:
   void release();
 
-  MemoryCounter& counter_;
+  CpuStream& stream_;
   void* memory_ = nullptr;
   size_t bytes_ = 0;
 };

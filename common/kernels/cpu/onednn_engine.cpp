@@ -49,8 +49,7 @@ size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 /// What the worker of one stream keeps: its plans and its workspace.
 class Worker {
  public:
-  explicit Worker(MemoryCounter& counter)
-      : workspace_(counter), gathered_(counter), own_(counter) {}
+  explicit Worker(CpuStream& stream) : workspace_(stream), gathered_(stream), own_(stream) {}
 
   void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y) {
     if (few_channels::fits(g)) {
@@ -219,7 +218,7 @@ class OneDnnEngine final : public Engine {
  private:
   static Worker& worker(CpuStream& stream) {
     std::shared_ptr<void>& state = stream.worker_state();
-    if (!state) state = std::make_shared<Worker>(stream.device().memory());
+    if (!state) state = std::make_shared<Worker>(stream);
     return *static_cast<Worker*>(state.get());
   }
 };

@@ -154,7 +154,7 @@ class ReferenceEngine final : public Engine {
  private:
   static Workspace& workspace_of(CpuStream& stream) {
     std::shared_ptr<void>& state = stream.worker_state();
-    if (!state) state = std::make_shared<Workspace>(stream.device().memory());
+    if (!state) state = std::make_shared<Workspace>(stream);
     return *static_cast<Workspace*>(state.get());
   }
 

@@ -6,8 +6,9 @@ namespace lockstep::cpu {
 Workspace::~Workspace() { release(); }
 
 void Workspace::release() {
+  if (memory_ == nullptr) return;
   release_aligned(memory_);
-  counter_.subtract(static_cast<int64_t>(bytes_));
+  stream_.count_memory(-static_cast<int64_t>(bytes_));
   memory_ = nullptr;
   bytes_ = 0;
 }
@@ -16,7 +17,7 @@ void* Workspace::at_least(size_t bytes) {
   if (bytes > bytes_) {
     release();  // first: the two need not exist side by side
     memory_ = allocate_aligned(bytes);
-    counter_.add(static_cast<int64_t>(bytes));
+    stream_.count_memory(static_cast<int64_t>(bytes));
     bytes_ = bytes;
   }
   return memory_;

@@ -145,7 +145,15 @@ void CudaStream::pop_scope() {
 }
 
 std::vector<Span> CudaStream::timeline() const {
-  return spans_ ? spans_->spans() : std::vector<Span>();
+  if (!spans_) return {};
+  make_current();
+  return spans_->spans();
+}
+
+std::vector<MemoryChange> CudaStream::memory_changes() const {
+  if (!spans_) return {};
+  make_current();
+  return spans_->memory_changes();
 }
 
 // --- Events ------------------------------------------------------------------------------------
@@ -252,13 +260,26 @@ void* CudaStream::allocate(size_t bytes) {
     throw std::bad_alloc();
   }
   check(status, "cudaMallocFromPoolAsync", device().name());
+  trace_memory(int64_t(bytes));
   return memory;
 }
 
-void CudaStream::release(void* memory) {
+void CudaStream::release(void* memory, size_t bytes) {
   refuse_in_capture("free");
   note(cudaSetDevice(index_), "cudaSetDevice");  // no exception: destructors come here
   note(cudaFreeAsync(memory, raw_.get()), "cudaFreeAsync");
+  trace_memory(-int64_t(bytes));
+}
+
+/// No exception: destructors come here. Memory of a capture comes aside of the stream, at once.
+void CudaStream::trace_memory(int64_t change) noexcept {
+  if (!spans_) return;
+  try {
+    capturing_ ? spans_->memory_at_once(change) : spans_->memory(change);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
 }
 
 void* CudaStream::scratch(size_t bytes) {

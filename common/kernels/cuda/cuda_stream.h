@@ -56,7 +56,7 @@ class CudaStream final : public StreamBackend {
   void copy(void* to, const void* from, size_t bytes) override;
   void host_task(const char* op, std::function<void()> body) override;
   void* allocate(size_t bytes) override;
-  void release(void* memory) override;
+  void release(void* memory, size_t bytes) override;
   void begin_capture() override;
   std::unique_ptr<Graph> end_capture() override;
   void launch(Graph& graph) override;
@@ -66,6 +66,7 @@ class CudaStream final : public StreamBackend {
   void push_scope(std::string_view name) override;
   void pop_scope() override;
   std::vector<Span> timeline() const override;
+  std::vector<MemoryChange> memory_changes() const override;
 
  private:
   // Events are kept in a ring, as in CpuStream. A slot that was recorded anew holds its later
@@ -79,6 +80,7 @@ class CudaStream final : public StreamBackend {
   void end(const char* op);
   void refuse_in_capture(const char* what) const;
   void note(cudaError_t status, const char* call) const;
+  void trace_memory(int64_t change) noexcept;
   void note_completed(uint64_t ticket) const;
   cudaEvent_t event(uint64_t ticket) const { return events_[ticket % kEventRing].get(); }
 

@@ -40,12 +40,20 @@ const std::vector<Span>& SpanRecorder::spans() {
   return spans_;
 }
 
+void SpanRecorder::memory_at_once(int64_t bytes) { memory_changes_.push_back({now_ns(), bytes}); }
+
+const std::vector<MemoryChange>& SpanRecorder::memory_changes() {
+  resolve();
+  return memory_changes_;
+}
+
 /// cudaEventElapsedTime gives float milliseconds: too coarse over hours, exact enough from one
-/// batch of operations to the next. So the last event of a batch becomes the origin of the next
+/// batch of operations to the next. So an event behind a batch becomes the origin of the next
 /// batch.
 void SpanRecorder::resolve() {
-  if (pending_.empty()) return;
-  check(cudaEventSynchronize(pending_.back().end.get()), "cudaEventSynchronize", device_);
+  if (pending_.empty() && pending_memory_.empty()) return;
+  TimingEvents::Owned last = recorded_event();
+  check(cudaEventSynchronize(last.get()), "cudaEventSynchronize", device_);
   const auto time_of = [&](const TimingEvents::Owned& event) {
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, origin_.get(), event.get()), "cudaEventElapsedTime",
@@ -55,9 +63,13 @@ void SpanRecorder::resolve() {
   for (const Pending& p : pending_) {
     spans_.push_back({p.op, p.scope, time_of(p.begin), time_of(p.end), p.queued_ns});
   }
-  origin_ns_ = spans_.back().end_ns;
-  origin_ = std::move(pending_.back().end);
+  for (const PendingMemory& p : pending_memory_) {
+    memory_changes_.push_back({time_of(p.at), p.bytes});
+  }
+  origin_ns_ = time_of(last);
+  origin_ = std::move(last);
   pending_.clear();
+  pending_memory_.clear();
 }
 
 }  // namespace lockstep::cuda

@@ -9,8 +9,9 @@
 
 namespace lockstep::cuda {
 
-/// Puts an event before and after every operation. The GPU's clock is tied to the host's by an
-/// event for which the host waits at the start; from there on times are differences of events.
+/// Puts an event before and after every operation, and one behind every change of memory. The GPU's
+/// clock is tied to the host's by an event for which the host waits at the start; from there on
+/// times are differences of events.
 class SpanRecorder {
  public:
   SpanRecorder(cudaStream_t stream, std::string device, std::shared_ptr<TimingEvents> events);
@@ -20,12 +21,23 @@ class SpanRecorder {
   /// All spans so far. Waits for the operations that are still queued.
   const std::vector<Span>& spans();
 
+  /// Notes that the stream allocates bytes (frees: negative) at this point of its order.
+  void memory(int64_t bytes) { pending_memory_.push_back({recorded_event(), bytes}); }
+  /// The same for what happens now, whatever is queued.
+  void memory_at_once(int64_t bytes);
+  /// All changes so far. Waits as spans() does.
+  const std::vector<MemoryChange>& memory_changes();
+
  private:
   struct Pending {
     const char* op;
     const std::string* scope;
     TimingEvents::Owned begin, end;
     int64_t queued_ns = 0;
+  };
+  struct PendingMemory {
+    TimingEvents::Owned at;
+    int64_t bytes;
   };
   static constexpr size_t kMostPending = 4096;
 
@@ -38,7 +50,9 @@ class SpanRecorder {
   TimingEvents::Owned origin_;  // and its time:
   int64_t origin_ns_ = 0;
   std::deque<Pending> pending_;
+  std::deque<PendingMemory> pending_memory_;
   std::vector<Span> spans_;
+  std::vector<MemoryChange> memory_changes_;
 };
 
 }  // namespace lockstep::cuda

@@ -27,7 +27,7 @@ class Member {
         stream(passes),
         network(make(comm.rank()), passes, comm, exchange,
                 passes.device().create_stream("communication"), options),
-        optimizer(passes, network.shards(), rule),
+        optimizer(network.optimizer(rule)),
         context(passes) {
     network.initialize(Initializer::kaiming_uniform, 1);
   }
@@ -35,7 +35,7 @@ class Member {
   /// Adds up the gradients of this rank's part of `samples`, in `parts` passes, and averages them
   /// over the ranks.
   void gradients(const Samples& samples, int parts = 1) {
-    network.zero_gradients();
+    optimizer.zero_gradients();
     const Samples mine = samples.every(comm.rank(), comm.world_size());
     for (int part = 0; part < parts; ++part) {
       context.facts.last_contribution = part + 1 == parts;

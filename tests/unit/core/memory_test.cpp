@@ -165,9 +165,11 @@ TEST_CASE("The workspaces of both convolution engines are counted on their devic
 }
 
 TEST_CASE("A workspace grows to its largest request and counts that", "[core]") {
-  MemoryCounter counter;
+  const auto device = cpu::open_cpu_device(0, {});
+  const Stream stream = device->create_stream("stream");
+  const MemoryCounter& counter = device->memory();
   {
-    cpu::Workspace workspace(counter);
+    cpu::Workspace workspace(dynamic_cast<CpuStream&>(stream.backend()));
     CHECK(counter.current() == 0);
     CHECK(reinterpret_cast<uintptr_t>(workspace.at_least(100)) % 64 == 0);
     CHECK(counter.current() == 100);

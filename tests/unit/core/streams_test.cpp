@@ -269,6 +269,44 @@ TEST_CASE("With tracing, a stream keeps name, scope and times of its operations"
   CHECK(spans[1].end_ns - spans[1].begin_ns >= 2000000);
 }
 
+TEST_CASE("With tracing, a stream notes its memory when it comes to it, not when the host asks",
+          "[streams]") {
+  const auto device = open_cpu(0, {.threads = 1, .trace = true});
+  const Stream stream = device->create_stream("stream");
+  const auto slow = [&] {
+    backend(stream).enqueue("slow", [] { std::this_thread::sleep_for(milliseconds(2)); });
+  };
+  slow();
+  {
+    const Buffer buffer(stream, 1000);
+    backend(stream).enqueue("takes", [&] { backend(stream).count_memory(50); });
+    stream.begin_capture();
+    const Buffer of_a_graph(stream, 200);
+    slow();
+    const std::unique_ptr<Graph> graph = stream.end_capture();
+    for (int i = 0; i < 2; ++i) stream.launch(*graph);
+  }
+  stream.synchronize();
+  const std::vector<Span> spans = stream.backend().timeline();
+  const std::vector<MemoryChange> changes = stream.backend().memory_changes();
+  REQUIRE(spans.size() == 4);
+  std::vector<int64_t> bytes, times;
+  for (const auto& [at_ns, change] : changes) bytes.push_back(change), times.push_back(at_ns);
+  REQUIRE(bytes == std::vector<int64_t>{1000, 50, 200, -200, -1000});
+  CHECK(std::is_sorted(times.begin(), times.end()));
+  CHECK(spans[0].end_ns <= times[0]);
+  CHECK(times[2] <= spans[2].begin_ns);
+  CHECK(spans[3].end_ns <= times[3]);
+}
+
+TEST_CASE("Without tracing, a stream notes nothing", "[streams]") {
+  const auto device = open_cpu();
+  const Stream stream = device->create_stream("stream");
+  const Buffer buffer(stream, 1000);
+  stream.synchronize();
+  CHECK(stream.backend().memory_changes().empty());
+}
+
 TEST_CASE("A scope within another names both, a block's layer bears the block's name once",
           "[streams]") {
   const std::string forward = "forward 2", block = "forward 2/block1", plain = "block1";
