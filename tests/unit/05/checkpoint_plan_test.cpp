@@ -23,7 +23,7 @@ constexpr int64_t kStepsOfEpoch = 4;
 /// A rank alone, with a network of ten numbers, that saves by a plan.
 struct PlannedRun {
   explicit PlannedRun(const fs::path& directory, int64_t save_every = 0)
-      : plan({*network, parameters, optimizer}, ranks.world->communicator(0), group,
+      : plan(files_of({*network, parameters, optimizer}), ranks.world->communicator(0), group,
              options(directory, save_every), kStepsOfEpoch, [this] { settle(); }) {
     device.kernels().fill(device.stream, 1, parameters.values());
   }
