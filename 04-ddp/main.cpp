@@ -61,7 +61,7 @@ void train(const Options& options, const DdpStageOptions& own) {
   load_weights(group, options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
   const ClipByNorm clip(parameters, own.clip_norm);
-  Replica& replica = wrap_in_replica(model, parameters, group, *comm, communication, own);
+  Replica& parallel = wrap_in_replica(model, parameters, group, *comm, communication, own);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, own.sharding());
@@ -71,11 +71,11 @@ void train(const Options& options, const DdpStageOptions& own) {
   Context context(stream);
   const Tensor loss = parameters.loss();
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
-                  LogPeers::of(group, replica.own_health()));
+                  LogPeers::of(group, parallel.own_health()));
   log.start(data.train, data.test, parameters.count(), batch_line(options, own, group));
 
   const auto evaluate_all = [&] {
-    replica.broadcast_buffers();  // running statistics: all measure the same network
+    parallel.broadcast_buffers();  // running statistics: all measure the same network
     return evaluate(model, test_loader, data.test.count(), feeder, context, *comm);
   };
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
@@ -96,8 +96,8 @@ void train(const Options& options, const DdpStageOptions& own) {
   }
   if (options.epochs == 0) log.evaluated(evaluate_all());
 
-  save_weights(group, options.save, replica.inner());
-  report(replica, parameters, group.world_size(), log);
+  save_weights(group, options.save, parallel.inner());
+  report(parallel, parameters, group.world_size(), log);
   log.finish(context.flops());
 }
 

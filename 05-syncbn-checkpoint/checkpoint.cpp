@@ -3,11 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <iterator>
-#include <string_view>
-#include <system_error>
 
 #include "common/core/error.h"
 #include "common/io/file.h"
@@ -19,62 +16,52 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kSuffix = ".safetensors";
-constexpr std::string_view kOptimizerSuffix = ".optimizer.safetensors";
-constexpr std::string_view kTemporarySuffix = ".tmp";  // write_file_atomically()
-constexpr const char* kTrainingKey = "lockstep.training";
 constexpr const char* kOptimizerKey = "lockstep.optimizer";
 
 /// What the names of an optimizer's state begin with.
 std::string prefix_of(const std::string& state) { return state + "."; }
 
-/// The step in a checkpoint's file name; nothing for other files.
-std::optional<int64_t> steps_of(const std::string& name) {
-  const std::string_view text = name;
-  if (!text.starts_with(kPrefix) || !text.ends_with(kSuffix)) return {};
-  int64_t steps = 0;
-  const char* const end = text.data() + text.size() - kSuffix.size();
-  const auto [rest, error] = std::from_chars(text.data() + kPrefix.size(), end, steps);
-  if (error != std::errc() || rest != end) return {};
-  if (steps < 0 || checkpoint_path("", steps) != name) return {};
-  return steps;
-}
+}  // namespace
 
-std::vector<fs::path> files_of(const fs::path& directory, std::error_code& error) {
-  std::vector<fs::path> files;
-  for (fs::directory_iterator entry(directory, error), end; !error && entry != end;
-       entry.increment(error)) {
-    files.push_back(entry->path());
-  }
-  return files;
+// --- What every checkpoint is checked for --------------------------------------------------------
+
+namespace {
+
+/// The names of an optimizer's states, in words.
+std::string listed(const std::set<std::string>& states) {
+  return states.empty() ? "no state" : fmt::format("{}", fmt::join(states, " and "));
 }
 
 }  // namespace
 
-fs::path checkpoint_path(const fs::path& directory, int64_t steps) {
-  return directory / fmt::format("{}{:09}{}", kPrefix, steps, kSuffix);
+void require_good_steps(const Optimizer& optimizer, const fs::path& directory) {
+  const Health health = optimizer.health().to_host().at(0);
+  if (health.failed_step < 0) return;
+  fail<NonFinite>(
+      "step {}: the loss or a gradient is not finite; nothing was saved after it, the checkpoints "
+      "in {} are good",
+      health.failed_step, directory.string());
 }
 
-fs::path optimizer_path(const fs::path& checkpoint) {
-  return fs::path(checkpoint).replace_extension(kOptimizerSuffix);
+void require_finite(const std::vector<StateTensor>& state, const TrainingState& training) {
+  for (const StateTensor& tensor : state) {
+    const auto odd = std::ranges::find_if(tensor.real, [](Real x) { return !std::isfinite(x); });
+    if (odd == tensor.real.end()) continue;
+    fail<NonFinite>(
+        "after {} steps {} holds {}, which is not finite; nothing was saved; what was saved "
+        "before is good: go on from it with a lower --lr, given to --load",
+        training.steps, tensor.name, *odd);
+  }
 }
 
-std::vector<FoundCheckpoint> find_checkpoints(const fs::path& directory) {
-  std::error_code error;
-  const std::vector<fs::path> files = files_of(directory, error);
-  if (error && error != std::errc::no_such_file_or_directory) {
-    fail<EnvironmentError>(
-        "cannot look for checkpoints in {}: {}; give a directory that you may read",
-        directory.string(), error.message());
-  }
-  std::vector<FoundCheckpoint> found;
-  for (const fs::path& file : files) {
-    const std::optional<int64_t> steps = steps_of(file.filename().string());
-    if (steps) found.push_back({*steps, file});
-  }
-  std::ranges::sort(found, std::greater<>(), &FoundCheckpoint::steps);
-  return found;
+void require_same_states(const fs::path& path, const std::set<std::string>& saved,
+                         const Optimizer& optimizer) {
+  std::set<std::string> own;
+  for (const OptimizerState& state : optimizer.state()) own.insert(state.name);
+  require(saved == own,
+          "{}: the optimizer that was saved has {}, this run's has {}; give it the same "
+          "--optimizer and --momentum",
+          path.string(), listed(saved), listed(own));
 }
 
 // --- Saving --------------------------------------------------------------------------------------
@@ -90,18 +77,6 @@ std::vector<StateTensor> optimizer_state(const Trained& trained) {
         std::back_inserter(all));
   }
   return all;
-}
-
-/// A run can go wrong before its loss shows it: running variances overflow first.
-void require_finite(const std::vector<StateTensor>& state, const TrainingState& training) {
-  for (const StateTensor& tensor : state) {
-    const auto odd = std::ranges::find_if(tensor.real, [](Real x) { return !std::isfinite(x); });
-    if (odd == tensor.real.end()) continue;
-    fail<NonFinite>(
-        "after {} steps {} holds {}, which is not finite; nothing was saved; what was saved "
-        "before is good: go on from it with a lower --lr, given to --load",
-        training.steps, tensor.name, *odd);
-  }
 }
 
 /// Step 4, the first file. Returns the checksum that identifies the file; "", and writes no file,
@@ -120,16 +95,6 @@ void save_network(const fs::path& checkpoint, const std::vector<StateTensor>& ne
   save_safetensors(checkpoint, file_entries(network), metadata, Checksums::crc32);
 }
 
-/// Whether a file was left by a save that did not finish.
-bool is_leftover(const fs::path& file) {
-  const std::string name = file.filename().string();
-  if (name.ends_with(kTemporarySuffix)) return name.starts_with(fmt::format(".{}", kPrefix));
-  if (!name.starts_with(kPrefix) || !name.ends_with(kOptimizerSuffix)) return false;
-  const std::string stem = name.substr(0, name.size() - kOptimizerSuffix.size());
-  std::error_code error;
-  return !fs::exists(file.parent_path() / fmt::format("{}{}", stem, kSuffix), error) && !error;
-}
-
 }  // namespace
 
 void save_checkpoint(const fs::path& directory, const Trained& trained,
@@ -145,26 +110,6 @@ void save_checkpoint(const fs::path& directory, const Trained& trained,
   } catch (...) {
     remove_leftovers(directory);
     throw;
-  }
-}
-
-void remove_leftovers(const fs::path& directory) {
-  std::error_code ignored;
-  for (const fs::path& file : files_of(directory, ignored)) {
-    if (is_leftover(file)) fs::remove(file, ignored);
-  }
-}
-
-void remove_old_checkpoints(const fs::path& directory, int64_t steps, int64_t keep,
-                            const std::set<int64_t>& damaged) {
-  std::vector<FoundCheckpoint> found = find_checkpoints(directory);
-  std::erase_if(found, [&](const FoundCheckpoint& other) {
-    return other.steps > steps || damaged.contains(other.steps);
-  });
-  for (auto old = found.begin() + std::min<int64_t>(keep, std::ssize(found)); old != found.end();
-       ++old) {
-    remove_file(old->path);
-    remove_file(optimizer_path(old->path));
   }
 }
 
@@ -193,6 +138,7 @@ std::vector<StateTensor> read_optimizer(const fs::path& checkpoint, const std::s
 
 Checkpoint read_checkpoint(const fs::path& path) {
   const SafetensorsFile file = load_safetensors(path);
+  refuse_sharded(file.metadata(), path.string());
   const std::string training = text_under(file, kTrainingKey);
   require(!training.empty() && file.checksums() == Checksums::crc32,
           "{}: found weights without {}, expected a checkpoint; begin anew from such a file with "
@@ -208,20 +154,11 @@ Checkpoint read_checkpoint(const fs::path& path) {
 
 std::optional<Checkpoint> newest_checkpoint(const fs::path& directory,
                                             const std::function<void(const std::string&)>& warn) {
-  const std::vector<FoundCheckpoint> found = find_checkpoints(directory);
-  for (const FoundCheckpoint& checkpoint : found) {
-    try {
-      return read_checkpoint(checkpoint.path);
-    } catch (const Error& error) {
-      const bool last = checkpoint.path == found.back().path;
-      warn(last ? error.what() : fmt::format("{}; the one before it is tried", error.what()));
-    }
-  }
-  require(found.empty(),
-          "{}: found {} checkpoint{}, none of which can be read as such; give another "
-          "--checkpoint-dir to begin anew, with --load FILE from weights that are intact",
-          directory.string(), found.size(), found.size() == 1 ? "" : "s");
-  return {};
+  std::optional<Checkpoint> newest;
+  newest_readable(
+      directory, find_checkpoints(directory),
+      [&](const fs::path& path) { newest = read_checkpoint(path); }, warn);
+  return newest;
 }
 
 namespace {
@@ -236,35 +173,20 @@ std::vector<StateTensor> tensors_of(const OptimizerState& state,
   return found;
 }
 
-/// The names of an optimizer's states, in words.
-std::string listed(const std::set<std::string>& states) {
-  return states.empty() ? "no state" : fmt::format("{}", fmt::join(states, " and "));
-}
-
 /// Those of "exp_avg.conv1.weight", "exp_avg_sq.conv1.weight" and so on: exp_avg and exp_avg_sq.
-std::string states_saved(const std::vector<StateTensor>& tensors) {
+std::set<std::string> states_saved(const std::vector<StateTensor>& tensors) {
   std::set<std::string> states;
   for (const StateTensor& tensor : tensors) {
     states.insert(tensor.name.substr(0, tensor.name.find('.')));
   }
-  return listed(states);
-}
-
-std::string states_of(const Optimizer& optimizer) {
-  std::set<std::string> states;
-  for (const OptimizerState& state : optimizer.state()) states.insert(state.name);
-  return listed(states);
+  return states;
 }
 
 }  // namespace
 
 void require_fitting(const Checkpoint& checkpoint, const Trained& trained) {
   within(checkpoint.path.string(), [&] { check_state_dict(trained.network, checkpoint.network); });
-  const std::string saved = states_saved(checkpoint.optimizer), own = states_of(trained.optimizer);
-  require(saved == own,
-          "{}: the optimizer that was saved has {}, this run's has {}; give it the same "
-          "--optimizer and --momentum",
-          checkpoint.path.string(), saved, own);
+  require_same_states(checkpoint.path, states_saved(checkpoint.optimizer), trained.optimizer);
   for (const OptimizerState& state : trained.optimizer.state()) {
     within(optimizer_path(checkpoint.path).string(), [&] {
       check_flat_state_dict(trained.parameters, prefix_of(state.name),

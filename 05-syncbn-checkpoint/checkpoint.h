@@ -19,11 +19,15 @@
 #include <string>
 #include <vector>
 
+#include "05-syncbn-checkpoint/checkpoint_directory.h"
 #include "05-syncbn-checkpoint/training_state.h"
 #include "common/nn/optimizer.h"
 #include "common/nn/state.h"
 
 namespace lockstep {
+
+/// The key of TrainingState in a checkpoint's free text.
+inline constexpr const char* kTrainingKey = "lockstep.training";
 
 /// What training changes. All of it must outlive this object.
 struct Trained {
@@ -32,19 +36,16 @@ struct Trained {
   const Optimizer& optimizer;
 };
 
-/// DIR/step-000000938.safetensors
-std::filesystem::path checkpoint_path(const std::filesystem::path& directory, int64_t steps);
-/// The file of the optimizer's state that belongs to it.
-std::filesystem::path optimizer_path(const std::filesystem::path& checkpoint);
+// --- What every checkpoint is checked for --------------------------------------------------------
 
-/// A checkpoint found in a directory, whole or not.
-struct FoundCheckpoint {
-  int64_t steps = 0;
-  std::filesystem::path path{};
-};
-/// The newest first. Empty if the directory is not there; throws EnvironmentError for one that
-/// cannot be read.
-std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& directory);
+/// Throws NonFinite once a step's loss or gradient was not finite. Waits for the last step.
+void require_good_steps(const Optimizer& optimizer, const std::filesystem::path& directory);
+/// Throws NonFinite, with the tensor's name, for a value that is not finite. A run can go wrong
+/// before its loss shows it: running variances overflow first.
+void require_finite(const std::vector<StateTensor>& state, const TrainingState& training);
+/// Throws BadInput unless these are the optimizer's states ("momentum"; "exp_avg", "exp_avg_sq").
+void require_same_states(const std::filesystem::path& path, const std::set<std::string>& saved,
+                         const Optimizer& optimizer);
 
 // --- Saving --------------------------------------------------------------------------------------
 
@@ -58,17 +59,6 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::filesystem::path& direc
 ///      the checkpoint exists from the moment of the second rename.
 void save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
                      const TrainingState& state);
-
-/// Removes temporary files, and an optimizer's file without a network's: what saves that did not
-/// finish have left.
-/// What cannot be removed stays.
-void remove_leftovers(const std::filesystem::path& directory);
-
-/// Removes the checkpoints up to step `steps` except the `keep` newest of them. Those of the steps
-/// `damaged` stay and do not count. The network's file is removed first, so that none is ever there
-/// without its optimizer's. Throws EnvironmentError.
-void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep,
-                            const std::set<int64_t>& damaged = {});
 
 // --- Loading -------------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@
 
 namespace lockstep {
 
-CheckpointPlan::CheckpointPlan(const Trained& trained, Communicator& comm, ProcessGroup& group,
-                               const CheckpointStageOptions& options, int64_t steps_per_epoch,
-                               std::function<void()> settle)
+CheckpointPlan::CheckpointPlan(std::unique_ptr<StateFiles> files, Communicator& comm,
+                               ProcessGroup& group, const CheckpointStageOptions& options,
+                               int64_t steps_per_epoch, std::function<void()> settle)
     : group_(group),
-      checkpointer_(trained, comm, group.exchanger(), options.checkpoint_options(steps_per_epoch)),
+      checkpointer_(std::move(files), comm, group.exchanger(),
+                    options.checkpoint_options(steps_per_epoch)),
       source_(options.resume),
       saves_(!options.directory.empty()),
       every_(options.save_every),

@@ -11,9 +11,9 @@ namespace lockstep {
 /// ends with the error. All ranks make the same calls.
 class CheckpointPlan {
  public:
-  /// All of them must outlive this object; `ranks` are those of `group`. `settle` throws if
-  /// training has gone wrong so far; it is called before every save.
-  CheckpointPlan(const Trained& trained, Communicator& comm, ProcessGroup& group,
+  /// All of them must outlive this object; `files` are of the state of training. `settle` throws if
+  /// that has gone wrong so far; it is called before every save.
+  CheckpointPlan(std::unique_ptr<StateFiles> files, Communicator& comm, ProcessGroup& group,
                  const CheckpointStageOptions& options, int64_t steps_per_epoch,
                  std::function<void()> settle);
 

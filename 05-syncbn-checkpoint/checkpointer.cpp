@@ -17,9 +17,9 @@
 namespace lockstep {
 using nlohmann::json;
 
-Checkpointer::Checkpointer(const Trained& trained, Communicator& comm, ExchangeTexts exchange,
-                           CheckpointOptions options)
-    : trained_(trained), comm_(comm), exchange_(std::move(exchange)), options_(std::move(options)) {
+Checkpointer::Checkpointer(std::unique_ptr<StateFiles> files, Communicator& comm,
+                           ExchangeTexts exchange, CheckpointOptions options)
+    : files_(std::move(files)), ranks_{comm, std::move(exchange)}, options_(std::move(options)) {
   require(
       options_.keep >= 2,
       "--keep: {} checkpoints, expected 2 or more: should the newest be damaged, the one before "
@@ -35,38 +35,20 @@ Checkpointer::Checkpointer(const Trained& trained, Communicator& comm, ExchangeT
 
 // --- Saving --------------------------------------------------------------------------------------
 
-namespace {
-
-/// The size of a checkpoint, with the optimizer's file if there is one.
-std::uintmax_t bytes_of(const std::filesystem::path& checkpoint) {
-  std::error_code none;
-  const std::uintmax_t optimizer = std::filesystem::file_size(optimizer_path(checkpoint), none);
-  return std::filesystem::file_size(checkpoint) + (none ? 0 : optimizer);
-}
-
-}  // namespace
-
 void Checkpointer::save(const TrainingState& state) {
-  on_rank_0(comm_.rank(), exchange_, [&] {
-    save_here(state);
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t bytes = files_->save(ranks_, options_.directory, state);
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+  ranks_.on_first([&] {
+    saved(state, fmt::format("{} bytes in {:.1f} ms", bytes, time.count()));
     return "";
   });
 }
 
-void Checkpointer::save_here(const TrainingState& state) {
-  const Health health = trained_.optimizer.health().to_host().at(0);  // waits for the last step
-  if (health.failed_step >= 0) {
-    fail<NonFinite>(
-        "step {}: the loss or a gradient is not finite; nothing was saved after it, the "
-        "checkpoints in {} are good",
-        health.failed_step, options_.directory.string());
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  save_checkpoint(options_.directory, trained_, state);
-  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
-  const std::filesystem::path path = checkpoint_path(options_.directory, state.steps);
-  options_.say(
-      fmt::format("Saved {}: {} bytes in {:.1f} ms", path.string(), bytes_of(path), time.count()));
+/// Rank 0 says so, and removes older ones.
+void Checkpointer::saved(const TrainingState& state, const std::string& report) {
+  const std::string path = checkpoint_path(options_.directory, state.steps).string();
+  options_.say(fmt::format("Saved {}: {}", path, report));
   damaged_.erase(state.steps);
   try {
     remove_old_checkpoints(options_.directory, state.steps, options_.keep, damaged_);
@@ -96,17 +78,20 @@ std::string what_stays(const json& settings) {
 }  // namespace
 
 TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
-  const std::string decision = on_rank_0(comm_.rank(), exchange_, [&] {
-    const std::optional<Checkpoint> checkpoint = choose(source);
+  const std::optional<std::filesystem::path> path = choose(source);
+  const std::string decision = ranks_.on_first([&] {
     // Here, and not only at the first save: hours may pass in between.
     if (!options_.directory.empty()) lock_directory();
-    return checkpoint ? restore_here(*checkpoint, begin) : "";
+    return path ? checked(path->string(), begin).to_json() : "";
   });
-  if (decision.empty()) return begin;
-  broadcast_tensors();
-  const json scalars = parse_json(decision);
-  set_batches_tracked(trained_.network, scalars["batches_tracked"].get<std::vector<int64_t>>());
-  return TrainingState::from_json(scalars["state"].get<std::string>(), "rank 0");
+  if (!path) return begin;
+  files_->restore(ranks_);
+  TrainingState state = TrainingState::from_json(decision, "rank 0");
+  if (ranks_.is_first()) {
+    options_.say(fmt::format("Resumed from {}: {} steps, {} of them in epoch {}", path->string(),
+                             state.steps, state.step_in_epoch, state.epoch + 1));
+  }
+  return state;
 }
 
 /// Makes the directory, if need be, and keeps other runs out of it: they would remove what this one
@@ -121,41 +106,52 @@ void Checkpointer::lock_directory() {
       options_.directory.string());
 }
 
-/// Rank 0 takes over the checkpoint's state. Returns what the others need besides its tensors.
-std::string Checkpointer::restore_here(const Checkpoint& checkpoint, const TrainingState& begin) {
-  const TrainingState state = checked(checkpoint, begin);
-  restore(checkpoint, trained_);
-  options_.say(fmt::format("Resumed from {}: {} steps, {} of them in epoch {}",
-                           checkpoint.path.string(), state.steps, state.step_in_epoch,
-                           state.epoch + 1));
-  const json scalars = {{"state", state.to_json()},
-                        {"batches_tracked", batches_tracked(trained_.network)}};
-  return scalars.dump();
+/// The checkpoint that `source` means, which is read; nothing if the run begins anew.
+std::optional<std::filesystem::path> Checkpointer::choose(const std::string& source) {
+  if (source == "auto") return newest();
+  if (!source.empty()) training_ = files_->read(ranks_, source);
+  ranks_.on_first([&] {
+    if (source.empty()) {
+      require_no_later("the beginning", -1);
+    } else {
+      require_own_directory(source);
+      require_no_later(source, TrainingState::from_json(training_, source).steps);
+    }
+    return "";
+  });
+  if (source.empty()) return {};
+  return source;
 }
 
-/// The checkpoint that `source` means; nothing if the run begins anew.
-std::optional<Checkpoint> Checkpointer::choose(const std::string& source) {
-  if (source == "auto") {
-    std::optional<Checkpoint> newest = newest_checkpoint(options_.directory, options_.warn);
-    if (!newest) {
-      options_.say(
-          fmt::format("No checkpoint in {}: training begins anew", options_.directory.string()));
-      return {};
+/// The newest that can be read. Rank 0 says which there are: the directory may have another path on
+/// another rank.
+std::optional<std::filesystem::path> Checkpointer::newest() {
+  const std::string steps = ranks_.on_first([&] {
+    json found = json::array();
+    for (const FoundCheckpoint& each : find_checkpoints(options_.directory)) {
+      found.push_back(each.steps);
     }
-    for (const FoundCheckpoint& found : find_checkpoints(options_.directory)) {
-      if (found.path == newest->path) break;
-      damaged_.insert(found.steps);
-    }
-    return newest;
+    return found.dump();
+  });
+  std::vector<FoundCheckpoint> found;
+  for (const int64_t each : parse_json(steps).get<std::vector<int64_t>>()) {
+    found.push_back({each, checkpoint_path(options_.directory, each)});
   }
-  if (source.empty()) {
-    require_no_later("the beginning", -1);
-    return {};
+  const std::optional<FoundCheckpoint> newest = newest_readable(
+      options_.directory, found,
+      [&](const std::filesystem::path& path) { training_ = files_->read(ranks_, path); },
+      [&](const std::string& line) {
+        if (ranks_.is_first()) options_.warn(line);
+      });
+  for (const FoundCheckpoint& each : found) {
+    if (newest && each.steps > newest->steps) damaged_.insert(each.steps);
   }
-  Checkpoint named = read_checkpoint(source);
-  require_own_directory(named.path);
-  require_no_later(source, TrainingState::from_json(named.training, source).steps);
-  return named;
+  if (newest) return newest->path;
+  if (ranks_.is_first()) {
+    options_.say(
+        fmt::format("No checkpoint in {}: training begins anew", options_.directory.string()));
+  }
+  return {};
 }
 
 /// Otherwise checkpoints of another run would later be removed as this one's old ones.
@@ -191,15 +187,13 @@ void Checkpointer::require_counters(const TrainingState& saved, const std::strin
       path, saved.step_in_epoch, saved.epoch, saved.steps, per_epoch);
 }
 
-/// The checkpoint's training state, if this run may continue from it.
-TrainingState Checkpointer::checked(const Checkpoint& checkpoint,
-                                    const TrainingState& begin) const {
-  const std::string path = checkpoint.path.string();
-  TrainingState saved = TrainingState::from_json(checkpoint.training, path);
+/// The training state of the checkpoint that was read, if this run may continue from it.
+TrainingState Checkpointer::checked(const std::string& path, const TrainingState& begin) const {
+  TrainingState saved = TrainingState::from_json(training_, path);
   require_saved_settings(saved.settings, begin.settings, path);
   require_counters(saved, path);
-  require_fitting(checkpoint, trained_);
-  require_world_size(checkpoint, saved, begin);
+  files_->require_fitting();
+  require_world_size(saved, begin, path);
   const std::string differs = other_order_of_sums(saved.settings, begin.settings);
   if (!differs.empty()) {
     options_.warn(
@@ -210,28 +204,15 @@ TrainingState Checkpointer::checked(const Checkpoint& checkpoint,
   return saved;
 }
 
-void Checkpointer::require_world_size(const Checkpoint& checkpoint, const TrainingState& saved,
-                                      const TrainingState& begin) const {
+void Checkpointer::require_world_size(const TrainingState& saved, const TrainingState& begin,
+                                      const std::string& path) const {
   if (saved.world_size == begin.world_size) return;
   require(options_.allow_world_size,
           "{} was saved by {} ranks, this run has {}; start as many, or allow the change with "
           "--allow-world-size-change (the weights will then differ in their last bits)",
-          checkpoint.path.string(), saved.world_size, begin.world_size);
-  options_.warn(fmt::format("{} was saved by {} ranks, this run has {}. {}",
-                            checkpoint.path.string(), saved.world_size, begin.world_size,
-                            what_stays(begin.settings)));
-}
-
-/// The network and the optimizer's state of all ranks become rank 0's.
-void Checkpointer::broadcast_tensors() const {
-  const Stream stream = trained_.parameters.stream();
-  comm_.broadcast(stream, trained_.parameters.values(), 0);
-  if (!trained_.parameters.buffers().empty()) {
-    comm_.broadcast(stream, trained_.parameters.buffer_values(), 0);
-  }
-  for (const OptimizerState& state : trained_.optimizer.state()) {
-    for (const Tensor& range : state.ranges) comm_.broadcast(stream, range, 0);
-  }
+          path, saved.world_size, begin.world_size);
+  options_.warn(fmt::format("{} was saved by {} ranks, this run has {}. {}", path, saved.world_size,
+                            begin.world_size, what_stays(begin.settings)));
 }
 
 }  // namespace lockstep

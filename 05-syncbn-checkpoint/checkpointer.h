@@ -1,14 +1,14 @@
 #pragma once
-// Checkpoints of a group of ranks: rank 0 writes, decides and reads; the others learn the outcome.
+// Checkpoints of a group of ranks: rank 0 decides; all learn the outcome.
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 
 #include "04-ddp/ddp.h"
-#include "05-syncbn-checkpoint/checkpoint.h"
-#include "common/comm/communicator.h"
+#include "05-syncbn-checkpoint/state_files.h"
 #include "common/system/descriptor.h"
 
 namespace lockstep {
@@ -24,12 +24,12 @@ struct CheckpointOptions {
 
 /// Saves and resumes. All ranks make the same calls in the same order, and all return, or throw the
 /// same error: what happens on rank 0 alone is sent to all in an exchange of texts, which is also a
-/// barrier. No rank but rank 0 touches the file system.
+/// barrier. How the state goes into files and back is not known here (StateFiles).
 class Checkpointer {
  public:
-  /// All of them must outlive this object. `exchange` is that of the group of `ranks`. Throws
-  /// BadInput if fewer than two checkpoints are to be kept.
-  Checkpointer(const Trained& trained, Communicator& comm, ExchangeTexts exchange,
+  /// `comm` must outlive this object. `exchange` is that of its ranks. Throws BadInput if fewer
+  /// than two checkpoints are to be kept.
+  Checkpointer(std::unique_ptr<StateFiles> files, Communicator& comm, ExchangeTexts exchange,
                CheckpointOptions options);
 
   /// Saves the state after the steps enqueued so far; returns when the file is durable. Throws
@@ -49,22 +49,21 @@ class Checkpointer {
   TrainingState resume(const std::string& source, const TrainingState& begin);
 
  private:
-  void save_here(const TrainingState& state);
   void lock_directory();
-  void require_counters(const TrainingState& saved, const std::string& path) const;
-  std::string restore_here(const Checkpoint& checkpoint, const TrainingState& begin);
-  std::optional<Checkpoint> choose(const std::string& source);
+  void saved(const TrainingState& state, const std::string& report);
+  std::optional<std::filesystem::path> choose(const std::string& source);
+  std::optional<std::filesystem::path> newest();
   void require_own_directory(const std::filesystem::path& source) const;
   void require_no_later(const std::string& source, int64_t steps) const;
-  TrainingState checked(const Checkpoint& checkpoint, const TrainingState& begin) const;
-  void require_world_size(const Checkpoint& checkpoint, const TrainingState& saved,
-                          const TrainingState& begin) const;
-  void broadcast_tensors() const;
+  void require_counters(const TrainingState& saved, const std::string& path) const;
+  void require_world_size(const TrainingState& saved, const TrainingState& begin,
+                          const std::string& path) const;
+  TrainingState checked(const std::string& path, const TrainingState& begin) const;
 
-  Trained trained_;
-  Communicator& comm_;
-  ExchangeTexts exchange_;
+  std::unique_ptr<StateFiles> files_;
+  CheckpointRanks ranks_;
   CheckpointOptions options_;
+  std::string training_;       // what files_ read last
   Descriptor lock_;            // of the directory, as long as this run may save
   std::set<int64_t> damaged_;  // steps of checkpoints that could not be read when this run resumed
 };

@@ -64,7 +64,7 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   const ClipByNorm clip(parameters, own.clip_norm);
   const auto norm_ranks = own.batch_norm_ranks(group, *device, *comm);  // null: each by itself
   const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
-  Replica& replica = wrap_in_replica(model, parameters, group, *comm, communication, own);
+  Replica& parallel = wrap_in_replica(model, parameters, group, *comm, communication, own);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, own.sharding());
@@ -74,16 +74,16 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   Context context(stream);
   const Tensor loss = parameters.loss();
   TrainingLog log("05-syncbn-checkpoint", options, stream, {device.get()}, data.train.count(),
-                  LogPeers::of(group, replica.own_health()));
+                  LogPeers::of(group, parallel.own_health()));
   log.start(data.train, data.test, parameters.count(), batch_line(options, own, group));
 
   const auto evaluate_all = [&] {
-    replica.broadcast_buffers();  // running statistics: all measure the same network
+    parallel.broadcast_buffers();  // running statistics: all measure the same network
     return evaluate(model, test_loader, data.test.count(), feeder, context, *comm);
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints({replica.inner(), parameters, optimizer}, *comm, group, own,
+  CheckpointPlan checkpoints(files_of({parallel.inner(), parameters, optimizer}), *comm, group, own,
                              train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
   log.resume(state.steps, state.epoch);
@@ -109,8 +109,8 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   }
   if (!log.has_evaluation()) log.evaluated(evaluate_all());
 
-  save_weights(group, options.save, replica.inner());
-  report(replica, parameters, group.world_size(), log);
+  save_weights(group, options.save, parallel.inner());
+  report(parallel, parameters, group.world_size(), log);
   if (synchronised) report(*synchronised, log);
   log.finish(context.flops());
   checkpoints.finish();

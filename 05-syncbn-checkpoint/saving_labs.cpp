@@ -46,7 +46,7 @@ void in_scratch_directory(ProcessGroup& group, Work work) {
 
 /// One that saves correctly.
 Checkpointer checkpointer_of(RankTraining& training, const fs::path& directory) {
-  return Checkpointer({*training.model.network, training.parameters, training.optimizer},
+  return Checkpointer(files_of({*training.model.network, training.parameters, training.optimizer}),
                       training.comm, training.group.exchanger(),
                       {.directory = directory, .say = [](const std::string&) {}});
 }

@@ -12,8 +12,9 @@ namespace {
 /// The layers of `network`, one after another.
 Layers layers_of(Module& network) {
   auto* const sequence = dynamic_cast<Sequential*>(&network);
-  require(sequence != nullptr,
-          "a network is divided into units between the layers of a Sequential, and this one is none");
+  require(
+      sequence != nullptr,
+      "a network is divided into units between the layers of a Sequential, and this one is none");
   return sequence->release_layers();
 }
 
@@ -134,11 +135,6 @@ void FullyShardedDataParallel::average_loss() {
   messages_.await(communication.record());
 }
 
-void FullyShardedDataParallel::zero_gradients() const {
-  for (const Unit* unit : units_) unit->zero_gradients();
-  messages_.passes.kernels().fill(messages_.passes, 0, loss_);
-}
-
 void FullyShardedDataParallel::gather_parameters() {
   for (Unit* unit : units_) unit->shard_was_updated();
   if (messages_.shards(ShardKind::parameters)) return;
@@ -173,6 +169,19 @@ std::vector<UpdatedRange> FullyShardedDataParallel::shards() const {
   std::vector<UpdatedRange> shards;
   for (const Unit* unit : units_) shards.push_back({unit->value_shard(), unit->gradient_shard()});
   return shards;
+}
+
+Optimizer FullyShardedDataParallel::optimizer(const OptimizerRule& rule) const {
+  std::vector<Tensor> zeroed{loss_};
+  for (const Unit* unit : units_) {
+    if (!messages_.shards(ShardKind::gradients)) zeroed.push_back(unit->gradients());
+  }
+  return Optimizer(messages_.passes, shards(), rule, zeroed);
+}
+
+ClipByNorm FullyShardedDataParallel::clip_by_norm(double most) const {
+  return ClipByNorm(messages_.passes, shards(), most,
+                    [this](const Tensor& squares) { sum_over_shards(squares); });
 }
 
 void FullyShardedDataParallel::sum_over_shards(const Tensor& squares) const {

@@ -9,6 +9,7 @@
 #include "06-fully-sharded/unit.h"
 #include "06-fully-sharded/unit_plan.h"
 #include "common/group/agreement.h"
+#include "common/nn/clip_by_norm.h"
 #include "common/nn/init.h"
 #include "common/nn/optimizer.h"
 
@@ -46,8 +47,6 @@ class FullyShardedDataParallel final : public Module {
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
 
-  /// Sets whole gradients that are kept, and the loss, to zero.
-  void zero_gradients() const;
   /// Every rank's shard has been updated. Whole parameters that are kept get the others' shards,
   /// unit after unit while the next forward begins; sharded ones are gathered when they are used.
   void gather_parameters();
@@ -63,8 +62,13 @@ class FullyShardedDataParallel final : public Module {
   /// it.
   void visit_units(const std::function<void(Unit&)>& use);
 
-  /// What this rank's optimizer updates, a range per unit.
+  /// What this rank updates, a range per unit.
   std::vector<UpdatedRange> shards() const;
+  /// The optimizer of this rank's shards. Its zero_gradients() zeroes whole gradients that are kept,
+  /// and the loss. This object must outlive it, and what clip_by_norm() returns.
+  Optimizer optimizer(const OptimizerRule& rule) const;
+  /// Scales the gradients by the norm of all ranks' shards together.
+  ClipByNorm clip_by_norm(double most) const;
   /// `squares` [1] of this rank's shards becomes that of all numbers, for a norm over all shards.
   void sum_over_shards(const Tensor& squares) const;
   const std::vector<Unit*>& units() const { return units_; }

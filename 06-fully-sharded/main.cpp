@@ -1,16 +1,19 @@
-// Stage 06: sharding, ZeRO and fully sharded data parallel.
+// Stage 06: sharding (ZeRO, FSDP).
 //
 // The training program of stage 05. What every rank kept whole is divided over the ranks: the
-// optimizer's state, the gradients, the parameters. Each rank updates its shard, and writes it to
-// checkpoints. Compare with
+// optimizer's state, the gradients, the parameters. Each rank updates its shard and writes it to
+// checkpoints. The step itself is stage 05's. Compare with
 //   diff 05-syncbn-checkpoint/main.cpp 06-fully-sharded/main.cpp
 
+#include "05-syncbn-checkpoint/checkpoint_plan.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "06-fully-sharded/shard_files.h"
 #include "06-fully-sharded/sharded_weights.h"
 #include "06-fully-sharded/stage_options.h"
 #include "common/app/program.h"
 #include "common/app/rank_program.h"
 #include "common/app/training_log.h"
+#include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/step/evaluate.h"
@@ -20,13 +23,13 @@ namespace lockstep {
 namespace {
 
 /// One optimizer step over this rank's part of a batch, which has been fed: the micro-batches
-/// (one, unless --accumulate asks for more) add up their gradients. The last backward leaves their
-/// average over the ranks in this rank's shard, which it updates; then the others get it. Leaves
-/// the global batch's mean loss in `loss`, [1].
-void train_step(Model& model, FullyShardedDataParallel& sharded, const ClipByNorm& clip, const Optimizer& optimizer, const Feeder& feeder,
-                const DeviceBatch& batch, const BatchSplit& accumulation, Context& context,
-                const Tensor& loss) {
-  sharded.zero_gradients();  // and the loss: both add up
+/// (one, unless --accumulate asks for more) add up their gradients. The last backward averages them
+/// over the ranks; what follows on this stream waits for that. Leaves the global batch's mean loss
+/// in `loss`, [1].
+void train_step(Model& model, const ClipByNorm& clip, const Optimizer& optimizer,
+                const Feeder& feeder, const DeviceBatch& batch, const BatchSplit& accumulation,
+                Context& context, const Tensor& loss) {
+  optimizer.zero_gradients();  // and the loss: both add up
   const std::vector<DeviceBatch> parts = batch.divide(accumulation);
   for (const DeviceBatch& part : parts) {
     context.facts.last_contribution = &part == &parts.back();  // else no_sync
@@ -38,7 +41,6 @@ void train_step(Model& model, FullyShardedDataParallel& sharded, const ClipByNor
   }
   clip();
   optimizer.step(context.state(), loss);
-  sharded.gather_parameters();
 }
 
 void train(const Options& options, const ShardedStageOptions& own) {
@@ -59,12 +61,11 @@ void train(const Options& options, const ShardedStageOptions& own) {
   Model model = make_model(options.model_options(data.train));
   const auto norm_ranks = own.batch_norm_ranks(group, *device, *comm);  // null: each by itself
   const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
-  FullyShardedDataParallel& sharded =
-      share_out(model, stream, group, *comm, communication, own);
-  sharded.initialize(options.initializer(), options.seed);
-  load_weights(group, *comm, options.load, sharded);
-  const Optimizer optimizer(stream, sharded.shards(), options.optimizer_rule());
-  const ClipByNorm clip = clip_shards(sharded, stream, own.clip_norm);
+  FullyShardedDataParallel& parallel = share_out(model, stream, group, *comm, communication, own);
+  parallel.initialize(options.initializer(), options.seed);
+  load_weights(group, *comm, options.load, parallel);
+  const Optimizer optimizer = parallel.optimizer(options.optimizer_rule());
+  const ClipByNorm clip = parallel.clip_by_norm(own.clip_norm);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, own.sharding());
@@ -72,18 +73,18 @@ void train(const Options& options, const ShardedStageOptions& own) {
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
   Context context(stream);
-  const Tensor loss = sharded.loss();
+  const Tensor loss = parallel.loss();
   TrainingLog log("06-fully-sharded", options, stream, {device.get()}, data.train.count(),
-                  LogPeers::of(group, sharded.own_health()));
-  log.start(data.train, data.test, sharded.count(), batch_line(options, own, group));
+                  LogPeers::of(group, parallel.own_health()));
+  log.start(data.train, data.test, parallel.count(), batch_line(options, own, group));
 
   const auto evaluate_all = [&] {
-    sharded.broadcast_buffers();  // running statistics: all measure the same network
+    parallel.broadcast_buffers();  // running statistics: all measure the same network
     return evaluate(model, test_loader, data.test.count(), feeder, context, *comm);
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints({replica.inner(), parameters, optimizer}, *comm, group, own,
+  CheckpointPlan checkpoints(files_of({parallel, optimizer}), *comm, group, own,
                              train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
   log.resume(state.steps, state.epoch);
@@ -98,7 +99,8 @@ void train(const Options& options, const ShardedStageOptions& own) {
                           .learning_rate = Real(schedule.at(log.steps())),
                           .loss_weight = loss_weight(*batch, group.world_size())});
       const DeviceBatch& fed = feeder.feed(*batch, context);
-      train_step(model, sharded, clip, optimizer, feeder, fed, own.accumulation(), context, loss);
+      train_step(model, clip, optimizer, feeder, fed, own.accumulation(), context, loss);
+      parallel.gather_parameters();  // the shards that the other ranks have updated
       log.step(*batch, loss, {optimizer.health()});
       state.count_step(schedule.at(log.steps()));  // the rate of the next one
       checkpoints.after_step(state);
@@ -109,8 +111,8 @@ void train(const Options& options, const ShardedStageOptions& own) {
   }
   if (!log.has_evaluation()) log.evaluated(evaluate_all());
 
-  save_weights(group, options.save, sharded);
-  report(sharded, optimizer, own, group.world_size(), log);
+  save_weights(group, options.save, parallel);
+  report(parallel, optimizer, own, group.world_size(), log);
   if (synchronised) report(*synchronised, log);
   log.finish(context.flops());
   checkpoints.finish();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/core/error.h"
 #include "common/nn/parameter.h"
 
 namespace lockstep {

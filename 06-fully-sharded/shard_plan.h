@@ -26,8 +26,8 @@ FlatRange shard_of(int64_t length, int rank, int world_size);
 /// A part of a parameter that lies in one shard.
 struct Piece {
   std::size_t parameter = 0;  // its place in the list of parameters
-  FlatRange of_parameter{};  // these of its elements
-  int64_t in_shard = 0;  // where they begin in the shard
+  FlatRange of_parameter{};   // these of its elements
+  int64_t in_shard = 0;       // where they begin in the shard
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 

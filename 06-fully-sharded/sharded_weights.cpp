@@ -1,38 +1,66 @@
 #include "06-fully-sharded/sharded_weights.h"
 
 #include <map>
+#include <optional>
 #include <vector>
 
+#include "common/core/error.h"
 #include "common/nn/state.h"
 #include "common/step/weights_file.h"
 
 namespace lockstep {
 
+namespace {
+
+/// On rank 0: an open file, and where in it each tensor is.
+struct OpenWeights {
+  OpenWeights(const std::string& path, FullyShardedDataParallel& network) : file(path) {
+    within(path, [&] { check_state_dict(network, file.tensors()); });
+    for (size_t i = 0; i < file.tensors().size(); ++i) place[file.tensors()[i].name] = i;
+  }
+  StateTensor read(const std::string& name) const { return file.read(place.at(name)); }
+
+  WeightsFile file;
+  std::map<std::string, size_t> place;
+};
+
+/// Running statistics and counters, which are no parameters.
+void load_running(const OpenWeights& weights, FullyShardedDataParallel& network) {
+  std::map<std::string, StateTensor> running;
+  for (const auto& [name, place] : weights.place) running.emplace(name, StateTensor{.name = name});
+  for (const Parameter* p : network.parameters()) running.erase(p->name);
+  for (auto& [name, tensor] : running) tensor = weights.read(name);
+  load_running_state(network, running);
+}
+
+}  // namespace
+
 void load_weights(ProcessGroup& group, Communicator& comm, const std::string& path,
                   FullyShardedDataParallel& network) {
   if (path.empty()) return;
-  const bool reads = group.rank() == 0;
-  std::map<std::string, StateTensor> read;
+  std::optional<OpenWeights> weights;  // on rank 0
   group.together([&] {
-    if (!reads) return;
-    load_weights(path, [&](const std::vector<StateTensor>& state) {
-      check_state_dict(network, state);
-      for (const StateTensor& tensor : state) read.emplace(tensor.name, tensor);
-    });
+    if (group.rank() == 0) weights.emplace(path, network);
   });
   network.load_units([&](Unit& unit) {
-    for (Parameter* p : unit.in_order()) {
-      if (reads) p->value.copy_from_host(from_torch_layout(*p, read.at(p->name).real));
-    }
+    group.together([&] {
+      if (!weights) return;
+      for (Parameter* p : unit.in_order()) {
+        p->value.copy_from_host(from_torch_layout(*p, weights->read(p->name).real));
+      }
+    });
     comm.broadcast(unit.values().home(), unit.values(), 0);
   });
-  if (reads) load_running_state(network, read);
+  group.together([&] {
+    if (!weights) return;
+    load_running(*weights, network);
+    weights->file.say_loaded();
+  });
   const Tensor& statistics = network.running_statistics().values();
   if (statistics.elements() > 0) comm.broadcast(statistics.home(), statistics, 0);
 }
 
-void save_weights(ProcessGroup& group, const std::string& path,
-                  FullyShardedDataParallel& network) {
+void save_weights(ProcessGroup& group, const std::string& path, FullyShardedDataParallel& network) {
   if (path.empty()) return;
   const bool writes = group.rank() == 0;
   std::vector<StateTensor> state;

@@ -8,8 +8,9 @@
 
 namespace lockstep {
 
-/// Rank 0 reads the file and sends each unit's values to all ranks, which keep what they keep of
-/// it. Errors as in lockstep::load_weights(), on all ranks. Does nothing if the path is empty.
+/// Rank 0 reads the file, a parameter at a time, and sends each unit's values to all ranks, which
+/// keep what they keep of it. Errors as in lockstep::load_weights(), on all ranks. Does nothing if
+/// the path is empty.
 void load_weights(ProcessGroup& group, Communicator& comm, const std::string& path,
                   FullyShardedDataParallel& network);
 

@@ -7,8 +7,8 @@ namespace lockstep {
 
 void ShardedStageOptions::add_to(OptionParser& parser) {
   CheckpointStageOptions::add_to(parser);
-  for (const char* of_ddp : {"--ddp", "--all-reduce", "--bucket-mb", "--no-overlap",
-                             "--find-unused-parameters"}) {
+  for (const char* of_ddp :
+       {"--ddp", "--all-reduce", "--bucket-mb", "--no-overlap", "--find-unused-parameters"}) {
     parser.leave_out(of_ddp);  // units take the place of buckets
   }
   parser.begin_group("Sharding");
@@ -53,11 +53,6 @@ FullyShardedDataParallel& share_out(Model& model, Stream passes, ProcessGroup& g
                                     const ShardedStageOptions& own) {
   return model.wrap<FullyShardedDataParallel>(passes, comm, group.exchanger(), communication,
                                               own.sharding_options());
-}
-
-ClipByNorm clip_shards(const FullyShardedDataParallel& sharded, Stream passes, double most) {
-  return ClipByNorm(passes, sharded.shards(), most,
-                    [&](const Tensor& squares) { sharded.sum_over_shards(squares); });
 }
 
 // --- The report ----------------------------------------------------------------------------------

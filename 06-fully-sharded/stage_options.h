@@ -5,7 +5,6 @@
 
 #include "05-syncbn-checkpoint/stage_options.h"
 #include "06-fully-sharded/fully_sharded.h"
-#include "common/nn/clip_by_norm.h"
 
 namespace lockstep {
 
@@ -27,9 +26,6 @@ void require_same_settings(ProcessGroup& group, const Options& options,
 FullyShardedDataParallel& share_out(Model& model, Stream passes, ProcessGroup& group,
                                     Communicator& comm, Stream communication,
                                     const ShardedStageOptions& own);
-
-/// Scales the gradients of all ranks' shards together.
-ClipByNorm clip_shards(const FullyShardedDataParallel& sharded, Stream passes, double most);
 
 /// Adds to the summary what was measured, each beside its formula: compute, communication and
 /// exposed communication per step, bytes sent per step, and the bytes that this rank keeps between

@@ -11,8 +11,8 @@ ShardKind parse_shard_kind(const std::string& text) {
   if (text == "none") return ShardKind::none;
   if (text == "optimizer") return ShardKind::optimizer;
   if (text == "gradients") return ShardKind::gradients;
-  require(text == "parameters",
-          "--shard: '{}', expected none, optimizer, gradients or parameters", text);
+  require(text == "parameters", "--shard: '{}', expected none, optimizer, gradients or parameters",
+          text);
   return ShardKind::parameters;
 }
 
@@ -36,6 +36,11 @@ Unit::Unit(Layers layers, UnitMessages& messages) : messages_(messages) {
   }
   length_ = padded_length(end, messages.comm.world_size());
   allocate();
+}
+
+Unit::~Unit() {
+  if (gathered_) messages_.passes.wait(*gathered_);
+  if (reduced_) messages_.passes.wait(*reduced_);
 }
 
 FlatRange Unit::shard() const {
@@ -90,8 +95,18 @@ int64_t Unit::bytes_of_half() const {
 
 // --- Values --------------------------------------------------------------------------------------
 
+/// The whole values go from undefined to gathered, in use and undefined again, each time anew;
+/// where the whole is kept, from out of date to gathered. Nothing here makes the host wait. Two
+/// events keep the two streams in order:
+///  1. of the passes, before the gather: then the memory is free to be written to, and the shard
+///     has been updated, by all that is enqueued so far;
+///  2. of the communication, `gathered_`, behind the gather: the passes wait for it before they use
+///     the values, and not earlier, so that a unit can be fetched ahead. It is waited for once.
+/// `whole_` is true from gather() to free_values() or shard_was_updated(). point_values() belongs
+/// behind every change of `values_`. The message goes through messages_.time_and_count(), with
+/// bytes_of_half().
+// [task 06.3] gather, use and free
 void Unit::gather() {
-  // [task 06.3] gather, use and free
   if (whole_) return;
   if (!values_.defined()) {
     values_ = Tensor::empty(messages_.passes, {length_});
@@ -100,9 +115,8 @@ void Unit::gather() {
   const Stream passes = messages_.passes, communication = messages_.communication;
   const ScopedRange range(communication, "gather " + name());  // its name in traces
   communication.wait(passes.record());  // the memory is free, the shard has been updated
-  messages_.time_and_count(bytes_of_half(), [&] {
-    messages_.comm.all_gather(communication, value_shard_, values_);
-  });
+  messages_.time_and_count(
+      bytes_of_half(), [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
   gathered_ = communication.record();
   whole_ = true;
 }
@@ -170,11 +184,6 @@ void Unit::free_gradients() {
   if (!messages_.shards(ShardKind::gradients)) return;
   gradients_ = Tensor();
   point_gradients();
-}
-
-void Unit::zero_gradients() const {
-  if (!gradients_.defined()) return;
-  messages_.passes.kernels().fill(messages_.passes, 0, gradients_);
 }
 
 }  // namespace lockstep

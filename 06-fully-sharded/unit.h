@@ -64,6 +64,10 @@ class Unit final : public Sequential {
  public:
   /// Allocates what is kept; values are undefined until initialize() or a load.
   Unit(Layers layers, UnitMessages& messages);
+  /// Messages may still be under way: the memory is given back behind them.
+  ~Unit() override;
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
 
   // --- Values ------------------------------------------------------------------------------------
 
@@ -92,8 +96,8 @@ class Unit final : public Sequential {
   /// What is enqueued on the passes' stream from now on finds them averaged. The whole gradients
   /// are given back, if only a shard is kept.
   void free_gradients();
-  /// Sets kept whole gradients to zero.
-  void zero_gradients() const;
+  /// [length], while they are there.
+  const Tensor& gradients() const { return gradients_; }
 
   // --- What this rank keeps ----------------------------------------------------------------------
 
@@ -119,9 +123,9 @@ class Unit final : public Sequential {
   int64_t length_ = 0;
   Tensor values_, gradients_;  // [length], undefined while only the shard is there
   Tensor value_shard_, gradient_shard_;
-  bool whole_ = false;               // values_ has, or will have, all ranks' shards
-  std::optional<Event> gathered_;    // after the gather that the passes have not waited for
-  std::optional<Event> reduced_;     // after the reduction, likewise
+  bool whole_ = false;             // values_ has, or will have, all ranks' shards
+  std::optional<Event> gathered_;  // after the gather that the passes have not waited for
+  std::optional<Event> reduced_;   // after the reduction, likewise
 };
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@ half, with --trace, is a measured step on the same scale, with each device's mem
 go to the stage's program `plan`:
 
   ./lockstep show --schedule gpipe --stages 4 --micro-batches 8
+  ./lockstep show --schedule interleaved --stages 4 --chunks 2 --micro-batches 8
   ./lockstep show --stage 04 --model resnet18 --trace trace.json -o ddp.html"""
 
 import argparse

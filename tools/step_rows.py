@@ -99,8 +99,8 @@ def has_been_passed(label, bars):
 
 
 def label_of(name):
-    """ "forward 2" is F2 for short, "backward 2" B2."""
-    return re.sub(r"^(f|b)(?:or|ack)ward (\d+)$", lambda m: m[1].upper() + m[2], name)
+    """ "forward 2" is F2 for short, "backward 2" B2; of chunk 1, "forward 2.1" is F2.1."""
+    return re.sub(r"^(f|b)(?:or|ack)ward (\d+(?:\.\d+)?)$", lambda m: m[1].upper() + m[2], name)
 
 
 def parts_of(slices):

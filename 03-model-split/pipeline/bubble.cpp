@@ -1,4 +1,5 @@
-// Measures the bubble: pipelines of equal layers, compared with the formula (p-1)/(m+p-1).
+// Measures the bubble: pipelines of equal layers, compared with the formula (p-1)/(Vm+p-1), where V
+// is 1 in all schedules but the interleaved one.
 //
 // The formula assumes stages that take equally long; a real network cannot be cut into such stages.
 // This network has equal layers: convolutions, or, for more stages than the machine has cores,
@@ -31,7 +32,8 @@ struct BubbleOptions {
   std::string devices = "cpu:0,cpu:1";
   std::vector<int> stages{1, 2};
   std::vector<int> micro_batches{1, 2, 4, 8, 16};
-  std::vector<std::string> schedules{"naive", "gpipe", "1f1b"};
+  std::vector<std::string> schedules{"naive", "gpipe", "1f1b", "interleaved"};
+  int chunks = 2;       // in the interleaved schedule
   double sleep_ms = 0;  // 0: convolutions
   int steps = 10;
   std::string metrics;
@@ -97,11 +99,17 @@ struct Measurement {
   std::vector<int64_t> peak_memory_bytes;  // per device
 };
 
-Measurement measure(const BubbleOptions& options, const Dataset& set, int stages,
+/// How many stages each device has.
+int chunks_of(const BubbleOptions& options, ScheduleKind schedule) {
+  return schedule == ScheduleKind::interleaved ? options.chunks : 1;
+}
+
+Measurement measure(const BubbleOptions& options, const Dataset& set, int device_count,
                     const PipelineOptions& how) {
   std::vector<DeviceId> ids = parse_devices(options.devices);
-  ids.resize(stages);
+  ids.resize(device_count);
   const Devices devices = open_devices(ids, {});
+  const int stages = device_count * chunks_of(options, how.schedule);
   Cuts cuts;
   for (int s = 1; s < stages; ++s) cuts.push_back(size_t(s * kLayers / stages));
   const std::unique_ptr<Loss> loss = make_cross_entropy_loss();
@@ -135,19 +143,21 @@ Measurement measure(const BubbleOptions& options, const Dataset& set, int stages
 nlohmann::json row(const BubbleOptions& options, const Dataset& set, int stages,
                    const PipelineOptions& how) {
   const Measurement found = measure(options, set, stages, how);
-  const double predicted = predicted_bubble(stages, how.micro_batches);
+  const int chunks = chunks_of(options, how.schedule);
+  const double predicted = predicted_bubble(stages, how.micro_batches, chunks);
   std::vector<std::string> mebibytes;
   for (const int64_t bytes : found.peak_memory_bytes) {
     mebibytes.push_back(fmt::format("{:.1f}", double(bytes) / (1 << 20)));
   }
   fmt::print(
-      "{} stages, {:<5} {:>2} micro-batch{:<2}  {:8.2f} ms/step  bubble {:5.1f} %, "
+      "{} stages, {:<11} {:>2} micro-batch{:<2}  {:8.2f} ms/step  bubble {:5.1f} %, "
       "formula {:5.1f} %  {} MiB\n",
       stages, name_of(how.schedule), how.micro_batches, how.micro_batches == 1 ? "" : "es",
       1e3 * found.step_seconds, 100 * found.bubble, 100 * predicted, fmt::join(mebibytes, ", "));
   std::fflush(stdout);
   return {{"stages", stages},
           {"schedule", name_of(how.schedule)},
+          {"chunks", chunks},
           {"micro_batches", how.micro_batches},
           {"step_seconds", found.step_seconds},
           {"bubble", {{"measured", found.bubble}, {"predicted", predicted}}},
@@ -171,6 +181,14 @@ void check(const BubbleOptions& options) {
   }
 }
 
+/// The interleaved schedule needs neighbours, as many micro-batches as devices, or a multiple, and
+/// a layer or more for every stage.
+bool is_possible(ScheduleKind schedule, int devices, int micro_batches, int chunks) {
+  if (schedule == ScheduleKind::naive) return micro_batches == 1;
+  return schedule != ScheduleKind::interleaved ||
+         (devices > 1 && micro_batches % devices == 0 && kLayers % (devices * chunks) == 0);
+}
+
 void measure_all(const BubbleOptions& options) {
   check(options);
   const Dataset set = noise(options);
@@ -179,11 +197,14 @@ void measure_all(const BubbleOptions& options) {
     for (const std::string& name : options.schedules) {
       const ScheduleKind schedule = parse_schedule(name);
       for (const int micro_batches : options.micro_batches) {
-        if (schedule == ScheduleKind::naive && micro_batches > 1) continue;
+        if (!is_possible(schedule, stages, micro_batches, options.chunks)) continue;
         rows.push_back(row(options, set, stages, {schedule, micro_batches}));
       }
     }
   }
+  require(!rows.empty(),
+          "--schedules: none is possible with these --stages, --chunks and --micro-batches; give "
+          "gpipe or 1f1b");
   if (!options.metrics.empty()) write_json(options.metrics, rows);
 }
 
@@ -199,7 +220,8 @@ int main(int argc, char** argv) {
   parser.add("--devices", options.devices, "one per stage");
   parser.add("--stages", options.stages, "numbers of stages (1,2)", {1, lockstep::kLayers});
   parser.add("--micro-batches", options.micro_batches, "numbers of micro-batches (1,2,4)", {1, 64});
-  parser.add("--schedules", options.schedules, "naive, gpipe, 1f1b");
+  parser.add("--schedules", options.schedules, "naive, gpipe, 1f1b, interleaved");
+  parser.add("--chunks", options.chunks, "stages on a device if interleaved", {2, 4});
   parser.add("--sleep", options.sleep_ms,
              "milliseconds that a layer sleeps instead of computing, forward, per batch",
              {0, 1000});

@@ -11,13 +11,13 @@ namespace lockstep {
 namespace {
 
 /// The limit of every way to balance: at most one stage per layer.
-void require_stages(int stages, size_t layers) {
+void require_stages(int stages, size_t layers, int chunks = 1) {
   require(stages >= 1 && static_cast<size_t>(stages) <= layers,
-          "--split: {} stages of {} layers, expected 1 to {}; name fewer devices", stages, layers,
-          layers);
+          "--split: {} stages of {} layers, expected 1 to {}; name fewer devices{}", stages, layers,
+          layers, chunks == 1 ? "" : ", or fewer --chunks");
 }
 
-Cuts parse_cuts(const std::string& text, size_t layers, int stages) {
+Cuts parse_cuts(const std::string& text, size_t layers, int stages, int chunks) {
   Cuts cuts;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t comma = std::min(text.find(',', begin), text.size());
@@ -31,8 +31,10 @@ Cuts parse_cuts(const std::string& text, size_t layers, int stages) {
     begin = comma + 1;
   }
   require(cuts.size() + 1 == static_cast<size_t>(stages),
-          "--split: {} makes {} stages, --devices names {}; give one cut less than devices", text,
-          cuts.size() + 1, stages);
+          "--split: {} makes {} stages, --devices names {}{}; give one cut less than {}", text,
+          cuts.size() + 1, stages / chunks,
+          chunks == 1 ? "" : fmt::format(" and each has {} --chunks", chunks),
+          chunks == 1 ? "devices" : "devices times chunks");
   for (size_t i = 0; i < cuts.size(); ++i) {
     const size_t lowest = i == 0 ? 1 : cuts[i - 1] + 1;
     require(
@@ -106,10 +108,10 @@ Cuts balanced_cuts(const std::vector<double>& costs, int stages) {
 }
 
 Cuts choose_cuts(const std::string& text, const Layers& layers, int stages, const Shape& images,
-                 Stream stream) {
-  require_stages(stages, layers.size());
+                 Stream stream, int chunks) {
+  require_stages(stages, layers.size(), chunks);
   if (text != "auto" && text != "measured" && text != "parameters") {
-    return parse_cuts(text, layers.size(), stages);
+    return parse_cuts(text, layers.size(), stages, chunks);
   }
   Shape probe = images;
   if (text != "measured") probe[0] = 2;  // the shares are the same; batch norm needs two

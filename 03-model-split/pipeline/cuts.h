@@ -31,8 +31,9 @@ Cuts balanced_cuts(const std::vector<double>& costs, int stages);
 
 /// The cuts that --split asks for: "3,6"; "auto" balances the floating-point operations, "measured"
 /// the times, "parameters" the bytes of the parameters. Throws BadInput for anything else, for cuts
-/// that are not in order or outside the network, and for cuts that do not make `stages` stages.
+/// that are not in order or outside the network, and for cuts that do not make `stages` stages, of
+/// which each device has `chunks`.
 Cuts choose_cuts(const std::string& text, const Layers& layers, int stages, const Shape& images,
-                 Stream stream);
+                 Stream stream, int chunks = 1);
 
 }  // namespace lockstep

@@ -94,6 +94,6 @@ int main(int argc, char** argv) {
        .summary = "Stage 03: a network cut between its layers, as a pipeline.",
        .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
        .baseline = "01-single-gpu",
-       .emulate = [&](size_t) { return own.emulation(); }},
+       .emulate = [&](size_t devices) { return own.emulation(devices); }},
       argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
 }

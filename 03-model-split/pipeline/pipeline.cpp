@@ -10,45 +10,52 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-/// Of the channels for gradients and losses: one tensor is read while the next one comes in.
-constexpr size_t kPlaces = 2;
-
 }  // namespace
 
 Pipeline::Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dataset& set,
                    const OptimizerRule& rule, const PipelineOptions& options)
     : network_(std::move(network)), loss_(loss), options_(options) {
-  const int stages = static_cast<int>(network_->stages().size());
-  schedules_ = make_schedules(options.schedule, stages, options.micro_batches);
+  const size_t devices = network_->devices();
+  schedules_ = make_schedules(options.schedule, int(devices), options.micro_batches,
+                              int(network_->chunks()));
   for (Instructions& list : schedules_) std::erase(list, Instruction{Kind::step});  // see update()
-  for (int s = 0; s < stages; ++s) {
-    const StagedNetwork::Stage& stage = network_->stages()[s];
-    workers_.push_back({.stage = stage,
-                        .optimizer = Optimizer(*stage.parameters, rule),
-                        .feeder = Feeder(stage.stream, set, size_t{2} * options.micro_batches),
-                        .phases = PhaseTimer(stage.stream)});
-    const auto pool = std::make_shared<TensorPool>(stage.stream);
-    const int live = predicted_live(options.schedule, stages, options.micro_batches, s);
-    for (int i = 0; i < live; ++i) workers_.back().flights.push_back({.context = Context(pool)});
-    if (s == 0) continue;
-    const Stream before = network_->stages()[s - 1].stream;
-    const size_t places = workers_[s - 1].flights.size();  // as many as may be alive there
-    activations_.emplace_back(before, stage.stream, places);
-    gradients_.emplace_back(stage.stream, before, kPlaces);
-    losses_.emplace_back(network_->stages().back().stream, before, kPlaces);
+  for (size_t d = 0; d < devices; ++d) {
+    const Stream stream = network_->stages()[d].stream;
+    workers_.push_back(
+        {.phases = PhaseTimer(stream), .pool = std::make_shared<TensorPool>(stream)});
+    if (d + 1 == devices) continue;
+    losses_.emplace_back(network_->stages().back().stream, stream, kGradientPlaces);
     losses_.back().reserve({1});
   }
+  while (stages_.size() < network_->stages().size()) add_stage(set, rule);
+}
+
+void Pipeline::add_stage(const Dataset& set, const OptimizerRule& rule) {
+  const size_t s = stages_.size(), devices = workers_.size();
+  const StagedNetwork::Stage& stage = network_->stages()[s];
+  stages_.push_back({.network = stage,
+                     .optimizer = Optimizer(*stage.parameters, rule),
+                     .feeder = Feeder(stage.stream, set, size_t{2} * options_.micro_batches)});
+  const int live = most_live(schedules_[s % devices], int(s / devices));
+  for (int i = 0; i < live; ++i) {
+    stages_[s].flights.push_back({.context = Context(workers_[s % devices].pool)});
+  }
+  if (s == 0) return;
+  const Stage& before = stages_[s - 1];
+  const size_t places = before.flights.size();  // as many as may be alive there
+  activations_.emplace_back(before.network.stream, stage.stream, places);
+  gradients_.emplace_back(stage.stream, before.network.stream, kGradientPlaces);
 }
 
 void Pipeline::initialize(Initializer initializer, uint64_t seed) {
-  for (const Worker& worker : workers_) {
-    lockstep::initialize(*worker.stage.parameters, initializer, seed);
+  for (const Stage& stage : stages_) {
+    lockstep::initialize(*stage.network.parameters, initializer, seed);
   }
 }
 
 int64_t Pipeline::parameter_count() const {
   int64_t count = 0;
-  for (const Worker& worker : workers_) count += worker.stage.parameters->count();
+  for (const Stage& stage : stages_) count += stage.network.parameters->count();
   return count;
 }
 
@@ -89,19 +96,17 @@ void Pipeline::feed(const HostBatch& batch, const std::vector<BatchPart>& micro_
 }
 
 void Pipeline::zero_gradients() {
-  for (Worker& worker : workers_) {
-    worker.phases.start();
-    worker.optimizer.zero_gradients();
-  }
+  for (Worker& worker : workers_) worker.phases.start();
+  for (Stage& stage : stages_) stage.optimizer.zero_gradients();
 }
 
 void Pipeline::run_schedule() {
   for (Worker& worker : workers_) worker.next = 0;
-  // The host enqueues each stage's instructions in order, as far as possible: an event must be
+  // The host enqueues each device's instructions in order, as far as possible: an event must be
   // recorded before another stream can be told to wait for it. The streams themselves run freely.
   for (bool moved = true; moved;) {
     moved = false;
-    for (size_t s = 0; s < workers_.size(); ++s) moved |= enqueue_as_far_as_possible(s);
+    for (size_t d = 0; d < workers_.size(); ++d) moved |= enqueue_as_far_as_possible(d);
   }
   std::vector<size_t> next;
   for (const Worker& worker : workers_) next.push_back(worker.next);
@@ -109,27 +114,29 @@ void Pipeline::run_schedule() {
 }
 
 void Pipeline::update() {
-  // From the last stage to the first: the last one sends the loss to the others.
-  for (size_t s = workers_.size(); s-- > 0;) enqueue(s, {Kind::step});
-  // The first stage's step comes after the batch has been read: that stage has read the images, and
-  // it waits for the loss, which the last stage sends when it has read the labels.
-  workers_.front().feeder.retire(batch_);
+  // From the last device to the first: the last one sends the loss to the others.
+  for (size_t d = workers_.size(); d-- > 0;) enqueue(d, {Kind::step});
+  // The first device's step comes after the batch has been read: that device has read the images,
+  // and it waits for the loss, which the last device sends when it has read the labels.
+  stages_.front().feeder.retire(batch_);
 }
 
-bool Pipeline::enqueue_as_far_as_possible(size_t s) {
-  size_t& next = workers_[s].next;
+bool Pipeline::enqueue_as_far_as_possible(size_t d) {
+  const Instructions& list = schedules_[d];
+  size_t& next = workers_[d].next;
   const size_t before = next;
-  for (; next < schedules_[s].size() && can_run(s, schedules_[s][next]); ++next) {
-    enqueue(s, schedules_[s][next]);
+  for (; next < list.size() && can_run(stage_of(d, list[next]), list[next]); ++next) {
+    enqueue(d, list[next]);
   }
   return next > before;
 }
 
-void Pipeline::enqueue(size_t s, const Instruction& instruction) {
+void Pipeline::enqueue(size_t d, const Instruction& instruction) {
+  const size_t s = stage_of(d, instruction);
   try {
     run(s, instruction);
   } catch (const PeerLost&) {
-    throw;  // it names the stage whose stream failed
+    throw;  // it names the stages whose stream failed
   } catch (...) {
     within(network_->text(s), [] { throw; });
   }
@@ -151,7 +158,7 @@ bool Pipeline::can_run(size_t s, const Instruction& instruction) const {
 }
 
 void Pipeline::run(size_t s, const Instruction& instruction) {
-  PhaseTimer& phases = workers_[s].phases;
+  PhaseTimer& phases = worker_of(s).phases;
   Flight& micro_batch = flight(s, instruction.micro_batch);
   switch (instruction.kind) {
     case Kind::receive_activation:
@@ -171,9 +178,9 @@ void Pipeline::run(size_t s, const Instruction& instruction) {
       return phases.end("backward");
     case Kind::send_gradient:
       send(gradients_[s - 1], micro_batch.input_gradient, phases);
-      return;
+      return release_gradient(s);
     case Kind::step:
-      step(s);
+      step(s % workers_.size());
       phases.end("step");
       return phases.stop();
   }
@@ -188,100 +195,73 @@ void Pipeline::send(Channel& channel, Tensor& x, PhaseTimer& phases) {
 }
 
 Pipeline::Flight& Pipeline::flight(size_t s, int micro_batch) {
-  std::vector<Flight>& flights = workers_[s].flights;
+  std::vector<Flight>& flights = stages_[s].flights;
   return flights[static_cast<size_t>(micro_batch) % flights.size()];
 }
 
 // --- What a stage does ---------------------------------------------------------------------------
 
+std::string Pipeline::pass_text(const char* pass, size_t s, int micro_batch) const {
+  const std::string name = fmt::format("{} {}", pass, micro_batch);
+  return network_->chunks() == 1 ? name : fmt::format("{}.{}", name, s / workers_.size());
+}
+
 void Pipeline::forward(size_t s, int number) {
-  Worker& worker = workers_[s];
-  const ScopedRange range(worker.stage.stream, fmt::format("forward {}", number));
+  Stage& stage = stages_[s];
+  Worker& worker = worker_of(s);
+  const ScopedRange range(stage.network.stream, pass_text("forward", s, number));
   Flight& micro_batch = flight(s, number);
   Context& context = micro_batch.context;
   worker.most_live = std::max(worker.most_live, ++worker.live);
   micro_batch.part = micro_batches_[number];
   context.facts = {.last_contribution = number + 1 == options_.micro_batches};
   context.begin_step(step_);
-  worker.feeder.feed_state(batch_, micro_batch.part, context);
+  stage.feeder.feed_state(batch_, micro_batch.part, context);
   if (s == 0) {
-    const DeviceBatch& images = worker.feeder.feed_images(batch_, micro_batch.part);
-    micro_batch.input = worker.feeder.normalize(images, context);
+    const DeviceBatch& images = stage.feeder.feed_images(batch_, micro_batch.part);
+    micro_batch.input = stage.feeder.normalize(images, context);
   }
-  micro_batch.output = worker.stage.layers->forward(micro_batch.input, context);
+  micro_batch.output = stage.network.layers->forward(micro_batch.input, context);
   if (options_.recompute) context.clear();
   if (!is_last(s)) return;
   // The loss and its gradient at once: the scores need not be kept.
-  const DeviceBatch& labels = worker.feeder.feed_labels(batch_, micro_batch.part);
+  const DeviceBatch& labels = stage.feeder.feed_labels(batch_, micro_batch.part);
   loss_.forward(micro_batch.output, labels.labels, loss(), context);
   micro_batch.output_gradient = loss_.backward(labels.labels, context);
   micro_batch.output = {};
 }
 
 void Pipeline::backward(size_t s, int number) {
-  Worker& worker = workers_[s];
-  const ScopedRange range(worker.stage.stream, fmt::format("backward {}", number));
+  const StagedNetwork::Stage& stage = stages_[s].network;
+  const ScopedRange range(stage.stream, pass_text("backward", s, number));
   Flight& micro_batch = flight(s, number);
   Context& context = micro_batch.context;
   if (options_.recompute) {
     context.facts.recompute = true;
-    worker.stage.layers->forward(micro_batch.input, context);
+    stage.layers->forward(micro_batch.input, context);
   }
-  micro_batch.input_gradient = worker.stage.layers->backward(micro_batch.output_gradient, context);
+  micro_batch.input_gradient = stage.layers->backward(micro_batch.output_gradient, context);
   micro_batch.output_gradient = micro_batch.input = {};
   if (s > 0) activations_[s - 1].release();
+  if (s == 0) release_gradient(s);
+  --worker_of(s).live;
+}
+
+void Pipeline::release_gradient(size_t s) {
+  // Not before the stage has sent its own: that may be the very tensor that it received, if its
+  // layers only pass it on, as EverySecondStep does in every second step.
   if (!is_last(s)) gradients_[s].release();
-  --worker.live;
 }
 
-void Pipeline::step(size_t s) {
-  const StepStateTensor& state = flight(s, 0).context.state();
+void Pipeline::step(size_t d) {
   // Every stage looks at the loss: if it is not finite, no stage may move.
-  if (is_last(s)) {
-    const Tensor mean = loss();
-    for (Channel& channel : losses_) channel.send(mean);
-    workers_[s].optimizer.step(state, mean);
-  } else {
-    workers_[s].optimizer.step(state, losses_[s].receive());
-    losses_[s].release();
+  const bool last = d + 1 == workers_.size();
+  const Tensor mean = last ? loss() : losses_[d].receive();
+  for (size_t i = 0; last && i < losses_.size(); ++i) losses_[i].send(mean);
+  for (const size_t s : network_->stages_on(d)) {
+    stages_[s].optimizer.step(flight(s, 0).context.state(), mean);
   }
-}
-
-// --- Reports -------------------------------------------------------------------------------------
-
-std::vector<HealthTensor> Pipeline::healths() const {
-  std::vector<HealthTensor> all;
-  for (const Worker& worker : workers_) all.push_back(worker.optimizer.health());
-  return all;
-}
-
-std::vector<int> Pipeline::live() const {
-  std::vector<int> all;
-  for (const Worker& worker : workers_) all.push_back(worker.most_live);
-  return all;
-}
-
-double Pipeline::flops() const {
-  double all = 0;
-  for (const Worker& worker : workers_) {
-    for (const Flight& micro_batch : worker.flights) all += micro_batch.context.flops();
-  }
-  return all;
-}
-
-double Pipeline::measured_bubble() {
-  double waited = 0, all = 0;
-  for (Worker& worker : workers_) {
-    for (const auto& [phase, seconds] : worker.phases.totals()) {
-      all += seconds;
-      if (phase == "wait") waited += seconds;
-    }
-  }
-  return all == 0 ? 0 : waited / all;
-}
-
-void Pipeline::restart_clocks() {
-  for (Worker& worker : workers_) worker.phases.restart();
+  if (!last) losses_[d].release();
 }
 
 }  // namespace lockstep

@@ -27,7 +27,7 @@ struct PipelineOptions {
 
 /// Trains a split network by a schedule. The batch is cut into micro-batches whose gradients add up
 /// before the one update, so the result is that of the whole batch, except for batch normalisation,
-/// which sees a micro-batch at a time.
+/// which sees a micro-batch at a time. A device has as many stages (chunks) as the network says.
 class Pipeline {
  public:
   /// `loss` and `set` (which says how images are normalised) must outlive this object.
@@ -46,10 +46,10 @@ class Pipeline {
             const StepState& step);
   /// Those of every stage, and the loss on the last one.
   void zero_gradients();
-  /// Every stage follows its instructions up to the step: receive, forward, send, backward. Leaves
+  /// Every device follows its instructions up to the step: receive, forward, send, backward. Leaves
   /// the batch's mean loss in loss().
   void run_schedule();
-  /// Every stage's step, the last of its instructions: the optimizer updates its parameters.
+  /// Every device's step, the last of its instructions: the optimizers update its parameters.
   void update();
 
   /// [1], on the last stage's device.
@@ -67,15 +67,15 @@ class Pipeline {
   /// device 0.
   Module& network();
 
-  /// The most micro-batches between forward and the end of backward, per stage.
+  /// The most activations of a stage between forward and the end of backward, per device.
   std::vector<int> live() const;
-  /// The share of the stages' time that they waited for each other, by events in their streams.
+  /// The share of the devices' time that they waited for each other, by events in their streams.
   double measured_bubble();
-  /// Forgets the stages' times so far.
+  /// Forgets the devices' times so far.
   void restart_clocks();
   /// Floating-point operations on all devices so far, in training.
   double flops() const;
-  /// Adds the bubble, the stages' phases, and what they keep, to the summary and the metrics.
+  /// Adds the bubble, the devices' phases, and what they keep, to the summary and the metrics.
   void report(TrainingLog& log);
 
  private:
@@ -88,34 +88,47 @@ class Pipeline {
     Tensor output_gradient{};  // from the next stage, on the last one from the loss
     Tensor input_gradient{};   // to the stage before
   };
-  struct Worker {
-    const StagedNetwork::Stage& stage;
+  struct Stage {
+    const StagedNetwork::Stage& network;
     Optimizer optimizer;
     Feeder feeder;
-    PhaseTimer phases;
     std::vector<Flight> flights{};  // micro-batch i uses number i modulo their number
-    size_t next = 0;                // instruction of the current step
+  };
+  /// A device, with one stage or several.
+  struct Worker {
+    PhaseTimer phases;
+    std::shared_ptr<TensorPool> pool;  // of its stages' contexts
+    size_t next = 0;                   // instruction of the current step
     int live = 0, most_live = 0;
   };
 
-  bool enqueue_as_far_as_possible(size_t stage);
-  void enqueue(size_t stage, const Instruction& instruction);
+  void add_stage(const Dataset& set, const OptimizerRule& rule);
+  bool enqueue_as_far_as_possible(size_t device);
+  void enqueue(size_t device, const Instruction& instruction);
   bool can_run(size_t stage, const Instruction& instruction) const;
   void run(size_t stage, const Instruction& instruction);
   void send(Channel& channel, Tensor& x, PhaseTimer& phases);
   void forward(size_t stage, int micro_batch);
   void backward(size_t stage, int micro_batch);
-  void step(size_t stage);
+  void release_gradient(size_t stage);
+  void step(size_t device);
+  /// What a pass is called in a trace: "forward 2", or with several chunks "forward 2.1".
+  std::string pass_text(const char* pass, size_t stage, int micro_batch) const;
   Flight& flight(size_t stage, int micro_batch);
-  bool is_last(size_t stage) const { return stage + 1 == workers_.size(); }
+  size_t stage_of(size_t device, const Instruction& instruction) const {
+    return static_cast<size_t>(instruction.chunk) * workers_.size() + device;
+  }
+  Worker& worker_of(size_t stage) { return workers_[stage % workers_.size()]; }
+  bool is_last(size_t stage) const { return stage + 1 == stages_.size(); }
 
   std::unique_ptr<StagedNetwork> network_;
   Loss& loss_;
   PipelineOptions options_;
-  std::vector<Instructions> schedules_;  // without their last instruction, the step
-  std::deque<Worker> workers_;
+  std::vector<Instructions> schedules_;  // of each device, without the last instruction, the step
+  std::deque<Worker> workers_;           // one per device
+  std::deque<Stage> stages_;
   std::deque<Channel> activations_, gradients_;  // [s]: between stages s and s + 1
-  std::deque<Channel> losses_;                   // [s]: from the last stage to stage s
+  std::deque<Channel> losses_;                   // [d]: from the last device to device d
 
   // The current step.
   HostBatch batch_;

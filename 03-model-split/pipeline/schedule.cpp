@@ -11,25 +11,26 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-/// Writes down one stage's instructions. The first stage receives no activations and sends no
-/// gradients, the last the other way round.
+/// Writes down one device's instructions. The first of all stages receives no activations and sends
+/// no gradients, the last one the other way round.
 class StageWriter {
  public:
-  StageWriter(int stage, int stages) : first_(stage == 0), last_(stage == stages - 1) {}
+  StageWriter(int device, int devices, int chunks = 1)
+      : device_(device), devices_(devices), chunks_(chunks) {}
 
-  void receive_activation(int micro_batch) {
-    if (!first_) list_.push_back({Kind::receive_activation, micro_batch});
+  void receive_activation(int micro_batch, int chunk = 0) {
+    if (!is_first(chunk)) add(Kind::receive_activation, micro_batch, chunk);
   }
-  void forward(int micro_batch) {
-    list_.push_back({Kind::forward, micro_batch});
-    if (!last_) list_.push_back({Kind::send_activation, micro_batch});
+  void forward(int micro_batch, int chunk = 0) {
+    add(Kind::forward, micro_batch, chunk);
+    if (!is_last(chunk)) add(Kind::send_activation, micro_batch, chunk);
   }
-  void backward(int micro_batch) {
-    if (!last_) list_.push_back({Kind::receive_gradient, micro_batch});
-    list_.push_back({Kind::backward, micro_batch});
+  void backward(int micro_batch, int chunk = 0) {
+    if (!is_last(chunk)) add(Kind::receive_gradient, micro_batch, chunk);
+    add(Kind::backward, micro_batch, chunk);
   }
-  void send_gradient(int micro_batch) {
-    if (!first_) list_.push_back({Kind::send_gradient, micro_batch});
+  void send_gradient(int micro_batch, int chunk = 0) {
+    if (!is_first(chunk)) add(Kind::send_gradient, micro_batch, chunk);
   }
   Instructions finish() {
     list_.push_back({Kind::step});
@@ -37,18 +38,26 @@ class StageWriter {
   }
 
  private:
-  bool first_, last_;
+  bool is_first(int chunk) const { return device_ == 0 && chunk == 0; }
+  bool is_last(int chunk) const { return device_ == devices_ - 1 && chunk == chunks_ - 1; }
+  void add(Kind kind, int micro_batch, int chunk) {
+    require(0 <= chunk && chunk < chunks_, "schedule: {} {} of chunk {}, expected chunk 0 to {}",
+            name_of(kind), micro_batch, chunk, chunks_ - 1);
+    list_.push_back({kind, micro_batch, chunk});
+  }
+
+  int device_, devices_, chunks_;
   Instructions list_;
 };
 
 }  // namespace
 
 ScheduleKind parse_schedule(const std::string& text) {
-  for (const ScheduleKind kind :
-       {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f1b}) {
+  for (const ScheduleKind kind : {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f1b,
+                                  ScheduleKind::interleaved}) {
     if (text == name_of(kind)) return kind;
   }
-  fail<BadInput>("--schedule: '{}', expected naive, gpipe or 1f1b", text);
+  fail<BadInput>("--schedule: '{}', expected naive, gpipe, 1f1b or interleaved", text);
 }
 
 std::string name_of(ScheduleKind kind) {
@@ -59,6 +68,8 @@ std::string name_of(ScheduleKind kind) {
       return "gpipe";
     case ScheduleKind::one_f1b:
       return "1f1b";
+    case ScheduleKind::interleaved:
+      return "interleaved";
   }
   return "?";
 }
@@ -122,43 +133,118 @@ Instructions one_f1b_schedule(int stages, int micro_batches, int stage) {
   // [end 03.2]
 }
 
-Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage) {
-  require(stages > 0, "schedule: {} stages, expected 1 or more", stages);
+Instructions interleaved_schedule(int devices, int chunks, int micro_batches, int device) {
+  // [task 03.5] interleaved 1F1B
+  const int all = chunks * micro_batches;  // forwards, and as many backwards
+  // The first micro-batch goes round all devices once per chunk. Then it goes from this device to
+  // the last one, and its gradient comes back: two forwards for each device on that way.
+  const int warm_up = (chunks - 1) * devices + 2 * (devices - 1 - device);
+  const auto micro_batch = [&](int n) { return n / (devices * chunks) * devices + n % devices; };
+  const auto chunk = [&](int n) { return n / devices % chunks; };
+  StageWriter writer(device, devices, chunks);
+  for (int n = 0; n < all + warm_up; ++n) {
+    if (n < all) {
+      writer.receive_activation(micro_batch(n), chunk(n));
+      writer.forward(micro_batch(n), chunk(n));
+    }
+    if (n < warm_up) continue;
+    const int i = micro_batch(n - warm_up), from_the_last = chunks - 1 - chunk(n - warm_up);
+    writer.backward(i, from_the_last);
+    writer.send_gradient(i, from_the_last);
+  }
+  return writer.finish();
+  // [end 03.5]
+}
+
+namespace {
+
+void require_possible(ScheduleKind kind, int devices, int micro_batches, int chunks) {
+  require(devices > 0, "schedule: {} stages, expected 1 or more", devices);
   require(micro_batches > 0, "schedule: {} micro-batches, expected 1 or more", micro_batches);
-  require(0 <= stage && stage < stages, "schedule: stage {} of {}, expected 0 to {}", stage, stages,
-          stages - 1);
   require(kind != ScheduleKind::naive || micro_batches == 1,
           "schedule: the naive one has 1 micro-batch, found {}; choose gpipe or 1f1b",
           micro_batches);
-  return kind == ScheduleKind::one_f1b ? one_f1b_schedule(stages, micro_batches, stage)
-                                       : gpipe_schedule(stages, micro_batches, stage);
+  if (kind != ScheduleKind::interleaved) {
+    require(chunks == 1, "schedule: {} has 1 chunk per device, found {}; choose interleaved",
+            name_of(kind), chunks);
+    return;
+  }
+  require(devices > 1 && chunks > 1,
+          "schedule: interleaved with {} chunk{} on each of {} device{}, expected 2 or more of "
+          "both; choose 1f1b",
+          chunks, chunks == 1 ? "" : "s", devices, devices == 1 ? "" : "s");
+  require(micro_batches % devices == 0,
+          "schedule: interleaved on {} devices with {} micro-batches, expected a multiple of {}; "
+          "give --micro-batches {}, or choose 1f1b",
+          devices, micro_batches, devices, (micro_batches / devices + 1) * devices);
 }
 
-std::vector<Instructions> make_schedules(ScheduleKind kind, int stages, int micro_batches) {
+}  // namespace
+
+Instructions make_schedule(ScheduleKind kind, int devices, int micro_batches, int device,
+                           int chunks) {
+  require_possible(kind, devices, micro_batches, chunks);
+  require(0 <= device && device < devices, "schedule: stage {} of {}, expected 0 to {}", device,
+          devices, devices - 1);
+  switch (kind) {
+    case ScheduleKind::one_f1b:
+      return one_f1b_schedule(devices, micro_batches, device);
+    case ScheduleKind::interleaved:
+      return interleaved_schedule(devices, chunks, micro_batches, device);
+    default:
+      return gpipe_schedule(devices, micro_batches, device);
+  }
+}
+
+std::vector<Instructions> make_schedules(ScheduleKind kind, int devices, int micro_batches,
+                                         int chunks) {
   std::vector<Instructions> all;
-  for (int stage = 0; stage < stages; ++stage) {
-    all.push_back(make_schedule(kind, stages, micro_batches, stage));
+  for (int device = 0; device < devices; ++device) {
+    all.push_back(make_schedule(kind, devices, micro_batches, device, chunks));
   }
   return all;
 }
 
 void require_finished(const std::vector<Instructions>& schedules, const std::vector<size_t>& next) {
   std::vector<std::string> stuck;
-  for (size_t stage = 0; stage < schedules.size(); ++stage) {
-    if (next[stage] == schedules[stage].size()) continue;
-    const Instruction& at = schedules[stage][next[stage]];
-    stuck.push_back(fmt::format("stage {} at '{} {}'", stage, name_of(at.kind), at.micro_batch));
+  for (size_t device = 0; device < schedules.size(); ++device) {
+    if (next[device] == schedules[device].size()) continue;
+    const Instruction& at = schedules[device][next[device]];
+    stuck.push_back(fmt::format("stage {} at '{} {}'", at.chunk * schedules.size() + device,
+                                name_of(at.kind), at.micro_batch));
   }
   require(stuck.empty(), "schedule: deadlock, no stage can go on: {}; expected all to finish",
           listed(stuck));
 }
 
-double predicted_bubble(int stages, int micro_batches) {
-  return double(stages - 1) / double(micro_batches + stages - 1);
+// --- What they cost ------------------------------------------------------------------------------
+
+double predicted_bubble(int devices, int micro_batches, int chunks) {
+  return double(devices - 1) / double(chunks * micro_batches + devices - 1);
 }
 
-int predicted_live(ScheduleKind kind, int stages, int micro_batches, int stage) {
-  return kind == ScheduleKind::one_f1b ? std::min(stages - stage, micro_batches) : micro_batches;
+std::string bubble_formula(int chunks) { return chunks == 1 ? "(p-1)/(m+p-1)" : "(p-1)/(Vm+p-1)"; }
+
+int predicted_live(ScheduleKind kind, int devices, int micro_batches, int device, int chunks) {
+  const int all = chunks * micro_batches;
+  switch (kind) {
+    case ScheduleKind::one_f1b:
+      return std::min(devices - device, all);
+    case ScheduleKind::interleaved:
+      return std::min(2 * (devices - 1 - device) + (chunks - 1) * devices + 1, all);
+    default:
+      return all;
+  }
+}
+
+int most_live(const Instructions& list, int chunk) {
+  int live = 0, most = 0;
+  for (const Instruction& i : list) {
+    if (i.chunk != chunk) continue;
+    if (i.kind == Kind::forward) most = std::max(most, ++live);
+    if (i.kind == Kind::backward) --live;
+  }
+  return most;
 }
 
 }  // namespace lockstep

@@ -1,5 +1,9 @@
 #pragma once
-// When each stage of a pipeline does what: lists of instructions, without devices or numbers.
+// When each device of a pipeline does what: lists of instructions, without memory or numbers.
+//
+// A device holds one stage of the network or, in the interleaved schedule, several: its chunks.
+// With p devices, chunk v of device d is stage v p + d. Where each device has one stage, stage and
+// device have the same number.
 
 #include <string>
 #include <vector>
@@ -8,16 +12,17 @@ namespace lockstep {
 
 /// How the micro-batches of one batch are ordered.
 enum class ScheduleKind {
-  naive,   // one micro-batch: only one stage works at a time
-  gpipe,   // all forwards, then all backwards (Huang et al., arXiv 1811.06965)
-  one_f1b  // a backward as soon as there is one (PipeDream-Flush, arXiv 2006.09503, section 2.2)
+  naive,    // one micro-batch: only one stage works at a time
+  gpipe,    // all forwards, then all backwards (Huang et al., arXiv 1811.06965)
+  one_f1b,  // a backward as soon as there is one (PipeDream-Flush, arXiv 2006.09503, section 2.2)
+  interleaved  // 1F1B with several stages on a device (Megatron-LM, arXiv 2104.04473, section 2.2)
 };
-/// "naive", "gpipe" or "1f1b"; throws BadInput otherwise.
+/// "naive", "gpipe", "1f1b" or "interleaved"; throws BadInput otherwise.
 ScheduleKind parse_schedule(const std::string& text);
 std::string name_of(ScheduleKind kind);
 
-/// One thing that a stage does. It sends to, and receives from, its neighbours: activations go to
-/// the next stage, gradients to the previous one.
+/// One thing that a device does, for one of its stages. That sends to, and receives from, its
+/// neighbours: activations go to the next stage, gradients to the previous one.
 struct Instruction {
   enum class Kind {
     receive_activation,
@@ -30,6 +35,7 @@ struct Instruction {
   };
   Kind kind;
   int micro_batch = 0;  // 0, 1, ...; 0 for a step
+  int chunk = 0;        // which of the device's stages
 
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
@@ -46,24 +52,48 @@ Instructions gpipe_schedule(int stages, int micro_batches, int stage);
 /// turn until nothing is left. Sends and receives are in an order in which no stage waits forever,
 /// even if every send lasts until its receiver has come to the receive.
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage);
+/// What device `device` of `devices` does in interleaved 1F1B, with `chunks` stages on each device.
+/// `micro_batches` is a multiple of `devices`.
+///
+/// The order of forwards: micro-batches 0 to devices - 1 through chunk 0, the same through chunk 1,
+/// and so on up to the last chunk; then the next `devices` micro-batches, again from chunk 0. The
+/// order of backwards is the same, but from the last chunk to chunk 0. First come
+/// 2 (devices - 1 - device) + (chunks - 1) devices forwards, or all if that is less; then a forward
+/// and a backward in turn; then the backwards that are left, and the step. What a forward or
+/// backward needs is received right before it, what it made is sent right after it. Only the first
+/// of all stages receives no activations and sends no gradients, and only the last one sends no
+/// activations and receives no gradients.
+Instructions interleaved_schedule(int devices, int chunks, int micro_batches, int device);
 
-/// What stage `stage` of `stages` does for one batch of `micro_batches`, in this order; the naive
-/// schedule is GPipe's with one micro-batch. Throws BadInput for less than one stage or
-/// micro-batch, for a stage that does not exist, and for several micro-batches in the naive
-/// schedule.
-Instructions make_schedule(ScheduleKind kind, int stages, int micro_batches, int stage);
-/// The instructions of all stages.
-std::vector<Instructions> make_schedules(ScheduleKind kind, int stages, int micro_batches);
+/// What device `device` of `devices` does for one batch of `micro_batches`, in this order; the
+/// naive schedule is GPipe's with one micro-batch. Throws BadInput for less than one device or
+/// micro-batch, for a device that does not exist, for several micro-batches in the naive schedule,
+/// for several chunks in any but the interleaved one, and there for less than two devices or chunks
+/// and for micro-batches that are no multiple of the devices.
+Instructions make_schedule(ScheduleKind kind, int devices, int micro_batches, int device,
+                           int chunks = 1);
+/// The instructions of all devices.
+std::vector<Instructions> make_schedules(ScheduleKind kind, int devices, int micro_batches,
+                                         int chunks = 1);
 
-/// Throws BadInput, reporting a deadlock, if a stage has instructions left: next[stage] is its
-/// first one not done. Names every such stage.
+/// Throws BadInput, reporting a deadlock, if a device has instructions left: next[device] is its
+/// first one not done. Names the stage of every such instruction.
 void require_finished(const std::vector<Instructions>& schedules, const std::vector<size_t>& next);
 
-/// (p-1)/(m+p-1): the share of the whole time that each of p stages waits, if all take equally long
-/// (GPipe, section 2.3). Over the ideal time it would be (p-1)/m.
-double predicted_bubble(int stages, int micro_batches);
-/// The micro-batches whose activations stage `stage` has to keep at the same time: all of them in
-/// GPipe, at most stages - stage in 1F1B.
-int predicted_live(ScheduleKind kind, int stages, int micro_batches, int stage);
+/// (p-1)/(V m + p-1) with V chunks: the share of the whole time that each of p devices waits, if
+/// all stages take equally long (GPipe, section 2.3). Over the ideal time it would be (p-1)/(V m).
+double predicted_bubble(int devices, int micro_batches, int chunks = 1);
+/// The formula as text: "(p-1)/(m+p-1)", with several chunks "(p-1)/(Vm+p-1)".
+std::string bubble_formula(int chunks);
+/// How many activations of a stage device `device` has to keep at the same time: those of all
+/// micro-batches in GPipe, of at most devices - device in 1F1B. In the interleaved schedule each is
+/// one of a chunk, and there are as many as forwards until the first backward.
+int predicted_live(ScheduleKind kind, int devices, int micro_batches, int device, int chunks = 1);
+/// The most micro-batches of `chunk` that are between forward and backward, as the list has it.
+int most_live(const Instructions& list, int chunk);
+
+/// How many gradients may be under way between two stages, or in use: one is read while the next
+/// one comes in.
+inline constexpr int kGradientPlaces = 2;
 
 }  // namespace lockstep

@@ -13,54 +13,60 @@ using Kind = Instruction::Kind;
 constexpr double kForward = 1, kBackward = 2;  // it does about twice the work
 
 /// A forward or backward, and whose.
-struct StageSlot {
-  int stage;
+struct DeviceSlot {
+  int device;
   Slot slot;
 };
 
-/// The slots of all stages, each after those that it depends on.
-std::vector<StageSlot> in_order_of_time(const Timetable& table) {
-  std::vector<StageSlot> all;
-  for (size_t stage = 0; stage < table.stages.size(); ++stage) {
-    for (const Slot& slot : table.stages[stage]) all.push_back({int(stage), slot});
+/// The slots of all devices, each after those that it depends on.
+std::vector<DeviceSlot> in_order_of_time(const Timetable& table) {
+  std::vector<DeviceSlot> all;
+  for (size_t device = 0; device < table.devices.size(); ++device) {
+    for (const Slot& slot : table.devices[device]) all.push_back({int(device), slot});
   }
-  std::stable_sort(all.begin(), all.end(), [](const StageSlot& a, const StageSlot& b) {
+  std::stable_sort(all.begin(), all.end(), [](const DeviceSlot& a, const DeviceSlot& b) {
     return a.slot.begin < b.slot.begin;
   });
   return all;
 }
 
+std::string words_of(const Instruction& instruction, int chunks) {
+  return fmt::format("{} of micro-batch {}", name_of(instruction.kind), instruction.micro_batch) +
+         (chunks == 1 ? "" : fmt::format(" through chunk {}", instruction.chunk));
+}
+
 }  // namespace
 
-Plan plan_of(ScheduleKind kind, int stages, int micro_batches) {
-  const int p = stages, m = micro_batches;
-  const Timetable table = simulate(make_schedules(kind, p, m), kForward, kBackward);
+Plan plan_of(ScheduleKind kind, int devices, int micro_batches, int chunks) {
+  const int p = devices, m = micro_batches;
+  const Timetable table = simulate(make_schedules(kind, p, m, chunks), kForward, kBackward);
   std::vector<PlannedLane> lanes;
-  for (int stage = 0; stage < p; ++stage) {
-    lanes.push_back({"stage " + std::to_string(stage), double(predicted_live(kind, p, m, stage))});
+  for (int device = 0; device < p; ++device) {
+    lanes.push_back({row_name(device, chunks), double(predicted_live(kind, p, m, device, chunks))});
   }
-  Plan plan(fmt::format("{}: {} stages, {} micro-batch{}", name_of(kind), p, m, m == 1 ? "" : "es"),
-            "forwards", "live activations", lanes);
+  Plan plan(fmt::format("{}: {}", name_of(kind), pipeline_text(p, m, chunks)), "forwards",
+            "live activations", lanes);
   std::map<std::tuple<Kind, int, int>, size_t> places;  // of kind, stage and micro-batch
-  for (const auto& [stage, slot] : in_order_of_time(table)) {
-    const int i = slot.instruction.micro_batch;
-    const bool forward = slot.instruction.kind == Kind::forward;
+  for (const auto& [device, slot] : in_order_of_time(table)) {
+    const auto& [what, i, chunk] = slot.instruction;
+    const bool forward = what == Kind::forward;
+    const int stage = chunk * p + device;
     std::vector<size_t> after;
     if (!forward) after.push_back(places.at({Kind::forward, stage, i}));
-    const auto neighbour = places.find({slot.instruction.kind, forward ? stage - 1 : stage + 1, i});
+    const auto neighbour = places.find({what, forward ? stage - 1 : stage + 1, i});
     if (neighbour != places.end()) after.push_back(neighbour->second);
-    places[{slot.instruction.kind, stage, i}] =
-        plan.add({.lane = size_t(stage),
-                  .name = fmt::format("{}{}", forward ? 'F' : 'B', i),
-                  .kind = name_of(slot.instruction.kind),
-                  .text = fmt::format("{} of micro-batch {}", name_of(slot.instruction.kind), i),
-                  .length = slot.end - slot.begin,
-                  .after = after,
-                  .takes = forward ? 1.0 : 0.0,
-                  .gives = forward ? 0.0 : 1.0});
+    places[{what, stage, i}] = plan.add({.lane = size_t(device),
+                                         .name = label_of(slot.instruction, chunks),
+                                         .kind = name_of(what),
+                                         .text = words_of(slot.instruction, chunks),
+                                         .length = slot.end - slot.begin,
+                                         .after = after,
+                                         .takes = forward ? 1.0 : 0.0,
+                                         .gives = forward ? 0.0 : 1.0});
   }
   plan.set_formula(
-      {fmt::format("bubble (p-1)/(m+p-1) = {}/{}", p - 1, m + p - 1), predicted_bubble(p, m)});
+      {fmt::format("bubble {} = {}/{}", bubble_formula(chunks), p - 1, chunks * m + p - 1),
+       predicted_bubble(p, m, chunks)});
   return plan;
 }
 

@@ -6,8 +6,9 @@
 
 namespace lockstep {
 
-/// A lane per stage; its bars are F0, B0 and so on, its count the live activations. A forward takes
-/// one unit, a backward two. Throws BadInput for a schedule that cannot be.
-Plan plan_of(ScheduleKind kind, int stages, int micro_batches);
+/// A lane per device; its bars are F0, B0 and so on, with several chunks F0.0, F0.1, its count the
+/// live activations. A forward of a stage takes one unit, a backward two. Throws BadInput for a
+/// schedule that cannot be.
+Plan plan_of(ScheduleKind kind, int devices, int micro_batches, int chunks = 1);
 
 }  // namespace lockstep

@@ -13,8 +13,10 @@ void PipelineProgramOptions::add_to(OptionParser& parser) {
              "the layers with which stages begin (3,6), or what is to be balanced: auto "
              "(operations), measured (time), parameters (bytes)");
   parser.begin_group("Training");
-  parser.add("--schedule", schedule, "naive, gpipe or 1f1b");
-  parser.add("--micro-batches", micro_batches, "parts of a batch; 0: 4, in the naive schedule 1",
+  parser.add("--schedule", schedule, "naive, gpipe, 1f1b or interleaved");
+  parser.add("--chunks", chunks, "stages on a device; 0: 2 if interleaved, else 1", {0, 64});
+  parser.add("--micro-batches", micro_batches,
+             "parts of a batch; 0: 4, in the naive schedule 1, if interleaved 2 per device",
              {0, 1024});
   parser.add_flag("--recompute", recompute,
                   "run each forward again before its backward instead of keeping its work");
@@ -30,30 +32,44 @@ void PipelineProgramOptions::add_to(OptionParser& parser) {
   });
 }
 
-int PipelineProgramOptions::micro_batch_count() const {
-  const int automatic = parse_schedule(schedule) == ScheduleKind::naive ? 1 : 4;
-  return micro_batches > 0 ? micro_batches : automatic;
+int PipelineProgramOptions::micro_batch_count(size_t devices) const {
+  if (micro_batches > 0) return micro_batches;
+  switch (parse_schedule(schedule)) {
+    case ScheduleKind::naive:
+      return 1;
+    case ScheduleKind::interleaved:
+      return 2 * static_cast<int>(devices);  // it needs a multiple
+    default:
+      return 4;
+  }
 }
 
-std::string PipelineProgramOptions::timetable(size_t stages) const {
-  return draw(parse_schedule(schedule), static_cast<int>(stages), micro_batch_count());
+int PipelineProgramOptions::chunk_count() const {
+  if (chunks > 0) return chunks;
+  return parse_schedule(schedule) == ScheduleKind::interleaved ? 2 : 1;
 }
 
-std::string PipelineProgramOptions::emulation() const {
-  return fmt::format("micro:{}", micro_batch_count());
+std::string PipelineProgramOptions::timetable(size_t devices) const {
+  return draw(parse_schedule(schedule), static_cast<int>(devices), micro_batch_count(devices),
+              chunk_count());
+}
+
+std::string PipelineProgramOptions::emulation(size_t devices) const {
+  return fmt::format("micro:{}", micro_batch_count(devices));
 }
 
 Pipeline make_pipeline(Model& model, const Options& options, const PipelineProgramOptions& own,
                        const Dataset& set, const std::vector<Stream>& streams) {
   Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
-  const Shape micro_batch{std::max<int64_t>(2, options.batch_size / own.micro_batch_count()),
-                          set.height, set.width,
-                          set.channels};  // batch normalisation needs two samples
-  const Cuts cuts =
-      choose_cuts(own.split, layers, static_cast<int>(streams.size()), micro_batch, streams[0]);
+  const int micro_batches = own.micro_batch_count(streams.size()), chunks = own.chunk_count();
+  const ScheduleKind schedule = parse_schedule(own.schedule);
+  make_schedules(schedule, static_cast<int>(streams.size()), micro_batches, chunks);  // or refuses
+  const Shape micro_batch{std::max<int64_t>(2, options.batch_size / micro_batches), set.height,
+                          set.width, set.channels};  // batch normalisation needs two samples
+  const int stages = static_cast<int>(streams.size()) * chunks;
+  const Cuts cuts = choose_cuts(own.split, layers, stages, micro_batch, streams[0], chunks);
   Pipeline pipeline(std::make_unique<StagedNetwork>(std::move(layers), cuts, streams), *model.loss,
-                    set, options.optimizer_rule(),
-                    {parse_schedule(own.schedule), own.micro_batch_count(), own.recompute});
+                    set, options.optimizer_rule(), {schedule, micro_batches, own.recompute});
   pipeline.require_samples(options.smallest_batch(set.count()));
   return pipeline;
 }

@@ -13,22 +13,26 @@ namespace lockstep {
 struct PipelineProgramOptions {
   std::string split = "auto";
   std::string schedule = "1f1b";
-  int micro_batches = 0;  // 0: 4, but 1 for the naive schedule
+  int micro_batches = 0;  // 0: 4, but 1 for the naive schedule, 2 per device for interleaved
+  int chunks = 0;         // 0: 2 for interleaved, 1 for the others
   bool recompute = false;
   bool print_schedule = false;
 
   void add_to(OptionParser& parser);
 
   /// How many micro-batches a batch has.
-  int micro_batch_count() const;
-  /// The timetable of a pipeline with this number of stages, as text.
-  std::string timetable(size_t stages) const;
+  int micro_batch_count(size_t devices) const;
+  /// How many stages a device has.
+  int chunk_count() const;
+  /// The timetable of a pipeline with this number of devices, as text.
+  std::string timetable(size_t devices) const;
   /// The --emulate value with which the reference computes the same.
-  std::string emulation() const;
+  std::string emulation(size_t devices) const;
 };
 
-/// Cuts the model's network, as the options say, into one stage per stream. `model`, whose network
-/// has no layers afterwards, and `set`, which says how large images are, must outlive the result.
+/// Cuts the model's network, as the options say, into a stage per chunk of every stream. `model`,
+/// whose network has no layers afterwards, and `set`, which says how large images are, must outlive
+/// the result.
 /// Throws BadInput where the network cannot be cut in this way.
 Pipeline make_pipeline(Model& model, const Options& options, const PipelineProgramOptions& own,
                        const Dataset& set, const std::vector<Stream>& streams);

@@ -1,14 +1,20 @@
 #include "03-model-split/pipeline/staged_network.h"
 
+#include <fmt/ranges.h>
+
 #include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
 
 namespace lockstep {
 
-StagedNetwork::StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams) {
-  require_equal(cuts.size() + 1, streams.size(), "StagedNetwork: stages by the cuts, and streams");
-  for (size_t s = 0; s < streams.size(); ++s) {
+StagedNetwork::StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams)
+    : devices_(streams.size()) {
+  const size_t stages = cuts.size() + 1;
+  require(stages % devices_ == 0,
+          "StagedNetwork: stages by the cuts: found {}, expected a multiple of the {} devices",
+          stages, devices_);
+  for (size_t s = 0; s < stages; ++s) {
     const size_t begin = s == 0 ? 0 : cuts[s - 1];
     const size_t end = s < cuts.size() ? cuts[s] : layers.size();
     require(begin < end && end <= layers.size(),
@@ -19,22 +25,37 @@ StagedNetwork::StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<
       const std::string name = layers[i]->name();
       piece->add(name, std::move(layers[i]));
     }
+    const Stream stream = streams[s % devices_];
     Sequential& added = add_module("", std::move(piece));
-    stages_.push_back({streams[s], &added, std::make_unique<FlatParameters>(added, streams[s])});
-    if (s > 0) contexts_.push_back(std::make_unique<Context>(streams[s]));
-    stages_.back().stream.backend().set_owner(text(s));
+    stages_.push_back({stream, &added, std::make_unique<FlatParameters>(added, stream)});
+    if (s > 0) contexts_.push_back(std::make_unique<Context>(stream));
   }
+  for (size_t d = 0; d < devices_; ++d) streams[d].backend().set_owner(device_text(d));
 }
 
-std::string StagedNetwork::layers_text(size_t stage) const {
-  const auto& layers = stages_[stage].layers->children();
-  const std::string first = layers.front()->name();
-  return layers.size() == 1 ? first : first + " to " + layers.back()->name();
+std::vector<size_t> StagedNetwork::stages_on(size_t device) const {
+  std::vector<size_t> found;
+  for (size_t s = device; s < stages_.size(); s += devices_) found.push_back(s);
+  return found;
 }
 
-std::string StagedNetwork::text(size_t stage) const {
-  return fmt::format("stage {} ({}, {})", stage, stages_[stage].stream.device().name(),
-                     layers_text(stage));
+std::string StagedNetwork::numbers_text(const std::vector<size_t>& stages) {
+  return fmt::format("stage{} {}", stages.size() == 1 ? "" : "s", fmt::join(stages, " and "));
+}
+
+std::string StagedNetwork::layers_text(const std::vector<size_t>& stages) const {
+  std::vector<std::string> texts;
+  for (const size_t stage : stages) {
+    const auto& layers = stages_[stage].layers->children();
+    const std::string first = layers.front()->name();
+    texts.push_back(layers.size() == 1 ? first : first + " to " + layers.back()->name());
+  }
+  return fmt::format("{}", fmt::join(texts, " and "));
+}
+
+std::string StagedNetwork::text_of(const std::vector<size_t>& stages) const {
+  return fmt::format("{} ({}, {})", numbers_text(stages),
+                     stages_[stages.front()].stream.device().name(), layers_text(stages));
 }
 
 // --- The naive way -------------------------------------------------------------------------------

@@ -10,8 +10,9 @@
 
 namespace lockstep {
 
-/// A Sequential cut into stages of consecutive layers, each stage on a device. forward() and
-/// backward() are the naive way to use it: one stage works, all others wait.
+/// A Sequential cut into stages of consecutive layers, each stage on a device: with p devices,
+/// stage k lies on device k modulo p. forward() and backward() are the naive way to use it: one
+/// stage works, all others wait.
 class StagedNetwork final : public Module {
  public:
   struct Stage {
@@ -20,15 +21,23 @@ class StagedNetwork final : public Module {
     std::unique_ptr<FlatParameters> parameters;
   };
 
-  /// One stage on each stream, in order. Throws BadInput for cuts that make another number of
-  /// stages.
+  /// Equally many stages on each stream, dealt out in order. Throws BadInput for cuts that make
+  /// another number of stages.
   StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams);
 
   const std::vector<Stage>& stages() const { return stages_; }
-  /// "conv2 to flatten".
-  std::string layers_text(size_t stage) const;
+  size_t devices() const { return devices_; }
+  /// How many stages a device has.
+  size_t chunks() const { return stages_.size() / devices_; }
   /// "stage 1 (cpu:1, conv2 to flatten)".
-  std::string text(size_t stage) const;
+  std::string text(size_t stage) const { return text_of({stage}); }
+  /// The same for all stages of a device: "stages 1 and 3 (cpu:1, conv2 to pool2 and fc2)".
+  std::string device_text(size_t device) const { return text_of(stages_on(device)); }
+  /// "stages 1 and 3".
+  static std::string numbers_text(const std::vector<size_t>& stages);
+  /// "conv2 to pool2 and fc2".
+  std::string layers_text(const std::vector<size_t>& stages) const;
+  std::vector<size_t> stages_on(size_t device) const;
 
   /// x is on the first stage's device, and the result comes back there, so that the whole looks
   /// like a network on one device. An error names the stage.
@@ -40,7 +49,9 @@ class StagedNetwork final : public Module {
     return stage == 0 ? first : *contexts_[stage - 1];
   }
   void share_facts(size_t stage, Context& first);
+  std::string text_of(const std::vector<size_t>& stages) const;
 
+  size_t devices_;
   std::vector<Stage> stages_;
   std::vector<std::unique_ptr<Context>> contexts_;  // of stages 1, 2, ...
 };

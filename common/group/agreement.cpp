@@ -133,4 +133,15 @@ std::string on_rank_0(int rank, const ExchangeTexts& exchange,
   return outcome.text();
 }
 
+std::vector<std::string> on_all_ranks(const ExchangeTexts& exchange,
+                                      const std::function<std::string()>& work) {
+  std::vector<std::string> texts = exchange(RankOutcome::of(work).as_text());
+  for (std::string& text : texts) {
+    const RankOutcome outcome = RankOutcome::from(text);
+    if (outcome.failed()) outcome.throw_error();
+    text = outcome.text();
+  }
+  return texts;
+}
+
 }  // namespace lockstep

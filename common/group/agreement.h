@@ -32,6 +32,12 @@ void require_same(const std::vector<std::string>& values_of_ranks, const std::st
 std::string on_rank_0(int rank, const ExchangeTexts& exchange,
                       const std::function<std::string()>& work);
 
+/// All ranks call it, and each does its `work`. Every rank gets all texts, by rank, or throws the
+/// error of the first rank on which the work failed, as in on_rank_0(). No rank returns before all
+/// have done it.
+std::vector<std::string> on_all_ranks(const ExchangeTexts& exchange,
+                                      const std::function<std::string()>& work);
+
 /// How work ended on one rank, and the same as a text for the others.
 class RankOutcome {
  public:

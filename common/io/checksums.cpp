@@ -17,7 +17,8 @@ constexpr const char* kHeaderKey = "lockstep.crc32.header";
 constexpr const char* kTensorKeys = "lockstep.crc32.tensor.";  // a tensor may be named "header"
 constexpr std::string_view kZeros = "00000000";
 
-std::string key_of(const TensorEntry& tensor) { return kTensorKeys + tensor.name; }
+std::string key_of(const std::string& tensor) { return kTensorKeys + tensor; }
+std::string in_words(const std::string& tensor) { return "tensor " + in_quotes(tensor); }
 
 /// Where the header's own digits begin in it; npos if they are not there as we write them. Inside a
 /// JSON string a quotation mark has a backslash before it, so no name looks like this.
@@ -75,7 +76,7 @@ Metadata with_checksums(Metadata metadata, std::span<const TensorEntry> tensors)
   require(reserved == metadata.end(), "cannot save the text {}: the name is kept for checksums",
           reserved == metadata.end() ? "" : in_quotes(reserved->first));
   for (const TensorEntry& tensor : tensors) {
-    metadata[key_of(tensor)] = crc32_digits(tensor.bytes);
+    metadata[key_of(tensor.name)] = crc32_digits(tensor.bytes);
   }
   metadata[kHeaderKey] = kZeros;
   return metadata;
@@ -89,32 +90,34 @@ std::string seal_header(std::span<std::byte> header) {
   return digits;
 }
 
-std::string verify_checksums(std::span<const std::byte> header,
-                             std::span<const TensorEntry> tensors, Metadata& metadata,
-                             const std::string& what) {
+FileChecksums take_checksums(std::span<const std::byte> header, std::span<const std::string> names,
+                             Metadata& metadata, const std::string& what) {
   Metadata checksums;
   for (auto item = metadata.begin(); item != metadata.end();) {
     const auto next = std::next(item);
     if (item->first.starts_with(kChecksumKeys)) checksums.insert(metadata.extract(item));
     item = next;
   }
-  if (checksums.empty()) return "";
+  if (checksums.empty()) return {};
 
-  const std::string digits = take(checksums, kHeaderKey, what, "the header");
+  FileChecksums taken{.header = take(checksums, kHeaderKey, what, "the header")};
   const std::size_t at = digits_at(text_of(header));
   require(at != std::string_view::npos,
           "{}: the header's checksum is not where Lockstep writes it: another program has "
           "written the file anew; take the original, or save it without the texts {}*",
           what, kChecksumKeys);
-  compare(checksum_of_header(header, at), digits, what, "the header");
-  for (const TensorEntry& tensor : tensors) {
-    const std::string whose = "tensor " + in_quotes(tensor.name);
-    const std::string expected = take(checksums, key_of(tensor), what, whose);
-    compare(crc32_digits(tensor.bytes), expected, what, whose);
+  compare(checksum_of_header(header, at), taken.header, what, "the header");
+  for (const std::string& name : names) {
+    taken.tensors.push_back(take(checksums, key_of(name), what, in_words(name)));
   }
   require(checksums.empty(), "{}: found {}, expected a tensor of that name; take another copy",
           what, checksums.empty() ? "" : in_quotes(checksums.begin()->first));
-  return digits;
+  return taken;
+}
+
+void verify_tensor(std::span<const std::byte> bytes, const std::string& expected,
+                   const std::string& name, const std::string& what) {
+  compare(crc32_digits(bytes), expected, what, in_words(name));
 }
 
 }  // namespace lockstep::safetensors

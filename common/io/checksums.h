@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "common/io/safetensors.h"
 
@@ -26,11 +27,17 @@ Metadata with_checksums(Metadata metadata, std::span<const TensorEntry> tensors)
 /// in. Returns the digits.
 std::string seal_header(std::span<std::byte> header);
 
-/// Takes the checksums out of `metadata` and compares all of them. Returns the header's digits, ""
-/// for a file without checksums. Throws BadInput, naming `what`, the tensor, what was found and
-/// what expected, for a checksum that is wrong, missing, or of no tensor.
-std::string verify_checksums(std::span<const std::byte> header,
-                             std::span<const TensorEntry> tensors, Metadata& metadata,
-                             const std::string& what);
+/// What a file says of its own checksums: 8 hexadecimal digits each.
+struct FileChecksums {
+  std::string header{};                // "" for a file without checksums
+  std::vector<std::string> tensors{};  // in the order of the names; empty for such a file
+};
+/// Takes the checksums out of `metadata` and compares the header's. Throws BadInput, naming `what`,
+/// what was found and what expected, if that is wrong, or a checksum is missing or of no tensor.
+FileChecksums take_checksums(std::span<const std::byte> header, std::span<const std::string> names,
+                             Metadata& metadata, const std::string& what);
+/// Throws BadInput unless the bytes of tensor `name` have the checksum `expected`.
+void verify_tensor(std::span<const std::byte> bytes, const std::string& expected,
+                   const std::string& name, const std::string& what);
 
 }  // namespace lockstep::safetensors

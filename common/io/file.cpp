@@ -106,31 +106,40 @@ bool sync_directory(const fs::path& file) {
 
 }  // namespace
 
-std::vector<std::byte> read_file(const fs::path& path) {
-  // O_NONBLOCK: opening a named pipe must not wait for a writer that may never come.
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+// O_NONBLOCK: opening a named pipe must not wait for a writer that may never come.
+InputFile::InputFile(const fs::path& path)
+    : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   struct stat info = {};
-  if (!file.is_open() || ::fstat(file.get(), &info) != 0) {
+  if (!file_.is_open() || ::fstat(file_.get(), &info) != 0) {
     fail<BadInput>("cannot open {}: {}; give the path of a file that you may read", path.string(),
                    errno_text(errno));
   }
   require(S_ISREG(info.st_mode), "cannot read {}: found a {}, expected a regular file",
           path.string(), S_ISDIR(info.st_mode) ? "directory" : "pipe or device");
+  size_ = static_cast<std::uint64_t>(info.st_size);
+}
 
-  std::vector<std::byte> bytes(static_cast<std::size_t>(info.st_size));
+void InputFile::read(std::uint64_t at, std::span<std::byte> bytes) const {
   std::size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t n = ::read(file.get(), bytes.data() + done, bytes.size() - done);
+    const ssize_t n = ::pread(file_.get(), bytes.data() + done, bytes.size() - done,
+                              static_cast<off_t>(at + done));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       fail<EnvironmentError>(
           "cannot read {}: got {} of {} bytes: {}; check the disk, or that no "
           "other program is writing the file",
-          path.string(), done, bytes.size(),
+          path_.string(), done, bytes.size(),
           n < 0 ? errno_text(errno) : "the file became shorter meanwhile");
     }
     done += static_cast<std::size_t>(n);
   }
+}
+
+std::vector<std::byte> read_file(const fs::path& path) {
+  const InputFile file(path);
+  std::vector<std::byte> bytes(file.size());
+  file.read(0, bytes);
   return bytes;
 }
 

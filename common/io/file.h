@@ -3,11 +3,33 @@
 // either the complete old file or the complete new one.
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <vector>
 
+#include "common/system/descriptor.h"
+
 namespace lockstep {
+
+/// A regular file that is open for reading.
+class InputFile {
+ public:
+  /// Throws BadInput if it cannot be opened or is not a regular file; the text names the path and
+  /// the system's reason.
+  explicit InputFile(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  /// When it was opened.
+  std::uint64_t size() const { return size_; }
+  /// Fills `bytes` from byte `at` on. Throws EnvironmentError if reading fails.
+  void read(std::uint64_t at, std::span<std::byte> bytes) const;
+
+ private:
+  std::filesystem::path path_;
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+};
 
 /// Reads a regular file into memory. Throws BadInput if it cannot be opened or is not a regular
 /// file, EnvironmentError if reading fails; the text names the path and the system's reason.

@@ -13,22 +13,42 @@ namespace lockstep::safetensors {
 
 using nlohmann::json;
 
-std::string_view header_text(std::span<const std::byte> file, const std::string& what) {
-  require(file.size() >= kLengthBytes,
+namespace {
+
+/// Users often try a file of torch.save(), in its new form or its old one.
+void refuse_pickles(std::span<const std::byte> first, const std::string& what) {
+  const std::string_view text(reinterpret_cast<const char*>(first.data()), first.size());
+  require(!text.starts_with("PK\x03\x04") && !text.starts_with("\x80\x02"),
+          "{}: found a file of torch.save(), expected safetensors; in Python: "
+          "safetensors.torch.save_file(model.state_dict(), \"weights.safetensors\")",
+          what);
+}
+
+}  // namespace
+
+std::size_t header_length(std::span<const std::byte> first, std::uint64_t size,
+                          const std::string& what) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, first.data(), std::min(first.size(), kLengthBytes));
+  const std::uint64_t rest = size - std::min<std::uint64_t>(size, kLengthBytes);
+  // A header of 640 bytes begins like a pickle: only a length that cannot be right is one.
+  if (length > std::min<std::uint64_t>(rest, kMaxHeader)) refuse_pickles(first, what);
+  require(size >= kLengthBytes,
           "{}: found {} bytes, expected at least 8 (the length of the header); the file is "
           "truncated or not a safetensors file",
-          what, file.size());
-  std::uint64_t length = 0;
-  std::memcpy(&length, file.data(), kLengthBytes);
+          what, size);
   require(length <= kMaxHeader,
           "{}: the header claims {} bytes, expected at most {}; probably not a safetensors file",
           what, length, kMaxHeader);
-  const std::size_t rest = file.size() - kLengthBytes;
   require(length <= rest,
           "{}: the header claims {} bytes, but only {} follow; the file is truncated, get it again",
           what, length, rest);
+  return length;
+}
 
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
+std::string_view header_text(std::span<const std::byte> header, const std::string& what) {
+  const std::string_view text(reinterpret_cast<const char*>(header.data()) + kLengthBytes,
+                              header.size() - kLengthBytes);
   const std::size_t invalid = find_invalid_utf8(text);
   require(invalid == text.size(),
           "{}: the header is not valid UTF-8 at its byte {} of {}; the file is damaged", what,

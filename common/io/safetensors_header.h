@@ -3,6 +3,7 @@
 // common/io.
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,8 +12,13 @@
 
 namespace lockstep::safetensors {
 
-/// Rules 1 to 4 of parse_safetensors(): the header's text.
-std::string_view header_text(std::span<const std::byte> file, const std::string& what);
+/// Rules 1 to 3 of parse_safetensors(): N, from the `first` bytes of a file of `size` bytes, as
+/// many of them as there are up to 8. Throws for the files of torch.save(), too.
+std::size_t header_length(std::span<const std::byte> first, std::uint64_t size,
+                          const std::string& what);
+
+/// Rule 4: the text of the header whose bytes these are, with the 8 before it.
+std::string_view header_text(std::span<const std::byte> header, const std::string& what);
 
 /// Rule 5, first half: the header as a JSON object without duplicate keys. Linear time in its size.
 nlohmann::json parse_header(std::string_view text, const std::string& what);

@@ -14,19 +14,21 @@ OptimizerKind parse_optimizer(const std::string& text) {
 }
 
 Optimizer::Optimizer(const FlatParameters& parameters, const OptimizerRule& rule)
-    : Optimizer(parameters.stream(), {{parameters.values(), parameters.gradients()}}, rule) {
-  zeroed_ = {parameters.gradients_and_loss()};
-}
+    : Optimizer(parameters.stream(), {{parameters.values(), parameters.gradients()}}, rule,
+                {parameters.gradients_and_loss()}) {}
 
-Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule)
+Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
+                     std::vector<Tensor> zeroed)
     : stream_(stream),
       ranges_(std::move(ranges)),
+      zeroed_(std::move(zeroed)),
       rule_(rule),
       health_(HealthTensor::from_host(stream, {}, {Health{}})) {
+  const bool zeroes_ranges = zeroed_.empty();
   for (const UpdatedRange& range : ranges_) {
     require_equal(range.gradients.elements(), range.values.elements(),
                   "optimizer: gradients of a range");
-    zeroed_.push_back(range.gradients);
+    if (zeroes_ranges) zeroed_.push_back(range.gradients);
   }
   if (rule.kind != OptimizerKind::sgd) {
     add_state("exp_avg");

@@ -42,8 +42,10 @@ class Optimizer {
  public:
   /// Of all parameters.
   Optimizer(const FlatParameters& parameters, const OptimizerRule& rule);
-  /// Of these ranges, which are at home in `stream`.
-  Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule);
+  /// Of these ranges, which are at home in `stream`. zero_gradients() zeroes `zeroed`; without it,
+  /// the ranges' gradients.
+  Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
+            std::vector<Tensor> zeroed = {});
 
   /// Zeroes the gradients; of FlatParameters the loss, too (FlatParameters::loss()).
   void zero_gradients() const;

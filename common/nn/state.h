@@ -19,9 +19,9 @@ std::vector<Real> to_torch_layout(const Parameter& parameter, const std::vector<
 /// as int64 (num_batches_tracked), `real` everything else.
 struct StateTensor {
   std::string name;
-  Shape shape;
-  std::vector<Real> real;
-  std::vector<int64_t> integer;
+  Shape shape{};
+  std::vector<Real> real{};
+  std::vector<int64_t> integer{};
   /// Why there are no values: "has dtype F16, expected F32 or F64". Empty if there are.
   std::string problem{};
 };

@@ -8,7 +8,6 @@
 namespace lockstep {
 namespace {
 
-constexpr DType kReal = sizeof(Real) == 4 ? DType::F32 : DType::F64;
 constexpr std::string_view kWrapper = "module.";
 
 template <class T>
@@ -24,50 +23,30 @@ std::vector<Real> converted(const TensorEntry& entry) {
   return std::vector<Real>(values.begin(), values.end());
 }
 
-StateTensor to_state(const TensorEntry& entry, FileTypes types) {
-  StateTensor tensor{entry.name, Shape(entry.shape), {}, {}};
-  const bool counter = entry.name.ends_with("num_batches_tracked");
+bool is_counter(const std::string& name) { return name.ends_with("num_batches_tracked"); }
+
+/// What is wrong with the type of a tensor; empty if it can be taken.
+std::string problem_of(const std::string& name, DType dtype, FileTypes types) {
   const bool any = types == FileTypes::any;
-  if (counter && entry.dtype == DType::I64) {
+  const bool real = dtype == kReal || (any && (dtype == DType::F32 || dtype == DType::F64));
+  if (is_counter(name) ? dtype == DType::I64 : real) return "";
+  return fmt::format("has dtype {}, expected {}", dtype_name(dtype),
+                     is_counter(name) ? "I64"
+                     : any            ? "F32 or F64"
+                                      : dtype_name(kReal));
+}
+
+StateTensor to_state(const TensorEntry& entry, FileTypes types) {
+  StateTensor tensor{.name = entry.name,
+                     .shape = Shape(entry.shape),
+                     .problem = problem_of(entry.name, entry.dtype, types)};
+  if (!tensor.problem.empty()) return tensor;
+  if (is_counter(entry.name)) {
     tensor.integer = elements<int64_t>(entry);
-  } else if (!counter && entry.dtype == DType::F32 && (any || kReal == DType::F32)) {
-    tensor.real = converted<float>(entry);
-  } else if (!counter && entry.dtype == DType::F64 && (any || kReal == DType::F64)) {
-    tensor.real = converted<double>(entry);
   } else {
-    tensor.problem = fmt::format("has dtype {}, expected {}", dtype_name(entry.dtype),
-                                 counter ? "I64"
-                                 : any   ? "F32 or F64"
-                                         : dtype_name(kReal));
+    tensor.real = entry.dtype == DType::F32 ? converted<float>(entry) : converted<double>(entry);
   }
   return tensor;
-}
-
-/// Removes the prefix that a wrapper put before every name; true if there was one. If only some
-/// names begin with it, they belong to a module called "module".
-bool unwrap_names(std::vector<StateTensor>& state) {
-  const bool wrapped = !state.empty() && std::ranges::all_of(state, [](const StateTensor& tensor) {
-    return tensor.name.starts_with(kWrapper);
-  });
-  for (StateTensor& tensor : state) {
-    if (wrapped) tensor.name.erase(0, kWrapper.size());
-  }
-  return wrapped;
-}
-
-/// What is said about a loaded file.
-std::string remarks(const SafetensorsFile& file, bool unwrapped) {
-  const auto converted = std::ranges::count_if(file.tensors(), [](const TensorEntry& entry) {
-    return entry.dtype != kReal && entry.dtype != DType::I64;
-  });
-  std::string text;
-  if (converted > 0) {
-    text += fmt::format(", {} of them converted to {}", converted,
-                        sizeof(Real) == 4 ? "float32" : "float64");
-  }
-  if (unwrapped) text += fmt::format(", without the \"{}\" before their names", kWrapper);
-  if (file.checksums() == Checksums::none) text += " (it has no checksums)";
-  return text;
 }
 
 }  // namespace
@@ -99,17 +78,67 @@ void save_weights(const std::string& path, const std::vector<StateTensor>& state
   save_safetensors(path, file_entries(state), {{"format", "pt"}}, Checksums::crc32);
 }
 
+void refuse_sharded(const Metadata& metadata, const std::string& path) {
+  const bool shard = metadata.contains(kShardKey);
+  if (!shard && !metadata.contains(kShardsKey)) return;
+  // "run/step-000000938.rank-1-of-4.safetensors": the checkpoint is
+  // "run/step-000000938.safetensors"
+  const size_t rank = path.rfind(".rank-"), end = path.rfind('.');
+  const std::string whole = shard && rank < end ? path.substr(0, rank) + path.substr(end) : path;
+  fail<BadInput>(
+      "{}: found {} of a sharded checkpoint, expected all weights in one file; resume from it with "
+      "06-fully-sharded, or join its shards: build/06-fully-sharded/gather {} OUT",
+      path, shard ? "one shard" : "the first file", whole);
+}
+
+// --- Loading -------------------------------------------------------------------------------------
+
+WeightsFile::WeightsFile(const std::string& path) : file_(path) {
+  refuse_sharded(file_.metadata(), path);
+  const std::vector<StoredTensor>& stored = file_.tensors();
+  // If only some names begin with it, they belong to a module called "module".
+  unwrapped_ = !stored.empty() && std::ranges::all_of(stored, [](const StoredTensor& tensor) {
+    return tensor.name.starts_with(kWrapper);
+  });
+  for (const StoredTensor& tensor : stored) {
+    const std::string name = tensor.name.substr(unwrapped_ ? kWrapper.size() : 0);
+    tensors_.push_back({.name = name,
+                        .shape = Shape(tensor.shape),
+                        .problem = problem_of(name, tensor.dtype, FileTypes::any)});
+  }
+}
+
+StateTensor WeightsFile::read(size_t tensor) const {
+  const StoredTensor& stored = file_.tensors().at(tensor);
+  const std::vector<std::byte> bytes = file_.read(stored);
+  return to_state({tensors_[tensor].name, stored.dtype, stored.shape, bytes}, FileTypes::any);
+}
+
+void WeightsFile::say_loaded() const {
+  const auto converted = std::ranges::count_if(file_.tensors(), [](const StoredTensor& tensor) {
+    return tensor.dtype != kReal && tensor.dtype != DType::I64;
+  });
+  std::string text = fmt::format("Loaded {} tensors from {}", tensors_.size(), path());
+  if (converted > 0) {
+    text += fmt::format(", {} of them converted to {}", converted,
+                        sizeof(Real) == 4 ? "float32" : "float64");
+  }
+  if (unwrapped_) text += fmt::format(", without the \"{}\" before their names", kWrapper);
+  if (file_.checksums() == Checksums::none) text += " (it has no checksums)";
+  fmt::print("{}\n", text);
+}
+
 void load_weights(const std::string& path, Module& network) {
   load_weights(path, [&](const auto& state) { load_state_dict(network, state); });
 }
 
 void load_weights(const std::string& path,
                   const std::function<void(const std::vector<StateTensor>&)>& load) {
-  const SafetensorsFile file = load_safetensors(path);
-  std::vector<StateTensor> state = state_of(file.tensors(), FileTypes::any);
-  const bool unwrapped = unwrap_names(state);
+  const WeightsFile file(path);
+  std::vector<StateTensor> state;
+  for (size_t i = 0; i < file.tensors().size(); ++i) state.push_back(file.read(i));
   within(path, [&] { load(state); });
-  fmt::print("Loaded {} tensors from {}{}\n", state.size(), path, remarks(file, unwrapped));
+  file.say_loaded();
 }
 
 }  // namespace lockstep

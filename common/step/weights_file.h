@@ -6,10 +6,14 @@
 #include <vector>
 
 #include "common/io/safetensors.h"
+#include "common/io/safetensors_stream.h"
 #include "common/nn/module.h"
 #include "common/nn/state.h"
 
 namespace lockstep {
+
+/// The type of Real in a file.
+inline constexpr DType kReal = sizeof(Real) == 4 ? DType::F32 : DType::F64;
 
 /// Which types of numbers a file may hold.
 enum class FileTypes { any, exact };  // F32 and F64 become Real; Real's own type only
@@ -23,6 +27,33 @@ std::vector<StateTensor> state_of(const std::vector<TensorEntry>& entries, FileT
 /// Synchronizes.
 void save_weights(const std::string& path, Module& network);
 void save_weights(const std::string& path, const std::vector<StateTensor>& state);
+
+/// Keys of the free text of a sharded checkpoint's files: of the first one, and of a shard.
+inline constexpr const char* kShardsKey = "lockstep.shards";
+inline constexpr const char* kShardKey = "lockstep.shard";
+/// Throws BadInput for those files, with the command that joins them: no one of them has all
+/// weights.
+void refuse_sharded(const Metadata& metadata, const std::string& path);
+
+/// Weights as --load takes them, read from the disk a tensor at a time.
+class WeightsFile {
+ public:
+  /// Throws BadInput for a malformed file, and for one of a sharded checkpoint.
+  explicit WeightsFile(const std::string& path);
+
+  std::string path() const { return file_.path().string(); }
+  /// All of them without their values, for check_state_dict().
+  const std::vector<StateTensor>& tensors() const { return tensors_; }
+  /// Number `tensor` of them with its values. Throws BadInput where it is damaged.
+  StateTensor read(size_t tensor) const;
+  /// A line that names the file, and says what was unusual about it.
+  void say_loaded() const;
+
+ private:
+  SafetensorsStream file_;
+  std::vector<StateTensor> tensors_;
+  bool unwrapped_ = false;  // "module." was removed from their names
+};
 
 /// Reads such a file into the network, whatever wrote it. F32 and F64 become Real;
 /// num_batches_tracked (I64) may be missing; if every name begins with "module.", as with PyTorch's

@@ -78,7 +78,7 @@ Options proof_options(Options o) {
   o.momentum = o.weight_decay = o.warmup_epochs = o.scale_lr = 0;
   o.lr_step = 0;
   if (parse_optimizer(o.optimizer) != OptimizerKind::sgd) {
-    o.lr = 0.001;
+    o.lr = 1e-4;
     o.betas = Options().betas;
     o.eps = 1e-3;
     o.weight_decay = 0.01;  // all that tells AdamW from Adam

@@ -81,7 +81,8 @@ const std::vector<std::string> kInsideLayers{"--layers", "auto"};
 std::vector<std::vector<std::string>> ways() {
   std::vector<std::vector<std::string>> all{{"--schedule", "1f1b"}, kInsideLayers};
   if (full_campaign()) {
-    all.insert(all.end(), {{"--schedule", "naive"}, {"--schedule", "gpipe"}});
+    all.insert(all.end(),
+               {{"--schedule", "naive"}, {"--schedule", "gpipe"}, {"--schedule", "interleaved"}});
   }
   return all;
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Two ranks, one of them played by the test.
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -24,10 +25,11 @@ class OtherRank final : public Communicator {
     Stream stream;
   };
   std::vector<Sum> sums;                     // enqueued, in order
+  std::vector<Sum> gathers;                  // likewise: all ranks' numbers; its own are its share
   std::atomic<int> done = 0;                 // of them, by the device
-  std::function<void()> before_sum = [] {};  // what the device does first
+  std::function<void()> before_sum = [] {};  // what the device does first, for a gather, too
 
-  /// How many sums the device has made, if it gets a moment to make more than `expected`.
+  /// How many of them the device has made, if it gets a moment to make more than `expected`.
   int done_after_a_while(int expected) const {
     const auto begin = Clock::now();
     while (done <= expected && seconds_since(begin) < 0.1) std::this_thread::yield();
@@ -37,14 +39,25 @@ class OtherRank final : public Communicator {
  private:
   void issue(Stream stream, const Call& call) override {
     if (call.op == Call::Op::broadcast) return;  // rank 0 has what it sends
-    require(call.op == Call::Op::all_reduce, "a call of {}, expected all_reduce only",
-            name_of(call.op));
+    if (call.op == Call::Op::all_gather) return gather(stream, call);
+    require(call.op == Call::Op::all_reduce,
+            "a call of {}, expected all_reduce and all_gather only", name_of(call.op));
     sums.push_back({call.mine, stream});
     const Real part = call.reduction == Reduction::average ? Real(1) / Real(world_size()) : 1;
     enqueue(stream, "all_reduce", [this, x = call.mine, part] {
       before_sum();
       Real* const values = static_cast<Real*>(x.data);
       for (int64_t i = 0; i < x.count; ++i) values[i] = (values[i] + its_share_) * part;
+      ++done;
+    });
+  }
+  void gather(Stream stream, const Call& call) {
+    gathers.push_back({call.all, stream});
+    enqueue(stream, "all_gather", [this, mine = call.mine, all = call.all] {
+      before_sum();
+      Real* const values = static_cast<Real*>(all.data);
+      std::copy_n(static_cast<const Real*>(mine.data), mine.count, values);
+      std::fill(values + mine.count, values + all.count, its_share_);
       ++done;
     });
   }

@@ -182,6 +182,108 @@ TEST_CASE("Four stages of 1F1B finish, and keep few activations", "[task03.2]") 
   CHECK_NOTHROW(simulate(schedules, 1, 2, /*blocking_sends=*/true));
 }
 
+/// "F0.1 B0.1 ...": the forwards and backwards of a device, each with its chunk; or only those that
+/// begin with `letter`.
+std::string passes_of(const Instructions& list, const std::string& letter = "") {
+  std::string text;
+  for (const Instruction& i : list) {
+    if (i.kind != Instruction::Kind::forward && i.kind != Instruction::Kind::backward) continue;
+    const std::string label = label_of(i, 2);
+    if (label.starts_with(letter)) text += (text.empty() ? "" : " ") + label;
+  }
+  return text;
+}
+
+TEST_CASE("Interleaved 1F1B takes its chunks in turn", "[task03.5]") {
+  HINT("device 0 of 2, two chunks, 4 micro-batches: does the writer know of both chunks?");
+  const Instructions list = interleaved_schedule(2, 2, 4, 0);
+  {
+    HINT("every micro-batch goes through every chunk of a device, forward once and backward once");
+    CHECK(std::ranges::count(list, Instruction::Kind::forward, &Instruction::kind) == 8);
+    CHECK(std::ranges::count(list, Instruction::Kind::backward, &Instruction::kind) == 8);
+  }
+  {
+    HINT(
+        "how many micro-batches go through one chunk before the next chunk's turn? As many as "
+        "there "
+        "are devices: then the first of them has come round to the next chunk");
+    CHECK(passes_of(list, "F") == "F0.0 F1.0 F0.1 F1.1 F2.0 F3.0 F2.1 F3.1");
+  }
+  HINT("a gradient comes from the last stage: with which chunk of a device do backwards begin?");
+  CHECK(passes_of(list, "B") == "B0.1 B1.1 B0.0 B1.0 B2.1 B3.1 B2.0 B3.0");
+}
+
+TEST_CASE("What a device does before its first backward", "[task03.5]") {
+  {
+    HINT(
+        "the last device has a gradient right after the first forward of its last chunk: what does "
+        "it do until then, and then in turn?");
+    CHECK(passes_of(interleaved_schedule(2, 2, 4, 1)) ==
+          "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F3.0 B1.0 F2.1 B2.1 F3.1 B3.1 B2.0 B3.0");
+  }
+  {
+    HINT(
+        "the first gradient comes later to a device that is further from the last one: on the way "
+        "there and back, how many forwards are there time for?");
+    CHECK(passes_of(interleaved_schedule(2, 2, 4, 0))
+              .starts_with("F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1"));
+    CHECK(passes_of(interleaved_schedule(3, 2, 6, 0))
+              .starts_with("F0.0 F1.0 F2.0 F0.1 F1.1 F2.1 F3.0 F4.0 B0.1"));
+  }
+  HINT("there may be fewer forwards than a device could do before its first backward");
+  CHECK(passes_of(interleaved_schedule(4, 2, 4, 0)) ==
+        "F0.0 F1.0 F2.0 F3.0 F0.1 F1.1 F2.1 F3.1 B0.1 B1.1 B2.1 B3.1 B0.0 B1.0 B2.0 B3.0");
+}
+
+TEST_CASE("What becomes of one micro-batch in one chunk", "[task03.5]") {
+  const auto seen_by = [](int device, int chunk) {
+    Instructions some = only(interleaved_schedule(3, 2, 6, device), 4);
+    std::erase_if(some, [&](const Instruction& i) { return i.chunk != chunk; });
+    std::erase(some, Instruction{Instruction::Kind::step});
+    return text_of(some);
+  };
+  const std::string whole =
+      "receive activation 4\nforward 4\nsend activation 4\n"
+      "receive gradient 4\nbackward 4\nsend gradient 4\n";
+  {
+    HINT("what a forward or backward needs is received before it, and what it made is sent then");
+    CHECK(seen_by(1, 0) == whole);
+    CHECK(seen_by(1, 1) == whole);
+  }
+  {
+    HINT("chunk 1 of the first device has a stage before it: the last device's in chunk 0");
+    CHECK(seen_by(0, 1) == whole);
+    CHECK(seen_by(2, 0) == whole);
+  }
+  {
+    HINT("the first of all stages receives no activations and sends no gradients");
+    CHECK(seen_by(0, 0) == "forward 4\nsend activation 4\nreceive gradient 4\nbackward 4\n");
+  }
+  {
+    HINT("the last of all stages sends no activations and receives no gradients");
+    CHECK(seen_by(2, 1) == "receive activation 4\nforward 4\nbackward 4\nsend gradient 4\n");
+  }
+  HINT("the optimizer's step comes once, and last");
+  CHECK(interleaved_schedule(3, 2, 6, 1).back() == Instruction{Instruction::Kind::step});
+}
+
+TEST_CASE("Four devices of two chunks finish, with half the bubble", "[task03.5]") {
+  std::vector<Instructions> schedules;
+  for (int device = 0; device < 4; ++device) {
+    schedules.push_back(interleaved_schedule(4, 2, 8, device));
+  }
+  HINT("some stage waits for ever: what it receives comes only after it has sent something later");
+  const Timetable table = simulate(schedules, 1, 2);
+  {
+    HINT("an activation is kept until its backward: how many forwards before the first backward?");
+    CHECK(table.live == std::vector<int>{11, 9, 7, 5});
+  }
+  HINT(
+      "devices wait longer than they must: (V m + p - 1) forwards and backwards of a stage. Does "
+      "something wait for what it does not need yet?");
+  CHECK(table.makespan == Approx((2 * 8 + 4 - 1) * 3));
+}
+
 // --- From stage to stage -------------------------------------------------------------------------
 
 /// The sender is device 0, the receiver device 1. Tensors have two equal numbers.

@@ -185,7 +185,8 @@ class TestWholeLoop(unittest.TestCase):
         self.assertRegex(done.stderr, r"open: 01\.1, 01\.2, .* and \d+ more; prebuilt solutions run in their place")
         for number, program in enumerate(("01-single-gpu/01-single-gpu", "02-dataparallel/02-dataparallel",
                                           "03-model-split/03-model-split", "03-model-split/tensor-split",
-                                          "04-ddp/04-ddp", "05-syncbn-checkpoint/05-syncbn-checkpoint")):
+                                          "04-ddp/04-ddp", "05-syncbn-checkpoint/05-syncbn-checkpoint",
+                                          "06-fully-sharded/06-fully-sharded")):
             words = ("--devices", "cpu:0" if number == 0 else "cpu:0,cpu:1")
             theirs, ours = (trained(build / program, *words)
                             for build in (self.student / "build", BUILD))

@@ -9,6 +9,7 @@ namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
 
 Outcome train_split(int stages, const Options& options) {
   return train(options, "03-model-split", cpus(stages));
@@ -25,14 +26,17 @@ Options fifty_steps() {
 }
 
 struct Run {
-  int stages, micro_batches;
+  int stages, micro_batches;  // or devices of several stages
   std::string schedule;
+  int chunks = 1;
 
   Options options() const {
-    return {"--schedule", schedule, "--micro-batches", std::to_string(micro_batches)};
+    return {"--schedule",           schedule,          "--chunks",
+            std::to_string(chunks), "--micro-batches", std::to_string(micro_batches)};
   }
   std::string text() const {
-    return fmt::format("{} stages, {} micro-batches, {}", stages, micro_batches, schedule);
+    return fmt::format("{} stages, {} chunks, {} micro-batches, {}", stages, chunks, micro_batches,
+                       schedule);
   }
 };
 
@@ -47,6 +51,9 @@ std::vector<Run> runs() {
       if (!turn || full_campaign()) all.push_back({stages, micro_batches, "1f1b"});
     }
   }
+  all.push_back({2, 4, "interleaved", 2});
+  all.push_back({2, 8, "interleaved", 3});
+  all.push_back({3, 6, "interleaved", 2});
   return all;
 }
 
@@ -107,7 +114,8 @@ TEST_CASE("With BatchNorm a pipeline gives the weights of micro-batches one afte
           "[equivalence][pipeline][row47]") {
   const Options options = fifty_steps() + Options{"--model", "seed-bn", "--lr", "0.01"};
   const Outcome whole = train(options);
-  for (const Run& run : {Run{2, 2, "gpipe"}, Run{3, 4, "1f1b"}, Run{4, 3, "gpipe"}}) {
+  for (const Run& run :
+       {Run{2, 2, "gpipe"}, Run{3, 4, "1f1b"}, Run{4, 3, "gpipe"}, Run{2, 4, "interleaved", 3}}) {
     INFO(run.text());
     const Outcome parts = train_in_parts(options, fmt::format("micro:{}", run.micro_batches));
     const Outcome split = train_split(run.stages, options + run.options());
@@ -122,7 +130,7 @@ TEST_CASE("ResNet-18 as a pipeline gives the weights of micro-batches one after 
       "--data", "synthetic:20:10", "--workers", "0", "--model", "resnet18", "--width", "4", "--lr",
       "0.01",   "--batch-size",    "10"};
   const Outcome parts = train_in_parts(options, "micro:3");
-  for (const Run& run : {Run{2, 3, "gpipe"}, Run{4, 3, "1f1b"}}) {
+  for (const Run& run : {Run{2, 3, "gpipe"}, Run{4, 3, "1f1b"}, Run{3, 3, "interleaved", 3}}) {
     INFO(run.text());
     check_equal(train_split(run.stages, options + run.options()), parts, 1e-12);
   }
@@ -216,6 +224,24 @@ TEST_CASE("The metrics tell the bubble, and what each stage does and keeps",
     }
     CHECK(parameters >= 21'840 * int64_t{sizeof(Real)});
   }
+}
+
+TEST_CASE("The metrics of a device with several stages are those of all of them",
+          "[equivalence][pipeline][row45]") {
+  const Run run{2, 4, "interleaved", 2};
+  const nlohmann::json metrics = train_split(2, fifty_steps() + run.options()).metrics;
+  CHECK(metrics.at("bubble").at("predicted") == Approx(1.0 / 9));
+  REQUIRE(metrics.at("stages").size() == 2);
+  const std::vector<int> live{5, 3};
+  int64_t parameters = 0;
+  for (int d = 0; d < 2; ++d) {
+    const nlohmann::json& device = metrics.at("stages").at(d);
+    CHECK(device.at("live") == live[size_t(d)]);
+    CHECK(device.at("predicted_live") == live[size_t(d)]);
+    CHECK_THAT(device.at("layers").get<std::string>(), ContainsSubstring(" and "));
+    parameters += device.at("parameter_bytes").get<int64_t>();
+  }
+  CHECK(parameters >= 21'840 * int64_t{sizeof(Real)});
 }
 
 TEST_CASE("Several stages may share a device", "[equivalence][pipeline]") {

@@ -9,15 +9,15 @@ namespace {
 
 using namespace lockstep::testing;
 
-constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
+constexpr double kClose = kDouble ? 1e-12 : 1e-5;
 const std::vector<std::string> kWays{"none", "optimizer", "gradients", "parameters"};
 
-Outcome train_ranks(int ranks, const Options& options) {
+Outcome train_sharded(int ranks, const Options& options) {
   return train(options + Options{"--model", "seed"}, "06-fully-sharded", cpus(ranks));
 }
 
 /// 50 steps of 13 samples, the last of 10: no number of ranks from 2 on divides them evenly.
-Options steps(const Options& more) {
+Options sharded_steps(const Options& more) {
   return Options{"--data", "synthetic:647:10", "--workers", "0", "--batch-size", "13",
                  "--order", "sampler"} + more;
 }
@@ -29,7 +29,7 @@ void check_all_ways(const Options& options, double tolerance) {
     for (const int ranks : {1, 2, 3, 4}) {
       if (!kDouble && !full_campaign() && ranks != 3) continue;  // the double build proves more
       INFO(way << ", " << ranks << " ranks");
-      const Outcome several = train_ranks(ranks, options + Options{"--shard", way});
+      const Outcome several = train_sharded(ranks, options + Options{"--shard", way});
       check_equal(several, single, tolerance);
       CHECK(several.metrics.at("accuracy") == single.metrics.at("accuracy"));
     }
@@ -39,11 +39,11 @@ void check_all_ways(const Options& options, double tolerance) {
 TEST_CASE("Whatever the ranks share out, SGD gives stage 01's weights after 50 steps",
           "[equivalence][sharded]") {
   if (kDouble) {
-    check_all_ways(steps({"--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0.001",
+    check_all_ways(sharded_steps({"--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0.001",
                           "--dropout"}),
-                   kTolerance);
+                   kClose);
   } else {
-    check_all_ways(steps({"--lr", "0.01"}), kTolerance);
+    check_all_ways(sharded_steps({"--lr", "0.01"}), kClose);
   }
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("Whatever the ranks share out, AdamW gives stage 01's weights after 50
           "[equivalence][sharded]") {
   const Options adamw{"--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.01", "--eps",
                       "1e-3"};
-  if (kDouble || full_campaign()) check_all_ways(steps(adamw), kDouble ? 1e-12 : 1e-4);
+  check_all_ways(sharded_steps(adamw), kDouble ? 1e-12 : 1e-4);
 }
 
 std::vector<Options> variations() {
@@ -74,20 +74,20 @@ std::vector<Options> variations() {
 
 TEST_CASE("However units are cut, fetched and freed, the weights are stage 01's",
           "[equivalence][sharded]") {
-  const Options options = steps({"--lr", "0.01", "--max-steps", "20"});
+  const Options options = sharded_steps({"--lr", "0.01", "--max-steps", "20"});
   const Outcome single = train(options);
   for (const Options& way : variations()) {
     INFO(way[0] << " " << way[1] << " " << way.back());
-    check_equal(train_ranks(3, options + way), single, kTolerance);
+    check_equal(train_sharded(3, options + way), single, kClose);
   }
 }
 
 TEST_CASE("The norm that is clipped is that of all shards", "[equivalence][sharded]") {
-  const Options options = steps({"--lr", "0.01", "--clip-norm", "0.1", "--max-steps", "20"});
+  const Options options = sharded_steps({"--lr", "0.01", "--clip-norm", "0.1", "--max-steps", "20"});
   const Outcome one = train(options, "04-ddp", "cpu:0");
   for (const std::string& way : kWays) {
     INFO(way);
-    check_equal(train_ranks(3, options + Options{"--shard", way}), one, kTolerance);
+    check_equal(train_sharded(3, options + Options{"--shard", way}), one, kClose);
   }
 }
 
@@ -109,8 +109,8 @@ TEST_CASE("Synchronised batch normalisation and empty parts, sharded", "[equival
 }
 
 TEST_CASE("A layer that every second step leaves out counts as zeros", "[equivalence][sharded]") {
-  const Options options = steps({"--lr", "0.01", "--model", "seed-skip", "--max-steps", "6"});
-  check_equal(train(options, "06-fully-sharded", cpus(2)), train(options), kTolerance);
+  const Options options = sharded_steps({"--lr", "0.01", "--model", "seed-skip", "--max-steps", "6"});
+  check_equal(train(options, "06-fully-sharded", cpus(2)), train(options), kClose);
 }
 
 /// 20 test images in batches of 3, for 3 ranks: rank 0 has 7 of them, the others 7 and 6. In
@@ -118,14 +118,14 @@ TEST_CASE("A layer that every second step leaves out counts as zeros", "[equival
 TEST_CASE("Ranks with unequally many test batches evaluate together", "[equivalence][sharded]") {
   const Options options{"--data", "synthetic:30:13", "--workers", "0", "--batch-size", "9",
                         "--lr", "0.01", "--order", "sampler"};
-  const Outcome several = train_ranks(3, options);
+  const Outcome several = train_sharded(3, options);
   check_evaluated_as_saved(several, {"--data", "synthetic:30:13", "--workers", "0"});
 }
 
 /// What a rank sends in a step: halves of an all-reduce over the padded model.
 TEST_CASE("The bytes of a step are those of the formula", "[equivalence][sharded]") {
   const auto bytes = [](const Options& more) {
-    return train_ranks(2, steps({"--max-steps", "4"}) + more).metrics.at("bytes_per_step");
+    return train_sharded(2, sharded_steps({"--max-steps", "4"}) + more).metrics.at("bytes_per_step");
   };
   for (const std::string& way : kWays) {
     const double padded = 21'840 * sizeof(Real);  // and padding below 1 %
@@ -141,6 +141,45 @@ TEST_CASE("The bytes of a step are those of the formula", "[equivalence][sharded
   const nlohmann::json accumulated = bytes({"--accumulate", "2"});
   CHECK(accumulated.at("sent") == accumulated.at("predicted"));
 }
+
+#ifndef LOCKSTEP_DOUBLE
+
+/// Bytes of parameters, gradients and AdamW's state on one of W ranks, for P bytes of parameters.
+double kept_bytes(const std::string& way, double parameters, int ranks) {
+  const double shard = parameters / ranks;
+  const bool values = way == "parameters", gradients = values || way == "gradients",
+             state = gradients || way == "optimizer";
+  return (values ? shard : parameters) + (gradients ? shard : parameters) +
+         2 * (state ? shard : parameters);
+}
+
+/// The constant is the memory of activations and workspaces for 4 samples, and of the units that
+/// are whole for a moment. It does not depend on the number of ranks.
+TEST_CASE("A rank's peak of memory is that of the formula and one constant",
+          "[equivalence][sharded][memory]") {
+  const double parameters = 11'175'818 * sizeof(Real);  // of ResNet-18
+  const auto peaks = [&](const std::string& way, int ranks) {
+    const Outcome run =
+        train({"--data", "synthetic:64:8", "--workers", "0", "--model", "resnet18", "--batch-size",
+               std::to_string(4 * ranks), "--max-steps", "2", "--optimizer", "adamw", "--lr",
+               "0.001", "--shard", way},
+              "06-fully-sharded", cpus(ranks));
+    return run.metrics.at("peak_memory_bytes").get<std::vector<double>>();
+  };
+  for (const std::string& way : kWays) {
+    if (way == "none" || (way == "gradients" && !full_campaign())) continue;
+    const double constant = peaks(way, 1)[0] - kept_bytes(way, parameters, 1);
+    CHECK(constant < 80e6);
+    for (const int ranks : {2, 4}) {
+      if (ranks == 2 && !full_campaign()) continue;
+      INFO(way << ", " << ranks << " ranks, constant " << constant);
+      const double predicted = kept_bytes(way, parameters, ranks) + constant;
+      for (const double peak : peaks(way, ranks)) CHECK(peak == Approx(predicted).epsilon(0.05));
+    }
+  }
+}
+
+#endif
 
 }  // namespace
 }  // namespace lockstep

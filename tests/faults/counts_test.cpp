@@ -30,7 +30,7 @@ const Words kDeep{"--model", "resnet18", "--width", "2"};
 
 TEST_CASE("A batch may be taken in as many micro-batches as the option allows",
           "[faults][counts]") {
-  for (const std::string schedule : {"gpipe", "1f1b"}) {
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved"}) {
     for (const bool traced : {false, true}) {
       INFO(schedule << (traced ? ", traced" : ""));
       const nlohmann::json metrics =

@@ -211,8 +211,16 @@ TEST_CASE("Stage 03 refuses splits and schedules that cannot be", "[faults][pipe
   const auto check = [](const Words& options, const Words& fragments) {
     check_stage_refuses(kSmall + options, fragments, {}, "03-model-split");
   };
-  check({"--schedule", "pipedream"}, {"--schedule", "'pipedream'", "naive, gpipe or 1f1b"});
+  check({"--schedule", "pipedream"},
+        {"--schedule", "'pipedream'", "naive, gpipe, 1f1b or interleaved"});
   check({"--schedule", "naive", "--micro-batches", "4"}, {"naive", "4", "gpipe or 1f1b"});
+  check({"--chunks", "2"}, {"1f1b has 1 chunk", "found 2", "choose interleaved"});
+  const Words interleaved{"--schedule", "interleaved", "--devices", "cpu:0,cpu:1,cpu:2"};
+  check(interleaved + Words{"--micro-batches", "4"},
+        {"3 devices", "4 micro-batches", "--micro-batches 6, or choose 1f1b"});
+  check(interleaved + Words{"--chunks", "1"}, {"1 chunk", "expected 2 or more", "choose 1f1b"});
+  check(interleaved + Words{"--chunks", "3"}, {"9 stages of 8 layers", "fewer --chunks"});
+  check(interleaved + Words{"--split", "2,4"}, {"2,4 makes 3 stages", "3 and each has 2 --chunks"});
   check({"--micro-batches", "-1"}, {"--micro-batches"});
   check({"--split", "sideways"}, {"--split", "'sideways'", "auto, measured, parameters"});
   check({"--split", "2,2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"--split", "2,2", "1 to 7"});
@@ -257,8 +265,9 @@ TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipe
 TEST_CASE("The lesson's timetables are those of the program", "[faults][pipeline]") {
   const std::string lesson = read_file(LOCKSTEP_SOURCE "/03-model-split/pipeline/README.md");
   for (const Words& options : {Words{"naive", "1", "cpu:0,cpu:1,cpu:2,cpu:3"},
-                               {"gpipe", "6", "cpu:0,cpu:1,cpu:2"},
-                               {"1f1b", "6", "cpu:0,cpu:1,cpu:2"}}) {
+                               {"gpipe", "4", "cpu:0,cpu:1,cpu:2"},
+                               {"1f1b", "4", "cpu:0,cpu:1,cpu:2"},
+                               {"interleaved", "2", "cpu:0,cpu:1"}}) {
     const ProcessResult run =
         run_process({stage_binary("03-model-split"), "--print-schedule", "--schedule", options[0],
                      "--micro-batches", options[1], "--devices", options[2]},
@@ -283,19 +292,21 @@ TEST_CASE("The program of equal layers measures what it says, beside the formula
     return run_process(Words{stage_binary("03-model-split/bubble")} + options, kDeadline);
   };
   const ProcessResult run =
-      bubble({"--stages", "1,2", "--micro-batches", "1,2", "--schedules", "naive,1f1b", "--sleep",
-              "4", "--steps", "2", "--metrics", folder / "rows"});
+      bubble({"--stages", "1,2", "--micro-batches", "1,2", "--schedules", "naive,1f1b,interleaved",
+              "--sleep", "4", "--steps", "2", "--metrics", folder / "rows"});
   INFO(story(run));
   REQUIRE(run.status == 0);
   const nlohmann::json rows = nlohmann::json::parse(read_file(folder / "rows"));
-  REQUIRE(rows.size() == 6);  // the naive schedule has one micro-batch
+  // The naive schedule has one micro-batch, the interleaved one needs two devices and a multiple.
+  REQUIRE(rows.size() == 7);
   for (const auto& row : rows) {
-    const double p = row["stages"], m = row["micro_batches"];
-    CHECK(double(row["bubble"]["predicted"]) == Approx((p - 1) / (m + p - 1)));
+    const double p = row["stages"], m = row["micro_batches"], v = row["chunks"];
+    CHECK(v == (row["schedule"] == "interleaved" ? 2 : 1));
+    CHECK(double(row["bubble"]["predicted"]) == Approx((p - 1) / (v * m + p - 1)));
     CHECK((row["bubble"]["measured"] >= 0.0 && row["bubble"]["measured"] < 1.0));
     CHECK(row["peak_memory_bytes"].size() == size_t(p));
     // Eight layers of 4 ms and of 8 ms, of which stages overlap all but the bubble.
-    CHECK(double(row["step_seconds"]) >= 0.99 * 8 * 0.012 * (m + p - 1) / (m * p));
+    CHECK(double(row["step_seconds"]) >= 0.99 * 8 * 0.012 * (v * m + p - 1) / (v * m * p));
   }
   const auto refused = [&](const Words& options, const std::string& fragment) {
     const ProcessResult bad = bubble(options);
@@ -307,6 +318,7 @@ TEST_CASE("The program of equal layers measures what it says, beside the formula
   refused({"--stages", "4"}, "--stages: 4 of the 2 devices in --devices cpu:0,cpu:1");
   refused({"--stages", "3"}, "--stages: 3 cannot have equally many of 8 layers");
   refused({"--schedules", "pipedream"}, "'pipedream'");
+  refused({"--schedules", "interleaved", "--micro-batches", "3"}, "none is possible");
   refused({"--sleep", "-1"}, "--sleep");
   refused({"--metrics", "/nowhere/rows"}, "--metrics /nowhere/rows");
 }

@@ -1,8 +1,9 @@
-// Labs of stages 01, 02, 03 and 05: each mistake has the effect that is described, and is gone with
-// --fixed.
+// Labs of all stages but 04, whose are in ddp_test.cpp: each mistake has the effect that is
+// described, and is gone with --fixed.
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
@@ -172,6 +173,83 @@ TEST_CASE("Lab: without a barrier, ranks go on from different steps",
              ContainsSubstring("rank 0 goes on from step 100\nrank 1 goes on from step 0\n"));
   CHECK_THAT(printed_by({"no-barrier", "--fixed"}),
              ContainsSubstring("rank 0 goes on from step 100\nrank 1 goes on from step 100\n"));
+}
+
+// --- Stage 06 ------------------------------------------------------------------------------------
+
+const std::string kSharded = "06-fully-sharded";
+
+TEST_CASE("Lab: shards that are not gathered leave the ranks with different parameters",
+          "[faults][sharded][lab]") {
+  const std::string head = "the ranks' parameters are ";
+  const std::vector<double> wrong =
+      numbers_behind(head, printed_by({"stale-parameters"}, kSharded));
+  REQUIRE(wrong.size() == 5);
+  CHECK(wrong.front() > 1e-3);
+  CHECK(std::ranges::is_sorted(wrong));
+  CHECK(numbers_behind(head, printed_by({"stale-parameters", "--fixed"}, kSharded)) ==
+        std::vector<double>(5, 0));
+}
+
+TEST_CASE("Lab: clipped by the norm of one shard, a gradient is too long and points elsewhere",
+          "[faults][sharded][lab]") {
+  const auto found = [](const Words& lab) {
+    const std::string text = printed_by(lab, kSharded);
+    const std::vector<double> factors = numbers_behind("scales its shard by ", text);
+    REQUIRE(factors.size() == 2);
+    return std::array{factors[0], factors[1], numbers_behind(", and has ", text).at(0)};
+  };
+  const auto wrong = found({"norm-of-one-shard"}), right = found({"norm-of-one-shard", "--fixed"});
+  CHECK(std::abs(wrong[0] / wrong[1] - 1) > 0.1);
+  CHECK(std::abs(wrong[2] - 0.01 * std::sqrt(2)) < 0.0001);
+  CHECK(right[0] == right[1]);
+  CHECK(right[2] == 0.01);
+}
+
+TEST_CASE("Lab: a sum in place of an average shows with SGD, and not with AdamW",
+          "[faults][sharded][lab]") {
+  const std::string head = "the step of 2 ranks is ";
+  const std::vector<double> wrong =
+                                numbers_behind(head, printed_by({"summed-for-averaged"}, kSharded)),
+                            right = numbers_behind(
+                                head, printed_by({"summed-for-averaged", "--fixed"}, kSharded));
+  REQUIRE(wrong.size() == 2);
+  REQUIRE(right.size() == 2);
+  CHECK(wrong[0] == 2);
+  CHECK(std::abs(wrong[1] - 1) < 0.02);
+  CHECK(right[0] == 1);
+  CHECK(std::abs(right[1] - 1) < 0.02);
+}
+
+/// Without a sanitizer the numbers are wrong or, if nobody else got the memory, right.
+TEST_CASE("Lab: gradients given back too early are found by AddressSanitizer",
+          "[faults][sharded][lab]") {
+  CHECK_THAT(printed_by({"freed-too-early", "--fixed"}, kSharded),
+             ContainsSubstring("in the shard of rank 0: from 2 to 2\n"));
+#if defined(__SANITIZE_ADDRESS__)
+  const std::string found = printed_by({"freed-too-early"}, kSharded, 1);
+  CHECK_THAT(found, ContainsSubstring("AddressSanitizer: heap-use-after-free"));
+  CHECK_THAT(found, ContainsSubstring("READ of size"));
+#else
+  CHECK_THAT(printed_by({"freed-too-early"}, kSharded),
+             ContainsSubstring("averages of 1 and 3 in the shard of rank 0: from "));
+#endif
+}
+
+TEST_CASE("Lab: a rank that first makes the whole network once has all of it besides",
+          "[faults][sharded][lab]") {
+  const auto sizes = [](const Words& lab) {
+    const std::string text = printed_by(lab, kSharded);
+    return std::array{std::stod(text.substr(text.find('\n') + 1)),
+                      numbers_behind("the largest unit ", text).at(0),
+                      numbers_behind("rank 0 keeps ", text).at(0),
+                      numbers_behind("and had ", text).at(0)};
+  };
+  const auto [all, unit, kept, most] = sizes({"all-initialise-in-full"});
+  const auto right = sizes({"all-initialise-in-full", "--fixed"});
+  CHECK(std::abs(most - (kept + unit + all)) < 0.2);
+  CHECK(std::abs(right[3] - (kept + unit)) < 0.2);
+  CHECK(right[2] == kept);
 }
 
 }  // namespace

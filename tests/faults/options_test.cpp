@@ -31,7 +31,7 @@ const std::vector<NumericOption> kNumericOptions{
     {"--lr-gamma", "-0.1", "1.1", "0 to 1"},
     {"--momentum", "-0.1", "1.1", "0 to 1"},
     {"--weight-decay", "-1", "inf", "0 to 1000000000000"},
-    {"--betas", "-0.1,0.9", "0.9,2", "0 to 1"},
+    {"--betas", "-0.1", "2", "0 to 1"},
     {"--eps", "0", "2", "1e-30 to 1"},
     {"--threads-per-device", "0", "1025", "1 to 1024"},
     {"--workers", "-1", "257", "0 to 256"},

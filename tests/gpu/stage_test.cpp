@@ -282,7 +282,7 @@ TEST_CASE("Local BatchNorm on two replicas starts as the parts of a batch one af
 
 /// Ten steps of 13 samples in 4 micro-batches, the last of 7: on these devices as on one GPU.
 void check_pipelines(const std::string& devices,
-                     const Words& schedules = {"naive", "gpipe", "1f1b"}) {
+                     const Words& schedules = {"naive", "gpipe", "1f1b", "interleaved"}) {
   const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
                         "0.01",   "--dropout"};
   const Outcome single = train(ten_steps);
@@ -386,12 +386,13 @@ const Words kTenSteps{"--data", "synthetic:124:16", "--batch-size", "13",     "-
                       "0.01",   "--dropout",        "--order",      "sampler"};
 
 /// Ten steps of 13 samples, the last of 7: on these ranks as in one process.
-void check_ranks(const std::string& devices, const std::vector<Words>& ways) {
+void check_ranks(const std::string& devices, const std::vector<Words>& ways,
+                 const std::string& stage = "04-ddp") {
   const Outcome single = train(kTenSteps);
   REQUIRE(single.losses().size() == 10);
   for (const Words& way : ways) {
     INFO(devices << " " << way.back());
-    const Outcome ranks = train(kTenSteps + way, devices, "04-ddp");
+    const Outcome ranks = train(kTenSteps + Words{"--model", "seed"} + way, devices, stage);
     CHECK(relative_l2(ranks.state, single.state) <= 1e-4);
     CHECK(relative_l2(ranks.losses(), single.losses()) <= 1e-4);
     CHECK(ranks.metrics.at("accuracy") == single.metrics.at("accuracy"));
@@ -411,6 +412,22 @@ TEST_CASE("One rank with NCCL leads to stage 01's weights", "[cuda][stage][ddp]"
   const std::string missing = nccl_availability();
   if (!missing.empty()) LOCKSTEP_SKIP("no GPU with NCCL: " + missing);
   check_ranks("cuda:0", {{"--backend", "nccl"}});
+}
+
+TEST_CASE("Ranks that share one GPU and divide what they keep lead to stage 01's weights",
+          "[cuda][stage][sharded]") {
+  LOCKSTEP_NEEDS_GPU();
+  check_ranks("cuda:0,cuda:0",
+              {{"--shard", "parameters"}, {"--shard", "gradients"}, {"--shard", "optimizer"}},
+              "06-fully-sharded");
+}
+
+TEST_CASE("Sharding with NCCL leads to stage 01's weights", "[cuda][stage][sharded]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  check_ranks("cuda:0", {{"--backend", "nccl"}}, "06-fully-sharded");
+  if (is_model(*open_device(kGpu, {})) || cuda::availability().devices < 2) return;  // see below
+  check_ranks("cuda:0,cuda:1", {{"--shard", "parameters"}, {"--shard", "optimizer"}},
+              "06-fully-sharded");
 }
 
 TEST_CASE("Messages through NCCL are timed by events", "[cuda][stage][ddp]") {

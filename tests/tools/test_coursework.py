@@ -101,6 +101,22 @@ class TestMarkers(unittest.TestCase):
         self.assertEqual(tasks.outside_text(SOURCE, "a"),
                          tasks.outside_text(tasks.open_text(SOURCE, "a"), "a"))
 
+    def test_whole_functions_keep_their_heads(self):
+        text = ("// [task 02.1] two\nint one(int a,\n        int b) {\n  if (a) {\n    return b;\n  }\n"
+                "  return 1;\n}\n\n/// The second.\nint two() {\n  return 2;\n}\n// [end 02.1]\n")
+        opened = tasks.open_text(text, "a.cpp")
+        self.assertEqual(opened, "\n".join((
+            "// [task 02.1] two", "int one(int a,", "        int b) {",
+            '  open_task("task 02.1 (two) is yours: a.cpp:4");', "}", "", "/// The second.", "int two() {",
+            '  open_task("task 02.1 (two) is yours: a.cpp:9");', "}", "// [end 02.1]", "")))
+        self.assertEqual(4, tasks.open_line(opened, "a.cpp", "02.1"))
+        one_done = opened.replace('  open_task("task 02.1 (two) is yours: a.cpp:4");', "  return 1;")
+        self.assertEqual(9, tasks.open_line(one_done, "a.cpp", "02.1"))
+        for lines, fault in (("int x = 1;", "expected whole functions"), ("int f() {", "expected whole"),
+                             ("int f() { return 1; }", "lines of its own")):
+            with self.assertRaisesRegex(CourseworkError, f"a.cpp: task 02.1.*{fault}"):
+                tasks.open_text(f"// [task 02.1] a\n{lines}\n// [end 02.1]\n", "a.cpp")
+
     def test_markers_that_do_not_fit_are_refused(self):
         self.assertIn("a.cpp:2: [task 02.2] stands inside task 02.1",
                       self.refused("// [task 02.1] a\n// [task 02.2] b\n"))

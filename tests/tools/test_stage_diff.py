@@ -49,12 +49,19 @@ class TestStageDiff(unittest.TestCase):
     def test_syncbn_and_checkpoints_differ_little_from_ddp(self):
         self.check("05-syncbn-checkpoint", 44, 22, before="04-ddp")
 
+    def test_sharding_differs_little_from_syncbn_and_checkpoints(self):
+        self.check("06-fully-sharded", 30, 25, before="05-syncbn-checkpoint")
+
+    def step(self, stage):
+        text = read_main(stage)
+        begin = text.index("void train_step(")
+        return text[begin:text.index("\n}\n", begin)]
+
     def test_the_step_of_data_parallel_is_that_of_a_single_device(self):
-        def step(stage):
-            text = read_main(stage)
-            begin = text.index("/// One optimizer step")
-            return text[begin:text.index("\n}\n", begin)]
-        self.assertEqual(step("02-dataparallel"), step("01-single-gpu"))
+        self.assertEqual(self.step("02-dataparallel"), self.step("01-single-gpu"))
+
+    def test_the_step_of_shards_is_that_of_whole_replicas(self):
+        self.assertEqual(self.step("06-fully-sharded"), self.step("05-syncbn-checkpoint"))
 
 
 if __name__ == "__main__":

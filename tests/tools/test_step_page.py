@@ -22,7 +22,8 @@ from step_drawing import Drawing, ticks  # noqa: E402
 from step_rows import Bar, Row, Step  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
-SCHEDULES = {"naive": (3, 1), "gpipe": (4, 8), "1f1b": (4, 8)}  # stages, micro-batches
+# Devices, chunks (stages of each), micro-batches.
+SCHEDULES = {"naive": (3, 1, 1), "gpipe": (4, 1, 8), "1f1b": (4, 1, 8), "interleaved": (4, 2, 8)}
 
 
 def show(*words):
@@ -35,8 +36,9 @@ def plan_of(stage, *words):
 
 
 def schedule_words(schedule):
-    stages, micro_batches = SCHEDULES[schedule]
-    return ("--schedule", schedule, "--stages", stages, "--micro-batches", micro_batches)
+    devices, chunks, micro_batches = SCHEDULES[schedule]
+    return ("--schedule", schedule, "--stages", devices, "--chunks", chunks, "--micro-batches",
+            micro_batches)
 
 
 def write_trace(path, lanes, memory=()):
@@ -89,6 +91,23 @@ class TestRows(unittest.TestCase):
         self.assertEqual([("bucket 0", MESSAGES)], [(bar.name, bar.kind) for bar in communication.bars])
         self.assertEqual(["nothing for 1.2 ms, before bucket 0", "nothing for 0.5 ms, before the end"],
                          [wait.text for wait in communication.waits(0, 2, "ms")])
+
+    def test_a_pass_is_named_in_a_trace_as_in_a_plan(self):
+        self.assertEqual(["F2", "B10", "F2.1", "B0.3", "conv1", "forward"],
+                         [step_rows.label_of(name) for name in
+                          ("forward 2", "backward 10", "forward 2.1", "backward 0.3", "conv1", "forward")])
+
+    def test_the_plan_of_an_interleaved_pipeline_tells_its_chunks_apart(self):
+        plan = plan_of("03", "--schedule", "interleaved")  # 4 devices of 2 chunks, 8 micro-batches
+        self.assertEqual("interleaved: 4 devices of 2 chunks, 8 micro-batches", plan.title)
+        self.assertEqual([f"device {i}" for i in range(4)], [row.name for row in plan.rows])
+        self.assertEqual(["F0.0", "F1.0", "F2.0", "F3.0", "F0.1"], [bar.name for bar in plan.rows[0].bars][:5])
+        bars = plan.bars()
+        first = next(bar for bar in plan.rows[0].bars if bar.name == "F0.1")
+        self.assertEqual([("F0.0", "forward of micro-batch 0 through chunk 0")],
+                         [(bars[i].name, bars[i].text) for i in first.after])
+        self.assertIn(bars[first.after[0]], plan.rows[3].bars)  # it has been round all devices
+        self.assertEqual(2 * 4 * 2 * 8, len({(row.name, bar.name) for row in plan.rows for bar in row.bars}))
 
     def test_a_ring_says_which_half_it_is_in(self):
         slices = [(0, 1, "transfers", "bucket 0/reduce-scatter"), (1, 1, "add", "bucket 0/reduce-scatter"),
@@ -200,7 +219,9 @@ class TestPage(unittest.TestCase):
             short = write_trace(folder / "short", {"compute": [(0, 1, "sgd_update", "", 0)]})
             for words, text in (
                     (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04, 06"),
-                    (("--schedule", "zigzag"), "--schedule: 'zigzag', expected naive, gpipe or 1f1b"),
+                    (("--schedule", "zigzag"), "--schedule: 'zigzag', expected naive, gpipe, 1f1b or interleaved"),
+                    (("--schedule", "interleaved", "--micro-batches", 6), "expected a multiple of 4"),
+                    (("--chunks", 2), "1f1b has 1 chunk per device, found 2"),
                     (("--stages", 0), "--stages: "), (("--stag", "02"), "--stag"),
                     (("--schedule", "naive", "--micro-batches", 4), "micro"),
                     (("--stage", "04", "--stages", 2), "--stages"),
@@ -261,7 +282,7 @@ class TestInABrowser(unittest.TestCase):
                                    if bar.begin <= moment < bar.end])
 
     def test_it_steps_and_counts_as_the_simulation(self):
-        for schedule, (stages, micro_batches) in SCHEDULES.items():
+        for schedule, (devices, chunks, micro_batches) in SCHEDULES.items():
             plan = plan_of("03", *schedule_words(schedule))
             window = self.page(*schedule_words(schedule))
             moments = sorted({moment for bar in plan.bars() for moment in (bar.begin, bar.end)})
@@ -272,9 +293,11 @@ class TestInABrowser(unittest.TestCase):
             rows, idle = self.counts(window)
             self.assertEqual([[row[0], "0"] for row in rows], [row[:2] for row in rows])
             self.assertEqual([row[2] for row in rows], [row[3] for row in rows])  # the formula's
-            bubble = (stages - 1) / (micro_batches + stages - 1)
+            bubble = (devices - 1) / (chunks * micro_batches + devices - 1)
             self.assertEqual(f"{100 * bubble:.1f} %", idle)
-            self.assertIn(f"= {idle}", window.text("#formula"))
+            formula = "(p-1)/(m+p-1)" if chunks == 1 else "(p-1)/(Vm+p-1)"
+            self.assertIn(f"bubble {formula} = {devices - 1}/{chunks * micro_batches + devices - 1} = {idle}",
+                          window.text("#formula"))
             self.assertIn("all is done", window.text("#now"))
 
     def test_it_steps_through_a_sharded_step(self):

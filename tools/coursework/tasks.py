@@ -3,6 +3,9 @@
     // [task 02.1] chunk rule
     ...
     // [end 02.1]
+
+Indented markers stand around the lines of one function, markers at the left margin around several
+whole functions.
 """
 
 import json
@@ -14,6 +17,7 @@ from coursework import CourseworkError
 
 TABLE = "tools/coursework/tasks.json"
 TASK_ID = re.compile(r"\d\d\.\d+")
+OPENED = None  # in place of a body: the line that throws
 MARKER = re.compile(r"^( *)// \[(task|end) (\d\d\.\d+)\](?: (\S.*))?$")
 
 
@@ -153,7 +157,7 @@ def lines_of(text, file, task_id):
 
 
 def open_line(text, file, task_id):
-    """The number of the line in which a section still calls open_task; 0: none does."""
+    """The number of the first line in which a section still calls open_task; 0: none does."""
     try:
         section = section_of(text, file, task_id)
     except CourseworkError:
@@ -164,13 +168,39 @@ def open_line(text, file, task_id):
 
 
 def open_text(text, file):
-    """The text as a student gets it: in each section a line that throws and says where it is."""
+    """The text as a student gets it: in each section, or in each of its functions, a line that
+    throws and says where it is."""
     for section in find_sections(text, file):
-        # Earlier sections have become shorter: the line number is the one in the new text.
-        line = section_of(text, file, section.id).lines.start
-        said = f"task {section.id} ({section.name}) is yours: {file}:{line}"
-        text = replace_section(text, file, section.id, [f'{section.indent}open_task("{said}");'])
+        # Earlier sections have become shorter: the line numbers are those in the new text.
+        first = section_of(text, file, section.id).lines.start
+        indent, heads = section.indent, [OPENED]
+        if not indent:
+            indent, heads = "  ", heads_of(lines_of(text, file, section.id), file, section)
+        said = f"task {section.id} ({section.name}) is yours: {file}"
+        text = replace_section(text, file, section.id, [
+            f'{indent}open_task("{said}:{first + number}");' if line is OPENED else line
+            for number, line in enumerate(heads)])
     return text
+
+
+def heads_of(lines, file, section):
+    """The lines of whole functions, with OPENED in the place of each body."""
+    heads, inside = [], False
+    for line in lines:
+        inside = inside and line != "}"
+        if inside:
+            continue
+        heads.append(line)
+        if line.endswith("{"):
+            inside = True
+            heads.append(OPENED)
+        elif line.endswith("}") and line != "}":
+            raise CourseworkError(f"{file}: task {section.id}: '{line}', expected the body of a "
+                                  "function on lines of its own")
+    if OPENED not in heads or inside:
+        raise CourseworkError(f"{file}: task {section.id} begins at the left margin, expected whole "
+                              "functions there")
+    return heads
 
 
 def outside_text(text, file):

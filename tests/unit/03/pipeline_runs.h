@@ -19,7 +19,7 @@
 namespace lockstep::testing::pipelines {
 
 constexpr ScheduleKind kNaive = ScheduleKind::naive, kGpipe = ScheduleKind::gpipe,
-                       kOneF1b = ScheduleKind::one_f1b;
+                       kOneF1b = ScheduleKind::one_f1b, kInterleaved = ScheduleKind::interleaved;
 
 // --- Networks in pieces --------------------------------------------------------------------------
 
@@ -45,9 +45,10 @@ inline Cuts even_cuts(size_t layers, size_t stages) {
   return cuts;
 }
 
-/// A stage on each stream, with seed 1.
-inline std::unique_ptr<StagedNetwork> split_of(Layers layers, const std::vector<Stream>& streams) {
-  const Cuts cuts = even_cuts(layers.size(), streams.size());
+/// `chunks` stages on each stream, with seed 1.
+inline std::unique_ptr<StagedNetwork> split_of(Layers layers, const std::vector<Stream>& streams,
+                                               int chunks = 1) {
+  const Cuts cuts = even_cuts(layers.size(), streams.size() * size_t(chunks));
   auto split = std::make_unique<StagedNetwork>(std::move(layers), cuts, streams);
   for (const StagedNetwork::Stage& stage : split->stages()) {
     initialize(*stage.parameters, Initializer::kaiming_uniform, 1);
@@ -176,13 +177,14 @@ inline Outcome single_device(const ModelOptions& model, const OptimizerRule& rul
 }
 
 struct Setup {
-  int stages = 3;
+  int stages = 3;  // or devices of several
   PipelineOptions pipeline{};
   ModelOptions model = small();
   OptimizerRule rule{};
   std::vector<int64_t> sizes{};           // of the micro-batches; empty: the pipeline's own
   std::function<void(Layers&)> change{};  // of the layers, before they are cut
   bool infinite_loss = false;
+  int chunks = 1;  // stages of each device
 };
 
 /// A pipeline with seed 1 and its batches. The loader is destroyed last: when a step ends in an
@@ -191,7 +193,7 @@ struct Run {
   explicit Run(const Setup& options) : setup(options), machine(cpus(options.stages)) {
     Layers layers = layers_of(setup.model);
     if (setup.change) setup.change(layers);
-    auto pieces = split_of(std::move(layers), machine.streams);
+    auto pieces = split_of(std::move(layers), machine.streams, setup.chunks);
     split = pieces.get();
     loss = make_model(setup.model).loss;
     if (setup.infinite_loss) loss = std::make_unique<Infinite>(steps);

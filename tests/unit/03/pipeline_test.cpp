@@ -17,6 +17,7 @@ namespace {
 
 using namespace testing::pipelines;
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
 using std::chrono::milliseconds;
 using testing::Clock;
 using testing::cpus;
@@ -114,6 +115,45 @@ TEST_CASE("Every pipeline trains as one device does", "[pipeline][row42][row45][
   }
 }
 
+TEST_CASE("Devices with several stages train as one device does", "[pipeline][tsan]") {
+  const ModelOptions model = small(true);
+  const OptimizerRule rule{.momentum = 0.9};
+  const Outcome single = single_device(model, rule);
+  for (const auto& [devices, chunks] : {std::pair(2, 2), {2, 3}, {3, 2}, {4, 2}, {2, 4}}) {
+    for (const int micro_batches : {devices, 2 * devices, 12}) {
+      INFO(devices << " devices, " << chunks << " chunks, " << micro_batches << " micro-batches");
+      Run run({.stages = devices,
+               .pipeline = {kInterleaved, micro_batches},
+               .model = model,
+               .rule = rule,
+               .chunks = chunks});
+      const Outcome found = run.three_steps();
+      CHECK(error(found, single) <= kTolerance);
+      // Micro-batches come in one order in every stage: the bits are those of the other schedules.
+      CHECK((found == three_steps({2, {kGpipe, micro_batches}, model, rule})));
+      for (int d = 0; d < devices; ++d) {
+        CHECK(run.pipeline->live()[d] ==
+              predicted_live(kInterleaved, devices, micro_batches, d, chunks));
+      }
+    }
+  }
+}
+
+TEST_CASE("Stages are dealt out to the devices in turn", "[pipeline]") {
+  const Run run({.stages = 2, .pipeline = {kInterleaved, 4}, .chunks = 3});
+  REQUIRE(run.split->stages().size() == 6);
+  CHECK(run.split->chunks() == 3);
+  for (size_t s = 0; s < 6; ++s) {
+    CHECK(run.split->stages()[s].stream == run.machine.streams[s % 2]);
+  }
+  CHECK(run.split->text(3) == "stage 3 (cpu:1, flatten)");
+  CHECK(run.split->device_text(1) ==
+        "stages 1 and 3 and 5 (cpu:1, pool1 and flatten and fc2 to log_softmax)");
+  // Only the interleaved schedule knows what to do with them.
+  const Setup wrong{.stages = 2, .pipeline = {kOneF1b, 4}, .chunks = 2};
+  CHECK_THAT(message_of<BadInput>([&] { Run{wrong}; }), ContainsSubstring("choose interleaved"));
+}
+
 TEST_CASE("Micro-batches of any sizes count as many samples as they have", "[pipeline][row43]") {
   const Outcome single = single_device(small(), {});
   for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{5, 5, 2}, {2, 5, 5}, {1, 1, 10}}) {
@@ -191,10 +231,13 @@ TEST_CASE("A batch is kept until the last stage has read its labels, and no long
 }
 
 TEST_CASE("The result does not depend on which stage is late", "[pipeline][tsan]") {
-  for (const ScheduleKind kind : {kGpipe, kOneF1b}) {
-    const Setup setup{.stages = 3, .pipeline = {kind, 4, kind == kOneF1b}, .model = small(true)};
+  for (const ScheduleKind kind : {kGpipe, kOneF1b, kInterleaved}) {
+    const Setup setup{.stages = 3,
+                      .pipeline = {kind, kind == kInterleaved ? 6 : 4, kind == kOneF1b},
+                      .model = small(true),
+                      .chunks = kind == kInterleaved ? 2 : 1};
     const Outcome expected = three_steps(setup);
-    for (const size_t place : {0, 4, 8}) {  // in stage 0, 1, 2
+    for (const size_t place : {1, 4, 6, 8}) {  // in stages 0, 1, 1, 2; if interleaved 1 to 4
       INFO(name_of(kind) << ", late before layer " << place);
       Setup late = setup;
       late.change = [=](Layers& layers) { insert(layers, place, sleep(2), sleep(2)); };
@@ -203,6 +246,20 @@ TEST_CASE("The result does not depend on which stage is late", "[pipeline][tsan]
     const ScopedEnvironment chaos("LOCKSTEP_CHAOS", "200");
     CHECK((three_steps(setup) == expected));
   }
+}
+
+TEST_CASE("What a stage only passes on is sent before more comes in its place",
+          "[pipeline][tsan]") {
+  const Setup plain{.stages = 3, .pipeline = {kGpipe, 6}};
+  const Outcome expected = three_steps(plain);
+  Setup passing = plain;
+  passing.change = [](Layers& layers) {
+    insert(layers, 0, {}, sleep(20));  // stage 0 is late, so stage 1 has to wait for a place
+    for (int i = 0; i < 4; ++i) insert(layers, 4, {}, {});  // all of stage 1
+  };
+  Run run(passing);
+  CHECK_THAT(run.split->text(1), ContainsSubstring("hook to hook"));
+  CHECK((run.three_steps() == expected));
 }
 
 // --- What it costs -------------------------------------------------------------------------------
@@ -214,9 +271,12 @@ TEST_CASE("1F1B needs less memory than GPipe on every device", "[pipeline][row45
 }
 
 TEST_CASE("After two steps a pipeline allocates nothing more", "[pipeline]") {
-  for (const ScheduleKind kind : {kGpipe, kOneF1b}) {
-    for (const int micro_batches : {1, 4, 5}) {  // 5: 3, 3, 2, 2, 2 samples
-      Run run({.stages = 3, .pipeline = {kind, micro_batches}});
+  for (const ScheduleKind kind : {kGpipe, kOneF1b, kInterleaved}) {
+    // 5: 3, 3, 2, 2, 2 samples
+    for (const int micro_batches :
+         kind == kInterleaved ? std::vector{3, 9} : std::vector{1, 4, 5}) {
+      Run run(
+          {.stages = 3, .pipeline = {kind, micro_batches}, .chunks = kind == kInterleaved ? 2 : 1});
       for (int i = 0; i < 2; ++i) run.step();
       // A stream takes its workspace when it gets there, so the peak use depends on how far the
       // host was by then. After the two steps it has it.
@@ -268,8 +328,8 @@ TEST_CASE("More micro-batches than a stream keeps times of may be measured", "[p
 }
 
 TEST_CASE("Gradients are complete once per step, with the last micro-batch", "[pipeline]") {
-  for (const auto kind : {kGpipe, kOneF1b}) {
-    Run run({.stages = 2, .pipeline = {kind, 4, false}});
+  for (const auto kind : {kGpipe, kOneF1b, kInterleaved}) {
+    Run run({.stages = 2, .pipeline = {kind, 4, false}, .chunks = kind == kInterleaved ? 2 : 1});
     std::map<std::string, int> calls;
     for (Parameter* p : run.split->parameters()) {
       p->on_gradient_ready = [&](Parameter& ready) { ++calls[ready.name]; };
@@ -284,16 +344,22 @@ TEST_CASE("Gradients are complete once per step, with the last micro-batch", "[p
 
 TEST_CASE("With stages that only sleep the measured bubble is that of the formula", "[pipeline]") {
   constexpr int kStages = 4;
-  for (const auto& [kind, micro_batches] : {std::pair(kNaive, 1), {kOneF1b, 4}, {kGpipe, 12}}) {
-    const double predicted = predicted_bubble(kStages, micro_batches);
+  for (const auto& [kind, micro_batches] :
+       {std::pair(kNaive, 1), {kOneF1b, 4}, {kGpipe, 12}, {kInterleaved, 4}}) {
+    const int chunks = kind == kInterleaved ? 2 : 1;
+    const double predicted = predicted_bubble(kStages, micro_batches, chunks);
     double found = -1;
     // A busy machine adds to the sleeps: then once more.
     for (int attempt = 0; attempt < 5 && std::abs(found - predicted) > 0.1; ++attempt) {
       Run run({.stages = kStages,
                .pipeline = {kind, micro_batches, false},
-               .change = [](Layers& layers) {  // 12 layers, three a stage
-                 for (const size_t place : {0, 3, 6, 9}) insert(layers, place, sleep(5), sleep(5));
-               }});
+               .change =
+                   [=](Layers& layers) {  // 12 layers, three a stage; or 16, two a stage
+                     for (int place = 0; place < 4 * chunks; ++place) {
+                       insert(layers, size_t(place) * (chunks == 1 ? 3 : 2), sleep(5), sleep(5));
+                     }
+                   },
+               .chunks = chunks});
       for (int i = 0; i < 2; ++i) run.step();
       found = run.pipeline->measured_bubble();
     }
@@ -350,6 +416,22 @@ TEST_CASE("A failure on one stage's device reaches all stages, and nobody hangs"
     }  // all streams are drained here
     CHECK(Clock::now() - begin < std::chrono::seconds(20));
   }
+}
+
+TEST_CASE("A failure on a device with several stages names them all", "[pipeline][tsan]") {
+  const Hook::Action fault = [](Stream stream) {
+    enqueue(stream, "fault", [] { throw std::runtime_error("planted fault"); });
+  };
+  Run run({.stages = 2,
+           .pipeline = {kInterleaved, 4},
+           .change = [=](Layers& layers) { insert(layers, 0, fault, {}); },
+           .chunks = 2});
+  run.step();
+  for (const Stream& stream : run.machine.streams) {
+    CHECK(message_of<PeerLost>([&] { stream.synchronize(); }) ==
+          run.split->device_text(0) + " failed: planted fault");
+  }
+  CHECK_THAT(run.split->device_text(0), StartsWith("stages 0 and 2 (cpu:0, hook to "));
 }
 
 TEST_CASE("Stages that do not fit: the stage and both shapes are named", "[pipeline][row49]") {

@@ -85,7 +85,8 @@ class Trainee {
     initialize(parameters, Initializer::kaiming_uniform, uint64_t(ranks.rank()) + 1);
     replica = std::make_unique<DistributedDataParallel>(std::move(model.network), parameters, ranks,
                                                         exchange, communication);
-    checkpointer = std::make_unique<Checkpointer>(trained(), ranks, exchange, run.checkpoints);
+    checkpointer =
+        std::make_unique<Checkpointer>(files_of(trained()), ranks, exchange, run.checkpoints);
     state.world_size = world_size_;
     state.settings = training_settings(options, CheckpointStageOptions(), training_data());
   }

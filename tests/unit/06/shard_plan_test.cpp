@@ -37,7 +37,7 @@ TEST_CASE("A parameter may lie on several ranks, and each piece says where", "[s
   CHECK(pieces_in(parameters, {0, 48}) == Pieces{{0, {0, 10}, 0}, {1, {0, 32}, 16}});
   CHECK(pieces_in(parameters, {48, 48}) == Pieces{{1, {32, 8}, 0}, {2, {0, 5}, 16}});
   CHECK(pieces_in(parameters, {20, 4}) == Pieces{{1, {4, 4}, 0}});  // within one
-  CHECK(pieces_in(parameters, {10, 6}).empty());                   // padding only
+  CHECK(pieces_in(parameters, {10, 6}).empty());                    // padding only
   CHECK(pieces_in(parameters, {16, 0}).empty());
 }
 

@@ -23,10 +23,11 @@ class Member {
   Member(Communicator& comm, Stream passes, const ExchangeTexts& exchange,
          const ShardingOptions& options, const OptimizerRule& rule, const MakeModule& make)
       : comm(comm),
+        exchange(exchange),
         stream(passes),
         network(make(comm.rank()), passes, comm, exchange,
                 passes.device().create_stream("communication"), options),
-        optimizer(passes, network.shards(), rule),
+        optimizer(network.optimizer(rule)),
         context(passes) {
     network.initialize(Initializer::kaiming_uniform, 1);
   }
@@ -34,7 +35,7 @@ class Member {
   /// Adds up the gradients of this rank's part of `samples`, in `parts` passes, and averages them
   /// over the ranks.
   void gradients(const Samples& samples, int parts = 1) {
-    network.zero_gradients();
+    optimizer.zero_gradients();
     const Samples mine = samples.every(comm.rank(), comm.world_size());
     for (int part = 0; part < parts; ++part) {
       context.facts.last_contribution = part + 1 == parts;
@@ -61,6 +62,7 @@ class Member {
   Device& device() const { return stream.device(); }
 
   Communicator& comm;
+  ExchangeTexts exchange;
   Stream stream;
   FullyShardedDataParallel network;
   Optimizer optimizer;

@@ -12,9 +12,9 @@ namespace {
 using Counts = std::vector<size_t>;
 using Catch::Matchers::ContainsSubstring;
 
-const std::vector<PlannedLayer> kLayers{{"conv1", 1000}, {"pool1", 0},   {"block1.0", 400},
-                                        {"block1.1", 400}, {"gap", 0},    {"flatten", 0},
-                                        {"fc", 5000},    {"log_softmax", 0}};
+const std::vector<PlannedLayer> kLayers{{"conv1", 1000},   {"pool1", 0},      {"block1.0", 400},
+                                        {"block1.1", 400}, {"gap", 0},        {"flatten", 0},
+                                        {"fc", 5000},      {"log_softmax", 0}};
 
 TEST_CASE("Units are layers, blocks, all, or as many as reach a size", "[sharded][units]") {
   CHECK(plan_units(kLayers, parse_unit("layer")) == Counts{2, 1, 3, 2});

@@ -1,0 +1,50 @@
+// Joins the shards of a checkpoint to one file of weights: gather CHECKPOINT OUT.
+
+#include "06-fully-sharded/sharded_checkpoint.h"
+#include "common/cli/option_parser.h"
+#include "common/cli/report.h"
+#include "common/cli/standard_streams.h"
+#include "common/core/error.h"
+#include "common/step/weights_file.h"
+
+namespace lockstep {
+namespace {
+
+struct GatherOptions {
+  std::string checkpoint, out;
+
+  explicit GatherOptions(OptionParser& parser) {
+    parser.add("CHECKPOINT", checkpoint, "its first file, run/step-000000938.safetensors");
+    parser.add_output("OUT", out, "the file of weights that is written, for --load and PyTorch");
+    parser.check_afterwards([this] {
+      require(!checkpoint.empty() && !out.empty(),
+              "gather: found {}, expected two: gather CHECKPOINT OUT",
+              checkpoint.empty() ? "no file" : "one file");
+      require(!std::filesystem::path(out).filename().string().starts_with("step-"),
+              "gather: OUT is {}, a name of checkpoints; give another name", out);
+    });
+  }
+};
+
+void gather(const GatherOptions& options) {
+  const ShardedCheckpoint checkpoint(options.checkpoint);
+  for (size_t shard = 0; shard < checkpoint.shards(); ++shard) checkpoint.verify(shard);
+  const std::vector<StateTensor> weights = join_weights(checkpoint);
+  save_weights(options.out, weights);
+  fmt::print("Joined {} shards of {}: {} tensors, {} bytes in {}\n", checkpoint.shards(),
+             options.checkpoint, weights.size(), std::filesystem::file_size(options.out),
+             options.out);
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  lockstep::hold_standard_streams();
+  lockstep::report_uncaught_errors();
+  lockstep::OptionParser parser("gather",
+                                "Joins the shards of a checkpoint to one file of weights.");
+  const lockstep::GatherOptions options(parser);
+  if (parser.parse(argc, argv)) lockstep::gather(options);
+  lockstep::require_printed();
+}

@@ -1,0 +1,236 @@
+#include "06-fully-sharded/sharded_checkpoint.h"
+
+#include <algorithm>
+#include <span>
+#include <tuple>
+
+#include "05-syncbn-checkpoint/checkpoint.h"
+#include "06-fully-sharded/joining.h"
+#include "common/core/error.h"
+#include "common/io/json.h"
+#include "common/step/weights_file.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int64_t kFormatVersion = 1;
+
+/// "momentum.conv1.weight"
+std::string tensor_name(const std::string& state, const std::string& parameter) {
+  return state + "." + parameter;
+}
+
+/// The JSON object in a file's free text, for use(object). Throws BadInput, naming the file, where
+/// the text is none, has another version, or use() does not find what it looks for.
+template <class Use>
+void read_json(const std::string& text, const std::string& what, Use&& use) {
+  try {
+    const json object = parse_json(text);
+    const int64_t version = object.at("format_version").get<int64_t>();
+    require(version == kFormatVersion,
+            "{}: sharded format version {}, expected {}; resume with the Lockstep that wrote it",
+            what, version, kFormatVersion);
+    use(object);
+  } catch (const json::exception&) {
+    fail<BadInput>("{}: {} bytes that do not describe shards; take another checkpoint", what,
+                   text.size());
+  }
+}
+
+/// The text under `key`. Throws BadInput if there is none.
+std::string text_of(const SafetensorsStream& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  require(found != file.metadata().end() && file.checksums() == Checksums::crc32,
+          "{}: found no {}, expected a file of a sharded checkpoint; begin anew from whole weights "
+          "with --load",
+          file.path().string(), key);
+  return found->second;
+}
+
+}  // namespace
+
+// --- Saving --------------------------------------------------------------------------------------
+
+std::string save_shard(const fs::path& path, const ShardPlace& place,
+                       const std::vector<ShardPiece>& pieces) {
+  json first = json::object();
+  std::vector<TensorEntry> entries;
+  for (const ShardPiece& piece : pieces) {
+    first[piece.parameter] = piece.first;
+    entries.push_back({.name = tensor_name(piece.state, piece.parameter),
+                       .dtype = kReal,
+                       .shape = {int64_t(piece.numbers.size())},
+                       .bytes = std::as_bytes(std::span(piece.numbers))});
+  }
+  const json text = {{"format_version", kFormatVersion},
+                     {"steps", place.steps},
+                     {"rank", place.rank},
+                     {"world_size", place.world_size},
+                     {"first", first}};
+  return save_safetensors(shard_path(path, place.rank, place.world_size), entries,
+                          {{"format", "pt"}, {kShardKey, text.dump()}}, Checksums::crc32);
+}
+
+std::string ShardIndex::to_json() const {
+  json shapes = json::object();
+  for (const StateTensor& parameter : parameters) {
+    shapes[parameter.name] = parameter.shape.extents();
+  }
+  return json{{"format_version", kFormatVersion},
+              {"checksums", checksums},
+              {"states", states},
+              {"parameters", shapes}}
+      .dump();
+}
+
+ShardIndex ShardIndex::from_json(const std::string& text, const std::string& what) {
+  ShardIndex index;
+  read_json(text, what, [&](const json& object) {
+    object.at("checksums").get_to(index.checksums);
+    object.at("states").get_to(index.states);
+    for (const auto& [name, shape] : object.at("parameters").items()) {
+      index.parameters.push_back({.name = name, .shape = Shape(shape.get<std::vector<int64_t>>())});
+    }
+  });
+  require(!index.checksums.empty() && !index.parameters.empty() && !index.states.empty() &&
+              index.states.front() == kValues,
+          "{}: shards without values, expected those of a network; take another checkpoint", what);
+  return index;
+}
+
+void commit_shards(const fs::path& path, const ShardIndex& index, const std::string& training,
+                   const std::vector<StateTensor>& running) {
+  const int world_size = int(index.checksums.size());
+  for (int rank = 0; rank < world_size; ++rank) {
+    const fs::path shard = shard_path(path, rank, world_size);
+    std::error_code none;
+    require(fs::exists(shard, none) &&
+                SafetensorsStream(shard).header_checksum() == index.checksums[size_t(rank)],
+            "{}: rank 0 does not find what rank {} has just written; give all ranks the same "
+            "directory, on a disk that they share",
+            shard.string(), rank);
+  }
+  save_safetensors(path, file_entries(running),
+                   {{"format", "pt"}, {kTrainingKey, training}, {kShardsKey, index.to_json()}},
+                   Checksums::crc32);
+}
+
+// --- Loading -------------------------------------------------------------------------------------
+
+ShardedCheckpoint::ShardedCheckpoint(const fs::path& path) : path_(path) {
+  const SafetensorsStream own(path);
+  training_ = text_of(own, kTrainingKey);
+  index_ = ShardIndex::from_json(text_of(own, kShardsKey), path.string());
+  for (const StoredTensor& tensor : own.tensors()) {
+    const std::vector<std::byte> bytes = own.read(tensor);
+    running_.push_back(
+        state_of({{tensor.name, tensor.dtype, tensor.shape, bytes}}, FileTypes::exact).at(0));
+  }
+  const int64_t steps = TrainingState::from_json(training_, path.string()).steps;
+  for (size_t rank = 0; rank < index_.checksums.size(); ++rank) open_shard(rank, steps);
+  require_complete();
+}
+
+void ShardedCheckpoint::open_shard(size_t rank, int64_t steps) {
+  const size_t world_size = index_.checksums.size();
+  const fs::path shard = shard_path(path_, int(rank), int(world_size));
+  std::error_code none;
+  require(fs::exists(shard, none) || none,
+          "{}: is missing, one of the {} shards of {}; bring it back, or take another checkpoint",
+          shard.string(), world_size, path_.string());
+  SafetensorsStream file(shard);
+  require(file.header_checksum() == index_.checksums[rank],
+          "{}: has the checksum {}, expected {} as {} says; the files were not saved together, "
+          "take another checkpoint",
+          shard.string(), file.header_checksum(), index_.checksums[rank], path_.string());
+  std::map<std::string, int64_t> first;
+  read_json(text_of(file, kShardKey), shard.string(), [&](const json& object) {
+    const auto place =
+        std::tuple(object.at("steps").get<int64_t>(), object.at("rank").get<size_t>(),
+                   object.at("world_size").get<size_t>());
+    require(place == std::tuple(steps, rank, world_size),
+            "{}: the shard of rank {} of {} after {} steps, expected that of rank {} of {} after "
+            "{}; take another checkpoint",
+            shard.string(), std::get<1>(place), std::get<2>(place), std::get<0>(place), rank,
+            world_size, steps);
+    object.at("first").get_to(first);
+  });
+  for (const StoredTensor& tensor : file.tensors()) {
+    require(tensor.dtype == kReal && tensor.shape.size() == 1,
+            "{}: {} has dtype {} and {} extents, expected {} and 1; resume with the precision that "
+            "it was saved with",
+            shard.string(), tensor.name, dtype_name(tensor.dtype), tensor.shape.size(),
+            dtype_name(kReal));
+  }
+  files_.push_back(std::move(file));
+  first_.push_back(std::move(first));
+}
+
+/// Every element of every parameter is there once.
+void ShardedCheckpoint::require_complete() const {
+  for (const std::string& state : index_.states) {
+    for (const StateTensor& parameter : index_.parameters) {
+      within(path_.string() + ": " + tensor_name(state, parameter.name),
+             [&] { join_shards(saved(state, parameter.name), {0, parameter.shape.elements()}); });
+    }
+  }
+}
+
+std::vector<FlatRange> ShardedCheckpoint::saved(const std::string& state,
+                                                const std::string& parameter) const {
+  std::vector<FlatRange> ranges(files_.size());
+  for (size_t rank = 0; rank < files_.size(); ++rank) {
+    const StoredTensor* const tensor = files_[rank].find(tensor_name(state, parameter));
+    const auto first = first_[rank].find(parameter);
+    if (tensor == nullptr || first == first_[rank].end()) continue;
+    ranges[rank] = {first->second, tensor->shape[0]};
+  }
+  return ranges;
+}
+
+void ShardedCheckpoint::verify(size_t shard) const {
+  for (const StoredTensor& tensor : files_.at(shard).tensors()) files_[shard].read(tensor);
+}
+
+std::vector<Real> ShardedCheckpoint::read(const std::string& state, const std::string& parameter,
+                                          FlatRange elements) const {
+  std::vector<Real> numbers(size_t(elements.count));
+  for (const Extract& extract : join_shards(saved(state, parameter), elements)) {
+    const SafetensorsStream& file = files_[extract.saved];
+    file.read(*file.find(tensor_name(state, parameter)), uint64_t(extract.of_saved.first),
+              std::as_writable_bytes(std::span(numbers).subspan(size_t(extract.in_wanted),
+                                                                size_t(extract.of_saved.count))));
+  }
+  return numbers;
+}
+
+namespace {
+
+/// A parameter whose shape in PyTorch is this one, which tells how it lies in memory.
+Parameter parameter_of(const StateTensor& saved) {
+  const Shape& shape = saved.shape;
+  const bool conv = shape.rank() == 4;  // [O,I,kh,kw]; in memory [O,kh,kw,I]
+  return {.name = saved.name,
+          .kind = conv ? ParameterKind::conv_weight : ParameterKind::linear_weight,
+          .shape = conv ? Shape{shape[0], shape[2], shape[3], shape[1]} : shape,
+          .fan_in = 0};
+}
+
+}  // namespace
+
+std::vector<StateTensor> join_weights(const ShardedCheckpoint& checkpoint) {
+  std::vector<StateTensor> weights = checkpoint.running();
+  for (const StateTensor& saved : checkpoint.index().parameters) {
+    const std::vector<Real> numbers =
+        checkpoint.read(kValues, saved.name, {0, saved.shape.elements()});
+    weights.push_back({.name = saved.name,
+                       .shape = saved.shape,
+                       .real = to_torch_layout(parameter_of(saved), numbers)});
+  }
+  return weights;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,102 @@
+#pragma once
+// The files of a checkpoint that every rank writes a part of.
+//
+//   step-000000938.rank-1-of-4.safetensors   what rank 1 updates: of each parameter that touches
+//   its
+//                                            shard "value.conv1.weight" [n], and n numbers of each
+//                                            of the optimizer's states, "momentum.conv1.weight"
+//   step-000000938.safetensors               the checkpoint: running statistics and TrainingState;
+//                                            which parameters there are; the shards' checksums
+//
+// A shard says which element of a parameter its piece begins with. Elements count in memory order:
+// convolution weights lie O,kh,kw,I. So the files say nothing of units, and any number of ranks
+// can read what it needs.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "06-fully-sharded/shard_plan.h"
+#include "common/io/safetensors_stream.h"
+#include "common/nn/state.h"
+
+namespace lockstep {
+
+/// The name of the parameters themselves, beside "momentum", "exp_avg" and "exp_avg_sq".
+inline constexpr const char* kValues = "value";
+
+/// Numbers of a parameter, or of a state of the optimizer, in one rank's shard.
+struct ShardPiece {
+  std::string state;      // "value", "momentum", ...
+  std::string parameter;  // "conv1.weight"
+  int64_t first = 0;      // element of the parameter
+  std::vector<Real> numbers{};
+};
+
+/// Whose shard a file holds.
+struct ShardPlace {
+  int64_t steps = 0;
+  int rank = 0, world_size = 1;
+};
+
+/// Writes a shard beside the checkpoint that will be at `path`. Returns the checksum that
+/// identifies the file.
+std::string save_shard(const std::filesystem::path& path, const ShardPlace& place,
+                       const std::vector<ShardPiece>& pieces);
+
+/// What the checkpoint's own file says of the rest.
+struct ShardIndex {
+  std::vector<std::string> checksums{};   // of the shards, by rank
+  std::vector<std::string> states{};      // "value" first
+  std::vector<StateTensor> parameters{};  // names and PyTorch's shapes, no values
+
+  std::string to_json() const;
+  /// Throws BadInput, naming `what`, for text that is not what to_json() makes.
+  static ShardIndex from_json(const std::string& text, const std::string& what);
+};
+
+/// Makes the shards beside `path` a checkpoint: from now on it is there. Throws BadInput if they
+/// are not those that the index names.
+void commit_shards(const std::filesystem::path& path, const ShardIndex& index,
+                   const std::string& training, const std::vector<StateTensor>& running);
+
+/// A checkpoint that is read from the disk as far as it is needed.
+class ShardedCheckpoint {
+ public:
+  /// Opens all files, whose headers must fit together: the shards are those that were saved with
+  /// the first file, and have each element once. Throws BadInput that names the file otherwise.
+  explicit ShardedCheckpoint(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::string& training() const { return training_; }  // for TrainingState::from_json()
+  const ShardIndex& index() const { return index_; }
+  const std::vector<StateTensor>& running() const { return running_; }  // for load_running_state()
+  size_t shards() const { return files_.size(); }
+
+  /// Reads a whole shard, a piece at a time, and compares the checksums. Throws BadInput.
+  void verify(size_t shard) const;
+  /// Elements of a parameter, or of a state of the optimizer, from the shards that have them.
+  std::vector<Real> read(const std::string& state, const std::string& parameter,
+                         FlatRange elements) const;
+
+ private:
+  void open_shard(size_t rank, int64_t steps);
+  void require_complete() const;
+  /// Which elements each shard has; empty ranges where it has none.
+  std::vector<FlatRange> saved(const std::string& state, const std::string& parameter) const;
+
+  std::filesystem::path path_;
+  std::string training_;
+  ShardIndex index_;
+  std::vector<StateTensor> running_;
+  std::vector<SafetensorsStream> files_;               // by rank
+  std::vector<std::map<std::string, int64_t>> first_;  // likewise: where each piece begins
+};
+
+/// The whole network, as PyTorch names and shapes it: what --save would have written after this
+/// step. Holds all parameters, but nothing of the optimizer.
+std::vector<StateTensor> join_weights(const ShardedCheckpoint& checkpoint);
+
+}  // namespace lockstep

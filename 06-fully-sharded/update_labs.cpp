@@ -1,0 +1,193 @@
+// The labs about the update: what the ranks have to tell each other before it and behind it.
+
+#include <fmt/ranges.h>
+
+#include "06-fully-sharded/labs.h"
+#include "06-fully-sharded/sharded_step.h"
+#include "common/app/small_training.h"
+#include "common/nn/clip_by_norm.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kBatch = 32;  // of all ranks together
+
+/// Training of the small network, with what the options share out. The ranks begin with the same
+/// weights.
+struct LabTraining {
+  LabTraining(const RankDevice& rank, const ShardingOptions& options, const OptimizerRule& rule)
+      : stream(rank.stream),
+        comm(rank.comm),
+        set(make_synthetic(SyntheticPart::train, 160)),
+        model(make_model({})),
+        sharded(model.wrap<FullyShardedDataParallel>(stream, comm, rank.group.exchanger(),
+                                                     rank.communication, options)),
+        optimizer(sharded.optimizer(rule)),
+        context(stream),
+        feeder(stream, set) {
+    sharded.initialize(Initializer::kaiming_uniform, 1);
+    DataLoader loader(set, {.batch_size = kBatch, .shuffle = true});
+    loader.begin_epoch(0);
+    batch = *loader.next();
+  }
+
+  /// Gradients of this rank's part of the batch, or of all of it as one process has them; reduced
+  /// over the ranks, or, with `reduces` false, as they are. Waits.
+  void forward_and_backward(bool all_of_it = false, bool reduces = true) {
+    const BatchSplit dealt{BatchSplit::Kind::stride, all_of_it ? 1 : comm.world_size()};
+    const BatchPart mine = dealt.divide(kBatch).at(all_of_it ? 0 : size_t(comm.rank()));
+    context.begin_step(
+        {.learning_rate = Real(0.1), .loss_weight = Real(double(dealt.parts) / double(kBatch))});
+    context.facts.last_contribution = reduces;
+    optimizer.zero_gradients();
+    const DeviceBatch& fed = feeder.feed(batch, mine, context);
+    const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+    model.loss->forward(scores, fed.labels, sharded.loss(), context);
+    model.network->backward(model.loss->backward(fed.labels, context), context);
+    stream.synchronize();
+  }
+
+  Stream stream;
+  Communicator& comm;
+  Dataset set;
+  Model model;
+  FullyShardedDataParallel& sharded;
+  Optimizer optimizer;
+  Context context;
+  Feeder feeder;
+  HostBatch batch;
+};
+
+// --- Stale parameters ----------------------------------------------------------------------------
+
+/// How far the last rank's parameters are from this rank's, relative to their length.
+double apart(LabTraining& training) {
+  Numbers mine, theirs;
+  const auto append = [](Numbers& all, const Tensor& x) {
+    const Numbers more = numbers_of(x);
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  training.sharded.visit_units([&](Unit& unit) {
+    const Tensor sent =
+        Tensor::from_host(training.stream, unit.values().shape(), unit.values().to_host());
+    append(mine, sent);
+    training.comm.broadcast(training.stream, sent, training.comm.world_size() - 1);
+    append(theirs, sent);
+  });
+  return relative_error(mine, theirs);
+}
+
+}  // namespace
+
+/// The mistake: the ranks update their shards, and go on with the others' old ones.
+void stale_parameters(ProcessGroup& group, bool fixed) {
+  const RankDevice rank(group);
+  LabTraining training(rank, {.kind = ShardKind::optimizer}, {});
+  for (int step = 1; step <= 5; ++step) {
+    training.forward_and_backward();
+    training.optimizer.step(training.context.state(), training.sharded.loss());
+    if (fixed) training.sharded.gather_parameters();
+    say(group,
+        fmt::format("step {}: the ranks' parameters are {:.1e} apart", step, apart(training)));
+  }
+}
+
+// --- The norm of one shard -----------------------------------------------------------------------
+
+namespace {
+
+/// The norm of the shards of all ranks.
+double norm_of_all(LabTraining& training) {
+  double squares = 0;
+  for (const UpdatedRange& shard : training.sharded.shards()) {
+    const double norm = norm_of(shard.gradients);
+    squares += norm * norm;
+  }
+  const auto sum = BasicTensor<double>::from_host(training.stream, {1}, {squares});
+  training.comm.all_reduce(training.stream, sum);
+  return std::sqrt(sum.to_host()[0]);
+}
+
+double norm_of_shard(const LabTraining& training) {
+  Numbers norms;
+  for (const UpdatedRange& shard : training.sharded.shards()) {
+    norms.push_back(norm_of(shard.gradients));
+  }
+  return norm_of(norms);
+}
+
+}  // namespace
+
+/// The mistake: each rank clips its shard by the norm of that alone.
+void norm_of_one_shard(ProcessGroup& group, bool fixed) {
+  constexpr double kMost = 0.01;
+  const RankDevice rank(group);
+  LabTraining training(rank, {.kind = ShardKind::gradients}, {});
+  training.forward_and_backward();
+  const double before = norm_of_shard(training);
+  const ClipByNorm clip(training.stream, training.sharded.shards(), kMost,
+                        [&](const Tensor& squares) {
+                          if (fixed) training.sharded.sum_over_shards(squares);
+                        });
+  clip();
+  const double factor = norm_of_shard(training) / before;
+  for (const std::string& line :
+       group.exchange(fmt::format("rank {} scales its shard by {:.4f}", group.rank(), factor))) {
+    say(group, line);
+  }
+  const double norm = norm_of_all(training);
+  say(group, fmt::format("the gradient was to have a norm of {}, and has {:.4f}", kMost, norm));
+}
+
+// --- Summed for averaged -------------------------------------------------------------------------
+
+namespace {
+
+/// The mistake: without an argument a reduce-scatter sums.
+void summing_step(LabTraining& training, const UpdatedRange& whole, const UpdatedRange& shard,
+                  const OptimizerRule& rule) {
+  training.comm.reduce_scatter(training.stream, whole.gradients, shard.gradients);
+  Optimizer(training.stream, {shard}, rule).step(training.context.state(), training.sharded.loss());
+  training.comm.all_gather(training.stream, shard.values, whole.values);
+}
+
+/// How far one step of the ranks goes, relative to the same step of one process.
+double length_of_step(const RankDevice& rank, const OptimizerRule& rule, bool fixed) {
+  LabTraining training(rank, {.kind = ShardKind::none, .unit = {UnitSize::Kind::model}}, rule);
+  const Unit& unit = *training.sharded.units().front();
+  const UpdatedRange whole{unit.values(), unit.gradient_shard()};
+  const std::vector<Real> first = whole.values.to_host();
+  const auto moved = [&] {
+    Numbers difference = numbers_of(whole.values);
+    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= double(first[i]);
+    return norm_of(difference);
+  };
+
+  training.forward_and_backward(/*all_of_it=*/true, /*reduces=*/false);
+  training.optimizer.step(training.context.state(), training.sharded.loss());
+  const double one_process = moved();
+
+  whole.values.copy_from_host(first);
+  training.forward_and_backward(/*all_of_it=*/false, /*reduces=*/false);
+  const ShardedStep step(whole, training.comm, rule);
+  if (fixed) {
+    step(training.context.state(), training.sharded.loss());
+  } else {
+    summing_step(training, whole, step.shard(), rule);
+  }
+  return moved() / one_process;
+}
+
+}  // namespace
+
+void summed_for_averaged(ProcessGroup& group, bool fixed) {
+  const RankDevice rank(group);
+  for (const auto& [name, kind] :
+       {std::pair{"SGD", OptimizerKind::sgd}, std::pair{"AdamW", OptimizerKind::adamw}}) {
+    say(group,
+        fmt::format("{}: the step of {} ranks is {:.3f} times as long as that of one process", name,
+                    group.world_size(), length_of_step(rank, {.kind = kind}, fixed)));
+  }
+}
+
+}  // namespace lockstep

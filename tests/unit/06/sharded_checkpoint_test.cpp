@@ -1,0 +1,219 @@
+// The files of a sharded checkpoint: what is in them, and what is refused.
+
+#include "06-fully-sharded/sharded_checkpoint.h"
+
+#include <map>
+
+#include "05-syncbn-checkpoint/checkpoint.h"
+#include "common/core/error.h"
+#include "common/io/file.h"
+#include "common/step/weights_file.h"
+#include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/process.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Matchers::ContainsSubstring;
+using testing::message_of;
+using testing::TempDir;
+using testing::Words;
+
+constexpr int64_t kSteps = 7;
+
+/// Numbers from `first` on.
+std::vector<Real> numbers(int64_t first, int64_t count) {
+  std::vector<Real> all;
+  for (int64_t i = 0; i < count; ++i) all.push_back(Real(first + i));
+  return all;
+}
+
+/// Saves two parameters of 12 and 3 numbers, with momentum, by two ranks: the first one is cut.
+fs::path save_two(const fs::path& directory, int64_t steps = kSteps) {
+  const fs::path path = checkpoint_path(directory, steps);
+  TrainingState state;
+  state.steps = steps;
+  ShardIndex index{
+      .states = {kValues, "momentum"},
+      .parameters = {{.name = "conv", .shape = {2, 3, 1, 2}}, {.name = "bias", .shape = {3}}}};
+  const std::vector<ShardPiece> of_0{{kValues, "bias", 0, numbers(100, 3)},
+                                     {kValues, "conv", 0, numbers(0, 5)},
+                                     {"momentum", "bias", 0, numbers(200, 3)},
+                                     {"momentum", "conv", 0, numbers(50, 5)}};
+  const std::vector<ShardPiece> of_1{{kValues, "conv", 5, numbers(5, 7)},
+                                     {"momentum", "conv", 5, numbers(55, 7)}};
+  index.checksums = {save_shard(path, {steps, 0, 2}, of_0), save_shard(path, {steps, 1, 2}, of_1)};
+  commit_shards(path, index, state.to_json(), {{.name = "mean", .shape = {1}, .real = {4}}});
+  return path;
+}
+
+void read_all(const fs::path& path) {
+  const ShardedCheckpoint checkpoint(path);
+  for (size_t shard = 0; shard < checkpoint.shards(); ++shard) checkpoint.verify(shard);
+}
+
+std::string refusal_of(const fs::path& path) {
+  try {
+    read_all(path);
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("What ranks have written is read from whichever shards have it",
+          "[sharded][checkpoint]") {
+  const TempDir folder;
+  const fs::path path = save_two(folder.path());
+  CHECK(folder.names() == Words{"step-000000007.rank-0-of-2.safetensors",
+                                "step-000000007.rank-1-of-2.safetensors",
+                                "step-000000007.safetensors"});
+  const ShardedCheckpoint checkpoint(path);
+  CHECK(checkpoint.read(kValues, "conv", {0, 12}) == numbers(0, 12));
+  CHECK(checkpoint.read(kValues, "conv", {3, 4}) == numbers(3, 4));
+  CHECK(checkpoint.read("momentum", "conv", {4, 8}) == numbers(54, 8));
+  CHECK(checkpoint.read("momentum", "bias", {1, 2}) == numbers(201, 2));
+  CHECK(checkpoint.running().at(0).real == std::vector<Real>{4});
+  CHECK(TrainingState::from_json(checkpoint.training(), "it").steps == kSteps);
+}
+
+TEST_CASE("Joined weights have PyTorch's layout", "[sharded][checkpoint]") {
+  const TempDir folder;
+  std::map<std::string, StateTensor> joined;
+  for (const StateTensor& tensor : join_weights(ShardedCheckpoint(save_two(folder.path())))) {
+    joined.emplace(tensor.name, tensor);
+  }
+  CHECK(joined.size() == 3);
+  CHECK(joined.at("bias").real == numbers(100, 3));
+  // [2,3,1,2] from memory's [2,1,2,3]: element (o, i, 0, w) is number 6 o + 3 w + i.
+  CHECK(joined.at("conv").shape == Shape{2, 3, 1, 2});
+  CHECK(joined.at("conv").real == std::vector<Real>{0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11});
+}
+
+TEST_CASE("Each bit of each file is under a checksum, and no file may be cut off",
+          "[sharded][checkpoint][row113]") {
+  const TempDir folder;
+  const fs::path path = save_two(folder.path());
+  REQUIRE(refusal_of(path).empty());
+  for (const std::string& name : folder.names()) {
+    const std::string whole = testing::read_file(folder / name);
+    for (size_t byte = 0; byte < whole.size(); byte += testing::full_campaign() ? 1 : 7) {
+      std::string damaged = whole;
+      damaged[byte] = char(damaged[byte] ^ (1 << byte % 8));
+      testing::write_file(folder / name, damaged);
+      if (refusal_of(path).find(name) == std::string::npos) {
+        FAIL(name << " with a bit of byte " << byte << " flipped: " << refusal_of(path));
+      }
+      testing::write_file(folder / name, whole.substr(0, byte));
+      if (refusal_of(path).find(name) == std::string::npos) FAIL(name << " cut to " << byte);
+    }
+    testing::write_file(folder / name, whole);
+  }
+  CHECK(refusal_of(path).empty());
+}
+
+TEST_CASE("Shards that are missing, or of another save, are named", "[sharded][checkpoint]") {
+  const TempDir folder;
+  const fs::path path = save_two(folder.path()), other = save_two(folder.path(), kSteps + 1);
+  const fs::path shard_0 = shard_path(path, 0, 2), shard_1 = shard_path(path, 1, 2);
+  const std::string whole = testing::read_file(shard_1);
+  fs::remove(shard_1);
+  CHECK_THAT(refusal_of(path),
+             ContainsSubstring("rank-1-of-2.safetensors: is missing, one of the 2 "
+                               "shards of") &&
+                 ContainsSubstring("bring it back, or take another checkpoint"));
+  for (const fs::path& wrong : {shard_0, shard_path(other, 1, 2)}) {
+    fs::copy_file(wrong, shard_1, fs::copy_options::overwrite_existing);
+    CHECK_THAT(refusal_of(path), ContainsSubstring("rank-1-of-2.safetensors: has the checksum") &&
+                                     ContainsSubstring("were not saved together"));
+  }
+  testing::write_file(shard_1, whole);
+  CHECK(refusal_of(path).empty());
+  // A single file is no checkpoint of this kind.
+  CHECK_THAT(refusal_of(shard_0), ContainsSubstring("found no lockstep.training"));
+}
+
+TEST_CASE("Shards that do not make up the network are refused", "[sharded][checkpoint]") {
+  const TempDir folder;
+  const fs::path path = checkpoint_path(folder.path(), 1);
+  TrainingState state;
+  state.steps = 1;
+  ShardIndex index{.states = {kValues}, .parameters = {{.name = "w", .shape = {6}}}};
+  const auto refusal = [&](int64_t first, int64_t count, const ShardPlace& place) {
+    index.checksums = {save_shard(path, {1, 0, 2}, {{kValues, "w", 0, numbers(0, 3)}}),
+                       save_shard(path, place, {{kValues, "w", first, numbers(first, count)}})};
+    fs::rename(shard_path(path, place.rank, place.world_size), shard_path(path, 1, 2));
+    commit_shards(path, index, state.to_json(), {});
+    return refusal_of(path);
+  };
+  CHECK(refusal(3, 3, {1, 1, 2}).empty());
+  CHECK_THAT(refusal(4, 2, {1, 1, 2}), ContainsSubstring("value.w: element 3 is in no shard"));
+  CHECK_THAT(refusal(2, 4, {1, 1, 2}), ContainsSubstring("value.w: element 2 is in two shards"));
+  CHECK_THAT(refusal(3, 3, {1, 2, 3}), ContainsSubstring("the shard of rank 2 of 3"));
+  CHECK_THAT(refusal(3, 3, {4, 1, 2}), ContainsSubstring("after 4 steps"));
+}
+
+TEST_CASE("What is written is only valid once rank 0 finds it", "[sharded][checkpoint]") {
+  const TempDir folder;
+  const fs::path path = checkpoint_path(folder.path(), 1);
+  const ShardIndex index{
+      .checksums = {"00000000"}, .states = {kValues}, .parameters = {{.name = "w", .shape = {1}}}};
+  const auto commit = [&] { commit_shards(path, index, TrainingState().to_json(), {}); };
+  CHECK_THAT(message_of<BadInput>(commit), ContainsSubstring("on a disk that they share"));
+  save_shard(path, {1, 0, 1}, {{kValues, "w", 0, {1}}});  // another one
+  CHECK_THAT(message_of<BadInput>(commit), ContainsSubstring("on a disk that they share"));
+  CHECK(!fs::exists(path));
+}
+
+TEST_CASE("An index that is none is refused", "[sharded][checkpoint]") {
+  const ShardIndex index{.checksums = {"a"}, .states = {kValues}, .parameters = {{.name = "w"}}};
+  CHECK(ShardIndex::from_json(index.to_json(), "it").checksums == index.checksums);
+  for (const char* text :
+       {"", "[]", "{}", R"({"format_version":1})", R"({"format_version":"one"})",
+        R"({"format_version":1,"checksums":[1],"states":["value"],"parameters":{"w":[1]}})",
+        R"({"format_version":1,"checksums":["a"],"states":["value"],"parameters":{"w":"x"}})",
+        R"({"format_version":1,"checksums":[],"states":["value"],"parameters":{"w":[1]}})"}) {
+    INFO(text);
+    CHECK_THAT(message_of<BadInput>([&] { ShardIndex::from_json(text, "it"); }),
+               ContainsSubstring("take another checkpoint"));
+  }
+  CHECK_THAT(message_of<BadInput>([] { ShardIndex::from_json(R"({"format_version":2})", "it"); }),
+             ContainsSubstring("it: sharded format version 2, expected 1"));
+}
+
+TEST_CASE("Other programs say what a sharded checkpoint is, and the command to type",
+          "[sharded][checkpoint]") {
+  const TempDir folder;
+  const fs::path path = save_two(folder.path());
+  const std::string command = "build/06-fully-sharded/gather " + path.string() + " OUT";
+  CHECK_THAT(
+      message_of<BadInput>([&] { read_checkpoint(path); }),
+      ContainsSubstring("the first file of a sharded checkpoint") && ContainsSubstring(command));
+  const auto nothing = [](const auto&) {};
+  CHECK_THAT(message_of<BadInput>([&] { load_weights(path.string(), nothing); }),
+             ContainsSubstring(command));
+  CHECK_THAT(message_of<BadInput>([&] { load_weights(shard_path(path, 1, 2).string(), nothing); }),
+             ContainsSubstring("one shard of a sharded checkpoint") && ContainsSubstring(command));
+}
+
+TEST_CASE("Shards are removed with their checkpoint, and without one they are leftovers",
+          "[sharded][checkpoint]") {
+  const TempDir folder;
+  for (const int64_t steps : {1, 2, 3}) save_two(folder.path(), steps);
+  testing::write_file(folder / "step-000000001.mine.safetensors", "not Lockstep's");
+  remove_old_checkpoints(folder.path(), 3, 2);
+  CHECK(folder.names().size() == 7);
+  CHECK(find_checkpoints(folder.path()).size() == 2);
+  CHECK(!fs::exists(folder / "step-000000001.rank-1-of-2.safetensors"));
+  fs::remove(folder / "step-000000002.safetensors");
+  testing::write_file(folder / ".step-000000004.rank-0-of-2.safetensors.12-0.tmp", "half of it");
+  remove_leftovers(folder.path());
+  CHECK(folder.names() ==
+        Words{"step-000000001.mine.safetensors", "step-000000003.rank-0-of-2.safetensors",
+              "step-000000003.rank-1-of-2.safetensors", "step-000000003.safetensors"});
+}
+
+}  // namespace
+}  // namespace lockstep
