@@ -61,7 +61,7 @@ std::string save_shard(const fs::path& path, const ShardPlace& place,
   for (const ShardPiece& piece : pieces) {
     first[piece.parameter] = piece.first;
     entries.push_back({.name = tensor_name(piece.state, piece.parameter),
-                       .dtype = kReal,
+                       .dtype = kRealType,
                        .shape = {int64_t(piece.numbers.size())},
                        .bytes = std::as_bytes(std::span(piece.numbers))});
   }
@@ -159,11 +159,11 @@ void ShardedCheckpoint::open_shard(size_t rank, int64_t steps) {
     object.at("first").get_to(first);
   });
   for (const StoredTensor& tensor : file.tensors()) {
-    require(tensor.dtype == kReal && tensor.shape.size() == 1,
+    require(tensor.dtype == kRealType && tensor.shape.size() == 1,
             "{}: {} has dtype {} and {} extents, expected {} and 1; resume with the precision that "
             "it was saved with",
             shard.string(), tensor.name, dtype_name(tensor.dtype), tensor.shape.size(),
-            dtype_name(kReal));
+            dtype_name(kRealType));
   }
   files_.push_back(std::move(file));
   first_.push_back(std::move(first));

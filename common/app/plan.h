@@ -13,7 +13,7 @@ namespace lockstep {
 
 /// One bar of a lane.
 struct PlannedWork {
-  size_t lane;
+  size_t lane = 0;
   std::string name;  // in the bar: "F0"
   std::string kind;  // its colour: "forward", "backward", "messages", "memory" or "other"
   std::string text;  // in words: "forward of micro-batch 0"

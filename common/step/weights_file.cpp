@@ -28,12 +28,12 @@ bool is_counter(const std::string& name) { return name.ends_with("num_batches_tr
 /// What is wrong with the type of a tensor; empty if it can be taken.
 std::string problem_of(const std::string& name, DType dtype, FileTypes types) {
   const bool any = types == FileTypes::any;
-  const bool real = dtype == kReal || (any && (dtype == DType::F32 || dtype == DType::F64));
+  const bool real = dtype == kRealType || (any && (dtype == DType::F32 || dtype == DType::F64));
   if (is_counter(name) ? dtype == DType::I64 : real) return "";
   return fmt::format("has dtype {}, expected {}", dtype_name(dtype),
                      is_counter(name) ? "I64"
                      : any            ? "F32 or F64"
-                                      : dtype_name(kReal));
+                                      : dtype_name(kRealType));
 }
 
 StateTensor to_state(const TensorEntry& entry, FileTypes types) {
@@ -56,7 +56,7 @@ std::vector<TensorEntry> file_entries(const std::vector<StateTensor>& state) {
   for (const StateTensor& tensor : state) {
     const bool counter = !tensor.integer.empty();
     entries.push_back({.name = tensor.name,
-                       .dtype = counter ? DType::I64 : kReal,
+                       .dtype = counter ? DType::I64 : kRealType,
                        .shape = tensor.shape.extents(),
                        .bytes = counter ? std::as_bytes(std::span(tensor.integer))
                                         : std::as_bytes(std::span(tensor.real))});
@@ -116,7 +116,7 @@ StateTensor WeightsFile::read(size_t tensor) const {
 
 void WeightsFile::say_loaded() const {
   const auto converted = std::ranges::count_if(file_.tensors(), [](const StoredTensor& tensor) {
-    return tensor.dtype != kReal && tensor.dtype != DType::I64;
+    return tensor.dtype != kRealType && tensor.dtype != DType::I64;
   });
   std::string text = fmt::format("Loaded {} tensors from {}", tensors_.size(), path());
   if (converted > 0) {

@@ -13,7 +13,7 @@
 namespace lockstep {
 
 /// The type of Real in a file.
-inline constexpr DType kReal = sizeof(Real) == 4 ? DType::F32 : DType::F64;
+inline constexpr DType kRealType = sizeof(Real) == 4 ? DType::F32 : DType::F64;
 
 /// Which types of numbers a file may hold.
 enum class FileTypes { any, exact };  // F32 and F64 become Real; Real's own type only

@@ -2,26 +2,23 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
-#include <cmath>
 
-#include "06-fully-sharded/fully_sharded.h"
+#include "06-fully-sharded/joining.h"
 #include "06-fully-sharded/shard_plan.h"
-#include "06-fully-sharded/sharded_step.h"
-#include "common/nn/layers.h"
+#include "common/core/error.h"
 #include "tests/coursework/hint.h"
-#include "tests/coursework/other_rank.h"
-#include "tests/support/nn_test_support.h"
-#include "tests/support/tcp_stores.h"
+#include "tests/coursework/sharded_ranks.h"
 
 namespace lockstep {
 namespace {
 
-using testing::OtherRank;
-using Values = std::vector<Real>;
-
-constexpr double kPatience = 3;               // seconds until a rank gives up waiting for another
-constexpr int64_t kLine = 64 / sizeof(Real);  // numbers of 64 bytes
+using testing::kLine;
+using testing::Norm;
+using testing::OneUnit;
+using testing::TwoRanks;
+using testing::Values;
 
 // --- Shards --------------------------------------------------------------------------------------
 
@@ -67,7 +64,7 @@ TEST_CASE("Pieces of the parameters that lie in a shard", "[task06.1]") {
   const std::vector<FlatRange> parameters{{0, 10}, {16, 40}, {64, 5}};
   {
     HINT("a parameter that lies in the shard as a whole is one piece");
-    CHECK(told(pieces_in(parameters, {0, 16})) == "0: 10 at 0 -> 0");
+    CHECK(told(pieces_in(parameters, {0, 12})) == "0: 10 at 0 -> 0");
   }
   {
     HINT("where a piece begins is counted from the beginning of the shard, not of the buffer");
@@ -96,58 +93,6 @@ TEST_CASE("What does not touch the shard has no piece", "[task06.1]") {
 
 // --- The step ------------------------------------------------------------------------------------
 
-/// A rank that knows the two halves of an all-reduce, and counts what it sends.
-class Halves final : public Communicator {
- public:
-  explicit Halves(Communicator& rank) : Communicator(rank.rank(), rank.world_size()), rank_(rank) {}
-  int64_t sent = 0;  // numbers
-
- private:
-  void issue(Stream stream, const Call& call) override {
-    sent += call.mine.count * (world_size() - 1);
-    if (call.op == Call::Op::all_gather) return rank_.all_gather(stream, call.mine, call.all);
-    require(call.op == Call::Op::reduce_scatter,
-            "{}: expected a reduce_scatter and an all_gather; an all-reduce is both, and leaves "
-            "nothing to do in between",
-            call.text());
-    rank_.reduce_scatter(stream, call.all, call.mine, call.reduction);
-  }
-  Communicator& rank_;
-};
-
-/// Two ranks with two values each make steps, with learning rate 1.
-struct TwoRanks {
-  explicit TwoRanks(const OptimizerRule& rule = {}) {
-    for (size_t rank = 0; rank < 2; ++rank) {
-      const Stream stream = ranks.streams[rank];
-      halves.push_back(std::make_unique<Halves>(*ranks.processes[rank]));
-      whole.push_back({Tensor::from_host(stream, {4}, {100, 200, 300, 400}),
-                       Tensor::from_host(stream, {4}, {0, 0, 0, 0})});
-      state.push_back(StepStateTensor::from_host(stream, {}, {StepState{.learning_rate = 1}}));
-      loss.push_back(Tensor::from_host(stream, {1}, {0}));
-      steps.emplace_back(whole[rank], *halves[rank], rule);
-    }
-  }
-  /// One step of both, with these gradients.
-  void step(const std::array<Values, 2>& gradients) {
-    for (size_t rank = 0; rank < 2; ++rank) whole[rank].gradients.copy_from_host(gradients[rank]);
-    for (size_t rank = 0; rank < 2; ++rank) steps[rank](state[rank], loss[rank]);
-  }
-  Values values(size_t rank) const { return whole[rank].values.to_host(); }
-  /// The part of them that this rank does not update.
-  Values others(size_t rank) const {
-    const Values all = values(rank);
-    return rank == 0 ? Values{all[2], all[3]} : Values{all[0], all[1]};
-  }
-
-  testing::Ranks ranks = testing::tcp_ranks(2, kPatience);
-  std::vector<std::unique_ptr<Halves>> halves;
-  std::vector<UpdatedRange> whole;
-  std::vector<StepStateTensor> state;
-  std::vector<Tensor> loss;
-  std::vector<ShardedStep> steps;
-};
-
 const std::array<Values, 2> kGradients{Values{1, 2, 3, 4}, Values{3, 4, 5, 6}};
 
 TEST_CASE("After a step all ranks have the values of one process", "[task06.2]") {
@@ -160,7 +105,8 @@ TEST_CASE("After a step all ranks have the values of one process", "[task06.2]")
   }
   {
     HINT(
-        "rank 0's own gradient alone moved its shard: the others' belong to it, before the update");
+        "rank 0's own gradient alone moved its shard, or it was divided twice: the others' belong "
+        "to it, before the update, and the reduction can average");
     CHECK(two.values(0)[0] != 99);
   }
   {
@@ -204,57 +150,6 @@ TEST_CASE("A step sends half of the numbers twice", "[task06.2]") {
 
 // --- A unit --------------------------------------------------------------------------------------
 
-/// A layer with one parameter.
-class OneParameter final : public Module {
- public:
-  explicit OneParameter(int64_t elements) {
-    add_parameter("weight", ParameterKind::bias, {elements}, 1);
-  }
-  Tensor forward(const Tensor& x, Context&) override { return x; }
-  Tensor backward(const Tensor& dy, Context&) override { return dy; }
-};
-
-Layers one_layer(int64_t elements) {
-  Layers layers;
-  Sequential network;
-  network.add("layer", std::make_unique<OneParameter>(elements));
-  return network.release_layers();
-}
-
-/// A unit on rank 0 of two. The parameter's last numbers are on the other rank, where all are 10.
-struct OneUnit {
-  explicit OneUnit(ShardKind kind = ShardKind::parameters)
-      : messages{kind, other, device.stream, communication}, unit(one_layer(kLine + 2), messages) {
-    unit.value_shard().copy_from_host(Values(size_t(kLine), 1));
-    communication.synchronize();
-    unit.shard_was_updated();
-  }
-  ~OneUnit() {
-    gate.open();
-    for (const Stream& stream : {device.stream, communication}) {
-      try {
-        stream.synchronize();
-      } catch (const Error&) {  // the test reports it
-      }
-    }
-  }
-  /// The parameter's numbers, in the order of the passes: the first, and the last.
-  std::array<Real, 2> ends() const {
-    const Parameter& p = *unit.in_order().front();
-    if (!p.value.defined()) return {-1, -1};
-    const Values values = p.value.to_host();
-    return {values.front(), values.back()};
-  }
-
-  testing::Gate gate{2};
-  std::atomic<int> seen = -1;  // by the passes
-  OtherRank other{10};
-  testing::TestDevice device;
-  Stream communication = device.device->create_stream("communication");
-  UnitMessages messages;
-  Unit unit;
-};
-
 using Ends = std::array<Real, 2>;
 
 TEST_CASE("A gathered unit has its own shard and the other rank's", "[task06.3]") {
@@ -276,22 +171,6 @@ TEST_CASE("A gathered unit has its own shard and the other rank's", "[task06.3]"
   CHECK(rank.other.gathers[0].stream.backend().name() == "communication");
   HINT("the message is counted, with the bytes that this rank sends: bytes_of_half()");
   CHECK(rank.messages.bytes_sent == int64_t(kLine * sizeof(Real)));
-}
-
-TEST_CASE("A unit that is here, or on its way, is not fetched again", "[task06.3]") {
-  OneUnit rank;
-  rank.unit.gather();
-  rank.unit.gather();
-  rank.unit.await_values();
-  rank.unit.gather();
-  HINT("three calls before the unit is freed: what is the second message for?");
-  CHECK(rank.other.gathers.size() == 1);
-  rank.unit.free_values();
-  rank.unit.gather();
-  rank.unit.await_values();
-  HINT("freed values have to be fetched anew");
-  CHECK(rank.other.gathers.size() == 2);
-  CHECK(rank.ends() == Ends{1, 10});
 }
 
 TEST_CASE("The gather waits for what the passes have enqueued", "[task06.3]") {
@@ -339,6 +218,22 @@ TEST_CASE("The passes wait for the gather when they need the values, and not bef
   rank.device.stream.synchronize();
   HINT("a layer computed before the values were there: which event, recorded where, comes first?");
   CHECK(rank.seen == 1);
+}
+
+TEST_CASE("A unit that is here, or on its way, is not fetched again", "[task06.3]") {
+  OneUnit rank;
+  rank.unit.gather();
+  rank.unit.gather();
+  rank.unit.await_values();
+  rank.unit.gather();
+  HINT("three calls before the unit is freed: what is the second message for?");
+  CHECK(rank.other.gathers.size() == 1);
+  rank.unit.free_values();
+  rank.unit.gather();
+  rank.unit.await_values();
+  HINT("freed values have to be fetched anew");
+  CHECK(rank.other.gathers.size() == 2);
+  CHECK(rank.ends() == Ends{1, 10});
 }
 
 TEST_CASE("A freed unit takes no memory", "[task06.3]") {
@@ -392,37 +287,6 @@ TEST_CASE("Values that a rank keeps are gathered in place and stay", "[task06.3]
 }
 
 // --- The norm ------------------------------------------------------------------------------------
-
-/// Rank 0 of two, whose other rank has squares of 10.
-struct Norm {
-  explicit Norm(ShardKind kind = ShardKind::parameters)
-      : sharded(network(), device.stream, other,
-                [](const std::string& mine) { return std::vector<std::string>(2, mine); },
-                communication, {.kind = kind}) {
-    device.stream.synchronize();
-  }
-  ~Norm() {
-    gate.open();
-    for (const Stream& stream : {device.stream, communication}) {
-      try {
-        stream.synchronize();
-      } catch (const Error&) {  // the test reports it
-      }
-    }
-  }
-  static std::unique_ptr<Module> network() {
-    auto network = std::make_unique<Sequential>();
-    network->add("layer", std::make_unique<OneParameter>(4));
-    return network;
-  }
-
-  testing::Gate gate{2};
-  OtherRank other{10};
-  testing::TestDevice device;
-  Stream communication = device.device->create_stream("communication");
-  FullyShardedDataParallel sharded;
-  Tensor squares = device.put({1}, {4});
-};
 
 TEST_CASE("The squares of all shards are added up", "[task06.4]") {
   for (const ShardKind kind : {ShardKind::optimizer, ShardKind::gradients, ShardKind::parameters}) {
@@ -480,6 +344,93 @@ TEST_CASE("The sum waits for the squares, and the clipping for the sum", "[task0
     HINT("the gradients were clipped before the other rank's squares were there");
     CHECK(sums_done == 1);
   }
+}
+
+// --- Joining -------------------------------------------------------------------------------------
+
+/// "1: 2 at 3 -> 0": elements [3, 5) of saved piece 1 are the first of the wanted ones. Throws what
+/// join_shards() throws.
+std::string joined(const std::vector<FlatRange>& saved, FlatRange wanted) {
+  std::vector<std::string> texts;
+  for (const Extract& extract : join_shards(saved, wanted)) {
+    texts.push_back(fmt::format("{}: {} at {} -> {}", extract.saved, extract.of_saved.count,
+                                extract.of_saved.first, extract.in_wanted));
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+/// What is wrong with them, in words; "accepted" if nothing is.
+std::string refused(const std::vector<FlatRange>& saved, FlatRange wanted) {
+  try {
+    join_shards(saved, wanted);
+    return "accepted";
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+}
+
+TEST_CASE("The same shards again", "[task06.5]") {
+  HINT("as many ranks as before: each shard comes from one file, as a whole");
+  CHECK(joined({{0, 6}, {6, 6}}, {0, 6}) == "0: 6 at 0 -> 0");
+  {
+    HINT("a place is counted from the first element of its own piece, here and there");
+    CHECK(joined({{0, 6}, {6, 6}}, {6, 6}) == "1: 6 at 0 -> 0");
+  }
+}
+
+TEST_CASE("Fewer ranks and more ranks than were saved", "[task06.5]") {
+  {
+    HINT("fewer ranks than before: a shard comes from several files, one part behind the other");
+    CHECK(joined({{0, 4}, {4, 4}, {8, 4}}, {0, 12}) ==
+          "0: 4 at 0 -> 0, 1: 4 at 0 -> 4, 2: 4 at 0 -> 8");
+  }
+  {
+    HINT("more ranks than before: from which of the saved elements on, and how many of them?");
+    CHECK(joined({{0, 12}}, {4, 4}) == "0: 4 at 4 -> 0");
+  }
+  HINT("2 ranks become 3: the middle one takes the end of one file and the beginning of the other");
+  CHECK(joined({{0, 6}, {6, 6}}, {4, 4}) == "0: 2 at 4 -> 0, 1: 2 at 0 -> 2");
+}
+
+TEST_CASE("Files without a part of the parameter, in any order", "[task06.5]") {
+  {
+    HINT("a file may have nothing of this parameter, or nothing that is wanted: no empty extract");
+    CHECK(joined({{0, 4}, {4, 0}, {4, 4}, {8, 4}}, {4, 4}) == "2: 4 at 0 -> 0");
+  }
+  {
+    HINT("nothing is wanted, so nothing is read, and nothing is missing");
+    CHECK(joined({{0, 4}}, {4, 0}).empty());
+  }
+  HINT("the saved pieces come in any order: the extracts follow each other as they are wanted");
+  CHECK(joined({{8, 4}, {0, 4}, {4, 4}}, {2, 8}) ==
+        "1: 2 at 2 -> 0, 2: 4 at 0 -> 2, 0: 2 at 0 -> 6");
+}
+
+TEST_CASE("What is missing or there twice is refused by its number", "[task06.5]") {
+  using Catch::Matchers::ContainsSubstring;
+  const auto names = [](int element) {
+    return ContainsSubstring(fmt::format("element {} ", element));
+  };
+  {
+    HINT("a file is missing in the middle: its elements would stay what they were");
+    CHECK_THAT(refused({{0, 4}, {8, 4}}, {2, 8}), names(4));
+  }
+  {
+    HINT("the first wanted elements are in no file");
+    CHECK_THAT(refused({{4, 4}}, {2, 4}), names(2));
+  }
+  {
+    HINT("the last wanted elements are in no file");
+    CHECK_THAT(refused({{0, 4}, {4, 4}}, {6, 4}), names(8));
+    CHECK_THAT(refused({}, {0, 1}), names(0));
+  }
+  {
+    HINT("two files have the same elements: which of them is right?");
+    CHECK_THAT(refused({{0, 6}, {4, 6}}, {0, 10}), names(4));
+    CHECK_THAT(refused({{0, 4}, {0, 4}}, {0, 4}), names(0));
+  }
+  HINT("elements that nobody wants may be missing, or be there twice");
+  CHECK(joined({{0, 4}, {4, 4}, {0, 2}}, {4, 4}) == "1: 4 at 0 -> 0");
 }
 
 }  // namespace

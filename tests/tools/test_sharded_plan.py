@@ -32,8 +32,8 @@ def most_traced(path):
 
 class TestShardedPlan(unittest.TestCase):
     def test_no_unit_is_used_before_it_is_there_nor_kept_longer(self):
-        for prefetch in (0, 1, 2):
-            plan = plan_of("06", "--prefetch", prefetch)
+        for prefetch, slow in itertools.product((0, 1, 2), (0.1, 5)):
+            plan = plan_of("06", "--prefetch", prefetch, "--units-per-mib", slow)
             compute, communication = plan.rows
             names = [bar.name for bar in compute.bars if bar.kind == "forward"]
             for place, name in enumerate(names):

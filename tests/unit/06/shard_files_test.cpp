@@ -33,12 +33,12 @@ Setting setting_of(ShardKind kind, const OptimizerRule& rule, const std::string&
   return {{.kind = kind, .unit = parse_unit(unit)}, rule, small_network(ModelKind::seed_bn)};
 }
 
-void save(Member& member, const fs::path& directory, int64_t steps = kSteps) {
+void save(ShardedMember& member, const fs::path& directory, int64_t steps = kSteps) {
   const CheckpointRanks ranks{member.comm, member.exchange};
   files_of({member.network, member.optimizer})->save(ranks, directory, after(steps));
 }
 
-void resume(Member& member, const fs::path& path) {
+void resume(ShardedMember& member, const fs::path& path) {
   const CheckpointRanks ranks{member.comm, member.exchange};
   const std::unique_ptr<StateFiles> files = files_of({member.network, member.optimizer});
   files->read(ranks, path);
@@ -48,7 +48,7 @@ void resume(Member& member, const fs::path& path) {
 
 /// Two steps of two ranks, saved.
 void train_and_save(const Setting& setting, const fs::path& directory, int ranks = 2) {
-  const Errors errors = on_ranks(ranks, setting, [&](Member& member) {
+  const Errors errors = on_ranks(ranks, setting, [&](ShardedMember& member) {
     for (uint32_t step = 0; step < kSteps; ++step) member.step(Samples(6, step + 1));
     save(member, directory);
   });
@@ -91,7 +91,7 @@ TEST_CASE("A checkpoint goes from any ranks, kind and units to any other, bit by
       const fs::path path = checkpoint_path(folder / "first", kSteps);
       std::vector<Values> weights(size_t(way.ranks));
       const Errors errors =
-          on_ranks(way.ranks, setting_of(way.to, rule, way.unit), [&](Member& member) {
+          on_ranks(way.ranks, setting_of(way.to, rule, way.unit), [&](ShardedMember& member) {
             resume(member, path);
             save(member, folder / "second");
             weights[size_t(member.comm.rank())] = member.weights();
@@ -124,14 +124,14 @@ TEST_CASE("Training that goes on in any other way ends with one device's weights
       INFO("4 ranks, then " << ranks);
       const TempDir folder;
       const Setting before = of_kind(ShardKind::parameters, rule, "layer");
-      const Errors saved = on_ranks(4, before, [&](Member& member) {
+      const Errors saved = on_ranks(4, before, [&](ShardedMember& member) {
         for (int64_t step = 0; step < kSteps; ++step) member.step(steps[size_t(step)]);
         save(member, folder.path());
       });
       CHECK(saved == Errors(4));
       Values found;
       const Setting after = of_kind(ShardKind::optimizer, rule, "model");
-      const Errors resumed = on_ranks(ranks, after, [&](Member& member) {
+      const Errors resumed = on_ranks(ranks, after, [&](ShardedMember& member) {
         resume(member, checkpoint_path(folder.path(), kSteps));
         for (member.steps = kSteps; member.steps < 4;) member.step(steps[size_t(member.steps)]);
         const Values weights = member.weights();
@@ -152,13 +152,14 @@ TEST_CASE("A rank that cannot write keeps all from saving, and the checkpoint be
   const fs::path in_the_way = shard_path(checkpoint_path(folder.path(), 9), 1, 2);
   fs::create_directories(in_the_way / "not empty");
   const Errors errors =
-      on_ranks(2, setting, [&](Member& member) { save(member, folder.path(), 9); });
+      on_ranks(2, setting, [&](ShardedMember& member) { save(member, folder.path(), 9); });
   for (const std::string& error : errors) {
     CHECK_THAT(error, ContainsSubstring("cannot save " + in_the_way.string()));
   }
   fs::remove_all(in_the_way);
   CHECK(folder.names() == before);
-  CHECK(on_ranks(2, setting, [&](Member& member) { save(member, folder.path(), 9); }) == Errors(2));
+  CHECK(on_ranks(2, setting, [&](ShardedMember& member) { save(member, folder.path(), 9); }) ==
+        Errors(2));
   CHECK(find_checkpoints(folder.path()).size() == 2);
 }
 
@@ -170,7 +171,7 @@ TEST_CASE("Where only the counters change the shards stay, whoever wrote them",
   const fs::path path = checkpoint_path(folder.path(), kSteps);
   const fs::path shard = shard_path(path, 1, 3);
   const auto written = fs::last_write_time(shard);
-  const Errors errors = on_ranks(2, setting, [&](Member& member) {
+  const Errors errors = on_ranks(2, setting, [&](ShardedMember& member) {
     const CheckpointRanks ranks{member.comm, member.exchange};
     const std::unique_ptr<StateFiles> files = files_of({member.network, member.optimizer});
     files->read(ranks, path);
@@ -209,7 +210,7 @@ TEST_CASE("A damaged shard is found by whichever rank reads it, and told to all"
     damaged.back() = char(damaged.back() ^ 1);
     testing::write_file(file, damaged);
     for (const std::string& error :
-         on_ranks(2, setting, [&](Member& member) { resume(member, path); })) {
+         on_ranks(2, setting, [&](ShardedMember& member) { resume(member, path); })) {
       CHECK_THAT(error, ContainsSubstring(file.string()) && ContainsSubstring("has the checksum"));
     }
     testing::write_file(file, whole);
@@ -221,7 +222,7 @@ TEST_CASE("A checkpoint of another network or optimizer is refused", "[sharded][
   train_and_save(setting_of(ShardKind::parameters, kMomentum), folder.path(), 1);
   const fs::path path = checkpoint_path(folder.path(), kSteps);
   const auto refusal = [&](const Setting& setting) {
-    return on_ranks(1, setting, [&](Member& member) { resume(member, path); }).at(0);
+    return on_ranks(1, setting, [&](ShardedMember& member) { resume(member, path); }).at(0);
   };
   CHECK_THAT(
       refusal(setting_of(ShardKind::parameters, kAdam)),

@@ -18,10 +18,10 @@ namespace lockstep::testing::sharded {
 using Values = std::vector<Real>;
 
 /// One rank's side of a run, on the thread of its own.
-class Member {
+class ShardedMember {
  public:
-  Member(Communicator& comm, Stream passes, const ExchangeTexts& exchange,
-         const ShardingOptions& options, const OptimizerRule& rule, const MakeModule& make)
+  ShardedMember(Communicator& comm, Stream passes, const ExchangeTexts& exchange,
+                const ShardingOptions& options, const OptimizerRule& rule, const MakeModule& make)
       : comm(comm),
         exchange(exchange),
         stream(passes),
@@ -92,12 +92,12 @@ struct Setting {
 
 /// Calls work(member) for each of `world_size` ranks at the same time, and returns their errors.
 inline std::vector<std::string> on_ranks(int world_size, const Setting& setting,
-                                         const std::function<void(Member&)>& work) {
+                                         const std::function<void(ShardedMember&)>& work) {
   LocalStore store;
   Ranks ranks = gloo_ranks(world_size);
   return run_ranks(world_size, [&](int rank) {
     Communicator& comm = *ranks.processes[size_t(rank)];
-    Member member(
+    ShardedMember member(
         comm, ranks.streams[size_t(rank)],
         [&](const std::string& mine) { return store.exchange(rank, world_size, mine); },
         setting.options, setting.rule, setting.make);

@@ -38,7 +38,7 @@ TEST_CASE("Ranks that share out anything end with one device's weights", "[shard
       for (const int ranks : {1, 2, 3}) {
         INFO("kind " << int(kind) << ", " << ranks << " ranks");
         std::vector<Values> found(static_cast<size_t>(ranks));
-        const Errors errors = on_ranks(ranks, {{.kind = kind}, rule}, [&](Member& member) {
+        const Errors errors = on_ranks(ranks, {{.kind = kind}, rule}, [&](ShardedMember& member) {
           for (const Samples& samples : four_steps()) member.step(samples);
           found[size_t(member.comm.rank())] = member.weights();
         });
@@ -58,7 +58,7 @@ TEST_CASE("However far ahead units are fetched, they are whole when they are use
       INFO("prefetch " << prefetch << ", reshard " << reshard);
       Values found;
       const Setting setting{{.prefetch = prefetch, .reshard_after_forward = reshard}, kMomentum};
-      const Errors errors = on_ranks(2, setting, [&](Member& member) {
+      const Errors errors = on_ranks(2, setting, [&](ShardedMember& member) {
         for (const Samples& samples : four_steps()) member.step(samples, 2);
         const Values weights = member.weights();
         if (member.comm.rank() == 0) found = weights;
@@ -72,19 +72,20 @@ TEST_CASE("However far ahead units are fetched, they are whole when they are use
 // --- What lies on a rank -------------------------------------------------------------------------
 
 /// Bytes of one number each of all units' flat buffers.
-int64_t padded_bytes(Member& member) {
+int64_t padded_bytes(ShardedMember& member) {
   int64_t bytes = 0;
   for (const Unit* unit : member.network.units()) bytes += unit->length() * int64_t(sizeof(Real));
   return bytes;
 }
 
 TEST_CASE("Between steps a rank keeps what its kind says, and nothing else", "[sharded][memory]") {
-  int64_t other = -1;  // than parameters, gradients and state: workspaces, the loss; always the same
+  int64_t other =
+      -1;  // than parameters, gradients and state: workspaces, the loss; always the same
   for (const ShardKind kind : kKinds) {
     for (const int ranks : {1, 2, 4}) {
       INFO("kind " << int(kind) << ", " << ranks << " ranks");
       std::vector<int64_t> kept(static_cast<size_t>(ranks)), expected(kept);
-      const Errors errors = on_ranks(ranks, {{.kind = kind}, kAdam}, [&](Member& member) {
+      const Errors errors = on_ranks(ranks, {{.kind = kind}, kAdam}, [&](ShardedMember& member) {
         member.step(Samples(8));
         member.stream.synchronize();
         // A context's memory stays in its pool: not the units' business.
@@ -107,7 +108,7 @@ TEST_CASE("Between steps a rank keeps what its kind says, and nothing else", "[s
 
 TEST_CASE("Whole parameters are there while a unit is used, and given back behind it",
           "[sharded][memory]") {
-  const Errors errors = on_ranks(2, {{.prefetch = 1}, kMomentum}, [&](Member& member) {
+  const Errors errors = on_ranks(2, {{.prefetch = 1}, kMomentum}, [&](ShardedMember& member) {
     const auto units_with = [&](const auto& has) {
       int count = 0;
       for (const Unit* unit : member.network.units()) count += has(*unit->in_order().front());
@@ -128,7 +129,7 @@ TEST_CASE("Whole parameters are there while a unit is used, and given back behin
 
 TEST_CASE("Initialising and loading have one unit in full at a time", "[sharded][memory]") {
   std::vector<int64_t> most(2), shards(2), largest(2);
-  const Errors errors = on_ranks(2, {}, [&](Member& member) {
+  const Errors errors = on_ranks(2, {}, [&](ShardedMember& member) {
     const size_t rank = size_t(member.comm.rank());
     member.device().memory().reset_peak();
     const int64_t before = member.device().memory().current();
@@ -149,7 +150,7 @@ TEST_CASE("A gradient that is not finite on one rank stops all, and names the ra
   for (const ShardKind kind : kKinds) {
     std::vector<int64_t> failed(3), own(3);
     std::vector<Values> weights(3);
-    const Errors errors = on_ranks(3, {{.kind = kind}, kMomentum}, [&](Member& member) {
+    const Errors errors = on_ranks(3, {{.kind = kind}, kMomentum}, [&](ShardedMember& member) {
       const size_t rank = size_t(member.comm.rank());
       Samples samples(6);
       member.step(samples);
@@ -174,11 +175,11 @@ TEST_CASE("Ranks with different networks are told so, and a network that is no s
       {}, {}, [](int rank) {
         return small_network(rank == 0 ? ModelKind::seed : ModelKind::seed_bn)(rank);
       }};
-  for (const std::string& error : on_ranks(2, different, [](Member&) {})) {
+  for (const std::string& error : on_ranks(2, different, [](ShardedMember&) {})) {
     CHECK_THAT(error, ContainsSubstring("all ranks must build the same network"));
   }
   const Setting alone{{}, {}, [](int) { return std::make_unique<Relu>(); }};
-  CHECK_THAT(on_ranks(1, alone, [](Member&) {})[0], ContainsSubstring("of a Sequential"));
+  CHECK_THAT(on_ranks(1, alone, [](ShardedMember&) {})[0], ContainsSubstring("of a Sequential"));
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ void read_all(const std::filesystem::path& path) {
   for (const StoredTensor& tensor : stream.tensors()) stream.read(tensor);
 }
 
-std::string sealed_file() {
+std::string sealed_stream_file() {
   const Sample sample = golden_tensors();
   return to_string(serialize_safetensors(sample.entries, {{"format", "pt"}}, Checksums::crc32));
 }
@@ -36,7 +36,7 @@ std::string sealed_file() {
 TEST_CASE("A file read tensor by tensor has what it has when it is read at once",
           "[safetensors][row106]") {
   const ScratchDirectory directory;
-  for (const std::string& bytes : {golden_file(), sealed_file()}) {
+  for (const std::string& bytes : {golden_file(), sealed_stream_file()}) {
     write_text(directory / "file", bytes);
     const SafetensorsFile whole = load_safetensors(directory / "file");
     const SafetensorsStream stream(directory / "file");
@@ -75,7 +75,7 @@ TEST_CASE("A range of a tensor is read alone, and no further than the tensor", "
 TEST_CASE("What is refused in memory is refused on the disk, and in the same words",
           "[safetensors][row114]") {
   const ScratchDirectory directory;
-  const std::string whole = sealed_file();
+  const std::string whole = sealed_stream_file();
   std::vector<std::string> broken{"", "short", "PK\x03\x04 a pickle", whole + "x"};
   for (size_t cut = 1; cut < whole.size(); cut += 7) broken.push_back(whole.substr(0, cut));
   for (size_t byte = 0; byte < whole.size(); byte += 3) {
