@@ -30,31 +30,44 @@ struct AdamStep {
 
 /// torch.optim.Adam and AdamW (AdamRule). The number of the step, t, comes from StepState, so that
 /// a step that was captured as a graph counts on; the powers of the betas are made once, not for
-/// every number.
+/// every number. 1 - beta^t = -expm1(t log(beta)): subtracted in float32, only four digits of
+/// 1 - 0.999 would be right. So the host makes such numbers of the rule, in float64.
 struct AdamUpdate {
   const StepState* state;
   const Health* health;
-  AdamRule rule;
-  const Real* gradient;
-  Real* exp_avg;
-  Real* exp_avg_sq;
-  Real* weight;
+  AdamStep step;  // with a rate of 1 and no correction
+  Real log_beta1, log_beta2;
+  Real decoupled_decay;  // of the weight, per learning rate; 0 if not decoupled
+
+  AdamUpdate(const StepState* state, const Health* health, const AdamRule& rule,
+             const Real* gradient, Real* exp_avg, Real* exp_avg_sq, Real* weight)
+      : state(state),
+        health(health),
+        step{.gradient = gradient,
+             .exp_avg = exp_avg,
+             .exp_avg_sq = exp_avg_sq,
+             .weight = weight,
+             .decay = Real(rule.decoupled ? 0 : rule.weight_decay),
+             .shrink = 1,
+             .share1 = Real(1 - rule.beta1),
+             .beta2 = Real(rule.beta2),
+             .share2 = Real(1 - rule.beta2),
+             .rate = 1,
+             .root = 1,
+             .eps = Real(rule.eps)},
+        log_beta1(Real(std::log(rule.beta1))),
+        log_beta2(Real(std::log(rule.beta2))),
+        decoupled_decay(Real(rule.decoupled ? rule.weight_decay : 0)) {}
+
   /// False once training has failed: the weights stay as the last good step left them.
   LOCKSTEP_BODY bool enabled() const { return health->failed_step < 0; }
   LOCKSTEP_BODY AdamStep prepared() const {
-    const double t = double(state->step + 1), rate = double(state->learning_rate);
-    return {.gradient = gradient,
-            .exp_avg = exp_avg,
-            .exp_avg_sq = exp_avg_sq,
-            .weight = weight,
-            .decay = Real(rule.decoupled ? 0 : rule.weight_decay),
-            .shrink = Real(rule.decoupled ? 1 - rate * rule.weight_decay : 1),
-            .share1 = Real(1 - rule.beta1),
-            .beta2 = Real(rule.beta2),
-            .share2 = Real(1 - rule.beta2),
-            .rate = Real(rate / (1 - std::pow(rule.beta1, t))),
-            .root = Real(std::sqrt(1 - std::pow(rule.beta2, t))),
-            .eps = Real(rule.eps)};
+    const Real t = Real(state->step + 1), rate = state->learning_rate;
+    AdamStep now = step;
+    now.shrink = 1 - rate * decoupled_decay;
+    now.rate = rate / -std::expm1(t * log_beta1);
+    now.root = std::sqrt(-std::expm1(t * log_beta2));
+    return now;
   }
 };
 
