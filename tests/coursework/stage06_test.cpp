@@ -68,7 +68,7 @@ TEST_CASE("Pieces of the parameters that lie in a shard", "[task06.1]") {
   }
   {
     HINT("where a piece begins is counted from the beginning of the shard, not of the buffer");
-    CHECK(told(pieces_in(parameters, {56, 24})) == "2: 5 at 0 -> 8");
+    CHECK(told(pieces_in(parameters, {60, 24})) == "2: 5 at 0 -> 4");
   }
   {
     HINT("a parameter may end on the next rank: how much of it is here?");
