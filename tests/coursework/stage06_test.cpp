@@ -244,12 +244,11 @@ TEST_CASE("A freed unit takes no memory", "[task06.3]") {
   rank.unit.await_values();
   rank.unit.free_values();
   {
-    HINT("the views that layers look into hold the memory, too");
-    CHECK_FALSE(rank.unit.in_order().front()->value.defined());
-  }
-  {
-    HINT("nobody gives the memory back: a rank ends up with the whole network");
+    HINT(
+        "nobody gives the memory back, and a rank ends up with the whole network: values_ holds "
+        "it, and so do the views that layers look into");
     CHECK(memory.current() == before);
+    CHECK_FALSE(rank.unit.in_order().front()->value.defined());
   }
   HINT("a unit that is not there may be freed once more");
   rank.unit.free_values();
