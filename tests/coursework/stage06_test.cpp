@@ -369,7 +369,9 @@ std::string refused(const std::vector<FlatRange>& saved, FlatRange wanted) {
 }
 
 TEST_CASE("The same shards again", "[task06.5]") {
-  HINT("as many ranks as before: each shard comes from one file, as a whole");
+  HINT(
+      "as many ranks as before: each shard comes from one file, as a whole, and there is no empty "
+      "extract from another");
   CHECK(joined({{0, 6}, {6, 6}}, {0, 6}) == "0: 6 at 0 -> 0");
   {
     HINT("a place is counted from the first element of its own piece, here and there");
