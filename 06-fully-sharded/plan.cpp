@@ -117,7 +117,8 @@ class StepWriter {
   void forward() {
     for (size_t i = 0; i < units_.size(); ++i) {
       fetch(i, 1);
-      compute({.name = units_[i].name,
+      compute({.lane = kCompute,
+               .name = units_[i].name,
                .kind = "forward",
                .text = "forward of " + units_[i].name,
                .length = units_[i].layers,
@@ -129,7 +130,8 @@ class StepWriter {
   void backward() {
     for (size_t i = units_.size(); i-- > 0;) {
       fetch(i, -1);
-      compute({.name = units_[i].name,
+      compute({.lane = kCompute,
+               .name = units_[i].name,
                .kind = "backward",
                .text = "backward of " + units_[i].name,
                .length = 2 * units_[i].layers,
@@ -151,7 +153,8 @@ class StepWriter {
                                   .length = kMoment,
                                   .after = {last_}}));
     const bool shard = options_.shares(ShardKind::optimizer);
-    compute({.name = "update",
+    compute({.lane = kCompute,
+             .name = "update",
              .kind = "other",
              .text = shard ? "the optimizer's step, of this rank's shard" : "the optimizer's step",
              .length = shard ? 1.0 / options_.ranks : 1.0});
@@ -169,7 +172,6 @@ class StepWriter {
 
   /// Work of the stream of the passes, which has to wait for what was awaited since the last one.
   void compute(PlannedWork work) {
-    work.lane = kCompute;
     work.after = std::exchange(awaited_, {});
     last_ = plan_.add(std::move(work));
   }
@@ -199,7 +201,8 @@ class StepWriter {
 
   void gather(size_t i) {
     if (whole_[i]) return;
-    compute({.name = "",
+    compute({.lane = kCompute,
+             .name = "",
              .kind = "memory",
              .text = fmt::format("allocates room for {}, {}", units_[i].name, told(units_[i].size)),
              .length = kMoment,
@@ -221,7 +224,8 @@ class StepWriter {
   }
 
   void free(const std::string& what, size_t i) {
-    compute({.name = "",
+    compute({.lane = kCompute,
+             .name = "",
              .kind = "memory",
              .text = fmt::format("frees the whole {} of {}, {}", what, units_[i].name,
                                  told(units_[i].size)),

@@ -312,7 +312,7 @@ TEST_CASE("poison: the first number, once training has failed", "[cuda][ops]") {
   const Both both;
   for (const int64_t failed_step : {int64_t{-1}, int64_t{0}, int64_t{3}}) {
     const auto poisoned = [&](Run& run) {
-      const Tensor x = run.put({2}, {5, 6});
+      const Tensor x = run.put<Real>({2}, {5, 6});
       run.ops.poison(run.stream, run.health(failed_step), x);
       const std::vector<Real> found = x.to_host();
       CHECK(std::isnan(found[0]) == (failed_step >= 0));

@@ -19,9 +19,7 @@ using testing::small_network;
 using testing::TempDir;
 using Errors = std::vector<std::string>;
 
-constexpr OptimizerRule kMomentum{.momentum = 0.9};
-constexpr OptimizerRule kAdam{.kind = OptimizerKind::adamw, .weight_decay = 0.01, .eps = 1e-3};
-constexpr int64_t kSteps = 2;
+constexpr int64_t kSavedSteps = 2;
 
 TrainingState after(int64_t steps) {
   TrainingState state;
@@ -33,7 +31,7 @@ Setting setting_of(ShardKind kind, const OptimizerRule& rule, const std::string&
   return {{.kind = kind, .unit = parse_unit(unit)}, rule, small_network(ModelKind::seed_bn)};
 }
 
-void save(ShardedMember& member, const fs::path& directory, int64_t steps = kSteps) {
+void save(ShardedMember& member, const fs::path& directory, int64_t steps = kSavedSteps) {
   const CheckpointRanks ranks{member.comm, member.exchange};
   files_of({member.network, member.optimizer})->save(ranks, directory, after(steps));
 }
@@ -49,7 +47,7 @@ void resume(ShardedMember& member, const fs::path& path) {
 /// Two steps of two ranks, saved.
 void train_and_save(const Setting& setting, const fs::path& directory, int ranks = 2) {
   const Errors errors = on_ranks(ranks, setting, [&](ShardedMember& member) {
-    for (uint32_t step = 0; step < kSteps; ++step) member.step(Samples(6, step + 1));
+    for (uint32_t step = 0; step < kSavedSteps; ++step) member.step(Samples(6, step + 1));
     save(member, directory);
   });
   CHECK(errors == Errors(size_t(ranks)));
@@ -88,7 +86,7 @@ TEST_CASE("A checkpoint goes from any ranks, kind and units to any other, bit by
       INFO("kinds " << int(way.from) << " and " << int(way.to) << ", unit " << way.unit);
       const TempDir folder;
       train_and_save(setting_of(way.from, rule), folder / "first");
-      const fs::path path = checkpoint_path(folder / "first", kSteps);
+      const fs::path path = checkpoint_path(folder / "first", kSavedSteps);
       std::vector<Values> weights(size_t(way.ranks));
       const Errors errors =
           on_ranks(way.ranks, setting_of(way.to, rule, way.unit), [&](ShardedMember& member) {
@@ -98,7 +96,7 @@ TEST_CASE("A checkpoint goes from any ranks, kind and units to any other, bit by
           });
       CHECK(errors == Errors(size_t(way.ranks)));
       const auto first = contents_of(path);
-      CHECK((contents_of(checkpoint_path(folder / "second", kSteps)) == first));
+      CHECK((contents_of(checkpoint_path(folder / "second", kSavedSteps)) == first));
       CHECK(first.size() > 20);
       // All of it arrived on all ranks: the others' shards, too.
       for (const Values& other : weights) CHECK((other == weights[0]));
@@ -125,15 +123,15 @@ TEST_CASE("Training that goes on in any other way ends with one device's weights
       const TempDir folder;
       const Setting before = of_kind(ShardKind::parameters, rule, "layer");
       const Errors saved = on_ranks(4, before, [&](ShardedMember& member) {
-        for (int64_t step = 0; step < kSteps; ++step) member.step(steps[size_t(step)]);
+        for (int64_t step = 0; step < kSavedSteps; ++step) member.step(steps[size_t(step)]);
         save(member, folder.path());
       });
       CHECK(saved == Errors(4));
       Values found;
       const Setting after = of_kind(ShardKind::optimizer, rule, "model");
       const Errors resumed = on_ranks(ranks, after, [&](ShardedMember& member) {
-        resume(member, checkpoint_path(folder.path(), kSteps));
-        for (member.steps = kSteps; member.steps < 4;) member.step(steps[size_t(member.steps)]);
+        resume(member, checkpoint_path(folder.path(), kSavedSteps));
+        for (member.steps = kSavedSteps; member.steps < 4;) member.step(steps[size_t(member.steps)]);
         const Values weights = member.weights();
         if (member.comm.rank() == 0) found = weights;
       });
@@ -168,7 +166,7 @@ TEST_CASE("Where only the counters change the shards stay, whoever wrote them",
   const TempDir folder;
   const Setting setting = setting_of(ShardKind::parameters, kMomentum);
   train_and_save(setting, folder.path(), 3);
-  const fs::path path = checkpoint_path(folder.path(), kSteps);
+  const fs::path path = checkpoint_path(folder.path(), kSavedSteps);
   const fs::path shard = shard_path(path, 1, 3);
   const auto written = fs::last_write_time(shard);
   const Errors errors = on_ranks(2, setting, [&](ShardedMember& member) {
@@ -176,7 +174,7 @@ TEST_CASE("Where only the counters change the shards stay, whoever wrote them",
     const std::unique_ptr<StateFiles> files = files_of({member.network, member.optimizer});
     files->read(ranks, path);
     files->restore(ranks);
-    TrainingState state = after(kSteps);
+    TrainingState state = after(kSavedSteps);
     state.best_accuracy = 0.5;
     files->save(ranks, folder.path(), state);
   });
@@ -202,7 +200,7 @@ TEST_CASE("A damaged shard is found by whichever rank reads it, and told to all"
   const TempDir folder;
   const Setting setting = setting_of(ShardKind::parameters, kMomentum);
   train_and_save(setting, folder.path(), 3);
-  const fs::path path = checkpoint_path(folder.path(), kSteps);
+  const fs::path path = checkpoint_path(folder.path(), kSavedSteps);
   for (const int shard : {0, 1, 2}) {
     const fs::path file = shard_path(path, shard, 3);
     const std::string whole = testing::read_file(file);
@@ -220,7 +218,7 @@ TEST_CASE("A damaged shard is found by whichever rank reads it, and told to all"
 TEST_CASE("A checkpoint of another network or optimizer is refused", "[sharded][checkpoint]") {
   const TempDir folder;
   train_and_save(setting_of(ShardKind::parameters, kMomentum), folder.path(), 1);
-  const fs::path path = checkpoint_path(folder.path(), kSteps);
+  const fs::path path = checkpoint_path(folder.path(), kSavedSteps);
   const auto refusal = [&](const Setting& setting) {
     return on_ranks(1, setting, [&](ShardedMember& member) { resume(member, path); }).at(0);
   };

@@ -17,6 +17,9 @@ namespace lockstep::testing::sharded {
 
 using Values = std::vector<Real>;
 
+constexpr OptimizerRule kMomentum{.momentum = 0.9};
+constexpr OptimizerRule kAdam{.kind = OptimizerKind::adamw, .weight_decay = 0.01, .eps = 1e-3};
+
 /// One rank's side of a run, on the thread of its own.
 class ShardedMember {
  public:

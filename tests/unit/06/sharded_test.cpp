@@ -22,8 +22,6 @@ using Errors = std::vector<std::string>;
 
 constexpr ShardKind kKinds[] = {ShardKind::none, ShardKind::optimizer, ShardKind::gradients,
                                 ShardKind::parameters};
-constexpr OptimizerRule kMomentum{.momentum = 0.9};
-constexpr OptimizerRule kAdam{.kind = OptimizerKind::adamw, .weight_decay = 0.01, .eps = 1e-3};
 
 const std::vector<Samples>& four_steps() {
   static const std::vector<Samples> steps{Samples(6, 1), Samples(7, 2), Samples(1, 3),
