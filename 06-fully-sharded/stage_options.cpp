@@ -70,13 +70,13 @@ int halves_per_step(const ShardedStageOptions& own) {
 double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
 
 /// What a rank keeps between steps, in bytes.
-struct Kept {
+struct KeptBytes {
   int64_t values = 0, gradients = 0, state = 0;
 };
 
-Kept kept_by(const FullyShardedDataParallel& sharded, const Optimizer& optimizer) {
+KeptBytes kept_by(const FullyShardedDataParallel& sharded, const Optimizer& optimizer) {
   const auto shares = [&](ShardKind what) { return sharded.kind() >= what; };
-  Kept kept;
+  KeptBytes kept;
   for (const Unit* unit : sharded.units()) {
     const int64_t whole = unit->length() * int64_t(sizeof(Real)),
                   shard = int64_t(unit->value_shard().bytes());
@@ -113,7 +113,7 @@ void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer,
                        halves, predicted),
            "bytes_per_step", {{"sent", sent}, {"predicted", predicted}});
 
-  const Kept kept = kept_by(sharded, optimizer);
+  const KeptBytes kept = kept_by(sharded, optimizer);
   log.note("kept per rank",
            fmt::format("{:.2f} MiB of parameters, {:.2f} of gradients, {:.2f} of the optimizer; "
                        "the padded model has {:.2f}",

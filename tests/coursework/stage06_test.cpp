@@ -68,7 +68,7 @@ TEST_CASE("Pieces of the parameters that lie in a shard", "[task06.1]") {
   }
   {
     HINT("where a piece begins is counted from the beginning of the shard, not of the buffer");
-    CHECK(told(pieces_in(parameters, {56, 24})) == "2: 5 at 0 -> 8");
+    CHECK(told(pieces_in(parameters, {60, 24})) == "2: 5 at 0 -> 4");
   }
   {
     HINT("a parameter may end on the next rank: how much of it is here?");
@@ -244,12 +244,11 @@ TEST_CASE("A freed unit takes no memory", "[task06.3]") {
   rank.unit.await_values();
   rank.unit.free_values();
   {
-    HINT("the views that layers look into hold the memory, too");
-    CHECK_FALSE(rank.unit.in_order().front()->value.defined());
-  }
-  {
-    HINT("nobody gives the memory back: a rank ends up with the whole network");
+    HINT(
+        "nobody gives the memory back, and a rank ends up with the whole network: values_ holds "
+        "it, and so do the views that layers look into");
     CHECK(memory.current() == before);
+    CHECK_FALSE(rank.unit.in_order().front()->value.defined());
   }
   HINT("a unit that is not there may be freed once more");
   rank.unit.free_values();
@@ -370,7 +369,9 @@ std::string refused(const std::vector<FlatRange>& saved, FlatRange wanted) {
 }
 
 TEST_CASE("The same shards again", "[task06.5]") {
-  HINT("as many ranks as before: each shard comes from one file, as a whole");
+  HINT(
+      "as many ranks as before: each shard comes from one file, as a whole, and there is no empty "
+      "extract from another");
   CHECK(joined({{0, 6}, {6, 6}}, {0, 6}) == "0: 6 at 0 -> 0");
   {
     HINT("a place is counted from the first element of its own piece, here and there");
