@@ -63,11 +63,19 @@ struct AdamUpdate {
   LOCKSTEP_BODY bool enabled() const { return health->failed_step < 0; }
   LOCKSTEP_BODY AdamStep prepared() const {
     const Real t = Real(state->step + 1), rate = state->learning_rate;
-    AdamStep now = step;
-    now.shrink = 1 - rate * decoupled_decay;
-    now.rate = rate / -std::expm1(t * log_beta1);
-    now.root = std::sqrt(-std::expm1(t * log_beta2));
-    return now;
+    const Real correction1 = -std::expm1(t * log_beta1), correction2 = -std::expm1(t * log_beta2);
+    return {.gradient = step.gradient,
+            .exp_avg = step.exp_avg,
+            .exp_avg_sq = step.exp_avg_sq,
+            .weight = step.weight,
+            .decay = step.decay,
+            .shrink = 1 - rate * decoupled_decay,
+            .share1 = step.share1,
+            .beta2 = step.beta2,
+            .share2 = step.share2,
+            .rate = rate / correction1,
+            .root = std::sqrt(correction2),
+            .eps = step.eps};
   }
 };
 
