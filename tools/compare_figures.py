@@ -22,7 +22,7 @@ MESSAGES = "copies and collectives"
 PRODUCTS = "convolutions and products"
 OTHER = "other operations"
 KINDS = (
-    (MESSAGES, "#d95f02",
+    (MESSAGES, "#c04f00",
      ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "transfers")),
     (PRODUCTS, "#6a51a3", ("conv2d", "matmul")),
     (OTHER, "#a9b0b7", ("",)),

@@ -61,6 +61,7 @@ class Step:
     begin: float = 0.0
     counted: str = ""  # what the rows' counts are; "" if nothing is counted
     formula: dict | None = None  # {"text", "value": the share of all rows' time that is idle}
+    note: str = ""  # what the names in the bars mean, and the unit
 
     def bars(self):
         """All bars, row by row; dependencies name their numbers here."""
@@ -193,4 +194,37 @@ def planned(plan):
             Bar(one["begin"], one["end"], one["name"], kind, one["text"],
                 tuple(numbers[before] for before in one["after"]), one["takes"], one["gives"]))
     return Step(plan["title"], plan["unit"], end, rows, counted=plan["counted"],
-                formula=plan["formula"])
+                formula=plan["formula"], note=plan["note"])
+
+
+# --- The plan beside the run -----------------------------------------------------------------------
+
+
+def means_the_same(planned, measured):
+    """Whether these bars have one name: F0, "bucket 0", conv1's backward; "scatter: ..." and "scatter"."""
+    if HOST in (planned.kind, measured.kind) or not measured.name:
+        return False
+    if {planned.kind, measured.kind} == {"forward", "backward"}:
+        return False
+    return (measured.name in (planned.name, planned.text.partition(":")[0])
+            or planned.name.startswith(measured.name + "."))  # a layer of that block
+
+
+def numbers_of_same(plan, run):
+    """For each bar of the plan, the numbers of the run's bars that mean the same: on the stage's own
+    device where a name is on as many lanes of both, on all where the plan shows one rank for all."""
+    first = list(itertools.accumulate((len(row.bars) for row in run.rows), initial=0))
+    found = []
+    for place, row in enumerate(plan.rows):
+        for bar in row.bars:
+            lanes = [[first[lane] + number for number, other in enumerate(run.rows[lane].bars)
+                      if means_the_same(bar, other)] for lane in range(len(run.rows))]
+            lanes = [lane for lane in lanes if lane]
+            planned = [i for i, other in enumerate(plan.rows)
+                       if any((one.name, one.kind) == (bar.name, bar.kind) for one in other.bars)]
+            if len(planned) == len(lanes):
+                lanes = [lanes[planned.index(place)]]
+            elif len(planned) > 1:
+                lanes = []
+            found.append(sum(lanes, []))
+    return found

@@ -59,6 +59,7 @@ Plan plan_of(ScheduleKind kind, int stages, int micro_batches) {
                   .takes = forward ? 1.0 : 0.0,
                   .gives = forward ? 0.0 : 1.0});
   }
+  plan.set_note("F0: forward of micro-batch 0, B0: its backward, which takes two forwards.");
   plan.set_formula(
       {fmt::format("bubble (p-1)/(m+p-1) = {}/{}", p - 1, m + p - 1), predicted_bubble(p, m)});
   return plan;

@@ -4,18 +4,16 @@
 #include "common/nn/module.h"
 
 namespace lockstep {
-namespace {
 
-constexpr int64_t kAlignment = 64 / sizeof(Real);
-
-int64_t padded(int64_t elements) { return (elements + kAlignment - 1) / kAlignment * kAlignment; }
-
-}  // namespace
+int64_t elements_in_flat_buffer(const Shape& shape) {
+  constexpr int64_t kAlignment = 64 / sizeof(Real);
+  return (shape.elements() + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 FlatParameters::FlatParameters(Module& module, Stream stream)
     : parameters_(module.parameters()), buffers_(module.buffers()) {
   int64_t total = 0;
-  for (const Parameter* p : parameters_) total += padded(p->shape.elements());
+  for (const Parameter* p : parameters_) total += elements_in_flat_buffer(p->shape);
   values_ = Tensor::empty(stream, {total});
   gradients_and_loss_ = Tensor::empty(stream, {total + 1});
   gradients_ = gradients_and_loss_.range(0, {total});
@@ -25,17 +23,18 @@ FlatParameters::FlatParameters(Module& module, Stream stream)
   for (auto p = parameters_.rbegin(); p != parameters_.rend(); ++p) {
     (*p)->value = values_.range(at, (*p)->shape);
     (*p)->grad = gradients_.range(at, (*p)->shape);
-    at += padded((*p)->shape.elements());
+    at += elements_in_flat_buffer((*p)->shape);
   }
   int64_t total_buffers = 0;
-  for (const ModelBuffer* buffer : buffers_) total_buffers += padded(buffer->shape.elements());
+  for (const ModelBuffer* buffer : buffers_)
+    total_buffers += elements_in_flat_buffer(buffer->shape);
   buffer_values_ = Tensor::empty(stream, {total_buffers});
   stream.kernels().fill(stream, 0, buffer_values_);
   at = 0;
   for (ModelBuffer* buffer : buffers_) {
     buffer->value = buffer_values_.range(at, buffer->shape);
     stream.kernels().fill(stream, buffer->initial, buffer->value);
-    at += padded(buffer->shape.elements());
+    at += elements_in_flat_buffer(buffer->shape);
   }
 }
 

@@ -42,6 +42,9 @@ struct ModelBuffer {
   Tensor value{};
 };
 
+/// How many elements a tensor of this shape takes in a flat buffer: with the gap after it.
+int64_t elements_in_flat_buffer(const Shape& shape);
+
 /// Puts all parameters of a module into one flat buffer and all gradients into another, each in
 /// REVERSE order of registration. Backward finishes gradients roughly in that
 /// order, so that a bucket of finished gradients is a range of one buffer. Every parameter starts
