@@ -2,6 +2,7 @@
 // What both ways of writing DDP share: one rank's copy of the network.
 
 #include <memory>
+#include <string>
 
 #include "04-ddp/all_reduce.h"
 #include "common/nn/module.h"
@@ -19,6 +20,10 @@ struct StepTimes {
   double hidden() const;
   /// The part of `exposed` that is not communication: the handing over.
   double hand_over() const;
+  /// "compute 1.00, communication 0.40 (75 % hidden), ..." in ms. The share is said where it is one
+  /// that means something: where reductions `may_overlap` backward, and any of it was hidden. On
+  /// cores that are busy with something else, exposed can be longer than the communication itself.
+  std::string text(bool may_overlap) const;
 };
 
 /// One rank's copy of a network; every rank has its own part of every batch. After backward the
