@@ -18,7 +18,7 @@ def trace_files(path):
 
 def read_lanes(path):
     """The streams of one process: device, stream, slices of (begin and end in ms of the host's
-    clock, operation, the layer that it belongs to), and (ms, layer) of what the host enqueued."""
+    clock, operation, the layer that it belongs to), and (ms, layer, ms when it ran) of what the host enqueued."""
     trace = json.loads(Path(path).read_text())
     zero = trace["otherData"]["zero_ns"] / 1e6
     devices, lanes = {}, {}
@@ -34,7 +34,7 @@ def read_lanes(path):
                                           event["args"]["layer"]))
             if "queued" in event["args"]:
                 lanes[lane]["enqueued"].append((zero + event["args"]["queued"] / 1e3,
-                                                event["args"]["layer"]))
+                                                event["args"]["layer"], begin))
     return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())]
 
 
@@ -52,8 +52,8 @@ def middle_step(lanes):
 
 def one_step(path):
     """The lanes of one step, their slices as [begin, length, operation, layer] in ms since it
-    began, its length, and what each process's host enqueued meanwhile, as [ms, layer]. None where the
-    trace holds no whole step."""
+    began, its length, and what each process's host enqueued meanwhile, as [ms, layer, whether it ran in
+    a later step]. None where the trace holds no whole step."""
     processes = [read_lanes(file) for file in trace_files(path)]
     lanes = [lane for process in processes for lane in process]
     step = middle_step(lanes)
@@ -61,8 +61,8 @@ def one_step(path):
         return None
     first, last = step
     hosts = [{"device": process[0]["device"],
-              "enqueued": [[round(at - first, 6), layer] for lane in process
-                           for at, layer in lane.pop("enqueued") if first <= at < last]}
+              "enqueued": [[round(at - first, 6), layer, ran >= last] for lane in process
+                           for at, layer, ran in lane.pop("enqueued") if first <= at < last]}
              for process in processes if process]
     for lane in lanes:
         inside = [(max(begin, first), min(end, last), *names)

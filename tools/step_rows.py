@@ -139,18 +139,19 @@ def told(bar, slices):
 
 
 def host_bars(enqueued):
-    """The host's bars (begin, length, name): what it enqueues without a pause, `enqueued` being
-    (ms, layer) of each operation."""
+    """The host's bars: what it enqueues without a pause, `enqueued` being (ms, layer, whether it runs in
+    a later step) of each operation."""
     bars = []
-    for at, layer in sorted(enqueued):
+    for at, layer, later in sorted(enqueued):
         name = label_of(outermost(layer))
-        if bars and bars[-1][2] == name and at - bars[-1][1] < HOST_GAP:
+        if bars and bars[-1][2:4] == [name, later] and at - bars[-1][1] < HOST_GAP:
             bars[-1][1:2] = [at]
-            bars[-1][3] += 1
+            bars[-1][4] += 1
         else:
-            bars.append([at, at, name, 1])
+            bars.append([at, at, name, later, 1])
     return [Bar(begin, end, name, HOST, f"the host enqueues {count} operation{'s' * (count > 1)}"
-                + (f" of {name}" if name else "")) for begin, end, name, count in bars]
+                + (f" of {name}" if name else "") + (", of a later step" if later else ""))
+            for begin, end, name, later, count in bars]
 
 
 def cut(bars, begin, end):

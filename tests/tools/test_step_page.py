@@ -51,11 +51,13 @@ def write_trace(path, lanes):
 
 
 def small_trace(path):
-    """A step from 1 to 3 ms: conv1 forward and backward, a bucket's all-reduce, a pause."""
+    """A step from 1 to 3 ms: conv1 forward and backward, a bucket's all-reduce, a pause; and the first
+    operation of the next step, which the host enqueues already."""
     updates = [(end - 0.1, end, "sgd_update", "", end - 0.9) for end in (1, 3)]
     return write_trace(path, {
         "compute": sorted([*updates, (1.0, 1.4, "conv2d", "conv1", 1.1), (1.4, 1.5, "relu", "conv1", 1.12),
-                           (1.5, 1.6, "nll_loss", "loss", 1.13), (1.6, 2.2, "conv2d_backward_weight", "conv1", 1.6)]),
+                           (1.5, 1.6, "nll_loss", "loss", 1.13), (1.6, 2.2, "conv2d_backward_weight", "conv1", 1.6),
+                           (3.1, 3.2, "conv2d", "conv1", 2.8)]),
         "communication": [(2.2, 2.5, "all_reduce", "bucket 0/ring", 1.65)]})
 
 
@@ -83,9 +85,10 @@ class TestRows(unittest.TestCase):
                          [row.name for row in step.rows])
         host, compute, communication = step.rows
         self.assertEqual([("conv1", 0.1, 0.12), ("loss", 0.13, 0.13), ("conv1", 0.6, 0.6), ("bucket 0", 0.65, 0.65),
-                          ("", 1.1, 1.1)],
+                          ("", 1.1, 1.1), ("conv1", 1.8, 1.8)],
                          [(bar.name, round(bar.begin, 3), round(bar.end, 3)) for bar in host.bars])
         self.assertEqual("the host enqueues 2 operations of conv1", host.bars[0].text)
+        self.assertEqual("the host enqueues 1 operation of conv1, of a later step", host.bars[-1].text)
         self.assertEqual([], host.waits(0, 2, "ms"))
         self.assertEqual([("conv1", "forward"), ("loss", "forward"), ("conv1", "backward"),
                           ("", OTHER)],
