@@ -5,8 +5,8 @@ import math
 import re
 from html import escape
 
-from compare_figures import COLOURS, MESSAGES, OTHER, PRODUCTS
-from step_rows import HOST, WAITING
+from operation_kinds import COLOURS, MESSAGES, OTHER, PRODUCTS
+from step_rows import HOST, Step, WAITING
 
 WIDTH = 960  # of a picture, in pixels; the page stretches it
 MARGIN = 8  # above and below
@@ -89,9 +89,9 @@ class Drawing:
     """One step. Places along the time are percentages, so that a page can stretch it. On a page, which
     has the title and the legend, its bars have names: `prefix` and their numbers in Step.bars()."""
 
-    def __init__(self, step, prefix=""):
-        self.step, self.prefix = step, prefix
-        self.top = MARGIN + (0 if prefix else TITLE)
+    def __init__(self, step, prefix="", width=WIDTH):
+        self.step, self.prefix, self.pixels = step, prefix, width
+        self.top = 0 if prefix else MARGIN + TITLE
         self.bottom = self.top + len(step.rows) * (NAME + BAR + SPACE)
         self.height = self.bottom + AXIS
 
@@ -102,7 +102,7 @@ class Drawing:
         return f"{100 * (bar.end - bar.begin) / (self.step.end - self.step.begin):.3f}%"
 
     def bar(self, bar, top, row, number):
-        long = (bar.end - bar.begin) / (self.step.end - self.step.begin) * WIDTH < LETTER * len(bar.name)
+        long = (bar.end - bar.begin) / (self.step.end - self.step.begin) * self.pixels < LETTER * len(bar.name)
         label = f"{row.name}: {bar.text or bar.name}"
         mark = f' id="{self.prefix}{number}"' if number is not None and self.prefix else ""
         text = (f'<text x="{self.percent((bar.begin + bar.end) / 2)}" y="{top + BAR - 7}"'
@@ -145,24 +145,45 @@ class Drawing:
         waits = any(row.waits(self.step.begin, self.step.end, "") for row in self.step.rows)
         return [kind for kind in FILLS if kind in kinds] + [WAITING] * waits
 
-    def legend(self):
-        """The title, and what the colours mean, from the right end to the left."""
+    def title(self):
         yield f'<text class="title" x="0" y="{MARGIN + 8}">{escape(self.step.title)}</text>'
-        yield f'<svg x="100%" y="{MARGIN - 2}" overflow="visible">'
-        x = 0
-        for kind in reversed(self.kinds()):
-            x -= LETTER * len(kind) + 22
-            yield (f'<g class="{CLASSES[kind]}"><rect x="{x:.0f}" width="11" height="11"/>'
-                   f'<text x="{x + 15:.0f}" y="10">{escape(kind)}</text></g>')
-        yield "</svg>"
 
     def svg(self):
         """The drawing as a file by itself, or as a part of a page that has the colours."""
         size = 'width="100%"' if self.prefix else f'width="{WIDTH}" viewBox="0 0 {WIDTH} {self.height}"'
         lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="step" {size} height="{self.height}" '
                  f'role="group" aria-label="{escape(self.step.title)}">', HATCH]
-        lines += [] if self.prefix else [style(), *self.legend()]
+        lines += [] if self.prefix else [style(), *self.title(), *legend(self.kinds())]
         return "\n".join([*lines, *self.rows(), *self.axis(), "</svg>"]) + "\n"
+
+
+def legend(kinds):
+    """What the colours mean, from the right end to the left."""
+    yield f'<svg x="100%" y="{MARGIN - 2}" overflow="visible">'
+    x = 0
+    for kind in reversed(kinds):
+        x -= LETTER * len(kind) + 22
+        yield (f'<g class="{CLASSES[kind]}"><rect x="{x:.0f}" width="11" height="11"/>'
+               f'<text x="{x + 15:.0f}" y="10">{escape(kind)}</text></g>')
+    yield "</svg>"
+
+
+def stacked(steps):
+    """Several steps below each other, on one scale, as a file by itself."""
+    longest = max(step.end for step in steps)
+    drawings = [Drawing(step, width=WIDTH * step.end / longest) for step in steps]
+    axis = Drawing(Step("", steps[0].unit, longest, []))
+    top, parts = TITLE, []
+    for drawing in drawings:
+        parts += [f'<svg y="{top}" width="{100 * drawing.pixels / WIDTH:.3f}%" overflow="visible">',
+                  *drawing.title(), *drawing.rows(), "</svg>"]
+        top += drawing.bottom + MARGIN
+    height = top + axis.height
+    kinds = [kind for kind in CLASSES if any(kind in drawing.kinds() for drawing in drawings)]
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" class="step" width="{WIDTH}" '
+                      f'viewBox="0 0 {WIDTH} {height}" height="{height}" role="group" '
+                      'aria-label="a step of each run">', HATCH, style(), *legend(kinds), *parts,
+                      f'<svg y="{top - axis.bottom}" overflow="visible">', *axis.axis(), "</svg>", "</svg>"]) + "\n"
 
 
 def legend_of(drawings):

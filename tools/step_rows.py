@@ -5,8 +5,7 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
-import compare_figures
-from compare_figures import MESSAGES, OTHER
+from operation_kinds import MESSAGES, OTHER, kind_of
 
 HOST, WAITING = "host", "waiting"
 GAP = 0.02  # ms; shorter ones are a queue's own
@@ -80,7 +79,7 @@ def kind_of_part(name, operations):
     if name.startswith(OF_MESSAGES):
         return MESSAGES
     if not name:
-        return MESSAGES if compare_figures.kind_of(operations[0]) == MESSAGES else OTHER
+        return MESSAGES if kind_of(operations[0]) == MESSAGES else OTHER
     passes = [word for word in ("forward", "backward") if name.startswith(word)]
     if passes:  # the loss's backward belongs to the last stage's forward
         return passes[0]
@@ -125,7 +124,7 @@ def operations_of(slices):
     """Bars (begin, length, name, kind), one for each operation. A bucket's message has the name of the
     range that it is in: "reduce-scatter"."""
     return [(begin, length, OF_A_BUCKET.sub("", layer) if OF_A_BUCKET.match(layer) else name,
-             compare_figures.kind_of(name)) for begin, length, name, layer in slices]
+             kind_of(name)) for begin, length, name, layer in slices]
 
 
 def told(bar, slices):

@@ -15,8 +15,8 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import browser  # noqa: E402
 import step_page  # noqa: E402
 import step_rows  # noqa: E402
-from compare_figures import MESSAGES, OTHER, PRODUCTS  # noqa: E402
-from step_drawing import CLASSES, Drawing, FILLS, PAPER, ticks  # noqa: E402
+from operation_kinds import MESSAGES, OTHER, PRODUCTS  # noqa: E402
+from step_drawing import CLASSES, Drawing, FILLS, PAPER, stacked, ticks  # noqa: E402
 from step_rows import Bar, Row, Step  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
@@ -187,6 +187,12 @@ class TestDrawing(unittest.TestCase):
         self.assertIn("nothing for 4.4 ms, before the end", drawn)
         self.assertEqual(3, drawn.count('<g class="bar waiting"') + 1)
 
+    def test_several_steps_have_one_scale(self):
+        drawn = stacked([self.STEP, Step("short", "ms", 4, [Row("x", [Bar(0, 4, "F0", "forward")])])])
+        self.assertRegex(drawn, r'<svg y="24" width="100.000%".*(?s:.*)<svg y="\d+" width="40.000%"')
+        self.assertEqual(1, drawn.count("<style>"))
+        self.assertEqual(["0", "2", "4", "6", "8", "10"], re.findall(r'class="tick"[^>]*>(\d+)<', drawn))
+
     def test_text_is_no_markup_and_a_picture_is_the_same_each_time(self):
         drawn = Drawing(self.STEP).svg()
         self.assertEqual(drawn, Drawing(self.STEP).svg())
@@ -216,7 +222,7 @@ class TestDrawing(unittest.TestCase):
 
     def test_the_lessons_pictures_have_these_colours(self):
         style = Drawing(self.STEP).svg().partition("<style>")[2].partition("</style>")[0]
-        for name in ("1f1b", "buckets", "gpipe", "ring", "step-01", "step-02", "syncbn"):
+        for name in ("1f1b", "buckets", "gpipe", "ring", "step-01", "step-02", "syncbn", "timelines"):
             text = (ROOT / f"docs/figures/{name}.svg").read_text()
             self.assertEqual(style, text.partition("<style>")[2].partition("</style>")[0], name)
             self.assertNotIn("var(", text)
@@ -352,7 +358,8 @@ class TestInABrowser(unittest.TestCase):
         self.assertLess(many.run(top), few.run(top) + 60)
         self.assertIn("24 of 24 lanes work; stage 0: ", many.text("#now"))
         eight = self.page("--stages", 8, width=1366, height=768)
-        self.assertLess(eight.run("return document.querySelector('#plan .unit').getBoundingClientRect().bottom"), 768)
+        bottom, seen = eight.run("return [document.querySelector('#plan .unit').getBoundingClientRect().bottom, innerHeight]")
+        self.assertLess(bottom, seen)
 
     def test_a_stretched_drawing_follows_the_moment_and_its_lanes_keep_their_names(self):
         window = self.page(*schedule_words("1f1b"))
