@@ -240,6 +240,10 @@ class TestPage(unittest.TestCase):
         self.assertNotRegex(text, r'\bsrc=|<link|@import|url\((?!#)')
         self.assertIn("measured: a step of 2.00 ms", text)
 
+    def test_the_page_does_not_count_as_a_file_of_the_tree(self):
+        self.assertIn("default: step.html", show("--help").stdout)
+        self.assertIn("/step.html", (ROOT / ".gitignore").read_text().splitlines())
+
     def test_what_it_cannot_show_is_one_line(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
