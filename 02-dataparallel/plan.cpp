@@ -3,16 +3,19 @@
 
 #include "common/app/plan.h"
 
+#include <charconv>
+
+#include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/data/batch_parts.h"
-#include "common/kernels/devices.h"
+#include "common/kernels/step_state.h"
 #include "common/nn/models.h"
 
 namespace lockstep {
 namespace {
 
 struct PlanOptions {
-  int devices = 2;
+  std::string devices = "2";
   int64_t batch_size = 64;
   std::string model = "seed";
 };
@@ -22,16 +25,45 @@ struct Sizes {
   int64_t image, scores, weights, gradients;  // one sample's; the whole network's
 };
 
+/// Counted from the shapes: nothing is allocated.
 Sizes sizes_of(const ModelOptions& options) {
-  const Devices devices = open_devices(parse_devices("cpu:0"), {});
-  const Stream stream = devices[0]->create_stream("sizes");
   const Model model = make_model(options);
-  const FlatParameters parameters(*model.network, stream);
+  int64_t learnt = 0, running = 0;
+  for (const Parameter* p : model.network->parameters()) {
+    learnt += aligned(p->shape.elements());
+  }
+  for (const ModelBuffer* b : model.network->buffers()) {
+    running += aligned(b->shape.elements());
+  }
   const int64_t real = sizeof(Real);
-  return {
-      options.channels * options.height * options.width_pixels * real, options.classes * real,
-      int64_t(parameters.values().bytes() + parameters.buffer_values().bytes() + sizeof(StepState)),
-      int64_t(parameters.gradients().bytes())};
+  return {options.channels * options.height * options.width_pixels * real, options.classes * real,
+          (learnt + running) * real + int64_t(sizeof(StepState)), learnt * real};
+}
+
+/// "3", or the list that the stage itself takes: "cpu:0,cpu:1,cpu:2".
+int count_devices(const std::string& text) {
+  constexpr int kMost = 64;  // lanes that one can still tell apart
+  int count = 0;
+  const char* end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, count);
+  if (error == std::errc::invalid_argument) {
+    count = int(parse_devices(text).size());
+  } else if (stopped != end || error != std::errc()) {
+    count = 0;
+  }
+  require(count >= 1 && count <= kMost,
+          "--devices: '{}', expected a number from 1 to {}, or a list such as cpu:0,cpu:1", text,
+          kMost);
+  return count;
+}
+
+/// What device 0 copies in a step, in KiB, by the formula of the lesson.
+double predicted_copies(const Sizes& sizes, const std::vector<BatchPart>& parts) {
+  int64_t bytes = 0;
+  for (size_t r = 1; r < parts.size(); ++r) {
+    bytes += sizes.weights + sizes.gradients + parts[r].count * (sizes.image + 2 * sizes.scores);
+  }
+  return double(bytes) / 1024;
 }
 
 /// Writes the phases of one step down, in the order in which the host enqueues them. A forward of
@@ -43,12 +75,12 @@ class StepWriter {
 
   /// Device 0 copies something to or from each of the others: after what they did last, or, for
   /// what is the same for all, after nothing of theirs.
-  void copies(const std::string& name, const std::string& text,
+  void copies(char letter, const std::string& text,
               const std::function<int64_t(const BatchPart&)>& bytes) {
     for (size_t r = 1; r < parts_.size(); ++r) {
       const std::vector<size_t> after = last_[r] ? std::vector{*last_[r]} : std::vector<size_t>{};
       last_[r] = plan_.add({.lane = 0,
-                            .name = fmt::format("{} {}", name, r),
+                            .name = fmt::format("{}{}", letter, r),
                             .kind = "messages",
                             .text = fmt::format(fmt::runtime(text), r),
                             .length = 1,
@@ -78,28 +110,38 @@ class StepWriter {
   std::vector<std::optional<size_t>> last_;  // per device: what it must have before it goes on
 };
 
-Plan make_plan(const PlanOptions& options) {
-  const Sizes sizes = sizes_of({.kind = parse_model(options.model)});
-  const std::vector<BatchPart> parts =
-      BatchSplit{BatchSplit::Kind::chunk, options.devices}.divide(options.batch_size);
-  std::vector<PlannedLane> lanes;
-  for (int r = 0; r < options.devices; ++r) lanes.push_back({"device " + std::to_string(r)});
-  Plan plan(
-      fmt::format("nn.DataParallel: {} devices, batch of {}", options.devices, options.batch_size),
-      "units", "KiB that this device has copied", lanes);
-  StepWriter step(plan, parts);
-  step.copies("scatter", "samples to device {}",
-              [&](const BatchPart& part) { return part.count * sizes.image; });
-  step.copies("replicate", "weights to device {}", [&](const BatchPart&) { return sizes.weights; });
-  step.everywhere("forward", 4);
+void add_step(StepWriter step, const Sizes& sizes) {
   const auto scores = [&](const BatchPart& part) { return part.count * sizes.scores; };
-  step.copies("gather", "scores from device {}", scores);
+  step.copies('S', "scatter: samples to device {}",
+              [&](const BatchPart& part) { return part.count * sizes.image; });
+  step.copies('R', "replicate: weights to device {}",
+              [&](const BatchPart&) { return sizes.weights; });
+  step.everywhere("forward", 4);
+  step.copies('G', "gather: scores from device {}", scores);
   step.alone("loss", "the loss of all scores, and its gradient");
-  step.copies("scatter", "gradients of the scores to device {}", scores);
+  step.copies('S', "scatter: gradients of the scores to device {}", scores);
   step.everywhere("backward", 8);
-  step.copies("reduce", "gradients from device {}, added up",
+  step.copies('A', "reduce: gradients from device {}, added up",
               [&](const BatchPart&) { return sizes.gradients; });
   step.alone("update", "the optimizer's step, on device 0 alone");
+}
+
+Plan make_plan(const PlanOptions& options) {
+  const Sizes sizes = sizes_of({.kind = parse_model(options.model)});
+  const int devices = count_devices(options.devices);
+  const std::vector<BatchPart> parts =
+      BatchSplit{BatchSplit::Kind::chunk, devices}.divide(options.batch_size);
+  std::vector<PlannedLane> lanes;
+  for (int r = 0; r < devices; ++r) lanes.push_back({"device " + std::to_string(r), 0.0});
+  lanes[0].predicted_most = predicted_copies(sizes, parts);
+  Plan plan(fmt::format("nn.DataParallel: {} devices, batch of {}", devices, options.batch_size),
+            "units", "KiB that this device has copied", lanes);
+  plan.set_note(
+      "S1: scatter to device 1, R1: replicate, G1: gather, A1: reduce (its gradients are added "
+      "up). "
+      "The formula: for each further device weights and gradients, and for each of its samples the "
+      "image and twice the scores. A unit is a quarter of device 0's forward.");
+  add_step(StepWriter(plan, parts), sizes);
   return plan;
 }
 
@@ -109,7 +151,7 @@ Plan make_plan(const PlanOptions& options) {
 int main(int argc, char** argv) {
   lockstep::PlanOptions options;
   lockstep::OptionParser parser("data-parallel-plan", "Prints a step of nn.DataParallel as JSON.");
-  parser.add("--devices", options.devices, "how many devices", {1, 64});
+  parser.add("--devices", options.devices, "how many devices, or a list as the stage takes it");
   parser.add("--batch-size", options.batch_size, "samples of a batch", {1, 1 << 20});
   parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
   return lockstep::print_plan(argc, argv, parser, [&] { return lockstep::make_plan(options); });

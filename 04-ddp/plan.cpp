@@ -1,5 +1,6 @@
-// Prints a step of DistributedDataParallel as a plan, for `lockstep show`: backward, layer by
-// layer, and the buckets' all-reduces beside it. All ranks do the same, so one is shown.
+// Prints a step of DistributedDataParallel as a plan, for `lockstep show`: forward and backward,
+// layer by layer, and the buckets' all-reduces beside backward. All ranks do the same, so one is
+// shown. Sizes come from the shapes alone: nothing is allocated, however wide the network is.
 
 #include "common/app/plan.h"
 
@@ -7,7 +8,6 @@
 
 #include "04-ddp/buckets.h"
 #include "common/core/error.h"
-#include "common/kernels/devices.h"
 #include "common/nn/models.h"
 
 namespace lockstep {
@@ -29,32 +29,45 @@ std::string layer_of(const Parameter& parameter) {
   return parameter.name.substr(0, parameter.name.rfind('.'));
 }
 
+/// What a layer's forward and backward do, as a bar of the plan.
+PlannedWork work_of(const std::string& layer, const std::string& kind, double length) {
+  return {.lane = kCompute,
+          .name = layer,
+          .kind = kind,
+          .text = kind + " of " + layer,
+          .length = length};
+}
+
+/// Half a unit per layer: a forward does about half the work of a backward.
+void add_forward(Plan& plan, const std::vector<Parameter*>& parameters) {
+  std::string before;
+  for (const Parameter* parameter : parameters) {
+    const std::string layer = layer_of(*parameter);
+    if (layer != before) plan.add(work_of(layer, "forward", 0.5));
+    before = layer;
+  }
+}
+
 /// Backward, a unit per layer. Returns the place of each parameter's layer in the plan.
 std::vector<size_t> add_backward(Plan& plan, const std::vector<Parameter*>& in_order) {
   std::vector<size_t> places;
   std::string before;
   for (const Parameter* parameter : in_order) {
     const std::string layer = layer_of(*parameter);
-    places.push_back(layer == before ? places.back()
-                                     : plan.add({.lane = kCompute,
-                                                 .name = layer,
-                                                 .kind = "backward",
-                                                 .text = "backward of " + layer,
-                                                 .length = 1}));
+    places.push_back(layer == before ? places.back() : plan.add(work_of(layer, "backward", 1)));
     before = layer;
   }
   return places;
 }
 
 Plan make_plan(const PlanOptions& options) {
-  const Devices devices = open_devices(parse_devices("cpu:0"), {});
-  const Stream stream = devices[0]->create_stream("sizes");
   const Model model = make_model({.kind = parse_model(options.model), .width = options.width});
-  const FlatParameters parameters(*model.network, stream);
-  const std::vector<Parameter*> in_order(parameters.parameters().rbegin(),
-                                         parameters.parameters().rend());
+  const std::vector<Parameter*> parameters = model.network->parameters();
+  const std::vector<Parameter*> in_order(parameters.rbegin(), parameters.rend());
   std::vector<int64_t> bytes;
-  for (const Parameter* parameter : in_order) bytes.push_back(int64_t(parameter->grad.bytes()));
+  for (const Parameter* parameter : in_order) {
+    bytes.push_back(parameter->shape.elements() * int64_t(sizeof(Real)));
+  }
   const BucketCaps caps =
       options.bucket_mb == 25 ? BucketCaps{} : BucketCaps::equal(options.bucket_mb);
   const std::vector<Bucket> buckets = plan_buckets(bytes, caps);
@@ -62,6 +75,8 @@ Plan make_plan(const PlanOptions& options) {
   Plan plan(fmt::format("DistributedDataParallel: {}, {} bucket{}", options.model, buckets.size(),
                         buckets.size() == 1 ? "" : "s"),
             "layers' backwards", "MiB under way", {{"compute"}, {"communication"}});
+  plan.set_note("The unit is a layer's backward; a forward takes half of it.");
+  add_forward(plan, parameters);
   const std::vector<size_t> places = add_backward(plan, in_order);
   std::vector<size_t> reduced;
   for (size_t i = 0; i < buckets.size(); ++i) {

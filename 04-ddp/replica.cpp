@@ -1,5 +1,7 @@
 #include "04-ddp/replica.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -12,6 +14,14 @@ double StepTimes::hidden() const {
 }
 
 double StepTimes::hand_over() const { return std::max(0.0, exposed - communication); }
+
+std::string StepTimes::text(bool may_overlap) const {
+  const std::string share =
+      may_overlap && hidden() >= 0.005 ? fmt::format(" ({:.0f} % hidden)", 100 * hidden()) : "";
+  return fmt::format("compute {:.2f}, communication {:.2f}{}, exposed {:.2f}, hand-over {:.2f}",
+                     1e3 * compute, 1e3 * communication, share, 1e3 * (exposed - hand_over()),
+                     1e3 * hand_over());
+}
 
 Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameters,
                  Communicator& comm, Stream communication, AllReduceKind kind,

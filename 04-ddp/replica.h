@@ -2,6 +2,7 @@
 // What both ways of writing DDP share: one rank's copy of the network.
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,10 @@ struct StepTimes {
   double hidden() const;
   /// The part of `exposed` that is not communication: the handing over.
   double hand_over() const;
+  /// "compute 1.00, communication 0.40 (75 % hidden), ..." in ms. The share is said where it is one
+  /// that means something: where reductions `may_overlap` backward, and any of it was hidden. On
+  /// cores that are busy with something else, exposed can be longer than the communication itself.
+  std::string text(bool may_overlap) const;
 };
 
 /// Throws BadInput, on all ranks, if they do not have the same parameters and running statistics.

@@ -124,14 +124,7 @@ void report(Replica& replica, const FlatParameters& parameters, int world_size, 
   const double sent = double(replica.bytes_sent()) / steps;
   const double predicted =
       2.0 * (world_size - 1) / world_size * double(parameters.count() * int64_t(sizeof(Real)));
-  log.note("ms per step",
-           fmt::format("compute {:.2f}, communication {:.2f}{}, exposed {:.2f}, hand-over {:.2f}",
-                       1e3 * times.compute, 1e3 * times.communication,
-                       world_size > 1 && replica.overlaps()
-                           ? fmt::format(" ({:.0f} % hidden)", 100 * times.hidden())
-                           : "",
-                       1e3 * (times.exposed - times.hand_over()), 1e3 * times.hand_over()),
-           "per_step_seconds",
+  log.note("ms per step", times.text(world_size > 1 && replica.overlaps()), "per_step_seconds",
            {{"compute", times.compute},
             {"communication", times.communication},
             {"exposed_communication", times.exposed}});

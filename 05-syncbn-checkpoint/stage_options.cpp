@@ -3,9 +3,23 @@
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
+#include "common/nn/batch_norm.h"
+#include "common/nn/models.h"
 
 namespace lockstep {
 namespace {
+
+/// Refuses a network in which nothing would be synchronised.
+void require_batch_norm(const OptionParser& parser) {
+  for (const OptionRow& row : parser.table()) {
+    if (row.name != "--model") continue;
+    const auto& name = std::get<std::string>(row.value);
+    require(!batch_norms(*make_model({.kind = parse_model(name)}).network).empty(),
+            "--sync-bn-group: --model {} has no batch normalisation; leave it out, or take another "
+            "network, such as seed-bn",
+            name);
+  }
+}
 
 /// Refuses combinations of options that do not go together.
 void check(const CheckpointStageOptions& o, const OptionParser& parser) {
@@ -26,6 +40,7 @@ void check(const CheckpointStageOptions& o, const OptionParser& parser) {
       "--sync-bn-group and --no-broadcast-buffers: every group has running statistics of its "
       "own then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
       "--resume");
+  if (o.sync_bn_group > 0) require_batch_norm(parser);
   require(!o.allow_world_size || !o.resume.empty(),
           "--allow-world-size-change: for --resume, found none; give it, too");
   for (const char* option : {"--checkpoint-dir", "--resume"}) {

@@ -57,8 +57,12 @@ void report(SyncBatchNorm& synchronised, TrainingLog& log) {
   const double seconds =
       synchronised.seconds_waited() / double(std::max<int64_t>(log.own_steps(), 1));
   log.note("batch norm",
-           fmt::format("{} layers synchronised, {:.2f} ms per step of waiting within compute",
-                       synchronised.layers(), 1e3 * seconds),
+           fmt::format("{} layers, {}, {:.2f} ms per step of waiting within compute",
+                       synchronised.layers(),
+                       synchronised.ranks() > 1
+                           ? fmt::format("{} ranks normalise together", synchronised.ranks())
+                           : "each rank normalises by itself",
+                       1e3 * seconds),
            "batch_norm", {{"layers", synchronised.layers()}, {"seconds_per_step", seconds}});
 }
 

@@ -51,8 +51,9 @@ class SyncBatchNorm final : public BatchStatistics {
   /// enqueues next. The host does not wait. A single rank has them already.
   void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) override;
 
-  /// How many layers use this object.
+  /// How many layers use this object, and how many ranks normalise together.
   int layers() const { return layers_; }
+  int ranks() const { return comm_.world_size(); }
   /// Seconds that this rank's passes have waited for calls so far. Waits for the last call.
   double seconds_waited();
 

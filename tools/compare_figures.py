@@ -8,26 +8,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import step_drawing
+import step_rows
 from stages import label
 
 NO_MATPLOTLIB = "no python3 here has matplotlib (Debian: apt-get install python3-matplotlib)"
 ABSENT = (f"no figures, tables only: {NO_MATPLOTLIB}; tools/compare_figures.py draws them later from "
           "the --json file")
 SYSTEM_PYTHON = "/usr/bin/python3"  # sees Debian's packages, which another python3 in PATH does not
-
-# Kinds of operations in a timeline: label, colour, words (the name contains one of them).
-MESSAGES = "copies and collectives"
-PRODUCTS = "convolutions and products"
-OTHER = "other operations"
-KINDS = (
-    (MESSAGES, "#d95f02",
-     ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "transfers")),
-    (PRODUCTS, "#6a51a3", ("conv2d", "matmul")),
-    (OTHER, "#a9b0b7", ("",)),
-)
-COLOURS = {label: colour for label, colour, _ in KINDS}
 
 
 def version():
@@ -114,46 +105,14 @@ def draw_memory(plt, runs):
     return figure
 
 
-def kind_of(operation):
-    return next(label for label, _, words in KINDS if any(word in operation for word in words))
-
-
-def draw_bars(axes, row, bars, colours):
-    """A lane's bars (begin, length, kind), coloured by kind."""
-    for kind, colour in colours.items():
-        axes.broken_barh([(begin, length) for begin, length, other in bars if other == kind],
-                         (row - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.2)
-
-
-def draw_timelines(plt, runs):
-    """One step of each run that has a timeline; None if no run has."""
-    runs = [run for run in runs if run.get("step")]
-    if not runs:
-        return None
-    heights = [1 + len(run["step"]["lanes"]) for run in runs]
-    figure, grid = plt.subplots(len(runs), figsize=(9, 0.35 * sum(heights) + 1), squeeze=False,
-                                sharex=True, height_ratios=heights)
-    for axes, run in zip(grid[:, 0], runs):
-        lanes = run["step"]["lanes"]
-        for row, lane in enumerate(lanes):
-            bars = [(begin, length, kind_of(operation))
-                    for begin, length, operation, *_ in lane["slices"]]
-            draw_bars(axes, row, bars, COLOURS)
-        axes.set_yticks(range(len(lanes)),
-                        [f"{lane['device']} {lane['stream']}" for lane in lanes], fontsize=7)
-        axes.set_ylim(len(lanes) - 0.5, -0.5)
-        axes.axvline(run["step"]["milliseconds"], color="black", linewidth=0.8, linestyle=":")
-        axes.set_title(name_of(run).replace("\n", ", "), fontsize=9, loc="left")
-    grid[-1, 0].set(xlabel="ms since the step began (dotted: it ends)")
-    add_legend(plt, grid[0, 0], COLOURS)
-    return figure
-
-
-def add_legend(plt, axes, colours):
-    """What the colours of the lanes mean, above them."""
-    axes.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()],
-                list(colours), fontsize=7, ncols=len(colours), loc="lower right",
-                bbox_to_anchor=(1, 1), frameon=False)
+def draw_timelines(runs):
+    """One step of each run that has a timeline, as SVG; "" if no run has."""
+    steps = []
+    for run in runs:
+        if run.get("step"):
+            step = step_rows.measured(run["step"], step_rows.operations_of)
+            steps.append(replace(step, title=f"{name_of(run)}: {step.end:.2f} ms".replace("\n", ", ")))
+    return step_drawing.stacked(steps) if steps else ""
 
 
 def save(figure, path):
@@ -161,8 +120,7 @@ def save(figure, path):
     figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
-FIGURES = {"accuracy": draw_accuracy, "epoch-time": draw_epoch_time, "memory": draw_memory,
-           "timelines": draw_timelines}
+FIGURES = {"accuracy": draw_accuracy, "epoch-time": draw_epoch_time, "memory": draw_memory}
 
 
 def draw(results, folder):
@@ -174,10 +132,13 @@ def draw(results, folder):
     plt, paths = pyplot(), []
     for name, draw_figure in FIGURES.items():
         figure = draw_figure(plt, runs)
-        if figure is not None:
-            paths.append(Path(folder) / f"{name}.svg")
-            save(figure, paths[-1])
-            plt.close(figure)
+        paths.append(Path(folder) / f"{name}.svg")
+        save(figure, paths[-1])
+        plt.close(figure)
+    timelines = draw_timelines(runs)
+    if timelines:
+        paths.append(Path(folder) / "timelines.svg")
+        paths[-1].write_text(timelines)
     return paths
 
 

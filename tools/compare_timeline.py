@@ -19,8 +19,8 @@ def trace_files(path):
 
 def read_lanes(path):
     """The streams of one process: device, stream, slices of (begin and end in ms of the host's
-    clock, operation, the layer that it belongs to), and (ms, layer) of what the host enqueued.
-    Then the memory of its devices, by name: (ms, bytes in use from then on)."""
+    clock, operation, the layer that it belongs to), and (ms, layer, ms when it ran) of what the host
+    enqueued. Then the memory of its devices, by name: (ms, bytes in use from then on)."""
     trace = json.loads(Path(path).read_text())
     zero = trace["otherData"]["zero_ns"] / 1e6
     devices, lanes, memory = {}, {}, {}
@@ -39,7 +39,7 @@ def read_lanes(path):
                                           event["args"]["layer"]))
             if "queued" in event["args"]:
                 lanes[lane]["enqueued"].append((zero + event["args"]["queued"] / 1e3,
-                                                event["args"]["layer"]))
+                                                event["args"]["layer"], begin))
     return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())], memory
 
 
@@ -66,9 +66,9 @@ def memory_within(changes, first, last):
 
 def one_step(path, alone=False):
     """The lanes of one step, their slices as [begin, length, operation, layer] in ms since it
-    began, its length, what each process's host enqueued meanwhile, as [ms, layer], and the devices'
-    memory, as [ms, bytes in use from then on]. None where the trace holds no whole step. `alone`: without
-    other ranks' traces."""
+    began, its length, what each process's host enqueued meanwhile, as [ms, layer, whether it ran in
+    a later step], and the devices' memory, as [ms, bytes in use from then on]. None where the trace
+    holds no whole step. `alone`: without other ranks' traces."""
     processes, memories = zip(*map(read_lanes, [path] if alone else trace_files(path)))
     lanes = [lane for process in processes for lane in process]
     step = middle_step(lanes)
@@ -76,8 +76,8 @@ def one_step(path, alone=False):
         return None
     first, last = step
     hosts = [{"device": process[0]["device"],
-              "enqueued": [[round(at - first, 6), layer] for lane in process
-                           for at, layer in lane.pop("enqueued") if first <= at < last]}
+              "enqueued": [[round(at - first, 6), layer, ran >= last] for lane in process
+                           for at, layer, ran in lane.pop("enqueued") if first <= at < last]}
              for process in processes if process]
     for lane in lanes:
         inside = [(max(begin, first), min(end, last), *names)

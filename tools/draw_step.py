@@ -15,6 +15,8 @@ import compare_timeline
 import step_rows
 from step_drawing import Drawing
 
+EXPECTED = "expected what --trace of a stage writes"
+
 
 def time_of(step, name):
     """From when to when a range runs, on any lane: "bucket 0", or all that begin so."""
@@ -40,9 +42,12 @@ def read_step(path, bars_of=step_rows.parts_of, begin=0.0, end=None, within=None
             raise ValueError(f"--from {begin} --to {last}: expected a part of the step's "
                              f"{whole['milliseconds']:.2f} ms")
         return step_rows.measured(whole, bars_of, begin, last)
-    except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError,
-            UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error!r}; expected what --trace of a stage writes") from error
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; {EXPECTED}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON; {EXPECTED}") from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is JSON, but no trace; {EXPECTED}") from error
 
 
 def main(argv):

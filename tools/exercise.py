@@ -18,9 +18,10 @@ from coursework import (CourseworkError, SOLUTIONS, labs, run_command, solutions
 from coursework.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = ("tests/coursework/wrong/", "tests/coursework/test_")  # files that know the solutions
 # What an assistant may do for a student, under the name that such programs look for.
 ASSISTANT_PAGE = ("tools/coursework/assistant_page.md", "AGENTS.md")
+# Files that know the solutions, and that page under its name in the teacher's tree.
+LEFT_OUT = ("tests/coursework/wrong/", "tests/coursework/test_", ASSISTANT_PAGE[0])
 
 
 def say(text):

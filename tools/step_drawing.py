@@ -2,23 +2,26 @@
 `lockstep show`, which steps through the same drawing."""
 
 import math
+import re
 from html import escape
 
-from compare_figures import COLOURS, MESSAGES, OTHER, PRODUCTS
-from step_rows import HOST, MEMORY, WAITING
+from operation_kinds import COLOURS, MESSAGES, OTHER, PRODUCTS
+from step_rows import HOST, MEMORY, Step, WAITING
 
 WIDTH = 960  # of a picture, in pixels; the page stretches it
 MARGIN = 8  # above and below
 TITLE, NAME, BAR, CURVE, SPACE, AXIS = 24, 16, 24, 60, 6, 34  # heights
 LETTER = 6.8  # width of a bar's letters
 TICKS = 8  # about so many
+EDGE = 0.01  # of the width: half a number
 
-# Light and dark; white letters are read on every fill but those of "other".
-FILLS = {"forward": ("#1b6ca8", "#2f86c8"), "backward": ("#2f7d4f", "#3d9a64"),
+# Light and dark. The letters of bars are white, black on "other": 4.5 to 1 or more, as the Web Content
+# Accessibility Guidelines ask for.
+FILLS = {"forward": ("#1b6ca8", "#2878b8"), "backward": ("#2f7d4f", "#2e7d4f"),
          MESSAGES: (COLOURS[MESSAGES], COLOURS[MESSAGES]),
-         PRODUCTS: (COLOURS[PRODUCTS], "#9a7fd1"),
-         OTHER: (COLOURS[OTHER], "#7d848c"), HOST: ("#6b4a1f", "#a37b3f"),
-         MEMORY: ("#8a5a9e", "#a678b8")}
+         PRODUCTS: (COLOURS[PRODUCTS], "#7d63c6"),
+         OTHER: (COLOURS[OTHER], "#7d848c"), HOST: ("#6b4a1f", "#8f6835"),
+         MEMORY: ("#8a5a9e", "#8d5fa0")}
 CLASSES = {kind: {MESSAGES: "messages", PRODUCTS: "products", OTHER: "other"}.get(kind, kind)
            for kind in (*FILLS, WAITING)}
 PAPER = {"ink": ("#1c1e21", "#e8eaed"), "paper": ("#ffffff", "#17191c"),
@@ -31,29 +34,46 @@ def variables(mode):
     return ";".join(fills + [f"--{name}:{colours[mode]}" for name, colours in PAPER.items()])
 
 
-RULES = """
-.step text { font: 12px sans-serif; fill: var(--ink); }
+# The colours' rules by themselves: a picture has them once for light and once for dark.
+COLOURED = """
+.step text { fill: var(--ink); }
+.step .tick { fill: var(--faint); }
+.step line { stroke: var(--line); }
+.step rect { stroke: var(--paper); }
+.step .paper { fill: var(--paper); }
+.step .hatch { fill: var(--faint); }
+.step .host rect { stroke: var(--host); }
+""" + "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in FILLS)
+RULES = COLOURED + """
+.step text { font: 12px sans-serif; }
 .step .title { font-weight: bold; font-size: 14px; }
 .step .bar text { fill: #fff; text-anchor: middle; pointer-events: none; }
 .step .bar.other text { fill: #000; }
 .step .bar text.long { display: none; }
-.step .tick { fill: var(--faint); text-anchor: middle; }
-.step line { stroke: var(--line); }
-.step rect { stroke: var(--paper); stroke-width: 0.5; }
+.step .tick { text-anchor: middle; }
+.step rect { stroke-width: 0.5; }
 .step .waiting rect { fill: url(#waiting); stroke: none; }
-.step .host rect { stroke: var(--host); stroke-width: 1; }
+.step .hatch { stroke: none; }
+.step .host rect { stroke-width: 1; }
 .step .memory rect { stroke: var(--memory); }
-""" + "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in FILLS)
+"""
 HATCH = ('<defs><pattern id="waiting" width="6" height="6" patternUnits="userSpaceOnUse" '
-         'patternTransform="rotate(45)"><rect width="1.5" height="6" style="fill:var(--faint);stroke:none"/>'
-         "</pattern></defs>")
+         'patternTransform="rotate(45)"><rect class="hatch" width="1.5" height="6"/></pattern></defs>')
+
+
+def literal(rules, mode):
+    """The rules with a mode's colours in the place of variables, which some programs do not know."""
+    colours = dict(pair.split(":") for pair in variables(mode).removeprefix("--").split(";--"))
+    return re.sub(r"var\(--(\w+)\)", lambda name: colours[name[1]], rules)
 
 
 def style():
     """For a picture by itself: it follows what its reader's system prefers."""
-    return (f"<style>.step {{{variables(0)}}}\n@media (prefers-color-scheme: dark) "
-            f"{{ .step {{{variables(1)}}} }}{RULES}</style>"
-            '<rect width="100%" height="100%" style="fill:var(--paper)"/>')
+    # what follows the colours below overrides them, in dark mode, too: .bar text, .waiting rect
+    dark = literal(COLOURED, 1)
+    return (f"<style>{literal(COLOURED, 0)}@media (prefers-color-scheme: dark) {{{dark}}}\n"
+            f"{literal(RULES.removeprefix(COLOURED), 0)}</style>"
+            '<rect class="paper" width="100%" height="100%"/>')
 
 
 def ticks(begin, end):
@@ -68,11 +88,14 @@ def ticks(begin, end):
 
 
 class Drawing:
-    """One step. Places along the time are percentages, so that a page can stretch it."""
+    """One step. Places along the time are percentages, so that a page can stretch it. On a page, which
+    has the title and the legend, its bars have names: `prefix` and their numbers in Step.bars()."""
 
-    def __init__(self, step, prefix=""):
-        self.step, self.prefix = step, prefix
-        self.height = MARGIN + TITLE + sum(map(self.height_of, step.rows)) + AXIS
+    def __init__(self, step, prefix="", width=WIDTH):
+        self.step, self.prefix, self.pixels = step, prefix, width
+        self.top = 0 if prefix else MARGIN + TITLE
+        self.bottom = self.top + sum(map(self.height_of, step.rows))
+        self.height = self.bottom + AXIS
 
     @staticmethod
     def height_of(row):
@@ -88,7 +111,7 @@ class Drawing:
         whole = CURVE if row.curve else BAR
         height = round(bar.level * whole)
         top += whole - height
-        long = (bar.end - bar.begin) / (self.step.end - self.step.begin) * WIDTH < LETTER * len(bar.name)
+        long = (bar.end - bar.begin) / (self.step.end - self.step.begin) * self.pixels < LETTER * len(bar.name)
         label = f"{row.name}: {bar.text or bar.name}"
         mark = f' id="{self.prefix}{number}"' if number is not None and self.prefix else ""
         text = (f'<text x="{self.percent((bar.begin + bar.end) / 2)}" y="{top + BAR - 7}"'
@@ -100,9 +123,10 @@ class Drawing:
                 f'height="{height}"/>{text}</g>')
 
     def rows(self):
-        number, top = 0, MARGIN + TITLE
+        number, top = 0, self.top
         for row in self.step.rows:
-            yield f'<g class="row"><text x="0" y="{top + NAME - 4}">{escape(row.name)}</text>'
+            yield (f'<g class="row"><text class="lane" x="0" y="{top + NAME - 4}">{escape(row.name)}'
+                   "</text>")
             for wait in row.waits(self.step.begin, self.step.end, self.step.unit):
                 yield self.bar(wait, top + NAME, row, None)
             for bar in row.bars:
@@ -112,35 +136,67 @@ class Drawing:
             top += self.height_of(row)
 
     def axis(self):
-        top = self.height - AXIS
+        top, length = self.bottom, self.step.end - self.step.begin
         yield f'<line x1="0" x2="100%" y1="{top}" y2="{top}"/>'
         for moment in ticks(self.step.begin, self.step.end):
-            x = self.percent(moment)
-            # the first and the last one would stand half outside
-            at = {"0.000%": ' style="text-anchor:start"', "100.000%": ' style="text-anchor:end"'}.get(x, "")
+            x, share = self.percent(moment), (moment - self.step.begin) / length
+            # numbers near an end would stand half outside
+            anchor = "start" if share < EDGE else "end" if share > 1 - EDGE else ""
+            at = f' style="text-anchor:{anchor}"' if anchor else ""
             yield f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + 4}"/>'
             yield f'<text class="tick" x="{x}" y="{top + 16}"{at}>{moment:g}</text>'
-        yield (f'<text class="tick" x="50%" y="{top + 30}">{escape(self.step.unit)} since the step '
+        yield (f'<text class="tick unit" x="50%" y="{top + 30}">{escape(self.step.unit)} since the step '
                "began</text>")
 
-    def legend(self):
-        """The title, and what the colours mean, from the right end to the left."""
+    def kinds(self):
+        """What the colours can mean here."""
         kinds = {bar.kind for bar in self.step.bars()}
         waits = any(row.waits(self.step.begin, self.step.end, "") for row in self.step.rows)
-        shown = [kind for kind in FILLS if kind in kinds] + [WAITING] * waits
-        yield f'<text class="title" x="0" y="{MARGIN + 8}">{escape(self.step.title)}</text>'
-        yield f'<svg x="100%" y="{MARGIN - 2}" overflow="visible">'
-        x = 0
-        for kind in reversed(shown):
-            x -= LETTER * len(kind) + 28
-            yield (f'<g class="{CLASSES[kind]}"><rect x="{x:.0f}" width="11" height="11"/>'
-                   f'<text x="{x + 15:.0f}" y="10">{escape(kind)}</text></g>')
-        yield "</svg>"
+        return [kind for kind in FILLS if kind in kinds] + [WAITING] * waits
 
-    def svg(self, alone=True):
+    def title(self):
+        yield f'<text class="title" x="0" y="{MARGIN + 8}">{escape(self.step.title)}</text>'
+
+    def svg(self):
         """The drawing as a file by itself, or as a part of a page that has the colours."""
-        size = f'width="{WIDTH}" viewBox="0 0 {WIDTH} {self.height}"' if alone else 'width="100%"'
+        size = 'width="100%"' if self.prefix else f'width="{WIDTH}" viewBox="0 0 {WIDTH} {self.height}"'
         lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="step" {size} height="{self.height}" '
-                 f'role="group" aria-label="{escape(self.step.title)}">']
-        lines += [style()] if alone else []
-        return "\n".join([*lines, HATCH, *self.legend(), *self.rows(), *self.axis(), "</svg>"]) + "\n"
+                 f'role="group" aria-label="{escape(self.step.title)}">', HATCH]
+        lines += [] if self.prefix else [style(), *self.title(), *legend(self.kinds())]
+        return "\n".join([*lines, *self.rows(), *self.axis(), "</svg>"]) + "\n"
+
+
+def legend(kinds):
+    """What the colours mean, from the right end to the left."""
+    yield f'<svg x="100%" y="{MARGIN - 2}" overflow="visible">'
+    x = 0
+    for kind in reversed(kinds):
+        x -= LETTER * len(kind) + 22
+        yield (f'<g class="{CLASSES[kind]}"><rect x="{x:.0f}" width="11" height="11"/>'
+               f'<text x="{x + 15:.0f}" y="10">{escape(kind)}</text></g>')
+    yield "</svg>"
+
+
+def stacked(steps):
+    """Several steps below each other, on one scale, as a file by itself."""
+    longest = max(step.end for step in steps)
+    drawings = [Drawing(step, width=WIDTH * step.end / longest) for step in steps]
+    axis = Drawing(Step("", steps[0].unit, longest, []))
+    top, parts = TITLE, []
+    for drawing in drawings:
+        parts += [f'<svg y="{top}" width="{100 * drawing.pixels / WIDTH:.3f}%" overflow="visible">',
+                  *drawing.title(), *drawing.rows(), "</svg>"]
+        top += drawing.bottom + MARGIN
+    height = top + axis.height
+    kinds = [kind for kind in CLASSES if any(kind in drawing.kinds() for drawing in drawings)]
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" class="step" width="{WIDTH}" '
+                      f'viewBox="0 0 {WIDTH} {height}" height="{height}" role="group" '
+                      'aria-label="a step of each run">', HATCH, style(), *legend(kinds), *parts,
+                      f'<svg y="{top - axis.bottom}" overflow="visible">', *axis.axis(), "</svg>", "</svg>"]) + "\n"
+
+
+def legend_of(drawings):
+    """What the colours of several drawings mean, for a page."""
+    kinds = [kind for kind in CLASSES if any(kind in drawing.kinds() for drawing in drawings)]
+    return "".join(f'<span><svg class="step" width="12" height="12"><g class="{CLASSES[kind]}">'
+                   f'<rect width="12" height="12"/></g></svg> {escape(kind)}</span> ' for kind in kinds)

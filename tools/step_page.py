@@ -3,8 +3,8 @@
 
 The upper half is the plan, from the stage's own lists: 02 the phases of DataParallel, 03 a
 pipeline's schedule, 04 DistributedDataParallel's buckets, 06 the units of sharded training. The lower
-half, with --trace, is a measured step on the same scale, with each device's memory. Further options
-go to the stage's program `plan`:
+half, with --trace, is a measured step, with each device's memory; what runs in the plan is outlined
+there, too. Further options go to the stage's program `plan`:
 
   ./lockstep show --schedule gpipe --stages 4 --micro-batches 8
   ./lockstep show --schedule interleaved --stages 4 --chunks 2 --micro-batches 8
@@ -53,18 +53,28 @@ def trace_in(path):
     return files[0]
 
 
-def facts_of(step):
-    """What the page's script needs to count along."""
-    bars = [{"row": row, "begin": bar.begin, "end": bar.end, "text": bar.text, "after": bar.after,
-             "takes": bar.takes, "gives": bar.gives}
+def facts_of(step, run):
+    """What the page's script needs to count along, and which bars of the run mean the same."""
+    same = step_rows.numbers_of_same(step, run) if run else [[] for _ in step.bars()]
+    bars = [{"row": row, "begin": bar.begin, "end": bar.end, "name": bar.name, "text": bar.text,
+             "after": bar.after, "takes": bar.takes, "gives": bar.gives}
             for row, lane in enumerate(step.rows) for bar in lane.bars]
+    for bar, numbers in zip(bars, same, strict=True):
+        bar["same"] = numbers
     rows = [{"name": row.name, "predicted_most": row.predicted_most} for row in step.rows]
     return {"bars": bars, "rows": rows, "end": step.end, "unit": step.unit, "counted": step.counted,
-            "formula": step.formula, "letter": step_drawing.LETTER}
+            "formula": step.formula}
 
 
 def fill(template, **texts):
     return re.sub(rf"{{({'|'.join(texts)})}}", lambda name: texts[name[1]], template)
+
+
+def about(plan, run):
+    """What stands above the run. Its axis has nothing to do with the plan's."""
+    return (f"<h2>{step_drawing.escape(run.title)}</h2><p>Each drawing fills the width: the plan counts in "
+            f"{step_drawing.escape(plan.unit)}, the run in {run.unit}, so compare lengths within one of them. "
+            "What runs in the plan at its moment is outlined in the run, where it has the same name.</p>")
 
 
 def page(plan, run):
@@ -72,11 +82,13 @@ def page(plan, run):
     colours = {"light": step_drawing.variables(0), "dark": step_drawing.variables(1)}
     style = fill((PAGE / "page.css").read_text(), **colours) + step_drawing.RULES
     # "</" would end the element that the facts stand in
-    facts = json.dumps(facts_of(plan)).replace("</", "<\\/")
+    facts = json.dumps(facts_of(plan, run)).replace("</", "<\\/")
+    drawings = [step_drawing.Drawing(step, prefix)
+                for step, prefix in ((plan, "plan-"), (run, "run-")) if step]
     return fill((PAGE / "page.html").read_text(), title=step_drawing.escape(plan.title), style=style,
-                plan=step_drawing.Drawing(plan, "plan-").svg(alone=False),
-                run=step_drawing.Drawing(run).svg(alone=False) if run else "",
-                script=(PAGE / "page.js").read_text(), facts=facts)
+                note=step_drawing.escape(plan.note), legend=step_drawing.legend_of(drawings),
+                plan=drawings[0].svg(), run=drawings[1].svg() if run else "",
+                about_run=about(plan, run) if run else "", script=(PAGE / "page.js").read_text(), facts=facts)
 
 
 def print_help(parser, programs):

@@ -5,8 +5,7 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
-import compare_figures
-from compare_figures import MESSAGES, OTHER
+from operation_kinds import MESSAGES, OTHER, kind_of
 
 HOST, WAITING, MEMORY = "host", "waiting", "memory"
 GAP = 0.02  # ms; shorter ones are a queue's own
@@ -63,6 +62,7 @@ class Step:
     begin: float = 0.0
     counted: str = ""  # what the rows' counts are; "" if nothing is counted
     formula: dict | None = None  # {"text", "value": the share of all rows' time that is idle}
+    note: str = ""  # what the names in the bars mean, and the unit
 
     def bars(self):
         """All bars, row by row; dependencies name their numbers here."""
@@ -81,7 +81,7 @@ def kind_of_part(name, operations):
     if name.startswith(OF_MESSAGES):
         return MESSAGES
     if not name:
-        return MESSAGES if compare_figures.kind_of(operations[0]) == MESSAGES else OTHER
+        return MESSAGES if kind_of(operations[0]) == MESSAGES else OTHER
     passes = [word for word in ("forward", "backward") if name.startswith(word)]
     if passes:  # the loss's backward belongs to the last stage's forward
         return passes[0]
@@ -126,7 +126,7 @@ def operations_of(slices):
     """Bars (begin, length, name, kind), one for each operation. A bucket's message has the name of the
     range that it is in: "reduce-scatter"."""
     return [(begin, length, OF_A_BUCKET.sub("", layer) if OF_A_BUCKET.match(layer) else name,
-             compare_figures.kind_of(name)) for begin, length, name, layer in slices]
+             kind_of(name)) for begin, length, name, layer in slices]
 
 
 def told(bar, slices):
@@ -140,18 +140,19 @@ def told(bar, slices):
 
 
 def host_bars(enqueued):
-    """The host's bars (begin, length, name): what it enqueues without a pause, `enqueued` being
-    (ms, layer) of each operation."""
+    """The host's bars: what it enqueues without a pause, `enqueued` being (ms, layer, whether it runs in
+    a later step) of each operation."""
     bars = []
-    for at, layer in sorted(enqueued):
+    for at, layer, later in sorted(enqueued):
         name = label_of(outermost(layer))
-        if bars and bars[-1][2] == name and at - bars[-1][1] < HOST_GAP:
+        if bars and bars[-1][2:4] == [name, later] and at - bars[-1][1] < HOST_GAP:
             bars[-1][1:2] = [at]
-            bars[-1][3] += 1
+            bars[-1][4] += 1
         else:
-            bars.append([at, at, name, 1])
+            bars.append([at, at, name, later, 1])
     return [Bar(begin, end, name, HOST, f"the host enqueues {count} operation{'s' * (count > 1)}"
-                + (f" of {name}" if name else "")) for begin, end, name, count in bars]
+                + (f" of {name}" if name else "") + (", of a later step" if later else ""))
+            for begin, end, name, later, count in bars]
 
 
 def mebibytes(bytes_used):
@@ -217,4 +218,37 @@ def planned(plan):
             Bar(one["begin"], one["end"], one["name"], kind, one["text"],
                 tuple(numbers[before] for before in one["after"]), one["takes"], one["gives"]))
     return Step(plan["title"], plan["unit"], end, rows, counted=plan["counted"],
-                formula=plan["formula"])
+                formula=plan["formula"], note=plan["note"])
+
+
+# --- The plan beside the run -----------------------------------------------------------------------
+
+
+def means_the_same(planned, measured):
+    """Whether these bars have one name: F0, "bucket 0", conv1's backward; "scatter: ..." and "scatter"."""
+    if HOST in (planned.kind, measured.kind) or not measured.name:
+        return False
+    if {planned.kind, measured.kind} == {"forward", "backward"}:
+        return False
+    return (measured.name in (planned.name, planned.text.partition(":")[0])
+            or planned.name.startswith(measured.name + "."))  # a layer of that block
+
+
+def numbers_of_same(plan, run):
+    """For each bar of the plan, the numbers of the run's bars that mean the same: on the stage's own
+    device where a name is on as many lanes of both, on all where the plan shows one rank for all."""
+    first = list(itertools.accumulate((len(row.bars) for row in run.rows), initial=0))
+    found = []
+    for place, row in enumerate(plan.rows):
+        for bar in row.bars:
+            lanes = [[first[lane] + number for number, other in enumerate(run.rows[lane].bars)
+                      if means_the_same(bar, other)] for lane in range(len(run.rows))]
+            lanes = [lane for lane in lanes if lane]
+            planned = [i for i, other in enumerate(plan.rows)
+                       if any((one.name, one.kind) == (bar.name, bar.kind) for one in other.bars)]
+            if len(planned) == len(lanes):
+                lanes = [lanes[planned.index(place)]]
+            elif len(planned) > 1:
+                lanes = []
+            found.append(sum(lanes, []))
+    return found

@@ -64,6 +64,7 @@ Plan plan_of(ScheduleKind kind, int devices, int micro_batches, int chunks) {
                                          .takes = forward ? 1.0 : 0.0,
                                          .gives = forward ? 0.0 : 1.0});
   }
+  plan.set_note("F0: forward of micro-batch 0, B0: its backward, which takes two forwards.");
   plan.set_formula(
       {fmt::format("bubble {} = {}/{}", bubble_formula(chunks), p - 1, chunks * m + p - 1),
        predicted_bubble(p, m, chunks)});

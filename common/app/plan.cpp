@@ -59,7 +59,7 @@ std::string Plan::json() const {
   }
   Json formula;
   if (formula_) formula = {{"text", formula_->text}, {"value", formula_->value}};
-  const Json plan{{"title", title_},    {"unit", unit_},  {"counted", counted_},
+  const Json plan{{"title", title_},    {"unit", unit_},  {"counted", counted_}, {"note", note_},
                   {"formula", formula}, {"lanes", lanes}, {"work", work}};
   return plan.dump();
 }

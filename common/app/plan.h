@@ -45,11 +45,13 @@ class Plan {
   /// its place in the plan.
   size_t add(PlannedWork work);
   void set_formula(PlanFormula formula) { formula_ = std::move(formula); }
+  /// What the short names in the bars mean, and the unit.
+  void set_note(std::string note) { note_ = std::move(note); }
   /// When the last work ends.
   double end() const;
 
   /// The plan as JSON:
-  ///   {"title", "unit", "counted", "formula": {"text", "value"} or null,
+  ///   {"title", "unit", "counted", "note", "formula": {"text", "value"} or null,
   ///    "lanes": [{"name", "predicted_most" or null}],
   ///    "work": [{"lane", "name", "kind", "text", "begin", "end", "after": [place], "takes",
   ///    "gives"}]}
@@ -60,7 +62,7 @@ class Plan {
     PlannedWork work;
     double begin, end;
   };
-  std::string title_, unit_, counted_;
+  std::string title_, unit_, counted_, note_;
   std::vector<PlannedLane> lanes_;
   std::vector<Placed> placed_;
   std::optional<PlanFormula> formula_;

@@ -1,5 +1,6 @@
 #include "common/comm/communicator.h"
 
+#include "common/core/device.h"
 #include "common/core/error.h"
 
 namespace lockstep {
@@ -48,7 +49,7 @@ const char* name_of(Call::Op op) {
 int64_t size_of(ElementType type) { return type == ElementType::f32 ? 4 : 8; }
 
 Elements Elements::part(int64_t first, int64_t part_count) const {
-  return {static_cast<char*>(data) + first * size_of(type), part_count, type};
+  return {static_cast<char*>(data) + first * size_of(type), part_count, type, device};
 }
 
 std::string Call::text() const {
@@ -86,9 +87,19 @@ void Communicator::check(const Call& call) const {
           name_of(call.all.type));
 }
 
+/// CPU devices share one address space: a copy that was forgotten would go unnoticed on them.
+void Communicator::check_devices(Stream stream, const Call& call) const {
+  for (const Elements* elements : {&call.mine, &call.all}) {
+    require(!elements->device || elements->device == &stream.device(),
+            "{}: {} on a stream of {}, its tensor is on {}; copy it there first", who(),
+            call.text(), stream.device().name(), elements->device ? elements->device->name() : "");
+  }
+}
+
 void Communicator::check_and_issue(Stream stream, Call call) {
   call.label = label_;
   check(call);
+  check_devices(stream, call);
   issue(stream, call);
 }
 

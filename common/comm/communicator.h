@@ -14,17 +14,23 @@ namespace lockstep {
 
 enum class Reduction { sum, average };
 
-/// `count` numbers in device memory, as a collective sees them. Made from a tensor.
+/// `count` numbers in device memory, as a collective sees them. Made from a tensor, whose device it
+/// keeps; null for memory that is no tensor's.
 struct Elements {
   void* data = nullptr;
   int64_t count = 0;
   ElementType type = ElementType::f32;
+  const Device* device = nullptr;
 
   Elements() = default;
-  Elements(void* data, int64_t count, ElementType type) : data(data), count(count), type(type) {}
-  Elements(const BasicTensor<float>& x) : Elements(x.data(), x.elements(), ElementType::f32) {}
-  Elements(const BasicTensor<double>& x) : Elements(x.data(), x.elements(), ElementType::f64) {}
-  Elements(const BasicTensor<int64_t>& x) : Elements(x.data(), x.elements(), ElementType::i64) {}
+  Elements(void* data, int64_t count, ElementType type, const Device* device = nullptr)
+      : data(data), count(count), type(type), device(device) {}
+  Elements(const BasicTensor<float>& x)
+      : Elements(x.data(), x.elements(), ElementType::f32, &x.home().device()) {}
+  Elements(const BasicTensor<double>& x)
+      : Elements(x.data(), x.elements(), ElementType::f64, &x.home().device()) {}
+  Elements(const BasicTensor<int64_t>& x)
+      : Elements(x.data(), x.elements(), ElementType::i64, &x.home().device()) {}
 
   /// `count` elements from element `first` on.
   Elements part(int64_t first, int64_t count) const;
@@ -116,6 +122,7 @@ class Communicator {
 
  private:
   void check(const Call& call) const;
+  void check_devices(Stream stream, const Call& call) const;
   void check_and_issue(Stream stream, Call call);
 
   int rank_, world_size_;

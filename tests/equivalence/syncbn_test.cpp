@@ -113,7 +113,10 @@ TEST_CASE("Groups of ranks that normalise together train the network of as many 
   REQUIRE(pairs.losses().size() == 3);
   check(pairs, parts);
   check(grouped(4), train(options(plain)));
-  check(grouped(1), train_in_parts(options(plain), "stride:4"));
+  const Outcome single = grouped(1);
+  check(single, train_in_parts(options(plain), "stride:4"));
+  CHECK_THAT(pairs.out, Catch::Matchers::ContainsSubstring("2 layers, 2 ranks normalise together"));
+  CHECK_THAT(single.out, Catch::Matchers::ContainsSubstring("each rank normalises by itself"));
   CHECK(relative_l2(pairs.state, train(options(plain)).state) > 1e-4);  // and not of the whole
 }
 
@@ -133,6 +136,8 @@ TEST_CASE("Groups that cannot be are refused in one line", "[equivalence][syncbn
              Catch::Matchers::ContainsSubstring("stage 01 has no groups of 2 to normalise with"));
   CHECK_THAT(refusal({"--sync-bn-group", "2", "--no-sync-bn"}),
              Catch::Matchers::ContainsSubstring("leave one of them out"));
+  CHECK_THAT(refusal({"--sync-bn-group", "2", "--model", "seed"}),
+             Catch::Matchers::ContainsSubstring("--model seed has no batch normalisation"));
 }
 
 }  // namespace

@@ -55,8 +55,15 @@ TEST_CASE("Lab: who reads the loss of every step has the same losses, and a devi
                       numbers_behind("of which the device waits ", text).at(0)};
   };
   const auto [loss, waits] = facts({"loss-at-every-step"});
-  CHECK(loss == facts({"loss-at-every-step", "--fixed"})[0]);
   CHECK(waits >= 2);  // ms: as long as the host prepares a batch
+  double least = waits;
+  for (int tries = 0; tries < 5 && least >= waits;
+       ++tries) {  // others may keep the host from a core
+    const auto [same_loss, waits_fixed] = facts({"loss-at-every-step", "--fixed"});
+    CHECK(loss == same_loss);
+    least = std::min(least, waits_fixed);
+  }
+  CHECK(least < waits);
 }
 
 // --- Stage 02 ------------------------------------------------------------------------------------

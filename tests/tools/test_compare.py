@@ -15,6 +15,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import compare_figures  # noqa: E402
+import operation_kinds  # noqa: E402
 import compare_timeline  # noqa: E402
 import step_rows  # noqa: E402
 from processes import start  # noqa: E402
@@ -351,11 +352,22 @@ class TestFigures(Sandbox):
                             {"stage": "y", "metrics": {"epoch_seconds": []}}]}
         self.assertEqual(compare_figures.draw(results, self.folder), [])
 
+    def test_timelines_are_drawn_as_other_steps_are(self):
+        step = {"milliseconds": 2.0, "hosts": [{"device": "cpu:0", "enqueued": [[0.5, "conv1", True]]}],
+                "lanes": [{"device": "cpu:0", "stream": "compute",
+                           "slices": [[0, 1, "conv2d", "conv1"], [1.5, 0.5, "sgd_update", ""]]}]}
+        run = {"stage": "01-single-gpu", "metrics": {"config": {"model": "seed"}}, "step": step}
+        drawn = compare_figures.draw_timelines([run, {**run, "step": None}])
+        for text in ("01-single-gpu, seed: 2.00 ms", "the host enqueues 1 operation of conv1, of a later step",
+                     "nothing for 0.5 ms, before sgd_update", "prefers-color-scheme: dark"):
+            self.assertIn(text, drawn)
+        self.assertEqual("", compare_figures.draw_timelines([{**run, "step": None}]))
+
     def test_every_operation_is_of_one_kind(self):
         for operation, kind in (("conv2d_backward_input", "convolutions and products"),
                                 ("all_gather", "copies and collectives"),
                                 ("batch_norm", "other operations")):
-            self.assertEqual(compare_figures.kind_of(operation), kind)
+            self.assertEqual(operation_kinds.kind_of(operation), kind)
 
     def test_a_broken_or_foreign_file_is_one_line(self):
         for text in ("{", "[1]", '{"runs": [{}]}'):

@@ -30,6 +30,8 @@ class TestArguments(unittest.TestCase):
             self.assertEqual(done.returncode, 0)
             listed = re.findall(r"^  (\w[\w-]*) ", done.stdout, re.MULTILINE)
             self.assertEqual(listed[:len(COMMANDS)], COMMANDS)
+            for line in done.stdout.splitlines():  # a "|" would have cut it
+                self.assertEqual(line.count("["), line.count("]"), line)
 
     def test_an_unknown_sub_command_is_one_line_with_the_list(self):
         done = call(LOCKSTEP, "trian")

@@ -17,8 +17,8 @@ import compare_timeline  # noqa: E402
 import draw_memory  # noqa: E402
 import step_page  # noqa: E402
 import step_rows  # noqa: E402
-from compare_figures import MESSAGES, OTHER, PRODUCTS  # noqa: E402
-from step_drawing import Drawing, ticks  # noqa: E402
+from operation_kinds import MESSAGES, OTHER, PRODUCTS  # noqa: E402
+from step_drawing import CLASSES, Drawing, FILLS, PAPER, stacked, ticks  # noqa: E402
 from step_rows import Bar, Row, Step  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
@@ -58,15 +58,33 @@ def write_trace(path, lanes, memory=()):
 
 
 def small_trace(path, memory=()):
-    """A step from 1 to 3 ms: conv1 forward and backward, a bucket's all-reduce, a pause."""
+    """A step from 1 to 3 ms: conv1 forward and backward, a bucket's all-reduce, a pause; and the first
+    operation of the next step, which the host enqueues already."""
     updates = [(end - 0.1, end, "sgd_update", "", end - 0.9) for end in (1, 3)]
     return write_trace(path, {
         "compute": sorted([*updates, (1.0, 1.4, "conv2d", "conv1", 1.1), (1.4, 1.5, "relu", "conv1", 1.12),
-                           (1.5, 1.6, "nll_loss", "loss", 1.13), (1.6, 2.2, "conv2d_backward_weight", "conv1", 1.6)]),
+                           (1.5, 1.6, "nll_loss", "loss", 1.13), (1.6, 2.2, "conv2d_backward_weight", "conv1", 1.6),
+                           (3.1, 3.2, "conv2d", "conv1", 2.8)]),
         "communication": [(2.2, 2.5, "all_reduce", "bucket 0/ring", 1.65)]}, memory)
 
 
 MEMORY = [(0.2, 1), (0.8, 3), (1.5, 6), (1.5, 4), (2.75, 1.5), (3.5, 9)]  # 1.5 ms: two changes at once
+
+
+def contrast(one, other):
+    """Of two colours, 1 to 21, as the Web Content Accessibility Guidelines define it."""
+    def luminance(colour):
+        parts = [int(colour[at:at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def blend(colour, paper, opacity):
+    mixed = [round(opacity * int(colour[at:at + 2], 16) + (1 - opacity) * int(paper[at:at + 2], 16))
+             for at in (1, 3, 5)]
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 class TestRows(unittest.TestCase):
@@ -77,9 +95,10 @@ class TestRows(unittest.TestCase):
                          [row.name for row in step.rows])
         host, compute, communication = step.rows
         self.assertEqual([("conv1", 0.1, 0.12), ("loss", 0.13, 0.13), ("conv1", 0.6, 0.6), ("bucket 0", 0.65, 0.65),
-                          ("", 1.1, 1.1)],
+                          ("", 1.1, 1.1), ("conv1", 1.8, 1.8)],
                          [(bar.name, round(bar.begin, 3), round(bar.end, 3)) for bar in host.bars])
         self.assertEqual("the host enqueues 2 operations of conv1", host.bars[0].text)
+        self.assertEqual("the host enqueues 1 operation of conv1, of a later step", host.bars[-1].text)
         self.assertEqual([], host.waits(0, 2, "ms"))
         self.assertEqual([("conv1", "forward"), ("loss", "forward"), ("conv1", "backward"),
                           ("", OTHER)],
@@ -126,6 +145,22 @@ class TestRows(unittest.TestCase):
                                 Path(folder) / "m.json"], check=True, capture_output=True)
                 moved = json.loads((Path(folder) / "m.json").read_text())["bytes_moved"]["per_step"]
             self.assertAlmostEqual(moved, 1024 * sum(bar.takes for bar in plan.bars()), places=3)
+            self.assertAlmostEqual(moved, 1024 * plan.rows[0].predicted_most, places=3)  # the formula
+
+    def test_the_example_of_stage_02s_bytes_gives_what_is_measured(self):
+        text = (ROOT / "02-dataparallel/README.md").read_text()
+        sums = re.search(r"two devices: 2 x ([\d.]+) \+ ([\d.]+) \+ 32 x \(([\d.]+) \+ 2 x ([\d.]+)\) = ([\d.]+) KiB",
+                         text)
+        flat, state, image, scores, total = map(float, sums.groups())
+        self.assertAlmostEqual(total, 2 * flat + state + 32 * (image + 2 * scores), delta=0.05)
+        self.assertAlmostEqual(total, sum(bar.takes for bar in plan_of("02").bars()), delta=0.05)
+        self.assertIn(f"| {total} KiB |", text)
+
+    def test_stage_02_takes_devices_as_a_number_or_as_a_list(self):
+        self.assertEqual(plan_of("02", "--devices", 3), plan_of("02", "--devices", "cpu:0,cpu:1,cpu:2"))
+        names = [bar.name for bar in plan_of("02", "--devices", 4).rows[0].bars]
+        self.assertEqual(["S1", "S2", "S3", "R1", "R2", "R3", "forward", "G1", "G2", "G3", "loss",
+                          "S1", "S2", "S3", "backward", "A1", "A2", "A3", "update"], names)
 
     def test_the_plan_of_stage_04_has_its_buckets_each_after_its_last_layer(self):
         plan = plan_of("04", "--model", "resnet18", "--bucket-mb", 5)
@@ -136,9 +171,34 @@ class TestRows(unittest.TestCase):
         for bucket in buckets:
             [layer] = bucket.after
             self.assertIn(bars[layer], plan.rows[0].bars)
+            self.assertEqual("backward", bars[layer].kind)
             self.assertLessEqual(bars[layer].end, bucket.begin)
         self.assertEqual({bars.index(bucket) for bucket in buckets},
                          set(plan.rows[0].bars[-1].after))
+        layers = [[bar.name for bar in plan.rows[0].bars if bar.kind == kind]
+                  for kind in ("forward", "backward")]
+        self.assertEqual(layers[0], layers[1][::-1])
+        self.assertEqual("stem_conv", layers[0][0])
+
+    def test_a_plan_of_a_wide_network_is_counted_and_not_built(self):
+        done = subprocess.run(["bash", "-c", 'ulimit -v 1000000; exec "$@"', "-", step_page.plans(BUILD)["04"],
+                               "--model", "resnet18", "--width", "1024"], capture_output=True, text=True, timeout=60)
+        self.assertEqual((0, ""), (done.returncode, done.stderr))
+        sent = sum(one["takes"] for one in json.loads(done.stdout)["work"])
+        self.assertGreater(sent, 10000)  # MiB; the limit is a tenth of that
+
+    def test_a_bar_of_the_plan_knows_the_same_in_the_run(self):
+        def step(*rows):
+            return Step("", "", 9, [Row(name, [Bar(0, 1, word, kind) for word, kind in bars]) for name, bars in rows])
+        forwards = [("F0", "forward"), ("B0", "backward")]
+        plan = step(("stage 0", forwards), ("stage 1", forwards))
+        run = step(("host", [("F0", "host")]), ("cpu:0", [("", OTHER), *forwards]), ("cpu:1", forwards))
+        self.assertEqual([[2], [3], [4], [5]], step_rows.numbers_of_same(plan, run))
+        self.assertEqual([[], []], step_rows.numbers_of_same(step(("a", forwards[:1]), ("b", forwards[:1])),
+                                                             step(("cpu:0", forwards))))  # other stages
+        rank = step(("compute", [("conv1", "forward"), ("conv1", "backward")]), ("messages", [("bucket 0", MESSAGES)]))
+        ranks = step(*[(name, [("conv1", "forward"), ("bucket 0", MESSAGES)]) for name in ("cpu:0", "cpu:1")])
+        self.assertEqual([[0, 2], [], [1, 3]], step_rows.numbers_of_same(rank, ranks))
 
     def test_memory_over_time_is_a_row_of_levels(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -186,9 +246,16 @@ class TestDrawing(unittest.TestCase):
         self.assertIn("nothing for 4.4 ms, before the end", drawn)
         self.assertEqual(3, drawn.count('<g class="bar waiting"') + 1)
 
+    def test_several_steps_have_one_scale(self):
+        drawn = stacked([self.STEP, Step("short", "ms", 4, [Row("x", [Bar(0, 4, "F0", "forward")])])])
+        self.assertRegex(drawn, r'<svg y="24" width="100.000%".*(?s:.*)<svg y="\d+" width="40.000%"')
+        self.assertEqual(1, drawn.count("<style>"))
+        self.assertEqual(["0", "2", "4", "6", "8", "10"], re.findall(r'class="tick"[^>]*>(\d+)<', drawn))
+
     def test_text_is_no_markup_and_a_picture_is_the_same_each_time(self):
         drawn = Drawing(self.STEP).svg()
         self.assertEqual(drawn, Drawing(self.STEP).svg())
+        self.assertNotIn("var(", drawn)  # not every program that shows pictures knows them
         for text in ("a &lt; b", "x &amp; y", "a &quot;text&quot;"):
             self.assertIn(text, drawn)
         self.assertNotIn("a < b", drawn)
@@ -197,6 +264,28 @@ class TestDrawing(unittest.TestCase):
         self.assertEqual([0, 2, 4, 6, 8, 10], ticks(0, 10))
         self.assertEqual([0.5, 1, 1.5, 2, 2.5], ticks(0.3, 2.8))
         self.assertEqual([], ticks(1, 1))
+
+    def test_the_last_number_of_an_axis_is_whole(self):
+        axis = "".join(Drawing(Step("", "ms", 5.004, [])).axis())
+        self.assertRegex(axis, r'style="text-anchor:start">0<')
+        self.assertRegex(axis, r'x="99.920%" y="\d+" style="text-anchor:end">5<')
+
+    def test_names_can_be_read_on_every_bar(self):
+        for mode in (0, 1):
+            ink, paper = (PAPER[name][mode] for name in ("ink", "paper"))
+            for kind, colours in FILLS.items():
+                letters = "#000000" if kind == OTHER else "#ffffff"
+                self.assertGreaterEqual(contrast(letters, colours[mode]), 4.5, (kind, mode))
+                pale = blend(colours[mode], paper, 0.22)  # .bar.future in page.css
+                self.assertGreaterEqual(contrast(ink, pale), 4.5, (kind, mode))
+
+    def test_the_lessons_pictures_have_these_colours(self):
+        style = Drawing(self.STEP).svg().partition("<style>")[2].partition("</style>")[0]
+        for name in ("1f1b", "buckets", "gpipe", "ring", "step-01", "step-02", "syncbn", "timelines"):
+            text = (ROOT / f"docs/figures/{name}.svg").read_text()
+            self.assertEqual(style, text.partition("<style>")[2].partition("</style>")[0], name)
+            self.assertNotIn("var(", text)
+            self.assertLessEqual(set(re.findall(r'<g class="bar (\w+)"', text)), set(CLASSES.values()))
 
 
 class TestPage(unittest.TestCase):
@@ -210,12 +299,19 @@ class TestPage(unittest.TestCase):
         self.assertNotRegex(text, r'\bsrc=|<link|@import|url\((?!#)')
         self.assertIn("measured: a step of 2.00 ms", text)
 
+    def test_the_page_does_not_count_as_a_file_of_the_tree(self):
+        self.assertIn("default: step.html", show("--help").stdout)
+        self.assertIn("/step.html", (ROOT / ".gitignore").read_text().splitlines())
+
     def test_what_it_cannot_show_is_one_line(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             target, empty = folder / "a.html", folder / "empty"
             empty.mkdir()
             (folder / "broken").write_text("{")
+            (folder / "deep").write_text("[" * 100000)
+            (folder / "other").write_text('{"traceEvents": []}')
+            (folder / "list").write_text("[1]")
             short = write_trace(folder / "short", {"compute": [(0, 1, "sgd_update", "", 0)]})
             for words, text in (
                     (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04, 06"),
@@ -229,17 +325,23 @@ class TestPage(unittest.TestCase):
                     (("--stage", "06", "--shard", "all"), "--shard: 'all', expected none, optimizer"),
                     (("--stage", "06", "--unit", "0"), "--unit: '0', expected layer, block, model"),
                     (("--stage", "06", "--reshard-after-forward", "maybe"), "'maybe', expected yes or no"),
-                    (("--trace", folder / "none"), "none: FileNotFoundError.*expected what --trace"),
-                    (("--trace", folder / "broken"), "broken: JSONDecodeError"),
+                    (("--stage", "02", "--devices", "0"), "expected a number from 1 to 64, or a list"),
+                    (("--stage", "02", "--devices", "2x"), "expected a number from 1 to 64, or a list"),
+                    (("--trace", folder / "none"), "none: No such file or directory; expected what --trace"),
+                    (("--trace", folder / "broken"), "broken is no JSON; expected what --trace of a stage"),
+                    (("--trace", folder / "deep"), "deep is no JSON; expected what --trace of a stage"),
+                    (("--trace", folder / "other"), "other is JSON, but no trace; expected what --trace"),
+                    (("--trace", folder / "list"), "list is JSON, but no trace; expected what --trace"),
                     (("--trace", short), "holds no whole step; train a few"),
                     (("--trace", empty), "found 0 files in the folder, expected one trace"),
-                    (("--trace", folder), "found 2 files in the folder"),
+                    (("--trace", folder), "found 5 files in the folder"),
                     (("-o", folder / "none/a.html"), "No such file or directory")):
                 done = show("-o", target, *words)
                 with self.subTest(words):
                     self.assertNotEqual(0, done.returncode)
                     self.assertEqual(1, done.stderr.count("\n"), done.stderr)
                     self.assertRegex(done.stderr, text)
+                    self.assertNotRegex(done.stderr, r"Error\(|Traceback")
                     self.assertFalse(target.exists())
 
 
@@ -325,6 +427,70 @@ class TestInABrowser(unittest.TestCase):
         heights = window.run("return [...document.querySelectorAll('#run .memory.bar rect')]"
                              ".map((rect) => rect.getBoundingClientRect().height)")
         self.assertEqual([45, 60, 22], [int(height) for height in heights])
+    def test_columns_in_which_nothing_would_stand_are_not_there(self):
+        heads = ("return [...document.querySelectorAll('thead th')].filter((cell) => cell.offsetParent)"
+                 ".map((cell) => cell.textContent)")
+        for words, expected in ((("--stage", "02"), ["lane", "now", "by the formula"]),
+                                (("--stage", "03"), ["lane", "now", "most so far", "by the formula"]),
+                                (("--stage", "04", "--model", "seed"), ["lane", "now", "most so far"])):
+            self.assertEqual(expected, self.page(*words).run(heads))
+
+    def test_what_is_to_come_is_pale_and_marks_on_it_are_not(self):
+        window = self.page(*schedule_words("1f1b"))
+        last = len(plan_of("03", *schedule_words("1f1b")).bars()) - 1
+        look = ("const bar = document.getElementById(arguments[0]); const of = (part) => getComputedStyle(part); "
+                "return [of(bar).opacity, of(bar.querySelector('rect')).fillOpacity, "
+                "of(bar.querySelector('rect')).strokeWidth, of(bar.querySelector('text')).fill === of(document.body).color]")
+        self.assertEqual(["1", "1"], window.run(look, "plan-0")[:2])
+        self.assertEqual(["1", "0.22", "0.5px", True], window.run(look, f"plan-{last}"))
+        window.point(f"#plan-{last}")
+        self.assertEqual(["1", "0.22", "3px", True], window.run(look, f"plan-{last}"))
+
+    def test_many_lanes_leave_room_for_the_drawing(self):
+        top = "return document.getElementById('plan').getBoundingClientRect().top"
+        few, many = self.page(*schedule_words("1f1b")), self.page("--stages", 24, "--micro-batches", 24)
+        for _ in range(23):
+            many.press("Right")
+        self.assertLess(many.run(top), few.run(top) + 60)
+        self.assertIn("24 of 24 lanes work; stage 0: ", many.text("#now"))
+        eight = self.page("--stages", 8, width=1366, height=768)
+        bottom, seen = eight.run("return [document.querySelector('#plan .unit').getBoundingClientRect().bottom, innerHeight]")
+        self.assertLess(bottom, seen)
+
+    def test_a_stretched_drawing_follows_the_moment_and_its_lanes_keep_their_names(self):
+        window = self.page(*schedule_words("1f1b"))
+        window.press("+", "+", "+")
+        for key in ("End", "Home"):
+            window.press(key)
+            window.run("window.dispatchEvent(new Event('resize'))")
+            line, name, end = window.run("const at = (found) => document.querySelector(found).getBoundingClientRect(); "
+                                         "return [at('.moment').left, at('#plan .lane').left, at('#scroll').right]")
+            self.assertTrue(0 <= line <= end + 1 and 0 <= name < 100, (key, line, name, end))
+
+    def test_a_projector_gets_larger_letters(self):
+        height = "return document.querySelector('#plan .lane').getBoundingClientRect().height"
+        laptop, projector = (self.page(*schedule_words("1f1b"), width=width, height=1080).run(height)
+                             for width in (1366, 1920))
+        self.assertAlmostEqual(1.4, projector / laptop, delta=0.1)
+
+    def test_after_a_click_on_a_drawing_the_arrows_go_on_stepping(self):
+        window = self.page(*schedule_words("1f1b"))
+        window.click("#plan-3")
+        window.press("Right")
+        self.assertIn("(moment 2 of ", window.text("#now"))
+
+    def test_what_runs_in_the_plan_is_outlined_in_the_run(self):
+        trace = write_trace(Path(self.folder.name) / "pipeline", {
+            "compute": [(0.9, 1, "sgd_update", "", 0), (1, 2, "conv2d", "forward 0/conv1", 1),
+                        (2, 3, "conv2d_backward_weight", "backward 0/conv1", 1), (3, 4, "sgd_update", "", 1)]})
+        window = self.page("--schedule", "naive", "--stages", 1, "--trace", trace)
+        outlined = ("return [...document.querySelectorAll('#run .same')].map((bar) => "
+                    "bar.querySelector('text').textContent)")
+        self.assertEqual(["F0"], window.run(outlined))
+        window.press("Right")
+        self.assertEqual(["B0"], window.run(outlined))
+        self.assertEqual(1, window.run("return document.querySelectorAll('.moment').length"))
+        self.assertIn("the plan counts in forwards, the run in ms", window.text("#about-run"))
 
     def test_buttons_and_keys_lead_to_the_same_moments(self):
         window = self.page(*schedule_words("1f1b"))

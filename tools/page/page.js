@@ -1,9 +1,9 @@
 "use strict";
 // Steps through a plan. The bars were drawn by step_drawing.py: bar number i of the plan is the
-// element "plan-i". A moment is a time at which something begins or ends.
+// element "plan-i", of the run "run-i". A moment is a time at which something begins or ends.
 
 const facts = JSON.parse(document.getElementById("facts").textContent);
-const bars = facts.bars;  // of the plan: {row, begin, end, text, after, takes, gives}
+const bars = facts.bars;  // of the plan: {row, begin, end, name, text, after, takes, gives, same}
 const moments = [...new Set(bars.flatMap((bar) => [bar.begin, bar.end]))].sort((a, b) => a - b);
 const find = (id) => document.getElementById(id);
 const elementOf = (number) => find(`plan-${number}`);
@@ -37,11 +37,16 @@ function idleAt(t) {
 
 let place = 0;
 
+const MOST_TOLD = 4;  // lanes that are told one by one
+
 function sentence(t) {
   const running = bars.filter((bar) => bar.begin <= t && t < bar.end);
-  const what = running.map((bar) => `${facts.rows[bar.row].name}: ${bar.text}`).join("; ");
+  const what = running.length <= MOST_TOLD
+    ? running.map((bar) => `${facts.rows[bar.row].name}: ${bar.text}`)
+    : [`${running.length} of ${facts.rows.length} lanes work`, ...running.slice(0, MOST_TOLD)
+      .map((bar) => `${facts.rows[bar.row].name}: ${bar.name}`), "and so on"];
   return `At ${short(t)} of ${short(facts.end)} ${facts.unit} (moment ${place + 1} of ` +
-    `${moments.length}): ${what || "all is done"}.`;
+    `${moments.length}): ${what.join("; ") || "all is done"}.`;
 }
 
 function showTable(t) {
@@ -57,13 +62,14 @@ function showTable(t) {
 
 function showMoment() {
   const t = moments[place];
+  for (const bar of document.querySelectorAll(".same")) bar.classList.remove("same");
   bars.forEach((bar, number) => {
+    const running = bar.begin <= t && t < bar.end;
     elementOf(number).classList.toggle("future", bar.begin > t);
-    elementOf(number).classList.toggle("running", bar.begin <= t && t < bar.end);
+    elementOf(number).classList.toggle("running", running);
+    for (const other of running ? bar.same : []) find(`run-${other}`).classList.add("same");
   });
-  for (const line of document.querySelectorAll(".moment")) {
-    for (const end of ["x1", "x2"]) line.setAttribute(end, `${(100 * t) / facts.end}%`);
-  }
+  for (const end of ["x1", "x2"]) moment.setAttribute(end, `${(100 * t) / facts.end}%`);
   find("now").textContent = sentence(t);
   showTable(t);
 }
@@ -71,6 +77,17 @@ function showMoment() {
 function go(to) {
   place = Math.max(0, Math.min(moments.length - 1, to));
   showMoment();
+  bringIntoSight(moments[place]);
+}
+
+// Brings a moment of the plan into sight, if it is not.
+function bringIntoSight(t) {
+  const seen = find("scroll");
+  const at = find("stretched").offsetWidth * t / facts.end;
+  const margin = seen.clientWidth / 10;
+  if (at < seen.scrollLeft + margin || at > seen.scrollLeft + seen.clientWidth - margin) {
+    seen.scrollLeft = at - seen.clientWidth / 2;
+  }
 }
 
 function line(svg, className) {
@@ -97,7 +114,7 @@ function forget() {
 function tell(element) {
   forget();
   element.classList.add("chosen");
-  const number = element.id ? Number(element.id.replace("plan-", "")) : NaN;
+  const number = element.id.startsWith("plan-") ? Number(element.id.replace("plan-", "")) : NaN;
   const before = Number.isNaN(number) ? [] : bars[number].after;
   for (const other of before) {
     elementOf(other).classList.add("before");
@@ -151,18 +168,35 @@ function moveInDrawing(drawing, event) {
 
 let zoom = 1;
 
-// Hides the names for which there is no room.
+// Hides the names for which there is no room. All lengths are in the drawing's own pixels.
 function fitNames() {
   for (const text of document.querySelectorAll(".bar text")) {
-    const rect = text.parentNode.querySelector("rect").getBoundingClientRect();
-    text.classList.toggle("long", rect.width < facts.letter * text.textContent.length);
+    text.classList.remove("long");
+    const width = text.parentNode.querySelector("rect").width.baseVal.value;
+    text.classList.toggle("long", width < text.getComputedTextLength() + 2);
   }
+}
+
+// Names of lanes stay in sight at the left, the unit in the middle.
+function keepInSight() {
+  const seen = find("scroll");
+  const style = find("stretched").style;
+  const hidden = find("stretched").offsetWidth - seen.clientWidth;
+  style.setProperty("--left", `${seen.scrollLeft}px`);
+  style.setProperty("--centre", `${seen.scrollLeft - hidden / 2}px`);
+  style.setProperty("--visible", `${seen.clientWidth}px`);
+}
+
+function fit() {
+  keepInSight();
+  fitNames();
 }
 
 function stretch(factor) {
   zoom = Math.max(1, Math.min(64, zoom * factor));
   find("stretched").style.width = `${100 * zoom}%`;
-  fitNames();
+  fit();
+  bringIntoSight(moments[place]);
 }
 
 function changeTheme() {
@@ -196,14 +230,22 @@ for (const bar of document.querySelectorAll(".row .bar")) {
   bar.addEventListener("pointerenter", () => tell(bar));
   bar.querySelector("title").remove();  // the page has a better place for it
 }
-for (const svg of document.querySelectorAll("svg.step")) {
-  const moment = line(svg, "moment");
-  moment.setAttribute("y1", 24);
-  moment.setAttribute("y2", svg.getAttribute("height") - 30);
+// A click leaves the focus where it is: the arrows go on stepping.
+for (const drawing of [find("plan"), find("run")]) {
+  drawing.addEventListener("mousedown", (event) => event.preventDefault());
 }
+const drawn = find("plan").querySelector("svg");
+const moment = line(drawn, "moment");
+moment.setAttribute("y1", 0);
+moment.setAttribute("y2", drawn.getAttribute("height") - 30);
 find("counted").textContent = facts.counted;
 find("formula").textContent = facts.formula
   ? `at the end, by the formula: ${facts.formula.text} = ${(100 * facts.formula.value).toFixed(1)} %` : "";
-window.addEventListener("resize", fitNames);
+// Columns in which nothing would stand.
+const table = document.querySelector(".counts table");
+table.dataset.most = bars.some((bar) => bar.gives > 0) ? "yes" : "no";
+table.dataset.formula = facts.rows.some((row) => row.predicted_most !== null) ? "yes" : "no";
+find("scroll").addEventListener("scroll", keepInSight);
+window.addEventListener("resize", fit);
 stretch(1);
 go(0);

@@ -204,6 +204,11 @@ TEST_CASE("The times of steps are those of their parts", "[ddp][row80]") {
   const StepTimes handed{.compute = 1, .communication = 0.4, .exposed = 0.7};
   CHECK(handed.hidden() == 0);
   CHECK(handed.hand_over() == Approx(0.3));
+  CHECK(hidden.text(true) ==
+        "compute 1000.00, communication 400.00 (75 % hidden), exposed 100.00, hand-over 0.00");
+  CHECK_THAT(hidden.text(false), !Catch::Matchers::ContainsSubstring("%"));
+  CHECK(handed.text(true) ==  // two buckets on cores that are busy: no "0 % hidden"
+        "compute 1000.00, communication 400.00, exposed 400.00, hand-over 300.00");
 }
 
 TEST_CASE("Only several buckets with overlap can be hidden behind backward", "[ddp]") {

@@ -106,7 +106,7 @@ TEST_CASE("A disagreement of ranks names both, what each called, and the group",
     const auto x = numbered<float>(ranks, 4, 1);
     const auto d = numbered<double>(ranks, 4, 1);
     CHECK(counts_its_ranks(ranks));  // group 1
-    const Disagreement wrong = disagreements(x[0], d[0])[i];
+    const Disagreement wrong = disagreements(x[0], d[1])[i];
     const std::string text = error_of_group<PeerLost>(ranks, {wrong.zero, wrong.one});
     INFO(wrong.name << ": " << text);
     CHECK_THAT(text, ContainsSubstring("group 2"));
@@ -162,7 +162,8 @@ struct Mistake {
   std::vector<std::string> said;
 };
 
-std::vector<Mistake> mistakes(const Floats& x, const Wholes& w, Stream elsewhere) {
+std::vector<Mistake> mistakes(const Floats& x, const Wholes& w, const Floats& other) {
+  const Stream elsewhere = other.home();
   const Elements three(x.data(), 3, ElementType::f32), seven(x.data(), 7, ElementType::f32);
   const Elements six(w.data(), 6, ElementType::i64), whole(w.data(), 3, ElementType::i64);
   const auto average = Reduction::average;
@@ -204,6 +205,12 @@ std::vector<Mistake> mistakes(const Floats& x, const Wholes& w, Stream elsewhere
       {"a stream of another device",
        [=](Communicator& r, Stream) { r.all_reduce(elsewhere, three); },
        {"cpu:0", "cpu:1", "stream"}},
+      {"a tensor of another device",
+       [=](Communicator& r, Stream s) { r.all_reduce(s, other); },
+       {"all_reduce of 8 f32, sum on a stream of cpu:1, its tensor is on cpu:0; copy it there"}},
+      {"a part of a tensor of another device",
+       [=](Communicator& r, Stream s) { r.all_gather(s, three, Elements(other).part(0, 6)); },
+       {"all_gather of 3 f32 on a stream of cpu:1, its tensor is on cpu:0"}},
   };
 }
 
@@ -214,7 +221,7 @@ TEST_CASE("A call that cannot be right is refused by its rank, and the world sta
   Ranks ranks(device_ids(2));
   const auto x = numbered<float>(ranks, 8, 1);
   const auto w = numbered<int64_t>(ranks, 8, 1);
-  for (const Mistake& mistake : mistakes(x[1], w[1], ranks.streams[0])) {
+  for (const Mistake& mistake : mistakes(x[1], w[1], x[0])) {
     const Calls right = [&](Communicator& rank, Stream s) { rank.all_reduce(s, x[rank.rank()]); };
     const std::string text = error_of_group<BadInput>(ranks, {right, mistake.call});
     INFO(mistake.name << ": " << text);
