@@ -171,7 +171,7 @@ def legend(kinds):
     yield f'<svg x="100%" y="{MARGIN - 2}" overflow="visible">'
     x = 0
     for kind in reversed(kinds):
-        x -= LETTER * len(kind) + 22
+        x -= LETTER * len(kind) + 28
         yield (f'<g class="{CLASSES[kind]}"><rect x="{x:.0f}" width="11" height="11"/>'
                f'<text x="{x + 15:.0f}" y="10">{escape(kind)}</text></g>')
     yield "</svg>"

@@ -281,7 +281,8 @@ class TestDrawing(unittest.TestCase):
 
     def test_the_lessons_pictures_have_these_colours(self):
         style = Drawing(self.STEP).svg().partition("<style>")[2].partition("</style>")[0]
-        for name in ("1f1b", "buckets", "gpipe", "ring", "step-01", "step-02", "syncbn", "timelines"):
+        for name in ("1f1b", "buckets", "gpipe", "ring", "sharded-memory", "sharded-step", "step-01",
+                     "step-02", "syncbn", "timelines"):
             text = (ROOT / f"docs/figures/{name}.svg").read_text()
             self.assertEqual(style, text.partition("<style>")[2].partition("</style>")[0], name)
             self.assertNotIn("var(", text)
