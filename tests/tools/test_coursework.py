@@ -101,6 +101,11 @@ class TestMarkers(unittest.TestCase):
         self.assertEqual(tasks.outside_text(SOURCE, "a"),
                          tasks.outside_text(tasks.open_text(SOURCE, "a"), "a"))
 
+    def test_markers_that_an_editor_has_moved_are_no_change(self):
+        moved = SOURCE.replace("  // [end 02.1]", "      // [end 02.1]")
+        self.assertNotEqual(moved, SOURCE)
+        self.assertEqual(tasks.outside_text(moved, "a"), tasks.outside_text(SOURCE, "a"))
+
     def test_markers_that_do_not_fit_are_refused(self):
         self.assertIn("a.cpp:2: [task 02.2] stands inside task 02.1",
                       self.refused("// [task 02.1] a\n// [task 02.2] b\n"))
