@@ -306,6 +306,7 @@ class TestExercise(Folder):
         self.assertEqual([], prebuilt.replaced(self.target, mine=True))
         self.assertIn("-Dprebuilt=02.1,02.2", prebuilt.meson_options(self.target, ["02.1", "02.2"]))
         self.assertIn("open: 02.1, 02.2; prebuilt solutions run", prebuilt.told(self.target, ["02.1", "02.2"])[0])
+        self.assertRegex(prebuilt.told(self.target, [])[0], r"^open: 02\.1, 02\.2; with --mine a program ends at")
         self.assertIn("-Dcoursework=programs", prebuilt.meson_options(self.target, []))  # --mine: linked anew
         file = self.target / "02-x/a.cpp"
         file.write_text(tasks.replace_section(file.read_text(), "02-x/a.cpp", "02.1", ["return 2;"]))
