@@ -238,6 +238,9 @@ TEST_CASE("Every rank has the output of the whole layer", "[task03.4]") {
     HINT("1 * 4 + 20 * 3: a rank multiplies its weights with its own inputs");
     CHECK(TwoHalves({1, 20}, 0).forward({4, 3}) == Values{64, 64});
   }
+}
+
+TEST_CASE("Every rank has the bias, once", "[task03.4]") {
   const Values biased = TwoHalves({1, 20}, 300).forward();
   {
     HINT("the bias is missing in some rank's output: every rank adds it to the sum that it has");

@@ -110,12 +110,9 @@ class Alone final : public Communicator {
   std::optional<Stream> stream_;
 };
 
-TEST_CASE("What one rank of three does", "[task04.1]") {
-  const testing::TestDevice device;
-  Alone rank;
-  const Tensor x = device.put({3}, {1, 2, 3});
-  AllReduce reduce(rank, AllReduceKind::ring, device.stream);
-  {
+/// What rank 0 of three did with 1, 2 and 3.
+struct RankAlone {
+  RankAlone() {
     HINT(
         "does the host wait for the device? It enqueues all rounds, each of them one group: a send "
         "to the right, and a receive from the left");
@@ -123,45 +120,56 @@ TEST_CASE("What one rank of three does", "[task04.1]") {
     rank.gate.open();
     device.stream.synchronize();
   }
+  bool in_place(const Alone::Message& message) const {
+    return message.data >= x.data() && message.data < x.data() + 3;
+  }
+  testing::TestDevice device;
+  Alone rank;
+  const Tensor x = device.put({3}, {1, 2, 3});
+  AllReduce reduce{rank, AllReduceKind::ring, device.stream};
+  const std::vector<Alone::Message>&sent = rank.sent, &received = rank.received;
+};
+
+TEST_CASE("What one rank of three sends and receives", "[task04.1]") {
+  const RankAlone one;
   {
     HINT("W-1 rounds that add up, then W-1 that hand on: does a rank make more, or fewer?");
-    REQUIRE(rank.sent.size() == 4);
-    REQUIRE(rank.received.size() == 4);
+    REQUIRE(one.sent.size() == 4);
+    REQUIRE(one.received.size() == 4);
   }
-  const auto in_place = [&](const Alone::Message& message) {
-    return message.data >= x.data() && message.data < x.data() + 3;
-  };
   {
     HINT("a part that comes in the reduce-scatter is to be added to: it may not cover one's own");
-    CHECK_FALSE((in_place(rank.received[0]) || in_place(rank.received[1])));
+    CHECK_FALSE((one.in_place(one.received[0]) || one.in_place(one.received[1])));
   }
   {
     HINT("a part that comes in the all-gather is complete: does it stay in memory beside x?");
-    CHECK((in_place(rank.received[2]) && in_place(rank.received[3])));
+    CHECK((one.in_place(one.received[2]) && one.in_place(one.received[3])));
   }
-  {
-    HINT(
-        "the all-gather begins with the part that is complete on this rank, which is the one that "
-        "it has not sent yet");
-    CHECK(rank.sent[2].data != rank.sent[0].data);
-    CHECK(rank.sent[2].data != rank.sent[1].data);
-  }
+  HINT(
+      "the all-gather begins with the part that is complete on this rank, which is the one that it "
+      "has not sent yet");
+  CHECK(one.sent[2].data != one.sent[0].data);
+  CHECK(one.sent[2].data != one.sent[1].data);
+}
+
+TEST_CASE("What one rank of three adds up", "[task04.1]") {
+  const RankAlone one;
   for (const size_t round : {1u, 2u}) {
     HINT(
         "10 has come to be added to a part, which is sent on in the next round, and lacks it. Had "
         "the 10 come when it was added (a group's calls are enqueued when the group is closed)? To "
         "which part, and to which of add()'s two tensors, was it added?");
-    CHECK(rank.sent[round].first >= 10);
+    CHECK(one.sent[round].first >= 10);
   }
   {
     HINT("the sum, not the mean");
-    CHECK(std::ranges::count(x.to_host(), 10) == 2);
-    CHECK(rank.sent[2].first == std::round(rank.sent[2].first));
+    CHECK(std::ranges::count(one.x.to_host(), 10) == 2);
+    CHECK(one.sent[2].first == std::round(one.sent[2].first));
   }
   int64_t bytes = 0;
-  for (const Alone::Message& message : rank.sent) bytes += message.bytes;
+  for (const Alone::Message& message : one.sent) bytes += message.bytes;
   HINT("not all that was sent is in bytes_sent(): which send() counts?");
-  CHECK(reduce.bytes_sent() == bytes);
+  CHECK(one.reduce.bytes_sent() == bytes);
 }
 
 TEST_CASE("Two ranks have the sum of both", "[task04.1]") {
