@@ -326,6 +326,13 @@ std::vector<Samples> dealt(int64_t n, int world_size, bool drop_last = false,
 }
 
 TEST_CASE("Samples are dealt like cards, one to each rank in turn", "[task04.4]") {
+  {
+    HINT("some sample comes twice: a position is one of the whole order, not of a rank's own part");
+    Samples all;
+    for (const Samples& mine : dealt(6, 2)) all.insert(all.end(), mine.begin(), mine.end());
+    std::ranges::sort(all);
+    CHECK(all == Samples{0, 1, 2, 3, 4, 5});
+  }
   HINT(
       "a rank's samples do not lie side by side: blocks would make other batches than one process");
   CHECK(dealt(6, 2) == std::vector<Samples>{{0, 2, 4}, {1, 3, 5}});
