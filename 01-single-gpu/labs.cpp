@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "common/app/core_watch.h"
 #include "common/app/lab.h"
 #include "common/app/small_training.h"
 #include "common/core/stream_backend.h"
@@ -65,6 +66,8 @@ void loss_at_every_step(bool fixed) {
   std::vector<Real> losses(kSteps);
   double idle = 0;
   std::optional<TimedEvent> ended;
+  CoreWatch cores({training.device.get()});
+  cores.start();
   const auto begin = Clock::now();
   for (Real& loss : losses) {
     prepare_batch();
@@ -81,6 +84,10 @@ void loss_at_every_step(bool fixed) {
   say(fmt::format(
       "loss of the last step {:.6f}; {:.1f} ms per step, of which the device waits {:.1f} ms",
       losses.back(), total / kSteps, 1e3 * idle / kSteps));
+  cores.stop();
+  const std::string busy =
+      text_of_missing_cores({training.device->name()}, cores.shares_without_core());
+  if (!busy.empty()) say(busy);
 }
 
 }  // namespace

@@ -68,18 +68,18 @@ class DataParallel final : public Module {
   };
 
   // The phases. Inputs, outputs and output_gradients are lists with one tensor per replica in use,
-  // each on its replica's device; what belongs to device 0 is not copied.
+  // each on its replica's device.
 
   /// Divides the rows of x [N,...] as torch.chunk does: ceil(N/D) rows each, until none is left. So
-  /// not all devices may be in use.
+  /// not all devices may be in use. Device 0's part is not copied: it is a piece of x.
   std::vector<Tensor> scatter(const Tensor& x);
   /// Copies the weights, the running statistics and the facts of the pass to all replicas in use.
   void replicate();
   /// Enqueues every replica's forward: none waits for another.
   std::vector<Tensor> parallel_apply(const std::vector<Tensor>& inputs);
-  /// Puts the rows of all outputs one after another, in the order of the replicas: [N,...] on
-  /// device 0, from its context's memory. The outputs differ only in their number of rows. They
-  /// arrive by copy(), as soon as their replica has computed them.
+  /// Puts the rows of all outputs, device 0's too, one after another in the order of the replicas:
+  /// [N,...] on device 0, from its context's memory. The outputs have the same shape, but the last
+  /// one may have fewer rows. They arrive by copy(), as soon as their replica has computed them.
   Tensor gather(const std::vector<Tensor>& outputs);
   void parallel_backward(const std::vector<Tensor>& output_gradients);
   /// Adds the gradients of the replicas in use to device 0's, whatever these held before: each

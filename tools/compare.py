@@ -218,6 +218,8 @@ def report(runs):
         [run["metrics"] or {"stage": label(run["stage"])} for run in runs])) + "\n")
     if any("speedup" in (run["metrics"] or {}) for run in runs):
         print(f"speed-up: over {STAGE} on the same network and order, its weights proved equal")
+    if busy := summary_table.busy_machine([run["metrics"] or {} for run in runs]):
+        print(busy)
     for run in runs:
         if run["status"] != 0:
             print(f"{run['stage']} failed (status {run['status']}): {run['error']}")

@@ -54,9 +54,13 @@ def prepare_outputs(options):
         require_folder("--json", options.json.resolve().parent)
 
 
+MINE = ("--mine, in a student's tree: run the student's own functions only, without the prebuilt "
+        "solutions of what is open")
+
+
 def parse_options(argv, about):
     parser = argparse.ArgumentParser(
-        prog="lockstep compare", description=about, allow_abbrev=False,
+        prog="lockstep run (or compare)", description=about, allow_abbrev=False, epilog=MINE,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--stages", metavar="LIST", help="for instance 01,04; default: all")

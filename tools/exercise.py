@@ -95,7 +95,9 @@ def exercise(root, target, workshop, say, assistant_page=True):
 def main(argv, root=ROOT, programs=ROOT / "build"):
     parser = argparse.ArgumentParser(
         prog="lockstep exercise",
-        description="Write a student's tree with all tasks open, or show one of the stages' labs.")
+        description="Write a student's tree with all tasks open, or show one of the stages' labs.",
+        epilog="--mine, with --lab in a student's tree: run the student's own functions only, without "
+               "the prebuilt solutions of what is open.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="a new folder")
     what.add_argument("--lab", metavar="NAME", nargs="?", const="",

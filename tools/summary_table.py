@@ -6,6 +6,7 @@ A field that a run does not report shows as "-".
 # What a device does when it does not compute, by the phases that stages 02 and 03 report.
 WAITING_PHASES = ("scatter", "replicate", "gather", "reduce", "send", "wait")
 MOST_DEVICES = 4  # whose memory is listed one by one
+NOTICED = 0.1  # of its time without a core, as in common/app/core_watch.cpp
 
 
 def last(value):
@@ -82,6 +83,17 @@ COLUMNS = [
     ("communication", True, lambda m: show("{:.0f} %", percent(communication_share(m)))),
     ("memory per device", True, peak_memory),
 ]
+
+
+def busy_machine(all_metrics):
+    """A line that says which runs lacked cores, so that their times, and what is computed from them, are
+    not those of a quiet machine; "" if none did."""
+    shares = {m.get("stage", "-"): max(m.get("share_without_core") or [0]) for m in all_metrics}
+    busy = [f"{stage} {100 * share:.0f} %" for stage, share in shares.items() if share >= NOTICED]
+    if not busy:
+        return ""
+    return ("devices were ready to compute and had no core, of their time: " + ", ".join(busy)
+            + "; times, speed-up and efficiency are not those of a quiet machine")
 
 
 def table(all_metrics):

@@ -98,7 +98,7 @@ class TemporaryFile {
 };
 
 /// Makes the names in the file's directory durable; false (and errno) if that fails.
-bool sync_directory(const fs::path& file) {
+bool sync_directory_of(const fs::path& file) {
   const Descriptor directory(
       ::open(directory_of(file).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   return directory.is_open() && ::fsync(directory.get()) == 0;
@@ -156,7 +156,7 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
     temporary.remove();  // not left to a destructor: an error may end the program without unwinding
     throw;
   }
-  if (!sync_directory(path)) {
+  if (!sync_directory_of(path)) {
     fail_save(path, "making its new name durable (fsync of its directory)", errno);
   }
   // [end 05.3]
@@ -177,7 +177,7 @@ void make_directory(const fs::path& directory) {
   fs::create_directories(directory, error);
   if (error) refuse("make", error.value());
   for (const fs::path& each : made) {
-    if (!sync_directory(each)) refuse("make durable", errno);
+    if (!sync_directory_of(each)) refuse("make durable", errno);
   }
   if (::access(directory.c_str(), W_OK | X_OK) != 0) refuse("write to", errno);
 }
@@ -185,7 +185,7 @@ void make_directory(const fs::path& directory) {
 void remove_file(const fs::path& path) {
   if (::unlink(path.c_str()) != 0) {
     if (errno == ENOENT) return;
-  } else if (sync_directory(path)) {
+  } else if (sync_directory_of(path)) {
     return;
   }
   const int code = errno;

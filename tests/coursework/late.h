@@ -8,9 +8,9 @@
 
 namespace lockstep::testing {
 
-/// CPU devices with a stream each, any of which can be held up.
+/// CPU devices with a stream each, any of which can be held up. What they did can be looked up.
 struct LateMachine {
-  explicit LateMachine(int devices) : machine(cpus(devices)) {}
+  explicit LateMachine(int devices) : machine(cpus(devices), {.trace = true}) {}
   ~LateMachine() { let_go(); }  // a test that failed must not wait
 
   Stream stream(size_t device) const { return machine.streams[device]; }

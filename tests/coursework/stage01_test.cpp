@@ -1,5 +1,6 @@
 // Grades stage 01.
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <future>
@@ -47,24 +48,44 @@ TEST_CASE("A velocity keeps a share of itself and takes all of the gradient", "[
   const SgdRule rule{.momentum = Real(0.5)};
   one.step(2, rule, Real(0.5));
   {
+    HINT("the velocity in memory is still 0: where does the next step find the new one?");
+    CHECK(one.velocity.to_host() != Values{0});
+  }
+  {
     HINT(
         "is the new gradient scaled before it goes into the velocity? PyTorch does not dampen it, "
         "and the learning rate is for the weight only");
     CHECK(one.velocity.to_host() == Values{2});
   }
-  HINT("with momentum the weight follows the velocity, not the gradient alone");
+  {
+    HINT("the weight stayed where it was: does it move by the velocity from before this step?");
+    CHECK(one.weight.to_host() != Values{4});
+  }
+  HINT("with momentum the weight follows the velocity: it, and nothing beside it");
   CHECK(one.weight.to_host() == Values{3});
   one.step(4, rule, Real(0.25));
-  CHECK(one.velocity.to_host() == Values{5});
+  {
+    HINT("0.5 * 2 + 4: a share of the velocity before, and all of this step's gradient");
+    CHECK(one.velocity.to_host() == Values{5});
+  }
   CHECK(one.weight.to_host() == Values{Real(1.75)});
 }
 
 TEST_CASE("Weight decay is part of the gradient", "[task01.1]") {
+  OneWeight plain;
+  plain.step(1, {.weight_decay = Real(0.25)}, 1);
+  const Real weight = plain.weight.to_host()[0];
   {
-    OneWeight plain;
-    plain.step(1, {.weight_decay = Real(0.25)}, 1);
-    HINT("weights decay without momentum, too");
-    CHECK(plain.weight.to_host() == Values{2});
+    HINT("the weight moved by its gradient alone: weights decay without momentum, too");
+    CHECK(weight != 3);
+  }
+  {
+    HINT("decay pulls a weight towards 0: with which sign does it join the gradient?");
+    CHECK(weight < 3);
+  }
+  {
+    HINT("decay is 0.25 of the weight before the step: is it taken when the step is made already?");
+    CHECK(weight == 2);
   }
   OneWeight one;
   one.step(1, {.momentum = Real(0.5), .weight_decay = Real(0.25)}, 1);
@@ -100,15 +121,21 @@ Values pooled_backward(const Window2d& window, const Values& dy,
 
 TEST_CASE("The gradient of a window goes to its maximum", "[task01.2]") {
   const Window2d one = make_window("pool", {1, 2, 2, 1}, 1, 1, 2, 1, 0);
+  HINT("which windows contain a pixel? There is a first one and a last one");
+  const Values last = pooled_backward(one, {7}, {3});
   {
     HINT(
         "every element of dx is written, and nothing is added to what was there: memory that comes "
         "in holds anything");
-    CHECK(pooled_backward(one, {7}, {3})[0] == 0);
+    CHECK(std::ranges::count(last, -1) == 0);
   }
   {
-    HINT("the window found its maximum at position 3, the last one: that pixel has its gradient");
-    CHECK(pooled_backward(one, {7}, {3}) == Values{0, 0, 0, 7});
+    HINT("the window found its maximum at position 3, the last one: that pixel alone gets it");
+    CHECK(last == Values{0, 0, 0, 7});
+  }
+  {
+    HINT("position 1 is right of position 0, and position 2 below it: row by row");
+    CHECK(pooled_backward(one, {7}, {1}) == Values{0, 7, 0, 0});
   }
   HINT(
       "a position counts within its window, row by row from the window's own corner: it is no "
@@ -132,6 +159,34 @@ TEST_CASE("Overlapping windows: a pixel gets the gradient of every window that c
         Values{1, 0, 10, 0, 0, 0, 100, 0, 1000});
 }
 
+TEST_CASE("Windows of 3x3", "[task01.2]") {
+  {
+    HINT("this window has 3 rows of 3 pixels: is a size of 2 written somewhere?");
+    const Window2d one = make_window("pool", {1, 3, 3, 1}, 1, 1, 3, 1, 0);
+    CHECK(pooled_backward(one, {7}, {5}) == Values{0, 0, 0, 0, 0, 7, 0, 0, 0});
+    CHECK(pooled_backward(one, {7}, {8}) == Values{0, 0, 0, 0, 0, 0, 0, 0, 7});
+  }
+  {
+    HINT(
+        "the middle of 5x5 pixels lies in nine windows, three rows of three, and all chose it: how "
+        "many does a pixel lie in? The size and the stride say");
+    const Window2d nine = make_window("pool", {1, 5, 5, 1}, 1, 1, 3, 1, 0);
+    CHECK(pooled_backward(nine, {1, 2, 4, 8, 16, 32, 64, 128, 256},
+                          {8, 7, 6, 5, 4, 3, 2, 1, 0})[12] == 511);
+  }
+  // At every second pixel of 5 rows of 7: 2 rows of 3 windows. Row 2 is in both.
+  HINT(
+      "a window begins at multiples of the stride only, here at every second pixel, and an image "
+      "may be wider than high");
+  const Window2d wide = make_window("pool", {1, 5, 7, 1}, 1, 1, 3, 2, 0);
+  CHECK(pooled_backward(wide, {1, 2, 4, 8, 16, 32}, {8, 7, 5, 2, 1, 4}) ==
+        Values{0, 0, 0,     0,      0, 0,  0,  //
+               0, 0, 0,     0,      0, 0,  4,  //
+               0, 0, 1 + 8, 2 + 16, 0, 0,  0,  //
+               0, 0, 0,     0,      0, 32, 0,  //
+               0, 0, 0,     0,      0, 0,  0});
+}
+
 TEST_CASE("Every image and every channel is pooled by itself", "[task01.2]") {
   HINT(
       "every image and every channel is pooled by itself, and an image may be wider than high: "
@@ -149,6 +204,12 @@ TEST_CASE("Pixels that no window covers have no gradient", "[task01.2]") {
   const Values dx = pooled_backward(window, {1, 2, 3, 4}, {0, 0, 0, 0});
   {
     HINT("every element of dx is written: memory that comes in holds anything");
+    CHECK(dx[2] != -1);
+  }
+  {
+    HINT(
+        "the pixel lies between two windows, and one of them gave it a gradient: a window begins "
+        "at multiples of the stride only, and ends with its size");
     CHECK(dx[2] == 0);
   }
   HINT("which windows contain a pixel? The stride and the size say, and there is a last one");
@@ -163,20 +224,29 @@ TEST_CASE("Windows whose maximum the ReLU cut off give nothing", "[task01.2]") {
 
 // --- Prefetching ---------------------------------------------------------------------------------
 
-/// Images of one byte; counts the reads that have begun.
+/// Images of one byte; counts the reads that have begun. The first of them may wait for each other.
 class CountingSource : public ImageSource {
  public:
   int64_t count() const override { return 40; }
   int64_t image_bytes() const override { return 1; }
   void read(int64_t index, uint8_t* image, int32_t* label) const override {
     ++reads;
+    const auto begin = testing::Clock::now();
+    while (reads < together && testing::seconds_since(begin) < 3) std::this_thread::yield();
     if (index == held_up) gate.pass();
     *image = static_cast<uint8_t>(index);
     *label = 0;
   }
   mutable std::atomic<int64_t> reads = 0;
+  int64_t together = 0;  // no read ends before so many have begun
   int64_t held_up = -1;  // this image comes when the gate is opened
   testing::Gate gate;
+};
+
+/// A loader waits for its workers, also when a test failed.
+struct OpenAtEnd {
+  testing::Gate& gate;
+  ~OpenAtEnd() { gate.open(); }
 };
 
 /// Workers for batches of one image, and 2 of them ahead of the consumer each.
@@ -207,7 +277,10 @@ bool ends_soon(std::function<void()> work) {
 TEST_CASE("A loader ends though its workers wait for their turn", "[task01.3]") {
   const auto source = std::make_shared<CountingSource>();
   auto loader = std::make_shared<DataLoader>(*source, two_ahead(2));
-  HINT("nobody takes a batch any more: does a worker that waits for its turn learn of the end?");
+  HINT(
+      "nobody takes a batch any more: does a worker that waits for its turn learn of the end? It "
+      "is "
+      "told by turn_[worker]");
   loader->begin_epoch(0);
   reads_after_a_while(*source, 4);
   CHECK(ends_soon([source, end = std::move(loader)]() mutable { end.reset(); }));
@@ -233,14 +306,41 @@ TEST_CASE("A slow worker does not let the others run further ahead", "[task01.3]
   CountingSource source;
   source.held_up = 1;  // of the second worker
   DataLoader loader(source, two_ahead(2));
+  const OpenAtEnd open{source.gate};
   loader.begin_epoch(0);
-  const int64_t reads = reads_after_a_while(source, 3);
-  source.gate.open();
+  {
+    HINT(
+        "batch 2 may be made, and is not: 2 workers may be 2 batches ahead each. Is the bound that "
+        "of all of them together?");
+    CHECK(reads_after_a_while(source, 3) >= 3);
+  }
+  {
+    HINT(
+        "batch 1 was slow, and its neighbour went on to batch 4, for which there is no place yet: "
+        "is it bounded how many batches are on their way, or which ones may be made? And is the "
+        "batch itself counted?");
+    CHECK(source.reads == 3);  // batches 0, 1 and 2
+  }
+  HINT("a worker that sleeps must be woken, and then look again");
+  REQUIRE(loader.next().has_value());  // batch 0
   HINT(
-      "batch 1 was slow, and its neighbour went on to batch 4, for which there is no place yet: is "
-      "it bounded how many batches are on their way, or which ones may be made? And is the batch "
-      "itself counted?");
-  CHECK(reads == 3);  // batches 0, 1 and 2
+      "a batch was taken, so one more may be made: is the bound counted from the next to be "
+      "taken?");
+  CHECK(reads_after_a_while(source, 4) == 4);
+  HINT("1, 2 and 4 are in flight, 3 has not begun: a batch counts once it is its turn, no other");
+  CHECK(loader.counters().most_in_flight == 3);
+}
+
+// All four have counted before one of them goes on: where two of them do that at the same time
+// without the mutex, ThreadSanitizer sees it in every run.
+TEST_CASE("Workers that begin together are all counted", "[task01.3]") {
+  CountingSource source;
+  source.together = 4;
+  DataLoader loader(source, two_ahead(4));
+  loader.begin_epoch(0);
+  reads_after_a_while(source, 8);
+  HINT("4 workers have made 2 batches each, and nobody has taken one: is each of them counted?");
+  CHECK(loader.counters().most_in_flight == 8);
 }
 
 TEST_CASE("Workers run ahead of the consumer as far as the bound, and no further", "[task01.3]") {
@@ -282,8 +382,13 @@ TEST_CASE("A cancelled epoch frees workers that wait for their turn", "[task01.3
   loader.begin_epoch(0);
   reads_after_a_while(source, 4);
   {
-    HINT("after cancelling a worker makes no further batch");
+    HINT(
+        "begin_epoch() waits for the workers, and they for their turn: what tells them that their "
+        "epoch is over, though the loader is not?");
     loader.begin_epoch(1, 39);
+  }
+  {
+    HINT("after cancelling a worker makes no further batch");
     CHECK(loader.next().has_value());
     CHECK(source.reads == 5);
   }

@@ -47,6 +47,10 @@ TEST_CASE("The last chunk has what is left", "[task02.1]") {
   int64_t samples = 0;
   for (const BatchPart& part : parts) samples += part.count;
   CHECK(samples == 10);
+  {
+    HINT("more chunks than devices: 10 / 4 is 2 in whole numbers, before anything is rounded up");
+    CHECK(parts.size() <= 4);
+  }
   HINT("torch.chunk does not even its chunks out: all but the last have the same size");
   CHECK(sizes_of(parts) == Numbers{3, 3, 3, 1});
   CHECK(begins_of(parts) == Numbers{0, 3, 6, 9});
@@ -103,7 +107,9 @@ struct Replicas {
         context(devices.stream(0)),
         parallel(
             std::move(tally), parameters, [this] { return make(); }, devices.machine.streams,
-            *devices.machine.world, ReduceMode::manual) {}
+            *devices.machine.world, ReduceMode::manual) {
+    parameters.parameters()[0]->value.copy_from_host({1});
+  }
 
   std::unique_ptr<Module> make() {
     const auto hold = [this](Stream stream) {
@@ -134,6 +140,11 @@ struct Replicas {
     parallel.backward(put(dy), context);
     late_one_goes_on();
   }
+  /// The copies that a device's stream has made so far.
+  size_t copies_by(size_t device) const {
+    devices.stream(device).synchronize();
+    return devices.machine.spans(device, "copy").size();
+  }
   /// Device 0's gradient of the weight.
   Real gradient() const { return parameters.gradients().to_host()[0]; }
 
@@ -149,13 +160,26 @@ struct Replicas {
 TEST_CASE("The scores of all parts come one after another", "[task02.2]") {
   Replicas two(2);
   HINT("does the host wait for a device, or read its memory? It has to go on and enqueue");
-  const Tensor scores = two.forward({1, 2, 3, 4});
+  const Tensor scores = two.forward({1, 1, 2, 2});
   {
     HINT("the scores belong on device 0, which computes the loss");
     CHECK(scores.home().device().name() == "cpu:0");
   }
-  HINT("scores come in the order of the samples, those of device 0 first");
-  CHECK(scores.to_host() == Values{1, 2, 3, 4});
+  const Values values = scores.to_host();
+  {
+    HINT("scores come in the order of the samples: device 0's are the first rows");
+    CHECK(values[2] != 1);
+  }
+  {
+    HINT("the parts were written to the same rows: where does the next one begin?");
+    CHECK(values[0] != 2);
+  }
+  {
+    HINT("device 0's own scores are missing: its part is copied, too, though it travels nowhere");
+    CHECK(values[0] == 1);
+  }
+  HINT("each part has its rows, and they come in the order of the samples");
+  CHECK(values == Values{1, 1, 2, 2});
 }
 
 TEST_CASE("The last part may be smaller than the others", "[task02.2]") {
@@ -170,13 +194,18 @@ TEST_CASE("The last part may be smaller than the others", "[task02.2]") {
   CHECK(scores.to_host() == Values{1, 2, 3, 4, 5});
 }
 
+// Of three replicas: who waits for one of them only has not waited for the others.
 TEST_CASE("The scores of a late replica are there, too", "[task02.2]") {
-  Replicas two(2);
-  two.late_device = 1;
-  HINT("does the host wait for a device, or read its memory? It has to go on and enqueue");
-  const Tensor scores = two.forward({1, 2, 3, 4});
-  HINT("replica 1 had not computed its scores yet when they were fetched: who waits for it?");
-  CHECK(scores.to_host() == Values{1, 2, 3, 4});
+  for (const size_t late : {2u, 1u}) {
+    Replicas three(3);
+    three.late_device = late;
+    HINT("does the host wait for a device, or read its memory? It has to go on and enqueue");
+    const Tensor scores = three.forward({1, 2, 3});
+    HINT(
+        "a replica had not computed its scores yet when they were fetched: does device 0 wait for "
+        "each of them, before it copies?");
+    CHECK(scores.to_host() == Values{1, 2, 3});
+  }
 }
 
 TEST_CASE("A batch that is too small for all devices", "[task02.2]") {
@@ -186,23 +215,60 @@ TEST_CASE("A batch that is too small for all devices", "[task02.2]") {
   CHECK(three.forward({4, 5}).to_host() == Values{4, 5});
 }
 
-TEST_CASE("Scores that go from device to device are counted", "[task02.2]") {
+TEST_CASE("Device 0's stream fetches the scores", "[task02.2]") {
   Replicas two(2);
+  const size_t before = two.copies_by(1);
   two.pass({1, 2, 3});
+  {
+    HINT("a replica's stream made a copy: whose stream makes them all? copy() knows");
+    CHECK(two.copies_by(1) == before);
+  }
   HINT("scores of another device come by copy(), which counts them; device 0 has its own already");
   CHECK(two.parallel.bytes_moved() == two.parallel.bytes_predicted());
 }
 
+TEST_CASE("The memory for the scores is used again", "[task02.2]") {
+  Replicas two(2);
+  two.forward({1, 2, 3, 4});
+  const Tensor samples = two.put({1, 2, 3, 4});
+  const MemoryCounter& memory = two.devices.stream(0).device().memory();
+  const int64_t before = memory.current();
+  const Tensor scores = two.parallel.forward(samples, two.context);
+  two.late_one_goes_on();
+  HINT("every batch takes new memory for its scores: whose memory is used again? Its context's");
+  CHECK(memory.current() == before);
+}
+
 TEST_CASE("Device 0 has the sum of all gradients", "[task02.3]") {
   Replicas three(3);
-  three.pass({0, 0, 8});
-  {
-    HINT("the last replica's gradient is 8: do all of them come in, and is the sum divided?");
-    CHECK(three.gradient() == 8);
-  }
+  HINT("the host only enqueues, and a stream's operations use memory of its own device");
   three.pass({1, 20, 300});
-  HINT("gradients are added: what device 0 had of its own part, and from before, is in the sum");
-  CHECK(three.gradient() == 8 + 321);
+  const Real sum = three.gradient();
+  {
+    HINT("device 0 has its own gradient only: to which of its two tensors does add() add?");
+    CHECK(sum != 1);
+  }
+  {
+    HINT("1 is the value of every weight: are the weights added up, not their gradients?");
+    CHECK(sum != 3);
+  }
+  {
+    HINT("the last replica's gradient is 300: do all of them come in?");
+    CHECK(sum >= 100);
+  }
+  {
+    HINT("device 0's gradient, 1, is in the sum twice, once as if it were another's");
+    CHECK(sum != 322);
+  }
+  {
+    HINT("1 + 20 + 300: is the sum divided, or a part of it?");
+    CHECK(sum >= 300);
+  }
+  HINT("gradients are added: what device 0 had of its own part is in the sum");
+  CHECK(sum == 321);
+  three.pass({1, 20, 300});
+  HINT("gradients are added: what device 0 had from before is in the sum, too");
+  CHECK(three.gradient() == 321 + 321);
 }
 
 TEST_CASE("A device without samples adds nothing", "[task02.3]") {
@@ -215,18 +281,32 @@ TEST_CASE("A device without samples adds nothing", "[task02.3]") {
 }
 
 TEST_CASE("The gradients of a late replica are in the sum", "[task02.3]") {
-  Replicas two(2);
-  two.late_device = 1;
-  two.pass({1, 20});
-  HINT("replica 1's backward was not done when its gradients were fetched: who waits for it?");
-  CHECK(two.gradient() == 21);
+  for (const size_t late : {2u, 1u}) {
+    Replicas three(3);
+    three.late_device = late;
+    three.pass({1, 20, 300});
+    HINT(
+        "a replica's backward was not done when its gradients were fetched: does device 0 wait for "
+        "each of them, before it copies?");
+    CHECK(three.gradient() == 321);
+  }
 }
 
-TEST_CASE("Gradients that go from device to device are counted", "[task02.3]") {
+TEST_CASE("Device 0's stream fetches the gradients", "[task02.3]") {
   Replicas three(3);
+  const size_t before = three.copies_by(1) + three.copies_by(2);
   three.pass({1, 20, 300});
-  HINT("a kernel reads memory of its own device only, and copy() counts what comes from others");
-  CHECK(three.parallel.bytes_moved() == three.parallel.bytes_predicted());
+  {
+    HINT("a replica's stream made a copy: whose stream makes them all? copy() knows");
+    CHECK(three.copies_by(1) + three.copies_by(2) == before);
+  }
+  const int64_t moved = three.parallel.bytes_moved(), expected = three.parallel.bytes_predicted();
+  {
+    HINT("more was copied than the gradients: which of a replica's tensors holds them alone?");
+    CHECK(moved <= expected);
+  }
+  HINT("not all gradients came by copy(), which counts: those of all parameters, of each replica?");
+  CHECK(moved == expected);
 }
 
 }  // namespace

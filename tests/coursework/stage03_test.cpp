@@ -1,17 +1,12 @@
-// Grades stage 03.
+// Grades stage 03: the schedules (03.1, 03.2, 03.5). stage03_split_test.cpp grades the others.
 
 #include <algorithm>
 
-#include "03-model-split/pipeline/channel.h"
 #include "03-model-split/pipeline/timetable.h"
-#include "03-model-split/tensor/row_and_column.h"
 #include "tests/coursework/hint.h"
-#include "tests/coursework/late.h"
 
 namespace lockstep {
 namespace {
-
-using Values = std::vector<Real>;
 
 // --- Schedules -----------------------------------------------------------------------------------
 
@@ -59,9 +54,13 @@ TEST_CASE("GPipe runs everything forward before anything backward", "[task03.1]"
   HINT("a stage alone, and 3 micro-batches");
   const Instructions list = gpipe_schedule(1, 3, 0);
   {
-    HINT("every micro-batch goes forward once and backward once: are they numbered from 0?");
+    HINT("every micro-batch goes forward once and backward once");
     CHECK(std::ranges::count(list, Instruction::Kind::forward, &Instruction::kind) == 3);
     CHECK(std::ranges::count(list, Instruction::Kind::backward, &Instruction::kind) == 3);
+  }
+  {
+    HINT("micro-batches are numbered from 0");
+    CHECK(list[0].micro_batch == 0);
   }
   {
     HINT("a backward stands before the last forward: that is another schedule than GPipe's");
@@ -71,15 +70,23 @@ TEST_CASE("GPipe runs everything forward before anything backward", "[task03.1]"
     HINT("first in, first out: in which order do the micro-batches go backward?");
     CHECK(backward_order(list) == std::vector<int>{0, 1, 2});
   }
-  HINT("a stage alone neither sends nor receives, and its step comes last");
+  HINT(
+      "a stage alone neither sends nor receives, and its step comes last: was the writer told "
+      "which "
+      "stage it is, and then of how many?");
   CHECK(text_of(list) ==
         "forward 0\nforward 1\nforward 2\nbackward 0\nbackward 1\nbackward 2\nstep\n");
 }
 
 TEST_CASE("What a stage of a pipeline receives and sends", "[task03.1]") {
+  const std::string middle = text_of(gpipe_schedule(3, 2, 1));
+  {
+    HINT("gradient 0 goes out before the next backward: the stage before this one waits for it");
+    CHECK(middle.find("send gradient 0") < middle.find("backward 1"));
+  }
   {
     HINT("receive right before the work that needs it, send right after the work that made it");
-    CHECK(text_of(gpipe_schedule(3, 2, 1)) ==
+    CHECK(middle ==
           "receive activation 0\nforward 0\nsend activation 0\n"
           "receive activation 1\nforward 1\nsend activation 1\n"
           "receive gradient 0\nbackward 0\nsend gradient 0\n"
@@ -96,7 +103,9 @@ TEST_CASE("What a stage of a pipeline receives and sends", "[task03.1]") {
 }
 
 TEST_CASE("Four stages finish without waiting for each other for ever", "[task03.1]") {
-  HINT("some stage waits for what its neighbour sends later, or never");
+  HINT(
+      "some stage waits for what its neighbour sends later, or never: when does a gradient go "
+      "out?");
   const Timetable table = simulate(gpipe_schedules(4, 8), 1, 2, /*blocking_sends=*/true);
   HINT(
       "stages wait for one another longer than a pipeline must: (m + p - 1) forwards and "
@@ -122,6 +131,13 @@ Instructions only(const Instructions& list, int micro_batch) {
 }
 
 TEST_CASE("1F1B goes backward as soon as there is a gradient", "[task03.2]") {
+  for (const int stage : {2, 1, 0}) {
+    HINT("every micro-batch goes backward, too: what of the last ones, when no forward is left?");
+    const Instructions list = one_f1b_schedule(3, 4, stage);
+    CHECK(std::ranges::count(list, Instruction::Kind::backward, &Instruction::kind) == 4);
+    HINT("first in, first out: which micro-batch has waited longest for its backward?");
+    CHECK(backward_order(list) == std::vector<int>{0, 1, 2, 3});
+  }
   {
     HINT("the last stage has a gradient right after its first forward: what does it wait for?");
     CHECK(work_of(one_f1b_schedule(3, 4, 2)) == "F0 B0 F1 B1 F2 B2 F3 B3");
@@ -156,6 +172,20 @@ TEST_CASE("What becomes of one micro-batch in 1F1B", "[task03.2]") {
     CHECK(seen_by(2) == "receive activation" + i + "forward" + i + "backward" + i +
                             "send gradient" + i + "step\n");
   }
+}
+
+TEST_CASE("1F1B holds no gradient back", "[task03.2]") {
+  const Instructions list = one_f1b_schedule(3, 4, 1);
+  const auto place = [&](Instruction::Kind kind, int micro_batch) {
+    return std::ranges::find(list, Instruction{kind, micro_batch}) - list.begin();
+  };
+  const auto sent = place(Instruction::Kind::send_gradient, 0);
+  {
+    HINT("gradient 0 goes out only after the next backward: the stage before waits for it, idle");
+    CHECK(sent < place(Instruction::Kind::backward, 1));
+  }
+  HINT("gradient 0 goes out only after the next forward: the stage before waits for it, idle");
+  CHECK(sent < place(Instruction::Kind::forward, 2));
 }
 
 TEST_CASE("Four stages of 1F1B finish, and keep few activations", "[task03.2]") {
@@ -282,208 +312,6 @@ TEST_CASE("Four devices of two chunks finish, with half the bubble", "[task03.5]
       "devices wait longer than they must: (V m + p - 1) forwards and backwards of a stage. Does "
       "something wait for what it does not need yet?");
   CHECK(table.makespan == Approx((2 * 8 + 4 - 1) * 3));
-}
-
-// --- From stage to stage -------------------------------------------------------------------------
-
-/// The sender is device 0, the receiver device 1. Tensors have two equal numbers.
-struct Boundary {
-  explicit Boundary(size_t places) : channel(devices.stream(0), devices.stream(1), places) {}
-
-  Tensor put(size_t device, Real value) const {
-    return Tensor::from_host(devices.stream(device), {1, 2}, {value, value});
-  }
-  /// What the receiver reads, in its order.
-  void read(const Tensor& received, const Tensor& seen) const {
-    devices.stream(1).copy(seen.data(), received.data(), seen.bytes());
-  }
-  /// A tensor is sent, received and released.
-  Values carry(Real value) {
-    const Tensor x = put(0, value);
-    channel.send(x);
-    const Values values = channel.receive().to_host();
-    channel.release();
-    return values;
-  }
-
-  testing::LateMachine devices{2};
-  Channel channel;
-};
-
-TEST_CASE("What was sent arrives", "[task03.3]") {
-  Boundary boundary(2);
-  HINT(
-      "the receiver read a place that was not filled yet: does every send copy, and has it an "
-      "event "
-      "of its own to wait for?");
-  for (const Real value : {1, 2, 3, 4, 5}) CHECK(boundary.carry(value) == Values{value, value});
-}
-
-TEST_CASE("The receiver waits for a late sender", "[task03.3]") {
-  Boundary boundary(1);
-  const Tensor x = boundary.put(0, 1), seen = boundary.put(1, -1);
-  for (const bool late : {false, true}) {
-    if (late) boundary.devices.hold(0);
-    x.home().kernels().fill(x.home(), late ? 2 : 1, x);
-    {
-      HINT("does the host wait for a device? It has to go on and enqueue");
-      boundary.channel.send(x);
-      boundary.read(boundary.channel.receive(), seen);
-      boundary.channel.release();
-    }
-    if (late) boundary.devices.let_go_after(1);
-    HINT("the receiver read a place that was not filled yet: which event does it wait for?");
-    CHECK(seen.to_host() == (late ? Values{2, 2} : Values{1, 1}));
-  }
-}
-
-TEST_CASE("A place is not filled while a late receiver still reads it", "[task03.3]") {
-  Boundary boundary(1);
-  boundary.carry(1);  // the place is there
-  const Tensor seen = boundary.put(1, -1), x = boundary.put(0, 2), next = boundary.put(0, 3);
-  boundary.channel.send(x);
-  const Tensor received = boundary.channel.receive();
-  boundary.devices.hold(1);
-  boundary.read(received, seen);
-  boundary.channel.release();
-  boundary.channel.send(next);
-  boundary.devices.let_go_after(0);
-  HINT("the place was filled again before the receiver had read it: when is it empty?");
-  CHECK(seen.to_host() == Values{2, 2});
-  CHECK(boundary.channel.receive().to_host() == Values{3, 3});
-}
-
-TEST_CASE("The sender does not wait for a receiver that is busy", "[task03.3]") {
-  Boundary boundary(1);
-  boundary.carry(1);
-  const Tensor x = boundary.put(0, 2);
-  boundary.devices.hold(1);
-  {
-    HINT("does the host wait for a device? It has to go on and enqueue");
-    boundary.channel.send(x);
-  }
-  x.home().kernels().fill(x.home(), 9, x);
-  const Event gone_on = x.home().record();
-  {
-    HINT("the place was empty, but the sender waits until the receiver has done something else");
-    CHECK(boundary.devices.comes(gone_on));
-  }
-  boundary.devices.let_go();
-  HINT("the sender went on and changed its tensor: whose stream makes the copy, and when?");
-  CHECK(boundary.channel.receive().to_host() == Values{2, 2});
-}
-
-TEST_CASE("The last micro-batch may be smaller", "[task03.3]") {
-  Boundary boundary(1);
-  const Stream from = boundary.devices.stream(0);
-  boundary.channel.send(Tensor::from_host(from, {2, 2}, {1, 2, 3, 4}));
-  const Tensor place = boundary.channel.receive();
-  boundary.channel.release();
-  const Tensor all = Tensor::from_host(from, {2, 2}, {5, 6, 7, 8});
-  boundary.channel.send(all.rows(0, 1));
-  HINT("how many bytes are sent: those of the place, or those of the tensor?");
-  CHECK(boundary.channel.receive().to_host() == Values{5, 6});
-  CHECK(place.to_host() == Values{5, 6, 3, 4});
-}
-
-// --- Layers --------------------------------------------------------------------------------------
-
-/// RowLinear with two inputs and one output on two ranks: rank 0 has the first weight, rank 1 the
-/// second.
-struct TwoHalves {
-  TwoHalves(const Values& weights, Real bias, Activation activation = Activation::none)
-      : whole(make_whole(activation)), modules(*machine.world), split(*whole, modules) {
-    for (int r = 0; r < 2; ++r) {
-      parameters.push_back(
-          std::make_unique<FlatParameters>(modules.tree(r), machine.streams[size_t(r)]));
-      const std::vector<Parameter*>& rank = parameters.back()->parameters();
-      rank[0]->value.copy_from_host({weights[size_t(r)]});
-      rank[1]->value.copy_from_host({bias});
-      owned.push_back(std::make_unique<Context>(machine.streams[size_t(r)]));
-      contexts.push_back(owned.back().get());
-    }
-  }
-  static std::unique_ptr<Linear> make_whole(Activation activation) {
-    auto linear = std::make_unique<Linear>(2, 1, activation);
-    linear->set_name("fc1");
-    return linear;
-  }
-  /// One number on each rank.
-  Tensors put(const Values& values) const {
-    return {Tensor::from_host(machine.streams[0], {1, 1}, {values[0]}),
-            Tensor::from_host(machine.streams[1], {1, 1}, {values[1]})};
-  }
-  static Values numbers(const Tensors& of_ranks) {
-    Values values;
-    for (const Tensor& x : of_ranks) values.push_back(x.to_host().at(0));
-    return values;
-  }
-  /// What the ranks have for these inputs.
-  Values forward(const Values& x = {1, 1}) { return numbers(split.forward(put(x), contexts)); }
-
-  testing::LateMachine devices{2};
-  testing::Machine& machine = devices.machine;
-  std::unique_ptr<Linear> whole;
-  RankModules modules;
-  RowLinear split;
-  std::vector<std::unique_ptr<FlatParameters>> parameters;
-  std::vector<std::unique_ptr<Context>> owned;
-  Contexts contexts;
-};
-
-TEST_CASE("Every rank has the output of the whole layer", "[task03.4]") {
-  {
-    HINT(
-        "a rank's product knows only its own inputs: the output is the sum over all ranks. Was the "
-        "other's product there when it was added, and who waits for whom?");
-    CHECK(TwoHalves({1, 20}, 0).forward() == Values{21, 21});
-  }
-  {
-    HINT("1 * 4 + 20 * 3: a rank multiplies its weights with its own inputs");
-    CHECK(TwoHalves({1, 20}, 0).forward({4, 3}) == Values{64, 64});
-  }
-  HINT("all ranks have the whole bias: how many times is it in the sum?");
-  CHECK(TwoHalves({1, 20}, 300).forward() == Values{321, 321});
-}
-
-TEST_CASE("The activation is that of the sum", "[task03.4]") {
-  HINT("the sum of ReLUs is not the ReLU of the sum: -5 + 3 + 4 is 2");
-  CHECK(TwoHalves({-5, 3}, 4, Activation::relu).forward() == Values{2, 2});
-  HINT("-5 + 3 + 1 is less than 0, and then so is every rank's output cut off");
-  CHECK(TwoHalves({-5, 3}, 1, Activation::relu).forward() == Values{0, 0});
-}
-
-TEST_CASE("A late rank's product is in the sum", "[task03.4]") {
-  for (const size_t late : {0u, 1u}) {
-    TwoHalves halves({1, 20}, 0);
-    const Tensors x = halves.put({1, 1});
-    halves.devices.hold(late);
-    {
-      HINT("does the host wait for a device? It has to go on and enqueue");
-      const Tensors y = halves.split.forward(x, halves.contexts);
-      halves.devices.let_go_after(1 - late);
-      HINT(
-          "a rank's product was not there yet when it was added up, and who waits for whom? The "
-          "ranks' calls do");
-      CHECK(TwoHalves::numbers(y) == Values{21, 21});
-    }
-  }
-}
-
-TEST_CASE("What backward needs is kept", "[task03.4]") {
-  TwoHalves cut_off({-5, 3}, 1, Activation::relu);
-  cut_off.forward();
-  HINT("a shard remembers the tensor that its product() returned: is the output in that one?");
-  CHECK(cut_off.numbers(cut_off.split.backward(cut_off.put({1, 1}), cut_off.contexts)) ==
-        Values{0, 0});
-}
-
-TEST_CASE("One all-reduce a pass", "[task03.4]") {
-  TwoHalves halves({1, 20}, 300);
-  halves.forward();
-  HINT("the ranks exchange one sum; everything else each does by itself");
-  CHECK(halves.split.traffic().all_reduces == 1);
-  CHECK(halves.split.traffic().bytes == int64_t{sizeof(Real)});
 }
 
 }  // namespace

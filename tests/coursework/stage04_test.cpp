@@ -1,120 +1,21 @@
-// Grades stage 04.
+// Grades stage 04: all but the ring (04.1), which stage04_ring_test.cpp grades.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <deque>
 #include <numeric>
 
-#include "04-ddp/all_reduce.h"
 #include "04-ddp/buckets.h"
 #include "04-ddp/ddp.h"
 #include "04-ddp/shard_loader.h"
 #include "tests/coursework/hint.h"
 #include "tests/coursework/other_rank.h"
 #include "tests/support/nn_test_support.h"
-#include "tests/support/tcp_stores.h"
 
 namespace lockstep {
 namespace {
 
-using testing::Ranks;
 using Values = std::vector<Real>;
-
-constexpr double kPatience = 3;  // seconds until a rank gives up waiting for another
-
-/// A rank that sends and receives: all that the ring needs.
-class Neighbour final : public Communicator {
- public:
-  explicit Neighbour(Communicator& rank)
-      : Communicator(rank.rank(), rank.world_size()), rank_(rank) {}
-  void open_group() override { rank_.open_group(); }
-  void close_group() override { rank_.close_group(); }
-
- private:
-  void issue(Stream stream, const Call& call) override {
-    if (call.op == Call::Op::send) return rank_.send(stream, call.mine, call.peer);
-    require(call.op == Call::Op::receive, "{}: expected send and receive only", call.text());
-    rank_.receive(stream, call.mine, call.peer);
-  }
-  Communicator& rank_;
-};
-
-/// What all ranks have after the ring, where rank r's number i was 10^r (i + 1), and the bytes that
-/// each of them sent.
-struct RingResult {
-  RingResult(int world_size, int64_t count) : ranks(testing::tcp_ranks(world_size, kPatience)) {
-    std::vector<Tensor> x;
-    std::deque<Neighbour> neighbours;
-    std::deque<AllReduce> reduce;
-    Real factor = 1;
-    expected.assign(static_cast<size_t>(count), 0);
-    for (size_t rank = 0; rank < ranks.streams.size(); ++rank, factor *= 10) {
-      Values values;
-      for (int64_t i = 0; i < count; ++i) values.push_back(factor * Real(i + 1));
-      for (size_t i = 0; i < values.size(); ++i) expected[i] += values[i];
-      x.push_back(Tensor::from_host(ranks.streams[rank], {count}, values));
-      neighbours.emplace_back(*ranks.processes[rank]);
-      reduce.emplace_back(neighbours.back(), AllReduceKind::ring, ranks.streams[rank]);
-      reduce.back()(x.back());
-    }
-    for (const Tensor& sum : x) found.push_back(sum.to_host());
-    for (const AllReduce& rank : reduce) bytes_sent.push_back(rank.bytes_sent());
-  }
-  Ranks ranks;
-  Values expected;
-  std::vector<Values> found;
-  std::vector<int64_t> bytes_sent;
-};
-
-TEST_CASE("Two ranks have the sum of both", "[task04.1]") {
-  HINT(
-      "one rank waits for another that sends nothing: do all ranks make the same number of steps, "
-      "and send and receive in one group?");
-  const RingResult ring(2, 2);
-  {
-    HINT(
-        "a digit is the number of times that a rank's value was added: once each. If it is none, "
-        "or "
-        "nonsense: had the part come when it was added? A group's calls are enqueued when the "
-        "group "
-        "is closed");
-    CHECK(ring.found[0] == ring.expected);
-  }
-  HINT(
-      "rank 0 has the sum, rank 1 has not: which part does each begin with? Of which part does a "
-      "rank hold the sum after the reduce-scatter, and is that the one it passes on first?");
-  CHECK(ring.found[1] == ring.expected);
-}
-
-TEST_CASE("Four ranks with parts of different lengths", "[task04.1]") {
-  HINT(
-      "ranks do not agree on what they exchange: which part goes when, and does everything go the "
-      "same way round the ring?");
-  const RingResult ring(4, 7);
-  for (const Values& found : ring.found) {
-    HINT(
-        "some part is not complete on some rank: of which part does a rank hold the sum after the "
-        "reduce-scatter, and is that the one it passes on first?");
-    CHECK(found == ring.expected);
-  }
-}
-
-TEST_CASE("Parts that no buffer of a connection holds", "[task04.1]") {
-  HINT(
-      "all ranks wait until what they send is taken, and nobody takes it: what makes a send and a "
-      "receive go on at the same time?");
-  const RingResult ring(2, 4'000'000);
-  const bool equal = ring.found[0] == ring.expected && ring.found[1] == ring.expected;
-  HINT("the sum of a large tensor is another one");
-  CHECK(equal);
-}
-
-TEST_CASE("A rank sends 2 (W-1)/W of the numbers", "[task04.1]") {
-  HINT("a rank sends one part in each step: does it send more, or make more steps than needed?");
-  const RingResult ring(3, 6);
-  const int64_t expected = 2 * 2 * 2 * int64_t{sizeof(Real)};
-  for (const int64_t sent : ring.bytes_sent) CHECK(sent == expected);
-}
 
 // --- Buckets -------------------------------------------------------------------------------------
 
@@ -126,13 +27,41 @@ Sizes bytes_of(const std::vector<Bucket>& buckets) {
   return bytes;
 }
 
+/// The numbers in all buckets, in rising order.
+std::vector<size_t> numbers_in(const std::vector<Bucket>& buckets) {
+  std::vector<size_t> numbers;
+  for (const Bucket& bucket : buckets) {
+    numbers.insert(numbers.end(), bucket.parameters.begin(), bucket.parameters.end());
+  }
+  std::ranges::sort(numbers);
+  return numbers;
+}
+
 TEST_CASE("A bucket is closed when it has reached its cap", "[task04.2]") {
-  HINT(
-      "a bucket takes gradients until it has reached its cap: the one that reaches it is still in");
-  CHECK(bytes_of(plan_buckets({4, 4, 4}, {.first_bytes = 6, .bytes = 6})) == Sizes{8, 4});
+  const std::vector<Bucket> buckets = plan_buckets({4, 4, 4}, {.first_bytes = 6, .bytes = 6});
+  {
+    HINT(
+        "every gradient is in one bucket, under its number in the list: what of those that are "
+        "left when the list ends?");
+    CHECK(numbers_in(buckets) == std::vector<size_t>{0, 1, 2});
+  }
+  {
+    HINT("a bucket says how many bytes are in it");
+    CHECK(bytes_of(buckets).front() != 0);
+  }
+  {
+    HINT(
+        "a bucket takes gradients until it has reached its cap: the one that reaches it is still "
+        "in");
+    CHECK(bytes_of(buckets) == Sizes{8, 4});
+  }
   {
     HINT("a bucket that has exactly its cap has reached it: nothing more comes in");
     CHECK(bytes_of(plan_buckets({3, 3, 3}, {.first_bytes = 6, .bytes = 6})) == Sizes{6, 3});
+  }
+  {
+    HINT("a new bucket begins with no bytes, and no bucket is opened before there is a gradient");
+    CHECK(bytes_of(plan_buckets({4, 4, 4, 4}, {.first_bytes = 8, .bytes = 8})) == Sizes{8, 8});
   }
   HINT("a gradient larger than the cap does not break a bucket up");
   CHECK(bytes_of(plan_buckets({2, 100, 2}, {.first_bytes = 6, .bytes = 6})) == Sizes{102, 2});
@@ -150,6 +79,17 @@ TEST_CASE("Gradients are in the order in which backward completes them", "[task0
   HINT("backward completes gradient 0 first: the first bucket must not wait for later ones");
   CHECK(buckets[0].parameters == std::vector<size_t>{0, 1});
   CHECK(buckets[1].parameters == std::vector<size_t>{2, 3});
+}
+
+TEST_CASE("Sizes of all kinds", "[task04.2]") {
+  {
+    HINT("a gradient of 0 bytes is one, too: what decides whether a bucket is left out?");
+    CHECK(bytes_of(plan_buckets({8, 0}, {.first_bytes = 8, .bytes = 8})) == Sizes{8, 0});
+  }
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  HINT("3 GiB in one bucket: of which type is the sum?");
+  CHECK(bytes_of(plan_buckets({kGiB, kGiB, kGiB}, {.first_bytes = 3 * kGiB, .bytes = 1})) ==
+        Sizes{3 * kGiB});
 }
 
 TEST_CASE("No gradients, no buckets; a cap of 0, a bucket each", "[task04.2]") {
@@ -197,13 +137,15 @@ class ThreeLayers final : public Module {
 
 /// A rank that goes backward once; 10 of every averaged gradient comes from the other rank.
 struct BackwardPass {
-  BackwardPass(const BucketCaps& caps, const std::string& order = "cba")
+  explicit BackwardPass(const BucketCaps& caps, const std::string& order = "cba",
+                        DdpOptions options = {})
       : made(std::make_unique<ThreeLayers>(order, gates, computed)),
         layers(*made),
         parameters(layers, device.stream),
-        ddp(std::move(made), parameters, other,
+        ddp(
+            std::move(made), parameters, other,
             [](const std::string& mine) { return std::vector<std::string>(2, mine); },
-            communication, {.caps = caps}) {
+            communication, with(options, caps)) {
     layers.behind_a_layer = [this] { seen.push_back(reduced()); };
   }
   ~BackwardPass() {
@@ -216,6 +158,10 @@ struct BackwardPass {
     }
   }
 
+  static DdpOptions with(DdpOptions options, const BucketCaps& caps) {
+    options.caps = caps;
+    return options;
+  }
   /// Enqueues it; the layers named here are slow: they end when their gates are opened.
   void run(const std::string& slow = "") {
     for (size_t layer = 0; layer < 3; ++layer) {
@@ -262,12 +208,24 @@ using Seen = std::vector<std::string>;
 TEST_CASE("A bucket is reduced while backward goes on with the layers in front", "[task04.3]") {
   BackwardPass pass(BucketCaps::equal(0));  // a bucket for each layer
   {
-    HINT("called after each layer: what does it wait for, and which bucket does it look at?");
+    HINT(
+        "called after each layer: what does it wait for, which bucket does it look at, and does it "
+        "change what backward still needs?");
     pass.run();
   }
   {
     HINT("after the first layer one bucket is complete: are the gradients of the others ready?");
     CHECK(pass.seen.front() != "c b a");
+  }
+  {
+    HINT("each bucket is reduced once: with which one does the next call begin?");
+    CHECK(std::ranges::count(pass.seen[1], 'c') <= 1);
+  }
+  {
+    HINT(
+        "a bucket was not complete yet, and is never looked at again: where does the next call go "
+        "on?");
+    CHECK(pass.seen != Seen(3, "c"));
   }
   HINT(
       "a reduction that begins when backward has ended is hidden behind nothing: is the hook's "
@@ -289,10 +247,28 @@ TEST_CASE("A bucket is reduced when the last of its gradients is ready", "[task0
 TEST_CASE("Buckets are reduced in the plan's order, whichever is complete first", "[task04.3]") {
   BackwardPass pass(BucketCaps::equal(0), "abc");
   pass.run();
+  {
+    HINT("three buckets are complete now, and this call has reduced one: are there more?");
+    CHECK(pass.seen != Seen{"", "", "c"});
+  }
   HINT(
       "another rank may complete its gradients in another order: how do all ranks come to make the "
       "same calls?");
   CHECK(pass.seen == Seen{"", "", "c b a"});
+}
+
+TEST_CASE("What is left is reduced when backward has ended", "[task04.3]") {
+  {
+    BackwardPass pass(BucketCaps::equal(0), "ca", {.find_unused_parameters = true});
+    pass.run();
+    HINT("layer b was not used: the last call comes after backward, for it and what waited for it");
+    CHECK(pass.seen == Seen{"c", "c"});
+    CHECK(pass.reduced() == "c b a");
+  }
+  BackwardPass pass(BucketCaps::equal(0), "cba", {.overlap = false});
+  pass.run();
+  HINT("without overlap the only call comes after backward: is anything left out then?");
+  CHECK(pass.reduced() == "c b a");
 }
 
 TEST_CASE("A reduction waits for the kernels that make its gradients", "[task04.3]") {
@@ -350,6 +326,13 @@ std::vector<Samples> dealt(int64_t n, int world_size, bool drop_last = false,
 }
 
 TEST_CASE("Samples are dealt like cards, one to each rank in turn", "[task04.4]") {
+  {
+    HINT("some sample comes twice: a position is one of the whole order, not of a rank's own part");
+    Samples all;
+    for (const Samples& mine : dealt(6, 2)) all.insert(all.end(), mine.begin(), mine.end());
+    std::ranges::sort(all);
+    CHECK(all == Samples{0, 1, 2, 3, 4, 5});
+  }
   HINT(
       "a rank's samples do not lie side by side: blocks would make other batches than one process");
   CHECK(dealt(6, 2) == std::vector<Samples>{{0, 2, 4}, {1, 3, 5}});
@@ -359,6 +342,14 @@ TEST_CASE("Samples are dealt like cards, one to each rank in turn", "[task04.4]"
 TEST_CASE("All ranks get equally many samples", "[task04.4]") {
   HINT("7 samples for 3 ranks: does a rank look past the end of the order?");
   const std::vector<Samples> ranks = dealt(7, 3);
+  {
+    HINT("what lengthens the order goes to a rank by its position, not by the sample's number");
+    CHECK(ranks[0].size() <= 3);
+  }
+  {
+    HINT("samples 6 and more are lost: without drop_last the order is lengthened, not cut");
+    CHECK(ranks[0].size() + ranks[1].size() + ranks[2].size() >= 7);
+  }
   for (const Samples& mine : ranks) {
     HINT(
         "a rank with fewer samples makes fewer steps, and the others wait for it for ever: how "
@@ -411,7 +402,12 @@ double averaged_loss(const std::vector<std::vector<double>>& ranks) {
 TEST_CASE("Equal parts: the mean over the batch", "[task04.5]") {
   {
     HINT("one rank has the whole batch: a plain mean, made of samples that are added up");
-    CHECK(averaged_loss({{1, 3, 5}}) == Approx(3));
+    const double loss = averaged_loss({{1, 3, 5}});
+    {
+      HINT("a whole number divided by a larger one is 0");
+      CHECK(loss != 0);
+    }
+    CHECK(loss == Approx(3));
   }
   HINT(
       "is it off by the number of ranks, or by that of a rank's samples? A rank adds up its "
@@ -424,6 +420,7 @@ TEST_CASE("Unequal parts: every sample counts the same", "[task04.5]") {
       "the average of the ranks' averages is another number: there a sample of a small part counts "
       "more than one of a large part");
   CHECK(averaged_loss({{1, 1, 1, 1, 1, 1, 1}, {9}}) == Approx(2));
+  HINT("4 samples on 3 ranks: is one whole number divided by another?");
   CHECK(averaged_loss({{1, 2}, {3}, {6}}) == Approx(3));
 }
 

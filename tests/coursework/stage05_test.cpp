@@ -36,16 +36,38 @@ Statistics merged(const std::vector<Statistics>& parts) {
   return {double(found[0]), double(found[1]), double(found[2])};
 }
 
+TEST_CASE("A part alone is the whole", "[task05.1]") {
+  const Statistics whole = merged({{1, 2, 2}});
+  {
+    HINT(
+        "is anything there before the first part (memory is not 0 by itself), and does the mean "
+        "move towards the part?");
+    CHECK(whole.mean == 1);
+    CHECK(whole.rows == 2);
+  }
+  HINT(
+      "a part alone keeps its M2, a sum and no mean: no rows came before it, so that its distance "
+      "to "
+      "them counts nothing");
+  CHECK(whole.m2 == 2);
+}
+
 TEST_CASE("Two parts of the same size", "[task05.1]") {
   // 0 2 | 4 6
   const Statistics whole = merged({{1, 2, 2}, {5, 2, 2}});
   {
-    HINT("the mean of 0, 2, 4 and 6");
+    HINT(
+        "the mean of 0, 2, 4 and 6: where does the second part begin, and how far does it move "
+        "it?");
     CHECK(whole.mean == Approx(3));
   }
   {
     HINT("how many rows have both parts together?");
     CHECK(whole.rows == 4);
+  }
+  {
+    HINT("the parts' means are 4 apart: is that squared, and taken before the mean has moved?");
+    CHECK(whole.m2 != Approx(8));
   }
   HINT(
       "M2 is the sum of squared distances to the mean of all: the distance between the parts' "
@@ -56,6 +78,10 @@ TEST_CASE("Two parts of the same size", "[task05.1]") {
 TEST_CASE("Parts of different sizes", "[task05.1]") {
   // 10 | 1 2 3
   const Statistics whole = merged({{10, 0, 1}, {2, 2, 3}});
+  {
+    HINT("a part of one row has an M2 of 0, but its row and its mean count");
+    CHECK(whole.rows == 4);
+  }
   {
     HINT("a part counts by its rows: the average of averages is another number");
     CHECK(whole.mean == Approx(4));
@@ -124,7 +150,7 @@ struct LayerSums {
 
 TEST_CASE("Backward's sums are over the rows of all ranks", "[task05.2]") {
   LayerSums rank;
-  HINT("does the host wait for something? It has to go on and enqueue");
+  HINT("every rank needs the sums, so which collective is it? And the host only enqueues it");
   rank.merge();
   rank.communication.synchronize();
   const std::vector<Real> found = rank.sums.to_host();
@@ -133,6 +159,11 @@ TEST_CASE("Backward's sums are over the rows of all ranks", "[task05.2]") {
         "these are the sums over this rank's rows: a sample moves the mean and the variance that "
         "the samples of all ranks are normalised with");
     CHECK(found != std::vector<Real>{1, 2});
+  }
+  {
+    HINT("there are two sums in this tensor, and only one of them was added up");
+    CHECK(found[0] != 1);
+    CHECK(found[1] != 2);
   }
   HINT("sums, not means: the kernel that takes them divides by the rows of all ranks itself");
   CHECK(found == std::vector<Real>{11, 12});
@@ -217,8 +248,9 @@ struct WatchedSave {
       new_file_then = read_text(from);
       folder_then = std::filesystem::path(from).parent_path();
     };
-    HINT("this save ought to come to its end");
+    HINT("this save ought to come to its end: whose place is the temporary file to take?");
     save_digits(path);
+    synchronised = calls.last_directory;
     std::string* part = &before_rename;
     for (const std::string& call : calls.log) {
       if (call == "rename") {
@@ -232,6 +264,7 @@ struct WatchedSave {
   const std::filesystem::path path = directory / "model";
   std::string path_then = "(nothing was renamed)", new_file_then, folder_then;
   std::string before_rename, after_rename;  // the other calls
+  std::string synchronised;                 // the last directory
 };
 
 TEST_CASE("A path has the whole old file or the whole new one", "[task05.3]") {
@@ -263,8 +296,29 @@ TEST_CASE("A power cut at any moment leaves one of the two files", "[task05.3]")
         "they do, and belongs to an empty file after a power cut");
     CHECK_THAT(save.before_rename, ContainsSubstring("fsync file of 10 bytes"));
   }
-  HINT("the rename itself has to reach the disk, too: names belong to the directory");
-  CHECK_THAT(save.after_rename, ContainsSubstring("fsync directory"));
+  {
+    HINT("the rename itself has to reach the disk, too: names belong to the directory");
+    CHECK_THAT(save.after_rename, ContainsSubstring("fsync directory"));
+  }
+  HINT("a directory was synchronised, but not the one with the new name: which one was it?");
+  CHECK(save.synchronised == save.directory.path().string());
+}
+
+TEST_CASE("Two processes may save at the same time", "[task05.3]") {
+  const ScratchDirectory directory;
+  SystemCalls calls;
+  bool first = true, other_failed = false;
+  calls.before_rename = [&](const char*, const char*) {
+    if (!std::exchange(first, false)) return;
+    try {
+      save_digits(directory / "model");
+    } catch (const Error&) {
+      other_failed = true;
+    }
+  };
+  HINT("another process saves at that moment: has each a temporary file of its own, by its name?");
+  CHECK_NOTHROW(save_digits(directory / "model"));
+  CHECK_FALSE(other_failed);
 }
 
 /// Whether the save throws on a disk that is full after this many bytes. Nothing else may be
@@ -294,6 +348,10 @@ TEST_CASE("A save that fails leaves the old file, and nothing else", "[task05.3]
     CHECK_THROWS_AS(save_digits(path), EnvironmentError);
   }
   {
+    HINT("the old file is all there is now: was it removed with the temporary one?");
+    CHECK(std::filesystem::exists(path));
+  }
+  {
     HINT("nobody will ever look for what a failed save leaves behind");
     CHECK(directory.names() == Names{"model"});
   }
@@ -303,8 +361,12 @@ TEST_CASE("A save that fails leaves the old file, and nothing else", "[task05.3]
   }
   SystemCalls calls;
   calls.failing = "fsync directory";
-  HINT("the new name may not have reached the disk: the caller has to know that, too");
-  CHECK_THROWS_AS(save_digits(path), EnvironmentError);
+  {
+    HINT("the new name may not have reached the disk: the caller has to know that, too");
+    CHECK_THROWS_AS(save_digits(path), EnvironmentError);
+  }
+  HINT("the error does not say what went wrong: fail_save() is given errno");
+  CHECK_THROWS_WITH(save_digits(path), Catch::Matchers::ContainsSubstring(errno_text(EIO)));
 }
 
 // --- Resuming ------------------------------------------------------------------------------------
@@ -312,7 +374,10 @@ TEST_CASE("A save that fails leaves the old file, and nothing else", "[task05.3]
 TEST_CASE("An interrupted epoch goes on where it was", "[task05.4]") {
   const TrainingState state{.epoch = 1, .step_in_epoch = 2, .steps = 6};
   {
-    HINT("the epoch begins anew: its first batches would be trained on twice");
+    HINT(
+        "the epoch begins anew: its first batches would be trained on twice. Which epoch is it "
+        "that "
+        "goes on?");
     CHECK(state.first_batch(1) != 0);
   }
   HINT("this is not the batch after the last one done: from what do batches count?");

@@ -7,6 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <system_error>
+
 #include "tests/support/system_calls.h"
 
 namespace lockstep::testing {
@@ -14,9 +17,12 @@ namespace lockstep::testing {
 inline bool note_fsync(int fd) {
   struct stat info = {};
   fstat(fd, &info);
-  return note_system_call(S_ISDIR(info.st_mode)
-                              ? "fsync directory"
-                              : fmt::format("fsync file of {} bytes", info.st_size));
+  if (!S_ISDIR(info.st_mode)) {
+    return note_system_call(fmt::format("fsync file of {} bytes", info.st_size));
+  }
+  std::error_code none;
+  const auto path = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd), none);
+  return note_system_call("fsync directory", path.string());
 }
 
 }  // namespace lockstep::testing

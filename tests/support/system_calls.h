@@ -34,10 +34,11 @@ class SystemCalls {
     return the_watcher;
   }
 
-  /// Notes the call; true if it has to fail.
-  bool note(const std::string& call) {
+  /// Notes the call, and the directory that it is for; true if it has to fail.
+  bool note(const std::string& call, const std::string& directory) {
     const std::lock_guard lock(mutex_);
     log.push_back(call);
+    if (!directory.empty()) last_directory = directory;
     threads.insert(std::this_thread::get_id());
     if (call != failing && std::ssize(log) - 1 != failing_number) return false;
     errno = EIO;
@@ -45,6 +46,7 @@ class SystemCalls {
   }
 
   std::vector<std::string> log;
+  std::string last_directory;          // that was given to fsync
   std::set<std::thread::id> threads;   // that made them
   std::string failing;                 // the entry of the log that fails with EIO
   std::ptrdiff_t failing_number = -1;  // or its place
@@ -54,9 +56,9 @@ class SystemCalls {
   std::mutex mutex_;
 };
 
-inline bool note_system_call(const std::string& call) {
+inline bool note_system_call(const std::string& call, const std::string& directory = "") {
   SystemCalls* const watcher = SystemCalls::watcher();
-  return watcher != nullptr && watcher->note(call);
+  return watcher != nullptr && watcher->note(call, directory);
 }
 
 /// Root may write anywhere, by its capabilities; without them it is a user like any other. Lasts

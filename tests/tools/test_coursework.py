@@ -117,6 +117,11 @@ class TestMarkers(unittest.TestCase):
             with self.assertRaisesRegex(CourseworkError, f"a.cpp: task 02.1.*{fault}"):
                 tasks.open_text(f"// [task 02.1] a\n{lines}\n// [end 02.1]\n", "a.cpp")
 
+    def test_markers_that_an_editor_has_moved_are_no_change(self):
+        moved = SOURCE.replace("  // [end 02.1]", "      // [end 02.1]")
+        self.assertNotEqual(moved, SOURCE)
+        self.assertEqual(tasks.outside_text(moved, "a"), tasks.outside_text(SOURCE, "a"))
+
     def test_markers_that_do_not_fit_are_refused(self):
         self.assertIn("a.cpp:2: [task 02.2] stands inside task 02.1",
                       self.refused("// [task 02.1] a\n// [task 02.2] b\n"))
@@ -320,6 +325,7 @@ class TestExercise(Folder):
         self.assertEqual([], prebuilt.replaced(self.target, mine=True))
         self.assertIn("-Dprebuilt=02.1,02.2", prebuilt.meson_options(self.target, ["02.1", "02.2"]))
         self.assertIn("open: 02.1, 02.2; prebuilt solutions run", prebuilt.told(self.target, ["02.1", "02.2"])[0])
+        self.assertRegex(prebuilt.told(self.target, [])[0], r"^open: 02\.1, 02\.2; with --mine a program ends at")
         self.assertIn("-Dcoursework=programs", prebuilt.meson_options(self.target, []))  # --mine: linked anew
         file = self.target / "02-x/a.cpp"
         file.write_text(tasks.replace_section(file.read_text(), "02-x/a.cpp", "02.1", ["return 2;"]))

@@ -264,6 +264,17 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
         self.lockstep("compare", "--data", "synthetic", "--stages", "01", "--json", str(other))
         self.assertTrue(other.exists())
 
+    def test_help_comes_before_anything_is_built_or_fetched(self):
+        for command, usage in (("run", "usage: lockstep run"), ("compare", "usage: lockstep run"),
+                               ("exercise", "usage: lockstep exercise"), ("bench", "usage: lockstep bench")):
+            with self.subTest(command):
+                done = self.lockstep(command, "--help")
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertIn(usage, done.stdout)
+        self.assertFalse([line for line in self.calls() if line.startswith(("ninja", "meson", "apt"))])
+        self.assertIn("--mine", self.lockstep("run", "--help").stdout)
+        self.assertIn("--mine", self.lockstep("exercise", "--help").stdout)
+
     def test_mine_is_for_a_students_tree(self):
         done = self.lockstep("run", "--lr", "0.5", "--mine")
         self.assertEqual((1, ""), (done.returncode, done.stdout))

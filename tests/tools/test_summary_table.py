@@ -35,6 +35,15 @@ class TestTable(unittest.TestCase):
         self.assertEqual(summary_table.peak_memory({"peak_memory_bytes": peaks}), "at most 10.0 MiB")
 
 
+class TestBusyMachine(unittest.TestCase):
+    def test_runs_whose_devices_lacked_cores_are_named(self):
+        runs = [{"stage": "01-a", "share_without_core": [0.02]}, {"stage": "02-b", "share_without_core": [0, 0.31]}]
+        self.assertRegex(summary_table.busy_machine(runs), "no core, of their time: 02-b 31 %; times")
+
+    def test_a_quiet_machine_is_no_news(self):
+        self.assertEqual("", summary_table.busy_machine([{"stage": "01-a", "share_without_core": [0.05]}, {}]))
+
+
 class TestCommunicationShare(unittest.TestCase):
     def share(self, **metrics):
         return summary_table.communication_share({"devices": ["cpu:0", "cpu:1"], **metrics})

@@ -37,7 +37,9 @@ def meson_options(root, tasks):
 
 def told(root, tasks):
     """What to say about it, as lines."""
-    if not tasks:
-        return []
+    if not tasks:  # with --mine, or all are done
+        still = open_tasks(root) if is_students_tree(root) else []
+        return [f"open: {names(still)}; with {MINE} a program ends at the first of them that it comes to, "
+                "and shows all it has to show if it comes to none"] if still else []
     return [f"open: {names(tasks)}; prebuilt solutions run in their place, compiled without optimisation "
             f"({MINE}: without them)", *solutions.differences(root, root)]

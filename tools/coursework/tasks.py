@@ -204,10 +204,11 @@ def heads_of(lines, file, section):
 
 
 def outside_text(text, file):
-    """The text without all students' lines."""
+    """The text without all students' lines. An editor may have moved the markers with those: how far
+    they are indented does not count."""
     for section in find_sections(text, file):
         text = replace_section(text, file, section.id, [])
-    return text
+    return "\n".join(line.strip() if MARKER.match(line) else line for line in text.split("\n"))
 
 
 def check_markers(tasks, texts):

@@ -36,9 +36,10 @@ struct BatchNormStatistics {
   }
 };
 
-/// Statistics of a batch from those of its parts, in the parts' order: the pairwise update of Chan,
-/// Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances",
-/// 1979). No square of a mean occurs, so that nothing cancels. One call per channel.
+/// Statistics of a batch from those of its parts, one after another (all ranks in the same order,
+/// so that they get the same bits): the pairwise update of Chan, Golub and LeVeque ("Updating
+/// formulae and a pairwise algorithm for computing sample variances", 1979). No square of a mean
+/// occurs, so that nothing cancels. One call per channel.
 struct BatchNormMerge {
   const Real* gathered;  // [parts, 2 channels + 1]
   int64_t parts, channels;
