@@ -101,8 +101,8 @@ class Replica : public Module {
  private:
   AllReduce all_reduce_;
   RunningStatistics running_statistics_;
-  bool in_step_ = false;         // a pass has begun whose reduction has not ended
-  StepStateTensor state_;        // of the current pass
+  bool in_step_ = false;   // a pass has begun whose reduction has not ended
+  StepStateTensor state_;  // of the current pass
   HealthTensor own_health_;
   PhaseTimer pass_times_, communication_times_;
 };

@@ -64,8 +64,8 @@ class FullyShardedDataParallel final : public Module {
 
   /// What this rank updates, a range per unit.
   std::vector<UpdatedRange> shards() const;
-  /// The optimizer of this rank's shards. Its zero_gradients() zeroes whole gradients that are kept,
-  /// and the loss. This object must outlive it, and what clip_by_norm() returns.
+  /// The optimizer of this rank's shards. Its zero_gradients() zeroes whole gradients that are
+  /// kept, and the loss. This object must outlive it, and what clip_by_norm() returns.
   Optimizer optimizer(const OptimizerRule& rule) const;
   /// Scales the gradients by the norm of all ranks' shards together.
   ClipByNorm clip_by_norm(double most) const;

@@ -92,8 +92,11 @@ ModelKind parse_model(std::string_view text) {
 }
 
 Model make_model(const ModelOptions& options) {
-  const bool residual = options.kind == ModelKind::resnet18, linear = options.kind == ModelKind::mlp;
-  Model model{residual ? resnet18(options) : linear ? mlp(options) : seed_network(options),
+  const bool residual = options.kind == ModelKind::resnet18,
+             linear = options.kind == ModelKind::mlp;
+  Model model{residual ? resnet18(options)
+              : linear ? mlp(options)
+                       : seed_network(options),
               residual || linear ? make_cross_entropy_loss() : make_nll_loss()};
   model.network->set_name("");
   model.network->skip_input_gradient();

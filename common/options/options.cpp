@@ -34,7 +34,8 @@ void add_data_options(OptionParser& parser, Options& o) {
 void add_network_options(OptionParser& parser, Options& o) {
   parser.begin_group("Network");
   parser.add("--model", o.model, "network: seed, seed-bn, seed-skip, mlp or resnet18");
-  parser.add("--width", o.width, "resnet18: channels of the first block; mlp: a quarter of its features", {1, 1024});
+  parser.add("--width", o.width,
+             "resnet18: channels of the first block; mlp: a quarter of its features", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
   parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});

@@ -38,8 +38,8 @@ Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& f
   const Stream stream = context.stream();
   const auto most = CountTensor::from_host(stream, {1}, {loader.batches_per_epoch()});
   comm.broadcast(stream, most, 0);
-  const Evaluation part = evaluate(*model.network, *model.loss, loader, samples, feeder, context,
-                                   most.to_host()[0]);
+  const Evaluation part =
+      evaluate(*model.network, *model.loss, loader, samples, feeder, context, most.to_host()[0]);
   const auto loss = BasicTensor<double>::from_host(stream, {1}, {part.loss});
   const auto correct = CountTensor::from_host(stream, {1}, {part.correct});
   comm.all_reduce(stream, loss);

@@ -18,8 +18,9 @@ Outcome train_sharded(int ranks, const Options& options) {
 
 /// 50 steps of 13 samples, the last of 10: no number of ranks from 2 on divides them evenly.
 Options sharded_steps(const Options& more) {
-  return Options{"--data", "synthetic:647:10", "--workers", "0", "--batch-size", "13",
-                 "--order", "sampler"} + more;
+  return Options{"--data", "synthetic:647:10", "--workers", "0", "--batch-size",
+                 "13",     "--order",          "sampler"} +
+         more;
 }
 
 void check_all_ways(const Options& options, double tolerance) {
@@ -39,9 +40,9 @@ void check_all_ways(const Options& options, double tolerance) {
 TEST_CASE("Whatever the ranks share out, SGD gives stage 01's weights after 50 steps",
           "[equivalence][sharded]") {
   if (kDouble) {
-    check_all_ways(sharded_steps({"--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0.001",
-                          "--dropout"}),
-                   kClose);
+    check_all_ways(
+        sharded_steps({"--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0.001", "--dropout"}),
+        kClose);
   } else {
     check_all_ways(sharded_steps({"--lr", "0.01"}), kClose);
   }
@@ -51,8 +52,8 @@ TEST_CASE("Whatever the ranks share out, SGD gives stage 01's weights after 50 s
 /// steps small.
 TEST_CASE("Whatever the ranks share out, AdamW gives stage 01's weights after 50 steps",
           "[equivalence][sharded]") {
-  const Options adamw{"--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.01", "--eps",
-                      "1e-3"};
+  const Options adamw{"--optimizer",    "adamw", "--lr",  "0.001",
+                      "--weight-decay", "0.01",  "--eps", "1e-3"};
   check_all_ways(sharded_steps(adamw), kDouble ? 1e-12 : 1e-4);
 }
 
@@ -83,7 +84,8 @@ TEST_CASE("However units are cut, fetched and freed, the weights are stage 01's"
 }
 
 TEST_CASE("The norm that is clipped is that of all shards", "[equivalence][sharded]") {
-  const Options options = sharded_steps({"--lr", "0.01", "--clip-norm", "0.1", "--max-steps", "20"});
+  const Options options =
+      sharded_steps({"--lr", "0.01", "--clip-norm", "0.1", "--max-steps", "20"});
   const Outcome one = train(options, "04-ddp", "cpu:0");
   for (const std::string& way : kWays) {
     INFO(way);
@@ -93,13 +95,13 @@ TEST_CASE("The norm that is clipped is that of all shards", "[equivalence][shard
 
 /// Ten steps of 12 samples and one of a single sample, which leaves ranks without any.
 TEST_CASE("Synchronised batch normalisation and empty parts, sharded", "[equivalence][sharded]") {
-  const Options options{"--data", "synthetic:121:10", "--workers", "0", "--batch-size", "12",
-                        "--lr", "0.01", "--order", "sampler", "--model", "seed-bn"};
+  const Options options{
+      "--data", "synthetic:121:10", "--workers", "0",       "--batch-size", "12", "--lr",
+      "0.01",   "--order",          "sampler",   "--model", "seed-bn"};
   const Outcome single = train(options);
   for (const std::string& way : kWays) {
     INFO(way);
-    const Outcome several =
-        train(options + Options{"--shard", way}, "06-fully-sharded", cpus(3));
+    const Outcome several = train(options + Options{"--shard", way}, "06-fully-sharded", cpus(3));
     REQUIRE(several.losses().size() == 11);
     for (size_t step = 0; step < (kDouble ? 11 : 2); ++step) {
       CHECK(std::abs(several.losses()[step] - single.losses()[step]) <= (kDouble ? 1e-10 : 1e-4));
@@ -109,15 +111,16 @@ TEST_CASE("Synchronised batch normalisation and empty parts, sharded", "[equival
 }
 
 TEST_CASE("A layer that every second step leaves out counts as zeros", "[equivalence][sharded]") {
-  const Options options = sharded_steps({"--lr", "0.01", "--model", "seed-skip", "--max-steps", "6"});
+  const Options options =
+      sharded_steps({"--lr", "0.01", "--model", "seed-skip", "--max-steps", "6"});
   check_equal(train(options, "06-fully-sharded", cpus(2)), train(options), kClose);
 }
 
 /// 20 test images in batches of 3, for 3 ranks: rank 0 has 7 of them, the others 7 and 6. In
 /// evaluation, too, all ranks must gather equally often.
 TEST_CASE("Ranks with unequally many test batches evaluate together", "[equivalence][sharded]") {
-  const Options options{"--data", "synthetic:30:13", "--workers", "0", "--batch-size", "9",
-                        "--lr", "0.01", "--order", "sampler"};
+  const Options options{"--data", "synthetic:30:13", "--workers", "0", "--batch-size", "9", "--lr",
+                        "0.01",   "--order",         "sampler"};
   const Outcome several = train_sharded(3, options);
   check_evaluated_as_saved(several, {"--data", "synthetic:30:13", "--workers", "0"});
 }
@@ -125,7 +128,8 @@ TEST_CASE("Ranks with unequally many test batches evaluate together", "[equivale
 /// What a rank sends in a step: halves of an all-reduce over the padded model.
 TEST_CASE("The bytes of a step are those of the formula", "[equivalence][sharded]") {
   const auto bytes = [](const Options& more) {
-    return train_sharded(2, sharded_steps({"--max-steps", "4"}) + more).metrics.at("bytes_per_step");
+    return train_sharded(2, sharded_steps({"--max-steps", "4"}) + more)
+        .metrics.at("bytes_per_step");
   };
   for (const std::string& way : kWays) {
     const double padded = 21'840 * sizeof(Real);  // and padding below 1 %
@@ -159,11 +163,10 @@ TEST_CASE("A rank's peak of memory is that of the formula and one constant",
           "[equivalence][sharded][memory]") {
   const double parameters = 11'175'818 * sizeof(Real);  // of ResNet-18
   const auto peaks = [&](const std::string& way, int ranks) {
-    const Outcome run =
-        train({"--data", "synthetic:64:8", "--workers", "0", "--model", "resnet18", "--batch-size",
-               std::to_string(4 * ranks), "--max-steps", "2", "--optimizer", "adamw", "--lr",
-               "0.001", "--shard", way},
-              "06-fully-sharded", cpus(ranks));
+    const Outcome run = train({"--data", "synthetic:64:8", "--workers", "0", "--model", "resnet18",
+                               "--batch-size", std::to_string(4 * ranks), "--max-steps", "2",
+                               "--optimizer", "adamw", "--lr", "0.001", "--shard", way},
+                              "06-fully-sharded", cpus(ranks));
     return run.metrics.at("peak_memory_bytes").get<std::vector<double>>();
   };
   for (const std::string& way : kWays) {

@@ -130,7 +130,8 @@ TEST_CASE("Training that goes on in any other way ends with one device's weights
       const Setting after = of_kind(ShardKind::optimizer, rule, "model");
       const Errors resumed = on_ranks(ranks, after, [&](ShardedMember& member) {
         resume(member, checkpoint_path(folder.path(), kSavedSteps));
-        for (member.steps = kSavedSteps; member.steps < 4;) member.step(steps[size_t(member.steps)]);
+        for (member.steps = kSavedSteps; member.steps < 4;)
+          member.step(steps[size_t(member.steps)]);
         const Values weights = member.weights();
         if (member.comm.rank() == 0) found = weights;
       });

@@ -1,0 +1,60 @@
+"""What the tests of `./lockstep show` share: plans, and traces of a few operations."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import step_page  # noqa: E402
+
+BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
+# Devices, chunks (stages of each), micro-batches.
+SCHEDULES = {"naive": (3, 1, 1), "gpipe": (4, 1, 8), "1f1b": (4, 1, 8), "interleaved": (4, 2, 8)}
+
+
+def show(*words):
+    return subprocess.run([sys.executable, str(ROOT / "tools/step_page.py"), "--build", str(BUILD),
+                           *map(str, words)], capture_output=True, text=True, timeout=100)
+
+
+def plan_of(stage, *words):
+    return step_page.plan_of(step_page.plans(BUILD)[stage], list(map(str, words)))
+
+
+def schedule_words(schedule):
+    devices, chunks, micro_batches = SCHEDULES[schedule]
+    return ("--schedule", schedule, "--stages", devices, "--chunks", chunks, "--micro-batches",
+            micro_batches)
+
+
+def write_trace(path, lanes, memory=()):
+    """A trace of one process: a stream's (begin, end, operation, layer, enqueued), in ms; and its
+    memory, (ms, MiB in use from then on)."""
+    events = [{"ph": "C", "name": "memory", "pid": 0, "tid": 0, "ts": 1e3 * at,
+               "args": {"bytes": round(mebibytes * 2**20)}} for at, mebibytes in memory]
+    events[:0] = [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "cpu:0"}}]
+    for number, (stream, spans) in enumerate(lanes.items()):
+        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": number,
+                       "args": {"name": stream}})
+        events += [{"ph": "X", "name": operation, "pid": 0, "tid": number, "ts": 1e3 * begin,
+                    "dur": 1e3 * (end - begin), "args": {"layer": layer, "queued": 1e3 * queued}}
+                   for begin, end, operation, layer, queued in spans]
+    path.write_text(json.dumps({"traceEvents": events, "otherData": {"zero_ns": 0}}))
+    return path
+
+
+def small_trace(path, memory=()):
+    """A step from 1 to 3 ms: conv1 forward and backward, a bucket's all-reduce, a pause; and the first
+    operation of the next step, which the host enqueues already."""
+    updates = [(end - 0.1, end, "sgd_update", "", end - 0.9) for end in (1, 3)]
+    return write_trace(path, {
+        "compute": sorted([*updates, (1.0, 1.4, "conv2d", "conv1", 1.1), (1.4, 1.5, "relu", "conv1", 1.12),
+                           (1.5, 1.6, "nll_loss", "loss", 1.13), (1.6, 2.2, "conv2d_backward_weight", "conv1", 1.6),
+                           (3.1, 3.2, "conv2d", "conv1", 2.8)]),
+        "communication": [(2.2, 2.5, "all_reduce", "bucket 0/ring", 1.65)]}, memory)
+
+
+MEMORY = [(0.2, 1), (0.8, 3), (1.5, 6), (1.5, 4), (2.75, 1.5), (3.5, 9)]  # 1.5 ms: two changes at once
