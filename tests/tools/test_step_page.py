@@ -1,7 +1,6 @@
 """`./lockstep show`: a page that steps through a step, and the drawings on it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import step_page  # noqa: E402
 import step_rows  # noqa: E402
 from operation_kinds import MESSAGES, OTHER, PRODUCTS  # noqa: E402
 from step_drawing import CLASSES, Drawing, FILLS, PAPER, stacked, ticks  # noqa: E402
-from step_page_support import (BUILD, MEMORY, plan_of, schedule_words, show, small_trace,  # noqa: E402
+from step_page_support import (BUILD, MEMORY, plan_of, show, small_trace,  # noqa: E402
                                write_trace)
 from step_rows import Bar, Row, Step  # noqa: E402
 
