@@ -154,5 +154,18 @@ TEST_CASE("Two synchronised ranks learn Fashion-MNIST with ResNet-18", "[converg
   CHECK(accuracy >= (full_campaign() ? 0.7929 : 0.5));
 }
 
+// --- Stage 06: what the ranks kept whole is divided ----------------------------------------------
+
+TEST_CASE("Two ranks that share out everything learn Fashion-MNIST as one process does",
+          "[convergence][sharded]") {
+  const std::vector<std::string> options{"--model",      "seed",    "--lr",   "0.01",
+                                         "--no-dropout", "--order", "sampler"};
+  const double one = train(options).accuracy.at(0);
+  const double two = train(options, "06-fully-sharded", "cpu:0,cpu:1").accuracy.at(0);
+  INFO("one process " << one << ", two ranks " << two);
+  CHECK(std::abs(one - two) <= 0.005);
+  CHECK(one > 0.5);
+}
+
 }  // namespace
 }  // namespace lockstep
