@@ -383,28 +383,33 @@ TEST_CASE("A child does not outlive a killed parent", "[verdict]") {
   CHECK_FALSE(keeps_running(read_file(stages / "record.hangs")));
 }
 
-/// Stage 02 with --baseline; `planted`, if not empty, is the program that takes its place.
-ProcessResult run_stage02(const std::string& planted, const Words& options) {
+/// A stage with --baseline; `planted`, if not empty, is the program that takes its place.
+ProcessResult run_stage(const std::string& stage, const std::string& planted,
+                        const Words& options) {
   const testing::TempDir build;
-  for (const std::string name : {"01-single-gpu", "02-dataparallel"}) {
+  for (const std::string name : {std::string("01-single-gpu"), stage}) {
     std::filesystem::create_directory(build.path() / name);
-    const bool replaced = name == "02-dataparallel" && !planted.empty();
+    const bool replaced = name == stage && !planted.empty();
     std::filesystem::copy_file(
         replaced ? build_dir() + "/tests/faults/" + planted : stage_binary(name),
         build.path() / name / name);
   }
-  return run_process(
-      Words{build.path() / "02-dataparallel" / "02-dataparallel", "--baseline", "--devices",
-            "cpu:0,cpu:1,cpu:2", "--data", "synthetic:64:16", "--batch-size", "8"} +
-          options,
-      kDeadline);
+  return run_process(Words{build.path() / stage / stage, "--baseline", "--devices",
+                           "cpu:0,cpu:1,cpu:2", "--data", "synthetic:64:16", "--batch-size", "8"} +
+                         options,
+                     kDeadline);
 }
 
-void check_speed_up(const ProcessResult& run, bool right) {
+ProcessResult run_stage02(const std::string& planted, const Words& options) {
+  return run_stage("02-dataparallel", planted, options);
+}
+
+void check_speed_up(const ProcessResult& run, bool right,
+                    const std::string& stage = "02-dataparallel") {
   INFO(story(run));
   CHECK(run.status == (right ? 0 : 1));
   CHECK((run.out.find("\n  speed-up ") != run.out.npos) == right);
-  if (!right) CHECK_THAT(run.err, ContainsSubstring("the weights of 02-dataparallel are not"));
+  if (!right) CHECK_THAT(run.err, ContainsSubstring("the weights of " + stage + " are not"));
 }
 
 TEST_CASE("Stage 02 is as good as its speed-up, and without a replica's gradient shows none",
@@ -423,6 +428,18 @@ TEST_CASE("Under Adam the wrong gradient and the wrong bias correction show no s
     check_speed_up(run_stage02("miscounting-stage02", options), false);
   }
   check_speed_up(run_stage02("miscounting-stage02", {}), true);  // SGD does not count steps
+}
+
+TEST_CASE("A sharded update whose result the other ranks do not get shows no speed-up",
+          "[verdict][sharded]") {
+  for (const std::string kind : {"sgd", "adamw"}) {
+    INFO(kind);
+    const Words options{"--model", "seed", "--shard", "optimizer", "--optimizer", kind};
+    for (const std::string planted : {"", "forgetful-stage06"}) {
+      check_speed_up(run_stage("06-fully-sharded", planted, options), planted.empty(),
+                     "06-fully-sharded");
+    }
+  }
 }
 
 TEST_CASE("A reader that leaves ends a comparison without a trace", "[verdict]") {
