@@ -53,7 +53,9 @@ std::vector<Unit*> FullyShardedDataParallel::make_units(Layers layers, UnitSize 
     Layers of_unit;
     std::move(next, next + std::ptrdiff_t(count), std::back_inserter(of_unit));
     next += std::ptrdiff_t(count);
-    const std::string name = of_unit.front()->name();
+    const auto named = std::ranges::find_if(
+        of_unit, [](const auto& layer) { return !layer->parameters().empty(); });
+    const std::string name = (named == of_unit.end() ? of_unit.front() : *named)->name();
     units.push_back(&add_module(name, std::make_unique<Unit>(std::move(of_unit), messages_)));
   }
   return units;

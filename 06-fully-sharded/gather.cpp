@@ -31,8 +31,8 @@ void gather(const GatherOptions& options) {
   for (size_t shard = 0; shard < checkpoint.shards(); ++shard) checkpoint.verify(shard);
   const std::vector<StateTensor> weights = join_weights(checkpoint);
   save_weights(options.out, weights);
-  fmt::print("Joined {} shards of {}: {} tensors, {} bytes in {}\n", checkpoint.shards(),
-             options.checkpoint, weights.size(), std::filesystem::file_size(options.out),
+  fmt::print("Joined {} shard{} of {}: {} tensors, {} bytes in {}\n", checkpoint.shards(),
+             checkpoint.shards() == 1 ? "" : "s", options.checkpoint, weights.size(), std::filesystem::file_size(options.out),
              options.out);
 }
 

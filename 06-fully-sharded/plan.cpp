@@ -276,6 +276,9 @@ void check(const PlanOptions& options) {
   const std::string& reshard = options.reshard_after_forward;
   require(reshard == "yes" || reshard == "no", "--reshard-after-forward: '{}', expected yes or no",
           reshard);
+  require(options.shares(ShardKind::parameters) || options.prefetch <= 1,
+          "--prefetch: for --shard parameters; with {} parameters are never given back",
+          options.shard);
 }
 
 }  // namespace

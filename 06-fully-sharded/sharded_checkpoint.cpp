@@ -43,6 +43,10 @@ void read_json(const std::string& text, const std::string& what, Use&& use) {
 /// The text under `key`. Throws BadInput if there is none.
 std::string text_of(const SafetensorsStream& file, const std::string& key) {
   const auto found = file.metadata().find(key);
+  require(key == kShardKey || !file.metadata().contains(kShardKey),
+          "{}: is one shard of a checkpoint; give the file that joins them, without .rank-... in its "
+          "name",
+          file.path().string());
   require(found != file.metadata().end() && file.checksums() == Checksums::crc32,
           "{}: found no {}, expected a file of a sharded checkpoint; begin anew from whole weights "
           "with --load",
@@ -139,8 +143,8 @@ void ShardedCheckpoint::open_shard(size_t rank, int64_t steps) {
   const fs::path shard = shard_path(path_, int(rank), int(world_size));
   std::error_code none;
   require(fs::exists(shard, none) || none,
-          "{}: is missing, one of the {} shards of {}; bring it back, or take another checkpoint",
-          shard.string(), world_size, path_.string());
+          "{}: is missing, shard {} of {} of {}; bring it back, or take another checkpoint",
+          shard.string(), rank + 1, world_size, path_.string());
   SafetensorsStream file(shard);
   require(file.header_checksum() == index_.checksums[rank],
           "{}: has the checksum {}, expected {} as {} says; the files were not saved together, "

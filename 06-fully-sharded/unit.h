@@ -32,7 +32,7 @@ struct UnitMessages {
   Stream passes, communication;
   PhaseTimer pass_times{passes}, communication_times{communication};
   int64_t bytes_sent = 0;  // of parameters and gradients, by this rank, in training
-  bool counts = true;      // false: evaluation, or a file is written
+  bool counts = false;     // true: since a training pass has begun, and until evaluation
 
   bool shards(ShardKind what) const { return kind >= what; }
   /// The passes wait for `event`; that is time in which they do not compute.

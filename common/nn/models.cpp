@@ -91,6 +91,10 @@ ModelKind parse_model(std::string_view text) {
                  text);
 }
 
+bool has_batch_norm(ModelKind kind) {
+  return kind == ModelKind::seed_bn || kind == ModelKind::resnet18;
+}
+
 Model make_model(const ModelOptions& options) {
   const bool residual = options.kind == ModelKind::resnet18,
              linear = options.kind == ModelKind::mlp;

@@ -14,6 +14,9 @@ enum class ModelKind { seed, seed_bn, seed_skip, mlp, resnet18 };
 /// By name, "seed-bn"; throws BadInput otherwise.
 ModelKind parse_model(std::string_view text);
 
+/// Whether it normalises batches, so that it matters which samples a device sees together.
+bool has_batch_norm(ModelKind kind);
+
 struct ModelOptions {
   ModelKind kind = ModelKind::seed;
   int64_t width = 64;  // ResNet-18: channels of the first block; mlp: a quarter of its features

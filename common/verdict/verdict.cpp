@@ -131,7 +131,7 @@ Comparison::Comparison(const StageInfo& stage, const CommandLine& line)
                  {}},
       in_parts_{"reference", reference_.path.parent_path() / "reference", {}} {
   require_built(reference_);
-  if (stage.emulate && parse_model(options_.model) != ModelKind::seed) {
+  if (stage.emulate && has_batch_norm(parse_model(options_.model))) {
     stage.emulate(1);  // throws if the options alone rule it out
     require_built(in_parts_);
   }
@@ -182,7 +182,7 @@ Proof Comparison::prove() {
   const size_t devices = device_count(read_metrics(options.metrics, own_.name), own_.name);
 
   const ModelKind model = parse_model(options.model);
-  if (stage_.emulate && model != ModelKind::seed) options.emulate = stage_.emulate(devices);
+  if (stage_.emulate && has_batch_norm(model)) options.emulate = stage_.emulate(devices);
   const Program& other = options.emulate == "none" ? reference_ : in_parts_;
   options.save = reference;
   options.metrics.clear();

@@ -170,7 +170,7 @@ TEST_CASE("A rank's peak of memory is that of the formula and one constant",
     return run.metrics.at("peak_memory_bytes").get<std::vector<double>>();
   };
   for (const std::string& way : kWays) {
-    if (way == "none" || (way == "gradients" && !full_campaign())) continue;
+    if ((way == "none" || way == "gradients") && !full_campaign()) continue;
     const double constant = peaks(way, 1)[0] - kept_bytes(way, parameters, 1);
     CHECK(constant < 80e6);
     for (const int ranks : {2, 4}) {

@@ -129,7 +129,7 @@ TEST_CASE("The help has every option in a group, a stage's own beside its like",
   std::map<std::string, std::map<std::string, std::set<std::string>>> found;
   for (const std::string program :
        {"01-single-gpu", "01-single-gpu/reference", "02-dataparallel", "03-model-split",
-        "03-model-split/tensor-split", "04-ddp", "05-syncbn-checkpoint"}) {
+        "03-model-split/tensor-split", "04-ddp", "05-syncbn-checkpoint", "06-fully-sharded"}) {
     INFO(program);
     auto groups = groups_of(program);
     std::erase_if(groups, [](const auto& group) {  // CLI11's own, whose name is its version's
@@ -137,6 +137,7 @@ TEST_CASE("The help has every option in a group, a stage's own beside its like",
     });
     std::set<std::string> headings{"Data", "Network", "Training", "Devices", "Output"};
     if (program >= "04") headings.insert("Ranks");
+    if (program >= "06") headings.insert("Sharding");
     for (const auto& [heading, options] : groups) CHECK(headings.erase(heading) == 1);
     CHECK(headings.empty());
     found[program] = groups;
@@ -153,6 +154,10 @@ TEST_CASE("The help has every option in a group, a stage's own beside its like",
   CHECK(last["Ranks"].contains("--ddp"));
   CHECK(last["Ranks"].contains("--backend"));
   CHECK(last["Output"].contains("--checkpoint-dir"));
+  auto& sharded = found["06-fully-sharded"];
+  CHECK(sharded["Sharding"].contains("--unit"));
+  CHECK(sharded["Ranks"].contains("--backend"));
+  CHECK_FALSE(sharded["Ranks"].contains("--bucket-mb"));
 }
 
 TEST_CASE("An output that could not be written is refused before training", "[faults]") {

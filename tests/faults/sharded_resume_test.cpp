@@ -182,7 +182,7 @@ TEST_CASE("A damaged, truncated or missing shard is named, and the checkpoint be
     damage(how, shard_path(newest, 1, 2));
     const std::string words = how == "damaged"     ? "has the checksum"
                               : how == "truncated" ? "the file is truncated"
-                                                   : "is missing, one of the 2 shards";
+                                                   : "is missing, shard ";
     const Words resumed = all + Words{"--save", jobs / "resumed"};
     refused(jobs, Words{stage06()} + kRun + resumed + Words{"--resume", newest}, words);
     refused(jobs, {gather(), newest, jobs / "joined"}, words);

@@ -132,6 +132,9 @@ TEST_CASE("Initialising and loading have one unit in full at a time", "[sharded]
     member.device().memory().reset_peak();
     const int64_t before = member.device().memory().current();
     member.network.initialize(Initializer::normal, 7);
+    member.network.load_units([&](Unit& unit) {  // as load_weights() does
+      member.comm.broadcast(member.stream, unit.values(), 0);
+    });
     most[rank] = member.device().memory().peak() - before;
     for (const Unit* unit : member.network.units()) {
       largest[rank] = std::max(largest[rank], unit->length() * int64_t(sizeof(Real)));
