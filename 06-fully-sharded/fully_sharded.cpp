@@ -53,9 +53,7 @@ std::vector<Unit*> FullyShardedDataParallel::make_units(Layers layers, UnitSize 
     Layers of_unit;
     std::move(next, next + std::ptrdiff_t(count), std::back_inserter(of_unit));
     next += std::ptrdiff_t(count);
-    const auto named = std::ranges::find_if(
-        of_unit, [](const auto& layer) { return !layer->parameters().empty(); });
-    const std::string name = (named == of_unit.end() ? of_unit.front() : *named)->name();
+    const std::string name = name_of_unit(of_unit);
     units.push_back(&add_module(name, std::make_unique<Unit>(std::move(of_unit), messages_)));
   }
   return units;

@@ -32,8 +32,8 @@ void gather(const GatherOptions& options) {
   const std::vector<StateTensor> weights = join_weights(checkpoint);
   save_weights(options.out, weights);
   fmt::print("Joined {} shard{} of {}: {} tensors, {} bytes in {}\n", checkpoint.shards(),
-             checkpoint.shards() == 1 ? "" : "s", options.checkpoint, weights.size(), std::filesystem::file_size(options.out),
-             options.out);
+             checkpoint.shards() == 1 ? "" : "s", options.checkpoint, weights.size(),
+             std::filesystem::file_size(options.out), options.out);
 }
 
 }  // namespace

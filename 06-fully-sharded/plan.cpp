@@ -53,7 +53,7 @@ DrawnUnit drawn(const Layers& layers, int ranks) {
     }
   }
   const int64_t bytes = padded_length(end, ranks) * int64_t(sizeof(Real));
-  return {layers.front()->name(), std::max(1.0, double(with_parameters.size())),
+  return {name_of_unit(layers), std::max(1.0, double(with_parameters.size())),
           double(bytes) / (1 << 20)};
 }
 

@@ -43,10 +43,11 @@ void read_json(const std::string& text, const std::string& what, Use&& use) {
 /// The text under `key`. Throws BadInput if there is none.
 std::string text_of(const SafetensorsStream& file, const std::string& key) {
   const auto found = file.metadata().find(key);
-  require(key == kShardKey || !file.metadata().contains(kShardKey),
-          "{}: is one shard of a checkpoint; give the file that joins them, without .rank-... in its "
-          "name",
-          file.path().string());
+  require(
+      key == kShardKey || !file.metadata().contains(kShardKey),
+      "{}: is one shard of a checkpoint; give the file that joins them, without .rank-... in its "
+      "name",
+      file.path().string());
   require(found != file.metadata().end() && file.checksums() == Checksums::crc32,
           "{}: found no {}, expected a file of a sharded checkpoint; begin anew from whole weights "
           "with --load",

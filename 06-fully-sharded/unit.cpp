@@ -1,5 +1,6 @@
 #include "06-fully-sharded/unit.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/core/error.h"
@@ -14,6 +15,12 @@ ShardKind parse_shard_kind(const std::string& text) {
   require(text == "parameters", "--shard: '{}', expected none, optimizer, gradients or parameters",
           text);
   return ShardKind::parameters;
+}
+
+std::string name_of_unit(const Layers& layers) {
+  const auto named =
+      std::ranges::find_if(layers, [](const auto& layer) { return !layer->parameters().empty(); });
+  return (named == layers.end() ? layers.front() : *named)->name();
 }
 
 void UnitMessages::await(const Event& event) {

@@ -13,6 +13,9 @@
 
 namespace lockstep {
 
+/// The name of its first layer with parameters, if any has some.
+std::string name_of_unit(const Layers& layers);
+
 /// What the ranks share out instead of keeping it W times; each way shares what the one before it
 /// does, too (ZeRO, Rajbhandari et al., arXiv 1910.02054).
 enum class ShardKind {

@@ -387,7 +387,7 @@ TEST_CASE("A child does not outlive a killed parent", "[verdict]") {
 ProcessResult run_stage(const std::string& stage, const std::string& planted,
                         const Words& options) {
   const testing::TempDir build;
-  for (const std::string name : {std::string("01-single-gpu"), stage}) {
+  for (const std::string& name : {std::string("01-single-gpu"), stage}) {
     std::filesystem::create_directory(build.path() / name);
     const bool replaced = name == stage && !planted.empty();
     std::filesystem::copy_file(
