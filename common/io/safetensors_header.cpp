@@ -29,7 +29,8 @@ void refuse_pickles(std::span<const std::byte> first, const std::string& what) {
 std::size_t header_length(std::span<const std::byte> first, std::uint64_t size,
                           const std::string& what) {
   std::uint64_t length = 0;
-  std::memcpy(&length, first.data(), std::min(first.size(), kLengthBytes));
+  std::copy_n(first.begin(), std::min(first.size(), kLengthBytes),
+              reinterpret_cast<std::byte*>(&length));
   const std::uint64_t rest = size - std::min<std::uint64_t>(size, kLengthBytes);
   // A header of 640 bytes begins like a pickle: only a length that cannot be right is one.
   if (length > std::min<std::uint64_t>(rest, kMaxHeader)) refuse_pickles(first, what);
