@@ -43,6 +43,10 @@ class FullyShardedDataParallel final : public Module {
   FullyShardedDataParallel(std::unique_ptr<Module> network, Stream passes, Communicator& comm,
                            const ExchangeTexts& exchange, Stream communication,
                            const ShardingOptions& options);
+  /// Units give their memory back behind their messages, so they go before those.
+  ~FullyShardedDataParallel() override { release_children(); }
+  FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
+  FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;
 
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;

@@ -1,7 +1,6 @@
 #include "common/io/safetensors_header.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <vector>
 
