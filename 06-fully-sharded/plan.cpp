@@ -273,12 +273,10 @@ Plan make_plan(const PlanOptions& options) {
 
 void check(const PlanOptions& options) {
   parse_unit(options.unit);
-  const std::string& reshard = options.reshard_after_forward;
-  require(reshard == "yes" || reshard == "no", "--reshard-after-forward: '{}', expected yes or no",
-          reshard);
+  const std::string& keep = options.reshard_after_forward;
+  require(keep == "yes" || keep == "no", "--reshard-after-forward: '{}', expected yes or no", keep);
   require(options.shares(ShardKind::parameters) || options.prefetch <= 1,
-          "--prefetch: for --shard parameters; with {} parameters are never given back",
-          options.shard);
+          "--prefetch: for --shard parameters; with {} parameters always stay", options.shard);
 }
 
 }  // namespace
