@@ -275,8 +275,6 @@ void check(const PlanOptions& options) {
   parse_unit(options.unit);
   const std::string& keep = options.reshard_after_forward;
   require(keep == "yes" || keep == "no", "--reshard-after-forward: '{}', expected yes or no", keep);
-  require(options.shares(ShardKind::parameters) || options.prefetch <= 1,
-          "--prefetch: for --shard parameters; with {} parameters always stay", options.shard);
 }
 
 }  // namespace

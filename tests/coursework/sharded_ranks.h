@@ -103,6 +103,7 @@ inline Layers one_layer(int64_t elements) {
 struct OneUnit {
   explicit OneUnit(ShardKind kind = ShardKind::parameters)
       : messages{kind, other, device.stream, communication}, unit(one_layer(kLine + 2), messages) {
+    messages.counts = true;  // as in training
     unit.value_shard().copy_from_host(Values(size_t(kLine), 1));
     communication.synchronize();
     unit.shard_was_updated();
