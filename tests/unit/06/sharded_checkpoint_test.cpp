@@ -121,8 +121,7 @@ TEST_CASE("Shards that are missing, or of another save, are named", "[sharded][c
   const std::string whole = testing::read_file(shard_1);
   fs::remove(shard_1);
   CHECK_THAT(refusal_of(path),
-             ContainsSubstring("rank-1-of-2.safetensors: is missing, one of the 2 "
-                               "shards of") &&
+             ContainsSubstring("rank-1-of-2.safetensors: is missing, shard 2 of 2 of") &&
                  ContainsSubstring("bring it back, or take another checkpoint"));
   for (const fs::path& wrong : {shard_0, shard_path(other, 1, 2)}) {
     fs::copy_file(wrong, shard_1, fs::copy_options::overwrite_existing);
@@ -132,7 +131,7 @@ TEST_CASE("Shards that are missing, or of another save, are named", "[sharded][c
   testing::write_file(shard_1, whole);
   CHECK(refusal_of(path).empty());
   // A single file is no checkpoint of this kind.
-  CHECK_THAT(refusal_of(shard_0), ContainsSubstring("found no lockstep.training"));
+  CHECK_THAT(refusal_of(shard_0), ContainsSubstring("is one shard of a checkpoint; give the file"));
 }
 
 TEST_CASE("Shards that do not make up the network are refused", "[sharded][checkpoint]") {
