@@ -98,7 +98,7 @@ class FullyShardedDataParallel final : public Module {
   void average_loss();
 
   ShardingOptions options_;
-  mutable UnitMessages messages_;
+  UnitMessages messages_;
   std::vector<Unit*> units_;
   FlatBuffers buffers_;
   RunningStatistics running_statistics_;
