@@ -200,6 +200,7 @@ TEST_CASE("After a kill the ranks train again within moments", "[faults][ddp]") 
   CHECK(jobs.processes() == Words{});
 }
 
+// Whichever that is: an all-reduce of a step, or what an evaluation begins with.
 TEST_CASE("A rank that stands still is named with the collective that misses it",
           "[faults][ddp][row68]") {
   const Jobs jobs;
@@ -214,9 +215,7 @@ TEST_CASE("A rank that stands still is named with the collective that misses it"
   CHECK(seconds_since(begin) < 2 + promised(4));
   CHECK(run.status != 0);
   const std::string told = jobs.text("out/rank_0.err") + jobs.text("out/rank_1.err");
-  CHECK_THAT(told, ContainsSubstring("collective "));
-  CHECK_THAT(told, ContainsSubstring("all_reduce of"));
-  CHECK_THAT(told, ContainsSubstring("rank 2"));
+  CHECK_THAT(told, ContainsSubstring("collective ") && ContainsSubstring("rank 2"));
   // Not the ranks that gave it up.
   CHECK_THAT(run.err, StartsWith(fmt::format("error: rank 2 (pid {}) was stopped", ranks[2])));
   CHECK(jobs.processes() == Words{});

@@ -57,6 +57,7 @@ struct Told {
     const auto device = open_device({DeviceId::Kind::cpu, 0}, {.trace = true});
     const Stream stream = device->create_stream("compute"), late = device->create_stream("late");
     const Tensor other_loss = Tensor::empty(late, {1});
+    late.synchronize();  // so that the trace has it before what the other stream allocates
     Options options;
     options.batch_size = 4;
     options.log_interval = 2;
