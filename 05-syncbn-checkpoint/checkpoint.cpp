@@ -138,7 +138,7 @@ std::vector<StateTensor> read_optimizer(const fs::path& checkpoint, const std::s
 
 Checkpoint read_checkpoint(const fs::path& path) {
   const SafetensorsFile file = load_safetensors(path);
-  refuse_sharded(file.metadata(), path.string());
+  refuse_incomplete(file.metadata(), path.string());
   const std::string training = text_under(file, kTrainingKey);
   require(!training.empty() && file.checksums() == Checksums::crc32,
           "{}: found weights without {}, expected a checkpoint; begin anew from such a file with "

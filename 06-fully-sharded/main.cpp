@@ -131,6 +131,7 @@ int main(int argc, char** argv) {
        .emulate = [&](size_t devices) { return own.emulation(devices); },
        .order = "sampler",
        .model = "mlp",
+       .optimizer = "adamw",
        .start_ranks = [&](const auto& options) { return lockstep::start_ranks(options, own); }},
       argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
 }

@@ -7,9 +7,9 @@
 #include <set>
 
 #include "06-fully-sharded/shard_plan.h"
+#include "06-fully-sharded/stage_options.h"
 #include "06-fully-sharded/unit.h"
 #include "06-fully-sharded/unit_plan.h"
-#include "common/core/error.h"
 #include "common/nn/models.h"
 
 namespace lockstep {
@@ -271,12 +271,6 @@ Plan make_plan(const PlanOptions& options) {
   return plan;
 }
 
-void check(const PlanOptions& options) {
-  parse_unit(options.unit);
-  const std::string& keep = options.reshard_after_forward;
-  require(keep == "yes" || keep == "no", "--reshard-after-forward: '{}', expected yes or no", keep);
-}
-
 }  // namespace
 }  // namespace lockstep
 
@@ -293,6 +287,8 @@ int main(int argc, char** argv) {
   parser.add("--width", options.width, "channels of ResNet-18's first block", {1, 1024});
   parser.add("--units-per-mib", options.units_per_mib,
              "how long a MiB's all-gather takes, in layers' forwards", {0.001, 1e6});
-  parser.check_afterwards([&] { lockstep::check(options); });
+  parser.check_afterwards([&] {
+    lockstep::check_sharding(parser, options.shard, options.unit, options.reshard_after_forward);
+  });
   return lockstep::print_plan(argc, argv, parser, [&] { return lockstep::make_plan(options); });
 }

@@ -17,6 +17,17 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr int64_t kFormatVersion = 1;
+// Keys of the free text of the checkpoint's own file, and of a shard.
+constexpr const char* kShardsKey = "lockstep.shards";
+constexpr const char* kShardKey = "lockstep.shard";
+
+/// What other programs say of a file of the checkpoint at `path`.
+std::string incomplete(const char* what, const fs::path& path) {
+  return fmt::format(
+      "{} of a sharded checkpoint; resume from it with 06-fully-sharded, or join its shards: "
+      "build/06-fully-sharded/gather DIR/{} OUT",
+      what, path.filename().string());
+}
 
 /// "momentum.conv1.weight"
 std::string tensor_name(const std::string& state, const std::string& parameter) {
@@ -75,8 +86,10 @@ std::string save_shard(const fs::path& path, const ShardPlace& place,
                      {"rank", place.rank},
                      {"world_size", place.world_size},
                      {"first", first}};
-  return save_safetensors(shard_path(path, place.rank, place.world_size), entries,
-                          {{"format", "pt"}, {kShardKey, text.dump()}}, Checksums::crc32);
+  return save_safetensors(
+      shard_path(path, place.rank, place.world_size), entries,
+      {{"format", "pt"}, {kShardKey, text.dump()}, {kIncompleteKey, incomplete("one shard", path)}},
+      Checksums::crc32);
 }
 
 std::string ShardIndex::to_json() const {
@@ -119,7 +132,10 @@ void commit_shards(const fs::path& path, const ShardIndex& index, const std::str
             shard.string(), rank);
   }
   save_safetensors(path, file_entries(running),
-                   {{"format", "pt"}, {kTrainingKey, training}, {kShardsKey, index.to_json()}},
+                   {{"format", "pt"},
+                    {kTrainingKey, training},
+                    {kShardsKey, index.to_json()},
+                    {kIncompleteKey, incomplete("the first file", path)}},
                    Checksums::crc32);
 }
 

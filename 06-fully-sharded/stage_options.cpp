@@ -23,16 +23,20 @@ void ShardedStageOptions::add_to(OptionParser& parser) {
              {"units that are fetched while another one computes", Role::all_ranks}, {0, 1024});
   parser.add("--reshard-after-forward", reshard_after_forward,
              {"no: parameters stay whole from forward to backward", Role::all_ranks});
-  parser.check_afterwards([this, &parser] {
-    const ShardKind kind = parse_shard_kind(shard);
-    parse_unit(unit);
-    require(reshard_after_forward == "yes" || reshard_after_forward == "no",
-            "--reshard-after-forward: '{}', expected yes or no", reshard_after_forward);
-    for (const char* option : {"--prefetch", "--reshard-after-forward"}) {
-      require(kind == ShardKind::parameters || !parser.given(option),
-              "{}: for --shard parameters; with {} parameters are never given back", option, shard);
-    }
-  });
+  parser.check_afterwards(
+      [this, &parser] { check_sharding(parser, shard, unit, reshard_after_forward); });
+}
+
+void check_sharding(const OptionParser& parser, const std::string& shard, const std::string& unit,
+                    const std::string& reshard_after_forward) {
+  const ShardKind kind = parse_shard_kind(shard);
+  parse_unit(unit);
+  require(reshard_after_forward == "yes" || reshard_after_forward == "no",
+          "--reshard-after-forward: '{}', expected yes or no", reshard_after_forward);
+  for (const char* option : {"--prefetch", "--reshard-after-forward"}) {
+    require(kind == ShardKind::parameters || !parser.given(option),
+            "{}: for --shard parameters; with {} parameters are never given back", option, shard);
+  }
 }
 
 ShardingOptions ShardedStageOptions::sharding_options() const {

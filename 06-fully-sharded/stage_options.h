@@ -18,6 +18,11 @@ struct ShardedStageOptions : CheckpointStageOptions {
   ShardingOptions sharding_options() const;
 };
 
+/// Throws BadInput for values of --shard, --unit and --reshard-after-forward that are none, and for
+/// options that have no meaning under that --shard.
+void check_sharding(const OptionParser& parser, const std::string& shard, const std::string& unit,
+                    const std::string& reshard_after_forward);
+
 /// As stage 05's, for this stage's options, too.
 void require_same_settings(ProcessGroup& group, const Options& options,
                            const ShardedStageOptions& own, const DatasetPair& data);

@@ -129,32 +129,36 @@ def message_lines(rows):
 
 # ResNet-18 over a cable of 1 Gbit/s: its 44.7 MB of gradients take about 370 ms to pass.
 CABLE = "1gbit"
-OVERLAP_RUN = ("--data", "synthetic:256:10", "--model", "resnet18", "--batch-size", "64", "--lr",
-               "0.01", "--log-interval", "1000")
+CABLE_RUN = ("--data", "synthetic:256:10", "--model", "resnet18", "--batch-size", "64", "--lr",
+             "0.01", "--log-interval", "1000")
 NOT_PERMITTED = 77  # the exit status of tools/two-hosts where the machine does not permit it
 
 
 def overlap(options):
     """What overlap hides of a slow network's time, between two hosts."""
+    return cable_group("overlap", options, DDP, {"overlap": (), "no overlap": ("--no-overlap",)})
+
+
+def cable_group(part, options, stage, contenders):
+    """One stage on two hosts, with the options of each contender."""
     if "resnet18" not in options.models:
         return []
-    runs = {name: Run(name, 10.0, lambda more=more: overlap_round(*more))
-            for name, more in (("overlap", ()), ("no overlap", ("--no-overlap",)))}
+    runs = {name: Run(name, 10.0, lambda more=more: cable_round(stage, *more))
+            for name, more in contenders.items()}
 
     def figures(found):
         return {name: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
                 for name, rounds in found.items()}
-    return [Group("overlap", runs, options.rounds, lambda found: overlap_lines(figures(found)),
-                  figures)]
+    return [Group(part, runs, options.rounds, lambda found: cable_lines(figures(found)), figures)]
 
 
-def overlap_round(*more):
+def cable_round(stage, *more):
     """Seconds per step of two ranks on two hosts, by part."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         path = Path(folder) / "metrics.json"
         try:
             bench_runs.run_together([ROOT / "tools/two-hosts", "--rate", CABLE,
-                                     bench_runs.program(DDP), *OVERLAP_RUN, *more,
+                                     bench_runs.program(stage), *CABLE_RUN, *more,
                                      "--metrics", path],
                                     stdout=subprocess.DEVNULL, stderr=errors)
         except subprocess.CalledProcessError as error:
@@ -165,7 +169,7 @@ def overlap_round(*more):
         return json.loads(path.read_text())["per_step_seconds"]
 
 
-def overlap_lines(figures):
+def cable_lines(figures):
     lines = []
     for name, parts in figures.items():
         hidden = 1 - parts["exposed_communication"] / parts["communication"]

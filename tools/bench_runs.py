@@ -16,7 +16,8 @@ STAGE = "01-single-gpu"
 # What a run takes on a core of an Intel Xeon (AVX-512, 2026), in seconds: the start of a process,
 # and one sample by network and width. So it can say before the first run how long all will take.
 START, TORCH_START = 0.3, 5.0
-SAMPLE = {"seed": 4.5e-5, "seed-bn": 6e-5, "resnet18": 0.024, "resnet18 16": 0.002}
+SAMPLE = {"seed": 4.5e-5, "seed-bn": 6e-5, "resnet18": 0.024, "resnet18 16": 0.002,
+          "mlp 512": 1.2e-3}
 TORCH_SLOWER = {"seed": 2.2, "resnet18": 1.2}
 
 

@@ -6,8 +6,8 @@ build/comparison/, as JSON and as figures. Options not listed here are passed to
 (build/01-single-gpu/01-single-gpu --help lists them).
 
 All stages do the same work: they train with the same options and the same order of samples (--order
-sampler). A stage with another default network (stage 05: seed-bn) is compared with a further run of
-stage 01 on that network. A speed-up is shown where ten untimed steps (the stage's --baseline)
+sampler). A stage with another default network or optimizer (stage 05: seed-bn, stage 06: mlp, adamw)
+is compared with a further run of stage 01 that has them, too. A speed-up is shown where ten untimed steps (the stage's --baseline)
 proved that both train the same weights.
 """
 
@@ -113,8 +113,7 @@ def check_devices(options):
 
 def work_of(run):
     """What a run trained: equal for two runs of the same work."""
-    config = run["metrics"]["config"]
-    return config["model"], config["order"]
+    return {name: run["metrics"]["config"][name] for name in ("model", "optimizer", "order")}
 
 
 def find_reference(run, runs):
@@ -127,14 +126,15 @@ def add_missing_reference(run, runs, options):
     """Trains with stage 01 the work of another stage's run, if that has not been done."""
     failed = any(other["stage"] == STAGE and other["status"] != 0 for other in runs)
     if STAGE in options.stages and not failed and find_reference(run, runs) is None:
-        runs.append(train(STAGE, options, model=work_of(run)[0]))
+        work = work_of(run)
+        runs.append(train(STAGE, options, model=work["model"], optimizer=work["optimizer"]))
 
 
 def prove(run, options):
     """Whether a stage trains stage 01's weights: its --baseline's proof, or why there is none."""
     metrics = run["metrics"]
     changes = {"data": stand_in_data(options, PROOF_STEPS * metrics["batch_size"]),
-               "model": metrics["config"]["model"], "epochs": 1, "max_steps": TIMED_STEPS}
+               **work_of(run), "epochs": 1, "max_steps": TIMED_STEPS}
     status, reason, proved = measured_run(program_of(run["stage"], options),
                                           ["--baseline", *arguments(options, **changes)], quiet=True)
     return (proved["baseline"], "") if status == 0 else (None, reason)
@@ -147,7 +147,8 @@ def add_speed_up(run, runs, options):
         return
     reference = find_reference(run, runs)
     if reference is None:
-        run["no_speedup"] = f"no run of {STAGE} on {work_of(run)[0]} to compare with"
+        run["no_speedup"] = (f"no run of {STAGE} on {summary_table.network(run['metrics'])} "
+                             "to compare with")
         return
     proof, reason = prove(run, options)
     if reason:
@@ -166,7 +167,7 @@ def trace_words(run, options):
     steps = int(TRACED_SECONDS * metrics["samples_per_second"] / metrics["batch_size"])
     steps = min(max(steps, few), many)
     return arguments(options, data=stand_in_data(options, steps * metrics["batch_size"]),
-                     model=metrics["config"]["model"], epochs=1, max_steps=steps)
+                     **work_of(run), epochs=1, max_steps=steps)
 
 
 def trace_step(run, options):

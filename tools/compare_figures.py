@@ -13,6 +13,7 @@ from pathlib import Path
 
 import step_drawing
 import step_rows
+import summary_table
 from stages import label
 
 NO_MATPLOTLIB = "no python3 here has matplotlib (Debian: apt-get install python3-matplotlib)"
@@ -63,7 +64,7 @@ def pyplot():
 
 def name_of(run):
     """A run's stage and network."""
-    return f"{label(run['stage'])}\n{run['metrics']['config']['model']}"
+    return f"{label(run['stage'])}\n{summary_table.network(run['metrics'])}"
 
 
 def draw_accuracy(plt, runs):

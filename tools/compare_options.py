@@ -69,6 +69,7 @@ def parse_options(argv, about):
     add("--devices", metavar="LIST", help="of every stage; stage 01 takes the first")
     add("--data", help="the data set")
     add("--model", help="the network of every stage; default: each stage's own")
+    add("--optimizer", help="of every stage; default: each stage's own")
     add("--order", default="sampler", help="of the samples, in every stage; default: %(default)s")
     add("--epochs", metavar="N", help="default: 1")
     add("--max-steps", metavar="N", help="stop after this many steps")
@@ -86,7 +87,8 @@ def parse_options(argv, about):
 def arguments(options, **changes):
     """The command line of a stage: the user's options with changes (None: left out)."""
     named = {name: getattr(options, name)
-             for name in ("devices", "data", "model", "order", "epochs", "max_steps")} | changes
+             for name in ("devices", "data", "model", "optimizer", "order", "epochs", "max_steps")}
+    named |= changes
     words = [word for name, value in named.items() if value is not None
              for word in ("--" + name.replace("_", "-"), str(value))]
     return words + options.others

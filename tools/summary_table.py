@@ -24,6 +24,13 @@ def devices(metrics):
     return ",".join(metrics.get("devices") or []) or "-"
 
 
+def network(metrics):
+    """The network, and the optimizer unless that is SGD."""
+    config = metrics.get("config") or {}
+    words = [config.get("model", "-"), config.get("optimizer", "sgd")]
+    return ", ".join(words if words[1] != "sgd" else words[:1])
+
+
 def mean_epoch_seconds(metrics):
     seconds = metrics.get("epoch_seconds")
     if isinstance(seconds, list):
@@ -71,7 +78,7 @@ def percent(fraction):
 # Heading, right-aligned, how a metrics object fills the cell.
 COLUMNS = [
     ("stage", False, lambda m: m.get("stage", "-")),
-    ("network", False, lambda m: (m.get("config") or {}).get("model", "-")),
+    ("network", False, network),
     ("devices", False, devices),
     ("backend", False, lambda m: m.get("backend", "-")),
     ("epochs", True, lambda m: show("{}", m.get("epochs"))),

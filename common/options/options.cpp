@@ -48,7 +48,8 @@ void add_training_options(OptionParser& parser, Options& o) {
              {"stop after this many steps; 0: no limit", Role::all_ranks}, {0, 1000000000});
   parser.add("--batch-size", o.batch_size, "samples of one step, over all devices", {1, 1000000});
   parser.add("--optimizer", o.optimizer, "sgd, adam or adamw");
-  parser.add("--lr", o.lr, "learning rate; adam and adamw often want 0.001", {0, kLarge});
+  parser.add("--lr", o.lr, "learning rate; not given: 0.1 for sgd, 0.001 for adam and adamw",
+             {0, kLarge});
   parser.add("--scale-lr", o.scale_lr, "multiply --lr by batch size / this number; 0: off",
              {0, kLarge});
   parser.add(
@@ -58,7 +59,7 @@ void add_training_options(OptionParser& parser, Options& o) {
   parser.add("--lr-step", o.lr_step,
              "multiply the rate by --lr-gamma every so many epochs; 0: never", {0, 100000});
   parser.add("--lr-gamma", o.lr_gamma, "see --lr-step", {0, 1});
-  parser.add("--momentum", o.momentum, "of sgd", {0, 1});
+  parser.add("--momentum", o.momentum, "of sgd, and chooses it", {0, 1});
   parser.add("--weight-decay", o.weight_decay,
              "sgd and adam: added to the gradient (L2); adamw: decoupled from it; 0 for all three, "
              "where PyTorch's AdamW has 0.01",
@@ -117,8 +118,15 @@ void add_comparison_options(OptionParser& parser, const StageInfo& stage, Comman
   }
 }
 
-/// Refuses options of another optimizer.
-void check_optimizer(const OptionParser& parser, const Options& o) {
+/// PyTorch's default for the other two; its SGD has none.
+double default_rate(const std::string& optimizer) {
+  return parse_optimizer(optimizer) == OptimizerKind::sgd ? 0.1 : 0.001;
+}
+
+/// Refuses options of another optimizer, and chooses what was not given.
+void settle_optimizer(const OptionParser& parser, Options& o) {
+  if (parser.given("--momentum") && !parser.given("--optimizer")) o.optimizer = "sgd";
+  if (!parser.given("--lr")) o.lr = default_rate(o.optimizer);
   const bool sgd = parse_optimizer(o.optimizer) == OptimizerKind::sgd;
   require(sgd || !parser.given("--momentum"),
           "--momentum: is of sgd, not of {}, whose --betas begin with its like; leave it out",
@@ -185,6 +193,8 @@ std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
   CommandLine line;
   line.options.order = stage.order;
   line.options.model = stage.model;
+  line.options.optimizer = stage.optimizer;
+  line.options.lr = default_rate(stage.optimizer);
   OptionParser parser(stage.name, stage.summary);
   line.options.add_to(parser);
   add_comparison_options(parser, stage, line);
@@ -193,7 +203,7 @@ std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
   if (stage.add_options) stage.add_options(parser);
   if (!parser.parse(argc, argv)) return {};
   check_use(parser, line);
-  check_optimizer(parser, line.options);
+  settle_optimizer(parser, line.options);
   check(line.options);
   line.stage_arguments = parser.words_given(common);
   return line;
@@ -214,9 +224,9 @@ nlohmann::json Options::to_json() const {
 
 std::vector<std::string> Options::arguments() const {
   // Defaults are left out, since some must not be given (--width for the seed network). But stages
-  // differ in two defaults.
+  // differ in some defaults.
   Options defaults;
-  defaults.order.clear(), defaults.model.clear();
+  defaults.order.clear(), defaults.model.clear(), defaults.optimizer.clear(), defaults.lr = -1;
   return words_unlike(table_of(defaults), table_of(*this));
 }
 

@@ -108,6 +108,8 @@ struct StageInfo {
   std::string order = "loader";
   /// The default of --model.
   std::string model = "seed";
+  /// The default of --optimizer; --momentum, which is of sgd, chooses that one.
+  std::string optimizer = "sgd";
   /// If the stage runs as several processes: starts them, unless this is one of those, and returns
   /// their exit status.
   std::function<std::optional<int>(const Options&)> start_ranks{};

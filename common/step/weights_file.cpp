@@ -78,23 +78,21 @@ void save_weights(const std::string& path, const std::vector<StateTensor>& state
   save_safetensors(path, file_entries(state), {{"format", "pt"}}, Checksums::crc32);
 }
 
-void refuse_sharded(const Metadata& metadata, const std::string& path) {
-  const bool shard = metadata.contains(kShardKey);
-  if (!shard && !metadata.contains(kShardsKey)) return;
-  // "run/step-000000938.rank-1-of-4.safetensors": the checkpoint is
-  // "run/step-000000938.safetensors"
-  const size_t rank = path.rfind(".rank-"), end = path.rfind('.');
-  const std::string whole = shard && rank < end ? path.substr(0, rank) + path.substr(end) : path;
-  fail<BadInput>(
-      "{}: found {} of a sharded checkpoint, expected all weights in one file; resume from it with "
-      "06-fully-sharded, or join its shards: build/06-fully-sharded/gather {} OUT",
-      path, shard ? "one shard" : "the first file", whole);
+void refuse_incomplete(const Metadata& metadata, const std::string& path) {
+  const auto found = metadata.find(kIncompleteKey);
+  if (found == metadata.end()) return;
+  std::string text = found->second;
+  const std::string folder = path.substr(0, path.rfind('/') + 1), placeholder = "DIR/";
+  if (const size_t at = text.find(placeholder); at != std::string::npos) {
+    text.replace(at, placeholder.size(), folder);
+  }
+  fail<BadInput>("{}: expected all weights in one file, found {}", path, text);
 }
 
 // --- Loading -------------------------------------------------------------------------------------
 
 WeightsFile::WeightsFile(const std::string& path) : file_(path) {
-  refuse_sharded(file_.metadata(), path);
+  refuse_incomplete(file_.metadata(), path);
   const std::vector<StoredTensor>& stored = file_.tensors();
   // If only some names begin with it, they belong to a module called "module".
   unwrapped_ = !stored.empty() && std::ranges::all_of(stored, [](const StoredTensor& tensor) {

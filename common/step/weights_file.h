@@ -28,17 +28,16 @@ std::vector<StateTensor> state_of(const std::vector<TensorEntry>& entries, FileT
 void save_weights(const std::string& path, Module& network);
 void save_weights(const std::string& path, const std::vector<StateTensor>& state);
 
-/// Keys of the free text of a sharded checkpoint's files: of the first one, and of a shard.
-inline constexpr const char* kShardsKey = "lockstep.shards";
-inline constexpr const char* kShardKey = "lockstep.shard";
-/// Throws BadInput for those files, with the command that joins them: no one of them has all
-/// weights.
-void refuse_sharded(const Metadata& metadata, const std::string& path);
+/// The key of the free text of a file that does not have all weights: what it is, and what to do.
+/// "DIR/" in it stands for the file's folder.
+inline constexpr const char* kIncompleteKey = "lockstep.incomplete";
+/// Throws BadInput for such a file, with its text.
+void refuse_incomplete(const Metadata& metadata, const std::string& path);
 
 /// Weights as --load takes them, read from the disk a tensor at a time.
 class WeightsFile {
  public:
-  /// Throws BadInput for a malformed file, and for one of a sharded checkpoint.
+  /// Throws BadInput for a malformed file, and for one that does not have all weights.
   explicit WeightsFile(const std::string& path);
 
   std::string path() const { return file_.path().string(); }

@@ -158,8 +158,8 @@ TEST_CASE("Two synchronised ranks learn Fashion-MNIST with ResNet-18", "[converg
 
 TEST_CASE("Two ranks that share out everything learn Fashion-MNIST as one process does",
           "[convergence][sharded]") {
-  const std::vector<std::string> options{"--model",      "seed",    "--lr",   "0.01",
-                                         "--no-dropout", "--order", "sampler"};
+  const std::vector<std::string> options{"--model", "seed",         "--optimizer", "sgd",    "--lr",
+                                         "0.01",    "--no-dropout", "--order",     "sampler"};
   const double one = train(options).accuracy.at(0);
   const double two = train(options, "06-fully-sharded", "cpu:0,cpu:1").accuracy.at(0);
   INFO("one process " << one << ", two ranks " << two);

@@ -1,6 +1,4 @@
-// Stage 06 with ranks that die, stand still, or differ: as stage 04 with them.
-
-#include <signal.h>
+// Stage 06 with ranks that differ, losses that are not finite, and options without a meaning.
 
 #include <array>
 
@@ -16,62 +14,6 @@ using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
 const Words kSharded{stage_binary("06-fully-sharded"), "--model", "seed", "--workers", "0"};
-
-/// Starts three ranks that train forever.
-std::future<ProcessResult> begin_sharded(const Jobs& jobs, const std::string& way,
-                                         const Words& options) {
-  return jobs.begin({"--nproc-per-node", "3", "--redirect", jobs / "out"},
-                    kSharded +
-                        Words{"--shard", way, "--data", "synthetic:256:10", "--epochs", "100000",
-                              "--log-interval", "1", "--lr", "0.0001", "--batch-size", "12"} +
-                        options);
-}
-
-bool has_begun(const Jobs& jobs) {
-  return soon(kSoon, [&] {
-    return std::filesystem::exists(jobs / "out" / "rank_0.out") &&
-           jobs.text("out/rank_0.out").find("Train Epoch: 1 [12/256") != std::string::npos;
-  });
-}
-
-TEST_CASE("A rank that keeps a shard and is killed is named, and all is over within a second",
-          "[faults][sharded]") {
-  for (const std::string way : {"optimizer", "parameters"}) {
-    INFO(way);
-    const Jobs jobs;
-    auto running = begin_sharded(jobs, way, {});
-    const std::vector<pid_t> ranks = jobs.ranks(3, "06-fully-sharded");
-    REQUIRE(ranks.size() == 3);
-    REQUIRE(has_begun(jobs));
-    REQUIRE(::kill(ranks[1], SIGKILL) == 0);
-    const auto begin = Clock::now();
-    const ProcessResult run = running.get();
-    INFO(story(run));
-    CHECK(seconds_since(begin) < promised(1));
-    CHECK(run.status == 128 + SIGKILL);
-    CHECK_THAT(run.err, ContainsSubstring("error: rank 1 (pid "));
-    CHECK(jobs.processes() == Words{});
-  }
-}
-
-// Whichever that is: a gather, a reduction, or what an evaluation begins with.
-TEST_CASE("A rank of sharded training that stands still is named with the collective it misses",
-          "[faults][sharded]") {
-  const Jobs jobs;
-  auto running = begin_sharded(jobs, "parameters", {"--timeout", "2"});
-  const std::vector<pid_t> ranks = jobs.ranks(3, "06-fully-sharded");
-  REQUIRE(ranks.size() == 3);
-  REQUIRE(has_begun(jobs));
-  REQUIRE(::kill(ranks[2], SIGSTOP) == 0);
-  const auto begin = Clock::now();
-  const ProcessResult run = running.get();
-  INFO(story(run));
-  CHECK(seconds_since(begin) < 2 + promised(4));
-  CHECK(run.status != 0);
-  const std::string told = jobs.text("out/rank_0.err") + jobs.text("out/rank_1.err");
-  CHECK_THAT(told, ContainsSubstring("collective ") && ContainsSubstring("rank 2"));
-  CHECK(jobs.processes() == Words{});
-}
 
 TEST_CASE("A loss that is not finite stops all ranks that share anything out in the same step",
           "[faults][sharded]") {

@@ -189,8 +189,12 @@ std::vector<Options> changed_options(const TempDir& folder) {
 TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {
   const TempDir folder;
   const StageInfo stage{.name = "01-test", .summary = "-", .in_parts = true};
-  const StageInfo other{
-      .name = "05-test", .summary = "-", .in_parts = true, .order = "sampler", .model = "seed-bn"};
+  const StageInfo other{.name = "06-test",
+                        .summary = "-",
+                        .in_parts = true,
+                        .order = "sampler",
+                        .model = "seed-bn",
+                        .optimizer = "adamw"};
   const nlohmann::json defaults = all_of(Options());
   std::set<std::string> changed, shown;
   for (const Options& options : changed_options(folder)) {
@@ -209,6 +213,27 @@ TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {
     if ((*it)[1] != "--help") shown.insert((*it)[1]);
   }
   CHECK(changed == shown);
+}
+
+TEST_CASE("A learning rate that is not given is the optimizer's, and --momentum chooses SGD",
+          "[verdict]") {
+  const StageInfo plain{.name = "01-test", .summary = "-"};
+  const StageInfo adam{.name = "06-test", .summary = "-", .optimizer = "adamw"};
+  using Words = std::vector<std::string>;
+  for (const auto& [stage, words, optimizer, lr] :
+       std::vector<std::tuple<StageInfo, Words, std::string, double>>{
+           {plain, {}, "sgd", 0.1},
+           {plain, {"--optimizer", "adam"}, "adam", 0.001},
+           {plain, {"--optimizer", "adamw", "--lr", "0.1"}, "adamw", 0.1},
+           {adam, {}, "adamw", 0.001},
+           {adam, {"--optimizer", "sgd"}, "sgd", 0.1},
+           {adam, {"--momentum", "0.9"}, "sgd", 0.1},
+           {adam, {"--lr", "0.5"}, "adamw", 0.5}}) {
+    const Options options = parse(stage, words).options;
+    INFO(fmt::format("{} {}", stage.name, fmt::join(words, " ")));
+    CHECK(options.optimizer == optimizer);
+    CHECK(options.lr == lr);
+  }
 }
 
 TEST_CASE("A stage's own options are kept as they were typed, numbers without zeros before them",

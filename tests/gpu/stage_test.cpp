@@ -392,7 +392,8 @@ void check_ranks(const std::string& devices, const std::vector<Words>& ways,
   REQUIRE(single.losses().size() == 10);
   for (const Words& way : ways) {
     INFO(devices << " " << way.back());
-    const Outcome ranks = train(kTenSteps + Words{"--model", "seed"} + way, devices, stage);
+    const Outcome ranks =
+        train(kTenSteps + Words{"--model", "seed", "--optimizer", "sgd"} + way, devices, stage);
     CHECK(relative_l2(ranks.state, single.state) <= 1e-4);
     CHECK(relative_l2(ranks.losses(), single.losses()) <= 1e-4);
     CHECK(ranks.metrics.at("accuracy") == single.metrics.at("accuracy"));
@@ -414,20 +415,20 @@ TEST_CASE("One rank with NCCL leads to stage 01's weights", "[cuda][stage][ddp]"
   check_ranks("cuda:0", {{"--backend", "nccl"}});
 }
 
+const std::vector<Words> kShardings{
+    {"--shard", "parameters"}, {"--shard", "gradients"}, {"--shard", "optimizer"}};
+
 TEST_CASE("Ranks that share one GPU and divide what they keep lead to stage 01's weights",
           "[cuda][stage][sharded]") {
   LOCKSTEP_NEEDS_GPU();
-  check_ranks("cuda:0,cuda:0",
-              {{"--shard", "parameters"}, {"--shard", "gradients"}, {"--shard", "optimizer"}},
-              "06-fully-sharded");
+  check_ranks("cuda:0,cuda:0", kShardings, "06-fully-sharded");
 }
 
 TEST_CASE("Sharding with NCCL leads to stage 01's weights", "[cuda][stage][sharded]") {
   LOCKSTEP_NEEDS_NCCL(1);
   check_ranks("cuda:0", {{"--backend", "nccl"}}, "06-fully-sharded");
   if (is_model(*open_device(kGpu, {})) || cuda::availability().devices < 2) return;  // see below
-  check_ranks("cuda:0,cuda:1", {{"--shard", "parameters"}, {"--shard", "optimizer"}},
-              "06-fully-sharded");
+  check_ranks("cuda:0,cuda:1", kShardings, "06-fully-sharded");
 }
 
 TEST_CASE("Messages through NCCL are timed by events", "[cuda][stage][ddp]") {

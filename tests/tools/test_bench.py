@@ -84,8 +84,9 @@ class TestBench(unittest.TestCase):
         self.stage = self.folder / "stage"
         self.program("bubble", BUBBLE)
         self.program("message-sizes", SIZES)
-        self.overlap = lambda *more: {"compute": 1.0, "communication": 0.5,
-                                      "exposed_communication": 0.5 if more else 0.1}
+        self.overlap = lambda _, *more: {
+            "compute": 1.0, "communication": 0.5, "exposed_communication":
+            0.5 if "--no-overlap" in more else 0.2 if "--prefetch" in more else 0.1}
 
     def program(self, name, text):
         path = self.folder / name
@@ -100,7 +101,7 @@ class TestBench(unittest.TestCase):
                 mock.patch.object(bench_runs, "run_stages", lambda *runs: [
                     run(stage, *options) for stage, options in runs]), \
                 mock.patch.object(bench_stages, "other_stages", lambda: ["02-other"]), \
-                mock.patch.object(bench_ranks, "overlap_round", self.overlap), \
+                mock.patch.object(bench_ranks, "cable_round", self.overlap), \
                 mock.patch.object(bench_devices, "copy_seconds", lambda: 0.0001), \
                 contextlib.redirect_stdout(output):
             self.assertEqual(0, bench.main([*arguments, "--python", str(python)]))
@@ -209,12 +210,38 @@ class TestBench(unittest.TestCase):
                                r"  overlap +compute 1000 ms, communication 500, exposed 100: 80 % hidden\n"
                                r"  no overlap +compute 1000 ms, communication 500, exposed 500: 0 % hidden")
 
+    def test_what_fetching_ahead_hides(self):
+        text = self.bench("--part", "prefetch")
+        self.assertIn("prefetch 0  compute 1000 ms, communication 500, exposed 200: 60 % hidden", text)
+        self.assertIn("prefetch 1  compute 1000 ms, communication 500, exposed 100: 80 % hidden", text)
+
+    def test_a_machine_without_two_hosts_measures_the_rest(self):
         def not_permitted(*_):
             raise NotHere("two-hosts: namespaces not permitted")
         self.overlap = not_permitted
         text = self.bench("--part", "overlap", "--part", "start")
         self.assertIn("not measured: two-hosts: namespaces not permitted", text)
         self.assertIn("Start to first step", text)
+
+    def test_ways_of_sharding_stand_beside_ddp_and_their_limits(self):
+        seconds = {"none": 0.0021, "optimizer": 0.0022, "gradients": 0.003, "parameters": 0.004}
+
+        def run(stage, *options):
+            option = dict(zip(options[::2], options[1::2]))
+            if stage == "06-fully-sharded":
+                self.assertIn("--no-sync-bn", options)  # as stage 04's batch normalisation
+            self.assertEqual("adamw", option["--optimizer"])
+            step = seconds[option["--shard"]] if stage == "06-fully-sharded" else 0.002
+            return stand_in(stage, *options) | {"step_seconds": [0.5] + [step] * 5}
+        text = self.bench("--part", "sharding", "--model", "resnet18", run=run,
+                          python=self.program("python", TORCH))
+        row = {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines() if "ms/step" in line}
+        self.assertEqual("2.10 ms/step 1.05 times DDP's; peak 1.0 MiB; 2.86 times as fast as PyTorch's FSDP2",
+                         row["none"])
+        self.assertIn("2.20 ms/step 1.10 times DDP's (more than 1.05); peak", row["optimizer"])
+        self.assertIn("2.00 times DDP's (more than 1.25); peak", row["parameters"])
+        self.assertIn("6.00 ms/step 3.00 times DDP's", row["PyTorch"])
+        self.assertIn("mlp, width 512, global batch 64, AdamW, 2 ranks:", self.bench("--part", "sharding", run=run))
 
     def test_two_devices_stand_beside_their_floors(self):
         # Apart 1.8 times stage 01; the bubble allows 8/9 of that. Milliseconds per step by stage,

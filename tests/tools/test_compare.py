@@ -22,6 +22,7 @@ from processes import start  # noqa: E402
 from stages import label, path_of  # noqa: E402
 
 STAGES = ["01-single-gpu", "02-dataparallel", "03-model-split", "04-ddp", "05-syncbn-checkpoint"]
+SHARDED = "06-fully-sharded"  # its optimizer is another by default
 TENSOR = "03-model-split/tensor-split"  # a stage's second program
 
 # An epoch takes 4 s on one device, 2.5 s on two. FAULT is a line of Python that is run first.
@@ -36,11 +37,13 @@ untraced = 0.00102  # seconds of a step; with --trace 0.001
 {fault}
 if "cuda" in option.get("--devices", ""):
     sys.exit("error: " + option["--devices"] + ": no NVIDIA driver; use --devices cpu:0")
-model = option.get("--model", "seed-bn" if stage[:2] == "05" else "seed")
+model = option.get("--model", {{"05": "seed-bn", "06": "mlp"}}.get(stage[:2], "seed"))
+optimizer = option.get("--optimizer", "adamw" if stage[:2] == "06" else "sgd")
 devices = ["cpu:0"] if stage[:2] == "01" else option.get("--devices", "cpu:0,cpu:1").split(",")
 epochs = int(option.get("--epochs", 1))
 seconds = 4.0 if len(devices) == 1 else 2.5
-metrics = {{"stage": stage, "config": {{"model": model, "order": option["--order"]}}
+metrics = {{"stage": stage, "config": {{"model": model, "optimizer": optimizer,
+                                       "order": option["--order"]}}
             if "--order" in option else {{}}, "devices": devices, "batch_size": 64,
            "backend": "cpu (stand-in)", "epochs": epochs, "epoch_seconds": [seconds] * epochs,
            "accuracy": [0.8 + 0.01 * epoch for epoch in range(epochs)],
@@ -136,6 +139,24 @@ class TestComparing(Sandbox):
         self.assertIn(" 1.60 80 % 25 %", rows["05-syncbn-checkpoint", "seed-bn"])
         self.assertTrue(all("--order sampler" in line for line in self.timed()))
         self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "te", "04", "05", "01"])
+
+    def test_a_stage_with_an_optimizer_of_its_own_is_compared_with_that_one(self):
+        self.stage(SHARDED)
+        done = self.compare("--stages", "01,06")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        rows = self.rows(done.stdout)
+        self.assertEqual(list(rows), [("01-single-gpu", "seed"), ("01-single-gpu", "mlp,"), (SHARDED, "mlp,")])
+        self.assertRegex(rows[SHARDED, "mlp,"], "^adamw cpu:0,cpu:1 .* 1.60 80 %")
+        reference, proof = [line for line in self.calls() if "adamw" in line]
+        self.assertRegex(reference, "^01-single-gpu .*--model mlp --optimizer adamw")
+        self.assertRegex(proof, f"^{SHARDED} --baseline .*--model mlp --optimizer adamw")
+
+    def test_one_optimizer_for_all_needs_one_reference(self):
+        self.stage(SHARDED)
+        done = self.compare("--model", "mlp", "--optimizer", "adam")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([line[:2] for line in self.timed()], ["01", "02", "03", "te", "04", "05", "06"])
+        self.assertTrue(all("--model mlp --optimizer adam" in line for line in self.timed()))
 
     def test_one_network_for_all_needs_one_reference(self):
         done = self.compare("--model", "resnet18", "--width", "8", "--epochs=2", "--data", "mnist")

@@ -223,7 +223,7 @@ class TestRun(Sandbox):
 printf '%s\\n' "stage $0 data=$LOCKSTEP_DATA" "$@" >>LOG
 while [ $# -gt 1 ]; do shift; done
 echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5],
-"config": {"model": "seed", "order": "sampler"}, "samples_per_second": 1, "epochs": 1,
+"config": {"model": "seed", "optimizer": "sgd", "order": "sampler"}, "samples_per_second": 1, "epochs": 1,
 "epoch_seconds": [1], "step_seconds": [1, 1], "peak_memory_bytes": [1048576], "traceEvents": [],
 "otherData": {"zero_ns": 0}, "baseline": {"proof": "", "proof_value": 0, "proof_limit": 0}}' >"$1"
 """

@@ -276,6 +276,7 @@ class TestPage(unittest.TestCase):
                     (("--stage", "06", "--shard", "all"), "--shard: 'all', expected none, optimizer"),
                     (("--stage", "06", "--unit", "0"), "--unit: '0', expected layer, block, model"),
                     (("--stage", "06", "--reshard-after-forward", "maybe"), "'maybe', expected yes or no"),
+                    (("--stage", "06", "--shard", "none", "--prefetch", "3"), "--prefetch: for --shard parameters"),
                     (("--stage", "02", "--devices", "0"), "expected a number from 1 to 64, or a list"),
                     (("--stage", "02", "--devices", "2x"), "expected a number from 1 to 64, or a list"),
                     (("--trace", folder / "none"), "none: No such file or directory; expected what --trace"),

@@ -26,6 +26,10 @@ class TestTable(unittest.TestCase):
                                       "1.50 75 % 25 % 3.0, 5.0 MiB".split())
         self.assertEqual(len(heading), len(rule))
 
+    def test_an_optimizer_stands_beside_the_network_unless_it_is_sgd(self):
+        self.assertEqual("mlp, adamw", summary_table.network({"config": {"model": "mlp", "optimizer": "adamw"}}))
+        self.assertEqual("mlp", summary_table.network({"config": {"model": "mlp", "optimizer": "sgd"}}))
+
     def test_fields_that_a_run_does_not_report(self):
         bare = summary_table.table([{"stage": "x"}, METRICS])[2]
         self.assertEqual(bare.split(), ["x"] + ["-"] * 11)
