@@ -4,6 +4,7 @@
 
 #include "common/app/plan.h"
 
+#include <numeric>
 #include <ranges>
 
 #include "04-ddp/buckets.h"
@@ -17,7 +18,7 @@ struct PlanOptions {
   std::string model = "resnet18";
   int64_t width = 64;
   double bucket_mb = 25;
-  double units_per_mib = 0.2;
+  double units_per_mib = 0;  // 0: all together a third of backward
 };
 
 constexpr size_t kCompute = 0, kCommunication = 1;
@@ -78,6 +79,9 @@ Plan make_plan(const PlanOptions& options) {
   plan.set_note("The unit is a layer's backward; a forward takes half of it.");
   add_forward(plan, parameters);
   const std::vector<size_t> places = add_backward(plan, in_order);
+  const double all = mebibytes(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}));
+  const double backward = plan.end() * 2 / 3;
+  const double pace = options.units_per_mib > 0 ? options.units_per_mib : backward / 3 / all;
   std::vector<size_t> reduced;
   for (size_t i = 0; i < buckets.size(); ++i) {
     const double size = mebibytes(buckets[i].bytes);
@@ -85,7 +89,7 @@ Plan make_plan(const PlanOptions& options) {
                                 .name = fmt::format("bucket {}", i),
                                 .kind = "messages",
                                 .text = fmt::format("all-reduce of bucket {}, {:.2f} MiB", i, size),
-                                .length = size * options.units_per_mib,
+                                .length = size * pace,
                                 .after = {places[buckets[i].parameters.back()]},
                                 .takes = size,
                                 .gives = size}));
@@ -108,7 +112,10 @@ int main(int argc, char** argv) {
   parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
   parser.add("--width", options.width, "channels of ResNet-18's first block", {1, 1024});
   parser.add("--bucket-mb", options.bucket_mb, "a bucket's MiB; 25: the first one has 1", {0, 1e6});
-  parser.add("--units-per-mib", options.units_per_mib,
-             "how long a MiB's all-reduce takes, in layers' backwards", {0.001, 1e6});
+  parser.add(
+      "--units-per-mib", options.units_per_mib,
+      "how long a MiB's all-reduce takes, in layers' backwards; 0: all of them together a third "
+      "of backward",
+      {0, 1e6});
   return lockstep::print_plan(argc, argv, parser, [&] { return lockstep::make_plan(options); });
 }

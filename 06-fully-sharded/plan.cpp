@@ -22,7 +22,7 @@ struct PlanOptions {
   int ranks = 2;
   std::string model = "resnet18";
   int64_t width = 64;
-  double units_per_mib = 0.1;
+  double units_per_mib = 0;  // 0: all together a third of forward
 
   ShardKind kind() const { return parse_shard_kind(shard); }
   bool shares(ShardKind what) const { return kind() >= what; }
@@ -101,6 +101,14 @@ double most_whole(const std::vector<DrawnUnit>& units, const PlanOptions& option
   return most;
 }
 
+/// Messages that can be seen, and hidden, whatever the network's size: all units' gathers take a
+/// third of the forwards.
+double suitable_pace(const std::vector<DrawnUnit>& units) {
+  double layers = 0;
+  for (const DrawnUnit& unit : units) layers += unit.layers;
+  return layers / 3 / size_of(units, 0, units.size());
+}
+
 /// Writes one step down, in the order in which the host enqueues it (fully_sharded.cpp, unit.cpp).
 class StepWriter {
  public:
@@ -110,6 +118,7 @@ class StepWriter {
         options_(options),
         shares_values_(options.shares(ShardKind::parameters)),
         shares_gradients_(options.shares(ShardKind::gradients)),
+        pace_(options.units_per_mib > 0 ? options.units_per_mib : suitable_pace(units)),
         gathered_(units.size()),
         reduced_(units.size()),
         whole_(units.size(), !shares_values_) {}
@@ -184,7 +193,7 @@ class StepWriter {
                       .name = fmt::format("{} {}", name, units_[i].name),
                       .kind = "messages",
                       .text = fmt::format("{} {}, {} sent", text, units_[i].name, told(sent)),
-                      .length = size * options_.units_per_mib,
+                      .length = size * pace_,
                       .after = {last_},
                       .takes = sent,
                       .gives = sent});
@@ -242,6 +251,7 @@ class StepWriter {
   const std::vector<DrawnUnit>& units_;
   const PlanOptions& options_;
   const bool shares_values_, shares_gradients_;
+  const double pace_;                                      // of messages: layers' forwards per MiB
   std::vector<std::optional<size_t>> gathered_, reduced_;  // messages not waited for
   std::vector<bool> whole_;                                // by unit: its values
   std::vector<size_t> awaited_;
@@ -285,8 +295,11 @@ int main(int argc, char** argv) {
   parser.add("--ranks", options.ranks, "how many ranks", {1, 1024});
   parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
   parser.add("--width", options.width, "channels of ResNet-18's first block", {1, 1024});
-  parser.add("--units-per-mib", options.units_per_mib,
-             "how long a MiB's all-gather takes, in layers' forwards", {0.001, 1e6});
+  parser.add(
+      "--units-per-mib", options.units_per_mib,
+      "how long a MiB's all-gather takes, in layers' forwards; 0: all units' together a third of "
+      "forward",
+      {0, 1e6});
   parser.check_afterwards([&] {
     lockstep::check_sharding(parser, options.shard, options.unit, options.reshard_after_forward);
   });

@@ -57,6 +57,13 @@ class TestShardedPlan(unittest.TestCase):
             update = compute.bars[-1]
             self.assertEqual("the optimizer's step, of this rank's shard", update.text)
 
+    def test_gathers_can_be_seen_whatever_the_networks_size(self):
+        for model in ("seed", "mlp", "resnet18"):
+            compute, communication = plan_of("06", "--model", model).rows
+            forward = sum(bar.end - bar.begin for bar in compute.bars if bar.kind == "forward")
+            gathers = sum(bar.end - bar.begin for bar in communication.bars if bar.name.startswith("gather"))
+            self.assertAlmostEqual(2 * forward / 3, gathers)  # forward and backward gather
+
     def test_the_most_that_is_whole_is_the_formulas(self):
         for shard, unit, prefetch, reshard in itertools.product(
                 SHARDS, ("layer", "block", "model"), (0, 1, 3), ("yes", "no")):

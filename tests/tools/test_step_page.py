@@ -112,6 +112,12 @@ class TestRows(unittest.TestCase):
         self.assertEqual(["S1", "S2", "S3", "R1", "R2", "R3", "forward", "G1", "G2", "G3", "loss",
                           "S1", "S2", "S3", "backward", "A1", "A2", "A3", "update"], names)
 
+    def test_messages_can_be_seen_whatever_the_networks_size(self):
+        for model in ("seed", "mlp", "resnet18"):
+            compute, communication = plan_of("04", "--model", model).rows
+            backward = sum(bar.end - bar.begin for bar in compute.bars if bar.kind == "backward")
+            self.assertAlmostEqual(backward / 3, sum(bar.end - bar.begin for bar in communication.bars))
+
     def test_the_plan_of_stage_04_has_its_buckets_each_after_its_last_layer(self):
         plan = plan_of("04", "--model", "resnet18", "--bucket-mb", 5)
         buckets = [bar for bar in plan.rows[1].bars]
