@@ -28,9 +28,19 @@ int report(int status, const std::string& text) {
   return status;
 }
 
+/// Asks for no memory itself.
+int report_no_memory() {
+  std::fflush(stdout);
+  std::fputs(
+      "error: the system gives no more memory (see ulimit -v, or the container's limit); use a "
+      "smaller batch or model, fewer devices or fewer --workers\n",
+      stderr);
+  return 1;
+}
+
 }  // namespace
 
-int report_current_exception() {
+int report_current_exception() try {
   try {
     std::rethrow_exception(std::current_exception());
   } catch (const SaidByAnother& error) {
@@ -38,10 +48,7 @@ int report_current_exception() {
   } catch (const Error& error) {
     return report(error.exit_status(), error.what());
   } catch (const std::bad_alloc&) {
-    return report(
-        1,
-        "the system gives no more memory (see ulimit -v, or the container's limit); use a "
-        "smaller batch or model, fewer devices or fewer --workers");
+    throw;
   } catch (const std::filesystem::filesystem_error& error) {
     return report(1, fmt::format("{}: {}; name another path", error.path1().string(),
                                  error.code().message()));
@@ -57,6 +64,8 @@ int report_current_exception() {
   } catch (...) {
     return report(1, "unexpected: an exception of unknown type");
   }
+} catch (const std::bad_alloc&) {  // that one, or there is no memory for the text of another
+  return report_no_memory();
 }
 
 void said_once(const std::function<void()>& work) {

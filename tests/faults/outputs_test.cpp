@@ -245,12 +245,14 @@ TEST_CASE("The process's memory is the program's, not that of who started it", "
 #if !defined(__SANITIZE_ADDRESS__)  // which wants more address space than there is
 TEST_CASE("Little memory is one clear line, whatever asked for it", "[faults]") {
   int refused = 0;
-  for (int mebibytes = 48; mebibytes <= 288; mebibytes += 24) {
-    const std::string limit = fmt::format("ulimit -v {}; exec \"$@\"", 1024 * mebibytes);
+  // In small steps where the program just starts: even its first allocations fail there.
+  for (int kibibytes = 40'000; kibibytes <= 300'000;
+       kibibytes += kibibytes < 60'000 ? 250 : 25'000) {
+    const std::string limit = fmt::format("ulimit -v {}; exec \"$@\"", kibibytes);
     const ProcessResult run = run_process(
         Words{"sh", "-c", limit, "sh", stage_binary("01-single-gpu"), "--data", "synthetic:64:16"},
         kDeadline);
-    INFO(mebibytes << " MiB: " << story(run));
+    INFO(kibibytes << " KiB: " << story(run));
     if (run.status == 0 || run.status == 127) continue;  // enough; or not even for the program
     ++refused;
     CHECK((run.status == 1 || run.status == 2));
