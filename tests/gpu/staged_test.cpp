@@ -333,7 +333,7 @@ TEST_CASE("A rank of the next case: rank 1 is killed in the middle", "[.staged-k
   const auto begin = Clock::now();
   const std::string text = message_of<PeerLost>([&] { behind.synchronize(); });
   INFO(text);
-  CHECK(seconds_since(begin) < kSoon);
+  CHECK(seconds_since(begin) < 3 * kSoon);  // the sums before it take their time
   CHECK_THAT(text, StartsWith("rank 0: collective ") &&
                        ContainsSubstring(" (all_reduce of 1000000 f32, sum): Gloo: "));
   CHECK(message_of<PeerLost>([&] { here.stream.synchronize(); }) == text);
