@@ -142,7 +142,7 @@ TEST_CASE("Ranks that are killed again and again end with the bytes of ranks tha
     REQUIRE(ranks.size() == 2);
     // Not before it has resumed from where the last run was killed.
     const int64_t before = steps_saved(jobs / "saved");
-    REQUIRE(soon(kSoon, [&] { return steps_saved(jobs / "saved") > before; }));
+    REQUIRE(soon(kDeadline, [&] { return steps_saved(jobs / "saved") > before; }));
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 100));
     REQUIRE(::kill(ranks[random() % 2], SIGKILL) == 0);
     REQUIRE(soon(kSoon, [&] { return ::kill(ranks[0], 0) != 0 && ::kill(ranks[1], 0) != 0; }));

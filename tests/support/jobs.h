@@ -112,7 +112,7 @@ class Jobs {
   std::vector<pid_t> ranks(size_t count, const std::string& program) const {
     std::map<std::string, pid_t> found;
     const std::string name = program.substr(0, 15);  // as the kernel shortens it
-    soon(kSoon, [&] {
+    soon(kDeadline, [&] {
       found.clear();
       for (const std::string& process : processes()) {
         if (process.find(name) == std::string::npos) continue;
