@@ -17,6 +17,7 @@ WORK = (("resnet18", 64, 6, True), ("mlp", 512, 12, False))
 LIMITS = {"optimizer": 1.05, "parameters": 1.25}
 ADAMW = ("--optimizer", "adamw", "--order", "sampler")
 PREFETCH = {"prefetch 0": ("--no-sync-bn", "--prefetch", "0"), "prefetch 1": ("--no-sync-bn",),
+            "prefetch 3": ("--no-sync-bn", "--prefetch", "3"),
             "kept whole": ("--no-sync-bn", "--reshard-after-forward", "no")}
 
 

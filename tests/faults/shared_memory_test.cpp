@@ -38,7 +38,7 @@ Words names_in_dev_shm() {
 
 /// Whether rank 0, whose output goes to the folder "out", has soon made a step.
 bool trains(const Jobs& jobs) {
-  return soon(kSoon, [&] {
+  return soon(kDeadline, [&] {
     return jobs.has("out/rank_0.out") &&
            jobs.text("out/rank_0.out").find("Train Epoch: 1 [12/240") != std::string::npos;
   });
@@ -61,7 +61,7 @@ TEST_CASE("Runs of which everything is killed leave no process and nothing in /d
     for (const std::string& process : jobs.processes()) ::kill(std::stoi(process), SIGKILL);
     running.get();
     INFO("turn " << turn);
-    REQUIRE(soon(kSoon, [&] { return jobs.processes().empty(); }));
+    REQUIRE(soon(kDeadline, [&] { return jobs.processes().empty(); }));
     REQUIRE(names_in_dev_shm() == before);
   }
 }
