@@ -101,14 +101,6 @@ double most_whole(const std::vector<DrawnUnit>& units, const PlanOptions& option
   return most;
 }
 
-/// Messages that can be seen, and hidden, whatever the network's size: all units' gathers take a
-/// third of the forwards.
-double suitable_pace(const std::vector<DrawnUnit>& units) {
-  double layers = 0;
-  for (const DrawnUnit& unit : units) layers += unit.layers;
-  return layers / 3 / size_of(units, 0, units.size());
-}
-
 /// Writes one step down, in the order in which the host enqueues it (fully_sharded.cpp, unit.cpp).
 class StepWriter {
  public:
@@ -118,7 +110,6 @@ class StepWriter {
         options_(options),
         shares_values_(options.shares(ShardKind::parameters)),
         shares_gradients_(options.shares(ShardKind::gradients)),
-        pace_(options.units_per_mib > 0 ? options.units_per_mib : suitable_pace(units)),
         gathered_(units.size()),
         reduced_(units.size()),
         whole_(units.size(), !shares_values_) {}
@@ -175,8 +166,7 @@ class StepWriter {
 
  private:
   double always_whole() const {
-    const double all = size_of(units_, 0, units_.size());
-    return (shares_values_ ? 0 : all) + (shares_gradients_ ? 0 : all);
+    return (!shares_values_ + !shares_gradients_) * size_of(units_, 0, units_.size());
   }
 
   /// Work of the stream of the passes, which has to wait for what was awaited since the last one.
@@ -193,7 +183,7 @@ class StepWriter {
                       .name = fmt::format("{} {}", name, units_[i].name),
                       .kind = "messages",
                       .text = fmt::format("{} {}, {} sent", text, units_[i].name, told(sent)),
-                      .length = size * pace_,
+                      .length = size * options_.units_per_mib,
                       .after = {last_},
                       .takes = sent,
                       .gives = sent});
@@ -251,7 +241,6 @@ class StepWriter {
   const std::vector<DrawnUnit>& units_;
   const PlanOptions& options_;
   const bool shares_values_, shares_gradients_;
-  const double pace_;                                      // of messages: layers' forwards per MiB
   std::vector<std::optional<size_t>> gathered_, reduced_;  // messages not waited for
   std::vector<bool> whole_;                                // by unit: its values
   std::vector<size_t> awaited_;
@@ -269,8 +258,12 @@ std::string title_of(const std::vector<DrawnUnit>& units, const PlanOptions& opt
                      told(halves * all * (options.ranks - 1) / options.ranks));
 }
 
-Plan make_plan(const PlanOptions& options) {
+Plan make_plan(PlanOptions options) {
   const std::vector<DrawnUnit> units = units_of(options);
+  if (options.units_per_mib == 0) {
+    for (const DrawnUnit& unit : units) options.units_per_mib += unit.layers;
+    options.units_per_mib /= 3 * size_of(units, 0, units.size());
+  }
   Plan plan(title_of(units, options), "layers' forwards",
             "MiB: kept whole (compute), under way (communication)",
             {{"compute", most_whole(units, options)}, {"communication"}});
