@@ -422,7 +422,8 @@ TEST_CASE("Ranks that share one GPU and divide what they keep lead to stage 01's
           "[cuda][stage][sharded]") {
   LOCKSTEP_NEEDS_GPU();
   const bool all = full_campaign() || !is_model(*open_device(kGpu, {}));
-  check_ranks("cuda:0,cuda:0", all ? kShardings : std::vector{kShardings[0]}, "06-fully-sharded");
+  check_ranks("cuda:0,cuda:0", all ? kShardings : std::vector<Words>{kShardings[0]},
+              "06-fully-sharded");
 }
 
 TEST_CASE("Sharding with NCCL leads to stage 01's weights", "[cuda][stage][sharded]") {
