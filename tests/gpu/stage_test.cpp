@@ -280,9 +280,13 @@ TEST_CASE("Local BatchNorm on two replicas starts as the parts of a batch one af
 
 // --- Stage 03: the network in pieces -------------------------------------------------------------
 
+const Words kSchedules{"naive", "gpipe", "1f1b", "interleaved"};
+
+/// The model of CUDA takes seconds for what takes a GPU none: there, only --full tries everything.
+bool thorough() { return full_campaign() || !is_model(*open_device(kGpu, {})); }
+
 /// Ten steps of 13 samples in 4 micro-batches, the last of 7: on these devices as on one GPU.
-void check_pipelines(const std::string& devices,
-                     const Words& schedules = {"naive", "gpipe", "1f1b", "interleaved"}) {
+void check_pipelines(const std::string& devices, const Words& schedules) {
   const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
                         "0.01",   "--dropout"};
   const Outcome single = train(ten_steps);
@@ -323,7 +327,7 @@ TEST_CASE("Layers split over two GPUs lead to stage 01's weights", "[cuda][tenso
 
 TEST_CASE("Stages that share one GPU lead to stage 01's weights", "[cuda][pipeline][stage]") {
   LOCKSTEP_NEEDS_GPU();
-  check_pipelines("cuda:0,cuda:0,cuda:0");
+  check_pipelines("cuda:0,cuda:0,cuda:0", thorough() ? kSchedules : Words{"naive", "1f1b"});
 }
 
 TEST_CASE("Stages on two GPUs lead to stage 01's weights", "[cuda][pipeline][stage]") {
@@ -331,7 +335,7 @@ TEST_CASE("Stages on two GPUs lead to stage 01's weights", "[cuda][pipeline][sta
   if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
   // Stages copy from GPU to GPU: NCCL, which would fail here, is not opened.
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclGetUniqueId:2");
-  check_pipelines("cuda:0,cuda:1");
+  check_pipelines("cuda:0,cuda:1", thorough() ? kSchedules : Words{"gpipe", "interleaved"});
 }
 
 // --- Two GPUs that do not reach each other's memory ----------------------------------------------
@@ -421,8 +425,7 @@ const std::vector<Words> kShardings{
 TEST_CASE("Ranks that share one GPU and divide what they keep lead to stage 01's weights",
           "[cuda][stage][sharded]") {
   LOCKSTEP_NEEDS_GPU();
-  const bool all = full_campaign() || !is_model(*open_device(kGpu, {}));
-  check_ranks("cuda:0,cuda:0", all ? kShardings : std::vector<Words>{kShardings[0]},
+  check_ranks("cuda:0,cuda:0", thorough() ? kShardings : std::vector<Words>{kShardings[0]},
               "06-fully-sharded");
 }
 
