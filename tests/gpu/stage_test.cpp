@@ -10,6 +10,7 @@
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
 #include "tests/gpu/gpu_test_support.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/empty_pass.h"
 #include "tests/support/json.h"
 #include "tests/support/stage.h"
