@@ -65,7 +65,7 @@ namespace {
 /// What stays the same, and what does not, if the run continues with another number of ranks.
 std::string what_stays(const json& settings) {
   std::string same = "parameters, the optimizer's state, learning rate, dropout";
-  std::string other = "the order of sums, so that weights will differ in their last bits";
+  std::string other = "the order of sums, so that weights will differ by rounding errors";
   (settings.value("pad", false) ? other : same) += ", which samples each global batch has";
   if (!settings.value("sync_bn", true))
     other += ", the part of a batch that is normalised together";
@@ -197,7 +197,7 @@ TrainingState Checkpointer::checked(const std::string& path, const TrainingState
   const std::string differs = other_order_of_sums(saved.settings, begin.settings);
   if (!differs.empty()) {
     options_.warn(
-        fmt::format("{} goes on with {}: weights will differ in their last bits", path, differs));
+        fmt::format("{} goes on with {}: weights will differ by rounding errors", path, differs));
   }
   saved.world_size = begin.world_size;
   saved.settings = begin.settings;
@@ -209,7 +209,7 @@ void Checkpointer::require_world_size(const TrainingState& saved, const Training
   if (saved.world_size == begin.world_size) return;
   require(options_.allow_world_size,
           "{} was saved by {} ranks, this run has {}; start as many, or allow the change with "
-          "--allow-world-size-change (the weights will then differ in their last bits)",
+          "--allow-world-size-change (the weights will then differ by rounding errors)",
           path, saved.world_size, begin.world_size);
   options_.warn(fmt::format("{} was saved by {} ranks, this run has {}. {}", path, saved.world_size,
                             begin.world_size, what_stays(begin.settings)));

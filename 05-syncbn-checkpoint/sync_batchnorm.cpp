@@ -54,6 +54,7 @@ std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communica
 }
 
 void report(SyncBatchNorm& synchronised, TrainingLog& log) {
+  if (synchronised.layers() == 0) return;
   const double seconds =
       synchronised.seconds_waited() / double(std::max<int64_t>(log.own_steps(), 1));
   log.note("batch norm",

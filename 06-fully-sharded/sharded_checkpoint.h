@@ -1,10 +1,9 @@
 #pragma once
 // The files of a checkpoint that every rank writes a part of.
 //
-//   step-000000938.rank-1-of-4.safetensors   what rank 1 updates: of each parameter that touches
-//   its
-//                                            shard "value.conv1.weight" [n], and n numbers of each
-//                                            of the optimizer's states, "momentum.conv1.weight"
+//   step-000000938.rank-1-of-4.safetensors   what rank 1 updates: of each parameter in its shard
+//                                            "value.conv1.weight" [n], and n numbers of each of the
+//                                            optimizer's states, "momentum.conv1.weight"
 //   step-000000938.safetensors               the checkpoint: running statistics and TrainingState;
 //                                            which parameters there are; the shards' checksums
 //

@@ -12,6 +12,7 @@ there, too. Further options go to the stage's program `plan`:
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -125,4 +126,8 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except BrokenPipeError:  # the reader has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -264,7 +264,7 @@ TEST_CASE("What another number of ranks changes is told by the run's settings", 
   });
   CHECK(errors == no_errors(1));
   const std::string always =
-      "Not the same: the order of sums, so that weights will differ in their last bits";
+      "Not the same: the order of sums, so that weights will differ by rounding errors";
   const Words expected{
       always, always + ", which samples each global batch has",
       always + ", the part of a batch that is normalised together",

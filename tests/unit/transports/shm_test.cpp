@@ -1,6 +1,7 @@
 // Shared memory between ranks: how they come to it, what they compute there, and how they end.
 
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -97,6 +98,30 @@ TEST_CASE("Sums in shared memory have the bits that they have over TCP", "[comm]
     check_same_bits<float>(world_size, {1, 1001, 4096, 4097, 30001, 150001});
     check_same_bits<double>(world_size, {5, 2049, 70001});
   }
+}
+
+/// A checkpoint may read a rank's shard while the others' come in beside it.
+TEST_CASE("An all-gather in place leaves a rank's own part alone", "[comm][shm]") {
+  const size_t page = size_t(::sysconf(_SC_PAGESIZE));
+  const auto n = int64_t(page / sizeof(float));
+  const Transports ranks = shm_transports(2);
+  const std::vector<std::string> errors = testing::run_ranks(2, [&](int rank) {
+    void* const memory =
+        ::mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    float* const all = static_cast<float*>(memory);
+    std::fill_n(all + rank * n, n, float(1 + rank));
+    ::mprotect(all + rank * n, page, PROT_READ);  // to write there is a SIGSEGV
+    ranks[size_t(rank)]->run({.op = Call::Op::all_gather,
+                              .mine = {all + rank * n, n, ElementType::f32},
+                              .all = {all, 2 * n, ElementType::f32}},
+                             1);
+    for (int64_t i = 0; i < 2 * n; ++i) {
+      if (all[i] != float(1 + i / n)) throw std::runtime_error("not gathered");
+    }
+    ::munmap(memory, 2 * page);
+  });
+  CHECK(errors == std::vector<std::string>(2));
 }
 
 TEST_CASE("In shared memory every collective of a large message takes as many rounds as it needs",
