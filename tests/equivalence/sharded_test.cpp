@@ -133,6 +133,7 @@ TEST_CASE("Ranks with unequally many test batches evaluate together", "[equivale
                         "0.01",   "--order",         "sampler"};
   const Outcome several = train_sharded(3, options);
   check_evaluated_as_saved(several, {"--data", "synthetic:30:13", "--workers", "0"});
+  CHECK_FALSE(several.metrics.contains("batch_norm"));  // a network that has none
 }
 
 /// What a rank sends in a step: halves of an all-reduce over the padded model.
