@@ -85,8 +85,10 @@ TEST_CASE("However units are cut, fetched and freed, the weights are stage 01's"
     const Options options = sharded_steps(optimizer + Options{"--max-steps", "20"});
     const Outcome single = train(options);
     for (const Options& way : variations()) {
-      INFO(optimizer[1] << " " << way[0] << " " << way[1] << " " << way.back());
-      check_equal(train_sharded(3, options + way), single, tolerance(optimizer));
+      for (const int ranks : full_campaign() ? std::vector{1, 2, 3, 4} : std::vector{3}) {
+        INFO(optimizer[1] << " " << way[0] << " " << way[1] << " " << way.back() << ", " << ranks);
+        check_equal(train_sharded(ranks, options + way), single, tolerance(optimizer));
+      }
     }
     if (!kDouble && !full_campaign()) break;  // the double build proves more
   }
@@ -98,8 +100,11 @@ TEST_CASE("The norm that is clipped is that of all shards", "[equivalence][shard
         sharded_steps(optimizer + Options{"--clip-norm", "0.1", "--max-steps", "20"});
     const Outcome one = train(options, "04-ddp", "cpu:0");
     for (const std::string& way : kWays) {
-      INFO(optimizer[1] << " " << way);
-      check_equal(train_sharded(3, options + Options{"--shard", way}), one, tolerance(optimizer));
+      for (const int ranks : full_campaign() ? std::vector{1, 2, 3, 4} : std::vector{3}) {
+        INFO(optimizer[1] << " " << way << ", " << ranks << " ranks");
+        const Outcome several = train_sharded(ranks, options + Options{"--shard", way});
+        check_equal(several, one, tolerance(optimizer));
+      }
     }
   }
 }
