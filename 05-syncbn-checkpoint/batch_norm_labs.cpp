@@ -15,15 +15,6 @@ namespace {
 
 // --- Plain batch normalisation -------------------------------------------------------------------
 
-double relative_error(const std::vector<Real>& found, const std::vector<Real>& expected) {
-  double difference = 0, length = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    difference += std::pow(double(found[i]) - double(expected[i]), 2);
-    length += std::pow(double(expected[i]), 2);
-  }
-  return std::sqrt(difference / length);
-}
-
 /// The gradient of a batch that is taken in `parts`, one after another on this device.
 std::vector<Real> gradient_in_parts(RankTraining& training, const HostBatch& batch,
                                     const BatchSplit& parts) {

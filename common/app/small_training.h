@@ -102,11 +102,12 @@ inline double norm_of(const Numbers& x) {
 }
 inline double norm_of(const Tensor& x) { return norm_of(numbers_of(x)); }
 
-/// |found - expected| / |expected|.
-inline double relative_error(const Numbers& found, const Numbers& expected) {
-  Numbers apart = found;
-  for (size_t i = 0; i < apart.size(); ++i) apart[i] -= expected.at(i);
-  return norm_of(apart) / norm_of(expected);
+/// |found - expected| / |expected|, of numbers of any type.
+template <class T>
+double relative_error(const std::vector<T>& found, const std::vector<T>& expected) {
+  Numbers apart(found.begin(), found.end());
+  for (size_t i = 0; i < apart.size(); ++i) apart[i] -= double(expected.at(i));
+  return norm_of(apart) / norm_of(Numbers(expected.begin(), expected.end()));
 }
 
 }  // namespace lockstep

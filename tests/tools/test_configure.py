@@ -195,13 +195,20 @@ class TestConfigure(unittest.TestCase):
         self.assertEqual(0, status, output)
         self.assertRegex(output, r"GPU backend *: CUDA 12\.0")
 
-    @unittest.skipUnless(FULL, "takes minutes: every source is compiled by itself")
-    def test_every_source_includes_what_it_needs(self):
+    def compile_all(self, *options):
         status, output = self.configure(
-            "-Dcuda=disabled", "-Dwerror=true", "-Doptimization=0", "-Ddebug=false",
+            "-Dwerror=true", "-Doptimization=0", "-Ddebug=false", *options,
             epilogue=f"ninja -C {quoted(self.folder / 'build')} -j2\n")
         self.assertEqual(0, status, output[-5000:])
-        self.assertNotIn("unity", output)
+        return output
+
+    @unittest.skipUnless(FULL, "takes minutes: every source is compiled by itself")
+    def test_every_source_includes_what_it_needs(self):
+        self.assertNotIn("unity", self.compile_all("-Dcuda=disabled"))
+
+    @unittest.skipUnless(FULL, "takes minutes: every program is compiled")
+    def test_every_program_compiles_in_double(self):
+        self.compile_all("-Dprecision=double", "-Dunity=on")
 
     def test_a_compiler_without_openmp_is_told_what_to_install(self):
         status, output = self.configure("-Dcpp_args=-U_OPENMP")
