@@ -7,7 +7,7 @@ from pathlib import Path
 
 def call(*words, **options):
     return subprocess.run([str(word) for word in words], capture_output=True, text=True,
-                          timeout=1800, **options)
+                          timeout=3600, **options)
 
 
 def without_gpu():
