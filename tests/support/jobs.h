@@ -32,7 +32,7 @@ inline Words lines_of(const std::string& text) {
 inline double promised(double seconds) { return 5 * seconds; }
 
 /// A campaign keeps the promise as it stands if half of its turns do. Sanitizers take their time.
-inline void check_promise(std::vector<double> taken, double seconds) {
+inline void check_promise(std::vector<double> taken, [[maybe_unused]] double seconds) {
   std::ranges::nth_element(taken, taken.begin() + std::ptrdiff_t(taken.size() / 2));
 #if !defined(__SANITIZE_ADDRESS__)
   if (full_campaign()) CHECK(taken[taken.size() / 2] < seconds);
