@@ -80,8 +80,13 @@ def draw_accuracy(plt, runs):
     return figure
 
 
+def bars(plt, runs):
+    """A figure as wide as the names below its bars need."""
+    return plt.subplots(figsize=(max(7, 1.15 * len(runs)), 4))
+
+
 def draw_epoch_time(plt, runs):
-    figure, axes = plt.subplots(figsize=(7, 4))
+    figure, axes = bars(plt, runs)
     for place, run in enumerate(runs):
         seconds = run["metrics"]["epoch_seconds"]
         mean = sum(seconds) / len(seconds)
@@ -93,7 +98,7 @@ def draw_epoch_time(plt, runs):
 
 
 def draw_memory(plt, runs):
-    figure, axes = plt.subplots(figsize=(7, 4))
+    figure, axes = bars(plt, runs)
     for place, run in enumerate(runs):
         peaks, names = run["metrics"]["peak_memory_bytes"], run["metrics"]["devices"]
         width = 0.8 / len(peaks)
