@@ -106,8 +106,9 @@ int64_t FilesOfAllRanks::save(const CheckpointRanks& ranks, const fs::path& dire
   try {
     ShardIndex index;
     if (present.empty()) {
-      index = index_of(on_all_ranks(
-          ranks.exchange, [&] { return save_shard(path, {state.steps, rank, world_size}, mine); }));
+      const ShardPlace place{state.steps, rank, world_size};
+      const auto save_mine = [&] { return save_shard(path, place, mine); };
+      index = index_of(on_all_ranks(ranks.exchange, save_mine));
     } else {
       index = present_->second;
     }

@@ -194,8 +194,9 @@ void ShardedCheckpoint::open_shard(size_t rank, int64_t steps) {
 void ShardedCheckpoint::require_complete() const {
   for (const std::string& state : index_.states) {
     for (const StateTensor& parameter : index_.parameters) {
-      within(path_.string() + ": " + tensor_name(state, parameter.name),
-             [&] { join_shards(saved(state, parameter.name), {0, parameter.shape.elements()}); });
+      const std::string name = path_.string() + ": " + tensor_name(state, parameter.name);
+      const FlatRange whole{0, parameter.shape.elements()};
+      within(name, [&] { join_shards(saved(state, parameter.name), whole); });
     }
   }
 }

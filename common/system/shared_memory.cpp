@@ -29,7 +29,7 @@ SharedMemory SharedMemory::create(size_t bytes) {
 }
 
 SharedMemory SharedMemory::open(Descriptor descriptor, size_t bytes) {
-  struct stat found{};
+  struct stat found = {};
   if (::fstat(descriptor.get(), &found) != 0) fail_for("open", bytes, errno);
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
   if (seals == -1 || (seals & F_SEAL_SHRINK) == 0 || found.st_size != off_t(bytes)) {

@@ -98,7 +98,8 @@ void attributes(const Gpu& a, const Gpu& b) {
   EXPECT(found.type == cudaMemoryTypeHost);
   a.use();
   OK(cudaMallocAsync(&freed, sizeof(int), a.stream));
-  OK(cudaLaunchHostFunc(a.stream, [](void*) { usleep(20000); }, nullptr));
+  const cudaHostFn_t pause = [](void*) { usleep(20000); };
+  OK(cudaLaunchHostFunc(a.stream, pause, nullptr));
   OK(cudaFreeAsync(freed, a.stream));
   EXPECT_CODE(cudaPointerGetAttributes(&found, freed), cudaErrorInvalidValue);
   (void)cudaGetLastError();

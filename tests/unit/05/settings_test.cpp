@@ -56,7 +56,7 @@ const std::vector<Change>& changes_of_stage04() {
       {"lr_gamma", [](Started& s) { s.options.lr_gamma = 0.5; }},
       {"optimizer", [](Started& s) { s.options.optimizer = "adam"; }},
       {"momentum", [](Started& s) { s.options.momentum = 0.9; }},
-      {"betas", [](Started& s) { s.options.betas = {0.9, 0.99}; }},
+      {"betas", [](Started& s) { s.options.betas[1] = 0.99; }},
       {"eps", [](Started& s) { s.options.eps = 1e-3; }},
       {"weight_decay", [](Started& s) { s.options.weight_decay = 0.1; }},
       {"seed", [](Started& s) { s.options.seed = 2; }},
