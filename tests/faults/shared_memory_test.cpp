@@ -36,14 +36,6 @@ Words names_in_dev_shm() {
   return names;
 }
 
-/// Whether rank 0, whose output goes to the folder "out", has soon made a step.
-bool trains(const Jobs& jobs) {
-  return soon(kDeadline, [&] {
-    return jobs.has("out/rank_0.out") &&
-           jobs.text("out/rank_0.out").find("Train Epoch: 1 [12/240") != std::string::npos;
-  });
-}
-
 TEST_CASE("Runs of which everything is killed leave no process and nothing in /dev/shm",
           "[faults][ddp]") {
   const Words before = names_in_dev_shm();
@@ -55,7 +47,7 @@ TEST_CASE("Runs of which everything is killed leave no process and nothing in /d
         {ddp(), "--backend", "shm", "--data", "synthetic:240:10", "--epochs", "100000",
          "--log-interval", "1", "--lr", "0.0001", "--batch-size", "12", "--workers", "0"});
     // Half of them die while they start.
-    if (turn % 2 == 0) REQUIRE(trains(jobs));
+    if (turn % 2 == 0) REQUIRE(jobs.soon_says("out/rank_0.out", "Train Epoch: 1 [12/240"));
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
     // The launcher among them, so that nobody can tidy up but those that die.
     for (const std::string& process : jobs.processes()) ::kill(std::stoi(process), SIGKILL);

@@ -208,10 +208,7 @@ std::future<ProcessResult> begin_training(const Jobs& jobs, const std::string& s
 
 /// Whether those ranks have soon made a step.
 bool has_stepped(const Jobs& jobs, const std::string& file = "rank_0.out") {
-  return soon(kDeadline, [&] {
-    return std::filesystem::exists(jobs / "out" / file) &&
-           jobs.text("out/" + file).find("Train Epoch: 1 [12/256") != std::string::npos;
-  });
+  return jobs.soon_says("out/" + file, "Train Epoch: 1 [12/256");
 }
 
 TEST_CASE("A rank that is killed while it trains is named, and all is over within a second",

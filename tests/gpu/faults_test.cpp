@@ -71,8 +71,9 @@ ProcessResult run_with(const Fault& fault, const std::filesystem::path& folder,
                        const std::string& stage = "01-single-gpu",
                        const std::string& devices = "cuda:0") {
   return testing::run_process(
-      {testing::stage_binary(stage), "--devices", devices, "--data", "synthetic:256:32", "--save",
-       (folder / "w").string(), "--metrics", (folder / "m").string(), fault.option},
+      {testing::stage_binary(stage), "--devices", devices, "--data", "synthetic:64:32",
+       "--batch-size", "16", "--save", (folder / "w").string(), "--metrics",
+       (folder / "m").string(), fault.option},
       60, {{fault.variable, fault.value}});
 }
 

@@ -41,6 +41,9 @@ inline bool is_model(const Device& device) {
   return device.description().find("CUDA model") != std::string::npos;
 }
 
+/// The model takes seconds for what takes a GPU none: there, only --full tries everything.
+inline bool thorough() { return full_campaign() || !is_model(*open_device(kGpu, {})); }
+
 /// Keeps a stream busy for at least this long: passes over memory.
 inline void occupy(Stream stream, double seconds) {
   const Tensor x = Tensor::empty(stream, {int64_t{1} << (is_model(stream.device()) ? 18 : 26)});

@@ -64,6 +64,11 @@ class Jobs {
   Words names() const { return folder_.names(); }
   bool has(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
   std::string text(const std::string& name) const { return read_file(folder_ / name); }
+  /// Whether a file with these words is soon there.
+  bool soon_says(const std::string& name, const std::string& words) const {
+    return soon(kDeadline,
+                [&] { return has(name) && text(name).find(words) != std::string::npos; });
+  }
 
   /// Runs a command until it ends.
   ProcessResult run_words(const Words& words) const {

@@ -18,12 +18,16 @@ struct Layout {
   /// visit(position in memory, position in packed NHWC order) of every element.
   template <class Visit>
   void each(Visit visit) const {
+    if (nhwc || c == 1) {  // the same order
+      for (size_t i = 0; i < n * c * h * w; ++i) visit(i, i);
+      return;
+    }
     size_t packed = 0;
     for (size_t in = 0; in < n; ++in) {
       for (size_t ih = 0; ih < h; ++ih) {
         for (size_t iw = 0; iw < w; ++iw) {
           for (size_t ic = 0; ic < c; ++ic, ++packed) {
-            visit(nhwc ? packed : ((in * c + ic) * h + ih) * w + iw, packed);
+            visit(((in * c + ic) * h + ih) * w + iw, packed);
           }
         }
       }

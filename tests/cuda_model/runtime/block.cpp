@@ -1,5 +1,6 @@
 #include "runtime/block.h"
 
+#include <cstring>
 #include <map>
 #include <string>
 
@@ -152,7 +153,9 @@ bool Block::release_barrier() {
     if (thread.state == State::done) continue;
     if (thread.state != State::at_barrier) report_stuck();
     if (waiting == nullptr) waiting = &thread;
-    if (thread.line != waiting->line || std::string(thread.file) != waiting->file) report_stuck();
+    const bool same_file =
+        thread.file == waiting->file || std::strcmp(thread.file, waiting->file) == 0;
+    if (thread.line != waiting->line || !same_file) report_stuck();
     any = any || thread.predicate != 0;
     all = all && thread.predicate != 0;
   }

@@ -6,18 +6,14 @@
 #include "runtime/model.h"
 #include "runtime/team.h"
 
-__thread uint3 threadIdx, blockIdx;
-__thread dim3 blockDim, gridDim;
+CUDA_MODEL_PER_THREAD uint3 threadIdx, blockIdx;
+CUDA_MODEL_PER_THREAD dim3 blockDim, gridDim;
 
 namespace cuda_model {
 namespace {
 
-thread_local void* shared_memory = nullptr;
-
-Block& block_of_this_thread() {
-  static thread_local Block block;
-  return block;
-}
+CUDA_MODEL_PER_THREAD void* shared_memory = nullptr;
+CUDA_MODEL_PER_THREAD Block* running_block = nullptr;
 
 /// Runs every `step`-th block of `order`.
 void run_blocks(const Launch& launch, const std::function<void()>& thread, uint64_t seed,
@@ -25,12 +21,14 @@ void run_blocks(const Launch& launch, const std::function<void()>& thread, uint6
   // Each block is separate on the heap: AddressSanitizer then sees accesses past its end.
   const auto shared = std::make_unique<std::vector<char>>(launch.shared_bytes);
   shared_memory = shared->data();
+  static thread_local Block block;
+  running_block = &block;
   blockDim = launch.block;
   gridDim = launch.grid;
   for (size_t i = first; i < order.size(); i += step) {
     const unsigned x = order[i] % gridDim.x, rest = order[i] / gridDim.x;
     blockIdx = {x, rest % gridDim.y, rest / gridDim.y};
-    block_of_this_thread().run(launch, thread, seed == 0 ? 0 : seed + order[i]);
+    block.run(launch, thread, seed == 0 ? 0 : seed + order[i]);
   }
 }
 
@@ -75,18 +73,18 @@ void Launch::enqueue(std::function<void()> thread) const {
 void* dynamic_shared_memory() { return shared_memory; }
 
 int block_barrier(Vote vote, int predicate, const char* file, int line) {
-  return block_of_this_thread().barrier(vote, predicate, file, line);
+  return running_block->barrier(vote, predicate, file, line);
 }
 uint64_t warp_exchange(unsigned mask, uint64_t value, int source, const char* file, int line) {
-  return block_of_this_thread().exchange(mask, value, source, file, line);
+  return running_block->exchange(mask, value, source, file, line);
 }
-int lane() { return block_of_this_thread().lane(); }
+int lane() { return running_block->lane(); }
 void warp_barrier(unsigned mask, const char* file, int line) {
-  block_of_this_thread().warp_barrier(mask, file, line);
+  running_block->warp_barrier(mask, file, line);
 }
 
-void fence() { block_of_this_thread().fence(); }
-bool has_fenced() { return block_of_this_thread().has_fenced(); }
+void fence() { running_block->fence(); }
+bool has_fenced() { return running_block->has_fenced(); }
 
 }  // namespace cuda_model
 
