@@ -1,5 +1,7 @@
 #include "04-ddp/buckets.h"
 
+#include <algorithm>
+
 #include "common/core/error.h"
 
 namespace lockstep {

@@ -73,7 +73,9 @@ class FullyShardedDataParallel final : public Module {
   Optimizer optimizer(const OptimizerRule& rule) const;
   /// Scales the gradients by the norm of all ranks' shards together.
   ClipByNorm clip_by_norm(double most) const;
-  /// `squares` [1] of this rank's shards becomes that of all numbers, for a norm over all shards.
+  /// `squares` [1] of this rank's shards, which the passes make, becomes that of all numbers before
+  /// they go on: a norm over all shards. The message goes over the communication stream. Where
+  /// nothing is shared out it is that of all numbers already.
   void sum_over_shards(const Tensor& squares) const;
   const std::vector<Unit*>& units() const { return units_; }
   const FlatBuffers& running_statistics() const { return buffers_; }

@@ -109,9 +109,10 @@ int64_t Unit::bytes_of_half() const {
 ///     has been updated, by all that is enqueued so far;
 ///  2. of the communication, `gathered_`, behind the gather: the passes wait for it before they use
 ///     the values, and not earlier, so that a unit can be fetched ahead. It is waited for once.
-/// `whole_` is true from gather() to free_values() or shard_was_updated(). point_values() belongs
-/// behind every change of `values_`. The message goes through messages_.time_and_count(), with
-/// bytes_of_half().
+/// `whole_` is true from gather() to shard_was_updated() or, where only the shard is kept, to
+/// free_values(), also of a unit that nobody has waited for. point_values() belongs behind every
+/// change of `values_`, whose memory is the passes'. The passes wait by messages_.await(), and the
+/// message goes through messages_.time_and_count(), with bytes_of_half(): both are measured.
 // [task 06.3] gather, use and free
 void Unit::gather() {
   if (whole_) return;

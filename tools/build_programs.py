@@ -15,7 +15,7 @@ from pathlib import Path
 from child_signals import end_by_exception, started
 from coursework import CourseworkError, prebuilt
 from gpu_check.machine import find_gpu
-from ninja_progress import CORES, Lines, Plan, failure, in_words, run_ninja
+from ninja_progress import CORES, Lines, Plan, failure, run_ninja
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -101,7 +101,7 @@ def build(mine):
     if plan.nothing_to_do:
         return
     steps, cores = counted(len(plan.steps), "step"), counted(CORES, "core")
-    say(f"compiling build/: {steps} on {cores}, about {in_words(plan.seconds(CORES))}")
+    say(f"compiling build/: {steps} on {cores}, {plan.estimate()}")
     begin = time.monotonic()
     if not compile_programs(targets, plan):
         raise Failed("the build failed, see above (after moving the folder: delete build/)")

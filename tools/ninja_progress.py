@@ -53,8 +53,14 @@ class Plan:
         return self.took.get(step.rsplit(" ", 1)[-1], self.compiling if is_compiling(step) else OTHER)
 
     def seconds(self, jobs=CORES):
-        """How long it will take."""
+        """How long it will take on a machine that has nothing else to do."""
         return self.work / jobs
+
+    def estimate(self):
+        """The same in words; says so where others want the cores, too."""
+        waiting = os.getloadavg()[0]
+        busy = f", longer on a machine as busy as now (load {waiting:.0f})" if waiting > 2 * CORES else ""
+        return f"about {in_words(self.seconds())}{busy}"
 
 
 def is_compiling(step):

@@ -100,9 +100,9 @@ class DataLoader {
   void work(int worker);
   int64_t first_batch_of(int worker) const;
   bool wait_for_epoch(int worker, int64_t& epochs_seen);
-  /// The prefetch bound: waits until fewer than window_ batches before `batch` are not yet handed
-  /// out, woken by turn_[worker], and counts it as in flight. False, at once, if the epoch is
-  /// cancelled.
+  /// The prefetch bound: waits until `batch` is one of the window_ batches from next_batch_ on,
+  /// woken by turn_[worker]. Counts it as in flight, and remembers the most. False, at once, if the
+  /// epoch is cancelled: then it counts nothing.
   bool wait_for_turn(int worker, int64_t batch);
   void hand_over(int64_t batch, Made made);
 

@@ -99,12 +99,15 @@ inline Layers one_layer(int64_t elements) {
   return network.release_layers();
 }
 
-/// A unit on rank 0 of two. The parameter's last numbers are on the other rank, where all are 10.
+/// A unit on rank 0 of several. The parameter's last numbers are on the next rank, where all are
+/// 10.
 struct OneUnit {
-  explicit OneUnit(ShardKind kind = ShardKind::parameters)
-      : messages{kind, other, device.stream, communication}, unit(one_layer(kLine + 2), messages) {
+  explicit OneUnit(ShardKind kind = ShardKind::parameters, int world_size = 2)
+      : other(10, world_size),
+        messages{kind, other, device.stream, communication},
+        unit(one_layer(kLine + 2), messages) {
     messages.counts = true;  // as in training
-    unit.value_shard().copy_from_host(Values(size_t(kLine), 1));
+    unit.value_shard().copy_from_host(Values(size_t(unit.value_shard().elements()), 1));
     communication.synchronize();
     unit.shard_was_updated();
   }
@@ -119,7 +122,7 @@ struct OneUnit {
 
   Gate gate{2};
   std::atomic<int> seen = -1;  // by the passes
-  OtherRank other{10};
+  OtherRank other;
   TestDevice device;
   Stream communication = device.device->create_stream("communication");
   UnitMessages messages;

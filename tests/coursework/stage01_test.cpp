@@ -130,19 +130,25 @@ TEST_CASE("The gradient of a window goes to its maximum", "[task01.2]") {
     CHECK(std::ranges::count(last, -1) == 0);
   }
   {
-    HINT("the window found its maximum at position 3, the last one: that pixel alone gets it");
+    HINT(
+        "the window found its maximum at position 3, the last one: that pixel alone gets it. Which "
+        "windows contain the pixel, and at which position?");
     CHECK(last == Values{0, 0, 0, 7});
   }
   {
     HINT("position 1 is right of position 0, and position 2 below it: row by row");
     CHECK(pooled_backward(one, {7}, {1}) == Values{0, 7, 0, 0});
   }
+  const Window2d wide = make_window("pool", {1, 2, 3, 1}, 1, 1, 2, 1, 0);
+  {
+    HINT("which is the last window of the rows, which of the columns? Here are one row and two");
+    CHECK(pooled_backward(wide, {5, 7}, {0, 0})[5] == 0);
+  }
   HINT(
       "a position counts within its window, row by row from the window's own corner: it is no "
       "index "
       "into the image");
-  CHECK(pooled_backward(make_window("pool", {1, 2, 3, 1}, 1, 1, 2, 1, 0), {5, 7}, {0, 3}) ==
-        Values{5, 0, 0, 0, 0, 7});
+  CHECK(pooled_backward(wide, {5, 7}, {0, 3}) == Values{5, 0, 0, 0, 0, 7});
 }
 
 TEST_CASE("Overlapping windows: a pixel gets the gradient of every window that chose it",
@@ -150,13 +156,21 @@ TEST_CASE("Overlapping windows: a pixel gets the gradient of every window that c
   // 3x3 pixels, windows of 2x2 at every place: 2x2 of them. All have their maximum in the middle.
   const Window2d window = make_window("pool", {1, 3, 3, 1}, 1, 1, 2, 1, 0);
   {
+    HINT("dy has out_height rows of out_width windows: which element is that of one window?");
+    CHECK(pooled_backward(window, {1, 2, 3, 4}, {0, 0, 0, 0})[8] == 0);
+  }
+  {
     HINT("a pixel lies in several windows: add up what they give, do not overwrite");
     CHECK(pooled_backward(window, {1, 10, 100, 1000}, {3, 2, 1, 0}) ==
           Values{0, 0, 0, 0, 1111, 0, 0, 0, 0});
   }
+  const Values corners = pooled_backward(window, {1, 10, 100, 1000}, {0, 1, 2, 3});
+  {
+    HINT("a pixel has the gradient of a window that ends left of it: which windows contain it?");
+    CHECK(corners[5] == 0);
+  }
   HINT("positions count row by row within the window, from its own corner");
-  CHECK(pooled_backward(window, {1, 10, 100, 1000}, {0, 1, 2, 3}) ==
-        Values{1, 0, 10, 0, 0, 0, 100, 0, 1000});
+  CHECK(corners == Values{1, 0, 10, 0, 0, 0, 100, 0, 1000});
 }
 
 TEST_CASE("Windows of 3x3", "[task01.2]") {
@@ -376,6 +390,16 @@ TEST_CASE("A whole epoch comes in order, and the batches on their way are counte
   CHECK(loader.counters().most_in_flight <= 4);
 }
 
+TEST_CASE("The bound of an epoch that begins in its middle", "[task01.3]") {
+  const CountingSource source;
+  DataLoader loader(source, two_ahead(2));
+  loader.begin_epoch(0, 10);
+  HINT(
+      "this epoch begins with batch 10, the next to be taken: from which one is the bound "
+      "counted?");
+  CHECK(reads_after_a_while(source, 4) == 4);
+}
+
 TEST_CASE("A cancelled epoch frees workers that wait for their turn", "[task01.3]") {
   const CountingSource source;
   DataLoader loader(source, two_ahead(2));
@@ -391,6 +415,10 @@ TEST_CASE("A cancelled epoch frees workers that wait for their turn", "[task01.3
     HINT("after cancelling a worker makes no further batch");
     CHECK(loader.next().has_value());
     CHECK(source.reads == 5);
+  }
+  {
+    HINT("a batch that is not begun, for its epoch is cancelled, is not in flight");
+    CHECK(loader.counters().most_in_flight <= 4);
   }
   HINT("4 batches were in flight once, and only one later: which number is remembered?");
   CHECK(loader.counters().most_in_flight == 4);

@@ -28,14 +28,14 @@ Numbers begins_of(const std::vector<BatchPart>& parts) {
 TEST_CASE("A batch that divides evenly gives equal chunks", "[task02.1]") {
   HINT("8 samples for 2 devices: is a size rounded up that needs no rounding?");
   const std::vector<BatchPart> parts = chunk_parts(8, 2);
+  for (const BatchPart& part : parts) {
+    HINT("a chunk's samples lie side by side; a part is its first sample, its stride, its count");
+    CHECK(part.stride == 1);
+  }
   CHECK(sizes_of(parts) == Numbers{4, 4});
   {
     HINT("a chunk begins where the one before it ends");
     CHECK(begins_of(parts) == Numbers{0, 4});
-  }
-  for (const BatchPart& part : parts) {
-    HINT("a chunk's samples lie side by side");
-    CHECK(part.stride == 1);
   }
 }
 
@@ -263,6 +263,10 @@ TEST_CASE("Device 0 has the sum of all gradients", "[task02.3]") {
   {
     HINT("1 + 20 + 300: is the sum divided, or a part of it?");
     CHECK(sum >= 300);
+  }
+  {
+    HINT("20 is missing: one replica's gradients were overwritten before they were added");
+    CHECK(sum != 301);
   }
   HINT("gradients are added: what device 0 had of its own part is in the sum");
   CHECK(sum == 321);

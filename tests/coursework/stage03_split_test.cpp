@@ -89,25 +89,36 @@ TEST_CASE("The receiver waits for a late sender", "[task03.3]") {
       boundary.channel.release();
     }
     if (late) boundary.devices.let_go_after(1);
-    HINT("the receiver read a place that was not filled yet: which event does it wait for?");
+    HINT(
+        "the receiver read a place that was not filled yet: which event does it wait for, and is "
+        "it "
+        "one of the stream that copies?");
     CHECK(seen.to_host() == (late ? Values{2, 2} : Values{1, 1}));
   }
 }
 
 TEST_CASE("A place is not filled while a late receiver still reads it", "[task03.3]") {
-  Boundary boundary(1);
-  boundary.carry(1);  // the place is there
-  const Tensor seen = boundary.put(1, -1), x = boundary.put(0, 2), next = boundary.put(0, 3);
-  boundary.channel.send(x);
-  const Tensor received = boundary.channel.receive();
-  boundary.devices.hold(1);
-  boundary.read(received, seen);
-  boundary.channel.release();
-  boundary.channel.send(next);
-  boundary.devices.let_go_after(0);
-  HINT("the place was filled again before the receiver had read it: when is it empty?");
-  CHECK(seen.to_host() == Values{2, 2});
-  CHECK(boundary.channel.receive().to_host() == Values{3, 3});
+  for (const size_t places : {1u, 3u}) {
+    Boundary boundary(places);
+    for (size_t i = 0; i < places; ++i) boundary.carry(1);  // the places are there
+    const Tensor seen = boundary.put(1, -1), x = boundary.put(0, 2), next = boundary.put(0, 3);
+    for (size_t i = 0; i < places; ++i) boundary.channel.send(x);
+    const Tensor received = boundary.channel.receive();
+    boundary.devices.hold(1);
+    boundary.read(received, seen);
+    boundary.channel.release();
+    {
+      HINT("does the host wait for a device? It has to go on and enqueue");
+      boundary.channel.send(next);
+    }
+    boundary.devices.let_go_after(0);
+    HINT(
+        "the place was filled again before the receiver had read it: when is it empty, and who "
+        "waits for that?");
+    CHECK(seen.to_host() == Values{2, 2});
+    for (size_t i = 1; i < places; ++i) boundary.channel.receive();
+    CHECK(boundary.channel.receive().to_host() == Values{3, 3});
+  }
 }
 
 TEST_CASE("The sender does not wait for a receiver that is busy", "[task03.3]") {
@@ -146,6 +157,20 @@ TEST_CASE("The receiver is free until it receives", "[task03.3]") {
       "the receiver waits for a tensor that it has not asked for: send() only notes the event, and "
       "receive() makes the receiver wait");
   CHECK(free);
+}
+
+TEST_CASE("A new place is there in the receiver's order", "[task03.3]") {
+  Boundary boundary(1);
+  const Tensor x = boundary.put(0, 1);
+  boundary.devices.hold(1);
+  boundary.channel.send(x);
+  const Event copied = x.home().record();
+  HINT(
+      "a place's memory is there when the receiver has done what it was given before: does the "
+      "first send wait, too?");
+  CHECK_FALSE(boundary.devices.comes(copied, testing::kShort));
+  boundary.devices.let_go();
+  boundary.devices.stream(1).synchronize();
 }
 
 TEST_CASE("The last micro-batch may be smaller", "[task03.3]") {
@@ -209,6 +234,7 @@ struct TwoHalves {
 TEST_CASE("Every rank has the output of the whole layer", "[task03.4]") {
   {
     TwoHalves halves({1, 20}, 0);
+    HINT("every rank has its own part of the inputs: may another use it?");
     const Tensors y = halves.split.forward(halves.put({1, 1}), halves.contexts);
     TwoHalves::numbers(y);  // nothing is under way then
     HINT("a rank's output is on its own device: is one rank's given to all?");

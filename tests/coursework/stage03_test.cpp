@@ -79,7 +79,12 @@ TEST_CASE("GPipe runs everything forward before anything backward", "[task03.1]"
 }
 
 TEST_CASE("What a stage of a pipeline receives and sends", "[task03.1]") {
-  const std::string middle = text_of(gpipe_schedule(3, 2, 1));
+  const Instructions list = gpipe_schedule(3, 2, 1);
+  const std::string middle = text_of(list);
+  {
+    HINT("a stage with one before it sends that one a gradient for every micro-batch");
+    CHECK(std::ranges::count(list, Instruction::Kind::send_gradient, &Instruction::kind) == 2);
+  }
   {
     HINT("gradient 0 goes out before the next backward: the stage before this one waits for it");
     CHECK(middle.find("send gradient 0") < middle.find("backward 1"));
@@ -147,7 +152,9 @@ TEST_CASE("1F1B goes backward as soon as there is a gradient", "[task03.2]") {
     CHECK(work_of(one_f1b_schedule(3, 4, 1)) == "F0 F1 B0 F2 B1 F3 B2 B3");
     CHECK(work_of(one_f1b_schedule(3, 4, 0)) == "F0 F1 F2 B0 F3 B1 B2 B3");
   }
-  HINT("there may be fewer micro-batches than stages");
+  HINT(
+      "there may be fewer micro-batches than stages: how many are there before the first backward "
+      "then?");
   CHECK(work_of(one_f1b_schedule(4, 2, 0)) == "F0 F1 B0 B1");
 }
 
@@ -212,35 +219,66 @@ TEST_CASE("Four stages of 1F1B finish, and keep few activations", "[task03.2]") 
   CHECK_NOTHROW(simulate(schedules, 1, 2, /*blocking_sends=*/true));
 }
 
+bool is_pass(const Instruction& i) {
+  return i.kind == Instruction::Kind::forward || i.kind == Instruction::Kind::backward;
+}
+
 /// "F0.1 B0.1 ...": the forwards and backwards of a device, each with its chunk; or only those that
-/// begin with `letter`.
-std::string passes_of(const Instructions& list, const std::string& letter = "") {
+/// begin with `letter`, and so many of them.
+std::string passes_of(const Instructions& list, const std::string& letter = "", int most = 99) {
   std::string text;
   for (const Instruction& i : list) {
-    if (i.kind != Instruction::Kind::forward && i.kind != Instruction::Kind::backward) continue;
+    if (!is_pass(i)) continue;
     const std::string label = label_of(i, 2);
-    if (label.starts_with(letter)) text += (text.empty() ? "" : " ") + label;
+    if (label.starts_with(letter) && most-- > 0) text += (text.empty() ? "" : " ") + label;
   }
   return text;
 }
 
+/// "send gradient 3 of chunk 1": what does not stand beside its forward or backward; "" if all do.
+std::string not_beside_its_pass(const Instructions& list) {
+  const auto is_beside = [](const Instruction& pass, const Instruction& message) {
+    return is_pass(pass) && pass.micro_batch == message.micro_batch && pass.chunk == message.chunk;
+  };
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string name = name_of(list[i].kind);
+    const bool fits = name.starts_with("receive") ? is_beside(list.at(i + 1), list[i])
+                      : name.starts_with("send")  ? i > 0 && is_beside(list[i - 1], list[i])
+                                                  : true;
+    if (!fits) {
+      return name + " " + std::to_string(list[i].micro_batch) + " of chunk " +
+             std::to_string(list[i].chunk);
+    }
+  }
+  return "";
+}
+
 TEST_CASE("Interleaved 1F1B takes its chunks in turn", "[task03.5]") {
-  HINT("device 0 of 2, two chunks, 4 micro-batches: does the writer know of both chunks?");
-  const Instructions list = interleaved_schedule(2, 2, 4, 0);
+  HINT(
+      "device 0 of 3, two chunks, 6 micro-batches: does the writer know of both chunks, and are "
+      "there no others?");
+  const Instructions list = interleaved_schedule(3, 2, 6, 0);
   {
     HINT("every micro-batch goes through every chunk of a device, forward once and backward once");
-    CHECK(std::ranges::count(list, Instruction::Kind::forward, &Instruction::kind) == 8);
-    CHECK(std::ranges::count(list, Instruction::Kind::backward, &Instruction::kind) == 8);
+    CHECK(std::ranges::count(list, Instruction::Kind::forward, &Instruction::kind) == 12);
+    CHECK(std::ranges::count(list, Instruction::Kind::backward, &Instruction::kind) == 12);
   }
   {
     HINT(
         "how many micro-batches go through one chunk before the next chunk's turn? As many as "
         "there "
-        "are devices: then the first of them has come round to the next chunk");
-    CHECK(passes_of(list, "F") == "F0.0 F1.0 F0.1 F1.1 F2.0 F3.0 F2.1 F3.1");
+        "are devices: then the first of them has come round to the next chunk. After the last "
+        "chunk, which ones come?");
+    CHECK(passes_of(list, "F") == "F0.0 F1.0 F2.0 F0.1 F1.1 F2.1 F3.0 F4.0 F5.0 F3.1 F4.1 F5.1");
   }
-  HINT("a gradient comes from the last stage: with which chunk of a device do backwards begin?");
-  CHECK(passes_of(list, "B") == "B0.1 B1.1 B0.0 B1.0 B2.1 B3.1 B2.0 B3.0");
+  {
+    HINT("a gradient comes from the last stage: with which chunk of a device do backwards begin?");
+    CHECK(passes_of(list, "B", 1) == "B0.1");
+  }
+  HINT(
+      "backwards go through as many micro-batches before the next chunk's turn: do a backward's "
+      "micro-batch and chunk belong together?");
+  CHECK(passes_of(list, "B") == "B0.1 B1.1 B2.1 B0.0 B1.0 B2.0 B3.1 B4.1 B5.1 B3.0 B4.0 B5.0");
 }
 
 TEST_CASE("What a device does before its first backward", "[task03.5]") {
@@ -255,10 +293,17 @@ TEST_CASE("What a device does before its first backward", "[task03.5]") {
     HINT(
         "the first gradient comes later to a device that is further from the last one: on the way "
         "there and back, how many forwards are there time for?");
-    CHECK(passes_of(interleaved_schedule(2, 2, 4, 0))
-              .starts_with("F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1"));
-    CHECK(passes_of(interleaved_schedule(3, 2, 6, 0))
-              .starts_with("F0.0 F1.0 F2.0 F0.1 F1.1 F2.1 F3.0 F4.0 B0.1"));
+    CHECK(passes_of(interleaved_schedule(2, 2, 4, 0), "", 9) ==
+          "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1");
+    CHECK(passes_of(interleaved_schedule(3, 2, 6, 0), "", 9) ==
+          "F0.0 F1.0 F2.0 F0.1 F1.1 F2.1 F3.0 F4.0 B0.1");
+  }
+  {
+    HINT("2 devices with three chunks each: does something count on two?");
+    CHECK(passes_of(interleaved_schedule(2, 3, 2, 1)) ==
+          "F0.0 F1.0 F0.1 F1.1 F0.2 B0.2 F1.2 B1.2 B0.1 B1.1 B0.0 B1.0");
+    CHECK(passes_of(interleaved_schedule(2, 3, 4, 0), "", 9) ==
+          "F0.0 F1.0 F0.1 F1.1 F0.2 F1.2 F2.0 B0.2 F3.0");
   }
   HINT("there may be fewer forwards than a device could do before its first backward");
   CHECK(passes_of(interleaved_schedule(4, 2, 4, 0)) ==
@@ -276,7 +321,9 @@ TEST_CASE("What becomes of one micro-batch in one chunk", "[task03.5]") {
       "receive activation 4\nforward 4\nsend activation 4\n"
       "receive gradient 4\nbackward 4\nsend gradient 4\n";
   {
-    HINT("what a forward or backward needs is received before it, and what it made is sent then");
+    HINT(
+        "what a forward or backward needs is received before it, and what it made is sent then. Of "
+        "which chunk is what stands there twice, or not at all?");
     CHECK(seen_by(1, 0) == whole);
     CHECK(seen_by(1, 1) == whole);
   }
@@ -293,8 +340,12 @@ TEST_CASE("What becomes of one micro-batch in one chunk", "[task03.5]") {
     HINT("the last of all stages sends no activations and receives no gradients");
     CHECK(seen_by(2, 1) == "receive activation 4\nforward 4\nbackward 4\nsend gradient 4\n");
   }
-  HINT("the optimizer's step comes once, and last");
-  CHECK(interleaved_schedule(3, 2, 6, 1).back() == Instruction{Instruction::Kind::step});
+  {
+    HINT("the optimizer's step comes once, and last");
+    CHECK(interleaved_schedule(3, 2, 6, 1).back() == Instruction{Instruction::Kind::step});
+  }
+  HINT("receive right before the work that needs it, send right after the work that made it");
+  CHECK(not_beside_its_pass(interleaved_schedule(3, 2, 6, 1)) == "");
 }
 
 TEST_CASE("Four devices of two chunks finish, with half the bubble", "[task03.5]") {

@@ -114,8 +114,8 @@ class Alone final : public Communicator {
 struct RankAlone {
   RankAlone() {
     HINT(
-        "does the host wait for the device? It enqueues all rounds, each of them one group: a send "
-        "to the right, and a receive from the left");
+        "every round is one group, a send to the right and a receive from the left, also of the "
+        "first and the last rank; all are enqueued: does the host wait for the device?");
     reduce(x);
     rank.gate.open();
     device.stream.synchronize();
@@ -150,6 +150,11 @@ TEST_CASE("What one rank of three sends and receives", "[task04.1]") {
       "has not sent yet");
   CHECK(one.sent[2].data != one.sent[0].data);
   CHECK(one.sent[2].data != one.sent[1].data);
+  HINT(
+      "a round of the all-gather hands on what came in the round before it: is the part that comes "
+      "put in its own place?");
+  CHECK(one.received[2].data == one.sent[3].data);
+  CHECK(one.received[3].data != one.received[2].data);
 }
 
 TEST_CASE("What one rank of three adds up", "[task04.1]") {
@@ -194,8 +199,8 @@ TEST_CASE("Two ranks have the sum of both", "[task04.1]") {
 
 TEST_CASE("Four ranks with parts of different lengths", "[task04.1]") {
   HINT(
-      "ranks do not agree on what they exchange: which part goes when, and does everything go the "
-      "same way round the ring?");
+      "ranks do not agree on what they exchange: which part goes when, does everything go the same "
+      "way round the ring, and is there room for the part that comes, as parts differ in length?");
   const RingResult ring(4, 7);
   for (const Values& found : ring.found) {
     HINT(
@@ -204,6 +209,12 @@ TEST_CASE("Four ranks with parts of different lengths", "[task04.1]") {
         "reduce-scatter, and is that the one it passes on first?");
     CHECK(found == ring.expected);
   }
+}
+
+TEST_CASE("Fewer numbers than ranks", "[task04.1]") {
+  HINT("some parts are empty: do all ranks make all rounds, and hand on what came?");
+  const RingResult ring(4, 2);
+  for (const Values& found : ring.found) CHECK(found == ring.expected);
 }
 
 TEST_CASE("Parts that no buffer of a connection holds", "[task04.1]") {

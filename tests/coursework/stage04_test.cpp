@@ -52,7 +52,7 @@ TEST_CASE("A bucket is closed when it has reached its cap", "[task04.2]") {
   {
     HINT(
         "a bucket takes gradients until it has reached its cap: the one that reaches it is still "
-        "in");
+        "in, and nothing after that");
     CHECK(bytes_of(buckets) == Sizes{8, 4});
   }
   {
@@ -251,6 +251,10 @@ TEST_CASE("Buckets are reduced in the plan's order, whichever is complete first"
     HINT("three buckets are complete now, and this call has reduced one: are there more?");
     CHECK(pass.seen != Seen{"", "", "c"});
   }
+  {
+    HINT("three buckets are complete now: is the last one of them left out?");
+    CHECK(pass.seen != Seen{"", "", "c b"});
+  }
   HINT(
       "another rank may complete its gradients in another order: how do all ranks come to make the "
       "same calls?");
@@ -291,6 +295,16 @@ TEST_CASE("A reduction waits for the kernels that make its gradients", "[task04.
   }
 }
 
+TEST_CASE("What is reduced after backward waits for the kernels, too", "[task04.3]") {
+  BackwardPass without_overlap(BucketCaps::equal(0), "cba", {.overlap = false});
+  without_overlap.run("c");
+  HINT("backward is enqueued, and not yet computed: does the last call wait for that, as all do?");
+  CHECK(without_overlap.other.done_after_a_while(0) <= 0);
+  BackwardPass without_b(BucketCaps::equal(0), "ca", {.find_unused_parameters = true});
+  without_b.run("a");
+  CHECK(without_b.other.done_after_a_while(1) <= 1);
+}
+
 TEST_CASE("Backward does not wait for reductions", "[task04.3]") {
   std::atomic<int> computed = 0;
   BackwardPass pass(BucketCaps::equal(0));
@@ -327,10 +341,14 @@ std::vector<Samples> dealt(int64_t n, int world_size, bool drop_last = false,
 
 TEST_CASE("Samples are dealt like cards, one to each rank in turn", "[task04.4]") {
   {
-    HINT("some sample comes twice: a position is one of the whole order, not of a rank's own part");
     Samples all;
     for (const Samples& mine : dealt(6, 2)) all.insert(all.end(), mine.begin(), mine.end());
     std::ranges::sort(all);
+    {
+      HINT("6 samples for 2 ranks, 3 for each: nothing is missing, and nothing to be added");
+      CHECK(all.size() <= 6);
+    }
+    HINT("some sample comes twice: a position is one of the whole order, not of a rank's own part");
     CHECK(all == Samples{0, 1, 2, 3, 4, 5});
   }
   HINT(
@@ -360,7 +378,7 @@ TEST_CASE("All ranks get equally many samples", "[task04.4]") {
     HINT("the order is lengthened by its own beginning, not by its end or by sample 0");
     CHECK(ranks == std::vector<Samples>{{0, 3, 6}, {1, 4, 0}, {2, 5, 1}});
   }
-  HINT("with drop_last the order is cut instead");
+  HINT("with drop_last the order is cut instead, at its end");
   CHECK(dealt(7, 3, true) == std::vector<Samples>{{0, 3}, {1, 4}, {2, 5}});
 }
 

@@ -39,6 +39,12 @@ Statistics merged(const std::vector<Statistics>& parts) {
 TEST_CASE("A part alone is the whole", "[task05.1]") {
   const Statistics whole = merged({{1, 2, 2}});
   {
+    HINT("-1 stood there before the call: are all 2 C + 1 numbers written?");
+    CHECK(whole.mean != -1);
+    CHECK(whole.m2 != -1);
+    CHECK(whole.rows != -1);
+  }
+  {
     HINT(
         "is anything there before the first part (memory is not 0 by itself), and does the mean "
         "move towards the part?");
@@ -91,22 +97,24 @@ TEST_CASE("Parts of different sizes", "[task05.1]") {
 }
 
 TEST_CASE("Every channel has its own mean and M2", "[task05.1]") {
-  // Channel 0 as in the first case, channel 1 ten times that. Means, M2s, rows.
+  // Channel 0 as in the case before, channel 1 ten times that. Means, M2s, rows.
   const testing::TestDevice device;
-  const Tensor parts = device.put({2, 5}, {1, 10, 2, 200, 2,  //
-                                           5, 50, 2, 200, 2}),
+  const Tensor parts = device.put({2, 5}, {10, 100, 0, 0, 1,  //
+                                           2, 20, 2, 200, 3}),
                whole = device.filled({5}, -1);
   HINT("means of all channels, then M2s of all channels, then the rows, which all channels share");
   device.kernels().batch_norm_merge(device.stream, parts, whole);
   std::vector<long> rounded;
   for (const Real value : whole.to_host()) rounded.push_back(std::lround(value));
-  CHECK(rounded == std::vector<long>{3, 30, 20, 2000, 4});
+  CHECK(rounded == std::vector<long>{4, 40, 50, 5000, 4});
 }
 
 TEST_CASE("Three parts, one of them a rank without samples", "[task05.1]") {
   // nothing | 1 3 | 5
   const Statistics whole = merged({{0, 0, 0}, {2, 2, 2}, {5, 0, 1}});
-  HINT("a rank may have no rows: does anything divide by them, or does its mean of 0 count?");
+  HINT(
+      "a rank may have no rows: does anything divide by them, does its mean of 0 count, and do the "
+      "parts behind it?");
   CHECK(whole.mean == Approx(3));
   CHECK(whole.m2 == Approx(8));
   CHECK(whole.rows == 3);
@@ -120,6 +128,8 @@ TEST_CASE("A large mean keeps the digits of a small spread", "[task05.1]") {
   HINT("a square of a mean is a large number: what is left after subtracting another?");
   CHECK(whole.m2 == Approx(8).epsilon(1e-5));
   CHECK(whole.mean == Approx(100001));
+  const double large = 1 << 30;
+  CHECK(merged({{large, 4, 2}, {large, 4, 2}}).m2 == 8);
 }
 
 // --- Backward's sums -----------------------------------------------------------------------------

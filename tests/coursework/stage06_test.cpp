@@ -24,7 +24,7 @@ using testing::Values;
 
 TEST_CASE("Shards are equally long, and the padding makes them so", "[task06.1]") {
   {
-    HINT("numbers that divide well need no padding");
+    HINT("numbers that divide well need no padding: how many numbers are 64 bytes?");
     CHECK(padded_length(4 * kLine, 2) == 4 * kLine);
     CHECK(padded_length(0, 3) == 0);
   }
@@ -36,57 +36,72 @@ TEST_CASE("Shards are equally long, and the padding makes them so", "[task06.1]"
     HINT("each shard begins at a multiple of 64 bytes: what is rounded up, the whole or a shard?");
     CHECK(padded_length(4 * kLine + 1, 2) == 6 * kLine);
     CHECK(padded_length(10, 3) == 3 * kLine);
+    CHECK(padded_length(18 * kLine, 17) == 17 * 2 * kLine);
   }
   HINT("one rank has everything, and pads for the 64 bytes only");
   CHECK(padded_length(kLine + 1, 1) == 2 * kLine);
 }
 
+/// "32 from 64": elements [64, 96).
+std::string told(FlatRange range) { return fmt::format("{} from {}", range.count, range.first); }
+
 TEST_CASE("A rank's shard follows that of the rank before", "[task06.1]") {
   HINT("all shards together are the whole buffer, once: where does each begin, how long is it?");
-  CHECK(shard_of(96, 0, 3) == FlatRange{0, 32});
-  CHECK(shard_of(96, 1, 3) == FlatRange{32, 32});
-  CHECK(shard_of(96, 2, 3) == FlatRange{64, 32});
+  CHECK(told(shard_of(96, 0, 3)) == "32 from 0");
+  CHECK(told(shard_of(96, 1, 3)) == "32 from 32");
+  CHECK(told(shard_of(96, 2, 3)) == "32 from 64");
 }
 
-/// "0: 2 at 5 -> 7": elements [5, 7) of parameter 0 begin at number 7 of the shard.
+/// "2 from 5 of parameter 0 at 7": its elements [5, 7) begin at number 7 of the shard.
 std::string told(const std::vector<Piece>& pieces) {
   std::vector<std::string> texts;
   for (const Piece& piece : pieces) {
-    texts.push_back(fmt::format("{}: {} at {} -> {}", piece.parameter, piece.of_parameter.count,
-                                piece.of_parameter.first, piece.in_shard));
+    texts.push_back(fmt::format("{} of parameter {} at {}", told(piece.of_parameter),
+                                piece.parameter, piece.in_shard));
   }
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
 TEST_CASE("Pieces of the parameters that lie in a shard", "[task06.1]") {
-  // Three parameters; padding behind the first two. A text says: elements of the parameter, from
-  // which one on -> where in the shard.
+  // Three parameters; padding behind the first two.
   const std::vector<FlatRange> parameters{{0, 10}, {16, 40}, {64, 5}};
   {
     HINT("a parameter that lies in the shard as a whole is one piece");
-    CHECK(told(pieces_in(parameters, {0, 12})) == "0: 10 at 0 -> 0");
+    CHECK(told(pieces_in(parameters, {0, 12})) == "10 from 0 of parameter 0 at 0");
+  }
+  const std::vector<Piece> last = pieces_in(parameters, {60, 24});
+  REQUIRE(last.size() == 1);
+  {
+    HINT("parameters are numbered as they stand in the list of all");
+    CHECK(last[0].parameter == 2);
+  }
+  {
+    HINT("a parameter's elements are counted from its own first one");
+    CHECK(told(last[0].of_parameter) == "5 from 0");
   }
   {
     HINT("where a piece begins is counted from the beginning of the shard, not of the buffer");
-    CHECK(told(pieces_in(parameters, {60, 24})) == "2: 5 at 0 -> 4");
+    CHECK(last[0].in_shard == 4);
   }
   {
     HINT("a parameter may end on the next rank: how much of it is here?");
-    CHECK(told(pieces_in(parameters, {0, 48})) == "0: 10 at 0 -> 0, 1: 32 at 0 -> 16");
+    CHECK(told(pieces_in(parameters, {0, 48})) ==
+          "10 from 0 of parameter 0 at 0, 32 from 0 of parameter 1 at 16");
   }
   {
     HINT("and it may have begun on the rank before: which of its elements are here?");
-    CHECK(told(pieces_in(parameters, {48, 48})) == "1: 8 at 32 -> 0, 2: 5 at 0 -> 16");
+    CHECK(told(pieces_in(parameters, {48, 48})) ==
+          "8 from 32 of parameter 1 at 0, 5 from 0 of parameter 2 at 16");
   }
   HINT("a parameter may begin before the shard and end behind it");
-  CHECK(told(pieces_in(parameters, {20, 4})) == "1: 4 at 4 -> 0");
+  CHECK(told(pieces_in(parameters, {20, 4})) == "4 from 4 of parameter 1 at 0");
 }
 
 TEST_CASE("What does not touch the shard has no piece", "[task06.1]") {
   const std::vector<FlatRange> parameters{{0, 16}, {16, 0}, {16, 20}};
   HINT("a piece without elements: a parameter that ends where the shard begins is not in it");
-  CHECK(told(pieces_in(parameters, {16, 16})) == "2: 16 at 0 -> 0");
-  CHECK(told(pieces_in(parameters, {0, 16})) == "0: 16 at 0 -> 0");
+  CHECK(told(pieces_in(parameters, {16, 16})) == "16 from 0 of parameter 2 at 0");
+  CHECK(told(pieces_in(parameters, {0, 16})) == "16 from 0 of parameter 0 at 0");
   HINT("padding belongs to no parameter");
   CHECK(told(pieces_in(parameters, {36, 12})).empty());
 }
@@ -97,7 +112,7 @@ const std::array<Values, 2> kGradients{Values{1, 2, 3, 4}, Values{3, 4, 5, 6}};
 
 TEST_CASE("After a step all ranks have the values of one process", "[task06.2]") {
   TwoRanks two;
-  HINT("a rank waits for another: do both make the same calls, in the same order?");
+  HINT("do both ranks make the same calls, in the same order, and none that a step does not need?");
   two.step(kGradients);
   {
     HINT("rank 0's own shard did not move: is the optimizer's step there?");
@@ -166,20 +181,32 @@ TEST_CASE("A gathered unit has its own shard and the other rank's", "[task06.3]"
     HINT("values_ is [length], and has rank 0's shard, rank 1's shard, ...");
     CHECK(rank.ends() == Ends{1, 10});
   }
+  {
+    HINT("memory is freed in the order of the stream that it was taken from: who reads it last?");
+    CHECK((rank.unit.values().home() == rank.device.stream));
+  }
   HINT("messages of all units go over the stream of the communication, in one order");
   REQUIRE(rank.other.gathers.size() == 1);
   CHECK(rank.other.gathers[0].stream.backend().name() == "communication");
   HINT("the message is counted, with the bytes that this rank sends: bytes_of_half()");
   CHECK(rank.messages.bytes_sent == int64_t(kLine * sizeof(Real)));
+  OneUnit of_three(ShardKind::parameters, 3);
+  of_three.unit.gather();
+  CHECK(of_three.messages.bytes_sent == 2 * int64_t(kLine * sizeof(Real)));
 }
 
 TEST_CASE("The gather waits for what the passes have enqueued", "[task06.3]") {
-  OneUnit rank;
+  const ShardKind kind = GENERATE(ShardKind::parameters, ShardKind::optimizer);
+  OneUnit rank(kind);
   testing::enqueue(rank.device.stream, [&] { rank.gate.pass(); });
   rank.device.kernels().fill(rank.device.stream, 5, rank.unit.value_shard());  // the update
   {
     HINT("does the host wait for the device? It has to go on and enqueue");
     rank.unit.gather();
+  }
+  {
+    HINT("with ZeRO-1, too, the others have updated their parts: how do they come here?");
+    REQUIRE(rank.other.gathers.size() == 1);
   }
   HINT(
       "the shard was sent before the device had updated it, into memory that kernels before may "
@@ -193,7 +220,7 @@ TEST_CASE("The gather waits for what the passes have enqueued", "[task06.3]") {
 TEST_CASE("The passes wait for the gather when they need the values, and not before",
           "[task06.3]") {
   OneUnit rank;
-  std::atomic<bool> went_on = false;
+  rank.messages.pass_times.start();
   rank.other.before_sum = [&] { rank.gate.pass(); };
   {
     HINT("does the host wait for the gather? It has to go on and enqueue");
@@ -216,8 +243,13 @@ TEST_CASE("The passes wait for the gather when they need the values, and not bef
   rank.other.done_after_a_while(0);
   rank.gate.open();
   rank.device.stream.synchronize();
-  HINT("a layer computed before the values were there: which event, recorded where, comes first?");
-  CHECK(rank.seen == 1);
+  {
+    HINT(
+        "a layer computed before the values were there: which event, recorded where, comes first?");
+    CHECK(rank.seen == 1);
+  }
+  HINT("how long the passes wait is measured: which of messages_'s functions waits and measures?");
+  CHECK(rank.messages.pass_times.total("exposed") > 0);
 }
 
 TEST_CASE("A unit that is here, or on its way, is not fetched again", "[task06.3]") {
@@ -269,20 +301,32 @@ TEST_CASE("A gather that nobody used is over before its memory is given back", "
       "passes, and they have not waited for it");
   rank.other.done_after_a_while(0);
   rank.gate.open();
+  rank.communication.synchronize();
   rank.device.stream.synchronize();
   CHECK(rank.seen == 1);
 }
 
 TEST_CASE("Values that a rank keeps are gathered in place and stay", "[task06.3]") {
-  OneUnit rank(ShardKind::optimizer);
-  const Real* const place = rank.unit.values().data();
-  HINT("with ZeRO-1 the whole is always there, and what the others updated comes into it");
+  for (const ShardKind kind : {ShardKind::optimizer, ShardKind::gradients}) {
+    OneUnit rank(kind);
+    const Real* const place = rank.unit.values().data();
+    HINT("with ZeRO-1 the whole is always there, and what the others updated comes into it");
+    rank.unit.gather();
+    rank.unit.await_values();
+    rank.unit.free_values();
+    REQUIRE(rank.unit.in_order().front()->value.defined());
+    CHECK(rank.unit.values().data() == place);
+    CHECK(rank.ends() == Ends{1, 10});
+    rank.unit.gather();
+    HINT("nothing was given back, and nothing updated since: what is the second message for?");
+    CHECK(rank.other.gathers.size() == 1);
+  }
+  OneUnit rank(ShardKind::none);
   rank.unit.gather();
-  rank.unit.await_values();
   rank.unit.free_values();
-  REQUIRE(rank.unit.in_order().front()->value.defined());
-  CHECK(rank.unit.values().data() == place);
-  CHECK(rank.ends() == Ends{1, 10});
+  rank.unit.gather();
+  HINT("where nothing is shared out, every rank has the whole: what is the message for?");
+  CHECK(rank.other.gathers.empty());
 }
 
 // --- The norm ------------------------------------------------------------------------------------
@@ -291,12 +335,14 @@ TEST_CASE("The squares of all shards are added up", "[task06.4]") {
   for (const ShardKind kind : {ShardKind::optimizer, ShardKind::gradients, ShardKind::parameters}) {
     Norm rank(kind);
     {
-      HINT("does the host wait for something? It has to go on and enqueue");
+      HINT("all ranks clip, and need the sum for it; the host has to go on and enqueue");
       rank.sharded.sum_over_shards(rank.squares);
     }
     rank.communication.synchronize();
     {
-      HINT("this is the square of one shard's norm: each rank would clip by another factor");
+      HINT(
+          "this is the square of one shard's norm: each rank would clip by another factor. With "
+          "which ways of sharding does a rank have the gradients of its shard only?");
       CHECK(rank.squares.to_host()[0] != 4);
     }
     HINT("the square of the whole norm is the sum of the shards' squares");
@@ -402,7 +448,9 @@ TEST_CASE("Files without a part of the parameter, in any order", "[task06.5]") {
     HINT("nothing is wanted, so nothing is read, and nothing is missing");
     CHECK(joined({{0, 4}}, {4, 0}).empty());
   }
-  HINT("the saved pieces come in any order: the extracts follow each other as they are wanted");
+  HINT(
+      "the saved pieces come in any order: the extracts follow each other as they are wanted, and "
+      "each names its piece by its place in the list");
   CHECK(joined({{8, 4}, {0, 4}, {4, 4}}, {2, 8}) ==
         "1: 2 at 2 -> 0, 2: 4 at 0 -> 2, 0: 2 at 0 -> 6");
 }
@@ -429,6 +477,10 @@ TEST_CASE("What is missing or there twice is refused by its number", "[task06.5]
     HINT("two files have the same elements: which of them is right?");
     CHECK_THAT(refused({{0, 6}, {4, 6}}, {0, 10}), names(4));
     CHECK_THAT(refused({{0, 4}, {0, 4}}, {0, 4}), names(0));
+  }
+  {
+    HINT("the first element that is wrong is named, be it missing or there twice");
+    CHECK_THAT(refused({{0, 6}, {4, 2}}, {0, 10}), names(4));
   }
   HINT("elements that nobody wants may be missing, or be there twice");
   CHECK(joined({{0, 4}, {4, 4}, {0, 2}}, {4, 4}) == "1: 4 at 0 -> 0");

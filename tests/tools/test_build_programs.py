@@ -15,7 +15,8 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import build_programs  # noqa: E402
 import ninja_progress  # noqa: E402
-from ninja_progress import Clock, Lines, Plan, Progress, failure, in_words, run_ninja  # noqa: E402
+from ninja_progress import (CORES, Clock, Lines, Plan, Progress, failure,  # noqa: E402
+                            in_words, run_ninja)
 from processes import gone, start  # noqa: E402
 
 # Steps that take SECONDS and make a file, described as Meson describes them.
@@ -62,6 +63,15 @@ class TestPlan(Folder):
         self.graph([0, 0])
         self.log(b=40, other=1000)
         self.assertEqual(Plan(self.folder, self.targets, compiling=10).seconds(jobs=2), 25)
+
+    def test_an_estimate_says_so_if_others_want_the_cores(self):
+        self.graph([0, 0])
+        self.log(a=20 * CORES, b=20 * CORES)
+        for load, expected in ((2 * CORES, "about 40 s"),
+                               (9 * CORES, "about 40 s, longer on a machine as busy as now (load "
+                                           f"{9 * CORES})")):
+            with unittest.mock.patch("os.getloadavg", lambda load=load: (load, 0, 0)):
+                self.assertEqual(Plan(self.folder, self.targets).estimate(), expected)
 
     def test_after_a_build_there_is_nothing_to_do(self):
         self.graph([0])

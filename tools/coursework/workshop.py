@@ -15,7 +15,7 @@ from pathlib import Path
 
 from child_signals import signals_held
 from coursework import CourseworkError, tasks as table, tree
-from ninja_progress import CORES, Lines, Plan, in_words, run_ninja
+from ninja_progress import CORES, Lines, Plan, run_ninja
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what the source
@@ -103,7 +103,7 @@ class Workshop:
         CourseworkError if the build itself is at fault."""
         plan = Plan(self.build(flavour), targets, COMPILING[flavour])
         if plan.steps:
-            say(f"compiling {what}: {len(plan.steps)} steps, about {in_words(plan.seconds())}")
+            say(f"compiling {what}: {len(plan.steps)} steps, {plan.estimate()}")
         status, output = run_ninja(self.build(flavour), targets, CORES, Lines(say), plan,
                                    keep_going=True)
         if status != 0 and (said := self.trouble(output)):
