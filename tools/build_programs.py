@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compile the programs of every stage, and none of the tests, into build/.
+"""Compile the programs of every stage, and none of the tests, into build/; with `--lab NAME` only that
+lab's program.
 
 Says what it will do, how far it is and how long is left; says nothing if there is nothing to do. In a
 student's tree the programs run with the prebuilt solutions of what is still open, unless --mine is
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 from child_signals import end_by_exception, started
-from coursework import CourseworkError, prebuilt
+from coursework import CourseworkError, labs, prebuilt
 from gpu_check.machine import find_gpu
 from ninja_progress import CORES, Lines, Plan, failure, run_ninja
 
@@ -69,8 +70,10 @@ def configure(tasks):
         raise Failed("meson could not configure build/ anew, see above")
 
 
-def programs():
-    """The linked files of the project, without its tests."""
+def programs(lab):
+    """The linked files of the project, without its tests; or the program of a lab."""
+    if lab:
+        return [labs.load_labs()[lab]["program"]]
     listing = subprocess.run(("ninja", "-C", str(BUILD), "-t", "targets", "all"),
                              stdout=subprocess.PIPE, text=True, errors="replace")
     return LINKED.findall(listing.stdout)
@@ -89,14 +92,14 @@ def compile_programs(targets, plan):
     return status == 0
 
 
-def build(mine):
+def build(mine, lab=None):
     if mine and not prebuilt.is_students_tree(ROOT):
         raise Failed(f"{prebuilt.MINE} is for a student's tree, and no task is open in this one: leave it out")
     tasks = prebuilt.replaced(ROOT, mine)
     for line in prebuilt.told(ROOT, tasks):
         say(line)
     configure(tasks)
-    targets = programs()
+    targets = programs(lab)
     plan = Plan(BUILD, targets)
     if plan.nothing_to_do:
         return
@@ -115,7 +118,7 @@ def counted(number, noun):
 def main(argv):
     end_by_exception()  # so that ninja ends, too
     try:
-        build(prebuilt.MINE in argv)
+        build(prebuilt.MINE in argv, argv[argv.index("--lab") + 1] if "--lab" in argv else None)
     except (Failed, CourseworkError) as failed:
         say(failed)
         return 1

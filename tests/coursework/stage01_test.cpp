@@ -390,6 +390,28 @@ TEST_CASE("A whole epoch comes in order, and the batches on their way are counte
   CHECK(loader.counters().most_in_flight <= 4);
 }
 
+TEST_CASE("A worker whose turn it is stops, too, when the epoch is cancelled", "[task01.3]") {
+  bool stopped = false;
+  for (int attempt = 0; attempt < 5 && !stopped; ++attempt) {  // begin_epoch() may be late
+    CountingSource source;
+    source.held_up = 0;
+    DataLoader loader(source, two_ahead(1));
+    const OpenAtEnd open{source.gate};
+    loader.begin_epoch(0);
+    reads_after_a_while(source, 1);
+    std::thread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      source.gate.open();  // by now the epoch is cancelled
+    });
+    loader.begin_epoch(1, 39);
+    later.join();
+    loader.next();
+    stopped = loader.counters().most_in_flight == 1;  // batch 0; then batch 39, of the other epoch
+  }
+  HINT("batch 1 of a cancelled epoch was begun: whether or not it is its turn, who wants it?");
+  CHECK(stopped);
+}
+
 TEST_CASE("The bound of an epoch that begins in its middle", "[task01.3]") {
   const CountingSource source;
   DataLoader loader(source, two_ahead(2));

@@ -298,6 +298,13 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
                            'echo "[2/2] Linking target 01-a/01-a" ;; '
                            f'*01-a*) {script} ;; esac')
 
+    def test_a_lab_compiles_its_own_program_only(self):
+        self.fake("ninja", 'case " $* " in *" -n "*) echo "[1/1] Linking target labs" ;; esac')
+        for words in (("--lab", "stale-replica"), ("--lab=stale-replica",)):
+            self.lockstep("exercise", *words)
+            build = [line for line in self.calls() if "labs" in line and " -n " not in line][-1]
+            self.assertRegex(build, r" -j \d+ 02-dataparallel/labs$")
+
     def test_a_build_says_what_it_will_do_and_about_how_long(self):
         self.fake_build('echo "[1/2] Compiling C++ object a.o"; echo "[2/2] Linking target x"')
         done = self.lockstep("run", "--data", "synthetic")
