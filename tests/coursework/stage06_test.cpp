@@ -213,6 +213,7 @@ TEST_CASE("The gather waits for what the passes have enqueued", "[task06.3]") {
       "still use: which event does the communication stream wait for?");
   CHECK(rank.other.done_after_a_while(0) == 0);
   rank.gate.open();
+  rank.communication.synchronize();  // do the passes wait, too? see below
   rank.unit.await_values();
   CHECK(rank.ends() == Ends{5, 10});
 }
