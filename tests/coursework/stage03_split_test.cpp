@@ -114,7 +114,7 @@ TEST_CASE("A place is not filled while a late receiver still reads it", "[task03
     boundary.devices.let_go_after(0);
     HINT(
         "the place was filled again before the receiver had read it: when is it empty, and who "
-        "waits for that?");
+        "waits for that? For the event of which place?");
     CHECK(seen.to_host() == Values{2, 2});
     for (size_t i = 1; i < places; ++i) boundary.channel.receive();
     CHECK(boundary.channel.receive().to_host() == Values{3, 3});

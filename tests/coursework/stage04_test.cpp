@@ -298,7 +298,9 @@ TEST_CASE("A reduction waits for the kernels that make its gradients", "[task04.
 TEST_CASE("What is reduced after backward waits for the kernels, too", "[task04.3]") {
   BackwardPass without_overlap(BucketCaps::equal(0), "cba", {.overlap = false});
   without_overlap.run("c");
-  HINT("backward is enqueued, and not yet computed: does the last call wait for that, as all do?");
+  HINT(
+      "backward is enqueued, and not yet computed: does the last call wait for that, as all do? "
+      "Before each of its buckets?");
   CHECK(without_overlap.other.done_after_a_while(0) <= 0);
   BackwardPass without_b(BucketCaps::equal(0), "ca", {.find_unused_parameters = true});
   without_b.run("a");

@@ -311,7 +311,9 @@ TEST_CASE("Values that a rank keeps are gathered in place and stay", "[task06.3]
   for (const ShardKind kind : {ShardKind::optimizer, ShardKind::gradients}) {
     OneUnit rank(kind);
     const Real* const place = rank.unit.values().data();
-    HINT("with ZeRO-1 the whole is always there, and what the others updated comes into it");
+    HINT(
+        "with ZeRO-1 the whole is always there, and what the others updated comes into it; with "
+        "ZeRO-2 likewise");
     rank.unit.gather();
     rank.unit.await_values();
     rank.unit.free_values();
