@@ -58,8 +58,8 @@ class Plan:
 
     def estimate(self):
         """The same in words; says so where others want the cores, too."""
-        waiting = os.getloadavg()[0]
-        busy = f", longer on a machine as busy as now (load {waiting:.0f})" if waiting > 2 * CORES else ""
+        load = os.getloadavg()[0]
+        busy = f", longer on a machine as busy as now (load {load:.0f})" if load > 2 * CORES else ""
         return f"about {in_words(self.seconds())}{busy}"
 
 

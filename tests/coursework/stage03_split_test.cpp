@@ -90,9 +90,8 @@ TEST_CASE("The receiver waits for a late sender", "[task03.3]") {
     }
     if (late) boundary.devices.let_go_after(1);
     HINT(
-        "the receiver read a place that was not filled yet: which event does it wait for, and is "
-        "it "
-        "one of the stream that copies?");
+        "the receiver read a place that was not filled yet: which event does it wait for, and of "
+        "which stream?");
     CHECK(seen.to_host() == (late ? Values{2, 2} : Values{1, 1}));
   }
 }

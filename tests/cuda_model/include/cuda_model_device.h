@@ -17,8 +17,8 @@
 // bin/nvcc turns this name into `static thread_local`, or, after extern, into the launch's memory.
 #define __shared__ cuda_model_shared
 
-// Kernels read these all the time: at a fixed place behind the thread's pointer, no call finds
-// them.
+// Kernels read these all the time. As "initial-exec" they are found without a call, which would be
+// one into AddressSanitizer.
 #define CUDA_MODEL_PER_THREAD __attribute__((tls_model("initial-exec"))) __thread
 extern CUDA_MODEL_PER_THREAD uint3 threadIdx, blockIdx;
 extern CUDA_MODEL_PER_THREAD dim3 blockDim, gridDim;

@@ -93,8 +93,8 @@ void check_same_bits(int world_size, const std::vector<int64_t>& counts) {
 }
 
 TEST_CASE("Sums in shared memory have the bits that they have over TCP", "[comm][shm][tcp]") {
-  const std::vector<int> all{1, 2, 3, 4, 5, 6, 7, 8}, some{1, 2, 3, 8};
-  for (const int world_size : testing::full_campaign() ? all : some) {
+  for (const int world_size : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    if (world_size > 3 && world_size < 8 && !testing::full_campaign()) continue;
     // At once, at the limit to that, in one piece for each rank, and in several.
     check_same_bits<float>(world_size, {1, 1001, 4096, 4097, 30001, 150001});
     check_same_bits<double>(world_size, {5, 2049, 70001});
