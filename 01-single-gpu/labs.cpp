@@ -83,7 +83,7 @@ void loss_at_every_step(bool fixed) {
   const double total = milliseconds_since(begin);
   say(fmt::format(
       "loss of the last step {:.6f}; {:.1f} ms per step, of which the device waits {:.1f} ms",
-      losses.back(), total / kSteps, 1e3 * idle / kSteps));
+      losses.back(), total / kSteps, 1e3 * idle / (kSteps - 1)));  // between two steps
   cores.stop();
   const std::string busy =
       text_of_missing_cores({training.device->name()}, cores.shares_without_core());
