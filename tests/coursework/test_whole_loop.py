@@ -135,8 +135,8 @@ class TestWholeLoop(unittest.TestCase):
     def test_with_its_solution_a_task_passes_and_the_others_stay_open(self):
         whole = {task_id: self.solution(self.tasks[task_id]) for task_id in self.graded}
         quickly = () if FULL else ("--no-races",)
-        halves = [self.graded[0::2], self.graded[1::2]]
-        for part in (*halves, self.graded) if FULL else halves[:1]:
+        half = self.graded[0::2]
+        for part in (half, self.graded) if FULL else (half,):
             status, verdicts = self.grade({task_id: whole[task_id] for task_id in part},
                                           *self.graded, *quickly)
             self.assertEqual(status, 0 if len(part) == len(whole) else 1)
@@ -180,9 +180,14 @@ class TestWholeLoop(unittest.TestCase):
             done = run(program, "--data", "synthetic:96:32", "--max-steps", "3", "--epochs", "1", *words)
             return done.returncode, re.findall(r"Test set: (.*)", done.stdout), done.stderr
         self.grade({"02.1": self.solution(self.tasks["02.1"])}, "05.4", "--no-races")
+        done = run("meson", "setup", "build", "-Dcuda=disabled", "-Doptimization=g", "-Dunity=on",
+                   "-Dunity_size=40")  # takes less time than what a student gets
+        self.assertEqual(0, done.returncode, done.stdout)
         done = run("./lockstep", "exercise", "--lab", "mean-of-means")
         self.assertEqual(0, done.returncode, done.stderr)
         self.assertRegex(done.stderr, r"open: 01\.1, 01\.2, .* and \d+ more; prebuilt solutions run in their place")
+        done = run("./lockstep", "launch", "--nproc-per-node", "1", "true")  # compiles all programs
+        self.assertEqual(0, done.returncode, done.stderr)
         for number, program in enumerate(("01-single-gpu/01-single-gpu", "02-dataparallel/02-dataparallel",
                                           "03-model-split/03-model-split", "03-model-split/tensor-split",
                                           "04-ddp/04-ddp", "05-syncbn-checkpoint/05-syncbn-checkpoint",

@@ -208,7 +208,7 @@ class TestConfigure(unittest.TestCase):
 
     @unittest.skipUnless(FULL, "takes minutes: every program is compiled")
     def test_every_program_compiles_in_double(self):
-        self.compile_all("-Dprecision=double", "-Dunity=on")
+        self.compile_all("-Dprecision=double", "-Dunity=on", "-Dunity_size=40")
 
     def test_a_compiler_without_openmp_is_told_what_to_install(self):
         status, output = self.configure("-Dcpp_args=-U_OPENMP")
