@@ -111,7 +111,8 @@ void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer,
   for (const Unit* unit : sharded.units()) padded += unit->length() * int64_t(sizeof(Real));
   const int halves = halves_per_step(own);
   const double sent = double(sharded.bytes_sent()) / steps;
-  const double predicted = double(halves) * double(padded / world_size * (world_size - 1));
+  const int64_t half = padded / world_size * (world_size - 1);  // all shards but one
+  const double predicted = double(halves * half);
   log.note("bytes per step",
            fmt::format("{:.0f} sent by rank 0, {} (W-1)/W times the padded model is {:.0f}", sent,
                        halves, predicted),

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <cstddef>
+
 namespace lockstep {
 
 Cores usable_cores() {
@@ -18,7 +20,8 @@ Cores share_of_cores(int share, int shares, int threads) {
   const Cores all = usable_cores();
   const int size = static_cast<int>(all.size()) / shares;
   if (size < threads) return {};
-  return {all.begin() + share * size, all.begin() + (share + 1) * size};
+  const auto first = all.begin() + std::ptrdiff_t{share} * size;
+  return {first, first + size};
 }
 
 void keep_to(const Cores& cores) {

@@ -1,6 +1,7 @@
 #include "common/core/device.h"
 
 #include <charconv>
+#include <utility>
 
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
@@ -51,7 +52,7 @@ void MemoryCounter::add(int64_t bytes) {
   }
 }
 
-Device::Device(DeviceId id, DeviceOptions options) : id_(id), options_(options) {}
+Device::Device(DeviceId id, DeviceOptions options) : id_(id), options_(std::move(options)) {}
 Device::~Device() = default;
 
 void Device::close_streams() { streams_.clear(); }

@@ -16,7 +16,8 @@ void ask_for_large_pages(void* memory, size_t bytes) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
   const uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
   const uintptr_t end = (address + bytes) / kLargePage * kLargePage;
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (begin < end)
+    ::madvise(static_cast<char*>(memory) + (begin - address), end - begin, MADV_HUGEPAGE);
 }
 
 }  // namespace

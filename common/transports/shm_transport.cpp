@@ -205,6 +205,11 @@ class ShmTransport final : public HostTransport {
     return {whole.first + first, first < 0 ? 0 : std::clamp<int64_t>(whole.count - first, 0, most)};
   }
 
+  /// That piece, by the number of the part.
+  auto piece_of_each(int64_t count, int64_t first, int64_t most) const {
+    return [=, this](int p) { return piece(count, p, first, most); };
+  }
+
   template <class T>
   void reduce(const T* x, int64_t count, Reduction reduction, Result<T> result) {
     if (count * int64_t(sizeof(T)) <= kSmallBytes)
@@ -224,10 +229,6 @@ class ShmTransport final : public HostTransport {
     meet();  // to see the last pieces
     const int64_t last = (longest - 1) / most * most;
     take_reduced(piece_of_each(count, last, most), most, result);
-  }
-
-  auto piece_of_each(int64_t count, int64_t first, int64_t most) const {
-    return [=, this](int p) { return piece(count, p, first, most); };
   }
 
   /// Adds up piece `at` of part `me`, for the others to see in the next round.
