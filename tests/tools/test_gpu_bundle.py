@@ -146,7 +146,7 @@ cd /mnt/lockstep
 eval "$SCRIPT"
 """
 BUILD = ("tools/gpu-check --offline /mnt/bundle --part build "
-         "--meson=-Doptimization=0 --meson=-Ddebug=false --meson=-Dunity=on --meson=-Dunity_size=40")
+         "--meson=-Doptimization=g --meson=-Ddebug=false --meson=-Dunity=on --meson=-Dunity_size=40")
 TRAIN = "build-gpu/01-single-gpu/01-single-gpu --devices cpu:0 --max-steps 1"
 TEST = ("for program in $(find build-gpu/tests/{0} -maxdepth 1 -name '{0}-*' -type f -executable); do\n"
         "  $program || {{ echo $program failed; exit 1; }}\ndone; echo {0}: every program passed")
