@@ -208,11 +208,12 @@ void Checkpointer::require_world_size(const TrainingState& saved, const Training
                                       const std::string& path) const {
   if (saved.world_size == begin.world_size) return;
   require(options_.allow_world_size,
-          "{} was saved by {} ranks, this run has {}; start as many, or allow the change with "
+          "{} was saved by {} rank{}, this run has {}; start as many, or allow the change with "
           "--allow-world-size-change (the weights will then differ by rounding errors)",
-          path, saved.world_size, begin.world_size);
-  options_.warn(fmt::format("{} was saved by {} ranks, this run has {}. {}", path, saved.world_size,
-                            begin.world_size, what_stays(begin.settings)));
+          path, saved.world_size, saved.world_size == 1 ? "" : "s", begin.world_size);
+  options_.warn(fmt::format("{} was saved by {} rank{}, this run has {}. {}", path,
+                            saved.world_size, saved.world_size == 1 ? "" : "s", begin.world_size,
+                            what_stays(begin.settings)));
 }
 
 }  // namespace lockstep

@@ -60,8 +60,8 @@ std::string text_of(const SafetensorsStream& file, const std::string& key) {
       "name",
       file.path().string());
   require(found != file.metadata().end() && file.checksums() == Checksums::crc32,
-          "{}: found no {}, expected a file of a sharded checkpoint; begin anew from whole weights "
-          "with --load",
+          "{}: found no {}, expected a file of a sharded checkpoint; whole weights need no "
+          "joining, and a run begins from them with --load",
           file.path().string(), key);
   return found->second;
 }

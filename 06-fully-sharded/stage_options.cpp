@@ -49,7 +49,11 @@ ShardingOptions ShardedStageOptions::sharding_options() const {
 
 void require_same_settings(ProcessGroup& group, const Options& options,
                            const ShardedStageOptions& own, const DatasetPair& data) {
-  require_same_settings(group, shared_settings(table_of(options, own), data));
+  nlohmann::json mine = shared_settings(table_of(options, own), data);
+  // Each rank has a part of the network here, so whole weights are read and written by all of them.
+  mine["loads_weights"] = !options.load.empty();
+  mine["saves_weights"] = !options.save.empty();
+  require_same_settings(group, mine);
 }
 
 FullyShardedDataParallel& share_out(Model& model, Stream passes, ProcessGroup& group,

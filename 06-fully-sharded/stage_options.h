@@ -32,9 +32,9 @@ FullyShardedDataParallel& share_out(Model& model, Stream passes, ProcessGroup& g
                                     Communicator& comm, Stream communication,
                                     const ShardedStageOptions& own);
 
-/// Adds to the summary what was measured, each beside its formula: compute, communication and
-/// exposed communication per step, bytes sent per step, and the bytes that this rank keeps between
-/// steps.
+/// Adds to the summary what was measured: compute, communication and exposed communication per
+/// step, bytes sent per step beside their formula, and the bytes that this rank keeps between steps
+/// beside those of the padded model.
 void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer,
             const ShardedStageOptions& own, int world_size, TrainingLog& log);
 

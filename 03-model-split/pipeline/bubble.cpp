@@ -174,7 +174,7 @@ void check(const BubbleOptions& options) {
             "--stages: {} of the {} devices in --devices {}; name one device per stage", stages,
             ids.size(), options.devices);
   }
-  for (const std::string& name : options.schedules) parse_schedule(name);
+  for (const std::string& name : options.schedules) parse_schedule(name, "--schedules");
   for (const DeviceId& id : ids) {
     require(options.sleep_ms == 0 || id.kind == DeviceId::Kind::cpu,
             "--sleep: {} cannot sleep, expected CPU devices; leave out --sleep", id.name());

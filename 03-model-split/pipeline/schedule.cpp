@@ -52,12 +52,12 @@ class StageWriter {
 
 }  // namespace
 
-ScheduleKind parse_schedule(const std::string& text) {
+ScheduleKind parse_schedule(const std::string& text, const std::string& option) {
   for (const ScheduleKind kind : {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f1b,
                                   ScheduleKind::interleaved}) {
     if (text == name_of(kind)) return kind;
   }
-  fail<BadInput>("--schedule: '{}', expected naive, gpipe, 1f1b or interleaved", text);
+  fail<BadInput>("{}: '{}', expected naive, gpipe, 1f1b or interleaved", option, text);
 }
 
 std::string name_of(ScheduleKind kind) {

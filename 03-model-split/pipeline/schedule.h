@@ -18,7 +18,7 @@ enum class ScheduleKind {
   interleaved  // 1F1B with several stages on a device (Megatron-LM, arXiv 2104.04473, section 2.2)
 };
 /// "naive", "gpipe", "1f1b" or "interleaved"; throws BadInput otherwise.
-ScheduleKind parse_schedule(const std::string& text);
+ScheduleKind parse_schedule(const std::string& text, const std::string& option = "--schedule");
 std::string name_of(ScheduleKind kind);
 
 /// One thing that a device does, for one of its stages. That sends to, and receives from, its

@@ -47,12 +47,15 @@ void limit_to(CLI::Option* option, Range<T> range) {
       limited ? fmt::format("in {} to {}", range.low, range.high) : ""));
 }
 
-/// An empty text is what an unset shell variable leaves: the user meant something else.
-void refuse_empty(CLI::Option* option) {
+/// An empty text is what an unset shell variable leaves, and where a value is forgotten CLI11 takes
+/// the next option for it: the user meant something else.
+void refuse_no_value(CLI::Option* option) {
   option->check(CLI::Validator(
-      [](const std::string& word) {
-        return word.empty() ? "found an empty text; give one, or leave the option out"
-                            : std::string();
+      [](const std::string& word) -> std::string {
+        if (word.empty()) return "found an empty text; give one, or leave the option out";
+        if (!word.starts_with("--")) return "";
+        return fmt::format("found '{}', an option, expected a value; give one in front of it",
+                           word);
       },
       ""));
 }
@@ -118,8 +121,8 @@ void OptionParser::add_numbers(const std::string& names, std::vector<T>& values,
 }
 
 void OptionParser::add(const std::string& names, std::string& value, const About& about) {
-  refuse_empty(described(app_->add_option(names, value, about.help), about,
-                         [&value] { return OptionValue(value); }));
+  refuse_no_value(described(app_->add_option(names, value, about.help), about,
+                            [&value] { return OptionValue(value); }));
 }
 void OptionParser::add_output(const std::string& name, std::string& path, const About& about) {
   add_path({.option = name, .path = ""}, path, about);
@@ -155,9 +158,9 @@ void OptionParser::add(const std::string& names, double& value, const About& abo
 }
 void OptionParser::add(const std::string& names, std::vector<std::string>& values,
                        const About& about) {
-  refuse_empty(described(app_->add_option(names, values, about.help), about, [&values] {
-                 return OptionValue(fmt::format("{}", fmt::join(values, ",")));
-               })->delimiter(','));
+  refuse_no_value(described(app_->add_option(names, values, about.help), about, [&values] {
+                    return OptionValue(fmt::format("{}", fmt::join(values, ",")));
+                  })->delimiter(','));
 }
 void OptionParser::add(const std::string& names, std::vector<int>& values, const About& about,
                        Range<int> range) {

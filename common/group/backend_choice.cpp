@@ -81,7 +81,7 @@ void check_backend_name(const std::string& backend) {
           "thing)");
   const std::array known{"", "nccl", "shm", "tcp", "gloo"};
   require(std::ranges::count(known, backend) > 0,
-          "--backend: Invalid backend: '{}', expected nccl, shm, tcp or gloo", backend);
+          "--backend: Invalid backend: '{}', expected auto, nccl, shm, tcp or gloo", backend);
   if (backend == "gloo" && !gloo_availability().empty()) {
     fail<EnvironmentError>("--backend gloo: {}; give --backend tcp", gloo_availability());
   }

@@ -317,7 +317,7 @@ TEST_CASE("The program of equal layers measures what it says, beside the formula
   };
   refused({"--stages", "4"}, "--stages: 4 of the 2 devices in --devices cpu:0,cpu:1");
   refused({"--stages", "3"}, "--stages: 3 cannot have equally many of 8 layers");
-  refused({"--schedules", "pipedream"}, "'pipedream'");
+  refused({"--schedules", "pipedream"}, "--schedules: 'pipedream'");
   refused({"--schedules", "interleaved", "--micro-batches", "3"}, "none is possible");
   refused({"--sleep", "-1"}, "--sleep");
   refused({"--metrics", "/nowhere/rows"}, "--metrics /nowhere/rows");

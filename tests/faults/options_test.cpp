@@ -54,6 +54,9 @@ TEST_CASE("An unknown option, name or device is refused", "[faults]") {
   check_stage_refuses(kSmall + Words{"--learning-rate", "0.1"}, {"--learning-rate", "--help"});
   check_stage_refuses(kSmall + Words{"stray"}, {"stray", "--help"});
   check_stage_refuses(kSmall + Words{"--lr"}, {"--lr"});
+  check_stage_refuses(kSmall + Words{"--order", "--epochs", "1"},
+                      {"--order", "'--epochs', an option, expected a value"});
+  check_stage_refuses(kSmall + Words{"--metrics", ""}, {"--metrics", "an empty text"});
   check_stage_refuses({"--data", "imagenet"}, {"imagenet", "fashion-mnist"});
   check_stage_refuses({"--data", "synthetic:0:64"}, {"synthetic:0:64", "1 to 1000000"});
   check_stage_refuses(kSmall + Words{"--model", "vgg"}, {"vgg", "resnet18"});

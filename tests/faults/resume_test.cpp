@@ -219,7 +219,7 @@ TEST_CASE("What cannot be resumed is refused before the first step, by all ranks
   refused({"--devices", cpus(2), "--checkpoint-dir", stage05()}, stage05());
   // From then on they are the checkpoints of one rank.
   train(jobs, one + Words{"--resume", "auto", "--allow-world-size-change"});
-  refused(two + Words{"--resume", "auto"}, "was saved by 1 ranks, this run has 2");
+  refused(two + Words{"--resume", "auto"}, "was saved by 1 rank, this run has 2");
 }
 
 /// A training at a learning rate that it does not survive.

@@ -249,7 +249,7 @@ TEST_CASE("Options that cannot be meant are refused before anyone waits", "[grou
     return message_of<BadInput>([&] { ProcessGroup group(contract_of(1, 2, 1), options); });
   };
   CHECK(refusal({.backend = "bogus"}) ==
-        "--backend: Invalid backend: 'bogus', expected nccl, shm, tcp or gloo");
+        "--backend: Invalid backend: 'bogus', expected auto, nccl, shm, tcp or gloo");
   CHECK(refusal({.backend = "ring"}) ==
         "--backend ring: it is called tcp now; give --backend tcp (--all-reduce ring is another "
         "thing)");
