@@ -210,6 +210,9 @@ bool OptionParser::parse(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app_->help());
     return false;
+  } catch (const CLI::ExtrasError&) {  // whose own text has them in the opposite order
+    fail<BadInput>("Not expected: {}; --help lists all options and their defaults",
+                   fmt::join(app_->remaining(), " "));
   } catch (const CLI::ParseError& error) {
     fail<BadInput>("{}; --help lists all options and their defaults", error.what());
   }

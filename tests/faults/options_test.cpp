@@ -53,6 +53,7 @@ TEST_CASE("A number out of its range is refused with value and range", "[faults]
 TEST_CASE("An unknown option, name or device is refused", "[faults]") {
   check_stage_refuses(kSmall + Words{"--learning-rate", "0.1"}, {"--learning-rate", "--help"});
   check_stage_refuses(kSmall + Words{"stray"}, {"stray", "--help"});
+  check_stage_refuses(kSmall + Words{"--clip-norm", "0.5"}, {"Not expected: --clip-norm 0.5;"});
   check_stage_refuses(kSmall + Words{"--lr"}, {"--lr"});
   check_stage_refuses(kSmall + Words{"--order", "--epochs", "1"},
                       {"--order", "'--epochs', an option, expected a value"});

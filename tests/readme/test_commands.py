@@ -211,7 +211,7 @@ class TestCommands(unittest.TestCase):
             self.assertEqual([], unknown_options(command))
             self.skipTest(done.stderr.removeprefix("two-hosts: ").strip())  # namespaces, or no tc
         story = f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        self.assertNotRegex(done.stderr, r"not expected|expected one of|No such file|command not found",
+        self.assertNotRegex(done.stderr, r"[Nn]ot expected|expected one of|No such file|command not found",
                             story)
         if not may_fail(command):
             self.assertEqual(0, done.returncode, story)
