@@ -110,8 +110,7 @@ int main(int argc, char** argv) {
   lockstep::PlanOptions options;
   lockstep::OptionParser parser("ddp-plan", "Prints a step of DistributedDataParallel as JSON.");
   parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
-  parser.add("--width", options.width,
-             "resnet18: channels of the first block; mlp: a quarter of its features", {1, 1024});
+  parser.add("--width", options.width, "resnet18: first channels; mlp: features / 4", {1, 1024});
   parser.add("--bucket-mb", options.bucket_mb, "a bucket's MiB; 25: the first one has 1", {0, 1e6});
   parser.add(
       "--units-per-mib", options.units_per_mib,

@@ -287,8 +287,7 @@ int main(int argc, char** argv) {
              "no: parameters stay whole from forward to backward");
   parser.add("--ranks", options.ranks, "how many ranks", {1, 1024});
   parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
-  parser.add("--width", options.width,
-             "resnet18: channels of the first block; mlp: a quarter of its features", {1, 1024});
+  parser.add("--width", options.width, "resnet18: first channels; mlp: features / 4", {1, 1024});
   parser.add(
       "--units-per-mib", options.units_per_mib,
       "how long a MiB's all-gather takes, in layers' forwards; 0: all units' together a third of "

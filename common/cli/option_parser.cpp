@@ -49,11 +49,11 @@ void limit_to(CLI::Option* option, Range<T> range) {
 
 /// An empty text is what an unset shell variable leaves, and where a value is forgotten CLI11 takes
 /// the next option for it: the user meant something else.
-void refuse_no_value(CLI::Option* option) {
+void refuse_no_value(const CLI::App& app, CLI::Option* option) {
   option->check(CLI::Validator(
-      [](const std::string& word) -> std::string {
+      [&app](const std::string& word) -> std::string {
         if (word.empty()) return "found an empty text; give one, or leave the option out";
-        if (!word.starts_with("--")) return "";
+        if (app.get_option_no_throw(word) == nullptr) return "";
         return fmt::format("found '{}', an option, expected a value; give one in front of it",
                            word);
       },
@@ -121,8 +121,8 @@ void OptionParser::add_numbers(const std::string& names, std::vector<T>& values,
 }
 
 void OptionParser::add(const std::string& names, std::string& value, const About& about) {
-  refuse_no_value(described(app_->add_option(names, value, about.help), about,
-                            [&value] { return OptionValue(value); }));
+  refuse_no_value(*app_, described(app_->add_option(names, value, about.help), about,
+                                   [&value] { return OptionValue(value); }));
 }
 void OptionParser::add_output(const std::string& name, std::string& path, const About& about) {
   add_path({.option = name, .path = ""}, path, about);
@@ -158,9 +158,9 @@ void OptionParser::add(const std::string& names, double& value, const About& abo
 }
 void OptionParser::add(const std::string& names, std::vector<std::string>& values,
                        const About& about) {
-  refuse_no_value(described(app_->add_option(names, values, about.help), about, [&values] {
-                    return OptionValue(fmt::format("{}", fmt::join(values, ",")));
-                  })->delimiter(','));
+  refuse_no_value(*app_, described(app_->add_option(names, values, about.help), about, [&values] {
+                           return OptionValue(fmt::format("{}", fmt::join(values, ",")));
+                         })->delimiter(','));
 }
 void OptionParser::add(const std::string& names, std::vector<int>& values, const About& about,
                        Range<int> range) {
