@@ -207,13 +207,14 @@ TrainingState Checkpointer::checked(const std::string& path, const TrainingState
 void Checkpointer::require_world_size(const TrainingState& saved, const TrainingState& begin,
                                       const std::string& path) const {
   if (saved.world_size == begin.world_size) return;
+  const std::string differs =
+      fmt::format("{} was saved by {} rank{}, this run has {}", path, saved.world_size,
+                  saved.world_size == 1 ? "" : "s", begin.world_size);
   require(options_.allow_world_size,
-          "{} was saved by {} rank{}, this run has {}; start as many, or allow the change with "
-          "--allow-world-size-change (the weights will then differ by rounding errors)",
-          path, saved.world_size, saved.world_size == 1 ? "" : "s", begin.world_size);
-  options_.warn(fmt::format("{} was saved by {} rank{}, this run has {}. {}", path,
-                            saved.world_size, saved.world_size == 1 ? "" : "s", begin.world_size,
-                            what_stays(begin.settings)));
+          "{}; start as many, or allow the change with --allow-world-size-change (the weights will "
+          "then differ by rounding errors)",
+          differs);
+  options_.warn(fmt::format("{}. {}", differs, what_stays(begin.settings)));
 }
 
 }  // namespace lockstep

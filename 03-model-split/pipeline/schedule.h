@@ -17,7 +17,7 @@ enum class ScheduleKind {
   one_f1b,  // a backward as soon as there is one (PipeDream-Flush, arXiv 2006.09503, section 2.2)
   interleaved  // 1F1B with several stages on a device (Megatron-LM, arXiv 2104.04473, section 2.2)
 };
-/// "naive", "gpipe", "1f1b" or "interleaved"; throws BadInput otherwise.
+/// "naive", "gpipe", "1f1b" or "interleaved"; throws BadInput otherwise, about this option.
 ScheduleKind parse_schedule(const std::string& text, const std::string& option = "--schedule");
 std::string name_of(ScheduleKind kind);
 

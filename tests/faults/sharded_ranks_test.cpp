@@ -39,8 +39,8 @@ TEST_CASE("Ranks that would share out differently are told so, once", "[faults][
            {"--unit layer", "--unit 2", "unit: rank 0 has \"layer\", rank 1 has \"2\""},
            {"--prefetch 0", "--prefetch 2", "prefetch: rank 0 has 0, rank 1 has 2"},
            {"--reshard-after-forward no", "", "reshard_after_forward: rank 0 has \"no\""},
-           {"--save weights", "", "saves_weights: rank 0 has true, rank 1 has false"},
-           {"", "--load weights", "loads_weights: rank 0 has false, rank 1 has true"},
+           {"--save $DIR/weights", "", "saves_weights: rank 0 has true, rank 1 has false"},
+           {"", "--load $DIR/weights", "loads_weights: rank 0 has false, rank 1 has true"},
            {"--optimizer adam", "--optimizer adamw", "optimizer: rank 0 has \"adam\""}}) {
     INFO(first << " and " << second);
     const std::string script =

@@ -258,6 +258,10 @@ TEST_CASE("Joined shards have the run's accuracy in stage 01, and each program s
   refused(jobs, evaluated + Words{"--load", checkpoint}, command);
   refused(jobs, evaluated + Words{"--load", shard_path(checkpoint, 0, 2)}, command);
   refused(jobs, {gather(), jobs / "joined", jobs / "out"}, "found no lockstep.training");
+  const std::string of_stage05 = jobs / "whole/step-000000001.safetensors";
+  train(jobs, {"--devices", cpus(2), "--max-steps", "1", "--checkpoint-dir", jobs / "whole"},
+        stage_binary("05-syncbn-checkpoint"));
+  refused(jobs, {gather(), of_stage05, jobs / "out"}, "whole weights need no joining");
   refused(jobs, {gather(), jobs / "nothing", jobs / "out"}, "cannot open");
   refused(jobs, {gather(), checkpoint}, "gather: found one file, expected two");
   refused(jobs, {gather(), checkpoint, shard_path(checkpoint, 0, 2)}, "give another name");
