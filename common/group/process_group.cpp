@@ -80,6 +80,7 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
   store_ = std::make_shared<TcpStore>(options_of_store(contract, timeout_));
   store_->wait_for_all(deadline.seconds_left());
   require_agreement();
+  contract_.find_place(collect("hosts", host_name()));
   if (only_ != nullptr) *only_ = true;
 }
 

@@ -52,8 +52,8 @@ class ProcessGroup {
 
   int rank() const { return contract_.rank; }
   int world_size() const { return contract_.world_size; }
-  int local_rank() const { return contract_.local_rank; }
-  int local_world_size() const { return contract_.local_world_size; }
+  int local_rank() const { return contract_.local_rank.value(); }
+  int local_world_size() const { return contract_.local_world_size.value(); }
   /// "nccl", "shm", "tcp" or "gloo" once connected; before that, what was asked for.
   const std::string& backend() const { return backend_; }
   /// The same with the reason: "shm (one host)".

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/core/error.h"
+#include "common/rendezvous/slurm_lists.h"
 
 namespace lockstep {
 namespace {
@@ -12,6 +13,8 @@ constexpr int kMost = std::numeric_limits<int>::max();
 constexpr int kMostWorldSize = 100'000;        // no machine has so many GPUs: it is a typing error
 constexpr const char* kDefaultPort = "29500";  // torch.distributed's
 constexpr std::string_view kTcp = "tcp://";
+constexpr int kApart =
+    6181;  // ports between the steps of a Slurm job: others have the next numbers
 
 /// The variables in which a launcher says which rank a process is.
 struct Family {
@@ -23,7 +26,7 @@ constexpr Family kOpenMpi{"OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SI
 // MPICH, Intel MPI and their kind, whose mpiexec is called Hydra.
 constexpr Family kHydra{"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
 constexpr Family kSlurm{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
-                        "SLURM_NTASKS_PER_NODE"};
+                        "SLURM_STEP_TASKS_PER_NODE"};
 
 /// How other launchers number each copy that they start, in variables of their own.
 struct ForeignRank {
@@ -148,15 +151,24 @@ class Reader {
   }
 
   void read_place_on_host(LaunchContract& told) const {
-    // Slurm's is an upper limit, which a small job does not reach.
-    const bool limit = &names_ == &kSlurm;
-    const auto ranks = agreed(names_.local_world_size, "", {}, 1, limit ? kMost : told.world_size,
-                              fmt::format(", since {} is {}", names_.world_size, told.world_size));
-    told.local_world_size = std::min(ranks.value_or(told.world_size), told.world_size);
-    const auto rank =
-        agreed(names_.local_rank, "--local-rank", input_.local_rank, 0, told.local_world_size - 1,
-               fmt::format(": there are {} ranks on this host", told.local_world_size));
-    told.local_rank = rank.value_or(told.rank % told.local_world_size);
+    told.local_world_size = ranks_on_host(told.world_size);
+    const int most = told.local_world_size.value_or(told.world_size);
+    told.local_rank = agreed(names_.local_rank, "--local-rank", input_.local_rank, 0, most - 1,
+                             fmt::format(": there are {} ranks {}", most,
+                                         told.local_world_size ? "on this host" : "in all"));
+  }
+
+  /// As the launcher says it. What a Slurm job was asked for per node (SLURM_NTASKS_PER_NODE) is no
+  /// fact of its steps; each step has its own counts, node by node.
+  std::optional<int> ranks_on_host(int world_size) const {
+    const auto told = text(names_.local_world_size);
+    const auto node = text("SLURM_NODEID");
+    const std::string why = fmt::format(", since {} is {}", names_.world_size, world_size);
+    if (&names_ != &kSlurm) return agreed(names_.local_world_size, "", {}, 1, world_size, why);
+    if (!told || !node) return std::nullopt;
+    const int tasks =
+        tasks_on_node(*told, parse_whole(*node, "SLURM_NODEID", 0, kMost), names_.local_world_size);
+    return parse_whole(std::to_string(tasks), names_.local_world_size, 1, world_size, why);
   }
 
   Address address(const LaunchContract& told) const {
@@ -175,8 +187,8 @@ class Reader {
     return parse_whole(*text("MASTER_PORT"), "MASTER_PORT", 0, kLargestPort);
   }
 
-  /// Slurm names the hosts of a step, rank 0's first. Its job number gives a port that other jobs
-  /// on that host are not likely to have.
+  /// Slurm names the hosts of a step, rank 0's first. The numbers of the job and of the step give a
+  /// port that other jobs and steps on that host are not likely to have.
   Address slurm_address(const LaunchContract& told) const {
     const std::string host =
         text("MASTER_ADDR").value_or(first_host(text("SLURM_STEP_NODELIST").value_or("")));
@@ -187,7 +199,15 @@ class Reader {
             told.rank, told.world_size, host.empty() ? "SLURM_STEP_NODELIST" : "SLURM_JOB_ID",
             kDefaultPort, told.world_size, input_.program);
     if (text("MASTER_PORT")) return {without_brackets(host), told_port()};
-    return {without_brackets(host), 20'000 + parse_whole(*job, "SLURM_JOB_ID", 0, kMost) % 10'000};
+    const int64_t number = parse_whole(*job, "SLURM_JOB_ID", 0, kMost);
+    return {without_brackets(host), 20'000 + int((number + kApart * slurm_step()) % 10'000)};
+  }
+
+  /// The last four digits: the shell of salloc is a step, too, of a number beyond an int's.
+  int slurm_step() const {
+    const std::string step = text("SLURM_STEP_ID").value_or("0");
+    return parse_whole(step.substr(step.size() - std::min<size_t>(step.size(), 4)), "SLURM_STEP_ID",
+                       0, 9999);
   }
 
   /// torchrun listens on MASTER_PORT itself, for PyTorch's own store: ours is at the next port.
@@ -228,6 +248,14 @@ class Reader {
 };
 
 }  // namespace
+
+void LaunchContract::find_place(const std::vector<std::string>& hosts) {
+  const auto mine = hosts.begin() + rank;
+  const int beside = int(std::ranges::count(hosts, *mine));
+  if (!local_world_size) local_world_size = std::max(beside, local_rank.value_or(0) + 1);
+  // Hosts of one name are filled one after another.
+  if (!local_rank) local_rank = int(std::count(hosts.begin(), mine, *mine)) % *local_world_size;
+}
 
 std::string sign_of_several(const std::function<const char*(const char* name)>& variable) {
   const LaunchInput input{.variable = variable};

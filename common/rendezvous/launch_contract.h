@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/sockets/address.h"
 
@@ -30,15 +31,18 @@ struct LaunchInput {
 
 struct LaunchContract {
   int rank = 0, world_size = 1;
-  /// Among the ranks of this host. If the launcher does not say: assumes that all ranks are on one
-  /// host, or that the hosts are filled one after another.
-  int local_rank = 0, local_world_size = 1;
+  /// Among the ranks of this host; none where the launcher does not say (see find_place()).
+  std::optional<int> local_rank{}, local_world_size{};
   /// The address of rank 0's store; port 0 only where world_size is 1. Under torchrun the port is
   /// the one after MASTER_PORT, where torchrun itself listens.
   Address master{};
   std::string launcher;  // "torchrun", "OpenMPI", "MPICH" or "Slurm": whose variables gave the rank
   /// TORCHELASTIC_RUN_ID, which distinguishes jobs on one address; "" if not given.
   std::string run_id;
+
+  /// Fills in what the launcher did not say of this rank's place on its host, from the names of all
+  /// ranks' hosts, by rank.
+  void find_place(const std::vector<std::string>& hosts);
 };
 
 /// The variable, with its value, by which a launcher says that it has started this program as one

@@ -34,16 +34,6 @@ bool is_loopback(std::string_view host) {
          host.starts_with("::ffff:127.");
 }
 
-std::string first_host(std::string_view list) {
-  const size_t end = std::min(list.find_first_of("[,"), list.size());
-  const std::string host(list.substr(0, end));
-  list.remove_prefix(end);
-  if (!list.starts_with('[')) return host;
-  const size_t close = std::min(list.find(']'), list.size() - 1);
-  const std::string_view number = list.substr(1, list.find_first_of("-,]") - 1);
-  return fmt::format("{}{}{}", host, number, first_host(list.substr(close + 1)));
-}
-
 int parse_whole(std::string_view text, const std::string& name, int least, int most,
                 const std::string& why) {
   int value = 0;

@@ -27,9 +27,6 @@ std::string without_brackets(std::string_view host);
 /// True for an address that is reachable only from its own host: localhost, 127.x.y.z, ::1.
 bool is_loopback(std::string_view host);
 
-/// The first host of a list as Slurm writes it: "node007" of "node[007-009,12],login".
-std::string first_host(std::string_view list);
-
 /// `text` as a whole number from `least` to `most`. Throws BadInput: "NAME=text: expected a whole
 /// number from 0 to 1", with `why` after it.
 int parse_whole(std::string_view text, const std::string& name, int least, int most,

@@ -204,6 +204,23 @@ class TestSlurm(unittest.TestCase):
             self.assertEqual(done.returncode, 0, story)
             self.assertEqual(self.weights(), self.expected(2))
 
+    def test_what_a_job_was_asked_for_per_node_is_no_fact_of_its_steps(self):
+        self.add_stage("04-ddp/04-ddp")
+        done, story = self.run_line(
+            "sbatch --ntasks-per-node 1 --wrap 'srun --ntasks 4 --overcommit ./build/04-ddp/04-ddp'")
+        self.assertEqual(done.returncode, 0, story)
+        self.assertIn("4 ranks over", story)
+        self.assertEqual(self.weights(), self.expected(4))
+
+    def test_two_steps_of_a_job_run_beside_each_other(self):
+        self.add_stage("04-ddp/04-ddp")
+        step = "(srun --ntasks 2 --overcommit --overlap ./build/04-ddp/04-ddp || touch failed)"
+        done, story = self.run_line(f"sbatch --ntasks 2 --wrap '{step} & {step}; wait'")
+        self.assertEqual(done.returncode, 0, story)
+        self.assertFalse((self.tree / "failed").exists(), story)
+        self.assertEqual(story.count("2 ranks over"), 2, story)
+        self.assertEqual(self.weights(), self.expected(2))
+
     def test_one_task_is_one_process(self):
         self.add_stage("04-ddp/04-ddp")
         done, story = self.run_line("srun --ntasks 1 ./build/04-ddp/04-ddp --devices cpu:0,cpu:1")

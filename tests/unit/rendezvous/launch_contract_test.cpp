@@ -1,11 +1,13 @@
 // What launchers set, in their own variables, and everything that can be wrong with it.
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "common/core/error.h"
 #include "common/rendezvous/launch_contract.h"
+#include "common/rendezvous/slurm_lists.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 
@@ -31,7 +33,8 @@ const Variables kHydra{
 const Variables kSlurm{{"SLURM_PROCID", "3"},
                        {"SLURM_STEP_NUM_TASKS", "4"},
                        {"SLURM_LOCALID", "1"},
-                       {"SLURM_NTASKS_PER_NODE", "2"}};
+                       {"SLURM_NODEID", "1"},
+                       {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}};
 const Variables kMaster{{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}};
 
 /// `variables`, with these set on top of them.
@@ -166,6 +169,49 @@ TEST_CASE("Slurm names the hosts: rank 0's, and a port that follows from the job
   for (const auto& [list, first] : lists) CHECK(first_host(list) == first);
 }
 
+TEST_CASE("Steps of a Slurm job, and jobs with the next numbers, have ports of their own",
+          "[launch]") {
+  std::set<int> ports;
+  for (int job = 123456; job < 123476; ++job) {
+    for (int step = 0; step < 20; ++step) {
+      const Variables variables = kSlurm + Variables{{"SLURM_STEP_NODELIST", "n1"},
+                                                     {"SLURM_JOB_ID", std::to_string(job)},
+                                                     {"SLURM_STEP_ID", std::to_string(step)}};
+      ports.insert(read(variables)->master.port);
+    }
+  }
+  CHECK(ports.size() == 400);
+  CHECK(*ports.begin() >= 20'000);
+  CHECK(*ports.rbegin() < 30'000);
+  const Variables step = kSlurm + Variables{{"SLURM_STEP_NODELIST", "n1"}, {"SLURM_JOB_ID", "7"}};
+  CHECK(read(step + Variables{{"SLURM_STEP_ID", "0"}})->master.port == 20'007);
+  CHECK(read(step + Variables{{"SLURM_STEP_ID", "4294967290"}})->master.port >= 20'000);  // salloc
+  CHECK_THAT(refusal(step + Variables{{"SLURM_STEP_ID", "x"}}), ContainsSubstring("SLURM_STEP_ID"));
+}
+
+TEST_CASE("How many ranks a host has is what Slurm's step has there, not what was asked for",
+          "[launch]") {
+  const Variables asked{{"SLURM_NTASKS_PER_NODE", "1"}};
+  CHECK(read(kSlurm + kMaster + asked)->local_world_size == 2);
+  const auto on_node = [&](const char* counts, const char* node) {
+    return read(kSlurm + kMaster +
+                Variables{{"SLURM_STEP_TASKS_PER_NODE", counts}, {"SLURM_NODEID", node}})
+        ->local_world_size;
+  };
+  CHECK(on_node("4", "0") == 4);
+  CHECK(on_node("2(x3),3", "2") == 2);
+  CHECK(on_node("2(x3),3", "3") == 3);
+  CHECK(on_node("3,2(x1),4", "1") == 2);
+  CHECK(on_node("3,2(x1),4", "2") == 4);
+  const std::string name = "SLURM_STEP_TASKS_PER_NODE";
+  for (const std::string wrong : {"x", "2x", "2(x", "2(x)", "2(3)", ",2", "-1", "2(x9999999999)",
+                                  "0", "5(x2)", "2(x1)", ")", "()"}) {
+    CHECK_THAT(refusal(kSlurm + kMaster + Variables{{name, wrong}}), ContainsSubstring(name + "="));
+  }
+  CHECK_THAT(refusal(kSlurm + kMaster + Variables{{"SLURM_LOCALID", "2"}}),
+             ContainsSubstring("from 0 to 1: there are 2 ranks on this host"));
+}
+
 TEST_CASE("A variable that is missing, or empty, while others are set is named",
           "[launch][row58]") {
   for (const std::string name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
@@ -262,14 +308,33 @@ TEST_CASE("An old launcher's --local_rank counts, unless LOCAL_RANK says otherwi
   CHECK_THAT(refusal({}, zero), ContainsSubstring("variable RANK expected"));
 }
 
-TEST_CASE("Where nobody tells the local rank, hosts are filled one after another", "[launch]") {
-  const Variables plain = kTorchrun - "LOCAL_RANK";
-  CHECK(read(plain)->local_rank == 1);  // rank 3, two on each host
-  CHECK(read(plain - "LOCAL_WORLD_SIZE")->local_rank == 3);
-  CHECK(read(plain - "LOCAL_WORLD_SIZE")->local_world_size == 4);
-  // Slurm's number of tasks per node is an upper limit.
-  const Variables roomy = kSlurm + kMaster + Variables{{"SLURM_NTASKS_PER_NODE", "8"}};
-  CHECK(read(roomy)->local_world_size == 4);
+TEST_CASE("Where nobody tells the place on a host, it follows from the names of all ranks' hosts",
+          "[launch]") {
+  const std::vector<std::string> same_name(4, "localhost"), two{"a", "a", "b", "b"},
+      in_turn{"a", "b", "b", "b"}, four{"a", "b", "c", "d"};
+  const auto place = [](const Variables& variables, const std::vector<std::string>& hosts) {
+    LaunchContract told = read(variables).value();
+    told.find_place(hosts);
+    return std::pair(told.local_rank.value(), told.local_world_size.value());
+  };
+  const Variables plain = kTorchrun - "LOCAL_RANK";  // rank 3, two on each host
+  CHECK(place(plain, two) == std::pair(1, 2));
+  CHECK(place(plain, same_name) == std::pair(1, 2));
+  CHECK(place(kTorchrun, four) == std::pair(1, 2));  // as it was told
+  // No count: the ranks beside this one are those on hosts of its name, never all there are.
+  for (const auto& [variables, count] :
+       {std::pair(plain, "LOCAL_WORLD_SIZE"),
+        {kOpenMpi + kMaster - "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {kSlurm + kMaster - "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
+        {kSlurm + kMaster - "SLURM_LOCALID", "SLURM_NODEID"}}) {
+    CHECK_FALSE(read(variables - count)->local_world_size.has_value());
+    CHECK(place(variables - count, two) == std::pair(1, 2));
+    CHECK(place(variables - count, in_turn) == std::pair(2, 3));
+    CHECK(place(variables - count, four) == std::pair(0, 1));
+    CHECK(place(variables - count, same_name) == std::pair(3, 4));
+  }
+  // A container has a name of its own, but its rank is the second of the machine.
+  CHECK(place(kTorchrun - "LOCAL_WORLD_SIZE", four) == std::pair(1, 2));
 }
 
 TEST_CASE("tcp:// gives the address; rank and world size come from options or the launcher",
