@@ -1,5 +1,6 @@
 """Processes that tests start, seen from outside."""
 
+import os
 import signal
 import subprocess
 import time
@@ -23,11 +24,28 @@ def end(process):
         stream.close()
 
 
+def status_of(pid):
+    """What the kernel tells about a process: its state (Z: it has ended), its parent's number, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
+def own_children():
+    """The command lines of the processes that this one started and that run."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if status_of(process.name)[1] == str(os.getpid()):
+                found.append((process / "cmdline").read_bytes().decode(errors="replace"))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
 def gone(pid):
     """Whether a process has ended, or is just about to."""
     for _ in range(100):
         try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            if status_of(pid)[0] == "Z":
                 return True
         except OSError:
             return True

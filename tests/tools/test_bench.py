@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,13 +12,14 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import bench  # noqa: E402
 import bench_devices  # noqa: E402
 import bench_ranks  # noqa: E402
 import bench_runs  # noqa: E402
 import bench_stages  # noqa: E402
 from bench_plan import NotHere  # noqa: E402
+from processes import own_children  # noqa: E402
 
 
 def stand_in(_stage, *options):
@@ -276,9 +276,7 @@ class TestBench(unittest.TestCase):
 
         def run(stage, *options):
             # By the whole command line: taskset may not yet have become the shell.
-            loops = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "while :"],
-                                   capture_output=True)
-            beside.append(loops.returncode == 0)
+            beside.append(any("while :" in command for command in own_children()))
             bound = "--bind" in options
             self.assertNotEqual(bound, "--no-bind" in options)
             rest = [word for word in options if word not in ("--bind", "--no-bind")]

@@ -67,11 +67,12 @@ class TestPlan(Folder):
     def test_an_estimate_says_so_if_others_want_the_cores(self):
         self.graph([0, 0])
         self.log(a=20 * CORES, b=20 * CORES)
+        plan = Plan(self.folder, self.targets)
         for load, expected in ((2 * CORES, "about 40 s"),
                                (9 * CORES, "about 40 s, longer on a machine as busy as now (load "
                                            f"{9 * CORES})")):
             with unittest.mock.patch("os.getloadavg", lambda load=load: (load, 0, 0)):
-                self.assertEqual(Plan(self.folder, self.targets).estimate(), expected)
+                self.assertEqual(plan.estimate(), expected)
 
     def test_after_a_build_there_is_nothing_to_do(self):
         self.graph([0])

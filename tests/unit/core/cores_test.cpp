@@ -2,6 +2,7 @@
 
 #include "common/core/cores.h"
 
+#include <algorithm>
 #include <set>
 #include <thread>
 
