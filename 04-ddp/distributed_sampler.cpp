@@ -1,6 +1,7 @@
 #include "04-ddp/distributed_sampler.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "common/core/error.h"

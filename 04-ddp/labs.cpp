@@ -7,6 +7,8 @@
 
 #include <fmt/ranges.h>
 
+#include <cstdio>
+
 #include "04-ddp/ddp.h"
 #include "04-ddp/distributed_sampler.h"
 #include "04-ddp/join.h"

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 
 #include "04-ddp/all_reduce.h"
 #include "common/app/rank_program.h"

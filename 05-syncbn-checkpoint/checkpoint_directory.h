@@ -8,6 +8,7 @@
 // The first is written last and removed first. So at any moment every checkpoint is complete or not
 // there.
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 #include "03-model-split/pipeline/pipeline.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "03-model-split/pipeline/timetable.h"
 #include "common/core/error.h"

@@ -1,5 +1,6 @@
 #include "common/core/device.h"
 
+#include <algorithm>
 #include <charconv>
 #include <utility>
 

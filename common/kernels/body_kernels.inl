@@ -3,6 +3,8 @@
 // here those that take their tensors as plain numbers; layer_kernels.inl has those that know a
 // layer's tensors.
 
+#include <type_traits>
+
 #include "common/kernels/bodies/adam.inl"
 #include "common/kernels/bodies/elementwise.inl"
 #include "common/kernels/bodies/rank_sum.inl"

@@ -2,6 +2,8 @@
 // Members of BodyKernels for the layers and the loss: operations on activations, whose last extent
 // is the channels, or the classes, and whose other extents are rows.
 
+#include <type_traits>
+
 #include "common/kernels/bodies/batch_norm.inl"
 #include "common/kernels/bodies/dropout.inl"
 #include "common/kernels/bodies/elementwise.inl"

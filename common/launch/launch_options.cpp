@@ -1,5 +1,6 @@
 #include "common/launch/launch_options.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "common/cli/option_parser.h"

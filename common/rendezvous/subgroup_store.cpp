@@ -1,6 +1,7 @@
 #include "common/rendezvous/subgroup_store.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep {
 

@@ -1,6 +1,7 @@
 #pragma once
 // Programs run as children: one at a time, while this process only waits.
 
+#include <exception>
 #include <filesystem>
 #include <string>
 #include <vector>

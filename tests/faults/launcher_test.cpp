@@ -7,6 +7,7 @@
 #include <regex>
 #include <set>
 #include <sstream>
+#include <tuple>
 
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"

@@ -1,6 +1,7 @@
 // The programs that measure: their figures fit together.
 
 #include <sched.h>
+#include <sys/types.h>
 
 #include <csignal>
 #include <filesystem>

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tests/support/catch.h"
+#include "tests/support/json.h"
 #include "tests/support/refusals.h"
 
 namespace lockstep {

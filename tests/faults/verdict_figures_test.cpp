@@ -6,6 +6,7 @@
 #include <limits>
 #include <regex>
 #include <set>
+#include <tuple>
 
 #include "common/core/error.h"
 #include "common/options/options.h"

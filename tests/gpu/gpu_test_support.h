@@ -2,6 +2,7 @@
 // What the tests of the CUDA backend share: the same work on cuda:0 and on the CPU's reference
 // engine, on tensors that notice a write beside them.
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>

@@ -5,6 +5,8 @@
 //
 // `[&, rows = rows]`: clang++ captures the names of a pair's halves by themselves from 16 on.
 
+#include <type_traits>
+
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/gpu/ops_test_support.h"
 

@@ -1,6 +1,13 @@
 #pragma once
 // How close operations on a GPU come to those of the CPU, and on which sizes.
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <vector>
+
 namespace lockstep::testing::ops {
 
 constexpr double kEqual = 0;

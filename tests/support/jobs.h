@@ -2,6 +2,7 @@
 // Launchers under test, and the processes that are left when they are gone.
 
 #include <fmt/format.h>
+#include <sys/types.h>
 
 #include <algorithm>
 #include <filesystem>

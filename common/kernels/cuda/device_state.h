@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace lockstep::cuda {
 

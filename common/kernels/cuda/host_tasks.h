@@ -6,6 +6,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <utility>
 
 #include "common/kernels/cuda/device_state.h"
 

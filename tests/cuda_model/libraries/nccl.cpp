@@ -3,6 +3,7 @@
 #include "nccl.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <optional>

@@ -1,8 +1,10 @@
 #include "runtime/block.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "runtime/model.h"
 #include "runtime/team.h"

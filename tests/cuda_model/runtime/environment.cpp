@@ -1,5 +1,6 @@
 #include "runtime/environment.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>

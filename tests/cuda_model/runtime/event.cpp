@@ -1,5 +1,6 @@
 // Events: points in a stream that the host and other streams can wait for.
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 

@@ -2,6 +2,7 @@
 // one of the orders that the dependencies allow.
 
 #include <set>
+#include <utility>
 
 #include "runtime/model.h"
 #include "runtime/sanitizer.h"

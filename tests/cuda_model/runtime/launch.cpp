@@ -1,5 +1,8 @@
 // Kernel launches: the grid as one task of a stream, block after block.
 
+#include <algorithm>
+#include <utility>
+
 #include "runtime/block.h"
 #include "runtime/environment.h"
 #include "runtime/memory.h"

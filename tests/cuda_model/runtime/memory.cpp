@@ -2,10 +2,12 @@
 
 #include "runtime/memory.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "runtime/environment.h"
 #include "runtime/model.h"

@@ -3,6 +3,7 @@
 // program is built with it, null elsewhere; the model itself must be compiled without it.
 
 #include <memory>
+#include <utility>
 
 extern "C" {
 __attribute__((weak)) void* __tsan_get_current_fiber();

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "runtime/model.h"

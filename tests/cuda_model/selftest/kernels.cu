@@ -1,6 +1,8 @@
 // The device language: what kernels of this project use, and what the model must refuse.
 // With an argument it runs one broken kernel, which must end the process.
 
+#include <cstdint>
+#include <cstdio>
 #include <numeric>
 #include <string>
 #include <vector>

@@ -4,6 +4,7 @@
 #include <cudnn.h>
 
 #include <chrono>
+#include <cstdio>
 
 #include "expect.h"
 

@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include "common/app/program.h"
 #include "common/core/error.h"
 

@@ -19,7 +19,9 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <cctype>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
+#include <type_traits>
 
 #include "common/core/error.h"
 #include "common/data/batch_parts.h"

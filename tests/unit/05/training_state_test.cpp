@@ -1,6 +1,7 @@
 // The training state: a checkpoint's counters and settings as text.
 
 #include <algorithm>
+#include <functional>
 
 #include "common/core/error.h"
 #include "common/io/json.h"

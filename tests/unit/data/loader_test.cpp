@@ -3,6 +3,7 @@
 
 #include "common/data/loader.h"
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <set>

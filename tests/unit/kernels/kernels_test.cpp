@@ -2,8 +2,10 @@
 // by element, sums over ranks, loss and optimizer. What is shared out over compute threads runs
 // with one thread and with two: 16384 elements are the least that a second thread is woken for.
 
-#include "common/kernels/kernels.h"
+#include <type_traits>
+
 #include "common/core/error.h"
+#include "common/kernels/kernels.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/nn_test_support.h"

@@ -1,5 +1,6 @@
 // Modules and what surrounds them: errors, running statistics, hooks, rates, training.
 
+#include <array>
 #include <map>
 
 #include "common/core/error.h"

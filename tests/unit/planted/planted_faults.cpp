@@ -8,6 +8,7 @@
 // sanitizer that reports something sets its own.
 
 #include <chrono>
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>

@@ -5,6 +5,7 @@
 
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <cstdlib>
 #include <filesystem>

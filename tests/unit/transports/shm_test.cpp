@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <new>
 #include <numeric>
 #include <optional>
 
