@@ -36,10 +36,12 @@ def call(*words, **options):
 
 class TestArguments(unittest.TestCase):
     def test_a_release_is_a_word(self):
-        for words in ((), ("--mirror",), ("../etc",), ("--no-such-option", "trixie")):
+        for words in ((), ("--mirror",), ("../etc",), ("--no-such-option", "trixie"),
+                      ("trixie", "--keep", "folder")):
             done = call(*words)
             self.assertEqual((done.returncode, done.stdout), (2, ""), words)
         self.assertIn("'../etc' names no release", call("../etc").stderr)
+        self.assertIn("give options before the release", call("trixie", "--keep", "folder").stderr)
         self.assertIn("which release? Give its NAME", call().stderr)
 
     def test_without_root_one_line_and_status_77(self):
