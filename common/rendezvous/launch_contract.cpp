@@ -1,6 +1,7 @@
 #include "common/rendezvous/launch_contract.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 
 #include "common/core/error.h"
