@@ -16,7 +16,7 @@ struct RankOffer {
   std::string hardware;  // Device::hardware(): which GPU it is, whatever its name is there
   std::string device;    // "cuda:0"
   bool gpu = false;
-  std::string no_gloo;  // why Gloo is not available there; empty if it is
+  std::string no_gloo;  // why Gloo is not available there; empty if it is, or if nobody asked
   std::string no_nccl;  // the same for NCCL
   /// As text, and back. from() throws BadInput.
   std::string text() const;

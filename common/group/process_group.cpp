@@ -215,7 +215,7 @@ void ProcessGroup::agree_on_backend(const Device& device) {
                        .hardware = device.hardware(),
                        .device = device.name(),
                        .gpu = device.id().kind == DeviceId::Kind::cuda,
-                       .no_gloo = gloo_availability(),
+                       .no_gloo = backend_ == "gloo" ? gloo_availability() : "",
                        .no_nccl = nccl_availability()};
   std::vector<RankOffer> offers;
   for (const std::string& text : collect("devices", mine.text())) {

@@ -62,10 +62,9 @@ class StdoutForOthers {
 
 }  // namespace
 
-std::string gloo_availability() { return ""; }
-
-std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const RendezvousStore& store,
-                                            const std::string& host, double timeout_seconds) {
+void lockstep_connect_gloo(std::shared_ptr<HostTransport>& connected, int rank, int world_size,
+                           const RendezvousStore& store, const std::string& host,
+                           double timeout_seconds) {
   const StdoutForOthers stdout_for_others;
   const SigpipeHeldBack held_back;
   try {
@@ -83,7 +82,7 @@ std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const Rend
     context->connectFullMesh(for_gloo, known);
 #endif
     context->setTimeout(timeout);
-    return gloo_collectives(context);
+    connected = gloo_collectives(context);
   } catch (
       const ::gloo::EnforceNotMet& error) {  // not a gloo::Exception: the system refuses something
     fail<EnvironmentError>(

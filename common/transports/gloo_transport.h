@@ -1,9 +1,10 @@
 #pragma once
 // Gloo: the library that carries PyTorch's collectives between CPU processes. Two functions, of
-// gloo_transport.cpp or, in a build without Gloo, of no_gloo.cpp. The connected ranks run the calls
-// of gloo_collectives.cpp.
+// load_gloo.cpp or, in a build without Gloo, of no_gloo.cpp. What they load is gloo_transport.cpp,
+// which connects the ranks, and gloo_collectives.cpp, whose calls the connected ranks run.
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ struct RendezvousStore {
   std::function<std::string(const std::string& key)> get;
 };
 
-/// Why there is no Gloo: "this build has no Gloo"; empty if there is.
+/// Why there is no Gloo: "this build has no Gloo"; empty if there is. Loads it.
 std::string gloo_availability();
 
 /// Connects this rank with all others by `store`, over the network interface that has the address
@@ -30,5 +31,10 @@ std::string gloo_availability();
 /// process.
 std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const RendezvousStore& store,
                                             const std::string& host, double timeout_seconds);
+
+/// The one function that the library exports.
+extern "C" void lockstep_connect_gloo(std::shared_ptr<HostTransport>& connected, int rank,
+                                      int world_size, const RendezvousStore& store,
+                                      const std::string& host, double timeout_seconds);
 
 }  // namespace lockstep
