@@ -50,20 +50,21 @@ void check_devices(const Options& options, double tolerance) {
 
 TEST_CASE("Any number of devices gives stage 01's weights after 50 steps with dropout",
           "[equivalence][dataparallel][row32][row33]") {
-  check_devices({"--lr", "0.01", "--dropout"}, 1e-12);
+  check_devices({"--lr", "0.01", "--dropout"}, kApart);
 }
 
 TEST_CASE("Devices give stage 01's weights with momentum at a high rate",
           "[equivalence][dataparallel][row32]") {
-  check_devices({"--lr", "0.1", "--momentum", "0.9"}, 1e-12);
-  if (full_campaign()) check_devices({"--lr", "0.1", "--momentum", "0.9", "--dropout"}, 1e-12);
+  check_devices({"--lr", "0.1", "--momentum", "0.9"}, kApartAtHighRate);
+  if (full_campaign())
+    check_devices({"--lr", "0.1", "--momentum", "0.9", "--dropout"}, kApartAtHighRate);
 }
 
 TEST_CASE("Devices give stage 01's weights with AdamW", "[equivalence][dataparallel]") {
   const Options options = fifty_steps(13) + kAdamW;
   const Outcome single = train(options);
   for (const int devices : {2, 3}) {
-    check_equal(train_on(devices, devices == 2 ? "manual" : "library", options), single, 1e-12);
+    check_equal(train_on(devices, devices == 2 ? "manual" : "library", options), single, kApart);
   }
 }
 
@@ -75,7 +76,7 @@ TEST_CASE("With BatchNorm devices give the weights of parts one after another",
     const Outcome parts = train_in_parts(options, fmt::format("chunk:{}", devices));
     for (const std::string& reduce : reductions(turn++)) {
       INFO(devices << " devices, --reduce " << reduce);
-      check_equal(train_on(devices, reduce, options), parts, 1e-12);
+      check_equal(train_on(devices, reduce, options), parts, kApart);
     }
   }
 }
@@ -90,7 +91,7 @@ TEST_CASE("ResNet-18 on devices gives the weights of parts one after another",
     REQUIRE(parts.losses().size() == 3);
     for (const std::string reduce : {"manual", "library"}) {
       INFO(devices << " devices, --reduce " << reduce);
-      check_equal(train_on(devices, reduce, options), parts, 1e-12);
+      check_equal(train_on(devices, reduce, options), parts, kApart);
     }
   }
 }

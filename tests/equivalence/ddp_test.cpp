@@ -39,7 +39,7 @@ void check_ranks(const Options& options, double tolerance) {
   }
 }
 
-constexpr double kTolerance = sizeof(Real) == 8 ? 1e-12 : 1e-5;
+constexpr double kTolerance = kDouble ? kApart : 1e-5;
 
 /// Ten steps of 12 samples and one of a single sample, which leaves ranks without any.
 TEST_CASE("With BatchNorm a rank without samples takes part in the others' step",
@@ -78,7 +78,7 @@ TEST_CASE("Any number of ranks gives stage 01's weights after 50 steps with drop
 
 TEST_CASE("Ranks give stage 01's weights with momentum at a high rate",
           "[equivalence][ddp][row75]") {
-  check_ranks({"--lr", "0.1", "--momentum", "0.9"}, kTolerance);
+  check_ranks({"--lr", "0.1", "--momentum", "0.9"}, kApartAtHighRate);
 }
 
 TEST_CASE("Ranks give stage 01's weights with AdamW, and with Adam", "[equivalence][ddp]") {

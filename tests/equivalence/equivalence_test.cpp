@@ -44,11 +44,11 @@ TEST_CASE("The reference with whole batches is stage 01", "[equivalence]") {
 #ifdef LOCKSTEP_DOUBLE
 
 TEST_CASE("A batch taken in parts gives the step of the whole batch", "[equivalence]") {
-  check_splits({"--lr", "0.01"}, 1e-12);
+  check_splits({"--lr", "0.01"}, kApart);
 }
 
 TEST_CASE("Parts equal the whole with momentum and dropout at a high rate", "[equivalence]") {
-  check_splits({"--lr", "0.1", "--momentum", "0.9", "--dropout"}, 1e-12);
+  check_splits({"--lr", "0.1", "--momentum", "0.9", "--dropout"}, kApartAtHighRate);
 }
 
 #else

@@ -90,24 +90,24 @@ void check_tensor_split(const Options& options, double tolerance) {
 
 TEST_CASE("A network split inside its layers leads to stage 01's weights after 50 steps",
           "[equivalence][tensorsplit][row56]") {
-  check_tensor_split({"--lr", "0.1", "--momentum", "0.9"}, 1e-12);
-  check_tensor_split({"--lr", "0.01", "--dropout"}, 1e-12);
-  check_tensor_split({"--lr", "0.01", "--model", "seed-bn"}, 1e-12);
+  check_tensor_split({"--lr", "0.1", "--momentum", "0.9"}, kApartAtHighRate);
+  check_tensor_split({"--lr", "0.01", "--dropout"}, kApart);
+  check_tensor_split({"--lr", "0.01", "--model", "seed-bn"}, kApart);
 }
 
 TEST_CASE("Any pipeline gives stage 01's weights after 50 steps with momentum and dropout",
           "[equivalence][pipeline][row42][row46]") {
-  check_pipelines({"--lr", "0.1", "--momentum", "0.9"}, 1e-12);
-  check_pipelines({"--lr", "0.01", "--dropout"}, 1e-12);
+  check_pipelines({"--lr", "0.1", "--momentum", "0.9"}, kApartAtHighRate);
+  check_pipelines({"--lr", "0.01", "--dropout"}, kApart);
 }
 
 TEST_CASE("A network in pieces leads to stage 01's weights with AdamW",
           "[equivalence][pipeline][tensorsplit]") {
   const Options steps = fifty_steps() + kAdamW;
   const Outcome single = train(steps);
-  check_equal(train_split(3, steps + Run{3, 4, "1f1b"}.options()), single, 1e-12);
-  check_equal(train_split(2, steps + Run{2, 3, "gpipe"}.options()), single, 1e-12);
-  CHECK(relative_l2(train_inside(2, steps).state, single.state) <= 1e-12);
+  check_equal(train_split(3, steps + Run{3, 4, "1f1b"}.options()), single, kApart);
+  check_equal(train_split(2, steps + Run{2, 3, "gpipe"}.options()), single, kApart);
+  CHECK(relative_l2(train_inside(2, steps).state, single.state) <= kApart);
 }
 
 TEST_CASE("With BatchNorm a pipeline gives the weights of micro-batches one after another",
@@ -119,7 +119,7 @@ TEST_CASE("With BatchNorm a pipeline gives the weights of micro-batches one afte
     INFO(run.text());
     const Outcome parts = train_in_parts(options, fmt::format("micro:{}", run.micro_batches));
     const Outcome split = train_split(run.stages, options + run.options());
-    check_equal(split, parts, 1e-12);
+    check_equal(split, parts, kApart);
     CHECK(relative_l2(split.state, whole.state) > 1e-3);  // and not those of the whole batch
   }
 }
@@ -132,7 +132,7 @@ TEST_CASE("ResNet-18 as a pipeline gives the weights of micro-batches one after 
   const Outcome parts = train_in_parts(options, "micro:3");
   for (const Run& run : {Run{2, 3, "gpipe"}, Run{4, 3, "1f1b"}, Run{3, 3, "interleaved", 3}}) {
     INFO(run.text());
-    check_equal(train_split(run.stages, options + run.options()), parts, 1e-12);
+    check_equal(train_split(run.stages, options + run.options()), parts, kApart);
   }
 }
 

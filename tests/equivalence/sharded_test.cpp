@@ -19,7 +19,7 @@ const Options kSgd{"--optimizer", "sgd", "--lr", "0.01"};
 const Options kCalmAdamW{"--optimizer", "adamw", "--weight-decay", "0.01", "--eps", "1e-3"};
 
 double tolerance(const Options& optimizer) {
-  return kDouble ? 1e-12 : optimizer == kSgd ? 1e-5 : 1e-4;
+  return kDouble ? kApart : optimizer == kSgd ? 1e-5 : 1e-4;
 }
 
 Outcome train_sharded(int ranks, const Options& options) {
@@ -52,7 +52,7 @@ TEST_CASE("Whatever the ranks share out, SGD gives stage 01's weights after 50 s
   if (kDouble) {
     check_all_ways(
         sharded_steps({"--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0.001", "--dropout"}),
-        1e-12);
+        kApartAtHighRate);
   } else {
     check_all_ways(sharded_steps(kSgd), tolerance(kSgd));
   }
