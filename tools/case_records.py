@@ -42,6 +42,7 @@ ALLOWED_SKIPS = (
     "no TF32",
     "no packages of CUDA",
     "names no program",
+    "no packages of Debian",
 )
 
 

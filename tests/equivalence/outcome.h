@@ -17,10 +17,10 @@ constexpr bool kDouble = sizeof(Real) == 8;
 /// relatively. They take sums in different orders, of which the compiler chooses some, and each
 /// rounds by 1e-16. At a low rate, and with Adam, that stays: 6e-17 to 2e-16 were measured.
 constexpr double kApart = 1e-12;
-/// At the rate 0.1 with momentum 0.9 steps enlarge a rounding up to 5,000 times: 1e-14 to 8e-13 by
-/// the seed and the number of samples with g++ 12, and 1.1e-12 with g++ 14. So this is a hundred
-/// times the most. A mistake is enlarged as well: a number of single precision (6e-8), or a sample
-/// that is left out, is far above either.
+/// At the rate 0.1 with momentum 0.9 steps enlarge a rounding up to 100,000 times: to between 1e-14
+/// and 2e-11, by the seed and the number of samples; those used here to 8e-13 with g++ 12, and
+/// to 1.1e-12 with g++ 14. This is a hundred times that. A mistake is enlarged as well: a number of
+/// single precision (6e-8), or a sample that is left out, is far above either.
 constexpr double kApartAtHighRate = 1e-10;
 
 /// With weight decay, and PyTorch's other values.
