@@ -43,6 +43,7 @@ ALLOWED_SKIPS = (
     "no packages of CUDA",
     "names no program",
     "no packages of Debian",
+    "no other release",
 )
 
 
