@@ -111,7 +111,7 @@ class TestCounting(FakeExecutables):
         script = start("slow") + f"(sleep 3; touch {mark}) & sleep 30\n"
         begin = time.monotonic()
         status, lines = self.run_scripts(script, deadline=1)
-        self.assertLess(time.monotonic() - begin, 10)
+        self.assertLess(time.monotonic() - begin, 25)
         self.assertEqual(self.failure_lines(lines),
                          ["  fake0 unit: slow: ran past its deadline of 1 s"])
         self.assertEqual(status, 1)

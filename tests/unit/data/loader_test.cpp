@@ -319,7 +319,7 @@ TEST_CASE("A source that hangs ends in a timeout error, not in a hang", "[loader
   CHECK_THAT(message_of<EnvironmentError>([&] { loader.next(); }),
              ContainsSubstring("batch 3 of epoch 0 did not come from worker 1 within 1 s"));
   CHECK(seconds_since(begin) >= 0.9);
-  CHECK(seconds_since(begin) < 5);
+  CHECK(seconds_since(begin) < 20);
   // Nothing was lost: once the source answers, the batch comes after all.
   gate.open();
   CHECK(number_in(loader.next()->images) == 6);

@@ -150,9 +150,9 @@ TEST_CASE("A rank that does not come to connect is missed in the time that was a
           "[comm][gloo][row68]") {
   std::string text;
   const auto begin = testing::Clock::now();
-  for (int trial = 0; trial < 20 && text.empty(); ++trial) text = error_beside_silent_rank(1);
+  for (int trial = 0; trial < 20 && text.empty(); ++trial) text = error_beside_silent_rank(2);
   if (!text.empty()) CHECK_THAT(text, Catch::Matchers::ContainsSubstring("timeout"));
-  CHECK(testing::seconds_since(begin) < 4);  // Gloo's own patience is 5 times as long
+  CHECK(testing::seconds_since(begin) < 9);  // Gloo's own patience is 5 times as long
 }
 
 /// Two ranks add up ones, after a stranger has said `text` on every port that Gloo opened.
