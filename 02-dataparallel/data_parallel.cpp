@@ -150,6 +150,7 @@ void DataParallel::parallel_backward(const std::vector<Tensor>& output_gradients
   on_each_replica([&](Replica& replica, size_t r) {
     if (r > 0) replica.parameters->zero_gradients();  // the optimizer zeroes device 0's
     replica.module->backward(output_gradients[r], *replica.context);
+    if (r > 0) root().parameters->marks().add(replica.parameters->marks());
   });
 }
 

@@ -79,13 +79,14 @@ void DistributedDataParallel::reduce_complete_buckets() {
 void DistributedDataParallel::reduce(const Bucket& bucket) {
   const ScopedRange range(communication_, fmt::format("bucket {}", &bucket - buckets_.data()));
   // From the first to the last gradient of the bucket: they are contiguous, with gaps that hold
-  // zeros. After the very last one comes the loss.
+  // zeros. After the very last one come the loss and the marks.
   const Tensor &first = in_order_[bucket.parameters.front()]->grad,
                &last = in_order_[bucket.parameters.back()]->grad;
-  const Tensor& all = parameters_.gradients_and_loss();
+  const Tensor& all = parameters_.contribution();
   const int64_t begin = first.data() - all.data();
   const bool is_last = bucket.parameters.back() + 1 == in_order_.size();
   const int64_t end = is_last ? all.elements() : last.data() - all.data() + last.elements();
+  if (is_last) parameters_.marks().write(communication_);
   average_gradients(all.range(begin, {end - begin}));
 }
 

@@ -18,7 +18,7 @@ struct DdpOptions {
   bool overlap = true;
   /// Running statistics are rank 0's before every training forward.
   bool broadcast_buffers = true;
-  /// A parameter without a gradient counts as zeros instead of as a mistake.
+  /// A parameter without a gradient is sent as zeros, instead of as a mistake.
   bool find_unused_parameters = false;
 };
 

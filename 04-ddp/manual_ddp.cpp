@@ -21,7 +21,10 @@ Tensor ManualDdp::backward(const Tensor& dy, Context& context) {
   if (!context.facts.last_contribution) return dx;
   communication_.wait(passes_.record());  // the gradients are complete
   for (const Parameter* p : parameters_.parameters()) average_gradients(p->grad);
-  average_gradients(parameters_.loss());
+  parameters_.marks().write(communication_);
+  const Tensor& all = parameters_.contribution();
+  const int64_t sent = parameters_.gradients().elements();
+  average_gradients(all.range(sent, {all.elements() - sent}));  // the loss and the marks
   finish_reduction();
   return dx;
 }

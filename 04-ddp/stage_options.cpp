@@ -20,7 +20,7 @@ void DdpStageOptions::add_to(OptionParser& parser) {
   parser.add_flag("--no-broadcast-buffers", no_broadcast_buffers,
                   "every rank keeps its own running statistics");
   parser.add_flag("--find-unused-parameters", find_unused_parameters,
-                  "a parameter without a gradient counts as zeros, not as a mistake");
+                  "a parameter without a gradient is no mistake: it stays as it is");
   parser.begin_group("Training");
   parser.add("--accumulate", accumulate,
              "micro-batches of a rank's part of the batch, reduced together", {1, 1024});

@@ -54,6 +54,26 @@ void require_finite(const std::vector<StateTensor>& state, const TrainingState& 
   }
 }
 
+std::vector<int64_t> steps_of(const Optimizer& optimizer,
+                              const std::map<std::string, double>& saved,
+                              const TrainingState& training) {
+  std::vector<int64_t> steps(optimizer.steps().size(), training.steps);
+  if (saved.empty()) return steps;
+  require_equal(saved.size(), steps.size(), "the optimizer that was saved: parameters with a step");
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const std::string& name = optimizer.parameters().at(i)->name;
+    const auto found = saved.find(name);
+    require(found != saved.end(), "the optimizer that was saved: no {}.{}, expected one", kStep,
+            name);
+    const double step = found->second;
+    require(step >= 0 && step <= double(training.steps) && step == std::floor(step),
+            "{}.{}: {}, expected a whole number from 0 to {}, the steps of training", kStep, name,
+            step, training.steps);
+    steps[i] = int64_t(step);
+  }
+  return steps;
+}
+
 void require_same_states(const fs::path& path, const std::set<std::string>& saved,
                          const Optimizer& optimizer) {
   std::set<std::string> own;
@@ -75,6 +95,11 @@ std::vector<StateTensor> optimizer_state(const Trained& trained) {
     std::ranges::move(
         flat_state_dict(trained.parameters, state.ranges.at(0), prefix_of(state.name)),
         std::back_inserter(all));
+  }
+  const std::vector<int64_t> steps = trained.optimizer.steps();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    all.push_back({.name = prefix_of(kStep) + trained.optimizer.parameters()[i]->name,
+                   .real = {Real(steps[i])}});
   }
   return all;
 }
@@ -164,13 +189,24 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& directory,
 namespace {
 
 /// The tensors of one of an optimizer's states: those whose names have its prefix.
-std::vector<StateTensor> tensors_of(const OptimizerState& state,
+std::vector<StateTensor> tensors_of(const std::string& state,
                                     const std::vector<StateTensor>& saved) {
   std::vector<StateTensor> found;
   std::ranges::copy_if(saved, std::back_inserter(found), [&](const StateTensor& tensor) {
-    return tensor.name.starts_with(prefix_of(state.name));
+    return tensor.name.starts_with(prefix_of(state));
   });
   return found;
+}
+
+std::vector<int64_t> steps_in(const Checkpoint& checkpoint, const Trained& trained) {
+  std::map<std::string, double> saved;
+  for (const StateTensor& tensor : tensors_of(kStep, checkpoint.optimizer)) {
+    require(tensor.problem.empty() && tensor.shape.rank() == 0,
+            "{} has shape {}, expected one number", tensor.name, tensor.shape.text());
+    saved[tensor.name.substr(prefix_of(kStep).size())] = double(tensor.real.at(0));
+  }
+  return steps_of(trained.optimizer, saved,
+                  TrainingState::from_json(checkpoint.training, checkpoint.path.string()));
 }
 
 /// Those of "exp_avg.conv1.weight", "exp_avg_sq.conv1.weight" and so on: exp_avg and exp_avg_sq.
@@ -186,13 +222,16 @@ std::set<std::string> states_saved(const std::vector<StateTensor>& tensors) {
 
 void require_fitting(const Checkpoint& checkpoint, const Trained& trained) {
   within(checkpoint.path.string(), [&] { check_state_dict(trained.network, checkpoint.network); });
-  require_same_states(checkpoint.path, states_saved(checkpoint.optimizer), trained.optimizer);
-  for (const OptimizerState& state : trained.optimizer.state()) {
-    within(optimizer_path(checkpoint.path).string(), [&] {
+  std::set<std::string> states = states_saved(checkpoint.optimizer);
+  states.erase(kStep);
+  require_same_states(checkpoint.path, states, trained.optimizer);
+  within(optimizer_path(checkpoint.path).string(), [&] {
+    for (const OptimizerState& state : trained.optimizer.state()) {
       check_flat_state_dict(trained.parameters, prefix_of(state.name),
-                            tensors_of(state, checkpoint.optimizer));
-    });
-  }
+                            tensors_of(state.name, checkpoint.optimizer));
+    }
+    steps_in(checkpoint, trained);
+  });
 }
 
 void restore(const Checkpoint& checkpoint, const Trained& trained) {
@@ -200,8 +239,9 @@ void restore(const Checkpoint& checkpoint, const Trained& trained) {
   load_state_dict(trained.network, checkpoint.network);
   for (const OptimizerState& state : trained.optimizer.state()) {
     load_flat_state_dict(trained.parameters, state.ranges.at(0), prefix_of(state.name),
-                         tensors_of(state, checkpoint.optimizer));
+                         tensors_of(state.name, checkpoint.optimizer));
   }
+  trained.optimizer.set_steps(steps_in(checkpoint, trained));
 }
 
 }  // namespace lockstep

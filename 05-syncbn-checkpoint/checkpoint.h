@@ -4,7 +4,8 @@
 //   step-000000938.safetensors             the network, under PyTorch's names, and TrainingState
 //   step-000000938.optimizer.safetensors   the optimizer's state, if it has any:
 //                                          "momentum.conv1.weight"; of Adam and AdamW
-//                                          "exp_avg.conv1.weight", "exp_avg_sq.conv1.weight"
+//                                          "exp_avg.conv1.weight", "exp_avg_sq.conv1.weight", and
+//                                          "step.conv1.weight", one number: its updates so far
 //
 // Two files, since PyTorch's load_state_dict() refuses names that the network does not have. The
 // network's file is the checkpoint: it holds the checksum of the other, and is written last and
@@ -14,6 +15,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -43,6 +45,14 @@ void require_good_steps(const Optimizer& optimizer, const std::filesystem::path&
 /// Throws NonFinite, with the tensor's name, for a value that is not finite. A run can go wrong
 /// before its loss shows it: running variances overflow first.
 void require_finite(const std::vector<StateTensor>& state, const TrainingState& training);
+/// How often Adam and AdamW had updated each parameter, by name, as a file says it: PyTorch's name.
+inline constexpr const char* kStep = "step";
+/// The same in the order of optimizer.parameters(); empty for SGD. Files of Lockstep before that
+/// have none: there every parameter took part in all of `training`'s steps. Throws BadInput, naming
+/// the parameter, for numbers that those of training cannot have.
+std::vector<int64_t> steps_of(const Optimizer& optimizer,
+                              const std::map<std::string, double>& saved,
+                              const TrainingState& training);
 /// Throws BadInput unless these are the optimizer's states ("momentum"; "exp_avg", "exp_avg_sq").
 void require_same_states(const std::filesystem::path& path, const std::set<std::string>& saved,
                          const Optimizer& optimizer);

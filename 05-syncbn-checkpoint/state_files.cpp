@@ -35,12 +35,13 @@ class FilesOfRank0 final : public StateFiles {
 
   /// Rank 0 takes over what it has read; then the tensors of all ranks become rank 0's.
   void restore(const CheckpointRanks& ranks) override {
-    const std::string tracked = ranks.on_first([&] {
+    const json counts = parse_json(ranks.on_first([&] {
       lockstep::restore(checkpoint_, trained_);
       checkpoint_ = {};
-      return json(batches_tracked(trained_.network)).dump();
-    });
-    set_batches_tracked(trained_.network, parse_json(tracked).get<std::vector<int64_t>>());
+      return json{batches_tracked(trained_.network), trained_.optimizer.steps()}.dump();
+    }));
+    set_batches_tracked(trained_.network, counts.at(0).get<std::vector<int64_t>>());
+    trained_.optimizer.set_steps(counts.at(1).get<std::vector<int64_t>>());
     const Stream stream = trained_.parameters.stream();
     ranks.comm.broadcast(stream, trained_.parameters.values(), 0);
     if (!trained_.parameters.buffers().empty()) {

@@ -24,6 +24,14 @@ int64_t bytes_of(Module& layer) {
   return elements * int64_t(sizeof(Real));
 }
 
+std::vector<Parameter*> in_order(const std::vector<Unit*>& units) {
+  std::vector<Parameter*> all;
+  for (const Unit* unit : units) {
+    all.insert(all.end(), unit->in_order().begin(), unit->in_order().end());
+  }
+  return all;
+}
+
 }  // namespace
 
 FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> network, Stream passes,
@@ -36,7 +44,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
       units_(make_units(layers_of(*network), options.unit)),
       buffers_(*this, passes),
       running_statistics_(comm, passes, buffers_.values(), options.broadcast_buffers),
-      loss_(Tensor::empty(passes, {1})),
+      loss_and_marks_(Tensor::empty(passes, {1 + int64_t(parameters().size())})),
+      marks_(in_order(units_), loss_and_marks_.range(1, {loss_and_marks_.elements() - 1})),
       own_health_(HealthTensor::from_host(passes, {}, {Health{}})) {
   require_same_network(exchange, parameters(), buffers());
   require(count() > 0, "rank {}: a network without parameters has nothing to be shared out",
@@ -122,16 +131,17 @@ Tensor FullyShardedDataParallel::backward(const Tensor& dy, Context& context) {
   return dx;
 }
 
-/// The loss is the last message of a step. A rank whose contribution was not finite makes it NaN:
-/// the shards in which that shows are on other ranks, but all must stop.
+/// The loss and the marks are the last message of a step. A rank whose contribution was not finite
+/// makes it NaN: the shards in which that shows are on other ranks, but all must stop.
 void FullyShardedDataParallel::average_loss() {
   const Stream communication = messages_.communication;
   Kernels& kernels = communication.kernels();
   communication.wait(messages_.passes.record());
-  kernels.check_finite(communication, state_, loss_, own_health_);
-  kernels.poison(communication, own_health_, loss_);
-  kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), loss_);
-  messages_.time_and_count(0, [&] { messages_.comm.all_reduce(communication, loss_); });
+  kernels.check_finite(communication, state_, loss(), own_health_);
+  kernels.poison(communication, own_health_, loss());
+  marks_.write(communication);
+  kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), loss_and_marks_);
+  messages_.time_and_count(0, [&] { messages_.comm.all_reduce(communication, loss_and_marks_); });
   messages_.await(communication.record());
 }
 
@@ -167,16 +177,23 @@ void FullyShardedDataParallel::initialize(Initializer initializer, uint64_t seed
 
 std::vector<UpdatedRange> FullyShardedDataParallel::shards() const {
   std::vector<UpdatedRange> shards;
-  for (const Unit* unit : units_) shards.push_back({unit->value_shard(), unit->gradient_shard()});
+  int64_t parameters = 0;  // of the units before
+  for (const Unit* unit : units_) {
+    const std::vector<Stretch> all = unit->stretches(parameters);
+    shards.push_back(
+        {unit->value_shard(), unit->gradient_shard(),
+         BasicTensor<Stretch>::from_host(messages_.passes, {int64_t(all.size())}, all)});
+    parameters += int64_t(unit->in_order().size());
+  }
   return shards;
 }
 
 Optimizer FullyShardedDataParallel::optimizer(const OptimizerRule& rule) const {
-  std::vector<Tensor> zeroed{loss_};
+  std::vector<Tensor> zeroed{loss_and_marks_};
   for (const Unit* unit : units_) {
     if (!messages_.shards(ShardKind::gradients)) zeroed.push_back(unit->gradients());
   }
-  return Optimizer(messages_.passes, shards(), rule, zeroed);
+  return Optimizer(messages_.passes, shards(), rule, zeroed, marks_);
 }
 
 ClipByNorm FullyShardedDataParallel::clip_by_norm(double most) const {

@@ -81,7 +81,7 @@ class FullyShardedDataParallel final : public Module {
   const FlatBuffers& running_statistics() const { return buffers_; }
 
   /// [1], the loss of this rank's samples; after the last backward the mean over the global batch.
-  const Tensor& loss() const { return loss_; }
+  Tensor loss() const { return loss_and_marks_.range(0, {1}); }
   /// Whether this rank's contribution to the sums was finite, its loss included.
   const HealthTensor& own_health() const { return own_health_; }
   /// The number of learnt values.
@@ -104,7 +104,8 @@ class FullyShardedDataParallel final : public Module {
   std::vector<Unit*> units_;
   FlatBuffers buffers_;
   RunningStatistics running_statistics_;
-  Tensor loss_;
+  Tensor loss_and_marks_;  // [1 + parameters]
+  GradientMarks marks_;    // in the order of the units' in_order()
   HealthTensor own_health_;
   StepStateTensor state_;  // of the current pass
   bool in_step_ = false;   // a pass has begun whose reduction has not ended

@@ -31,6 +31,7 @@ class FilesOfAllRanks final : public StateFiles {
   void restore(const CheckpointRanks& ranks) override;
 
  private:
+  std::vector<int64_t> steps_read() const;
   std::vector<Kept> kept_of(size_t unit) const;
   std::vector<ShardPiece> pieces(int rank, int world_size, const TrainingState& state) const;
   bool has_shards(const fs::path& path) const;
@@ -85,6 +86,10 @@ ShardIndex FilesOfAllRanks::index_of(std::vector<std::string> checksums) const {
   for (const Kept& kept : kept_of(0)) index.states.push_back(kept.state);
   for (const Parameter* p : training_.network.parameters()) {
     index.parameters.push_back({.name = p->name, .shape = torch_shape(*p)});
+  }
+  const std::vector<int64_t> steps = training_.optimizer.steps();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    index.steps[training_.optimizer.parameters()[i]->name] = double(steps[i]);
   }
   return index;
 }
@@ -164,6 +169,12 @@ void FilesOfAllRanks::require_fitting() const {
   std::set<std::string> states(read_->index().states.begin(), read_->index().states.end());
   states.erase(kValues);
   require_same_states(read_->path(), states, training_.optimizer);
+  within(read_->path().string(), [&] { steps_read(); });
+}
+
+std::vector<int64_t> FilesOfAllRanks::steps_read() const {
+  return steps_of(training_.optimizer, read_->index().steps,
+                  TrainingState::from_json(read_->training(), read_->path().string()));
 }
 
 /// Each rank reads what it keeps; where it keeps the whole of which it updates a shard, the others
@@ -183,6 +194,7 @@ void FilesOfAllRanks::restore(const CheckpointRanks& ranks) {
     std::map<std::string, StateTensor> running;
     for (const StateTensor& tensor : read_->running()) running.emplace(tensor.name, tensor);
     load_running_state(training_.network, running);
+    training_.optimizer.set_steps(steps_read());
     present_.emplace(read_->path(), read_->index());
     read_.reset();
     return "";

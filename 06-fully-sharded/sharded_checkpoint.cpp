@@ -100,7 +100,8 @@ std::string ShardIndex::to_json() const {
   return json{{"format_version", kFormatVersion},
               {"checksums", checksums},
               {"states", states},
-              {"parameters", shapes}}
+              {"parameters", shapes},
+              {kStep, steps}}
       .dump();
 }
 
@@ -112,6 +113,7 @@ ShardIndex ShardIndex::from_json(const std::string& text, const std::string& wha
     for (const auto& [name, shape] : object.at("parameters").items()) {
       index.parameters.push_back({.name = name, .shape = Shape(shape.get<std::vector<int64_t>>())});
     }
+    if (object.contains(kStep)) object.at(kStep).get_to(index.steps);
   });
   require(!index.checksums.empty() && !index.parameters.empty() && !index.states.empty() &&
               index.states.front() == kValues,

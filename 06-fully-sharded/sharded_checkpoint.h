@@ -50,6 +50,7 @@ struct ShardIndex {
   std::vector<std::string> checksums{};   // of the shards, by rank
   std::vector<std::string> states{};      // "value" first
   std::vector<StateTensor> parameters{};  // names and PyTorch's shapes, no values
+  std::map<std::string, double> steps{};  // of each parameter, for steps_of(); empty for SGD
 
   std::string to_json() const;
   /// Throws BadInput, naming `what`, for text that is not what to_json() makes.

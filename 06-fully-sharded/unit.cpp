@@ -55,6 +55,17 @@ FlatRange Unit::shard() const {
   return shard_of(length_, messages_.comm.rank(), messages_.comm.world_size());
 }
 
+std::vector<Stretch> Unit::stretches(int64_t first_parameter) const {
+  const FlatRange mine = shard();
+  std::vector<Stretch> all;
+  for (const Piece& piece : pieces_in(ranges_, mine)) {
+    if (!all.empty()) all.back().end = piece.in_shard;
+    all.push_back({mine.count, first_parameter + int64_t(piece.parameter)});
+  }
+  if (all.empty()) all.push_back({mine.count, first_parameter});  // padding alone
+  return all;
+}
+
 void Unit::allocate() {
   const auto zeros = [&](int64_t elements) {
     Tensor x = Tensor::empty(messages_.passes, {elements});

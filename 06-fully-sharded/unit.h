@@ -113,6 +113,8 @@ class Unit final : public Sequential {
   int64_t length() const { return length_; }
   /// The part of the flat buffer that this rank updates.
   FlatRange shard() const;
+  /// Whose numbers those are; parameters count from `first_parameter` on, in order.
+  std::vector<Stretch> stretches(int64_t first_parameter) const;
 
  private:
   void point_values();

@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-/// `Launch` has static members for_each, for_each_row, for_each_pixel, for_each_team, reduce_rows
-/// and report_if_any, each taking (Stream, const char* op, extents..., body). A backend
-/// instantiates the template in one file, which includes body_kernels.inl.
+/// `Launch` has static members for_each, for_each_marked, for_each_row, for_each_pixel,
+/// for_each_team, reduce_rows and report_if_any, each taking (Stream, const char* op, extents...,
+/// body). A backend instantiates the template in one file, which includes body_kernels.inl.
 template <class Launch>
 class BodyKernels : public Kernels {
  public:
@@ -66,11 +66,16 @@ class BodyKernels : public Kernels {
   void poison(Stream, const HealthTensor& health, const Tensor& x) override;
   void sum_squares(Stream, const Tensor& x, const Tensor& sums) override;
   void clip_to_norm(Stream, Real most, const Tensor& squares, const Tensor& x) override;
-  void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health, SgdRule rule,
-                  const Tensor& gradient, const Tensor& velocity, const Tensor& weight) override;
+  void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health,
+                  const Owners& owners, SgdRule rule, const Tensor& gradient,
+                  const Tensor& velocity, const Tensor& weight) override;
+  void adam_count(Stream, const StepStateTensor& state, const HealthTensor& health,
+                  const Tensor& marks, const AdamRule& rule, const CountTensor& steps,
+                  const Tensor& factors) override;
   void adam_update(Stream, const StepStateTensor& state, const HealthTensor& health,
-                   const AdamRule& rule, const Tensor& gradient, const Tensor& exp_avg,
-                   const Tensor& exp_avg_sq, const Tensor& weight) override;
+                   const Owners& owners, const AdamRule& rule, const Tensor& factors,
+                   const Tensor& gradient, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+                   const Tensor& weight) override;
 };
 
 }  // namespace lockstep

@@ -93,6 +93,14 @@ void BodyKernels<Launch>::sum_ranks(Stream s, const RankSum& sum) {
 
 // --- Optimizer ---------------------------------------------------------------------------------
 
+namespace {
+
+bodies::Marked marked(Stream s, const Owners& owners) {
+  return {owners.stretches.on(s), owners.marks.on(s)};
+}
+
+}  // namespace
+
 template <class Launch>
 void BodyKernels<Launch>::check_finite(Stream s, const StepStateTensor& state, const Tensor& x,
                                        const HealthTensor& health) {
@@ -122,26 +130,38 @@ void BodyKernels<Launch>::clip_to_norm(Stream s, Real most, const Tensor& square
 
 template <class Launch>
 void BodyKernels<Launch>::sgd_update(Stream s, const StepStateTensor& state,
-                                     const HealthTensor& health, SgdRule rule,
+                                     const HealthTensor& health, const Owners& owners, SgdRule rule,
                                      const Tensor& gradient, const Tensor& velocity,
                                      const Tensor& weight) {
   const auto launch = [&](auto with_momentum) {
-    Launch::for_each(s, "sgd_update", weight.elements(),
-                     bodies::SgdUpdate<with_momentum.value>{
-                         state.on(s), health.on(s), rule, gradient.on(s),
-                         velocity.defined() ? velocity.on(s) : nullptr, weight.on(s)});
+    Launch::for_each_marked(s, "sgd_update", weight.elements(), marked(s, owners),
+                            bodies::SgdUpdate<with_momentum.value>{
+                                state.on(s), health.on(s), rule, gradient.on(s),
+                                velocity.defined() ? velocity.on(s) : nullptr, weight.on(s)});
   };
   velocity.defined() ? launch(std::true_type()) : launch(std::false_type());
 }
 
 template <class Launch>
+void BodyKernels<Launch>::adam_count(Stream s, const StepStateTensor& state,
+                                     const HealthTensor& health, const Tensor& marks,
+                                     const AdamRule& rule, const CountTensor& steps,
+                                     const Tensor& factors) {
+  Launch::for_each(
+      s, "adam_count", steps.elements(),
+      bodies::AdamCount(state.on(s), health.on(s), marks.on(s), rule, steps.on(s), factors.on(s)));
+}
+
+template <class Launch>
 void BodyKernels<Launch>::adam_update(Stream s, const StepStateTensor& state,
-                                      const HealthTensor& health, const AdamRule& rule,
+                                      const HealthTensor& health, const Owners& owners,
+                                      const AdamRule& rule, const Tensor& factors,
                                       const Tensor& gradient, const Tensor& exp_avg,
                                       const Tensor& exp_avg_sq, const Tensor& weight) {
-  Launch::for_each(s, "adam_update", weight.elements(),
-                   bodies::AdamUpdate{state.on(s), health.on(s), rule, gradient.on(s),
-                                      exp_avg.on(s), exp_avg_sq.on(s), weight.on(s)});
+  Launch::for_each_marked(
+      s, "adam_update", weight.elements(), marked(s, owners),
+      bodies::AdamUpdate(state.on(s), health.on(s), rule, factors.on(s), gradient.on(s),
+                         exp_avg.on(s), exp_avg_sq.on(s), weight.on(s)));
 }
 
 }  // namespace lockstep

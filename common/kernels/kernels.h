@@ -16,8 +16,6 @@
 
 namespace lockstep {
 
-using CountTensor = BasicTensor<int64_t>;
-
 class Kernels : public OptimizerKernels {
  public:
   /// What convolves and multiplies: "oneDNN 2.6.3", "reference", "cuDNN 9.19".

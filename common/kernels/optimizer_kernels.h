@@ -9,6 +9,13 @@ namespace lockstep {
 
 using StepStateTensor = BasicTensor<StepState>;
 using HealthTensor = BasicTensor<Health>;
+using CountTensor = BasicTensor<int64_t>;
+
+/// Whose numbers a flat buffer holds, and which of them an update changes.
+struct Owners {
+  BasicTensor<Stretch> stretches{};  // all of the buffer's
+  Tensor marks{};                    // [parameters]: above 0 for one that has a gradient
+};
 
 class OptimizerKernels {
  public:
@@ -30,16 +37,22 @@ class OptimizerKernels {
   virtual void clip_to_norm(Stream, Real most, const Tensor& squares, const Tensor& x) = 0;
 
   // One step over flat buffers, in one pass, at state.learning_rate; does nothing once `health` has
-  // failed.
+  // failed, and nothing to parameters without a gradient.
   /// As SgdRule says. `velocity` may be undefined when momentum is 0.
   virtual void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health,
-                          SgdRule rule, const Tensor& gradient, const Tensor& velocity,
-                          const Tensor& weight) = 0;
-  /// As AdamRule says, in step t = state.step + 1. `exp_avg` is m and `exp_avg_sq` is v: zeros at
-  /// first.
+                          const Owners& owners, SgdRule rule, const Tensor& gradient,
+                          const Tensor& velocity, const Tensor& weight) = 0;
+  /// Before the updates: t of AdamRule, `steps` [parameters], becomes one more for each parameter
+  /// that has a gradient; of its `factors` [parameters,2] the first becomes lr / (1 - beta1^t), the
+  /// second sqrt(1 - beta2^t).
+  virtual void adam_count(Stream, const StepStateTensor& state, const HealthTensor& health,
+                          const Tensor& marks, const AdamRule& rule, const CountTensor& steps,
+                          const Tensor& factors) = 0;
+  /// As AdamRule says, with these factors. `exp_avg` is m and `exp_avg_sq` is v: zeros at first.
   virtual void adam_update(Stream, const StepStateTensor& state, const HealthTensor& health,
-                           const AdamRule& rule, const Tensor& gradient, const Tensor& exp_avg,
-                           const Tensor& exp_avg_sq, const Tensor& weight) = 0;
+                           const Owners& owners, const AdamRule& rule, const Tensor& factors,
+                           const Tensor& gradient, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+                           const Tensor& weight) = 0;
 };
 
 }  // namespace lockstep

@@ -33,13 +33,20 @@ struct DropoutKey {
   int64_t first_feature = 0;  // of this mask among the layer's: a shard has a part of them
 };
 
+/// Numbers of a flat buffer that belong to one parameter: from the end of the stretch before it, or
+/// from the buffer's first one, up to `end`.
+struct Stretch {
+  int64_t end = 0;
+  int64_t parameter = 0;  // its place among the parameters
+};
+
 /// SGD as torch.optim.SGD does it: g += weight_decay w; v = momentum v + g; w -= lr v.
 struct SgdRule {
   Real momentum = 0;
   Real weight_decay = 0;
 };
 
-/// Adam as torch.optim.Adam and AdamW do it, in step t = 1, 2, ...:
+/// Adam as torch.optim.Adam and AdamW do it, in a parameter's step t = 1, 2, ...:
 ///   m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g g;
 ///   w -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
 /// Before that, weight decay is added to the gradient, g += weight_decay w, or, decoupled from it,

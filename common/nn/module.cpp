@@ -40,6 +40,7 @@ ModelBuffer& Module::add_buffer(std::string name, Shape shape, Real initial) {
 }
 
 void Module::gradient_written(Parameter& parameter, const Context& context) {
+  parameter.has_new_gradient = true;
   if (context.facts.last_contribution && parameter.on_gradient_ready) {
     parameter.on_gradient_ready(parameter);
   }

@@ -14,14 +14,16 @@ OptimizerKind parse_optimizer(const std::string& text) {
 }
 
 Optimizer::Optimizer(const FlatParameters& parameters, const OptimizerRule& rule)
-    : Optimizer(parameters.stream(), {{parameters.values(), parameters.gradients()}}, rule,
-                {parameters.gradients_and_loss()}) {}
+    : Optimizer(parameters.stream(),
+                {{parameters.values(), parameters.gradients(), parameters.stretches()}}, rule,
+                {parameters.contribution()}, parameters.marks()) {}
 
 Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
-                     std::vector<Tensor> zeroed)
+                     std::vector<Tensor> zeroed, GradientMarks marks)
     : stream_(stream),
       ranges_(std::move(ranges)),
       zeroed_(std::move(zeroed)),
+      marks_(std::move(marks)),
       rule_(rule),
       health_(HealthTensor::from_host(stream, {}, {Health{}})) {
   const bool zeroes_ranges = zeroed_.empty();
@@ -30,11 +32,24 @@ Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const Opti
                   "optimizer: gradients of a range");
     if (zeroes_ranges) zeroed_.push_back(range.gradients);
   }
+  if (!marks_.marks().defined()) own_all_ranges();
   if (rule.kind != OptimizerKind::sgd) {
     add_state("exp_avg");
     add_state("exp_avg_sq");
+    const int64_t parameters = marks_.marks().elements();
+    steps_ = CountTensor::empty(stream_, {parameters});
+    factors_ = Tensor::empty(stream_, {parameters, 2});
+    stream_.kernels().fill_count(stream_, 0, steps_);
   } else if (rule.momentum > 0) {
     add_state("momentum");
+  }
+}
+
+/// One parameter has all numbers, and has a gradient in every step.
+void Optimizer::own_all_ranges() {
+  marks_ = GradientMarks({}, Tensor::from_host(stream_, {1}, {1}));
+  for (UpdatedRange& range : ranges_) {
+    range.stretches = BasicTensor<Stretch>::from_host(stream_, {1}, {{range.values.elements(), 0}});
   }
 }
 
@@ -47,8 +62,17 @@ void Optimizer::add_state(const std::string& name) {
   state_.push_back(std::move(state));
 }
 
+std::vector<int64_t> Optimizer::steps() const {
+  return steps_.defined() ? steps_.to_host() : std::vector<int64_t>();
+}
+
+void Optimizer::set_steps(const std::vector<int64_t>& steps) const {
+  if (steps_.defined()) steps_.copy_from_host(steps);
+}
+
 void Optimizer::zero_gradients() const {
   for (const Tensor& gradients : zeroed_) stream_.kernels().fill(stream_, 0, gradients);
+  marks_.forget();
 }
 
 void Optimizer::step(const StepStateTensor& state, const Tensor& loss) const {
@@ -58,24 +82,32 @@ void Optimizer::step(const StepStateTensor& state, const Tensor& loss) const {
   for (const UpdatedRange& range : ranges_) {
     kernels.check_finite(stream_, state, range.gradients, health_);
   }
+  marks_.write(stream_);  // what no exchange between ranks has written
+  if (rule_.kind != OptimizerKind::sgd) {
+    kernels.adam_count(stream_, state, health_, marks_.marks(), adam(), steps_, factors_);
+  }
   for (size_t range = 0; range < ranges_.size(); ++range) update(state, range);
 }
 
 void Optimizer::update(const StepStateTensor& state, size_t range) const {
-  const auto& [values, gradients] = ranges_[range];
+  const auto& [values, gradients, stretches] = ranges_[range];
+  const Owners owners{stretches, marks_.marks()};
   if (rule_.kind == OptimizerKind::sgd) {
     const SgdRule sgd{.momentum = Real(rule_.momentum), .weight_decay = Real(rule_.weight_decay)};
-    stream_.kernels().sgd_update(stream_, state, health_, sgd, gradients,
+    stream_.kernels().sgd_update(stream_, state, health_, owners, sgd, gradients,
                                  state_.empty() ? Tensor() : state_[0].ranges[range], values);
     return;
   }
-  const AdamRule adam{.beta1 = rule_.beta1,
-                      .beta2 = rule_.beta2,
-                      .eps = rule_.eps,
-                      .weight_decay = rule_.weight_decay,
-                      .decoupled = rule_.kind == OptimizerKind::adamw};
-  stream_.kernels().adam_update(stream_, state, health_, adam, gradients, state_[0].ranges[range],
-                                state_[1].ranges[range], values);
+  stream_.kernels().adam_update(stream_, state, health_, owners, adam(), factors_, gradients,
+                                state_[0].ranges[range], state_[1].ranges[range], values);
+}
+
+AdamRule Optimizer::adam() const {
+  return {.beta1 = rule_.beta1,
+          .beta2 = rule_.beta2,
+          .eps = rule_.eps,
+          .weight_decay = rule_.weight_decay,
+          .decoupled = rule_.kind == OptimizerKind::adamw};
 }
 
 }  // namespace lockstep

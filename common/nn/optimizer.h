@@ -25,7 +25,8 @@ struct OptimizerRule {
 
 /// Learnt numbers that lie side by side, and their gradients.
 struct UpdatedRange {
-  Tensor values, gradients;  // [n], both
+  Tensor values, gradients;          // [n], both
+  BasicTensor<Stretch> stretches{};  // of both, where an optimizer knows of parameters
 };
 
 /// What an optimizer remembers from step to step, under PyTorch's name: for each of its ranges as
@@ -36,18 +37,20 @@ struct OptimizerState {
 };
 
 /// Updates flat buffers of one device, a range of numbers in one pass. The learning rate and the
-/// number of the step come from StepState. Once the loss or a gradient was not finite, the weights
-/// and the state stay as they are.
+/// number of the step come from StepState. A parameter without a gradient in this step stays as it
+/// is, with its state: no weight decay, no momentum, no count of its steps, as in PyTorch. Once the
+/// loss or a gradient was not finite, all weights and the state stay as they are.
 class Optimizer {
  public:
   /// Of all parameters.
   Optimizer(const FlatParameters& parameters, const OptimizerRule& rule);
   /// Of these ranges, which are at home in `stream`. zero_gradients() zeroes `zeroed`; without it,
-  /// the ranges' gradients.
+  /// the ranges' gradients. The ranges' stretches belong to the parameters that `marks` knows;
+  /// without those, all numbers have a gradient in every step.
   Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
-            std::vector<Tensor> zeroed = {});
+            std::vector<Tensor> zeroed = {}, GradientMarks marks = {});
 
-  /// Zeroes the gradients; of FlatParameters the loss, too (FlatParameters::loss()).
+  /// Zeroes the gradients; of FlatParameters the loss and the marks, too.
   void zero_gradients() const;
   /// One update from the gradients, of all ranges or of none. `loss` [1] is watched, too.
   void step(const StepStateTensor& state, const Tensor& loss) const;
@@ -55,16 +58,27 @@ class Optimizer {
   const HealthTensor& health() const { return health_; }
   /// SGD with momentum: "momentum"; Adam and AdamW: "exp_avg" and "exp_avg_sq"; else empty.
   const std::vector<OptimizerState>& state() const { return state_; }
+  /// PyTorch's "step" of Adam and AdamW: how often each of parameters() has been updated. Empty for
+  /// SGD. Both synchronize.
+  std::vector<int64_t> steps() const;
+  void set_steps(const std::vector<int64_t>& steps) const;
+  /// Those that it knows of, in the order of its buffers.
+  const std::vector<Parameter*>& parameters() const { return marks_.parameters(); }
 
  private:
+  void own_all_ranges();
   void add_state(const std::string& name);
   void update(const StepStateTensor& state, size_t range) const;
+  AdamRule adam() const;  // the rule, where it is one of these
 
   Stream stream_;
   std::vector<UpdatedRange> ranges_;
   std::vector<Tensor> zeroed_;  // by zero_gradients()
+  GradientMarks marks_;
   OptimizerRule rule_;
   std::vector<OptimizerState> state_;
+  CountTensor steps_;
+  Tensor factors_;  // OptimizerKernels::adam_count()
   HealthTensor health_;
 };
 

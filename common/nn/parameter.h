@@ -3,9 +3,10 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "common/core/tensor.h"
+#include "common/kernels/optimizer_kernels.h"
 
 namespace lockstep {
 
@@ -32,6 +33,7 @@ struct Parameter {
   /// Called on the host, in backward order, once per optimizer step, when the last kernel that
   /// writes `grad` has been enqueued.
   std::function<void(Parameter&)> on_gradient_ready{};
+  bool has_new_gradient = false;  // GradientMarks
 };
 
 /// A tensor that is part of the state but not learnt: BatchNorm's running statistics.
@@ -45,6 +47,30 @@ struct ModelBuffer {
 /// Where tensors that lie behind each other in a flat buffer begin: `elements` rounded up to a
 /// multiple of 64 bytes (vector loads, cuDNN).
 int64_t aligned(int64_t elements);
+
+/// Which parameters have a gradient in this step. Those of a layer that no pass has used have none
+/// (PyTorch's grad is None), and an optimizer leaves such parameters as they are. The marks are in
+/// device memory, where the marks of several ranks can be added up.
+class GradientMarks {
+ public:
+  GradientMarks() = default;  // of no parameters
+  /// `marks` [parameters]: above 0 for each that has a gradient.
+  GradientMarks(std::vector<Parameter*> parameters, Tensor marks)
+      : parameters_(std::move(parameters)), marks_(std::move(marks)) {}
+
+  /// Marks the parameters that passes have given a gradient since the last call.
+  void write(Stream stream) const;
+  /// What passes have given a gradient in a copy of the network, has one here.
+  void add(const GradientMarks& copy) const;
+  /// The marks have been zeroed: so begins a step.
+  void forget() const;
+  const std::vector<Parameter*>& parameters() const { return parameters_; }
+  const Tensor& marks() const { return marks_; }
+
+ private:
+  std::vector<Parameter*> parameters_;
+  Tensor marks_;
+};
 
 /// Puts the running statistics of a module into one flat buffer, in order of registration, and
 /// points every ModelBuffer into it, with its initial values.
@@ -73,23 +99,27 @@ class FlatParameters {
   Stream stream() const { return values_.home(); }
   const Tensor& values() const { return values_; }        // [elements, gaps included]
   const Tensor& gradients() const { return gradients_; }  // the same layout
-  /// The same memory and, after the gradients, one more number: the loss, which is summed and sent
-  /// together with them.
-  const Tensor& gradients_and_loss() const { return gradients_and_loss_; }
+  /// The same memory and, after the gradients, the loss and the marks: all that is zeroed, summed
+  /// and sent together.
+  const Tensor& contribution() const { return contribution_; }
   /// [1]
-  Tensor loss() const { return gradients_and_loss_.range(gradients_.elements(), {1}); }
+  Tensor loss() const { return contribution_.range(gradients_.elements(), {1}); }
+  const GradientMarks& marks() const { return marks_; }  // in the order of the buffers
+  /// Of both buffers.
+  BasicTensor<Stretch> stretches() const;
   const Tensor& buffer_values() const { return buffers_.values(); }  // running statistics, likewise
   const std::vector<Parameter*>& parameters() const { return parameters_; }  // registration order
   const std::vector<ModelBuffer*>& buffers() const { return buffers_.buffers(); }
   /// The number of learnt values, gaps not counted: 21,840 for the seed network.
   int64_t count() const;
-  /// Sets the gradients, and the loss after them, to zero.
+  /// Sets the gradients, the loss and the marks to zero.
   void zero_gradients() const;
 
  private:
   std::vector<Parameter*> parameters_;
   FlatBuffers buffers_;
-  Tensor values_, gradients_and_loss_, gradients_;
+  Tensor values_, contribution_, gradients_;
+  GradientMarks marks_;
 };
 
 }  // namespace lockstep

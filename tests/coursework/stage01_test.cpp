@@ -24,7 +24,7 @@ using Values = std::vector<Real>;
 struct OneWeight {
   void step(Real gradient, const SgdRule& rule, Real learning_rate) {
     device.kernels().sgd_update(device.stream, device.state({.learning_rate = learning_rate}),
-                                health, rule, device.filled({1}, gradient),
+                                health, device.one_owner(1), rule, device.filled({1}, gradient),
                                 rule.momentum > 0 ? velocity : Tensor(), weight);
   }
   TestDevice device;
@@ -99,8 +99,8 @@ TEST_CASE("Every weight has its own gradient and velocity", "[task01.1]") {
   const Tensor weight = device.put({3}, {4, 5, 6}), velocity = device.put({3}, {0, 2, 4});
   const HealthTensor health = HealthTensor::from_host(device.stream, {}, {Health{}});
   device.kernels().sgd_update(device.stream, device.state({.learning_rate = 1}), health,
-                              {.momentum = Real(0.5)}, device.put({3}, {1, 2, 3}), velocity,
-                              weight);
+                              device.one_owner(3), {.momentum = Real(0.5)},
+                              device.put({3}, {1, 2, 3}), velocity, weight);
   HINT("this is called for each of the weights: for which one?");
   CHECK(velocity.to_host() == Values{1, 3, 5});
   CHECK(weight.to_host() == Values{3, 2, 1});

@@ -146,19 +146,25 @@ TEST_CASE("Every way of reducing gives stage 01's weights", "[equivalence][ddp][
 
 TEST_CASE("A layer that every second step leaves out is left out by every stage alike",
           "[equivalence][ddp][dataparallel][pipeline][tensorsplit][row84]") {
-  const Options options = steps_of(12) + Options{"--lr",    "0.01",      "--momentum",  "0.5",
-                                                 "--model", "seed-skip", "--max-steps", "6"};
-  const Outcome single = train(options);
-  for (const auto& [stage, more] :
-       std::vector<std::pair<std::string, Options>>{{"02-dataparallel", {}},
-                                                    {"03-model-split", {"--micro-batches", "3"}},
-                                                    {"04-ddp", {"--find-unused-parameters"}},
-                                                    {"04-ddp", {"--ddp", "manual"}}}) {
-    INFO(stage);
-    check_equal(train(options + more, stage, cpus(2)), single, kTolerance);
+  const Options all = steps_of(12) + Options{"--model", "seed-skip", "--max-steps", "6"};
+  Options options;
+  for (const Options& optimizer :
+       {Options{"--lr", "0.01", "--momentum", "0.5", "--weight-decay", "0.5"},
+        Options{"--optimizer", "adamw", "--weight-decay", "0.5", "--eps", "1e-3"}}) {
+    options = all + optimizer;
+    const Outcome single = train(options);
+    for (const auto& [stage, more] :
+         std::vector<std::pair<std::string, Options>>{{"02-dataparallel", {}},
+                                                      {"02-dataparallel", {"--reduce", "library"}},
+                                                      {"03-model-split", {"--micro-batches", "3"}},
+                                                      {"04-ddp", {"--find-unused-parameters"}},
+                                                      {"04-ddp", {"--ddp", "manual"}}}) {
+      INFO(optimizer[1] << " " << stage);
+      check_equal(train(options + more, stage, cpus(2)), single, kTolerance);
+    }
+    const Outcome inside = train(options, "03-model-split/tensor-split", cpus(2));
+    CHECK(relative_l2(inside.state, single.state) <= kTolerance);
   }
-  const Outcome inside = train(options, "03-model-split/tensor-split", cpus(2));
-  CHECK(relative_l2(inside.state, single.state) <= kTolerance);
   const ProcessResult refused =
       run_process(Options{stage_binary("04-ddp"), "--devices", cpus(2)} + options, kDeadline);
   CHECK(refused.status == 1);

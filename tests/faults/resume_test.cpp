@@ -8,6 +8,8 @@
 #include <random>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
+#include "common/io/safetensors.h"
+#include "common/step/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
 #include "tests/support/json.h"
@@ -29,8 +31,8 @@ const Words kRun{
     "0",      "--log-interval",   "1000"};
 
 /// A run of stage 05 that must end well.
-ProcessResult train(const Jobs& jobs, const Words& options) {
-  const ProcessResult run = jobs.run_words(Words{stage05()} + kRun + options);
+ProcessResult train(const Jobs& jobs, const Words& options, const Words& run_options = kRun) {
+  const ProcessResult run = jobs.run_words(Words{stage05()} + run_options + options);
   INFO(story(run));
   REQUIRE(run.status == 0);
   CHECK(jobs.processes() == Words{});
@@ -69,6 +71,74 @@ TEST_CASE("A run that goes on ends with the bytes of one that never stopped",
     CHECK((jobs.text("again") == jobs.text("straight")));
     CHECK(saved.names() == files);
   }
+}
+
+/// A network with a layer that steps 1, 3, 5, ... leave out.
+const Words kSkip{"--data",
+                  "synthetic:120:10",
+                  "--batch-size",
+                  "12",
+                  "--lr",
+                  "0.01",
+                  "--model",
+                  "seed-skip",
+                  "--find-unused-parameters",
+                  "--optimizer",
+                  "adam",
+                  "--workers",
+                  "0",
+                  "--weight-decay",
+                  "0.1",
+                  "--devices",
+                  cpus(2)};
+
+TEST_CASE("A run goes on with each parameter's own count of steps", "[faults][checkpoint]") {
+  const Jobs jobs;
+  train(jobs, {"--max-steps", "6", "--save", jobs / "straight"}, kSkip);
+  const Words resumed{"--checkpoint-dir", jobs / "saved", "--resume", "auto"};
+  train(jobs, resumed + Words{"--max-steps", "3"}, kSkip);
+  const auto saved = load_safetensors(optimizer_path(checkpoint_path(jobs / "saved", 3)));
+  for (const auto& [name, steps] :
+       std::map<std::string, Real>{{"extra.inner.weight", 2}, {"fc1.bias", 3}}) {
+    const TensorEntry* const tensor = saved.find("step." + name);
+    REQUIRE(tensor != nullptr);
+    CHECK(tensor->shape.empty());  // as PyTorch has it
+    CHECK(state_of({*tensor}, FileTypes::exact).at(0).real == std::vector<Real>{steps});
+  }
+  train(jobs, resumed + Words{"--max-steps", "6", "--save", jobs / "resumed"}, kSkip);
+  CHECK((jobs.text("resumed") == jobs.text("straight")));
+}
+
+TEST_CASE("A run that goes on within an epoch logs on from there", "[faults][checkpoint]") {
+  const Jobs jobs;
+  const Words run = Words{stage05(),
+                          "--data",
+                          "synthetic:120:10",
+                          "--batch-size",
+                          "12",
+                          "--lr",
+                          "0.01",
+                          "--workers",
+                          "0",
+                          "--log-interval",
+                          "2",
+                          "--devices",
+                          cpus(2),
+                          "--checkpoint-dir",
+                          jobs / "saved",
+                          "--resume",
+                          "auto"};
+  REQUIRE(jobs.run_words(run + Words{"--max-steps", "13"}).status == 0);
+  const ProcessResult on = jobs.run_words(run + Words{"--max-steps", "22", "--epochs", "3"});
+  INFO(story(on));
+  REQUIRE(on.status == 0);
+  // Three steps of the second epoch are done; every second batch of an epoch has a line.
+  Words lines;
+  for (const std::string& line : lines_of(on.out)) {
+    if (line.starts_with("Train Epoch")) lines.push_back(line.substr(0, line.find('\t')));
+  }
+  CHECK(lines == Words{"Train Epoch: 2 [48/120 (40%)]", "Train Epoch: 2 [72/120 (60%)]",
+                       "Train Epoch: 2 [96/120 (80%)]", "Train Epoch: 3 [0/120 (0%)]"});
 }
 
 TEST_CASE("Two runs do not save to one directory at a time", "[faults][checkpoint]") {

@@ -135,6 +135,10 @@ class Run {
     return put({static_cast<int64_t>(values.size())}, values);
   }
   StepStateTensor state(const StepState& step) { return put<StepState>({}, {step}); }
+  /// n numbers of three parameters, the second without a gradient.
+  Owners owners(int64_t n) {
+    return {put<Stretch>({3}, {{n / 2, 2}, {n / 2 + n / 4, 1}, {n, 0}}), put<Real>({3}, {1, 0, 1})};
+  }
   HealthTensor health(int64_t failed_step) { return put<Health>({}, {Health{failed_step}}); }
 
   template <class T>

@@ -359,10 +359,10 @@ TEST_CASE("sgd_update: momentum and weight decay over three steps", "[cuda][ops]
               const Tensor velocity = momentum > 0 ? run.random({n}, 2) : Tensor();
               for (const int64_t step : {0, 1, 2}) {
                 const Real rate = Real(0.1) / Real(step + 1);
-                run.ops.sgd_update(run.stream, run.state({.step = step, .learning_rate = rate}),
-                                   run.health(-1), {.momentum = momentum, .weight_decay = decay},
-                                   run.random({n}, static_cast<uint32_t>(3 + step)), velocity,
-                                   weight);
+                run.ops.sgd_update(
+                    run.stream, run.state({.step = step, .learning_rate = rate}), run.health(-1),
+                    run.owners(n), {.momentum = momentum, .weight_decay = decay},
+                    run.random({n}, static_cast<uint32_t>(3 + step)), velocity, weight);
               }
               run.result("weight", weight, kRounding);
               if (momentum > 0) run.result("velocity", velocity, kRounding);
@@ -381,8 +381,8 @@ TEST_CASE("sgd_update: nothing moves once training has failed", "[cuda][ops]") {
     const Tensor weight = run.put({257}, start), velocity = run.put({257}, start);
     for (const SgdRule& rule : {SgdRule{}, SgdRule{.momentum = Real(0.9)}}) {
       run.ops.sgd_update(run.stream, run.state({.step = 1, .learning_rate = 1}), run.health(0),
-                         rule, run.filled({257}, kNaN), rule.momentum > 0 ? velocity : Tensor(),
-                         weight);
+                         run.owners(257), rule, run.filled({257}, kNaN),
+                         rule.momentum > 0 ? velocity : Tensor(), weight);
     }
     CHECK(weight.to_host() == start);
     CHECK(velocity.to_host() == start);
@@ -401,13 +401,21 @@ TEST_CASE("adam_update: both kinds of weight decay over three steps", "[cuda][op
           [&](Run& run) {
             const Tensor weight = run.random({n}, 1);
             const Tensor exp_avg = run.filled({n}, 0), exp_avg_sq = run.filled({n}, 0);
+            const CountTensor steps = run.put<int64_t>({3}, {0, 7, 100});
+            const Tensor factors = run.filled({3, 2}, 0);
             for (const int64_t step : {0, 1, 2}) {
-              const Real rate = Real(0.1) / Real(step + 1);
-              run.ops.adam_update(
-                  run.stream, run.state({.step = step, .learning_rate = rate}), run.health(-1),
-                  {.eps = 1e-3, .weight_decay = 0.1, .decoupled = decoupled},
-                  run.random({n}, static_cast<uint32_t>(3 + step)), exp_avg, exp_avg_sq, weight);
+              const StepStateTensor state =
+                  run.state({.step = step, .learning_rate = Real(0.1) / Real(step + 1)});
+              const AdamRule rule{.eps = 1e-3, .weight_decay = 0.1, .decoupled = decoupled};
+              const Owners owners = run.owners(n);
+              run.ops.adam_count(run.stream, state, run.health(-1), owners.marks, rule, steps,
+                                 factors);
+              run.ops.adam_update(run.stream, state, run.health(-1), owners, rule, factors,
+                                  run.random({n}, static_cast<uint32_t>(3 + step)), exp_avg,
+                                  exp_avg_sq, weight);
             }
+            run.result("steps", steps, kEqual);
+            run.result("factors", factors, kRounding);
             run.result("weight", weight, kRounding);
             run.result("exp_avg", exp_avg, kRounding);
             run.result("exp_avg_sq", exp_avg_sq, kRounding);
@@ -424,8 +432,14 @@ TEST_CASE("adam_update: nothing moves once training has failed", "[cuda][ops]") 
     const Values start = random_values({257}, 1);
     const Tensor weight = run.put({257}, start), exp_avg = run.put({257}, start),
                  exp_avg_sq = run.filled({257}, 1);
-    run.ops.adam_update(run.stream, run.state({.step = 1, .learning_rate = 1}), run.health(0), {},
+    const StepStateTensor state = run.state({.step = 1, .learning_rate = 1});
+    const CountTensor steps = run.put<int64_t>({3}, {1, 2, 3});
+    const Tensor factors = run.filled({3, 2}, 1);
+    const Owners owners = run.owners(257);
+    run.ops.adam_count(run.stream, state, run.health(0), owners.marks, {}, steps, factors);
+    run.ops.adam_update(run.stream, state, run.health(0), owners, {}, factors,
                         run.filled({257}, kNaN), exp_avg, exp_avg_sq, weight);
+    CHECK(steps.to_host() == std::vector<int64_t>{1, 2, 3});
     CHECK(weight.to_host() == start);
     run.result("weight", weight, kEqual);
     run.result("exp_avg", exp_avg, kEqual);

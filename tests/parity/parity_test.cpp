@@ -105,15 +105,22 @@ Outcome train(const json& recording, const std::vector<std::string>& model) {
 
 /// As words of stage 01's command line.
 [[maybe_unused]] std::vector<std::string> optimizer_options(const json& recording) {
+  const auto number = [](const json& value) { return fmt::format("{}", value.get<double>()); };
+  std::vector<std::string> words{"--optimizer", recording.at("optimizer"), "--weight-decay",
+                                 number(recording.at("weight_decay"))};
+  const auto add = [&](const std::string& name, const std::string& value) {
+    words.insert(words.end(), {name, value});
+  };
+  if (recording.contains("momentum")) add("--momentum", number(recording.at("momentum")));
+  if (!recording.contains("betas")) return words;
   const json& betas = recording.at("betas");
-  return {
-      "--optimizer",    recording.at("optimizer"),
-      "--betas",        fmt::format("{},{}", betas.at(0).get<double>(), betas.at(1).get<double>()),
-      "--eps",          fmt::format("{}", recording.at("eps").get<double>()),
-      "--weight-decay", fmt::format("{}", recording.at("weight_decay").get<double>())};
+  add("--betas", number(betas.at(0)) + "," + number(betas.at(1)));
+  add("--eps", number(recording.at("eps")));
+  return words;
 }
 
 const std::vector<std::string> kSeed{"--model", "seed"};
+const std::vector<std::string> kSkip{"--model", "seed-skip"};
 const std::vector<std::string> kResNet{"--model", "resnet18", "--width", "8"};
 
 // --- float64: everything agrees ------------------------------------------------------------------
@@ -162,12 +169,13 @@ void check_norms(const Weights& found, const json& expected) {
   }
 }
 
-/// Adam or AdamW: losses and weights to 1e-9 of their size. Of the weights every n-th is recorded,
-/// at most 64 of each tensor, beside the norms of all.
-[[maybe_unused]] void check_optimizer_float64(const std::string& stem) {
+/// An optimizer's rule: losses and weights to 1e-9 of their size. Of the weights every n-th is
+/// recorded, at most 64 of each tensor, beside the norms of all.
+[[maybe_unused]] void check_optimizer_float64(const std::string& stem,
+                                              const std::vector<std::string>& model) {
   INFO(stem);
   const json recording = recorded(stem);
-  const Outcome outcome = train(recording, kSeed + optimizer_options(recording));
+  const Outcome outcome = train(recording, model + optimizer_options(recording));
   const auto losses = outcome.metrics.at("losses").get<std::vector<double>>();
   const auto expected = recording.at("loss_float64").get<std::vector<double>>();
   REQUIRE(losses.size() >= 20);
@@ -299,8 +307,14 @@ TEST_CASE("The seed network in float64 follows PyTorch for 100 steps", "[parity]
 }
 
 TEST_CASE("Adam and AdamW in float64 follow PyTorch for 25 steps", "[parity]") {
-  check_optimizer_float64("traj_netA_adam");
-  check_optimizer_float64("traj_netA_adamw");
+  check_optimizer_float64("traj_netA_adam", kSeed);
+  check_optimizer_float64("traj_netA_adamw", kSeed);
+}
+
+TEST_CASE("Steps in which a layer has no gradient leave it as PyTorch does", "[parity]") {
+  check_optimizer_float64("traj_netskip_sgd", kSkip);
+  check_optimizer_float64("traj_netskip_adam", kSkip);
+  check_optimizer_float64("traj_netskip_adamw", kSkip);
 }
 
 TEST_CASE("ResNet-18 in float64 follows PyTorch for 20 steps at three rates", "[parity]") {

@@ -38,6 +38,10 @@ struct TestDevice {
   StepStateTensor state(const StepState& step) const {
     return StepStateTensor::from_host(stream, {}, {step});
   }
+  /// n numbers of one parameter that has a gradient.
+  Owners one_owner(int64_t n) const {
+    return {BasicTensor<Stretch>::from_host(stream, {1}, {{.end = n}}), filled({1}, 1)};
+  }
 
   std::unique_ptr<Device> device;
   Stream stream = device->create_stream("test");

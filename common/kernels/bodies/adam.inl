@@ -7,8 +7,8 @@
 
 namespace lockstep::bodies {
 
-/// The update of number i, with the factors that all numbers share. Weight and moments are read
-/// once and written once, the gradient is only read.
+/// The update of number i, with the factors that all numbers of its parameter share. Weight and
+/// moments are read once and written once, the gradient is only read.
 struct AdamStep {
   const Real* gradient;
   Real* exp_avg;     // m
@@ -28,21 +28,51 @@ struct AdamStep {
   }
 };
 
-/// torch.optim.Adam and AdamW (AdamRule). The number of the step, t, comes from StepState, so that
-/// a step that was captured as a graph counts on; the powers of the betas are made once, not for
-/// every number. 1 - beta^t = -expm1(t log(beta)): subtracted in float32, only four digits of
-/// 1 - 0.999 would be right. So the host makes such numbers of the rule, in float64.
+/// The steps of parameters, and what those make of Adam's factors; parameter p. -expm1(t log(beta))
+/// is 1 - beta^t: subtracted in float32, only four digits of 1 - 0.999 would be right.
+struct AdamCount {
+  const StepState* state;
+  const Health* health;
+  const Real* marks;
+  Real log_beta1, log_beta2;  // made by the host, in float64
+  int64_t* steps;
+  Real* factors;
+
+  AdamCount(const StepState* state, const Health* health, const Real* marks, const AdamRule& rule,
+            int64_t* steps, Real* factors)
+      : state(state),
+        health(health),
+        marks(marks),
+        log_beta1(Real(std::log(rule.beta1))),
+        log_beta2(Real(std::log(rule.beta2))),
+        steps(steps),
+        factors(factors) {}
+
+  LOCKSTEP_BODY bool enabled() const { return health->failed_step < 0; }
+  LOCKSTEP_BODY void operator()(int64_t p) const {
+    if (!(marks[p] > 0)) return;
+    const Real t = Real(++steps[p]);
+    const Real correction1 = -std::expm1(t * log_beta1), correction2 = -std::expm1(t * log_beta2);
+    factors[2 * p] = state->learning_rate / correction1;
+    factors[2 * p + 1] = std::sqrt(correction2);
+  }
+};
+
+/// torch.optim.Adam and AdamW (AdamRule). What changes from step to step comes from device memory,
+/// so that a step that was captured as a graph counts on.
 struct AdamUpdate {
   const StepState* state;
   const Health* health;
-  AdamStep step;  // with a rate of 1 and no correction
-  Real log_beta1, log_beta2;
+  const Real* factors;   // of each parameter: rate and root
+  AdamStep step;         // without them
   Real decoupled_decay;  // of the weight, per learning rate; 0 if not decoupled
 
   AdamUpdate(const StepState* state, const Health* health, const AdamRule& rule,
-             const Real* gradient, Real* exp_avg, Real* exp_avg_sq, Real* weight)
+             const Real* factors, const Real* gradient, Real* exp_avg, Real* exp_avg_sq,
+             Real* weight)
       : state(state),
         health(health),
+        factors(factors),
         step{.gradient = gradient,
              .exp_avg = exp_avg,
              .exp_avg_sq = exp_avg_sq,
@@ -55,27 +85,16 @@ struct AdamUpdate {
              .rate = 1,
              .root = 1,
              .eps = Real(rule.eps)},
-        log_beta1(Real(std::log(rule.beta1))),
-        log_beta2(Real(std::log(rule.beta2))),
         decoupled_decay(Real(rule.decoupled ? rule.weight_decay : 0)) {}
 
   /// False once training has failed: the weights stay as the last good step left them.
   LOCKSTEP_BODY bool enabled() const { return health->failed_step < 0; }
-  LOCKSTEP_BODY AdamStep prepared() const {
-    const Real t = Real(state->step + 1), rate = state->learning_rate;
-    const Real correction1 = -std::expm1(t * log_beta1), correction2 = -std::expm1(t * log_beta2);
-    return {.gradient = step.gradient,
-            .exp_avg = step.exp_avg,
-            .exp_avg_sq = step.exp_avg_sq,
-            .weight = step.weight,
-            .decay = step.decay,
-            .shrink = 1 - rate * decoupled_decay,
-            .share1 = step.share1,
-            .beta2 = step.beta2,
-            .share2 = step.share2,
-            .rate = rate / correction1,
-            .root = std::sqrt(correction2),
-            .eps = step.eps};
+  LOCKSTEP_BODY AdamStep prepared(int64_t parameter) const {
+    AdamStep ready = step;
+    ready.shrink = 1 - state->learning_rate * decoupled_decay;
+    ready.rate = factors[2 * parameter];
+    ready.root = factors[2 * parameter + 1];
+    return ready;
   }
 };
 

@@ -40,4 +40,21 @@ LOCKSTEP_BODY auto prepared(const Body& body) {
   }
 }
 
+/// The same for a body that has prepared(parameter): for the numbers of one parameter.
+template <class Body>
+LOCKSTEP_BODY auto prepared_for(const Body& body, int64_t parameter) {
+  if constexpr (requires { body.prepared(parameter); }) {
+    return body.prepared(parameter);
+  } else {
+    return body;
+  }
+}
+
+/// What an update skips: the numbers of stretches whose parameters are not marked.
+struct Marked {
+  const Stretch* stretches;
+  const Real* marks;
+  LOCKSTEP_BODY bool updates(const Stretch& stretch) const { return marks[stretch.parameter] > 0; }
+};
+
 }  // namespace lockstep::bodies

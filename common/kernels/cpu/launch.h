@@ -75,6 +75,26 @@ struct ElementLaunch {
     });
   }
 
+  /// The same for the elements that are marked: stretch after stretch, each prepared by itself.
+  template <class Body>
+  static void for_each_marked(Stream stream, const char* op, int64_t n, bodies::Marked marked,
+                              Body body) {
+    cpu_stream(stream).enqueue(op, [=] {
+      if (!body.enabled()) return;
+      share_out(n, 1, [&](int64_t begin, int64_t end) {
+        for (const Stretch* stretch = marked.stretches; begin < end; ++stretch) {
+          const int64_t stop = std::min(end, stretch->end);
+          if (begin < stop && marked.updates(*stretch)) {
+            const auto run = bodies::prepared_for(body, stretch->parameter);
+#pragma omp simd
+            for (int64_t i = begin; i < stop; ++i) run(i);
+          }
+          begin = std::max(begin, stop);
+        }
+      });
+    });
+  }
+
   /// body(row, feature) for every element of [rows, features].
   template <class Body>
   static void for_each_row(Stream stream, const char* op, int64_t rows, int64_t features,

@@ -5,7 +5,7 @@
 
 #include "common/kernels/cuda/block_team.cuh"
 #include "common/kernels/cuda/column_sums.cuh"
-#include "common/kernels/cuda/launch.cuh"
+#include "common/kernels/cuda/marked.cuh"
 
 namespace lockstep::cuda {
 
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kBlock) report_if_any_kernel(int64_t n, Body b
 }
 
 /// All launchers of the CUDA backend, for BodyKernels.
-struct Launch : ElementLaunch {
+struct Launch : MarkedLaunch {
   /// body(team, row) for every row of `length` elements: a warp for each of many short rows, else a
   /// block.
   template <class Body>

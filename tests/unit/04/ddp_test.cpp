@@ -267,6 +267,31 @@ TEST_CASE("A parameter without a gradient is named, or counts as zeros", "[ddp][
   }
 }
 
+TEST_CASE("What any rank has used is updated on all, what none has used stays as it is",
+          "[ddp][row84]") {
+  for (const bool second_rank_has_it : {false, true}) {
+    Group group(2, forked(false, second_rank_has_it), {.find_unused_parameters = true});
+    for (int step = 1; step <= 2; ++step) {
+      group.gradients(Samples(8));
+      for (const auto& member : group.members) {
+        const Optimizer adam(member->parameters,
+                             {.kind = OptimizerKind::adamw, .weight_decay = 0.5});
+        const std::vector<Parameter*>& parameters = adam.parameters();
+        std::vector<Values> before;
+        for (const Parameter* p : parameters) before.push_back(p->value.to_host());
+        adam.step(member->context.state(), member->loss);
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          INFO(parameters[i]->name << " in step " << step);
+          const bool updated = !parameters[i]->name.starts_with("second") || second_rank_has_it;
+          CHECK((parameters[i]->value.to_host() != before[i]) == updated);
+          CHECK(adam.steps()[i] == (updated ? 1 : 0));
+        }
+      }
+    }
+    CHECK(group[1].weights() == group[0].weights());
+  }
+}
+
 TEST_CASE("Where one rank alone leaves a layer out, both end with an error", "[ddp][row84]") {
   Group group(2, forked(true, false));
   CHECK_THAT(message_of<BadInput>([&] { group.gradients(Samples(8)); }),

@@ -127,8 +127,9 @@ TEST_CASE("A run with AdamW resumes to the same bits, its moments and its step",
   run.checkpoints = RunOptions(folder.path()).checkpoints;
   train_and_save(2, run, 6);
   const Checkpoint checkpoint = read_checkpoint(folder / checkpoint_name(6));
-  CHECK(checkpoint.optimizer.size() == 24);
-  for (const std::string name : {"exp_avg.conv1.weight", "exp_avg_sq.conv1.weight"}) {
+  CHECK(checkpoint.optimizer.size() == 36);
+  for (const std::string name :
+       {"exp_avg.conv1.weight", "exp_avg_sq.conv1.weight", "step.conv1.weight"}) {
     CHECK(std::ranges::count(checkpoint.optimizer, name, &StateTensor::name) == 1);
   }
   CHECK(results_of(2, run, [](Trainee& trainee) {
@@ -141,7 +142,7 @@ TEST_CASE("A run with AdamW resumes to the same bits, its moments and its step",
             trainee.resume();
             const int64_t left = 10 - trainee.state.steps;
             if (forgotten == 2) {
-              trainee.state.steps = 0;
+              trainee.optimizer.set_steps(std::vector<int64_t>(12, 0));
             } else {
               trainee.stream.kernels().fill(trainee.stream, 0,
                                             trainee.optimizer.state()[size_t(forgotten)].ranges[0]);
@@ -164,6 +165,48 @@ TEST_CASE("The state of another optimizer is refused", "[checkpoint]") {
   SmallRun again(0, adam);
   restore(checkpoint, again.trained());
   CHECK(again.holds(3));
+}
+
+TEST_CASE("Each parameter goes on with its own step, or, from older files, with training's",
+          "[checkpoint]") {
+  const TempDir folder;
+  const OptimizerRule adam{.kind = OptimizerKind::adam};
+  SmallRun run(9, adam);
+  run.optimizer.set_steps({9, 4});  // of fc.bias and fc.weight
+  run.save(folder.path());
+  const Checkpoint checkpoint = read_checkpoint(folder / checkpoint_name(9));
+  const auto steps_after = [&](const std::function<void(Checkpoint&)>& change) {
+    Checkpoint changed = checkpoint;
+    change(changed);
+    SmallRun again(0, adam);
+    restore(changed, again.trained());
+    return again.optimizer.steps();
+  };
+  const auto step_of_weight = [](Checkpoint& changed) -> StateTensor& {
+    return *std::ranges::find(changed.optimizer, "step.fc.weight", &StateTensor::name);
+  };
+  CHECK(steps_after([](Checkpoint&) {}) == std::vector<int64_t>{9, 4});
+  CHECK(steps_after([](Checkpoint& older) {
+          std::erase_if(older.optimizer,
+                        [](const StateTensor& tensor) { return tensor.name.starts_with("step."); });
+        }) == std::vector<int64_t>{9, 9});
+  for (const Real wrong : {Real(2.5), Real(10), Real(-1), std::numeric_limits<Real>::quiet_NaN()}) {
+    CHECK_THAT(message_of<BadInput>([&] {
+                 steps_after([&](Checkpoint& changed) { step_of_weight(changed).real = {wrong}; });
+               }),
+               ContainsSubstring("expected a whole number from 0 to 9, the steps of training"));
+  }
+  CHECK_THAT(message_of<BadInput>([&] {
+               steps_after([&](Checkpoint& changed) { step_of_weight(changed).name += "s"; });
+             }),
+             ContainsSubstring("no step.fc.weight, expected one"));
+  CHECK_THAT(message_of<BadInput>([&] {
+               steps_after([&](Checkpoint& changed) {
+                 step_of_weight(changed).shape = {2};
+                 step_of_weight(changed).real = {1, 1};
+               });
+             }),
+             ContainsSubstring("step.fc.weight has shape [2], expected one number"));
 }
 
 TEST_CASE("Without momentum there is one file", "[checkpoint]") {

@@ -169,6 +169,11 @@ TEST_CASE("What is written is only valid once rank 0 finds it", "[sharded][check
 TEST_CASE("An index that is none is refused", "[sharded][checkpoint]") {
   const ShardIndex index{.checksums = {"a"}, .states = {kValues}, .parameters = {{.name = "w"}}};
   CHECK(ShardIndex::from_json(index.to_json(), "it").checksums == index.checksums);
+  // As it was before parameters had steps of their own.
+  CHECK(ShardIndex::from_json(R"({"format_version":1,"checksums":["a"],"states":["value"],)"
+                              R"("parameters":{"w":[]}})",
+                              "it")
+            .steps.empty());
   for (const char* text :
        {"", "[]", "{}", R"({"format_version":1})", R"({"format_version":"one"})",
         R"({"format_version":1,"checksums":[1],"states":["value"],"parameters":{"w":[1]}})",

@@ -1,5 +1,6 @@
 // Units on several ranks: what is where, and when.
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 
@@ -15,6 +16,7 @@ namespace {
 using namespace testing::sharded;
 using Catch::Matchers::ContainsSubstring;
 using testing::kTolerance;
+using testing::MakeModule;
 using testing::relative_error;
 using testing::Samples;
 using testing::small_network;
@@ -146,27 +148,79 @@ TEST_CASE("Initialising and loading have one unit in full at a time", "[sharded]
 
 // --- What goes wrong -----------------------------------------------------------------------------
 
-TEST_CASE("A gradient that is not finite on one rank stops all, and names the rank",
+/// Passes on what it gets, but back infinities in the second backward, if it is to spoil them.
+class Spoils final : public Module {
+ public:
+  explicit Spoils(bool spoils) : spoils_(spoils) {}
+  Tensor forward(const Tensor& x, Context&) override { return x; }
+  Tensor backward(const Tensor& dy, Context& context) override {
+    if (backwards_++ == 1 && spoils_) {
+      context.kernels().fill(context.stream(), std::numeric_limits<Real>::infinity(), dy);
+    }
+    return dy;
+  }
+
+ private:
+  bool spoils_;
+  int backwards_ = 0;
+};
+
+/// Two linear layers; between them the second step's gradients may be spoilt on rank 1.
+MakeModule linear_network(bool spoils) {
+  return [=](int rank) {
+    auto network = std::make_unique<Sequential>();
+    network->add("flatten", std::make_unique<Flatten>());
+    network->add("fc1", std::make_unique<Linear>(256, 10));
+    network->add("spoils", std::make_unique<Spoils>(spoils && rank == 1));
+    network->add("fc2", std::make_unique<Linear>(10, 10));
+    network->add("scores", std::make_unique<LogSoftmax>());
+    network->set_name("");
+    return network;
+  };
+}
+
+TEST_CASE("What is not finite on one rank, its loss or a gradient alone, stops all",
           "[sharded][faults]") {
+  const bool in_gradient = GENERATE(false, true);
+  const MakeModule make = linear_network(in_gradient);
+  const Values after_one = single_device_weights({Samples(6)}, kMomentum, make);
   for (const ShardKind kind : kKinds) {
     std::vector<int64_t> failed(3), own(3);
     std::vector<Values> weights(3);
-    const Errors errors = on_ranks(3, {{.kind = kind}, kMomentum}, [&](ShardedMember& member) {
-      const size_t rank = size_t(member.comm.rank());
-      Samples samples(6);
-      member.step(samples);
-      samples.images[256] = std::numeric_limits<Real>::quiet_NaN();  // rank 1's first sample
-      member.step(samples);
-      failed[rank] = member.optimizer.health().to_host()[0].failed_step;
-      own[rank] = member.network.own_health().to_host()[0].failed_step;
-      weights[rank] = member.weights();
-    });
+    const Errors errors =
+        on_ranks(3, {{.kind = kind}, kMomentum, make}, [&](ShardedMember& member) {
+          const size_t rank = size_t(member.comm.rank());
+          Samples samples(6);
+          member.step(samples);
+          // Rank 1's first sample.
+          if (!in_gradient) samples.images[256] = std::numeric_limits<Real>::quiet_NaN();
+          member.step(samples);
+          failed[rank] = member.optimizer.health().to_host()[0].failed_step;
+          own[rank] = member.network.own_health().to_host()[0].failed_step;
+          weights[rank] = member.weights();
+        });
     INFO("kind " << int(kind));
     CHECK(errors == Errors(3));
     CHECK(failed == std::vector<int64_t>{1, 1, 1});
     CHECK(own == std::vector<int64_t>{-1, 1, -1});
-    const Values after_one = single_device_weights({Samples(6)}, kMomentum);
     for (const Values& kept : weights) CHECK(relative_error(kept, after_one) < kTolerance);
+  }
+}
+
+TEST_CASE("Running statistics are rank 0's before every training forward", "[sharded]") {
+  for (const bool broadcast : {true, false}) {
+    std::vector<bool> far(2);
+    const Setting setting{
+        {.broadcast_buffers = broadcast}, kMomentum, small_network(ModelKind::seed_bn)};
+    const Errors errors = on_ranks(2, setting, [&](ShardedMember& member) {
+      member.step(Samples(8));
+      const Tensor& statistics = member.network.running_statistics().values();
+      if (member.comm.rank() == 1) member.stream.kernels().fill(member.stream, 1000, statistics);
+      member.step(Samples(8));
+      far[size_t(member.comm.rank())] = std::ranges::max(statistics.to_host()) > 100;
+    });
+    CHECK(errors == Errors(2));
+    CHECK(far == std::vector<bool>{false, !broadcast});
   }
 }
 

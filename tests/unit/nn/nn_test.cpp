@@ -300,6 +300,7 @@ TEST_CASE("A gradient or a loss that is not finite stops the weights where they 
       return optimizer.health().to_host()[0].failed_step;
     };
     net.device.kernels().fill(net.device.stream, 1, net.parameters.gradients());
+    for (Parameter* p : net.parameters.parameters()) p->has_new_gradient = true;
     const Values start = net.parameters.values().to_host();
     CHECK(step(0, good) == -1);
     const Values after = net.parameters.values().to_host();
