@@ -3,11 +3,13 @@
 //   build/04-ddp/labs summed-gradients
 //   build/04-ddp/labs summed-gradients --fixed
 //
-// Two ranks, unless a launcher starts more.
+// Two ranks or, for the last lab, three, unless a launcher starts more.
 
 #include <fmt/ranges.h>
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 #include "04-ddp/ddp.h"
 #include "04-ddp/distributed_sampler.h"
@@ -20,6 +22,7 @@ namespace {
 
 constexpr int64_t kBatch = 32;  // of all ranks together
 constexpr int64_t kSteps = 5;
+constexpr std::chrono::milliseconds kBusy{10000};  // longer than the others wait
 
 // --- Forgotten set_epoch -------------------------------------------------------------------------
 
@@ -117,6 +120,27 @@ RankLab uneven_lab(const std::string& name, Uneven mistake) {
           }};
 }
 
+// --- A hang, and who reports it ------------------------------------------------------------------
+
+/// Rank 0 waits for rank 1, and rank 1 in another group for rank 2, which does something else.
+void hang_reported_elsewhere(ProcessGroup& group, bool fixed) {
+  const int rank = group.rank();
+  require(group.world_size() > 2, "this lab takes 3 ranks, found {}", group.world_size());
+  const auto device = open_device({DeviceId::Kind::cpu, group.local_rank()}, {});
+  const Stream stream = device->create_stream("compute");
+  const std::unique_ptr<Communicator> all = group.connect(*device);
+  const std::unique_ptr<Communicator> front = group.new_group(*device, std::max(rank, 1));
+  const std::unique_ptr<Communicator> back = group.new_group(*device, std::min(rank, 1));
+  const auto x = BasicTensor<float>::from_host(stream, {1}, {1});
+  all->barrier(stream);
+  if (rank == 2 && !fixed) std::this_thread::sleep_for(kBusy);
+  if (rank == 1 && !fixed) std::this_thread::sleep_for(kBusy / 10);  // so rank 0 gives up first
+  if (rank > 0) back->all_reduce(stream, x);
+  if (rank < 2) front->all_reduce(stream, x);
+  stream.synchronize();
+  fmt::print("rank {} went on\n", rank);
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -127,5 +151,6 @@ int main(int argc, char** argv) {
                         {"rank-conditional-collective", rank_conditional_collective},
                         {"summed-gradients", summed_gradients},
                         uneven_lab("uneven-batches", Uneven::unnoticed),
-                        uneven_lab("uneven-batches-detected", Uneven::detected)});
+                        uneven_lab("uneven-batches-detected", Uneven::detected),
+                        {"hang-reported-elsewhere", hang_reported_elsewhere, "cpu:0,cpu:1,cpu:2"}});
 }

@@ -8,7 +8,12 @@ there, too. Further options go to the stage's program `plan`:
 
   ./lockstep show --schedule gpipe --stages 4 --micro-batches 8
   ./lockstep show --schedule interleaved --stages 4 --chunks 2 --micro-batches 8
-  ./lockstep show --stage 04 --model resnet18 --trace trace.json -o ddp.html"""
+  ./lockstep show --stage 04 --model resnet18 --trace trace.json -o ddp.html
+
+With --flight it writes no page: it joins the last calls that ranks left with their --flight FILE, and
+says which rank is late, since when, and where the ranks called different things:
+
+  ./lockstep show --flight flight.rec"""
 
 import argparse
 import json
@@ -41,6 +46,14 @@ def plan_of(program, words):
     if done.returncode != 0:
         sys.exit(done.returncode)
     return step_rows.planned(json.loads(done.stdout))
+
+
+def show_flight(program, file):
+    """Joins the ranks' flight recordings. The program that does so is the launcher's neighbour: after a
+    failure the launcher prints the same table."""
+    if not program.exists():
+        fail(f"--flight: there is no {program}; compile the programs first")
+    sys.exit(subprocess.run([program, "--", file]).returncode)
 
 
 def trace_in(path):
@@ -107,6 +120,8 @@ def main(argv):
     parser.add_argument("-h", "--help", action="store_true", help="this text")
     parser.add_argument("--stage", default="03", help="02, 03, 04 or 06 (default: 03)")
     parser.add_argument("--trace", type=Path, help="what a stage wrote with --trace, or its folder")
+    parser.add_argument("--flight", metavar="FILE",
+                        help="what ranks wrote with --flight: who is late (no page; all else is left out)")
     parser.add_argument("-o", dest="target", type=Path, default=Path("step.html"), metavar="FILE",
                         help="default: step.html")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help=argparse.SUPPRESS)
@@ -114,6 +129,8 @@ def main(argv):
     programs = plans(options.build)
     if options.help:
         return print_help(parser, programs)
+    if options.flight is not None:
+        return show_flight(options.build / "common/launch/flight", options.flight)
     if options.stage not in programs:
         fail(f"--stage '{options.stage}', expected one of {', '.join(programs)}")
     try:

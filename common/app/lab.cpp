@@ -58,7 +58,9 @@ int run_rank_labs(int argc, const char* const* argv, const std::vector<RankLab>&
   OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
   const Choice choice(parser, labs);
   rank_options.add_to(parser);
-  return run_rank_program(parser, argc, argv, rank_options, "cpu:0,cpu:1",
+  std::string devices;  // known when the command line has been read
+  parser.check_afterwards([&] { devices = choice.lab().devices; });
+  return run_rank_program(parser, argc, argv, rank_options, devices,
                           [&](ProcessGroup& group) { choice.lab().run(group, choice.fixed); });
 }
 

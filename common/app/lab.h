@@ -18,11 +18,12 @@ struct Lab {
 struct RankLab {
   std::string name;
   std::function<void(ProcessGroup& group, bool fixed)> run;
+  std::string devices = "cpu:0,cpu:1";  // unless a launcher starts the ranks
 };
 
 /// What main() of a program of labs does: labs NAME [--fixed]. Returns the exit status.
 int run_labs(int argc, const char* const* argv, const std::vector<Lab>& labs);
-/// The same on two ranks, unless a launcher started others.
+/// The same on the lab's ranks, unless a launcher started others.
 int run_rank_labs(int argc, const char* const* argv, const std::vector<RankLab>& labs);
 
 /// Prints a line at once.

@@ -20,8 +20,8 @@ namespace lockstep {
 std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options);
 
 /// What main() of a small program of several ranks does: parses the command line, starts the ranks
-/// if nobody did, one per device of `devices` (as --devices), and calls `work` in each of them.
-/// Returns the exit status.
+/// if nobody did, one per device of `devices` (as --devices; looked at after parsing), and calls
+/// `work` in each of them. Returns the exit status.
 int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
                      const RankOptions& rank_options, const std::string& devices,
                      const std::function<void(ProcessGroup&)>& work);

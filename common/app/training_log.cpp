@@ -34,7 +34,8 @@ nlohmann::json names_of(const std::vector<Device*>& devices) {
 
 LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
   return {group.rank(), group.exchanger(), own_health,
-          [&group](const auto& work) { group.together(work); }};
+          [&group](const auto& work) { group.together(work); },
+          [&group] { return group.flight().seconds_in_collectives(); }};
 }
 
 TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
@@ -103,6 +104,7 @@ void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
   for (Device* device : devices_) device->memory().reset_peak();  // the peak before training
   cores_.start();
   epoch_begin_ = Clock::now();
+  waited_begin_ = in_collectives();
   reports_.begin_epoch();
 }
 
@@ -160,6 +162,7 @@ std::string TrainingLog::who_failed() const {
 void TrainingLog::end_epoch() {
   receive(0);
   epoch_seconds_.push_back(seconds_between(epoch_begin_, Clock::now()));
+  waited_here_ += in_collectives() - waited_begin_;
   cores_.stop();
   for (size_t i = 0; i < devices_.size(); ++i) {
     training_peaks_[i] = std::max(training_peaks_[i], devices_[i]->memory().peak());
@@ -207,6 +210,7 @@ void TrainingLog::collect_records(double flops) {
                                {"peaks", peaks},
                                {"without_core", cores_.shares_without_core()},
                                {"flops", flops},
+                               {"waited", waited_here_},
                                {"rss", peak_rss_bytes()}};
   for (const nlohmann::json& rank : exchange(mine)) {
     for (size_t i = 0; i < rank.at("names").size(); ++i) {
@@ -214,6 +218,7 @@ void TrainingLog::collect_records(double flops) {
           {rank.at("names").at(i), rank.at("peaks").at(i), rank.at("without_core").at(i)});
     }
     flops_ += rank.at("flops").get<double>();
+    waited_.push_back(rank.at("waited"));
     rss_bytes_ = std::max(rss_bytes_, rank.at("rss").get<int64_t>());
   }
 }

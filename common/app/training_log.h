@@ -27,6 +27,8 @@ struct LogPeers {
   HealthTensor own_health{};  // of what this rank adds to sums over all ranks
   /// ProcessGroup::together(); empty: the work of one process.
   std::function<void(const std::function<void()>& work)> together{};
+  /// FlightRecorder::seconds_in_collectives()
+  std::function<double()> in_collectives{};
 };
 
 /// Follows a training run. Prints lines as PyTorch's MNIST example does:
@@ -110,6 +112,8 @@ class TrainingLog {
   void print_summary() const;
   double samples_per_second() const;
   int64_t training_peak(size_t device) const;
+  double in_collectives() const { return peers_.in_collectives ? peers_.in_collectives() : 0; }
+  std::vector<double> lateness() const;
 
   std::string stage_;
   const Options& options_;
@@ -120,6 +124,7 @@ class TrainingLog {
   std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
   double flops_ = 0;                     // of all ranks
   int64_t rss_bytes_ = 0;                // of the largest process
+  std::vector<double> waited_;           // s in collectives while training, of all ranks
   int64_t samples_;
   ProgressBar progress_;
   StepReports reports_;
@@ -129,7 +134,7 @@ class TrainingLog {
   int64_t samples_seen_ = 0;     // of the epoch
   int64_t samples_trained_ = 0;  // by this run
   Clock::time_point epoch_begin_;
-  double startup_seconds_ = 0;
+  double startup_seconds_ = 0, waited_begin_ = 0, waited_here_ = 0;
   std::vector<double> losses_, step_seconds_, epoch_seconds_;
   std::vector<Evaluation> evaluations_;
   std::vector<std::pair<std::string, std::string>> notes_;  // rows of the summary

@@ -27,6 +27,17 @@ int64_t TrainingLog::training_peak(size_t device) const {
   return epoch_seconds_.empty() ? devices_[device]->memory().peak() : training_peaks_[device];
 }
 
+/// Seconds, per step, that each rank came to the collectives behind the first. They end on all
+/// ranks at about the same time, so whoever came later was in them for less. No clock is compared.
+std::vector<double> TrainingLog::lateness() const {
+  const double longest = *std::ranges::max_element(waited_);
+  std::vector<double> late;
+  for (const double waited : waited_) {
+    late.push_back((longest - waited) / double(std::max<int64_t>(own_steps(), 1)));
+  }
+  return late;
+}
+
 nlohmann::json TrainingLog::metrics() const {
   nlohmann::json names = nlohmann::json::array(), memory = names, without_core = names;
   for (const DeviceRecord& device : records_) {
@@ -57,6 +68,7 @@ nlohmann::json TrainingLog::metrics() const {
                         {"peak_memory_bytes", memory},
                         {"share_without_core", without_core},
                         {"peak_rss_bytes", rss_bytes_}};
+  if (peers_.in_collectives) all["lateness_seconds"] = lateness();
   all.update(*noted_);
   return all;
 }

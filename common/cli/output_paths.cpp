@@ -35,10 +35,6 @@ bool is_of_other_rank(const NamedPath& file, const std::string& path) {
 
 }  // namespace
 
-std::string path_of_rank(const std::string& path, int rank) {
-  return rank == 0 ? path : fmt::format("{}.rank{}", path, rank);
-}
-
 void require_writable(const NamedPath& file) {
   if (file.path.empty()) return;
   const fs::path target(file.path);

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "common/system/rank_path.h"
+
 namespace lockstep {
 
 /// A path and the option that gives it; an empty path is none.
@@ -12,10 +14,6 @@ struct NamedPath {
   bool of_each_rank = false;  // every rank writes such a file, to path_of_rank()
   bool is_folder = false;     // in which files come and go
 };
-
-/// Where a rank writes its own copy of a file that every rank writes: rank 0 to `path` itself, rank
-/// 3 to "PATH.rank3".
-std::string path_of_rank(const std::string& path, int rank);
 
 /// Refuses an output file that cannot be written, now and not after an hour of training: throws
 /// BadInput.

@@ -15,6 +15,7 @@
 #include "common/rendezvous/rank_texts.h"
 #include "common/rendezvous/subgroup_store.h"
 #include "common/system/launcher_pipe.h"
+#include "common/system/rank_path.h"
 #include "common/transports/gloo_transport.h"
 #include "common/transports/shm_transport.h"
 #include "common/transports/tcp_transport.h"
@@ -76,6 +77,9 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
       debug_(debug_from_environment()),
       exceptions_(std::uncaught_exceptions()),
       only_(only) {
+  const std::string& file = options.flight_file;
+  flight_ = std::make_shared<FlightRecorder>(rank(), world_size(), local_rank(),
+                                             file.empty() ? "" : path_of_rank(file, rank()));
   const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
   store_ = std::make_shared<TcpStore>(options_of_store(contract, timeout_));
   store_->wait_for_all(deadline.seconds_left());
@@ -175,7 +179,9 @@ std::unique_ptr<Communicator> ProcessGroup::connect(Device& device) {
           backend_);
   agree_on_backend(device);
   connected_ = true;
-  return communicator(device, store_);
+  std::unique_ptr<ProcessCommunicator> made = communicator(device, store_);
+  made->record_in({.recorder = flight_});
+  return made;
 }
 
 std::unique_ptr<Communicator> ProcessGroup::new_group(Device& device, int color) {
@@ -189,16 +195,17 @@ std::unique_ptr<Communicator> ProcessGroup::new_group(Device& device, int color)
   }
   const auto store =
       std::make_shared<SubgroupStore>(store_, members, fmt::format("{} of color {}", name, mine));
-  std::unique_ptr<Communicator> made;
+  std::unique_ptr<ProcessCommunicator> made;
   within(fmt::format("rank {}: a group of {}", rank(), name_ranks(members)),
          [&] { made = communicator(device, store); });
   made->set_members(name_ranks(members));
+  made->record_in({flight_, uint64_t(groups_) << 32 | uint64_t(members[0]), members});
   return made;
 }
 
 /// A membership of the ranks that share `store`, by the backend that was chosen.
-std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
-                                                         const std::shared_ptr<Store>& store) {
+std::unique_ptr<ProcessCommunicator> ProcessGroup::communicator(
+    Device& device, const std::shared_ptr<Store>& store) {
   const int me = store->rank(), count = store->world_size();
   if (backend_ == "nccl") {
     const std::string mine = me == 0 ? nccl_unique_id() : "";

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/communicator.h"
+#include "common/comm/process_communicator.h"
 #include "common/core/device.h"
 #include "common/group/agreement.h"
 #include "common/rendezvous/launch_contract.h"
@@ -29,6 +29,9 @@ struct ProcessGroupOptions {
   std::optional<int> rank{}, world_size{}, local_rank{};
   /// How long the ranks may take to find each other, and a peer to come to a collective.
   double timeout_seconds = 300;
+  /// Rank 0 leaves its last calls here (system/flight_recorder.h), rank 3 in FILE.rank3; may be
+  /// empty.
+  std::string flight_file{};
   /// The program and its options as typed, for the commands that errors propose.
   std::string program = "PROGRAM OPTIONS...";
 };
@@ -59,6 +62,8 @@ class ProcessGroup {
   /// The same with the reason: "shm (one host)".
   std::string backend_and_why() const { return fmt::format("{} ({})", backend_, why_backend_); }
   TcpStore& store() { return *store_; }
+  /// What it has been doing.
+  const FlightRecorder& flight() const { return *flight_; }
 
   /// Takes leave of the others, as the destructor does. Rank 0, which hosts the store, waits for
   /// them, at most a few seconds. From then on every call that needs the others throws BadInput.
@@ -109,7 +114,8 @@ class ProcessGroup {
   std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
   void end_with(const RankOutcome& failed, int speaker, const std::exception_ptr& mine);
   void agree_on_backend(const Device& device);
-  std::unique_ptr<Communicator> communicator(Device& device, const std::shared_ptr<Store>& store);
+  std::unique_ptr<ProcessCommunicator> communicator(Device& device,
+                                                    const std::shared_ptr<Store>& store);
   std::shared_ptr<HostTransport> connect_host(Store& store);
   std::shared_ptr<HostTransport> connect_one_host(Store& store);
 
@@ -119,6 +125,7 @@ class ProcessGroup {
   bool asked_ = false;  // for that backend
   bool debug_;
   int exceptions_;  // uncaught when it was made
+  std::shared_ptr<FlightRecorder> flight_;
   std::shared_ptr<TcpStore> store_;
   bool connected_ = false, ended_ = false;
   std::atomic<bool>* only_;  // true while the process's only group lives; may be null

@@ -16,12 +16,14 @@
 #include <sstream>
 
 #include "common/core/error.h"
+#include "common/launch/flight_memory.h"
 #include "common/launch/keeper.h"
 #include "common/launch/line_relay.h"
 #include "common/launch/program_path.h"
 #include "common/launch/rank_environment.h"
 #include "common/launch/rank_processes.h"
 #include "common/launch/signal_queue.h"
+#include "common/system/flight_recorder.h"
 #include "common/system/launcher_pipe.h"
 
 namespace lockstep {
@@ -85,8 +87,8 @@ class Launch {
   /// Starts all ranks once and returns when all are gone. Returns the failure that was the cause,
   /// if any; an interruption does not count.
   std::optional<RankEnd> run_ranks(const Rendezvous& meet);
-  /// `pipe`: the ranks' end of the launcher's pipe.
-  void start(RankProcesses& ranks, Rendezvous meet, int pipe);
+  /// `pipe`: the ranks' end of the launcher's pipe; `memory`: a FlightMemory's.
+  void start(RankProcesses& ranks, Rendezvous meet, int pipe, int memory);
   RankOutput open_output(int rank, int restart);
   /// Asks all ranks to end with `signal`, and kills them after the grace period.
   void stop(RankProcesses& ranks, int signal);
@@ -160,7 +162,8 @@ struct LauncherPipe {
 std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   RankProcesses ranks(keeper_);
   const LauncherPipe pipe;
-  start(ranks, meet, pipe.of_ranks.get());
+  const FlightMemory flight(global_rank(options_, 0), options_.nproc_per_node);
+  start(ranks, meet, pipe.of_ranks.get(), flight.descriptor());
   const auto watch = [&](Clock::time_point until) {
     wait(until);
     ranks.collect();
@@ -175,6 +178,8 @@ std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   std::optional<RankEnd> cause;
   if (ranks.any_failed() && interruptions_ == 0) cause = cause_of(ranks.ends());
   if (cause && cause->may_be_answer()) cause = ranks.stopped().value_or(*cause);
+  std::vector<std::string> where;
+  if (cause) where = flight.table(ranks.ends(), *cause);
   if (cause || interruptions_ > 0) stop(ranks, cause ? SIGTERM : interrupted_by_);
   relay_.close();
   const std::vector<std::string> told = pipe.lines();
@@ -182,11 +187,18 @@ std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
     if (!text.empty()) relay_.say("error: " + text);
   }
   said_ = !told.empty();
+  if (said_) where.clear();  // all ranks were at one place, and said what was wrong there
+  for (const std::string& line : where) relay_.say(line);
   return cause;
 }
 
-void Launch::start(RankProcesses& ranks, Rendezvous meet, int pipe) {
+void Launch::start(RankProcesses& ranks, Rendezvous meet, int pipe, int memory) {
   meet.launcher_pipe = launcher_pipe(pipe);
+  meet.flight_memory = flight_memory(memory);
+  std::vector<int> inherited;
+  for (const int fd : {pipe, memory}) {
+    if (fd >= 0) inherited.push_back(fd);
+  }
   std::vector<RankOutput> outputs;  // all are opened before the first rank starts: one may fail
   outputs.reserve(size_t(options_.nproc_per_node));
   for (int local = 0; local < options_.nproc_per_node; ++local) {
@@ -200,7 +212,7 @@ void Launch::start(RankProcesses& ranks, Rendezvous meet, int pipe) {
                  .environment = rank_environment(options_, meet, local),
                  .out = output[0].get(),
                  .err = output[1].get(),
-                 .launcher_pipe = pipe,
+                 .inherited = inherited,
                  .signal_mask = signals_.previous_mask()});
   }
 }

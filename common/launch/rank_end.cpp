@@ -33,11 +33,14 @@ bool RankEnd::may_be_answer() const {
   return signal == SIGPIPE || (signal == 0 && status == PeerLost("").exit_status());
 }
 
+std::string RankEnd::how() const {
+  if (stopped) return "was stopped by a signal (SIGSTOP or its kind)";
+  if (signal == 0) return fmt::format("exited with status {}", status);
+  return fmt::format("was killed by signal {} ({})", signal, signal_name(signal));
+}
+
 std::string RankEnd::text() const {
-  const std::string who = fmt::format("rank {} (pid {})", rank, pid);
-  if (stopped) return who + " was stopped by a signal (SIGSTOP or its kind), and given up";
-  if (signal == 0) return fmt::format("{} exited with status {}", who, status);
-  return fmt::format("{} was killed by signal {} ({})", who, signal, signal_name(signal));
+  return fmt::format("rank {} (pid {}) {}{}", rank, pid, how(), stopped ? ", and given up" : "");
 }
 
 const RankEnd& cause_of(const std::vector<RankEnd>& ends) {

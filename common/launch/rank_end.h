@@ -23,6 +23,8 @@ struct RankEnd {
   /// Whether it may be the answer to the loss of a peer, rather than its cause: the status of
   /// PeerLost (core/error.h), or SIGPIPE, the signal for writing to a peer that has left.
   bool may_be_answer() const;
+  /// "was killed by signal 9 (SIGKILL)".
+  std::string how() const;
   /// "rank 1 (pid 123) was killed by signal 9 (SIGKILL)".
   std::string text() const;
 };

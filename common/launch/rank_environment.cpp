@@ -11,6 +11,7 @@
 
 #include "common/core/error.h"
 #include "common/system/descriptor.h"
+#include "common/system/flight_recorder.h"
 #include "common/system/launcher_pipe.h"
 
 namespace lockstep {
@@ -68,6 +69,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Re
       fmt::format("TORCHELASTIC_MAX_RESTARTS={}", options.max_restarts),
       fmt::format("TORCHELASTIC_RUN_ID={}", meet.run_id),
       fmt::format("{}={}", kLauncherPipe, meet.launcher_pipe),
+      fmt::format("{}={}", kFlightMemory, meet.flight_memory),
   };
   const size_t own = all.size();
   for (char** entry = environ; *entry != nullptr; ++entry) {

@@ -16,6 +16,7 @@ struct Rendezvous {
   std::string run_id;         // the same for all nodes and restarts of a job
   int restart = 0;            // how often the ranks were started before
   std::string launcher_pipe;  // where they can report to the launcher (launcher_pipe.h)
+  std::string flight_memory;  // where they leave their last calls (flight_recorder.h)
 };
 
 /// The rendezvous of the first start. The port is the one in the options or a free one. A free one

@@ -41,8 +41,7 @@ struct ExecArguments {
   ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
   if (plan.out >= 0) ::dup2(plan.out, STDOUT_FILENO);
   if (plan.err >= 0) ::dup2(plan.err, STDERR_FILENO);
-  if (plan.launcher_pipe >= 0)
-    ::fcntl(plan.launcher_pipe, F_SETFD, 0);  // stays open in the program
+  for (const int fd : plan.inherited) ::fcntl(fd, F_SETFD, 0);
   ::sigprocmask(SIG_SETMASK, &plan.signal_mask, nullptr);
   ::execve(exec.path, exec.argv.data(), exec.environment.data());
   const int error = errno;

@@ -20,7 +20,7 @@ struct RankPlan {
   std::vector<std::string> argv;
   std::vector<std::string> environment;  // "NAME=value"
   int out = -1, err = -1;                // descriptors of its output; -1: this process's own
-  int launcher_pipe = -1;                // a pipe for reports to the launcher (launcher_pipe.h)
+  std::vector<int> inherited;            // descriptors that stay open in the program
   sigset_t signal_mask{};
 };
 

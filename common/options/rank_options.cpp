@@ -31,6 +31,9 @@ void RankOptions::add_to(OptionParser& parser) {
              {"rank among those of this host, where no launcher says it", Role::per_rank});
   parser.add("--timeout", timeout, {"seconds until a silent rank is given up", Role::per_rank},
              {0.1, 86400});
+  parser.add_output_of_each_rank(
+      "--flight", flight,
+      {"keep each rank's last 64 collectives in this file, for ./lockstep show", Role::report});
   parser.check_afterwards([this, &parser] {
     check_backend_name(group_options().backend);
     for (const auto& [name, value] :
@@ -60,6 +63,7 @@ ProcessGroupOptions RankOptions::group_options() const {
           .world_size = if_given(world_size),
           .local_rank = if_given(local_rank),
           .timeout_seconds = timeout,
+          .flight_file = flight,
           .program = typed_command_line()};
 }
 

@@ -14,6 +14,7 @@ struct RankOptions {
   std::string init_method = "env://";               // or tcp://HOST:PORT
   int rank = -1, world_size = -1, local_rank = -1;  // -1: not given
   double timeout = 300;                             // seconds
+  std::string flight{};                             // where ranks leave their last calls; or empty
 
   void add_to(OptionParser& parser);
 

@@ -1,5 +1,7 @@
 #include "common/transports/host_communicator.h"
 
+#include <utility>
+
 #include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
@@ -7,26 +9,29 @@
 namespace lockstep {
 
 /// What the host does between the copies.
-std::function<void()> HostCommunicator::task(const std::vector<Call>& together) {
+std::function<void()> HostCommunicator::task(const std::vector<Call>& together,
+                                             FlightCall flight) const {
   if (is_transfer(together[0])) {
-    return [transport = transport_, calls = together, me = who()] {
-      within(fmt::format("{}: {}", me, calls[0].text()), [&] { transport->transfer(calls); });
+    return [transport = transport_, calls = together, me = who(), flight]() mutable {
+      within(fmt::format("{}: {}", me, calls[0].text()),
+             [&] { flight.run([&] { transport->transfer(calls); }); });
     };
   }
-  return [transport = transport_, call = together[0], number = ++collectives_, me = who()] {
-    within(fmt::format("{}: collective {} ({})", me, number, call.text()),
-           [&] { transport->run(call, number); });
+  return [transport = transport_, call = together[0], me = who(), flight]() mutable {
+    within(fmt::format("{}: collective {} ({})", me, flight.number(), call.text()),
+           [&] { flight.run([&] { transport->run(call, flight.number()); }); });
   };
 }
 
-void HostCommunicator::enqueue(Stream stream, const std::vector<Call>& together) {
+void HostCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
+                               FlightCall flight) {
   if (last_) stream.wait(*last_);
   const char* op = together.size() == 1 ? name_of(together[0].op) : "transfers";
   if (stream.device().id().kind == DeviceId::Kind::cpu) {
-    stream.backend().host_task(op, task(together));
+    stream.backend().host_task(op, task(together, std::move(flight)));
   } else {
     const std::vector<Call> on_host = staging_.copy_down(stream, together);
-    stream.backend().host_task(op, task(on_host));
+    stream.backend().host_task(op, task(on_host, std::move(flight)));
     staging_.copy_up(stream, together, on_host);
   }
   last_ = stream.record();

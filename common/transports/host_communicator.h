@@ -39,12 +39,11 @@ class HostCommunicator final : public ProcessCommunicator {
   const HostTransport& transport() const { return *transport_; }
 
  private:
-  void enqueue(Stream stream, const std::vector<Call>& together) override;
-  std::function<void()> task(const std::vector<Call>& together);
+  void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
+  std::function<void()> task(const std::vector<Call>& together, FlightCall flight) const;
 
   std::shared_ptr<HostTransport> transport_;  // also held by queued tasks
   HostStaging staging_;
-  uint64_t collectives_ = 0;   // the number so far
   std::optional<Event> last_;  // after the last call
 };
 

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 #include "tests/support/jobs.h"
 #include "tests/support/json.h"
 #include "tests/support/machine.h"
@@ -230,6 +231,10 @@ TEST_CASE("--baseline shows a speed-up of stage 04", "[faults][ddp][verdict]") {
 
 // --- Labs ----------------------------------------------------------------------------------------
 
+/// Of the flight recorder's table.
+const std::string kBlamed =
+    "rank 0, which gave up first, is not the cause: it waited for rank 1, which waited for rank 2";
+
 ProcessResult lab(const Jobs& jobs, const Words& words) {
   const ProcessResult run = jobs.run_words(Words{build_dir() + "/04-ddp/labs"} + words);
   UNSCOPED_INFO(story(run));
@@ -266,6 +271,8 @@ TEST_CASE("Lab: uneven batches end in an error, are detected, or joined",
   const ProcessResult unnoticed = lab(jobs, {"uneven-batches", "--timeout", "1"});
   CHECK(unnoticed.status == 2);
   CHECK_THAT(unnoticed.err, ContainsSubstring("all_reduce of"));
+  CHECK_THAT(unnoticed.err, ContainsSubstring("rank 1 is late: rank 0 has waited in call ") &&
+                                ContainsSubstring("; rank 1 exited with status 0"));
   const ProcessResult detected = lab(jobs, {"uneven-batches-detected"});
   CHECK(detected.status == 1);
   const std::string text = "error: batches of this epoch: rank 0 has 5, rank 1 has 3; ";
@@ -284,9 +291,72 @@ TEST_CASE("Lab: a collective of one rank alone is named by all", "[faults][ddp][
   const ProcessResult wrong = lab(jobs, {"rank-conditional-collective", "--timeout", "1"});
   CHECK(wrong.status == 2);
   CHECK_THAT(wrong.err, ContainsSubstring("collective 1 (barrier)"));
+  CHECK_THAT(wrong.err, ContainsSubstring("the calls differ: call 1 is barrier on rank 0, and "
+                                          "all_reduce of 1 f32, sum on rank 1; all ranks"));
   CHECK_THAT(wrong.out, !ContainsSubstring("all ranks went on"));
   CHECK_THAT(lab(jobs, {"rank-conditional-collective", "--fixed"}).out,
              ContainsSubstring("all ranks went on"));
+}
+
+TEST_CASE("Lab: the rank that reports a hang is not the cause, nor is the one that it names",
+          "[faults][ddp][lab][flight]") {
+  const Jobs jobs;
+  const ProcessResult wrong = lab(jobs, {"hang-reported-elsewhere", "--timeout", "1"});
+  CHECK(wrong.status == 2);
+  CHECK_THAT(wrong.err, ContainsSubstring("no answer from rank 1 within 1 s") &&
+                            ContainsSubstring("error: rank 0 (pid "));
+  CHECK_THAT(wrong.err, ContainsSubstring("rank 2 is late: rank 1 has waited in call 1 ") &&
+                            ContainsSubstring("rank 2 has not made that call: look at what its "
+                                              "host does after call 1 (barrier)") &&
+                            ContainsSubstring(kBlamed));
+  for (const std::string rank : {"0", "1", "2"}) {
+    CHECK_THAT(lab(jobs, {"hang-reported-elsewhere", "--fixed"}).out,
+               ContainsSubstring("rank " + rank + " went on"));
+  }
+}
+
+// --- Without our launcher ------------------------------------------------------------------------
+
+TEST_CASE("Ranks of no launcher leave files that say the same, whatever killed them",
+          "[faults][ddp][flight]") {
+  const Jobs jobs;
+  const std::string script = fmt::format(
+      "set -- \"$@\" --world-size 3 --local-rank 0 --init-method tcp://127.0.0.1:{}; "
+      "\"$@\" --rank 2 & late=$!; \"$@\" --rank 1 & \"$@\" --rank 0; wait $!; "
+      "kill -KILL $late; wait $late; exit 0",
+      free_port());
+  jobs.run_words(Words{"sh", "-c", script, "sh", build_dir() + "/04-ddp/labs",
+                       "hang-reported-elsewhere", "--timeout", "1", "--flight", jobs / "rec"});
+  CHECK(jobs.names() == Words{"rec", "rec.rank1", "rec.rank2"});
+  const std::string flight = build_dir() + "/common/launch/flight";
+  const ProcessResult told = jobs.run_words({flight, jobs / "rec"});
+  INFO(story(told));
+  CHECK(told.status == 0);
+  CHECK_THAT(told.out, ContainsSubstring("rank 2 is late: rank 1 has waited in call 1 ") &&
+                           ContainsSubstring(kBlamed));
+  std::filesystem::remove(jobs / "rec.rank2");
+  CHECK_THAT(
+      jobs.run_words({flight, jobs / "rec"}).out,
+      ContainsSubstring("(2 of 3 ranks)") && ContainsSubstring("rank 2 left no recording here"));
+  CHECK_THAT(jobs.run_words({flight, jobs / "none"}).err,
+             ContainsSubstring("error: --flight ") && ContainsSubstring("there is no such file"));
+}
+
+TEST_CASE("A straggler shows in --metrics without a failure", "[faults][ddp][flight]") {
+  const Jobs jobs;
+  // Rank 1 rests before each of its tasks.
+  const std::string script = "[ \"$RANK\" != 1 ] || export LOCKSTEP_CHAOS=1000; exec \"$@\"";
+  const ProcessResult run =
+      jobs.run_words(Words{jobs.launcher(), "--nproc-per-node", "2", "sh", "-c", script, "sh",
+                           ddp(), "--metrics", jobs / "metrics"} +
+                     kFewSteps);
+  INFO(story(run));
+  CHECK(run.status == 0);
+  CHECK(run.err.empty());
+  const std::vector<double> late = read_json(jobs / "metrics").at("lateness_seconds");
+  REQUIRE(late.size() == 2);
+  CHECK(late[0] == 0);
+  CHECK(late[1] > 0.001);
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ TEST_CASE("Ranks of the second node count on from the first", "[faults][launch]"
   CHECK((last["MASTER_PORT"] == "1234" && last["TORCHELASTIC_RUN_ID"] == "host.example:1234"));
 }
 
-TEST_CASE("Ranks inherit no descriptor but the launcher's line, and no blocked signals",
+TEST_CASE("Ranks inherit no descriptor but the launcher's two, and no blocked signals",
           "[faults][launch]") {
   const Jobs jobs;
   const auto launched = [&](const Words& options, const Words& program) {
@@ -76,7 +76,9 @@ TEST_CASE("Ranks inherit no descriptor but the launcher's line, and no blocked s
     CHECK(run.status == 0);
     return run.out;
   };
-  const std::string others = "ls /proc/self/fd | grep -vx \"${LOCKSTEP_LAUNCHER_PIPE%%:*}\"";
+  const std::string others =
+      "ls /proc/self/fd | grep -vx -e \"${LOCKSTEP_LAUNCHER_PIPE%%:*}\" "
+      "-e \"${LOCKSTEP_FLIGHT_MEMORY%%:*}\"";
   const Words signals{"grep", "^Sig[BI]", "/proc/self/status"}, files{"sh", "-c", others};
   CHECK(launched({}, signals) == jobs.run_words(signals).out);
   const std::string bare = jobs.run_words(files).out;

@@ -19,7 +19,6 @@ namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
-using Catch::Matchers::StartsWith;
 
 const Words kStages{"04-ddp", "06-fully-sharded"};
 const Words kShortRun{"--model", "seed", "--data",  "synthetic:120:10", "--batch-size", "12",
@@ -251,10 +250,17 @@ TEST_CASE("After a kill the ranks train again within moments", "[faults][ddp][sh
     REQUIRE(::kill(ranks[1], SIGKILL) == 0);
     CHECK(has_stepped(jobs, "rank_0.restart_1.out"));
     CHECK(seconds_since(begin) < promised(1.5));
-    for (const std::string& process : jobs.processes()) {
-      if (process.ends_with(" launch")) ::kill(std::stoi(process), SIGTERM);
+    const std::vector<pid_t> again = jobs.ranks(3, stage);
+    REQUIRE(again.size() == 3);
+    REQUIRE(::kill(again[2], SIGKILL) == 0);  // a table for every start
+    const ProcessResult run = running.get();
+    INFO(story(run));
+    for (const int rank : {1, 2}) {
+      CHECK_THAT(run.err, ContainsSubstring(
+                              fmt::format("\n  rank {} was killed by signal 9 (SIGKILL), ", rank)));
     }
-    CHECK(running.get().status == -SIGTERM);
+    CHECK_THAT(run.err, ContainsSubstring("the last call of each rank (3 of 3 ranks)"));
+    CHECK(run.status == 128 + SIGKILL);
     CHECK(jobs.processes() == Words{});
   }
 }
@@ -278,7 +284,12 @@ TEST_CASE("A rank that stands still is named with the collective that misses it"
     const std::string told = jobs.text("out/rank_0.err") + jobs.text("out/rank_1.err");
     CHECK_THAT(told, ContainsSubstring("collective ") && ContainsSubstring("rank 2"));
     // Not the ranks that gave it up.
-    CHECK_THAT(run.err, StartsWith(fmt::format("error: rank 2 (pid {}) was stopped", ranks[2])));
+    CHECK_THAT(run.err,
+               ContainsSubstring(fmt::format("\nerror: rank 2 (pid {}) was stopped", ranks[2])) &&
+                   !ContainsSubstring("error: rank 0") && !ContainsSubstring("error: rank 1"));
+    CHECK_THAT(run.err, ContainsSubstring("\n  rank 2 was stopped by a signal (SIGSTOP or its "
+                                          "kind), "));
+    CHECK_THAT(run.err, ContainsSubstring("all_") && ContainsSubstring(" s "));
     CHECK(jobs.processes() == Words{});
   }
 }

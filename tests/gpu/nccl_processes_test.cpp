@@ -4,6 +4,7 @@
 
 #include "common/core/stream_backend.h"
 #include "common/group/process_group.h"
+#include "common/launch/flight_table.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/gpu/nccl_test_support.h"
 #include "tests/support/comm_trial.h"
@@ -102,6 +103,34 @@ TEST_CASE("A process group whose ranks have a GPU each takes NCCL", "[cuda][comm
             fail<BadInput>("{}: {}", group.backend(), fmt::join(sum, ", "));
           }
         }) == std::vector<std::string>(2));
+}
+
+TEST_CASE("Calls of NCCL are recorded by their events: made, begun, ended, and for how long",
+          "[cuda][comm][ncclprocess][flight]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  const int port = testing::free_port();
+  const testing::TempDir folder;
+  const std::string file = folder / "flight";
+  CHECK(testing::run_ranks(2, [&](int me) {
+          const std::unique_ptr<Device> device = open_device({kCuda, me}, {});
+          const Stream stream = device->create_stream("rank");
+          const Floats x = Floats::from_host(stream, {2}, {1, 2});
+          ProcessGroup group(testing::contract_of(me, 2, port),
+                             {.timeout_seconds = kLong, .flight_file = file});
+          const auto comm = group.connect(*device);
+          comm->all_reduce(stream, x);
+          stream.synchronize();
+          comm->barrier(stream);  // sees that the first has ended
+          stream.synchronize();
+          if (!(group.flight().seconds_in_collectives() > 0)) fail<BadInput>("no time was counted");
+        }) == std::vector<std::string>(2));
+  for (const FlightRank& rank : read_flight_files(file)) {
+    REQUIRE(rank.log.entries.size() == 2);
+    const FlightEntry& sum = rank.log.entries[0];
+    CHECK(flight_text(sum.text) == "all_reduce of 2 f32, sum");
+    CHECK((sum.number == 1 && sum.group == 0 && sum.members == 3 && sum.bytes == 8));
+    CHECK((sum.created_ns > 0 && sum.started_ns > 0 && sum.completed_ns >= sum.started_ns));
+  }
 }
 
 TEST_CASE("Ranks in two groups of NCCL at once, rows and columns", "[cuda][comm][ncclprocess]") {

@@ -16,8 +16,8 @@ std::string unique_id() {
   return std::string(id.internal, sizeof id.internal);
 }
 
-std::unique_ptr<Communicator> make_rank(Device& device, int rank, int world_size,
-                                        const std::string& id, double timeout_seconds) {
+std::unique_ptr<ProcessCommunicator> make_rank(Device& device, int rank, int world_size,
+                                               const std::string& id, double timeout_seconds) {
   return std::make_unique<NcclCommunicator>(device, rank, world_size, id, timeout_seconds);
 }
 

@@ -12,8 +12,8 @@ struct NcclBackend {
   std::unique_ptr<SingleProcessWorld> (*make_world)(const std::vector<Device*>& devices,
                                                     double deadline_seconds);
   std::string (*unique_id)();
-  std::unique_ptr<Communicator> (*make_rank)(Device& device, int rank, int world_size,
-                                             const std::string& id, double timeout_seconds);
+  std::unique_ptr<ProcessCommunicator> (*make_rank)(Device& device, int rank, int world_size,
+                                                    const std::string& id, double timeout_seconds);
 };
 
 /// The one function that the library exports.

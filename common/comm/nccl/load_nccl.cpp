@@ -49,8 +49,8 @@ std::unique_ptr<SingleProcessWorld> make_nccl_world(const std::vector<Device*>& 
 
 std::string nccl_unique_id() { return backend().unique_id(); }
 
-std::unique_ptr<Communicator> make_nccl_rank(Device& device, int rank, int world_size,
-                                             const std::string& id, double timeout_seconds) {
+std::unique_ptr<ProcessCommunicator> make_nccl_rank(Device& device, int rank, int world_size,
+                                                    const std::string& id, double timeout_seconds) {
   return backend().make_rank(device, rank, world_size, id, timeout_seconds);
 }
 

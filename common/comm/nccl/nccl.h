@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/comm/process_communicator.h"
 #include "common/comm/single_process_world.h"
 
 namespace lockstep {
@@ -32,7 +33,7 @@ std::string nccl_unique_id();
 /// gone, else after `timeout_seconds` of silence. Only the thread that made the communicator may
 /// call and wait. Throws PeerLost if the others have not come within `timeout_seconds`,
 /// EnvironmentError if there is no NCCL. Must be destroyed before the device.
-std::unique_ptr<Communicator> make_nccl_rank(Device& device, int rank, int world_size,
-                                             const std::string& id, double timeout_seconds);
+std::unique_ptr<ProcessCommunicator> make_nccl_rank(Device& device, int rank, int world_size,
+                                                    const std::string& id, double timeout_seconds);
 
 }  // namespace lockstep

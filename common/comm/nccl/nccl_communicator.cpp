@@ -1,6 +1,7 @@
 #include "common/comm/nccl/nccl_communicator.h"
 
 #include <cstring>
+#include <utility>
 
 #include "common/core/error.h"
 
@@ -26,19 +27,19 @@ NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, con
       queue_({{&device}, rank, world_size, id_of(id)}, timeout_seconds, timeout_seconds,
              [this](const std::string& why) { broken_ = why; }) {}
 
-void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together) {
+void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
+                               FlightCall flight) {
   if (!broken_.empty()) throw PeerLost(broken_);
   require(&stream.device() == &device_, "{}: {} on a stream of {}, the rank is on {}", who(),
           together[0].text(), stream.device().name(), device_.name());
   const bool transfers = is_transfer(together[0]);
-  if (!transfers) ++collectives_;
   NcclQueue::CallList batch;
   for (const Call& call : together) queue_.append(batch, {rank(), stream, call});
-  if (batch.empty()) return;
+  if (batch.empty()) return flight.complete(0);
   const std::string text =
       transfers ? NcclQueue::text_of(batch)
-                : fmt::format("collective {} ({})", collectives_, together[0].text());
-  queue_.launch(batch, fmt::format("{}: {}", who(), text));
+                : fmt::format("collective {} ({})", flight.number(), together[0].text());
+  queue_.launch(batch, fmt::format("{}: {}", who(), text), std::move(flight));
 }
 
 }  // namespace lockstep

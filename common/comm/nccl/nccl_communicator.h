@@ -18,11 +18,10 @@ class NcclCommunicator final : public ProcessCommunicator {
                    double timeout_seconds);
 
  private:
-  void enqueue(Stream stream, const std::vector<Call>& together) override;
+  void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
 
   Device& device_;
-  uint64_t collectives_ = 0;  // the number so far
-  std::string broken_;        // why no further call can be made
+  std::string broken_;  // why no further call can be made
   NcclQueue queue_;
 };
 

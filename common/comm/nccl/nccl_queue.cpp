@@ -76,10 +76,10 @@ std::string NcclQueue::text_of(const CallList& batch) {
   return batch.front().call.text() + (alike(batch) ? "" : ", ...");
 }
 
-void NcclQueue::launch(const CallList& batch, const std::string& what) {
+void NcclQueue::launch(const CallList& batch, const std::string& what, FlightCall flight) {
   forget_finished();
   try {
-    try_to_launch(batch, what);
+    try_to_launch(batch, what, std::move(flight));
   } catch (const BadInput&) {
     throw;  // for example, a stream is being captured: nothing has reached NCCL
   } catch (const Error& error) {
@@ -88,8 +88,8 @@ void NcclQueue::launch(const CallList& batch, const std::string& what) {
   }
 }
 
-void NcclQueue::try_to_launch(const CallList& batch, const std::string& what) {
-  const std::vector<Stream> streams = arrive(batch, what);
+void NcclQueue::try_to_launch(const CallList& batch, const std::string& what, FlightCall flight) {
+  const std::vector<Stream> streams = arrive(batch, what, std::move(flight));
   std::exception_ptr failed;  // caught here, since enqueue_on() must end its operations
   enqueue_on(streams, operation(batch), [&] {
     try {
@@ -104,13 +104,16 @@ void NcclQueue::try_to_launch(const CallList& batch, const std::string& what) {
     }
   });
   if (failed) std::rethrow_exception(failed);
-  for (Part& part : pending_.back().parts) part.finished = part.stream.record();
+  Pending& launched = pending_.back();
+  if (launched.begin) launched.end = streams.front().record_time();
+  for (Part& part : launched.parts) part.finished = part.stream.record();
 }
 
 /// Marks, on every stream of the batch, the point after which NCCL waits for the peers. Returns the
 /// streams.
-std::vector<Stream> NcclQueue::arrive(const CallList& batch, const std::string& what) {
-  pending_.push_back({what, {}, {}});
+std::vector<Stream> NcclQueue::arrive(const CallList& batch, const std::string& what,
+                                      FlightCall flight) {
+  pending_.push_back({.what = what, .parts = {}, .flight = std::move(flight)});
   std::vector<Stream> streams;
   for (const IssuedCall& issued : batch) {
     if (std::find(streams.begin(), streams.end(), issued.stream) != streams.end()) continue;
@@ -119,6 +122,8 @@ std::vector<Stream> NcclQueue::arrive(const CallList& batch, const std::string& 
     pending_.back().parts.push_back({issued.rank, issued.stream, arrived, arrived});
     streams.push_back(issued.stream);
   }
+  Pending& pending = pending_.back();
+  if (pending.flight.is_recorded()) pending.begin = streams.front().record_time();
   std::string failed = failure();
   if (failed.empty()) failed = failure_of(pending_.back());  // a stream that takes no more work
   if (!failed.empty()) throw PeerLost(failed);
@@ -138,8 +143,18 @@ bool NcclQueue::Pending::finished() const {
   });
 }
 
+/// Tells the flight recorder what the device has come to.
+void NcclQueue::Pending::note() {
+  if (!end) return;
+  if (!flight.has_started() && arrived()) flight.start();
+  if (finished()) flight.complete(int64_t(1e9 * end->seconds_since(*begin)));
+}
+
 void NcclQueue::forget_finished() {
-  const auto runs = [](const Pending& pending) { return !pending.finished(); };
+  const auto runs = [](Pending& pending) {
+    pending.note();
+    return !pending.finished();
+  };
   pending_.erase(pending_.begin(), std::find_if(pending_.begin(), pending_.end(), runs));
 }
 
@@ -235,6 +250,7 @@ void NcclQueue::give_up(const std::string& why) {
   for (cuda::DeviceState* device : watched_) {
     device->fail(std::make_exception_ptr(PeerLost(why)));
   }
+  for (Pending& pending : pending_) pending.flight.give_up();
   pending_.clear();
 }
 

@@ -12,6 +12,7 @@
 #include "common/comm/call_check.h"
 #include "common/comm/nccl/nccl_ranks.h"
 #include "common/core/buffer.h"
+#include "common/system/flight_recorder.h"
 
 namespace lockstep {
 
@@ -41,7 +42,8 @@ class NcclQueue {
   static std::string text_of(const CallList& batch);
   /// Enqueues a batch; `what` names it in errors. Throws PeerLost if a rank has failed: everything
   /// is given up then, and all streams of the devices report why.
-  void launch(const CallList& batch, const std::string& what);
+  /// `flight` learns when it begins and ends, as soon as the host asks (by events of the stream).
+  void launch(const CallList& batch, const std::string& what, FlightCall flight = {});
   /// Blocks the host until what was launched has ended; throws PeerLost, naming the ranks that did
   /// not come in time, and gives everything up.
   void wait(double timeout_seconds);
@@ -56,13 +58,16 @@ class NcclQueue {
   struct Pending {
     std::string what;  // "group 3 of collectives (all_reduce of 5 f32, sum)"
     std::vector<Part> parts;
+    FlightCall flight{};  // and, where it is recorded, its begin and end on the stream
+    std::optional<TimedEvent> begin{}, end{};
     std::optional<Clock::time_point> came{};  // when the host saw it begin, as first in the queue
     bool arrived() const;
     bool finished() const;
+    void note();
   };
 
-  void try_to_launch(const CallList& batch, const std::string& what);
-  std::vector<Stream> arrive(const CallList& batch, const std::string& what);
+  void try_to_launch(const CallList& batch, const std::string& what, FlightCall flight);
+  std::vector<Stream> arrive(const CallList& batch, const std::string& what, FlightCall flight);
   void watch(cuda::DeviceState& device);
   void look();
   void forget_finished();

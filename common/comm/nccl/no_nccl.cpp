@@ -22,7 +22,7 @@ std::unique_ptr<SingleProcessWorld> make_nccl_world(const std::vector<Device*>&,
 
 std::string nccl_unique_id() { refuse(); }
 
-std::unique_ptr<Communicator> make_nccl_rank(Device&, int, int, const std::string&, double) {
+std::unique_ptr<ProcessCommunicator> make_nccl_rank(Device&, int, int, const std::string&, double) {
   refuse();
 }
 

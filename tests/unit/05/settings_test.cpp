@@ -146,7 +146,7 @@ const std::map<Role, Names>& names_by_role() {
        words("data_dir devices workers prefetch_factor loader_timeout log_interval load "
              "save init_method rank world_size local_rank bind no_bind nchw timeout "
              "no_overlap keep allow_world_size_change")},
-      {Role::report, words("metrics trace")}};
+      {Role::report, words("metrics trace flight")}};
   return names;
 }
 

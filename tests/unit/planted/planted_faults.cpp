@@ -9,6 +9,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +19,8 @@
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"
+#include "common/system/flight_recorder.h"
+#include "common/system/shared_memory.h"
 
 namespace lockstep {
 namespace {
@@ -36,13 +40,24 @@ bool fill_here_read_there(bool with_wait, milliseconds pause) {
   const Tensor sum = Tensor::empty(consumer, {kElements});
   const auto dawdle = [&] { std::this_thread::sleep_for(pause); };
 
+  // Both streams also make calls that are recorded, as HostCommunicator's are: that orders nothing.
+  const SharedMemory memory = SharedMemory::create(flight_stride());
+  ::setenv(kFlightMemory, flight_memory(memory.descriptor().get()).c_str(), 1);
+  const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, "");
+  const auto record = [&](Stream stream) {
+    stream.backend().host_task("call",
+                               [call = FlightCall(recorder, {})]() mutable { call.run([] {}); });
+  };
+
   device->kernels().fill(consumer, 0, sum);
   dawdle();
   device->kernels().fill(producer, 1, x);
+  record(producer);
   dawdle();
   const Event filled = producer.record();
   dawdle();
   if (with_wait) consumer.wait(filled);  // THE LINE
+  record(consumer);
   dawdle();
   device->kernels().add(consumer, x, sum);
   dawdle();

@@ -1,0 +1,30 @@
+#pragma once
+// The ranks' flight recordings side by side: who waits for whom, and since when.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/system/flight_page.h"
+
+namespace lockstep {
+
+/// What is known of a rank at one moment.
+struct FlightRank {
+  FlightLog log;
+  std::string end{};    // "was killed by signal 9 (SIGKILL)"; empty: it runs, or nobody knows
+  bool failed = false;  // by itself: it is the cause, whatever the others did
+};
+
+/// The table, line by line: a row for all ranks that are at one place, then in a sentence or two
+/// who is late, since when, for whom, and where the ranks called different things. `now_ns` is the
+/// steady clock's time of that moment; 0: the last time in any recording. Ranks of several hosts
+/// are put on one clock by the ends of calls that end together; where there is none, no time is
+/// compared and the table says so. Nothing if no rank has recorded a call.
+std::vector<std::string> flight_table(std::vector<FlightRank> ranks, int64_t now_ns);
+
+/// The recordings that ranks left in `file`, "FILE.rank1", ... Throws BadInput for files that are
+/// no recordings or not of one job.
+std::vector<FlightRank> read_flight_files(const std::string& file);
+
+}  // namespace lockstep
