@@ -142,6 +142,27 @@ TEST_CASE("A layer that every second step leaves out stays as it is, whatever is
   }
 }
 
+TEST_CASE("Dropout in micro-batches, and a norm that is clipped, are those of one whole batch",
+          "[equivalence][ddp][syncbn][sharded]") {
+  const Options options = sharded_steps(
+      kSgd + Options{"--model", "seed", "--dropout", "--clip-norm", "0.1", "--max-steps", "8"});
+  const Outcome whole = train(options, "04-ddp", "cpu:0");
+  for (const std::string stage : {"04-ddp", "05-syncbn-checkpoint", "06-fully-sharded"}) {
+    INFO(stage);
+    check_equal(train(options + Options{"--accumulate", "3"}, stage, cpus(2)), whole,
+                tolerance(kSgd));
+  }
+}
+
+TEST_CASE("Sharded ranks that normalise by themselves evaluate the network that is saved",
+          "[equivalence][sharded]") {
+  const Options options{"--data", "synthetic:104:40", "--workers", "0", "--model", "seed-bn"};
+  check_evaluated_as_saved(
+      train(options + kSgd + Options{"--batch-size", "13", "--order", "sampler", "--no-sync-bn"},
+            "06-fully-sharded", cpus(2)),
+      options);
+}
+
 /// 20 test images in batches of 3, for 3 ranks: rank 0 has 7 of them, the others 7 and 6. In
 /// evaluation, too, all ranks must gather equally often.
 TEST_CASE("Ranks with unequally many test batches evaluate together", "[equivalence][sharded]") {

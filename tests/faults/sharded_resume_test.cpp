@@ -5,7 +5,8 @@
 #include <cmath>
 #include <random>
 
-#include "05-syncbn-checkpoint/checkpoint_directory.h"
+#include "05-syncbn-checkpoint/checkpoint.h"
+#include "common/io/safetensors.h"
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
 #include "tests/support/json.h"
@@ -81,9 +82,20 @@ TEST_CASE("A sharded run that goes on ends with the bytes of one that never stop
     CHECK(newest_step(jobs / "saved") == 27);
     train(jobs, resumed + Words{"--epochs", "4", "--save", jobs / "resumed"});
     CHECK((jobs.text("resumed") == jobs.text("straight")));
+    // There is nothing left to do: the same weights, evaluated.
+    const ProcessResult again = train(
+        jobs,
+        resumed + Words{"--epochs", "4", "--save", jobs / "again", "--metrics", jobs / "metrics"});
+    CHECK_THAT(again.out, ContainsSubstring("Nothing is left to train: --epochs is 4"));
+    CHECK(read_json(jobs / "metrics").at("accuracy").size() == 1);
+    CHECK((jobs.text("again") == jobs.text("straight")));
     CHECK(find_checkpoints(jobs / "saved").size() == 2);
     // What --save writes is what gather makes of the last checkpoint.
     const fs::path last = checkpoint_path(jobs / "saved", 40);
+    const TrainingState state =
+        TrainingState::from_json(load_safetensors(last).metadata().at(kTrainingKey), "the last");
+    CHECK(state.learning_rate == Approx(0.01 / 16));  // of the next step
+    CHECK(state.best_accuracy >= read_json(jobs / "metrics").at("accuracy").at(0).get<double>());
     REQUIRE(jobs.run_words({gather(), last, jobs / "joined"}).status == 0);
     CHECK((jobs.text("joined") == jobs.text("straight")));
   }
