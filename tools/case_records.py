@@ -20,6 +20,7 @@ ALLOWED_SKIPS = (
     "sanitizer refuses the device",
     "namespaces not permitted",
     "no tc",
+    "no libsodium",
     "no AVX-512",
     "no large pages",
     "no mpirun",

@@ -165,6 +165,9 @@ SECTIONS = [
          apt("libdnnl-dev")),
         ("Gloo", lambda: header("gloo/context.h", *version_macros("GLOO")),
          "--backend gloo; without it shm and tcp, our own, remain", apt("libgloo-dev")),
+        ("libsodium", lambda: header("sodium.h"),
+         "ranks prove that they know their job's secret; without it a job trusts its network",
+         apt("libsodium-dev")),
         ("Catch2", catch2, "the tests", apt("catch2")),
     ]),
     ("Data", [

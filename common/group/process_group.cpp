@@ -274,7 +274,7 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   require(!exists,
           "the process group is initialised twice: this process has one already; end that one "
           "before");
-  const auto contract =
+  auto contract =
       read_launch_contract({.variable = [](const char* name) { return std::getenv(name); },
                             .init_method = options.init_method,
                             .rank = options.rank,
@@ -285,6 +285,7 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
           "no launcher has started this process, so it has no rank; start it with: ./lockstep "
           "launch --nproc-per-node 2 {} (or by torchrun --no-python, mpirun, srun)",
           options.program);
+  contract->key = read_job_key();
   return ProcessGroup(*contract, options, &exists);
 }
 

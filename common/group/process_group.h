@@ -61,6 +61,8 @@ class ProcessGroup {
   const std::string& backend() const { return backend_; }
   /// The same with the reason: "shm (one host)".
   std::string backend_and_why() const { return fmt::format("{} ({})", backend_, why_backend_); }
+  /// What this job does not keep strangers from; empty if nothing: see TcpStore::trust().
+  std::string trust() const { return world_size() > 1 ? store_->trust() : ""; }
   TcpStore& store() { return *store_; }
   /// What it has been doing.
   const FlightRecorder& flight() const { return *flight_; }

@@ -13,9 +13,12 @@
 #include "common/system/descriptor.h"
 #include "common/system/flight_recorder.h"
 #include "common/system/launcher_pipe.h"
+#include "common/system/secrets.h"
 
 namespace lockstep {
 namespace {
+
+constexpr size_t kKeyBytes = 32;
 
 int free_port() {
   const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -31,6 +34,17 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
+/// A key that only this start's ranks get. Several nodes cannot agree on one before they have met:
+/// there the user gives it.
+std::string new_key(const LaunchOptions& options) {
+  std::string digits;
+  if (options.nnodes > 1 || !proofs_availability().empty()) return digits;
+  for (const char byte : random_bytes(kKeyBytes)) {
+    digits += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return digits;
+}
+
 }  // namespace
 
 Rendezvous first_rendezvous(const LaunchOptions& options) {
@@ -41,12 +55,14 @@ Rendezvous first_rendezvous(const LaunchOptions& options) {
   std::random_device random;
   meet.run_id = options.nnodes > 1 ? fmt::format("{}:{}", meet.address, meet.port)
                                    : fmt::format("{:08x}{:08x}", random(), random());
+  meet.key = new_key(options);
   return meet;
 }
 
 Rendezvous next_rendezvous(const LaunchOptions& options, const Rendezvous& before) {
   Rendezvous meet = before;
   if (options.master_port == 0) meet.port = free_port();
+  meet.key = new_key(options);
   ++meet.restart;
   return meet;
 }
@@ -70,6 +86,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Re
       fmt::format("TORCHELASTIC_RUN_ID={}", meet.run_id),
       fmt::format("{}={}", kLauncherPipe, meet.launcher_pipe),
       fmt::format("{}={}", kFlightMemory, meet.flight_memory),
+      fmt::format("{}={}", kLauncherKey, meet.key),
   };
   const size_t own = all.size();
   for (char** entry = environ; *entry != nullptr; ++entry) {

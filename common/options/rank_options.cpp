@@ -40,6 +40,8 @@ void RankOptions::add_to(OptionParser& parser) {
          {std::pair("--rank", rank), {"--world-size", world_size}, {"--local-rank", local_rank}}) {
       require(value >= 0 || !parser.given(name), "{}: found {}, expected 0 or more", name, value);
     }
+    if (started_as_rank())
+      read_job_key();  // what is wrong with it is wrong on all ranks: said once
     require(!parser.given("--baseline") || !started_as_rank(),
             "--baseline: compares whole runs, and this process is one rank of a run; start it "
             "without a launcher");

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/rendezvous/job_key.h"
 #include "common/sockets/address.h"
 
 namespace lockstep {
@@ -39,6 +40,8 @@ struct LaunchContract {
   std::string launcher;  // "torchrun", "OpenMPI", "MPICH" or "Slurm": whose variables gave the rank
   /// TORCHELASTIC_RUN_ID, which distinguishes jobs on one address; "" if not given.
   std::string run_id;
+  /// The job's; not read with the rest (read_job_key).
+  JobKey key{};
 
   /// Fills in what the launcher did not say of this rank's place on its host, from the names of all
   /// ranks' hosts, by rank.

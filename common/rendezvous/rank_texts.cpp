@@ -59,6 +59,10 @@ std::vector<std::string> exchange_texts(Store& store, const std::string& name,
   return texts;
 }
 
+bool has_left_text(Store& store, const std::string& name, int rank) {
+  return store.check(key_of(name, rank));
+}
+
 std::string who_went_first(Store& store) {
   const std::vector<int> gone = store.gone();
   if (gone.empty()) return "";

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "common/rendezvous/job_key.h"
 #include "common/sockets/address.h"
 
 namespace lockstep {
@@ -30,6 +31,8 @@ class Store {
   /// The ranks that died or took their leave, in the order in which they did.
   virtual std::vector<int> gone() = 0;
 
+  /// The job's, with which its ranks know each other again wherever they meet.
+  virtual const JobKey& key() const = 0;
   /// From now on calls that wait for nothing are answered within that many seconds, or the store is
   /// lost: for ranks that have waited long enough.
   virtual void answer_within(double seconds) = 0;

@@ -30,7 +30,6 @@ std::string Reply::value() const {
 
 std::string encode(const Hello& hello) {
   std::string out;
-  put_number(out, hello.version, 4);
   put_number(out, static_cast<uint64_t>(hello.world_size), 4);
   put_number(out, static_cast<uint64_t>(hello.rank), 4);
   put_text(out, hello.run_id);
@@ -39,8 +38,7 @@ std::string encode(const Hello& hello) {
 
 Hello decode_hello(std::string_view bytes) {
   WireReader in(bytes);
-  Hello hello{.version = static_cast<uint32_t>(in.number(4))};
-  if (hello.version != kStoreVersion) return hello;  // what follows may look different there
+  Hello hello;
   hello.world_size = small_number(in, "world size");
   hello.rank = small_number(in, "rank");
   hello.run_id = in.text();

@@ -1,10 +1,9 @@
 #pragma once
 // What ranks and the store say to each other.
 //
-// Either side begins with kStoreMagic, so that a stranger is recognised by its first bytes; frames
-// follow, each after its length. A rank introduces itself by a Hello, which a Reply answers; then
-// every Request is answered by one Reply, some only after a while. The last request, leave, gets no
-// reply.
+// Both have proven the job's key to each other before (handshake.h). Frames follow, each after its
+// length. A rank introduces itself by a Hello, which a Reply answers; then every Request is
+// answered by one Reply, some only after a while. The last request, leave, gets no reply.
 
 #include <cstdint>
 #include <optional>
@@ -14,14 +13,12 @@
 
 namespace lockstep {
 
-constexpr std::string_view kStoreMagic = "LOCKSTEP";
-constexpr uint32_t kStoreVersion = 1;
+constexpr const char* kStoreMeeting = "store";  // where ranks prove their key to it (handshake.h)
 constexpr size_t kLargestValue = size_t{1} << 20;
 constexpr size_t kLargestFrame = kLargestValue + 4096;
 constexpr size_t kLargestHello = 1024;
 
 struct Hello {
-  uint32_t version = kStoreVersion;
   int world_size = 1;
   int rank = 0;
   std::string run_id{};  // of the job: ranks of another job are turned away

@@ -2,8 +2,6 @@
 
 #include <signal.h>
 
-#include <array>
-
 #include "common/core/error.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/wire.h"
@@ -13,7 +11,8 @@ namespace {
 
 constexpr double kAcceptPauseSeconds = 0.1;
 constexpr double kLongestPoll = 3600;
-constexpr size_t kSparePlaces = 64;  // for strangers, in addition to one for each rank
+constexpr size_t kMostUnannounced =
+    64;  // for who is in and has not said who it is, beside the ranks
 constexpr size_t kChunk = 65536;
 
 /// Signals must go to the thread that expects them.
@@ -23,11 +22,19 @@ void leave_signals_to_others() {
   ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
 }
 
+std::optional<KeyDesk> desk_at(const Socket& listener, const JobKey& key) {
+  const Address at = listener.local_address();
+  if (!is_loopback(at.host) || !key.exists()) return std::nullopt;
+  return KeyDesk(at, key);
+}
+
 }  // namespace
 
 struct StoreServer::Connection {
-  Connection(Socket socket, double introduction_seconds)
-      : socket(std::move(socket)), introduction(introduction_seconds) {}
+  Connection(FrontDoor::Guest guest, double introduction_seconds)
+      : socket(std::move(guest.socket)),
+        proven_rank(guest.rank),
+        introduction(introduction_seconds) {}
   bool is_stranger() const { return rank < 0; }
   /// Sends what can be sent now.
   void flush() {
@@ -40,19 +47,25 @@ struct StoreServer::Connection {
   }
 
   Socket socket;
-  Deadline introduction;  // when it must have said who it is
-  int rank = -1;
-  bool greeted = false;  // it has sent the magic
-  bool ends = false;     // to be closed when `out` is sent
-  std::string in, out;   // bytes that came and are not yet used, bytes that could not be sent yet
+  int proven_rank;        // of its handshake
+  Deadline introduction;  // when it must have said what it wants
+  int rank = -1;          // once it has joined
+  bool ends = false;      // to be closed when `out` is sent
+  std::string in, out;    // bytes that came and are not yet used, bytes that could not be sent yet
 };
 
+std::string interface_of(const std::string& host) {
+  return is_loopback(host) || is_own_address(host) ? host : "";
+}
+
 StoreServer::StoreServer(const Address& address, int world_size, std::string run_id,
-                         double introduction_seconds)
-    : most_strangers_(kSparePlaces + static_cast<size_t>(world_size)),
+                         double introduction_seconds, const JobKey& key)
+    : most_strangers_(kMostUnannounced + static_cast<size_t>(world_size)),
       introduction_seconds_(introduction_seconds),
-      listener_(listen_on({is_loopback(address.host) ? address.host : "", address.port})),
+      listener_(listen_on({interface_of(address.host), address.port})),
       port_(listener_.local_address().port),
+      desk_(desk_at(listener_, key)),
+      door_(listener_, key, kStoreMeeting, 0, world_size, introduction_seconds),
       state_(world_size, std::move(run_id)),
       thread_([this] { run(); }) {}
 
@@ -66,7 +79,8 @@ void StoreServer::run() {
   leave_signals_to_others();
   while (!stopping_) {
     wait_for_events();
-    accept_all();
+    accept_some();
+    let_in();
     for (Connection& connection : connections_) serve(connection);
     state_.expire();
     deliver_answers();
@@ -77,7 +91,8 @@ void StoreServer::run() {
 }
 
 Deadline StoreServer::next_deadline() const {
-  Deadline next = state_.next_deadline().value_or(Deadline(kLongestPoll));
+  Deadline next =
+      earlier(state_.next_deadline().value_or(Deadline(kLongestPoll)), door_.next_deadline());
   for (const Connection& connection : connections_) {
     if (connection.is_stranger()) next = earlier(next, connection.introduction);
   }
@@ -87,7 +102,9 @@ Deadline StoreServer::next_deadline() const {
 void StoreServer::wait_for_events() {
   std::vector<pollfd> entries;
   entries.push_back({wake_.fd(), POLLIN, 0});
-  entries.push_back({accept_again_.passed() ? listener_.fd() : -1, POLLIN, 0});
+  const bool accepts = accept_again_.passed();
+  entries.push_back({desk_ && accepts ? desk_->listener().fd() : -1, POLLIN, 0});
+  door_.add_polls(entries, accepts);
   for (const Connection& connection : connections_) {
     const int out = connection.out.empty() ? 0 : POLLOUT;
     entries.push_back({connection.socket.fd(), static_cast<short>(POLLIN | out), 0});
@@ -95,13 +112,13 @@ void StoreServer::wait_for_events() {
   wait_ready(entries, next_deadline());
 }
 
-void StoreServer::accept_all() {
+void StoreServer::accept_some() {
   if (!accept_again_.passed()) return;
   try {
-    while (std::optional<Socket> socket = accept_from(listener_)) {
-      connections_.emplace_back(std::move(*socket), introduction_seconds_);
-      drop_oldest_stranger();
+    if (desk_ && desk_->serve()) {
+      state_.cannot_accept("a process without the job key, or of another user, was turned away");
     }
+    door_.accept_some();
   } catch (const EnvironmentError& error) {
     // No descriptor left. Connections that wait to be accepted keep their place in the queue.
     state_.cannot_accept(error.what());
@@ -109,7 +126,15 @@ void StoreServer::accept_all() {
   }
 }
 
-/// Silent connections must not use up the descriptors of the process.
+void StoreServer::let_in() {
+  for (FrontDoor::Guest& guest : door_.hear()) {
+    connections_.emplace_back(std::move(guest), introduction_seconds_);
+    drop_oldest_stranger();
+  }
+  if (!door_.last_refused().empty()) state_.cannot_accept(door_.last_refused());
+}
+
+/// Where the job trusts its network, anybody is let in: that must not use up the descriptors.
 void StoreServer::drop_oldest_stranger() {
   size_t strangers = 0;
   Connection* oldest = nullptr;
@@ -141,24 +166,17 @@ void StoreServer::serve(Connection& connection) {
 }
 
 void StoreServer::introduce(Connection& connection) {
-  std::string& in = connection.in;
-  if (!connection.greeted) {
-    require(kStoreMagic.starts_with(std::string_view(in).substr(0, kStoreMagic.size())),
-            "a stranger");
-    if (in.size() < kStoreMagic.size()) return;
-    in.erase(0, kStoreMagic.size());
-    connection.greeted = true;
-  }
-  const std::optional<std::string> payload = take_frame(in, kLargestHello);
+  const std::optional<std::string> payload = take_frame(connection.in, kLargestHello);
   if (!payload) return;
   const Hello hello = decode_hello(*payload);
+  require_equal(hello.rank, connection.proven_rank, "rank");
   const Reply reply = state_.join(hello);
   if (reply.kind == Reply::Kind::ok) {
     connection.rank = hello.rank;
   } else {
     connection.ends = true;
   }
-  connection.out += std::string(kStoreMagic) + frame(encode(reply));
+  connection.out += frame(encode(reply));
   connection.flush();
 }
 

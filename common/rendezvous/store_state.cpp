@@ -59,17 +59,12 @@ Reply StoreState::join(const Hello& hello) {
 
 /// The reason to turn away one process, if it does not concern the whole job.
 std::optional<Reply> StoreState::refuse(const Hello& hello) const {
-  if (hello.version != kStoreVersion) {
-    return bad_input(
-        "the store speaks version {} of its protocol, this rank version {}; run the same build of "
-        "Lockstep everywhere",
-        kStoreVersion, hello.version);
-  }
   if (hello.run_id != run_id_) {
-    return bad_input(
-        "the store belongs to another job: its run id is '{}', this rank's is '{}'; give another "
-        "MASTER_PORT",
-        run_id_, hello.run_id);
+    return bad_input(  // without the ids: who reads this may be anybody
+        "the store belongs to another job: its run id (TORCHELASTIC_RUN_ID) is not that of rank "
+        "{}; "
+        "give another MASTER_PORT",
+        hello.rank);
   }
   if (start_ && start_->passed()) {
     return bad_input(

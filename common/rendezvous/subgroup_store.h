@@ -21,6 +21,7 @@ class SubgroupStore final : public Store {
   std::string get(const std::string& key, double timeout_seconds) override;
   bool check(const std::string& key) override;
   std::vector<int> gone() override;
+  const JobKey& key() const override { return job_->key(); }
   void answer_within(double seconds) override { job_->answer_within(seconds); }
   Address local_address() const override { return job_->local_address(); }
   Address host_address() const override { return job_->host_address(); }

@@ -5,10 +5,13 @@
 #include <thread>
 
 #include "common/core/error.h"
+#include "common/rendezvous/handshake.h"
+#include "common/rendezvous/key_desk.h"
 #include "common/rendezvous/store_server.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/transfer.h"
 #include "common/sockets/wire.h"
+#include "common/system/secrets.h"
 
 namespace lockstep {
 namespace {
@@ -28,6 +31,12 @@ StoreOptions checked(StoreOptions options) {
   return options;
 }
 
+/// Nobody gave a key, and all ranks are on this host: rank 0 makes one.
+bool is_rank_0s_to_make(const StoreOptions& options) {
+  return !options.key.exists() && is_loopback(options.address.host) &&
+         proofs_availability().empty();
+}
+
 /// The payload of one frame.
 std::string receive_frame(const Socket& socket, const Deadline& deadline) {
   std::string head(kFrameHead, '\0');
@@ -43,14 +52,16 @@ StoreOptions store_options(const LaunchContract& contract) {
   return {.address = contract.master,
           .rank = contract.rank,
           .world_size = contract.world_size,
-          .run_id = contract.run_id};
+          .run_id = contract.run_id,
+          .key = contract.key};
 }
 
 TcpStore::TcpStore(const StoreOptions& options)
     : options_(checked(options)), exceptions_(std::uncaught_exceptions()) {
   if (rank() == 0) {
+    if (is_rank_0s_to_make(options_)) options_.key = random_job_key();
     server_ = std::make_unique<StoreServer>(options_.address, world_size(), options_.run_id,
-                                            options_.answer_seconds);
+                                            options_.answer_seconds, options_.key);
     options_.address.port = server_->port();
   }
   socket_ = connect();
@@ -103,12 +114,14 @@ void TcpStore::fail_silent(double seconds) const {
 /// that close without a message are tried again: an earlier job on this port may just be ending.
 Socket TcpStore::connect() {
   const Deadline deadline(options_.connect_seconds);
+  const bool asks_for_key = is_rank_0s_to_make(options_);
   std::optional<Deadline> patience;  // from the first connection on
   while (true) {
     Socket socket = connect_to(address(), deadline);
     socket.name_peer(name_of_store());
     if (!patience) patience = earlier(deadline, Deadline(options_.answer_seconds));
     try {
+      if (asks_for_key) options_.key = ask_for_key(socket.peer_address(), rank(), *patience);
       decode_reply(introduce(socket, *patience)).value();
       return socket;
     } catch (const ConnectionClosed&) {
@@ -121,17 +134,26 @@ Socket TcpStore::connect() {
 /// The reply to this rank's introduction.
 std::string TcpStore::introduce(Socket& socket, const Deadline& deadline) {
   const Hello hello{.world_size = world_size(), .rank = rank(), .run_id = options_.run_id};
-  std::string magic(kStoreMagic.size(), '\0');
   try {
-    send_all(socket, bytes_of(std::string(kStoreMagic) + frame(encode(hello))), deadline);
-    receive_all(socket, writable_bytes_of(magic), deadline);
+    prove_to_listener(socket, Handshake::of_caller(key(), kStoreMeeting, 0, rank()), deadline);
+    send_all(socket, bytes_of(frame(encode(hello))), deadline);
+    return receive_frame(socket, deadline);
   } catch (const ConnectionClosed&) {
     throw;
   } catch (const PeerLost&) {
     fail_silent(deadline.seconds());
+  } catch (const NotLockstep& error) {
+    fail_no_store(error.what());
   }
-  if (magic != kStoreMagic) fail_no_store("it speaks another protocol");
-  return receive_frame(socket, deadline);
+}
+
+std::string TcpStore::trust() const {
+  std::string all;
+  if (!key().exists()) all = "no job key: trusts its network";
+  if (server_ && interface_of(options_.address.host).empty()) {
+    all += fmt::format("{}its store listens on all interfaces", all.empty() ? "" : ", ");
+  }
+  return all;
 }
 
 void TcpStore::answer_within(double seconds) {

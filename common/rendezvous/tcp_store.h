@@ -20,7 +20,10 @@ struct StoreOptions {
   Address address{};  // where rank 0 hosts the store; port 0 on rank 0: the system chooses
   int rank = 0;
   int world_size = 1;
-  std::string run_id{};          // of the job; the same on all ranks
+  std::string run_id{};  // of the job; the same on all ranks
+  /// The job's. Where none is given and the address is this host's only, rank 0 makes one, which
+  /// ranks of the same user get from it (key_desk.h).
+  JobKey key{};
   double connect_seconds = 300;  // how long to wait for rank 0 to start
   /// How long the listener at the address may take to show that it is a store, a connection to the
   /// store to show that it is from a rank, and the store to answer a call that waits for nothing.
@@ -35,9 +38,10 @@ StoreOptions store_options(const LaunchContract& contract);
 /// lives: rank 0 must leave last, or the others lose the store.
 /// Calls from several threads take turns, even while one waits.
 ///
-/// Every call throws, on every rank: BadInput if two processes claim one rank ("rank 1 claimed
-/// twice") or the ranks differ in WORLD_SIZE (with both values), PeerLost if a rank is missing or
-/// the store is gone. An error that concerns the whole job is the answer to all later calls, too.
+/// Every call throws, on every rank: BadInput if the ranks have different keys, two processes claim
+/// one rank ("rank 1 claimed twice") or the ranks differ in WORLD_SIZE (with both values), PeerLost
+/// if a rank is missing or the store is gone. An error that concerns the whole job is the answer to
+/// all later calls, too.
 class TcpStore final : public Store {
  public:
   /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:
@@ -59,10 +63,14 @@ class TcpStore final : public Store {
   void answer_within(double seconds) override;
   Address local_address() const override;
   Address host_address() const override;
+  const JobKey& key() const override { return options_.key; }
   bool is_host(int rank) const override { return rank == 0; }
 
   /// Where the store listens.
   const Address& address() const { return options_.address; }
+  /// Why strangers could reach the store, or join; empty if neither is so: "no job key: trusts its
+  /// network".
+  std::string trust() const;
   /// Adds to a whole number, 0 at first, kept as decimal text; returns the sum. Throws BadInput if
   /// the value is no number.
   int64_t add(const std::string& key, int64_t amount);

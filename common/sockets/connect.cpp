@@ -16,6 +16,9 @@ namespace {
 
 constexpr int kStreamFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 constexpr double kRetrySeconds = 0.02;  // between attempts to connect
+// How long the first attempt waits for an answer. Where a listener's queue is full, by a flood of
+// strangers, the system itself would try again after 1, 3 and 7 s.
+constexpr double kFirstAttemptSeconds = 0.1, kNextAttempt = 1.3;
 
 // --- Names -------------------------------------------------------------------------------------
 
@@ -157,6 +160,20 @@ Socket listen_on(const Address& address) {
   fail_listen(address, error);
 }
 
+bool is_own_address(const std::string& host) {
+  addrinfo wanted{};
+  wanted.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (::getaddrinfo(host.c_str(), "0", &wanted, &list) != 0) return false;
+  const AddressList found(list, &::freeaddrinfo);
+  // An address that is not its own is refused by the system, whatever the port.
+  const Socket socket(::socket(list->ai_family, kStreamFlags, 0));
+  if (!socket.is_open() || ::bind(socket.fd(), list->ai_addr, list->ai_addrlen) != 0) return false;
+  const std::string own = socket.local_address().host;
+  return own != "0.0.0.0" && own != "::";
+}
+
 std::optional<Socket> accept_from(const Socket& listener) {
   Socket socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket.is_open()) {
@@ -172,15 +189,18 @@ std::optional<Socket> accept_from(const Socket& listener) {
 }
 
 Socket connect_to(const Address& address, const Deadline& deadline) {
+  double patience = kFirstAttemptSeconds;
   while (true) {
     Socket socket;
-    const int error = try_all(look_up(address), deadline, socket);
+    const Deadline attempt(std::min(patience, deadline.seconds_left()));
+    const int error = try_all(look_up(address), attempt, socket);
     if (error == 0) {
       send_at_once(socket);
       socket.name_peer(address.text());
       return socket;
     }
     if (deadline.passed()) fail_connect(address, deadline, error);
+    if (error == ETIMEDOUT) patience *= kNextAttempt;
     const double pause = std::min(kRetrySeconds, deadline.seconds_left());
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
   }

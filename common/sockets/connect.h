@@ -11,6 +11,9 @@ namespace lockstep {
 /// at once, with address, errno and its text, and a hint.
 Socket listen_on(const Address& address);
 
+/// Whether `host` is, in numbers, an address of one of this host's interfaces.
+bool is_own_address(const std::string& host);
+
 /// An incoming connection, if there is one. Throws EnvironmentError if the system has no room for
 /// it.
 std::optional<Socket> accept_from(const Socket& listener);

@@ -1,6 +1,7 @@
 // How the ranks of one host come to share memory. Each listens under a name that nobody can guess;
-// the higher rank of two connects; then rank 0 sends all others the descriptor of the memory. That
-// it arrives proves that they are on one host: a name or an address does not.
+// the higher rank of two connects, and both prove the job's key; then rank 0 sends all others the
+// descriptor of the memory. That it arrives proves that they are on one host: a name or an address
+// does not.
 
 #include <algorithm>
 #include <functional>
@@ -10,16 +11,16 @@
 #include <vector>
 
 #include "common/rendezvous/rank_texts.h"
-#include "common/sockets/connect.h"
-#include "common/sockets/transfer.h"
 #include "common/sockets/unix_socket.h"
-#include "common/sockets/wire.h"
+#include "common/transports/peer_meeting.h"
 #include "common/transports/shm_transport.h"
 
 namespace lockstep {
 namespace {
 
-constexpr size_t kRankBytes = 4;  // bytes of a rank's number
+constexpr const char* kAllConnections = "all connections";
+
+std::string text_of(const std::string& step) { return "shared memory: " + step; }
 
 std::string random_name() {
   std::random_device random;
@@ -40,11 +41,12 @@ class ShmMeeting {
     const std::vector<std::string> names = together("a socket", [&] {
       name = random_name();
       listener_ = listen_under(name);
+      meeting_.emplace(store_, listener_, name);
       if (store_.rank() == 0) create_memory();
       return name;
     });
     together("a connection", [&] { return connect_to_lower(names); });
-    together("all connections", [&] { return accept_higher(); });
+    together(kAllConnections, [&] { return meet_all(); });
     together("the memory", [&] { return hand_round(); });
     return std::make_unique<ShmPeers>(memory_, store_.rank(), std::move(sockets_), timeout_seconds);
   }
@@ -57,7 +59,9 @@ class ShmMeeting {
     std::string done = "+";
     const auto give_up = [&](const Error& error) {
       done = fmt::format("rank {}: {}", store_.rank(), error.what());
-      sockets_.clear();  // whoever waits at one of them does so no longer
+      meeting_.reset();  // whoever waits at one of its sockets, or ours, does so no longer
+      sockets_.clear();
+      listener_.close();
     };
     try {
       done += work();
@@ -67,7 +71,7 @@ class ShmMeeting {
       give_up(error);
     }
     std::vector<std::string> all =
-        exchange_texts(store_, "shared memory: " + what, done, deadline_.seconds_left());
+        exchange_texts(store_, text_of(what), done, deadline_.seconds_left());
     for (std::string& text : all) {
       if (!text.starts_with('+')) throw NoSharedMemory(text);
       text.erase(0, 1);
@@ -81,34 +85,28 @@ class ShmMeeting {
     ShmLayout(memory_->data(), store_.world_size()).begin();
   }
 
+  /// Without waiting for an answer: all have to know first whether all could connect.
   std::string connect_to_lower(const std::vector<std::string>& names) {
     for (int lower = 0; lower < store_.rank(); ++lower) {
-      Socket& socket = sockets_[size_t(lower)];
-      socket = connect_under(names[size_t(lower)], fmt::format("rank {}", lower), deadline_);
-      std::string introduction;
-      put_number(introduction, uint64_t(store_.rank()), kRankBytes);
-      send_all(socket, bytes_of(introduction), deadline_);
+      const std::string& name = names[size_t(lower)];
+      meeting_->add(lower, connect_under(name, fmt::format("rank {}", lower), deadline_), name,
+                    deadline_);
     }
     return "";
   }
 
-  /// All higher ranks have connected, and introduced themselves: they wait in the listener's queue.
-  std::string accept_higher() {
-    while (std::optional<Socket> socket = accept_from(listener_)) {
-      if (!has_same_user(*socket)) continue;  // another one's, who has seen the name
-      std::string introduction(kRankBytes, '\0');
-      receive_all(*socket, writable_bytes_of(introduction), deadline_);
-      const uint64_t rank = WireReader(introduction).number(kRankBytes);
-      if (rank <= uint64_t(store_.rank()) || rank >= sockets_.size()) continue;
-      socket->name_peer(fmt::format("rank {}", rank));
-      sockets_[rank] = std::move(*socket);
-    }
-    for (size_t rank = size_t(store_.rank()) + 1; rank < sockets_.size(); ++rank) {
-      if (!sockets_[rank].is_open()) {
-        fail<EnvironmentError>("rank {} has not connected, or as another user", rank);
-      }
-    }
+  std::string meet_all() {
+    sockets_ = meeting_->meet(
+        deadline_, {.own_user_only = true, .check_missing = [&](const std::vector<int>& missing) {
+                      for (const int rank : missing) require_not_given_up(rank);
+                    }});
     return "";
+  }
+
+  /// All have connected: who says how that went, and is not here, could not come.
+  void require_not_given_up(int rank) {
+    if (!has_left_text(store_, text_of(kAllConnections), rank)) return;
+    fail<EnvironmentError>("rank {} has not connected, or as another user", rank);
   }
 
   std::string hand_round() {
@@ -126,6 +124,7 @@ class ShmMeeting {
   Store& store_;
   Deadline deadline_;
   Socket listener_;
+  std::optional<PeerMeeting> meeting_;
   std::shared_ptr<SharedMemory> memory_;
   std::vector<Socket> sockets_;
 };

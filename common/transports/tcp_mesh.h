@@ -30,9 +30,9 @@ struct IncomingBytes {
 /// later calls throw the same. One thread at a time; cancel() may come from any other.
 class TcpMesh {
  public:
-  /// Connects all ranks of the store; returns when all of them are connected. `name` distinguishes
-  /// the meshes of one store. Throws PeerLost naming a rank that left or did not come in time,
-  /// EnvironmentError if it cannot be reached.
+  /// Connects all ranks of the store; returns when all of them are connected, and have proven the
+  /// job's key. `name` distinguishes the meshes of one store. Throws PeerLost naming a rank that
+  /// left or did not come in time, EnvironmentError if it cannot be reached.
   TcpMesh(Store& store, double timeout_seconds, const std::string& name = "mesh");
 
   int rank() const { return rank_; }
@@ -51,10 +51,8 @@ class TcpMesh {
   void cancel();
 
  private:
-  void connect_to_lower(Store& store, const std::string& name, const Deadline& deadline);
-  void accept_higher(const Socket& listener, const Deadline& deadline);
-  bool take_introduction(Socket& stranger, std::string& said);
-  std::string missing_peers() const;
+  static Socket connect_to_lower(const Store& store, int lower, const std::string& where,
+                                 const Deadline& deadline);
   const Socket& peer(int rank) const;
 
   int rank_;

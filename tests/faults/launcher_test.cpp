@@ -9,6 +9,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "common/system/secrets.h"
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
 
@@ -30,6 +31,9 @@ std::map<std::string, std::string> variables(const std::string& text) {
   return all;
 }
 
+/// Of the key that the launcher makes; none in a build that can prove nothing.
+size_t key_digits() { return proofs_availability().empty() ? 64 : 0; }
+
 TEST_CASE("Ranks of one node get torchrun's variables and a free port", "[faults][launch]") {
   const Jobs jobs;
   for (const Words& options : {Words{}, Words{"--standalone"}}) {
@@ -42,6 +46,8 @@ TEST_CASE("Ranks of one node get torchrun's variables and a free port", "[faults
       CHECK_FALSE(first[name].empty());
       CHECK(first[name] == second[name]);
     }
+    CHECK(first[kLauncherKey] == second[kLauncherKey]);
+    CHECK(first[kLauncherKey].size() == key_digits());
     CHECK(first["MASTER_ADDR"] == "127.0.0.1");
     CHECK(std::stoi(first["MASTER_PORT"]) > 0);
     CHECK((first["RANK"] == "0" && first["LOCAL_RANK"] == "0"));
@@ -64,6 +70,7 @@ TEST_CASE("Ranks of the second node count on from the first", "[faults][launch]"
   CHECK((last["RANK"] == "3" && last["LOCAL_RANK"] == "1"));
   CHECK((last["WORLD_SIZE"] == "6" && last["LOCAL_WORLD_SIZE"] == "2"));
   CHECK((last["GROUP_RANK"] == "1" && last["MASTER_ADDR"] == "host.example"));
+  CHECK(last[kLauncherKey].empty());  // the nodes have not met: a key is the user's to give
   CHECK((last["MASTER_PORT"] == "1234" && last["TORCHELASTIC_RUN_ID"] == "host.example:1234"));
 }
 
@@ -124,26 +131,28 @@ TEST_CASE("After a failure all ranks are started again, as often as asked", "[fa
   const Jobs jobs;
   const std::string script =
       "count=$TORCHELASTIC_RESTART_COUNT; date +%s.%N >\"$DIR/begin.$RANK.$count\"; "
-      "echo \"$count $MASTER_PORT $TORCHELASTIC_RUN_ID\" >>\"$DIR/log.$RANK\"; "
+      "echo \"$count $MASTER_PORT $TORCHELASTIC_RUN_ID $LOCKSTEP_LAUNCHER_KEY\" "
+      ">>\"$DIR/log.$RANK\"; "
       "is_rank 1 || { [ \"$count\" = 2 ] && exit 0; trap '' TERM; exec sleep 60; }; "
       "await begin.0.$count; date +%s.%N >\"$DIR/end\"; cp \"$DIR/end\" \"$DIR/end.$count\"; "
       "[ \"$count\" = 2 ] || exit 5";
   const ProcessResult run =
       jobs.run({"--nproc-per-node", "2", "--max-restarts", "4", "--grace", "0.1"}, script);
   CHECK(run.status == 0);
-  std::set<std::string> ports, names;
+  std::set<std::string> ports, names, keys;
   const Words log = lines_of(jobs.text("log.0"));
   CHECK(log == lines_of(jobs.text("log.1")));
   REQUIRE(log.size() == 3);
   for (size_t i = 0; i < log.size(); ++i) {
     std::istringstream line(log[i]);
-    std::string count, port, name;
-    line >> count >> port >> name;
+    std::string count, port, name, key;
+    line >> count >> port >> name >> key;
     CHECK(count == std::to_string(i));
-    ports.insert(port), names.insert(name);
+    ports.insert(port), names.insert(name), keys.insert(key);
   }
   CHECK(ports.size() == 3);
   CHECK(names.size() == 1);
+  CHECK(keys.size() == (key_digits() > 0 ? 3 : 1));  // who is left of an earlier start cannot join
   const Words said = lines_of(run.err);
   REQUIRE(said.size() == 2);
   CHECK(std::regex_match(

@@ -17,114 +17,14 @@
 #include "common/transports/gloo_transport.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
+#include "tests/support/group_processes.h"
 #include "tests/support/process.h"
 
 namespace lockstep {
 namespace {
 
+using namespace testing;
 using Catch::Matchers::ContainsSubstring;
-using Catch::Matchers::StartsWith;
-using testing::TempDir;
-using testing::Words;
-using testing::operator+;
-/// nullopt: not set.
-using Variables = std::map<std::string, std::optional<std::string>>;
-
-/// One process of a group.
-struct RankProcess {
-  Variables environment;
-  Words words;             // of planted/group_member.cpp
-  bool is_awaited = true;  // the others' end does not end it
-};
-
-struct RankResult {
-  int status = -1;  // 128 + the signal that ended it; -1 if it did not end by itself
-  std::string out{}, err{};
-};
-
-struct GroupResult {
-  std::vector<RankResult> ranks{};  // as the processes were given
-  double seconds = 0;
-  bool timed_out = false;
-
-  std::string story() const {
-    std::string text = fmt::format("{:.2f} s{}", seconds, timed_out ? " (deadline passed)" : "");
-    for (const RankResult& rank : ranks) {
-      text += fmt::format("\nstatus {}\nstdout: {}\nstderr: {}", rank.status, rank.out, rank.err);
-    }
-    return text;
-  }
-};
-
-Variables variables_of(int rank, int world_size, int port) {
-  return {{"RANK", std::to_string(rank)},
-          {"WORLD_SIZE", std::to_string(world_size)},
-          {"LOCAL_RANK", std::to_string(rank)},
-          {"LOCAL_WORLD_SIZE", {}},
-          {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(port)},
-          {"LOCKSTEP_DEBUG", {}},
-          {"TORCHELASTIC_RUN_ID", {}}};
-}
-
-/// All ranks of a group with the same words.
-std::vector<RankProcess> group_of(int world_size, const Words& words,
-                                  int port = testing::free_port()) {
-  std::vector<RankProcess> processes;
-  for (int rank = 0; rank < world_size; ++rank) {
-    processes.push_back({variables_of(rank, world_size, port), words});
-  }
-  return processes;
-}
-
-std::string quoted(const Words& words) {
-  std::string text;
-  for (const std::string& word : words) text += " '" + word + "'";
-  return text;
-}
-
-Words command_of(const RankProcess& process) {
-  Words command{"env"};
-  for (const auto& [name, value] : process.environment) {
-    if (!value) command = command + Words{"-u", name};
-  }
-  for (const auto& [name, value] : process.environment) {
-    if (value) command.push_back(name + "=" + *value);
-  }
-  return command + Words{testing::build_dir() + "/tests/faults/group-member"} + process.words;
-}
-
-/// Runs all of them at the same time, under one shell: when those that are awaited have ended, the
-/// rest is killed.
-GroupResult run_group(const std::vector<RankProcess>& processes) {
-  const TempDir folder;
-  const auto file = [&](const char* kind, size_t i) {
-    return (folder / fmt::format("{}.{}", kind, i)).string();
-  };
-  std::string script = "exec 2>/dev/null\n", wait = "wait";
-  for (size_t i = 0; i < processes.size(); ++i) {
-    script += fmt::format("{{ {} >{} 2>{}; echo $? >{}; }} &\n", quoted(command_of(processes[i])),
-                          file("out", i), file("err", i), file("status", i));
-    script += fmt::format("p{}=$!\n", i);
-    if (processes[i].is_awaited) wait += fmt::format(" $p{}", i);
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  const auto shell = testing::run_process({"sh", "-c", script + wait}, testing::kDeadline);
-  GroupResult result{
-      .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
-      .timed_out = shell.timed_out};
-  for (size_t i = 0; i < processes.size(); ++i) {
-    const auto text = [&](const char* kind) {  // of one that was not awaited not all need be there
-      const std::string path = file(kind, i);
-      return std::filesystem::exists(path) ? testing::read_file(path) : "";
-    };
-    const std::string status = text("status");
-    RankResult rank{.out = text("out"), .err = text("err")};
-    if (!status.empty()) rank.status = std::stoi(status);
-    result.ranks.push_back(std::move(rank));
-  }
-  return result;
-}
 
 /// The promised time, on a machine that does nothing else. The short campaign also runs next to
 /// compilers, and sanitizers take their time.
@@ -134,15 +34,6 @@ double within_seconds(double seconds) {
 #else
   return testing::full_campaign() ? seconds : 5 * seconds;
 #endif
-}
-
-/// It ended with this status, one line on stderr that has all of these, and nothing on stdout.
-void check_error(const RankResult& rank, int status, const Words& fragments) {
-  CHECK(rank.status == status);
-  CHECK(rank.out.empty());
-  CHECK_THAT(rank.err, StartsWith("error: "));
-  CHECK(rank.err.find('\n') == rank.err.size() - 1);
-  for (const std::string& fragment : fragments) CHECK_THAT(rank.err, ContainsSubstring(fragment));
 }
 
 Words backends_here() {

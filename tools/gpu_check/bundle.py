@@ -29,6 +29,7 @@ LIBRARIES = {
     "nlohmann-json3-dev": ("nlohmann_json", ""),
     "catch2": ("catch2", ""),
     "zlib1g-dev": ("zlib", "-lz"),
+    "libsodium-dev": ("libsodium", "-lsodium"),
     "libdnnl-dev": None,
     "libgloo-dev": None,
 }

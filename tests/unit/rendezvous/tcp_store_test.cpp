@@ -130,6 +130,13 @@ TEST_CASE("A store of several hosts listens on all interfaces, one of this host 
   const StoreServer here({"localhost", 0}, 1, "", kLong);
   CHECK(connect_to({kLoopback, everywhere.port()}, Deadline(kLong)).is_open());
   CHECK(connect_to({"localhost", here.port()}, Deadline(kLong)).is_open());
+  CHECK(interface_of("localhost") == "localhost");
+  CHECK(is_own_address("127.0.0.5"));
+  // No address of this host, its name, no interface alone, nothing that is an address.
+  for (const std::string host : {"192.0.2.77", "node7.example", "0.0.0.0", "::", "127.0.0.5.6"}) {
+    CHECK_FALSE(is_own_address(host));
+  }
+  CHECK(interface_of("192.0.2.77").empty());
 }
 
 // --- Strangers ---------------------------------------------------------------------------------
@@ -144,15 +151,16 @@ void check_job_goes_on(const Host& host) {
 
 TEST_CASE("Garbage is dropped and the job goes on", "[store][tsan][row73]") {
   const Host host(2);
-  const std::string magic(kStoreMagic);
-  const std::string hello = frame(encode(Hello{.world_size = 2, .rank = 1}));
+  const JobKey& key = host.store->key();
+  const std::string first = first_message(key, 1), magic(kHandshakeMagic);
   const Texts garbage{"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
                       std::string(100000, '\0'),
                       "\x16\x03\x01\x02",
-                      magic + std::string(4, '\xff'),  // a frame of four gigabytes
-                      magic + frame("abc"),
-                      magic + frame(encode(Hello{.world_size = 2, .rank = 1}) + "more"),
-                      magic + frame(std::string(kLargestHello + 1, 'x'))};
+                      magic + std::string(4, '\xff'),                    // another version
+                      first_message({}, 1),                              // no key
+                      first + std::string(32, 'x'),                      // a wrong proof
+                      first_message(key, 1 << 30) + std::string(32, 0),  // of no rank
+                      hello_bytes({.world_size = 2, .rank = 1})};
   for (const std::string& text : garbage) {
     const Socket stranger = host.stranger();
     try {
@@ -163,9 +171,24 @@ TEST_CASE("Garbage is dropped and the job goes on", "[store][tsan][row73]") {
   }
   const Socket silent = host.stranger();
   const Socket half = host.stranger();
-  say(half, magic + hello.substr(0, hello.size() - 1));
-  for (size_t cut = 0; cut < hello.size(); ++cut)
-    say(host.stranger(), magic + hello.substr(0, cut));
+  say(half, first);
+  for (size_t cut = 0; cut < first.size(); ++cut) say(host.stranger(), first.substr(0, cut));
+  check_job_goes_on(host);
+}
+
+TEST_CASE("Whoever has the key and talks nonsense is dropped, too", "[store][tsan][row73]") {
+  const Host host(2);
+  const std::string hello = encode(Hello{.world_size = 2, .rank = 1});
+  for (const std::string& text :
+       {std::string(4, '\xff'), frame("abc"), frame(hello + "more"),  // first: four gigabytes
+        frame(encode(Hello{.world_size = 2, .rank = 0})),             // it has proven to be rank 1
+        frame(std::string(kLargestHello + 1, 'x'))}) {
+    const Socket rank = host.stranger();
+    prove_to_listener(rank, Handshake::of_caller(host.store->key(), kStoreMeeting, 0, 1),
+                      Deadline(kLong));
+    say(rank, text);
+    CHECK(has_closed(rank));
+  }
   check_job_goes_on(host);
 }
 
@@ -173,12 +196,15 @@ TEST_CASE("A call that waits for others is given up a little after its own timeo
   const Socket listener = listen_on({kLoopback, 0});
   StoreOptions options = options_of(1, 2, listener.local_address().port);
   options.late_seconds = kShort;
+  options.key = random_job_key();
   // A store that says hello and then nothing, as one whose process is stopped.
   std::optional<Socket> silent;
   std::thread store([&] {
     pollfd entry{listener.fd(), POLLIN, 0};
     if (wait_ready({&entry, 1}, Deadline(kLong))) silent = accept_from(listener);
-    if (silent) say(*silent, std::string(kStoreMagic) + frame(encode(Reply{})));
+    if (!silent) return;
+    prove_to_caller(*silent, options.key);
+    say(*silent, frame(encode(Reply{})));
   });
   TcpStore rank(options);
   store.join();
@@ -211,15 +237,15 @@ TEST_CASE("Many silent connections do not keep a rank out", "[store][tsan][row73
 }
 
 TEST_CASE("Random bytes never end the store", "[store][tsan][row73]") {
-  const Host host(2);
+  const Host host(2, kEverywhere);  // without a key more of the bytes are read
+  const size_t world_size = kFirstSize + 32 + kFrameHead;
   std::mt19937 random(1);
   const Hello hello{.world_size = 2, .rank = 5};  // no rank of this world
   for (int i = 0; i < (testing::full_campaign() ? 5000 : 200); ++i) {
     std::string text = hello_bytes(hello);
     if (i % 2 == 0) text += frame(encode(Request{.key = "key", .value = "value"}));
     const size_t at = random() % text.size();
-    // Another world size or rank is well-formed, and a mistake of the job.
-    if (at >= kStoreMagic.size() + 8 && at < kStoreMagic.size() + 16) continue;
+    if (world_size <= at && at < world_size + 4) continue;  // well-formed, and a mistake of the job
     text[at] = static_cast<char>(text[at] ^ (1 + random() % 255));
     say(host.stranger(), text.substr(0, 1 + random() % text.size()));
   }
@@ -228,17 +254,22 @@ TEST_CASE("Random bytes never end the store", "[store][tsan][row73]") {
 
 TEST_CASE("A rank of another job, or another build, is turned away and the job goes on",
           "[store][tsan][row73]") {
-  const Host host(2);
+  Host host(2);
+  StoreOptions mine = options_of(0, 2);
+  mine.run_id = "mine";
+  host.store = std::make_unique<TcpStore>(mine);
+  host.run_id = mine.run_id;
   StoreOptions other = host.options(1);
   other.run_id = "other";
   other.world_size = 7;
-  CHECK_THAT(message_of<BadInput>([&] { TcpStore store(other); }),
-             ContainsSubstring("another job: its run id is '', this rank's is 'other'"));
+  const std::string error = message_of<BadInput>([&] { TcpStore store(other); });
+  CHECK_THAT(error, ContainsSubstring("another job: its run id (TORCHELASTIC_RUN_ID) is not that"));
+  CHECK(error.find("mine") == error.npos);  // whoever asks could then join
   const Socket newer = host.stranger();
-  say(newer, hello_bytes({.version = 2, .world_size = 2, .rank = 1}));
-  std::string answer(200, '\0');
-  CHECK_THROWS_AS(receive_all(newer, writable_bytes_of(answer), Deadline(kSoon)), ConnectionClosed);
-  CHECK_THAT(answer, ContainsSubstring("version 1 of its protocol, this rank version 2"));
+  std::string newer_first = first_message(host.store->key(), 1);
+  ++newer_first[kHandshakeMagic.size()];
+  say(newer, newer_first);
+  CHECK(has_closed(newer));
   check_job_goes_on(host);
 }
 
@@ -247,9 +278,11 @@ TEST_CASE("A rank of another job, or another build, is turned away and the job g
 /// Rank 2's connection, by hand: it can break like that of a process that dies.
 Socket bare_rank(const Host& host, int rank) {
   Socket socket = host.stranger();
-  say(socket, hello_bytes({.world_size = host.world_size, .rank = rank}));
-  std::string magic(kStoreMagic.size(), '\0');
-  receive_all(socket, writable_bytes_of(magic), Deadline(kLong));
+  prove_to_listener(socket, Handshake::of_caller(host.store->key(), kStoreMeeting, 0, rank),
+                    Deadline(kLong));
+  say(socket, frame(encode(Hello{.world_size = host.world_size, .rank = rank})));
+  std::string reply(kReplySize, '\0');
+  receive_all(socket, writable_bytes_of(reply), Deadline(kLong));
   return socket;
 }
 
@@ -314,15 +347,15 @@ std::string shell_rank(int port) {
   for (const char c : hello_bytes({.world_size = 2, .rank = 1})) {
     escaped += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
   }
-  return fmt::format("exec 3<>/dev/tcp/127.0.0.1/{}; printf '{}' >&3; head -c 8 <&3 >/dev/null; ",
-                     port, escaped);
+  return fmt::format("exec 3<>/dev/tcp/127.0.0.1/{}; printf '{}' >&3; head -c {} <&3 >/dev/null; ",
+                     port, escaped, kAnswerSize + kReplySize);
 }
 
 TEST_CASE("A process that is killed has left, and so has one that talks nonsense",
           "[store][tsan]") {
   for (const std::string end : {"kill -9 $$", "printf '\\x80' >&3; kill -9 $$",
                                 "printf '\\xff\\xff\\xff\\xff' >&3; cat <&3"}) {
-    const Host host(2);
+    const Host host(2, kEverywhere);  // bash can prove no key
     std::thread shell([&] {
       testing::run_process({"bash", "-c", shell_rank(host.store->address().port) + end}, kLong);
     });

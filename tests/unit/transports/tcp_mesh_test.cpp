@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/core/error.h"
+#include "common/rendezvous/handshake.h"
 #include "common/rendezvous/tcp_store.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/wire.h"
@@ -329,10 +330,15 @@ TEST_CASE("Strangers who come to a rank's port are dropped", "[mesh][tsan][row73
     if (rank == 1) {
       const Address lower =
           parse_address(stores[1].get("mesh/address/rank 0", kLong), "rank 0's address");
-      std::string unknown = "LOCKMESH", foreign = "HTTP/1.1";
-      put_number(unknown, 7, 4);
-      put_number(foreign, 1, 4);
-      for (const std::string& text : Texts{"", "GET / HTTP/1.1\r\n", "LOCK", unknown, foreign}) {
+      // As rank 1, without a proof, before it; of no rank; of a job without a key; half of it.
+      const auto first = [&](const JobKey& key, int rank) {
+        return Handshake::of_caller(key, lower.text(), 0, rank).take_output();
+      };
+      const JobKey& key = stores[1].key();
+      const std::string proof(32, '\0');
+      for (const std::string& text :
+           Texts{"", "GET / HTTP/1.1\r\n", "LOCK", first(key, 1), first(key, 1) + proof,
+                 first(key, 7), first({}, 1) + proof}) {
         strangers.push_back(connect_to(lower, Deadline(kLong)));
         send_all(strangers.back(), bytes_of(text), Deadline(kLong));
       }
@@ -354,14 +360,21 @@ TEST_CASE("A rank may introduce itself in pieces", "[mesh][tsan]") {
       TcpMesh mesh(stores[0], kLong);
       return mesh.receive(1, writable_bytes_of(moved), kLong);
     }
-    const Address lower = parse_address(stores[1].get("mesh/address/rank 0", kLong), "address");
-    const Socket socket = connect_to(lower, Deadline(kLong));
-    std::string introduction = "LOCKMESH";
-    put_number(introduction, 1, 4);
-    send_all(socket, bytes_of(introduction.substr(0, 3)), Deadline(kLong));
-    stores[1].set("mesh/connected/rank 1", "");
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    send_all(socket, bytes_of(introduction.substr(3) + "hello"), Deadline(kLong));
+    const std::string where = stores[1].get("mesh/address/rank 0", kLong);
+    stores[1].set("mesh/address/rank 1", "127.0.0.1:1");
+    const Socket socket = connect_to(parse_address(where, "rank 0"), Deadline(kLong));
+    Handshake handshake = Handshake::of_caller(stores[1].key(), where, 0, 1);
+    const std::string first = handshake.take_output();
+    for (size_t at = 0; at < first.size(); at += 7) {
+      send_all(socket, bytes_of(first.substr(at, 7)), Deadline(kLong));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    while (handshake.state() == Handshake::State::going) {
+      std::string some(handshake.wanted(), '\0');
+      receive_all(socket, writable_bytes_of(some), Deadline(kLong));
+      handshake.take(some);
+    }
+    send_all(socket, bytes_of(handshake.take_output() + "hello"), Deadline(kLong));
   });
   CHECK(errors == Texts(2));
   CHECK(moved == "hello");

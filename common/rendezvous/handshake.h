@@ -1,0 +1,85 @@
+#pragma once
+// How two ranks prove to each other that they have the job's key, without telling it.
+//
+//   caller    "LOCKSTEP", version, kind of key, its rank, a nonce (random bytes, used once)
+//   listener  "LOCKSTEP", version, kind of key, a nonce, its proof
+//   caller    its proof
+//
+// A proof is an HMAC, by the key, of who gives it (caller or listener), where they meet, both ranks
+// and both nonces. So no proof fits twice: one that was overheard has another nonce, one that is
+// sent back to whoever gave it comes from the wrong side, and one of another meeting names another
+// place. Mirrors the three passes of ISO/IEC 9798-4. Without a key proofs are zeros, and prove
+// nothing.
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "common/rendezvous/job_key.h"
+#include "common/sockets/socket.h"
+
+namespace lockstep {
+
+constexpr std::string_view kHandshakeMagic = "LOCKSTEP";
+constexpr uint32_t kHandshakeVersion = 2;
+constexpr size_t kNonceBytes = 32;
+
+/// The other side speaks another protocol.
+class NotLockstep : public ErrorOfKind<NotLockstep> {
+ public:
+  using ErrorOfKind::ErrorOfKind;
+};
+
+/// One side of one meeting. It does not wait: whoever has it moves the bytes.
+class Handshake {
+ public:
+  /// `where` distinguishes meetings, and is the same on both sides. The caller, who connected,
+  /// knows the listener's rank; the listener learns the caller's.
+  static Handshake of_caller(const JobKey& key, const std::string& where, int listener, int caller);
+  static Handshake of_listener(const JobKey& key, const std::string& where, int listener);
+
+  enum class State { going, proven, refused };
+  State state() const { return state_; }
+  /// What has to be sent now; empty if nothing. Also of a listener that has just refused: the
+  /// caller then learns what kind of key was expected.
+  std::string take_output() { return std::exchange(out_, {}); }
+  /// How many bytes to read at most, so that none that follow the handshake are taken.
+  size_t wanted() const;
+  /// Bytes that came. A caller throws BadInput where the keys differ or the versions do, and
+  /// NotLockstep; a listener refuses, without a word to what speaks another protocol.
+  void take(std::string_view bytes);
+
+  /// What the caller says its rank is; -1 before it has said so. True once it is proven.
+  int caller() const { return caller_; }
+  /// Why a listener refused: "it has no job key".
+  const std::string& why_refused() const { return why_refused_; }
+
+ private:
+  Handshake(const JobKey& key, bool calls, const std::string& where, int listener, int caller);
+  bool has_head() const { return calls_ || caller_ < 0; }
+  std::string new_nonce() const;
+  size_t message_size() const;
+  bool take_head();
+  void take_first_message();
+  void answer(const std::string& proof);
+  void take_answer();
+  void take_proof();
+  void refuse(const std::string& why);
+  std::string proof_of(std::string_view side) const;
+  bool proves(std::string_view proof, std::string_view side) const;
+
+  JobKey key_;
+  bool calls_;
+  std::string where_;
+  int listener_, caller_;
+  std::string callers_nonce_, listeners_nonce_;
+  std::string in_, out_;
+  State state_ = State::going;
+  std::string why_refused_;
+};
+
+/// Does the caller's part, and returns once the listener has proven the key. Throws as take() does;
+/// PeerLost after the deadline, ConnectionClosed.
+void prove_to_listener(const Socket& socket, Handshake handshake, const Deadline& deadline);
+
+}  // namespace lockstep

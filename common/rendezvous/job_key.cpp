@@ -1,0 +1,117 @@
+#include "common/rendezvous/job_key.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+
+#include "common/core/error.h"
+#include "common/system/descriptor.h"
+#include "common/system/secrets.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kSecret = "LOCKSTEP_JOB_SECRET";
+constexpr const char* kSecretFile = "LOCKSTEP_JOB_SECRET_FILE";
+// 128 bits, the same for every rank of a job.
+constexpr const char* kOpenMpiSecret = "OMPI_MCA_orte_precondition_transports";
+constexpr size_t kLeastSecretBytes = 16,
+                 kMostSecretBytes = 4096;  // bytes of a secret: fewer could be guessed
+
+constexpr const char* kMake = "(umask 077; head -c 32 /dev/urandom | base64 >FILE) makes one";
+
+std::string checked(std::string secret, const std::string& name) {
+  require(secret.size() >= kLeastSecretBytes && secret.size() <= kMostSecretBytes,
+          "{}: the secret has {}{} bytes, expected {} to {} that nobody can guess; {}", name,
+          secret.size() > kMostSecretBytes ? "more than " : "",
+          std::min(secret.size(), kMostSecretBytes), kLeastSecretBytes, kMostSecretBytes, kMake);
+  return secret;
+}
+
+/// Opens a file that only this user can have written and read: a link could lead anywhere.
+Descriptor open_private(const std::string& path) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  require(file.is_open(), "{}={}: {}; expected a file of this user with mode 0600", kSecretFile,
+          path, errno == ELOOP ? "a symbolic link" : errno_text(errno));
+  struct stat found{};
+  require(::fstat(file.get(), &found) == 0 && S_ISREG(found.st_mode),
+          "{}={}: not a regular file; expected a file of this user with mode 0600", kSecretFile,
+          path);
+  require(found.st_uid == ::geteuid(),
+          "{}={}: the file belongs to user {}, expected user {}, who runs this; make a copy with "
+          "mode 0600",
+          kSecretFile, path, found.st_uid, ::geteuid());
+  require((found.st_mode & 07777) == 0600,
+          "{}={}: the file has mode {:04o}, expected 0600, since others must not read the secret; "
+          "chmod 600 it, or take a new secret if it was read",
+          kSecretFile, path, found.st_mode & 07777);
+  return file;
+}
+
+/// What is in the file, without the end of its last line.
+std::string read_secret_file(const std::string& path) {
+  const Descriptor file = open_private(path);
+  std::string secret;
+  std::array<char, kMostSecretBytes> some{};
+  ssize_t size = 0;
+  while (secret.size() <= kMostSecretBytes &&
+         (size = ::read(file.get(), some.data(), some.size())) > 0) {
+    secret.append(some.data(), size_t(size));
+  }
+  require(size >= 0, "{}={}: cannot read it: {}", kSecretFile, path, errno_text(errno));
+  for (const char end : {'\n', '\r'}) {
+    if (secret.ends_with(end)) secret.pop_back();
+  }
+  return checked(secret, fmt::format("{}={}", kSecretFile, path));
+}
+
+}  // namespace
+
+std::string describe(JobKey::Source source) {
+  switch (source) {
+    case JobKey::Source::none:
+      return "no job key";
+    case JobKey::Source::secret:
+      return fmt::format("a job key from {}", kSecret);
+    case JobKey::Source::launcher:
+      return "a job key from its launcher";
+    case JobKey::Source::open_mpi:
+      return "a job key from Open MPI";
+    case JobKey::Source::rank_0:
+      return "a job key that rank 0 made";
+  }
+  return "a job key of a kind that is not known here";
+}
+
+JobKey read_job_key(const std::function<const char*(const char* name)>& variable) {
+  const auto given = [&](const char* name) {
+    const char* value = variable(name);
+    return value != nullptr && *value != '\0';
+  };
+  const std::string unable = proofs_availability();
+  for (const char* name : {kSecret, kSecretFile, kLauncherKey}) {
+    if (unable.empty() || !given(name)) continue;
+    fail<EnvironmentError>(
+        "{} is set, and {}: it cannot use a secret; unset {} for a job that "
+        "trusts its network",
+        name, unable, name);
+  }
+  if (given(kSecret)) return {JobKey::Source::secret, checked(variable(kSecret), kSecret)};
+  if (given(kSecretFile)) return {JobKey::Source::secret, read_secret_file(variable(kSecretFile))};
+  if (given(kLauncherKey)) return {JobKey::Source::launcher, variable(kLauncherKey)};
+  if (given(kOpenMpiSecret) && unable.empty())
+    return {JobKey::Source::open_mpi, variable(kOpenMpiSecret)};
+  return {};
+}
+
+JobKey read_job_key() {
+  return read_job_key([](const char* name) { return std::getenv(name); });
+}
+
+JobKey random_job_key() { return {JobKey::Source::rank_0, random_bytes(kJobKeyBytes)}; }
+
+}  // namespace lockstep

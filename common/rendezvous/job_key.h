@@ -1,0 +1,40 @@
+#pragma once
+// The one key of a job: who knows it is one of its ranks. Ranks prove to each other that they do
+// (handshake.h) before they say anything else.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace lockstep {
+
+struct JobKey {
+  enum class Source : uint8_t {
+    none,      // the job trusts its network
+    secret,    // LOCKSTEP_JOB_SECRET, or the file that LOCKSTEP_JOB_SECRET_FILE names
+    launcher,  // `lockstep launch` on one host made it
+    open_mpi,  // mpirun made it
+    rank_0,    // rank 0 made it, for ranks of its host and user (key_desk.h)
+  };
+  Source source = Source::none;
+  std::string bytes{};
+
+  bool exists() const { return source != Source::none; }
+};
+
+/// "no job key", "a job key from LOCKSTEP_JOB_SECRET".
+std::string describe(JobKey::Source source);
+
+/// The key that is in the environment, from the first source above that has one; none where
+/// nothing is set. Throws BadInput for a secret that is too short to be one, and for a file that
+/// others might have read or written: not mode 0600, not this user's, no regular file, a link.
+/// Throws EnvironmentError for a secret in a build that can prove none: it is never ignored.
+JobKey read_job_key(const std::function<const char*(const char* name)>& variable);
+/// The same from this process's environment.
+JobKey read_job_key();
+
+constexpr size_t kJobKeyBytes = 32;  // of the keys that we make
+/// A new one of rank 0.
+JobKey random_job_key();
+
+}  // namespace lockstep

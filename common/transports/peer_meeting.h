@@ -1,0 +1,50 @@
+#pragma once
+// How every two ranks come to a connection: the higher one connects, the lower one listens, and
+// both prove to each other that they are ranks of this job.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/rendezvous/front_door.h"
+
+namespace lockstep {
+
+class Store;
+
+/// One rank's side. First add() a connection to each lower rank, then meet().
+class PeerMeeting {
+ public:
+  /// Higher ranks come to `listener`, which they know as `where`: no other meeting has that name.
+  PeerMeeting(const Store& store, const Socket& listener, const std::string& where);
+  /// A connection to a lower rank's listener, known as `where`: begins to prove the key. Throws
+  /// ConnectionClosed.
+  void add(int lower, Socket socket, const std::string& where, const Deadline& deadline);
+
+  struct Rules {
+    bool own_user_only = false;  // for Unix sockets
+    /// Called now and then while it waits; throws if these ranks will not come any more.
+    std::function<void(const std::vector<int>& missing)> check_missing;
+  };
+  /// Returns the connections, by rank, when all have proven the key; this rank's own is closed.
+  /// Throws PeerLost naming the ranks that did not come in time; ConnectionClosed; BadInput if a
+  /// listener is none of the job's; EnvironmentError.
+  std::vector<Socket> meet(const Deadline& deadline, const Rules& rules);
+
+ private:
+  struct Call {
+    int lower;
+    Handshake handshake;
+  };
+  void accept(const Rules& rules);
+  void hear(Call& call, const Deadline& deadline);
+  std::vector<int> missing() const;
+
+  const JobKey& key_;
+  int rank_;
+  FrontDoor door_;
+  std::vector<Call> calls_;
+  std::vector<Socket> sockets_;  // by rank; of lower ranks, also before they have proven the key
+};
+
+}  // namespace lockstep

@@ -1,0 +1,265 @@
+// Strangers who come to a job's ports: they cannot join it, learn nothing and do not hold it up.
+// And ranks that a mistake makes strangers to each other.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <future>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "common/rendezvous/handshake.h"
+#include "common/rendezvous/store_protocol.h"
+#include "common/sockets/connect.h"
+#include "common/sockets/transfer.h"
+#include "common/sockets/wire.h"
+#include "common/system/secrets.h"
+#include "tests/support/group_processes.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing;
+using Catch::Matchers::ContainsSubstring;
+
+void require_proofs() {
+  if (!proofs_availability().empty()) LOCKSTEP_SKIP("no libsodium");
+}
+
+void check_all_well(const GroupResult& group) {
+  INFO(group.story());
+  for (const RankResult& rank : group.ranks) {
+    CHECK(rank.status == 0);
+    CHECK(rank.err.empty());
+  }
+}
+
+// --- What a stranger sees ------------------------------------------------------------------------
+
+/// The process of a group whose store has that port.
+std::string process_of(int rank, int port) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string pid = entry.path().filename();
+    if (pid.find_first_not_of("0123456789") != pid.npos) continue;
+    std::ifstream file(entry.path() / "environ");
+    const std::string all = '\0' + std::string(std::istreambuf_iterator<char>(file), {});
+    const auto has = [&](const std::string& variable) {
+      return all.find('\0' + variable + '\0') != all.npos;
+    };
+    if (has(fmt::format("RANK={}", rank)) && has(fmt::format("MASTER_PORT={}", port))) return pid;
+  }
+  return "";
+}
+
+/// The ports of 127.0.0.1 on which a process listens.
+std::set<int> ports_of(const std::string& pid) {
+  std::set<std::string> own;
+  std::error_code gone;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + pid + "/fd", gone)) {
+    own.insert(std::filesystem::read_symlink(entry.path(), gone).string());
+  }
+  std::set<int> ports;
+  std::ifstream table("/proc/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    std::istringstream words(line);
+    std::string slot, local, remote, state, queues, timer, retries, user, timeouts, inode;
+    words >> slot >> local >> remote >> state >> queues >> timer >> retries >> user >> timeouts;
+    words >> inode;
+    if (state != "0A" || !own.contains("socket:[" + inode + "]")) continue;
+    ports.insert(std::stoi(local.substr(local.find(':') + 1), nullptr, 16));
+  }
+  return ports;
+}
+
+/// What somebody without the key may try, as rank 1 of 2: all before it hears an answer.
+Words tries(const std::string& where) {
+  const JobKey guessed{JobKey::Source::rank_0, std::string(32, 'x')};
+  const std::string proof(kProofBytes, '\0');
+  Words all;
+  for (const JobKey& key : {JobKey{}, guessed, JobKey{JobKey::Source::secret, "guessed"}}) {
+    for (const std::string run_id : {"", "guessed"}) {
+      const Hello hello{.world_size = 2, .rank = 1, .run_id = run_id};
+      all.push_back(Handshake::of_caller(key, where, 0, 1).take_output() + proof +
+                    frame(encode(hello)));
+    }
+  }
+  all.push_back("LOCKMESH" + std::string("\1\0\0\0", 4));  // what was enough, once
+  return all;
+}
+
+TEST_CASE("A stranger that comes as a rank, and before it, is not taken for it, and learns nothing",
+          "[faults][group][row73]") {
+  require_proofs();
+  for (const std::string backend : {"tcp", "shm"}) {
+    const TempDir folder;
+    const int port = free_port();
+    const std::string come = folder / "come", joined = folder / "joined", go = folder / "go";
+    std::vector<RankProcess> processes = group_of(2, {"backend=" + backend, "timeout=60"}, port);
+    processes[0].words = processes[0].words + Words{"join", "connect", "reduce=10", "leave"};
+    processes[1].words =
+        processes[1].words + Words{"wait=" + come, "join",      "file=" + joined, "wait=" + go,
+                                   "connect",      "reduce=10", "leave"};
+    auto run = std::async(std::launch::async, [&] { return run_group(processes); });
+    std::vector<Socket> strangers;
+    std::string heard;
+    const auto intrude = [&](int at, const std::string& where) {
+      for (const std::string& text : tries(where)) {
+        strangers.push_back(connect_to({"127.0.0.1", at}, Deadline(kDeadline)));
+        try {
+          send_all(strangers.back(), bytes_of(text), Deadline(1));
+          for (std::string byte(1, '\0');; heard += byte) {
+            receive_all(strangers.back(), writable_bytes_of(byte), Deadline(0.2));
+          }
+        } catch (const PeerLost&) {
+          // It was closed, or nothing more comes.
+        }
+      }
+    };
+    intrude(port, kStoreMeeting);
+    write_file(come, "");
+    const Deadline deadline(kDeadline);
+    while (!std::filesystem::exists(joined) && !deadline.passed()) std::this_thread::yield();
+    const auto mesh_ports = [&] {
+      std::set<int> ports = ports_of(process_of(0, port));
+      ports.erase(port);
+      return ports;
+    };
+    while (backend == "tcp" && mesh_ports().empty() && !deadline.passed()) {
+      std::this_thread::yield();
+    }
+    for (const int at : mesh_ports()) intrude(at, fmt::format("127.0.0.1:{}", at));
+    write_file(go, "");
+    check_all_well(run.get());
+    // No more than magic, version, kind of key, a nonce and a proof, each time.
+    CHECK(heard.size() <= strangers.size() * 77);
+    CHECK(heard.find("run id") == heard.npos);
+  }
+}
+
+TEST_CASE("A flood of connections does not hold a job up", "[faults][group][row73]") {
+  for (const bool silent : {false, true}) {
+    const int port = free_port();
+    std::atomic<bool> done = false;
+    std::vector<std::thread> flood;
+    for (int i = 0; i < 2; ++i) {
+      flood.emplace_back([&] {
+        std::vector<Socket> open(200);
+        for (size_t next = 0; !done; next = (next + 1) % open.size()) {
+          try {
+            Socket socket = connect_to({"127.0.0.1", port}, Deadline(0.05));
+            if (silent) open[next] = std::move(socket);
+          } catch (const Error&) {
+            // Nobody listens yet, or any more.
+          }
+        }
+      });
+    }
+    const GroupResult group = run_group(
+        group_of(3, {"backend=tcp", "timeout=10", "join", "connect", "reduce=10", "leave"}, port));
+    done = true;
+    for (std::thread& thread : flood) thread.join();
+    check_all_well(group);
+  }
+}
+
+// --- Ranks that are strangers to each other ------------------------------------------------------
+
+struct Trial {
+  std::string name;
+  std::optional<std::string> first, second;  // of rank 0 and rank 1
+  Words told_0, told_1;
+};
+
+TEST_CASE("Ranks with different secrets, or one without, are told so, and nobody hangs",
+          "[faults][group][row73]") {
+  require_proofs();
+  const std::string a = "one secret, long enough", b = "another one, long enough";
+  const std::string given = "a job key from LOCKSTEP_JOB_SECRET",
+                    missing = "missing ranks: 1 (of 2)";
+  const std::string no_proof = "says it is rank 1 went away without a proof of the job key";
+  for (const auto& [host, first, second, told_0, told_1] : std::vector<Trial>{
+           {"127.0.0.1", a, b, {missing, no_proof}, {"rank 0 has " + given, "this rank 1 another"}},
+           {"127.0.0.1",
+            a,
+            {},
+            {missing, "a process without the job key"},
+            {"rank 0 has " + given + ", this rank 1 has none; give all ranks the same"}},
+           {"127.0.0.1",
+            {},
+            b,
+            {missing, "says it is rank 1 was turned away: it has " + given},
+            {"rank 0 has a job key that rank 0 made, this rank 1 has " + given}},
+           {"0.0.0.0",
+            a,
+            {},
+            {missing, "was turned away: it has no job key"},
+            {"rank 0 has " + given + ", this rank 1 has no job key"}},
+           {"0.0.0.0",
+            {},
+            b,
+            {missing, "was turned away: it has " + given},
+            {"rank 0 has no job key, this rank 1 has " + given}}}) {
+    std::vector<RankProcess> processes = group_of(2, {"timeout=2", "join"});
+    for (RankProcess& process : processes) process.environment["MASTER_ADDR"] = host;
+    processes[0].environment["LOCKSTEP_JOB_SECRET"] = first;
+    processes[1].environment["LOCKSTEP_JOB_SECRET"] = second;
+    const GroupResult group = run_group(processes);
+    INFO(group.story());
+    check_error(group.ranks[0], 2, told_0);
+    check_error(group.ranks[1], 1, told_1);
+    for (const RankResult& rank : group.ranks) {
+      CHECK((rank.err.find(a) == rank.err.npos && rank.err.find(b) == rank.err.npos));
+    }
+  }
+}
+
+TEST_CASE("Ranks with one secret meet, from a file or the environment, at an address of their host",
+          "[faults][group]") {
+  require_proofs();
+  const TempDir folder;
+  const std::string secret = "one secret, long enough", file = folder / "secret";
+  write_file(file, secret + "\n");
+  std::filesystem::permissions(file, std::filesystem::perms{0600});
+  for (const std::string host : {"127.0.0.1", "0.0.0.0"}) {
+    std::vector<RankProcess> processes =
+        group_of(3, {"backend=tcp", "join", "connect", "reduce=10", "leave"});
+    for (RankProcess& process : processes) {
+      process.environment["MASTER_ADDR"] = host;
+      process.environment["LOCKSTEP_JOB_SECRET"] = secret;
+    }
+    processes[1].environment["LOCKSTEP_JOB_SECRET"] = std::nullopt;
+    processes[1].environment["LOCKSTEP_JOB_SECRET_FILE"] = file;
+    check_all_well(run_group(processes));
+  }
+}
+
+TEST_CASE("A job without a key says that it trusts its network, and one with a key does not",
+          "[faults][ddp]") {
+  require_proofs();
+  const auto first_line = [](const std::string& host, const std::string& secret) {
+    std::vector<RankProcess> ranks = group_of(2, {});
+    std::string script;
+    for (RankProcess& rank : ranks) {
+      rank.environment["MASTER_ADDR"] = host;
+      if (!secret.empty()) rank.environment["LOCKSTEP_JOB_SECRET"] = secret;
+      Words command = command_of(rank);
+      command.back() = stage_binary("04-ddp");  // in place of the group's member
+      script += quoted(command + Words{"--data", "synthetic:24:10", "--batch-size", "12",
+                                       "--workers", "0", "--devices", "cpu:0,cpu:1"}) +
+                " & ";
+    }
+    return run_process({"sh", "-c", script + "wait"}, kDeadline).out;
+  };
+  CHECK_THAT(first_line("0.0.0.0", ""),
+             ContainsSubstring("2 ranks over shm (one host), no job key: trusts its network, its "
+                               "store listens on all interfaces: global batch"));
+  CHECK_THAT(first_line("0.0.0.0", "one secret, long enough"),
+             ContainsSubstring("(one host), its store listens on all interfaces: global batch"));
+  CHECK_THAT(first_line("127.0.0.1", ""), ContainsSubstring("(one host): global batch"));
+}
+
+}  // namespace
+}  // namespace lockstep
