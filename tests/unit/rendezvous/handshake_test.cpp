@@ -40,6 +40,7 @@ using testing::TempDir;
 using State = Handshake::State;
 
 const std::string kSecret = "a secret of some length", kOther = "another one, quite as long";
+const std::string kNoError = "nothing was thrown";  // of message_of()
 const JobKey kKey{JobKey::Source::secret, kSecret};
 
 /// Skips the case in a build that can prove nothing.
@@ -150,7 +151,7 @@ TEST_CASE("A proof that is sent back proves nothing, nor does one of another mee
     std::string first = caller.take_output();
     first[kHandshakeMagic.size() + 5] = static_cast<char>(caller_rank);
     other.take(first);
-    return message_of<BadInput>([&] { pass(other, caller); }).empty();
+    return message_of<BadInput>([&] { pass(other, caller); }) == kNoError;
   };
   CHECK(fits("here", 0, 1));
   CHECK_FALSE(fits("there", 0, 1));
@@ -278,7 +279,7 @@ TEST_CASE("A secret's file that others could have read or written is refused", "
                ContainsSubstring(fmt::format("the file has mode {:04o}, expected 0600", mode)));
   }
   ::chmod(file.c_str(), 0600);
-  CHECK(error(file).empty());
+  CHECK(error(file) == kNoError);
   CHECK_THAT(error(link), ContainsSubstring("link: a symbolic link; expected a file of this user"));
   CHECK_THAT(error(pipe), ContainsSubstring("pipe: not a regular file"));
   CHECK_THAT(error(folder / "."), ContainsSubstring("not a regular file"));
@@ -328,7 +329,7 @@ TEST_CASE("Ranks of the same user get rank 0's key; other users, and other keys,
   desk.emplace(at, made);
   CHECK_THAT(message_of<EnvironmentError>([&] { KeyDesk(at, made); }),
              ContainsSubstring("another process has it; give another MASTER_PORT"));
-  served([&] { CHECK(ask().empty()); });
+  served([&] { CHECK(ask() == kNoError); });
   CHECK((got.source == JobKey::Source::rank_0 && got.bytes == made.bytes && !refused));
   if (::geteuid() == 0) {
     std::string error;
