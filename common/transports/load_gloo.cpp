@@ -1,5 +1,5 @@
 // Gloo in a build that includes it: loads liblockstep_gloo.so, where the rest of it is. Not every
-// program pays for Gloo so: Debian 13 builds it with MPI, whose libraries take 15 ms to load and
+// program pays for Gloo so: Debian 13 builds it with MPI, whose libraries take 25 ms to load and
 // complain about little memory by themselves.
 
 #include <dlfcn.h>
