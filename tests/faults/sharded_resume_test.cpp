@@ -123,6 +123,26 @@ TEST_CASE("A sharded run goes on with each parameter's own count of steps, and l
   CHECK(on.find("[0/120") == std::string::npos);
 }
 
+TEST_CASE("A sharded run whose numbers overflow says so before it saves them",
+          "[faults][sharded][checkpoint]") {
+  const Jobs jobs;
+  const auto run = [&](const Words& options) {
+    const ProcessResult result = jobs.run_words(
+        Words{stage06(), "--data", "synthetic:120:10", "--batch-size", "12", "--workers", "0",
+              "--model", "seed-bn", "--optimizer", "sgd", "--devices", cpus(2), "--checkpoint-dir",
+              jobs / "saved", "--save-every", "1"} +
+        options);
+    INFO(story(result));
+    CHECK(result.status == 1);
+    return result.err;
+  };
+  // Running statistics before the loss; then a loss, at a rate that climbs from 0.
+  CHECK_THAT(run({"--lr", "1000"}), ContainsSubstring("which is not finite; nothing was saved"));
+  std::filesystem::remove_all(jobs / "saved");
+  CHECK_THAT(run({"--lr", "1e12", "--warmup-epochs", "1"}),
+             ContainsSubstring("the weights stayed as they were before that step"));
+}
+
 TEST_CASE("A sharded run goes on with other ranks, another way and other units, up to rounding",
           "[faults][sharded][checkpoint][row119]") {
   struct Way {

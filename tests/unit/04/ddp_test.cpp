@@ -269,8 +269,9 @@ TEST_CASE("A parameter without a gradient is named, or counts as zeros", "[ddp][
 
 TEST_CASE("What any rank has used is updated on all, what none has used stays as it is",
           "[ddp][row84]") {
+  const bool manual = GENERATE(false, true);
   for (const bool second_rank_has_it : {false, true}) {
-    Group group(2, forked(false, second_rank_has_it), {.find_unused_parameters = true});
+    Group group(2, forked(false, second_rank_has_it), {.find_unused_parameters = true}, manual);
     for (int step = 1; step <= 2; ++step) {
       group.gradients(Samples(8));
       for (const auto& member : group.members) {

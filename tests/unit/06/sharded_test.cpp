@@ -148,14 +148,19 @@ TEST_CASE("Initialising and loading have one unit in full at a time", "[sharded]
 
 // --- What goes wrong -----------------------------------------------------------------------------
 
-/// Passes on what it gets, but back infinities in the second backward, if it is to spoil them.
+/// Passes on what it gets, but in the second backward, if it is to spoil that, back infinities for
+/// the first feature: the layer before has a gradient that is not finite in one rank's shard.
 class Spoils final : public Module {
  public:
   explicit Spoils(bool spoils) : spoils_(spoils) {}
   Tensor forward(const Tensor& x, Context&) override { return x; }
   Tensor backward(const Tensor& dy, Context& context) override {
     if (backwards_++ == 1 && spoils_) {
-      context.kernels().fill(context.stream(), std::numeric_limits<Real>::infinity(), dy);
+      const int64_t features = dy.shape().row_elements();
+      for (int64_t first = 0; first < dy.elements(); first += features) {
+        context.kernels().fill(context.stream(), std::numeric_limits<Real>::infinity(),
+                               dy.range(first, {1}));
+      }
     }
     return dy;
   }
@@ -177,6 +182,57 @@ MakeModule linear_network(bool spoils) {
     network->set_name("");
     return network;
   };
+}
+
+/// x, and on rank 1 what a layer adds: that rank alone has a gradient for it, if any has.
+class AddsOnRank1 final : public Module {
+ public:
+  explicit AddsOnRank1(bool adds)
+      : adds_(adds), inner_(add_module("inner", std::make_unique<Linear>(10, 10))) {}
+  Tensor forward(const Tensor& x, Context& context) override {
+    if (!adds_) return x;
+    const Tensor y = inner_.forward(x, context);
+    context.kernels().add(context.stream(), x, y);
+    return y;
+  }
+  Tensor backward(const Tensor& dy, Context& context) override {
+    if (!adds_) return dy;
+    const Tensor dx = inner_.backward(dy, context);
+    context.kernels().add(context.stream(), dy, dx);
+    return dx;
+  }
+
+ private:
+  bool adds_;
+  Linear& inner_;
+};
+
+TEST_CASE("What one rank alone has used is updated on all, what none has used stays as it is",
+          "[sharded]") {
+  for (const bool used : {true, false}) {
+    const MakeModule make = [=](int rank) {
+      auto network = std::make_unique<Sequential>();
+      network->add("flatten", std::make_unique<Flatten>());
+      network->add("fc", std::make_unique<Linear>(256, 10));
+      network->add("sometimes", std::make_unique<AddsOnRank1>(used && rank == 1));
+      network->add("scores", std::make_unique<LogSoftmax>());
+      network->set_name("");
+      return network;
+    };
+    for (const ShardKind kind : kKinds) {
+      INFO("kind " << int(kind) << ", used " << used);
+      const Errors errors = on_ranks(2, {{.kind = kind}, kAdam, make}, [&](ShardedMember& member) {
+        const Values before = member.weights();
+        member.step(Samples(6));
+        const Values after = member.weights();
+        if (after.back() == before.back() && used) fail<BadInput>("its bias was not updated");
+        if (after.back() != before.back() && !used) fail<BadInput>("its bias was updated");
+        const std::vector<int64_t> steps = member.optimizer.steps();
+        if (std::ranges::count(steps, 1) != (used ? 4 : 2)) fail<BadInput>("another step's count");
+      });
+      CHECK(errors == Errors(2));
+    }
+  }
 }
 
 TEST_CASE("What is not finite on one rank, its loss or a gradient alone, stops all",
