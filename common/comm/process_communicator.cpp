@@ -56,7 +56,7 @@ FlightCall ProcessCommunicator::flight_of(const std::vector<Call>& together) {
   put_flight_text(entry.name, name_of(first.op));
   put_flight_text(entry.label, first.label);
   put_flight_text(entry.text, text);
-  return {flight_.recorder, entry};
+  return {flight_.recorder.get(), entry};
 }
 
 /// FlightEntry::members.

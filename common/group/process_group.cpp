@@ -214,7 +214,7 @@ std::unique_ptr<ProcessCommunicator> ProcessGroup::communicator(
   }
   const std::shared_ptr<HostTransport> transport = connect_host(*store);
   return std::make_unique<HostCommunicator>(
-      me, count, std::make_shared<WatchedTransport>(transport, store, timeout_, debug_));
+      me, count, std::make_shared<WatchedTransport>(transport, store, timeout_, debug_, flight_));
 }
 
 void ProcessGroup::agree_on_backend(const Device& device) {

@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <utility>
 
 #include "common/core/error.h"
 #include "common/system/descriptor.h"
@@ -119,8 +118,8 @@ void FlightRecorder::set_free(const FlightEntry& entry) {
 
 // --- Calls ---------------------------------------------------------------------------------------
 
-FlightCall::FlightCall(std::shared_ptr<FlightRecorder> recorder, const FlightEntry& entry)
-    : recorder_(std::move(recorder)), entry_(entry) {
+FlightCall::FlightCall(FlightRecorder* recorder, const FlightEntry& entry)
+    : recorder_(recorder), entry_(entry) {
   entry_.created_ns = steady_ns();
   if (recorder_ != nullptr) recorder_->create(entry_);
 }

@@ -3,7 +3,6 @@
 // say it itself. Mirrors PyTorch's flight recorder in its names (flight_page.h).
 
 #include <atomic>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -57,12 +56,13 @@ class FlightRecorder {
 };
 
 /// One call on its way: copied into the task that makes it, used by one thread at a time. Without a
-/// recorder it only has a number.
+/// recorder it only has a number. It does not own the recorder, which must outlive it: the count of
+/// a shared_ptr would be an order between threads, too.
 class FlightCall {
  public:
   FlightCall() = default;
   /// The host makes the call.
-  FlightCall(std::shared_ptr<FlightRecorder> recorder, const FlightEntry& entry);
+  FlightCall(FlightRecorder* recorder, const FlightEntry& entry);
 
   uint64_t number() const { return entry_.number; }
   bool is_recorded() const { return recorder_ != nullptr; }
@@ -88,7 +88,7 @@ class FlightCall {
   }
 
  private:
-  std::shared_ptr<FlightRecorder> recorder_;
+  FlightRecorder* recorder_ = nullptr;
   FlightEntry entry_;
 };
 

@@ -69,12 +69,13 @@ std::string doing_of(const Call& collective, uint64_t number) {
 
 WatchedTransport::WatchedTransport(std::shared_ptr<HostTransport> transport,
                                    std::shared_ptr<Store> store, double timeout_seconds,
-                                   bool compare_calls)
+                                   bool compare_calls, std::shared_ptr<const void> kept)
     : description_(transport->description()),
       transport_(std::move(transport)),
       store_(std::move(store)),
       timeout_(timeout_seconds),
-      compare_calls_(compare_calls) {}
+      compare_calls_(compare_calls),
+      kept_(std::move(kept)) {}
 
 void WatchedTransport::run(const Call& collective, uint64_t number) {
   if (compare_calls_) compare(collective, number);

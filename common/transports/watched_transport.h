@@ -29,9 +29,11 @@ namespace lockstep {
 /// that does not fit together is found by a timeout at best.
 class WatchedTransport final : public HostTransport {
  public:
-  /// `timeout_seconds` is that of `transport`: for the texts.
+  /// `timeout_seconds` is that of `transport`: for the texts. `kept` lives as long as this, which
+  /// queued tasks hold: the flight recorder that they write to.
   WatchedTransport(std::shared_ptr<HostTransport> transport, std::shared_ptr<Store> store,
-                   double timeout_seconds, bool compare_calls);
+                   double timeout_seconds, bool compare_calls,
+                   std::shared_ptr<const void> kept = {});
 
   std::string description() const override { return description_; }
   void run(const Call& collective, uint64_t number) override;
@@ -53,6 +55,7 @@ class WatchedTransport final : public HostTransport {
   std::shared_ptr<Store> store_;
   double timeout_;
   bool compare_calls_;
+  std::shared_ptr<const void> kept_;
   std::string broken_;  // why no further call can work
 };
 

@@ -45,8 +45,8 @@ bool fill_here_read_there(bool with_wait, milliseconds pause) {
   ::setenv(kFlightMemory, flight_memory(memory.descriptor().get()).c_str(), 1);
   const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, "");
   const auto record = [&](Stream stream) {
-    stream.backend().host_task("call",
-                               [call = FlightCall(recorder, {})]() mutable { call.run([] {}); });
+    stream.backend().host_task(
+        "call", [call = FlightCall(recorder.get(), {})]() mutable { call.run([] {}); });
   };
 
   device->kernels().fill(consumer, 0, sum);

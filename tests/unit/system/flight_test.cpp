@@ -51,7 +51,7 @@ TEST_CASE("A rank keeps its last 64 calls, with when they were made, begun and e
   const auto recorder = std::make_shared<FlightRecorder>(0, 2, 0, file);
   CHECK(numbers_in(file).empty());
   for (uint64_t number = 1; number <= 100; ++number) {
-    FlightCall call(recorder, entry_of(number));
+    FlightCall call(recorder.get(), entry_of(number));
     if (number == 100) break;
     call.run([&] { CHECK(numbers_in(file).back() == number); });
   }
@@ -76,7 +76,8 @@ TEST_CASE("A host that is far ahead writes over no call that has not ended", "[f
   const std::string file = folder / "flight";
   const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, file);
   std::vector<FlightCall> calls;
-  for (uint64_t number = 1; number <= 100; ++number) calls.emplace_back(recorder, entry_of(number));
+  for (uint64_t number = 1; number <= 100; ++number)
+    calls.emplace_back(recorder.get(), entry_of(number));
   CHECK(numbers_in(file) == from_to(1, 64));
   for (size_t i = 0; i < 70; ++i) calls[i].run([] {});
   CHECK(numbers_in(file) == from_to(7, 70));
@@ -87,7 +88,7 @@ TEST_CASE("A host that is far ahead writes over no call that has not ended", "[f
 TEST_CASE("A call that an error ends stays one that has not ended", "[flight]") {
   const TempDir folder;
   const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, folder / "flight");
-  FlightCall call(recorder, entry_of(1));
+  FlightCall call(recorder.get(), entry_of(1));
   CHECK_THROWS_AS(call.run([] { throw PeerLost("gone"); }), PeerLost);
   const FlightLog log = read_flight_files(folder / "flight").at(0).log;
   CHECK(log.entries.at(0).completed_ns == 0);
@@ -99,11 +100,11 @@ TEST_CASE("Only collectives of all ranks in which all wait count as waiting", "[
   part.group = 1, alone.kind = kEndsAlone;
   const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, "");
   for (const FlightEntry& entry : {part, alone}) {
-    FlightCall call(recorder, entry);
+    FlightCall call(recorder.get(), entry);
     call.complete(1000000000);
   }
   CHECK(recorder->seconds_in_collectives() == 0);
-  FlightCall(recorder, entry_of(1)).complete(1500000000);
+  FlightCall(recorder.get(), entry_of(1)).complete(1500000000);
   CHECK(recorder->seconds_in_collectives() == 1.5);
 }
 
@@ -116,7 +117,7 @@ TEST_CASE("A recording replaces a file, follows a link, and writes into the laun
   const SharedMemory memory = SharedMemory::create(2 * flight_stride());
   const ScopedEnvironment told(kFlightMemory, flight_memory(memory.descriptor().get()));
   const auto recorder = std::make_shared<FlightRecorder>(1, 2, 1, link);
-  FlightCall(recorder, entry_of(7)).run([] {});
+  FlightCall(recorder.get(), entry_of(7)).run([] {});
   CHECK(std::filesystem::is_symlink(link));
   CHECK(read_file(target).size() == FlightPage::kBytes);
   CHECK(is_empty_flight_page(copy_flight_page(memory.data())));
@@ -153,7 +154,7 @@ TEST_CASE("A torn entry is left out, and nothing else", "[flight]") {
   {
     const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, file);
     for (uint64_t number = 1; number <= 3; ++number) {
-      FlightCall(recorder, entry_of(number)).run([] {});
+      FlightCall(recorder.get(), entry_of(number)).run([] {});
     }
   }
   const size_t second = FlightPage::kHeaderWords + FlightPage::kEntryWords;
