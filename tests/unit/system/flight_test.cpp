@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 
 #include "common/core/error.h"
 #include "common/launch/flight_table.h"
