@@ -13,8 +13,9 @@
 
 namespace lockstep {
 
-/// A network whose layers are split over the ranks of a world, as AlexNet was over two GPUs: every
-/// rank sees every sample, has a part of the wide layers, and all of the others. Ranks hold the
+/// A network whose layers are split over the ranks of a world, and which stays the same network
+/// (AlexNet's grouped layers, on two GPUs, make another): every rank sees every sample, has a part
+/// of the wide layers, and all of the others. Ranks hold the
 /// same values wherever an activation or a parameter is whole, so scores and loss are on every
 /// rank, and every rank has its own optimizer for its parameters.
 ///
