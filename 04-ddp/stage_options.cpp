@@ -111,7 +111,7 @@ std::string batch_line(const Options& options, const DdpStageOptions& own,
   const int world_size = group.world_size();
   const int64_t largest = (options.batch_size + world_size - 1) / world_size;
   return fmt::format(
-      "{} rank{} over {}{}: global batch {} = {} x at most {} samples{}; learning rate {}",
+      "{} rank{} over {}{}: global batch {} = {} x at most {} samples{}; learning rate {:.6g}",
       world_size, world_size == 1 ? "" : "s", group.backend_and_why(),
       group.trust().empty() ? "" : ", " + group.trust(), options.batch_size, world_size, largest,
       own.accumulate > 1 ? fmt::format(" in {} micro-batches", own.accumulate) : "",

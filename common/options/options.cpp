@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "common/cli/option_parser.h"
@@ -50,8 +51,10 @@ void add_training_options(OptionParser& parser, Options& o) {
   parser.add("--optimizer", o.optimizer, "sgd, adam or adamw");
   parser.add("--lr", o.lr, "learning rate; not given: 0.1 for sgd, 0.001 for adam and adamw",
              {0, kLarge});
-  parser.add("--scale-lr", o.scale_lr, "multiply --lr by batch size / this number; 0: off",
-             {0, kLarge});
+  parser.add(
+      "--scale-lr", o.scale_lr,
+      "multiply --lr by batch size / this number, for adam and adamw by its square root; 0: off",
+      {0, kLarge});
   parser.add(
       "--warmup-epochs", o.warmup_epochs,
       "climb to the learning rate over this many epochs: from 0, or with --scale-lr from --lr",
@@ -274,7 +277,11 @@ int64_t Options::smallest_batch(int64_t samples) const {
 }
 
 LearningRateSchedule Options::schedule(int64_t steps_per_epoch) const {
-  const double target = scale_lr > 0 ? lr * double(batch_size) / scale_lr : lr;
+  // Linear for SGD: Goyal et al., arXiv 1706.02677, section 2.1. Adam's steps are as long as the
+  // rate, however large the gradient: Malladi et al., arXiv 2205.10287.
+  const double ratio = scale_lr > 0 ? double(batch_size) / scale_lr : 1;
+  const bool sgd = parse_optimizer(optimizer) == OptimizerKind::sgd;
+  const double target = lr * (sgd ? ratio : std::sqrt(ratio));
   return {.base = target,
           .warmup_from = scale_lr > 0 ? lr : 0,
           .warmup_steps = static_cast<int64_t>(warmup_epochs * double(steps_per_epoch)),

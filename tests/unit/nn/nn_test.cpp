@@ -286,6 +286,20 @@ TEST_CASE("--scale-lr multiplies the rate by batch size / base, and warms up fro
   CHECK(options.schedule(100).at(0) == Approx(0.1 / 50));  // from 0
 }
 
+TEST_CASE("For Adam --scale-lr multiplies the rate by the root of batch size / base", "[nn]") {
+  Options options;
+  options.batch_size = 512;
+  options.lr = 0.001;
+  options.scale_lr = 64;
+  for (const auto& [optimizer, rate] :
+       {std::pair("sgd", 0.008), {"adam", 0.001 * std::sqrt(8)}, {"adamw", 0.001 * std::sqrt(8)}}) {
+    options.optimizer = optimizer;
+    CHECK(options.schedule(100).at(0) == Approx(rate));
+  }
+  options.warmup_epochs = 1;
+  CHECK(options.schedule(100).at(0) == Approx(0.001 + 0.001 * (std::sqrt(8) - 1) / 100));
+}
+
 TEST_CASE("A gradient or a loss that is not finite stops the weights where they are", "[nn]") {
   const Real nan = std::numeric_limits<Real>::quiet_NaN();
   const bool in_loss = GENERATE(false, true);
