@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -51,6 +53,24 @@ int timeout_until(Clock::time_point time) {
 /// stdout and stderr of a rank. Without an owner (-1): this process's own.
 using RankOutput = std::array<Descriptor, 2>;
 
+/// An empty file, also where one was. Others may write into the folder: a link there would lead to
+/// a file that was not meant, and a pipe would wait for its reader.
+Descriptor new_file(const std::string& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  Descriptor file(::open(path.c_str(), kFlags, 0666));
+  struct stat found{};
+  const bool other = file.is_open() ? ::fstat(file.get(), &found) == 0 && !S_ISREG(found.st_mode)
+                                    : errno == ELOOP || errno == ENXIO || errno == EISDIR;
+  require(!other,
+          "--redirect: {} exists and is not a regular file; remove it, or name another folder",
+          path);
+  if (!file.is_open() || ::fcntl(file.get(), F_SETFL, 0) != 0 || ::ftruncate(file.get(), 0) != 0) {
+    fail<EnvironmentError>("--redirect: cannot write {}: {}; name another folder", path,
+                           std::strerror(errno));
+  }
+  return file;
+}
+
 /// New files DIR/rank_1.out and .err; after a restart rank_1.restart_1.out.
 RankOutput redirected(const std::string& folder, int rank, int restart) {
   const std::string again = restart > 0 ? fmt::format(".restart_{}", restart) : "";
@@ -58,11 +78,7 @@ RankOutput redirected(const std::string& folder, int rank, int restart) {
   for (const size_t target : {0u, 1u}) {
     const std::string path =
         fmt::format("{}/rank_{}{}.{}", folder, rank, again, target == 0 ? "out" : "err");
-    output[target] =
-        Descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (output[target].get() < 0) {
-      fail<EnvironmentError>("--redirect: cannot write {}: {}", path, std::strerror(errno));
-    }
+    output[target] = new_file(path);
   }
   return output;
 }

@@ -265,6 +265,33 @@ TEST_CASE("Redirected output lies in a file per rank and restart", "[faults][lau
   CHECK(jobs.text("new/logs/rank_0.out") == "new\n");  // nothing is left of the longer one
 }
 
+TEST_CASE("Redirected output goes to no pipe and along no link", "[faults][launch]") {
+  const Jobs jobs;
+  namespace fs = std::filesystem;
+  fs::create_directory(jobs / "logs");
+  write_file(jobs / "precious", "kept");
+  const auto refused = [&] {
+    const ProcessResult run =
+        jobs.run({"--nproc-per-node", "2", "--redirect", jobs / "logs"}, "touch \"$DIR/started\"");
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring("logs/rank_1.out exists and is not a regular file"));
+    CHECK(run.err.find('\n') == run.err.size() - 1);
+    CHECK_FALSE(jobs.has("started"));
+    fs::remove(jobs / "logs/rank_1.out");
+  };
+  REQUIRE(run_process({"mkfifo", jobs / "logs/rank_1.out"}, kDeadline).status == 0);
+  refused();
+  fs::create_symlink(jobs / "precious", jobs / "logs/rank_1.out");
+  refused();
+  fs::create_symlink(jobs / "not there", jobs / "logs/rank_1.out");
+  refused();
+  fs::create_symlink("/dev/null", jobs / "logs/rank_1.out");
+  refused();
+  CHECK(jobs.text("precious") == "kept");
+  CHECK_FALSE(jobs.has("not there"));
+}
+
 // --- What cannot be started ----------------------------------------------------------------------
 
 /// One line on stderr with all of `fragments`, status 1, nothing started.
