@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/printed.h"
 
 namespace lockstep {
 namespace {
@@ -33,7 +34,7 @@ DistributedSampler::DistributedSampler(int64_t n, Options options)
   const int64_t world_size = options_.world_size;
   size_ = options_.drop_last ? n / world_size : (n + world_size - 1) / world_size;
   if (!options_.warn) {
-    options_.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
+    options_.warn = warn;
   }
 }
 

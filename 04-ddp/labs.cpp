@@ -16,6 +16,7 @@
 #include "04-ddp/join.h"
 #include "common/app/lab.h"
 #include "common/app/small_training.h"
+#include "common/core/printed.h"
 
 namespace lockstep {
 namespace {
@@ -33,7 +34,8 @@ void forgotten_set_epoch(ProcessGroup& group, bool fixed) {
     if (fixed) sampler.set_epoch(epoch);
     std::vector<int64_t> order = sampler.order_of_epoch(epoch);
     order.resize(8);
-    fmt::print("rank {}, epoch {}: samples {}, ...\n", group.rank(), epoch, fmt::join(order, ", "));
+    print_clean("rank {}, epoch {}: samples {}, ...\n", group.rank(), epoch,
+                fmt::join(order, ", "));
   }
 }
 
@@ -94,7 +96,7 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
   DataLoader loader(training.set, {.batch_size = kBatch / 2, .max_held = kSteps + 1});
   const std::vector<HostBatch> batches = batches_of(training, 2, loader);
   const int64_t mine = std::ssize(batches);
-  fmt::print("rank {} has {} batches\n", group.rank(), mine);
+  print_clean("rank {} has {} batches\n", group.rank(), mine);
   std::fflush(stdout);
   if (how == Uneven::detected) {
     require_even_inputs(mine, group.exchanger());
@@ -111,7 +113,7 @@ void uneven_batches(ProcessGroup& group, Uneven how) {
     training.stream.synchronize();
     say(group, fmt::format("step {}: {} samples", step, all));
   }
-  fmt::print("rank {} ends, |w| = {:.6f}\n", group.rank(), norm_of(training.parameters.values()));
+  print_clean("rank {} ends, |w| = {:.6f}\n", group.rank(), norm_of(training.parameters.values()));
 }
 
 RankLab uneven_lab(const std::string& name, Uneven mistake) {

@@ -13,6 +13,7 @@
 #include "04-ddp/all_reduce.h"
 #include "common/app/rank_program.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
 
@@ -89,7 +90,7 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
   const auto seconds_of = by_events ? seconds_of_many : seconds_of_one;
   nlohmann::json rows = nlohmann::json::array();
   if (group.rank() == 0)
-    fmt::print(
+    print_clean(
         "through by     ranks      message        median   bandwidth   (by {})\n",
         by_events ? "events on the GPU, many calls between two" : "the host's clock, each call");
   for (const int kib : options.kib) {
@@ -111,8 +112,8 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
                       {"seconds", seconds},
                       {"bus_bytes_per_second", per_second}});
       if (group.rank() != 0) continue;
-      fmt::print("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s\n", group.backend(), kind,
-                 comm.world_size(), kib, 1e6 * seconds, per_second / 1e9);
+      print_clean("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s\n", group.backend(), kind,
+                  comm.world_size(), kib, 1e6 * seconds, per_second / 1e9);
       std::fflush(stdout);
     }
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/printed.h"
 
 namespace lockstep {
 
@@ -40,9 +41,8 @@ void CheckpointPlan::save(const TrainingState& state) {
     failure_.clear();
   } catch (const EnvironmentError& error) {
     failure_ = error.what();
-    std::fflush(stdout);
-    fmt::print(stderr, "warning: rank {}: step {} is not saved: {}; training goes on\n",
-               group_.rank(), state.steps, failure_);
+    warn(fmt::format("rank {}: step {} is not saved: {}; training goes on", group_.rank(),
+                     state.steps, failure_));
   }
 }
 

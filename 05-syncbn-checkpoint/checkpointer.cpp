@@ -11,6 +11,7 @@
 
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
 
@@ -26,10 +27,10 @@ Checkpointer::Checkpointer(std::unique_ptr<StateFiles> files, Communicator& comm
       "it is needed",
       options_.keep);
   if (!options_.say) {
-    options_.say = [](const std::string& line) { fmt::print("{}\n", line); };
+    options_.say = [](const std::string& line) { print_clean("{}\n", line); };
   }
   if (!options_.warn) {
-    options_.warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
+    options_.warn = warn;
   }
 }
 

@@ -5,6 +5,7 @@
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/step/weights_file.h"
 
 namespace lockstep {
@@ -31,9 +32,9 @@ void gather(const GatherOptions& options) {
   for (size_t shard = 0; shard < checkpoint.shards(); ++shard) checkpoint.verify(shard);
   const std::vector<StateTensor> weights = join_weights(checkpoint);
   save_weights(options.out, weights);
-  fmt::print("Joined {} shard{} of {}: {} tensors, {} bytes in {}\n", checkpoint.shards(),
-             checkpoint.shards() == 1 ? "" : "s", options.checkpoint, weights.size(),
-             std::filesystem::file_size(options.out), options.out);
+  print_clean("Joined {} shard{} of {}: {} tensors, {} bytes in {}\n", checkpoint.shards(),
+              checkpoint.shards() == 1 ? "" : "s", options.checkpoint, weights.size(),
+              std::filesystem::file_size(options.out), options.out);
 }
 
 }  // namespace

@@ -24,8 +24,9 @@ import bench_stages
 from bench_plan import Measuring
 from bench_runs import machine
 from bench_terminal import Terminal
-from child_signals import end_by_exception
+from command_line import Parser, complain, run_command
 from ninja_progress import in_words
+from plain_files import write_whole
 
 MODELS = ("seed", "resnet18")
 # The parts by name: what each is about, and its groups of runs.
@@ -67,7 +68,7 @@ def torch_version(python):
 
 def parse_options(argv):
     listed = "\n".join(f"  {name:<11} {about}" for name, (about, _) in PARTS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lockstep bench", formatter_class=argparse.RawDescriptionHelpFormatter,
         description=__doc__.partition("\n\n")[2], epilog=f"parts:\n{listed}")
     size = parser.add_mutually_exclusive_group()
@@ -131,7 +132,7 @@ def write_json(options, groups, stopped):
     for group in groups:
         if group.found:
             parts.setdefault(group.part, []).append(group.figures(group.found))
-    Path(options.json).write_text(json.dumps(
+    write_whole(options.json, json.dumps(
         {"machine": machine(), "date": str(datetime.date.today()), "torch": options.torch,
          "rounds": options.rounds, "stopped": stopped, "parts": parts}, indent=1) + "\n")
 
@@ -150,16 +151,13 @@ def main(argv):
         try:
             write_json(options, groups, stopped)
         except OSError as error:
-            sys.exit(f"bench: --json: cannot write {options.json}: {error.strerror}; "
-                     "what was measured stands above")
+            complain("bench", f"--json: cannot write {options.json}: {error.strerror}; what was measured "
+                     "stands above")
+            return 1
     if stopped:
-        print(f"bench: stopped before the end: {stopped}", file=sys.stderr)
+        complain("bench", f"stopped before the end: {stopped}")
     return status
 
 
 if __name__ == "__main__":
-    end_by_exception()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command(main)

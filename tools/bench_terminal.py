@@ -19,13 +19,17 @@ class Terminal:
 
     def say(self, line):
         with self.lock:
-            print(f"{CLEAR}{line}" if self.rewrites else line, file=self.errors,
-                  end="" if self.rewrites else "\n", flush=True)
+            self.clear()
+            print(line, file=self.errors, end="" if self.rewrites else "\n", flush=True)
+
+    def clear(self):
+        """The one thing that a terminal is told to do: by the stream below the one that shows it as text."""
+        if self.rewrites:
+            print(end=CLEAR, file=getattr(self.errors, "raw", self.errors), flush=True)
 
     def show(self, lines):
         """Prints results in place of the line."""
         with self.lock:
-            if self.rewrites:
-                print(end=CLEAR, file=self.errors, flush=True)
+            self.clear()
             if lines:
                 print("\n".join(lines), flush=True)

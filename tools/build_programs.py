@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from child_signals import end_by_exception, started
+from child_signals import started
+from command_line import complain, run_command
 from coursework import CourseworkError, labs, prebuilt
 from gpu_check.machine import find_gpu
 from ninja_progress import CORES, Lines, Plan, failure, run_ninja
@@ -28,7 +29,7 @@ class Failed(Exception):
 
 
 def say(text):
-    print(f"lockstep: {text}", file=sys.stderr, flush=True)
+    complain("lockstep", text)
 
 
 def quietly(*command):
@@ -73,7 +74,7 @@ def configure(tasks):
 def programs(lab):
     """The linked files of the project, without its tests; or the program of a lab."""
     if lab:
-        return [labs.load_labs()[lab]["program"]]
+        return [labs.named_lab(lab)["program"]]
     listing = subprocess.run(("ninja", "-C", str(BUILD), "-t", "targets", "all"),
                              stdout=subprocess.PIPE, text=True, errors="replace")
     return LINKED.findall(listing.stdout)
@@ -95,6 +96,8 @@ def compile_programs(targets, plan):
 def build(mine, lab=None):
     if mine and not prebuilt.is_students_tree(ROOT):
         raise Failed(f"{prebuilt.MINE} is for a student's tree, and no task is open in this one: leave it out")
+    if lab is not None:
+        labs.named_lab(lab)  # before the minute that a folder takes
     tasks = prebuilt.replaced(ROOT, mine)
     for line in prebuilt.told(ROOT, tasks):
         say(line)
@@ -116,16 +119,13 @@ def counted(number, noun):
 
 
 def main(argv):
-    end_by_exception()  # so that ninja ends, too
     try:
         build(prebuilt.MINE in argv, argv[argv.index("--lab") + 1] if "--lab" in argv else None)
     except (Failed, CourseworkError) as failed:
         say(failed)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

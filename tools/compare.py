@@ -25,8 +25,10 @@ import compare_figures
 import compare_timeline
 import summary_table
 from bench_runs import ROOT, STAGE, machine, round_time
-from child_signals import end_by_exception, started
+from child_signals import started
+from command_line import complain as complain_as, run_command
 from compare_options import Refused, arguments, parse_options, prepare_outputs
+from plain_files import write_whole
 from stages import label, path_of
 
 PROOF_STEPS = 10  # that --baseline compares; its timed runs are as short as possible
@@ -88,7 +90,7 @@ def train(stage, options, **changes):
 
 
 def complain(text):
-    print(f"lockstep: {text}", file=sys.stderr, flush=True)
+    complain_as("lockstep", text)
 
 
 def stand_in_data(options, samples):
@@ -245,25 +247,15 @@ def results_of(argv, runs):
             "runs": runs}
 
 
-def write_whole(path, text):
-    """Writes a file under another name, then renames it: the file is whole, or is still the old
-    one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text)
-        beside.rename(path)
-    except OSError as error:
-        raise Refused(f"--json: cannot write {path}: {error.strerror}; choose another place") \
-            from error
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def write_outputs(options, results):
-    try:
-        if options.json:
+    if options.json:
+        try:
             write_whole(options.json, json.dumps(results, indent=1) + "\n")
-            print(f"everything measured: {options.json}")
+        except OSError as error:
+            raise Refused(f"--json: cannot write {options.json}: {error.strerror}; choose another "
+                          "place") from error
+        print(f"everything measured: {options.json}")
+    try:
         if options.figures:
             for path in compare_figures.draw(results, options.figures):
                 print(f"figure: {path}")
@@ -273,6 +265,14 @@ def write_outputs(options, results):
 
 
 def main(argv):
+    try:
+        return run(argv)
+    except Refused as refusal:
+        complain(refusal)
+        return 1
+
+
+def run(argv):
     options = parse_options(argv, __doc__)
     prepare_outputs(options)
     check_devices(options)
@@ -287,13 +287,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    end_by_exception()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except Refused as refusal:
-        sys.exit(f"lockstep: {refusal}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # the reader has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    run_command(main)

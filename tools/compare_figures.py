@@ -4,7 +4,6 @@
 The same file gives the same SVG files, byte for byte (with one version of matplotlib).
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 import step_drawing
 import step_rows
 import summary_table
+from plain_files import read_json
+from command_line import one_line, run_command
 from stages import label
 
 NO_MATPLOTLIB = "no python3 here has matplotlib (Debian: apt-get install python3-matplotlib)"
@@ -151,17 +152,17 @@ def draw(results, folder):
 
 def main(argv):
     if len(argv) != 2:
-        sys.exit(f"usage: {__doc__.splitlines()[0]}")
+        sys.exit(f"compare_figures: found {len(argv)} words, expected FILE DIR")
     if not use_matplotlib():
         sys.exit(f"compare_figures: {NO_MATPLOTLIB}")
     try:
-        paths = draw(json.loads(Path(argv[0]).read_text()), argv[1])
+        paths = draw(read_json(argv[0]), argv[1])
     except (OSError, ValueError) as error:
-        sys.exit(f"compare_figures: {error}")
-    except (KeyError, TypeError, AttributeError):
+        sys.exit(f"compare_figures: {one_line(error)}")
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         sys.exit(f"compare_figures: {argv[0]}: expected what `lockstep compare --json` writes")
     print("\n".join(map(str, paths)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_command(main)

@@ -4,6 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from command_line import Parser
 from stages import ROOT, all_stages, label
 
 RESERVED = {  # options of the stages that serve one run only
@@ -59,8 +60,8 @@ MINE = ("--mine, in a student's tree: run the student's own functions only, with
 
 
 def parse_options(argv, about):
-    parser = argparse.ArgumentParser(
-        prog="lockstep run (or compare)", description=about, allow_abbrev=False, epilog=MINE,
+    parser = Parser(
+        prog="lockstep run (or compare)", description=about, epilog=MINE,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--stages", metavar="LIST", help="for instance 01,04; default: all")

@@ -1,8 +1,11 @@
 """One training step from a stage's traces (`--trace`), for `lockstep compare`."""
 
 import json
+import re
 import statistics
 from pathlib import Path
+
+from plain_files import read_json
 
 # The last operation of a step, on the device that updates. Stage 06 has one for each unit.
 END_OF_STEP = ("sgd_update", "adam_update")
@@ -13,15 +16,17 @@ CLOSE = 0.05  # of the untraced median: a step that is farther from it is not ty
 def trace_files(path):
     """The trace of a run: one file, and another next to it for every further rank, in rank
     order."""
-    beside = Path(path).parent.glob(Path(path).name + ".rank*")
-    return [Path(path), *sorted(beside, key=lambda file: int(file.name.rpartition(".rank")[2]))]
+    path = Path(path)
+    beside = {int(found[1]): file for file in path.parent.iterdir()
+              if (found := re.fullmatch(re.escape(path.name) + r"\.rank([0-9]+)", file.name))}
+    return [path, *(file for _, file in sorted(beside.items()))]
 
 
 def read_lanes(path):
     """The streams of one process: device, stream, slices of (begin and end in ms of the host's
     clock, operation, the layer that it belongs to), and (ms, layer, ms when it ran) of what the host
     enqueued. Then the memory of its devices, by name: (ms, bytes in use from then on)."""
-    trace = json.loads(Path(path).read_text())
+    trace = read_json(path)
     zero = trace["otherData"]["zero_ns"] / 1e6
     devices, lanes, memory = {}, {}, {}
     for event in trace["traceEvents"]:
@@ -87,6 +92,24 @@ def one_step(path, alone=False):
     memory = [{"device": device, "changes": memory_within(changes, first, last)}
               for process in memories for device, changes in process.items()]
     return {"milliseconds": last - first, "lanes": lanes, "hosts": hosts, "memory": memory}
+
+
+def given_step(path, alone=False):
+    """one_step() of a file that a user names. Raises ValueError, in words, where there is none."""
+    expected = "expected what --trace of a stage writes"
+    try:
+        step = one_step(path, alone)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; {expected}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON; {expected}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {expected}") from error
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{path} is JSON, but no trace; {expected}") from error
+    if step is None or step["milliseconds"] <= 0:
+        raise ValueError(f"{path} holds no whole step; train a few (--max-steps 12)")
+    return step
 
 
 def typical_step(steps, untraced):

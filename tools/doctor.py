@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from command_line import run_command
 from compare_figures import find_python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,7 +62,7 @@ def header(name, *version_macros):
     """The version that a header's macros give, and where the header is."""
     folders = INCLUDE_FOLDERS + ([str(cuda_root() / "include")] if cuda_root() else [])
     for package in ("cudnn", "nccl"):  # as Python packages carry them
-        folders += glob.glob(f"{sys.prefix}/lib/python3*/site-packages/nvidia/{package}/include")
+        folders += glob.glob(f"{glob.escape(sys.prefix)}/lib/python3*/site-packages/nvidia/{package}/include")
     for folder in folders:
         path = Path(folder) / name
         if path.is_file():
@@ -205,4 +206,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(lambda _: main())

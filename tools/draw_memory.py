@@ -7,13 +7,13 @@ NAME=TRACE (what a stage wrote with --trace):
 A run's name stands above its step, and the most that it had. Drawn is the first device of the trace."""
 
 import argparse
-import json
-import sys
 from html import escape
 from pathlib import Path
 
 import compare_timeline
 import step_rows
+from command_line import Parser, complain, run_command
+from plain_files import write_whole
 from step_drawing import MARGIN, WIDTH, style, ticks
 
 LEFT, GAP = 44, 16  # of the axis with its numbers; between two runs
@@ -26,11 +26,8 @@ def read_run(text):
     name, _, path = text.partition("=")
     if not name or not path:
         raise ValueError(f"'{text}': expected NAME=TRACE")
-    try:
-        step = compare_timeline.one_step(path, alone=True)
-    except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error!r}; expected what --trace of a stage writes") from error
-    if step is None or not step["memory"]:
+    step = compare_timeline.given_step(path, alone=True)
+    if not step["memory"]:
         raise ValueError(f"{path} holds no whole step with its memory; train a few (--max-steps 12)")
     milliseconds = step["milliseconds"]
     return name, *step_rows.memory_pieces(step["memory"][0]["changes"], 0.0, milliseconds), milliseconds
@@ -77,16 +74,21 @@ def picture(runs):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path, metavar="FILE.svg")
     parser.add_argument("runs", nargs="+", metavar="NAME=TRACE")
     options = parser.parse_args(argv)
     try:
-        options.target.write_text(picture([read_run(run) for run in options.runs]))
-    except (ValueError, OSError) as error:
-        sys.exit(f"draw_memory: {error}")
+        write_whole(options.target, picture([read_run(run) for run in options.runs]))
+    except OSError as error:
+        complain("draw_memory", f"cannot write {options.target}: {error.strerror}")
+        return 1
+    except ValueError as error:
+        complain("draw_memory", error)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_command(main)

@@ -7,15 +7,13 @@ that in which a --range runs. A bar is an operation, or, with --parts, a layer, 
 its name in it if there is room. `./lockstep show` puts the same drawing on a page, below the plan."""
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 import compare_timeline
 import step_rows
+from command_line import Parser, complain, run_command
+from plain_files import write_whole
 from step_drawing import Drawing
-
-EXPECTED = "expected what --trace of a stage writes"
 
 
 def time_of(step, name):
@@ -31,28 +29,19 @@ def time_of(step, name):
 
 def read_step(path, bars_of=step_rows.parts_of, begin=0.0, end=None, within=None, alone=False):
     """A trace's step, or a part of it. ValueError in words if there is none."""
-    try:
-        whole = compare_timeline.one_step(path, alone)
-        if whole is None:
-            raise ValueError(f"{path} holds no whole step; train a few (--max-steps 12)")
-        if within is not None:
-            begin, end = time_of(whole, within)
-        last = whole["milliseconds"] if end is None else end
-        if not 0 <= begin < last:
-            raise ValueError(f"--from {begin} --to {last}: expected a part of the step's "
-                             f"{whole['milliseconds']:.2f} ms")
-        return step_rows.measured(whole, bars_of, begin, last)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; {EXPECTED}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON; {EXPECTED}") from error
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is JSON, but no trace; {EXPECTED}") from error
+    whole = compare_timeline.given_step(path, alone)
+    if within is not None:
+        begin, end = time_of(whole, within)
+    last = whole["milliseconds"] if end is None else end
+    if not 0 <= begin < last <= whole["milliseconds"]:
+        raise ValueError(f"--from {begin} --to {last}: expected a part of the step's "
+                         f"{whole['milliseconds']:.2f} ms")
+    return step_rows.measured(whole, bars_of, begin, last)
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="written by a stage's --trace")
     parser.add_argument("target", type=Path, metavar="FILE.svg")
     parser.add_argument("--parts", action="store_true", help="bars are layers, passes, buckets")
@@ -65,10 +54,15 @@ def main(argv):
     try:
         step = read_step(options.trace, bars_of, options.begin, options.end, options.within,
                          options.alone)
-        options.target.write_text(Drawing(step).svg())
-    except (ValueError, OSError) as error:
-        sys.exit(f"draw_step: {error}")
+        write_whole(options.target, Drawing(step).svg())
+    except OSError as error:
+        complain("draw_step", f"cannot write {options.target}: {error.strerror}")
+        return 1
+    except ValueError as error:
+        complain("draw_step", error)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_command(main)

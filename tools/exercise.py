@@ -6,15 +6,13 @@ The tree is a copy of this repository in which the lines of every task throw and
 without its history, with the solutions as prebuilt objects for the grader (docs/coursework.md).
 """
 
-import argparse
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
-from coursework import (CourseworkError, SOLUTIONS, labs, run_command, solutions,
-                        tasks as table, tree)
+from command_line import Parser, complain, run_command
+from coursework import CourseworkError, SOLUTIONS, labs, solutions, tasks as table, tree
 from coursework.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,7 +91,7 @@ def exercise(root, target, workshop, say, assistant_page=True):
 
 
 def main(argv, root=ROOT, programs=ROOT / "build"):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lockstep exercise",
         description="Write a student's tree with all tasks open, or show one of the stages' labs.",
         epilog="--mine, with --lab in a student's tree: run the student's own functions only, without "
@@ -114,7 +112,7 @@ def main(argv, root=ROOT, programs=ROOT / "build"):
         exercise(root, options.folder, Workshop(options.build.resolve()), say,
                  options.assistant_page)
     except (CourseworkError, OSError) as error:
-        print(f"lockstep exercise: {error}", file=sys.stderr)
+        complain("lockstep exercise", error)
         return 1
     return 0
 

@@ -5,12 +5,12 @@
 Debian 12 and 13 both have.
 """
 
-import argparse
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+from command_line import Parser, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = "19"
@@ -53,7 +53,7 @@ def unformatted(program, files):
 
 
 def main(arguments):
-    parser = argparse.ArgumentParser(prog="lockstep format", description=__doc__.splitlines()[0])
+    parser = Parser(prog="lockstep format", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true",
                         help="change nothing; list what is not laid out, and fail if there is any")
     parser.add_argument("files", metavar="FILE", nargs="*", help="default: every source of the tree")
@@ -73,4 +73,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

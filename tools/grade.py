@@ -6,7 +6,6 @@ all graded tasks passed, 1 if not, 2 if there was nothing to grade or no way to 
 (docs/coursework.md).
 """
 
-import argparse
 import json
 import re
 import sys
@@ -14,7 +13,8 @@ import time
 from pathlib import Path
 
 from compile_tests import tsan_wrapper
-from coursework import CourseworkError, names, run_command, solutions, tasks as table, tree
+from command_line import Parser, complain, run_command
+from coursework import CourseworkError, names, solutions, tasks as table, tree
 from coursework.telling import lines_of, report
 from coursework.verdict import FAILED, OPEN, PASSED, Verdict, cut, verdict_of
 from coursework.workshop import ERROR, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING, Workshop
@@ -210,7 +210,8 @@ def failed_edges(output):
 # --- The command ---------------------------------------------------------------------------------
 
 def parse_options(argv, root):
-    parser = argparse.ArgumentParser(prog="lockstep grade", description=__doc__.splitlines()[0])
+    parser = Parser(prog="lockstep grade", description=__doc__.splitlines()[0])
+    parser.refused = 2  # 1: not all passed
     parser.add_argument("words", nargs="*", metavar="DIR or TASK",
                         help="a student's tree (default: this one); a task (02.1) or stage (02), "
                              "default all")
@@ -284,7 +285,7 @@ def main(argv, root=ROOT):
     try:
         return 0 if grade(options, root) else 1
     except (CourseworkError, OSError) as error:
-        print(f"lockstep grade: {error}", file=sys.stderr)
+        complain("lockstep grade", error)
         return 2
 
 

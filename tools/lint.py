@@ -6,14 +6,14 @@ writes the compile commands into build-lint/. Headers are seen through the sourc
 them; the CUDA backend with the headers of tests/cuda_model, so that no toolkit is needed.
 """
 
-import argparse
 import os
 import re
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+
+from command_line import Parser, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-lint"
@@ -90,7 +90,7 @@ def lint_all(program, files):
 
 
 def main(arguments):
-    parser = argparse.ArgumentParser(prog="lockstep lint", description=__doc__.splitlines()[0])
+    parser = Parser(prog="lockstep lint", description=__doc__.splitlines()[0])
     parser.add_argument("files", metavar="FILE", nargs="*", help="default: all sources of the product")
     parser.add_argument("--clang-tidy", metavar="PROGRAM", default="clang-tidy",
                         help="another version (default: %(default)s)")
@@ -108,7 +108,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command(main)

@@ -4,7 +4,7 @@
 Writes the same JSON lines as tests/support/listener.cpp to the file named by LOCKSTEP_TEST_LOG.
 """
 
-import argparse
+import glob
 import json
 import os
 import signal
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from case_records import ALL_SKIPPED
 from child_signals import keep_ignored_signals_here
+from command_line import Parser
 
 
 class RecordingResult(unittest.TextTestResult):
@@ -80,7 +81,7 @@ def cases_in(tests):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("path", type=Path, help="a file of tests, or a folder of test_*.py")
     parser.add_argument("-k", action="append", help="only tests whose name contains this")
     parser.add_argument("--without", action="append", default=[], metavar="TEXT",
@@ -88,7 +89,7 @@ def main(argv):
     options = parser.parse_args(argv)
     loader = unittest.TestLoader()
     if options.k:
-        loader.testNamePatterns = [f"*{text}*" for text in options.k]
+        loader.testNamePatterns = [f"*{glob.escape(text)}*" for text in options.k]
     # As with Ctrl-C: what a case started is ended by its `finally`. unittest takes SystemExit for a
     # failure.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

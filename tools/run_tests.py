@@ -7,13 +7,11 @@ build compiles, the tests of the previous one run. Cases are counted over all ex
 status is 1 if anything failed.
 """
 
-import argparse
 import errno
 import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from case_records import ALL_SKIPPED, Case, read_cases, report
-from child_signals import end_by_exception, keep_ignored_signals_here, signals_held
+from child_signals import keep_ignored_signals_here, signals_held
+from command_line import Parser, one_line, run_command
 from compile_tests import CORES, LINES, compile_rows, configure, tsan_wrapper
 from gpu_check.machine import find_gpu
 from run_progress import Progress, Times
@@ -262,15 +261,15 @@ def tail(output):
 
 
 def main(argv, builds=BUILDS, root=ROOT):
-    parser = argparse.ArgumentParser(prog="lockstep test", description=__doc__.splitlines()[0])
+    parser = Parser(prog="lockstep test", description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="random campaigns at full counts")
     parser.add_argument("part", nargs="?", metavar="PART", help="a kind (unit, faults, ...), a stage"
                         " (04) or a tag (loader); an unknown word lists them all")
-    parser.error = lambda why: parser.exit(2, f"lockstep test: {why}; PART is {parts(root)}\n")
+    parser.error = lambda why: parser.exit(2, f"lockstep test: {one_line(why)}; PART is {parts(root)}\n")
     options = parser.parse_args(argv)
     part = None if options.part is None else options.part.strip("[]")
     if part is not None and (why := refusal(part, root)):
-        parser.exit(2, f"lockstep test: {why}\n")
+        parser.exit(2, f"lockstep test: {one_line(why)}\n")
     keep_ignored_signals_here()
     if options.full:
         builds = [replace(build, options=build.options + build.full_options) for build in builds]
@@ -293,5 +292,4 @@ def main(argv, builds=BUILDS, root=ROOT):
 
 
 if __name__ == "__main__":
-    end_by_exception()
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

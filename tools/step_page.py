@@ -17,7 +17,6 @@ says which rank is late, since when, and where the ranks called different things
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,14 +24,16 @@ from pathlib import Path
 
 import step_drawing
 import step_rows
+from command_line import Parser, one_line, run_command
 from draw_step import read_step
+from plain_files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).resolve().parent / "page"
 
 
 def fail(text):
-    sys.exit(f"show: {text}")
+    sys.exit(f"show: {one_line(text)}")
 
 
 def plans(build):
@@ -114,9 +115,8 @@ def print_help(parser, programs):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(prog="lockstep show", description=__doc__, allow_abbrev=False,
-                                     add_help=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="lockstep show", description=__doc__, add_help=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-h", "--help", action="store_true", help="this text")
     parser.add_argument("--stage", default="03", help="02, 03, 04 or 06 (default: 03)")
     parser.add_argument("--trace", type=Path, help="what a stage wrote with --trace, or its folder")
@@ -136,15 +136,13 @@ def main(argv):
     try:
         run = read_step(trace_in(options.trace)) if options.trace else None
         plan = plan_of(programs[options.stage], words)
-        options.target.write_text(page(plan, run))
-    except (ValueError, OSError) as error:
+        write_whole(options.target, page(plan, run))
+    except OSError as error:
+        fail(f"-o {options.target}: {error.strerror}; name another file")
+    except ValueError as error:
         fail(error)
     print(f"{options.target}: open it in a browser")
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BrokenPipeError:  # the reader has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    run_command(main)

@@ -9,7 +9,6 @@ recorded ones, the copy's wrap gets its version and hash; the project's own wrap
     tools/try_wraps.py [--mirror URL] [--folder DIR]
 """
 
-import argparse
 import configparser
 import hashlib
 import os
@@ -20,6 +19,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from command_line import Parser, run_command
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"CLI11": "cli11", "catch2": "catch2", "fmt": "fmtlib", "nlohmann_json": "nlohmann-json3"}
@@ -202,7 +203,7 @@ def prepare(folder, apt):
 
 
 def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--mirror", help="of Debian; default: the one that this system's apt uses")
     parser.add_argument("--folder", type=Path,
                         help="a new folder, to keep the archives; default: they are not kept")
@@ -227,4 +228,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

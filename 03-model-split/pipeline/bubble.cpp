@@ -17,6 +17,7 @@
 #include "common/cli/standard_streams.h"
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
 #include "common/kernels/devices.h"
@@ -150,7 +151,7 @@ nlohmann::json row(const BubbleOptions& options, const Dataset& set, int stages,
   for (const int64_t bytes : found.peak_memory_bytes) {
     mebibytes.push_back(fmt::format("{:.1f}", double(bytes) / (1 << 20)));
   }
-  fmt::print(
+  print_clean(
       "{} stages, {:<11} {:>2} micro-batch{:<2}  {:8.2f} ms/step  bubble {:5.1f} %, "
       "formula {:5.1f} %  {} MiB\n",
       stages, name_of(how.schedule), how.micro_batches, how.micro_batches == 1 ? "" : "es",

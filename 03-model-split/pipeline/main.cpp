@@ -28,10 +28,7 @@ void train_step(Pipeline& pipeline, const HostBatch& batch, const StepState& ste
 }
 
 void train(const Options& options, const PipelineProgramOptions& own) {
-  if (own.print_schedule) {
-    fmt::print("{}", own.timetable(options.device_ids().size()));
-    return;
-  }
+  if (own.print_schedule) return own.print_timetable(options.device_ids().size());
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(options.data, options.data_dir);

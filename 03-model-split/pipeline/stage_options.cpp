@@ -4,6 +4,7 @@
 
 #include "03-model-split/pipeline/timetable.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 
 namespace lockstep {
 
@@ -49,9 +50,9 @@ int PipelineProgramOptions::chunk_count() const {
   return parse_schedule(schedule) == ScheduleKind::interleaved ? 2 : 1;
 }
 
-std::string PipelineProgramOptions::timetable(size_t devices) const {
-  return draw(parse_schedule(schedule), static_cast<int>(devices), micro_batch_count(devices),
-              chunk_count());
+void PipelineProgramOptions::print_timetable(size_t devices) const {
+  print_clean("{}", draw(parse_schedule(schedule), static_cast<int>(devices),
+                         micro_batch_count(devices), chunk_count()));
 }
 
 std::string PipelineProgramOptions::emulation(size_t devices) const {

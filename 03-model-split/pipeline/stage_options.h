@@ -24,8 +24,8 @@ struct PipelineProgramOptions {
   int micro_batch_count(size_t devices) const;
   /// How many stages a device has.
   int chunk_count() const;
-  /// The timetable of a pipeline with this number of devices, as text.
-  std::string timetable(size_t devices) const;
+  /// Prints the timetable of a pipeline with this number of devices.
+  void print_timetable(size_t devices) const;
   /// The --emulate value with which the reference computes the same.
   std::string emulation(size_t devices) const;
 };

@@ -9,6 +9,7 @@
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 
 namespace lockstep {
 namespace {
@@ -65,12 +66,12 @@ int run_rank_labs(int argc, const char* const* argv, const std::vector<RankLab>&
 }
 
 void say(const std::string& line) {
-  fmt::print("{}\n", line);
+  print_clean("{}\n", line);
   std::fflush(stdout);
 }
 
 void say(const ProcessGroup& group, const std::string& line) {
-  if (group.rank() == 0) fmt::print("{}\n", line);
+  if (group.rank() == 0) print_clean("{}\n", line);
   std::fflush(stdout);
 }
 

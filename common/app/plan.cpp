@@ -5,6 +5,7 @@
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/io/json.h"
 
 namespace lockstep {
@@ -67,7 +68,7 @@ std::string Plan::json() const {
 int print_plan(int argc, char** argv, OptionParser& parser, const std::function<Plan()>& make) {
   hold_standard_streams();
   report_uncaught_errors();
-  if (parser.parse(argc, argv)) fmt::print("{}\n", make().json());
+  if (parser.parse(argc, argv)) print_clean("{}\n", make().json());
   require_printed();
   return 0;
 }

@@ -7,6 +7,7 @@
 #include "common/cli/standard_streams.h"
 #include "common/core/cores.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/kernels/devices.h"
 #include "common/launch/launcher.h"
 #include "common/step/weights_file.h"
@@ -17,7 +18,7 @@ namespace lockstep {
 std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options) {
   if (rank_options.started_as_rank()) return {};
   const int count = static_cast<int>(options.device_ids().size());
-  fmt::print("no launcher: starting {} local rank{}\n", count, count == 1 ? "" : "s");
+  print_clean("no launcher: starting {} local rank{}\n", count, count == 1 ? "" : "s");
   std::fflush(stdout);
   std::vector<std::string> program = own_command_line();
   program[0] = std::filesystem::read_symlink("/proc/self/exe");

@@ -11,6 +11,7 @@
 #include "common/cli/output_paths.h"
 #include "common/core/error.h"
 #include "common/core/listed.h"
+#include "common/core/printed.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
 #include "common/kernels/devices.h"
@@ -75,17 +76,25 @@ void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t param
     for (const nlohmann::json& name : rank) names.push_back(name);
   }
   if (!prints()) return;
-  fmt::print("{}: {} on {}, {}", stage_, options_.model, fmt::join(names, ","),
-             devices_.front()->description());
+  print_clean("{}: {} on {}, {}", stage_, options_.model, fmt::join(names, ","),
+              devices_.front()->description());
   const std::string reason = why_no_gpu();
-  fmt::print("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
-  fmt::print("{}: {} training and {} test images of {}x{}x{}; {} parameters\n\n", train.name,
-             train.count(), test.count(), train.height, train.width, train.channels, parameters);
+  print_clean("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
+  print_clean("{}: {} training and {} test images of {}x{}x{}; {} parameters\n\n", train.name,
+              train.count(), test.count(), train.height, train.width, train.channels, parameters);
   if (!line.empty()) say(line);
+  if (options_.lr_step > 0 && options_.warmup_epochs >= double(options_.lr_step)) {
+    warn(fmt::format(
+        "--warmup-epochs {:g} ends where --lr-step {} has lowered the rate already: it climbs "
+        "to the learning rate and drops there at once, to {:g} of it; give a longer --lr-step",
+        options_.warmup_epochs, options_.lr_step,
+        std::pow(options_.lr_gamma,
+                 std::floor(options_.warmup_epochs / double(options_.lr_step)))));
+  }
 }
 
 void TrainingLog::say(const std::string& line) const {
-  if (prints()) fmt::print("{}\n\n", line);
+  if (prints()) print_clean("{}\n\n", line);
 }
 
 void TrainingLog::resume(int64_t steps, int64_t epochs) {
@@ -137,9 +146,9 @@ void TrainingLog::receive(size_t keep) {
     losses_.push_back(report->loss);
     if (line.print && prints()) {
       progress_.clear();
-      fmt::print("Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.6f}\n", epoch_ + 1,
-                 line.samples_before, samples_,
-                 100.0 * double(line.samples_before) / double(samples_), report->loss);
+      print_clean("Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.6f}\n", epoch_ + 1,
+                  line.samples_before, samples_,
+                  100.0 * double(line.samples_before) / double(samples_), report->loss);
     }
     progress_.show(line.samples_before, seconds_between(epoch_begin_, Clock::now()));
   }
@@ -182,8 +191,8 @@ void TrainingLog::evaluated(const Evaluation& e) {
   }
   evaluations_.push_back(e);
   if (!prints()) return;
-  fmt::print("\nTest set: Average loss: {:.4f}, Accuracy: {}/{} ({:.2f}%)\n\n", e.loss, e.correct,
-             e.samples, 100 * e.accuracy());
+  print_clean("\nTest set: Average loss: {:.4f}, Accuracy: {}/{} ({:.2f}%)\n\n", e.loss, e.correct,
+              e.samples, 100 * e.accuracy());
 }
 
 void TrainingLog::note(std::string row, std::string text) {

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "common/app/training_log.h"
+#include "common/core/printed.h"
 #include "common/io/json.h"
 #include "common/system/process_stats.h"
 
@@ -75,9 +76,9 @@ nlohmann::json TrainingLog::metrics() const {
 
 void TrainingLog::print_summary() const {
   const auto row = [](const char* name, const std::string& value) {
-    fmt::print("  {:<20}{}\n", name, value);
+    print_clean("  {:<20}{}\n", name, value);
   };
-  fmt::print("Summary\n");
+  print_clean("Summary\n");
   std::vector<std::string> names;
   std::vector<double> without_core;
   for (const DeviceRecord& device : records_) {
@@ -103,7 +104,7 @@ void TrainingLog::print_summary() const {
   for (const auto& [name, text] : notes_) row(name.c_str(), text);
   row("process", fmt::format("{:.1f} MiB", mebibytes(rss_bytes_)));
   const std::string missing = text_of_missing_cores(names, without_core);
-  if (!missing.empty()) fmt::print("{}\n", missing);
+  if (!missing.empty()) print_clean("{}\n", missing);
 }
 
 }  // namespace lockstep

@@ -7,10 +7,12 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <type_traits>
 
 #include "common/core/error.h"
+#include "common/core/printed.h"
 
 namespace lockstep {
 namespace {
@@ -60,6 +62,20 @@ void refuse_no_value(const CLI::App& app, CLI::Option* option) {
                            word);
       },
       ""));
+}
+
+/// CLI11 takes what a flag's value begins with: "2x" for 2, and that for true.
+void refuse_odd_flags(const CLI::App& app, int argc, const char* const* argv) {
+  for (const std::string word : std::span(argv, size_t(argc)).subspan(1)) {
+    const size_t equals = word.find('=');
+    const CLI::Option* option =
+        equals == word.npos ? nullptr : app.get_option_no_throw(word.substr(0, equals));
+    if (option == nullptr || option->get_expected_max() > 0) continue;
+    const std::string value = word.substr(equals + 1);
+    require(value == "true" || value == "false",
+            "{}: found '{}', expected true or false, or no value, which is true",
+            word.substr(0, equals), value);
+  }
 }
 
 /// An option as words of a command line, if it was given.
@@ -207,10 +223,11 @@ void OptionParser::check_afterwards(std::function<void()> check) {
 
 bool OptionParser::parse(int argc, const char* const* argv) {
   started_as_ = argv[0];
+  refuse_odd_flags(*app_, argc, argv);
   try {
     app_->parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app_->help());
+    print_clean("{}", app_->help());
     return false;
   } catch (const CLI::ExtrasError&) {  // whose own text has them in the opposite order
     fail<BadInput>("Not expected: {}; --help lists all options and their defaults",

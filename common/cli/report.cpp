@@ -1,6 +1,5 @@
 #include "common/cli/report.h"
 
-#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -10,15 +9,12 @@
 #include <system_error>
 
 #include "common/core/error.h"
+#include "common/core/host_memory.h"
+#include "common/core/printed.h"
 #include "common/system/launcher_pipe.h"
 
 namespace lockstep {
 namespace {
-
-std::string on_one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
-}
 
 int report(int status, const std::string& text) {
   std::fflush(stdout);
@@ -31,10 +27,9 @@ int report(int status, const std::string& text) {
 /// Asks for no memory itself.
 int report_no_memory() {
   std::fflush(stdout);
-  std::fputs(
-      "error: the system gives no more memory (see ulimit -v, or the container's limit); use a "
-      "smaller batch or model, fewer devices or fewer --workers\n",
-      stderr);
+  std::fputs("error: the system gives no more memory", stderr);
+  std::fputs(memory_limit_note().data(), stderr);
+  std::fputs("; use a smaller batch or model, fewer devices or fewer --workers\n", stderr);
   return 1;
 }
 
@@ -70,8 +65,9 @@ int report_current_exception() try {
       return report(1, fmt::format("unexpected: {}", error.what()));
     }
     return report(1,
-                  "the system gives no more threads (see ulimit -u and -v, or the container's "
-                  "limit); use fewer devices, --threads-per-device or --workers");
+                  fmt::format("the system gives no more threads (see also ulimit -u){}; use fewer "
+                              "devices, --threads-per-device or --workers",
+                              memory_limit_note().data()));
   } catch (const std::exception& error) {
     return report(1, fmt::format("unexpected: {}", error.what()));
   } catch (...) {

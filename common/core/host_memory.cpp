@@ -1,8 +1,10 @@
 #include "common/core/host_memory.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <new>
 
 namespace lockstep {
@@ -26,6 +28,16 @@ void* allocate_aligned(size_t bytes) {
   void* memory = ::operator new(bytes, kAlignment);
   if (bytes >= 2 * kLargePage) ask_for_large_pages(memory, bytes);
   return memory;
+}
+
+std::array<char, 80> memory_limit_note() {
+  rlimit limit{};
+  std::array<char, 80> note{"; see the container's limit"};
+  if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    std::snprintf(note.data(), note.size(), "; ulimit -v is %llu KiB here: raise it",
+                  static_cast<unsigned long long>(limit.rlim_cur / 1024));
+  }
+  return note;
 }
 
 void release_aligned(void* memory) { ::operator delete(memory, kAlignment); }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/host_memory.h"
 
 namespace lockstep {
 namespace {
@@ -168,8 +169,8 @@ void DataLoader::start_workers() {
     const size_t started = workers_.size();
     stop_workers();
     workers_busy_ = 0;
-    fail<EnvironmentError>("loader: cannot start worker {} of {}: {}; give fewer workers", started,
-                           options_.num_workers, e.what());
+    fail<EnvironmentError>("loader: cannot start worker {} of {}: {}{}; give fewer workers",
+                           started, options_.num_workers, e.what(), memory_limit_note().data());
   }
 }
 

@@ -1,7 +1,7 @@
 #include "common/io/safetensors_format.h"
 
+#include "common/core/utf8.h"
 #include "common/io/json.h"
-#include "common/io/utf8.h"
 
 namespace lockstep::safetensors {
 

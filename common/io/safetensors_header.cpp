@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "common/core/error.h"
+#include "common/core/utf8.h"
 #include "common/io/safetensors_format.h"
-#include "common/io/utf8.h"
 
 namespace lockstep::safetensors {
 

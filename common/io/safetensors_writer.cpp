@@ -5,12 +5,12 @@
 #include <tuple>
 
 #include "common/core/error.h"
+#include "common/core/utf8.h"
 #include "common/io/checksums.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
 #include "common/io/safetensors.h"
 #include "common/io/safetensors_format.h"
-#include "common/io/utf8.h"
 
 namespace lockstep {
 namespace {

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/kernels/cpu/cpu_device.h"
 #include "common/kernels/cuda/cuda.h"
 
@@ -14,8 +15,7 @@ std::vector<DeviceId> default_devices(int cpu_count) {
   if (available.unusable) {
     static std::once_flag said;
     std::call_once(said, [&] {
-      fmt::print(stderr, "warning: CPU devices are used, for the GPUs cannot be: {}\n",
-                 available.reason);
+      warn(fmt::format("CPU devices are used, for the GPUs cannot be: {}", available.reason));
     });
   }
   const int gpus = available.devices;

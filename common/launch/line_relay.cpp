@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "common/core/error.h"
+#include "common/core/printed.h"
 
 namespace lockstep {
 namespace {
@@ -28,7 +29,7 @@ Descriptor LineRelay::open(int rank, size_t target) {
 }
 
 void LineRelay::say(const std::string& line) {
-  if (targets_[1].error == 0) targets_[1].text += line + '\n';
+  if (targets_[1].error == 0) targets_[1].text += on_one_line(line) + '\n';
   write(targets_[1]);
 }
 

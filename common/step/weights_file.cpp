@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/core/error.h"
+#include "common/core/printed.h"
 
 namespace lockstep {
 namespace {
@@ -123,7 +124,7 @@ void WeightsFile::say_loaded() const {
   }
   if (unwrapped_) text += fmt::format(", without the \"{}\" before their names", kWrapper);
   if (file_.checksums() == Checksums::none) text += " (it has no checksums)";
-  fmt::print("{}\n", text);
+  print_clean("{}\n", text);
 }
 
 void load_weights(const std::string& path, Module& network) {

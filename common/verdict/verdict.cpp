@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
@@ -38,7 +39,7 @@ struct Proof {
 };
 
 void print_row(const std::string& name, const std::string& value) {
-  fmt::print("  {:<19} {}\n", name, value);
+  print_clean("  {:<19} {}\n", name, value);
 }
 
 nlohmann::json read_metrics(const std::string& path, const std::string& who) {
@@ -164,7 +165,7 @@ ChildResult Comparison::start(const Program& program, const Options& options, Ch
 void Comparison::run_quietly(const Program& program, const Options& options) {
   ChildResult result = start(program, options, ChildOutput::quiet);
   const std::string reason = result.ok() ? "" : take_last_line(result.errors);
-  fmt::print(stderr, "{}", result.errors);  // warnings
+  fmt::print(stderr, "{}", printable(result.errors));  // warnings
   if (!result.ok()) {
     throw ChildFailed(fmt::format("--baseline: {} ended with status {}: {}", program.name,
                                   result.status, reason.empty() ? "it gave no reason" : reason),
@@ -174,8 +175,8 @@ void Comparison::run_quietly(const Program& program, const Options& options) {
 
 Proof Comparison::prove() {
   Options options = proof_options(options_);
-  fmt::print("Baseline: steps of {} and of {} to compare: {}\n", own_.name, reference_.name,
-             options.max_steps);
+  print_clean("Baseline: steps of {} and of {} to compare: {}\n", own_.name, reference_.name,
+              options.max_steps);
   const std::string own = file_of(own_, "weights"), reference = file_of(reference_, "weights");
   options.save = own;
   options.metrics = file_of(own_, "proof-metrics");  // not where the timed run writes
@@ -214,7 +215,7 @@ nlohmann::json Comparison::time_reference() {
   options.save.clear();
   options.trace.clear();
   options.metrics = file_of(reference_, "metrics");
-  fmt::print("Baseline: {} alone, to compare times with\n", reference_.name);
+  print_clean("Baseline: {} alone, to compare times with\n", reference_.name);
   run_quietly(reference_, options);
   nlohmann::json metrics = read_metrics(options.metrics, reference_.name);
   const WarmSpeed speed = warm_speed(metrics, "--baseline: metrics of " + reference_.name);
@@ -222,7 +223,7 @@ nlohmann::json Comparison::time_reference() {
   for (const nlohmann::json& accuracy : metrics.value("accuracy", nlohmann::json::array())) {
     print_row("test accuracy", fmt::format("{:.2f} %", 100 * accuracy.get<double>()));
   }
-  fmt::print("\n");
+  print_clean("\n");
   return metrics;
 }
 
@@ -241,7 +242,7 @@ void Comparison::conclude(const Proof& proof, const nlohmann::json& reference_me
     return fmt::format("{:.0f} samples/s, {:.3g} ms per step", run.samples_per_second,
                        1e3 * run.step_seconds);
   };
-  fmt::print("\nBaseline\n");
+  print_clean("\nBaseline\n");
   print_row("proof",
             fmt::format("{} = {:.2g}, at most {:g}", proof.measure, proof.value, proof.limit));
   print_row(reference_.name, speed(reference));

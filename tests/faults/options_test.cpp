@@ -4,6 +4,7 @@
 #include <map>
 #include <regex>
 #include <set>
+#include <span>
 
 #include "tests/support/catch.h"
 #include "tests/support/json.h"
@@ -236,6 +237,54 @@ TEST_CASE("A number is decimal", "[faults][options]") {
   const nlohmann::json metrics = read_json(folder / "metrics");
   CHECK(metrics.at("batch_size") == 10);
   CHECK(metrics.at("losses").size() == 2);
+}
+
+TEST_CASE("A flag is true or false, not what begins with a number", "[faults][options]") {
+  for (const std::string name : {"--bind", "--drop-last", "--no-dropout", "--tf32", "--help"}) {
+    for (const std::string value : {"1x", "0q", "2x", "2", "", "yes", "true "}) {
+      check_stage_refuses(kSmall + Words{name + "=" + value},
+                          {name, "found '" + value + "', expected true or false"});
+    }
+  }
+  CHECK(run_stage01(kSmall + Words{"--bind=true", "--drop-last=false"}, kDeadline).status == 0);
+}
+
+TEST_CASE("No name in an error is an order to the terminal", "[faults][options]") {
+  const TempDir folder;
+  const std::string hostile = "\x1b[2J\x1b]0;title\a\x9b";
+  const Words harmless{"\\x1b[2J\\x1b]0;title\\x07\\x9b"};
+  check_stage_refuses(kSmall + Words{"--model", hostile}, harmless);
+  check_stage_refuses(kSmall + Words{"--lr", hostile}, harmless);
+  check_stage_refuses(kSmall + Words{hostile}, harmless);
+  check_stage_refuses(kSmall + Words{"--load", folder / hostile}, harmless);
+  check_stage_refuses(kSmall + Words{"--devices", hostile}, harmless);
+  // A name within a file, and one that is printed where all is well.
+  const std::vector<float> number{1};
+  const std::vector<TensorEntry> entries{{.name = "fc1.\x1b[31mweight",
+                                          .dtype = DType::F32,
+                                          .shape = {1},
+                                          .bytes = std::as_bytes(std::span(number))}};
+  save_safetensors(folder / "file", entries);
+  check_stage_refuses(kSmall + Words{"--load", folder / "file"}, {"fc1."});
+  const std::string saved = folder / "\x1b[31mw";
+  REQUIRE(run_stage01(kSmall + Words{"--save", saved}, kDeadline).status == 0);
+  const ProcessResult run = run_stage01(kSmall + Words{"--load", saved}, kDeadline);
+  CHECK(run.status == 0);
+  CHECK_THAT(run.out, ContainsSubstring("\\x1b[31mw"));
+  CHECK(run.out.find('\x1b') == run.out.npos);
+}
+
+TEST_CASE("A warm-up that ends after the first decay is told", "[faults][options]") {
+  const auto told = [](const std::string& epochs) {
+    const ProcessResult run = run_stage01(
+        kSmall + Words{"--warmup-epochs", epochs, "--lr-step", "1", "--lr-gamma", "0.5"},
+        kDeadline);
+    CHECK(run.status == 0);
+    return run.err;
+  };
+  CHECK(told("0.5").empty());
+  CHECK(told("1").starts_with("warning: --warmup-epochs 1 ends where --lr-step 1 has lowered"));
+  CHECK_THAT(told("2.5"), ContainsSubstring("drops there at once, to 0.25 of it"));
 }
 
 TEST_CASE("A text is not empty", "[faults][options]") {

@@ -276,6 +276,9 @@ TEST_CASE("Little memory is one clear line, whatever asked for it", "[faults]") 
     // OpenMP's library ends the process itself.
     CHECK_THAT(run.err, StartsWith("error: ") || StartsWith("\nlibgomp: Out of memory"));
     CHECK_THAT(run.err, !ContainsSubstring("unexpected"));
+    if (run.err.starts_with("error: ")) {
+      CHECK_THAT(run.err, ContainsSubstring(fmt::format("ulimit -v is {} KiB", kibibytes)));
+    }
   }
   CHECK(refused > 0);
 }

@@ -243,8 +243,9 @@ class TestErrors(Sandbox):
     def test_a_full_disk_leaves_the_old_results(self):
         target = self.folder / "old.json"
         target.write_text("old")
-        code = ("import pathlib, compare\n"
-                f"try: compare.write_whole(pathlib.Path({str(target)!r}), 'x' * 9999)\n"
+        code = ("import argparse, compare\n"
+                f"options = argparse.Namespace(json={str(target)!r}, figures=None)\n"
+                "try: compare.write_outputs(options, {'x': 'x' * 9999})\n"
                 "except compare.Refused as refusal: raise SystemExit(str(refusal))")
         done = subprocess.run(["bash", "-c", "trap '' XFSZ; ulimit -f 1; exec \"$@\"", "bash",
                                sys.executable, "-Bc", code], capture_output=True, text=True,
@@ -252,7 +253,7 @@ class TestErrors(Sandbox):
         self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
         self.assertIn(f"--json: cannot write {target}: File too large", done.stderr)
         self.assertEqual("old", target.read_text())
-        self.assertEqual([], list(self.folder.glob(".old*")))
+        self.assertEqual([], list(self.folder.glob(".*.tmp")))
 
     def test_a_build_that_is_not_there(self):
         self.assertIn("--build: no program", self.refused("--build", self.folder / "none"))

@@ -247,11 +247,11 @@ class TestTree(Folder):
         self.write(name)
         subprocess.run(["git", "init", "-q", str(self.root)], check=True)
         self.assertEqual(tree.list_files(self.root), ["common/a", name])
-        program = ("import sys; sys.path.insert(0, sys.argv[1]); import coursework as c; "
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); import command_line as c; "
                    "c.run_command(lambda words: print(words[1]))")
         done = subprocess.run([sys.executable, "-c", program, str(ROOT / "tools"), name],
                               capture_output=True)
-        self.assertEqual((done.returncode, done.stdout), (0, b"common/a\\udce9\n"), done.stderr)
+        self.assertEqual((done.returncode, done.stdout), (0, b"common/a\\xe9\n"), done.stderr)
 
     def test_a_folder_that_is_no_tree_is_refused(self):
         self.write("tree/02-x/a.cpp")

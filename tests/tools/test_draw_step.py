@@ -96,6 +96,16 @@ class TestTimeline(unittest.TestCase):
                            [1.7, 0.3, "adam_update", ""]],
                           [[1.0, 0.5, "all_reduce", ""]], [[1.25, 0.75, "copy", ""]]])
 
+    def test_the_name_of_a_trace_is_no_pattern(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("t[1].json", "a*b", "t?"):
+                own = self.trace(folder, name, 0, [])
+                ranks = [self.trace(folder, f"{name}.rank{rank}", 0, []) for rank in (2, 10)]
+                self.assertEqual([own, *ranks], compare_timeline.trace_files(own))
+            for other in ("a*b.rank", "a*b.rankx", "axb.rank3", "a*b.rank1.old"):
+                self.trace(folder, other, 0, [])
+            self.assertEqual(3, len(compare_timeline.trace_files(Path(folder) / "a*b")))
+
     def two_devices(self, folder, second_begins):
         """One step's timeline of a run on two devices that compute for 2 ms per step: the second
         one begins so many ms after the first."""

@@ -41,7 +41,8 @@ class SmallTree(unittest.TestCase):
 
     def call(self, tool, *arguments, path="/usr/bin:/bin"):
         """Runs a copy of a tool in the tree, where the fake programs come first."""
-        self.write(self.root / "tools" / tool, (ROOT / "tools" / tool).read_text())
+        for name in (tool, "command_line.py", "child_signals.py"):
+            self.write(self.root / "tools" / name, (ROOT / "tools" / name).read_text())
         return subprocess.run([sys.executable, self.root / "tools" / tool, *map(str, arguments)],
                               capture_output=True, text=True, timeout=300, cwd=self.root,
                               env={**os.environ, "PATH": f"{self.bin}:{path}"})

@@ -305,6 +305,16 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
             build = [line for line in self.calls() if "labs" in line and " -n " not in line][-1]
             self.assertRegex(build, r" -j \d+ 02-dataparallel/labs$")
 
+    def test_the_name_of_a_lab_is_no_pattern(self):
+        for name in (".*", "stale-replic.", "", "stale", "\\163tale-replica"):
+            done = self.lockstep("exercise", f"--lab={name}" if name else "--lab=-")
+            self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+            self.assertIn("expected one of ", done.stderr)
+        self.assertFalse([line for line in self.calls() if line.startswith(("ninja", "meson"))])
+        done = subprocess.run([sys.executable, self.root / "tools/build_programs.py", "--lab", ".*"],
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+
     def test_a_build_says_what_it_will_do_and_about_how_long(self):
         self.fake_build('echo "[1/2] Compiling C++ object a.o"; echo "[2/2] Linking target x"')
         done = self.lockstep("run", "--data", "synthetic")

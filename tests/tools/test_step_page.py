@@ -269,6 +269,14 @@ class TestPage(unittest.TestCase):
             (folder / "deep").write_text("[" * 100000)
             (folder / "other").write_text('{"traceEvents": []}')
             (folder / "list").write_text("[1]")
+            hostile = folder / "hostile"
+            hostile.mkdir()
+            small = small_trace(folder / "hostile/trace").read_text()
+            for number, (old, new) in enumerate((('"ts": ', '"ts": 1e999, "was": '),
+                                                 ('"dur": ', '"dur": NaN, "was": '),
+                                                 ('"ts": ', f'"ts": 1{400 * "0"}, "was": '),
+                                                 ('"zero_ns": ', '"zero_ns": -Infinity, "was": '))):
+                (hostile / str(number)).write_text(small.replace(old, new))
             short = write_trace(folder / "short", {"compute": [(0, 1, "sgd_update", "", 0)]})
             for words, text in (
                     (("--stage", "01"), r"show: --stage '01', expected one of 02, 03, 04, 06"),
@@ -290,6 +298,8 @@ class TestPage(unittest.TestCase):
                     (("--trace", folder / "deep"), "deep is no JSON; expected what --trace of a stage"),
                     (("--trace", folder / "other"), "other is JSON, but no trace; expected what --trace"),
                     (("--trace", folder / "list"), "list is JSON, but no trace; expected what --trace"),
+                    *((("--trace", hostile / str(number)), f"hostile/{number}: .*expected what --trace")
+                      for number in range(4)),
                     (("--trace", short), "holds no whole step; train a few"),
                     (("--trace", empty), "found 0 files in the folder, expected one trace"),
                     (("--trace", folder), "found 5 files in the folder"),

@@ -24,13 +24,19 @@ def list_labs(say):
     return 0
 
 
+def named_lab(name):
+    """Raises CourseworkError for a lab that does not exist."""
+    known = load_labs()
+    if name not in known:
+        raise CourseworkError(f"--lab {name}: expected one of {', '.join(known)}")
+    return known[name]
+
+
 def run_lab(name, build, say):
     """Says what to expect of a lab, runs it with the mistake and without, and explains it. Returns
     the exit status: 0 if the run without the mistake ended well. Raises CourseworkError for a lab
     that does not exist or was not built."""
-    lab = load_labs().get(name)
-    if lab is None:
-        raise CourseworkError(f"--lab {name}: expected one of {', '.join(load_labs())}")
+    lab = named_lab(name)
     program = build / lab["program"]
     say(textwrap.fill(f"Expect: {lab['expect']}", WIDTH))
     for heading, words in (("With the mistake", [name]), ("Without it", [name, "--fixed"])):

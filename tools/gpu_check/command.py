@@ -1,11 +1,10 @@
 """`./lockstep gpu-check`: the command line and the parts in order."""
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
-from child_signals import end_by_exception
+from command_line import Parser, complain
 from gpu_check import build, bundle, checks, handover, measure, results
 from gpu_check.machine import CORES, ROOT, CheckError, describe, find_gpu, find_tools
 
@@ -20,13 +19,6 @@ EPILOG = """On a machine without a package registry: `gpu-check --bundle DIR` wh
 copy DIR, then `gpu-check --offline DIR`. Three calls keep each under ten minutes on 16 cores:
 --part build --part ops --part stages, --part sanitizer, --part bench. Exit status: 1 if
 anything failed or could not run, else 0."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors in one line, without the usage."""
-
-    def error(self, message):
-        self.exit(1, f"{self.prog}: {message}; --help lists all options\n")
 
 
 def parse_options(arguments):
@@ -168,11 +160,10 @@ def main(options):
 
 def start(arguments):
     """The exit status of gpu-check with these arguments; errors are one line on stderr."""
-    end_by_exception()  # so that temporary files are removed
     try:
         return main(parse_options(arguments))
     except (CheckError, OSError) as error:
-        print(f"gpu-check: {error}", file=sys.stderr)
+        complain("gpu-check", error)
         return 1
     except KeyboardInterrupt:
         print("gpu-check: interrupted", file=sys.stderr)

@@ -26,6 +26,7 @@ class CpuDevice final : public Device {
                        threads == 1 ? "" : "s");
   }
   Kernels& kernels() override { return kernels_; }
+  std::string memory_note() const override { return memory_limit_note().data(); }
   std::shared_ptr<void> allocate_host(size_t bytes) override {
     return {allocate_aligned(bytes), [this](void* memory) {
               drain();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/host_memory.h"
 #include "common/kernels/cpu/onednn_api.h"
 
 namespace lockstep::cpu::onednn {
@@ -20,9 +21,10 @@ void require_room_for_code() {
   void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) {
     fail<EnvironmentError>(
-        "no room for the code that oneDNN makes for a shape: the system refused {} MiB (see ulimit "
-        "-v, or the container's limit); use a smaller batch or model, or fewer devices",
-        kRoom >> 20);
+        "no room for the code that oneDNN makes for a shape: the system refused {} MiB{}; use a "
+        "smaller "
+        "batch or model, or fewer devices",
+        kRoom >> 20, memory_limit_note().data());
   }
   ::munmap(room, kRoom);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/core/error.h"
+#include "common/core/host_memory.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cpu/cpu_device.h"
 #include "common/kernels/cpu/engine.h"
@@ -119,8 +120,10 @@ TEST_CASE("A buffer that does not fit is an error of the device, and is not coun
   Setup s;
   const Buffer present(s.stream, size_t{3} << 20);
   CHECK(message_of<DeviceError>([&] { Buffer(s.stream, size_t{1} << 60); }) ==
-        "cpu:0: no room for 1099511627776.0 MiB beside the 3.0 MiB in use; use a smaller batch or "
-        "model, or more devices");
+        fmt::format(
+            "cpu:0: no room for 1099511627776.0 MiB beside the 3.0 MiB in use{}; use a smaller "
+            "batch or model, or more devices",
+            memory_limit_note().data()));
   CHECK(s.device->memory().current() == int64_t{3} << 20);
   CHECK(s.device->memory().peak() == int64_t{3} << 20);
 }

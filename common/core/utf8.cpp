@@ -1,11 +1,9 @@
-#include "common/io/utf8.h"
+#include "common/core/utf8.h"
 
 namespace lockstep {
-namespace {
 
-/// Length of the well-formed sequence at the start of `text` (not empty), 0 if there is none.
-/// The rows of RFC 3629, section 4: the lead byte fixes the length and the range of the second.
-std::size_t sequence_length(std::string_view text) {
+// The rows of RFC 3629, section 4: the lead byte fixes the length and the range of the second.
+std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
   if (lead < 0x80) return 1;
@@ -22,12 +20,10 @@ std::size_t sequence_length(std::string_view text) {
   return length;
 }
 
-}  // namespace
-
 std::size_t find_invalid_utf8(std::string_view text) {
   std::size_t at = 0;
   while (at < text.size()) {
-    const std::size_t length = sequence_length(text.substr(at));
+    const std::size_t length = utf8_length(text.substr(at));
     if (length == 0) break;
     at += length;
   }

@@ -1,0 +1,37 @@
+// Text for people holds no order to a terminal.
+
+#include <string>
+#include <utility>
+
+#include "common/core/printed.h"
+#include "tests/support/catch.h"
+
+namespace lockstep {
+namespace {
+
+TEST_CASE("What a terminal would obey is shown as numbers, all other text as it is", "[core]") {
+  const std::pair<std::string, std::string> cases[] = {
+      {"", ""},
+      {"a\tb\nc \xC3\xA9 \xE6\xBC\xA2 \xF0\x9F\x98\x80",
+       "a\tb\nc \xC3\xA9 \xE6\xBC\xA2 \xF0\x9F\x98\x80"},
+      {"\x1b[2J\x1b]0;title\a", "\\x1b[2J\\x1b]0;title\\x07"},
+      {"a\rb\x7f", "a\\x0db\\x7f"},
+      {std::string("a\0b", 3), "a\\x00b"},
+      {"\xC2\x9B\x32J \xC2\xA0", "\\xc2\\x9b2J \xC2\xA0"},  // CSI as one character
+      {"\x9B\x32J", "\\x9b2J"},                             // and as one byte
+      {"\xE2\x80\xAE"
+       "abc\xE2\x81\xA6",
+       "\\xe2\\x80\\xaeabc\\xe2\\x81\\xa6"},  // right to left
+      {"a\xE2\x80\xA8"
+       "b \xE2\x80\xA6",
+       "a\\xe2\\x80\\xa8b \xE2\x80\xA6"},  // a line's end
+      {"half \xE2\x80", "half \\xe2\\x80"}};
+  for (const auto& [text, shown] : cases) {
+    CHECK(printable(text) == shown);
+    CHECK(printable(shown) == shown);
+  }
+  CHECK(on_one_line("a\nb\x1b") == "a b\\x1b");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+"""Files that come from elsewhere, or go to a place that a user names."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+LARGEST = 2**63  # of a number in a file: nanoseconds since 1970 and bytes are smaller
+
+
+def number(text, kind):
+    value = kind(text)
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return value
+
+
+def refuse(text):
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def read_json(path):
+    """The file's content. Raises ValueError for what is no JSON, and for numbers that no measurement
+    gives: 1e999, which Python takes for infinity, NaN, an integer of 400 digits."""
+    return json.loads(Path(path).read_text(), parse_float=lambda text: number(text, float),
+                      parse_int=lambda text: number(text, int), parse_constant=refuse)
+
+
+def write_whole(path, text):
+    """Writes a file under another name, then renames it: the file is whole, or is still the old one,
+    with its mode. A link leads to its target. Raises OSError, also for what is no regular file."""
+    path = Path(path).resolve()
+    mode = None
+    if path.exists():
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(0, "it exists and is not a regular file")
+        mode = stat.S_IMODE(found.st_mode)
+    beside = path.parent / f".{os.getpid()}.tmp"  # no longer than any name may be
+    try:
+        beside.write_text(text)
+        if mode is not None:
+            beside.chmod(mode)
+        beside.rename(path)
+    finally:
+        beside.unlink(missing_ok=True)
