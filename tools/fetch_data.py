@@ -6,14 +6,13 @@ verified, and only then renamed: a file with a data set's name is always whole. 
 data set is there, 1 it is not (one line on stderr says why).
 """
 
-import argparse
 import gzip
 import hashlib
 import http.client
 import json
 import os
+import re
 import shutil
-import sys
 import tarfile
 import tempfile
 import urllib.error
@@ -21,7 +20,7 @@ import urllib.request
 import zlib
 from pathlib import Path
 
-from child_signals import end_by_exception
+from command_line import Parser, complain, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).resolve().parent / "datasets.json"
@@ -48,10 +47,13 @@ def file_digest(path, algorithm):
 
 
 def content_is_right(path, entry):
-    """Whether a file holds the entry's content. Two .gz files may differ in their header alone
-    (Debian's do: no name, another date), so the digest of the unpacked bytes decides."""
-    opened = gzip.open if path.suffix == ".gz" else open
+    """Whether a file, of whatever name, holds the entry's content. Two .gz files may differ in their
+    header alone (Debian's do: no name, another date), so the digest of the unpacked bytes decides. An
+    archive is one file, as it comes."""
     try:
+        with open(path, "rb") as stream:
+            packed = "unpack" not in entry and stream.read(2) == b"\x1f\x8b"
+        opened = gzip.open if packed else open
         with opened(path, "rb") as stream:
             return digest(stream, "sha256") == entry["content_sha256"]
     except (OSError, EOFError, zlib.error):
@@ -89,13 +91,7 @@ def is_right(folder, entry):
     """Whether `folder` holds the entry with the right checksum."""
     if "unpack" in entry:
         return unpacked_is_right(folder, entry)
-    return any(
-        path.name == entry["name"]
-        and file_digest(path, "md5") == entry["md5"]
-        or "content_sha256" in entry
-        and content_is_right(path, entry)
-        for path in candidates(folder, entry)
-    )
+    return any(content_is_right(path, entry) for path in candidates(folder, entry))
 
 
 def search_folders(name, data_set, directory):
@@ -154,6 +150,22 @@ def unpack(archive, folder, entry):
         listing.replace(folder / SUMS)
 
 
+def verify(part, entry, url):
+    """Refuses what is not the entry: by MD5, which finds what was cut short, and by SHA-256, which
+    nobody can meet with another file."""
+    found = file_digest(part, "md5")
+    if found != entry["md5"]:
+        raise DataError(
+            f"{url}: md5 {found}, expected {entry['md5']} ({part.stat().st_size} bytes came): "
+            "truncated or another file; try again or set LOCKSTEP_DATA_URL to a mirror"
+        )
+    if not content_is_right(part, entry):
+        raise DataError(
+            f"{url}: the MD5 sum is right and the content's SHA-256 is not {entry['content_sha256']}: "
+            "somebody has made another file with that sum; set LOCKSTEP_DATA_URL to a mirror"
+        )
+
+
 def fetch(entry, base_url, folder):
     """Downloads one entry into `folder`, verified before it gets its name."""
     url = base_url.rstrip("/") + "/" + entry["name"]
@@ -163,12 +175,7 @@ def fetch(entry, base_url, folder):
     part = Path(name)
     try:
         download(url, part)
-        found = file_digest(part, "md5")
-        if found != entry["md5"]:
-            raise DataError(
-                f"{url}: md5 {found}, expected {entry['md5']} ({part.stat().st_size} bytes came): "
-                "truncated or another file; try again or set LOCKSTEP_DATA_URL to a mirror"
-            )
+        verify(part, entry, url)
         if "unpack" in entry:
             unpack(part, folder, entry)
         else:
@@ -176,6 +183,14 @@ def fetch(entry, base_url, folder):
             part.replace(folder / entry["name"])
     finally:
         part.unlink(missing_ok=True)
+
+
+def require_digests(name, files):
+    """Without them anybody on the way could send other files: plain http has no other proof, and MD5
+    is none."""
+    for entry in files:
+        if not re.fullmatch("[0-9a-f]{64}", entry.get("content_sha256", "")):
+            raise DataError(f"{name}: the table has no content_sha256 of {entry['name']}; add it")
 
 
 def provide(name, data_set, directory, unless_present):
@@ -193,6 +208,7 @@ def provide(name, data_set, directory, unless_present):
     folder = directory or ROOT / "data" / name
     folder.mkdir(parents=True, exist_ok=True)
     base_url = os.environ.get("LOCKSTEP_DATA_URL") or data_set["url"]
+    require_digests(name, files)
     for entry in files:
         if is_right(folder, entry):
             continue
@@ -203,7 +219,7 @@ def provide(name, data_set, directory, unless_present):
 
 
 def parse_arguments(argv, table):
-    parser = argparse.ArgumentParser(prog="lockstep data", description=__doc__.splitlines()[0])
+    parser = Parser(prog="lockstep data", description=__doc__.splitlines()[0])
     parser.add_argument("name", help="one of: " + ", ".join([*table, "synthetic"]))
     parser.add_argument("--dir", type=Path, help="folder to look in and fetch to")
     parser.add_argument("--table", help="addresses and checksums (default: tools/datasets.json)")
@@ -224,14 +240,10 @@ def main(argv):
         else:
             provide(options.name, table[options.name], options.dir, options.unless_present)
     except (DataError, OSError, tarfile.TarError, ValueError) as error:
-        print(f"lockstep data: {error}", file=sys.stderr)
+        complain("lockstep data", error)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    end_by_exception()  # so that `finally` cleans up
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit("lockstep data: interrupted")
+    run_command(main)

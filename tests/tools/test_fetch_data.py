@@ -94,13 +94,18 @@ class FetchTest(unittest.TestCase):
         def md5(name):
             return hashlib.md5(self.state["files"][name]).hexdigest()
 
-        content = hashlib.sha256(gzip.decompress(IMAGES)).hexdigest()
+        def sha256(content):
+            return hashlib.sha256(content).hexdigest()
+
         self.table = {
             "pictures": {"url": "http://127.0.0.1:1/", "files": [
-                {"name": "images.gz", "md5": md5("images.gz"), "content_sha256": content},
-                {"name": "labels.gz", "md5": md5("labels.gz")}]},
+                {"name": "images.gz", "md5": md5("images.gz"),
+                 "content_sha256": sha256(gzip.decompress(IMAGES))},
+                {"name": "labels.gz", "md5": md5("labels.gz"),
+                 "content_sha256": sha256(gzip.decompress(LABELS))}]},
             "packed": {"url": "http://127.0.0.1:1/", "files": [
                 {"name": "all.tar.gz", "md5": md5("all.tar.gz"),
+                 "content_sha256": sha256(self.state["files"]["all.tar.gz"]),
                  "unpack": ["batches/one.bin", "batches/two.bin"]}]},
         }
         (self.root / "table.json").write_text(json.dumps(self.table))
@@ -214,6 +219,24 @@ class TestBad(FetchTest):
         self.assert_one_line(self.fetch(), "images.gz", f"expected {expected}")
         self.assertEqual(self.files(), set())
 
+    def test_another_file_of_the_same_md5_is_refused(self):
+        """As if somebody on the way had made one: what was published has another SHA-256."""
+        for data_set, files in (("pictures", {"images.gz"}), ("packed", {"all.tar.gz"})):
+            entry = self.table[data_set]["files"][0]
+            published = entry["content_sha256"] = hashlib.sha256(b"what was published").hexdigest()
+            (self.root / "table.json").write_text(json.dumps(self.table))
+            self.assert_one_line(self.fetch(data_set), *files, f"SHA-256 is not {published}")
+            self.assertEqual(self.files(), set())
+
+    def test_a_table_without_a_digest_is_not_fetched_by(self):
+        for wrong in (None, "", "00"):
+            entry = self.table["pictures"]["files"][1]
+            entry.pop("content_sha256", None)
+            entry |= {} if wrong is None else {"content_sha256": wrong}
+            (self.root / "table.json").write_text(json.dumps(self.table))
+            self.assert_one_line(self.fetch(), "no content_sha256 of labels.gz")
+            self.assertEqual((self.state["asked"], self.files()), ([], set()))
+
     def test_a_truncated_file_is_refused(self):
         self.state["faults"]["images.gz"] = "short"
         self.assert_one_line(self.fetch(), "images.gz", f"{len(IMAGES) // 2} bytes came")
@@ -272,6 +295,7 @@ class TestTable(unittest.TestCase):
             self.assertRegex(data_set["url"], r"^https?://[\w.~/-]+/$", name)
             for entry in data_set["files"]:
                 self.assertRegex(entry["md5"], "^[0-9a-f]{32}$", entry["name"])
+                self.assertRegex(entry["content_sha256"], "^[0-9a-f]{64}$", entry["name"])
 
     def test_the_checksums_fit_what_this_machine_holds(self):
         """Debian's package is repacked, so only the digests of its content can be right."""
@@ -284,8 +308,6 @@ class TestTable(unittest.TestCase):
         if done:
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn("checksums right", done.stdout)
-        for entry in table["fashion-mnist"]["files"]:
-            self.assertRegex(entry["content_sha256"], "^[0-9a-f]{64}$")
 
 
 if __name__ == "__main__":
