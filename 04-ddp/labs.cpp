@@ -140,7 +140,7 @@ void hang_reported_elsewhere(ProcessGroup& group, bool fixed) {
   if (rank > 0) back->all_reduce(stream, x);
   if (rank < 2) front->all_reduce(stream, x);
   stream.synchronize();
-  fmt::print("rank {} went on\n", rank);
+  print_clean("rank {} went on\n", rank);
 }
 
 }  // namespace

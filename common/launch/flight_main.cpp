@@ -7,6 +7,7 @@
 #include "common/cli/report.h"
 #include "common/cli/standard_streams.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/launch/flight_table.h"
 
 int main(int argc, char** argv) {
@@ -19,8 +20,8 @@ int main(int argc, char** argv) {
     parser.add("file", file, "FILE; the other ranks' are FILE.rank1, FILE.rank2, ...");
     if (!parser.parse(argc, argv)) return 0;
     const std::vector<std::string> table = flight_table(read_flight_files(file), 0);
-    for (const std::string& line : table) fmt::print("{}\n", line);
-    if (table.empty()) fmt::print("flight recorder: no rank has recorded a call\n");
+    for (const std::string& line : table) print_clean("{}\n", line);
+    if (table.empty()) print_clean("flight recorder: no rank has recorded a call\n");
     require_printed();
     return 0;
   } catch (...) {
