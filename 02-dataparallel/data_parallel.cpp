@@ -1,5 +1,7 @@
 #include "02-dataparallel/data_parallel.h"
 
+#include "common/app/counted.h"
+#include "common/comm/ring_part.h"
 #include "common/core/error.h"
 #include "common/data/batch_parts.h"
 #include "common/io/json.h"
@@ -99,23 +101,16 @@ void DataParallel::replicate() {
   for (size_t r = 1; r < in_use_; ++r) {
     const Replica& replica = replicas_[r];
     hand_back(r);
-    root().stream.copy(replica.context->state().data(), root().context->state().data(),
-                       sizeof(StepState));
-    count_bytes(sizeof(StepState));
+    copy(root().context->state(), replica.context->state());
     if (!library) copy(root().parameters->values(), replica.parameters->values());
     if (!library) copy(root().parameters->buffer_values(), replica.parameters->buffer_values());
     hand_over(r);
   }
   if (!library || replicas_.size() == 1) return;
-  const CollectiveGroup group(world_);  // of all ranks, in use or not
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    const Replica& replica = replicas_[r];
-    Communicator& rank = world_.communicator(static_cast<int>(r));
+  together([](const Replica& replica, Communicator& rank) {
     rank.broadcast(replica.stream, replica.parameters->values(), 0);
     rank.broadcast(replica.stream, replica.parameters->buffer_values(), 0);
-    if (r == 0) continue;
-    count_bytes(replica.parameters->values().bytes() + replica.parameters->buffer_values().bytes());
-  }
+  });
 }
 
 std::vector<Tensor> DataParallel::parallel_apply(const std::vector<Tensor>& inputs) {
@@ -171,13 +166,9 @@ void DataParallel::reduce_add() {
 void DataParallel::reduce_by_library() {
   const ScopedRange range(root().stream, "reduce");
   for (size_t r = in_use_; r < replicas_.size(); ++r) replicas_[r].parameters->zero_gradients();
-  const CollectiveGroup group(world_);  // of all ranks, in use or not
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    const Replica& replica = replicas_[r];
-    const Tensor& gradients = replica.parameters->gradients();
-    world_.communicator(static_cast<int>(r)).reduce(replica.stream, gradients, 0);
-    if (r > 0) count_bytes(gradients.bytes());
-  }
+  together([](const Replica& replica, Communicator& rank) {
+    rank.reduce(replica.stream, replica.parameters->gradients(), 0);
+  });
 }
 
 // --- What the phases are made of -----------------------------------------------------------------
@@ -186,13 +177,26 @@ void DataParallel::hand_back(size_t r) { root().stream.wait(replicas_[r].stream.
 
 void DataParallel::hand_over(size_t r) { replicas_[r].stream.wait(root().stream.record()); }
 
-void DataParallel::copy(const Tensor& from, const Tensor& to) {
+template <class T>
+void DataParallel::copy(const BasicTensor<T>& from, const BasicTensor<T>& to) {
   root().stream.copy(to.data(), from.data(), from.bytes());
-  if (&from.home().device() != &to.home().device()) count_bytes(from.bytes());
+  if (&from.home().device() != &to.home().device()) count_bytes(int64_t(from.bytes()));
 }
 
-void DataParallel::count_bytes(size_t bytes) {
-  if (root().context->facts.training) bytes_moved_ += static_cast<int64_t>(bytes);
+template <class Issue>
+void DataParallel::together(Issue issue) {
+  const int64_t before = world_.bytes_sent();
+  {
+    const CollectiveGroup group(world_);
+    for (size_t r = 0; r < replicas_.size(); ++r) {
+      issue(replicas_[r], world_.communicator(static_cast<int>(r)));
+    }
+  }
+  count_bytes(world_.bytes_sent() - before);
+}
+
+void DataParallel::count_bytes(int64_t bytes) {
+  if (root().context->facts.training) bytes_moved_ += bytes;
 }
 
 template <class Work>
@@ -212,11 +216,14 @@ int64_t DataParallel::predicted_bytes(int64_t batch_size, int64_t bytes_per_samp
       BatchSplit{BatchSplit::Kind::chunk, devices}.divide(batch_size);
   const int64_t used = static_cast<int64_t>(parts.size());
   const FlatParameters& model = *replicas_[0].parameters;
-  const int64_t copies = mode_ == ReduceMode::library ? devices - 1 : used - 1;
+  const bool library = mode_ == ReduceMode::library;
+  const int64_t copies = library ? devices - 1 : used - 1;
   const int64_t model_bytes = static_cast<int64_t>(
       model.values().bytes() + model.buffer_values().bytes() + model.gradients().bytes());
-  return copies * model_bytes + (used - 1) * int64_t{sizeof(StepState)} +
-         (batch_size - parts[0].count) * bytes_per_sample;
+  const int64_t gradients = model.gradients().elements();
+  const int64_t sums = library ? gradients - ring_part(gradients, 0, int(devices)).count : 0;
+  return copies * model_bytes + sums * int64_t{sizeof(Real)} +
+         (used - 1) * int64_t{sizeof(StepState)} + (batch_size - parts[0].count) * bytes_per_sample;
 }
 
 void DataParallel::report(TrainingLog& log) {
@@ -227,9 +234,14 @@ void DataParallel::report(TrainingLog& log) {
            phases_.seconds_json(steps));
   const double moved = double(bytes_moved_) / double(steps);
   const double expected = double(bytes_expected_) / double(steps);
+  // The library's calls are counted where the world counts them, which NCCL's does by its calls.
+  const std::string where = mode_ == ReduceMode::library ? world_.communicator(0).bytes_counted_in()
+                                                         : "the copies that are enqueued";
   log.note("moved per step",
-           fmt::format("{:.1f} KiB (by sizes: {:.1f})", moved / 1024, expected / 1024),
-           "bytes_moved", {{"per_step", moved}, {"predicted_per_step", expected}});
+           fmt::format("{:.1f} KiB, counted in {}; by sizes {:.1f} ({})", moved / 1024, where,
+                       expected / 1024, beside_formula(moved, expected)),
+           "bytes_moved",
+           {{"per_step", moved}, {"predicted_per_step", expected}, {"counted_in", where}});
 }
 
 }  // namespace lockstep

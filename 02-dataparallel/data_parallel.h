@@ -49,14 +49,16 @@ class DataParallel final : public Module {
   /// Times of scatter, replicate, forward, gather, loss (the time between the passes), backward and
   /// reduce, in training.
   PhaseTimer& phases() { return phases_; }
-  /// Bytes moved from one device to another in training so far, and the bytes that had to be moved.
+  /// Bytes moved from one device to another in training so far, counted where the copies are
+  /// enqueued (copy(), and the world's collectives), and the bytes that had to be moved.
   int64_t bytes_moved() const { return bytes_moved_; }
   int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds times and bytes, per step, to the summary and the metrics.
   void report(TrainingLog& log);
   /// Bytes that a step over a batch must move, computed from sizes alone: the weights, running
   /// statistics and gradients of each replica, and `bytes_per_sample` (input, scores, their
-  /// gradients) for every sample that is not device 0's.
+  /// gradients) for every sample that is not device 0's. The library's reduce moves more: each
+  /// device adds up a part of the gradients, and gives the sum to device 0.
   int64_t predicted_bytes(int64_t batch_size, int64_t bytes_per_sample) const;
 
  private:
@@ -98,8 +100,12 @@ class DataParallel final : public Module {
   /// The other way round.
   void hand_over(size_t replica);
   /// On device 0's stream; counts the bytes if the devices differ.
-  void copy(const Tensor& from, const Tensor& to);
-  void count_bytes(size_t bytes);
+  template <class T>
+  void copy(const BasicTensor<T>& from, const BasicTensor<T>& to);
+  /// Calls issue(replica, communicator) for all, in use or not, in one group, and counts the bytes.
+  template <class Issue>
+  void together(Issue issue);
+  void count_bytes(int64_t bytes);
   /// Calls work(replica, its number) for those in use; an error says which replica it came from.
   template <class Work>
   void on_each_replica(Work work);

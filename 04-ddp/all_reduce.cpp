@@ -14,14 +14,13 @@ AllReduceKind parse_all_reduce(const std::string& text) {
 }
 
 void AllReduce::operator()(const Tensor& x) {
-  const int64_t world_size = comm_.world_size();
+  const CallPurpose purpose(comm_, Purpose::gradients);
   switch (kind_) {
     case AllReduceKind::ring:
       return ring(x);
     case AllReduceKind::naive:
       return naive(x);
     case AllReduceKind::library:
-      bytes_sent_ += 2 * (world_size - 1) * static_cast<int64_t>(x.bytes()) / world_size;
       return comm_.all_reduce(stream_, x);
   }
 }
@@ -81,11 +80,6 @@ Tensor AllReduce::scratch(int64_t count) {
   if (!scratch_.defined() || scratch_.elements() < count)
     scratch_ = Tensor::empty(stream_, {count});
   return scratch_.range(0, {count});
-}
-
-void AllReduce::send(const Tensor& x, int to) {
-  comm_.send(stream_, x, to);
-  bytes_sent_ += static_cast<int64_t>(x.bytes());
 }
 
 }  // namespace lockstep

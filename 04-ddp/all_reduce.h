@@ -16,7 +16,8 @@ enum class AllReduceKind {
 /// "ring", "naive" or "library"; throws BadInput otherwise.
 AllReduceKind parse_all_reduce(const std::string& text);
 
-/// x becomes the sum of all ranks' x, with the same bits on all ranks.
+/// x becomes the sum of all ranks' x, with the same bits on all ranks. The communicator counts the
+/// bytes that this rank sends for it as those of gradients.
 class AllReduce {
  public:
   /// `ranks` must outlive this object; `stream` is that of all calls.
@@ -26,10 +27,6 @@ class AllReduce {
   /// Enqueues the sum of x [n].
   void operator()(const Tensor& x);
 
-  /// Bytes that this rank has sent so far, computed from what was enqueued; for `library` by the
-  /// ring's formula.
-  int64_t bytes_sent() const { return bytes_sent_; }
-
  private:
   void ring(const Tensor& x);
   void naive(const Tensor& x);
@@ -37,14 +34,13 @@ class AllReduce {
   Tensor part(const Tensor& x, int number) const;
   /// Memory for `count` numbers to receive. The next call returns the same memory.
   Tensor scratch(int64_t count);
-  void send(const Tensor& x, int to);
+  void send(const Tensor& x, int to) { comm_.send(stream_, x, to); }
   void receive(const Tensor& x, int from) { comm_.receive(stream_, x, from); }
 
   Communicator& comm_;
   AllReduceKind kind_;
   Stream stream_;
   Tensor scratch_;
-  int64_t bytes_sent_ = 0;
 };
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 // Measures the all-reduce over message sizes: the ring and the naive all-reduce written out here,
-// compared with the library's.
+// compared with the library's. Beside the times are the bytes that one all-reduce sends, counted
+// where they leave rank 0.
 //
 //   build/04-ddp/message-sizes --metrics sizes.json
 //
@@ -13,7 +14,6 @@
 #include "04-ddp/all_reduce.h"
 #include "common/app/rank_program.h"
 #include "common/core/error.h"
-#include "common/core/printed.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
 
@@ -47,6 +47,7 @@ struct SizesOptions {
 };
 
 constexpr int kCallsBetweenEvents = 50;
+constexpr int kUntimedRounds = 2;  // they touch new memory
 
 /// Seconds of one all-reduce by the host's clock, from when all ranks have arrived until the host
 /// knows that it has ended.
@@ -73,9 +74,9 @@ double seconds_of_many(AllReduce& all_reduce, Communicator& comm, Stream stream,
 template <class SecondsOf>
 double median_seconds(int rounds, SecondsOf seconds_of) {
   std::vector<double> seconds;
-  for (int round = 0; round < rounds + 2; ++round) {  // the first two touch new memory
+  for (int round = 0; round < rounds + kUntimedRounds; ++round) {
     const double time = seconds_of();
-    if (round >= 2) seconds.push_back(time);
+    if (round >= kUntimedRounds) seconds.push_back(time);
   }
   std::nth_element(seconds.begin(), seconds.begin() + rounds / 2, seconds.end());
   return seconds[size_t(rounds / 2)];
@@ -90,8 +91,9 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
   const auto seconds_of = by_events ? seconds_of_many : seconds_of_one;
   nlohmann::json rows = nlohmann::json::array();
   if (group.rank() == 0)
-    print_clean(
-        "through by     ranks      message        median   bandwidth   (by {})\n",
+    fmt::print(
+        "through by     ranks      message        median   bus bandwidth      sent by rank 0   (by "
+        "{})\n",
         by_events ? "events on the GPU, many calls between two" : "the host's clock, each call");
   for (const int kib : options.kib) {
     const int64_t count = int64_t{kib} * 1024 / int64_t(sizeof(Real));
@@ -99,9 +101,12 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
     stream.kernels().fill(stream, 0, x);
     for (const std::string& kind : options.kinds) {
       AllReduce all_reduce(comm, parse_all_reduce(kind), stream);
+      const int64_t sent_before = comm.bytes_sent(Purpose::gradients);
       const double seconds =
           median_seconds(options.rounds, [&] { return seconds_of(all_reduce, comm, stream, x); });
-      // What a ring would send and receive in this time (NCCL's "bus bandwidth").
+      const int calls = (options.rounds + kUntimedRounds) * (by_events ? kCallsBetweenEvents : 1);
+      const double sent = double(comm.bytes_sent(Purpose::gradients) - sent_before) / calls;
+      // Computed: what a ring would send and receive in this time (NCCL's "bus bandwidth").
       const double per_second =
           2.0 * (comm.world_size() - 1) / comm.world_size() * 1024.0 * double(kib) / seconds;
       rows.push_back({{"backend", group.backend()},
@@ -110,10 +115,13 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
                       {"timed_by", by_events ? "events" : "host"},
                       {"bytes", int64_t{kib} * 1024},
                       {"seconds", seconds},
+                      {"sent_bytes", sent},
+                      {"counted_in", comm.bytes_counted_in()},
                       {"bus_bytes_per_second", per_second}});
       if (group.rank() != 0) continue;
-      print_clean("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s\n", group.backend(), kind,
-                  comm.world_size(), kib, 1e6 * seconds, per_second / 1e9);
+      fmt::print("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s  {:12.1f} KiB\n",
+                 group.backend(), kind, comm.world_size(), kib, 1e6 * seconds, per_second / 1e9,
+                 sent / 1024);
       std::fflush(stdout);
     }
   }

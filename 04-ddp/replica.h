@@ -75,8 +75,8 @@ class Replica : public Module {
   const HealthTensor& own_health() const { return own_health_; }
   /// The module itself: its names and state are those of an unwrapped network.
   Module& inner() { return module_; }
-  /// Bytes that this rank has sent for gradients so far.
-  int64_t bytes_sent() const { return all_reduce_.bytes_sent(); }
+  /// Whoever has sent gradients knows how many bytes (Communicator::bytes_sent()).
+  const Communicator& comm() const { return comm_; }
   /// Of the steps so far. Waits for the last one.
   StepTimes times(int64_t steps);
   /// Whether a reduction may begin before backward has ended.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "04-ddp/manual_ddp.h"
+#include "common/app/counted.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
 
@@ -121,7 +122,8 @@ std::string batch_line(const Options& options, const DdpStageOptions& own,
 void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log) {
   const StepTimes times = replica.times(log.own_steps());
   const double steps = double(std::max<int64_t>(log.own_steps(), 1));
-  const double sent = double(replica.bytes_sent()) / steps;
+  const Communicator& comm = replica.comm();  // it has counted: times() waits for the last step
+  const double sent = double(comm.bytes_sent(Purpose::gradients)) / steps;
   const double predicted =
       2.0 * (world_size - 1) / world_size * double(parameters.count() * int64_t(sizeof(Real)));
   log.note("ms per step", times.text(world_size > 1 && replica.overlaps()), "per_step_seconds",
@@ -129,9 +131,11 @@ void report(Replica& replica, const FlatParameters& parameters, int world_size, 
             {"communication", times.communication},
             {"exposed_communication", times.exposed}});
   log.note("bytes per step",
-           fmt::format("{:.0f} of gradients sent by rank 0, 2(W-1)/W times the model is {:.0f}",
-                       sent, predicted),
-           "bytes_per_step", {{"sent", sent}, {"predicted", predicted}});
+           fmt::format("{:.0f} of gradients sent by rank 0, counted in {}; 2(W-1)/W times the "
+                       "model is {:.0f} ({})",
+                       sent, comm.bytes_counted_in(), predicted, beside_formula(sent, predicted)),
+           "bytes_per_step",
+           {{"sent", sent}, {"predicted", predicted}, {"counted_in", comm.bytes_counted_in()}});
 }
 
 }  // namespace lockstep

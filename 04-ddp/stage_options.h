@@ -66,7 +66,7 @@ std::string batch_line(const Options& options, const DdpStageOptions& own,
                        const ProcessGroup& group);
 
 /// Adds to the summary what the replica measured: compute, communication and exposed communication
-/// per step, and the bytes sent next to 2 (W-1)/W times the model.
+/// per step, and the bytes sent, as counted, next to 2 (W-1)/W times the model.
 void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log);
 
 }  // namespace lockstep

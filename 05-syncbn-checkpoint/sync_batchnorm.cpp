@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/app/counted.h"
 #include "common/io/json.h"
 
 namespace lockstep {
@@ -13,6 +14,7 @@ namespace lockstep {
 template <class Work>
 void SyncBatchNorm::communicate(const BatchNorm2d& layer, Stream passes, Work work) {
   const CallLabel label(comm_, layer.name());
+  const CallPurpose purpose(comm_, Purpose::statistics);
   if (!waits_) waits_.emplace(passes);
   waits_->start();
   communication_.wait(passes.record());
@@ -29,6 +31,8 @@ Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNor
   const Tensor gathered = context.empty({comm_.world_size(), count});
   communicate(layer, context.stream(),
               [&](Stream stream) { comm_.all_gather(stream, statistics, gathered); });
+  const double others = comm_.world_size() - 1, sums = 2 * double(layer.channels());
+  bytes_predicted_ += others * (double(count) + 2 * sums / comm_.world_size()) * sizeof(Real);
   context.kernels().batch_norm_merge(context.stream(), gathered, statistics);
   if (rows > 1) return Rows::several;
   return rows_of(int64_t(statistics.range(count - 1, {1}).to_host()[0]));
@@ -55,16 +59,24 @@ std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communica
 
 void report(SyncBatchNorm& synchronised, TrainingLog& log) {
   if (synchronised.layers() == 0) return;
-  const double seconds =
-      synchronised.seconds_waited() / double(std::max<int64_t>(log.own_steps(), 1));
+  const double steps = double(std::max<int64_t>(log.own_steps(), 1));
+  const double seconds = synchronised.seconds_waited() / steps;
+  const Communicator& comm = synchronised.comm();
+  const double sent = double(comm.bytes_sent(Purpose::statistics)) / steps;
+  const double predicted = synchronised.bytes_predicted() / steps;
   log.note("batch norm",
-           fmt::format("{} layers, {}, {:.2f} ms per step of waiting within compute",
-                       synchronised.layers(),
-                       synchronised.ranks() > 1
-                           ? fmt::format("{} ranks normalise together", synchronised.ranks())
-                           : "each rank normalises by itself",
-                       1e3 * seconds),
-           "batch_norm", {{"layers", synchronised.layers()}, {"seconds_per_step", seconds}});
+           fmt::format(
+               "{} layers, {}, {:.2f} ms per step of waiting within compute", synchronised.layers(),
+               comm.world_size() > 1 ? fmt::format("{} ranks normalise together", comm.world_size())
+                                     : "each rank normalises by itself",
+               1e3 * seconds));
+  log.note("  bytes per step",
+           fmt::format("{:.0f} of statistics sent by rank 0, counted in {}; by sizes {:.0f} ({})",
+                       sent, comm.bytes_counted_in(), predicted, beside_formula(sent, predicted)),
+           "batch_norm",
+           {{"layers", synchronised.layers()},
+            {"seconds_per_step", seconds},
+            {"bytes_per_step", {{"sent", sent}, {"predicted", predicted}}}});
 }
 
 }  // namespace lockstep

@@ -51,11 +51,15 @@ class SyncBatchNorm final : public BatchStatistics {
   /// enqueues next. The host does not wait. A single rank has them already.
   void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) override;
 
-  /// How many layers use this object, and how many ranks normalise together.
+  /// How many layers use this object.
   int layers() const { return layers_; }
-  int ranks() const { return comm_.world_size(); }
   /// Seconds that this rank's passes have waited for calls so far. Waits for the last call.
   double seconds_waited();
+  /// The ranks that normalise together; it counts what they send (Purpose::statistics).
+  const Communicator& comm() const { return comm_; }
+  /// What a rank had to send so far, by sizes: (W-1) times the statistics of each forward, 2
+  /// (W-1)/W times the sums of its backward.
+  double bytes_predicted() const { return bytes_predicted_; }
 
  private:
   friend std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module&, Communicator&, Stream);
@@ -65,6 +69,7 @@ class SyncBatchNorm final : public BatchStatistics {
   Communicator& comm_;
   Stream communication_;
   int layers_ = 0;
+  double bytes_predicted_ = 0;
   std::optional<PhaseTimer> waits_;  // on the stream of the passes
 };
 

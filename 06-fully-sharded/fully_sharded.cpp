@@ -141,7 +141,8 @@ void FullyShardedDataParallel::average_loss() {
   kernels.poison(communication, own_health_, loss());
   marks_.write(communication);
   kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), loss_and_marks_);
-  messages_.time_and_count(0, [&] { messages_.comm.all_reduce(communication, loss_and_marks_); });
+  messages_.measure(Purpose::other,
+                    [&] { messages_.comm.all_reduce(communication, loss_and_marks_); });
   messages_.await(communication.record());
 }
 

@@ -88,8 +88,8 @@ class FullyShardedDataParallel final : public Module {
   int64_t count();
   ShardKind kind() const { return messages_.kind; }
   const ShardingOptions& options() const { return options_; }
-  /// Bytes of parameters and gradients that this rank has sent so far.
-  int64_t bytes_sent() const { return messages_.bytes_sent; }
+  /// It counts what this rank sends: Purpose::parameters and gradients, in training.
+  const Communicator& comm() const { return messages_.comm; }
   /// Of the steps so far. Exposed is the time in which the passes waited for a message. Waits for
   /// the last step.
   StepTimes times(int64_t steps);

@@ -1,5 +1,6 @@
 #include "06-fully-sharded/stage_options.h"
 
+#include "common/app/counted.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
 
@@ -114,13 +115,18 @@ void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer,
   int64_t padded = 0;  // bytes of all parameters, with what makes the shards equal
   for (const Unit* unit : sharded.units()) padded += unit->length() * int64_t(sizeof(Real));
   const int halves = halves_per_step(own);
-  const double sent = double(sharded.bytes_sent()) / steps;
+  const Communicator& comm = sharded.comm();  // it has counted: times() waits for the last step
+  const double sent =
+      double(comm.bytes_sent(Purpose::parameters) + comm.bytes_sent(Purpose::gradients)) / steps;
   const int64_t half = padded / world_size * (world_size - 1);  // all shards but one
   const double predicted = double(halves * half);
   log.note("bytes per step",
-           fmt::format("{:.0f} sent by rank 0, {} (W-1)/W times the padded model is {:.0f}", sent,
-                       halves, predicted),
-           "bytes_per_step", {{"sent", sent}, {"predicted", predicted}});
+           fmt::format("{:.0f} of parameters and gradients sent by rank 0, counted in {}; {} "
+                       "(W-1)/W times the padded model is {:.0f} ({})",
+                       sent, comm.bytes_counted_in(), halves, predicted,
+                       beside_formula(sent, predicted)),
+           "bytes_per_step",
+           {{"sent", sent}, {"predicted", predicted}, {"counted_in", comm.bytes_counted_in()}});
 
   const KeptBytes kept = kept_by(sharded, optimizer);
   log.note("kept per rank",

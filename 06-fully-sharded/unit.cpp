@@ -104,13 +104,6 @@ void Unit::point_gradients() {
   }
 }
 
-/// What a rank sends in an all-gather or a reduce-scatter: its own part to W-1 others, or W-1 parts
-/// of its own whole. An all-reduce is the one after the other.
-int64_t Unit::bytes_of_half() const {
-  const int64_t world_size = messages_.comm.world_size();
-  return length_ / world_size * (world_size - 1) * int64_t(sizeof(Real));
-}
-
 // --- Values --------------------------------------------------------------------------------------
 
 /// The whole values go from undefined to gathered, in use and undefined again, each time anew;
@@ -123,7 +116,7 @@ int64_t Unit::bytes_of_half() const {
 /// `whole_` is true from gather() to shard_was_updated() or, where only the shard is kept, to
 /// free_values(), also of a unit that nobody has waited for. point_values() belongs behind every
 /// change of `values_`, whose memory is the passes'. The passes wait by messages_.await(), and the
-/// message goes through messages_.time_and_count(), with bytes_of_half(): both are measured.
+/// message goes through messages_.measure(), as one of parameters: time and bytes are measured.
 // [task 06.3] gather, use and free
 void Unit::gather() {
   if (whole_) return;
@@ -134,8 +127,8 @@ void Unit::gather() {
   const Stream passes = messages_.passes, communication = messages_.communication;
   const ScopedRange range(communication, "gather " + name());  // its name in traces
   communication.wait(passes.record());  // the memory is free, the shard has been updated
-  messages_.time_and_count(
-      bytes_of_half(), [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
+  messages_.measure(Purpose::parameters,
+                    [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
   gathered_ = communication.record();
   whole_ = true;
 }
@@ -187,12 +180,12 @@ void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& ow
   kernels.check_finite(communication, state, gradients_, own_health);
   kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), gradients_);
   if (messages_.shards(ShardKind::optimizer)) {
-    messages_.time_and_count(bytes_of_half(), [&] {
+    messages_.measure(Purpose::gradients, [&] {
       messages_.comm.reduce_scatter(communication, gradients_, gradient_shard_);
     });
   } else {
-    messages_.time_and_count(2 * bytes_of_half(),
-                             [&] { messages_.comm.all_reduce(communication, gradients_); });
+    messages_.measure(Purpose::gradients,
+                      [&] { messages_.comm.all_reduce(communication, gradients_); });
   }
   reduced_ = communication.record();
 }

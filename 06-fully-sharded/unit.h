@@ -34,18 +34,19 @@ struct UnitMessages {
   Communicator& comm;
   Stream passes, communication;
   PhaseTimer pass_times{passes}, communication_times{communication};
-  int64_t bytes_sent = 0;  // of parameters and gradients, by this rank, in training
-  bool counts = false;     // true: since a training pass has begun, and until evaluation
+  bool counts = false;  // true: since a training pass has begun, and until evaluation
 
   bool shards(ShardKind what) const { return kind >= what; }
   /// The passes wait for `event`; that is time in which they do not compute.
   void await(const Event& event);
-  /// Enqueues messages, which `send` does, of `bytes` from this rank.
+  /// Enqueues messages, which `send` does. In training they are timed, and the communicator counts
+  /// their bytes under `purpose`.
   template <class Send>
-  void time_and_count(int64_t bytes, Send send) {
+  void measure(Purpose purpose, Send send) {
+    const CallPurpose counted(comm, counts ? purpose : Purpose::other);
     if (counts) communication_times.start();
     send();
-    if (counts) communication_times.end("communication"), bytes_sent += bytes;
+    communication_times.end("communication");
     communication_times.stop();
   }
 };
@@ -120,7 +121,6 @@ class Unit final : public Sequential {
   void point_values();
   void point_gradients();
   void allocate();
-  int64_t bytes_of_half() const;
 
   UnitMessages& messages_;
   std::vector<Parameter*> in_order_;

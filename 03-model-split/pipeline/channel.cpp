@@ -42,6 +42,7 @@ void Channel::send(const Tensor& x) {
   from_.copy(place.memory.data(), x.data(), x.bytes());
   place.filled = from_.record();
   // [end 03.3]
+  if (crosses()) bytes_sent_ += int64_t(x.bytes());
   ++sent_;
 }
 

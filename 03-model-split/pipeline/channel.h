@@ -14,6 +14,10 @@ class Channel {
  public:
   /// At most `places` tensors may be under way or in use at the same time.
   Channel(Stream from, Stream to, size_t places) : from_(from), to_(to), ring_(places) {}
+  /// Whether the two are on different devices.
+  bool crosses() const { return &from_.device() != &to_.device(); }
+  /// Bytes whose copy to another device has been enqueued so far.
+  int64_t bytes_sent() const { return bytes_sent_; }
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -52,6 +56,7 @@ class Channel {
   std::vector<Place> ring_;
   Shape last_{};                                   // of the tensor sent last
   size_t sent_ = 0, received_ = 0, released_ = 0;  // since the beginning
+  int64_t bytes_sent_ = 0;
 };
 
 }  // namespace lockstep

@@ -223,12 +223,17 @@ void Pipeline::forward(size_t s, int number) {
   }
   micro_batch.output = stage.network.layers->forward(micro_batch.input, context);
   if (options_.recompute) context.clear();
-  if (!is_last(s)) return;
+  if (!is_last(s)) return expect_boundary(s, micro_batch.output);
   // The loss and its gradient at once: the scores need not be kept.
   const DeviceBatch& labels = stage.feeder.feed_labels(batch_, micro_batch.part);
   loss_.forward(micro_batch.output, labels.labels, loss(), context);
   micro_batch.output_gradient = loss_.backward(labels.labels, context);
   micro_batch.output = {};
+}
+
+/// The activation goes over the boundary behind stage s, and its gradient comes back.
+void Pipeline::expect_boundary(size_t s, const Tensor& activation) {
+  if (activations_[s].crosses()) bytes_expected_ += 2 * int64_t(activation.bytes());
 }
 
 void Pipeline::backward(size_t s, int number) {
@@ -258,6 +263,7 @@ void Pipeline::step(size_t d) {
   const bool last = d + 1 == workers_.size();
   const Tensor mean = last ? loss() : losses_[d].receive();
   for (size_t i = 0; last && i < losses_.size(); ++i) losses_[i].send(mean);
+  if (!last) bytes_expected_ += int64_t{sizeof(Real)};
   for (const size_t s : network_->stages_on(d)) {
     stages_[s].optimizer.step(flight(s, 0).context.state(), mean);
   }

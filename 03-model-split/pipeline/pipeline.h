@@ -75,7 +75,14 @@ class Pipeline {
   void restart_clocks();
   /// Floating-point operations on all devices so far, in training.
   double flops() const;
-  /// Adds the bubble, the devices' phases, and what they keep, to the summary and the metrics.
+  /// Bytes of activations, gradients and losses that went from one device to another so far,
+  /// counted where their copies are enqueued, and the bytes that had to, by the sizes of the
+  /// activations: those of all samples at every boundary twice, and a loss for every device but the
+  /// last.
+  int64_t bytes_moved() const;
+  int64_t bytes_predicted() const { return bytes_expected_; }
+  /// Adds the bubble, the devices' phases, what they keep and what moves between them, to the
+  /// summary and the metrics.
   void report(TrainingLog& log);
 
  private:
@@ -109,6 +116,7 @@ class Pipeline {
   void run(size_t stage, const Instruction& instruction);
   void send(Channel& channel, Tensor& x, PhaseTimer& phases);
   void forward(size_t stage, int micro_batch);
+  void expect_boundary(size_t stage, const Tensor& activation);
   void backward(size_t stage, int micro_batch);
   void release_gradient(size_t stage);
   void step(size_t device);
@@ -129,6 +137,7 @@ class Pipeline {
   std::deque<Stage> stages_;
   std::deque<Channel> activations_, gradients_;  // [s]: between stages s and s + 1
   std::deque<Channel> losses_;                   // [d]: from the last device to device d
+  int64_t bytes_expected_ = 0;
 
   // The current step.
   HostBatch batch_;

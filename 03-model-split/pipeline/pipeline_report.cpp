@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "03-model-split/pipeline/pipeline.h"
+#include "common/app/counted.h"
 #include "common/io/json.h"
 
 namespace lockstep {
@@ -23,6 +24,14 @@ double Pipeline::flops() const {
     for (const Flight& micro_batch : stage.flights) all += micro_batch.context.flops();
   }
   return all;
+}
+
+int64_t Pipeline::bytes_moved() const {
+  int64_t bytes = 0;
+  for (const auto* channels : {&activations_, &gradients_, &losses_}) {
+    for (const Channel& channel : *channels) bytes += channel.bytes_sent();
+  }
+  return bytes;
 }
 
 double Pipeline::measured_bubble() {
@@ -67,6 +76,14 @@ void Pipeline::report(TrainingLog& log) {
            fmt::format("{:.1f} % of the time, {} = {:.1f} %", 100 * measured_bubble(),
                        bubble_formula(chunks), 100 * predicted),
            "bubble", {{"measured", measured_bubble()}, {"predicted", predicted}});
+  const double moved = double(bytes_moved()) / double(steps);
+  const double expected = double(bytes_predicted()) / double(steps);
+  const char* const where = "the copies that are enqueued";
+  log.note("moved per step",
+           fmt::format("{:.1f} KiB, counted in {}; by sizes {:.1f} ({})", moved / 1024, where,
+                       expected / 1024, beside_formula(moved, expected)),
+           "bytes_moved",
+           {{"per_step", moved}, {"predicted_per_step", expected}, {"counted_in", where}});
 }
 
 }  // namespace lockstep

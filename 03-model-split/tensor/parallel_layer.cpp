@@ -1,5 +1,7 @@
 #include "03-model-split/tensor/parallel_layer.h"
 
+#include "common/comm/ring_part.h"
+
 namespace lockstep {
 
 Traffic& Traffic::operator+=(const Traffic& other) {
@@ -16,9 +18,18 @@ RankModules::RankModules(SingleProcessWorld& world) : world_(world) {
 // --- Collectives ---------------------------------------------------------------------------------
 
 template <class Issue>
-void ParallelLayer::collective(const Contexts& contexts, const Traffic& traffic, Issue issue) {
+void ParallelLayer::collective(const Contexts& contexts, int64_t Traffic::* calls, Issue issue) {
   if (world_size() == 1) return;
-  if (contexts[0]->facts.training) traffic_ += traffic;
+  const Communicator& rank_0 = world_.communicator(0);
+  const int64_t before = rank_0.bytes_sent();
+  enqueue_together(contexts, issue);
+  if (!contexts[0]->facts.training) return;
+  ++(traffic_.*calls);
+  traffic_.bytes += rank_0.bytes_sent() - before;
+}
+
+template <class Issue>
+void ParallelLayer::enqueue_together(const Contexts& contexts, Issue issue) {
   std::deque<ScopedRange> ranges;  // until the group is closed: only then is the work enqueued
   for (const Context* context : contexts) ranges.emplace_back(context->stream(), name_);
   const CollectiveGroup group(world_);
@@ -26,24 +37,27 @@ void ParallelLayer::collective(const Contexts& contexts, const Traffic& traffic,
 }
 
 void ParallelLayer::all_reduce(const Tensors& x, const Contexts& contexts) {
-  collective(contexts, one_all_reduce(x[0].elements()),
+  collective(contexts, &Traffic::all_reduces,
              [&](int r, Communicator& rank, Stream stream) { rank.all_reduce(stream, x[r]); });
 }
 
 void ParallelLayer::all_gather(const Tensors& mine, const Tensors& all, const Contexts& contexts) {
-  collective(
-      contexts, one_all_gather(all[0].elements()),
-      [&](int r, Communicator& rank, Stream stream) { rank.all_gather(stream, mine[r], all[r]); });
+  collective(contexts, &Traffic::all_gathers, [&](int r, Communicator& rank, Stream stream) {
+    rank.all_gather(stream, mine[r], all[r]);
+  });
 }
 
 Traffic ParallelLayer::one_all_reduce(int64_t elements) const {
   if (world_size() == 1) return {};
-  return {.all_reduces = 1, .bytes = elements * int64_t{sizeof(Real)}};
+  const int64_t own = ring_part(elements, 0, world_size()).count;
+  const int64_t sent = elements - own + (world_size() - 1) * own;
+  return {.all_reduces = 1, .bytes = sent * int64_t{sizeof(Real)}};
 }
 
 Traffic ParallelLayer::one_all_gather(int64_t elements) const {
   if (world_size() == 1) return {};
-  return {.all_gathers = 1, .bytes = elements * int64_t{sizeof(Real)}};
+  const int64_t sent = elements / world_size() * (world_size() - 1);
+  return {.all_gathers = 1, .bytes = sent * int64_t{sizeof(Real)}};
 }
 
 // --- LocalLayer ----------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ namespace lockstep {
 using Tensors = std::vector<Tensor>;     // [r] is on rank r's device
 using Contexts = std::vector<Context*>;  // [r] is that of rank r's stream
 
-/// What the ranks of a layer exchanged. Bytes are those of one rank's result; how many the
-/// communicator sends over the wire for it is not counted here.
+/// What the ranks of a layer exchanged. Bytes are those that rank 0 sent: counted by the world,
+/// where they leave.
 struct Traffic {
   int64_t all_reduces = 0, all_gathers = 0, bytes = 0;
 
@@ -80,7 +80,9 @@ class ParallelLayer {
   void all_reduce(const Tensors& x, const Contexts& contexts);
   /// all[r] becomes mine[0], mine[1], ...
   void all_gather(const Tensors& mine, const Tensors& all, const Contexts& contexts);
-  /// The traffic of one collective whose result has this many elements.
+  /// The traffic of one collective whose result has this many elements, by sizes: of P ranks, each
+  /// makes a P-th of the result and sends it to all others; for an all-reduce it first sends every
+  /// other rank its own numbers for that rank's part.
   Traffic one_all_reduce(int64_t elements) const;
   Traffic one_all_gather(int64_t elements) const;
 
@@ -115,9 +117,13 @@ class ParallelLayer {
   }
 
  private:
-  /// Calls issue(rank, communicator, stream) for each rank in one group, and counts the traffic.
+  /// Calls issue(rank, communicator, stream) for each rank in one group. Counts the call in
+  /// `calls`, all_reduces or all_gathers, and the bytes.
   template <class Issue>
-  void collective(const Contexts& contexts, const Traffic& traffic, Issue issue);
+  void collective(const Contexts& contexts, int64_t Traffic::* calls, Issue issue);
+
+  template <class Issue>
+  void enqueue_together(const Contexts& contexts, Issue issue);
 
   std::string name_;
   SingleProcessWorld& world_;

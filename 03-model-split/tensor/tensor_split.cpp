@@ -5,6 +5,7 @@
 #include <map>
 
 #include "03-model-split/tensor/row_and_column.h"
+#include "common/app/counted.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
 
@@ -269,8 +270,8 @@ Traffic TensorSplit::traffic() const {
 }
 
 void TensorSplit::report(TrainingLog& log) const {
+  const double steps = double(std::max<int64_t>(1, log.steps()));
   const auto as_json = [&](const Traffic& traffic) {
-    const double steps = double(std::max<int64_t>(1, log.steps()));
     return nlohmann::json{{"all_reduces", double(traffic.all_reduces) / steps},
                           {"all_gathers", double(traffic.all_gathers) / steps},
                           {"bytes", double(traffic.bytes) / steps}};
@@ -286,7 +287,10 @@ void TensorSplit::report(TrainingLog& log) const {
     if (layer->traffic() == Traffic()) continue;
     log.note("  " + layer->name(), text(as_json(layer->traffic())));
   }
-  log.note("per step", fmt::format("{} (by sizes: {})", text(moved), text(expected)),
+  const std::string& where = trees_.world().communicator(0).bytes_counted_in();
+  log.note("per step",
+           fmt::format("{} sent by rank 0, counted in {}; by sizes {} ({})", text(moved), where,
+                       text(expected), beside_formula(moved["bytes"], expected["bytes"])),
            "tensor_split",
            {{"layers", split_}, {"per_step", moved}, {"predicted_per_step", expected}});
 }

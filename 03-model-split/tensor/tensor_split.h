@@ -63,7 +63,8 @@ class TensorSplit {
   const Names& split_names() const { return split_; }
   /// All layers, in order, each with its traffic.
   const std::vector<std::unique_ptr<ParallelLayer>>& layers() const { return layers_; }
-  /// What the ranks exchanged in training so far, and what they had to, by the sizes of the layers.
+  /// What the ranks exchanged in training so far, as counted, and what they had to, by the sizes of
+  /// the layers.
   Traffic traffic() const;
   const Traffic& predicted_traffic() const { return expected_; }
   /// Adds both, per step, to the summary and the metrics.

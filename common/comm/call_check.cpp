@@ -43,6 +43,14 @@ std::string text_at(const std::vector<const Call*>& calls, size_t i) {
 
 }  // namespace
 
+uint64_t number_of(const Call& call) {
+  uint64_t number = uint64_t(call.mine.count);
+  for (const int part : {int(call.op), int(call.mine.type), int(call.reduction), call.peer}) {
+    number = number << 5 | uint64_t(part & 31);
+  }
+  return number;
+}
+
 bool is_transfer(const Call& call) { return call.op == Op::send || call.op == Op::receive; }
 
 void compare_calls(const GroupCalls& calls, int64_t group, const std::vector<std::string>& names) {

@@ -19,6 +19,8 @@ struct IssuedCall {
 using GroupCalls = std::vector<std::vector<IssuedCall>>;
 
 bool is_transfer(const Call& call);
+/// What must be the same on all ranks, as one number.
+uint64_t number_of(const Call& call);
 
 /// `group` is the number of the group and `names` are the names of the ranks' devices, for the
 /// text. Throws PeerLost naming the ranks, what each of them called, and where: collectives must be

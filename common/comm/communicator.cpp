@@ -8,60 +8,7 @@ namespace {
 
 using Op = Call::Op;
 
-const char* name_of(ElementType type) {
-  return type == ElementType::f32 ? "f32" : type == ElementType::f64 ? "f64" : "i64";
-}
-
-bool reduces(Op op) { return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter; }
-
-bool has_root(Op op) {
-  return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter;
-}
-
 }  // namespace
-
-const char* name_of(Call::Op op) {
-  switch (op) {
-    case Op::all_reduce:
-      return "all_reduce";
-    case Op::broadcast:
-      return "broadcast";
-    case Op::all_gather:
-      return "all_gather";
-    case Op::reduce_scatter:
-      return "reduce_scatter";
-    case Op::reduce:
-      return "reduce";
-    case Op::gather:
-      return "gather";
-    case Op::scatter:
-      return "scatter";
-    case Op::send:
-      return "send";
-    case Op::receive:
-      return "receive";
-    case Op::barrier:
-      return "barrier";
-  }
-  return "?";
-}
-
-int64_t size_of(ElementType type) { return type == ElementType::f32 ? 4 : 8; }
-
-Elements Elements::part(int64_t first, int64_t part_count) const {
-  return {static_cast<char*>(data) + first * size_of(type), part_count, type, device};
-}
-
-std::string Call::text() const {
-  std::string text = name_of(op);
-  if (op != Op::barrier) text += fmt::format(" of {} {}", mine.count, name_of(mine.type));
-  if (reduces(op)) text += reduction == Reduction::sum ? ", sum" : ", average";
-  if (has_root(op)) text += fmt::format(", root {}", peer);
-  if (op == Op::send) text += fmt::format(" to rank {}", peer);
-  if (op == Op::receive) text += fmt::format(" from rank {}", peer);
-  if (!label.empty()) text += " for " + label;
-  return text;
-}
 
 // --- Checks that one rank can make alone ---------------------------------------------------------
 
@@ -75,9 +22,8 @@ void Communicator::check(const Call& call) const {
           world_size_ - 1);
   const bool point_to_point = call.op == Op::send || call.op == Op::receive;
   require(!point_to_point || call.peer != rank_, "{}: a rank does not send to itself", who);
-  require(
-      !reduces(call.op) || call.reduction == Reduction::sum || call.mine.type != ElementType::i64,
-      "{}: whole numbers have no average; use the sum", who);
+  require(!call.reduces() || call.reduction == Reduction::sum || call.mine.type != ElementType::i64,
+          "{}: whole numbers have no average; use the sum", who);
   const bool everywhere = call.op == Op::all_gather || call.op == Op::reduce_scatter;
   const bool at_root = (call.op == Op::gather || call.op == Op::scatter) && call.peer == rank_;
   if (!everywhere && !at_root) return;
@@ -98,6 +44,7 @@ void Communicator::check_devices(Stream stream, const Call& call) const {
 
 void Communicator::check_and_issue(Stream stream, Call call) {
   call.label = label_;
+  call.purpose = purpose_;
   check(call);
   check_devices(stream, call);
   issue(stream, call);

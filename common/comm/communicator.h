@@ -7,66 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/core/tensor.h"
-#include "common/kernels/rank_sum.h"
+#include "common/comm/call.h"
 
 namespace lockstep {
-
-enum class Reduction { sum, average };
-
-/// `count` numbers in device memory, as a collective sees them. Made from a tensor, whose device it
-/// keeps; null for memory that is no tensor's.
-struct Elements {
-  void* data = nullptr;
-  int64_t count = 0;
-  ElementType type = ElementType::f32;
-  const Device* device = nullptr;
-
-  Elements() = default;
-  Elements(void* data, int64_t count, ElementType type, const Device* device = nullptr)
-      : data(data), count(count), type(type), device(device) {}
-  Elements(const BasicTensor<float>& x)
-      : Elements(x.data(), x.elements(), ElementType::f32, &x.home().device()) {}
-  Elements(const BasicTensor<double>& x)
-      : Elements(x.data(), x.elements(), ElementType::f64, &x.home().device()) {}
-  Elements(const BasicTensor<int64_t>& x)
-      : Elements(x.data(), x.elements(), ElementType::i64, &x.home().device()) {}
-
-  /// `count` elements from element `first` on.
-  Elements part(int64_t first, int64_t count) const;
-};
-
-/// Bytes of one element.
-int64_t size_of(ElementType type);
-
-/// One call of one rank.
-struct Call {
-  enum class Op {
-    all_reduce,
-    broadcast,
-    all_gather,
-    reduce_scatter,
-    reduce,
-    gather,
-    scatter,
-    send,
-    receive,
-    barrier
-  };
-  Op op = Op::barrier;
-  Elements mine{};  // the rank's own share, or what is sent, received, reduced or broadcast
-  Elements all{};   // of all ranks, W times mine; where only the root uses it, empty elsewhere
-  int peer = 0;     // root, or the other side of send and receive
-  Reduction reduction = Reduction::sum;
-  std::string label{};  // whom it is for, "bn1"; may be empty
-
-  /// What must be the same on all ranks: "all_reduce of 87360 f32, sum", "broadcast of 10 i64, root
-  /// 0", "all_gather of 21 f32 for bn1".
-  std::string text() const;
-};
-
-/// "all_reduce", "broadcast", ...
-const char* name_of(Call::Op op);
 
 /// One rank's membership of a group of `world_size` ranks. Every call is enqueued on the given
 /// stream of the rank's device and returns at once. All ranks make the same calls in the same
@@ -111,13 +54,25 @@ class Communicator {
   virtual void open_group();
   virtual void close_group();
 
+  /// Bytes of such calls that this rank has given to others so far, counted where they leave. Only
+  /// calls that have run are in it: synchronize their streams first. See sent_bytes.h.
+  int64_t bytes_sent(Purpose purpose) const { return sent_->of(purpose); }
+  int64_t bytes_sent() const { return sent_->of_all(); }
+  /// Where they are counted: "shm", "its calls to NCCL", ...
+  const std::string& bytes_counted_in() const { return sent_->where(); }
+
+  /// What the calls are for from now on (CallPurpose). Returns what they were for.
+  Purpose replace_purpose(Purpose purpose) { return std::exchange(purpose_, purpose); }
   /// Whom the calls are for from now on (CallLabel). Returns whom they were for.
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
   /// Which of the job's ranks this group has: for errors.
   void set_members(std::string members) { members_ = std::move(members); }
 
  protected:
-  Communicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+  Communicator(int rank, int world_size,
+               std::shared_ptr<SentBytes> sent = std::make_shared<SentBytes>("nothing"))
+      : rank_(rank), world_size_(world_size), sent_(std::move(sent)) {}
+  const std::shared_ptr<SentBytes>& sent() const { return sent_; }
   virtual void issue(Stream stream, const Call& call) = 0;
 
  private:
@@ -126,6 +81,8 @@ class Communicator {
   void check_and_issue(Stream stream, Call call);
 
   int rank_, world_size_;
+  std::shared_ptr<SentBytes> sent_;
+  Purpose purpose_ = Purpose::other;
   std::string label_, members_;
 };
 
@@ -141,6 +98,20 @@ class CallLabel {
  private:
   Communicator& rank_;
   std::string before_;
+};
+
+/// While it lives, the rank's calls are for `purpose`: their bytes are counted under that.
+class CallPurpose {
+ public:
+  CallPurpose(Communicator& rank, Purpose purpose)
+      : rank_(rank), before_(rank.replace_purpose(purpose)) {}
+  ~CallPurpose() { rank_.replace_purpose(before_); }
+  CallPurpose(const CallPurpose&) = delete;
+  CallPurpose& operator=(const CallPurpose&) = delete;
+
+ private:
+  Communicator& rank_;
+  Purpose before_;
 };
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/comm/ring_part.h"
 #include "common/core/error.h"
 #include "common/core/listed.h"
 #include "common/kernels/kernels.h"
@@ -26,70 +27,105 @@ std::vector<Event> meet(const RankCalls& ranks) {
   return arrived;
 }
 
-void copy(Stream stream, const Elements& from, const Elements& to) {
-  if (from.data == to.data) return;  // in place; other ranks may be reading it
-  stream.copy(to.data, from.data, static_cast<size_t>(from.count * size_of(from.type)));
-}
+int64_t bytes_of(const Elements& x) { return x.count * size_of(x.type); }
 
-/// `rank` sums up the ranks' `sources`, in rank order, into all `targets`.
-void sum(Stream stream, const std::vector<Elements>& sources, const std::vector<Elements>& targets,
-         Reduction reduction) {
-  RankSum work{.type = sources[0].type,
-               .count = sources[0].count,
-               .factor = reduction == Reduction::average ? 1.0 / double(sources.size()) : 1.0,
+/// Numbers of one rank.
+struct RankElements {
+  int rank;
+  Elements elements;
+};
+
+/// Enqueues the ranks' copies and sums, and counts what comes from one rank's memory into
+/// another's: for the rank that has it before.
+class Mover {
+ public:
+  Mover(const GroupRecorder& recorder, Purpose purpose) : recorder_(recorder), purpose_(purpose) {}
+
+  void copy(Stream stream, const RankElements& from, const RankElements& to) const {
+    if (from.elements.data == to.elements.data) return;  // in place; others may be reading it
+    stream.copy(to.elements.data, from.elements.data, static_cast<size_t>(bytes_of(from.elements)));
+    count(from.rank, to.rank, from.elements);
+  }
+  /// `rank` sums up the ranks' `sources`, in rank order, into all `targets`.
+  void sum(const IssuedCall& rank, const std::vector<RankElements>& sources,
+           const std::vector<RankElements>& targets) const;
+
+ private:
+  void count(int from, int to, const Elements& x) const {
+    if (from != to) recorder_.sent(from).add(purpose_, bytes_of(x));
+  }
+  const GroupRecorder& recorder_;
+  Purpose purpose_;
+};
+
+void Mover::sum(const IssuedCall& rank, const std::vector<RankElements>& sources,
+                const std::vector<RankElements>& targets) const {
+  const Elements& first = sources[0].elements;
+  const bool average = rank.call.reduction == Reduction::average;
+  RankSum work{.type = first.type,
+               .count = first.count,
+               .factor = average ? 1.0 / double(sources.size()) : 1.0,
                .sources = static_cast<int>(sources.size()),
                .targets = static_cast<int>(targets.size())};
-  for (size_t i = 0; i < sources.size(); ++i) work.source[i] = sources[i].data;
-  for (size_t i = 0; i < targets.size(); ++i) work.target[i] = targets[i].data;
-  if (work.count > 0) stream.kernels().sum_ranks(stream, work);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    work.source[i] = sources[i].elements.data;
+    count(sources[i].rank, rank.rank, sources[i].elements);
+  }
+  for (size_t i = 0; i < targets.size(); ++i) {
+    work.target[i] = targets[i].elements.data;
+    count(rank.rank, targets[i].rank, targets[i].elements);
+  }
+  if (work.count > 0) rank.stream.kernels().sum_ranks(rank.stream, work);
 }
 
 /// all_reduce and reduce: each rank sums up one slice of the elements, from all ranks and for all
 /// ranks that want the result, so that all devices work at once and no element is read twice.
-void sum_slice(const RankCalls& ranks, int rank) {
+void sum_slice(const RankCalls& ranks, int rank, const Mover& mover) {
   const Call& call = ranks[rank].call;
-  const int64_t world_size = static_cast<int64_t>(ranks.size());
-  const int64_t first = call.mine.count * rank / world_size;
-  const int64_t count = call.mine.count * (rank + 1) / world_size - first;
-  std::vector<Elements> sources, targets;
-  for (const IssuedCall& other : ranks) sources.push_back(other.call.mine.part(first, count));
-  targets = call.op == Op::reduce ? std::vector{sources[call.peer]} : sources;
-  sum(ranks[rank].stream, sources, targets, call.reduction);
+  const RingPart slice = ring_part(call.mine.count, rank, static_cast<int>(ranks.size()));
+  std::vector<RankElements> sources;
+  for (const IssuedCall& other : ranks) {
+    sources.push_back({other.rank, other.call.mine.part(slice.first, slice.count)});
+  }
+  mover.sum(ranks[rank], sources,
+            call.op == Op::reduce ? std::vector{sources[call.peer]} : sources);
 }
 
-void reduce_scatter(const RankCalls& ranks, int rank) {
+void reduce_scatter(const RankCalls& ranks, int rank, const Mover& mover) {
   const Call& call = ranks[rank].call;
-  std::vector<Elements> sources;
+  std::vector<RankElements> sources;
   for (const IssuedCall& other : ranks) {
-    sources.push_back(other.call.all.part(rank * call.mine.count, call.mine.count));
+    sources.push_back({other.rank, other.call.all.part(rank * call.mine.count, call.mine.count)});
   }
-  sum(ranks[rank].stream, sources, {call.mine}, call.reduction);
+  mover.sum(ranks[rank], sources, {{rank, call.mine}});
 }
 
 /// What `rank` contributes to a collective, between the two meetings.
-void do_share(const RankCalls& ranks, int rank) {
+void do_share(const RankCalls& ranks, int rank, const Mover& mover) {
   const Stream stream = ranks[rank].stream;
   const Call& call = ranks[rank].call;
   const int64_t count = call.mine.count;
   const Call& root = ranks[call.peer].call;
+  const RankElements mine{rank, call.mine};
   switch (call.op) {
     case Op::all_reduce:
     case Op::reduce:
-      return sum_slice(ranks, rank);
+      return sum_slice(ranks, rank, mover);
     case Op::reduce_scatter:
-      return reduce_scatter(ranks, rank);
+      return reduce_scatter(ranks, rank, mover);
     case Op::broadcast:
-      if (rank != call.peer) copy(stream, root.mine, call.mine);
+      if (rank != call.peer) mover.copy(stream, {call.peer, root.mine}, mine);
       return;
     case Op::all_gather:
-      for (size_t other = 0; other < ranks.size(); ++other) {
-        copy(stream, ranks[other].call.mine, call.all.part(int64_t(other) * count, count));
+      for (const IssuedCall& other : ranks) {
+        mover.copy(stream, {other.rank, other.call.mine},
+                   {rank, call.all.part(other.rank * count, count)});
       }
       return;
     case Op::gather:
-      return copy(stream, call.mine, root.all.part(rank * count, count));
+      return mover.copy(stream, mine, {call.peer, root.all.part(rank * count, count)});
     case Op::scatter:
-      return copy(stream, root.all.part(rank * count, count), call.mine);
+      return mover.copy(stream, {call.peer, root.all.part(rank * count, count)}, mine);
     case Op::send:
     case Op::receive:
     case Op::barrier:
@@ -103,7 +139,8 @@ bool all_done(const std::vector<Event>& events) {
 
 }  // namespace
 
-CopyWorld::CopyWorld(std::vector<Device*> devices) : SingleProcessWorld(std::move(devices)) {
+CopyWorld::CopyWorld(std::vector<Device*> devices)
+    : SingleProcessWorld(std::move(devices), "the copies that are enqueued") {
   require(world_size() <= kMostRanks,
           "a world of {} ranks in one process: at most {}, use fewer devices", world_size(),
           kMostRanks);
@@ -114,16 +151,19 @@ CopyWorld::CopyWorld(std::vector<Device*> devices) : SingleProcessWorld(std::mov
 void CopyWorld::enqueue(const GroupCalls& calls) {
   while (!meetings_.empty() && all_done(meetings_.front().finished)) settle_first();
   for (const std::vector<IssuedCall>& together : in_order(calls)) {
+    const Mover mover(recorder_, together[0].call.purpose);
     if (!is_transfer(together[0].call)) {
       hold_meeting(together, [&] {
-        for (int rank = 0; rank < world_size(); ++rank) do_share(together, rank);
+        for (int rank = 0; rank < world_size(); ++rank) do_share(together, rank, mover);
       });
       continue;
     }
     for (size_t i = 0; i < together.size(); i += 2) {
       const IssuedCall &sender = together[i], &receiver = together[i + 1];
-      hold_meeting({sender, receiver},
-                   [&] { copy(receiver.stream, sender.call.mine, receiver.call.mine); });
+      hold_meeting({sender, receiver}, [&] {
+        mover.copy(receiver.stream, {sender.rank, sender.call.mine},
+                   {receiver.rank, receiver.call.mine});
+      });
     }
   }
 }

@@ -9,15 +9,21 @@ namespace lockstep {
 class GroupRecorder::Member final : public Communicator {
  public:
   Member(GroupRecorder& recorder, int rank)
-      : Communicator(rank, static_cast<int>(recorder.devices_.size())), recorder_(recorder) {}
+      : Communicator(rank, static_cast<int>(recorder.devices_.size()),
+                     recorder.sent_[static_cast<size_t>(rank)]),
+        recorder_(recorder) {}
 
  private:
   void issue(Stream stream, const Call& call) override { recorder_.record(rank(), stream, call); }
   GroupRecorder& recorder_;
 };
 
-GroupRecorder::GroupRecorder(const std::vector<Device*>& devices)
-    : devices_(devices), calls_(devices.size()) {}
+GroupRecorder::GroupRecorder(const std::vector<Device*>& devices, const std::string& counted_in)
+    : devices_(devices), calls_(devices.size()) {
+  for (size_t rank = 0; rank < devices.size(); ++rank) {
+    sent_.push_back(std::make_shared<SentBytes>(counted_in));
+  }
+}
 
 std::vector<std::unique_ptr<Communicator>> GroupRecorder::communicators() {
   std::vector<std::unique_ptr<Communicator>> members;

@@ -13,8 +13,8 @@ namespace lockstep {
 
 class GroupRecorder {
  public:
-  /// Rank r is on devices[r].
-  explicit GroupRecorder(const std::vector<Device*>& devices);
+  /// Rank r is on devices[r]. `counted_in`: where the world counts what the ranks send.
+  GroupRecorder(const std::vector<Device*>& devices, const std::string& counted_in);
 
   /// One communicator per rank; they record here.
   std::vector<std::unique_ptr<Communicator>> communicators();
@@ -28,6 +28,8 @@ class GroupRecorder {
   /// world is then broken.
   GroupCalls close();
 
+  /// What a rank has sent: for the world, which counts it.
+  SentBytes& sent(int rank) const { return *sent_[static_cast<size_t>(rank)]; }
   /// The number of the last group, from 1.
   int64_t group() const { return group_; }
   /// "rank 1 (cuda:1)"
@@ -46,8 +48,9 @@ class GroupRecorder {
   std::vector<Device*> devices_;
   int64_t group_ = 0;
   bool open_ = false;
-  GroupCalls calls_;    // of the open group
-  std::string broken_;  // why there can be no further group
+  std::vector<std::shared_ptr<SentBytes>> sent_;  // by rank
+  GroupCalls calls_;                              // of the open group
+  std::string broken_;                            // why there can be no further group
 };
 
 }  // namespace lockstep

@@ -27,7 +27,8 @@ class ProcessCommunicator : public Communicator {
   void record_in(FlightGroup flight) { flight_ = std::move(flight); }
 
  protected:
-  ProcessCommunicator(int rank, int world_size) : Communicator(rank, world_size) {}
+  ProcessCommunicator(int rank, int world_size, std::shared_ptr<SentBytes> sent)
+      : Communicator(rank, world_size, std::move(sent)) {}
   /// One collective, or transfers that run at the same time. `flight` has its number, from 1, and
   /// is to be told when it begins and ends.
   virtual void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) = 0;

@@ -31,6 +31,12 @@ void require_in_process(const std::vector<Device*>& devices) {
 
 }  // namespace
 
+int64_t SingleProcessWorld::bytes_sent() const {
+  int64_t bytes = 0;
+  for (const auto& rank : ranks_) bytes += rank->bytes_sent();
+  return bytes;
+}
+
 CollectiveGroup::CollectiveGroup(SingleProcessWorld& world)
     : world_(world), exceptions_(std::uncaught_exceptions()) {
   world_.open_group();

@@ -16,6 +16,8 @@ class SingleProcessWorld {
 
   int world_size() const { return static_cast<int>(devices_.size()); }
   Communicator& communicator(int rank) { return *ranks_[rank]; }
+  /// Bytes that all ranks have given to others so far, in the groups that are closed.
+  int64_t bytes_sent() const;
   /// "in-process" or "NCCL 2.28.9".
   virtual std::string description() const = 0;
 
@@ -32,9 +34,13 @@ class SingleProcessWorld {
   virtual void wait(double timeout_seconds) = 0;
 
  protected:
-  explicit SingleProcessWorld(std::vector<Device*> devices)
-      : devices_(std::move(devices)), recorder_(devices_), ranks_(recorder_.communicators()) {}
-  /// Enqueues the calls of a group, on which the ranks agree, in the order of in_order().
+  /// `counted_in`: where enqueue() counts what the ranks send (SentBytes).
+  SingleProcessWorld(std::vector<Device*> devices, const std::string& counted_in)
+      : devices_(std::move(devices)),
+        recorder_(devices_, counted_in),
+        ranks_(recorder_.communicators()) {}
+  /// Enqueues the calls of a group, on which the ranks agree, in the order of in_order(), and
+  /// counts what each rank sends.
   virtual void enqueue(const GroupCalls& calls) = 0;
 
   std::vector<Device*> devices_;

@@ -11,20 +11,25 @@ namespace lockstep {
 /// with the last process that has it open or mapped, however that process ends.
 class SharedMemory {
  public:
-  /// `bytes` zeros. The system has set all of them aside, so that no later access can fail for want
-  /// of memory. Throws EnvironmentError with the size and the system's reason.
-  static SharedMemory create(size_t bytes);
-  /// What the process that created `bytes` bytes sent the descriptor of. Throws EnvironmentError.
-  static SharedMemory open(Descriptor descriptor, size_t bytes);
+  /// `bytes` zeros. Of the first `used` the system sets all aside, so that no later access can fail
+  /// for want of memory, and looks up their pages now. The others take memory when set_aside() asks
+  /// for them. Throws EnvironmentError with the size and the system's reason.
+  static SharedMemory create(size_t bytes, size_t used);
+  /// What the process that created such memory sent the descriptor of. Throws EnvironmentError.
+  static SharedMemory open(Descriptor descriptor, size_t bytes, size_t used);
   ~SharedMemory();
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) = delete;
+
+  /// Before any of these bytes is touched, unless they are among those that were set aside already.
+  /// What they hold stays. Throws EnvironmentError.
+  void set_aside(size_t first, size_t bytes) const;
 
   std::byte* data() const { return data_; }
   const Descriptor& descriptor() const { return descriptor_; }
 
  private:
-  SharedMemory(Descriptor descriptor, size_t bytes);
+  SharedMemory(Descriptor descriptor, size_t bytes, size_t used);
 
   Descriptor descriptor_;
   size_t bytes_;

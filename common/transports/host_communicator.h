@@ -25,6 +25,10 @@ class HostTransport {
   virtual void run(const Call& collective, uint64_t number) = 0;
   /// Sends and receives all at the same time: no transfer waits for another.
   virtual void transfer(const std::vector<Call>& calls) = 0;
+  /// Bytes that these two have given to other ranks so far. On the thread that calls them.
+  virtual int64_t bytes_sent() const = 0;
+  /// Where they are counted: where they leave, unless that is said.
+  virtual std::string counted_in() const { return description(); }
 };
 
 /// One process's membership of a group. A call is a task of its stream, which runs it on a thread
@@ -34,7 +38,9 @@ class HostTransport {
 class HostCommunicator final : public ProcessCommunicator {
  public:
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport)
-      : ProcessCommunicator(rank, world_size), transport_(std::move(transport)), staging_(rank) {}
+      : ProcessCommunicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),
+        transport_(std::move(transport)),
+        staging_(rank) {}
 
   const HostTransport& transport() const { return *transport_; }
 

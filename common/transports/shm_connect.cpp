@@ -80,8 +80,9 @@ class ShmMeeting {
   }
 
   void create_memory() {
-    const size_t bytes = ShmLayout::bytes(store_.world_size());
-    memory_ = std::make_shared<SharedMemory>(SharedMemory::create(bytes));
+    const int ranks = store_.world_size();
+    memory_ = std::make_shared<SharedMemory>(
+        SharedMemory::create(ShmLayout::bytes(ranks), ShmLayout::used_bytes(ranks)));
     ShmLayout(memory_->data(), store_.world_size()).begin();
   }
 
@@ -111,8 +112,10 @@ class ShmMeeting {
 
   std::string hand_round() {
     if (store_.rank() > 0) {
-      memory_ = std::make_shared<SharedMemory>(SharedMemory::open(
-          receive_descriptor(sockets_[0], deadline_), ShmLayout::bytes(store_.world_size())));
+      const int ranks = store_.world_size();
+      memory_ = std::make_shared<SharedMemory>(
+          SharedMemory::open(receive_descriptor(sockets_[0], deadline_), ShmLayout::bytes(ranks),
+                             ShmLayout::used_bytes(ranks)));
       return "";
     }
     for (size_t rank = 1; rank < sockets_.size(); ++rank) {

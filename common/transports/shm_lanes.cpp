@@ -5,6 +5,17 @@
 
 namespace lockstep {
 
+/// Only lanes that are used take memory. Either side may be the first to touch a lane.
+void ShmLanes::provide_lane(const Call& call) {
+  const bool sends = call.op == Call::Op::send;
+  std::vector<bool>& used = used_[size_t(sends)];
+  const auto peer = size_t(call.peer);
+  if (used[peer]) return;
+  const int me = peers_.rank();
+  peers_.set_lane_aside(sends ? me : call.peer, sends ? call.peer : me);
+  used[peer] = true;
+}
+
 bool ShmLanes::can_move(const Message& message) const {
   if (message.sends) {
     const Lane& lane = peers_.memory().lane(peers_.rank(), message.peer);
@@ -16,7 +27,7 @@ bool ShmLanes::can_move(const Message& message) const {
 }
 
 /// As much as there is room for, or as has come, up to the lane's end, where it begins again.
-void ShmLanes::move_some(Message& message) const {
+void ShmLanes::move_some(Message& message) {
   const int me = peers_.rank(), from = message.sends ? me : message.peer;
   Lane& lane = peers_.memory().lane(from, message.sends ? message.peer : me);
   const uint64_t sent = lane.sent.load(std::memory_order_acquire);
@@ -27,6 +38,7 @@ void ShmLanes::move_some(Message& message) const {
   if (message.sends) {
     std::memcpy(&lane.bytes[at], message.bytes, n);
     lane.sent.store(sent + n, std::memory_order_release);
+    bytes_sent_ += int64_t(n);
   } else {
     std::memcpy(message.bytes, &lane.bytes[at], n);
     lane.taken.store(taken + n, std::memory_order_release);
@@ -40,6 +52,7 @@ void ShmLanes::transfer(const std::vector<Call>& calls) {
   std::vector<Message> messages;
   for (const Call& call : calls) {
     const auto bytes = static_cast<size_t>(call.mine.count * size_of(call.mine.type));
+    if (bytes > 0) provide_lane(call);
     messages.push_back(
         {call.op == Call::Op::send, call.peer, static_cast<std::byte*>(call.mine.data), bytes});
   }

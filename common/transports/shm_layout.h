@@ -2,8 +2,11 @@
 // What lies where in the memory that the ranks of one host share.
 //
 //   RankState[W]      what each rank tells the others
-//   Lane[W][W]        what rank a sends to rank b
 //   slot[W][2]        what each rank shows to all, in even and in odd rounds
+//   Lane[W][W]        what rank a sends to rank b
+//
+// All but the lanes grows with the number of ranks, and is there from the beginning. Of the lanes,
+// which grow with its square, the system gives only those that are used (ShmLanes).
 
 #include <array>
 #include <atomic>
@@ -23,7 +26,8 @@ struct RankState {
 };
 
 /// Bytes from one rank to another, first in, first out. Only the sender writes `sent`, only the
-/// receiver `taken`: counts of all bytes so far.
+/// receiver `taken`: counts of all bytes so far. Memory that nobody has written holds a lane that
+/// nobody has used: zeros.
 struct Lane {
   static constexpr size_t kBytes = 64 << 10;
   alignas(kCacheLine) std::atomic<uint64_t> sent{0};
@@ -44,21 +48,22 @@ class ShmLayout {
 
   static size_t bytes(int world_size) {
     const ShmLayout at_zero(nullptr, world_size);
-    return at_zero.slots_at() + 2 * size_t(world_size) * at_zero.slot_bytes();
+    return at_zero.lanes_at() + at_zero.ranks_ * at_zero.ranks_ * sizeof(Lane);
   }
+  /// Of these, the bytes that all ranks use from the beginning: the first ones.
+  static size_t used_bytes(int world_size) { return ShmLayout(nullptr, world_size).lanes_at(); }
   /// By one rank, before the others see the memory.
   void begin() const {
     for (size_t r = 0; r < ranks_; ++r) new (base_ + r * sizeof(RankState)) RankState;
-    for (size_t l = 0; l < ranks_ * ranks_; ++l) {
-      new (base_ + lanes_at() + l * sizeof(Lane)) Lane;  // leaves its bytes as they are
-    }
   }
 
   RankState& state(int rank) const {
     return reinterpret_cast<RankState*>(base_)[static_cast<size_t>(rank)];
   }
-  Lane& lane(int from, int to) const {
-    return reinterpret_cast<Lane*>(base_ + lanes_at())[size_t(from) * ranks_ + size_t(to)];
+  Lane& lane(int from, int to) const { return *reinterpret_cast<Lane*>(base_ + lane_at(from, to)); }
+  /// Where that lane begins in the memory.
+  size_t lane_at(int from, int to) const {
+    return lanes_at() + (size_t(from) * ranks_ + size_t(to)) * sizeof(Lane);
   }
   std::byte* slot(int rank, uint64_t round) const {
     return base_ + slots_at() + (2 * size_t(rank) + round % 2) * slot_bytes();
@@ -67,8 +72,8 @@ class ShmLayout {
   size_t slot_bytes() const { return (ranks_ + 1) * piece_bytes(); }
 
  private:
-  size_t lanes_at() const { return ranks_ * sizeof(RankState); }
-  size_t slots_at() const { return lanes_at() + ranks_ * ranks_ * sizeof(Lane); }
+  size_t slots_at() const { return ranks_ * sizeof(RankState); }
+  size_t lanes_at() const { return slots_at() + 2 * ranks_ * slot_bytes(); }
 
   std::byte* base_;
   size_t ranks_;

@@ -28,6 +28,11 @@ class ShmPeers {
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(sockets_.size()); }
   const ShmLayout& memory() const { return memory_; }
+  /// Before this rank uses a lane for the first time. Throws EnvironmentError without memory for
+  /// it.
+  void set_lane_aside(int from, int to) const {
+    owner_->set_aside(memory_.lane_at(from, to), sizeof(Lane));
+  }
 
   /// Tells `peer`, should it sleep, that there is something new in the memory. Call it after the
   /// store (release) that the peer waits to see.

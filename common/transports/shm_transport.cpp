@@ -35,15 +35,6 @@ using Op = Call::Op;
 /// Up to here a sum takes one round: adding everything up is cheaper than to meet again.
 constexpr int64_t kSmallBytes = 16 << 10;
 
-/// What must be the same on all ranks, as one number.
-uint64_t number_of(const Call& call) {
-  uint64_t number = uint64_t(call.mine.count);
-  for (const int part : {int(call.op), int(call.mine.type), int(call.reduction), call.peer}) {
-    number = number << 5 | uint64_t(part & 31);
-  }
-  return number;
-}
-
 class ShmTransport final : public HostTransport {
  public:
   explicit ShmTransport(std::unique_ptr<ShmPeers> peers)
@@ -66,6 +57,8 @@ class ShmTransport final : public HostTransport {
     with_peers([&] { lanes_.transfer(calls); });
   }
 
+  int64_t bytes_sent() const override { return bytes_shown_ + lanes_.bytes_sent(); }
+
  private:
   template <class Work>
   void with_peers(Work work) {
@@ -87,23 +80,24 @@ class ShmTransport final : public HostTransport {
     const bool is_root = call.peer == me_;
     switch (call.op) {
       case Op::all_reduce:
-        return reduce(mine, n, call.reduction, {mine + part(n, me_).first, mine});
+        return reduce(mine, n, call.reduction, {mine + part(n, me_).first, mine, ranks_ - 1});
       case Op::reduce_scatter:
-        return reduce(all, ranks_ * n, call.reduction, {mine, nullptr, false});
+        return reduce(all, ranks_ * n, call.reduction, {mine, nullptr, 0, false});
       case Op::reduce:
-        if (!is_root) return reduce<T>(mine, n, call.reduction, {});
+        if (!is_root) return reduce<T>(mine, n, call.reduction, {.takers = 1});
         return reduce(mine, n, call.reduction, {mine + part(n, me_).first, mine});
       case Op::broadcast:
-        return show(is_root ? mine : nullptr, n, [&](int r, const T* shown, RingPart at) {
-          if (r == call.peer && !is_root) std::copy_n(shown, at.count, mine + at.first);
-        });
+        return show(is_root ? mine : nullptr, n, ranks_ - 1,
+                    [&](int r, const T* shown, RingPart at) {
+                      if (r == call.peer && !is_root) std::copy_n(shown, at.count, mine + at.first);
+                    });
       case Op::all_gather:
-        return show(mine, n, [&](int r, const T* shown, RingPart at) {
+        return show(mine, n, ranks_ - 1, [&](int r, const T* shown, RingPart at) {
           if (r == me_ && mine == all + r * n) return;  // others may read it meanwhile
           std::copy_n(shown, at.count, all + r * n + at.first);
         });
       case Op::gather:
-        return show(mine, n, [&](int r, const T* shown, RingPart at) {
+        return show(mine, n, is_root ? 0 : 1, [&](int r, const T* shown, RingPart at) {
           if (is_root) std::copy_n(shown, at.count, all + r * n + at.first);
         });
       case Op::scatter:
@@ -127,6 +121,18 @@ class ShmTransport final : public HostTransport {
   template <class T>
   const T* shown_by(int rank) const {
     return reinterpret_cast<const T*>(layout_.slot(rank, round_));
+  }
+
+  /// Writes n numbers into the slot at `place`, for so many other ranks to take them.
+  template <class T>
+  void put(const T* x, int64_t n, T* place, int takers) {
+    std::copy_n(x, n, place);
+    count_shown<T>(n, takers);
+  }
+  /// What the slot holds leaves this rank once for each rank that takes it.
+  template <class T>
+  void count_shown(int64_t n, int takers) {
+    bytes_shown_ += n * int64_t{sizeof(T)} * takers;
   }
 
   void meet() {
@@ -160,14 +166,14 @@ class ShmTransport final : public HostTransport {
     }
   }
 
-  /// All ranks show the n numbers at x, if any, in as many rounds as it takes. take(r, shown, at)
-  /// is called for numbers `at` of each rank r's.
+  /// All ranks show the n numbers at x, if any, to so many others, in as many rounds as it takes.
+  /// take(r, shown, at) is called for numbers `at` of each rank r's.
   template <class T, class Take>
-  void show(const T* x, int64_t n, Take take) {
+  void show(const T* x, int64_t n, int takers, Take take) {
     const int64_t most = int64_t(layout_.slot_bytes() / sizeof(T));
     for (RingPart at{0, 0}; at.first < n; at.first += most) {
       at.count = std::min(most, n - at.first);
-      if (x != nullptr) std::copy_n(x + at.first, at.count, to_show<T>());
+      if (x != nullptr) put(x + at.first, at.count, to_show<T>(), takers);
       meet();
       for (int rank = 0; rank < ranks_; ++rank) take(rank, shown_by<T>(rank), at);
     }
@@ -180,7 +186,7 @@ class ShmTransport final : public HostTransport {
     for (int64_t first = 0; first < n; first += most) {
       const int64_t count = std::min(most, n - first);
       for (int rank = 0; all != nullptr && rank < ranks_; ++rank) {
-        std::copy_n(all + rank * n + first, count, to_show<T>() + rank * most);
+        put(all + rank * n + first, count, to_show<T>() + rank * most, rank == me_ ? 0 : 1);
       }
       meet();
       std::copy_n(shown_by<T>(root) + me_ * most, count, mine + first);
@@ -194,6 +200,7 @@ class ShmTransport final : public HostTransport {
   struct Result {
     T* own = nullptr;     // where part `me` goes, if it is wanted
     T* all = nullptr;     // where the whole message goes, with the parts of the others
+    int takers = 0;       // other ranks that take part `me`
     bool gathers = true;  // whether any rank wants the others' parts
   };
 
@@ -219,10 +226,12 @@ class ShmTransport final : public HostTransport {
     for (int64_t first = 0; first < longest; first += most) {
       for (int p = 0; p < ranks_; ++p) {
         const RingPart shown = piece(count, p, first, most);
-        if (p != me_) std::copy_n(x + shown.first, shown.count, to_show<T>() + p * most);
+        if (p != me_) put(x + shown.first, shown.count, to_show<T>() + p * most, 1);
       }
       meet();
-      reduce_own_piece(x, piece(count, me_, first, most), most, reduction, result.own, first);
+      const RingPart own = piece(count, me_, first, most);
+      reduce_own_piece(x, own, most, reduction, result.own, first);
+      count_shown<T>(own.count, result.takers);
       take_reduced(piece_of_each(count, first - most, most), most, result);
     }
     if (!result.gathers) return;
@@ -239,7 +248,7 @@ class ShmTransport final : public HostTransport {
       return rank % ranks_ == me_ ? x + at.first : shown_by<T>(rank % ranks_) + me_ * most;
     };
     T* const sum = to_show<T>() + ranks_ * most;
-    add_up(sum, at.count, from, me_, reduction);
+    add_up(sum, at.count, from, {me_, ranks_}, reduction);
     if (result != nullptr) std::copy_n(sum, at.count, result + first);
   }
 
@@ -253,7 +262,10 @@ class ShmTransport final : public HostTransport {
 
   template <class T>
   void reduce_at_once(const T* x, int64_t count, Reduction reduction, const Result<T>& result) {
+    // Who wants the whole reads everything; for a reduce-scatter each reads its own part.
+    const int64_t parts_of_others = count - part(count, me_).count;
     std::copy_n(x, count, to_show<T>());
+    count_shown<T>(result.gathers ? count : parts_of_others, result.gathers ? result.takers : 1);
     meet();
     for (int p = 0; p < ranks_; ++p) {
       const RingPart at = part(count, p);
@@ -261,21 +273,8 @@ class ShmTransport final : public HostTransport {
       T* const sum = p == me_                ? result.own
                      : result.all == nullptr ? nullptr
                                              : result.all + at.first;
-      if (sum != nullptr) add_up(sum, at.count, from, p, reduction);
+      if (sum != nullptr) add_up(sum, at.count, from, {p, ranks_}, reduction);
     }
-  }
-
-  /// sum = from(p+1) + from(p+2) + ... + from(p), in this order; n numbers each.
-  template <class T, class From>
-  void add_up(T* sum, int64_t n, From from, int p, Reduction reduction) const {
-    const T* a = from(p + 1);
-    if (ranks_ == 1) std::copy_n(a, n, sum);
-    for (int k = 2; k <= ranks_; ++k, a = sum) {
-      const T* const b = from(p + k);
-#pragma omp simd
-      for (int64_t i = 0; i < n; ++i) sum[i] = a[i] + b[i];
-    }
-    finish_sum(sum, n, reduction, ranks_);
   }
 
   std::unique_ptr<ShmPeers> peers_;  // none after an error
@@ -283,7 +282,8 @@ class ShmTransport final : public HostTransport {
   ShmLayout layout_;
   int me_, ranks_;
   uint64_t round_ = 0;
-  uint64_t call_ = 0;  // number_of() the present one
+  uint64_t call_ = 0;        // number_of() the present one
+  int64_t bytes_shown_ = 0;  // to others
   ShmLanes lanes_;
 };
 

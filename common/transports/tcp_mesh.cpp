@@ -79,6 +79,7 @@ void TcpMesh::exchange(std::span<const OutgoingBytes> out, std::span<const Incom
   try {
     if (cancelled_) fail<PeerLost>("a transfer was cancelled");
     transfer(sending, receiving, Deadline(timeout_seconds), &cancel_);
+    for (const Sending& message : sending) bytes_sent_ += std::ssize(message.bytes);
   } catch (const Error& error) {
     broken_ = error.what();
     throw;

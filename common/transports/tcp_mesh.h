@@ -37,6 +37,8 @@ class TcpMesh {
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
+  /// What the connections have taken so far.
+  int64_t bytes_sent() const { return bytes_sent_; }
 
   void send(int to, std::span<const std::byte> bytes, double timeout_seconds);
   void receive(int from, std::span<std::byte> bytes, double timeout_seconds);
@@ -57,7 +59,8 @@ class TcpMesh {
 
   int rank_;
   std::vector<Socket> peers_;  // by rank; this rank's own is closed
-  std::string broken_;         // why no further call can work
+  int64_t bytes_sent_ = 0;
+  std::string broken_;  // why no further call can work
   WakeUp cancel_;
   std::atomic<bool> cancelled_{false};
 };

@@ -59,6 +59,8 @@ class TcpTransport final : public HostTransport {
     with_peers([&] { mesh_->exchange(out, in, timeout_); });
   }
 
+  int64_t bytes_sent() const override { return mesh_ ? mesh_->bytes_sent() : 0; }
+
  private:
   RingPart part(int64_t count, int number) const { return ring_part(count, number, ranks_); }
   int right() const { return (me_ + 1) % ranks_; }

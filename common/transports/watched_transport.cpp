@@ -71,6 +71,7 @@ WatchedTransport::WatchedTransport(std::shared_ptr<HostTransport> transport,
                                    std::shared_ptr<Store> store, double timeout_seconds,
                                    bool compare_calls, std::shared_ptr<const void> kept)
     : description_(transport->description()),
+      counted_in_(transport->counted_in()),
       transport_(std::move(transport)),
       store_(std::move(store)),
       timeout_(timeout_seconds),

@@ -38,6 +38,9 @@ class WatchedTransport final : public HostTransport {
   std::string description() const override { return description_; }
   void run(const Call& collective, uint64_t number) override;
   void transfer(const std::vector<Call>& calls) override;
+  /// The comparisons of calls are among them.
+  int64_t bytes_sent() const override { return transport_ ? transport_->bytes_sent() : 0; }
+  std::string counted_in() const override { return counted_in_; }
 
  private:
   /// What this rank is doing, and which ranks that concerns: all, if none is named.
@@ -50,7 +53,7 @@ class WatchedTransport final : public HostTransport {
   void compare(const Call& collective, uint64_t number);
   std::string explain(const Doing& doing, const std::string& reason);
 
-  std::string description_;
+  std::string description_, counted_in_;
   std::shared_ptr<HostTransport> transport_;  // none after an error
   std::shared_ptr<Store> store_;
   double timeout_;

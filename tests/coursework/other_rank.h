@@ -23,6 +23,7 @@ class OtherRank final : public Communicator {
   struct Sum {
     Elements x;
     Stream stream;
+    Purpose purpose;
   };
   std::vector<Sum> sums;                     // enqueued, in order
   std::vector<Sum> gathers;                  // likewise: all ranks' numbers; its own are its share
@@ -42,7 +43,7 @@ class OtherRank final : public Communicator {
     if (call.op == Call::Op::all_gather) return gather(stream, call);
     require(call.op == Call::Op::all_reduce,
             "a call of {}, expected all_reduce and all_gather only", name_of(call.op));
-    sums.push_back({call.mine, stream});
+    sums.push_back({call.mine, stream, call.purpose});
     const Real part = call.reduction == Reduction::average ? Real(1) / Real(world_size()) : 1;
     enqueue(stream, "all_reduce", [this, x = call.mine, part] {
       before_sum();
@@ -52,7 +53,7 @@ class OtherRank final : public Communicator {
     });
   }
   void gather(Stream stream, const Call& call) {
-    gathers.push_back({call.all, stream});
+    gathers.push_back({call.all, stream, call.purpose});
     enqueue(stream, "all_gather", [this, mine = call.mine, all = call.all] {
       before_sum();
       Real* const values = static_cast<Real*>(all.data);

@@ -27,8 +27,8 @@ inline std::vector<std::unique_ptr<ShmPeers>> shm_peers(int world_size, double t
       sockets[size_t(b)][size_t(a)].name_peer(fmt::format("rank {}", a));
     }
   }
-  const auto memory =
-      std::make_shared<SharedMemory>(SharedMemory::create(ShmLayout::bytes(world_size)));
+  const auto memory = std::make_shared<SharedMemory>(
+      SharedMemory::create(ShmLayout::bytes(world_size), ShmLayout::used_bytes(world_size)));
   ShmLayout(memory->data(), world_size).begin();
   std::vector<std::unique_ptr<ShmPeers>> peers;
   for (int rank = 0; rank < world_size; ++rank) {

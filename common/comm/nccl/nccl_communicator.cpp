@@ -22,7 +22,7 @@ ncclUniqueId id_of(const std::string& text) {
 
 NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, const std::string& id,
                                    double timeout_seconds)
-    : ProcessCommunicator(rank, world_size),
+    : ProcessCommunicator(rank, world_size, std::make_shared<SentBytes>(kCountedInNcclCalls)),
       device_(device),
       queue_({{&device}, rank, world_size, id_of(id)}, timeout_seconds, timeout_seconds,
              [this](const std::string& why) { broken_ = why; }) {}
@@ -40,6 +40,9 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
       transfers ? NcclQueue::text_of(batch)
                 : fmt::format("collective {} ({})", flight.number(), together[0].text());
   queue_.launch(batch, fmt::format("{}: {}", who(), text), std::move(flight));
+  for (const Call& call : together) {
+    sent()->add(call.purpose, call.ring_bytes(rank(), world_size()));
+  }
 }
 
 }  // namespace lockstep

@@ -20,6 +20,9 @@ namespace cuda {
 class DeviceState;
 }
 
+/// Where ranks count what they send (SentBytes): NCCL does not tell.
+constexpr const char* kCountedInNcclCalls = "its calls to NCCL";
+
 /// A collective waits on the GPU for its peers, for ever if a peer does not come. If a peer has
 /// failed, launch(), wait() and any waiting of the host for a stream of the devices end that. If a
 /// peer does not come, wait() ends it, and so does such waiting, after `patience_seconds`.

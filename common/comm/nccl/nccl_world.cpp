@@ -59,7 +59,7 @@ bool use_same_memory(const Call& a, const Call& b) {
 }  // namespace
 
 NcclWorld::NcclWorld(std::vector<Device*> devices, double deadline_seconds)
-    : SingleProcessWorld(each_gpu_once(std::move(devices))),
+    : SingleProcessWorld(each_gpu_once(std::move(devices)), kCountedInNcclCalls),
       queue_({devices_, 0, world_size(), new_nccl_id()}, deadline_seconds,
              std::numeric_limits<double>::infinity(),
              [this](const std::string& why) { recorder_.break_world(why); }) {}
@@ -74,6 +74,10 @@ void NcclWorld::enqueue(const GroupCalls& calls) {
   for (const NcclQueue::CallList& batch : call_lists(calls)) {
     queue_.launch(batch, fmt::format("group {} of collectives ({})", recorder_.group(),
                                      NcclQueue::text_of(batch)));
+    for (const IssuedCall& issued : batch) {
+      recorder_.sent(issued.rank)
+          .add(issued.call.purpose, issued.call.ring_bytes(issued.rank, world_size()));
+    }
   }
 }
 

@@ -27,6 +27,10 @@ struct Sums {
   Sums(Ranks& ranks, AllReduceKind kind, int64_t count) {
     std::vector<Tensor> x;
     std::deque<AllReduce> reduce;
+    std::vector<int64_t> sent_before;
+    for (const auto& rank : ranks.processes) {
+      sent_before.push_back(rank->bytes_sent(Purpose::gradients));
+    }
     expected.assign(static_cast<size_t>(count), 0);
     for (int rank = 0; rank < ranks.size(); ++rank) {
       const Values values = testing::random_values({count}, static_cast<uint32_t>(rank) + 1);
@@ -36,7 +40,9 @@ struct Sums {
       reduce.back()(x.back());
     }
     for (const Tensor& sum : x) found.push_back(sum.to_host());
-    for (const AllReduce& rank : reduce) bytes_sent.push_back(rank.bytes_sent());
+    for (const auto& rank : ranks.processes) {
+      bytes_sent.push_back(rank->bytes_sent(Purpose::gradients) - sent_before[rank->rank()]);
+    }
   }
   Values expected;
   std::vector<Values> found;

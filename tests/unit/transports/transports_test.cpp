@@ -196,6 +196,7 @@ TEST_CASE("Between processes all may send to all before anyone receives", "[comm
 class NotingTransport final : public HostTransport {
  public:
   std::string description() const override { return "noting"; }
+  int64_t bytes_sent() const override { return 0; }
   void run(const Call& collective, uint64_t number) override {
     note(fmt::format("{} {}", number, name_of(collective.op)));
   }
