@@ -86,7 +86,6 @@ class FullyShardedDataParallel final : public Module {
   const HealthTensor& own_health() const { return own_health_; }
   /// The number of learnt values.
   int64_t count();
-  ShardKind kind() const { return messages_.kind; }
   const ShardingOptions& options() const { return options_; }
   /// It counts what this rank sends: Purpose::parameters and gradients, in training.
   const Communicator& comm() const { return messages_.comm; }

@@ -78,19 +78,24 @@ int halves_per_step(const ShardedStageOptions& own) {
 
 double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
 
-/// What a rank keeps between steps, in bytes.
+/// What a rank keeps between steps, in bytes: of the tensors that are there.
 struct KeptBytes {
   int64_t values = 0, gradients = 0, state = 0;
 };
 
+/// The whole, and the shard where that is no part of it.
+int64_t bytes_kept(const Tensor& whole, const Tensor& shard) {
+  if (!whole.defined()) return int64_t(shard.bytes());
+  const auto offset = shard.data() - whole.data();
+  const bool inside = offset >= 0 && offset < whole.elements();
+  return int64_t(whole.bytes()) + (inside ? 0 : int64_t(shard.bytes()));
+}
+
 KeptBytes kept_by(const FullyShardedDataParallel& sharded, const Optimizer& optimizer) {
-  const auto shares = [&](ShardKind what) { return sharded.kind() >= what; };
   KeptBytes kept;
   for (const Unit* unit : sharded.units()) {
-    const int64_t whole = unit->length() * int64_t(sizeof(Real)),
-                  shard = int64_t(unit->value_shard().bytes());
-    kept.values += shares(ShardKind::parameters) ? shard : whole;
-    kept.gradients += shares(ShardKind::gradients) ? shard : whole;
+    kept.values += bytes_kept(unit->values(), unit->value_shard());
+    kept.gradients += bytes_kept(unit->gradients(), unit->gradient_shard());
   }
   for (const OptimizerState& state : optimizer.state()) {
     for (const Tensor& range : state.ranges) kept.state += int64_t(range.bytes());

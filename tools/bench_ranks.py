@@ -82,7 +82,8 @@ def rank_lines(result):
         if name in result["per_step"]:
             parts = result["per_step"][name]
             text += (f"; communication {parts['communication'] * 1e3:.2f} ms, exposed "
-                     f"{parts['exposed_communication'] * 1e3:.2f}; {parts['sent']:.0f} bytes sent")
+                     f"{parts['exposed_communication'] * 1e3:.2f}; {parts['sent']:.0f} bytes sent "
+                     f"(formula {parts['predicted']:.0f})")
             if rivals:
                 text += f"; {min(rivals) / seconds:.2f} times PyTorch's better DDP"
         lines.append(text)
@@ -121,7 +122,8 @@ def median_row(rows):
 
 def message_lines(rows):
     return [f"  {row['backend']:<5} {row['all_reduce']:<8} {row['bytes'] // 1024:>7} KiB "
-            f"{row['seconds'] * 1e6:10.1f} us  {row['bus_bytes_per_second'] / 1e9:6.2f} GB/s"
+            f"{row['seconds'] * 1e6:10.1f} us  {row['bus_bytes_per_second'] / 1e9:6.2f} GB/s of a ring's "
+            f"formula; {row['sent_bytes'] / 1024:.1f} KiB sent, counted in {row['counted_in']}"
             for row in rows]
 
 

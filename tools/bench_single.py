@@ -57,8 +57,9 @@ def device_line(result):
     text = (f"{result['model']:<9} W {result['world_size']}  batch {result['batch_size']:>4}  "
             f"threads {result['threads']}  {ours * 1e3:9.2f} ms/step  "
             f"{result['batch_size'] / ours:9.0f} samples/s  "
-            f"{EPOCH_SAMPLES / result['batch_size'] * ours:8.1f} s/epoch  "
-            f"{result['flops_per_step'] / ours / 1e9:6.1f} GFLOP/s  {result['backend']}")
+            f"an epoch of {EPOCH_SAMPLES} about {EPOCH_SAMPLES / result['batch_size'] * ours:.1f} s  "
+            f"{result['flops_per_step'] / ours / 1e9:6.1f} GFLOP/s (operations by shapes)  "
+            f"{result['backend']}")
     rivals = {name: seconds for name, seconds in step.items() if name != "ours"}
     if rivals:
         text += ("   " + ", ".join(f"{name} {time * 1e3:.2f}" for name, time in rivals.items())

@@ -28,6 +28,7 @@ class ShmPeers {
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(sockets_.size()); }
   const ShmLayout& memory() const { return memory_; }
+  const Descriptor& descriptor() const { return owner_->descriptor(); }
   /// Before this rank uses a lane for the first time. Throws EnvironmentError without memory for
   /// it.
   void set_lane_aside(int from, int to) const {

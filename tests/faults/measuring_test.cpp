@@ -167,6 +167,52 @@ TEST_CASE("Ranks compute on their own part of the cores, with --no-bind on all",
   CHECK(running.get().status != 0);
 }
 
+/// What a stage's summary and its metrics say of the bytes that rank 0 sends in a step.
+struct SentBytes {
+  SentBytes(const std::string& program, const Words& options,
+            const std::vector<std::pair<std::string, std::string>>& environment = {}) {
+    const TempDir folder;
+    const ProcessResult run = run_process(
+        Words{program, "--devices", cpus(2), "--model", "seed", "--data", "synthetic:64:16",
+              "--batch-size", "8", "--workers", "0", "--metrics", folder / "metrics"} +
+            options,
+        kDeadline, environment);
+    INFO(story(run));
+    REQUIRE(run.status == 0);
+    const size_t at = run.out.find("  bytes per step      ");
+    REQUIRE(at != std::string::npos);
+    row = run.out.substr(at + 22, run.out.find('\n', at) - at - 22);
+    const nlohmann::json bytes = read_json(folder / "metrics").at("bytes_per_step");
+    sent = bytes.at("sent");
+    predicted = bytes.at("predicted");
+    CHECK_THAT(row, Catch::Matchers::StartsWith(fmt::format("{:.0f} of ", sent)));
+    CHECK_THAT(row, ContainsSubstring(fmt::format("model is {:.0f} (", predicted)));
+  }
+  std::string row;
+  double sent = 0, predicted = 0;
+};
+
+TEST_CASE("A message too many, or too few, stands in the summary beside the formula",
+          "[faults][measuring][ddp][sharded]") {
+  const std::string ddp = stage_binary("04-ddp");
+  const SentBytes exact(ddp, {});
+  CHECK_THAT(exact.row, ContainsSubstring("of gradients sent by rank 0, counted in shm; 2(W-1)/W"));
+  CHECK(exact.sent == Approx(exact.predicted).epsilon(0.01));  // gaps between parameters
+  // With each sum goes a message that compares the ranks' calls: nine whole numbers.
+  const SentBytes more(ddp, {}, {{"LOCKSTEP_DEBUG", "collectives"}});
+  CHECK(more.sent == exact.sent + 9 * 8);
+  CHECK(more.predicted == exact.predicted);
+  // Half of what the optimizer's shards need: no rank gets what the others have updated.
+  const Words options{"--shard", "optimizer"};
+  const SentBytes sharded(stage_binary("06-fully-sharded"), options);
+  CHECK_THAT(sharded.row, Catch::Matchers::EndsWith("(+0.0 %)"));
+  CHECK(sharded.sent == sharded.predicted);
+  const SentBytes less(build_dir() + "/tests/faults/forgetful-stage06", options);
+  CHECK_THAT(less.row, Catch::Matchers::EndsWith("(-50.0 %)"));
+  CHECK(2 * less.sent == sharded.sent);
+  CHECK(less.predicted == sharded.predicted);
+}
+
 TEST_CASE("Equal layers sleep for a batch, in however many micro-batches it comes",
           "[faults][measuring][pipeline]") {
   const nlohmann::json rows = rows_of("03-model-split", "bubble",

@@ -105,6 +105,41 @@ std::vector<BasicTensor<T>> numbered(const Ranks& ranks, int64_t count, T first)
   return tensors;
 }
 
+/// What each rank has sent so far.
+inline std::vector<int64_t> bytes_sent(const Ranks& ranks) {
+  std::vector<int64_t> sent(static_cast<size_t>(ranks.size()));
+  ranks.synchronize();
+  ranks.together(
+      [&](const Communicator& rank, Stream) { sent[size_t(rank.rank())] = rank.bytes_sent(); });
+  return sent;
+}
+
+/// What each rank sends for one collective of n floats, as counted.
+inline std::vector<int64_t> bytes_sent_for(const Ranks& ranks, const Collective& collective,
+                                           int64_t n, int root) {
+  const auto memory = numbered<float>(ranks, (ranks.size() + 1) * n, 1);
+  const std::vector<int64_t> before = bytes_sent(ranks);
+  ranks.together([&](Communicator& rank, Stream stream) {
+    collective.issue(rank, stream, memory[size_t(rank.rank())], n, root);
+  });
+  std::vector<int64_t> sent = bytes_sent(ranks);
+  for (size_t rank = 0; rank < sent.size(); ++rank) sent[rank] -= before[rank];
+  return sent;
+}
+
+/// The same by the formula of a ring.
+inline std::vector<int64_t> ring_bytes_for(const Collective& collective, int64_t n, int root,
+                                           int world_size) {
+  Call call{.op = collective.op,
+            .mine = {nullptr, n, ElementType::f32},
+            .all = {nullptr, world_size * n, ElementType::f32},
+            .peer = root};
+  if (call.op == Call::Op::receive) call.op = Call::Op::gather;  // by hand
+  std::vector<int64_t> sent;
+  for (int rank = 0; rank < world_size; ++rank) sent.push_back(call.ring_bytes(rank, world_size));
+  return sent;
+}
+
 /// One group of two ranks in which each call needs the result of the one before.
 inline void check_dependent_calls(const Ranks& ranks) {
   using Values = std::vector<int64_t>;

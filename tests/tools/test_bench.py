@@ -65,7 +65,8 @@ SIZES = """#!/usr/bin/env python3
 import json, sys
 option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 json.dump([{"backend": option.get("--backend", "shm"), "all_reduce": kind, "world_size": 2, "bytes": 4096,
-            "seconds": seconds, "bus_bytes_per_second": 4096 / seconds}
+            "seconds": seconds, "sent_bytes": 4096, "counted_in": "shm",
+            "bus_bytes_per_second": 4096 / seconds}
            for kind, seconds in (("ring", 0.0001), ("library", 0.0002))], open(option["--metrics"], "w"))
 """
 
@@ -110,10 +111,11 @@ class TestBench(unittest.TestCase):
     def test_every_line_says_what_was_measured_row129(self):
         text = self.bench("--model", "seed", "--part", "one-device", "--thorough")
         self.assertIn("medians of 5 rounds; no PyTorch in no-such-python (--python names", text)
-        lines = [line for line in text.splitlines() if "s/epoch" in line]
+        lines = [line for line in text.splitlines() if "an epoch of" in line]
         self.assertEqual(4, len(lines))  # 1 and 2 threads, batches 64 and 256
         self.assertRegex(lines[0], r"^seed +W 1 +batch +64 +threads 1 +2\.00 ms/step +"
-                                   r"32000 samples/s +1\.9 s/epoch +2\.0 GFLOP/s  "
+                                   r"32000 samples/s  an epoch of 60000 about 1\.9 s +"
+                                   r"2\.0 GFLOP/s \(operations by shapes\)  "
                                    r"cpu \(stand-in, 1 thread\)$")
         self.assertTrue(all(re.search(r"W 1 +batch +(64|256) +threads [12]", x) for x in lines))
 
@@ -190,11 +192,12 @@ class TestBench(unittest.TestCase):
                                r"  2 processes apart +2\.00 ms/step +1\.00 times one process\n"
                                r"  2 devices, stage 02 +1\.60 ms/step +1\.25 times one process.*\n"
                                r"  2 ranks, shm +1\.60 ms/step +1\.25 times one process; "
-                               r"communication 0\.40 ms, exposed 0\.10; 87360 bytes sent; "
+                               r"communication 0\.40 ms, exposed 0\.10; 87360 bytes sent \(formula 87360\); "
                                r"2\.50 times PyTorch's better")
         for backend in ("shm", "tcp", "gloo"):
             self.assertRegex(text, rf"  2 ranks, {backend} +1\.60 ms/step")
-            self.assertRegex(text, rf"{backend} +ring +4 KiB +100\.0 us")
+            self.assertRegex(text, rf"{backend} +ring +4 KiB +100\.0 us +0\.04 GB/s of a ring's formula; "
+                                   r"4\.0 KiB sent, counted in shm")
 
     def test_a_build_without_gloo_measures_the_other_backends(self):
         (self.folder / "build").mkdir()

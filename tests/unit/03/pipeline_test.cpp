@@ -58,6 +58,7 @@ TEST_CASE("A channel keeps the order, and nothing is overwritten before it was r
     receive();
     receive();
     CHECK_FALSE(channel.can_receive());
+    CHECK(channel.bytes_sent() == 25 * 100 * int64_t{sizeof(Real)});
     for (size_t i = 0; i < rows.size(); ++i) {
       CHECK(read[i].shape() == Shape{rows[i], 100});
       CHECK((read[i].to_host() == Values(static_cast<size_t>(rows[i] * 100), Real(i))));
@@ -110,6 +111,8 @@ TEST_CASE("Every pipeline trains as one device does", "[pipeline][row42][row45][
         for (int s = 0; s < stages; ++s) {
           CHECK(run.pipeline->live()[s] == predicted_live(kind, stages, micro_batches, s));
         }
+        CHECK(run.pipeline->bytes_moved() == run.pipeline->bytes_predicted());
+        CHECK((run.pipeline->bytes_moved() > 0) == (stages > 1));
       }
     }
   }

@@ -55,10 +55,11 @@ struct Expected {
   Values x_values, y_values, scores_gradients, dx;
 };
 
-/// The split layer has the unsplit one's output, and gradients of input, weights and biases.
+/// The split layer has the unsplit one's output, and gradients of input, weights and biases. It
+/// makes one all-reduce, of so many numbers.
 template <class Split, class Whole>
 void check_layer(std::unique_ptr<Whole> whole, const Shape& x_shape, const Axes& axes,
-                 const Traffic& traffic_of_many) {
+                 int64_t summed) {
   const Expected<Whole> expected(std::move(whole), x_shape);
   for (const std::string& devices : {cpus(1), cpus(2), cpus(4), std::string("cpu:0,cpu:0")}) {
     for (const int late : {-1, 0, 1}) {
@@ -76,7 +77,9 @@ void check_layer(std::unique_ptr<Whole> whole, const Shape& x_shape, const Axes&
       check_parts(y, expected.y_values, expected.y_shape, axes.y);
       check_parts(dx, expected.dx, x_shape, axes.x);
       shards.check_gradients();
-      CHECK(split.traffic() == (machine.ranks() == 1 ? Traffic() : traffic_of_many));
+      const Traffic traffic{.all_reduces = machine.ranks() == 1 ? 0 : 1,
+                            .bytes = sent_for_sum(summed, machine.ranks()) * kReal};
+      CHECK(split.traffic() == traffic);
       CHECK(split.predicted(x[0].shape()) == split.traffic());
     }
   }
@@ -92,31 +95,27 @@ std::unique_ptr<Conv2d> convolution() {
 
 TEST_CASE("A linear layer split by its outputs is that layer", "[tensorsplit][tsan][row52]") {
   const Axes axes{.x = kWhole, .y = 1, .parameters = {0, 0}};
-  const Traffic traffic{.all_reduces = 1, .bytes = 7 * 24 * kReal};
-  check_layer<ColumnLinear>(linear(Activation::none), {7, 24}, axes, traffic);
-  check_layer<ColumnLinear>(linear(Activation::relu), {7, 24}, axes, traffic);
+  check_layer<ColumnLinear>(linear(Activation::none), {7, 24}, axes, 7 * 24);
+  check_layer<ColumnLinear>(linear(Activation::relu), {7, 24}, axes, 7 * 24);
 }
 
 TEST_CASE("A linear layer split by its inputs is that layer, bias and ReLU once",
           "[tensorsplit][tsan][row52][row54]") {
   const Axes axes{.x = 1, .y = kWhole, .parameters = {1, kWhole}};
-  const Traffic traffic{.all_reduces = 1, .bytes = 7 * 16 * kReal};
-  check_layer<RowLinear>(linear(Activation::none), {7, 24}, axes, traffic);
-  check_layer<RowLinear>(linear(Activation::relu), {7, 24}, axes, traffic);
+  check_layer<RowLinear>(linear(Activation::none), {7, 24}, axes, 7 * 16);
+  check_layer<RowLinear>(linear(Activation::relu), {7, 24}, axes, 7 * 16);
 }
 
 TEST_CASE("A convolution split by output channels is that convolution",
           "[tensorsplit][tsan][row53]") {
   check_layer<ColumnConv2d>(convolution(), {3, 6, 7, 8},
-                            {.x = kWhole, .y = 3, .parameters = {0, 0}},
-                            {.all_reduces = 1, .bytes = 3 * 6 * 7 * 8 * kReal});
+                            {.x = kWhole, .y = 3, .parameters = {0, 0}}, 3 * 6 * 7 * 8);
 }
 
 TEST_CASE("A convolution split by input channels is that convolution, bias once",
           "[tensorsplit][tsan][row53][row54]") {
   check_layer<RowConv2d>(convolution(), {3, 6, 7, 8},
-                         {.x = 3, .y = kWhole, .parameters = {3, kWhole}},
-                         {.all_reduces = 1, .bytes = 3 * 3 * 4 * 12 * kReal});
+                         {.x = 3, .y = kWhole, .parameters = {3, kWhole}}, 3 * 3 * 4 * 12);
 }
 
 TEST_CASE("Split activations become whole and whole ones split, both ways",
@@ -140,7 +139,7 @@ TEST_CASE("Split activations become whole and whole ones split, both ways",
       check(join.forward(split, machine.contexts), kWhole);
       check(take.forward(whole, machine.contexts), last);
       const Traffic traffic{.all_gathers = ranks > 1 ? 1 : 0,
-                            .bytes = ranks > 1 ? shape.elements() * kReal : 0};
+                            .bytes = sent_for_gather(shape.elements(), ranks) * kReal};
       CHECK(join.traffic() == traffic);
       CHECK(join.predicted(split[0].shape()) == traffic);
       CHECK(take.traffic() == Traffic());
@@ -180,8 +179,9 @@ TEST_CASE("Column, ReLU, row need one all-reduce forward and one backward",
     check_parts(y, expected.y_values, y_shape, kWhole);
     check_parts(column.backward(dbetween, machine.contexts), expected.dx, x_shape, kWhole);
     shards.check_gradients();
-    CHECK(row.traffic() == Traffic{.all_reduces = 1, .bytes = 5 * 6 * kReal});
-    CHECK(column.traffic() == Traffic{.all_reduces = 1, .bytes = 5 * 10 * kReal});
+    CHECK(row.traffic() == Traffic{.all_reduces = 1, .bytes = sent_for_sum(5 * 6, ranks) * kReal});
+    CHECK(column.traffic() ==
+          Traffic{.all_reduces = 1, .bytes = sent_for_sum(5 * 10, ranks) * kReal});
     for (const Stream& stream : machine.streams) {
       Names summed;  // one operation of a rank per all-reduce
       for (const Span& span : stream.backend().timeline()) {

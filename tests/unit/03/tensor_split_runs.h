@@ -19,6 +19,17 @@
 namespace lockstep::testing::tensor_split {
 
 constexpr int64_t kReal = sizeof(Real);
+
+/// How many numbers rank 0 sends for an all-reduce of `numbers`: its own for the others' parts of
+/// the sum, and its part of the sum to all others.
+inline int64_t sent_for_sum(int64_t numbers, int64_t ranks) {
+  const int64_t part = numbers / ranks;
+  return numbers - part + (ranks - 1) * part;
+}
+/// And for an all-gather whose result is `numbers`.
+inline int64_t sent_for_gather(int64_t numbers, int64_t ranks) {
+  return numbers / ranks * (ranks - 1);
+}
 constexpr int kWhole = -1;  // for an axis: not split
 
 // --- Ranks, and what they have -------------------------------------------------------------------

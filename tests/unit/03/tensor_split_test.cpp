@@ -171,20 +171,24 @@ TEST_CASE("The collectives are those of the table and none else", "[tensorsplit]
   const ModelOptions options = seed_options(ModelKind::seed_bn);
   constexpr int64_t n = 3;
   const int64_t conv2_in = n * 12 * 12 * 10, fc1_in = n * 320, fc1_out = n * 50;
-  struct Case {
-    std::optional<Names> layers;
-    Names lines;  // layer: all-reduces + all-gathers, numbers
-    std::map<std::string, int> run;
-  };
-  const std::string conv2 = fmt::format("conv2: 1 + 0, {}", conv2_in);
-  const std::string fc1 = fmt::format("fc1: 1 + 0, {}", fc1_out);
-  const std::string join = fmt::format("fc1.join: 0 + 1, {}", fc1_in);
-  const std::string take = fmt::format("fc1.take: 0 + 1, {}", fc1_in);
-  for (const auto& [layers, lines, run] :
-       {Case{{}, {conv2, fc1}, {{"conv2", 1}, {"fc1", 1}}},
-        Case{Names{"conv2"}, {conv2, join}, {{"conv2", 1}}},
-        Case{Names{"fc1"}, {take, fc1}, {{"fc1", 1}}}, Case{Names{}, {}, {}}}) {
-    for (const int ranks : {2, 4}) {
+  for (const int ranks : {2, 4}) {
+    const auto sum = [&](const std::string& layer, int64_t numbers) {
+      return fmt::format("{}: 1 + 0, {}", layer, sent_for_sum(numbers, ranks));
+    };
+    const auto gather = [&](const std::string& layer, int64_t numbers) {
+      return fmt::format("{}: 0 + 1, {}", layer, sent_for_gather(numbers, ranks));
+    };
+    struct Case {
+      std::optional<Names> layers;
+      Names lines;  // layer: all-reduces + all-gathers, numbers
+      std::map<std::string, int> run;
+    };
+    const std::string conv2 = sum("conv2", conv2_in), fc1 = sum("fc1", fc1_out);
+    for (const auto& [layers, lines, run] :
+         {Case{{}, {conv2, fc1}, {{"conv2", 1}, {"fc1", 1}}},
+          Case{Names{"conv2"}, {conv2, gather("fc1.join", fc1_in)}, {{"conv2", 1}}},
+          Case{Names{"fc1"}, {gather("fc1.take", fc1_in), fc1}, {{"fc1", 1}}},
+          Case{Names{}, {}, {}}}) {
       Network network(options, cpus(ranks), layers, -1, {.trace = true});
       network.step(Batch(options, n));
       CHECK(exchanged(*network.split) == lines);

@@ -3,6 +3,8 @@
 #include "04-ddp/all_reduce.h"
 
 #include <deque>
+#include <memory>
+#include <utility>
 
 #include "common/core/error.h"
 #include "tests/support/catch.h"
@@ -10,6 +12,7 @@
 #include "tests/support/data_test_files.h"
 #include "tests/support/local_store.h"
 #include "tests/support/nn_test_support.h"
+#include "tests/support/shm_peers.h"
 
 namespace lockstep {
 namespace {
@@ -77,6 +80,39 @@ TEST_CASE("A ring sends 2 (W-1)/W of the numbers from every rank, the naive way 
     const Sums naive(ranks, AllReduceKind::naive, kCount);
     for (size_t rank = 0; rank < naive.bytes_sent.size(); ++rank) {
       CHECK(naive.bytes_sent[rank] == (rank == 0 ? (world_size - 1) * kBytes : kBytes));
+    }
+  }
+}
+
+/// Passes calls on to another transport, each so many times.
+class Repeating final : public HostTransport {
+ public:
+  Repeating(std::shared_ptr<HostTransport> transport, int times)
+      : transport_(std::move(transport)), times_(times) {}
+  std::string description() const override { return transport_->description(); }
+  void run(const Call& collective, uint64_t number) override {
+    for (int time = 0; time < times_; ++time) transport_->run(collective, number);
+  }
+  void transfer(const std::vector<Call>& calls) override {
+    for (int time = 0; time < times_; ++time) transport_->transfer(calls);
+  }
+  int64_t bytes_sent() const override { return transport_->bytes_sent(); }
+
+ private:
+  std::shared_ptr<HostTransport> transport_;
+  int times_;
+};
+
+TEST_CASE("A message too many, or too few, is in what a rank has sent", "[ddp][allreduce]") {
+  constexpr int64_t kCount = 9000, kBytes = kCount * int64_t{sizeof(Real)};
+  for (const int times : {1, 2, 0}) {
+    auto peers = testing::shm_peers(2, /*timeout_seconds=*/20);
+    Ranks ranks(2, [&](int rank) {
+      return std::make_shared<Repeating>(make_shm_transport(std::move(peers[size_t(rank)])), times);
+    });
+    for (const AllReduceKind kind : kKinds) {
+      INFO(times << " times, kind " << int(kind));
+      for (const int64_t sent : Sums(ranks, kind, kCount).bytes_sent) CHECK(sent == times * kBytes);
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,12 +10,14 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "common/rendezvous/tcp_store.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/transfer.h"
 #include "common/sockets/unix_socket.h"
 #include "common/sockets/wire.h"
+#include "common/transports/shm_lanes.h"
 #include "common/transports/tcp_transport.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
@@ -150,6 +153,38 @@ TEST_CASE("Ranks in shared memory that sleep are woken by every round", "[comm][
   CHECK(errors == std::vector<std::string>(3));
 }
 
+// --- Memory --------------------------------------------------------------------------------------
+
+/// Bytes that the memory of these ranks takes, and that it would if all lanes were used.
+std::pair<int64_t, int64_t> taken_of(const ShmPeers& ranks) {
+  struct stat found = {};
+  ::fstat(ranks.descriptor().get(), &found);
+  return {found.st_blocks * 512, found.st_size};
+}
+
+TEST_CASE("Shared memory grows with the number of ranks; a lane takes memory when it is used",
+          "[comm][shm]") {
+  constexpr int64_t kMiB = 1 << 20;
+  for (const int world_size : {2, 8, 32}) {
+    INFO(world_size << " ranks");
+    auto peers = testing::shm_peers(world_size, kLong);
+    const auto [taken, all] = taken_of(*peers[0]);
+    CHECK(taken <= (world_size + 2) * kMiB / 2);
+    CHECK(all >= world_size * world_size * int64_t{Lane::kBytes});
+    ShmLanes first(*peers[0]), second(*peers[1]);
+    std::vector<float> x(100, 1), y(100);
+    for (int turn = 0; turn < 2; ++turn) {
+      first.transfer(
+          {{.op = Call::Op::send, .mine = {x.data(), 100, ElementType::f32}, .peer = 1}});
+      second.transfer(
+          {{.op = Call::Op::receive, .mine = {y.data(), 100, ElementType::f32}, .peer = 0}});
+      CHECK(y == x);
+      const int64_t lane = taken_of(*peers[0]).first - taken;
+      CHECK((lane >= int64_t{Lane::kBytes} && lane <= int64_t{sizeof(Lane)} + 2 * 4096));
+    }
+  }
+}
+
 // --- Ranks that do not come ----------------------------------------------------------------------
 
 std::string error_of_sum(HostTransport& rank) {
@@ -266,15 +301,19 @@ TEST_CASE("A rank of another user cannot share memory, and all ranks hear of it"
 // --- Its parts -----------------------------------------------------------------------------------
 
 TEST_CASE("Shared memory is one piece for all who have its descriptor", "[comm][shm]") {
-  const SharedMemory mine = SharedMemory::create(8192);
+  const SharedMemory mine = SharedMemory::create(8192, 4096);
   const auto again = [&] { return Descriptor(::dup(mine.descriptor().get())); };
-  const SharedMemory theirs = SharedMemory::open(again(), 8192);
+  const SharedMemory theirs = SharedMemory::open(again(), 8192, 4096);
   mine.data()[5000] = std::byte{7};
   CHECK(theirs.data() != mine.data());
   CHECK(theirs.data()[5000] == std::byte{7});
-  CHECK(message_of<EnvironmentError>([&] { SharedMemory::open(again(), 4096); }) ==
+  CHECK(message_of<EnvironmentError>([&] { SharedMemory::open(again(), 4096, 4096); }) ==
         "a descriptor of 8192 bytes came, expected shared memory of 4096");
   CHECK(::ftruncate(mine.descriptor().get(), 0) != 0);  // nobody can take it away
+  mine.set_aside(4096, 4096);
+  CHECK(theirs.data()[5000] == std::byte{7});  // what it holds stays
+  CHECK(message_of<EnvironmentError>([&] { mine.set_aside(8192, 4096); }) ==
+        "cannot get 4 KiB of shared memory: Operation not permitted");
 }
 
 TEST_CASE("A Unix socket carries descriptors, and says so where there is none", "[comm][shm]") {
@@ -287,8 +326,9 @@ TEST_CASE("A Unix socket carries descriptors, and says so where there is none", 
   const std::optional<Socket> other = accept_from(listener);
   REQUIRE(other);
   CHECK(has_same_user(*other));
-  send_descriptor(one, SharedMemory::create(4096).descriptor());
-  CHECK(SharedMemory::open(receive_descriptor(*other, deadline), 4096).data()[0] == std::byte{0});
+  send_descriptor(one, SharedMemory::create(4096, 4096).descriptor());
+  CHECK(SharedMemory::open(receive_descriptor(*other, deadline), 4096, 4096).data()[0] ==
+        std::byte{0});
   send_all(*other, bytes_of("x"), deadline);
   CHECK_THAT(message_of<EnvironmentError>([&] { receive_descriptor(one, deadline); }),
              ContainsSubstring("rank 3 sent bytes, expected a descriptor"));

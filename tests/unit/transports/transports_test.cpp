@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "common/transports/gloo_transport.h"
@@ -88,6 +89,67 @@ TEST_CASE("Between processes every collective is what a serial program computes"
                               Call::Op::all_gather, Call::Op::send}) {
       large.enqueue({op}, /*root=*/1);
       CHECK(large.first_fault(1e-6) == "");
+    }
+  }
+}
+
+// --- What they send ------------------------------------------------------------------------------
+
+int64_t sum_of(const std::vector<int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), int64_t{0});
+}
+
+/// Over TCP every rank sends what a ring does, but for barriers. In shared memory all ranks
+/// together do, as what one shows is counted for each that takes it, but for small sums: there
+/// everybody shows everything to all who want the sum.
+void check_counted(const Ranks& ranks, const testing::Collective& collective, int64_t n) {
+  const int64_t world_size = ranks.size(), root = world_size - 1, bytes = 4 * n;
+  const auto expected = testing::ring_bytes_for(collective, n, int(root), int(world_size));
+  const auto found = testing::bytes_sent_for(ranks, collective, n, int(root));
+  const std::string& where = ranks.processes[0]->bytes_counted_in();
+  INFO(where << ", " << world_size << " ranks: " << collective.name(int(root)) << " of " << n);
+  const bool barrier = collective.op == Call::Op::barrier;
+  if (where == "tcp" && !barrier) CHECK(found == expected);
+  if (where != "shm") return;
+  int64_t sum = sum_of(expected);
+  if (collective.op == Call::Op::all_reduce && bytes <= 16384) {
+    sum = world_size * (world_size - 1) * bytes;
+  }
+  if (collective.op == Call::Op::reduce && bytes <= 16384) sum = (world_size - 1) * bytes;
+  CHECK(sum_of(found) == sum);
+}
+
+TEST_CASE("What a rank sends is counted where it leaves", "[comm][tcp][shm]") {
+  for (const int world_size : {1, 2, 3, 5}) {
+    for (const Way& way : transports()) {
+      const Ranks ranks = way.make_ranks(world_size);
+      for (const testing::Collective& collective :
+           testing::collectives(ElementType::f32, world_size)) {
+        for (const int64_t n : {1, 1001, 30001, 200003}) check_counted(ranks, collective, n);
+      }
+    }
+  }
+}
+
+TEST_CASE("Bytes are counted for what the calls are for", "[comm][tcp][shm][gloo]") {
+  for (const Way& way : transports()) {
+    const Ranks ranks = way.make_ranks(2);
+    const auto x = testing::numbered<float>(ranks, 10, 1);
+    ranks.together([&](Communicator& rank, Stream stream) {
+      const CallPurpose outer(rank, Purpose::parameters);
+      {
+        const CallPurpose inner(rank, Purpose::gradients);
+        rank.all_reduce(stream, x[size_t(rank.rank())]);
+        rank.all_reduce(stream, x[size_t(rank.rank())]);
+      }
+      rank.all_reduce(stream, x[size_t(rank.rank())]);
+    });
+    ranks.synchronize();
+    for (const auto& rank : ranks.processes) {
+      CHECK(rank->bytes_sent(Purpose::gradients) == 80);
+      CHECK(rank->bytes_sent(Purpose::parameters) == 40);
+      CHECK(rank->bytes_sent(Purpose::other) == 0);
+      CHECK(rank->bytes_sent() == 120);
     }
   }
 }
