@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <string>
 
 #include "04-ddp/all_reduce.h"
 #include "common/app/rank_program.h"
@@ -82,6 +83,23 @@ double median_seconds(int rounds, SecondsOf seconds_of) {
   return seconds[size_t(rounds / 2)];
 }
 
+void print_header(bool by_events) {
+  fmt::print(
+      "through by     ranks      message        median   bus bandwidth      sent by rank 0   (by "
+      "{})\n",
+      by_events ? "events on the GPU, many calls between two" : "the host's clock, each call");
+}
+
+void print_row(const nlohmann::json& row) {
+  fmt::print("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s  {:12.1f} KiB\n",
+             row.at("backend").get<std::string>(), row.at("all_reduce").get<std::string>(),
+             row.at("world_size").get<int>(), row.at("bytes").get<int64_t>() / 1024,
+             1e6 * row.at("seconds").get<double>(),
+             row.at("bus_bytes_per_second").get<double>() / 1e9,
+             row.at("sent_bytes").get<double>() / 1024);
+  std::fflush(stdout);
+}
+
 void measure(const SizesOptions& options, ProcessGroup& group) {
   const std::unique_ptr<Device> device = open_device_of_rank(options.common, group);
   const std::unique_ptr<Communicator> communicator = group.connect(*device);
@@ -90,11 +108,7 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
   const bool by_events = group.backend() == "nccl";
   const auto seconds_of = by_events ? seconds_of_many : seconds_of_one;
   nlohmann::json rows = nlohmann::json::array();
-  if (group.rank() == 0)
-    fmt::print(
-        "through by     ranks      message        median   bus bandwidth      sent by rank 0   (by "
-        "{})\n",
-        by_events ? "events on the GPU, many calls between two" : "the host's clock, each call");
+  if (group.rank() == 0) print_header(by_events);
   for (const int kib : options.kib) {
     const int64_t count = int64_t{kib} * 1024 / int64_t(sizeof(Real));
     const Tensor x = Tensor::empty(stream, {count});
@@ -118,11 +132,7 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
                       {"sent_bytes", sent},
                       {"counted_in", comm.bytes_counted_in()},
                       {"bus_bytes_per_second", per_second}});
-      if (group.rank() != 0) continue;
-      fmt::print("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s  {:12.1f} KiB\n",
-                 group.backend(), kind, comm.world_size(), kib, 1e6 * seconds, per_second / 1e9,
-                 sent / 1024);
-      std::fflush(stdout);
+      if (group.rank() == 0) print_row(rows.back());
     }
   }
   if (group.rank() == 0 && !options.metrics.empty()) write_json(options.metrics, rows);

@@ -28,11 +28,11 @@ Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNor
                           Context& context) {
   if (comm_.world_size() == 1) return rows_of(rows);
   const int64_t count = statistics.elements();
+  const double others = comm_.world_size() - 1, sums = 2 * double(layer.channels());
+  bytes_predicted_ += others * (double(count) + 2 * sums / comm_.world_size()) * sizeof(Real);
   const Tensor gathered = context.empty({comm_.world_size(), count});
   communicate(layer, context.stream(),
               [&](Stream stream) { comm_.all_gather(stream, statistics, gathered); });
-  const double others = comm_.world_size() - 1, sums = 2 * double(layer.channels());
-  bytes_predicted_ += others * (double(count) + 2 * sums / comm_.world_size()) * sizeof(Real);
   context.kernels().batch_norm_merge(context.stream(), gathered, statistics);
   if (rows > 1) return Rows::several;
   return rows_of(int64_t(statistics.range(count - 1, {1}).to_host()[0]));

@@ -2,6 +2,7 @@
 // A TCP connection between every two ranks: what carries bytes where no library does.
 
 #include <atomic>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
