@@ -234,9 +234,9 @@ void DataParallel::report(TrainingLog& log) {
            phases_.seconds_json(steps));
   const double moved = double(bytes_moved_) / double(steps);
   const double expected = double(bytes_expected_) / double(steps);
-  // The library's calls are counted where the world counts them, which NCCL's does by its calls.
-  const std::string where = mode_ == ReduceMode::library ? world_.communicator(0).bytes_counted_in()
-                                                         : "the copies that are enqueued";
+  const std::string& by_library = world_.communicator(0).bytes_counted_in();
+  std::string where = "the copies that are enqueued";
+  if (mode_ == ReduceMode::library && by_library != where) where += " and " + by_library;
   log.note("moved per step",
            fmt::format("{:.1f} KiB, counted in {}; by sizes {:.1f} ({})", moved / 1024, where,
                        expected / 1024, beside_formula(moved, expected)),

@@ -168,9 +168,9 @@ TEST_CASE("Ranks compute on their own part of the cores, with --no-bind on all",
 }
 
 /// What a stage's summary and its metrics say of the bytes that rank 0 sends in a step.
-struct SentBytes {
-  SentBytes(const std::string& program, const Words& options,
-            const std::vector<std::pair<std::string, std::string>>& environment = {}) {
+struct BytesRow {
+  BytesRow(const std::string& program, const Words& options,
+           const std::vector<std::pair<std::string, std::string>>& environment = {}) {
     const TempDir folder;
     const ProcessResult run = run_process(
         Words{program, "--devices", cpus(2), "--model", "seed", "--data", "synthetic:64:16",
@@ -195,19 +195,19 @@ struct SentBytes {
 TEST_CASE("A message too many, or too few, stands in the summary beside the formula",
           "[faults][measuring][ddp][sharded]") {
   const std::string ddp = stage_binary("04-ddp");
-  const SentBytes exact(ddp, {});
+  const BytesRow exact(ddp, {});
   CHECK_THAT(exact.row, ContainsSubstring("of gradients sent by rank 0, counted in shm; 2(W-1)/W"));
   CHECK(exact.sent == Approx(exact.predicted).epsilon(0.01));  // gaps between parameters
   // With each sum goes a message that compares the ranks' calls: nine whole numbers.
-  const SentBytes more(ddp, {}, {{"LOCKSTEP_DEBUG", "collectives"}});
+  const BytesRow more(ddp, {}, {{"LOCKSTEP_DEBUG", "collectives"}});
   CHECK(more.sent == exact.sent + 9 * 8);
   CHECK(more.predicted == exact.predicted);
   // Half of what the optimizer's shards need: no rank gets what the others have updated.
   const Words options{"--shard", "optimizer"};
-  const SentBytes sharded(stage_binary("06-fully-sharded"), options);
+  const BytesRow sharded(stage_binary("06-fully-sharded"), options);
   CHECK_THAT(sharded.row, Catch::Matchers::EndsWith("(+0.0 %)"));
   CHECK(sharded.sent == sharded.predicted);
-  const SentBytes less(build_dir() + "/tests/faults/forgetful-stage06", options);
+  const BytesRow less(build_dir() + "/tests/faults/forgetful-stage06", options);
   CHECK_THAT(less.row, Catch::Matchers::EndsWith("(-50.0 %)"));
   CHECK(2 * less.sent == sharded.sent);
   CHECK(less.predicted == sharded.predicted);
