@@ -2,6 +2,7 @@
 // Memory that several processes have in common, and that no file system knows.
 
 #include <cstddef>
+#include <utility>
 
 #include "common/system/descriptor.h"
 
@@ -15,8 +16,12 @@ class SharedMemory {
   /// for want of memory, and looks up their pages now. The others take memory when set_aside() asks
   /// for them. Throws EnvironmentError with the size and the system's reason.
   static SharedMemory create(size_t bytes, size_t used);
+  static SharedMemory create(size_t bytes) { return create(bytes, bytes); }
   /// What the process that created such memory sent the descriptor of. Throws EnvironmentError.
   static SharedMemory open(Descriptor descriptor, size_t bytes, size_t used);
+  static SharedMemory open(Descriptor descriptor, size_t bytes) {
+    return open(std::move(descriptor), bytes, bytes);
+  }
   ~SharedMemory();
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) = delete;
