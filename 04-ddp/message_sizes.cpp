@@ -15,6 +15,7 @@
 #include "04-ddp/all_reduce.h"
 #include "common/app/rank_program.h"
 #include "common/core/error.h"
+#include "common/core/printed.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
 
@@ -84,19 +85,19 @@ double median_seconds(int rounds, SecondsOf seconds_of) {
 }
 
 void print_header(bool by_events) {
-  fmt::print(
+  print_clean(
       "through by     ranks      message        median   bus bandwidth      sent by rank 0   (by "
       "{})\n",
       by_events ? "events on the GPU, many calls between two" : "the host's clock, each call");
 }
 
 void print_row(const nlohmann::json& row) {
-  fmt::print("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s  {:12.1f} KiB\n",
-             row.at("backend").get<std::string>(), row.at("all_reduce").get<std::string>(),
-             row.at("world_size").get<int>(), row.at("bytes").get<int64_t>() / 1024,
-             1e6 * row.at("seconds").get<double>(),
-             row.at("bus_bytes_per_second").get<double>() / 1e9,
-             row.at("sent_bytes").get<double>() / 1024);
+  print_clean("{:<7} {:<7} {:>4} {:>8} KiB  {:10.1f} us  {:8.2f} GB/s  {:12.1f} KiB\n",
+              row.at("backend").get<std::string>(), row.at("all_reduce").get<std::string>(),
+              row.at("world_size").get<int>(), row.at("bytes").get<int64_t>() / 1024,
+              1e6 * row.at("seconds").get<double>(),
+              row.at("bus_bytes_per_second").get<double>() / 1e9,
+              row.at("sent_bytes").get<double>() / 1024);
   std::fflush(stdout);
 }
 

@@ -23,7 +23,8 @@ void counted(const HostTransport& transport, SentBytes& sent, Purpose purpose, W
 std::function<void()> HostCommunicator::task(const std::vector<Call>& together,
                                              FlightCall flight) const {
   if (is_transfer(together[0])) {
-    return [transport = transport_, sent = sent(), calls = together, me = who(), flight]() mutable {
+    return [transport = transport_, sent = sent().get(), calls = together, me = who(),
+            flight]() mutable {
       within(fmt::format("{}: {}", me, calls[0].text()), [&] {
         flight.run([&] {
           counted(*transport, *sent, calls[0].purpose, [&] { transport->transfer(calls); });
@@ -31,7 +32,8 @@ std::function<void()> HostCommunicator::task(const std::vector<Call>& together,
       });
     };
   }
-  return [transport = transport_, sent = sent(), call = together[0], me = who(), flight]() mutable {
+  return [transport = transport_, sent = sent().get(), call = together[0], me = who(),
+          flight]() mutable {
     within(fmt::format("{}: collective {} ({})", me, flight.number(), call.text()), [&] {
       flight.run([&] {
         counted(*transport, *sent, call.purpose, [&] { transport->run(call, flight.number()); });

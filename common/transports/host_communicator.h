@@ -29,6 +29,12 @@ class HostTransport {
   virtual int64_t bytes_sent() const = 0;
   /// Where they are counted: where they leave, unless that is said.
   virtual std::string counted_in() const { return description(); }
+  /// Lives as long as this, which queued tasks hold: the counts that they add to. A reference that
+  /// each task counts would be an order between threads, and hide a missing wait.
+  void keep(std::shared_ptr<SentBytes> counts) { counts_ = std::move(counts); }
+
+ private:
+  std::shared_ptr<SentBytes> counts_;
 };
 
 /// One process's membership of a group. A call is a task of its stream, which runs it on a thread
@@ -40,7 +46,9 @@ class HostCommunicator final : public ProcessCommunicator {
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport)
       : ProcessCommunicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),
         transport_(std::move(transport)),
-        staging_(rank) {}
+        staging_(rank) {
+    transport_->keep(sent());
+  }
 
   const HostTransport& transport() const { return *transport_; }
 
