@@ -1,7 +1,5 @@
 #include "05-syncbn-checkpoint/training_state.h"
 
-#include <cmath>
-#include <limits>
 #include <utility>
 
 #include "common/core/error.h"
@@ -31,19 +29,7 @@ std::string shown(const json& value) {
 }
 
 json parse(const std::string& text, const std::string& what) {
-  const auto no_deeper_than_settings = [&](int depth, json::parse_event_t event, const json&) {
-    const bool opens =
-        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    require(!opens || depth < 2, "{}: training state: nested values, expected plain ones", what);
-    return true;
-  };
-  json parsed;
-  try {
-    parsed = json::parse(text, no_deeper_than_settings);
-  } catch (const json::exception&) {
-    fail<BadInput>("{}: training state: {} bytes that are not JSON; take another checkpoint", what,
-                   text.size());
-  }
+  json parsed = parse_strictly(text, what + ": training state", 2);  // settings, and plain values
   require(parsed.is_object(), "{}: training state: found {}, expected an object", what,
           shown(parsed));
   return parsed;
@@ -59,18 +45,14 @@ json take(json& fields, const char* name, const std::string& what) {
   return value;
 }
 
-int64_t whole_number(const json& value, const char* name, const std::string& what) {
-  const bool fits = value.is_number_integer() &&
-                    (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t(INT64_MAX)) &&
-                    value.get<int64_t>() >= 0;
-  require(fits, "{}: training state: {} is {}, expected a whole number from 0 on", what, name,
-          shown(value));
-  return value.get<int64_t>();
+int64_t take_whole_number(json& fields, const char* name, const std::string& what) {
+  const json value = take(fields, name, what);
+  return whole_number(value, fmt::format("{}: training state: {}", what, name), 0, INT64_MAX);
 }
 
 /// The version comes first: it decides which other fields there are.
-void require_known_version(const json& value, const std::string& what) {
-  const int64_t version = whole_number(value, kVersion, what);
+void require_known_version(json& fields, const std::string& what) {
+  const int64_t version = take_whole_number(fields, kVersion, what);
   require(version <= TrainingState::kFormatVersion,
           "{}: checkpoint format version {}, expected at most {}; resume with the newer Lockstep "
           "that wrote it, or begin anew from its weights with --load",
@@ -97,10 +79,10 @@ std::string TrainingState::to_json() const {
 
 TrainingState TrainingState::from_json(const std::string& text, const std::string& what) {
   json fields = parse(text, what);
-  require_known_version(take(fields, kVersion, what), what);
+  require_known_version(fields, what);
   TrainingState state;
   for (const auto& [name, member] : kWholeNumbers) {
-    state.*member = whole_number(take(fields, name, what), name, what);
+    state.*member = take_whole_number(fields, name, what);
   }
   for (const auto& [name, member] : kNumbers) {
     const json value = take(fields, name, what);

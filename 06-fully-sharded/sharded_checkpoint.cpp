@@ -2,21 +2,18 @@
 
 #include <algorithm>
 #include <span>
-#include <tuple>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "06-fully-sharded/joining.h"
 #include "common/core/error.h"
-#include "common/io/json.h"
+#include "common/core/listed.h"
 #include "common/step/weights_file.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
-constexpr int64_t kFormatVersion = 1;
 // Keys of the free text of the checkpoint's own file, and of a shard.
 constexpr const char* kShardsKey = "lockstep.shards";
 constexpr const char* kShardKey = "lockstep.shard";
@@ -32,23 +29,6 @@ std::string incomplete(const char* what, const fs::path& path) {
 /// "momentum.conv1.weight"
 std::string tensor_name(const std::string& state, const std::string& parameter) {
   return state + "." + parameter;
-}
-
-/// The JSON object in a file's free text, for use(object). Throws BadInput, naming the file, where
-/// the text is none, has another version, or use() does not find what it looks for.
-template <class Use>
-void read_json(const std::string& text, const std::string& what, Use&& use) {
-  try {
-    const json object = parse_json(text);
-    const int64_t version = object.at("format_version").get<int64_t>();
-    require(version == kFormatVersion,
-            "{}: sharded format version {}, expected {}; resume with the Lockstep that wrote it",
-            what, version, kFormatVersion);
-    use(object);
-  } catch (const json::exception&) {
-    fail<BadInput>("{}: {} bytes that do not describe shards; take another checkpoint", what,
-                   text.size());
-  }
 }
 
 /// The text under `key`. Throws BadInput if there is none.
@@ -72,53 +52,20 @@ std::string text_of(const SafetensorsStream& file, const std::string& key) {
 
 std::string save_shard(const fs::path& path, const ShardPlace& place,
                        const std::vector<ShardPiece>& pieces) {
-  json first = json::object();
+  ShardText text{.place = place};
   std::vector<TensorEntry> entries;
   for (const ShardPiece& piece : pieces) {
-    first[piece.parameter] = piece.first;
+    text.first[piece.parameter] = piece.first;
     entries.push_back({.name = tensor_name(piece.state, piece.parameter),
                        .dtype = kRealType,
                        .shape = {int64_t(piece.numbers.size())},
                        .bytes = std::as_bytes(std::span(piece.numbers))});
   }
-  const json text = {{"format_version", kFormatVersion},
-                     {"steps", place.steps},
-                     {"rank", place.rank},
-                     {"world_size", place.world_size},
-                     {"first", first}};
-  return save_safetensors(
-      shard_path(path, place.rank, place.world_size), entries,
-      {{"format", "pt"}, {kShardKey, text.dump()}, {kIncompleteKey, incomplete("one shard", path)}},
-      Checksums::crc32);
-}
-
-std::string ShardIndex::to_json() const {
-  json shapes = json::object();
-  for (const StateTensor& parameter : parameters) {
-    shapes[parameter.name] = parameter.shape.extents();
-  }
-  return json{{"format_version", kFormatVersion},
-              {"checksums", checksums},
-              {"states", states},
-              {"parameters", shapes},
-              {kStep, steps}}
-      .dump();
-}
-
-ShardIndex ShardIndex::from_json(const std::string& text, const std::string& what) {
-  ShardIndex index;
-  read_json(text, what, [&](const json& object) {
-    object.at("checksums").get_to(index.checksums);
-    object.at("states").get_to(index.states);
-    for (const auto& [name, shape] : object.at("parameters").items()) {
-      index.parameters.push_back({.name = name, .shape = Shape(shape.get<std::vector<int64_t>>())});
-    }
-    if (object.contains(kStep)) object.at(kStep).get_to(index.steps);
-  });
-  require(!index.checksums.empty() && !index.parameters.empty() && !index.states.empty() &&
-              index.states.front() == kValues,
-          "{}: shards without values, expected those of a network; take another checkpoint", what);
-  return index;
+  return save_safetensors(shard_path(path, place.rank, place.world_size), entries,
+                          {{"format", "pt"},
+                           {kShardKey, text.to_json()},
+                           {kIncompleteKey, incomplete("one shard", path)}},
+                          Checksums::crc32);
 }
 
 void commit_shards(const fs::path& path, const ShardIndex& index, const std::string& training,
@@ -151,6 +98,15 @@ ShardedCheckpoint::ShardedCheckpoint(const fs::path& path) : path_(path) {
     const std::vector<std::byte> bytes = own.read(tensor);
     running_.push_back(
         state_of({{tensor.name, tensor.dtype, tensor.shape, bytes}}, FileTypes::exact).at(0));
+    require(running_.back().problem.empty(),
+            "{}: {} {}; resume with the precision that it was "
+            "saved with",
+            path.string(), shortened(tensor.name), running_.back().problem);
+  }
+  for (const StateTensor& parameter : index_.parameters) {
+    require(own.find(parameter.name) == nullptr,
+            "{}: has {} itself, which it lists as sharded; take another checkpoint", path.string(),
+            shortened(parameter.name));
   }
   const int64_t steps = TrainingState::from_json(training_, path.string()).steps;
   for (size_t rank = 0; rank < index_.checksums.size(); ++rank) open_shard(rank, steps);
@@ -169,18 +125,13 @@ void ShardedCheckpoint::open_shard(size_t rank, int64_t steps) {
           "{}: has the checksum {}, expected {} as {} says; the files were not saved together, "
           "take another checkpoint",
           shard.string(), file.header_checksum(), index_.checksums[rank], path_.string());
-  std::map<std::string, int64_t> first;
-  read_json(text_of(file, kShardKey), shard.string(), [&](const json& object) {
-    const auto place =
-        std::tuple(object.at("steps").get<int64_t>(), object.at("rank").get<size_t>(),
-                   object.at("world_size").get<size_t>());
-    require(place == std::tuple(steps, rank, world_size),
-            "{}: the shard of rank {} of {} after {} steps, expected that of rank {} of {} after "
-            "{}; take another checkpoint",
-            shard.string(), std::get<1>(place), std::get<2>(place), std::get<0>(place), rank,
-            world_size, steps);
-    object.at("first").get_to(first);
-  });
+  ShardText text = ShardText::from_json(text_of(file, kShardKey), shard.string());
+  const ShardPlace &place = text.place, expected{steps, int(rank), int(world_size)};
+  require(place == expected,
+          "{}: the shard of rank {} of {} after {} steps, expected that of rank {} of {} after {}; "
+          "take another checkpoint",
+          shard.string(), place.rank, place.world_size, place.steps, expected.rank,
+          expected.world_size, expected.steps);
   for (const StoredTensor& tensor : file.tensors()) {
     require(tensor.dtype == kRealType && tensor.shape.size() == 1,
             "{}: {} has dtype {} and {} extents, expected {} and 1; resume with the precision that "
@@ -189,18 +140,40 @@ void ShardedCheckpoint::open_shard(size_t rank, int64_t steps) {
             dtype_name(kRealType));
   }
   files_.push_back(std::move(file));
-  first_.push_back(std::move(first));
+  first_.push_back(std::move(text.first));
 }
 
-/// Every element of every parameter is there once.
+/// A shard has nothing but pieces of what the index lists: `names`.
+void ShardedCheckpoint::require_listed(size_t rank, const std::set<std::string>& names) const {
+  for (const StoredTensor& tensor : files_[rank].tensors()) {
+    require(names.contains(tensor.name),
+            "{}: has {}, which {} does not list, or not where it begins; take another checkpoint",
+            files_[rank].path().string(), shortened(tensor.name), path_.string());
+  }
+}
+
+/// Every element of every parameter is there once, and no other.
 void ShardedCheckpoint::require_complete() const {
+  std::vector<std::set<std::string>> names(files_.size());
   for (const std::string& state : index_.states) {
     for (const StateTensor& parameter : index_.parameters) {
-      const std::string name = path_.string() + ": " + tensor_name(state, parameter.name);
+      const std::string name = tensor_name(state, parameter.name);
       const FlatRange whole{0, parameter.shape.elements()};
-      within(name, [&] { join_shards(saved(state, parameter.name), whole); });
+      const std::vector<FlatRange> ranges = saved(state, parameter.name);
+      for (size_t rank = 0; rank < ranges.size(); ++rank) {
+        const FlatRange& range = ranges[rank];
+        if (first_[rank].contains(parameter.name)) names[rank].insert(name);
+        require(
+            range.count <= whole.count && range.first <= whole.count - range.count,
+            "{}: {} begins with element {} and has {}, expected to end with the {} of shape {}; "
+            "take another checkpoint",
+            files_[rank].path().string(), shortened(name), range.first, range.count, whole.count,
+            parameter.shape.text());
+      }
+      within(path_.string() + ": " + shortened(name), [&] { join_shards(ranges, whole); });
     }
   }
+  for (size_t rank = 0; rank < files_.size(); ++rank) require_listed(rank, names[rank]);
 }
 
 std::vector<FlatRange> ShardedCheckpoint::saved(const std::string& state,

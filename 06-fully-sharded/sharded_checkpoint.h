@@ -14,17 +14,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "06-fully-sharded/shard_plan.h"
+#include "06-fully-sharded/shard_texts.h"
 #include "common/io/safetensors_stream.h"
 #include "common/nn/state.h"
 
 namespace lockstep {
-
-/// The name of the parameters themselves, beside "momentum", "exp_avg" and "exp_avg_sq".
-inline constexpr const char* kValues = "value";
 
 /// Numbers of a parameter, or of a state of the optimizer, in one rank's shard.
 struct ShardPiece {
@@ -34,28 +33,10 @@ struct ShardPiece {
   std::vector<Real> numbers{};
 };
 
-/// Whose shard a file holds.
-struct ShardPlace {
-  int64_t steps = 0;
-  int rank = 0, world_size = 1;
-};
-
 /// Writes a shard beside the checkpoint that will be at `path`. Returns the checksum that
 /// identifies the file.
 std::string save_shard(const std::filesystem::path& path, const ShardPlace& place,
                        const std::vector<ShardPiece>& pieces);
-
-/// What the checkpoint's own file says of the rest.
-struct ShardIndex {
-  std::vector<std::string> checksums{};   // of the shards, by rank
-  std::vector<std::string> states{};      // "value" first
-  std::vector<StateTensor> parameters{};  // names and PyTorch's shapes, no values
-  std::map<std::string, double> steps{};  // of each parameter, for steps_of(); empty for SGD
-
-  std::string to_json() const;
-  /// Throws BadInput, naming `what`, for text that is not what to_json() makes.
-  static ShardIndex from_json(const std::string& text, const std::string& what);
-};
 
 /// Makes the shards beside `path` a checkpoint: from now on it is there. Throws BadInput if they
 /// are not those that the index names.
@@ -66,7 +47,8 @@ void commit_shards(const std::filesystem::path& path, const ShardIndex& index,
 class ShardedCheckpoint {
  public:
   /// Opens all files, whose headers must fit together: the shards are those that were saved with
-  /// the first file, and have each element once. Throws BadInput that names the file otherwise.
+  /// the first file, and have each element once, and nothing else. Throws BadInput that names the
+  /// file otherwise.
   explicit ShardedCheckpoint(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -83,6 +65,7 @@ class ShardedCheckpoint {
 
  private:
   void open_shard(size_t rank, int64_t steps);
+  void require_listed(size_t rank, const std::set<std::string>& names) const;
   void require_complete() const;
   /// Which elements each shard has; empty ranges where it has none.
   std::vector<FlatRange> saved(const std::string& state, const std::string& parameter) const;

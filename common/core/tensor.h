@@ -10,7 +10,6 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -19,7 +18,9 @@
 
 namespace lockstep {
 
-/// Up to a handful of extents, outermost first. {} is a scalar with one element.
+/// Up to a handful of extents, outermost first. {} is a scalar with one element. A shape may come
+/// from a file: what multiplies extents throws BadInput, naming the shape, where one is negative or
+/// the number does not fit in 63 bits. A 0 beside them changes nothing of that (as in NumPy).
 class Shape {
  public:
   Shape() = default;
@@ -29,18 +30,18 @@ class Shape {
   int rank() const { return static_cast<int>(extents_.size()); }
   int64_t operator[](int axis) const { return extents_[axis]; }
   int64_t& operator[](int axis) { return extents_[axis]; }
-  int64_t elements() const { return product(extents_.begin()); }
+  int64_t elements() const { return product(0); }
   /// Elements of one row: the product of all extents after the first, even if there are no rows.
-  int64_t row_elements() const { return rank() == 0 ? 1 : product(extents_.begin() + 1); }
+  int64_t row_elements() const { return product(1); }
+  /// Memory of as many elements of `element` bytes.
+  size_t bytes(size_t element) const;
   const std::vector<int64_t>& extents() const { return extents_; }
   /// "[64, 28, 28, 1]"
   std::string text() const;
   friend bool operator==(const Shape&, const Shape&) = default;
 
  private:
-  int64_t product(std::vector<int64_t>::const_iterator from) const {
-    return std::accumulate(from, extents_.end(), int64_t{1}, std::multiplies<>());
-  }
+  int64_t product(size_t first) const;  // of the extents from number `first` on
   std::vector<int64_t> extents_;
 };
 
@@ -66,7 +67,7 @@ class BasicTensor {
 
   /// New memory on the stream's device; contents undefined.
   static BasicTensor empty(Stream home, const Shape& shape) {
-    const size_t bytes = static_cast<size_t>(std::max<int64_t>(1, shape.elements())) * sizeof(T);
+    const size_t bytes = std::max(sizeof(T), shape.bytes(sizeof(T)));
     return BasicTensor(std::make_shared<Buffer>(home, bytes), shape);
   }
   /// New memory holding `values` (row major). Synchronizes: for set-up and tests.
@@ -79,7 +80,7 @@ class BasicTensor {
   bool defined() const { return buffer_ != nullptr; }
   const Shape& shape() const { return shape_; }
   int64_t elements() const { return shape_.elements(); }
-  size_t bytes() const { return static_cast<size_t>(elements()) * sizeof(T); }
+  size_t bytes() const { return shape_.bytes(sizeof(T)); }
   Stream home() const { return buffer_->home(); }
   T* data() const { return static_cast<T*>(buffer_->data()) + offset_; }
   /// data() for an operation of this stream. Throws BadInput, naming both devices, if the tensor is

@@ -21,7 +21,7 @@ class TensorPool {
   /// A tensor with undefined contents.
   template <class T>
   BasicTensor<T> take(const Shape& shape) {
-    return BasicTensor<T>(take_block(static_cast<size_t>(shape.elements()) * sizeof(T)), shape);
+    return BasicTensor<T>(take_block(shape.bytes(sizeof(T))), shape);
   }
   Stream stream() const { return stream_; }
   /// Blocks ever allocated: constant in a steady state.

@@ -2,7 +2,9 @@
 // JSON: nlohmann's library, compiled once. A header that only names a value includes
 // <nlohmann/json_fwd.hpp> instead: these templates take longer to read than all of ours.
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 extern template class nlohmann::basic_json<>;  // it is in json.cpp
@@ -11,5 +13,15 @@ namespace lockstep {
 
 /// The value written in `text`. Throws nlohmann::json::parse_error.
 nlohmann::json parse_json(std::string_view text);
+
+/// The same for text of unknown origin, `what` for errors. Throws BadInput for what is not JSON,
+/// for an object with the same key twice (of which a parser keeps one), and for values within more
+/// than `deepest` objects and arrays. Linear time.
+nlohmann::json parse_strictly(std::string_view text, const std::string& what, size_t deepest);
+
+/// A number of a file: throws BadInput, naming `what`, unless it is a whole number, written as
+/// such, from `low` to `high`.
+int64_t whole_number(const nlohmann::json& value, const std::string& what, int64_t low,
+                     int64_t high);
 
 }  // namespace lockstep

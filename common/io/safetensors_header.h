@@ -13,7 +13,7 @@
 namespace lockstep::safetensors {
 
 /// Rules 1 to 3 of parse_safetensors(): N, from the `first` bytes of a file of `size` bytes, as
-/// many of them as there are up to 8. Throws for the files of torch.save(), too.
+/// many of them as there are up to kTellingBytes. Throws for files of other formats, too.
 std::size_t header_length(std::span<const std::byte> first, std::uint64_t size,
                           const std::string& what);
 

@@ -3,6 +3,7 @@
 
 #include "common/io/checksums.h"
 #include "common/io/file.h"
+#include "common/io/foreign_files.h"
 #include "common/io/safetensors.h"
 #include "common/io/safetensors_entries.h"
 #include "common/io/safetensors_format.h"
@@ -15,7 +16,7 @@ using Bytes = std::span<const std::byte>;
 
 SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::string& what) {
   const Bytes all(bytes);
-  const Bytes first = all.first(std::min(all.size(), kLengthBytes));
+  const Bytes first = all.first(std::min(all.size(), safetensors::kTellingBytes));
   const Bytes head = all.first(kLengthBytes + safetensors::header_length(first, all.size(), what));
   safetensors::Header header = safetensors::read_header(head, all.size(), what);
   const Bytes payload = all.subspan(head.size());

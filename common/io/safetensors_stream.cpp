@@ -5,6 +5,7 @@
 
 #include "common/core/error.h"
 #include "common/io/checksums.h"
+#include "common/io/foreign_files.h"
 #include "common/io/safetensors_entries.h"
 #include "common/io/safetensors_format.h"
 #include "common/io/safetensors_header.h"
@@ -15,7 +16,7 @@ using safetensors::kLengthBytes;
 
 SafetensorsStream::SafetensorsStream(const std::filesystem::path& path) : file_(path) {
   const std::string what = path.string();
-  std::vector<std::byte> head(std::min<std::uint64_t>(file_.size(), kLengthBytes));
+  std::vector<std::byte> head(std::min<std::uint64_t>(file_.size(), safetensors::kTellingBytes));
   file_.read(0, head);
   head.resize(kLengthBytes + safetensors::header_length(head, file_.size(), what));
   file_.read(0, head);

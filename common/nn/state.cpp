@@ -114,11 +114,13 @@ Shape torch_shape(const Parameter& p) {
 }
 
 std::vector<Real> from_torch_layout(const Parameter& p, const std::vector<Real>& values) {
+  require_values(int64_t(values.size()), p.shape);
   if (p.kind != ParameterKind::conv_weight) return values;
   return swap_inner(values, p.shape[0], p.shape[3], p.shape[1] * p.shape[2]);
 }
 
 std::vector<Real> to_torch_layout(const Parameter& p, const std::vector<Real>& values) {
+  require_values(int64_t(values.size()), p.shape);
   if (p.kind != ParameterKind::conv_weight) return values;
   return swap_inner(values, p.shape[0], p.shape[1] * p.shape[2], p.shape[3]);
 }

@@ -11,7 +11,8 @@ namespace lockstep {
 
 /// PyTorch's shape of a parameter: [O,I,kh,kw] for convolution weights, else the shape in memory.
 Shape torch_shape(const Parameter& parameter);
-/// Reorders a parameter's values from PyTorch's order to ours, and back.
+/// Reorders a parameter's values from PyTorch's order to ours, and back. Throws BadInput unless
+/// there are as many as its shape says.
 std::vector<Real> from_torch_layout(const Parameter& parameter, const std::vector<Real>& values);
 std::vector<Real> to_torch_layout(const Parameter& parameter, const std::vector<Real>& values);
 

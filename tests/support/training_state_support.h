@@ -23,7 +23,7 @@ inline std::string check_training_state(const std::string& text) {
   } catch (const BadInput& error) {
     const std::string refusal = error.what();
     if (!refusal.starts_with("fuzzed: ") || refusal.find_first_of("\n\r") != refusal.npos ||
-        refusal.size() > 300) {
+        refusal.size() > 600) {
       throw std::logic_error("not one line of text that names the file: " + refusal);
     }
     return refusal;

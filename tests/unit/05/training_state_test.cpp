@@ -64,7 +64,7 @@ TEST_CASE("A training state that is not exactly one is refused", "[checkpoint][r
   refuses([](json& f) { f["best_accuracy"] = 7; }, "best_accuracy is 7, expected at most 1");
   refuses([](json& f) { f["format_version"] = 0; }, "format version 0, expected 1");
   refuses([](json& f) { f["more"] = 1; }, "found {\"more\":1}, which format version 1");
-  refuses([](json& f) { f["settings"]["x"] = json::array(); }, "nested values");
+  refuses([](json& f) { f["settings"]["x"] = json::array(); }, "nests deeper than 2");
   for (const char* text : {"", "{", "[]", "7", "[[[[", "\xFF", "{\"epoch\":1}"}) {
     CHECK_THROWS_AS(TrainingState::from_json(text, "file"), BadInput);
   }

@@ -11,6 +11,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"
+#include "tests/support/sharded_checkpoint_support.h"
 
 namespace lockstep {
 namespace {
@@ -181,10 +182,52 @@ TEST_CASE("An index that is none is refused", "[sharded][checkpoint]") {
         R"({"format_version":1,"checksums":[],"states":["value"],"parameters":{"w":[1]}})"}) {
     INFO(text);
     CHECK_THAT(message_of<BadInput>([&] { ShardIndex::from_json(text, "it"); }),
-               ContainsSubstring("take another checkpoint"));
+               ContainsSubstring("; take another c"));
   }
   CHECK_THAT(message_of<BadInput>([] { ShardIndex::from_json(R"({"format_version":2})", "it"); }),
              ContainsSubstring("it: sharded format version 2, expected 1"));
+}
+
+TEST_CASE("Files that are sound in form and mad in content are refused",
+          "[sharded][checkpoint][row113]") {
+  const auto is_whole = [](const fs::path& file) {
+    return file.filename().string().starts_with("whole");
+  };
+  int refused = 0, whole = 0;
+  for (const auto& sample : fs::directory_iterator(LOCKSTEP_SOURCE "/tests/fuzz/corpus/sharded")) {
+    const TempDir folder;
+    const std::string refusal =
+        testing::check_sharded(testing::read_file(sample.path()), folder.path());
+    INFO(sample.path().filename().string() << ": " << refusal);
+    // The first two are of the network that resumes, the third is of another.
+    CHECK((refusal.empty() || refusal.find("do not fit this network") != refusal.npos) ==
+          is_whole(sample.path()));
+    CHECK(refusal.find("no such files") == refusal.npos);
+    (is_whole(sample.path()) ? whole : refused) += 1;
+  }
+  CHECK(whole == 4);
+  CHECK(refused >= 35);
+}
+
+TEST_CASE("A shape that nothing can count, a fraction, a state listed twice: the line names it",
+          "[sharded][checkpoint]") {
+  const auto refusal = [](const std::string& name) {
+    const TempDir folder;
+    const std::string sample = LOCKSTEP_SOURCE "/tests/fuzz/corpus/sharded/" + name + ".txt";
+    return testing::check_sharded(testing::read_file(sample), folder.path());
+  };
+  CHECK_THAT(refusal("shape_wraps_to_0"),
+             ContainsSubstring("step-000000007.safetensors: its description of shards: x: shape "
+                               "[4294967296, 4294967296, 1, 1]") &&
+                 ContainsSubstring("less than 2^63"));
+  CHECK_THAT(refusal("first_fraction"),
+             ContainsSubstring("rank-1-of-2.safetensors: ") &&
+                 ContainsSubstring("first conv.weight is 4.5, expected a whole number from 0 on"));
+  CHECK_THAT(refusal("state_twice"), ContainsSubstring("the state momentum is listed twice"));
+  CHECK_THAT(
+      refusal("shape_smaller_by_a_shard"),
+      ContainsSubstring("rank-1-of-2.safetensors: value.conv.weight begins with element 4 and "
+                        "has 2, expected to end with the 4 of shape [2, 2, 1, 1]"));
 }
 
 TEST_CASE("Other programs say what a sharded checkpoint is, and the command to type",

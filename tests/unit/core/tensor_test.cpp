@@ -32,6 +32,27 @@ TEST_CASE("A shape has a text, elements and elements of a row", "[core]") {
   CHECK_FALSE(Shape{2, 3} == Shape{3, 2});
 }
 
+TEST_CASE("A shape that memory cannot have is refused, not counted wrongly", "[core]") {
+  constexpr int64_t k2_62 = int64_t{1} << 62;
+  for (const Shape& shape : {Shape{k2_62, 2}, Shape{k2_62, 4, 1, 1},
+                             Shape{1L << 32, 1L << 32, 1, 1}, Shape{1L << 32, 1L << 29, 8, 1},
+                             Shape{0, k2_62, 4}, Shape{-1, -2}, Shape{3, -1}, Shape{-1}}) {
+    INFO(shape.text());
+    CHECK_THAT(message_of<BadInput>([&] { shape.elements(); }),
+               Catch::Matchers::StartsWith("shape " + shape.text() + ": found "));
+  }
+  CHECK_THROWS_AS((Shape{7, k2_62, 4}.row_elements()), BadInput);
+  CHECK(Shape{k2_62, 1}.elements() == k2_62);
+  CHECK(Shape{k2_62, 0}.elements() == 0);
+  CHECK(Shape{k2_62}.bytes(1) == size_t(k2_62));
+  CHECK_THROWS_AS(Shape{k2_62}.bytes(4), BadInput);  // would be 0
+  Setup s;
+  CHECK_THROWS_AS(Tensor::empty(s.stream, {k2_62}), BadInput);
+  CHECK_THROWS_AS(counting(s.stream, {4}).range(INT64_MAX, {2}), BadInput);
+  CHECK(Shape(std::vector<int64_t>(1000, 1)).text() ==
+        "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, ... and 990 more]");
+}
+
 TEST_CASE("Views of a tensor share its memory", "[core]") {
   Setup s;
   const Tensor whole = counting(s.stream, {4, 3});

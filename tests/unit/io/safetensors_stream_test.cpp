@@ -108,5 +108,36 @@ TEST_CASE("A header of 640 bytes is none of torch.save()'s files, which begin al
   }
 }
 
+TEST_CASE("Files of other formats are told what they are", "[safetensors]") {
+  const ScratchDirectory directory;
+  const auto zip = [](const std::string& member) {
+    return "PK\x03\x04"s + std::string(22, '\0') + char(member.size()) + std::string(3, '\0') +
+           member + std::string(40, '\x93');
+  };
+  std::string tar = "a" + std::string(511, '\0');  // its first 8 bytes could be a length
+  tar.replace(257, 5, "ustar");
+  const std::pair<std::string, const char*> files[] = {
+      {zip("weights/data.pkl"), "found a file of torch.save()"},
+      {zip("arr_0.npy"), "found a file of numpy.savez() (.npz)"},
+      {"\x93NUMPY\x01\0v\0{'descr'"s, "found one array of numpy.save() (.npy)"},
+      {"\x80\x04\x95\x05\0\0\0\0\0\0\0}\x94."s, "found a pickle of Python (protocol 4)"},
+      {"\x80\x05\x95\x05\0\0\0\0\0\0\0}\x94."s, "found a pickle of Python (protocol 5)"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n",
+       "a pointer of Git LFS"},
+      {"<!DOCTYPE html>\n<html>", "found a web page (HTML)"},
+      {"\n  <HTML><head>", "found a web page (HTML)"},
+      {"GGUF\x03\0\0\0\x10\0\0\0"s, "found a GGUF file"},
+      {"\x89HDF\r\n\x1a\n\0\0"s, "found an HDF5 file"},
+      {"\x1f\x8b\x08\0\0\0\0\0\0\x03"s, "found gzip data"},
+      {tar, "found a tar archive"}};
+  for (const auto& [bytes, expected] : files) {
+    write_text(directory / "file", bytes);
+    const std::string in_memory = refusal_of([&] { load_safetensors(directory / "file"); });
+    CHECK_THAT(in_memory, ContainsSubstring((directory / "file").string() + ": ") &&
+                              ContainsSubstring(expected));
+    CHECK(refusal_of([&] { read_all(directory / "file"); }) == in_memory);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
