@@ -1,6 +1,12 @@
 #include "05-syncbn-checkpoint/checkpoint_directory.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <string_view>
 #include <system_error>
@@ -126,6 +132,36 @@ std::optional<FoundCheckpoint> newest_readable(
           "--checkpoint-dir to begin anew, with --load FILE from weights that are intact",
           directory.string(), found.size(), found.size() == 1 ? "" : "s");
   return {};
+}
+
+// --- Locking -------------------------------------------------------------------------------------
+
+DirectoryLock::DirectoryLock(const fs::path& directory) : path_(directory / ".lock") {
+  const auto is_at_path = [&](const struct stat& own) {
+    struct stat now = {};
+    return ::lstat(path_.c_str(), &now) == 0 && now.st_dev == own.st_dev &&
+           now.st_ino == own.st_ino;
+  };
+  // The run that had the lock may have removed the file between open() and flock().
+  for (struct stat own = {}; !file_.is_open() || !is_at_path(own);) {
+    file_ = Descriptor(
+        ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+    const int error = file_.is_open() && ::fstat(file_.get(), &own) == 0 ? 0 : errno;
+    require(error == 0 && S_ISREG(own.st_mode) && own.st_uid == ::geteuid(),
+            "--checkpoint-dir {}: the lock {} {}; remove it if no other run saves there, or give "
+            "another directory",
+            directory.string(), path_.filename().string(),
+            error == 0 ? "is not a file of this user" : "cannot be opened: " + errno_text(error));
+    ::fchmod(file_.get(), 0600);
+    require(::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
+            "--checkpoint-dir {}: another run saves to it; wait until that has ended, or give "
+            "another directory",
+            directory.string());
+  }
+}
+
+DirectoryLock::~DirectoryLock() {
+  if (file_.is_open()) ::unlink(path_.c_str());
 }
 
 // --- Removing ------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "common/system/descriptor.h"
+
 namespace lockstep {
 
 /// DIR/step-000000938.safetensors
@@ -41,6 +43,23 @@ std::optional<FoundCheckpoint> newest_readable(
     const std::filesystem::path& directory, const std::vector<FoundCheckpoint>& found,
     const std::function<void(const std::filesystem::path&)>& read,
     const std::function<void(const std::string&)>& warn);
+
+/// Keeps other runs out of a directory, which would remove what this one saves: a lock on the file
+/// .lock in it, which only this user may open. (A lock on the directory could be had by everyone
+/// who may read it.) It ends with the process, and the file goes with this object; file systems
+/// without locks have none.
+class DirectoryLock {
+ public:
+  /// Throws BadInput where another run has the lock, or its file is another user's.
+  explicit DirectoryLock(const std::filesystem::path& directory);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  std::filesystem::path path_{};
+  Descriptor file_{};
+};
 
 /// Removes temporary files, and files whose checkpoint is not there: what saves that did not finish
 /// have left. What cannot be removed stays.

@@ -1,10 +1,6 @@
 #include "05-syncbn-checkpoint/checkpointer.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -79,10 +75,15 @@ std::string what_stays(const json& settings) {
 }  // namespace
 
 TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
+  // Here, and not only at the first save: another run must not remove what this one chooses.
+  ranks_.on_first([&] {
+    std::error_code none;
+    if (std::filesystem::exists(options_.directory, none)) lock_directory();
+    return "";
+  });
   const std::optional<std::filesystem::path> path = choose(source);
   const std::string decision = ranks_.on_first([&] {
-    // Here, and not only at the first save: hours may pass in between.
-    if (!options_.directory.empty()) lock_directory();
+    lock_directory();  // where none was, nothing was chosen from it
     return path ? checked(path->string(), begin).to_json() : "";
   });
   if (!path) return begin;
@@ -95,16 +96,11 @@ TrainingState Checkpointer::resume(const std::string& source, const TrainingStat
   return state;
 }
 
-/// Makes the directory, if need be, and keeps other runs out of it: they would remove what this one
-/// saves. The lock ends with the process; file systems without locks have none.
+/// Makes the directory, if need be, and keeps other runs out of it.
 void Checkpointer::lock_directory() {
+  if (options_.directory.empty() || lock_) return;
   make_directory(options_.directory);
-  lock_ = Descriptor(::open(options_.directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  require(
-      ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
-      "--checkpoint-dir {}: another run saves to it; wait until that has ended, or give another "
-      "directory",
-      options_.directory.string());
+  lock_.emplace(options_.directory);
 }
 
 /// The checkpoint that `source` means, which is read; nothing if the run begins anew.
@@ -180,9 +176,10 @@ void Checkpointer::require_no_later(const std::string& source, int64_t steps) co
 void Checkpointer::require_counters(const TrainingState& saved, const std::string& path) const {
   const int64_t per_epoch = options_.steps_per_epoch;
   if (per_epoch == 0 || saved.settings.value("pad", false)) return;
+  const int64_t of_whole_epochs = saved.steps - saved.step_in_epoch;
   require(
-      saved.step_in_epoch <= per_epoch &&
-          saved.steps == saved.epoch * per_epoch + saved.step_in_epoch,
+      saved.step_in_epoch <= per_epoch && of_whole_epochs % per_epoch == 0 &&
+          of_whole_epochs / per_epoch == saved.epoch,
       "{}: found step {} of epoch {} and {} steps in all, which contradict each other: an epoch "
       "has {} steps; take another checkpoint",
       path, saved.step_in_epoch, saved.epoch, saved.steps, per_epoch);

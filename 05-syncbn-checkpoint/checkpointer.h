@@ -4,12 +4,12 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "04-ddp/ddp.h"
 #include "05-syncbn-checkpoint/state_files.h"
-#include "common/system/descriptor.h"
 
 namespace lockstep {
 
@@ -49,8 +49,8 @@ class Checkpointer {
   TrainingState resume(const std::string& source, const TrainingState& begin);
 
  private:
-  void lock_directory();
   void saved(const TrainingState& state, const std::string& report);
+  void lock_directory();
   std::optional<std::filesystem::path> choose(const std::string& source);
   std::optional<std::filesystem::path> newest();
   void require_own_directory(const std::filesystem::path& source) const;
@@ -63,8 +63,8 @@ class Checkpointer {
   std::unique_ptr<StateFiles> files_;
   CheckpointRanks ranks_;
   CheckpointOptions options_;
-  std::string training_;       // what files_ read last
-  Descriptor lock_;            // of the directory, as long as this run may save
+  std::string training_;               // what files_ read last
+  std::optional<DirectoryLock> lock_;  // on rank 0, as long as this run may save
   std::set<int64_t> damaged_;  // steps of checkpoints that could not be read when this run resumed
 };
 

@@ -1,6 +1,7 @@
 // Stage 05's runs that end early, and resume.
 
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
@@ -145,12 +146,20 @@ TEST_CASE("Two runs do not save to one directory at a time", "[faults][checkpoin
   std::filesystem::create_directory(jobs / "saved");
   const Words run = Words{stage05()} + kRun + Words{"--max-steps",  "2",         "--checkpoint-dir",
                                                     jobs / "saved", "--devices", cpus(2)};
-  const ProcessResult second = jobs.run_words(Words{"flock", jobs / "saved"} + run);
+  const std::string lock = jobs / "saved/.lock";
+  const ProcessResult second = jobs.run_words(Words{"flock", lock} + run);
   INFO(story(second));
   CHECK(second.status == 1);
   CHECK_THAT(second.err, ContainsSubstring("another run saves to it; wait"));
-  CHECK(std::filesystem::is_empty(jobs / "saved"));
-  CHECK(jobs.run_words(run).status == 0);  // nobody has the lock any more
+  CHECK(std::distance(std::filesystem::directory_iterator(jobs / "saved"), {}) == 1);  // the lock
+  CHECK(int(std::filesystem::status(lock).permissions()) == 0600);
+  // A lock that whoever may read the directory can have is none. Nobody has the file's any more.
+  CHECK(jobs.run_words(Words{"flock", jobs / "saved"} + run).status == 0);
+  CHECK_FALSE(std::filesystem::exists(lock));
+  // A file of another kind, or of another user, is not waited for.
+  REQUIRE(::mkfifo(lock.c_str(), 0666) == 0);
+  CHECK_THAT(jobs.run_words(run).err,
+             ContainsSubstring("the lock .lock is not a file of this user"));
 }
 
 TEST_CASE("A checkpoint names the next step's learning rate and the best accuracy so far",
