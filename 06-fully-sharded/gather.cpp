@@ -7,6 +7,7 @@
 #include "common/core/error.h"
 #include "common/core/printed.h"
 #include "common/step/weights_file.h"
+#include "common/system/followed.h"
 
 namespace lockstep {
 namespace {
@@ -21,7 +22,7 @@ struct GatherOptions {
       require(!checkpoint.empty() && !out.empty(),
               "gather: found {}, expected two: gather CHECKPOINT OUT",
               checkpoint.empty() ? "no file" : "one file");
-      require(!std::filesystem::path(out).filename().string().starts_with("step-"),
+      require(!followed(out).filename().string().starts_with("step-"),
               "gather: OUT is {}, a name of checkpoints; give another name", out);
     });
   }

@@ -1,6 +1,7 @@
 """The options of `./lockstep run` and `./lockstep compare`."""
 
 import argparse
+import stat
 import tempfile
 from pathlib import Path
 
@@ -50,7 +51,13 @@ def prepare_outputs(options):
                           "choose another place") from error
         require_folder("--figures", options.figures)
     if options.json:
-        if options.json.is_dir():
+        try:
+            is_folder = stat.S_ISDIR(options.json.stat().st_mode)
+        except FileNotFoundError:
+            is_folder = False
+        except OSError as error:
+            raise Refused(f"--json: {options.json}: {error.strerror}; name a file") from error
+        if is_folder:
             raise Refused(f"--json: {options.json} is a folder; name a file")
         require_folder("--json", options.json.resolve().parent)
 

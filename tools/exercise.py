@@ -74,7 +74,7 @@ def exercise(root, target, workshop, say, assistant_page=True):
     tasks = table.load_tasks(root)
     table.check_markers(tasks, tree.read_sources(root))
     files = choose_files(root, say)
-    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    beside = Path(tempfile.mkdtemp(prefix=".exercise-", dir=target.parent))
     try:
         with workshop.locked(say):
             workshop.fill({path: root / path for path in files})

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "common/core/error.h"
 #include "common/system/descriptor.h"
+#include "common/system/followed.h"
 
 namespace lockstep {
 namespace {
@@ -44,10 +46,6 @@ const char* advice(int code) {
                          advice(code));
 }
 
-fs::path directory_of(const fs::path& path) {
-  return path.has_parent_path() ? path.parent_path() : fs::path(".");
-}
-
 /// A new file next to `target`, which takes its place or is removed again.
 class TemporaryFile {
  public:
@@ -78,14 +76,35 @@ class TemporaryFile {
   void remove() { ::unlink(path_.c_str()); }
 
  private:
+  /// .NAME.PID-ATTEMPT.tmp, of whose NAME only the beginning is taken if the whole were too long.
+  fs::path temporary_path(int attempt) const {
+    const fs::path directory = directory_of(target_);
+    const std::string ending = fmt::format(".{}-{}.tmp", ::getpid(), attempt);
+    std::string name = "." + target_.filename().string();
+    size_t most = std::min(name.size(), longest_name(directory) - ending.size());
+    const auto within_character = [&] { return (name[most] & 0xC0) == 0x80; };  // UTF-8
+    while (most > 1 && most < name.size() && within_character()) --most;
+    return directory / (name.substr(0, most) + ending);
+  }
+
+  /// What replaces a file keeps its permissions, and its owner where the system allows that.
+  void take_over_permissions(int fd) const {
+    struct stat old = {};
+    if (::lstat(target_.c_str(), &old) != 0 || !S_ISREG(old.st_mode)) return;
+    if (::fchown(fd, old.st_uid, old.st_gid) != 0) errno = 0;  // then it is this user's
+    ::fchmod(fd, old.st_mode & 07777);
+  }
+
   // O_EXCL makes the name unique, even among hosts that share the directory. mkstemp would do so
   // too, but its files are unreadable for everyone else.
   int create() {
     for (int attempt = 0;; ++attempt) {
-      path_ = directory_of(target_) /
-              fmt::format(".{}.{}-{}.tmp", target_.filename().string(), ::getpid(), attempt);
+      path_ = temporary_path(attempt);
       const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (fd >= 0) return fd;
+      if (fd >= 0) {
+        take_over_permissions(fd);
+        return fd;
+      }
       if (errno != EEXIST && errno != EINTR) {
         fail_save(target_, "creating a temporary file in its directory", errno);
       }

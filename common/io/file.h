@@ -45,8 +45,9 @@ std::vector<std::byte> read_file(const std::filesystem::path& path);
 ///
 /// If an error occurs before the rename is done, the temporary file is removed and the old file is
 /// untouched. Throws EnvironmentError with the path, the step, the system's reason and what to do;
-/// BadInput if `path` names no file. The new file gets the permissions of the process's umask; a
-/// symbolic link at `path` is replaced, not followed.
+/// BadInput if `path` names no file. The new file keeps the permissions of the one that it
+/// replaces, else gets those of the process's umask. A symbolic link at `path` is replaced, not
+/// followed: give followed() of a path that a user has named.
 void write_file_atomically(const std::filesystem::path& path,
                            std::span<const std::span<const std::byte>> pieces);
 

@@ -5,11 +5,30 @@
 
 #include "common/core/error.h"
 #include "common/core/printed.h"
+#include "common/system/followed.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kWrapper = "module.";
+/// What PyTorch's wrappers put before all names: DistributedDataParallel and DataParallel,
+/// compile(), FullyShardedDataParallel.
+constexpr std::string_view kWrappers[] = {"module.", "_orig_mod.", "_fsdp_wrapped_module."};
+
+/// What all names begin with of that, one wrapper within another: "module._orig_mod.". If only some
+/// names begin with it, they belong to a module of that name.
+std::string wrapper_of(const std::vector<StoredTensor>& tensors) {
+  std::string wrapper;
+  const auto all_begin_with = [&](std::string_view more) {
+    return !tensors.empty() && std::ranges::all_of(tensors, [&](const StoredTensor& tensor) {
+      return tensor.name.starts_with(wrapper + std::string(more));
+    });
+  };
+  const auto* more = std::begin(kWrappers);
+  while ((more = std::ranges::find_if(kWrappers, all_begin_with)) != std::end(kWrappers)) {
+    wrapper += *more;
+  }
+  return wrapper;
+}
 
 template <class T>
 std::vector<T> elements(const TensorEntry& entry) {
@@ -76,7 +95,7 @@ void save_weights(const std::string& path, Module& network) {
 }
 
 void save_weights(const std::string& path, const std::vector<StateTensor>& state) {
-  save_safetensors(path, file_entries(state), {{"format", "pt"}}, Checksums::crc32);
+  save_safetensors(followed(path), file_entries(state), {{"format", "pt"}}, Checksums::crc32);
 }
 
 void refuse_incomplete(const Metadata& metadata, const std::string& path) {
@@ -95,12 +114,9 @@ void refuse_incomplete(const Metadata& metadata, const std::string& path) {
 WeightsFile::WeightsFile(const std::string& path) : file_(path) {
   refuse_incomplete(file_.metadata(), path);
   const std::vector<StoredTensor>& stored = file_.tensors();
-  // If only some names begin with it, they belong to a module called "module".
-  unwrapped_ = !stored.empty() && std::ranges::all_of(stored, [](const StoredTensor& tensor) {
-    return tensor.name.starts_with(kWrapper);
-  });
+  wrapper_ = wrapper_of(stored);
   for (const StoredTensor& tensor : stored) {
-    const std::string name = tensor.name.substr(unwrapped_ ? kWrapper.size() : 0);
+    const std::string name = tensor.name.substr(wrapper_.size());
     tensors_.push_back({.name = name,
                         .shape = Shape(tensor.shape),
                         .problem = problem_of(name, tensor.dtype, FileTypes::any)});
@@ -122,7 +138,7 @@ void WeightsFile::say_loaded() const {
     text += fmt::format(", {} of them converted to {}", converted,
                         sizeof(Real) == 4 ? "float32" : "float64");
   }
-  if (unwrapped_) text += fmt::format(", without the \"{}\" before their names", kWrapper);
+  if (!wrapper_.empty()) text += fmt::format(", without the \"{}\" before their names", wrapper_);
   if (file_.checksums() == Checksums::none) text += " (it has no checksums)";
   print_clean("{}\n", text);
 }

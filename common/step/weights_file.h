@@ -23,8 +23,8 @@ std::vector<TensorEntry> file_entries(const std::vector<StateTensor>& state);
 /// And back. Tensors of another type have no values, but a problem (StateTensor).
 std::vector<StateTensor> state_of(const std::vector<TensorEntry>& entries, FileTypes types);
 
-/// Writes a network's whole state under PyTorch's names and shapes, atomically, with checksums.
-/// Synchronizes.
+/// Writes a network's whole state under PyTorch's names and shapes, atomically, with checksums,
+/// to where symbolic links lead. Synchronizes.
 void save_weights(const std::string& path, Module& network);
 void save_weights(const std::string& path, const std::vector<StateTensor>& state);
 
@@ -51,14 +51,15 @@ class WeightsFile {
  private:
   SafetensorsStream file_;
   std::vector<StateTensor> tensors_;
-  bool unwrapped_ = false;  // "module." was removed from their names
+  std::string wrapper_{};  // "module." and the like, which was removed from their names
 };
 
 /// Reads such a file into the network, whatever wrote it. F32 and F64 become Real;
-/// num_batches_tracked (I64) may be missing; if every name begins with "module.", as with PyTorch's
-/// wrappers, that is removed. A line says so, and also says if there are no checksums. Throws
-/// BadInput for a malformed or damaged file, and a BadInput that lists all tensors that are
-/// missing, unexpected, or of another dtype or shape; the network is then unchanged.
+/// num_batches_tracked (I64) may be missing; if every name begins with "module.", "_orig_mod." or
+/// "_fsdp_wrapped_module.", as with PyTorch's wrappers, that is removed. A line says so, and also
+/// says if there are no checksums. Throws BadInput for a malformed or damaged file, and a BadInput
+/// that lists all tensors that are missing, unexpected, or of another dtype or shape; the network
+/// is then unchanged.
 void load_weights(const std::string& path, Module& network);
 /// The same for a network that is set by `load`, which throws if the state does not fit.
 void load_weights(const std::string& path,

@@ -351,6 +351,28 @@ TEST_CASE("A comparison measures the stages that were built", "[faults][compare]
   CHECK(runs[2].at("proof").at("proof_value").get<double>() <= 1e-5);
 }
 
+TEST_CASE("Outputs have any legal name, and go to where a link leads", "[faults]") {
+  const TempDir folder;
+  const std::string longest(255, 'w');
+  write_file(folder / "kept", std::string("old"));
+  std::filesystem::permissions(folder / "kept", std::filesystem::perms(0640));
+  std::filesystem::create_symlink("kept", folder / "link");
+  const ProcessResult run = run_stage01(
+      kSmall + Words{"--save", folder / longest, "--metrics", folder / "link"}, kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 0);
+  CHECK(folder.names() == Words{"kept", "link", longest});
+  CHECK(std::filesystem::is_symlink(folder / "link"));
+  CHECK(int(std::filesystem::status(folder / "kept").permissions()) == 0640);
+  CHECK(read_json(folder / "kept").contains("steps"));
+  // Looked at before training; a further rank's trace has a longer name.
+  for (const auto& [option, length] : {std::pair("--save", 256), std::pair("--trace", 246)}) {
+    check_error_line(
+        run_stage01(kSmall + Words{option, folder / std::string(size_t(length), 'x')}, kDeadline),
+        {option, "the name has 256 bytes", "expected at most 255; give a shorter one"});
+  }
+}
+
 TEST_CASE("A full disk is one clear line, and no half a file", "[faults]") {
   const TempDir folder;
   write_file(folder / "weights", std::string("what was there"));

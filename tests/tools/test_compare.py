@@ -13,6 +13,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
+import compare  # noqa: E402
 import compare_figures  # noqa: E402
 import operation_kinds  # noqa: E402
 from processes import start  # noqa: E402
@@ -254,6 +255,19 @@ class TestErrors(Sandbox):
         self.assertIn(f"--json: cannot write {target}: File too large", done.stderr)
         self.assertEqual("old", target.read_text())
         self.assertEqual([], list(self.folder.glob(".*.tmp")))
+
+    def test_links_long_names_and_modes_of_results(self):
+        target, link, long = self.folder / "target", self.folder / "link", self.folder / ("x" * 255)
+        link.symlink_to("target")
+        for text in "new", "newer":  # the first time there is no file yet
+            compare.write_whole(link, text)
+            self.assertEqual(text, target.read_text())
+            target.chmod(0o640)
+        self.assertTrue(link.is_symlink())
+        self.assertEqual(0o640, target.stat().st_mode & 0o777)
+        compare.write_whole(long, "whole")
+        self.assertEqual("whole", long.read_text())
+        self.assertIn("--json: " + "x" * 256 + ": File name too long", self.refused("--json", "x" * 256))
 
     def test_a_build_that_is_not_there(self):
         self.assertIn("--build: no program", self.refused("--build", self.folder / "none"))

@@ -94,6 +94,15 @@ TEST_CASE("The names of a wrapped model lose their prefix if all of them have it
   save_renamed(folder / "all", *saved.network, all);
   load_weights(folder / "all", *loaded.network);
   CHECK(loaded.network_holds(5));
+  for (const std::string wrapper : {"_orig_mod.", "module._orig_mod.", "_orig_mod.module.",
+                                    "_fsdp_wrapped_module.", "_fsdp_wrapped_module._orig_mod."}) {
+    INFO(wrapper);
+    loaded.set(0);
+    save_renamed(folder / "all", *saved.network,
+                 [&](const std::string& name, size_t) { return wrapper + name; });
+    load_weights(folder / "all", *loaded.network);
+    CHECK(loaded.network_holds(5));
+  }
 
   loaded.set(0);
   save_renamed(folder / "some", *saved.network,

@@ -10,6 +10,9 @@
 #include <thread>
 
 #include "common/io/file.h"
+#include "common/io/json.h"
+#include "common/io/json_file.h"
+#include "common/system/followed.h"
 #include "tests/support/catch.h"
 #include "tests/support/replaced_system_calls.h"
 #include "tests/support/safetensors_support.h"
@@ -202,6 +205,51 @@ TEST_CASE("A saved file is readable for others as the umask says", "[safetensors
   ::umask(before);
   const auto permissions = std::filesystem::status(directory / "model.safetensors").permissions();
   CHECK(static_cast<int>(permissions) == 0640);
+}
+
+TEST_CASE("Every name that the file system takes can be saved to", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  for (const size_t length : {240, 241, 245, 250, 254, 255}) {
+    const std::string name(length, 'x');
+    save(directory / name, "new");
+    CHECK(load(directory / name) == "new");
+  }
+  CHECK_THAT(error_of([&] { save(directory / std::string(256, 'x'), "new"); }),
+             ContainsSubstring("File name too long"));
+  CHECK(directory.names().size() == 6);
+}
+
+TEST_CASE("A file that is replaced keeps its permissions", "[safetensors][file]") {
+  const ScratchDirectory directory;
+  const auto path = directory / "model.safetensors";
+  for (const mode_t mode : {0640, 0600, 0664, 0444}) {
+    save(path, "old");
+    ::chmod(path.c_str(), mode);
+    save(path, "new");
+    CHECK(mode_t(std::filesystem::status(path).permissions()) == mode);
+    CHECK(load(path) == "new");
+  }
+}
+
+TEST_CASE("A path that a user names is where its links lead", "[file]") {
+  namespace fs = std::filesystem;
+  const ScratchDirectory directory;
+  fs::create_directory(directory / "other");
+  fs::create_symlink("other/there", directory / "link");
+  fs::create_symlink(directory / "link", directory / "link to it");
+  fs::create_symlink("circle", directory / "circle");
+  CHECK(followed(directory / "link") == directory / "other/there");
+  CHECK(followed(directory / "link to it") == directory / "other/there");
+  CHECK(followed(directory / "circle") == directory / "circle");
+  CHECK(followed(directory / "none") == directory / "none");
+  CHECK(followed("name") == "name");
+  for (int i = 0; i < 2; ++i) {  // there is no file yet; there is one
+    write_json((directory / "link to it").string(), i);
+    CHECK(read_text(directory / "other/there") == std::to_string(i) + "\n");
+    ::chmod((directory / "other/there").c_str(), 0640);
+  }
+  CHECK(fs::is_symlink(directory / "link"));
+  CHECK(int(fs::status(directory / "link").permissions()) == 0640);
 }
 
 TEST_CASE("A temporary file of a killed run is not in the way", "[safetensors][file]") {
