@@ -17,6 +17,7 @@ namespace {
 constexpr uint64_t kMostBytesPerDeflatedByte = 1032;
 constexpr size_t kInputBytes = size_t{256} * 1024;
 constexpr size_t kMostOutput = size_t{1} << 30;  // zlib counts in 32 bits
+constexpr std::array<uint8_t, 2> kGzipMagic{0x1f, 0x8b};
 
 }  // namespace
 
@@ -47,6 +48,19 @@ ByteReader::ByteReader(std::filesystem::path path) : path_(std::move(path)) {
                    known && S_ISDIR(status.st_mode) ? "a directory" : "not a regular file");
   }
   file_bytes_ = static_cast<uint64_t>(status.st_size);
+  if (!compressed()) refuse_gzip();
+}
+
+/// None of the formats that are read here begins so.
+void ByteReader::refuse_gzip() const {
+  std::array<uint8_t, kGzipMagic.size()> first{};
+  const bool packed =
+      ::pread(file_, first.data(), first.size(), 0) == ssize_t(first.size()) && first == kGzipMagic;
+  if (!packed) return;
+  ::close(file_);
+  fail<BadInput>(
+      "{}: found gzip data, expected it under a name that ends in .gz; rename it to {}.gz",
+      path_.string(), path_.filename().string());
 }
 
 ByteReader::~ByteReader() { ::close(file_); }
@@ -80,8 +94,7 @@ size_t ByteReader::read_gzip(std::span<uint8_t> out) {
 void ByteReader::inflate_some(std::span<uint8_t> out, size_t& filled) {
   z_stream& stream = inflater_->stream;
   if (stream.avail_in == 0) {
-    stream.next_in = inflater_->input.data();
-    stream.avail_in = static_cast<uInt>(read_plain(inflater_->input));
+    fill_input();
     require(
         stream.avail_in > 0,
         "{}: the gzip data ends too early, after {} bytes: the file is truncated; fetch it again "
@@ -93,8 +106,7 @@ void ByteReader::inflate_some(std::span<uint8_t> out, size_t& filled) {
   const int status = inflate(&stream, Z_NO_FLUSH);
   filled = static_cast<size_t>(stream.next_out - out.data());
   if (status == Z_STREAM_END) {
-    inflater_->ended = true;
-    check_nothing_follows();
+    begin_next_member();
   } else {
     // Z_BUF_ERROR only says that the input was used up without producing output.
     require(status == Z_OK || status == Z_BUF_ERROR,
@@ -103,11 +115,27 @@ void ByteReader::inflate_some(std::span<uint8_t> out, size_t& filled) {
   }
 }
 
-void ByteReader::check_nothing_follows() {
-  uint8_t next = 0;
-  const bool more = inflater_->stream.avail_in > 0 || read_plain({&next, 1}) > 0;
-  require(!more, "{}: bytes follow the end of the gzip data; fetch it again (./lockstep data NAME)",
+void ByteReader::fill_input() {
+  inflater_->stream.next_in = inflater_->input.data();
+  inflater_->stream.avail_in = static_cast<uInt>(read_plain(inflater_->input));
+}
+
+/// RFC 1952, 2.2: a file is one member or several, one after another. Zeros between them, and after
+/// the last, are padding, which gzip ignores, too.
+void ByteReader::begin_next_member() {
+  z_stream& stream = inflater_->stream;
+  const auto next_is_padding = [&] {
+    if (stream.avail_in == 0) fill_input();
+    return stream.avail_in > 0 && *stream.next_in == 0;
+  };
+  for (; next_is_padding(); --stream.avail_in) ++stream.next_in;
+  inflater_->ended = stream.avail_in == 0;
+  if (inflater_->ended) return;
+  require(*stream.next_in == kGzipMagic[0],
+          "{}: bytes that are no gzip data follow the end of it; get the file again, or let gunzip "
+          "unpack it and gzip pack it anew",
           path_.string());
+  inflateReset(&stream);
 }
 
 }  // namespace lockstep

@@ -12,7 +12,7 @@ class ByteReader {
  public:
   /// Opens `path`; a name that ends in ".gz" is inflated while it is read. Throws EnvironmentError
   /// if the file cannot be opened, with the system's reason, and BadInput if it is not a regular
-  /// file.
+  /// file, or holds gzip data under another name.
   explicit ByteReader(std::filesystem::path path);
   ~ByteReader();
   ByteReader(const ByteReader&) = delete;
@@ -28,7 +28,8 @@ class ByteReader {
 
   /// Fills `out` and returns its size; returns less only at the end of the data. When it has
   /// returned less, gzip's checksum has been verified, too. Throws BadInput on a damaged or
-  /// truncated gzip stream and on bytes after it, EnvironmentError when the system cannot read.
+  /// truncated gzip stream and on bytes after it that are neither padding nor a further one,
+  /// EnvironmentError when the system cannot read.
   size_t read(std::span<uint8_t> out);
 
  private:
@@ -37,7 +38,9 @@ class ByteReader {
   size_t read_plain(std::span<uint8_t> out);
   size_t read_gzip(std::span<uint8_t> out);
   void inflate_some(std::span<uint8_t> out, size_t& filled);
-  void check_nothing_follows();
+  void fill_input();
+  void begin_next_member();
+  void refuse_gzip() const;
 
   std::filesystem::path path_;
   int file_ = -1;

@@ -80,6 +80,17 @@ DatasetPair load_described(const std::string& name, const std::string& dir) {
       name);
 }
 
+void check_not_empty(const std::string& name, const DatasetPair& pair) {
+  for (const auto& [set, what] :
+       {std::pair(&pair.train, "training"), std::pair(&pair.test, "test")}) {
+    require(
+        set->count() > 0,
+        "--data {}: the {} set is empty: found 0 images, expected 1 or more; fetch it again, or "
+        "give another --data-dir",
+        name, what);
+  }
+}
+
 void check_same_shape(const Dataset& train, const Dataset& test) {
   require(
       train.height == test.height && train.width == test.width && train.channels == test.channels,
@@ -105,6 +116,7 @@ uint32_t Dataset::fingerprint() const {
 
 DatasetPair load_dataset(const std::string& name, const std::string& dir) {
   DatasetPair pair = load_described(name, dir);
+  check_not_empty(name, pair);
   check_same_shape(pair.train, pair.test);
   return pair;
 }

@@ -47,6 +47,11 @@ class Reader {
     require(tcp_ || input.init_method == "env://",
             "--init-method {}: No rendezvous handler for {}://; give env:// or tcp://HOST:PORT",
             input.init_method, input.init_method.substr(0, end));
+    const std::string port = text("MASTER_PORT").value_or("");
+    require(tcp_ || !port.starts_with(kTcp),
+            "MASTER_PORT={}: found an address, expected a port number; Kubernetes sets it for a "
+            "service called master: unset it, or give MASTER_PORT and MASTER_ADDR of rank 0",
+            port);
   }
 
   /// True if nothing says that this process is one of several.

@@ -55,6 +55,17 @@ TEST_CASE("--data-dir may hold the files, or a folder named as the data set", "[
   CHECK(flat.train.stddev == 0.3081);
 }
 
+TEST_CASE("A set without images is named", "[data]") {
+  const TempDir dir;
+  write_mnist(dir / "no-train", 0, 3);
+  write_mnist(dir / "no-test", 3, 0);
+  for (const std::string set : {"train", "test"}) {
+    CHECK_THAT(message_of<BadInput>([&] { load_dataset("mnist", (dir / ("no-" + set)).string()); }),
+               ContainsSubstring("--data mnist: the " + set) &&
+                   ContainsSubstring(" set is empty: found 0 images, expected 1 or more"));
+  }
+}
+
 TEST_CASE("--data-dir comes before LOCKSTEP_DATA, which comes before ./data", "[data]") {
   const TempDir dir;
   write_mnist(dir / "option", 11, 3);

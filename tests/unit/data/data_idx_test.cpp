@@ -62,6 +62,44 @@ TEST_CASE("A good IDX pair is read byte for byte, plain and gzip", "[idx][row1]"
   }
 }
 
+TEST_CASE("A gzip file may have several members, and zeros for padding", "[idx][row1]") {
+  const TempDir dir;
+  const Bytes plain = testing::idx_images(2000);
+  const auto part = [&](size_t from, size_t to) {
+    return testing::gzip(Bytes(plain.begin() + ssize_t(from), plain.begin() + ssize_t(to)));
+  };
+  const auto read = [&](const std::vector<Bytes>& pieces) {
+    Bytes all;
+    for (const Bytes& piece : pieces) all.insert(all.end(), piece.begin(), piece.end());
+    testing::write_file(dir / "images.gz", all);
+    return refusal_of_images(dir / "images.gz") == "nothing was thrown"
+               ? read_idx_images(dir / "images.gz").pixels
+               : Bytes();
+  };
+  const Bytes pixels = testing::counting(12'000, 251), zeros(1000), many_zeros(600'000);
+  const Bytes none = part(0, 0), whole = part(0, plain.size());
+  for (const size_t cut : {size_t{1}, size_t{16}, size_t{5000}, plain.size()}) {
+    CHECK((read({part(0, cut), part(cut, plain.size())}) == pixels));
+    CHECK((read({none, part(0, cut), zeros, part(cut, plain.size()), none, zeros}) == pixels));
+  }
+  CHECK((read({whole, zeros}) == pixels));
+  CHECK((read({whole, many_zeros}) == pixels));  // more than is read at a time
+  CHECK((read({many_zeros, whole}).empty()));
+  CHECK((read({whole, whole}).empty()));  // more than the header promises
+  CHECK((read({whole, Bytes{0, 0, 'x'}}).empty()));
+  CHECK((read({whole, Bytes{0x1f}}).empty()));
+  CHECK((read({whole, Bytes(whole.begin(), whole.begin() + 12)}).empty()));
+}
+
+TEST_CASE("Gzip data under a name without .gz gets the name that it should have", "[idx]") {
+  const TempDir dir;
+  testing::write_file(dir / "images", testing::gzip(testing::idx_images(20)));
+  CHECK_THAT(
+      refusal_of_images(dir / "images"),
+      ContainsSubstring("images: found gzip data, expected it under a name that ends in .gz; "
+                        "rename it to images.gz"));
+}
+
 TEST_CASE("A gzip IDX file may be as small as deflate makes one", "[idx][row1]") {
   const TempDir dir;
   const Bytes black(size_t{2000} * 784);
@@ -205,8 +243,8 @@ TEST_CASE("A damaged gzip file is refused: checksum, length, content, bytes afte
   bytes[bytes.size() / 2] ^= 16;
   CHECK_THAT(refusal(bytes), ContainsSubstring((dir / "images.gz").string()));
   bytes = whole;
-  bytes.push_back(0);
-  CHECK_THAT(refusal(bytes), ContainsSubstring("bytes follow the end of the gzip data"));
+  bytes.push_back('x');
+  CHECK_THAT(refusal(bytes), ContainsSubstring("bytes that are no gzip data follow the end of it"));
   CHECK_THAT(refusal(testing::idx_images(20)), ContainsSubstring("incorrect header check"));
 }
 

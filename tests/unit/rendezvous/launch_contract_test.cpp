@@ -212,6 +212,14 @@ TEST_CASE("How many ranks a host has is what Slurm's step has there, not what wa
              ContainsSubstring("from 0 to 1: there are 2 ranks on this host"));
 }
 
+TEST_CASE("What Kubernetes puts into MASTER_PORT is named", "[launch]") {
+  const Variables service{{"MASTER_PORT", "tcp://10.0.0.1:80"}};
+  for (const Variables& all : {service, kTorchrun + service}) {
+    CHECK_THAT(refusal(all), ContainsSubstring("MASTER_PORT=tcp://10.0.0.1:80: found an address, "
+                                               "expected a port number; Kubernetes sets it"));
+  }
+}
+
 TEST_CASE("A variable that is missing, or empty, while others are set is named",
           "[launch][row58]") {
   for (const std::string name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
