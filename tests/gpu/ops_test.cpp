@@ -391,7 +391,7 @@ TEST_CASE("sgd_update: nothing moves once training has failed", "[cuda][ops]") {
   });
 }
 
-TEST_CASE("adam_update: both kinds of weight decay over three steps", "[cuda][ops]") {
+TEST_CASE("adam_count, adam_update: both kinds of weight decay over three steps", "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
   for (const int64_t n : kSizes) {
@@ -425,7 +425,7 @@ TEST_CASE("adam_update: both kinds of weight decay over three steps", "[cuda][op
   }
 }
 
-TEST_CASE("adam_update: nothing moves once training has failed", "[cuda][ops]") {
+TEST_CASE("adam_count, adam_update: nothing moves once training has failed", "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
   both.agree([&](Run& run) {

@@ -19,7 +19,7 @@
 
 #include "common/core/error.h"
 #include "common/io/safetensors.h"
-#include "common/io/utf8.h"
+#include "common/core/utf8.h"
 
 namespace lockstep::testing::io {
 

@@ -13,7 +13,7 @@
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "06-fully-sharded/sharded_checkpoint.h"
 #include "common/core/error.h"
-#include "common/io/utf8.h"
+#include "common/core/utf8.h"
 #include "common/nn/layers.h"
 #include "common/step/weights_file.h"
 #include "tests/support/safetensors_support.h"

@@ -109,7 +109,7 @@ class TestWorkshop(Folder):
         """A command that has made a folder for itself and waits for a line; also returns that
         folder."""
         program = ("import sys, tempfile; sys.path.insert(0, sys.argv[1])\n"
-                   "from coursework import run_command\n"
+                   "from command_line import run_command\n"
                    "def main(words):\n"
                    "    with tempfile.TemporaryDirectory() as folder:\n"
                    "        print(folder, flush=True)\n"

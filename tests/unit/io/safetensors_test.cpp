@@ -9,7 +9,7 @@
 #include <set>
 
 #include "common/io/json.h"
-#include "common/io/utf8.h"
+#include "common/core/utf8.h"
 #include "tests/support/catch.h"
 #include "tests/support/mutator.h"
 #include "tests/support/safetensors_support.h"
