@@ -78,7 +78,8 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
       exceptions_(std::uncaught_exceptions()),
       only_(only) {
   const std::string& file = options.flight_file;
-  flight_ = std::make_shared<FlightRecorder>(rank(), world_size(), local_rank(),
+  // The local rank is its place in our launcher's memory; other launchers may not tell it.
+  flight_ = std::make_shared<FlightRecorder>(rank(), world_size(), contract_.local_rank.value_or(0),
                                              file.empty() ? "" : path_of_rank(file, rank()));
   const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
   store_ = std::make_shared<TcpStore>(options_of_store(contract, timeout_));
