@@ -26,7 +26,7 @@ from bench_runs import machine
 from bench_terminal import Terminal
 from command_line import Parser, complain, run_command
 from ninja_progress import in_words
-from plain_files import write_whole
+from plain_files import require_writable, write_whole
 
 MODELS = ("seed", "resnet18")
 # The parts by name: what each is about, and its groups of runs.
@@ -89,10 +89,11 @@ def parse_options(argv):
     options.rounds = least if options.rounds is None else options.rounds
     if options.rounds < least:
         parser.error(f"--rounds {options.rounds}: expected {least} or more, for a median")
-    if options.json and not Path(options.json).resolve().parent.is_dir():
-        parser.error(f"--json {options.json}: no such folder; create it first")
-    if options.json and Path(options.json).is_dir():
-        parser.error(f"--json {options.json}: this is a folder; name a file")
+    try:
+        if options.json:
+            require_writable(options.json)
+    except OSError as error:
+        parser.error(f"--json {options.json}: {error.strerror}; choose another place")
     for name in ("batch", "threads"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}: expected 1 or more")

@@ -22,6 +22,8 @@ ALLOWED_SKIPS = (
     "no tc",
     "no libsodium",
     "no AVX-512",
+    "needs two cores",
+    "only root becomes another user",
     "no large pages",
     "no mpirun",
     "no mpiexec.mpich",

@@ -1,11 +1,11 @@
 """The options of `./lockstep run` and `./lockstep compare`."""
 
 import argparse
-import stat
 import tempfile
 from pathlib import Path
 
 from command_line import Parser
+from plain_files import require_writable
 from stages import ROOT, all_stages, label
 
 RESERVED = {  # options of the stages that serve one run only
@@ -52,14 +52,10 @@ def prepare_outputs(options):
         require_folder("--figures", options.figures)
     if options.json:
         try:
-            is_folder = stat.S_ISDIR(options.json.stat().st_mode)
-        except FileNotFoundError:
-            is_folder = False
+            require_writable(options.json)
         except OSError as error:
-            raise Refused(f"--json: {options.json}: {error.strerror}; name a file") from error
-        if is_folder:
-            raise Refused(f"--json: {options.json} is a folder; name a file")
-        require_folder("--json", options.json.resolve().parent)
+            raise Refused(f"--json: cannot write {options.json}: {error.strerror}; choose another "
+                          "place") from error
 
 
 MINE = ("--mine, in a student's tree: run the student's own functions only, without the prebuilt "

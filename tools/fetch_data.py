@@ -6,6 +6,7 @@ verified, and only then renamed: a file with a data set's name is always whole. 
 data set is there, 1 it is not (one line on stderr says why).
 """
 
+import contextlib
 import gzip
 import hashlib
 import http.client
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tarfile
 import tempfile
 import urllib.error
@@ -127,27 +129,40 @@ def download(url, path):
         )
 
 
+@contextlib.contextmanager
+def beside(path):
+    """A file to be filled, next to the place to which `path` leads: a link stays. When all went well,
+    what is there is replaced whole, and its mode kept."""
+    target = Path(os.path.realpath(path))
+    handle, name = tempfile.mkstemp(prefix=".download-", dir=target.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        part.chmod(stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def unpack(archive, folder, entry):
     """Puts an archive's files into `folder`, each renamed into place, their digests last."""
     sums = []
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder) as scratch:
-        with tarfile.open(archive) as tar:
-            for name in entry["unpack"]:
-                try:
-                    member = tar.extractfile(name)
-                except KeyError:
-                    member = None
-                if member is None:
-                    raise DataError(f"{entry['name']}: holds no file {name}")
-                part = Path(scratch) / Path(name).name
+    with tarfile.open(archive) as tar:
+        for name in entry["unpack"]:
+            try:
+                member = tar.extractfile(name)
+            except KeyError:
+                member = None
+            if member is None:
+                raise DataError(f"{entry['name']}: holds no file {name}")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with beside(folder / name) as part:
                 with member, open(part, "wb") as out:
                     shutil.copyfileobj(member, out, CHUNK)
                 sums.append(f"{file_digest(part, 'sha256')}  {name}\n")
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                part.replace(folder / name)
-        listing = Path(scratch) / SUMS
-        listing.write_text("".join(sums))
-        listing.replace(folder / SUMS)
+    with beside(folder / SUMS) as part:
+        part.write_text("".join(sums))
 
 
 def verify(part, entry, url):
@@ -170,19 +185,16 @@ def fetch(entry, base_url, folder):
     """Downloads one entry into `folder`, verified before it gets its name."""
     url = base_url.rstrip("/") + "/" + entry["name"]
     print(f"fetching {url}", flush=True)
-    handle, name = tempfile.mkstemp(prefix=".download-", dir=folder)
-    os.close(handle)
-    part = Path(name)
-    try:
+    if "unpack" in entry:
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as scratch:
+            archive = Path(scratch) / "archive"
+            download(url, archive)
+            verify(archive, entry, url)
+            unpack(archive, folder, entry)
+        return
+    with beside(folder / entry["name"]) as part:
         download(url, part)
         verify(part, entry, url)
-        if "unpack" in entry:
-            unpack(part, folder, entry)
-        else:
-            part.chmod(0o644)
-            part.replace(folder / entry["name"])
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def require_digests(name, files):

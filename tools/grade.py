@@ -18,6 +18,7 @@ from coursework import CourseworkError, names, solutions, tasks as table, tree
 from coursework.telling import lines_of, report
 from coursework.verdict import FAILED, OPEN, PASSED, Verdict, cut, verdict_of
 from coursework.workshop import ERROR, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING, Workshop
+from plain_files import require_writable, write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 TASK = re.compile(r"\d\d(\.\d+)?")
@@ -242,11 +243,12 @@ def sort_words(words, root):
 
 def clear_json(path):
     """Removes earlier verdicts; if none can be written there, that is found out before grading."""
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise CourseworkError(f"--json {path}: expected a file's name in a folder that is there")
-    if path.is_file() or not path.exists():  # not a terminal or a pipe
-        path.write_text("")
-        path.unlink()
+    try:
+        require_writable(path)
+        path.resolve().unlink(missing_ok=True)  # a link stays
+    except OSError as error:
+        raise CourseworkError(f"--json {path}: {error.strerror}; expected a file's name in a folder "
+                              "that may be written to") from error
 
 
 def say(text):
@@ -276,7 +278,7 @@ def grade(options, root):
     facts = report(folder, verdicts, notes, time.monotonic() - begin)
     print(f"{facts['points']} of {facts['of']} points")
     if options.json:
-        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+        write_whole(options.json, json.dumps(facts, indent=1) + "\n")
     return all(verdict.status == PASSED for verdict in verdicts)
 
 

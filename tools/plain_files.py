@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 LARGEST = 2**63  # of a number in a file: nanoseconds since 1970 and bytes are smaller
@@ -24,6 +25,17 @@ def read_json(path):
     gives: 1e999, which Python takes for infinity, NaN, an integer of 400 digits."""
     return json.loads(Path(path).read_text(), parse_float=lambda text: number(text, float),
                       parse_int=lambda text: number(text, int), parse_constant=refuse)
+
+
+def require_writable(path):
+    """Whether write_whole() can write there is found out before hours of work. Raises OSError."""
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise OSError(0, "it is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise OSError(0, "it exists and is not a regular file")
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def write_whole(path, text):

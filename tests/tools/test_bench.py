@@ -302,8 +302,9 @@ class TestBench(unittest.TestCase):
                             (("--part", "none"), "invalid choice: 'none'"),
                             (("--threads", "0"), "--threads 0: expected 1 or more"),
                             (("--batch", "-1"), "--batch -1: expected 1 or more"),
-                            (("--json", "/tmp"), "--json /tmp: this is a folder; name a file"),
-                            (("--json", "missing/x"), "--json missing/x: no such folder")):
+                            (("--json", "/tmp"), "--json /tmp: it is a folder; name a file"),
+                            (("--json", "missing/x"), "--json missing/x: No such file or directory"),
+                            (("--json", "/dev/null"), "--json /dev/null: it exists and is not a regular")):
             with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as error:
                 self.bench(*words)
             self.assertIn(text, error.getvalue())

@@ -236,8 +236,8 @@ class TestErrors(Sandbox):
 
     def test_places_that_cannot_be_written(self):
         (self.folder / "file").touch()
-        self.assertIn("--json: cannot write into", self.refused("--json", "missing/x.json"))
-        self.assertIn("is a folder; name a file", self.refused("--json", self.folder))
+        self.assertIn("--json: cannot write missing/x.json: No such file", self.refused("--json", "missing/x.json"))
+        self.assertIn("it is a folder; name a file", self.refused("--json", self.folder))
         self.assertIn("--figures: cannot make the folder", self.refused("--figures", "file/below"))
         self.assertIn("--figures: cannot make the folder", self.refused("--figures", "file"))
 
@@ -267,7 +267,7 @@ class TestErrors(Sandbox):
         self.assertEqual(0o640, target.stat().st_mode & 0o777)
         compare.write_whole(long, "whole")
         self.assertEqual("whole", long.read_text())
-        self.assertIn("--json: " + "x" * 256 + ": File name too long", self.refused("--json", "x" * 256))
+        self.assertIn("--json: cannot write " + "x" * 256 + ": File name too long", self.refused("--json", "x" * 256))
 
     def test_a_build_that_is_not_there(self):
         self.assertIn("--build: no program", self.refused("--build", self.folder / "none"))

@@ -221,6 +221,14 @@ class TestConfigure(unittest.TestCase):
         self.assertRegex(output, r"CPU engine *: reference")
         self.assertRegex(output, r"GPU backend *: NO \(not asked for\)")
 
+    def test_without_libsodium_the_summary_says_so_and_what_stands_in_for_it_compiles(self):
+        options = ("-Dcuda=disabled", "-Dsodium=disabled", "-Dwerror=true")
+        status, output = self.configure(*options, epilogue=(
+            f"cd {quoted(self.folder / 'build')}\n"
+            "ninja common/system/libsystem.a.p/no_secrets.cpp.o\n! grep libsodium build.ninja\n"))
+        self.assertEqual(0, status, output)
+        self.assertRegex(output, r"libsodium *: NO")
+
     def test_double_is_the_reference_engines(self):
         status, output = self.configure("-Dprecision=double")
         self.assertEqual(0, status, output)

@@ -307,8 +307,17 @@ class TestGrade(Folder):
         old = self.write("old.json", "{}")
         self.refused("foo", "--json", old)
         self.assertFalse(old.exists())
-        for place in (self.root, self.root / "absent/x.json"):
-            self.assertIn(f"--json {place}: expected a file's name", self.refused("--json", place))
+        link = self.root / "link.json"
+        link.symlink_to(self.write("old.json", "{}"))
+        self.refused("foo", "--json", link)
+        self.assertTrue(link.is_symlink() and not link.exists())
+        pipe = self.root / "pipe.json"
+        os.mkfifo(pipe)
+        for place, what in ((self.root, "it is a folder"), (pipe, "it exists and is not a regular file"),
+                            (self.root / "absent/x.json", "No such file or directory")):
+            told = self.refused("--json", place)
+            self.assertIn(f"--json {place}: {what}", told)
+            self.assertIn("expected a file's name", told)
         with contextlib.redirect_stderr(io.StringIO()) as said:
             self.assertEqual(grade.main(["--json", "/proc/x.json"]), 2)
         self.assertIn("/proc/x.json", said.getvalue())

@@ -267,6 +267,26 @@ class TestBad(FetchTest):
         self.assert_one_line(self.fetch(), "images.gz")
         self.assertEqual((self.target / "images.gz").read_bytes(), b"old")
 
+    def test_a_link_stays_and_what_it_leads_to_is_replaced(self):
+        self.target.mkdir()
+        (self.target / "batches").mkdir()
+        elsewhere = self.root / "elsewhere"
+        elsewhere.mkdir()
+        for name in ("images.gz", "batches/one.bin"):
+            place = elsewhere / Path(name).name
+            place.write_bytes(b"old")
+            place.chmod(0o640)
+            (self.target / name).symlink_to(place)
+        for data_set in ("pictures", "packed"):
+            done = self.fetch(data_set)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        for name in ("images.gz", "batches/one.bin"):
+            place = elsewhere / Path(name).name
+            self.assertTrue((self.target / name).is_symlink(), name)
+            self.assertNotEqual(place.read_bytes(), b"old")
+            self.assertEqual(place.stat().st_mode & 0o777, 0o640, name)
+        self.assertEqual({path.name for path in elsewhere.iterdir()}, {"images.gz", "one.bin"})
+
     def test_an_unknown_name_is_answered_with_the_list(self):
         self.assert_one_line(self.fetch("cats"), "'cats'", "pictures, packed, synthetic")
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -233,6 +234,21 @@ class TestSkips(FakeExecutables):
     def test_an_absent_reason_is_not_allowed(self):
         case = case_records.judged(case_records.Case("w", "n", "skipped", ""))
         self.assertEqual(case.status, "failed")
+
+    def test_what_the_sources_give_as_a_reason_is_declared_and_leaves_the_case(self):
+        found = []
+        for path in (ROOT / "tests").rglob("*.[ch]*"):
+            head = ""  # the line that begins a function or macro
+            for line in re.sub("//.*", "", path.read_text()).splitlines():
+                if re.match(r"[^\s}#]|#\s*define", line):
+                    head = line
+                for reason in re.findall(r'LOCKSTEP_SKIP\(\s*(?:std::string\()?("[^"]*"|\w)', line):
+                    found.append(reason)
+                    # It returns: in a helper, the case would go on.
+                    self.assertRegex(head, "^(TEST_CASE|#define LOCKSTEP_)", path)
+                    self.assertTrue(reason[0] != '"' or reason[1:].startswith(case_records.ALLOWED_SKIPS),
+                                    f"{path}: {reason} is not in tools/case_records.py")
+        self.assertIn('"no libsodium"', found)
 
     def test_where_tsan_cannot_run_each_executable_is_one_skip(self):
         row = Row("unit-core", frozenset(["unit"]), ("false",))

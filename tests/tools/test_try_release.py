@@ -39,7 +39,8 @@ class TestArguments(unittest.TestCase):
         for words in ((), ("--mirror",), ("../etc",), ("--no-such-option", "trixie"),
                       ("trixie", "--keep", "folder")):
             done = call(*words)
-            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
+            self.assertEqual((done.returncode, done.stdout), (1, ""), words)
+            self.assertRegex(done.stderr, r"\Atry-release: .*; --help lists all options\n\Z")
         self.assertIn("'../etc' names no release", call("../etc").stderr)
         self.assertIn("give options before the release", call("trixie", "--keep", "folder").stderr)
         self.assertIn("which release? Give its NAME", call().stderr)
@@ -157,7 +158,7 @@ def wait_for(condition):
 
 
 class TestSmallRelease(unittest.TestCase):
-    """A tree of two files, with the tool in it; temporary folders are made next to it."""
+    """A tree of few files, with the tool in it; temporary folders are made next to it."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="try-release-test-")
@@ -167,10 +168,13 @@ class TestSmallRelease(unittest.TestCase):
         self.executable("debootstrap", DEBOOTSTRAP.format(folder=self.folder))
         self.executable("tree/lockstep", LOCKSTEP)
         self.tool = self.executable("tree/tools/try-release", TOOL.read_text())
+        for name in ("command_line.py", "child_signals.py"):  # what it imports
+            self.executable(f"tree/tools/{name}", (TOOL.parent / name).read_text())
         git = ["git", "-C", self.folder / "tree", "-c", "user.name=x", "-c", "user.email=x"]
         for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "-"]):
             subprocess.run([*git, *words], check=True)
         self.environment = {**os.environ, "TMPDIR": str(self.folder / "temporary"), "CI": "yes",
+                            "PYTHONDONTWRITEBYTECODE": "yes",
                             "PATH": f"{self.folder}:{os.environ['PATH']}"}
         done = self.try_release("--keep", self.folder / "kept", "trixie", "ls")
         if done.returncode == 77:
@@ -257,7 +261,8 @@ class TestSmallRelease(unittest.TestCase):
 
     def test_a_folder_in_which_something_is_mounted_is_never_deleted(self):
         (self.folder / "mounted/inside").mkdir(parents=True)
-        code = (f"import runpy; tool = runpy.run_path({str(self.tool)!r})\n"
+        code = (f"import runpy, sys; sys.path.append({str(TOOL.parent)!r})\n"
+                f"tool = runpy.run_path({str(self.tool)!r})\n"
                 f"import pathlib; tool['remove'](pathlib.Path({str(self.folder / 'mounted')!r}))")
         done = subprocess.run(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs x "$0" && '
                                'echo precious >"$0/file" && ! "$@" && cat "$0/file"',
