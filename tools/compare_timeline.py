@@ -5,6 +5,7 @@ import re
 import statistics
 from pathlib import Path
 
+from command_line import one_line
 from plain_files import read_json
 
 # The last operation of a step, on the device that updates. Stage 06 has one for each unit.
@@ -22,6 +23,13 @@ def trace_files(path):
     return [path, *(file for _, file in sorted(beside.items()))]
 
 
+def shown(name):
+    """A name as a drawing can hold it: SVG has no control characters. TypeError for what is no text."""
+    if not isinstance(name, str):
+        raise TypeError(name)
+    return one_line(name)
+
+
 def read_lanes(path):
     """The streams of one process: device, stream, slices of (begin and end in ms of the host's
     clock, operation, the layer that it belongs to), and (ms, layer, ms when it ran) of what the host
@@ -32,19 +40,17 @@ def read_lanes(path):
     for event in trace["traceEvents"]:
         lane = event["pid"], event["tid"]
         if event["ph"] == "M" and event["name"] == "process_name":
-            devices[event["pid"]] = event["args"]["name"]
+            devices[event["pid"]] = shown(event["args"]["name"])
         elif event["ph"] == "M":
-            lanes[lane] = {"stream": event["args"]["name"], "slices": [], "enqueued": []}
+            lanes[lane] = {"stream": shown(event["args"]["name"]), "slices": [], "enqueued": []}
         elif event["ph"] == "C":
             memory.setdefault(devices[event["pid"]], []).append((zero + event["ts"] / 1e3,
-                                                                 event["args"]["bytes"]))
+                                                                 0 + event["args"]["bytes"]))
         else:
-            begin = zero + event["ts"] / 1e3
-            lanes[lane]["slices"].append((begin, begin + event["dur"] / 1e3, event["name"],
-                                          event["args"]["layer"]))
+            begin, layer = zero + event["ts"] / 1e3, shown(event["args"]["layer"])
+            lanes[lane]["slices"].append((begin, begin + event["dur"] / 1e3, shown(event["name"]), layer))
             if "queued" in event["args"]:
-                lanes[lane]["enqueued"].append((zero + event["args"]["queued"] / 1e3,
-                                                event["args"]["layer"], begin))
+                lanes[lane]["enqueued"].append((zero + event["args"]["queued"] / 1e3, layer, begin))
     return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())], memory
 
 

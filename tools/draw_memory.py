@@ -12,7 +12,7 @@ from pathlib import Path
 
 import compare_timeline
 import step_rows
-from command_line import Parser, complain, run_command
+from command_line import Parser, complain, one_line, run_command
 from plain_files import write_whole
 from step_drawing import MARGIN, WIDTH, style, ticks
 
@@ -30,7 +30,7 @@ def read_run(text):
     if not step["memory"]:
         raise ValueError(f"{path} holds no whole step with its memory; train a few (--max-steps 12)")
     milliseconds = step["milliseconds"]
-    return name, *step_rows.memory_pieces(step["memory"][0]["changes"], 0.0, milliseconds), milliseconds
+    return one_line(name), *step_rows.memory_pieces(step["memory"][0]["changes"], 0.0, milliseconds), milliseconds
 
 
 def panel(run, left, width, top_of_scale):

@@ -10,7 +10,6 @@ import contextlib
 import gzip
 import hashlib
 import http.client
-import json
 import os
 import re
 import shutil
@@ -23,12 +22,14 @@ import zlib
 from pathlib import Path
 
 from command_line import Parser, complain, run_command
+from plain_files import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).resolve().parent / "datasets.json"
 TIMEOUT_SECONDS = 60
 SUMS = "SHA256SUMS"  # written next to the files of an unpacked archive, once it was verified
 CHUNK = 1 << 20
+LARGEST = 1 << 29  # bytes of a file: more than any set has, so that no server fills the disk
 
 
 class DataError(Exception):
@@ -64,11 +65,13 @@ def content_is_right(path, entry):
 
 def unpacked_is_right(folder, entry):
     """Whether an archive's files are in `folder`, unchanged since they were verified."""
+    if not (folder / SUMS).is_file():
+        return False
     try:
-        lines = (folder / SUMS).read_text().splitlines()
+        lines = (folder / SUMS).read_text(errors="replace").splitlines()
     except OSError:
         return False
-    sums = {name: sum_ for sum_, name in (line.split(maxsplit=1) for line in lines if line)}
+    sums = {name: sum_ for sum_, _, name in (line.partition("  ") for line in lines)}
     return all(
         (folder / name).is_file() and file_digest(folder / name, "sha256") == sums.get(name)
         for name in entry["unpack"]
@@ -111,19 +114,23 @@ def search_folders(name, data_set, directory):
 
 
 def download(url, path):
-    """Writes what `url` serves to `path`; refuses a transfer that ends early."""
+    """Writes what `url` serves to `path`; refuses a transfer that ends early, or does not end."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
-            with open(path, "wb") as out:
-                shutil.copyfileobj(answer, out, CHUNK)
             expected = answer.headers.get("Content-Length")
+            with open(path, "wb") as out:
+                while out.tell() <= LARGEST and (block := answer.read(CHUNK)):
+                    out.write(block)
     except urllib.error.HTTPError as error:
         raise DataError(f"{url}: the server answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error or type(error).__name__
         raise DataError(f"{url}: {reason}; check the connection and try again") from error
     got = path.stat().st_size
-    if expected is not None and got != int(expected):
+    if got > LARGEST:
+        raise DataError(f"{url}: more than {LARGEST} bytes came, and no file of a data set has so many; "
+                        "set LOCKSTEP_DATA_URL to a mirror")
+    if expected is not None and str(got) != expected.strip():
         raise DataError(
             f"{url}: the connection ended after {got} of {expected} bytes; try again"
         )
@@ -197,11 +204,42 @@ def fetch(entry, base_url, folder):
         verify(part, entry, url)
 
 
+def is_within(name):
+    """Whether a name stays in the folder in which it is looked up."""
+    return isinstance(name, str) and ".." not in Path(name).parts and Path(name).parts[:1] not in ((), ("/",))
+
+
+def is_entry(entry):
+    return (isinstance(entry, dict) and isinstance(entry.get("md5"), str)
+            and isinstance(entry.get("unpack", []), list)
+            and all(map(is_within, [entry.get("name"), *entry.get("unpack", [])])))
+
+
+def is_data_set(value):
+    return (isinstance(value, dict) and isinstance(value.get("files"), list)
+            and all(map(is_entry, value["files"]))
+            and all(isinstance(value.get(key, ""), str) for key in ("url", "debian_folder", "debian_package")))
+
+
+def read_table(path):
+    """Addresses and checksums, as in tools/datasets.json."""
+    try:
+        table = read_json(path)
+    except OSError as error:
+        raise DataError(f"--table {path}: {error.strerror}; expected a table like {TABLE}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"--table {path} is no JSON; expected a table like {TABLE}") from error
+    if not isinstance(table, dict) or not all(map(is_data_set, table.values())):
+        raise DataError(f"--table {path}: expected, as in {TABLE}, data sets with a url and files; of each a "
+                        "name that stays in the data set's folder, md5 and content_sha256")
+    return table
+
+
 def require_digests(name, files):
     """Without them anybody on the way could send other files: plain http has no other proof, and MD5
     is none."""
     for entry in files:
-        if not re.fullmatch("[0-9a-f]{64}", entry.get("content_sha256", "")):
+        if not re.fullmatch("[0-9a-f]{64}", str(entry.get("content_sha256"))):
             raise DataError(f"{name}: the table has no content_sha256 of {entry['name']}; add it")
 
 
@@ -219,7 +257,7 @@ def provide(name, data_set, directory, unless_present):
         print(f"{name}: not here (on Debian: apt-get install {package}); fetching it")
     folder = directory or ROOT / "data" / name
     folder.mkdir(parents=True, exist_ok=True)
-    base_url = os.environ.get("LOCKSTEP_DATA_URL") or data_set["url"]
+    base_url = os.environ.get("LOCKSTEP_DATA_URL") or data_set.get("url", "")
     require_digests(name, files)
     for entry in files:
         if is_right(folder, entry):
@@ -241,9 +279,9 @@ def parse_arguments(argv, table):
 
 
 def main(argv):
-    options = parse_arguments(argv, json.loads(TABLE.read_text()))
+    options = parse_arguments(argv, read_table(TABLE))
     try:
-        table = json.loads(Path(options.table or TABLE).read_text())
+        table = read_table(options.table or TABLE)
         if options.name == "synthetic":
             print("synthetic: made by the programs themselves, nothing to fetch")
         elif options.name not in table:
@@ -251,7 +289,7 @@ def main(argv):
             raise DataError(f"unknown data set '{options.name}', expected one of: {names}")
         else:
             provide(options.name, table[options.name], options.dir, options.unless_present)
-    except (DataError, OSError, tarfile.TarError, ValueError) as error:
+    except (DataError, OSError, EOFError, zlib.error, tarfile.TarError, ValueError, RecursionError) as error:
         complain("lockstep data", error)
         return 1
     return 0

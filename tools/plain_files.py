@@ -22,8 +22,12 @@ def refuse(text):
 
 def read_json(path):
     """The file's content. Raises ValueError for what is no JSON, and for numbers that no measurement
-    gives: 1e999, which Python takes for infinity, NaN, an integer of 400 digits."""
-    return json.loads(Path(path).read_text(), parse_float=lambda text: number(text, float),
+    gives: 1e999, which Python takes for infinity, NaN, an integer of 400 digits. Raises OSError, also
+    for a pipe or a device, whose end may never come."""
+    path = Path(path)
+    if not (path.is_dir() or stat.S_ISREG(path.stat().st_mode)):
+        raise OSError(0, "it is not a regular file")
+    return json.loads(path.read_text(), parse_float=lambda text: number(text, float),
                       parse_int=lambda text: number(text, int), parse_constant=refuse)
 
 

@@ -1,11 +1,13 @@
 """Drawings of a measured step, and how one is found in a trace."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from xml.dom import minidom
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -40,6 +42,32 @@ class TestDrawStep(unittest.TestCase):
                 done = self.draw(*words)
                 self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
                 self.assertIn(text, done.stderr)
+            self.assertFalse((folder / "c.svg").exists())
+
+    def test_a_trace_of_mad_content_is_drawn_or_refused_in_one_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            good = TestTimeline.trace(self, folder, "trace", 0, [
+                span for end in (1, 2, 3) for span in ((end - 0.5, end - 0.2, "conv2d", "\x1b[31m<script>"),
+                                                       (end - 0.1, end, "sgd_update"))]).read_text()
+            memory = {"ph": "C", "pid": 0, "tid": 0, "ts": 1, "args": {"bytes": 5}}
+            good = good.replace(', {"ph": "X"', f', {json.dumps(memory)}, {{"ph": "X"', 1)
+            (folder / "good").write_text(good)
+            self.assertEqual("", self.draw(folder / "good", folder / "a.svg").stderr)
+            self.assertIn("\\x1b[31m", minidom.parse(str(folder / "a.svg")).toxml())
+            layer = '"\\u001b[31m<script>"'
+            for old, new in ((layer, "null"), (layer, "5"), ('"bytes": 5', '"bytes": "5"'),
+                             ('"bytes": 5', '"bytes": null'), ('"compute"', "[]")):
+                self.assertIn(old, good)
+                (folder / "bad").write_text(good.replace(old, new))
+                done = self.draw(folder / "bad", folder / "c.svg")
+                self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+                self.assertIn("is JSON, but no trace", done.stderr)
+            os.mkfifo(folder / "pipe")
+            for endless in (folder / "pipe", "/dev/zero"):
+                done = self.draw("--alone", endless, folder / "c.svg")
+                self.assertEqual(1, done.returncode)
+                self.assertIn(f"{endless}: it is not a regular file; expected what --trace", done.stderr)
             self.assertFalse((folder / "c.svg").exists())
 
     def test_parts_are_neighbours_within_one_outermost_range(self):

@@ -1,5 +1,6 @@
 """`lockstep data`: fetching from a local HTTP server that is good, or bad in one way."""
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -57,6 +58,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if fault == "short":
             content = content[: len(content) // 2]
+        if fault == "endless":  # until the other side goes, and 10 MB at most
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                for _ in range(100):
+                    self.wfile.write(bytes(100000))
+            return
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -227,6 +235,46 @@ class TestBad(FetchTest):
             (self.root / "table.json").write_text(json.dumps(self.table))
             self.assert_one_line(self.fetch(data_set), *files, f"SHA-256 is not {published}")
             self.assertEqual(self.files(), set())
+
+    def test_a_server_that_never_ends_does_not_fill_the_disk(self):
+        self.state["faults"]["images.gz"] = "endless"
+        program = "import fetch_data as f; f.LARGEST = 3000000; f.run_command(f.main)"
+        done = subprocess.run([sys.executable, "-c", program, *self.command("pictures")[2:]], text=True,
+                              capture_output=True, timeout=60, env=self.environment(PYTHONPATH=str(FETCH.parent)))
+        self.assert_one_line(done, "images.gz: more than 3000000 bytes came")
+        self.assertEqual(self.files(), set())
+
+    def test_a_table_of_another_form_is_named_and_leads_nowhere_else(self):
+        entry = self.table["pictures"]["files"][0]
+        outside = self.root / "evil"
+        path = self.root / "table.json"
+        for entries in (None, "x", [5], [{"name": "images.gz"}], [{**entry, "name": None}],
+                        *([{**entry, "name": name}] for name in ("../evil", str(outside), "", ".")),
+                        *([{**entry, "unpack": names}] for names in (5, [5], ["../evil"], [str(outside)]))):
+            path.write_text(json.dumps({"pictures": {"url": "", "files": entries}}))
+            self.assert_one_line(self.fetch(), "table.json: expected", "datasets.json")
+        for text in ("5", "null", "[]", '{"pictures": []}'):
+            path.write_text(text)
+            self.assert_one_line(self.fetch(), "table.json: expected", "datasets.json")
+        for text in ("", "[" * 100000):
+            path.write_text(text)
+            self.assert_one_line(self.fetch(), "table.json is no JSON")
+        path.unlink()
+        os.mkfifo(path)
+        self.assert_one_line(self.fetch(), "table.json: it is not a regular file")
+        self.assertEqual((self.state["asked"], outside.exists()), ([], False))
+
+    def test_damaged_checksums_of_an_unpacked_archive_mean_that_it_is_fetched_again(self):
+        self.fetch("packed")
+        for damage in (b"", b"one\n", b"\xff\xfe\n", b" \n"):
+            (self.target / "SHA256SUMS").write_bytes(damage)
+            done = self.fetch("packed")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("fetching", done.stdout)
+        (self.target / "SHA256SUMS").unlink()
+        os.mkfifo(self.target / "SHA256SUMS")
+        self.assertEqual(self.fetch("packed").returncode, 0)
+        self.assertIn("found in", self.fetch("packed").stdout)
 
     def test_a_table_without_a_digest_is_not_fetched_by(self):
         for wrong in (None, "", "00"):
