@@ -83,11 +83,10 @@ DatasetPair load_described(const std::string& name, const std::string& dir) {
 void check_not_empty(const std::string& name, const DatasetPair& pair) {
   for (const auto& [set, what] :
        {std::pair(&pair.train, "training"), std::pair(&pair.test, "test")}) {
-    require(
-        set->count() > 0,
-        "--data {}: the {} set is empty: found 0 images, expected 1 or more; fetch it again, or "
-        "give another --data-dir",
-        name, what);
+    require(set->count() > 0,
+            "--data {}: the {} set is empty: found 0 images and so 0 batches, expected 1 or more; "
+            "fetch it again, or give another --data-dir",
+            name, what);
   }
 }
 

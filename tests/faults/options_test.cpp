@@ -200,7 +200,7 @@ TEST_CASE("Output that the system cannot find its way to is refused by option", 
     check_error_line(run_stage01(kSmall + Words{option, loop}, kDeadline),
                      {option + " " + loop, "symbolic links"});
     check_error_line(run_stage01(kSmall + Words{option, longest}, kDeadline),
-                     {option + " x", "too long"});
+                     {option + " x", "expected at most 255"});
   }
 }
 

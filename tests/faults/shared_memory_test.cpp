@@ -85,7 +85,8 @@ TEST_CASE("Two hosts of one name use TCP, and say why", "[faults][ddp][twohosts]
   INFO(story(run));
   CHECK(run.status == 0);
   CHECK_THAT(run.out, ContainsSubstring("2 ranks over tcp (no shared memory: rank 1: cannot reach "
-                                        "rank 0's Unix socket: Connection refused): global batch"));
+                                        "rank 0's Unix socket: Connection refused), no job key: "
+                                        "trusts its network: global batch"));
   const ProcessResult asked =
       jobs.run_words(two_hosts + Words{ddp(), "--backend", "shm"} + kFewSteps);
   INFO(story(asked));
