@@ -69,7 +69,8 @@ TEST_CASE("Few open files end no run in waiting, and are named", "[faults][ddp]"
     CHECK_FALSE(run.timed_out);
     if (run.status == 0) continue;
     ++refused;
-    CHECK_THAT(run.err, ContainsSubstring("pen files"));  // "Too many open files", or the limit
+    // "Too many open files", or the limit; a rank whose peer has none left to answer it names both.
+    CHECK_THAT(run.err, ContainsSubstring("pen files") || ContainsSubstring("ulimit -n"));
   }
   CHECK(refused > 0);
 }
