@@ -74,7 +74,7 @@ std::string what_stays(const json& settings) {
 
 }  // namespace
 
-TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) {
+TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) try {
   // Here, and not only at the first save: another run must not remove what this one chooses.
   ranks_.on_first([&] {
     std::error_code none;
@@ -94,6 +94,9 @@ TrainingState Checkpointer::resume(const std::string& source, const TrainingStat
                              state.steps, state.step_in_epoch, state.epoch + 1));
   }
   return state;
+} catch (...) {
+  lock_.reset();  // the error may end the program without unwinding, and would leave the file
+  throw;
 }
 
 /// Makes the directory, if need be, and keeps other runs out of it.

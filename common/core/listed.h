@@ -8,11 +8,10 @@
 
 namespace lockstep {
 
-/// At most 100 bytes of a text, on one line. Cut between characters where it is UTF-8.
-inline std::string shortened(std::string text) {
-  constexpr size_t kMost = 100;
+/// At most 100 bytes of a text, or `most`, on one line. Cut between characters where it is UTF-8.
+inline std::string shortened(std::string text, size_t most = 100) {
   const auto continues = [](char c) { return (c & 0xC0) == 0x80; };
-  size_t end = kMost;
+  size_t end = most;
   while (end > 0 && end < text.size() && continues(text[end])) --end;
   if (end < text.size()) text = text.substr(0, end) + "...";
   std::replace_if(

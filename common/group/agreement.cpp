@@ -4,6 +4,7 @@
 #include <array>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/sockets/wire.h"
 
 namespace lockstep {
@@ -88,6 +89,9 @@ constexpr std::array kErrorKinds = {
     ErrorKind{"PeerLost", is<PeerLost>, made<PeerLost>, 2},
     ErrorKind{"EnvironmentError", is_any, made<EnvironmentError>, 1}};
 
+/// Of an error, in bytes: it may quote a file of any size, and the store takes a MiB of a rank.
+constexpr size_t kLongestText = size_t{16} << 10;
+
 const ErrorKind& kind_called(const std::string& name) {
   const auto found = std::ranges::find(kErrorKinds, name, &ErrorKind::name);
   return found == kErrorKinds.end() ? kErrorKinds.back() : *found;
@@ -101,9 +105,13 @@ RankOutcome RankOutcome::of(const std::function<std::string()>& work) {
     outcome.text_ = work();
   } catch (const std::exception& error) {
     const auto matches = [&](const ErrorKind& kind) { return kind.matches(error); };
-    outcome.kind_ = std::ranges::find_if(kErrorKinds, matches)->name;
+    const ErrorKind& kind = *std::ranges::find_if(kErrorKinds, matches);
+    outcome.kind_ = kind.name;
     outcome.text_ = error.what();
     outcome.thrown_ = std::current_exception();
+    if (outcome.text_.size() <= kLongestText) return outcome;
+    outcome.text_ = shortened(outcome.text_, kLongestText);
+    outcome.thrown_ = kind.make(outcome.text_);
   }
   return outcome;
 }

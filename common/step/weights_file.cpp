@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/core/printed.h"
 #include "common/system/followed.h"
 
@@ -101,7 +102,7 @@ void save_weights(const std::string& path, const std::vector<StateTensor>& state
 void refuse_incomplete(const Metadata& metadata, const std::string& path) {
   const auto found = metadata.find(kIncompleteKey);
   if (found == metadata.end()) return;
-  std::string text = found->second;
+  std::string text = shortened(found->second, 1000);  // a file may say anything
   const std::string folder = path.substr(0, path.rfind('/') + 1), placeholder = "DIR/";
   if (const size_t at = text.find(placeholder); at != std::string::npos) {
     text.replace(at, placeholder.size(), folder);

@@ -284,6 +284,7 @@ TEST_CASE("What cannot be resumed is refused before the first step, by all ranks
     CHECK_THAT(run.err, ContainsSubstring(text));
     CHECK(run.out.find("Train Epoch") == std::string::npos);
     CHECK(jobs.processes() == Words{});
+    CHECK_FALSE(std::filesystem::exists(jobs / "saved/.lock"));
   };
   const Words two = saved + Words{"--devices", cpus(2), "--epochs", "2"};
   const Words one = saved + Words{"--devices", cpus(1), "--epochs", "2"};

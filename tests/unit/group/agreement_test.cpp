@@ -110,6 +110,21 @@ TEST_CASE("What rank 0 throws is thrown on all ranks, of the same kind", "[group
   CHECK(errors == Texts(2, "environment: std::bad_alloc"));
 }
 
+TEST_CASE("An error that quotes a whole file fits through the store, and is cut alike on all ranks",
+          "[group]") {
+  const std::string longest = "file: " + std::string(3 << 20, 'x');
+  const auto work = [&]() -> std::string { throw BadInput(longest); };
+  CHECK(RankOutcome::of(work).as_text().size() < 20000);
+  const Texts errors =
+      errors_of_ranks(2, [&](int rank, const auto& exchange) { on_rank_0(rank, exchange, work); });
+  CHECK(errors == Texts(2, longest.substr(0, 16384) + "..."));
+  try {
+    std::rethrow_exception(RankOutcome::of(work).thrown());
+  } catch (const BadInput& error) {
+    CHECK(error.what() == errors[0]);
+  }
+}
+
 TEST_CASE("An outcome says the status of a program that ends with it", "[group]") {
   const auto status = [](const auto& error) {
     return RankOutcome::of([&]() -> std::string { throw error; }).exit_status();
