@@ -133,6 +133,9 @@ class TestFiles(unittest.TestCase):
         longest = self.folder / (255 * "x")
         plain_files.write_whole(longest, "long")
         self.assertEqual("long", longest.read_text())
+        with self.assertRaises(UnicodeEncodeError):
+            plain_files.write_whole(target, "\ud800")
+        self.assertEqual("new", target.read_text())
         self.assertEqual({"target", "link", longest.name}, {path.name for path in self.folder.iterdir()})
 
     def test_a_pipe_is_refused_and_not_waited_for(self):

@@ -294,6 +294,25 @@ TEST_CASE("What any rank has used is updated on all, what none has used stays as
   }
 }
 
+TEST_CASE("What an early micro-batch alone has used is updated on all ranks", "[ddp][row84]") {
+  const bool manual = GENERATE(false, true);
+  Group group(2, small_network(ModelKind::seed_skip), {.find_unused_parameters = true}, manual);
+  for (const auto& member : group.members) member->parameters.zero_gradients();
+  for (const bool last : {false, true}) {
+    for (const auto& member : group.members) {
+      member->context.facts.step = last ? 1 : 0;  // steps 1, 3, ... leave extra.inner out
+      member->context.facts.last_contribution = last;
+      member->accumulate(Samples(4), 0.25);
+    }
+  }
+  for (const auto& member : group.members) {
+    const Optimizer adam(member->parameters, {.kind = OptimizerKind::adamw});
+    adam.step(member->context.state(), member->loss);
+    CHECK(adam.steps() == std::vector<int64_t>(10, 1));
+  }
+  CHECK(group[1].weights() == group[0].weights());
+}
+
 TEST_CASE("Where one rank alone leaves a layer out, both end with an error", "[ddp][row84]") {
   Group group(2, forked(true, false));
   CHECK_THAT(message_of<BadInput>([&] { group.gradients(Samples(8)); }),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 
 #include "common/core/error.h"
 #include "common/nn/layers.h"
@@ -184,7 +185,8 @@ MakeModule linear_network(bool spoils) {
   };
 }
 
-/// x, and on rank 1 what a layer adds: that rank alone has a gradient for it, if any has.
+/// x, and on rank 1, in its first pass, what a layer adds: if any pass of a rank gives that a
+/// gradient, this one alone does.
 class AddsOnRank1 final : public Module {
  public:
   explicit AddsOnRank1(bool adds)
@@ -196,7 +198,7 @@ class AddsOnRank1 final : public Module {
     return y;
   }
   Tensor backward(const Tensor& dy, Context& context) override {
-    if (!adds_) return dy;
+    if (!std::exchange(adds_, false)) return dy;
     const Tensor dx = inner_.backward(dy, context);
     context.kernels().add(context.stream(), dy, dx);
     return dx;
@@ -223,7 +225,7 @@ TEST_CASE("What one rank alone has used is updated on all, what none has used st
       INFO("kind " << int(kind) << ", used " << used);
       const Errors errors = on_ranks(2, {{.kind = kind}, kAdam, make}, [&](ShardedMember& member) {
         const Values before = member.weights();
-        member.step(Samples(6));
+        member.step(Samples(8), 2);  // micro-batches
         const Values after = member.weights();
         if (after.back() == before.back() && used) fail<BadInput>("its bias was not updated");
         if (after.back() != before.back() && !used) fail<BadInput>("its bias was updated");

@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/launch/flight_memory.h"
+#include "common/launch/rank_end.h"
 #include "common/system/flight_recorder.h"
 #include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
 
 namespace lockstep {
 namespace {
@@ -88,6 +91,13 @@ TEST_CASE("A rank that has not come to a call is late, since the others wait the
              ContainsSubstring("rank 1 exited with status 0"));
 }
 
+TEST_CASE("A rank that has gone on to later calls has come to the earlier ones", "[flight]") {
+  const Rank waits = Rank(0, 3).call(2, 10, 0), late = Rank(2, 3).call(1, 2, 3);
+  const Rank ahead = Rank(1, 3).call(66, 11, 12);  // whose recording has lost call 2
+  CHECK_THAT(table_of({waits, ahead, late}),
+             ContainsSubstring("rank 2 is late: rank 0 has waited in call 2"));
+}
+
 TEST_CASE("The rank that gave up first is not taken for the cause", "[flight]") {
   Rank first = Rank(0, 3).call(1, 10, 0).in(1, 0b011).gave_up(13);
   Rank middle = Rank(1, 3).call(1, 11, 0).in(2, 0b110).gave_up(14);
@@ -108,6 +118,23 @@ TEST_CASE("A rank that a signal has ended or stopped is the cause, wherever it w
                  !ContainsSubstring("nobody is late"));
 }
 
+TEST_CASE("A rank that ended because it lost a peer is not the cause", "[flight]") {
+  const FlightMemory memory(0, 2);
+  const testing::ScopedEnvironment told(kFlightMemory, flight_memory(memory.descriptor()));
+  FlightRecorder first(0, 2, 0, ""), second(1, 2, 1, "");
+  FlightEntry call{.number = 1};
+  put_flight_text(call.text, kReduce);
+  FlightCall waits(&first, call);
+  waits.start();
+  waits.give_up();
+  const auto told_of = [&](const RankEnd& end) {
+    return fmt::format("{}", fmt::join(memory.table({end}, end), "\n"));
+  };
+  CHECK_THAT(told_of({.rank = 0, .status = 2}), ContainsSubstring("rank 1 is late: rank 0 has"));
+  CHECK_THAT(told_of({.rank = 0, .status = 1}),
+             ContainsSubstring("rank 0 exited with status 1, in call 1"));
+}
+
 TEST_CASE("Calls that differ are told from the first on", "[flight]") {
   const Rank one = Rank(0).call(1, 2, 3).call(2, 4, 0, "barrier");
   const Rank other = Rank(1).call(1, 2, 3).call(2, 4, 5).call(3, 6, 0);
@@ -123,6 +150,10 @@ TEST_CASE("Ranks in transfers wait for their peers", "[flight]") {
   const Rank elsewhere = Rank(2, 3).call(3, 1, 2);
   CHECK_THAT(table_of({sends, receives, elsewhere}),
              ContainsSubstring("rank 2 is late: rank 1 has waited in transfer 9"));
+  // Their numbers and texts are each rank's own.
+  const Rank sent = Rank(0).call(1, 2, 3, "send of 1 f32 to rank 1").transfer_with(0b10);
+  const Rank received = Rank(1).call(1, 2, 3, "receive of 1 f32 from rank 0").transfer_with(0b01);
+  CHECK_THAT(table_of({sent, received}), !ContainsSubstring("the calls differ"));
   const Rank back = Rank(2, 3).call(2, 6, 0, "receive of 1 f32 from rank 0").transfer_with(0b001);
   CHECK_THAT(table_of({sends, receives, back}),
              ContainsSubstring("ranks 0, 1, 2 wait for each other"));

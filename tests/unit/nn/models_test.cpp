@@ -370,5 +370,57 @@ TEST_CASE("Normal initial values have standard deviation 0.01, biases 0", "[nn]"
   CHECK_THROWS_WITH(parse_initializer("zeros"), ContainsSubstring("'zeros'"));
 }
 
+// --- Which parameters have a gradient ------------------------------------------------------------
+
+TEST_CASE("A parameter has a gradient if any pass since the last zeroing has given it one",
+          "[nn]") {
+  TestNetwork net({.kind = ModelKind::seed_skip});  // steps 1, 3, ... leave extra.inner out
+  const Optimizer adam(net.parameters, {.kind = OptimizerKind::adamw});
+  net.context.state().copy_from_host({{.learning_rate = Real(0.1), .loss_weight = 1}});
+  const auto pass = [&](int64_t step, bool last) {
+    net.context.facts.step = step;
+    net.context.facts.last_contribution = last;
+    net.step({1, 28, 28, 1}, net.device.labels({3}));
+  };
+  const auto update = [&] {
+    adam.step(net.context.state(), net.parameters.loss());
+    std::map<std::string, int64_t> steps;
+    for (size_t i = 0; i < adam.parameters().size(); ++i) {
+      steps[adam.parameters()[i]->name] = adam.steps()[i];
+    }
+    return std::pair(steps.at("fc1.bias"), steps.at("extra.inner.bias"));
+  };
+  // Of two micro-batches the first alone uses the layer.
+  adam.zero_gradients();
+  pass(0, false);
+  pass(1, true);
+  CHECK(update() == std::pair<int64_t, int64_t>{1, 1});
+  // What was zeroed without a step is forgotten, whoever zeroes it.
+  pass(0, true);
+  adam.zero_gradients();
+  pass(1, true);
+  CHECK(update() == std::pair<int64_t, int64_t>{2, 1});
+  pass(0, true);
+  net.parameters.zero_gradients();
+  pass(1, true);
+  CHECK(update() == std::pair<int64_t, int64_t>{3, 1});
+}
+
+TEST_CASE("What the network or a copy of it has used has a gradient", "[nn]") {
+  for (const int64_t step : {0, 1}) {
+    TestNetwork net({.kind = ModelKind::seed_skip}), copy({.kind = ModelKind::seed_skip});
+    net.context.facts.step = step;
+    copy.context.facts.step = 1 - step;  // one of the two leaves extra.inner out
+    for (TestNetwork* each : {&net, &copy}) {
+      each->context.state().copy_from_host({{.loss_weight = 1}});
+      each->step({1, 28, 28, 1}, each->device.labels({3}));
+    }
+    const GradientMarks& marks = net.parameters.marks();
+    marks.add(copy.parameters.marks());
+    marks.write(net.device.stream);
+    CHECK(marks.marks().to_host() == Values(10, 1));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/core/error.h"
@@ -169,6 +171,9 @@ TEST_CASE("Another protocol, and another build, are recognised by their first by
     Handshake caller = Handshake::of_caller({}, "here", 0, 1);
     CHECK_THROWS_AS(caller.take(text), NotLockstep);
   }
+  Handshake of_no_rank = Handshake::of_listener({}, "here", 0);
+  of_no_rank.take(Handshake::of_caller({}, "here", 0, -1).take_output());  // 2^32 - 1
+  CHECK(of_no_rank.state() == State::refused);
   Handshake caller = Handshake::of_caller({}, "here", 0, 1);
   Handshake listener = Handshake::of_listener({}, "here", 0);
   std::string newer = caller.take_output();
@@ -217,6 +222,52 @@ TEST_CASE("Half a handshake is given up, and however many come, few places are t
                                       Catch::Matchers::Equals(""));
 }
 
+TEST_CASE("Neither who came before many silent connections nor who comes after them is kept out",
+          "[handshake]") {
+  require_proofs();
+  const Socket listener = listen_on({"127.0.0.1", 0});
+  FrontDoor door(listener, kKey, "here", 0, 3, kLong);
+  std::vector<Socket> sockets;
+  std::vector<int> guests;
+  const auto serve = [&] {
+    door.accept_some();
+    for (const FrontDoor::Guest& guest : door.hear()) guests.push_back(guest.rank);
+  };
+  const auto connect = [&]() -> Socket& {
+    return sockets.emplace_back(connect_to(listener.local_address(), Deadline(kLong)));
+  };
+  const auto begin = [&](const Socket& socket, Handshake& caller) {
+    send_all(socket, bytes_of(caller.take_output()), Deadline(kLong));
+    std::string answer(caller.wanted(), '\0');
+    size_t came = 0;
+    for (const Deadline deadline(kSoon); came == 0 && !deadline.passed();) {
+      serve();
+      came = socket.receive_some(writable_bytes_of(answer));
+    }
+    caller.take(answer.substr(0, came));
+  };
+  sockets.reserve(300);
+  Handshake before = Handshake::of_caller(kKey, "here", 0, 1),
+            after = Handshake::of_caller(kKey, "here", 0, 2);
+  const Socket& first = connect();
+  begin(first, before);
+  for (int i = 0; i < 200; ++i) {
+    connect();
+    serve();
+  }
+  const Socket& last = connect();
+  begin(last, after);
+  for (const auto& [socket, caller] : {std::pair(&first, &before), {&last, &after}}) {
+    for (const Deadline deadline(kSoon); caller->state() == State::going && !deadline.passed();) {
+      begin(*socket, *caller);
+    }
+    send_all(*socket, bytes_of(caller->take_output()), Deadline(kLong));
+  }
+  for (const Deadline deadline(kSoon); guests.size() < 2 && !deadline.passed();) serve();
+  std::ranges::sort(guests);
+  CHECK(guests == std::vector<int>{1, 2});
+}
+
 // --- Where the key comes from --------------------------------------------------------------------
 
 using KeyVariables = std::map<std::string, std::string>;
@@ -257,6 +308,16 @@ TEST_CASE("The key is from the first source that is there", "[handshake]") {
   CHECK_THAT(few,
              ContainsSubstring("LOCKSTEP_JOB_SECRET: the secret has 9 bytes, expected 16 to "));
   CHECK(few.find("swordfish") == few.npos);
+  for (const size_t size : {15u, 16u, 4096u, 4097u}) {
+    const std::string secret(size, 'x');
+    const bool fits = size == 16 || size == 4096;
+    std::string got;
+    const auto read = [&] { got = key_from({{"LOCKSTEP_JOB_SECRET", secret}}).bytes; };
+    CHECK((message_of<BadInput>(read) == kNoError) == fits);
+    CHECK((got == secret) == fits);
+  }
+  testing::write_file(file, kOther + "\r\n");  // of another system's editor
+  CHECK(key_from({{"LOCKSTEP_JOB_SECRET_FILE", file}}).bytes == kOther);
 }
 
 TEST_CASE("A secret's file that others could have read or written is refused", "[handshake]") {
@@ -351,6 +412,12 @@ TEST_CASE("Ranks of the same user get rank 0's key; other users, and other keys,
   got = {};
   served([&] { CHECK_THAT(ask(), ContainsSubstring("rank 0 has a job key from LOCKSTEP_JOB_S")); });
   CHECK((refused && got.bytes.empty()));
+  std::string said(1 + kJobKeyBytes, 'x');  // all that the desk of a secret says
+  served([&] {
+    const Socket socket = connect_under("lockstep-key-" + at.text(), "desk", Deadline(kSoon));
+    receive_all(socket, writable_bytes_of(said), Deadline(kSoon));
+  });
+  CHECK(said.substr(1) == std::string(kJobKeyBytes, '\0'));
 }
 
 }  // namespace

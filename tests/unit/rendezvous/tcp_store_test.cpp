@@ -18,6 +18,7 @@
 #include "common/sockets/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/own_addresses.h"
 #include "tests/support/process.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
@@ -137,6 +138,7 @@ TEST_CASE("A store of several hosts listens on all interfaces, one of this host 
     CHECK_FALSE(is_own_address(host));
   }
   CHECK(interface_of("192.0.2.77").empty());
+  for (const std::string& own : testing::own_addresses()) CHECK(interface_of(own) == own);
 }
 
 // --- Strangers ---------------------------------------------------------------------------------
@@ -234,6 +236,17 @@ TEST_CASE("Many silent connections do not keep a rank out", "[store][tsan][row73
   for (int i = 0; i < 200; ++i) scanners.push_back(host.stranger());
   check_job_goes_on(host);
   CHECK(has_closed(scanners.front()));
+}
+
+TEST_CASE("Nor do many who come in and do not say who they are", "[store][row73]") {
+  const Host host(2, kEverywhere);  // without a key anybody comes in
+  std::vector<Socket> strangers;
+  for (int i = 0; i < 200; ++i) {
+    strangers.push_back(host.stranger());
+    say(strangers.back(), first_message({}, 1) + std::string(32, '\0'));
+  }
+  check_job_goes_on(host);
+  CHECK(has_closed(strangers.front()));
 }
 
 TEST_CASE("Random bytes never end the store", "[store][tsan][row73]") {

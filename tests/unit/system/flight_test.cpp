@@ -23,6 +23,8 @@ namespace {
 using namespace testing;
 using Catch::Matchers::ContainsSubstring;
 
+constexpr int64_t kLongCall = 1'000'000'000'000;  // ns: longer than this test
+
 FlightEntry entry_of(uint64_t number, const std::string& text = "all_reduce of 5 f32, sum") {
   FlightEntry entry{.number = number};
   put_flight_text(entry.text, text);
@@ -94,6 +96,21 @@ TEST_CASE("A call that an error ends stays one that has not ended", "[flight]") 
   const FlightLog log = read_flight_files(folder / "flight").at(0).log;
   CHECK(log.entries.at(0).completed_ns == 0);
   CHECK(log.gave_up_ns >= log.entries.at(0).started_ns);
+  FlightCall later(recorder.get(), entry_of(2));
+  CHECK_THROWS_AS(later.run([] { throw PeerLost("gone"); }), PeerLost);
+  CHECK(read_flight_files(folder / "flight").at(0).log.gave_up_ns == log.gave_up_ns);  // the first
+}
+
+TEST_CASE("A call that a device has timed began so long before its end", "[flight]") {
+  const TempDir folder;
+  const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, folder / "flight");
+  for (const bool seen : {false, true}) {
+    FlightCall call(recorder.get(), entry_of(1));
+    if (seen) call.start();
+    call.complete(kLongCall);
+    const FlightEntry entry = read_flight_files(folder / "flight").at(0).log.entries.back();
+    CHECK(entry.completed_ns - entry.started_ns == kLongCall);
+  }
 }
 
 TEST_CASE("Only collectives of all ranks in which all wait count as waiting", "[flight]") {
@@ -206,6 +223,17 @@ TEST_CASE("What is no recording is refused in one line", "[flight]") {
     const FlightRecorder other(0, 2, 0, path_of_rank(file, 1));
   }
   CHECK_THAT(refusal(), ContainsSubstring("found the recording of rank 0, expected rank 1"));
+}
+
+TEST_CASE("Recordings are read without rank 0's, too", "[flight]") {
+  const TempDir folder;
+  const std::string file = folder / "flight";
+  {
+    const FlightRecorder recorder(5, 8, 0, path_of_rank(file, 5));
+  }
+  const std::vector<FlightRank> ranks = read_flight_files(file);
+  REQUIRE(ranks.size() == 1);
+  CHECK(ranks[0].log.header.rank == 5);
 }
 
 TEST_CASE("Texts of a recording reach the reader without what a terminal would obey", "[flight]") {

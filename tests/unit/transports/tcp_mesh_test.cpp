@@ -15,10 +15,13 @@
 #include "common/rendezvous/handshake.h"
 #include "common/rendezvous/tcp_store.h"
 #include "common/sockets/connect.h"
+#include "common/sockets/transfer.h"
 #include "common/sockets/wire.h"
+#include "common/transports/peer_meeting.h"
 #include "common/transports/tcp_mesh.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/own_addresses.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
 #include "tests/support/tcp_stores.h"
@@ -322,6 +325,35 @@ TEST_CASE("A rank that fails while the mesh is made is named at once", "[mesh][t
   }
 }
 
+TEST_CASE("A rank that ends before it connects is named at once", "[mesh][tsan]") {
+  Stores stores(2);
+  const auto begin = Clock::now();
+  const Texts errors = run_ranks(2, [&](int rank) {
+    if (rank == 0) TcpMesh(stores[0], kLong);
+    if (rank == 0) return;
+    stores[1].set("mesh/address/rank 1", "127.0.0.1:1");
+    const auto mine = std::move(stores.all[1]);
+    fail<BadInput>("bad luck");
+  });
+  CHECK(seconds_since(begin) < kSoon);
+  CHECK_THAT(errors[0], ContainsSubstring("rank 1"));
+}
+
+TEST_CASE("A rank that others reach by its host's loopback address only is named", "[mesh]") {
+  for (const std::string& own : testing::own_addresses()) {
+    const bool loopback = is_loopback(own);
+    const Stores stores(3, own);
+    const Socket first = listen_on({own, 0}), second = listen_on({"127.0.0.1", 0});
+    stores[0].set("mesh/address/rank 0", first.local_address().text());
+    stores[1].set("mesh/address/rank 1", second.local_address().text());
+    const auto connect = [&] { TcpMesh(stores[2], kShort); };
+    const std::string error =
+        loopback ? message_of<PeerLost>(connect) : message_of<EnvironmentError>(connect);
+    CHECK_THAT(error, ContainsSubstring(loopback ? "missing ranks: 0, 1"
+                                                 : "rank 1 can be reached from its own host only"));
+  }
+}
+
 TEST_CASE("Strangers who come to a rank's port are dropped", "[mesh][tsan][row73]") {
   const Stores stores(2);
   std::string moved;
@@ -350,6 +382,30 @@ TEST_CASE("Strangers who come to a rank's port are dropped", "[mesh][tsan][row73
   });
   CHECK(errors == Texts(2));
   CHECK(moved == "hello");
+}
+
+TEST_CASE("Who comes as a rank that is here already, or as the listener, is not taken for it",
+          "[mesh][row73]") {
+  const Stores stores(3);
+  const Socket listener = listen_on({"127.0.0.1", 0});
+  std::vector<Socket> callers, met;
+  const Texts errors = run_ranks(2, [&](int thread) {
+    if (thread == 0) {
+      PeerMeeting meeting(stores[0], listener, "here");
+      met = meeting.meet(Deadline(kLong), {.check_missing = [](const std::vector<int>&) {}});
+      return;
+    }
+    for (const int rank : {0, 1, 1, 2}) {
+      callers.push_back(connect_to(listener.local_address(), Deadline(kLong)));
+      prove_to_listener(callers.back(), Handshake::of_caller(stores[0].key(), "here", 0, rank),
+                        Deadline(kLong));
+    }
+  });
+  CHECK(errors == Texts(2));
+  REQUIRE(met.size() == 3);
+  CHECK_FALSE(met[0].is_open());
+  CHECK(met[1].peer_address().text() == callers[1].local_address().text());
+  CHECK(met[2].peer_address().text() == callers[3].local_address().text());
 }
 
 TEST_CASE("A rank may introduce itself in pieces", "[mesh][tsan]") {
