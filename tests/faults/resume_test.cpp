@@ -153,6 +153,13 @@ TEST_CASE("Two runs do not save to one directory at a time", "[faults][checkpoin
   CHECK_THAT(second.err, ContainsSubstring("another run saves to it; wait"));
   CHECK(std::distance(std::filesystem::directory_iterator(jobs / "saved"), {}) == 1);  // the lock
   CHECK(int(std::filesystem::status(lock).permissions()) == 0600);
+  // Nor does this run look for what the other one may be about to remove.
+  write_file(jobs / "saved/step-000000001.safetensors", "damaged");
+  const ProcessResult third =
+      jobs.run_words(Words{"flock", lock} + run + Words{"--resume", "auto"});
+  CHECK_THAT(third.err, ContainsSubstring("another run saves to it; wait"));
+  CHECK(third.err.find("step-000000001") == std::string::npos);
+  std::filesystem::remove(jobs / "saved/step-000000001.safetensors");
   // A lock that whoever may read the directory can have is none. Nobody has the file's any more.
   CHECK(jobs.run_words(Words{"flock", jobs / "saved"} + run).status == 0);
   CHECK_FALSE(std::filesystem::exists(lock));
@@ -160,6 +167,11 @@ TEST_CASE("Two runs do not save to one directory at a time", "[faults][checkpoin
   REQUIRE(::mkfifo(lock.c_str(), 0666) == 0);
   CHECK_THAT(jobs.run_words(run).err,
              ContainsSubstring("the lock .lock is not a file of this user"));
+  std::filesystem::remove(lock);
+  std::filesystem::create_symlink(jobs / "elsewhere", lock);
+  CHECK_THAT(jobs.run_words(run).err,
+             ContainsSubstring("the lock .lock cannot be opened: Too many levels"));
+  CHECK_FALSE(jobs.has("elsewhere"));
 }
 
 TEST_CASE("A checkpoint names the next step's learning rate and the best accuracy so far",

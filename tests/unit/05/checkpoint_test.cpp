@@ -1,8 +1,12 @@
 // Groups of ranks that save and resume: training continues, and from which checkpoint.
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <thread>
+#include <vector>
 
+#include "05-syncbn-checkpoint/checkpoint_directory.h"
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
@@ -11,6 +15,7 @@
 #include "tests/support/data_test_files.h"
 #include "tests/support/nn_test_support.h"
 #include "tests/support/process.h"
+#include "tests/support/tasks.h"
 #include "tests/unit/05/checkpoint_runs.h"
 
 namespace lockstep {
@@ -414,6 +419,30 @@ TEST_CASE("Another order of sums is told, and allowed", "[checkpoint]") {
   CHECK_NOTHROW(require_saved_settings(gloo, tcp, "F"));
   CHECK(other_order_of_sums(gloo, tcp) == "backend \"tcp\" instead of \"gloo\"");
   CHECK(other_order_of_sums(gloo, gloo).empty());
+}
+
+TEST_CASE("Of runs that begin while another ends one alone has the directory", "[checkpoint]") {
+  const TempDir folder;
+  std::atomic<int> inside = 0, times = 0, together = 0;
+  std::vector<std::thread> runs;
+  for (int i = 0; i < 4; ++i) {
+    runs.emplace_back([&] {
+      for (const auto begin = testing::Clock::now(); testing::seconds_since(begin) < 0.2;) {
+        try {
+          const DirectoryLock lock(folder.path());
+          if (++inside > 1) ++together;
+          std::this_thread::yield();
+          ++times;
+          --inside;
+        } catch (const BadInput&) {
+          // Another has it.
+        }
+      }
+    });
+  }
+  for (std::thread& run : runs) run.join();
+  CHECK(together == 0);
+  CHECK(times > 0);
 }
 
 TEST_CASE("The newest checkpoints are kept, at least two", "[checkpoint]") {
