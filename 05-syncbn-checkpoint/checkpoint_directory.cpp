@@ -142,11 +142,14 @@ DirectoryLock::DirectoryLock(const fs::path& directory) : path_(directory / ".lo
     return ::lstat(path_.c_str(), &now) == 0 && now.st_dev == own.st_dev &&
            now.st_ino == own.st_ino;
   };
-  // The run that had the lock may have removed the file between open() and flock().
+  // The run that had the lock may remove the directory before open(), and the file before flock().
   for (struct stat own = {}; !file_.is_open() || !is_at_path(own);) {
+    const std::vector<fs::path> made = make_directory(directory);
+    if (!made.empty()) made_ = made;
     file_ = Descriptor(
         ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
     const int error = file_.is_open() && ::fstat(file_.get(), &own) == 0 ? 0 : errno;
+    if (error == ENOENT) continue;
     require(error == 0 && S_ISREG(own.st_mode) && own.st_uid == ::geteuid(),
             "--checkpoint-dir {}: the lock {} {}; remove it if no other run saves there, or give "
             "another directory",
@@ -161,7 +164,9 @@ DirectoryLock::DirectoryLock(const fs::path& directory) : path_(directory / ".lo
 }
 
 DirectoryLock::~DirectoryLock() {
-  if (file_.is_open()) ::unlink(path_.c_str());
+  if (!file_.is_open()) return;
+  ::unlink(path_.c_str());
+  std::ranges::find_if(made_, [](const fs::path& made) { return ::rmdir(made.c_str()) != 0; });
 }
 
 // --- Removing ------------------------------------------------------------------------------------

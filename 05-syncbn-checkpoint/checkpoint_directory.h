@@ -47,10 +47,12 @@ std::optional<FoundCheckpoint> newest_readable(
 /// Keeps other runs out of a directory, which would remove what this one saves: a lock on the file
 /// .lock in it, which only this user may open. (A lock on the directory could be had by everyone
 /// who may read it.) It ends with the process, and the file goes with this object; file systems
-/// without locks have none.
+/// without locks have none. A directory that is not there is made, and goes with this object, too,
+/// if nothing was saved to it.
 class DirectoryLock {
  public:
-  /// Throws BadInput where another run has the lock, or its file is another user's.
+  /// Throws BadInput where another run has the lock, or its file is another user's;
+  /// EnvironmentError where the directory cannot be made.
   explicit DirectoryLock(const std::filesystem::path& directory);
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;
@@ -58,6 +60,7 @@ class DirectoryLock {
 
  private:
   std::filesystem::path path_{};
+  std::vector<std::filesystem::path> made_{};  // the deepest first
   Descriptor file_{};
 };
 

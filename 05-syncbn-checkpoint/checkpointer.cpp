@@ -75,18 +75,16 @@ std::string what_stays(const json& settings) {
 }  // namespace
 
 TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) try {
-  // Here, and not only at the first save: another run must not remove what this one chooses.
+  // Before the choice, and not at the first save: another run must not remove what this one
+  // chooses, nor save to where this one found nothing.
   ranks_.on_first([&] {
-    std::error_code none;
-    if (std::filesystem::exists(options_.directory, none)) lock_directory();
+    if (!options_.directory.empty() && !lock_) lock_.emplace(options_.directory);
     return "";
   });
   const std::optional<std::filesystem::path> path = choose(source);
-  const std::string decision = ranks_.on_first([&] {
-    lock_directory();  // where none was, nothing was chosen from it
-    return path ? checked(path->string(), begin).to_json() : "";
-  });
   if (!path) return begin;
+  const std::string decision =
+      ranks_.on_first([&] { return checked(path->string(), begin).to_json(); });
   files_->restore(ranks_);
   TrainingState state = TrainingState::from_json(decision, "rank 0");
   if (ranks_.is_first()) {
@@ -97,13 +95,6 @@ TrainingState Checkpointer::resume(const std::string& source, const TrainingStat
 } catch (...) {
   lock_.reset();  // the error may end the program without unwinding, and would leave the file
   throw;
-}
-
-/// Makes the directory, if need be, and keeps other runs out of it.
-void Checkpointer::lock_directory() {
-  if (options_.directory.empty() || lock_) return;
-  make_directory(options_.directory);
-  lock_.emplace(options_.directory);
 }
 
 /// The checkpoint that `source` means, which is read; nothing if the run begins anew.

@@ -50,7 +50,6 @@ class Checkpointer {
 
  private:
   void saved(const TrainingState& state, const std::string& report);
-  void lock_directory();
   std::optional<std::filesystem::path> choose(const std::string& source);
   std::optional<std::filesystem::path> newest();
   void require_own_directory(const std::filesystem::path& source) const;

@@ -181,7 +181,7 @@ void write_file_atomically(const fs::path& path, std::span<const Bytes> pieces) 
   // [end 05.3]
 }
 
-void make_directory(const fs::path& directory) {
+std::vector<fs::path> make_directory(const fs::path& directory) {
   const auto refuse = [&](const char* what, int code) {
     fail<EnvironmentError>("cannot {} the directory {}: {}; give one that you may write to", what,
                            directory.string(), errno_text(code));
@@ -199,6 +199,7 @@ void make_directory(const fs::path& directory) {
     if (!sync_directory_of(each)) refuse("make durable", errno);
   }
   if (::access(directory.c_str(), W_OK | X_OK) != 0) refuse("write to", errno);
+  return made;
 }
 
 void remove_file(const fs::path& path) {

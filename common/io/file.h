@@ -52,8 +52,9 @@ void write_file_atomically(const std::filesystem::path& path,
                            std::span<const std::span<const std::byte>> pieces);
 
 /// Makes a directory, and any missing ones above it, durably (fsync of the directory that holds
-/// each). Throws EnvironmentError if it cannot be made or nothing may be written in it.
-void make_directory(const std::filesystem::path& directory);
+/// each). Returns those that it made, the deepest first. Throws EnvironmentError if it cannot be
+/// made or nothing may be written in it.
+std::vector<std::filesystem::path> make_directory(const std::filesystem::path& directory);
 
 /// Removes a file, and makes sure that a power cut does not bring it back (fsync of the directory).
 /// Does nothing if there is none. Throws EnvironmentError.

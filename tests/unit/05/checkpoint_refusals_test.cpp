@@ -307,7 +307,8 @@ TEST_CASE("A directory that cannot be written to is told before the first step, 
   std::ofstream(folder / "file") << "x";
   const Words errors = run_group(2, RunOptions(folder / "file" / "run"),
                                  [](Trainee& trainee, int) { trainee.resume(""); });
-  CHECK_THAT(errors[0], ContainsSubstring("file/run: Not a directory; give a directory that"));
+  CHECK_THAT(errors[0],
+             ContainsSubstring("file/run: Not a directory; give one that you may write"));
   CHECK(errors[1] == errors[0]);
   const TempDir closed;
   ::chmod(closed.path().c_str(), 0555);
@@ -319,9 +320,30 @@ TEST_CASE("A directory that cannot be written to is told before the first step, 
   ::chmod(closed.path().c_str(), 0755);
   CHECK_THAT(closed_errors[0], ContainsSubstring("Permission denied; give one that you may write"));
   CHECK(closed_errors[1] == closed_errors[0]);
-  // A resume that is refused makes none.
-  run_group(2, RunOptions(folder / "new"),
-            [](Trainee& trainee, int) { trainee.resume("no-such-checkpoint"); });
+}
+
+TEST_CASE(
+    "A directory that is not there is made and locked before the choice; a refused run leaves none",
+    "[checkpoint]") {
+  const TempDir folder;
+  RunOptions run(folder / "new/one");
+  std::string second = "not asked";
+  run.checkpoints.say = [&](const std::string&) {  // nothing was found, and nothing is saved yet
+    second = message_of<BadInput>([&] { DirectoryLock(folder / "new/one"); });
+  };
+  CHECK(run_group(2, run, [](Trainee& trainee, int) { trainee.resume(); }) == no_errors(2));
+  CHECK_THAT(second, ContainsSubstring("another run saves to it"));
+  CHECK_FALSE(std::filesystem::exists(folder / "new"));
+  for (const char* source : {"auto", ""}) {
+    run_group(2, run, [&](Trainee& trainee, int) {
+      trainee.resume(source);
+      fail<BadInput>("refused");
+    });
+    CHECK_FALSE(std::filesystem::exists(folder / "new"));
+  }
+  const Words errors =
+      run_group(2, run, [](Trainee& trainee, int) { trainee.resume("no-such-checkpoint"); });
+  CHECK_THAT(errors[1], ContainsSubstring("no-such-checkpoint"));
   CHECK_FALSE(std::filesystem::exists(folder / "new"));
 }
 

@@ -73,10 +73,10 @@ std::string error_in_child(const std::function<void()>& body) {
 TEST_CASE("A directory is made with those above it, durably, or the error says why not", "[file]") {
   const ScratchDirectory directory;
   SystemCalls calls;
-  make_directory(directory / "a/b/");
+  CHECK(make_directory(directory / "a/b/") == std::vector{directory / "a/b", directory / "a"});
   CHECK(std::filesystem::is_directory(directory / "a/b"));
   CHECK(calls.log == Names(2, "fsync directory"));
-  make_directory(directory / "a/b");  // there it is
+  CHECK(make_directory(directory / "a/b").empty());  // there it is
   CHECK(calls.log.size() == 2);
   std::ofstream(directory / "file") << "x";
   CHECK_THAT(error_of([&] { make_directory(directory / "file/x"); }),
