@@ -3,7 +3,6 @@
 #include <omp.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/core/host_memory.h"
+#include "common/core/whole_number.h"
 
 namespace lockstep {
 namespace {
@@ -75,7 +75,7 @@ void raise(std::atomic<int>& signal) {
 
 int chaos_from_environment() {
   const char* text = std::getenv("LOCKSTEP_CHAOS");
-  return text == nullptr ? 0 : std::clamp(std::atoi(text), 0, 1000000);
+  return text == nullptr || *text == '\0' ? 0 : parse_whole(text, "LOCKSTEP_CHAOS", 0, 1'000'000);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "common/core/error.h"
+#include "common/core/whole_number.h"
 #include "common/rendezvous/slurm_lists.h"
 
 namespace lockstep {

@@ -1,9 +1,9 @@
 #include "common/sockets/address.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "common/core/error.h"
+#include "common/core/whole_number.h"
 
 namespace lockstep {
 
@@ -32,16 +32,6 @@ Address parse_address(std::string_view text, const std::string& what) {
 bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.") ||
          host.starts_with("::ffff:127.");
-}
-
-int parse_whole(std::string_view text, const std::string& name, int least, int most,
-                const std::string& why) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  require(error == std::errc{} && stop == end && least <= value && value <= most,
-          "{}={}: expected a whole number from {} to {}{}", name, text, least, most, why);
-  return value;
 }
 
 }  // namespace lockstep

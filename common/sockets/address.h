@@ -27,11 +27,6 @@ std::string without_brackets(std::string_view host);
 /// True for an address that is reachable only from its own host: localhost, 127.x.y.z, ::1.
 bool is_loopback(std::string_view host);
 
-/// `text` as a whole number from `least` to `most`. Throws BadInput: "NAME=text: expected a whole
-/// number from 0 to 1", with `why` after it.
-int parse_whole(std::string_view text, const std::string& name, int least, int most,
-                const std::string& why = "");
-
 constexpr int kLargestPort = 65535;
 
 }  // namespace lockstep

@@ -8,6 +8,8 @@
 #include <array>
 #include <cerrno>
 
+#include "common/core/whole_number.h"
+
 namespace lockstep {
 namespace {
 

@@ -214,6 +214,16 @@ TEST_CASE("LOCKSTEP_CHAOS delays every operation and changes no result", "[strea
   CHECK(seconds_since(begin) > 0.03);
 }
 
+TEST_CASE("LOCKSTEP_CHAOS is a number as a whole, or is refused", "[streams]") {
+  for (const char* text : {"200us", "x", "-1", "1000001", "1e3", " 1", "0x10"}) {
+    const ScopedEnvironment chaos("LOCKSTEP_CHAOS", text);
+    CHECK(message_of<BadInput>([] { open_cpu(0)->create_stream("one"); }) ==
+          fmt::format("LOCKSTEP_CHAOS={}: expected a whole number from 0 to 1000000", text));
+  }
+  const ScopedEnvironment chaos("LOCKSTEP_CHAOS", "");
+  CHECK_NOTHROW(open_cpu(0)->create_stream("one"));
+}
+
 TEST_CASE("LOCKSTEP_CHAOS delays two streams differently", "[streams]") {
   const ScopedEnvironment chaos("LOCKSTEP_CHAOS", "3000");
   constexpr int kTasks = 30;
