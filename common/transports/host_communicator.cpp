@@ -7,36 +7,22 @@
 #include "common/core/stream_backend.h"
 
 namespace lockstep {
-namespace {
-
-/// Does `work`, and counts what it sends.
-template <class Work>
-void counted(const HostTransport& transport, SentBytes& sent, Purpose purpose, Work work) {
-  const int64_t before = transport.bytes_sent();
-  work();
-  sent.add(purpose, transport.bytes_sent() - before);
-}
-
-}  // namespace
 
 /// What the host does between the copies.
 std::function<void()> HostCommunicator::task(const std::vector<Call>& together,
                                              FlightCall flight) const {
   if (is_transfer(together[0])) {
-    return [transport = transport_, sent = sent().get(), calls = together, me = who(),
-            flight]() mutable {
+    return [held = held_, calls = together, me = who(), flight]() mutable {
       within(fmt::format("{}: {}", me, calls[0].text()), [&] {
-        flight.run([&] {
-          counted(*transport, *sent, calls[0].purpose, [&] { transport->transfer(calls); });
-        });
+        flight.run(
+            [&] { held->counted(calls[0].purpose, [&] { held->transport->transfer(calls); }); });
       });
     };
   }
-  return [transport = transport_, sent = sent().get(), call = together[0], me = who(),
-          flight]() mutable {
+  return [held = held_, call = together[0], me = who(), flight]() mutable {
     within(fmt::format("{}: collective {} ({})", me, flight.number(), call.text()), [&] {
       flight.run([&] {
-        counted(*transport, *sent, call.purpose, [&] { transport->run(call, flight.number()); });
+        held->counted(call.purpose, [&] { held->transport->run(call, flight.number()); });
       });
     });
   };

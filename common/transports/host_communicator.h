@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/comm/process_communicator.h"
+#include "common/core/kept.h"
 #include "common/transports/host_staging.h"
 
 namespace lockstep {
@@ -29,12 +30,6 @@ class HostTransport {
   virtual int64_t bytes_sent() const = 0;
   /// Where they are counted: where they leave, unless that is said.
   virtual std::string counted_in() const { return description(); }
-  /// Lives as long as this, which queued tasks hold: the counts that they add to. A reference that
-  /// each task counts would be an order between threads, and hide a missing wait.
-  void keep(std::shared_ptr<SentBytes> counts) { counts_ = std::move(counts); }
-
- private:
-  std::shared_ptr<SentBytes> counts_;
 };
 
 /// One process's membership of a group. A call is a task of its stream, which runs it on a thread
@@ -45,18 +40,28 @@ class HostCommunicator final : public ProcessCommunicator {
  public:
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport)
       : ProcessCommunicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),
-        transport_(std::move(transport)),
-        staging_(rank) {
-    transport_->keep(sent());
-  }
+        held_(Held{std::move(transport), sent()}),
+        staging_(rank) {}
 
-  const HostTransport& transport() const { return *transport_; }
+  const HostTransport& transport() const { return *held_->transport; }
 
  private:
+  struct Held {
+    std::shared_ptr<HostTransport> transport;
+    std::shared_ptr<SentBytes> sent;
+    /// Makes the calls by `work`, and counts what they send.
+    template <class Work>
+    void counted(Purpose purpose, Work work) const {
+      const int64_t before = transport->bytes_sent();
+      work();
+      sent->add(purpose, transport->bytes_sent() - before);
+    }
+  };
+
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
   std::function<void()> task(const std::vector<Call>& together, FlightCall flight) const;
 
-  std::shared_ptr<HostTransport> transport_;  // also held by queued tasks
+  Kept<Held> held_;  // by queued tasks, too
   HostStaging staging_;
   std::optional<Event> last_;  // after the last call
 };

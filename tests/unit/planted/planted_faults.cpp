@@ -17,6 +17,7 @@
 
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
+#include "common/core/kept.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"
 #include "common/system/flight_recorder.h"
@@ -40,13 +41,15 @@ bool fill_here_read_there(bool with_wait, milliseconds pause) {
   const Tensor sum = Tensor::empty(consumer, {kElements});
   const auto dawdle = [&] { std::this_thread::sleep_for(pause); };
 
-  // Both streams also make calls that are recorded, as HostCommunicator's are: that orders nothing.
+  // Both streams also make calls that are recorded and keep something, as HostCommunicator's do:
+  // that orders nothing.
   const SharedMemory memory = SharedMemory::create(flight_stride());
   ::setenv(kFlightMemory, flight_memory(memory.descriptor().get()).c_str(), 1);
   const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, "");
+  const Kept<std::string> kept("a transport");
   const auto record = [&](Stream stream) {
     stream.backend().host_task(
-        "call", [call = FlightCall(recorder.get(), {})]() mutable { call.run([] {}); });
+        "call", [kept, call = FlightCall(recorder.get(), {})]() mutable { call.run([] {}); });
   };
 
   device->kernels().fill(consumer, 0, sum);
