@@ -286,7 +286,7 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
           "no launcher has started this process, so it has no rank; start it with: ./lockstep "
           "launch --nproc-per-node 2 {} (or by torchrun --no-python, mpirun, srun)",
           options.program);
-  contract->key = read_job_key();
+  contract->key = take_job_key();  // this process's threads come with the group
   return ProcessGroup(*contract, options, &exists);
 }
 

@@ -112,6 +112,14 @@ JobKey read_job_key() {
   return read_job_key([](const char* name) { return std::getenv(name); });
 }
 
+JobKey take_job_key() {
+  static JobKey& taken = *new JobKey;
+  const JobKey found = read_job_key();
+  if (found.exists() || !taken.exists()) taken = found;
+  for (const char* name : {kSecret, kLauncherKey}) ::unsetenv(name);
+  return taken;
+}
+
 JobKey random_job_key() { return {JobKey::Source::rank_0, random_bytes(kJobKeyBytes)}; }
 
 }  // namespace lockstep

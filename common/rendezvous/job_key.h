@@ -32,6 +32,10 @@ std::string describe(JobKey::Source source);
 JobKey read_job_key(const std::function<const char*(const char* name)>& variable);
 /// The same from this process's environment.
 JobKey read_job_key();
+/// The same, once this process is a rank: takes secrets out of the environment, so that programs
+/// which the rank starts do not inherit them, and returns the same key again when asked again. Call
+/// it before other threads may read the environment.
+JobKey take_job_key();
 
 constexpr size_t kJobKeyBytes = 32;  // of the keys that we make
 /// A new one of rank 0.

@@ -17,16 +17,13 @@
 #include "common/sockets/wire.h"
 #include "common/system/secrets.h"
 #include "tests/support/group_processes.h"
+#include "tests/support/proofs.h"
 
 namespace lockstep {
 namespace {
 
 using namespace testing;
 using Catch::Matchers::ContainsSubstring;
-
-void require_proofs() {
-  if (!proofs_availability().empty()) LOCKSTEP_SKIP("no libsodium");
-}
 
 void check_all_well(const GroupResult& group) {
   INFO(group.story());
@@ -72,7 +69,7 @@ std::string answer_to(const std::string& text, int port) {
 
 TEST_CASE("A stranger that comes as a rank, and before it, is not taken for it, and learns nothing",
           "[faults][group][row73]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const TempDir folder;
   const int port = free_port();
   const std::string come = folder / "come";
@@ -120,48 +117,58 @@ TEST_CASE("A flood of connections does not hold a job up", "[faults][group][row7
 // --- Ranks that are strangers to each other ------------------------------------------------------
 
 struct Trial {
-  std::string name;
+  std::string host;
   std::optional<std::string> first, second;  // of rank 0 and rank 1
   Words told_0, told_1;
 };
 
+std::vector<RankProcess> ranks_of(const Trial& trial) {
+  std::vector<RankProcess> processes = group_of(2, {"timeout=2", "join"});
+  for (RankProcess& process : processes) process.environment["MASTER_ADDR"] = trial.host;
+  processes[0].environment["LOCKSTEP_JOB_SECRET"] = trial.first;
+  processes[1].environment["LOCKSTEP_JOB_SECRET"] = trial.second;
+  return processes;
+}
+
 TEST_CASE("Ranks with different secrets, or one without, are told so, and nobody hangs",
           "[faults][group][row73]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const std::string a = "one secret, long enough", b = "another one, long enough";
   const std::string given = "a job key from LOCKSTEP_JOB_SECRET",
                     missing = "missing ranks: 1 (of 2)";
   const std::string no_proof = "says it is rank 1 went away without a proof of the job key";
-  for (const auto& [host, first, second, told_0, told_1] : std::vector<Trial>{
-           {"127.0.0.1", a, b, {missing, no_proof}, {"rank 0 has " + given, "this rank 1 another"}},
-           {"127.0.0.1",
-            a,
-            {},
-            {missing, "a process without the job key"},
-            {"rank 0 has " + given + ", this rank 1 has none; give all ranks the same"}},
-           {"127.0.0.1",
-            {},
-            b,
-            {missing, "says it is rank 1 was turned away: it has " + given},
-            {"rank 0 has a job key that rank 0 made, this rank 1 has " + given}},
-           {"0.0.0.0",
-            a,
-            {},
-            {missing, "was turned away: it has no job key"},
-            {"rank 0 has " + given + ", this rank 1 has no job key"}},
-           {"0.0.0.0",
-            {},
-            b,
-            {missing, "was turned away: it has " + given},
-            {"rank 0 has no job key, this rank 1 has " + given}}}) {
-    std::vector<RankProcess> processes = group_of(2, {"timeout=2", "join"});
-    for (RankProcess& process : processes) process.environment["MASTER_ADDR"] = host;
-    processes[0].environment["LOCKSTEP_JOB_SECRET"] = first;
-    processes[1].environment["LOCKSTEP_JOB_SECRET"] = second;
-    const GroupResult group = run_group(processes);
+  const std::vector<Trial> trials{
+      {"127.0.0.1", a, b, {missing, no_proof}, {"rank 0 has " + given, "this rank 1 another"}},
+      {"127.0.0.1",
+       a,
+       {},
+       {missing, "a process without the job key"},
+       {"rank 0 has " + given + ", this rank 1 has none; give all ranks the same"}},
+      {"127.0.0.1",
+       {},
+       b,
+       {missing, "says it is rank 1 was turned away: it has " + given},
+       {"rank 0 has a job key that rank 0 made, this rank 1 has " + given}},
+      {"0.0.0.0",
+       a,
+       {},
+       {missing, "was turned away: it has no job key"},
+       {"rank 0 has " + given + ", this rank 1 has no job key"}},
+      {"0.0.0.0",
+       {},
+       b,
+       {missing, "was turned away: it has " + given},
+       {"rank 0 has no job key, this rank 1 has " + given}}};
+  // In each of them rank 0 waits out its time: they run at once.
+  std::vector<std::future<GroupResult>> running;
+  for (const Trial& trial : trials) {
+    running.push_back(std::async(std::launch::async, run_group, ranks_of(trial)));
+  }
+  for (size_t i = 0; i < trials.size(); ++i) {
+    const GroupResult group = running[i].get();
     INFO(group.story());
-    check_error(group.ranks[0], 2, told_0);
-    check_error(group.ranks[1], 1, told_1);
+    check_error(group.ranks[0], 2, trials[i].told_0);
+    check_error(group.ranks[1], 1, trials[i].told_1);
     for (const RankResult& rank : group.ranks) {
       CHECK((rank.err.find(a) == rank.err.npos && rank.err.find(b) == rank.err.npos));
     }
@@ -170,7 +177,7 @@ TEST_CASE("Ranks with different secrets, or one without, are told so, and nobody
 
 TEST_CASE("Ranks with one secret meet, from a file or the environment, at an address of their host",
           "[faults][group]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const TempDir folder;
   const std::string secret = "one secret, long enough", file = folder / "secret";
   write_file(file, secret + "\n");
@@ -188,9 +195,23 @@ TEST_CASE("Ranks with one secret meet, from a file or the environment, at an add
   }
 }
 
+TEST_CASE("A program that a rank starts does not inherit the job's key", "[faults][group]") {
+  const std::string look = "shell=echo key:$LOCKSTEP_JOB_SECRET$LOCKSTEP_LAUNCHER_KEY";
+  for (const std::string name : {"LOCKSTEP_JOB_SECRET", "LOCKSTEP_LAUNCHER_KEY"}) {
+    std::vector<RankProcess> processes =
+        group_of(2, {"timeout=30", "join", look, "connect", "reduce=10", "leave"});
+    for (RankProcess& process : processes) {
+      if (proofs_availability().empty()) process.environment[name] = "one secret, long enough";
+    }
+    const GroupResult group = run_group(processes);
+    check_all_well(group);
+    for (const RankResult& rank : group.ranks) CHECK(rank.out == "key:\n");
+  }
+}
+
 TEST_CASE("A job without a key says that it trusts its network, and one with a key does not",
           "[faults][ddp]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const auto first_line = [](const std::string& host, const std::string& secret) {
     std::vector<RankProcess> ranks = group_of(2, {});
     std::string script;

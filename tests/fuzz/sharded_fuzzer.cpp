@@ -3,7 +3,7 @@
 // clang. From the repository root:
 //
 //   clang++ -std=c++20 -g -O1 -fopenmp -fsanitize=fuzzer,address,undefined -I. common/core/*.cpp
-//       common/io/*.cpp common/system/*.cpp common/kernels/geometry.cpp common/nn/*.cpp
+//       common/io/*.cpp common/system/followed.cpp common/kernels/geometry.cpp common/nn/*.cpp
 //       common/step/weights_file.cpp 05-syncbn-checkpoint/checkpoint_directory.cpp
 //       05-syncbn-checkpoint/training_state.cpp 06-fully-sharded/joining.cpp
 //       06-fully-sharded/shard_texts.cpp 06-fully-sharded/sharded_checkpoint.cpp

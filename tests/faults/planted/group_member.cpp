@@ -10,6 +10,7 @@
 //   meet            all ranks wait for each other, on the stream
 //   barrier         the same through the store
 //   say=TEXT        prints it
+//   shell=COMMAND   a program that the rank starts
 //   file=PATH       makes an empty file
 //   wait=PATH       until that file is there
 //   kill, stop      SIGKILL, SIGSTOP to itself
@@ -108,6 +109,7 @@ class Member {
       {"meet", [this](const auto&) { ranks_->barrier(*stream_), stream_->synchronize(); }},
       {"barrier", [this](const auto&) { group_->barrier(); }},
       {"say", [](const auto& value) { fmt::print("{}\n", value), std::fflush(stdout); }},
+      {"shell", [](const auto& value) { require(std::system(value.c_str()) == 0, "shell"); }},
       {"file", [](const auto& value) { std::ofstream{value}; }},
       {"wait", [](const auto& value) { wait(value); }},
       {"kill", [](const auto&) { ::raise(SIGKILL); }},

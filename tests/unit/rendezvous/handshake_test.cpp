@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -26,6 +27,7 @@
 #include "common/system/secrets.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/proofs.h"
 #include "tests/support/tasks.h"
 
 namespace lockstep {
@@ -45,18 +47,13 @@ const std::string kSecret = "a secret of some length", kOther = "another one, qu
 const std::string kNoError = "nothing was thrown";  // of message_of()
 const JobKey kKey{JobKey::Source::secret, kSecret};
 
-/// Skips the case in a build that can prove nothing.
-void require_proofs() {
-  if (!proofs_availability().empty()) LOCKSTEP_SKIP("no libsodium");
-}
-
 /// Gives one side what the other one says.
 void pass(Handshake& from, Handshake& to) { to.take(from.take_output()); }
 
 // --- The proof -----------------------------------------------------------------------------------
 
 TEST_CASE("Both sides with the key prove it to each other, byte by byte too", "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   for (const JobKey& key : {kKey, JobKey{}}) {
     Handshake caller = Handshake::of_caller(key, "here", 0, 3);
     Handshake listener = Handshake::of_listener(key, "here", 0);
@@ -74,7 +71,7 @@ TEST_CASE("Both sides with the key prove it to each other, byte by byte too", "[
 }
 
 TEST_CASE("HMAC-SHA-256 is that of RFC 4231", "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   std::string digits;
   for (const char byte : hmac("Jefe", "what do ya want for nothing?")) {
     digits += fmt::format("{:02x}", static_cast<unsigned char>(byte));
@@ -83,7 +80,7 @@ TEST_CASE("HMAC-SHA-256 is that of RFC 4231", "[handshake]") {
 }
 
 TEST_CASE("Ranks whose keys differ are told so, and no error shows a key", "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const auto error = [](const JobKey& callers, const JobKey& listeners) {
     Handshake caller = Handshake::of_caller(callers, "here", 0, 3);
     Handshake listener = Handshake::of_listener(listeners, "here", 0);
@@ -110,7 +107,7 @@ TEST_CASE("Ranks whose keys differ are told so, and no error shows a key", "[han
 }
 
 TEST_CASE("A caller without the key is refused, also if it says the right words", "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   Handshake listener = Handshake::of_listener(kKey, "here", 0);
   listener.take(Handshake::of_caller(kKey, "here", 0, 1).take_output());
   CHECK(listener.state() == State::going);
@@ -119,7 +116,7 @@ TEST_CASE("A caller without the key is refused, also if it says the right words"
 }
 
 TEST_CASE("What was overheard proves nothing again", "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   Handshake caller = Handshake::of_caller(kKey, "here", 0, 1);
   Handshake listener = Handshake::of_listener(kKey, "here", 0);
   const std::string first = caller.take_output();
@@ -140,7 +137,7 @@ TEST_CASE("What was overheard proves nothing again", "[handshake]") {
 
 TEST_CASE("A proof that is sent back proves nothing, nor does one of another meeting",
           "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   Handshake listener = Handshake::of_listener(kKey, "here", 0);
   listener.take(Handshake::of_caller(kKey, "here", 0, 1).take_output());
   const std::string answer = listener.take_output();
@@ -191,7 +188,7 @@ TEST_CASE("Another protocol, and another build, are recognised by their first by
 
 TEST_CASE("Half a handshake is given up, and however many come, few places are taken",
           "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const Socket listener = listen_on({"127.0.0.1", 0});
   const auto descriptors = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
@@ -320,8 +317,19 @@ TEST_CASE("The key is from the first source that is there", "[handshake]") {
   CHECK(key_from({{"LOCKSTEP_JOB_SECRET_FILE", file}}).bytes == kOther);
 }
 
+TEST_CASE("A rank takes the key out of its environment, and keeps it", "[handshake]") {
+  LOCKSTEP_NEEDS_PROOFS();
+  const testing::ScopedEnvironment secret("LOCKSTEP_JOB_SECRET", kSecret);
+  const testing::ScopedEnvironment launcher(kLauncherKey, "0123");
+  for (int group = 0; group < 2; ++group) {  // a process may have one group after another
+    const JobKey key = take_job_key();
+    CHECK((key.source == JobKey::Source::secret && key.bytes == kSecret));
+    CHECK((std::getenv("LOCKSTEP_JOB_SECRET") == nullptr && std::getenv(kLauncherKey) == nullptr));
+  }
+}
+
 TEST_CASE("A secret's file that others could have read or written is refused", "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const TempDir folder;
   const std::string file = folder / "secret", link = folder / "link", pipe = folder / "pipe";
   testing::write_file(file, kSecret);
@@ -367,7 +375,7 @@ void as_nobody(const std::function<void()>& work) {
 
 TEST_CASE("Ranks of the same user get rank 0's key; other users, and other keys, do not",
           "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const Socket port = listen_on({"127.0.0.1", 0});  // so that no other test has the name
   const Address at = port.local_address();
   const JobKey made = random_job_key();

@@ -56,7 +56,7 @@ std::string error_at(const Socket& listener, Answer answer) {
   std::thread rank([&] {
     StoreOptions options = options_of(1, 2, listener.local_address().port);
     options.answer_seconds = kShort;
-    options.key = random_job_key();
+    options.key = testing::some_key();
     error = message_of<Error>([&] { TcpStore store(options); });
     done = true;
   });

@@ -12,6 +12,7 @@
 #include "common/sockets/transfer.h"
 #include "common/sockets/wire.h"
 #include "tests/support/catch.h"
+#include "tests/support/proofs.h"
 #include "tests/support/tasks.h"
 
 namespace lockstep::testing::store {

@@ -22,6 +22,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/own_addresses.h"
+#include "tests/support/proofs.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
 #include "tests/support/tcp_stores.h"
@@ -355,6 +356,7 @@ TEST_CASE("A rank that others reach by its host's loopback address only is named
 }
 
 TEST_CASE("Strangers who come to a rank's port are dropped", "[mesh][tsan][row73]") {
+  LOCKSTEP_NEEDS_PROOFS();  // without a key the first who says a rank's number is that rank
   const Stores stores(2);
   std::string moved;
   const Texts errors = run_ranks(2, [&](int rank) {
@@ -406,6 +408,34 @@ TEST_CASE("Who comes as a rank that is here already, or as the listener, is not 
   CHECK_FALSE(met[0].is_open());
   CHECK(met[1].peer_address().text() == callers[1].local_address().text());
   CHECK(met[2].peer_address().text() == callers[3].local_address().text());
+}
+
+TEST_CASE("A flood of strangers does not keep ranks from each other", "[mesh][tsan][row73]") {
+  const Stores stores(3);
+  std::atomic<bool> done = false;
+  std::vector<std::thread> flood;
+  for (const bool silent : {false, true}) {
+    flood.emplace_back([&stores, &done, silent] {
+      const Address lowest =
+          parse_address(stores[2].get("mesh/address/rank 0", kLong), "rank 0's address");
+      std::vector<Socket> open(100);
+      for (size_t next = 0; !done; next = (next + 1) % open.size()) {
+        try {
+          Socket socket = connect_to(lowest, Deadline(kShort));
+          if (silent) open[next] = std::move(socket);
+        } catch (const Error&) {
+          // Rank 0 has its mesh, and listens no more.
+        }
+      }
+    });
+  }
+  const Texts errors = run_ranks(3, [&](int rank) {
+    if (rank > 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    TcpMesh(stores[rank], kLong);
+  });
+  done = true;
+  for (std::thread& thread : flood) thread.join();
+  CHECK(errors == Texts(3));
 }
 
 TEST_CASE("A rank may introduce itself in pieces", "[mesh][tsan]") {
