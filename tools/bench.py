@@ -12,7 +12,6 @@ import datetime
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import bench_cores
 import bench_devices
