@@ -305,6 +305,10 @@ TEST_CASE("What cannot be resumed is refused before the first step, by all ranks
   refused(two + Words{"--resume", "auto", "--weight-decay", "0.1"}, "weight_decay");
   refused(two + Words{"--resume", "auto", "--no-sync-bn"}, "sync_bn");
   refused(two + Words{"--resume", jobs / "nothing"}, "nothing");
+  refused(
+      {"--devices", cpus(2), "--checkpoint-dir", jobs / "new/one", "--resume", jobs / "nothing"},
+      "nothing");
+  CHECK_FALSE(std::filesystem::exists(jobs / "new"));
   refused({"--devices", cpus(2), "--resume", "auto"}, "--resume auto: looks in --checkpoint-dir");
   refused({"--devices", cpus(2), "--keep", "3"}, "--keep: nothing is saved without");
   refused({"--devices", cpus(2), "--checkpoint-dir", stage05()}, stage05());
