@@ -221,7 +221,7 @@ TEST_CASE("Half a handshake is given up, and however many come, few places are t
 
 TEST_CASE("Neither who came before many silent connections nor who comes after them is kept out",
           "[handshake]") {
-  require_proofs();
+  LOCKSTEP_NEEDS_PROOFS();
   const Socket listener = listen_on({"127.0.0.1", 0});
   FrontDoor door(listener, kKey, "here", 0, 3, kLong);
   std::vector<Socket> sockets;
