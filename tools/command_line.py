@@ -68,6 +68,11 @@ def run_command(main):
     sys.stdout, sys.stderr = Printable(sys.stdout), Printable(sys.stderr)
     try:
         sys.exit(main(sys.argv[1:]))
+    except RuntimeError as error:  # of Path.resolve(), before Python 3.13, for links in a circle
+        if not str(error).startswith("Symlink loop"):
+            raise
+        complain(os.path.basename(sys.argv[0]).removesuffix(".py"), f"{error}: name another path")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader has gone

@@ -1,5 +1,6 @@
 """Files that come from elsewhere, or go to a place that a user names."""
 
+import errno
 import json
 import os
 import stat
@@ -45,7 +46,9 @@ def require_writable(path):
 def write_whole(path, text):
     """Writes a file under another name, then renames it: the file is whole, or is still the old one,
     with its mode. A link leads to its target. Raises OSError, also for what is no regular file."""
-    path = Path(path).resolve()
+    path = Path(os.path.realpath(path))
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "its links lead in a circle")
     mode = None
     if path.exists():
         found = path.stat()

@@ -59,8 +59,9 @@ std::vector<std::string> exchange_texts(Store& store, const std::string& name,
   return texts;
 }
 
-bool has_left_text(Store& store, const std::string& name, int rank) {
-  return store.check(key_of(name, rank));
+std::optional<std::string> text_left(Store& store, const std::string& name, int rank) {
+  if (!store.check(key_of(name, rank))) return std::nullopt;
+  return store.get(key_of(name, rank), 0);
 }
 
 std::string who_went_first(Store& store) {

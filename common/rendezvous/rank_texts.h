@@ -24,8 +24,8 @@ std::vector<std::optional<std::string>> exchange_texts_of_present(Store& store,
 std::vector<std::string> exchange_texts(Store& store, const std::string& name,
                                         const std::string& mine, double timeout_seconds);
 
-/// Whether that rank has left its text under `name`.
-bool has_left_text(Store& store, const std::string& name, int rank);
+/// The text that this rank has left under `name`; nullopt if it has not yet.
+std::optional<std::string> text_left(Store& store, const std::string& name, int rank);
 
 /// The end of the first rank that left, since others may have left because of it: "rank 3 closed
 /// the connection", "rank 3 gave up: " with its last words. Empty if all are there.

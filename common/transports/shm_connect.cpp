@@ -104,9 +104,11 @@ class ShmMeeting {
     return "";
   }
 
-  /// All have connected: who says how that went, and is not here, could not come.
+  /// All have connected: who says that it could not come will not. Who says that it has is let in a
+  /// moment later: this rank has answered it, and its proof waits here.
   void require_not_given_up(int rank) {
-    if (!has_left_text(store_, text_of(kAllConnections), rank)) return;
+    const std::optional<std::string> text = text_left(store_, text_of(kAllConnections), rank);
+    if (!text || text->starts_with('+')) return;
     fail<EnvironmentError>("rank {} has not connected, or as another user", rank);
   }
 

@@ -144,6 +144,18 @@ class TestFiles(unittest.TestCase):
             plain_files.write_whole(self.folder / "pipe", "x")
         self.assertIn("not a regular file", caught.exception.strerror)
 
+    def test_links_in_a_circle_are_refused_and_stay(self):
+        link = self.folder / "link"
+        link.symlink_to(link.name)
+        with self.assertRaises(OSError) as caught:
+            plain_files.write_whole(link, "x")
+        self.assertIn("in a circle", caught.exception.strerror)
+        self.assertEqual([link], list(self.folder.iterdir()))
+        self.assertTrue(link.is_symlink())
+        for tool in ("exercise.py", "lint.py", "format.py"):
+            done = subprocess.run([sys.executable, ROOT / "tools" / tool, link], capture_output=True, text=True)
+            self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

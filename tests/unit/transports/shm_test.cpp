@@ -6,10 +6,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <functional>
 #include <new>
 #include <numeric>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "common/rendezvous/tcp_store.h"
@@ -269,6 +271,51 @@ std::vector<std::string> connected(const std::function<void(int rank)>& before =
 
 TEST_CASE("Ranks of one host come to share memory through a descriptor", "[comm][shm][tsan]") {
   CHECK(connected() == std::vector<std::string>(3));
+}
+
+/// A rank's store that takes its time, as where many ranks share a core.
+class SlowStore final : public Store {
+ public:
+  SlowStore(Store& store,
+            std::function<void(const std::string& call, const std::string& key)> pause)
+      : store_(store), pause_(std::move(pause)) {}
+  int rank() const override { return store_.rank(); }
+  int world_size() const override { return store_.world_size(); }
+  void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+  std::string get(const std::string& key, double timeout_seconds) override {
+    std::string value = store_.get(key, timeout_seconds);
+    pause_("get", key);
+    return value;
+  }
+  bool check(const std::string& key) override {
+    pause_("check", key);
+    return store_.check(key);
+  }
+  std::vector<int> gone() override { return store_.gone(); }
+  const JobKey& key() const override { return store_.key(); }
+  void answer_within(double seconds) override { store_.answer_within(seconds); }
+  Address local_address() const override { return store_.local_address(); }
+  Address host_address() const override { return store_.host_address(); }
+  bool is_host(int rank) const override { return store_.is_host(rank); }
+
+ private:
+  Store& store_;
+  std::function<void(const std::string& call, const std::string& key)> pause_;
+};
+
+TEST_CASE("A rank that has connected while another looked for it is not given up", "[comm][shm]") {
+  const testing::Stores stores(2);
+  // Rank 1 proves the job's key late. Rank 0 misses it, and looks what it says only after that.
+  const auto pause = [](const std::string& call, const std::string& key) {
+    const bool late = call == "get" && key.ends_with("a connection/1");
+    if (late || call == "check") std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  };
+  CHECK(testing::run_ranks(2, [&](int rank) {
+          SlowStore slow(stores[rank], [&](const std::string& call, const std::string& key) {
+            if ((rank == 0) == (call == "check")) pause(call, key);
+          });
+          connect_shm(slow, kLong);
+        }) == std::vector<std::string>(2));
 }
 
 TEST_CASE("Without memory for it all ranks hear why they cannot share any", "[comm][shm]") {
