@@ -11,6 +11,7 @@
 
 #include "common/system/secrets.h"
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 #include "tests/support/jobs.h"
 
 namespace lockstep {
@@ -72,6 +73,20 @@ TEST_CASE("Ranks of the second node count on from the first", "[faults][launch]"
   CHECK((last["GROUP_RANK"] == "1" && last["MASTER_ADDR"] == "host.example"));
   CHECK(last[kLauncherKey].empty());  // the nodes have not met: a key is the user's to give
   CHECK((last["MASTER_PORT"] == "1234" && last["TORCHELASTIC_RUN_ID"] == "host.example:1234"));
+}
+
+TEST_CASE("The second node tells where its own ranks were", "[faults][launch][flight]") {
+  const Jobs jobs;
+  const std::string script = fmt::format(
+      "launch=$0; set -- --nnodes 2 --master-addr 127.0.0.1 --master-port {} \"$@\"; "
+      "\"$launch\" --node-rank 0 \"$@\" 2>\"$DIR/err.0\" & "
+      "\"$launch\" --node-rank 1 \"$@\" 2>\"$DIR/err.1\"; wait $!",
+      free_port());
+  jobs.run_words({"sh", "-c", script, jobs.launcher(), build_dir() + "/tests/faults/group-member",
+                  "timeout=10", "join", "connect", "reduce=10", "1:kill", "reduce=10", "leave"});
+  CHECK_THAT(jobs.text("err.1"),
+             ContainsSubstring("flight recorder: the last call of each rank (1 of 2 ranks)") &&
+                 ContainsSubstring("rank 1 was killed by signal 9 (SIGKILL), after call 1 "));
 }
 
 TEST_CASE("Ranks inherit no descriptor but the launcher's two, and no blocked signals",

@@ -365,6 +365,10 @@ TEST_CASE("Outputs have any legal name, and go to where a link leads", "[faults]
   CHECK(std::filesystem::is_symlink(folder / "link"));
   CHECK(int(std::filesystem::status(folder / "kept").permissions()) == 0640);
   CHECK(read_json(folder / "kept").contains("steps"));
+  CHECK(run_stage01(kSmall + Words{"--save", folder / "link"}, kDeadline).status == 0);
+  CHECK(std::filesystem::is_symlink(folder / "link"));
+  CHECK(int(std::filesystem::status(folder / "kept").permissions()) == 0640);
+  CHECK((read_file(folder / "kept") == read_file(folder / longest)));
   // Looked at before training; a further rank's trace has a longer name.
   for (const auto& [option, length] : {std::pair("--save", 256), std::pair("--trace", 246)}) {
     check_error_line(
