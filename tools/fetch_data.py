@@ -138,9 +138,10 @@ def download(url, path):
 
 @contextlib.contextmanager
 def beside(path):
-    """A file to be filled, next to the place to which `path` leads: a link stays. When all went well,
-    what is there is replaced whole, and its mode kept."""
+    """A file to be filled, next to where `path` leads. It then replaces, whole, what is there, with its mode."""
     target = Path(os.path.realpath(path))
+    if os.path.islink(path) and target.exists() and not target.is_file():  # root could replace a device
+        raise DataError(f"{path}: what this link leads to is not a regular file; remove the link")
     handle, name = tempfile.mkstemp(prefix=".download-", dir=target.parent)
     os.close(handle)
     part = Path(name)

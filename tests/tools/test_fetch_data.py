@@ -338,6 +338,14 @@ class TestBad(FetchTest):
     def test_an_unknown_name_is_answered_with_the_list(self):
         self.assert_one_line(self.fetch("cats"), "'cats'", "pictures, packed, synthetic")
 
+    def test_a_pipe_or_a_device_to_which_a_link_leads_is_not_replaced(self):
+        pipe = self.root / "pipe"
+        os.mkfifo(pipe)
+        self.target.mkdir()
+        (self.target / "images.gz").symlink_to(pipe)
+        self.assert_one_line(self.fetch(), "images.gz", "is not a regular file")
+        self.assertTrue(pipe.is_fifo())
+
     def test_a_target_that_is_a_file_is_named(self):
         self.target.write_text("in the way")
         self.assert_one_line(self.fetch(), str(self.target))
