@@ -1,14 +1,20 @@
 // Files on a disk: what saving must survive, and what it says when it cannot.
 
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <fstream>
 #include <functional>
+#include <string>
+#include <string_view>
 #include <thread>
 
+#include "common/core/utf8.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
@@ -309,6 +315,28 @@ TEST_CASE("A file that cannot be read is one clear error", "[safetensors][file]"
   refuses(directory / "pipe", "found a pipe or device");  // and does not wait for a writer
   write_text(directory / "empty", "");
   refuses(directory / "empty", "found 0 bytes, expected at least 8");
+}
+
+TEST_CASE("A temporary name is not cut within a character", "[io]") {
+  const TempDir folder;
+  const int watch = ::inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  REQUIRE(::inotify_add_watch(watch, folder.path().c_str(), IN_CREATE) >= 0);
+  for (const std::string before : {"", "x"}) {
+    std::string name = before;
+    while (name.size() < 253) name += "é";  // two bytes
+    write_file_atomically(folder / name, {});
+  }
+  alignas(inotify_event) std::array<char, 4096> events{};
+  const ssize_t size = ::read(watch, events.data(), events.size());
+  ::close(watch);
+  int names = 0;
+  for (ssize_t at = 0; at < size; ++names) {
+    const auto* const event = reinterpret_cast<const inotify_event*>(&events[size_t(at)]);
+    const std::string_view name = event->name;
+    CHECK(find_invalid_utf8(name) == name.size());
+    at += ssize_t(sizeof(inotify_event)) + event->len;
+  }
+  CHECK(names == 2);
 }
 
 }  // namespace
