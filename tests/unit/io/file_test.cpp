@@ -20,6 +20,7 @@
 #include "common/io/json_file.h"
 #include "common/system/followed.h"
 #include "tests/support/catch.h"
+#include "tests/support/process.h"
 #include "tests/support/replaced_system_calls.h"
 #include "tests/support/safetensors_support.h"
 
@@ -318,7 +319,7 @@ TEST_CASE("A file that cannot be read is one clear error", "[safetensors][file]"
 }
 
 TEST_CASE("A temporary name is not cut within a character", "[io]") {
-  const TempDir folder;
+  const testing::TempDir folder;
   const int watch = ::inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
   REQUIRE(::inotify_add_watch(watch, folder.path().c_str(), IN_CREATE) >= 0);
   for (const std::string before : {"", "x"}) {
