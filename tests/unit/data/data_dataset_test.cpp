@@ -62,7 +62,8 @@ TEST_CASE("A set without images is named", "[data]") {
   for (const std::string set : {"train", "test"}) {
     CHECK_THAT(message_of<BadInput>([&] { load_dataset("mnist", (dir / ("no-" + set)).string()); }),
                ContainsSubstring("--data mnist: the " + set) &&
-                   ContainsSubstring(" set is empty: found 0 images, expected 1 or more"));
+                   ContainsSubstring(
+                       " set is empty: found 0 images and so 0 batches, expected 1 or more"));
   }
 }
 
