@@ -95,10 +95,10 @@ struct CpuStream::Recording final : Graph {
 
 CpuStream::CpuStream(Device& device, std::string name)
     : StreamBackend(device, std::move(name)),
+      chaos_us_(chaos_from_environment()),
       last_(new Task),  // an empty node before the first task
       tracing_(device.options().trace),
       spin_ns_(device.options().neighbours > 0 ? kLongSpinNs : kSpinNs),
-      chaos_us_(chaos_from_environment()),
       // Streams with equal delays would keep their relative order.
       chaos_state_(static_cast<uint32_t>(std::hash<std::string>()(device.name() + this->name()))),
       worker_([this, first = last_] { work(first); }) {}

@@ -87,6 +87,7 @@ class CpuStream final : public StreamBackend {
   void chaos();
   void fail_with(std::exception_ptr error);
 
+  const int chaos_us_;  // first: where it is refused, nothing else is there yet
   // Host side.
   Task* last_;
   std::vector<const std::string*> scopes_;
@@ -102,7 +103,6 @@ class CpuStream final : public StreamBackend {
   // Worker side.
   const bool tracing_;
   const int64_t spin_ns_;  // of who waits for this stream or in it, before they sleep
-  const int chaos_us_;
   uint32_t chaos_state_;  // seeded with the names of device and stream
   std::shared_ptr<void> worker_state_;
   std::vector<Span> spans_;
