@@ -103,7 +103,7 @@ class CpuStream final : public StreamBackend {
   // Worker side.
   const bool tracing_;
   const int64_t spin_ns_;  // of who waits for this stream or in it, before they sleep
-  uint32_t chaos_state_;  // seeded with the names of device and stream
+  uint32_t chaos_state_;   // seeded with the names of device and stream
   std::shared_ptr<void> worker_state_;
   std::vector<Span> spans_;
   std::vector<MemoryChange> memory_changes_;
