@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "common/core/error.h"
-#include "common/io/safetensors.h"
 #include "common/core/utf8.h"
+#include "common/io/safetensors.h"
 
 namespace lockstep::testing::io {
 

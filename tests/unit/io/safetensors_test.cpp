@@ -8,8 +8,8 @@
 #include <random>
 #include <set>
 
-#include "common/io/json.h"
 #include "common/core/utf8.h"
+#include "common/io/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/mutator.h"
 #include "tests/support/safetensors_support.h"
