@@ -15,19 +15,23 @@ int64_t Shape::product(size_t first) const {
   for (size_t axis = first; axis < extents_.size(); ++axis) {
     empty = empty || extents_[axis] == 0;
     const int64_t factor = extents_[axis] == 0 ? 1 : extents_[axis];
-    require(factor > 0 && !__builtin_mul_overflow(product, factor, &product),
-            "shape {}: found {} as an extent, expected numbers from 0 on whose product is less "
-            "than 2^63",
-            text(), extents_[axis]);
+    // The host multiplies some hundred times per step: it names the shape only where it must.
+    if (factor <= 0 || __builtin_mul_overflow(product, factor, &product)) {
+      fail<BadInput>(
+          "shape {}: found {} as an extent, expected numbers from 0 on whose product is less "
+          "than 2^63",
+          text(), extents_[axis]);
+    }
   }
   return empty ? 0 : product;
 }
 
 size_t Shape::bytes(size_t element) const {
   int64_t bytes = 0;
-  require(!__builtin_mul_overflow(elements(), element, &bytes),
-          "shape {}: found {} elements of {} bytes, expected less than 2^63 bytes", text(),
-          elements(), element);
+  if (__builtin_mul_overflow(elements(), element, &bytes)) {
+    fail<BadInput>("shape {}: found {} elements of {} bytes, expected less than 2^63 bytes", text(),
+                   elements(), element);
+  }
   return size_t(bytes);
 }
 
