@@ -38,15 +38,16 @@ size_t Shape::bytes(size_t element) const {
 std::string Shape::text() const { return fmt::format("[{}]", listed(extents_)); }
 
 void require_same_elements(const Shape& found, const Shape& expected) {
+  if (found.elements() == expected.elements()) return;
   require_equal(found.elements(), expected.elements(),
                 "elements after reshaping " + expected.text());
 }
 
 void require_within(const char* what, int64_t first, int64_t count, int64_t extent,
                     const Shape& shape) {
-  require(first >= 0 && count >= 0 && count <= extent && first <= extent - count,
-          "{} {} to {} are not in a tensor of shape {}", what, first,
-          int64_t(uint64_t(first) + uint64_t(count)), shape.text());
+  if (first >= 0 && count >= 0 && count <= extent && first <= extent - count) return;
+  fail<BadInput>("{} {} to {} are not in a tensor of shape {}", what, first,
+                 int64_t(uint64_t(first) + uint64_t(count)), shape.text());
 }
 
 void require_values(int64_t count, const Shape& shape) {
