@@ -18,7 +18,7 @@ RankModules::RankModules(SingleProcessWorld& world) : world_(world) {
 // --- Collectives ---------------------------------------------------------------------------------
 
 template <class Issue>
-void ParallelLayer::collective(const Contexts& contexts, int64_t Traffic::* calls, Issue issue) {
+void ParallelLayer::collective(const Contexts& contexts, CallCount calls, Issue issue) {
   if (world_size() == 1) return;
   const Communicator& rank_0 = world_.communicator(0);
   const int64_t before = rank_0.bytes_sent();

@@ -117,10 +117,11 @@ class ParallelLayer {
   }
 
  private:
+  using CallCount = int64_t Traffic::*;  // all_reduces or all_gathers
   /// Calls issue(rank, communicator, stream) for each rank in one group. Counts the call in
-  /// `calls`, all_reduces or all_gathers, and the bytes.
+  /// `calls`, and the bytes.
   template <class Issue>
-  void collective(const Contexts& contexts, int64_t Traffic::* calls, Issue issue);
+  void collective(const Contexts& contexts, CallCount calls, Issue issue);
 
   template <class Issue>
   void enqueue_together(const Contexts& contexts, Issue issue);

@@ -58,7 +58,7 @@ using RankOutput = std::array<Descriptor, 2>;
 Descriptor new_file(const std::string& path) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   Descriptor file(::open(path.c_str(), kFlags, 0666));
-  struct stat found{};
+  struct stat found = {};
   const bool other = file.is_open() ? ::fstat(file.get(), &found) == 0 && !S_ISREG(found.st_mode)
                                     : errno == ELOOP || errno == ENXIO || errno == EISDIR;
   require(!other,

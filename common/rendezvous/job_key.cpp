@@ -37,7 +37,7 @@ Descriptor open_private(const std::string& path) {
   Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   require(file.is_open(), "{}={}: {}; expected a file of this user with mode 0600", kSecretFile,
           path, errno == ELOOP ? "a symbolic link" : errno_text(errno));
-  struct stat found{};
+  struct stat found = {};
   require(::fstat(file.get(), &found) == 0 && S_ISREG(found.st_mode),
           "{}={}: not a regular file; expected a file of this user with mode 0600", kSecretFile,
           path);

@@ -276,11 +276,15 @@ JobKey key_from(const KeyVariables& variables) {
   });
 }
 
+JobKey key_from_one(const std::string& name, const std::string& value) {
+  return key_from({{name, value}});
+}
+
 TEST_CASE("The key is from the first source that is there", "[handshake]") {
   CHECK_FALSE(key_from({}).exists());
   if (!proofs_availability().empty()) {  // refused, and never ignored
     for (const char* name : {"LOCKSTEP_JOB_SECRET", "LOCKSTEP_JOB_SECRET_FILE", kLauncherKey}) {
-      CHECK_THAT(message_of<EnvironmentError>([&] { key_from({{name, kSecret}}); }),
+      CHECK_THAT(message_of<EnvironmentError>([&] { key_from_one(name, kSecret); }),
                  ContainsSubstring(name + std::string(" is set, and this build has no libsodium")));
     }
     return;
@@ -301,7 +305,7 @@ TEST_CASE("The key is from the first source that is there", "[handshake]") {
   all.erase(kLauncherKey);
   CHECK((key_from(all).source == JobKey::Source::open_mpi && key_from(all).bytes == "4567"));
   const std::string few =
-      message_of<BadInput>([] { key_from({{"LOCKSTEP_JOB_SECRET", "swordfish"}}); });
+      message_of<BadInput>([] { key_from_one("LOCKSTEP_JOB_SECRET", "swordfish"); });
   CHECK_THAT(few,
              ContainsSubstring("LOCKSTEP_JOB_SECRET: the secret has 9 bytes, expected 16 to "));
   CHECK(few.find("swordfish") == few.npos);
@@ -309,12 +313,12 @@ TEST_CASE("The key is from the first source that is there", "[handshake]") {
     const std::string secret(size, 'x');
     const bool fits = size == 16 || size == 4096;
     std::string got;
-    const auto read = [&] { got = key_from({{"LOCKSTEP_JOB_SECRET", secret}}).bytes; };
+    const auto read = [&] { got = key_from_one("LOCKSTEP_JOB_SECRET", secret).bytes; };
     CHECK((message_of<BadInput>(read) == kNoError) == fits);
     CHECK((got == secret) == fits);
   }
   testing::write_file(file, kOther + "\r\n");  // of another system's editor
-  CHECK(key_from({{"LOCKSTEP_JOB_SECRET_FILE", file}}).bytes == kOther);
+  CHECK(key_from_one("LOCKSTEP_JOB_SECRET_FILE", file).bytes == kOther);
 }
 
 TEST_CASE("A rank takes the key out of its environment, and keeps it", "[handshake]") {
@@ -337,7 +341,7 @@ TEST_CASE("A secret's file that others could have read or written is refused", "
   ::mkfifo(pipe.c_str(), 0600);
   const auto error = [](const std::string& path) {
     const std::string text =
-        message_of<BadInput>([&] { key_from({{"LOCKSTEP_JOB_SECRET_FILE", path}}); });
+        message_of<BadInput>([&] { key_from_one("LOCKSTEP_JOB_SECRET_FILE", path); });
     CHECK(text.find('\n') == text.npos);
     CHECK(text.find(kSecret) == text.npos);
     return text;

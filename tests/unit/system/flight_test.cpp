@@ -214,23 +214,17 @@ TEST_CASE("What is no recording is refused in one line", "[flight]") {
   REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
   CHECK_THAT(refusal(), ContainsSubstring("no regular file"));
   page();
-  {
-    const FlightRecorder other(1, 3, 0, path_of_rank(file, 1));
-  }
+  FlightRecorder(1, 3, 0, path_of_rank(file, 1));  // leaves its file
   CHECK_THAT(refusal(), ContainsSubstring("found a rank of 3, expected one of 2"));
   std::filesystem::remove(path_of_rank(file, 1));
-  {
-    const FlightRecorder other(0, 2, 0, path_of_rank(file, 1));
-  }
+  FlightRecorder(0, 2, 0, path_of_rank(file, 1));
   CHECK_THAT(refusal(), ContainsSubstring("found the recording of rank 0, expected rank 1"));
 }
 
 TEST_CASE("Recordings are read without rank 0's, too", "[flight]") {
   const TempDir folder;
   const std::string file = folder / "flight";
-  {
-    const FlightRecorder recorder(5, 8, 0, path_of_rank(file, 5));
-  }
+  FlightRecorder(5, 8, 0, path_of_rank(file, 5));  // leaves its file
   const std::vector<FlightRank> ranks = read_flight_files(file);
   REQUIRE(ranks.size() == 1);
   CHECK(ranks[0].log.header.rank == 5);
