@@ -2,11 +2,13 @@
 same names; every test is in a suite, and every tool in the list of tools/README.md."""
 
 import re
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+from small_tree import SmallTree
 SOURCES = (".h", ".cpp", ".inl", ".cuh", ".cu")
 ROOM_LINE = re.compile(r"^\d+\. \*\*(\w+)/\*\* \(uses: ([\w, ]+)\)", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
@@ -97,7 +99,7 @@ class TestArchitecture(unittest.TestCase):
         self.assertEqual(cuda_conditions(ROOT), [])
 
 
-class TestTheTestItself(unittest.TestCase):
+class TestTheTestItself(SmallTree):
     """A small tree, right at first; each case plants one wrong line and must see it reported."""
 
     FILES = {
@@ -110,17 +112,8 @@ class TestTheTestItself(unittest.TestCase):
         "01-first/shared.h": "",
     }
 
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
-        for name, text in self.FILES.items():
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).write_text(text)
-
     def plant(self, name, text):
-        with open(self.root / name, "a") as file:
-            file.write(text + "\n")
+        self.append(name, text)
         return include_faults(self.root)
 
     def test_the_right_tree_is_right(self):
@@ -211,7 +204,7 @@ class TestSuites(unittest.TestCase):
         self.assertEqual(unit_test_faults(ROOT), [])
 
 
-class TestTheTestOfSuites(unittest.TestCase):
+class TestTheTestOfSuites(SmallTree):
     """As above: a small tree that is right, and in each case one file that is not."""
 
     FILES = {
@@ -223,17 +216,6 @@ class TestTheTestOfSuites(unittest.TestCase):
         "tests/tools/meson.build": "foreach name : ['bench']\n",
         "tests/tools/test_bench.py": "",
     }
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
-        for name, text in self.FILES.items():
-            self.write(name, text)
-
-    def write(self, name, text=""):
-        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / name).write_text(text)
 
     def test_the_right_tree_is_right(self):
         self.assertEqual(files_without_suite(self.root), [])

@@ -5,11 +5,13 @@ A compiler does not look for that: it takes a name that some other header of the
 and with the next release of the library that header may not."""
 
 import re
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+from small_tree import SmallTree
 SOURCES = (".h", ".cpp", ".inl", ".cuh", ".cu")
 
 # Header | names within std:: that it declares. A name that stands twice may come from either. All of
@@ -273,7 +275,7 @@ class TestIncludes(unittest.TestCase):
         self.assertEqual([], missing(ROOT))
 
 
-class TestTheTestItself(unittest.TestCase):
+class TestTheTestItself(SmallTree):
     """A small tree, right at first; each case plants one line and must see it reported."""
 
     FILES = {
@@ -285,17 +287,8 @@ class TestTheTestItself(unittest.TestCase):
         "tests/cuda_model/runtime/a.cpp": "#include <nccl.h>\nstd::map<int, int> here;\n",
     }
 
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
-        for name, text in self.FILES.items():
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).write_text(text)
-
     def plant(self, line, name="common/own.cpp"):
-        with open(self.root / name, "a") as file:
-            file.write(line + "\n")
+        self.append(name, line)
         return missing(self.root)
 
     def test_the_right_tree_is_right(self):
