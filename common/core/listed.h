@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <type_traits>
 
 namespace lockstep {
 
@@ -27,7 +29,12 @@ std::string listed(const Items& items) {
   size_t count = 0;
   for (const auto& item : items) {
     if (++count > kMost) continue;
-    text += (count == 1 ? "" : ", ") + shortened(fmt::format("{}", item));
+    if (count > 1) text += ", ";
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(item)>>) {  // none is long
+      fmt::format_to(std::back_inserter(text), "{}", item);
+    } else {
+      text += shortened(fmt::format("{}", item));
+    }
   }
   return count > kMost ? fmt::format("{}, ... and {} more", text, count - kMost) : text;
 }

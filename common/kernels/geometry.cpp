@@ -6,12 +6,19 @@ namespace lockstep {
 
 Window2d make_window(const std::string& layer, const Shape& x, int64_t in_channels,
                      int64_t out_channels, int64_t kernel, int64_t stride, int64_t padding) {
-  require(x.rank() == 4, "{}: input {} is not [batch, height, width, channels]", layer, x.text());
-  require_equal(x[3], in_channels, layer + ": channels of input " + x.text());
+  // Each layer asks at every step: the words are made only where a check fails.
+  if (x.rank() != 4) {
+    fail<BadInput>("{}: input {} is not [batch, height, width, channels]", layer, x.text());
+  }
+  if (x[3] != in_channels) {
+    require_equal(x[3], in_channels, layer + ": channels of input " + x.text());
+  }
   const auto extent = [&](int64_t in) {
     const int64_t room = in + 2 * padding - kernel;
-    require(room >= 0, "{}: input {} with padding {} is smaller than the {}x{} window", layer,
-            x.text(), padding, kernel, kernel);
+    if (room < 0) {
+      fail<BadInput>("{}: input {} with padding {} is smaller than the {}x{} window", layer,
+                     x.text(), padding, kernel, kernel);
+    }
     return room / stride + 1;
   };
   return {.batch = x[0],
