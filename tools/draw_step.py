@@ -24,7 +24,8 @@ def time_of(step, name):
         layers = sorted({step_rows.outermost(part[3]) for lane in step["lanes"]
                          for part in lane["slices"]} - {""})
         raise ValueError(f"--range '{name}': found none, expected one of {', '.join(layers)}")
-    return min(begin for begin, _ in times), max(end for _, end in times)
+    # A slice's begin and length are rounded, each for itself.
+    return min(begin for begin, _ in times), min(max(end for _, end in times), step["milliseconds"])
 
 
 def read_step(path, bars_of=step_rows.parts_of, begin=0.0, end=None, within=None, alone=False):

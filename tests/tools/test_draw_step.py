@@ -12,6 +12,7 @@ from xml.dom import minidom
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import compare_timeline  # noqa: E402
+import draw_step
 import step_rows  # noqa: E402
 
 
@@ -69,6 +70,12 @@ class TestDrawStep(unittest.TestCase):
                 self.assertEqual(1, done.returncode)
                 self.assertIn(f"{endless}: it is not a regular file; expected what --trace", done.stderr)
             self.assertFalse((folder / "c.svg").exists())
+
+    def test_a_range_ends_with_its_step_at_the_latest(self):
+        # Times of slices are rounded, and here begin and length are, in sum, more than the step.
+        step = {"milliseconds": 1.0000004, "lanes": [
+            {"slices": [(0.1, 0.2, "conv2d", "conv1"), (0.2, 0.800001, "all_reduce", "bucket 0")]}]}
+        self.assertEqual((0.2, 1.0000004), draw_step.time_of(step, "bucket"))
 
     def test_parts_are_neighbours_within_one_outermost_range(self):
         bars = step_rows.parts_of([
