@@ -40,17 +40,28 @@ ENDLESS_SCHEDULE = """  for (volatile int i = 0; i >= 0; i = stages + micro_batc
 NOT_CPP = "  return rows + ;"
 
 
+WRONG_HEAD = re.compile(r"^// \[wrong (\w+)\] (\S.*)\n", re.MULTILINE)
+
+
+def wrong_solutions(task_id):
+    """A task's wrong solutions: the hint that is expected, and the lines between the markers, by
+    name (docs/coursework.md)."""
+    before, *parts = WRONG_HEAD.split((WRONG / f"{task_id}.txt").read_text())
+    names, hints, bodies = parts[0::3], parts[1::3], [body.rstrip("\n") for body in parts[2::3]]
+    if before or "// [wrong" in "".join(bodies) or not all(bodies) or len(set(names)) < len(names):
+        raise ValueError(f"{task_id}.txt: expected '// [wrong NAME] HINT' as the first line, each NAME "
+                         "once, and lines of code below each")
+    return dict(zip(names, zip(hints, bodies)))
+
+
 class TestTasks(unittest.TestCase):
     def test_every_task_is_graded_and_has_two_wrong_solutions_with_their_hints(self):
         table = tasks.load_tasks(ROOT)
         cases = "".join(file.read_text() for file in (ROOT / "tests/coursework").glob("*.cpp"))
         for task in table:
             self.assertIn(task.tag, cases)
-            files = sorted((WRONG / task.id).glob("*.txt"))
-            self.assertGreaterEqual(len(files), 2, task.id)
-            for file in files:
-                self.assertRegex(file.read_text(), r"\Ahint: \S.*\n.*\S", file)
-        self.assertEqual({path.name for path in WRONG.iterdir()}, {task.id for task in table})
+            self.assertGreaterEqual(len(wrong_solutions(task.id)), 2, task.id)
+        self.assertEqual({path.name for path in WRONG.iterdir()}, {f"{task.id}.txt" for task in table})
 
 
 class TestWholeLoop(unittest.TestCase):
@@ -92,9 +103,6 @@ class TestWholeLoop(unittest.TestCase):
 
     def solution(self, task):
         return "\n".join(tasks.lines_of((ROOT / task.file).read_text(), task.file, task.id))
-
-    def wrong(self, file):
-        return file.read_text().rstrip("\n").split("\n", 1)[1]
 
     def test_every_open_task_is_named_with_its_line(self):
         status, verdicts = self.grade({}, *self.graded)
@@ -147,20 +155,18 @@ class TestWholeLoop(unittest.TestCase):
                 self.assertEqual("--no-races" in verdict["text"], bool(skipped))
 
     def test_wrong_solutions_are_refused_with_the_hint_meant_for_them(self):
-        files = {task_id: sorted((WRONG / task_id).glob("*.txt"))[:None if FULL else 1]
+        wrong = {task_id: [*wrong_solutions(task_id).items()][:None if FULL else 1]
                  for task_id in self.graded}
-        rounds = max(map(len, files.values()))
-        for number in range(rounds):
-            chosen = {task_id: names[number] for task_id, names in files.items()
-                      if number < len(names)}
-            _, verdicts = self.grade({task_id: self.wrong(file)
-                                      for task_id, file in chosen.items()}, *chosen)
-            for task_id, file in chosen.items():
-                verdict, hint = verdicts[task_id], file.read_text().split("\n")[0]
-                with self.subTest(str(file.relative_to(WRONG))):
+        for number in range(max(map(len, wrong.values()))):
+            chosen = {task_id: solutions_of_it[number] for task_id, solutions_of_it in wrong.items()
+                      if number < len(solutions_of_it)}
+            _, verdicts = self.grade({task_id: body for task_id, (_, (_, body)) in chosen.items()},
+                                     *chosen)
+            for task_id, (name, (hint, _)) in chosen.items():
+                verdict = verdicts[task_id]
+                with self.subTest(f"{task_id} {name}"):
                     self.assertEqual(verdict["status"], FAILED, verdict)
-                    self.assertIn(hint.removeprefix("hint: "), f"{verdict['hint']} {verdict['text']}",
-                                  verdict)
+                    self.assertIn(hint, f"{verdict['hint']} {verdict['text']}", verdict)
 
     def test_a_read_past_the_end_is_found_though_the_result_is_right(self):
         body = self.solution(self.tasks["01.2"]) + PAST_THE_END
@@ -205,7 +211,7 @@ class TestWholeLoop(unittest.TestCase):
         solved = self.solution(self.tasks["01.1"])
         _, verdicts = self.grade({"01.1": solved, "02.1": CRASHES, "03.1": ENDLESS_SCHEDULE,
                                   "04.2": NOT_CPP, "05.1": NOT_CPP,
-                                  **{task_id: self.wrong(WRONG / task_id / f"{name}.txt")
+                                  **{task_id: wrong_solutions(task_id)[name][1]
                                      for task_id, name in (("01.3", "without_the_mutex"),
                                                            ("04.1", "last_rank_leaves_early"))}},
                                  missing=[self.tasks["04.4"].file])

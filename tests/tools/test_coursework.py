@@ -277,7 +277,7 @@ class TestExercise(Folder):
         self.write("solved/02-x/a.cpp", SOURCE)
         self.write("solved/02-x/a.h", "int first();\n")
         self.write("solved/lockstep", "#!/bin/sh\n", 0o755)
-        self.write("solved/tests/coursework/wrong/02.1/x.txt", "hint: secret\n")
+        self.write("solved/tests/coursework/wrong/02.1.txt", "// [wrong x] secret\n")
         self.write("solved/tests/coursework/test_x.py", "SOLUTION\n")
         self.solved, self.target = self.root / "solved", self.root / "student"
 
@@ -372,7 +372,7 @@ class TestExercise(Folder):
     def test_what_is_never_handed_out_is_not_named(self):
         for words in (("init", "-q"), ("add", ".")):
             subprocess.run(["git", "-C", str(self.solved), *words], check=True)
-        self.write("solved/tests/coursework/wrong/02.1/y.txt")
+        self.write("solved/tests/coursework/wrong/02.2.txt")
         self.assertNotIn("left out", self.make_tree()[0])
 
     def test_changed_build_files_and_what_cannot_be_taken_are_noted(self):
