@@ -39,6 +39,7 @@ ALLOWED_SKIPS = (
     "tests/coursework runs it",
     "tests/tools runs it",
     "only with --full",
+    "no ctags",
     "no clang-format",
     "no clang-tidy",
     "no nvdisasm",
