@@ -120,7 +120,7 @@ def measure(measuring):
         measuring.run()
     except KeyboardInterrupt:
         return 130, "Ctrl-C"
-    except SystemExit as end:  # a signal, by child_signals
+    except SystemExit as end:  # a signal, by child_processes
         return end.code, f"signal {end.code - 128}"
     except subprocess.CalledProcessError as error:
         return 1, f"{' '.join(map(str, error.cmd))} ended with status {error.returncode}"

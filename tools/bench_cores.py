@@ -8,7 +8,7 @@ import subprocess
 import bench_runs
 from bench_plan import Group, Run, all_rounds, medians
 from bench_runs import expected
-from child_signals import started
+from child_processes import started
 from stages import label
 
 # Program, network, batch, steps.

@@ -10,6 +10,7 @@ from pathlib import Path
 import bench_runs
 from bench_plan import Group, NotHere, Run, all_rounds, medians
 from bench_runs import ROOT, STAGE, expected
+from child_processes import SKIPPED
 
 DDP = "04-ddp"
 # Network, global batch, steps of a round.
@@ -133,7 +134,6 @@ def message_lines(rows):
 CABLE = "1gbit"
 CABLE_RUN = ("--data", "synthetic:256:10", "--model", "resnet18", "--batch-size", "64", "--lr",
              "0.01", "--log-interval", "1000")
-NOT_PERMITTED = 77  # the exit status of tools/two-hosts where the machine does not permit it
 
 
 def overlap(options):
@@ -164,7 +164,7 @@ def cable_round(stage, *more):
                                      "--metrics", path],
                                     stdout=subprocess.DEVNULL, stderr=errors)
         except subprocess.CalledProcessError as error:
-            if error.returncode != NOT_PERMITTED:
+            if error.returncode != SKIPPED:
                 raise
             errors.seek(0)
             raise NotHere(errors.read().strip()) from error

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from child_signals import started
+from child_processes import started
 from stages import ROOT, path_of
 
 STAGE = "01-single-gpu"

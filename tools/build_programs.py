@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from child_signals import started
+from child_processes import run, started
 from command_line import complain, run_command
 from coursework import CourseworkError, labs, prebuilt
 from gpu_check.machine import find_gpu
@@ -34,11 +34,10 @@ def say(text):
 
 def quietly(*command):
     """Runs a command; returns whether it worked. Only the output of a failed command is shown."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace")
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout)
-    return done.returncode == 0
+    ended, output = run(command)
+    if ended:
+        sys.stderr.write(output)
+    return not ended
 
 
 # A room's sources are compiled as one, with line numbers as a debugger's only information: that

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from child_signals import end_by_exception
+from child_processes import end_by_exception
 
 # Control characters but for tab and newline, marks that turn the direction of writing or end a line,
 # and bytes that are not UTF-8, which Python keeps as surrogates.

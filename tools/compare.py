@@ -25,7 +25,7 @@ import compare_figures
 import compare_timeline
 import summary_table
 from bench_runs import ROOT, STAGE, machine, round_time
-from child_signals import started
+from child_processes import started
 from command_line import complain as complain_as, run_command
 from compare_options import Refused, arguments, parse_options, prepare_outputs
 from plain_files import write_whole

@@ -7,17 +7,11 @@ import shutil
 import subprocess
 import tempfile
 
+from child_processes import run
 from coursework import SOLUTIONS
 from ninja_progress import CORES, failure, run_ninja
 
 LINES = "-g1"  # line numbers for the sanitizers' reports, and a quarter less time than with variables
-
-
-def call(command, cwd):
-    """Status and output of a command."""
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, errors="replace")
-    return done.returncode, done.stdout
 
 
 def install_cuda_model(folder, root):
@@ -36,8 +30,8 @@ def install_cuda_model_alone(folder, root):
         steps.insert(0, ("meson", "setup", str(build), str(root / "tests/cuda_model"),
                          f"--prefix={folder}", "--libdir=lib", "-Dbuildtype=release"))
     for step in steps:
-        status, output = call(step, root)
-        if status != 0:
+        ended, output = run(step, cwd=root)
+        if ended:
             return output
     return ""
 
@@ -55,14 +49,13 @@ def configure(build, root):
         options += ("-Dcuda=enabled", f"-Dgpu_roots={root / build.cuda_model}")
     stamp = folder / "lockstep-options"
     if stamp.is_file() and stamp.read_text() == "\n".join(options):
-        status, output = call(("ninja", "-C", str(folder), "build.ninja"), root)
-        return "" if status == 0 else output or "ninja failed without a word"
+        ended, output = run(("ninja", "-C", folder, "build.ninja"), cwd=root)
+        return ended and (output or "ninja failed without a word")
     anew = ("--wipe",) if (folder / "build.ninja").is_file() else ()
-    status, output = call(("meson", "setup", *anew, str(folder), str(root), *options), root)
-    if status == 0:
+    ended, output = run(("meson", "setup", *anew, folder, root, *options), cwd=root)
+    if not ended:
         stamp.write_text("\n".join(options))
-        return ""
-    return output or "meson failed without a word"
+    return ended and (output or "meson failed without a word")
 
 
 def targets_of(rows, folder):

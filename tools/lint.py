@@ -9,10 +9,10 @@ them; the CUDA backend with the headers of tests/cuda_model, so that no toolkit 
 import os
 import re
 import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from child_processes import Running, run
 from command_line import Parser, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,33 +51,32 @@ def configure():
     fresh = not (BUILD / "build.ninja").is_file()
     command = (["meson", "setup", str(BUILD), str(ROOT), *OPTIONS] if fresh
                else ["ninja", "-C", str(BUILD), "build.ninja"])
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.stdout or "meson failed without a word" if done.returncode != 0 else ""
+    ended, output = run(command)
+    return ended and (output or "meson failed without a word")
 
 
-def lint(program, path):
-    """Runs clang-tidy on a file; returns its findings, each with its notes, and its status."""
-    done = subprocess.run(
-        [program, "--quiet", "-p", str(BUILD), *(f"--extra-arg={word}" for word in FOR_CUDA),
-         str(ROOT / path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+def lint(program, path, running):
+    """Runs clang-tidy on a file; returns its findings, each with its notes, and how it ended."""
+    ended, output = run([program, "--quiet", "-p", BUILD, *(f"--extra-arg={word}" for word in FOR_CUDA),
+                         ROOT / path], running=running, cwd=ROOT)
     findings = []
-    for line in done.stdout.splitlines():
+    for line in output.splitlines():
         if FINDING.match(line) or not findings:
             findings.append("")
         if not COUNTS.match(line):
             findings[-1] += re.sub(rf"^({re.escape(str(ROOT))}/)?(build-lint/)?(\.\./)?", "", line) + "\n"
-    return [finding for finding in findings if finding.strip()], done.returncode
+    return [finding for finding in findings if finding.strip()], ended
 
 
 def lint_all(program, files):
     """Prints progress, and each finding once, however many sources see its header; their number."""
-    told, failed = set(), 0
+    told, failed, processes = set(), 0, Running()
     with ThreadPoolExecutor(CORES) as pool:
-        running = {pool.submit(lint, program, path): path for path in files}
+        running = {pool.submit(lint, program, path, processes): path for path in files}
         try:
             for number, done in enumerate(as_completed(running), 1):
-                findings, status = done.result()
-                failed += status != 0
+                findings, ended = done.result()
+                failed += bool(ended)
                 print(f"[{number}/{len(files)}] {running[done]}", flush=True)
                 for finding in findings:
                     if finding not in told:
@@ -85,6 +84,7 @@ def lint_all(program, files):
                     told.add(finding)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            processes.end()
             raise
     return len(told) or failed
 

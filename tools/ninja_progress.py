@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from child_signals import started
+from child_processes import started
 
 CORES = len(os.sched_getaffinity(0))
 # Seconds of one core if nothing is known, of a compiler (which is given several sources as one) and

@@ -13,8 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
-from case_records import ALL_SKIPPED
-from child_signals import keep_ignored_signals_here
+from child_processes import SKIPPED, keep_ignored_signals_here
 from command_line import Parser
 
 
@@ -105,7 +104,7 @@ def main(argv):
     try:
         result = runner.run(tests)
         if 0 < result.testsRun == len(result.skipped):
-            return ALL_SKIPPED
+            return SKIPPED
         return 0 if result.wasSuccessful() else 1
     except KeyboardInterrupt:
         return 130

@@ -7,19 +7,16 @@ build compiles, the tests of the previous one run. Cases are counted over all ex
 status is 1 if anything failed.
 """
 
-import errno
 import os
 import queue
-import signal
-import subprocess
 import tempfile
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from case_records import ALL_SKIPPED, Case, read_cases, report
-from child_signals import keep_ignored_signals_here, signals_held
+from case_records import Case, read_cases, report
+from child_processes import Running, keep_ignored_signals_here, run
 from command_line import Parser, one_line, run_command
 from compile_tests import CORES, LINES, compile_rows, configure, tsan_wrapper
 from gpu_check.machine import find_gpu
@@ -58,83 +55,6 @@ BUILDS = (
     Build("tsan-gpu", "build-tsan-gpu", ("-Db_sanitize=thread", *SANITIZED), cuda_model=CUDA_MODEL,
           only_full=True),
 )
-
-
-# --- Running -------------------------------------------------------------------------------------
-
-def how_it_ended(status):
-    """How a process ended, in words; "" if all was well, or if all cases were skipped."""
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return "" if status in (0, ALL_SKIPPED) else f"exited with status {status}"
-
-
-class Running:
-    """The processes of a run: an interrupted run can end them, and then starts no more."""
-
-    def __init__(self):
-        self.processes, self.over, self.lock = set(), False, threading.Lock()
-
-    def start(self, command, **how):
-        with self.lock, signals_held():
-            if self.over:
-                raise InterruptedError(errno.EINTR, "the run was interrupted")
-            process = subprocess.Popen(command, stderr=subprocess.STDOUT, start_new_session=True, **how)
-            self.processes.add(process)
-            return process
-
-    def __iter__(self):
-        return iter(list(self.processes))
-
-    def end(self):
-        with self.lock:
-            self.over, left = True, list(self)
-        ask_to_end(left)
-        for process in left:
-            kill_group(process)
-
-
-def run_process(command, cwd, environment, deadline, running=None):
-    """Runs a command in a process group of its own; returns how it ended and its output."""
-    running = running or Running()
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = running.start(command, cwd=cwd, env=environment, stdout=output)
-        try:
-            ended = how_it_ended(process.wait(deadline))
-        except subprocess.TimeoutExpired:
-            ended = f"ran past its deadline of {deadline:.0f} s"
-            ask_to_end([process])
-        finally:
-            kill_group(process)  # and everything that it started
-            running.processes.discard(process)
-        output.seek(0)
-        return ended, output.read()
-
-
-def ask_to_end(processes, patience=5):
-    """Lets these processes end what they started in sessions of their own, which killing their
-    groups does not reach. Waits `patience` seconds for them."""
-    for process in processes:
-        send(process, signal.SIGTERM)
-    give_up = time.monotonic() + patience
-    for process in processes:
-        try:
-            process.wait(max(0, give_up - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
-
-
-def kill_group(process):
-    send(process, signal.SIGKILL)
-    process.wait()
-
-
-def send(process, number):
-    """Sends a signal to a process' group, as long as it has one."""
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        pass
 
 
 class Run:
@@ -238,9 +158,8 @@ class Run:
             log = Path(folder) / "cases.jsonl"
             deadline = row.deadline * (FULL_FACTOR if self.full else 1)
             try:
-                ended, output = run_process((*wrapper, *row.command), self.root,
-                                            self.environment(row, log), deadline,
-                                            self.running)
+                ended, output = run((*wrapper, *row.command), deadline, self.running,
+                                    cwd=self.root, env=self.environment(row, log))
             except OSError as error:
                 ended, output = f"could not be started: {error.strerror}", ""
             cases = read_cases(where, log, ended, may_be_empty=self.part is not None)
@@ -275,19 +194,19 @@ def main(argv, builds=BUILDS, root=ROOT):
         builds = [replace(build, options=build.options + build.full_options) for build in builds]
     else:
         builds = [build for build in builds if not build.only_full]
-    run = Run(root, part, options.full)
+    whole = Run(root, part, options.full)
     try:
-        run.execute(builds)
+        whole.execute(builds)
     except KeyboardInterrupt:
         return 130
     finally:
-        run.running.end()
-    if not run.cases:
-        run.cases.append(Case("lockstep test", part or "all", "failed", "no test was found"))
-    print("\n".join(report(run.cases)), flush=True)
-    failed = any(case.status == "failed" for case in run.cases)
+        whole.running.end()
+    if not whole.cases:
+        whole.cases.append(Case("lockstep test", part or "all", "failed", "no test was found"))
+    print("\n".join(report(whole.cases)), flush=True)
+    failed = any(case.status == "failed" for case in whole.cases)
     if not failed and part is None and not options.full:
-        run.times.keep()
+        whole.times.keep()
     return 1 if failed else 0
 
 

@@ -158,8 +158,8 @@ class TestRunning(Folder):
         self.graph([])
         pid = self.folder / "pid"
         program = ("import sys; sys.path.insert(0, sys.argv[1])\n"
-                   "import child_signals, ninja_progress, os, pathlib, signal, subprocess, time\n"
-                   f"{popen}child_signals.end_by_exception()\n"
+                   "import child_processes, ninja_progress, os, pathlib, signal, subprocess, time\n"
+                   f"{popen}child_processes.end_by_exception()\n"
                    "ninja_progress.run_ninja(sys.argv[2], ['endless'], 1)\n")
         process = start(self, sys.executable, "-c", program, ROOT / "tools", self.folder)
         self.addCleanup(lambda: gone(int(pid.read_text())) or os.kill(int(pid.read_text()), 9))

@@ -14,7 +14,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 from case_records import Case, judged  # noqa: E402
-from gpu_check import checks, command, handover, machine, measure, results, rival  # noqa: E402
+from gpu_check import checks, command, handover, machine, measure, results  # noqa: E402
 from gpu_check_support import call, without_gpu  # noqa: E402
 
 # --- A stand-in for a machine with a GPU -----------------------------------------------------
@@ -413,7 +413,7 @@ class TestPieces(unittest.TestCase):
         self.assertEqual([2.0, 1.0], checks.epoch_losses({"losses": [3, 2, 1, 1, 1], "epochs": 2}))
 
     def test_a_rival_answers_what_it_cannot_measure_in_one_line(self):
-        with rival.Rival(sys.executable) as torch:
+        with measure.rival_of(sys.executable) as torch:
             step, fault = torch.step_seconds(("--device", "cuda", "--batch", 0), 120)
             self.assertIsNone(step)
             self.assertRegex(fault, r"^\w+: ")

@@ -127,19 +127,11 @@ class TestCounting(FakeExecutables):
         time.sleep(3)
         self.assertFalse(mark.exists(), "a process of another session outlived the deadline")
 
-    def test_what_runs_ends_with_an_interrupted_run_and_nothing_is_started_then(self):
-        running = run_tests.Running()
-        sleeper = running.start(["sleep", "100"], stdout=subprocess.DEVNULL)
-        running.end()
-        self.assertEqual(sleeper.poll(), -signal.SIGTERM)
-        with self.assertRaises(InterruptedError):
-            running.start(["true"])
-
     # A thread sends itself the signal: the kernel may choose any, and only the main one handles it.
     SIGNALLED = """import signal, sys, threading, time
 from pathlib import Path
 import run_tests
-from child_signals import end_by_exception
+from child_processes import end_by_exception
 from suites import Build, Row
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
@@ -468,14 +460,6 @@ class TestProgress(unittest.TestCase):
         again = run_progress.Times(self.root)
         self.assertEqual(600, again.of("compile a"))
         self.assertLess(again.of("a b"), 1)
-
-
-class TestProcessEnds(unittest.TestCase):
-    def test_signals_have_names(self):
-        self.assertEqual(run_tests.how_it_ended(-signal.SIGBUS), "killed by SIGBUS")
-        self.assertEqual(run_tests.how_it_ended(3), "exited with status 3")
-        self.assertEqual(run_tests.how_it_ended(0), "")
-        self.assertEqual(run_tests.how_it_ended(77), "")
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ class TestSmallRelease(unittest.TestCase):
         self.executable("debootstrap", DEBOOTSTRAP.format(folder=self.folder))
         self.executable("tree/lockstep", LOCKSTEP)
         self.tool = self.executable("tree/tools/try-release", TOOL.read_text())
-        for name in ("command_line.py", "child_signals.py"):  # what it imports
+        for name in ("command_line.py", "child_processes.py"):  # what it imports
             self.executable(f"tree/tools/{name}", (TOOL.parent / name).read_text())
         git = ["git", "-C", self.folder / "tree", "-c", "user.name=x", "-c", "user.email=x"]
         for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "-"]):

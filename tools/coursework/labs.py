@@ -1,10 +1,10 @@
 """Labs: mistakes to run, each with what to expect and why (`./lockstep exercise --lab NAME`)."""
 
 import json
-import subprocess
 import textwrap
 from pathlib import Path
 
+from child_processes import started
 from coursework import CourseworkError
 
 TABLE = Path(__file__).with_name("labs.json")
@@ -42,7 +42,8 @@ def run_lab(name, build, say):
     for heading, words in (("With the mistake", [name]), ("Without it", [name, "--fixed"])):
         say(f"\n== {heading}: build/{lab['program']} {' '.join(words)}")
         try:
-            status = subprocess.run([program, *words]).returncode
+            with started([program, *words]) as process:
+                status = process.wait()
         except OSError as error:
             raise CourseworkError(f"{program}: {error.strerror}; './lockstep exercise --lab {name}' "
                                   "builds it") from None

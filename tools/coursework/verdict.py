@@ -10,11 +10,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from case_records import read_events
-from coursework import CourseworkError, descendants
-from coursework.watch import Watch
-from run_tests import Running, run_process
+from child_processes import LATE, Running, run
+from coursework import CourseworkError
+from coursework.watch import Watch, none_left
 
-LATE = "ran past"  # run_process' first words about a program that it ended at the deadline
 PASSED, FAILED, OPEN = "passed", "failed", "not started"
 SLOWER = 5  # ThreadSanitizer's programs, at most
 # No core files; 4 GiB of memory (ASAN) and 64 MiB of output end an endless loop before the machine does.
@@ -157,11 +156,9 @@ def run_program(task, program, deadline, wrapper=()):
                        "TSAN_OPTIONS": tsan_options(), "ASAN_OPTIONS": ASAN}
         begin, before, running = time.monotonic(), computed_by_children(), Running()
         try:
-            with descendants.none_left(), Watch(running, deadline) as watch:
-                words, output = run_process(
-                    (*wrapper, *LIMITS, str(program), task.tag,
-                     "--reporter", "xml", "--out", str(xml), "--abort"),
-                    folder, environment, deadline, running)
+            with none_left(), Watch(running, deadline) as watch:
+                words, output = run((*wrapper, *LIMITS, program, task.tag, "--reporter", "xml", "--out", xml,
+                                     "--abort"), deadline, running, cwd=folder, env=environment)
         except OSError as error:
             raise CourseworkError(f"{program} cannot be started: {error.strerror}") from None
         case = ""

@@ -1,14 +1,18 @@
-"""Whether a program that does not end computes or waits, however little processor time it gets.
+"""What a graded program does, and that it leaves nothing: whether one that does not end computes or
+waits, however little processor time it gets.
 
 In a loop some thread is always able to run, in a deadlock none is. In between is a program that
 checks now and then whether it may continue: beside others it queues for a processor most of the
 time, but it computes far less than it sleeps. So the time in the queue is not counted.
 """
 
+import ctypes
 import os
+import signal
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +20,7 @@ ASLEEP, ENDED = "STtI", "ZXx"  # states in /proc/PID/task/TID/stat; others can r
 SAMPLES = 40  # the last ones, with the time between them, are used
 LEAST_PERIOD = 0.01  # seconds: a clock tick of the processor times
 TICKS = os.sysconf("SC_CLK_TCK")
+ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 WAITS = 0.25  # a program that computes a smaller share of the time in which it could have, waits
 
 
@@ -29,7 +34,7 @@ class Sample:
 
 
 class Watch:
-    """Watches the processes in `running` (run_process adds its own) and all that they started, from
+    """Watches the processes in `running` (run() adds its own) and all that they started, from
     the middle of the time until the deadline."""
 
     def __init__(self, running, deadline):
@@ -123,3 +128,32 @@ def listed(folder):
         return os.listdir(folder)
     except OSError:
         return []
+
+
+# --- What it leaves behind -----------------------------------------------------------------------
+
+@contextmanager
+def none_left():
+    """Ends everything that was started inside and is still running, in whatever session: orphans become
+    children of this process."""
+    ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
+    before = children()
+    try:
+        yield
+    finally:
+        while left := children() - before:  # the children of an ended one come next
+            for pid in left:
+                end(pid)
+
+
+def children():
+    """The ids of this process' children."""
+    return {process.id for process in stats("/proc") if process.parent == os.getpid()}
+
+
+def end(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass

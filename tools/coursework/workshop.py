@@ -8,12 +8,10 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
-from child_signals import signals_held
+from child_processes import run
 from coursework import CourseworkError, tasks as table, tree
 from ninja_progress import CORES, Lines, Plan, run_ninja
 
@@ -86,8 +84,8 @@ class Workshop:
         if not made.endswith(here):
             shutil.rmtree(build, ignore_errors=True)
         again = ("--reconfigure",) if (build / "build.ninja").is_file() else ()
-        status, output = call(("meson", "setup", *again, str(build), str(self.source), *options))
-        if status != 0:
+        ended, output = run(("meson", "setup", *again, build, self.source, *options))
+        if ended:
             raise CourseworkError(self.trouble(output)
                                   or f"meson cannot configure {build}:\n{output}")
         stamp.write_text(wanted)
@@ -120,8 +118,8 @@ class Workshop:
         return ""
 
     def is_up_to_date(self, flavour, target):
-        status, output = call(("ninja", "-C", str(self.build(flavour)), "-n", target))
-        return status == 0 and "no work to do" in output
+        ended, output = run(("ninja", "-C", self.build(flavour), "-n", target))
+        return not ended and "no work to do" in output
 
     def objects(self, flavour):
         """The object that each source file is compiled to, by the file's path in the tree."""
@@ -138,38 +136,12 @@ class Workshop:
         return re.sub(r"^(?:\.\./|\S*/)source/(?=\S)", "", text)
 
 
-def call(command):
-    """Status and output of a command. If this program is interrupted, the command is asked to end:
-    Ninja then ends its compilers, each of which leads a process group of its own."""
-    process = None
-    try:
-        with signals_held():
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                       text=True, errors="replace", start_new_session=True)
-        output, _ = process.communicate()
-    except BaseException:
-        if process is not None:
-            end(process)
-        raise
-    return process.returncode, output
-
-
-def end(process, patience=10):
-    """Asks a process to end, and after some seconds ends its group."""
-    process.terminate()
-    try:
-        process.communicate(timeout=patience)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
 def compiler():
     """The compiler in words, and the machine it compiles for."""
     command = os.environ.get("CXX", "c++").split()
     try:
-        version = call((*command, "--version"))[1].splitlines()[0]
-        machine = call((*command, "-dumpmachine"))[1].strip()
+        version = run((*command, "--version"))[1].splitlines()[0]
+        machine = run((*command, "-dumpmachine"))[1].strip()
     except (OSError, IndexError):
         raise CourseworkError(f"no C++ compiler: '{' '.join(command)}' cannot be started") from None
     return {"compiler": version, "machine": machine}

@@ -5,7 +5,7 @@ machine   the GPU, the tools and versions that are here
 bundle    --bundle: collects what an offline build needs;  --offline: verifies and unpacks it
 build     configures and compiles build-gpu/
 checks    the parts ops, stages and sanitizer
-measure   the part bench;  rival: the PyTorch process that it measures beside
+measure   the part bench, beside PyTorch
 handover  the plan, and the one file to hand back
 results   sections, counts and the Markdown file
 """

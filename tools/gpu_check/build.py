@@ -5,9 +5,9 @@ import json
 import re
 from dataclasses import dataclass
 
+import child_processes
 from gpu_check import bundle
 from gpu_check.machine import CORES, CheckError, ROOT, Tools, library_roots
-from run_tests import run_process
 
 FOLDER = ROOT / "build-gpu"
 STAMP = "gpu-check.json"  # the options, and what Meson found with them
@@ -58,7 +58,7 @@ def summary_of(output):
 
 def run(plan, command, limit):
     """The output of one of the build's tools. Throws BuildError if it fails or takes too long."""
-    ended, output = run_process(command, ROOT, plan.tools.environment, limit)
+    ended, output = child_processes.run(command, limit, cwd=ROOT, env=plan.tools.environment)
     if ended:
         raise BuildError(f"{' '.join(map(str, command[:3]))}: {ended}", output)
     return output

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from case_records import Case, read_cases
+from child_processes import run
 from gpu_check import build
 from gpu_check.machine import ROOT
-from run_tests import run_process
 from stages import all_stages, path_of
 
 GPU_TEST = "tests/gpu/gpu-test"  # below the build folder
@@ -45,8 +45,8 @@ def run_cases(plan, tags, limit, wrapper=()):
         environment = {**plan.environment, "OMP_NUM_THREADS": "1", "LOCKSTEP_TEST_LOG": str(log),
                        "LOCKSTEP_BUILD_DIR": str(build.FOLDER)}
         try:
-            ended, output = run_process((*wrapper, str(build.FOLDER / GPU_TEST), tags), ROOT,
-                                        environment, limit)
+            ended, output = run((*wrapper, build.FOLDER / GPU_TEST, tags), limit, cwd=ROOT,
+                                env=environment)
         except OSError as error:
             ended, output = f"could not be started: {error.strerror}", ""
         return [judged_here(case) for case in read_cases(tags, log, ended)], output
@@ -125,7 +125,7 @@ def program(stage):
 
 def knows(plan, stage, option):
     """Whether a stage's program lists this option in its help."""
-    _, text = run_process((str(program(stage)), "--help"), ROOT, plan.environment, 60)
+    _, text = run((program(stage), "--help"), 60, cwd=ROOT, env=plan.environment)
     return option in text
 
 
@@ -133,10 +133,9 @@ def run_metrics(plan, stage, options, limit, devices="cuda:0"):
     """The metrics of a run and "", or None and what went wrong in one line."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.json"
-        command = (str(program(stage)), "--devices", devices, *map(str, options), "--metrics",
-                   str(path))
         try:
-            ended, output = run_process(command, ROOT, plan.environment, limit)
+            ended, output = run((program(stage), "--devices", devices, *options, "--metrics", path),
+                                limit, cwd=ROOT, env=plan.environment)
         except OSError as error:
             return None, f"could not be started: {error.strerror}"
         if ended:

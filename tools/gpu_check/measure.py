@@ -3,14 +3,17 @@
 import collections
 import contextlib
 import json
+import queue
 import statistics
+import subprocess
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from child_processes import started
 from gpu_check.checks import run_metrics
-from gpu_check.machine import torch_version
-from gpu_check.rival import Rival
+from gpu_check.machine import ROOT, torch_version
 
 STAGE = "01-single-gpu"
 ROUNDS = {"seed": 5, "resnet18": 3}
@@ -50,6 +53,52 @@ SETTINGS = (Setting("seed", 64), Setting("resnet18", 256), Setting("resnet18", 2
 TARGETS = ((Setting("seed", 64), "PyTorch", 3.0), (Setting("seed", 64), "CUDA graph", 1.1),
            (Setting("resnet18", 256), "channels_last", 1.1),
            (Setting("resnet18", 256, True), "channels_last", 1.1))
+
+
+# --- PyTorch beside it -----------------------------------------------------------------------
+
+class Rival:
+    """PyTorch in one process for all measurements, as its start takes longer than what is measured:
+    tools/bench_torch.py --serve."""
+
+    def __init__(self, process):
+        self.process = process
+        self.answers = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put("")
+
+    def step_seconds(self, options, limit):
+        """Mean seconds of a step with these options of bench_torch.py, and ""; or None and what
+        went wrong in one line."""
+        try:
+            self.process.stdin.write(json.dumps([str(word) for word in options]) + "\n")
+            self.process.stdin.flush()
+            line = self.answers.get(timeout=limit)
+        except (OSError, queue.Empty) as error:
+            self.process.kill()  # or the next request would get its late answer
+            return None, f"no answer from PyTorch within {limit:.0f} s ({type(error).__name__})"
+        if not line:
+            return None, f"PyTorch ended with status {self.process.wait()}"
+        answer = json.loads(line)
+        return answer.get("mean_step_seconds"), answer.get("error", "")
+
+
+@contextlib.contextmanager
+def rival_of(python):
+    with started([python, ROOT / "tools/bench_torch.py", "--serve"], stdin=subprocess.PIPE,
+                 stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Rival(process)
+        finally:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stdin):
+                with contextlib.suppress(OSError):  # of a request that has no reader any more
+                    pipe.close()
 
 
 # --- One run ---------------------------------------------------------------------------------
@@ -207,7 +256,7 @@ def bench(section, plan, options):
                 "default), TF32 off unless named; the CUDA graph of resnet18 is channels_last; "
                 "`times`: a graph over a graph, eager steps over eager steps; a target's line "
                 "names which of ours it took.\n")
-    with Rival(options.python) if version else contextlib.nullcontext() as rival:
+    with rival_of(options.python) if version else contextlib.nullcontext() as rival:
         results = measure_settings(section, plan, rival)
     if not version:
         section.check("PyTorch beside it", f"no torch that sees a GPU in {options.python}",
