@@ -24,8 +24,8 @@ from bench_plan import Measuring
 from bench_runs import machine
 from bench_terminal import Terminal
 from command_line import Parser, complain, run_command
-from ninja_progress import in_words
 from plain_files import require_writable, write_whole
+from progress import in_words
 
 MODELS = ("seed", "resnet18")
 # The parts by name: what each is about, and its groups of runs.

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ninja_progress import CORES
-from run_progress import Progress
+from progress import CORES, Progress
 
 
 class NotHere(Exception):
@@ -55,28 +54,19 @@ def all_rounds(found):
     return {key: [result["seconds"] for result in results] for key, results in found.items()}
 
 
-class Expected:
-    """Stands for the times of earlier runs, which Progress asks: here each run knows its own."""
-
-    measured = {}
-
-    def of(self, _):
-        return 0.0
-
-
 class Measuring:
     """Makes all runs of some groups. Says where it is, and prints each group when it is done."""
 
     def __init__(self, groups, titles, terminal):
         self.groups, self.titles, self.terminal = groups, titles, terminal
-        self.progress = Progress(Expected(), terminal.say, terminal.every)
+        self.progress = Progress(terminal.say, terminal.every)
         self.names = {}  # of each step, for Progress: they begin with its number
         steps = [(group, *step) for group in groups for step in group.steps()]
         for place, (group, number, key, run) in enumerate(steps, 1):
             name = (f"{place} of {len(steps)}: {group.part}, {run.what}, round {number + 1} of "
                     f"{group.rounds}")
             self.names[id(group), number, key] = name
-            self.progress.plan([name], CORES * run.seconds)  # it counts the seconds of all cores
+            self.progress.plan({name: CORES * run.seconds})
 
     def run(self):
         titles = dict(self.titles)

@@ -17,7 +17,8 @@ from child_processes import run, started
 from command_line import complain, run_command
 from coursework import CourseworkError, labs, prebuilt
 from gpu_check.machine import find_gpu
-from ninja_progress import CORES, Lines, Plan, failure, run_ninja
+from ninja import Plan, failure, run_and_say
+from progress import CORES
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -86,7 +87,7 @@ def compile_programs(targets, plan):
         command = ("ninja", "-C", str(BUILD), "-j", str(CORES), *targets)
         with started(command) as ninja:
             return ninja.wait() == 0
-    status, output = run_ninja(BUILD, targets, CORES, Lines(say), plan)
+    status, output = run_and_say(BUILD, targets, plan, say, "compiling build/")
     if status != 0:
         sys.stderr.write(failure(output))
     return status == 0

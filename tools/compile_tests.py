@@ -9,7 +9,7 @@ import tempfile
 
 from child_processes import run
 from coursework import SOLUTIONS
-from ninja_progress import CORES, failure, run_ninja
+from ninja import failure, run_ninja
 
 LINES = "-g1"  # line numbers for the sanitizers' reports, and a quarter less time than with variables
 
@@ -63,13 +63,13 @@ def targets_of(rows, folder):
     return sorted({os.path.relpath(target, folder) for row in rows for target in row.targets})
 
 
-def compile_rows(build, rows, root, on_progress=None):
+def compile_rows(build, rows, root, how_far):
     """Compiles what the rows of a configured build need; returns an error's output or ""."""
     folder = root / build.folder
     targets = targets_of(rows, folder)
     if not targets:
         return ""
-    status, output = run_ninja(folder, targets, CORES, on_progress)
+    status, output = run_ninja(folder, targets, how_far)
     return "" if status == 0 else failure(output) or "ninja failed without a word"
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from case_records import Case, read_cases, report
 from child_processes import Running, keep_ignored_signals_here, run
 from command_line import Parser, one_line, run_command
-from compile_tests import CORES, LINES, compile_rows, configure, tsan_wrapper
+from compile_tests import LINES, compile_rows, configure, tsan_wrapper
 from gpu_check.machine import find_gpu
-from run_progress import Progress, Times
+from progress import CORES, Progress, Times
 from suites import Build, parts, read_rows, refusal, select
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,18 +65,21 @@ class Run:
         self.jobs, self.cases, self.lock = queue.Queue(), [], threading.Lock()
         self.running = Running()
         self.times = Times(root)
-        self.progress = Progress(self.times, self.say)
+        self.progress = Progress(self.say)
 
     def say(self, text):
         with self.lock:
             print(text, flush=True)
+
+    def plan(self, steps):
+        self.progress.plan({step: self.times.of(step) for step in steps})
 
     def execute(self, builds):
         """Fills self.cases: helpers run tests while this thread compiles; afterwards there is one
         more helper. There are more helpers than cores, as many tests wait for something. This
         thread, which a signal interrupts, starts no tests: one that it was just starting would be
         left running."""
-        self.progress.plan(f"compile {build.name}" for build in builds)
+        self.plan(f"compile {build.name}" for build in builds)
         helpers = [threading.Thread(target=self.work, daemon=True) for _ in range(CORES + 1)]
         for helper in helpers[1:]:
             helper.start()
@@ -94,16 +97,15 @@ class Run:
         """Compiles what a build's rows need and queues them, or records why they cannot run. Rows
         that need nothing compiled are queued earlier."""
         begin = time.monotonic()
-        with self.progress.step(f"compile {build.name}", CORES) as how_far:
+        with self.progress.step(f"compile {build.name}") as how_far:
             error = configure(build, self.root)
             rows = [] if error else self.without_gpu(build, select(
                 read_rows(self.root / build.folder), self.part, self.full, self.root))
-            self.progress.plan(f"{build.name} {row.name}" for row in rows)
+            self.plan(f"{build.name} {row.name}" for row in rows)
             ready = [row for row in rows if not row.targets]
             compiled = [row for row in rows if row.targets]
             self.queue(build, ready)
-            error = error or compile_rows(build, compiled, self.root, lambda far: how_far(
-                f"{far.done} of {far.total}", far.elapsed / (far.elapsed + far.left + 0.1)))
+            error = error or compile_rows(build, compiled, self.root, how_far)
         if compiled or error:
             self.say(f"{build.name:<8} {'NOT BUILT' if error else 'built'} in "
                      f"{time.monotonic() - begin:.0f} s")
@@ -206,7 +208,7 @@ def main(argv, builds=BUILDS, root=ROOT):
     print("\n".join(report(whole.cases)), flush=True)
     failed = any(case.status == "failed" for case in whole.cases)
     if not failed and part is None and not options.full:
-        whole.times.keep()
+        whole.times.keep(whole.progress.took)
     return 1 if failed else 0
 
 

@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import build_programs  # noqa: E402
-import ninja_progress  # noqa: E402
-from ninja_progress import (CORES, Clock, Lines, Plan, Progress, failure,  # noqa: E402
-                            in_words, run_ninja)
+import ninja  # noqa: E402
+import progress  # noqa: E402
+from ninja import CORES, Plan, failure, run_and_say, run_ninja  # noqa: E402
 from processes import gone, start  # noqa: E402
 
 # Steps that take SECONDS and make a file, described as Meson describes them.
@@ -56,8 +56,8 @@ class TestPlan(Folder):
         plan = Plan(self.folder, self.targets)
         self.assertEqual(plan.steps, ["Compiling C++ object a", "Compiling C++ object b"])
         self.assertFalse(plan.nothing_to_do)
-        self.assertEqual(plan.seconds(jobs=2), ninja_progress.COMPILING)
-        self.assertEqual(plan.work_of("Linking target x"), ninja_progress.OTHER)
+        self.assertEqual(plan.seconds(jobs=2), ninja.COMPILING)
+        self.assertEqual(plan.work_of("Linking target x"), ninja.OTHER)
 
     def test_a_step_takes_as_long_as_last_time(self):
         self.graph([0, 0])
@@ -84,71 +84,45 @@ class TestPlan(Folder):
         self.assertFalse(Plan(self.folder, ["absent"]).nothing_to_do)
 
 
-class TestClock(Folder):
-    def clock(self, jobs=1):
-        """A clock for ten steps of 10 seconds; the test sets how long ago it began."""
+class TestRunning(Folder):
+    def test_says_how_far_it_is_at_every_step(self):
         self.graph([0] * 10)
         self.log(**{target: 10 for target in self.targets})
-        return Clock(Plan(self.folder, self.targets), jobs)
-
-    def left(self, clock, done, elapsed):
-        for number in range(clock.done + 1, done + 1):
-            clock.read(f"[{number}/10] Compiling C++ object {self.targets[number - 1]}\n")
-        clock.begin = time.monotonic() - elapsed
-        return clock.now().left
-
-    def test_as_fast_as_expected(self):
-        clock = self.clock()
-        self.assertAlmostEqual(self.left(clock, 0, 0), 100, delta=1)
-        self.assertAlmostEqual(self.left(clock, 0, 5), 95, delta=1)
-        self.assertAlmostEqual(self.left(clock, 5, 55), 45, delta=1)
-        self.assertEqual(self.left(clock, 10, 100), 0)
-
-    def test_on_two_cores_in_half_of_the_time(self):
-        self.assertAlmostEqual(self.left(self.clock(jobs=2), 0, 0), 50, delta=1)
-
-    def test_a_slower_machine_is_noticed(self):
-        clock = self.clock()
-        self.assertGreater(self.left(clock, 2, 65), 150)  # 75 s are expected, measured: 3 times as slow
-        self.assertAlmostEqual(self.left(clock, 9, 285), 15, delta=6)
-
-    def test_a_faster_machine_is_noticed(self):
-        self.assertLess(self.left(self.clock(), 5, 10), 30)
-
-    def test_a_last_step_that_takes_long_is_not_over(self):
-        self.assertGreater(self.left(self.clock(), 9, 200), 0)
+        seen = []
+        status, output = run_ninja(self.folder, self.targets, lambda *how: seen.append(how), jobs=1)
+        self.assertEqual(status, 0)
+        self.assertIn("[10/10] Compiling C++ object j\n", output)
+        # The step that has begun counts as half of one; the last is not over before it ends.
+        self.assertEqual(seen[0::8], [("1 of 10", 0.15), ("9 of 10", 0.95)])
+        self.assertEqual(seen[-1], ("10 of 10", 1))
 
     def test_what_a_compiler_says_is_no_step(self):
-        clock = self.clock()
-        self.assertFalse(clock.read("a.cpp:3:1: warning: [1/2] x\n"))
-        self.assertEqual(clock.now().done, 0)
-
-
-class TestRunning(Folder):
-    def test_says_how_far_it_is_at_every_step_and_meanwhile(self):
-        self.graph([0, 1.5])
+        self.graph([])
+        (self.folder / "build.ninja").write_text("rule c\n  command = echo 'a.cpp:3:1: warning: [1/2] x'\nbuild a: c\n")
         seen = []
-        status, output = run_ninja(self.folder, self.targets, 1, seen.append)
-        self.assertEqual(status, 0)
-        self.assertIn("[2/2] Compiling C++ object b\n", output)
-        self.assertEqual([seen[0].done, seen[-1].done, seen[-1].total], [1, 2, 2])
-        self.assertGreater(len(seen), 2)  # the second step takes longer than a TICK
-        self.assertGreater(seen[1].left, 0)
-        self.assertGreater(seen[-1].elapsed, 1.5)
+        run_ninja(self.folder, ["a"], lambda text, share: seen.append(text))
+        self.assertEqual(seen, ["1 of 1"])
+
+    def test_a_long_build_says_a_line_now_and_then(self):
+        self.graph([1])
+        said = []
+        with unittest.mock.patch.object(ninja, "Progress", lambda say: progress.Progress(say, every=0.4)):
+            run_and_say(self.folder, ["a"], Plan(self.folder, ["a"]), said.append, "compiling a")
+        self.assertRegex(said[0], r"^0:00  compiling a; about \d+ s left$")
 
     def test_a_failure_has_its_status_and_words(self):
         self.graph([0])
-        status, output = run_ninja(self.folder, ["a", "bad"], 1)
+        status, output = run_ninja(self.folder, ["a", "bad"], jobs=1)
         self.assertEqual(status, 1)
         self.assertTrue(failure(output).startswith("FAILED: bad"), output)
         self.assertIn("\noh no\n", failure(output))
-        status, output = run_ninja(self.folder, ["absent"], 1)
+        status, output = run_ninja(self.folder, ["absent"])
         self.assertTrue(failure(output).startswith("ninja: error: unknown target 'absent'"), output)
 
     def test_the_callers_form_of_ninjas_lines_does_not_matter(self):
         self.graph([0])
-        program = ("import sys; sys.path.insert(0, sys.argv[1]); import ninja_progress as n\n"
-                   "print(n.run_ninja(sys.argv[2], ['a'], 1)[1])")
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); import ninja\n"
+                   "print(ninja.run_ninja(sys.argv[2], ['a'])[1])")
         done = subprocess.run([sys.executable, "-c", program, str(ROOT / "tools"), str(self.folder)],
                               env={**os.environ, "NINJA_STATUS": "%p "}, capture_output=True, text=True)
         self.assertIn("[1/1] Compiling", done.stdout, done.stderr)
@@ -158,9 +132,9 @@ class TestRunning(Folder):
         self.graph([])
         pid = self.folder / "pid"
         program = ("import sys; sys.path.insert(0, sys.argv[1])\n"
-                   "import child_processes, ninja_progress, os, pathlib, signal, subprocess, time\n"
+                   "import child_processes, ninja, os, pathlib, signal, subprocess, time\n"
                    f"{popen}child_processes.end_by_exception()\n"
-                   "ninja_progress.run_ninja(sys.argv[2], ['endless'], 1)\n")
+                   "ninja.run_ninja(sys.argv[2], ['endless'])\n")
         process = start(self, sys.executable, "-c", program, ROOT / "tools", self.folder)
         self.addCleanup(lambda: gone(int(pid.read_text())) or os.kill(int(pid.read_text()), 9))
         begin = time.monotonic()
@@ -188,33 +162,13 @@ class TestRunning(Folder):
     def test_under_nohup_the_end_of_the_terminal_does_not_reach_ninja(self):
         self.graph([1])
         program = ("import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-                   "sys.path.insert(0, sys.argv[1]); import ninja_progress, threading\n"
+                   "sys.path.insert(0, sys.argv[1]); import ninja, threading\n"
                    "threading.Timer(0.5, lambda: os.killpg(0, signal.SIGHUP)).start()\n"
-                   "sys.exit(ninja_progress.run_ninja(sys.argv[2], ['a'], 1)[0])\n")
+                   "sys.exit(ninja.run_ninja(sys.argv[2], ['a'])[0])\n")
         process = start(self, sys.executable, "-c", program, ROOT / "tools", self.folder,
                         start_new_session=True)
         self.assertEqual(process.wait(30), 0)
         self.assertTrue((self.folder / "a").is_file())
-
-
-class TestLines(unittest.TestCase):
-    def said(self, *times):
-        lines = []
-        say = Lines(lines.append, every=15)
-        for elapsed in times:
-            say(Progress(3, 12, elapsed, 200))
-        return lines
-
-    def test_a_line_every_fifteen_seconds(self):
-        self.assertEqual(len(self.said(*range(0, 61))), 4)
-        self.assertEqual(self.said(15), ["3 of 12 steps done, about 3 min left"])
-
-    def test_a_short_build_says_nothing_more(self):
-        self.assertEqual(self.said(0, 5, 14.9), [])
-
-    def test_times_are_as_exact_as_an_estimate_is(self):
-        self.assertEqual([in_words(seconds) for seconds in (0.2, 7, 43, 97, 101, 233)],
-                         ["5 s", "5 s", "45 s", "95 s", "2 min", "4 min"])
 
 
 class TestPrograms(unittest.TestCase):

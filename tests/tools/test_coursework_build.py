@@ -58,11 +58,11 @@ class TestWorkshop(Folder):
                 ("cc1plus: fatal error: ../source/02-x/b.cpp: No such file", "No such file"),
                 ("a.cpp:3:1: fatal error: opening dependency file a.d: No such file", "a.d"),
                 ("as: Fatal error: a.o: No space left on device\nx", "No space left")):
-            with mock.patch.object(workshop_module, "run_ninja", lambda *_, **__: (1, output)), \
+            with mock.patch.object(workshop_module, "run_and_say", lambda *_, **__: (1, output)), \
                     self.assertRaisesRegex(CourseworkError, words) as caught:
                 Workshop(self.root).compile("plain", ["x"], "x", print)
             self.assertNotIn("\n", str(caught.exception))
-        with mock.patch.object(workshop_module, "run_ninja", lambda *_, **__: (1, students)):
+        with mock.patch.object(workshop_module, "run_and_say", lambda *_, **__: (1, students)):
             self.assertEqual(Workshop(self.root).compile("plain", ["x"], "x", print)[0], 1)
 
     def test_compiling_says_what_how_many_steps_and_about_how_long(self):

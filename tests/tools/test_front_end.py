@@ -328,11 +328,11 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
         self.assertNotIn("tests/", builds[0])
 
     def test_a_long_build_says_how_far_it_is(self):
-        module = self.root / "tools/ninja_progress.py"
+        module = self.root / "tools/progress.py"
         module.write_text(module.read_text().replace("every=15", "every=0.5"))
         self.fake_build('echo "[1/2] Compiling C++ object a.o"; sleep 1.5')
         done = self.lockstep("run", "--data", "synthetic")
-        self.assertRegex(done.stderr, r"\nlockstep: 1 of 2 steps done, about \d+ s left\n")
+        self.assertRegex(done.stderr, r"\nlockstep: 0:01  compiling build/ \(1 of 2\); about \d+ s left\n")
 
     def test_a_terminal_sees_ninjas_own_line(self):
         self.fake_build('[ -t 1 ] && echo "a terminal"')

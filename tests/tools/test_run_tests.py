@@ -20,9 +20,10 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import case_records  # noqa: E402
 import compile_tests  # noqa: E402
+import progress  # noqa: E402
 import run_tests  # noqa: E402
-import run_progress  # noqa: E402
 import suites  # noqa: E402
+from progress import CORES  # noqa: E402
 from suites import Build, Row  # noqa: E402
 
 
@@ -419,6 +420,12 @@ int main() {
         self.assertTrue(any("never_used" in line for line in lines))
 
 
+def followed(work, say, **how):
+    run = progress.Progress(say, **how)
+    run.plan(work)
+    return run
+
+
 class TestProgress(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -429,23 +436,34 @@ class TestProgress(unittest.TestCase):
         self.said = []
 
     def progress(self, **how):
-        progress = run_progress.Progress(run_progress.Times(self.root), self.said.append, **how)
-        progress.plan(["compile a", "a b"])
-        return progress
+        return followed({"compile a": 300 * CORES, "a b": 30 * CORES}, self.said.append, **how)
 
     def test_says_what_runs_how_far_it_is_and_how_long_is_left(self):
-        progress = self.progress()
-        with progress.step("compile a", cores=2) as how_far:
+        run = self.progress()
+        with run.step("compile a") as how_far:
             how_far("3 of 4", 0.5)
-            progress.begin -= 300  # seconds ago, in which half was done: twice as slow as expected
-            self.assertRegex(progress.line(), r"^5:00  compile a \(3 of 4\); about [56] min left$")
-        progress.begin = time.monotonic() - 300
-        with progress.step("a b"):
-            self.assertRegex(progress.line(), r"^5:00  a b; about 30 s left$")
+            run.begin -= 300  # seconds ago, in which half was done: twice as slow as expected
+            self.assertRegex(run.line(), r"^5:00  compile a \(3 of 4\); about [56] min left$")
+        run.begin = time.monotonic() - 300
+        with run.step("a b"):
+            self.assertRegex(run.line(), r"^5:00  a b; about 30 s left$")
+
+    def test_the_pace_corrects_what_was_expected_and_one_step_more_is_not_over(self):
+        for done, elapsed, said in ((0, 0, "100 s|2 min"), (5, 50, "50 s"), (2, 60, "2 min"), (5, 10, "25 s"),
+                                    (9, 270, "25 s"), (9, 90, "10 s")):
+            run = followed({number: 10 * CORES for number in range(10)}, self.said.append)
+            for number in range(done):
+                with run.step(number):
+                    pass
+            run.begin -= elapsed
+            self.assertRegex(run.line(), f"starting; about ({said}) left$")
+
+    def test_times_are_as_exact_as_an_estimate_is(self):
+        self.assertEqual([progress.in_words(seconds) for seconds in (0.2, 7, 43, 97, 101, 233)],
+                         ["5 s", "5 s", "45 s", "95 s", "2 min", "4 min"])
 
     def test_a_line_comes_again_and_again_and_ends_with_the_run(self):
-        progress = self.progress(every=0.05)
-        with progress.shown():
+        with self.progress(every=0.05).shown():
             time.sleep(0.4)
         self.assertGreater(len(self.said), 1)
         count = len(self.said)
@@ -453,13 +471,11 @@ class TestProgress(unittest.TestCase):
         self.assertEqual(count, len(self.said))
 
     def test_what_was_measured_is_known_next_time(self):
-        progress = self.progress()
-        with progress.step("a b"):
-            pass
-        progress.times.keep()
-        again = run_progress.Times(self.root)
-        self.assertEqual(600, again.of("compile a"))
-        self.assertLess(again.of("a b"), 1)
+        times = progress.Times(self.root)
+        self.assertEqual((600, 60), (times.of("compile a"), times.of("a b")))
+        times.keep({"a b": 0.31, "compile c": 2.0})
+        again = progress.Times(self.root)
+        self.assertEqual((600, 0.3, 2 * CORES), tuple(map(again.of, ("compile a", "a b", "compile c"))))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from child_processes import run
 from coursework import CourseworkError, tasks as table, tree
-from ninja_progress import CORES, Lines, Plan, run_ninja
+from ninja import Plan, run_and_say
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what the source
@@ -102,8 +102,8 @@ class Workshop:
         plan = Plan(self.build(flavour), targets, COMPILING[flavour])
         if plan.steps:
             say(f"compiling {what}: {len(plan.steps)} steps, {plan.estimate()}")
-        status, output = run_ninja(self.build(flavour), targets, CORES, Lines(say), plan,
-                                   keep_going=True)
+        status, output = run_and_say(self.build(flavour), targets, plan, say, f"compiling {what}",
+                                     keep_going=True)
         if status != 0 and (said := self.trouble(output)):
             raise CourseworkError(said)
         return status, output

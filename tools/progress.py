@@ -1,25 +1,32 @@
-"""How far `./lockstep test` is, and about how long is left: a line every 15 s.
+"""How far a run of many steps is, and about how long is left: a line every 15 s.
 
-The times of each build and each row come from the last run (.cache/test-times.json), or, before the
-first run, from tools/test_times.json, which was measured on two cores. The pace so far corrects
-them.
+About how much work each step is, is known before; the pace so far corrects it.
 """
 
 import json
+import os
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from ninja_progress import CORES, in_words
-
+CORES = len(os.sched_getaffinity(0))
 SHIPPED = Path(__file__).resolve().parent / "test_times.json"
 UNKNOWN = {"compile": 200.0, "row": 5.0}  # seconds, for what is new
 TRUST = 30  # seconds for which the earlier estimate counts against the pace
 
 
+def in_words(seconds):
+    """A time as exact as an estimate is: `40 s`, `3 min`."""
+    if seconds < 100:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    return f"{round(seconds / 60)} min"
+
+
 class Times:
-    """Seconds that steps took: "compile BUILD" of one core, "BUILD ROW" of a clock."""
+    """Seconds that the steps of `./lockstep test` took: "compile BUILD" of one core, "BUILD ROW" of a
+    clock. They come from the last run, or, before the first, from tools/test_times.json, which was
+    measured on two cores."""
 
     def __init__(self, root):
         self.kept = Path(root) / ".cache/test-times.json"
@@ -27,32 +34,33 @@ class Times:
         for file in (SHIPPED, self.kept):
             if file.is_file():
                 self.known.update(json.loads(file.read_text()))
-        self.measured = {}
 
     def of(self, step):
         kind = "compile" if step.startswith("compile ") else "row"
         return self.known.get(step, UNKNOWN[kind])
 
-    def keep(self):
-        """Remembers what was measured."""
+    def keep(self, took):
+        """Remembers what was measured: seconds of a clock by step."""
+        measured = {step: round(seconds * (CORES if step.startswith("compile ") else 1), 1)
+                    for step, seconds in took.items()}
         self.kept.parent.mkdir(exist_ok=True)
-        self.kept.write_text(json.dumps({**self.known, **self.measured}, indent=0, sort_keys=True))
+        self.kept.write_text(json.dumps({**self.known, **measured}, indent=0, sort_keys=True))
 
 
 class Progress:
-    """Follows the steps of a run. Threads report what begins and ends."""
+    """Follows the steps of a run. Threads report what begins and ends. Work is in seconds of one core."""
 
-    def __init__(self, times, say, every=15):
-        self.times, self.say, self.every = times, say, every
+    def __init__(self, say, every=15):
+        self.say, self.every = say, every
         self.lock, self.over = threading.Lock(), threading.Event()
         self.begin = time.monotonic()
         self.waiting, self.running, self.done = {}, {}, 0.0  # seconds of work, by step
+        self.took = {}  # seconds of those that have ended
 
-    def plan(self, steps, work=None):
-        """Adds future steps; `work`, if it is known better than from earlier runs."""
+    def plan(self, work):
+        """Adds future steps, each with its work."""
         with self.lock:
-            self.waiting.update({step: self.times.of(step) if work is None else work
-                                 for step in steps})
+            self.waiting.update(work)
 
     def drop(self, steps):
         """Steps that will not be taken after all."""
@@ -61,12 +69,12 @@ class Progress:
                 self.waiting.pop(step, None)
 
     @contextmanager
-    def step(self, name, cores=1):
-        """One step under way: on `cores`, as its work is counted. Yields a function to call with
-        words, and the share of the step that is done."""
+    def step(self, name):
+        """One of the steps is under way. Yields a function to call with words, and the share of the step
+        that is done."""
         begin = time.monotonic()
         with self.lock:
-            work = self.waiting.pop(name, self.times.of(name))
+            work = self.waiting.pop(name)
             self.running[name] = (work, "", 0.0)
 
         def how_far(text, share):
@@ -76,7 +84,7 @@ class Progress:
         with self.lock:
             del self.running[name]
             self.done += work
-            self.times.measured[name] = round((time.monotonic() - begin) * cores, 1)
+            self.took[name] = time.monotonic() - begin
 
     def line(self):
         with self.lock:
