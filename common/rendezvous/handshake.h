@@ -21,7 +21,7 @@
 namespace lockstep {
 
 constexpr std::string_view kHandshakeMagic = "LOCKSTEP";
-constexpr uint32_t kHandshakeVersion = 2;
+constexpr uint32_t kHandshakeVersion = 3;
 constexpr size_t kNonceBytes = 32;
 
 /// The other side speaks another protocol.

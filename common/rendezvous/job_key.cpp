@@ -102,7 +102,8 @@ JobKey read_job_key(const std::function<const char*(const char* name)>& variable
   }
   if (given(kSecret)) return {JobKey::Source::secret, checked(variable(kSecret), kSecret)};
   if (given(kSecretFile)) return {JobKey::Source::secret, read_secret_file(variable(kSecretFile))};
-  if (given(kLauncherKey)) return {JobKey::Source::launcher, variable(kLauncherKey)};
+  if (given(kLauncherKey))
+    return {JobKey::Source::launcher, checked(variable(kLauncherKey), kLauncherKey)};
   if (given(kOpenMpiSecret) && unable.empty())
     return {JobKey::Source::open_mpi, variable(kOpenMpiSecret)};
   return {};

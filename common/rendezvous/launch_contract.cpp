@@ -48,6 +48,10 @@ class Reader {
     require(tcp_ || input.init_method == "env://",
             "--init-method {}: No rendezvous handler for {}://; give env:// or tcp://HOST:PORT",
             input.init_method, input.init_method.substr(0, end));
+  }
+
+  /// A program of one process does not ask for the port.
+  void refuse_port_of_kubernetes() const {
     const std::string port = text("MASTER_PORT").value_or("");
     require(tcp_ || !port.starts_with(kTcp),
             "MASTER_PORT={}: found an address, expected a port number; Kubernetes sets it for a "
@@ -271,6 +275,7 @@ std::string sign_of_several(const std::function<const char*(const char* name)>& 
 
 std::optional<LaunchContract> read_launch_contract(const LaunchInput& input) {
   const Reader reader(input);
+  reader.refuse_port_of_kubernetes();
   if (reader.is_bare()) return std::nullopt;
   return reader.contract();
 }

@@ -22,10 +22,17 @@ void leave_signals_to_others() {
   ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
 }
 
+/// Null where no rank can need it. It only tells who comes that a given key is not handed out: if
+/// another process has its name, ranks that have the key too can do without.
 std::optional<KeyDesk> desk_at(const Socket& listener, const JobKey& key) {
   const Address at = listener.local_address();
   if (!is_loopback(at.host) || !key.exists()) return std::nullopt;
-  return KeyDesk(at, key);
+  try {
+    return KeyDesk(at, key);
+  } catch (const EnvironmentError&) {
+    if (key.source == JobKey::Source::rank_0) throw;
+    return std::nullopt;
+  }
 }
 
 }  // namespace

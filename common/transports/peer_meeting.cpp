@@ -22,12 +22,19 @@ PeerMeeting::PeerMeeting(const Store& store, const Socket& listener, const std::
       door_(listener, key_, where, rank_, store.world_size(), kStrangersPatience),
       sockets_(size_t(store.world_size())) {}
 
-void PeerMeeting::add(int lower, Socket socket, const std::string& where,
+void PeerMeeting::add(int lower, Connect connect, const std::string& where,
                       const Deadline& deadline) {
-  socket.name_peer(fmt::format("rank {}", lower));
-  Call& call = calls_.emplace_back(Call{lower, Handshake::of_caller(key_, where, lower, rank_)});
+  begin(calls_.emplace_back(Call{lower, std::move(connect), where,
+                                 Handshake::of_caller(key_, where, lower, rank_)}),
+        deadline);
+}
+
+void PeerMeeting::begin(Call& call, const Deadline& deadline) {
+  Socket socket = call.connect(deadline);
+  socket.name_peer(fmt::format("rank {}", call.lower));
+  call.handshake = Handshake::of_caller(key_, call.where, call.lower, rank_);
   send_all(socket, bytes_of(call.handshake.take_output()), deadline);
-  sockets_[size_t(lower)] = std::move(socket);
+  sockets_[size_t(call.lower)] = std::move(socket);
 }
 
 std::vector<Socket> PeerMeeting::meet(const Deadline& deadline, const Rules& rules) {
@@ -44,13 +51,14 @@ std::vector<Socket> PeerMeeting::meet(const Deadline& deadline, const Rules& rul
     }
     if (look.passed()) {
       rules.check_missing(missing);
+      call_again(deadline);
       look = Deadline(kLookSeconds);
     }
     std::vector<pollfd> entries;
     door_.add_polls(entries);
     for (const Call& call : calls_) {
-      const bool waits = call.handshake.state() == Handshake::State::going;
-      entries.push_back({waits ? sockets_[size_t(call.lower)].fd() : -1, POLLIN, 0});
+      const Socket& socket = sockets_[size_t(call.lower)];
+      entries.push_back({call.welcome || !socket.is_open() ? -1 : socket.fd(), POLLIN, 0});
     }
     wait_ready(entries, earlier(deadline, look));
   }
@@ -63,26 +71,55 @@ void PeerMeeting::accept(const Rules& rules) {
     if (guest.rank <= rank_ || size_t(guest.rank) >= sockets_.size()) continue;
     Socket& place = sockets_[size_t(guest.rank)];
     if (place.is_open()) continue;
+    try {
+      const std::byte welcome{};
+      send_all(guest.socket, {&welcome, 1}, Deadline(0));
+    } catch (const PeerLost&) {
+      continue;  // it is gone, and comes again if it is a rank
+    }
     place = std::move(guest.socket);
     place.name_peer(fmt::format("rank {}", guest.rank));
   }
 }
 
 void PeerMeeting::hear(Call& call, const Deadline& deadline) {
-  const Socket& socket = sockets_[size_t(call.lower)];
-  while (call.handshake.state() == Handshake::State::going) {
-    std::string some(call.handshake.wanted(), '\0');
-    const size_t came = socket.receive_some(writable_bytes_of(some));
-    if (came == 0) return;
-    call.handshake.take(std::string_view(some).substr(0, came));
-    send_all(socket, bytes_of(call.handshake.take_output()), deadline);
+  Socket& socket = sockets_[size_t(call.lower)];
+  try {
+    while (socket.is_open() && !call.welcome) {
+      const bool proven = call.handshake.state() == Handshake::State::proven;
+      std::string some(proven ? 1 : call.handshake.wanted(), '\0');
+      const size_t came = socket.receive_some(writable_bytes_of(some));
+      if (came == 0) return;
+      if (proven) {
+        call.welcome = true;
+      } else {
+        call.handshake.take(std::string_view(some).substr(0, came));
+        send_all(socket, bytes_of(call.handshake.take_output()), deadline);
+      }
+    }
+  } catch (const ConnectionClosed& closed) {
+    call.closed = closed.what();
+    socket.close();
+  }
+}
+
+/// To the listeners that closed the connection. Where one has closed its door, too, it was no
+/// mistake.
+void PeerMeeting::call_again(const Deadline& deadline) {
+  for (Call& call : calls_) {
+    if (sockets_[size_t(call.lower)].is_open()) continue;
+    try {
+      begin(call, earlier(deadline, Deadline(kLookSeconds)));
+    } catch (const Error&) {
+      throw ConnectionClosed(call.closed);
+    }
   }
 }
 
 std::vector<int> PeerMeeting::missing() const {
   std::vector<int> ranks;
   for (const Call& call : calls_) {
-    if (call.handshake.state() == Handshake::State::going) ranks.push_back(call.lower);
+    if (!call.welcome) ranks.push_back(call.lower);
   }
   for (int higher = rank_ + 1; size_t(higher) < sockets_.size(); ++higher) {
     if (!sockets_[size_t(higher)].is_open()) ranks.push_back(higher);

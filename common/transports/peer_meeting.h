@@ -1,6 +1,8 @@
 #pragma once
 // How every two ranks come to a connection: the higher one connects, the lower one listens, and
-// both prove to each other that they are ranks of this job.
+// both prove to each other that they are ranks of this job. Then the listener says welcome, by one
+// byte: it may have given up a caller whose proof was on its way, as strangers took its places.
+// Without that byte the caller comes again.
 
 #include <functional>
 #include <string>
@@ -17,9 +19,11 @@ class PeerMeeting {
  public:
   /// Higher ranks come to `listener`, which they know as `where`: no other meeting has that name.
   PeerMeeting(const Store& store, const Socket& listener, const std::string& where);
-  /// A connection to a lower rank's listener, known as `where`: begins to prove the key. Throws
-  /// ConnectionClosed.
-  void add(int lower, Socket socket, const std::string& where, const Deadline& deadline);
+  /// Connects to a lower rank's listener, known as `where`, and begins to prove the key. meet() may
+  /// call `connect` again, which throws EnvironmentError where nobody listens any more. Throws what
+  /// that throws, and ConnectionClosed.
+  using Connect = std::function<Socket(const Deadline& deadline)>;
+  void add(int lower, Connect connect, const std::string& where, const Deadline& deadline);
 
   struct Rules {
     bool own_user_only = false;  // for Unix sockets
@@ -34,10 +38,16 @@ class PeerMeeting {
  private:
   struct Call {
     int lower;
+    Connect connect;
+    std::string where;
     Handshake handshake;
+    bool welcome = false;
+    std::string closed{};  // why its connection was
   };
+  void begin(Call& call, const Deadline& deadline);
   void accept(const Rules& rules);
   void hear(Call& call, const Deadline& deadline);
+  void call_again(const Deadline& deadline);
   std::vector<int> missing() const;
 
   const JobKey& key_;

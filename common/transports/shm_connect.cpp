@@ -90,8 +90,12 @@ class ShmMeeting {
   std::string connect_to_lower(const std::vector<std::string>& names) {
     for (int lower = 0; lower < store_.rank(); ++lower) {
       const std::string& name = names[size_t(lower)];
-      meeting_->add(lower, connect_under(name, fmt::format("rank {}", lower), deadline_), name,
-                    deadline_);
+      meeting_->add(
+          lower,
+          [name, lower](const Deadline& until) {
+            return connect_under(name, fmt::format("rank {}", lower), until);
+          },
+          name, deadline_);
     }
     return "";
   }

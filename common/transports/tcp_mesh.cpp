@@ -40,7 +40,12 @@ TcpMesh::TcpMesh(Store& store, double timeout_seconds, const std::string& name)
   }
   for (int lower = 0; lower < rank_; ++lower) {
     const std::string& where = all[size_t(lower)];
-    meeting.add(lower, connect_to_lower(store, lower, where, deadline), where, deadline);
+    meeting.add(
+        lower,
+        [&store, lower, where](const Deadline& until) {
+          return connect_to_lower(store, lower, where, until);
+        },
+        where, deadline);
   }
   peers_ = meeting.meet(deadline, {.check_missing = [&](const std::vector<int>& missing) {
                           require_none_gone(store, missing);

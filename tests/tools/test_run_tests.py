@@ -230,7 +230,7 @@ class TestSkips(FakeExecutables):
 
     def test_what_the_sources_give_as_a_reason_is_declared_and_leaves_the_case(self):
         found = []
-        for path in (ROOT / "tests").rglob("*.[ch]*"):
+        for path in (path for path in (ROOT / "tests").rglob("*") if path.suffix in (".h", ".cpp")):
             head = ""  # the line that begins a function or macro
             for line in re.sub("//.*", "", path.read_text()).splitlines():
                 if re.match(r"[^\s}#]|#\s*define", line):

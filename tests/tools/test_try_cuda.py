@@ -18,9 +18,10 @@ def call(*words, **changed):
 
 class TestRefusals(unittest.TestCase):
     def test_wrong_options_are_one_line(self):
-        for words in (("--speed",), ("--keep",), ("--here", "x")):
+        for words in (("--speed",), ("--keep",), ("--here", "x"), ("\x1b[31m\a",)):
             done = call(*words)
-            self.assertEqual((1, "", f"try-cuda: '{' '.join(words)}': expected nothing, --keep DIR or --here\n"),
+            shown = " ".join(words).replace("\x1b", "?").replace("\a", "?")
+            self.assertEqual((1, "", f"try-cuda: '{shown}': expected nothing, --keep DIR or --here\n"),
                              (done.returncode, done.stdout, done.stderr))
 
     @unittest.skipIf("VERSION_CODENAME=trixie" in Path("/etc/os-release").read_text(),

@@ -212,8 +212,12 @@ TEST_CASE("How many ranks a host has is what Slurm's step has there, not what wa
              ContainsSubstring("from 0 to 1: there are 2 ranks on this host"));
 }
 
-TEST_CASE("What Kubernetes puts into MASTER_PORT is named", "[launch]") {
+TEST_CASE("What Kubernetes puts into MASTER_PORT is named, to those who need the port",
+          "[launch]") {
   const Variables service{{"MASTER_PORT", "tcp://10.0.0.1:80"}};
+  CHECK(sign_of_several([](const char* name) {
+          return std::string(name) == "MASTER_PORT" ? "tcp://10.0.0.1:80" : nullptr;
+        }) == "");
   for (const Variables& all : {service, kTorchrun + service}) {
     CHECK_THAT(refusal(all), ContainsSubstring("MASTER_PORT=tcp://10.0.0.1:80: found an address, "
                                                "expected a port number; Kubernetes sets it"));

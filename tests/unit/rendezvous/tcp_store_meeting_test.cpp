@@ -11,8 +11,11 @@
 #include "common/rendezvous/store_state.h"
 #include "common/rendezvous/tcp_store.h"
 #include "common/sockets/connect.h"
+#include "common/sockets/unix_socket.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/free_port.h"
+#include "tests/support/proofs.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
 #include "tests/unit/rendezvous/tcp_store_test_support.h"
@@ -46,6 +49,20 @@ TEST_CASE("A taken port stops rank 0 at once, with errno, port and a way out", "
                    ContainsSubstring("--standalone"));
     CHECK(seconds_since(begin) < kSoon);
   }
+}
+
+TEST_CASE("Ranks with a secret meet although a process has the name under which rank 0 offers keys",
+          "[store]") {
+  LOCKSTEP_NEEDS_PROOFS();
+  const int port = testing::free_port();
+  const Socket squatter = listen_under(fmt::format("lockstep-key-127.0.0.1:{}", port));
+  StoreOptions options = options_of(0, 2, port);
+  CHECK_THAT(message_of<EnvironmentError>([&] { TcpStore store(options); }),
+             ContainsSubstring("another process has it; give another MASTER_PORT, or a LOCKSTEP"));
+  options.key = {JobKey::Source::secret, "0123456789abcdef"};
+  const TcpStore rank_0(options);
+  options.rank = 1;
+  CHECK_NOTHROW(TcpStore(options));
 }
 
 /// Rank 1's message when it comes to `listener`, which does `answer` with every connection.

@@ -410,19 +410,55 @@ TEST_CASE("Who comes as a rank that is here already, or as the listener, is not 
   CHECK(met[2].peer_address().text() == callers[3].local_address().text());
 }
 
+TEST_CASE("A rank whose place at the door was taken comes again, before its proof and after it",
+          "[mesh][row73]") {
+  for (const bool answers : {false, true}) {
+    const Stores stores(2);
+    const Socket listeners[] = {listen_on({"127.0.0.1", 0}), listen_on({"127.0.0.1", 0})};
+    std::vector<Socket> met[2];
+    const Texts errors = run_ranks(2, [&](int rank) {
+      PeerMeeting meeting(stores[rank], listeners[rank], "here");
+      if (rank == 1) {
+        const Address at = listeners[0].local_address();
+        meeting.add(
+            0, [at](const Deadline& until) { return connect_to(at, until); }, "here",
+            Deadline(kLong));
+      } else {
+        std::optional<Socket> first;  // given up, as too many came
+        while (!first) first = accept_from(listeners[0]);
+        Handshake handshake = Handshake::of_listener(stores[0].key(), "here", 0);
+        while (answers && handshake.state() == Handshake::State::going) {
+          std::string some(handshake.wanted(), '\0');
+          receive_all(*first, writable_bytes_of(some), Deadline(kLong));
+          handshake.take(some);
+          send_all(*first, bytes_of(handshake.take_output()), Deadline(kLong));
+        }
+      }
+      met[rank] = meeting.meet(Deadline(kLong), {.check_missing = [](const std::vector<int>&) {}});
+    });
+    CHECK(errors == Texts(2));
+    REQUIRE((met[0].size() == 2 && met[1].size() == 2));
+    CHECK(met[0][1].peer_address().text() == met[1][0].local_address().text());
+  }
+}
+
 TEST_CASE("A flood of strangers does not keep ranks from each other", "[mesh][tsan][row73]") {
   const Stores stores(3);
   std::atomic<bool> done = false;
   std::vector<std::thread> flood;
-  for (const bool silent : {false, true}) {
-    flood.emplace_back([&stores, &done, silent] {
+  for (const std::string kind : {"closing", "silent", "half a handshake"}) {
+    flood.emplace_back([&stores, &done, kind] {
       const Address lowest =
           parse_address(stores[2].get("mesh/address/rank 0", kLong), "rank 0's address");
       std::vector<Socket> open(100);
       for (size_t next = 0; !done; next = (next + 1) % open.size()) {
         try {
           Socket socket = connect_to(lowest, Deadline(kShort));
-          if (silent) open[next] = std::move(socket);
+          if (kind == "half a handshake") {
+            Handshake half = Handshake::of_caller(stores[2].key(), lowest.text(), 0, 1);
+            send_all(socket, bytes_of(half.take_output()), Deadline(kShort));
+          }
+          if (kind != "closing") open[next] = std::move(socket);
         } catch (const Error&) {
           // Rank 0 has its mesh, and listens no more.
         }
