@@ -88,6 +88,11 @@ def run_torch(python, model, batch, threads, steps, channels_last, ranks=0, fsdp
     return {**metrics, "seconds": round_time(metrics["step_seconds"])}
 
 
+def speed_up(seconds, alone, devices):
+    """How many times as fast as a device alone, and how much of that each device brings."""
+    return {"speedup": alone / seconds, "efficiency": alone / seconds / devices}
+
+
 def round_time(step_seconds):
     """Median step of one round, without the first steps, which make plans and touch new memory."""
     return statistics.median(step_seconds[max(1, len(step_seconds) // 10):])

@@ -2,7 +2,7 @@
 
 import bench_runs
 from bench_plan import Group, Run, all_rounds, medians
-from bench_runs import STAGE, expected
+from bench_runs import STAGE, expected, speed_up
 from stages import all_stages, label
 
 # Network, its options, batch, steps.
@@ -35,7 +35,7 @@ def stages_group(model, more, batch, steps, worlds, rounds):
     def figures(found):
         step, rounds_of = medians(found), all_rounds(found)
         return [{"model": name, "batch_size": batch, "stage": stage, "world_size": world,
-                 "step_seconds": seconds, "speedup": step[STAGE, 1] / seconds,
+                 "step_seconds": seconds, **speed_up(seconds, step[STAGE, 1], world),
                  "all_rounds": rounds_of[stage, world]}
                 for (stage, world), seconds in step.items()]
     return Group("stages", runs, rounds, lambda found: list(map(stage_line, figures(found))),
@@ -46,4 +46,4 @@ def stage_line(row):
     return (f"{row['model']:<20} {label(row['stage']):<19} W {row['world_size']}  batch "
             f"{row['batch_size']:>4}  {row['step_seconds'] * 1e3:9.2f} ms/step  "
             f"{row['batch_size'] / row['step_seconds']:9.0f} samples/s  {row['speedup']:5.2f} "
-            f"times one device, efficiency {100 * row['speedup'] / row['world_size']:.0f} %")
+            f"times one device, efficiency {100 * row['efficiency']:.0f} %")

@@ -11,6 +11,7 @@ is compared with a further run of stage 01 that has them, too. A speed-up is sho
 proved that both train the same weights.
 """
 
+import argparse
 import datetime
 import json
 import os
@@ -24,17 +25,104 @@ from pathlib import Path
 import compare_figures
 import compare_timeline
 import summary_table
-from bench_runs import ROOT, STAGE, machine, round_time
+from bench_runs import ROOT, STAGE, machine, round_time, speed_up
 from child_processes import started
-from command_line import complain as complain_as, run_command
-from compare_options import Refused, arguments, parse_options, prepare_outputs
-from plain_files import write_whole
-from stages import label, path_of
+from command_line import Parser, complain as complain_as, run_command
+from plain_files import require_writable, write_whole
+from stages import all_stages, label, path_of
 
 PROOF_STEPS = 10  # that --baseline compares; its timed runs are as short as possible
 TIMED_STEPS = 2
 TRACED_RUNS = 5  # of which a typical one is drawn
 TRACED_SECONDS, TRACED_STEPS = 0.3, (12, 200)  # of each of them; at least and at most so many steps
+RESERVED = {  # options of the stages that serve one run only
+    "--metrics": "--json FILE keeps the metrics of all runs",
+    "--trace": "--figures DIR draws one step of every stage",
+    "--save": "every stage would write this file; start a stage itself for its weights",
+    "--baseline": "the speed-up over stage 01 is always measured here",
+}
+MINE = ("--mine, in a student's tree: run the student's own functions only, without the prebuilt "
+        "solutions of what is open")
+
+
+# --- Options -------------------------------------------------------------------------------------
+
+class Refused(Exception):
+    """The comparison cannot be made; the message is the one line to show."""
+
+
+def chosen_stages(text, existing):
+    """The stages of a list such as 01,04 (or full names), in their own order."""
+    wanted = set()
+    for word in text.split(","):
+        found = [stage for stage in existing if word in (stage, stage[:2], label(stage))]
+        if not found:
+            raise Refused(f"--stages: '{word}' is no stage, expected some of: {', '.join(existing)}"
+                          " (the number is enough)")
+        wanted.update(found)
+    return sorted(wanted)
+
+
+def require_folder(option, folder):
+    """Makes sure that a file can be written there, before anything is trained."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Refused(f"{option}: cannot write into {folder}: {error.strerror}; "
+                      "choose another place") from error
+
+
+def prepare_outputs(options):
+    if options.figures:
+        try:
+            options.figures.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refused(f"--figures: cannot make the folder {options.figures}: {error.strerror}; "
+                          "choose another place") from error
+        require_folder("--figures", options.figures)
+    if options.json:
+        try:
+            require_writable(options.json)
+        except OSError as error:
+            raise Refused(f"--json: cannot write {options.json}: {error.strerror}; choose another "
+                          "place") from error
+
+
+def parse_options(argv):
+    parser = Parser(
+        prog="lockstep run (or compare)", description=__doc__, epilog=MINE,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--stages", metavar="LIST", help="for instance 01,04; default: all")
+    add("--json", metavar="FILE", type=Path, help="write everything measured to this file")
+    add("--figures", metavar="DIR", type=Path, help="draw the figures into this folder")
+    add("--devices", metavar="LIST", help="of every stage; stage 01 takes the first")
+    add("--data", help="the data set")
+    add("--model", help="the network of every stage; default: each stage's own")
+    add("--optimizer", help="of every stage; default: each stage's own")
+    add("--order", default="sampler", help="of the samples, in every stage; default: %(default)s")
+    add("--epochs", metavar="N", help="default: 1")
+    add("--max-steps", metavar="N", help="stop after this many steps")
+    add("--build", metavar="DIR", type=Path, default=ROOT / "build",
+        help="where the programs were built")
+    options, options.others = parser.parse_known_args(argv)
+    for word in options.others:
+        if reason := RESERVED.get(word.partition("=")[0]):
+            raise Refused(f"{word}: belongs to one run, and this makes several; {reason}")
+    existing = all_stages()
+    options.stages = chosen_stages(options.stages, existing) if options.stages else existing
+    return options
+
+
+def arguments(options, **changes):
+    """The command line of a stage: the user's options with changes (None: left out)."""
+    named = {name: getattr(options, name)
+             for name in ("devices", "data", "model", "optimizer", "order", "epochs", "max_steps")}
+    named |= changes
+    words = [word for name, value in named.items() if value is not None
+             for word in ("--" + name.replace("_", "-"), str(value))]
+    return words + options.others
 
 
 # --- Running a stage -----------------------------------------------------------------------------
@@ -132,33 +220,27 @@ def add_missing_reference(run, runs, options):
         runs.append(train(STAGE, options, model=work["model"], optimizer=work["optimizer"]))
 
 
-def prove(run, options):
-    """Whether a stage trains stage 01's weights: its --baseline's proof, or why there is none."""
+def prove(run, reference, options):
+    """Fills in the proof that a run's stage trains stage 01's weights, or why there is none."""
+    if reference is run:
+        return
     metrics = run["metrics"]
+    if reference is None:
+        run["no_speedup"] = f"no run of {STAGE} on {summary_table.network(metrics)} to compare with"
+        return
     changes = {"data": stand_in_data(options, PROOF_STEPS * metrics["batch_size"]),
                **work_of(run), "epochs": 1, "max_steps": TIMED_STEPS}
     status, reason, proved = measured_run(program_of(run["stage"], options),
                                           ["--baseline", *arguments(options, **changes)], quiet=True)
-    return (proved["baseline"], "") if status == 0 else (None, reason)
-
-
-def add_speed_up(run, runs, options):
-    """Fills in the speed-up over stage 01 and the efficiency, or why there is none."""
-    if run["stage"] == STAGE:
-        run["metrics"] |= {"speedup": 1.0, "efficiency": 1.0}
-        return
-    reference = find_reference(run, runs)
-    if reference is None:
-        run["no_speedup"] = (f"no run of {STAGE} on {summary_table.network(run['metrics'])} "
-                             "to compare with")
-        return
-    proof, reason = prove(run, options)
-    if reason:
+    if status == 0:
+        run["proof"] = {name: proved["baseline"][name]
+                        for name in ("proof", "proof_value", "proof_limit")}
+    else:
         run["no_speedup"] = reason
-        return
-    speed = run["metrics"]["samples_per_second"] / reference["metrics"]["samples_per_second"]
-    run["proof"] = {name: proof[name] for name in ("proof", "proof_value", "proof_limit")}
-    run["metrics"] |= {"speedup": speed, "efficiency": speed / len(run["metrics"]["devices"])}
+
+
+def seconds_per_sample(run):
+    return 1 / run["metrics"]["samples_per_second"]
 
 
 def trace_words(run, options):
@@ -195,19 +277,29 @@ def trace_step(run, options):
     return step
 
 
-def compare(options):
-    """All runs, in the table's order."""
+def train_all(options):
+    """All timed runs, in the table's order."""
     runs = []
     for stage in options.stages:
         runs.append(train(stage, options))
         if runs[-1]["metrics"]:
             add_missing_reference(runs[-1], runs, options)
-    runs.sort(key=lambda run: run["stage"])
+    return sorted(runs, key=lambda run: run["stage"])
+
+
+def compare(options):
+    """Measures all runs, proves those that can be compared, and gives these a speed-up."""
+    runs = train_all(options)
     trained = [run for run in runs if run["metrics"] and run["metrics"]["epochs"] > 0]
     if len(trained) > 1 or options.json or options.figures:
         print("== short runs: do the weights agree, where does a step's time go", flush=True)
     for run in trained:
-        add_speed_up(run, trained, options)
+        prove(run, find_reference(run, trained), options)
+    for run in trained:
+        if "no_speedup" not in run:
+            run["metrics"] |= speed_up(seconds_per_sample(run),
+                                       seconds_per_sample(find_reference(run, trained)),
+                                       len(run["metrics"]["devices"]))
         if options.json or options.figures:
             run["step"] = trace_step(run, options)
     return runs
@@ -273,7 +365,7 @@ def main(argv):
 
 
 def run(argv):
-    options = parse_options(argv, __doc__)
+    options = parse_options(argv)
     prepare_outputs(options)
     check_devices(options)
     if options.figures and not compare_figures.use_matplotlib():

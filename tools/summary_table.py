@@ -6,7 +6,6 @@ A field that a run does not report shows as "-".
 # What a device does when it does not compute, by the phases that stages 02 and 03 report.
 WAITING_PHASES = ("scatter", "replicate", "gather", "reduce", "send", "wait")
 MOST_DEVICES = 4  # whose memory is listed one by one
-NOTICED = 0.1  # of its time without a core, as in common/app/core_watch.cpp
 
 
 def last(value):
@@ -95,8 +94,8 @@ COLUMNS = [
 def busy_machine(all_metrics):
     """A line that says which runs lacked cores, so that their times, and what is computed from them, are
     not those of a quiet machine; "" if none did."""
-    shares = {m.get("stage", "-"): max(m.get("share_without_core") or [0]) for m in all_metrics}
-    busy = [f"{stage} {100 * share:.0f} %" for stage, share in shares.items() if share >= NOTICED]
+    busy = [f"{m['stage']} {100 * max(m['share_without_core']):.0f} %" for m in all_metrics
+            if m.get("share_without_core") and max(m["share_without_core"]) >= m["noticed_without_core"]]
     if not busy:
         return ""
     return ("devices were ready to compute and had no core, of their time: " + ", ".join(busy)

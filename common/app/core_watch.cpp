@@ -11,8 +11,6 @@
 namespace lockstep {
 namespace {
 
-/// On a quiet machine a device waits for up to 5 % of its time.
-constexpr double kNoticed = 0.1;
 constexpr double kLeastSeconds = 0.2;  // of less the system's clocks say too little
 
 /// The device's compute stream: copies and messages take less.
@@ -78,7 +76,7 @@ std::string text_of_missing_cores(const std::vector<std::string>& devices,
                                   const std::vector<double>& shares) {
   std::vector<std::string> found;
   for (size_t d = 0; d < devices.size(); ++d) {
-    if (shares[d] < kNoticed) continue;
+    if (shares[d] < kNoticedWithoutCore) continue;
     found.push_back(fmt::format("{} for {:.0f} %", devices[d], 100 * shares[d]));
   }
   if (found.empty()) return "";

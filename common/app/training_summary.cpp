@@ -68,6 +68,7 @@ nlohmann::json TrainingLog::metrics() const {
                         {"training_flops", flops_},
                         {"peak_memory_bytes", memory},
                         {"share_without_core", without_core},
+                        {"noticed_without_core", kNoticedWithoutCore},
                         {"peak_rss_bytes", rss_bytes_}};
   if (peers_.in_collectives) all["lateness_seconds"] = lateness();
   all.update(*noted_);

@@ -116,7 +116,9 @@ TEST_CASE("A run that had to share its core says so under its summary", "[faults
                   kDeadline);
   INFO(story(run));
   REQUIRE(run.status == 0);
-  const double share = read_json(folder / "metrics").at("share_without_core").at(0);
+  const nlohmann::json metrics = read_json(folder / "metrics");
+  const double share = metrics.at("share_without_core").at(0);
+  CHECK(share > metrics.at("noticed_without_core"));
   CHECK(share > 0.2);
   CHECK(share < 1);
   CHECK_THAT(run.out, ContainsSubstring(fmt::format("\nReady to compute, but without a core: cpu:0 "

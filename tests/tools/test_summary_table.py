@@ -41,11 +41,13 @@ class TestTable(unittest.TestCase):
 
 class TestBusyMachine(unittest.TestCase):
     def test_runs_whose_devices_lacked_cores_are_named(self):
-        runs = [{"stage": "01-a", "share_without_core": [0.02]}, {"stage": "02-b", "share_without_core": [0, 0.31]}]
+        runs = [{"stage": stage, "share_without_core": shares, "noticed_without_core": 0.1}
+                for stage, shares in (("01-a", [0.02]), ("02-b", [0, 0.31]))]
         self.assertRegex(summary_table.busy_machine(runs), "no core, of their time: 02-b 31 %; times")
 
     def test_a_quiet_machine_is_no_news(self):
-        self.assertEqual("", summary_table.busy_machine([{"stage": "01-a", "share_without_core": [0.05]}, {}]))
+        self.assertEqual("", summary_table.busy_machine(
+            [{"stage": "01-a", "share_without_core": [0.05], "noticed_without_core": 0.1}, {}]))
 
 
 class TestCommunicationShare(unittest.TestCase):
