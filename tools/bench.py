@@ -13,16 +13,12 @@ import json
 import subprocess
 import sys
 
-import bench_cores
 import bench_devices
 import bench_pipelines
 import bench_ranks
-import bench_sharding
 import bench_single
-import bench_stages
-from bench_plan import Measuring
+from bench_rounds import Measuring, Terminal
 from bench_runs import machine
-from bench_terminal import Terminal
 from command_line import Parser, complain, run_command
 from plain_files import require_writable, write_whole
 from progress import in_words
@@ -33,14 +29,14 @@ PARTS = {
     "one-device": ("Stage 01 on one device, beside PyTorch where --python has it",
                    bench_single.one_device),
     "stages": ("Stages on several devices of one thread, beside stage 01 on one",
-               bench_stages.stages),
+               bench_devices.stages),
     "ranks": ("Two ranks, a process each of one thread, beside one process", bench_ranks.ranks),
     "messages": ("All-reduce of two ranks by message size", bench_ranks.messages),
     "overlap": (f"ResNet-18, batch 64, two ranks on two hosts joined by {bench_ranks.CABLE}",
                 bench_ranks.overlap),
-    "sharding": ("What ranks share out, and what that costs a step", bench_sharding.sharding),
+    "sharding": ("What ranks share out, and what that costs a step", bench_ranks.sharding),
     "prefetch": (f"Stage 06 with ResNet-18, batch 64, two ranks on two hosts joined by {bench_ranks.CABLE}",
-                 bench_sharding.prefetch),
+                 bench_ranks.prefetch),
     "bubbles": ("Pipelines of equal layers, beside the formula", bench_pipelines.bubbles),
     "pipelines": ("Pipelines of ResNet-18, width 16, batch 128", bench_pipelines.pipelines),
     "layers": ("Where a step goes (batch 64, 1 thread)", bench_single.layers),
@@ -48,7 +44,7 @@ PARTS = {
     "devices": ("Two devices beside one, and the least that they should reach",
                 bench_devices.devices),
     "cores": ("Two CPU devices whose threads keep to their cores or are free, on a busy machine, too",
-              bench_cores.cores),
+              bench_devices.cores),
 }
 QUICK = ("one-device", "layers")
 DEFAULT = ("one-device", "stages", "ranks", "messages", "pipelines", "layers", "start")

@@ -1,18 +1,26 @@
-"""Two devices beside one in `lockstep bench`: each figure beside its floor, which says what two
+"""Several devices beside one in `lockstep bench`: every stage (part `stages`), two devices with floors
+(`devices`), and what it brings to keep threads to their device's part of the cores (`cores`).
+
+The part `devices` shows each figure beside its floor, which says what two
 cores should reach. A floor that is not met is information, no failure.
 
 The machine's limit is measured, too: "2 processes apart" are two runs of stage 01 that share
 nothing, each with half of the batch. All ratios are of one run, of alternating rounds.
 """
 
+import contextlib
+import os
 import statistics
+import subprocess
 import time
 from dataclasses import dataclass
 
 import bench_runs
-from bench_plan import Group, Run, all_rounds, medians
+from bench_rounds import Group, Run, all_rounds, medians
 from bench_ranks import message_rows
-from bench_runs import STAGE, expected
+from bench_runs import STAGE, expected, speed_up
+from child_processes import started
+from stages import all_stages, label
 
 ONE, APART = "stage 01", "2 processes apart"
 DATA_PARALLEL, PIPELINE, DDP, SYNC = "stage 02", "stage 03", "stage 04", "stage 05"
@@ -175,4 +183,111 @@ def messages_lines(figures):
     if "copy_seconds" in figures:
         lines.append(f"  {'copy of 45 MB, one process':<31} "
                      f"{figures['copy_seconds'] * 1e6:9.1f} us")
+    return lines
+
+
+# --- Every stage ---------------------------------------------------------------------------------
+
+# Network, its options, batch, steps.
+STAGES_WORK = (("seed", (), 64, 200), ("resnet18", ("--width", 16), 128, 6))
+
+
+def other_stages():
+    return [stage for stage in all_stages() if stage != STAGE]
+
+
+def stages(options):
+    """Every other stage on 2 devices of one thread (--thorough: on 4, too)."""
+    worlds = (2, 4) if options.thorough else (2,)
+    return [stages_group(*work, worlds, options.rounds)
+            for work in STAGES_WORK if work[0] in options.models]
+
+
+def stages_group(model, more, batch, steps, worlds, rounds):
+    contenders = [(STAGE, 1), *((stage, world) for stage in other_stages() for world in worlds)]
+    name = " ".join(map(str, (model, *more)))
+    runs = {}
+    for stage, world in contenders:
+        devices = ",".join(f"cpu:{rank}" for rank in range(world))
+        runs[stage, world] = Run(
+            f"{label(stage)} on {world}, {name}",
+            expected(model, batch, steps, world, more[1] if more else 64),
+            lambda stage=stage, devices=devices: bench_runs.run_ours(
+                model, batch, 1, steps, *more, stage=stage, devices=devices))
+
+    def figures(found):
+        step, rounds_of = medians(found), all_rounds(found)
+        return [{"model": name, "batch_size": batch, "stage": stage, "world_size": world,
+                 "step_seconds": seconds, **speed_up(seconds, step[STAGE, 1], world),
+                 "all_rounds": rounds_of[stage, world]}
+                for (stage, world), seconds in step.items()]
+    return Group("stages", runs, rounds, lambda found: list(map(stage_line, figures(found))),
+                 figures)
+
+
+def stage_line(row):
+    return (f"{row['model']:<20} {label(row['stage']):<19} W {row['world_size']}  batch "
+            f"{row['batch_size']:>4}  {row['step_seconds'] * 1e3:9.2f} ms/step  "
+            f"{row['batch_size'] / row['step_seconds']:9.0f} samples/s  {row['speedup']:5.2f} "
+            f"times one device, efficiency {100 * row['efficiency']:.0f} %")
+
+
+# --- Cores ---------------------------------------------------------------------------------------
+
+# Program, network, batch, steps.
+CORES_WORK = (("02-dataparallel", "seed", 64, 300), ("02-dataparallel", "seed", 256, 100),
+        ("03-model-split", "seed", 64, 300), ("03-model-split/tensor-split", "seed", 64, 300),
+        ("04-ddp", "seed", 64, 300), ("04-ddp", "seed", 256, 100),
+        ("05-syncbn-checkpoint", "seed-bn", 64, 300))
+ENDLESS = ("sh", "-c", "while :; do :; done")
+QUIET, ANYWHERE, ON_ONE = "quiet", "beside a loop", "beside a loop on one core"
+SLOWER = {QUIET: 0.7, ANYWHERE: 1.1, ON_ONE: 1.2}  # about, beside what is expected
+CHOICES = {"bound": "--bind", "free": "--no-bind"}
+
+
+def cores(options):
+    return [cores_group(*work, options.rounds) for work in CORES_WORK
+            if work[1].removesuffix("-bn") in options.models]
+
+
+def cores_group(stage, model, batch, steps, rounds):
+    def run(beside, option):
+        def call():
+            with busy(beside):
+                return bench_runs.run_ours(model, batch, 1, steps, option, stage=stage,
+                                           devices="cpu:0,cpu:1")
+        return call
+
+    name = f"{label(stage)}, {model}, batch {batch}"
+    seconds = expected(model, batch, steps, 2)
+    runs = {(beside, choice): Run(f"{name}, {beside}, {choice}", SLOWER[beside] * seconds,
+                                  run(beside, option))
+            for beside in SLOWER for choice, option in CHOICES.items()}
+
+    def figures(found):
+        step, each = medians(found), all_rounds(found)
+        return {"work": name, "runs": [
+            {"beside": beside, "threads": choice, "step_seconds": step[beside, choice],
+             "all_rounds": each[beside, choice]} for beside, choice in step]}
+    return Group("cores", runs, rounds, lambda found: lines_of(figures(found)), figures)
+
+
+@contextlib.contextmanager
+def busy(beside):
+    """Something else that computes as long as the block lasts."""
+    if beside == QUIET:
+        yield
+        return
+    last = str(max(os.sched_getaffinity(0)))
+    pinned = ("taskset", "-c", last) if beside == ON_ONE else ()
+    with started([*pinned, *ENDLESS], stdout=subprocess.DEVNULL):
+        yield
+
+
+def lines_of(figures):
+    lines = [f"{figures['work']}:"]
+    for row in figures["runs"]:
+        rounds = [1e3 * seconds for seconds in row["all_rounds"]]
+        lines.append(f"  {row['beside']:<26} {row['threads']:<6} {row['step_seconds'] * 1e3:9.2f} "
+                     f"ms/step ({min(rounds):.2f} to {max(rounds):.2f})")
     return lines

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import bench_runs
-from bench_plan import Group, Run
+from bench_rounds import Group, Run
 from bench_runs import expected
 
 # Pipelines of equal layers: those that compute need a core each, the others only sleep. Each kind

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import bench_runs
-from bench_plan import Group, Run, all_rounds, medians
+from bench_rounds import Group, Run, all_rounds, medians
 from bench_runs import STAGE, expected
 
 EPOCH_SAMPLES = 60000  # of Fashion-MNIST, for seconds per epoch

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from child_processes import run, started
 from command_line import complain, run_command
-from coursework import CourseworkError, labs, prebuilt
+from coursework import CourseworkError, labs, solutions
 from gpu_check.machine import find_gpu
 from ninja import Plan, failure, run_and_say
 from progress import CORES
@@ -56,7 +56,7 @@ def options():
 
 def configure(tasks):
     """`tasks` are those that prebuilt solutions stand in for, in a student's tree."""
-    students = prebuilt.meson_options(ROOT, tasks)
+    students = solutions.meson_options(ROOT, tasks)
     stamp = BUILD / "students-options"
     changed = students and "\n".join(students) != (stamp.read_text() if stamp.is_file() else "")
     if not (BUILD / "build.ninja").is_file():
@@ -94,12 +94,12 @@ def compile_programs(targets, plan):
 
 
 def build(mine, lab=None):
-    if mine and not prebuilt.is_students_tree(ROOT):
-        raise Failed(f"{prebuilt.MINE} is for a student's tree, and no task is open in this one: leave it out")
+    if mine and not solutions.is_students_tree(ROOT):
+        raise Failed(f"{solutions.MINE} is for a student's tree, and no task is open in this one: leave it out")
     if lab is not None:
         labs.named_lab(lab)  # before the minute that a folder takes
-    tasks = prebuilt.replaced(ROOT, mine)
-    for line in prebuilt.told(ROOT, tasks):
+    tasks = solutions.replaced(ROOT, mine)
+    for line in solutions.told(ROOT, tasks):
         say(line)
     configure(tasks)
     targets = programs(lab)
@@ -120,7 +120,7 @@ def counted(number, noun):
 
 def main(argv):
     try:
-        build(prebuilt.MINE in argv, argv[argv.index("--lab") + 1] if "--lab" in argv else None)
+        build(solutions.MINE in argv, argv[argv.index("--lab") + 1] if "--lab" in argv else None)
     except (Failed, CourseworkError) as failed:
         say(failed)
         return 1

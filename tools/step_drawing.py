@@ -5,8 +5,7 @@ import math
 import re
 from html import escape
 
-from operation_kinds import COLOURS, MESSAGES, OTHER, PRODUCTS
-from step_rows import HOST, MEMORY, Step, WAITING
+from step_rows import COLOURS, HOST, MEMORY, MESSAGES, OTHER, PRODUCTS, Step, WAITING
 
 WIDTH = 960  # of a picture, in pixels; the page stretches it
 MARGIN = 8  # above and below

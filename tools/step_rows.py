@@ -5,7 +5,17 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
-from operation_kinds import MESSAGES, OTHER, kind_of
+# Label, colour, words (the name contains one of them).
+MESSAGES = "copies and collectives"
+PRODUCTS = "convolutions and products"
+OTHER = "other operations"
+KINDS = (
+    (MESSAGES, "#c04f00",
+     ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "transfers")),
+    (PRODUCTS, "#6a51a3", ("conv2d", "matmul")),
+    (OTHER, "#a9b0b7", ("",)),
+)
+COLOURS = {label: colour for label, colour, _ in KINDS}
 
 HOST, WAITING, MEMORY = "host", "waiting", "memory"
 GAP = 0.02  # ms; shorter ones are a queue's own
@@ -14,6 +24,10 @@ OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's ba
 OF_MESSAGES = ("bucket", "scatter", "replicate", "gather", "reduce")  # ranges of stages 02 and 04
 OF_A_BUCKET = re.compile(r"bucket \d+/")
 MOST_TOLD = 8  # operations of a bar that are told one by one
+
+
+def kind_of(operation):
+    return next(label for label, _, words in KINDS if any(word in operation for word in words))
 
 
 @dataclass

@@ -20,6 +20,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from child_processes import SKIPPED, started
 from command_line import Parser, run_command
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -220,11 +221,11 @@ def main(arguments):
             prepare(folder, apt)
         except Unavailable as error:
             print(f"try_wraps: package cache absent: {error}", file=sys.stderr)
-            return 77
-        return subprocess.run(
-            [sys.executable, ROOT / "tools/run_python_tests.py", ROOT / "tests/tools", "-k",
-             "TestFallback"], cwd=ROOT,
-            env={**os.environ, "LOCKSTEP_SUBPROJECTS": str(folder), "LOCKSTEP_FULL": "1"}).returncode
+            return SKIPPED
+        with started([sys.executable, ROOT / "tools/run_python_tests.py", ROOT / "tests/tools", "-k",
+                      "TestFallback"], cwd=ROOT,
+                     env={**os.environ, "LOCKSTEP_SUBPROJECTS": str(folder), "LOCKSTEP_FULL": "1"}) as tests:
+            return tests.wait()
 
 
 if __name__ == "__main__":

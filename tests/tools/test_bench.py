@@ -17,8 +17,7 @@ import bench  # noqa: E402
 import bench_devices  # noqa: E402
 import bench_ranks  # noqa: E402
 import bench_runs  # noqa: E402
-import bench_stages  # noqa: E402
-from bench_plan import NotHere  # noqa: E402
+from bench_rounds import NotHere  # noqa: E402
 from processes import own_children  # noqa: E402
 
 
@@ -101,7 +100,7 @@ class TestBench(unittest.TestCase):
         with mock.patch.object(bench_runs, "program", lambda _: self.stage), \
                 mock.patch.object(bench_runs, "run_stages", lambda *runs: [
                     run(stage, *options) for stage, options in runs]), \
-                mock.patch.object(bench_stages, "other_stages", lambda: ["02-other"]), \
+                mock.patch.object(bench_devices, "other_stages", lambda: ["02-other"]), \
                 mock.patch.object(bench_ranks, "cable_round", self.overlap), \
                 mock.patch.object(bench_devices, "copy_seconds", lambda: 0.0001), \
                 contextlib.redirect_stdout(output):

@@ -15,8 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
-from bench_plan import Group, Measuring, NotHere, Run  # noqa: E402
-from bench_terminal import Terminal  # noqa: E402
+from bench_rounds import Group, Measuring, NotHere, Run, Terminal  # noqa: E402
 from processes import gone, start  # noqa: E402
 
 # A step takes 2 ms. With half of the batch, as two of them at once have it, a run does not end.
@@ -93,7 +92,7 @@ class TestStopped(unittest.TestCase):
         output, errors = process.communicate(timeout=60)
         self.assertEqual(1, process.returncode)
         self.assertRegex(output, r"one process +2\.00 ms/step")
-        self.assertRegex(errors, r"^bench: stopped before the end: .*--batch-size 32.* ended with "
+        self.assertRegex(errors, r"(^|\n)bench: stopped before the end: .*--batch-size 32.* ended with "
                                  r"status 3\n$")
 
 

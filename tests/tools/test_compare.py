@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import compare  # noqa: E402
 import compare_figures  # noqa: E402
-import operation_kinds  # noqa: E402
+import step_rows  # noqa: E402
 from processes import start  # noqa: E402
 from stages import label, path_of  # noqa: E402
 
@@ -400,7 +400,7 @@ class TestFigures(Sandbox):
         for operation, kind in (("conv2d_backward_input", "convolutions and products"),
                                 ("all_gather", "copies and collectives"),
                                 ("batch_norm", "other operations")):
-            self.assertEqual(operation_kinds.kind_of(operation), kind)
+            self.assertEqual(step_rows.kind_of(operation), kind)
 
     def test_a_broken_or_foreign_file_is_one_line(self):
         for text in ("{", "[1]", '{"runs": [{}]}'):

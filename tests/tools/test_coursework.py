@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
-from coursework import CourseworkError, prebuilt, solutions, tasks, tree  # noqa: E402
+from coursework import CourseworkError, solutions, tasks, tree  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
 from coursework_support import Folder, ROW, SOURCE  # noqa: E402
 
@@ -317,24 +317,24 @@ class TestExercise(Folder):
             self.assertTrue((ROOT / path).is_file())
 
     def test_prebuilt_solutions_stand_in_for_what_is_open_and_nothing_else(self):
-        self.assertEqual(((), []), (prebuilt.meson_options(self.solved, []), prebuilt.told(self.solved, [])))
-        self.assertEqual([], prebuilt.replaced(self.solved, mine=False))
+        self.assertEqual(((), []), (solutions.meson_options(self.solved, []), solutions.told(self.solved, [])))
+        self.assertEqual([], solutions.replaced(self.solved, mine=False))
         exercise.write_tree(self.solved, tree.list_files(self.solved), tasks.load_tasks(self.solved), self.target)
         solutions.write_manifest(self.target)
-        self.assertEqual(["02.1", "02.2"], prebuilt.replaced(self.target, mine=False))
-        self.assertEqual([], prebuilt.replaced(self.target, mine=True))
-        self.assertIn("-Dprebuilt=02.1,02.2", prebuilt.meson_options(self.target, ["02.1", "02.2"]))
-        self.assertIn("open: 02.1, 02.2; prebuilt solutions run", prebuilt.told(self.target, ["02.1", "02.2"])[0])
-        self.assertRegex(prebuilt.told(self.target, [])[0], r"^open: 02\.1, 02\.2; with --mine a program ends at")
-        self.assertIn("-Dcoursework=programs", prebuilt.meson_options(self.target, []))  # --mine: linked anew
+        self.assertEqual(["02.1", "02.2"], solutions.replaced(self.target, mine=False))
+        self.assertEqual([], solutions.replaced(self.target, mine=True))
+        self.assertIn("-Dprebuilt=02.1,02.2", solutions.meson_options(self.target, ["02.1", "02.2"]))
+        self.assertIn("open: 02.1, 02.2; prebuilt solutions run", solutions.told(self.target, ["02.1", "02.2"])[0])
+        self.assertRegex(solutions.told(self.target, [])[0], r"^open: 02\.1, 02\.2; with --mine a program ends at")
+        self.assertIn("-Dcoursework=programs", solutions.meson_options(self.target, []))  # --mine: linked anew
         file = self.target / "02-x/a.cpp"
         file.write_text(tasks.replace_section(file.read_text(), "02-x/a.cpp", "02.1", ["return 2;"]))
-        self.assertEqual(["02.2"], prebuilt.replaced(self.target, mine=False))
+        self.assertEqual(["02.2"], solutions.replaced(self.target, mine=False))
         file.write_text(tasks.replace_section(file.read_text(), "02-x/a.cpp", "02.2", ["return 2;"]))
-        self.assertEqual([], prebuilt.replaced(self.target, mine=False))
-        self.assertIn("-Dcoursework=no", prebuilt.meson_options(self.target, []))
+        self.assertEqual([], solutions.replaced(self.target, mine=False))
+        self.assertIn("-Dcoursework=no", solutions.meson_options(self.target, []))
         file.unlink()
-        self.assertEqual(["02.1", "02.2"], prebuilt.replaced(self.target, mine=False))
+        self.assertEqual(["02.1", "02.2"], solutions.replaced(self.target, mine=False))
 
     def test_nothing_is_left_where_it_fails_or_is_interrupted(self):
         class Interrupted(Workshop):

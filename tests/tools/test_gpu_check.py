@@ -14,7 +14,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 from case_records import Case, judged  # noqa: E402
-from gpu_check import checks, command, handover, machine, measure, results  # noqa: E402
+from gpu_check import checks, command, machine, measure, results  # noqa: E402
 from gpu_check_support import call, without_gpu  # noqa: E402
 
 # --- A stand-in for a machine with a GPU -----------------------------------------------------
@@ -166,7 +166,7 @@ class TestOnAStandIn(unittest.TestCase):
         home = self.root / "home"
         home.mkdir()
         with mock.patch.object(Path, "cwd", return_value=home):
-            file = handover.ResultFile(self.root / "a-file/results.md", lambda: "# head\n")
+            file = results.ResultFile(self.root / "a-file/results.md", lambda: "# head\n")
             file.add("first\n")
             file.add("second\n")
         self.assertEqual(home / "results.md", file.path)
@@ -177,7 +177,7 @@ class TestOnAStandIn(unittest.TestCase):
     def test_an_interrupt_and_an_error_of_any_kind_are_in_the_file(self):
         for error in (KeyboardInterrupt(), OSError(28, "No space left on device")):
             self.out.unlink(missing_ok=True)
-            file = handover.ResultFile(self.out, lambda: "# head\n")
+            file = results.ResultFile(self.out, lambda: "# head\n")
             options = command.parse_options(["--part", "ops", "--part", "bench"])
             with mock.patch.object(command.build, "compile_targets", side_effect=error), \
                     contextlib.redirect_stdout(io.StringIO()), \

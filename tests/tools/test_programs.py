@@ -50,6 +50,7 @@ ninja-build | ninja
 openmpi-bin | mpirun
 pkg-config pkgconf | pkg-config
 python3 python3-minimal | python3
+universal-ctags | ctags
 """
 # Looked for before they are called, or named to the user: where they are absent a case is skipped, or
 # another way is taken.
@@ -143,7 +144,7 @@ def python_calls(text):
                         for name in commands(text_of(script))}
         elif isinstance(node, ast.Call):
             perhaps |= first_word(node.args) | first_word(node.args[1:])
-            if re.match(r"subprocess\.\w+$|os\.exec\w+$|started$", ast.unparse(node.func)) and node.args:
+            if re.match(r"subprocess\.\w+$|os\.exec\w+$|(child_processes\.)?(run|started)$", ast.unparse(node.func)) and node.args:
                 sure |= first_word(getattr(node.args[0], "elts", [node.args[0]]))
         elif text_of(node).startswith("#!"):
             perhaps |= set(commands(text_of(node)))

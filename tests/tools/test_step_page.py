@@ -15,7 +15,7 @@ import compare_timeline  # noqa: E402
 import draw_memory  # noqa: E402
 import step_page  # noqa: E402
 import step_rows  # noqa: E402
-from operation_kinds import MESSAGES, OTHER, PRODUCTS  # noqa: E402
+from step_rows import MESSAGES, OTHER, PRODUCTS  # noqa: E402
 from step_drawing import CLASSES, Drawing, FILLS, PAPER, stacked, ticks  # noqa: E402
 from step_page_support import (BUILD, MEMORY, plan_of, show, small_trace,  # noqa: E402
                                write_trace)

@@ -6,6 +6,5 @@ bundle    --bundle: collects what an offline build needs;  --offline: verifies a
 build     configures and compiles build-gpu/
 checks    the parts ops, stages and sanitizer
 measure   the part bench, beside PyTorch
-handover  the plan, and the one file to hand back
-results   sections, counts and the Markdown file
+results   the plan, sections, counts, and the one file to hand back
 """

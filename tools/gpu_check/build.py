@@ -23,8 +23,8 @@ class BuildError(CheckError):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How to build here."""
+class Setup:
+    """How to build and run here."""
 
     tools: Tools
     options: tuple  # of Meson
@@ -56,31 +56,31 @@ def summary_of(output):
     return rows
 
 
-def run(plan, command, limit):
+def run(setup, command, limit):
     """The output of one of the build's tools. Throws BuildError if it fails or takes too long."""
-    ended, output = child_processes.run(command, limit, cwd=ROOT, env=plan.tools.environment)
+    ended, output = child_processes.run(command, limit, cwd=ROOT, env=setup.tools.environment)
     if ended:
         raise BuildError(f"{' '.join(map(str, command[:3]))}: {ended}", output)
     return output
 
 
-def configure(plan, limit):
+def configure(setup, limit):
     """Runs Meson unless the folder was configured with these options; returns its summary."""
     stamp = FOLDER / STAMP
     if stamp.is_file() and (FOLDER / "build.ninja").is_file():
         known = json.loads(stamp.read_text())
-        if known["options"] == list(plan.options):
+        if known["options"] == list(setup.options):
             return known["summary"]
     anew = ("--wipe",) if (FOLDER / "build.ninja").is_file() else ()
-    output = run(plan, (*plan.tools.meson, "setup", *anew, FOLDER, ROOT, *plan.options), limit)
-    known = {"options": list(plan.options), "summary": summary_of(output)}
+    output = run(setup, (*setup.tools.meson, "setup", *anew, FOLDER, ROOT, *setup.options), limit)
+    known = {"options": list(setup.options), "summary": summary_of(output)}
     stamp.write_text(json.dumps(known, indent=1) + "\n")
     return known["summary"]
 
 
-def compile_targets(plan, targets, limit):
+def compile_targets(setup, targets, limit):
     """Compiles what is out of date of these targets, or of everything if there are none; returns
     Meson's summary. Throws BuildError."""
-    summary = configure(plan, limit)
-    run(plan, (plan.tools.ninja, "-C", FOLDER, "-j", str(CORES), *targets), limit)
+    summary = configure(setup, limit)
+    run(setup, (setup.tools.ninja, "-C", FOLDER, "-j", str(CORES), *targets), limit)
     return summary

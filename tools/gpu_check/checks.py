@@ -38,11 +38,11 @@ def judged_here(case):
     return case
 
 
-def run_cases(plan, tags, limit, wrapper=()):
+def run_cases(setup, tags, limit, wrapper=()):
     """The cases of gpu-test that pass the filter, and what the process wrote."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "cases.jsonl"
-        environment = {**plan.environment, "OMP_NUM_THREADS": "1", "LOCKSTEP_TEST_LOG": str(log),
+        environment = {**setup.environment, "OMP_NUM_THREADS": "1", "LOCKSTEP_TEST_LOG": str(log),
                        "LOCKSTEP_BUILD_DIR": str(build.FOLDER)}
         try:
             ended, output = run((*wrapper, build.FOLDER / GPU_TEST, tags), limit, cwd=ROOT,
@@ -71,9 +71,9 @@ def report_cases(section, tags, cases, output):
                 f"({slowest.name})")
 
 
-def ops(section, plan, _options):
+def ops(section, setup, _options):
     """Every operation on the GPU against the CPU."""
-    report_cases(section, "[cuda]~[stage]", *run_cases(plan, "[cuda]~[stage]", section.remaining()))
+    report_cases(section, "[cuda]~[stage]", *run_cases(setup, "[cuda]~[stage]", section.remaining()))
 
 
 # --- Training runs ---------------------------------------------------------------------------
@@ -97,20 +97,20 @@ class Training:
         return (*self.options, *filter(None, (self.variant,)))
 
 
-def trainings(plan, full):
+def trainings(setup, full):
     """Every stage that is here, and ResNet-18 as the seed texts trained it: batch 256, lr 0.1.
     The first stage has every variant; a later one those that its help lists."""
     stages = all_stages()
     text = ("--model", "resnet18", "--batch-size", "256", "--lr", "0.1", "--epochs",
             "10" if full else "2")
     runs = [Training(stage, ("--epochs", "2"), SEED_FLOORS, variant)
-            for stage in stages for variant in ("", "--graph", *(("--tf32",) if plan.tf32 else ()))]
-    runs += [Training(stage, ("--epochs", "2"), SEED_FLOORS, devices=several_gpus(plan.gpus, stage))
-             for stage in stages[1:] if plan.gpus > 1]
+            for stage in stages for variant in ("", "--graph", *(("--tf32",) if setup.tf32 else ()))]
+    runs += [Training(stage, ("--epochs", "2"), SEED_FLOORS, devices=several_gpus(setup.gpus, stage))
+             for stage in stages[1:] if setup.gpus > 1]
     runs += [Training(stage, text, TEXT_FLOORS, variant)
              for stage in stages[:1] for variant in ("", "--graph")]
     return [run for run in runs
-            if run.stage == stages[0] or not run.variant or knows(plan, run.stage, run.variant)]
+            if run.stage == stages[0] or not run.variant or knows(setup, run.stage, run.variant)]
 
 
 def several_gpus(count, stage):
@@ -123,19 +123,19 @@ def program(stage):
     return build.FOLDER / path_of(stage)
 
 
-def knows(plan, stage, option):
+def knows(setup, stage, option):
     """Whether a stage's program lists this option in its help."""
-    _, text = run((program(stage), "--help"), 60, cwd=ROOT, env=plan.environment)
+    _, text = run((program(stage), "--help"), 60, cwd=ROOT, env=setup.environment)
     return option in text
 
 
-def run_metrics(plan, stage, options, limit, devices="cuda:0"):
+def run_metrics(setup, stage, options, limit, devices="cuda:0"):
     """The metrics of a run and "", or None and what went wrong in one line."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.json"
         try:
             ended, output = run((program(stage), "--devices", devices, *options, "--metrics", path),
-                                limit, cwd=ROOT, env=plan.environment)
+                                limit, cwd=ROOT, env=setup.environment)
         except OSError as error:
             return None, f"could not be started: {error.strerror}"
         if ended:
@@ -168,24 +168,24 @@ def training_row(name, metrics):
             f"{metrics['epoch_seconds'][-1]:.2f} | {peak:.0f} |")
 
 
-def train(section, plan, training):
+def train(section, setup, training):
     """Runs one training, prints its row, and returns its name and what is wrong with it."""
     options, name = training.command_line, " ".join((training.stage, *training.command_line))
     if training.devices != "cuda:0":
         name += f" --devices {training.devices}"
-    metrics, fault = run_metrics(plan, training.stage, options, section.remaining(), training.devices)
+    metrics, fault = run_metrics(setup, training.stage, options, section.remaining(), training.devices)
     if metrics:
         section.say(training_row(name, metrics))
         fault = below_floor(metrics["accuracy"], training.floors)
     return name, fault
 
 
-def stages(section, plan, options):
+def stages(section, setup, options):
     """The cases of whole steps, then whole runs on Fashion-MNIST."""
-    report_cases(section, "[stage]", *run_cases(plan, "[stage]", section.remaining()))
+    report_cases(section, "[stage]", *run_cases(setup, "[stage]", section.remaining()))
     section.say("\n| run, on cuda:0 if it does not say | accuracy per epoch | test loss | training loss | samples/s | "
                 "last epoch, s | peak MiB |\n|---|---|---|---|---|---|---|")
-    faults = [train(section, plan, training) for training in trainings(plan, options.full)]
+    faults = [train(section, setup, training) for training in trainings(setup, options.full)]
     section.say()
     for name, fault in faults:
         section.check(name, fault)
@@ -213,14 +213,14 @@ def complaints(output, number=8):
     return [f"      {line}" for line in [*own[1:number + 1], *summary]]
 
 
-def sanitize(section, plan, sanitizer, tool, limit):
+def sanitize(section, setup, sanitizer, tool, limit):
     """One tool over the operations' cases."""
     # Libraries try calls that may fail, and have hazards and unread padding of their own. Memory errors
     # count wherever they are.
     ours = () if tool == "memcheck" else ("--kernel-name", "kernel_substring=lockstep")
     wrapper = (sanitizer, "--tool", tool, "--error-exitcode", str(ERROR_STATUS), "--report-api-errors", "no",
                *ours)
-    cases, output = run_cases(plan, "[ops]", limit, wrapper)
+    cases, output = run_cases(setup, "[ops]", limit, wrapper)
     if re.search(r"[Dd]evice not supported", output):
         section.check(tool, f"{REFUSES}: Device not supported", "skipped")
         return
@@ -231,12 +231,12 @@ def sanitize(section, plan, sanitizer, tool, limit):
         section.say("\n".join(complaints(output) or tail(output)))
 
 
-def sanitizer(section, plan, _options):
+def sanitizer(section, setup, _options):
     """Memory errors, races inside a block, reads before writes and wrong barriers."""
     path = find_sanitizer()
     for number, tool in enumerate(TOOLS):
         if path:
-            sanitize(section, plan, path, tool, section.remaining() / (len(TOOLS) - number))
+            sanitize(section, setup, path, tool, section.remaining() / (len(TOOLS) - number))
         else:
             section.check(tool, "no compute-sanitizer on PATH or with the toolkit",
                           "skipped")

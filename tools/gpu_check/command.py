@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from command_line import Parser, complain
-from gpu_check import build, bundle, checks, handover, measure, results
+from gpu_check import build, bundle, checks, measure, results
 from gpu_check.machine import CORES, ROOT, CheckError, describe, find_gpu, find_tools
 
 # Seconds that a part may take, on 16 cores: 24 minutes in all, in three calls of under 10.
@@ -50,7 +50,7 @@ def parse_options(arguments):
     return options
 
 
-def plan_for(options, gpu):
+def setup_for(options, gpu):
     """How to build here, and the manifest of the bundle if there is one."""
     manifest, prefix, environment = {}, None, dict(os.environ)
     environment.pop("LOCKSTEP_FULL", None)  # --full decides, not the caller
@@ -64,14 +64,14 @@ def plan_for(options, gpu):
         environment["LOCKSTEP_DATA"] = str(folder / "data")
     tools = find_tools(prefix)
     meson_options = (*build.options_for(gpu, options.python, prefix), *options.meson)
-    return build.Plan(tools, meson_options, environment, not gpu or gpu.has_tf32,
+    return build.Setup(tools, meson_options, environment, not gpu or gpu.has_tf32,
                       gpu.count if gpu else 0), manifest
 
 
-def report_build(section, plan, gpu, reason, targets):
+def report_build(section, setup, gpu, reason, targets):
     """The part `build`: everything, tests included, unless `targets` names less."""
     try:
-        summary = build.compile_targets(plan, targets, section.remaining())
+        summary = build.compile_targets(setup, targets, section.remaining())
     except build.BuildError as error:
         section.say(f"{error.output}\n")
         section.check("build", str(error))
@@ -91,28 +91,28 @@ def limits_of(options, gpu):
     return {part: LIMITS[part] * factors.get(part, slower) for part in options.parts}
 
 
-def run_part(section, plan, gpu, reason, options):
+def run_part(section, setup, gpu, reason, options):
     """Runs one part into its section. What ends it early is a fault of the section, so that the
     file says it; an interrupt goes on."""
     part = section.part
     try:
         if part == "build":
-            report_build(section, plan, gpu, reason, options.target)
+            report_build(section, setup, gpu, reason, options.target)
             return
-        build.compile_targets(plan, checks.TARGETS[part](), LIMITS["build"] * SLOWER)
+        build.compile_targets(setup, checks.TARGETS[part](), LIMITS["build"] * SLOWER)
         section.begin_now()
-        CHECKS[part](section, plan, options)
+        CHECKS[part](section, setup, options)
     except build.BuildError as error:
         section.say(f"{error.output}\n")
-        section.check("build", handover.one_line(error))
+        section.check("build", results.one_line(error))
     except Exception as error:  # of any kind: the person here cannot mend it, and sends the file
-        section.check(part, f"{type(error).__name__}: {handover.one_line(error)}")
+        section.check(part, f"{type(error).__name__}: {results.one_line(error)}")
     except BaseException:
         section.check(part, "interrupted before its end")
         raise
 
 
-def run_parts(options, plan, gpu, reason, file):
+def run_parts(options, setup, gpu, reason, file):
     """Every part's verdict, in one line each and in the file; what was found is kept even if an
     interrupt ends it."""
     verdicts = {}
@@ -121,7 +121,7 @@ def run_parts(options, plan, gpu, reason, file):
             print(f"\n== {part} (limit {limit} s)", flush=True)
             section = results.Section(part, limit)
             try:
-                run_part(section, plan, gpu, reason, options)
+                run_part(section, setup, gpu, reason, options)
             finally:
                 section.finish()
                 verdicts[part] = section.verdict()
@@ -131,8 +131,8 @@ def run_parts(options, plan, gpu, reason, file):
                 break
     finally:
         if file:
-            file.add(handover.closing(options.parts, verdicts))
-            print("\n" + "\n".join([*file.notes, handover.what_to_send(file.path)]), flush=True)
+            file.add(results.closing(options.parts, verdicts))
+            print("\n" + "\n".join([*file.notes, results.what_to_send(file.path)]), flush=True)
     return verdicts
 
 
@@ -146,16 +146,16 @@ def main(options):
     if need_gpu and not gpu:
         raise CheckError(f"{reason}; {', '.join(need_gpu)} cannot run without one, nothing was "
                          "checked; run this where a GPU is (--part build builds for CPU devices)")
-    plan, manifest = plan_for(options, gpu)
-    print(handover.plan(limits_of(options, gpu)) + "\n", flush=True)
+    setup, manifest = setup_for(options, gpu)
+    print(results.opening(limits_of(options, gpu)) + "\n", flush=True)
     device = gpu.name if gpu else "CPU devices"
     out = options.out or ROOT / "docs/results" / results.default_name(device)
     rows = describe(gpu, options.python, manifest.get("commit", ""))
     print("\n".join(f"{name:<14}{value}" for name, value in rows), flush=True)
     file = None  # a build without a GPU gives no result to keep
     if gpu or options.out:
-        file = handover.ResultFile(out, lambda: results.header(device, rows))
-    return 1 if "failed" in run_parts(options, plan, gpu, reason, file).values() else 0
+        file = results.ResultFile(out, lambda: results.header(device, rows))
+    return 1 if "failed" in run_parts(options, setup, gpu, reason, file).values() else 0
 
 
 def start(arguments):

@@ -111,10 +111,10 @@ def stage_options(setting, *more):
             *(("--tf32",) if setting.tf32 else ()), *more)
 
 
-def our_step(plan, setting, more, limit):
+def our_step(setup, setting, more, limit):
     """Mean seconds of a step without the first tenth (a step's time is the host's, between two
     losses that it read), or None, and what went wrong. PyTorch's figure is a mean, too."""
-    metrics, fault = run_metrics(plan, STAGE, stage_options(setting, *more), limit)
+    metrics, fault = run_metrics(setup, STAGE, stage_options(setting, *more), limit)
     if metrics is None:
         return None, fault
     steps = metrics["step_seconds"]
@@ -128,9 +128,9 @@ def rival_step(rival, setting, more, limit):
                                *(("--tf32",) if setting.tf32 else ())), limit)
 
 
-def contenders(plan, setting, rival):
+def contenders(setup, setting, rival):
     """Name -> function of a time limit that measures one round."""
-    runs = {name: lambda limit, more=more: our_step(plan, setting, more, limit)
+    runs = {name: lambda limit, more=more: our_step(setup, setting, more, limit)
             for name, more in OURS.items()
             if name != "Lockstep --nchw" or setting.batch == LAYOUT_BATCH}
     if rival:
@@ -167,14 +167,14 @@ def setting_row(setting, medians):
     return f"| {setting.name} | {' | '.join(rates + ratios)} |"
 
 
-def measure_settings(section, plan, rival):
+def measure_settings(section, setup, rival):
     """The table; medians of seconds per step by setting and contender."""
     section.say(f"| samples/s | {' | '.join((*OURS, *RIVALS))} | "
                 + " | ".join(f"{ALIKE[name]}: times {name}" for name in RIVALS) + " |")
     section.say("|---" * (1 + len(OURS) + 2 * len(RIVALS)) + "|")
     results, faults = {}, {}
-    for setting in [each for each in SETTINGS if plan.tf32 or not each.tf32]:
-        runs = contenders(plan, setting, rival)
+    for setting in [each for each in SETTINGS if setup.tf32 or not each.tf32]:
+        runs = contenders(setup, setting, rival)
         seconds, faults[setting] = alternate(section, runs, ROUNDS[setting.model])
         if len(seconds) == len(runs):
             results[setting] = {name: statistics.median(all_) for name, all_ in seconds.items()}
@@ -233,12 +233,12 @@ def busy_share(events):
     return covered(inside) / (end - begin)
 
 
-def say_busy_share(section, plan, setting):
+def say_busy_share(section, setup, setting):
     """Eager mode: in a replayed graph the operations cannot be told apart."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         options = stage_options(setting, "--trace", path)
-        _, fault = run_metrics(plan, STAGE, options, section.remaining())
+        _, fault = run_metrics(setup, STAGE, options, section.remaining())
         try:
             share = busy_share(json.loads(path.read_text())["traceEvents"]) if not fault else 0.0
             section.say(f"the GPU is busy for {100 * share:.0f} % of an eager step of "
@@ -248,7 +248,7 @@ def say_busy_share(section, plan, setting):
     section.check(f"trace of {setting.name}", fault)
 
 
-def bench(section, plan, options):
+def bench(section, setup, options):
     """Every setting, the targets, and the share of a step in which the GPU works."""
     version = torch_version(options.python)
     section.say(f"Medians of {ROUNDS['seed']} (seed) and {ROUNDS['resnet18']} (resnet18) "
@@ -257,7 +257,7 @@ def bench(section, plan, options):
                 "`times`: a graph over a graph, eager steps over eager steps; a target's line "
                 "names which of ours it took.\n")
     with rival_of(options.python) if version else contextlib.nullcontext() as rival:
-        results = measure_settings(section, plan, rival)
+        results = measure_settings(section, setup, rival)
     if not version:
         section.check("PyTorch beside it", f"no torch that sees a GPU in {options.python}",
                       "skipped")
@@ -265,4 +265,4 @@ def bench(section, plan, options):
     say_layouts(section, results)
     section.say()
     for setting in (Setting("seed", 64), Setting("resnet18", 256)):
-        say_busy_share(section, plan, setting)
+        say_busy_share(section, setup, setting)
