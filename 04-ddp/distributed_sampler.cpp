@@ -51,7 +51,6 @@ std::vector<int64_t> DistributedSampler::order_of_epoch(int64_t) {
   }
   last_given_ = epoch_;
   const std::vector<int64_t> order = order_->order_of_epoch(epoch_);
-  base_seed_ = order_->base_seed();
   // [task 04.4] distributed sampler
   std::vector<int64_t> mine;
   if (order.empty()) return mine;
@@ -86,7 +85,6 @@ int64_t GlobalBatchShard::size() const {
 
 std::vector<int64_t> GlobalBatchShard::order_of_epoch(int64_t epoch) {
   const std::vector<int64_t> order = order_->order_of_epoch(epoch);
-  base_seed_ = order_->base_seed();
   std::vector<int64_t> mine;
   const int64_t samples = std::ssize(order);
   for (int64_t batch = 0; batch < samples; batch += batch_size_) {

@@ -45,8 +45,7 @@ int64_t count_batches(int64_t samples, int64_t batch_size, bool drop_last) {
 }  // namespace
 
 void DataLoaderOptions::validate() const {
-  require(!batch_size || *batch_size > 0, "loader: batch_size is {}, expected 1 or more",
-          batch_size.value_or(0));
+  require(batch_size > 0, "loader: batch_size is {}, expected 1 or more", batch_size);
   require(num_workers >= 0, "loader: num_workers is {}, expected 0 or more", num_workers);
   require(timeout_seconds >= 0 && std::isfinite(timeout_seconds),
           "loader: timeout is {} s, expected 0 (wait for ever) or more", timeout_seconds);
@@ -62,8 +61,6 @@ void DataLoaderOptions::validate() const {
           "loader: persistent_workers is true with num_workers 0: there is none to keep");
   require(sampler == nullptr || !shuffle,
           "loader: shuffle is true and a sampler is given, expected one of them");
-  require(batch_size || !drop_last,
-          "loader: drop_last is true with batch_size none: samples one by one have no short batch");
   require(max_held > 0, "loader: max_held is {}, expected 1 or more", max_held);
 }
 
@@ -71,7 +68,7 @@ DataLoader::DataLoader(const ImageSource& source, DataLoaderOptions options)
     : source_(source),
       options_(validated(std::move(options))),
       order_(order_of(options_, source.count())),
-      batch_size_(options_.batch_size.value_or(1)),
+      batch_size_(options_.batch_size),
       batches_(count_batches(order_->size(), batch_size_, options_.drop_last)),
       window_(int64_t{options_.prefetch_factor.value_or(kDefaultPrefetchFactor)} *
               options_.num_workers),

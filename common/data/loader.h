@@ -25,8 +25,8 @@ namespace lockstep {
 
 /// Names and defaults are PyTorch's, except where noted.
 struct DataLoaderOptions {
-  std::optional<int64_t> batch_size = 1;  ///< nullopt: no automatic batching, samples one by one
-  bool shuffle = false;                   ///< true: OrderKind::loader with `seed`
+  int64_t batch_size = 1;
+  bool shuffle = false;  ///< true: OrderKind::loader with `seed`
   std::shared_ptr<EpochOrder> sampler =
       nullptr;          ///< another order; without it and shuffle: the file's
   int num_workers = 0;  ///< 0: next() makes the batch itself
@@ -41,7 +41,7 @@ struct DataLoaderOptions {
 
   /// Refuses what PyTorch refuses, each in a line with the value: batch_size <= 0, num_workers < 0,
   /// timeout < 0, prefetch_factor or persistent_workers or a timeout without workers, sampler
-  /// together with shuffle, drop_last without batch_size. Also prefetch_factor <= 0, max_held <= 0.
+  /// together with shuffle. Also prefetch_factor <= 0, max_held <= 0.
   void validate() const;
 };
 
@@ -79,9 +79,6 @@ class DataLoader {
   /// EnvironmentError when the batch did not come within timeout_seconds, or when the consumer kept
   /// max_held batches for so long (60 s if there is no timeout) that it must be waiting for itself.
   std::optional<HostBatch> next();
-
-  /// Seed of worker `worker`'s own generators in this epoch: base_seed + worker, as in PyTorch.
-  int64_t worker_seed(int worker) const { return order_->base_seed() + worker; }
 
   Counters counters() const;
 

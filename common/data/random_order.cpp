@@ -17,14 +17,6 @@ void check_epoch(int64_t epoch) {
   require(epoch >= 0, "epoch order: epoch {} is negative; epochs count from 0", epoch);
 }
 
-// Orders whose permutation does not come from the loader's generator: PyTorch then draws base_seed
-// from its global generator, 64 bits an epoch.
-int64_t base_seed_of_epoch(uint64_t seed, int64_t epoch) {
-  std::mt19937 generator(static_cast<uint32_t>(seed));
-  generator.discard(2 * static_cast<unsigned long long>(epoch));
-  return draw_base_seed(generator);
-}
-
 class LoaderOrder : public EpochOrder {
  public:
   LoaderOrder(int64_t n, uint64_t seed)
@@ -41,7 +33,7 @@ class LoaderOrder : public EpochOrder {
     const auto draws_of_randperm = static_cast<unsigned long long>(n_ > 0 ? n_ - 1 : 0);
     for (; next_ < epoch; ++next_) generator_.discard(2 + 2 * draws_of_randperm);
 
-    base_seed_ = draw_base_seed(generator_);
+    generator_.discard(2);  // for the seed of the workers' own generators
     std::vector<int64_t> order = randperm(n_, generator_);
     // RandomSampler draws one more permutation when it is exhausted, and uses none of it.
     generator_.discard(draws_of_randperm);
@@ -64,7 +56,6 @@ class SamplerOrder : public EpochOrder {
 
   std::vector<int64_t> order_of_epoch(int64_t epoch) override {
     check_epoch(epoch);
-    base_seed_ = base_seed_of_epoch(seed_, epoch);
     std::mt19937 generator(static_cast<uint32_t>(seed_ + static_cast<uint64_t>(epoch)));
     return randperm(n_, generator);
   }
@@ -76,19 +67,17 @@ class SamplerOrder : public EpochOrder {
 
 class FileOrder : public EpochOrder {
  public:
-  FileOrder(int64_t n, uint64_t seed) : n_(n), seed_(seed) {}
+  explicit FileOrder(int64_t n) : n_(n) {}
 
   int64_t size() const override { return n_; }
 
   std::vector<int64_t> order_of_epoch(int64_t epoch) override {
     check_epoch(epoch);
-    base_seed_ = base_seed_of_epoch(seed_, epoch);
     return identity(n_);
   }
 
  private:
   int64_t n_;
-  uint64_t seed_;
 };
 
 }  // namespace
@@ -103,12 +92,6 @@ std::vector<int64_t> randperm(int64_t n, std::mt19937& generator) {
     std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(i + offset)]);
   }
   return order;
-}
-
-int64_t draw_base_seed(std::mt19937& generator) {
-  const uint64_t high = generator();
-  const uint64_t low = generator();
-  return static_cast<int64_t>(((high << 32) | low) & ~(uint64_t{1} << 63));
 }
 
 OrderKind parse_order(const std::string& name) {
@@ -126,7 +109,7 @@ std::unique_ptr<EpochOrder> make_order(OrderKind kind, int64_t n, uint64_t seed)
     case OrderKind::sampler:
       return std::make_unique<SamplerOrder>(n, seed);
     case OrderKind::file:
-      return std::make_unique<FileOrder>(n, seed);
+      return std::make_unique<FileOrder>(n);
   }
   fail<BadInput>("epoch order: {} is not a kind of order", static_cast<int>(kind));
 }

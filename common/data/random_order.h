@@ -17,10 +17,6 @@ namespace lockstep {
 /// PyTorch changes to 64-bit draws.
 std::vector<int64_t> randperm(int64_t n, std::mt19937& generator);
 
-/// The int64 that PyTorch's DataLoader draws when an epoch begins (two 32-bit draws, high word
-/// first, sign bit cleared): `torch.empty((), dtype=torch.int64).random_(generator=generator)`.
-int64_t draw_base_seed(std::mt19937& generator);
-
 /// Which of PyTorch's orders an epoch follows.
 enum class OrderKind {
   loader,   ///< `DataLoader(shuffle=True, generator=torch.Generator().manual_seed(seed))`
@@ -42,13 +38,6 @@ class EpochOrder {
   /// Sample indices by position, [size()], of epoch `epoch` (0, 1, ...). A function of the seed and
   /// the epoch alone: epochs may be skipped or asked for again.
   virtual std::vector<int64_t> order_of_epoch(int64_t epoch) = 0;
-
-  /// `base_seed` as the DataLoader drew it at the beginning of the epoch last asked for; its worker
-  /// k seeds its own generators with base_seed + k.
-  int64_t base_seed() const { return base_seed_; }
-
- protected:
-  int64_t base_seed_ = 0;
 };
 
 /// An order over samples 0..n-1.

@@ -68,23 +68,6 @@ TEST_CASE("order loader can skip epochs and go back", "[order][row22]") {
   CHECK_THROWS_WITH(order->order_of_epoch(-1), ContainsSubstring("epoch -1 is negative"));
 }
 
-TEST_CASE("base_seed is the number that PyTorch's DataLoader draws", "[order][row22]") {
-  const auto order = make_order(OrderKind::loader, 10, 0);
-  order->order_of_epoch(0);
-  CHECK(order->base_seed() == 900450186894289455);
-  order->order_of_epoch(4);
-  CHECK(order->base_seed() == 6631750264404687391);
-
-  // Orders that draw nothing else: the first is the first number of the seed.
-  for (const OrderKind kind : {OrderKind::sampler, OrderKind::file}) {
-    const auto plain = make_order(kind, 10, 42);
-    plain->order_of_epoch(0);
-    CHECK(plain->base_seed() == 6909045637428952499);
-    plain->order_of_epoch(1);
-    CHECK(plain->base_seed() != 6909045637428952499);
-  }
-}
-
 // DistributedSampler's shards of four ranks: pad by the first positions, then every fourth.
 std::vector<Order> shards_of_four(Order order) {
   for (size_t i = 0; order.size() % 4 != 0; ++i) order.push_back(order[i]);
