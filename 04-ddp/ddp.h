@@ -7,7 +7,7 @@
 
 #include "04-ddp/buckets.h"
 #include "04-ddp/replica.h"
-#include "common/group/agreement.h"
+#include "common/rendezvous/agreement.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "common/comm/communicator.h"
-#include "common/group/agreement.h"
+#include "common/rendezvous/agreement.h"
 
 namespace lockstep {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "04-ddp/all_reduce.h"
-#include "common/group/agreement.h"
 #include "common/nn/module.h"
+#include "common/rendezvous/agreement.h"
 #include "common/step/phase_timer.h"
 
 namespace lockstep {

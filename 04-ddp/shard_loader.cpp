@@ -54,7 +54,7 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostA
 
 ShardLoader::ShardLoader(const Dataset& set, const Options& options, Device& device,
                          ProcessGroup& group, Sharding sharding)
-    : ShardLoader(together(group, [&] {
+    : ShardLoader(group.together([&] {
         return ShardLoader(set, options, pinned(device), group.rank(), group.world_size(),
                            sharding);
       })) {}
@@ -80,7 +80,7 @@ Real loss_weight(const HostBatch& batch, int world_size) {
 
 DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
                                     ProcessGroup& group) {
-  return together(group, [&] {
+  return group.together([&] {
     return evaluation_loader(set, options, pinned(device), group.rank(), group.world_size());
   });
 }

@@ -21,7 +21,7 @@ CheckpointPlan::CheckpointPlan(std::unique_ptr<StateFiles> files, Communicator& 
       settle_(std::move(settle)) {}
 
 TrainingState CheckpointPlan::resume(const TrainingState& begin) {
-  return together(group_, [&] { return checkpointer_.resume(source_, begin); });
+  return group_.together([&] { return checkpointer_.resume(source_, begin); });
 }
 
 void CheckpointPlan::after_step(const TrainingState& state) {

@@ -10,7 +10,7 @@
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "05-syncbn-checkpoint/training_state.h"
 #include "common/comm/communicator.h"
-#include "common/group/agreement.h"
+#include "common/rendezvous/agreement.h"
 
 namespace lockstep {
 
@@ -20,9 +20,9 @@ struct CheckpointRanks {
   ExchangeTexts exchange;
 
   bool is_first() const { return comm.rank() == 0; }
-  /// lockstep::on_rank_0()
+  /// lockstep::together(), where only rank 0 has something to do: what it returned.
   std::string on_first(const std::function<std::string()>& work) const {
-    return on_rank_0(comm.rank(), exchange, work);
+    return together(exchange, [&] { return is_first() ? work() : ""; })[0];
   }
 };
 

@@ -99,7 +99,7 @@ int64_t FilesOfAllRanks::save(const CheckpointRanks& ranks, const fs::path& dire
   const int rank = ranks.comm.rank(), world_size = ranks.comm.world_size();
   const fs::path path = checkpoint_path(directory, state.steps);
   std::vector<ShardPiece> mine;
-  const std::string present = on_all_ranks(ranks.exchange, [&]() -> std::string {
+  const std::string present = together(ranks.exchange, [&]() -> std::string {
                                 require_good_steps(training_.optimizer, directory);
                                 mine = pieces(rank, world_size, state);
                                 if (rank != 0) return "";
@@ -113,7 +113,7 @@ int64_t FilesOfAllRanks::save(const CheckpointRanks& ranks, const fs::path& dire
     if (present.empty()) {
       const ShardPlace place{state.steps, rank, world_size};
       const auto save_mine = [&] { return save_shard(path, place, mine); };
-      index = index_of(on_all_ranks(ranks.exchange, save_mine));
+      index = index_of(together(ranks.exchange, save_mine));
     } else {
       index = present_->second;
     }
@@ -149,16 +149,16 @@ int64_t FilesOfAllRanks::commit(const fs::path& path, const ShardIndex& index,
 
 /// The ranks share out the work of comparing checksums.
 std::string FilesOfAllRanks::read(const CheckpointRanks& ranks, const fs::path& path) {
-  return on_all_ranks(ranks.exchange,
-                      [&] {
-                        read_.reset();
-                        read_.emplace(path);
-                        for (size_t shard = size_t(ranks.comm.rank()); shard < read_->shards();
-                             shard += size_t(ranks.comm.world_size())) {
-                          read_->verify(shard);
-                        }
-                        return read_->training();
-                      })
+  return together(ranks.exchange,
+                  [&] {
+                    read_.reset();
+                    read_.emplace(path);
+                    for (size_t shard = size_t(ranks.comm.rank()); shard < read_->shards();
+                         shard += size_t(ranks.comm.world_size())) {
+                      read_->verify(shard);
+                    }
+                    return read_->training();
+                  })
       .at(0);
 }
 
@@ -180,7 +180,7 @@ std::vector<int64_t> FilesOfAllRanks::steps_read() const {
 /// Each rank reads what it keeps; where it keeps the whole of which it updates a shard, the others
 /// send theirs.
 void FilesOfAllRanks::restore(const CheckpointRanks& ranks) {
-  on_all_ranks(ranks.exchange, [&] {
+  together(ranks.exchange, [&] {
     for (size_t u = 0; u < training_.network.units().size(); ++u) {
       const Unit& unit = *training_.network.units()[u];
       for (const Kept& kept : kept_of(u)) {

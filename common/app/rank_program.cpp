@@ -48,7 +48,7 @@ int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
 }
 
 std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup& group) {
-  return together(group, [&] {
+  return group.together([&] {
     const DeviceId id =
         group.device_of(options.devices.empty() ? default_devices(group.local_world_size())
                                                 : parse_devices(options.devices));
@@ -61,7 +61,7 @@ std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup
 }
 
 DatasetPair load_dataset(ProcessGroup& group, const Options& options) {
-  return together(group, [&] { return load_dataset(options.data, options.data_dir); });
+  return group.together([&] { return load_dataset(options.data, options.data_dir); });
 }
 
 void load_weights(ProcessGroup& group, const std::string& path, Module& network) {

@@ -39,4 +39,10 @@ std::string listed(const Items& items) {
   return count > kMost ? fmt::format("{}, ... and {} more", text, count - kMost) : text;
 }
 
+/// Ranks as errors name them: "rank 2", "ranks 1, 3".
+template <class Ranks>
+std::string name_ranks(const Ranks& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks);
+}
+
 }  // namespace lockstep

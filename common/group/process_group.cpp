@@ -10,10 +10,8 @@
 
 #include "common/comm/nccl/nccl.h"
 #include "common/core/error.h"
+#include "common/core/listed.h"
 #include "common/group/backend_choice.h"
-#include "common/rendezvous/rank_names.h"
-#include "common/rendezvous/rank_texts.h"
-#include "common/rendezvous/subgroup_store.h"
 #include "common/system/launcher_pipe.h"
 #include "common/system/rank_path.h"
 #include "common/transports/gloo_transport.h"
@@ -56,11 +54,12 @@ StoreOptions options_of_store(const LaunchContract& contract, double timeout_sec
   return options;
 }
 
+/// exchange(), whose errors say on which rank.
 std::vector<std::string> texts_of_all(Store& store, const std::string& name,
                                       const std::string& mine, double timeout_seconds) {
   std::vector<std::string> texts;
   within(fmt::format("rank {}", store.rank()),
-         [&] { texts = exchange_texts(store, name, mine, timeout_seconds); });
+         [&] { texts = exchange(store, name, mine, timeout_seconds); });
   return texts;
 }
 
@@ -84,8 +83,13 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
   const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
   store_ = std::make_shared<TcpStore>(options_of_store(contract, timeout_));
   store_->wait_for_all(deadline.seconds_left());
-  require_agreement();
-  contract_.find_place(collect("hosts", host_name()));
+  const NamedValues mine = {{"--backend", backend_.empty() ? "auto" : backend_},
+                            {kDebug, debug_ ? "collectives" : "nothing"}};
+  const auto asked = exchange_as("what the group was asked for", as_text(mine));
+  alike([&] {
+    lockstep::require_same(asked, "start all ranks with the same options and environment");
+  });
+  contract_.find_place(exchange_as("hosts", host_name()));
   if (only_ != nullptr) *only_ = true;
 }
 
@@ -95,62 +99,49 @@ ProcessGroup::~ProcessGroup() {
 }
 
 void ProcessGroup::end() {
-  if (!ended_) let_host_go_last(*store_, "goodbye", kGoodbyeSeconds);
+  if (!ended_) take_leave(*store_, "goodbye", "", kGoodbyeSeconds);
   ended_ = true;
   if (std::atomic<bool>* only = std::exchange(only_, nullptr)) *only = false;
 }
 
-void ProcessGroup::require_agreement() {
-  const NamedValues mine = {{"--backend", backend_.empty() ? "auto" : backend_},
-                            {kDebug, debug_ ? "collectives" : "nothing"}};
-  const std::vector<std::string> all = collect("what the group was asked for", as_text(mine));
-  together([&] {
-    lockstep::require_same(all, "start all ranks with the same options and environment");
-  });
-}
-
 // --- Texts ---------------------------------------------------------------------------------------
 
-std::vector<std::string> ProcessGroup::collect(const std::string& name, const std::string& mine) {
+std::vector<std::string> ProcessGroup::exchange_as(const std::string& name,
+                                                   const std::string& mine) {
   require(!ended_, "rank {}: {}: the process group has ended; make the call before", rank(), name);
   return texts_of_all(*store_, name, mine, timeout_);
 }
 
 std::vector<std::string> ProcessGroup::exchange(const std::string& mine) {
-  return collect_and_part(fmt::format("exchange {}", ++exchanges_), mine);
+  return exchange_as(fmt::format("exchange {}", ++exchanges_), mine);
 }
 
-std::vector<std::string> ProcessGroup::collect_and_part(const std::string& name,
-                                                        const std::string& mine) {
-  std::vector<std::string> texts = collect(name, mine);
-  // What rank 0 then does with the texts may end it, and the store with it.
-  const std::vector<int> silent = let_host_go_last(*store_, name + " is read", timeout_);
-  if (silent.empty()) return texts;
-  fail<PeerLost>("rank 0: {}: {} did not go on within {:g} s", name, name_ranks(silent), timeout_);
-}
-
-void ProcessGroup::together(const std::function<void()>& work) {
-  const RankOutcome mine = RankOutcome::of([&] {
+void ProcessGroup::do_together(const std::function<void()>& work) {
+  const auto exchanged = [&](const std::string& mine) {
+    return exchange_as(fmt::format("agreement {}", ++agreements_), mine);
+  };
+  const Outcomes all = outcomes(exchanged, [&] {
     work();
     return "";
   });
-  const std::vector<std::string> texts =
-      collect_and_part(fmt::format("agreement {}", ++agreements_), mine.as_text());
-  for (int speaker = 0; speaker < world_size(); ++speaker) {
-    const RankOutcome outcome = RankOutcome::from(texts[static_cast<size_t>(speaker)]);
-    if (outcome.failed()) return end_with(outcome, speaker, mine.thrown());
-  }
+  if (all.failed >= 0) fail_once(all.failed, all.error, all.thrown);
 }
 
-/// The error of the first rank that failed, `speaker`; `mine` is what was thrown here.
-void ProcessGroup::end_with(const RankOutcome& failed, int speaker,
-                            const std::exception_ptr& mine) {
-  const std::string who = fmt::format("rank {}", speaker);
-  const bool named =
-      speaker == 0 || failed.text().starts_with(who);  // where all fail, rank 0 speaks for them
+/// Work that ends alike on all ranks, which need not tell each other then: rank 0 reports an error.
+void ProcessGroup::alike(const std::function<void()>& work) try { work(); } catch (const Error&) {
+  fail_once(0, std::current_exception(), std::current_exception());
+}
+
+/// Ends all ranks with the `error` of rank `speaker`; `mine` is what was thrown on this one.
+void ProcessGroup::fail_once(int speaker, const std::exception_ptr& error,
+                             const std::exception_ptr& mine) try {
+  std::rethrow_exception(error);
+} catch (const Error& failed) {
+  const std::string text = failed.what(), who = fmt::format("rank {}", speaker);
+  const bool named = speaker == 0 || text.starts_with(who);  // where all fail, rank 0 speaks
   if (speaker != rank()) {
     wait_until_gone(*store_, speaker, kGoodbyeSeconds);
-    throw SaidByAnother(named ? failed.text() : who + ": " + failed.text(), failed.exit_status());
+    throw SaidByAnother(named ? text : who + ": " + text, failed.exit_status());
   }
   say_through_launcher("");  // all is said
   if (named) std::rethrow_exception(mine);
@@ -159,10 +150,10 @@ void ProcessGroup::end_with(const RankOutcome& failed, int speaker,
 
 void ProcessGroup::require_same(const NamedValues& mine, const std::string& advice) {
   const std::vector<std::string> all = exchange(as_text(mine));
-  together([&] { lockstep::require_same(all, advice); });
+  alike([&] { lockstep::require_same(all, advice); });
 }
 
-void ProcessGroup::barrier() { collect(fmt::format("barrier {}", ++barriers_), ""); }
+void ProcessGroup::barrier() { exchange_as(fmt::format("barrier {}", ++barriers_), ""); }
 
 // --- Devices -------------------------------------------------------------------------------------
 
@@ -189,7 +180,7 @@ std::unique_ptr<Communicator> ProcessGroup::new_group(Device& device, int color)
   require(connected_, "rank {}: new_group() before connect(), which chooses what connects ranks",
           rank());
   const std::string name = fmt::format("group {}", ++groups_), mine = std::to_string(color);
-  const std::vector<std::string> colors = collect(name, mine);
+  const std::vector<std::string> colors = exchange_as(name, mine);
   std::vector<int> members;
   for (int other = 0; other < world_size(); ++other) {
     if (colors[size_t(other)] == mine) members.push_back(other);
@@ -226,14 +217,24 @@ void ProcessGroup::agree_on_backend(const Device& device) {
                        .no_gloo = backend_ == "gloo" ? gloo_availability() : "",
                        .no_nccl = nccl_availability()};
   std::vector<RankOffer> offers;
-  for (const std::string& text : collect("devices", mine.text())) {
+  for (const std::string& text : exchange_as("devices", mine.text())) {
     offers.push_back(RankOffer::from(text));
   }
-  const BackendChoice choice =
-      lockstep::together(*this, [&] { return choose_backend(backend_, offers); });
   asked_ = !backend_.empty();
-  backend_ = choice.name;
-  why_backend_ = choice.why;
+  alike([&] {
+    const BackendChoice choice = choose_backend(backend_, offers);
+    backend_ = choice.name;
+    why_backend_ = choice.why;
+  });
+}
+
+std::string reachable_host(const std::string& own,
+                           const std::vector<std::string>& addresses_of_host) {
+  if (!is_loopback(own)) return own;
+  for (const std::string& address : addresses_of_host) {
+    if (!is_loopback(address)) return address;
+  }
+  return own;
 }
 
 std::shared_ptr<HostTransport> ProcessGroup::connect_host(Store& store) {
@@ -257,7 +258,7 @@ std::shared_ptr<HostTransport> ProcessGroup::connect_one_host(Store& store) {
     return connect_shm(store, timeout_);
   } catch (const NoSharedMemory& error) {
     if (&store != store_.get()) return connect_tcp(store, timeout_);  // descriptors may run out
-    together([&] {
+    alike([&] {
       if (!asked_) return;
       fail<EnvironmentError>("--backend shm: {}; leave it out, or give --backend tcp",
                              error.what());

@@ -9,11 +9,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/comm/process_communicator.h"
 #include "common/core/device.h"
-#include "common/group/agreement.h"
+#include "common/rendezvous/agreement.h"
 #include "common/rendezvous/launch_contract.h"
 #include "common/rendezvous/tcp_store.h"
 
@@ -97,8 +98,17 @@ class ProcessGroup {
   /// Each rank does its `work`, which may fail on some of them. It has then failed on all: the
   /// first rank on which it did throws the error, and tells the launcher that it will be reported;
   /// the others throw SaidByAnother once that rank is gone. So one line reports what all ranks
-  /// found, or only one.
-  void together(const std::function<void()>& work);
+  /// found, or only one. Returns what this rank's work did.
+  template <class Work>
+  auto together(Work&& work) {
+    if constexpr (std::is_void_v<decltype(work())>) {
+      do_together(work);
+    } else {
+      std::optional<decltype(work())> result;
+      do_together([&] { result.emplace(work()); });
+      return *std::move(result);
+    }
+  }
   /// lockstep::require_same(), reported by one rank.
   void require_same(const NamedValues& mine, const std::string& advice);
   /// Returns when all have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come within
@@ -110,11 +120,10 @@ class ProcessGroup {
   ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options,
                std::atomic<bool>* only);
 
-  void require_agreement();
-  std::vector<std::string> collect(const std::string& name, const std::string& mine);
-  /// collect(), after which any rank may end.
-  std::vector<std::string> collect_and_part(const std::string& name, const std::string& mine);
-  void end_with(const RankOutcome& failed, int speaker, const std::exception_ptr& mine);
+  std::vector<std::string> exchange_as(const std::string& name, const std::string& mine);
+  void do_together(const std::function<void()>& work);
+  void alike(const std::function<void()>& work);
+  void fail_once(int speaker, const std::exception_ptr& error, const std::exception_ptr& mine);
   void agree_on_backend(const Device& device);
   std::unique_ptr<ProcessCommunicator> communicator(Device& device,
                                                     const std::shared_ptr<Store>& store);
@@ -134,13 +143,11 @@ class ProcessGroup {
   int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0, groups_ = 0;  // so far
 };
 
-/// ProcessGroup::together() for work with a result.
-template <class Work>
-auto together(ProcessGroup& group, Work&& work) {
-  std::optional<decltype(work())> result;
-  group.together([&] { result.emplace(work()); });
-  return *std::move(result);
-}
+/// Where another rank reaches this one: at this rank's end of its connection to the store. A
+/// loopback address there is of no use to other hosts; but then this is rank 0's host, and
+/// `addresses_of_host` (of rank 0's host, as each rank reaches it) may contain a better one.
+std::string reachable_host(const std::string& own,
+                           const std::vector<std::string>& addresses_of_host);
 
 /// Makes the process group of this process, as its launcher and the options say. Throws BadInput
 /// while there is another group ("initialised twice"), and for a process that no launcher has

@@ -6,6 +6,8 @@
 #include <functional>
 #include <string>
 
+#include "common/sockets/connect.h"
+
 namespace lockstep {
 
 struct JobKey {
@@ -14,7 +16,7 @@ struct JobKey {
     secret,    // LOCKSTEP_JOB_SECRET, or the file that LOCKSTEP_JOB_SECRET_FILE names
     launcher,  // `lockstep launch` on one host made it
     open_mpi,  // mpirun made it
-    rank_0,    // rank 0 made it, for ranks of its host and user (key_desk.h)
+    rank_0,    // rank 0 made it, for ranks of its host and user (KeyDesk)
   };
   Source source = Source::none;
   std::string bytes{};
@@ -40,5 +42,29 @@ JobKey take_job_key();
 constexpr size_t kJobKeyBytes = 32;  // of the keys that we make
 /// A new one of rank 0.
 JobKey random_job_key();
+
+/// How ranks of one host and user get a key that nobody gave them: rank 0 makes it, and hands it
+/// out over a Unix socket. The system tells both sides who the other one is (SO_PEERCRED). This is
+/// rank 0's side. The socket has a name, and no file: it is named after the store's address, which
+/// only one process of a host can have.
+class KeyDesk {
+ public:
+  /// `key`: of another source than rank 0, if it is not to be handed out; who asks learns that.
+  /// Throws EnvironmentError if another process has the name.
+  KeyDesk(const Address& store, const JobKey& key);
+  const Socket& listener() const { return listener_; }
+  /// Answers those who wait, up to a bound. True if somebody did not get a key: other users get
+  /// nothing, and no key of another source is handed out.
+  bool serve() const;
+
+ private:
+  JobKey key_;
+  Socket listener_;
+};
+
+/// The key of the job whose store has that address, for `rank`. Throws BadInput if rank 0 has a key
+/// that it does not hand out, or is another user's process; PeerLost if nobody answers before the
+/// deadline, ConnectionClosed.
+JobKey ask_for_key(const Address& store, int rank, const Deadline& deadline);
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/rendezvous/job_key.h"
@@ -62,5 +63,15 @@ std::string sign_of_several(const std::function<const char*(const char* name)>& 
 /// The variables of a Slurm allocation alone are a bare start: a batch script has them, including
 /// SLURM_PROCID, and so does the shell of salloc. Only the processes of srun belong to a step.
 std::optional<LaunchContract> read_launch_contract(const LaunchInput& input);
+
+// Slurm's short forms of lists.
+
+/// The first host of a list as Slurm writes it: "node007" of "node[007-009,12],login".
+std::string first_host(std::string_view list);
+
+/// The number of tasks on node `node`, counted from 0, of a list as Slurm writes it: 2 for nodes 0
+/// to 2 of "2(x3),1", 1 for node 3. `name` is the variable that holds the list. Throws BadInput for
+/// a list that has no such node, or is none.
+int tasks_on_node(std::string_view list, int node, const std::string& name);
 
 }  // namespace lockstep

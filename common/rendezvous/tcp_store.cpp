@@ -6,7 +6,6 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/handshake.h"
-#include "common/rendezvous/key_desk.h"
 #include "common/rendezvous/store_server.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/transfer.h"
@@ -37,11 +36,17 @@ bool is_rank_0s_to_make(const StoreOptions& options) {
          proofs_availability().empty();
 }
 
-/// The payload of one frame.
-std::string receive_frame(const Socket& socket, const Deadline& deadline) {
+void require_size(const std::string& key, const std::string& value) {
+  require(key.size() + value.size() <= kLargestValue,
+          "store: key and value of '{}' have {} bytes, expected at most {}", key.substr(0, 80),
+          key.size() + value.size(), kLargestValue);
+}
+
+/// The payload of one frame, which may have texts of so many ranks.
+std::string receive_frame(const Socket& socket, int world_size, const Deadline& deadline) {
   std::string head(kFrameHead, '\0');
   receive_all(socket, writable_bytes_of(head), deadline);
-  std::string payload(frame_length(head, kLargestFrame), '\0');
+  std::string payload(frame_length(head, kLargestFrame * size_t(world_size)), '\0');
   receive_all(socket, writable_bytes_of(payload), deadline);
   return payload;
 }
@@ -137,7 +142,7 @@ std::string TcpStore::introduce(Socket& socket, const Deadline& deadline) {
   try {
     prove_to_listener(socket, Handshake::of_caller(key(), kStoreMeeting, 0, rank()), deadline);
     send_all(socket, bytes_of(frame(encode(hello))), deadline);
-    return receive_frame(socket, deadline);
+    return receive_frame(socket, world_size(), deadline);
   } catch (const ConnectionClosed&) {
     throw;
   } catch (const PeerLost&) {
@@ -169,7 +174,7 @@ std::string TcpStore::call(const Request& request) {
   std::string reply;
   try {
     send_all(socket_, bytes_of(frame(encode(request))), deadline);
-    reply = receive_frame(socket_, deadline);
+    reply = receive_frame(socket_, world_size(), deadline);
   } catch (const Error& error) {
     broken_ = error.what();  // half a message may be on its way: later messages would be misread
     throw;
@@ -177,10 +182,18 @@ std::string TcpStore::call(const Request& request) {
   return decode_reply(reply).value();
 }
 
+Meeting TcpStore::meet(const std::string& name, const std::optional<std::string>& mine,
+                       const std::vector<int>& awaited, double timeout_seconds) {
+  if (mine) require_size(name, *mine);
+  return decode_meeting(call({.op = Request::Op::meet,
+                              .key = name,
+                              .value = mine,
+                              .awaited = awaited,
+                              .seconds = Deadline(timeout_seconds).seconds()}));
+}
+
 void TcpStore::set(const std::string& key, const std::string& value) {
-  require(key.size() + value.size() <= kLargestValue,
-          "store: key and value of '{}' have {} bytes, expected at most {}", key.substr(0, 80),
-          key.size() + value.size(), kLargestValue);
+  require_size(key, value);
   call({.op = Request::Op::set, .key = key, .value = value});
 }
 
@@ -188,23 +201,8 @@ std::string TcpStore::get(const std::string& key, double timeout_seconds) {
   return call({.op = Request::Op::get, .key = key, .seconds = Deadline(timeout_seconds).seconds()});
 }
 
-int64_t TcpStore::add(const std::string& key, int64_t amount) {
-  return std::stoll(call({.op = Request::Op::add, .key = key, .number = amount}));
-}
-
-bool TcpStore::check(const std::string& key) {
-  return !call({.op = Request::Op::check, .key = key}).empty();
-}
-
-void TcpStore::wait(const std::vector<std::string>& keys, double timeout_seconds) {
-  const Deadline deadline(timeout_seconds);
-  for (const std::string& key : keys) get(key, deadline.seconds_left());
-}
-
 void TcpStore::wait_for_all(double timeout_seconds) {
   call({.op = Request::Op::wait_for_all, .seconds = Deadline(timeout_seconds).seconds()});
 }
-
-std::vector<int> TcpStore::gone() { return decode_ranks(call({.op = Request::Op::gone})); }
 
 }  // namespace lockstep

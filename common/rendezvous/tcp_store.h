@@ -1,19 +1,20 @@
 #pragma once
-// A key-value store that the ranks of a job share: how they find each other before anything else
-// connects them. Mirrors torch.distributed.TCPStore.
+// The store that the ranks of a job share over TCP: how they find each other. Mirrors
+// torch.distributed.TCPStore.
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/rendezvous/launch_contract.h"
 #include "common/rendezvous/store.h"
-#include "common/rendezvous/store_protocol.h"
 #include "common/sockets/socket.h"
 
 namespace lockstep {
 
+struct Request;
 class StoreServer;
 
 struct StoreOptions {
@@ -22,7 +23,7 @@ struct StoreOptions {
   int world_size = 1;
   std::string run_id{};  // of the job; the same on all ranks
   /// The job's. Where none is given and the address is this host's only, rank 0 makes one, which
-  /// ranks of the same user get from it (key_desk.h).
+  /// ranks of the same user get from it (KeyDesk).
   JobKey key{};
   double connect_seconds = 300;  // how long to wait for rank 0 to start
   /// How long the listener at the address may take to show that it is a store, a connection to the
@@ -56,10 +57,10 @@ class TcpStore final : public Store {
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
+  Meeting meet(const std::string& name, const std::optional<std::string>& mine,
+               const std::vector<int>& awaited, double timeout_seconds) override;
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, double timeout_seconds) override;
-  bool check(const std::string& key) override;
-  std::vector<int> gone() override;
   void answer_within(double seconds) override;
   Address local_address() const override;
   Address host_address() const override;
@@ -71,11 +72,6 @@ class TcpStore final : public Store {
   /// Why strangers could reach the store, or join; empty if neither is so: "no job key: trusts its
   /// network".
   std::string trust() const;
-  /// Adds to a whole number, 0 at first, kept as decimal text; returns the sum. Throws BadInput if
-  /// the value is no number.
-  int64_t add(const std::string& key, int64_t amount);
-  /// Returns once all keys have values. Throws as get() does.
-  void wait(const std::vector<std::string>& keys, double timeout_seconds);
   /// Returns once all ranks have connected. The first rank whose timeout passes ends the wait of
   /// all: PeerLost, "missing ranks: 1, 3".
   void wait_for_all(double timeout_seconds);

@@ -68,8 +68,8 @@ class Direction {
 
 }  // namespace
 
-void transfer(std::span<const Sending> out, std::span<const Receiving> in, const Deadline& deadline,
-              const WakeUp* cancelled) {
+void transfer(std::span<const Sending> out, std::span<const Receiving> in,
+              const Deadline& deadline) {
   Direction<Sending> sending(out);
   Direction<Receiving> receiving(in);
   Clock::time_point moved = Clock::now();
@@ -85,11 +85,10 @@ void transfer(std::span<const Sending> out, std::span<const Receiving> in, const
       std::this_thread::yield();
       continue;
     }
-    std::vector<pollfd> entries{{cancelled != nullptr ? cancelled->fd() : -1, POLLIN, 0}};
+    std::vector<pollfd> entries;
     sending.add_to(entries, POLLOUT);
     receiving.add_to(entries, POLLIN);
     wait_ready(entries, deadline);
-    if (entries[0].revents != 0) fail<PeerLost>("a transfer was cancelled");
   }
 }
 

@@ -18,9 +18,9 @@ struct Receiving {
 /// Sends and receives everything at the same time, each message as fast as its other side allows:
 /// two sides that send to each other never wait for each other. The messages of one socket and
 /// direction keep their order. Throws ConnectionClosed; PeerLost after the deadline, naming a peer
-/// and how much had arrived, and when `cancelled` is set.
-void transfer(std::span<const Sending> out, std::span<const Receiving> in, const Deadline& deadline,
-              const WakeUp* cancelled = nullptr);
+/// and how much had arrived.
+void transfer(std::span<const Sending> out, std::span<const Receiving> in,
+              const Deadline& deadline);
 
 inline void send_all(const Socket& socket, std::span<const std::byte> bytes,
                      const Deadline& deadline) {

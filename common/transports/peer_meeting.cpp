@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/core/error.h"
-#include "common/rendezvous/rank_names.h"
+#include "common/core/listed.h"
 #include "common/rendezvous/store.h"
 #include "common/sockets/transfer.h"
 #include "common/sockets/wire.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/rendezvous/front_door.h"
+#include "common/rendezvous/handshake.h"
 
 namespace lockstep {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/rendezvous/rank_texts.h"
+#include "common/rendezvous/agreement.h"
 #include "common/sockets/unix_socket.h"
 #include "common/transports/peer_meeting.h"
 #include "common/transports/shm_transport.h"
@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kAllConnections = "all connections";
 
-std::string text_of(const std::string& step) { return "shared memory: " + step; }
+std::string name_of(const std::string& step) { return "shared memory: " + step; }
 
 std::string random_name() {
   std::random_device random;
@@ -38,45 +38,50 @@ class ShmMeeting {
 
   std::unique_ptr<ShmPeers> meet(double timeout_seconds) {
     std::string name;
-    const std::vector<std::string> names = together("a socket", [&] {
+    const std::vector<std::string> names = step("a socket", [&] {
       name = random_name();
       listener_ = listen_under(name);
       meeting_.emplace(store_, listener_, name);
       if (store_.rank() == 0) create_memory();
       return name;
     });
-    together("a connection", [&] { return connect_to_lower(names); });
-    together(kAllConnections, [&] { return meet_all(); });
-    together("the memory", [&] { return hand_round(); });
+    step("a connection", [&] { return connect_to_lower(names); });
+    step(kAllConnections, [&] { return meet_all(); });
+    step("the memory", [&] { return hand_round(); });
     return std::make_unique<ShmPeers>(memory_, store_.rank(), std::move(sockets_), timeout_seconds);
   }
 
  private:
   /// Returns the ranks' results of `work`, which throws EnvironmentError where it cannot be done.
   /// A peer that closed its connection may only have given up; one that has gone is missed below.
-  std::vector<std::string> together(const std::string& what,
-                                    const std::function<std::string()>& work) {
-    std::string done = "+";
-    const auto give_up = [&](const Error& error) {
-      done = fmt::format("rank {}: {}", store_.rank(), error.what());
-      meeting_.reset();  // whoever waits at one of its sockets, or ours, does so no longer
-      sockets_.clear();
-      listener_.close();
+  std::vector<std::string> step(const std::string& what, const std::function<std::string()>& work) {
+    std::string done, failure;
+    try {
+      done = work();
+    } catch (const EnvironmentError& error) {
+      failure = error.what();
+    } catch (const ConnectionClosed& error) {
+      failure = error.what();
+    }
+    if (!failure.empty()) close_all();
+    const auto exchanged = [&](const std::string& mine) {
+      return exchange(store_, name_of(what), mine, deadline_.seconds_left());
     };
     try {
-      done += work();
+      return together(exchanged, [&] {
+        if (!failure.empty()) fail<EnvironmentError>("rank {}: {}", store_.rank(), failure);
+        return done;
+      });
     } catch (const EnvironmentError& error) {
-      give_up(error);
-    } catch (const ConnectionClosed& error) {
-      give_up(error);
+      throw NoSharedMemory(error.what());
     }
-    std::vector<std::string> all =
-        exchange_texts(store_, text_of(what), done, deadline_.seconds_left());
-    for (std::string& text : all) {
-      if (!text.starts_with('+')) throw NoSharedMemory(text);
-      text.erase(0, 1);
-    }
-    return all;
+  }
+
+  /// Whoever waits at one of its sockets, or ours, does so no longer.
+  void close_all() {
+    meeting_.reset();
+    sockets_.clear();
+    listener_.close();
   }
 
   void create_memory() {
@@ -103,17 +108,20 @@ class ShmMeeting {
   std::string meet_all() {
     sockets_ = meeting_->meet(
         deadline_, {.own_user_only = true, .check_missing = [&](const std::vector<int>& missing) {
-                      for (const int rank : missing) require_not_given_up(rank);
+                      require_not_given_up(missing);
                     }});
     return "";
   }
 
   /// All have connected: who says that it could not come will not. Who says that it has is let in a
   /// moment later: this rank has answered it, and its proof waits here.
-  void require_not_given_up(int rank) {
-    const std::optional<std::string> text = text_left(store_, text_of(kAllConnections), rank);
-    if (!text || text->starts_with('+')) return;
-    fail<EnvironmentError>("rank {} has not connected, or as another user", rank);
+  void require_not_given_up(const std::vector<int>& missing) {
+    const Meeting met = look(store_, name_of(kAllConnections));
+    for (const int rank : missing) {
+      const std::optional<std::string>& text = met.texts.at(size_t(rank));
+      if (!text || !is_failure(*text)) continue;
+      fail<EnvironmentError>("rank {} has not connected, or as another user", rank);
+    }
   }
 
   std::string hand_round() {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/rendezvous/rank_names.h"
+#include "common/core/listed.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/core/error.h"
-#include "common/rendezvous/rank_texts.h"
+#include "common/rendezvous/agreement.h"
 #include "common/rendezvous/store.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/transfer.h"
@@ -12,32 +12,27 @@
 namespace lockstep {
 namespace {
 
-std::string address_key(const std::string& mesh, int rank) {
-  return fmt::format("{}/address/rank {}", mesh, rank);
-}
+constexpr const char* kAddresses = "addresses";  // what the ranks meet for
 
 /// A listener alone would wait for a rank that has died.
 void require_none_gone(Store& store, const std::vector<int>& missing) {
-  for (const int rank : store.gone()) {
+  for (const int rank : look(store, kAddresses).gone) {
     if (std::ranges::count(missing, rank) > 0) throw PeerLost(who_went_first(store));
   }
 }
 
 }  // namespace
 
-TcpMesh::TcpMesh(Store& store, double timeout_seconds, const std::string& name)
+TcpMesh::TcpMesh(Store& store, double timeout_seconds)
     : rank_(store.rank()), peers_(static_cast<size_t>(store.world_size())) {
   const Deadline deadline(timeout_seconds);
   // The address from which this rank reaches the store is where its host can be reached.
   const Socket listener = listen_on({store.local_address().host, 0});
   const std::string mine = listener.local_address().text();
-  store.set(address_key(name, rank_), mine);
   PeerMeeting meeting(store, listener, mine);
   // Nobody connects before all listen: the store learns at once of a rank that dies until then.
-  std::vector<std::string> all;
-  for (int other = 0; other < world_size(); ++other) {
-    all.push_back(store.get(address_key(name, other), deadline.seconds_left()));
-  }
+  const std::vector<std::string> all =
+      lockstep::exchange(store, kAddresses, mine, deadline.seconds_left());
   for (int lower = 0; lower < rank_; ++lower) {
     const std::string& where = all[size_t(lower)];
     meeting.add(
@@ -82,8 +77,7 @@ void TcpMesh::exchange(std::span<const OutgoingBytes> out, std::span<const Incom
   for (const IncomingBytes& message : in) receiving.push_back({&peer(message.from), message.bytes});
   if (!broken_.empty()) throw PeerLost(broken_);
   try {
-    if (cancelled_) fail<PeerLost>("a transfer was cancelled");
-    transfer(sending, receiving, Deadline(timeout_seconds), &cancel_);
+    transfer(sending, receiving, Deadline(timeout_seconds));
     for (const Sending& message : sending) bytes_sent_ += std::ssize(message.bytes);
   } catch (const Error& error) {
     broken_ = error.what();
@@ -106,11 +100,6 @@ void TcpMesh::send(int to, std::span<const std::byte> bytes, double timeout_seco
 void TcpMesh::receive(int from, std::span<std::byte> bytes, double timeout_seconds) {
   const IncomingBytes in{from, bytes};
   exchange({}, {&in, 1}, timeout_seconds);
-}
-
-void TcpMesh::cancel() {
-  cancelled_ = true;
-  cancel_.set();
 }
 
 }  // namespace lockstep

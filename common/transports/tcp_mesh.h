@@ -1,7 +1,6 @@
 #pragma once
 // A TCP connection between every two ranks: what carries bytes where no library does.
 
-#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -28,13 +27,13 @@ struct IncomingBytes {
 ///
 /// Every call throws a PeerLost that names the peer: "rank 2 closed the connection", "rank 2 did
 /// not answer within 5 s: 100 of 4096 bytes came". Half a message may be on its way then, so all
-/// later calls throw the same. One thread at a time; cancel() may come from any other.
+/// later calls throw the same. One thread at a time.
 class TcpMesh {
  public:
   /// Connects all ranks of the store; returns when all of them are connected, and have proven the
-  /// job's key. `name` distinguishes the meshes of one store. Throws PeerLost naming a rank that
-  /// left or did not come in time, EnvironmentError if it cannot be reached.
-  TcpMesh(Store& store, double timeout_seconds, const std::string& name = "mesh");
+  /// job's key. A store has one mesh. Throws PeerLost naming a rank that left or did not come in
+  /// time, EnvironmentError if it cannot be reached.
+  TcpMesh(Store& store, double timeout_seconds);
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
@@ -50,9 +49,6 @@ class TcpMesh {
   void exchange(int to, std::span<const std::byte> sent, int from, std::span<std::byte> received,
                 double timeout_seconds);
 
-  /// Makes the call that another thread is in, and all later calls, throw soon.
-  void cancel();
-
  private:
   static Socket connect_to_lower(const Store& store, int lower, const std::string& where,
                                  const Deadline& deadline);
@@ -62,8 +58,6 @@ class TcpMesh {
   std::vector<Socket> peers_;  // by rank; this rank's own is closed
   int64_t bytes_sent_ = 0;
   std::string broken_;  // why no further call can work
-  WakeUp cancel_;
-  std::atomic<bool> cancelled_{false};
 };
 
 }  // namespace lockstep

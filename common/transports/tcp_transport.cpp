@@ -35,7 +35,7 @@ class TcpTransport final : public HostTransport {
  public:
   TcpTransport(Store& store, double timeout_seconds)
       : timeout_(timeout_seconds),
-        mesh_(std::make_unique<TcpMesh>(store, timeout_seconds, "tcp")),
+        mesh_(std::make_unique<TcpMesh>(store, timeout_seconds)),
         me_(mesh_->rank()),
         ranks_(mesh_->world_size()) {}
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/rendezvous/rank_names.h"
-#include "common/rendezvous/rank_texts.h"
+#include "common/core/listed.h"
+#include "common/rendezvous/agreement.h"
 
 namespace lockstep {
 namespace {
@@ -132,24 +132,29 @@ void WatchedTransport::compare(const Call& collective, uint64_t number) {
 std::string WatchedTransport::explain(const Doing& doing, const std::string& reason) {
   try {
     store_->answer_within(kRollCallSeconds);  // rank 0, its host, may be the silent rank
-    Answers answers = exchange_texts_of_present(*store_, kRollCall, doing.text, kRollCallSeconds);
-    std::vector<int> absent = silent_ranks(answers);
-    for (size_t rank = 0; !doing.peers.empty() && rank < answers.size(); ++rank) {
-      if (!doing.peers.contains(static_cast<int>(rank))) answers[rank] = doing.text;
-    }
-    const std::vector<int> silent = silent_ranks(answers);
+    std::vector<int> absent;
     std::string why = who_went_first(*store_);
-    if (!why.empty()) absent.clear();  // no one waited for these ranks any more
-    if (why.empty() && !silent.empty()) {
-      why = fmt::format("no answer from {} within {:g} s", name_ranks(silent), timeout_);
-    }
-    if (why.empty()) why = fmt::format("{}; {}", reason, difference(answers, doing.text));
-    leave_last_words(*store_, doing.text + ": " + why);
-    let_host_go_last(*store_, "roll call has ended", kLastWordsSeconds, absent);
+    if (why.empty()) why = call_roll(doing, reason, absent);
+    give_up(*store_, doing.text + ": " + why, absent);
     return why;
   } catch (const Error& error) {
     return fmt::format("{}; {}", reason, error.what());  // the store, and rank 0 with it, is lost
   }
+}
+
+/// Where all ranks seem to be there: who is not, or what the others are doing.
+std::string WatchedTransport::call_roll(const Doing& doing, const std::string& reason,
+                                        std::vector<int>& absent) {
+  Answers answers = store_->meet(kRollCall, doing.text, all_ranks(*store_), kRollCallSeconds).texts;
+  const std::string why = who_went_first(*store_);  // while the others were awaited
+  if (!why.empty()) return why;
+  absent = silent_ranks(answers);
+  for (size_t rank = 0; !doing.peers.empty() && rank < answers.size(); ++rank) {
+    if (!doing.peers.contains(static_cast<int>(rank))) answers[rank] = doing.text;
+  }
+  const std::vector<int> silent = silent_ranks(answers);
+  if (silent.empty()) return fmt::format("{}; {}", reason, difference(answers, doing.text));
+  return fmt::format("no answer from {} within {:g} s", name_ranks(silent), timeout_);
 }
 
 }  // namespace lockstep

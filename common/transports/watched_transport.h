@@ -52,6 +52,7 @@ class WatchedTransport final : public HostTransport {
   void watched(Work work, Describe describe);
   void compare(const Call& collective, uint64_t number);
   std::string explain(const Doing& doing, const std::string& reason);
+  std::string call_roll(const Doing& doing, const std::string& reason, std::vector<int>& absent);
 
   std::string description_, counted_in_;
   std::shared_ptr<HostTransport> transport_;  // none after an error

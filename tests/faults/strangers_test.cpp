@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/rendezvous/handshake.h"
-#include "common/rendezvous/store_protocol.h"
+#include "common/rendezvous/store_server.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/transfer.h"
 #include "common/sockets/wire.h"

@@ -75,7 +75,8 @@ TEST_CASE("A transfer that times out names the rank that does not come, and nobo
     const Texts errors =
         Job(3, backend, kShort)
             .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
-              if (group.rank() > 0) return await([&] { return !group.store().gone().empty(); });
+              if (group.rank() > 0)
+                return await([&] { return !look(group.store(), "").gone.empty(); });
               const auto x = BasicTensor<int64_t>::from_host(stream, {1}, {1});
               ranks.receive(stream, x, 1);
               stream.synchronize();
@@ -113,7 +114,7 @@ TEST_CASE("A rank that comes too late hears why the first one gave up", "[group]
       Job(3, "tcp", kShort)
           .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
             if (group.rank() != 1) {
-              await([&] { return !group.store().gone().empty(); });
+              await([&] { return !look(group.store(), "").gone.empty(); });
             }
             if (group.rank() != 2) reduce(ranks, stream);
           });

@@ -12,12 +12,11 @@
 
 #include "common/core/error.h"
 #include "common/group/backend_choice.h"
-#include "common/rendezvous/rank_texts.h"
+#include "common/rendezvous/agreement.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/free_port.h"
 #include "tests/support/tasks.h"
-#include "tests/support/tcp_stores.h"
 #include "tests/unit/group/process_group_job.h"
 
 namespace lockstep {
@@ -117,8 +116,8 @@ TEST_CASE("What fails on no rank goes on, with each rank's own result", "[group]
   const Texts errors = Job(3).run([](ProcessGroup& group) {
     for (int turn = 0; turn < 3; ++turn) {
       const int mine = 10 * turn + group.rank();
-      CHECK(together(group, [&] { return mine; }) == mine);
-      CHECK(*together(group, [&] { return std::make_unique<int>(mine); }) == mine);
+      CHECK(group.together([&] { return mine; }) == mine);
+      CHECK(*group.together([&] { return std::make_unique<int>(mine); }) == mine);
     }
   });
   CHECK(errors == Texts(3));
@@ -141,14 +140,6 @@ TEST_CASE("Rank 0, which hosts the store, leaves last", "[group][tsan]") {
     group.store().set("word of " + std::to_string(group.rank()), "last");
   });
   CHECK(errors == Texts(3));
-}
-
-TEST_CASE("Rank 0 knows whom it has waited for in vain", "[group]") {
-  const testing::Stores stores(4);
-  CHECK(let_host_go_last(stores[2], "read", kLong) == std::vector<int>{});
-  CHECK(let_host_go_last(stores[0], "read", 0.05, {3}) == std::vector<int>{1});
-  CHECK(let_host_go_last(stores[1], "read", kLong) == std::vector<int>{});
-  CHECK(let_host_go_last(stores[0], "read", kLong, {3}) == std::vector<int>{});
 }
 
 TEST_CASE("Ranks may leave right after their last collective", "[group][gloo][tcp]") {

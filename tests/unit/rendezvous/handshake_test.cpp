@@ -18,9 +18,7 @@
 #include <vector>
 
 #include "common/core/error.h"
-#include "common/rendezvous/front_door.h"
 #include "common/rendezvous/handshake.h"
-#include "common/rendezvous/key_desk.h"
 #include "common/sockets/transfer.h"
 #include "common/sockets/unix_socket.h"
 #include "common/sockets/wire.h"

@@ -7,7 +7,6 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/launch_contract.h"
-#include "common/rendezvous/slurm_lists.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 

@@ -8,7 +8,6 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/store_server.h"
-#include "common/rendezvous/store_state.h"
 #include "common/rendezvous/tcp_store.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/unix_socket.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/core/error.h"
+#include "common/rendezvous/agreement.h"
 #include "common/rendezvous/store_server.h"
 #include "common/rendezvous/tcp_store.h"
 #include "common/sockets/connect.h"
@@ -40,10 +41,9 @@ using Texts = std::vector<std::string>;
 
 // --- Values --------------------------------------------------------------------------------------
 
-TEST_CASE("Ranks share what they set, count and wait for", "[store][tsan]") {
+TEST_CASE("Ranks share what they set and wait for", "[store][tsan]") {
   constexpr int kRanks = 5;
   const Host host(kRanks);
-  std::vector<int64_t> sums(kRanks);
   Texts values(kRanks);
   const Texts errors = run_ranks(kRanks, [&](int rank) {
     const auto client = rank == 0 ? nullptr : host.client(rank);
@@ -51,15 +51,10 @@ TEST_CASE("Ranks share what they set, count and wait for", "[store][tsan]") {
     store.wait_for_all(kLong);
     const std::string mine = "value " + std::to_string(rank);
     store.set(mine, std::string(3, '\0') + mine);
-    store.wait({"value 0", "value 1", "value 2", "value 3", "value 4"}, kLong);
     values[rank] = store.get("value " + std::to_string((rank + 1) % kRanks), kLong);
-    for (int i = 0; i < 100; ++i) store.add("count", rank);
-    if (store.add("arrived", 1) == kRanks) store.set("done", "");
-    store.get("done", kLong);
-    sums[rank] = store.add("count", 0);
+    store.meet("all have read", "", all_ranks(store), kLong);
   });
   CHECK(errors == Texts(kRanks));
-  CHECK(sums == std::vector<int64_t>(kRanks, 1000));
   for (int rank = 0; rank < kRanks; ++rank) {
     CHECK(values[rank] == std::string(3, '\0') + "value " + std::to_string((rank + 1) % kRanks));
   }
@@ -73,23 +68,9 @@ TEST_CASE("A value may be empty or a megabyte, and no more", "[store][tsan]") {
   CHECK(store.get("large", 0) == large);
   CHECK_THAT(message_of<BadInput>([&] { store.set("large", large + "x"); }),
              ContainsSubstring("1048577 bytes, expected at most 1048576"));
-  CHECK_FALSE(store.check("empty"));
+  CHECK_THROWS_AS(store.get("empty", 0), PeerLost);
   store.set("empty", "");
-  CHECK(store.check("empty"));
   CHECK(store.get("empty", 0).empty());
-}
-
-TEST_CASE("Adding goes on from a number that was set, and refuses what is none", "[store][tsan]") {
-  const Host host(1);
-  TcpStore& store = *host.store;
-  CHECK(store.add("n", -3) == -3);
-  CHECK(store.get("n", 0) == "-3");
-  store.set("n", "9223372036854775807");
-  CHECK_THAT(message_of<BadInput>([&] { store.add("n", 1); }), ContainsSubstring("too large"));
-  store.set("n", "seven");
-  CHECK_THAT(message_of<BadInput>([&] { store.add("n", 1); }),
-             ContainsSubstring("no whole number"));
-  CHECK(store.get("n", 0) == "seven");
 }
 
 TEST_CASE("A value that nobody sets is waited for as long as told, and the store goes on",
@@ -103,11 +84,6 @@ TEST_CASE("A value that nobody sets is waited for as long as told, and the store
     CHECK(seconds_since(begin) >= kShort);
     CHECK(seconds_since(begin) < kSoon);
   }
-  const auto begin = Clock::now();
-  const std::vector<std::string> both{"a", "b"};
-  CHECK_THAT(message_of<PeerLost>([&] { host.store->wait(both, kShort); }),
-             ContainsSubstring("'a'"));
-  CHECK(seconds_since(begin) < kSoon);
   other->set("never", "now");
   CHECK(host.store->get("never", 0) == "now");
 }
@@ -329,7 +305,7 @@ TEST_CASE("A rank that leaves in good order disturbs nobody", "[store][tsan]") {
   });
   CHECK(errors == Texts(3));
   host.store->wait_for_all(kLong);
-  host.store->wait({"bye 1", "bye 2", "bye 3"}, kLong);
+  for (const std::string bye : {"bye 1", "bye 2", "bye 3"}) host.store->get(bye, kLong);
   CHECK_THAT(message_of<PeerLost>([&] { host.store->get("never", 0.05); }),
              ContainsSubstring("no rank set 'never'") && ContainsSubstring("ranks 1, 2 had left"));
 }

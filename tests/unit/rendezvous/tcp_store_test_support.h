@@ -7,6 +7,7 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/handshake.h"
+#include "common/rendezvous/store_server.h"
 #include "common/rendezvous/tcp_store.h"
 #include "common/sockets/connect.h"
 #include "common/sockets/transfer.h"

@@ -276,22 +276,22 @@ TEST_CASE("Ranks of one host come to share memory through a descriptor", "[comm]
 /// A rank's store that takes its time, as where many ranks share a core.
 class SlowStore final : public Store {
  public:
-  SlowStore(Store& store,
-            std::function<void(const std::string& call, const std::string& key)> pause)
+  /// `pause` is called before and after each meeting.
+  SlowStore(Store& store, std::function<void(const std::string& name, bool after)> pause)
       : store_(store), pause_(std::move(pause)) {}
   int rank() const override { return store_.rank(); }
   int world_size() const override { return store_.world_size(); }
+  Meeting meet(const std::string& name, const std::optional<std::string>& mine,
+               const std::vector<int>& awaited, double timeout_seconds) override {
+    pause_(name, false);
+    Meeting met = store_.meet(name, mine, awaited, timeout_seconds);
+    pause_(name, true);
+    return met;
+  }
   void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
   std::string get(const std::string& key, double timeout_seconds) override {
-    std::string value = store_.get(key, timeout_seconds);
-    pause_("get", key);
-    return value;
+    return store_.get(key, timeout_seconds);
   }
-  bool check(const std::string& key) override {
-    pause_("check", key);
-    return store_.check(key);
-  }
-  std::vector<int> gone() override { return store_.gone(); }
   const JobKey& key() const override { return store_.key(); }
   void answer_within(double seconds) override { store_.answer_within(seconds); }
   Address local_address() const override { return store_.local_address(); }
@@ -300,19 +300,17 @@ class SlowStore final : public Store {
 
  private:
   Store& store_;
-  std::function<void(const std::string& call, const std::string& key)> pause_;
+  std::function<void(const std::string& name, bool after)> pause_;
 };
 
 TEST_CASE("A rank that has connected while another looked for it is not given up", "[comm][shm]") {
   const testing::Stores stores(2);
   // Rank 1 proves the job's key late. Rank 0 misses it, and looks what it says only after that.
-  const auto pause = [](const std::string& call, const std::string& key) {
-    const bool late = call == "get" && key.ends_with("a connection/1");
-    if (late || call == "check") std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  };
   CHECK(testing::run_ranks(2, [&](int rank) {
-          SlowStore slow(stores[rank], [&](const std::string& call, const std::string& key) {
-            if ((rank == 0) == (call == "check")) pause(call, key);
+          SlowStore slow(stores[rank], [&](const std::string& name, bool after) {
+            const bool pauses = rank == 1 ? after && name.ends_with("a connection")
+                                          : !after && name.ends_with("all connections");
+            if (pauses) std::this_thread::sleep_for(std::chrono::milliseconds(200));
           });
           connect_shm(slow, kLong);
         }) == std::vector<std::string>(2));
