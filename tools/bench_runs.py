@@ -21,14 +21,15 @@ SAMPLE = {"seed": 4.5e-5, "seed-bn": 6e-5, "resnet18": 0.024, "resnet18 16": 0.0
 TORCH_SLOWER = {"seed": 2.2, "resnet18": 1.2}
 
 
+def processor():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown processor"
+
+
 def machine():
     """The machine on which these figures were measured."""
-    model = "unknown processor"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    return f"{processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
 
 
 def program(stage):

@@ -17,7 +17,7 @@ from child_processes import run, started
 from command_line import complain, run_command
 from coursework import CourseworkError, labs, solutions
 from gpu_check.machine import find_gpu
-from ninja import Plan, failure, run_and_say
+from ninja_build import Plan, failure, run_and_say
 from progress import CORES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ import tempfile
 
 from child_processes import run
 from coursework import SOLUTIONS
-from ninja import failure, run_ninja
+from ninja_build import failure, run_ninja
 
 LINES = "-g1"  # line numbers for the sanitizers' reports, and a quarter less time than with variables
 

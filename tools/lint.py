@@ -14,10 +14,10 @@ from pathlib import Path
 
 from child_processes import Running, run
 from command_line import Parser, run_command
+from progress import CORES
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-lint"
-CORES = len(os.sched_getaffinity(0))
 OPTIONS = ("-Dtests=disabled", "-Dcuda=disabled")
 # What the sources of the CUDA backend need in addition: without CUDA no compile command names them,
 # and clang-tidy takes that of a similar file.

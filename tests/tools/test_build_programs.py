@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import build_programs  # noqa: E402
-import ninja  # noqa: E402
+import ninja_build  # noqa: E402
 import progress  # noqa: E402
-from ninja import CORES, Plan, failure, run_and_say, run_ninja  # noqa: E402
+from ninja_build import CORES, Plan, failure, run_and_say, run_ninja  # noqa: E402
 from processes import gone, start  # noqa: E402
 
 # Steps that take SECONDS and make a file, described as Meson describes them.
@@ -56,8 +56,8 @@ class TestPlan(Folder):
         plan = Plan(self.folder, self.targets)
         self.assertEqual(plan.steps, ["Compiling C++ object a", "Compiling C++ object b"])
         self.assertFalse(plan.nothing_to_do)
-        self.assertEqual(plan.seconds(jobs=2), ninja.COMPILING)
-        self.assertEqual(plan.work_of("Linking target x"), ninja.OTHER)
+        self.assertEqual(plan.seconds(jobs=2), ninja_build.COMPILING)
+        self.assertEqual(plan.work_of("Linking target x"), ninja_build.OTHER)
 
     def test_a_step_takes_as_long_as_last_time(self):
         self.graph([0, 0])
@@ -106,7 +106,7 @@ class TestRunning(Folder):
     def test_a_long_build_says_a_line_now_and_then(self):
         self.graph([1])
         said = []
-        with unittest.mock.patch.object(ninja, "Progress", lambda say: progress.Progress(say, every=0.4)):
+        with unittest.mock.patch.object(ninja_build, "Progress", lambda say: progress.Progress(say, every=0.4)):
             run_and_say(self.folder, ["a"], Plan(self.folder, ["a"]), said.append, "compiling a")
         self.assertRegex(said[0], r"^0:00  compiling a; about \d+ s left$")
 
@@ -121,8 +121,8 @@ class TestRunning(Folder):
 
     def test_the_callers_form_of_ninjas_lines_does_not_matter(self):
         self.graph([0])
-        program = ("import sys; sys.path.insert(0, sys.argv[1]); import ninja\n"
-                   "print(ninja.run_ninja(sys.argv[2], ['a'])[1])")
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); import ninja_build\n"
+                   "print(ninja_build.run_ninja(sys.argv[2], ['a'])[1])")
         done = subprocess.run([sys.executable, "-c", program, str(ROOT / "tools"), str(self.folder)],
                               env={**os.environ, "NINJA_STATUS": "%p "}, capture_output=True, text=True)
         self.assertIn("[1/1] Compiling", done.stdout, done.stderr)
@@ -132,9 +132,9 @@ class TestRunning(Folder):
         self.graph([])
         pid = self.folder / "pid"
         program = ("import sys; sys.path.insert(0, sys.argv[1])\n"
-                   "import child_processes, ninja, os, pathlib, signal, subprocess, time\n"
+                   "import child_processes, ninja_build, os, pathlib, signal, subprocess, time\n"
                    f"{popen}child_processes.end_by_exception()\n"
-                   "ninja.run_ninja(sys.argv[2], ['endless'])\n")
+                   "ninja_build.run_ninja(sys.argv[2], ['endless'])\n")
         process = start(self, sys.executable, "-c", program, ROOT / "tools", self.folder)
         self.addCleanup(lambda: gone(int(pid.read_text())) or os.kill(int(pid.read_text()), 9))
         begin = time.monotonic()
@@ -162,9 +162,9 @@ class TestRunning(Folder):
     def test_under_nohup_the_end_of_the_terminal_does_not_reach_ninja(self):
         self.graph([1])
         program = ("import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-                   "sys.path.insert(0, sys.argv[1]); import ninja, threading\n"
+                   "sys.path.insert(0, sys.argv[1]); import ninja_build, threading\n"
                    "threading.Timer(0.5, lambda: os.killpg(0, signal.SIGHUP)).start()\n"
-                   "sys.exit(ninja.run_ninja(sys.argv[2], ['a'])[0])\n")
+                   "sys.exit(ninja_build.run_ninja(sys.argv[2], ['a'])[0])\n")
         process = start(self, sys.executable, "-c", program, ROOT / "tools", self.folder,
                         start_new_session=True)
         self.assertEqual(process.wait(30), 0)

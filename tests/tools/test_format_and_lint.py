@@ -41,7 +41,7 @@ class SmallTree(unittest.TestCase):
 
     def call(self, tool, *arguments, path="/usr/bin:/bin"):
         """Runs a copy of a tool in the tree, where the fake programs come first."""
-        for name in (tool, "command_line.py", "child_processes.py"):
+        for name in (tool, "command_line.py", "child_processes.py", "progress.py"):
             self.write(self.root / "tools" / name, (ROOT / "tools" / name).read_text())
         return subprocess.run([sys.executable, self.root / "tools" / tool, *map(str, arguments)],
                               capture_output=True, text=True, timeout=300, cwd=self.root,

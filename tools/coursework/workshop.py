@@ -13,7 +13,7 @@ from pathlib import Path
 
 from child_processes import run
 from coursework import CourseworkError, tasks as table, tree
-from ninja import Plan, run_and_say
+from ninja_build import Plan, run_and_say
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what the source

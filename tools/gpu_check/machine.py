@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import doctor
-
-ROOT = Path(__file__).resolve().parents[2]
-CORES = len(os.sched_getaffinity(0))
+from bench_runs import processor
+from progress import CORES
+from stages import ROOT
 
 
 class CheckError(Exception):
@@ -167,12 +167,6 @@ def commit(bundled_commit=""):
         if name:
             return name + (" with uncommitted changes" if changed else "")
     return f"{bundled_commit} (when the bundle was made)" if bundled_commit else "unknown: no .git"
-
-
-def processor():
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown processor"
 
 
 def describe(gpu, python, bundled_commit=""):
