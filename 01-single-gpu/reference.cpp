@@ -56,7 +56,7 @@ void train(const Options& options) {
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
   const FlatParameters parameters(*model.network, stream);
-  initialize(parameters, options.initializer(), options.seed);
+  initialize(parameters, options.init, options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
 
@@ -64,7 +64,6 @@ void train(const Options& options) {
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
-  const BatchSplit split = parse_batch_split(options.emulate);
   Feeder feeder(stream, data.train);
   Context context(stream);
   StepGraph graph(context, options.graph, options.batch_size);
@@ -84,7 +83,7 @@ void train(const Options& options) {
       context.begin_step({.step = log.steps(),
                           .learning_rate = Real(schedule.at(log.steps())),
                           .loss_weight = Real(1) / Real(batch->size)});
-      train_step(model, optimizer, feeder, context, graph, *batch, split, loss);
+      train_step(model, optimizer, feeder, context, graph, *batch, options.emulate, loss);
       log.step(*batch, loss, {optimizer.health()});
     }
     log.end_epoch();

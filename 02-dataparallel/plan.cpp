@@ -17,7 +17,7 @@ namespace {
 struct PlanOptions {
   std::string devices = "2";
   int64_t batch_size = 64;
-  std::string model = "seed";
+  ModelKind model = ModelKind::seed;
 };
 
 /// Bytes of what is copied.
@@ -127,7 +127,7 @@ void add_step(StepWriter step, const Sizes& sizes) {
 }
 
 Plan make_plan(const PlanOptions& options) {
-  const Sizes sizes = sizes_of({.kind = parse_model(options.model)});
+  const Sizes sizes = sizes_of({.kind = options.model});
   const int devices = count_devices(options.devices);
   const std::vector<BatchPart> parts =
       BatchSplit{BatchSplit::Kind::chunk, devices}.divide(options.batch_size);
@@ -153,6 +153,6 @@ int main(int argc, char** argv) {
   lockstep::OptionParser parser("data-parallel-plan", "Prints a step of nn.DataParallel as JSON.");
   parser.add("--devices", options.devices, "how many devices, or a list as the stage takes it");
   parser.add("--batch-size", options.batch_size, "samples of a batch", {1, 1 << 20});
-  parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
+  parser.add("--model", options.model, "network");
   return lockstep::print_plan(argc, argv, parser, [&] { return lockstep::make_plan(options); });
 }

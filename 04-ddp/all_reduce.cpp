@@ -1,17 +1,9 @@
 #include "04-ddp/all_reduce.h"
 
 #include "common/comm/ring_part.h"
-#include "common/core/error.h"
 #include "common/kernels/kernels.h"
 
 namespace lockstep {
-
-AllReduceKind parse_all_reduce(const std::string& text) {
-  if (text == "ring") return AllReduceKind::ring;
-  if (text == "naive") return AllReduceKind::naive;
-  require(text == "library", "--all-reduce: '{}', expected ring, naive or library", text);
-  return AllReduceKind::library;
-}
 
 void AllReduce::operator()(const Tensor& x) {
   const CallPurpose purpose(comm_, Purpose::gradients);

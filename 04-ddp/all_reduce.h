@@ -1,6 +1,7 @@
 #pragma once
 // The all-reduce, written out: what a library does internally.
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -13,14 +14,13 @@ enum class AllReduceKind {
   naive,    // rank 0 adds up and hands out: it sends W-1 times x, all others once
   library,  // the communicator's own
 };
-/// "ring", "naive" or "library"; throws BadInput otherwise.
-AllReduceKind parse_all_reduce(const std::string& text);
+constexpr auto words_of(AllReduceKind) { return std::array{"ring", "naive", "library"}; }
 
 /// x becomes the sum of all ranks' x, with the same bits on all ranks. The communicator counts the
 /// bytes that this rank sends for it as those of gradients.
 class AllReduce {
  public:
-  /// `ranks` must outlive this object; `stream` is that of all calls.
+  /// `comm` must outlive this object; `stream` is that of all calls.
   AllReduce(Communicator& comm, AllReduceKind kind, Stream stream)
       : comm_(comm), kind_(kind), stream_(stream) {}
 

@@ -32,7 +32,7 @@ struct DdpOptions {
 /// gradients only add up on this rank.
 class DistributedDataParallel final : public Replica {
  public:
-  /// `parameters` are those of `module`, on the stream of its passes; they, `ranks` and its group
+  /// `parameters` are those of `module`, on the stream of its passes; they, `comm` and its group
   /// must outlive this object. Gives every rank rank 0's parameters and buffers. Throws BadInput,
   /// on all ranks, if they do not have the same parameters.
   DistributedDataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,

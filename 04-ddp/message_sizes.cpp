@@ -28,7 +28,8 @@ struct SizesOptions {
   RankOptions rank_options;
   Options common;  // of these: devices, no_bind
   std::vector<int> kib{1, 4, 16, 64, 256, 1024, 4096, 16384};
-  std::vector<std::string> kinds{"ring", "naive", "library"};
+  std::vector<AllReduceKind> kinds{AllReduceKind::ring, AllReduceKind::naive,
+                                   AllReduceKind::library};
   int rounds = 20;
   std::string metrics;
 
@@ -37,14 +38,11 @@ struct SizesOptions {
                "one per rank of this host; all GPUs, else CPU devices");
     add_no_bind(parser, common.no_bind);
     parser.add("--kib", kib, "message sizes in KiB", {1, 1 << 20});
-    parser.add("--all-reduce", kinds, "ring, naive, library");
+    parser.add("--all-reduce", kinds, "library's, or written out here");
     parser.add("--rounds", rounds, "measurements of each size, of which the median counts",
                {5, 10000});
     parser.add_output("--metrics", metrics, "write the rows to this file, as JSON");
     rank_options.add_to(parser);
-    parser.check_afterwards([this] {
-      for (const std::string& kind : kinds) parse_all_reduce(kind);
-    });
   }
 };
 
@@ -114,8 +112,8 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
     const int64_t count = int64_t{kib} * 1024 / int64_t(sizeof(Real));
     const Tensor x = Tensor::empty(stream, {count});
     stream.kernels().fill(stream, 0, x);
-    for (const std::string& kind : options.kinds) {
-      AllReduce all_reduce(comm, parse_all_reduce(kind), stream);
+    for (const AllReduceKind kind : options.kinds) {
+      AllReduce all_reduce(comm, kind, stream);
       const int64_t sent_before = comm.bytes_sent(Purpose::gradients);
       const double seconds =
           median_seconds(options.rounds, [&] { return seconds_of(all_reduce, comm, stream, x); });
@@ -125,7 +123,7 @@ void measure(const SizesOptions& options, ProcessGroup& group) {
       const double per_second =
           2.0 * (comm.world_size() - 1) / comm.world_size() * 1024.0 * double(kib) / seconds;
       rows.push_back({{"backend", group.backend()},
-                      {"all_reduce", kind},
+                      {"all_reduce", name_of(kind)},
                       {"world_size", comm.world_size()},
                       {"timed_by", by_events ? "events" : "host"},
                       {"bytes", int64_t{kib} * 1024},

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <ranges>
 
-#include "04-ddp/buckets.h"
+#include "04-ddp/stage_options.h"
 #include "common/core/error.h"
 #include "common/nn/models.h"
 
@@ -15,9 +15,8 @@ namespace lockstep {
 namespace {
 
 struct PlanOptions {
-  std::string model = "resnet18";
-  int64_t width = 64;
-  double bucket_mb = 25;
+  PlannedNetwork network;
+  BucketOptions buckets;
   double units_per_mib = 0;  // 0: all together a third of backward
 };
 
@@ -62,19 +61,17 @@ std::vector<size_t> add_backward(Plan& plan, const std::vector<Parameter*>& in_o
 }
 
 Plan make_plan(const PlanOptions& options) {
-  const Model model = make_model({.kind = parse_model(options.model), .width = options.width});
+  const Model model = options.network.make();
   const std::vector<Parameter*> parameters = model.network->parameters();
   const std::vector<Parameter*> in_order(parameters.rbegin(), parameters.rend());
   std::vector<int64_t> bytes;
   for (const Parameter* parameter : in_order) {
     bytes.push_back(parameter->shape.elements() * int64_t(sizeof(Real)));
   }
-  const BucketCaps caps =
-      options.bucket_mb == 25 ? BucketCaps{} : BucketCaps::equal(options.bucket_mb);
-  const std::vector<Bucket> buckets = plan_buckets(bytes, caps);
+  const std::vector<Bucket> buckets = plan_buckets(bytes, options.buckets.caps());
 
-  Plan plan(fmt::format("DistributedDataParallel: {}, {} bucket{}", options.model, buckets.size(),
-                        buckets.size() == 1 ? "" : "s"),
+  Plan plan(fmt::format("DistributedDataParallel: {}, {} bucket{}", name_of(options.network.model),
+                        buckets.size(), buckets.size() == 1 ? "" : "s"),
             "layers' backwards", "MiB under way", {{"compute"}, {"communication"}});
   plan.set_note("The unit is a layer's backward; a forward takes half of it.");
   add_forward(plan, parameters);
@@ -109,9 +106,8 @@ Plan make_plan(const PlanOptions& options) {
 int main(int argc, char** argv) {
   lockstep::PlanOptions options;
   lockstep::OptionParser parser("ddp-plan", "Prints a step of DistributedDataParallel as JSON.");
-  parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
-  parser.add("--width", options.width, "resnet18: first channels; mlp: features / 4", {1, 1024});
-  parser.add("--bucket-mb", options.bucket_mb, "a bucket's MiB; 25: the first one has 1", {0, 1e6});
+  options.network.add_to(parser);
+  options.buckets.add_to(parser);
   parser.add(
       "--units-per-mib", options.units_per_mib,
       "how long a MiB's all-reduce takes, in layers' backwards; 0: all of them together a third "

@@ -79,7 +79,7 @@ void Replica::finish_reduction() {
   pass_times_.end("exposed");
   pass_times_.stop();
   in_step_ = false;
-  running_statistics_.are_changed();
+  running_statistics_.mark_changed();
 }
 
 StepTimes Replica::times(int64_t steps) {

@@ -43,7 +43,7 @@ class RunningStatistics {
   /// They become rank 0's, if a pass has changed them.
   void broadcast_buffers();
   /// A training pass has.
-  void are_changed() { changed_ = true; }
+  void mark_changed() { changed_ = true; }
 
  private:
   Communicator& comm_;
@@ -83,7 +83,7 @@ class Replica : public Module {
   virtual bool overlaps() const { return false; }
 
  protected:
-  /// `parameters` are those of `module`, on the stream of its passes; they and `ranks` must outlive
+  /// `parameters` are those of `module`, on the stream of its passes; they and `comm` must outlive
   /// this object.
   Replica(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& comm,
           Stream communication, AllReduceKind kind, bool broadcast_buffers);

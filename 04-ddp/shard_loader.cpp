@@ -19,9 +19,8 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostA
     : rank_(rank), world_size_(world_size), samples_(set.count()), batch_size_(options.batch_size) {
   require_rank(rank, world_size);
   DataLoaderOptions loader = options.test_loader(allocator);
-  const OrderKind order = parse_order(options.order);
   if (sharding == Sharding::padded) {
-    require(order != OrderKind::loader,
+    require(options.order != OrderKind::loader,
             "--pad: PyTorch's shards follow --order sampler or file, found loader; choose one of "
             "the two");
     require(batch_size_ % world_size == 0,
@@ -31,7 +30,7 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostA
     sampler_ = std::make_shared<DistributedSampler>(
         samples_, DistributedSampler::Options{.rank = rank,
                                               .world_size = world_size,
-                                              .shuffle = order == OrderKind::sampler,
+                                              .shuffle = options.order == OrderKind::sampler,
                                               .seed = static_cast<uint64_t>(options.seed),
                                               .drop_last = options.drop_last});
     loader.sampler = sampler_;
@@ -39,7 +38,7 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostA
     samples_ = sampler_->size() * world_size;
   } else {
     auto shard = std::make_shared<GlobalBatchShard>(
-        make_order(order, samples_, static_cast<uint64_t>(options.seed)), rank, world_size,
+        make_order(options.order, samples_, static_cast<uint64_t>(options.seed)), rank, world_size,
         batch_size_);
     loader.batch_size = shard->part_of(batch_size_);
     loader.sampler = shard;

@@ -10,37 +10,50 @@
 namespace lockstep {
 
 void DdpStageOptions::add_to(OptionParser& parser) {
-  RankOptions::add_to(parser);
-  parser.add("--ddp", ddp, "bucketed, or manual: one all-reduce per parameter after backward");
-  parser.add("--all-reduce", all_reduce, "ring or naive (written out here), or library");
+  Options::add_to(parser);
+  ranks.add_to(parser);
+  replica.add_to(parser);
+  step.add_to(parser);
+}
+
+void BucketOptions::add_to(OptionParser& parser) {
   parser.add("--bucket-mb", bucket_mb,
              "MiB of gradients that are reduced together; 0: each parameter alone; -1: 1, then 25",
              {-1, 1e6});
+  parser.check_afterwards([this] { caps(); });
+}
+
+void ReplicaOptions::add_to(OptionParser& parser) {
+  parser.begin_group("Ranks");
+  parser.add("--ddp", ddp, "manual: one all-reduce per parameter after backward");
+  parser.add("--all-reduce", all_reduce, "library's, or written out here");
+  buckets.add_to(parser);
   parser.add_flag("--no-overlap", no_overlap,
                   {"reduce nothing before backward has ended", Role::per_rank});
-  parser.add_flag("--no-broadcast-buffers", no_broadcast_buffers,
-                  "every rank keeps its own running statistics");
   parser.add_flag("--find-unused-parameters", find_unused_parameters,
                   "a parameter without a gradient is no mistake: it stays as it is");
+  parser.check_afterwards([this, &parser] {
+    for (const char* option :
+         {"--bucket-mb", "--no-overlap", "--no-broadcast-buffers", "--find-unused-parameters"}) {
+      require(ddp == ReplicaKind::bucketed || !parser.given(option),
+              "{}: for --ddp bucketed, there is nothing like it in manual; leave one of them out",
+              option);
+    }
+  });
+}
+
+void StepOptions::add_to(OptionParser& parser) {
+  parser.begin_group("Data");
+  parser.add_flag("--pad", pad, "PyTorch's equal shards, in which some samples count twice");
   parser.begin_group("Training");
   parser.add("--accumulate", accumulate,
              "micro-batches of a rank's part of the batch, reduced together", {1, 1024});
   parser.add("--clip-norm", clip_norm, "scale the reduced gradient down to this L2 norm; 0: off",
              {0, 1e12});
-  parser.begin_group("Data");
-  parser.add_flag("--pad", pad, "PyTorch's equal shards, in which some samples count twice");
+  parser.begin_group("Ranks");
+  parser.add_flag("--no-broadcast-buffers", no_broadcast_buffers,
+                  "every rank keeps its own running statistics");
   parser.check_afterwards([this, &parser] {
-    parse_all_reduce(all_reduce);
-    require(ddp == "bucketed" || ddp == "manual", "--ddp: found {}, expected bucketed or manual",
-            ddp);
-    require(bucket_mb >= 0 || bucket_mb == -1, "--bucket-mb: found {}, expected 0 or more",
-            bucket_mb);
-    for (const char* option :
-         {"--bucket-mb", "--no-overlap", "--no-broadcast-buffers", "--find-unused-parameters"}) {
-      require(ddp == "bucketed" || !parser.given(option),
-              "{}: for --ddp bucketed, there is nothing like it in manual; leave one of them out",
-              option);
-    }
     require(!pad || !parser.given("--baseline"),
             "--pad: counts samples twice, so its weights are not those of one device; leave out "
             "--baseline");
@@ -49,21 +62,13 @@ void DdpStageOptions::add_to(OptionParser& parser) {
   });
 }
 
-std::string DdpStageOptions::emulation(size_t world_size) const {
+std::string StepOptions::emulation(size_t world_size) const {
   require(
       accumulate == 1,
       "--accumulate: batch normalisation sees each of the {} micro-batches by itself, for which "
       "stage 01 has nothing like it; leave out --baseline",
       accumulate);
   return fmt::format("stride:{}", world_size);
-}
-
-DdpOptions DdpStageOptions::ddp_options() const {
-  return {.caps = bucket_mb < 0 ? BucketCaps() : BucketCaps::equal(bucket_mb),
-          .all_reduce = parse_all_reduce(all_reduce),
-          .overlap = !no_overlap,
-          .broadcast_buffers = !no_broadcast_buffers,
-          .find_unused_parameters = find_unused_parameters};
 }
 
 // --- What all ranks must agree on ----------------------------------------------------------------
@@ -81,41 +86,40 @@ nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& da
   return run_settings(options, {Role::all_runs, Role::all_ranks}, data);
 }
 
-nlohmann::json shared_settings(const Options& options, const DdpStageOptions& own,
-                               const DatasetPair& data) {
-  return shared_settings(table_of(options, own), data);
-}
-
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
   NamedValues facts;
   for (const auto& [name, value] : mine.items()) facts.emplace_back(name, value.dump());
   group.require_same(facts, "start all ranks with the same options and data");
 }
 
-void require_same_settings(ProcessGroup& group, const Options& options, const DdpStageOptions& own,
+void require_same_settings(ProcessGroup& group, const OptionTable& options,
                            const DatasetPair& data) {
-  require_same_settings(group, shared_settings(options, own, data));
+  require_same_settings(group, shared_settings(options, data));
 }
 
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
-                         Communicator& comm, Stream communication, const DdpStageOptions& own) {
-  const DdpOptions ddp = own.ddp_options();
-  if (own.ddp == "manual") {
-    return model.wrap<ManualDdp>(parameters, comm, communication, ddp.all_reduce);
+                         Communicator& comm, Stream communication, const ReplicaOptions& replica,
+                         const StepOptions& step) {
+  if (replica.ddp == ReplicaKind::manual) {
+    return model.wrap<ManualDdp>(parameters, comm, communication, replica.all_reduce);
   }
+  const DdpOptions ddp{.caps = replica.buckets.caps(),
+                       .all_reduce = replica.all_reduce,
+                       .overlap = !replica.no_overlap,
+                       .broadcast_buffers = !step.no_broadcast_buffers,
+                       .find_unused_parameters = replica.find_unused_parameters};
   return model.wrap<DistributedDataParallel>(parameters, comm, group.exchanger(), communication,
                                              ddp);
 }
 
-std::string batch_line(const Options& options, const DdpStageOptions& own,
-                       const ProcessGroup& group) {
+std::string batch_line(const Options& options, const StepOptions& step, const ProcessGroup& group) {
   const int world_size = group.world_size();
   const int64_t largest = (options.batch_size + world_size - 1) / world_size;
   return fmt::format(
       "{} rank{} over {}{}: global batch {} = {} x at most {} samples{}; learning rate {:.6g}",
       world_size, world_size == 1 ? "" : "s", group.backend_and_why(),
       group.trust().empty() ? "" : ", " + group.trust(), options.batch_size, world_size, largest,
-      own.accumulate > 1 ? fmt::format(" in {} micro-batches", own.accumulate) : "",
+      step.accumulate > 1 ? fmt::format(" in {} micro-batches", step.accumulate) : "",
       options.schedule(1).base);
 }
 

@@ -8,9 +8,9 @@
 
 namespace lockstep {
 
-CheckpointPlan::CheckpointPlan(std::unique_ptr<StateFiles> files, Communicator& comm,
-                               ProcessGroup& group, const CheckpointStageOptions& options,
-                               int64_t steps_per_epoch, std::function<void()> settle)
+CheckpointPlan::CheckpointPlan(const SavingOptions& options, std::unique_ptr<StateFiles> files,
+                               Communicator& comm, ProcessGroup& group, int64_t steps_per_epoch,
+                               std::function<void()> settle)
     : group_(group),
       checkpointer_(std::move(files), comm, group.exchanger(),
                     options.checkpoint_options(steps_per_epoch)),

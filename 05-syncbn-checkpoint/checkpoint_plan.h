@@ -13,8 +13,8 @@ class CheckpointPlan {
  public:
   /// All of them must outlive this object; `files` are of the state of training. `settle` throws if
   /// that has gone wrong so far; it is called before every save.
-  CheckpointPlan(std::unique_ptr<StateFiles> files, Communicator& comm, ProcessGroup& group,
-                 const CheckpointStageOptions& options, int64_t steps_per_epoch,
+  CheckpointPlan(const SavingOptions& options, std::unique_ptr<StateFiles> files,
+                 Communicator& comm, ProcessGroup& group, int64_t steps_per_epoch,
                  std::function<void()> settle);
 
   /// What training continues from, as --resume says (Checkpointer::resume). An error is printed

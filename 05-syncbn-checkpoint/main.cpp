@@ -20,18 +20,17 @@
 namespace lockstep {
 namespace {
 
-/// One optimizer step over this rank's part of a batch, which has been fed: the micro-batches
-/// (one, unless --accumulate asks for more) add up their gradients. The last backward averages them
-/// over the ranks; what follows on this stream waits for that. Leaves the global batch's mean loss
-/// in `loss`, [1].
-void train_step(Model& model, const ClipByNorm& clip, const Optimizer& optimizer,
-                const Feeder& feeder, const DeviceBatch& batch, const BatchSplit& accumulation,
+/// One optimizer step over this rank's part of a batch, which has been fed: its micro-batches (one,
+/// unless --accumulate asks for more) add up their gradients. The last backward averages them over
+/// the ranks; what follows on this stream waits for that. Leaves the global batch's mean loss in
+/// `loss`, [1].
+void train_step(Model& model, const Optimizer& optimizer, const ClipByNorm& clip,
+                const Feeder& feeder, const std::vector<DeviceBatch>& micro_batches,
                 Context& context, const Tensor& loss) {
   optimizer.zero_gradients();  // and the loss: both add up
-  const std::vector<DeviceBatch> parts = batch.divide(accumulation);
-  for (const DeviceBatch& part : parts) {
-    context.facts.last_contribution = &part == &parts.back();  // else no_sync
-    context.facts.first_sample = part.first;                   // for dropout's masks
+  for (const DeviceBatch& part : micro_batches) {
+    context.facts.last_contribution = &part == &micro_batches.back();  // else no_sync
+    context.facts.first_sample = part.first;                           // for dropout's masks
     const Tensor images = feeder.normalize(part, context);
     const Tensor scores = model.network->forward(images, context);
     model.loss->forward(scores, part.labels, loss, context);
@@ -41,13 +40,13 @@ void train_step(Model& model, const ClipByNorm& clip, const Optimizer& optimizer
   optimizer.step(context.state(), loss);
 }
 
-void train(const Options& options, const CheckpointStageOptions& own) {
+void train(const CheckpointStageOptions& options) {
   // The process group: who am I, and where are the others?
-  ProcessGroup group = init_process_group(own.group_options());
+  ProcessGroup group = init_process_group(options.ranks.group_options());
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(group, options);
-  require_same_settings(group, options, own, data);
+  require_same_settings(group, options, data);
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, group);
@@ -58,16 +57,16 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
   const FlatParameters parameters(*model.network, stream);
-  initialize(parameters, options.initializer(), options.seed);
+  initialize(parameters, options.init, options.seed);
   load_weights(group, options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
-  const ClipByNorm clip(parameters, own.clip_norm);
-  const auto norm_ranks = own.batch_norm_ranks(group, *device, *comm);  // null: each by itself
+  const ClipByNorm clip(parameters, options.step.clip_norm);
+  const auto norm_ranks = options.sync_bn.ranks(group, *device, *comm);  // null: each by itself
   const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
-  Replica& parallel = wrap_in_replica(model, parameters, group, *comm, communication, own);
+  Replica& parallel = wrap_in_replica(model, parameters, group, *comm, communication, options);
 
   // What brings the batches in and carries the losses out.
-  ShardLoader train_loader(data.train, options, *device, group, own.sharding());
+  ShardLoader train_loader(data.train, options, *device, group, options.step.sharding());
   DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
@@ -75,7 +74,7 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   const Tensor loss = parameters.loss();
   TrainingLog log("05-syncbn-checkpoint", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));
-  log.start(data.train, data.test, parameters.count(), batch_line(options, own, group));
+  log.start(data.train, data.test, parameters.count(), batch_line(options, options.step, group));
 
   const auto evaluate_all = [&] {
     parallel.broadcast_buffers();  // running statistics: all measure the same network
@@ -83,9 +82,9 @@ void train(const Options& options, const CheckpointStageOptions& own) {
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints(files_of({parallel.inner(), parameters, optimizer}), *comm, group, own,
-                             train_loader.batches_per_epoch(), [&] { log.settle(); });
-  TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
+  CheckpointPlan checkpoints(options.saving, files_of({parallel.inner(), parameters, optimizer}),
+                             *comm, group, train_loader.batches_per_epoch(), [&] { log.settle(); });
+  TrainingState state = checkpoints.resume(first_state(table_of(options), data, group, schedule));
   log.resume(state.steps, state.epoch);
 
   for (int64_t epoch = state.epoch; epoch < options.epochs && !log.finished(); ++epoch) {
@@ -97,8 +96,8 @@ void train(const Options& options, const CheckpointStageOptions& own) {
       context.begin_step({.step = log.steps(),
                           .learning_rate = Real(schedule.at(log.steps())),
                           .loss_weight = loss_weight(*batch, group.world_size())});
-      const DeviceBatch& fed = feeder.feed(*batch, context);
-      train_step(model, clip, optimizer, feeder, fed, own.accumulation(), context, loss);
+      const auto parts = feeder.feed(*batch, context).divide(options.step.accumulation());
+      train_step(model, optimizer, clip, feeder, parts, context, loss);
       log.step(*batch, loss, {optimizer.health()});
       state.count_step(schedule.at(log.steps()));  // the rate of the next one
       checkpoints.after_step(state);
@@ -120,15 +119,14 @@ void train(const Options& options, const CheckpointStageOptions& own) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::CheckpointStageOptions own;
+  lockstep::CheckpointStageOptions options;
   return lockstep::run_program(
       {.name = "05-syncbn-checkpoint",
        .summary = "Stage 05: SyncBatchNorm and rank-0 checkpoints.",
-       .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
        .baseline = "01-single-gpu",
-       .emulate = [&](size_t devices) { return own.emulation(devices); },
-       .order = "sampler",
-       .model = "seed-bn",
-       .start_ranks = [&](const auto& options) { return lockstep::start_ranks(options, own); }},
-      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
+       .emulate = [&](size_t devices) { return options.sync_bn.emulation(options.step, devices); },
+       .order = lockstep::OrderKind::sampler,
+       .model = lockstep::ModelKind::seed_bn,
+       .start_ranks = [&](const auto&) { return start_ranks(options, options.ranks); }},
+      options, argc, argv, [&] { lockstep::train(options); });
 }

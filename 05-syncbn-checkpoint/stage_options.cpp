@@ -14,33 +14,22 @@ void require_batch_norm(const OptionParser& parser) {
   for (const OptionRow& row : parser.table()) {
     if (row.name != "--model") continue;
     const auto& name = std::get<std::string>(row.value);
-    require(!batch_norms(*make_model({.kind = parse_model(name)}).network).empty(),
+    const ModelKind kind = choice_of<ModelKind>(name, row.name);
+    require(!batch_norms(*make_model({.kind = kind}).network).empty(),
             "--sync-bn-group: --model {} has no batch normalisation; leave it out, or take another "
             "network, such as seed-bn",
             name);
   }
 }
 
-/// Refuses combinations of options that do not go together.
-void check(const CheckpointStageOptions& o, const OptionParser& parser) {
+/// Refuses options that do not go together.
+void check(const SavingOptions& o, const OptionParser& parser) {
   for (const char* option : {"--save-every", "--keep"}) {
     require(!o.directory.empty() || !parser.given(option),
             "{}: nothing is saved without --checkpoint-dir; give it, too", option);
   }
   require(!o.directory.empty() || o.resume != "auto",
           "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
-  require(!(o.no_sync_bn && o.no_broadcast_buffers) || (o.directory.empty() && o.resume.empty()),
-          "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
-          "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
-          "--resume");
-  require(!o.no_sync_bn || o.sync_bn_group == 0,
-          "--no-sync-bn and --sync-bn-group: leave one of them out");
-  require(
-      !(o.sync_bn_group > 0 && o.no_broadcast_buffers) || (o.directory.empty() && o.resume.empty()),
-      "--sync-bn-group and --no-broadcast-buffers: every group has running statistics of its "
-      "own then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
-      "--resume");
-  if (o.sync_bn_group > 0) require_batch_norm(parser);
   require(!o.allow_world_size || !o.resume.empty(),
           "--allow-world-size-change: for --resume, found none; give it, too");
   for (const char* option : {"--checkpoint-dir", "--resume"}) {
@@ -54,13 +43,30 @@ void check(const CheckpointStageOptions& o, const OptionParser& parser) {
 }  // namespace
 
 void CheckpointStageOptions::add_to(OptionParser& parser) {
-  DdpStageOptions::add_to(parser);
+  Options::add_to(parser);
+  ranks.add_to(parser);
+  replica.add_to(parser);
+  step.add_to(parser);
+  sync_bn.add_to(parser);
+  saving.add_to(parser);
+  parser.check_afterwards([this] { check_saved_statistics(step, sync_bn, saving); });
+}
+
+void SyncBatchNormOptions::add_to(OptionParser& parser) {
   parser.begin_group("Network");
   parser.add_flag("--no-sync-bn", no_sync_bn,
                   {"batch normalisation sees its rank's part of the batch only, as in stage 04",
                    Role::all_runs, "sync_bn", [this] { return !no_sync_bn; }});
   parser.add("--sync-bn-group", sync_bn_group,
              "ranks that normalise together, which follow each other; 0: all of them", {0, 65536});
+  parser.check_afterwards([this, &parser] {
+    require(!no_sync_bn || sync_bn_group == 0,
+            "--no-sync-bn and --sync-bn-group: leave one of them out");
+    if (sync_bn_group > 0) require_batch_norm(parser);
+  });
+}
+
+void SavingOptions::add_to(OptionParser& parser) {
   parser.begin_group("Output");
   // Ranks may have the folder, or the file, at different places; but all save, or none does.
   parser.add_output_folder("--checkpoint-dir", directory,
@@ -77,8 +83,21 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
   parser.check_afterwards([this, &parser] { check(*this, parser); });
 }
 
-std::string CheckpointStageOptions::emulation(size_t world_size) const {
-  const std::string parts = DdpStageOptions::emulation(world_size);
+void check_saved_statistics(const StepOptions& step, const SyncBatchNormOptions& norm,
+                            const SavingOptions& saving) {
+  if (!step.no_broadcast_buffers || (saving.directory.empty() && saving.resume.empty())) return;
+  require(!norm.no_sync_bn,
+          "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
+          "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
+          "--resume");
+  require(norm.sync_bn_group == 0,
+          "--sync-bn-group and --no-broadcast-buffers: every group has running statistics of its "
+          "own then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
+          "--resume");
+}
+
+std::string SyncBatchNormOptions::emulation(const StepOptions& step, size_t world_size) const {
+  const std::string parts = step.emulation(world_size);
   if (no_sync_bn) return parts;
   require(sync_bn_group == 0 || size_t(sync_bn_group) == world_size,
           "--sync-bn-group: stage 01 has no groups of {} to normalise with; leave out --baseline",
@@ -86,9 +105,8 @@ std::string CheckpointStageOptions::emulation(size_t world_size) const {
   return "none";
 }
 
-std::shared_ptr<Communicator> CheckpointStageOptions::batch_norm_ranks(ProcessGroup& group,
-                                                                       Device& device,
-                                                                       Communicator& all) const {
+std::shared_ptr<Communicator> SyncBatchNormOptions::ranks(ProcessGroup& group, Device& device,
+                                                          Communicator& all) const {
   if (no_sync_bn) return nullptr;
   if (sync_bn_group == 0) return {std::shared_ptr<Communicator>(), &all};  // not owned
   group.together([&] {
@@ -99,20 +117,14 @@ std::shared_ptr<Communicator> CheckpointStageOptions::batch_norm_ranks(ProcessGr
   return group.new_group(device, group.rank() / sync_bn_group);
 }
 
-TrainingState first_state(const Options& options, const CheckpointStageOptions& own,
-                          const DatasetPair& data, const ProcessGroup& group,
-                          const LearningRateSchedule& schedule) {
+TrainingState first_state(const OptionTable& options, const DatasetPair& data,
+                          const ProcessGroup& group, const LearningRateSchedule& schedule) {
   TrainingState state;
   state.learning_rate = schedule.at(0);
   state.world_size = group.world_size();
-  state.settings = training_settings(options, own, data);
+  state.settings = training_settings(options, data);
   state.settings["backend"] = group.backend();  // what "auto" was resolved to
   return state;
-}
-
-void require_same_settings(ProcessGroup& group, const Options& options,
-                           const CheckpointStageOptions& own, const DatasetPair& data) {
-  require_same_settings(group, shared_settings(table_of(options, own), data));
 }
 
 }  // namespace lockstep

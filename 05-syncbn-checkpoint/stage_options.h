@@ -1,6 +1,7 @@
 #pragma once
-// This stage's own options, in addition to those of stage 04.
+// This stage's options: those of stage 04, and two groups that stage 06 has, too.
 
+#include <memory>
 #include <string>
 
 #include "04-ddp/stage_options.h"
@@ -8,9 +9,24 @@
 
 namespace lockstep {
 
-struct CheckpointStageOptions : DdpStageOptions {
+/// Which ranks normalise a batch together.
+struct SyncBatchNormOptions {
   bool no_sync_bn = false;
-  int sync_bn_group = 0;   // ranks that normalise together; 0: all
+  int sync_bn_group = 0;  // ranks; 0: all
+
+  void add_to(OptionParser& parser);
+
+  /// These ranks: `all`, which then must live longer; with --sync-bn-group a group of ranks that
+  /// follow each other; null with --no-sync-bn. All ranks call it, after connect(). Throws
+  /// BadInput, on all, if the groups are not equally large.
+  std::shared_ptr<Communicator> ranks(ProcessGroup& group, Device& device, Communicator& all) const;
+  /// The --emulate value with which stage 01 normalises as these ranks do. Throws BadInput if there
+  /// is none.
+  std::string emulation(const StepOptions& step, size_t world_size) const;
+};
+
+/// What is saved, and where a run resumes.
+struct SavingOptions {
   std::string directory;   // of the checkpoints; empty: none
   int64_t save_every = 0;  // steps; 0: only after epochs
   int64_t keep = 2;
@@ -18,14 +34,7 @@ struct CheckpointStageOptions : DdpStageOptions {
   bool allow_world_size = false;
 
   void add_to(OptionParser& parser);
-  /// The --emulate value with which stage 01 normalises as these ranks do. Throws BadInput if there
-  /// is none.
-  std::string emulation(size_t world_size) const;
-  /// The ranks that normalise together: `all`, which then must live longer; with --sync-bn-group a
-  /// group of ranks that follow each other; null with --no-sync-bn. All ranks call it, after
-  /// connect(). Throws BadInput, on all, if the groups are not equally large.
-  std::shared_ptr<Communicator> batch_norm_ranks(ProcessGroup& group, Device& device,
-                                                 Communicator& all) const;
+
   CheckpointOptions checkpoint_options(int64_t steps_per_epoch) const {
     return {.directory = directory,
             .keep = keep,
@@ -34,13 +43,23 @@ struct CheckpointStageOptions : DdpStageOptions {
   }
 };
 
-/// As stage 04's, for this stage's options, too.
-void require_same_settings(ProcessGroup& group, const Options& options,
-                           const CheckpointStageOptions& own, const DatasetPair& data);
+struct CheckpointStageOptions : Options {
+  RankOptions ranks;
+  ReplicaOptions replica;
+  StepOptions step;
+  SyncBatchNormOptions sync_bn;
+  SavingOptions saving;
+
+  void add_to(OptionParser& parser);
+};
+
+/// Throws BadInput where ranks have running statistics of their own, and a checkpoint would have
+/// rank 0's.
+void check_saved_statistics(const StepOptions& step, const SyncBatchNormOptions& norm,
+                            const SavingOptions& saving);
 
 /// The state in which a run with these options begins.
-TrainingState first_state(const Options& options, const CheckpointStageOptions& own,
-                          const DatasetPair& data, const ProcessGroup& group,
-                          const LearningRateSchedule& schedule);
+TrainingState first_state(const OptionTable& options, const DatasetPair& data,
+                          const ProcessGroup& group, const LearningRateSchedule& schedule);
 
 }  // namespace lockstep

@@ -39,7 +39,7 @@ namespace lockstep {
 /// in total, that is an error on all ranks: each has fewer than two then.
 class SyncBatchNorm final : public BatchStatistics {
  public:
-  /// `ranks` must outlive the passes.
+  /// `comm` must outlive the passes.
   SyncBatchNorm(Communicator& comm, Stream communication)
       : comm_(comm), communication_(communication) {}
 
@@ -79,11 +79,11 @@ class SyncBatchNorm final : public BatchStatistics {
 std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& comm,
                                                       Stream communication);
 
-/// The same for `ranks`, which must outlive the passes. None: each layer sees its own rank's
+/// The same; `comm` must outlive the passes. None: each layer sees its own rank's
 /// part only, as before, and the result is null.
 inline std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(
-    Module& network, const std::shared_ptr<Communicator>& ranks, Stream communication) {
-  return ranks ? convert_sync_batchnorm(network, *ranks, communication) : nullptr;
+    Module& network, const std::shared_ptr<Communicator>& comm, Stream communication) {
+  return comm ? convert_sync_batchnorm(network, *comm, communication) : nullptr;
 }
 
 /// Notes what synchronising cost per step, for the summary and the metrics.

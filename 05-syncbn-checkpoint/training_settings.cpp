@@ -9,16 +9,15 @@ using nlohmann::json;
 
 namespace {
 
-OptionTable defaults() { return table_of(Options(), CheckpointStageOptions()); }
+OptionTable defaults() { return table_of(CheckpointStageOptions()); }
 
 /// What may differ in a run that resumes: it changes the numbers only by rounding.
 json order_of_sums() { return settings_of(defaults(), {Role::rounding}); }
 
 }  // namespace
 
-json training_settings(const Options& options, const CheckpointStageOptions& own,
-                       const DatasetPair& data) {
-  json settings = run_settings(table_of(options, own), {Role::all_runs, Role::rounding}, data);
+json training_settings(const OptionTable& options, const DatasetPair& data) {
+  json settings = run_settings(options, {Role::all_runs, Role::rounding}, data);
   settings["data_crc32"] = fmt::format("{:08x}", data.train.fingerprint());
   return settings;
 }
@@ -28,9 +27,9 @@ void require_saved_settings(const json& saved, const json& found, const std::str
   all.update(found);  // the names of both
   const json roundings = order_of_sums(), initial = settings_of(defaults(), {Role::all_runs});
   const auto require_same = [&](const std::string& name) {
-    // An option that there was not yet had its default.
-    const json before = saved.value(name, initial.value(name, json())),
-               now = found.value(name, json());
+    // An option that there was not yet, or is no longer, has its default.
+    const json usual = initial.value(name, json());
+    const json before = saved.value(name, usual), now = found.value(name, usual);
     require(before == now || roundings.contains(name),
             "{} was saved with {} {}, this run has {}; resume with the options and data that it "
             "was saved with, or begin anew from its weights with --load",

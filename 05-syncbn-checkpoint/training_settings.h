@@ -10,8 +10,7 @@ namespace lockstep {
 
 /// The settings of a run that must not change between saving and resuming: options, and a
 /// fingerprint of the training data.
-nlohmann::json training_settings(const Options& options, const CheckpointStageOptions& own,
-                                 const DatasetPair& data);
+nlohmann::json training_settings(const OptionTable& options, const DatasetPair& data);
 
 /// Throws BadInput with the first setting in which this run (`found`) differs from the run that
 /// saved `what` (`saved`), both values and what to do. Settings that only change the order of sums

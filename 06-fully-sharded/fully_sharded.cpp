@@ -127,7 +127,7 @@ Tensor FullyShardedDataParallel::backward(const Tensor& dy, Context& context) {
   average_loss();
   messages_.pass_times.stop();
   in_step_ = false;
-  running_statistics_.are_changed();
+  running_statistics_.mark_changed();
   return dx;
 }
 

@@ -15,6 +15,8 @@
 
 namespace lockstep {
 
+class OptionParser;
+
 struct ShardingOptions {
   ShardKind kind = ShardKind::parameters;
   UnitSize unit{};
@@ -24,6 +26,8 @@ struct ShardingOptions {
   bool reshard_after_forward = true;
   /// Running statistics are rank 0's before every training forward.
   bool broadcast_buffers = true;
+
+  void add_to(OptionParser& parser);
 };
 
 /// One rank's part of a network whose parameters, gradients and optimizer state the ranks share

@@ -22,18 +22,17 @@
 namespace lockstep {
 namespace {
 
-/// One optimizer step over this rank's part of a batch, which has been fed: the micro-batches
-/// (one, unless --accumulate asks for more) add up their gradients. The last backward averages them
-/// over the ranks; what follows on this stream waits for that. Leaves the global batch's mean loss
-/// in `loss`, [1].
-void train_step(Model& model, const ClipByNorm& clip, const Optimizer& optimizer,
-                const Feeder& feeder, const DeviceBatch& batch, const BatchSplit& accumulation,
+/// One optimizer step over this rank's part of a batch, which has been fed: its micro-batches (one,
+/// unless --accumulate asks for more) add up their gradients. The last backward averages them over
+/// the ranks; what follows on this stream waits for that. Leaves the global batch's mean loss in
+/// `loss`, [1].
+void train_step(Model& model, const Optimizer& optimizer, const ClipByNorm& clip,
+                const Feeder& feeder, const std::vector<DeviceBatch>& micro_batches,
                 Context& context, const Tensor& loss) {
   optimizer.zero_gradients();  // and the loss: both add up
-  const std::vector<DeviceBatch> parts = batch.divide(accumulation);
-  for (const DeviceBatch& part : parts) {
-    context.facts.last_contribution = &part == &parts.back();  // else no_sync
-    context.facts.first_sample = part.first;                   // for dropout's masks
+  for (const DeviceBatch& part : micro_batches) {
+    context.facts.last_contribution = &part == &micro_batches.back();  // else no_sync
+    context.facts.first_sample = part.first;                           // for dropout's masks
     const Tensor images = feeder.normalize(part, context);
     const Tensor scores = model.network->forward(images, context);
     model.loss->forward(scores, part.labels, loss, context);
@@ -43,13 +42,13 @@ void train_step(Model& model, const ClipByNorm& clip, const Optimizer& optimizer
   optimizer.step(context.state(), loss);
 }
 
-void train(const Options& options, const ShardedStageOptions& own) {
+void train(const ShardedStageOptions& options) {
   // The process group: who am I, and where are the others?
-  ProcessGroup group = init_process_group(own.group_options());
+  ProcessGroup group = init_process_group(options.ranks.group_options());
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(group, options);
-  require_same_settings(group, options, own, data);
+  require_same_settings(group, options, data);
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, group);
@@ -59,16 +58,16 @@ void train(const Options& options, const ShardedStageOptions& own) {
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
-  const auto norm_ranks = own.batch_norm_ranks(group, *device, *comm);  // null: each by itself
+  const auto norm_ranks = options.sync_bn.ranks(group, *device, *comm);  // null: each by itself
   const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
-  FullyShardedDataParallel& parallel = share_out(model, stream, group, *comm, communication, own);
-  parallel.initialize(options.initializer(), options.seed);
+  FullyShardedDataParallel& parallel = shard(model, stream, group, *comm, communication, options);
+  parallel.initialize(options.init, options.seed);
   load_weights(group, *comm, options.load, parallel);
   const Optimizer optimizer = parallel.optimizer(options.optimizer_rule());
-  const ClipByNorm clip = parallel.clip_by_norm(own.clip_norm);
+  const ClipByNorm clip = parallel.clip_by_norm(options.step.clip_norm);
 
   // What brings the batches in and carries the losses out.
-  ShardLoader train_loader(data.train, options, *device, group, own.sharding());
+  ShardLoader train_loader(data.train, options, *device, group, options.step.sharding());
   DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
@@ -76,7 +75,7 @@ void train(const Options& options, const ShardedStageOptions& own) {
   const Tensor loss = parallel.loss();
   TrainingLog log("06-fully-sharded", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));
-  log.start(data.train, data.test, parallel.count(), batch_line(options, own, group));
+  log.start(data.train, data.test, parallel.count(), batch_line(options, options.step, group));
 
   const auto evaluate_all = [&] {
     parallel.broadcast_buffers();  // running statistics: all measure the same network
@@ -84,9 +83,9 @@ void train(const Options& options, const ShardedStageOptions& own) {
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints(files_of({parallel, optimizer}), *comm, group, own,
+  CheckpointPlan checkpoints(options.saving, files_of({parallel, optimizer}), *comm, group,
                              train_loader.batches_per_epoch(), [&] { log.settle(); });
-  TrainingState state = checkpoints.resume(first_state(options, own, data, group, schedule));
+  TrainingState state = checkpoints.resume(first_state(table_of(options), data, group, schedule));
   log.resume(state.steps, state.epoch);
 
   for (int64_t epoch = state.epoch; epoch < options.epochs && !log.finished(); ++epoch) {
@@ -98,8 +97,8 @@ void train(const Options& options, const ShardedStageOptions& own) {
       context.begin_step({.step = log.steps(),
                           .learning_rate = Real(schedule.at(log.steps())),
                           .loss_weight = loss_weight(*batch, group.world_size())});
-      const DeviceBatch& fed = feeder.feed(*batch, context);
-      train_step(model, clip, optimizer, feeder, fed, own.accumulation(), context, loss);
+      const auto parts = feeder.feed(*batch, context).divide(options.step.accumulation());
+      train_step(model, optimizer, clip, feeder, parts, context, loss);
       parallel.gather_parameters();  // the shards that the other ranks have updated
       log.step(*batch, loss, {optimizer.health()});
       state.count_step(schedule.at(log.steps()));  // the rate of the next one
@@ -112,7 +111,7 @@ void train(const Options& options, const ShardedStageOptions& own) {
   if (!log.has_evaluation()) log.evaluated(evaluate_all());
 
   save_weights(group, options.save, parallel);
-  report(parallel, optimizer, own, group.world_size(), log);
+  report(parallel, optimizer, options.step.accumulate, group.world_size(), log);
   if (synchronised) report(*synchronised, log);
   log.finish(context.flops());
   checkpoints.finish();
@@ -122,16 +121,15 @@ void train(const Options& options, const ShardedStageOptions& own) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::ShardedStageOptions own;
+  lockstep::ShardedStageOptions options;
   return lockstep::run_program(
       {.name = "06-fully-sharded",
        .summary = "Stage 06: sharded optimizer, gradients and parameters (ZeRO, FSDP).",
-       .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
        .baseline = "01-single-gpu",
-       .emulate = [&](size_t devices) { return own.emulation(devices); },
-       .order = "sampler",
-       .model = "mlp",
-       .optimizer = "adamw",
-       .start_ranks = [&](const auto& options) { return lockstep::start_ranks(options, own); }},
-      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
+       .emulate = [&](size_t devices) { return options.sync_bn.emulation(options.step, devices); },
+       .order = lockstep::OrderKind::sampler,
+       .model = lockstep::ModelKind::mlp,
+       .optimizer = lockstep::OptimizerKind::adamw,
+       .start_ranks = [&](const auto&) { return start_ranks(options, options.ranks); }},
+      options, argc, argv, [&] { lockstep::train(options); });
 }

@@ -16,16 +16,12 @@ namespace lockstep {
 namespace {
 
 struct PlanOptions {
-  std::string shard = "parameters", unit = "layer";
-  int prefetch = 1;
-  std::string reshard_after_forward = "yes";
+  ShardingOptions sharding;
   int ranks = 2;
-  std::string model = "resnet18";
-  int64_t width = 64;
+  PlannedNetwork network;
   double units_per_mib = 0;  // 0: all together a third of forward
 
-  ShardKind kind() const { return parse_shard_kind(shard); }
-  bool shares(ShardKind what) const { return kind() >= what; }
+  bool shares(ShardKind what) const { return sharding.kind >= what; }
 };
 
 constexpr size_t kCompute = 0, kCommunication = 1;
@@ -59,7 +55,7 @@ DrawnUnit drawn(const Layers& layers, int ranks) {
 
 /// The network's units, divided as the stage divides it.
 std::vector<DrawnUnit> units_of(const PlanOptions& options) {
-  const Model model = make_model({.kind = parse_model(options.model), .width = options.width});
+  const Model model = options.network.make();
   Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
   std::vector<PlannedLayer> planned;
   for (const auto& layer : layers) {
@@ -69,7 +65,7 @@ std::vector<DrawnUnit> units_of(const PlanOptions& options) {
   }
   std::vector<DrawnUnit> units;
   auto next = layers.begin();
-  for (const size_t count : plan_units(planned, parse_unit(options.unit))) {
+  for (const size_t count : plan_units(planned, options.sharding.unit)) {
     Layers of_unit;
     std::move(next, next + std::ptrdiff_t(count), std::back_inserter(of_unit));
     next += std::ptrdiff_t(count);
@@ -93,7 +89,7 @@ double most_whole(const std::vector<DrawnUnit>& units, const PlanOptions& option
   double most = 0;
   for (size_t i = 0; i < units.size(); ++i) {
     const size_t ahead =
-        options.reshard_after_forward == "yes" ? std::min(i, size_t(options.prefetch)) : i;
+        options.sharding.reshard_after_forward ? std::min(i, size_t(options.sharding.prefetch)) : i;
     const double values =
         options.shares(ShardKind::parameters) ? size_of(units, i - ahead, i + 1) : all;
     most = std::max(most, values + size_of(units, i, i + 2));
@@ -123,7 +119,7 @@ class StepWriter {
                .text = "forward of " + units_[i].name,
                .length = units_[i].layers,
                .takes = i == 0 ? always_whole() : 0});
-      if (options_.reshard_after_forward == "yes") free_values(i);
+      if (options_.sharding.reshard_after_forward) free_values(i);
     }
   }
 
@@ -191,7 +187,7 @@ class StepWriter {
 
   void fetch(size_t at, int direction) {
     gather(at);
-    for (int64_t ahead = 1; ahead <= options_.prefetch; ++ahead) {
+    for (int64_t ahead = 1; ahead <= options_.sharding.prefetch; ++ahead) {
       const int64_t next = int64_t(at) + direction * ahead;
       if (next >= 0 && next < std::ssize(units_)) gather(size_t(next));
     }
@@ -250,11 +246,11 @@ class StepWriter {
 std::string title_of(const std::vector<DrawnUnit>& units, const PlanOptions& options) {
   const char* names[] = {"DistributedDataParallel", "ZeRO-1", "ZeRO-2", "FSDP"};
   const int halves =
-      options.shares(ShardKind::parameters) && options.reshard_after_forward == "yes" ? 3 : 2;
+      options.shares(ShardKind::parameters) && options.sharding.reshard_after_forward ? 3 : 2;
   const double all = size_of(units, 0, units.size());
   return fmt::format("{}: {}, {} unit{}, W = {}; sends {}P(W-1)/W = {}",
-                     names[size_t(options.kind())], options.model, units.size(),
-                     units.size() == 1 ? "" : "s", options.ranks, halves,
+                     names[size_t(options.sharding.kind)], name_of(options.network.model),
+                     units.size(), units.size() == 1 ? "" : "s", options.ranks, halves,
                      told(halves * all * (options.ranks - 1) / options.ranks));
 }
 
@@ -280,21 +276,13 @@ Plan make_plan(PlanOptions options) {
 int main(int argc, char** argv) {
   lockstep::PlanOptions options;
   lockstep::OptionParser parser("sharded-plan", "Prints a step of sharded data parallel as JSON.");
-  parser.add("--shard", options.shard, "none, optimizer, gradients or parameters");
-  parser.add("--unit", options.unit, "layer, block, model, or MiB of parameters");
-  parser.add("--prefetch", options.prefetch, "units fetched while another one computes", {0, 1024});
-  parser.add("--reshard-after-forward", options.reshard_after_forward,
-             "no: parameters stay whole from forward to backward");
+  options.sharding.add_to(parser);
   parser.add("--ranks", options.ranks, "how many ranks", {1, 1024});
-  parser.add("--model", options.model, "seed, seed-bn, seed-skip, mlp or resnet18");
-  parser.add("--width", options.width, "resnet18: first channels; mlp: features / 4", {1, 1024});
+  options.network.add_to(parser);
   parser.add(
       "--units-per-mib", options.units_per_mib,
       "how long a MiB's all-gather takes, in layers' forwards; 0: all units' together a third of "
       "forward",
       {0, 1e6});
-  parser.check_afterwards([&] {
-    lockstep::check_sharding(parser, options.shard, options.unit, options.reshard_after_forward);
-  });
   return lockstep::print_plan(argc, argv, parser, [&] { return lockstep::make_plan(options); });
 }

@@ -7,15 +7,20 @@
 namespace lockstep {
 
 void ShardedStageOptions::add_to(OptionParser& parser) {
-  CheckpointStageOptions::add_to(parser);
-  for (const char* of_ddp :
-       {"--ddp", "--all-reduce", "--bucket-mb", "--no-overlap", "--find-unused-parameters"}) {
-    parser.leave_out(of_ddp);  // units take the place of buckets
-  }
+  Options::add_to(parser);
+  ranks.add_to(parser);
+  step.add_to(parser);
+  sync_bn.add_to(parser);
+  saving.add_to(parser);
+  sharding.add_to(parser);
+  parser.check_afterwards([this] { check_saved_statistics(step, sync_bn, saving); });
+}
+
+void ShardingOptions::add_to(OptionParser& parser) {
   parser.begin_group("Sharding");
-  parser.add("--shard", shard,
-             {"what the ranks share out: none (DDP), optimizer (ZeRO-1), gradients (ZeRO-2) or "
-              "parameters (FSDP)",
+  parser.add("--shard", kind,
+             {"what the ranks share out; none: DDP, optimizer: ZeRO-1, gradients: ZeRO-2, "
+              "parameters: FSDP",
               Role::all_ranks});
   parser.add("--unit", unit,
              {"what is gathered and reduced together: layer, block, model, or MiB of parameters",
@@ -24,44 +29,31 @@ void ShardedStageOptions::add_to(OptionParser& parser) {
              {"units that are fetched while another one computes", Role::all_ranks}, {0, 1024});
   parser.add("--reshard-after-forward", reshard_after_forward,
              {"no: parameters stay whole from forward to backward", Role::all_ranks});
-  parser.check_afterwards(
-      [this, &parser] { check_sharding(parser, shard, unit, reshard_after_forward); });
+  parser.check_afterwards([this, &parser] {
+    for (const char* option : {"--prefetch", "--reshard-after-forward"}) {
+      require(kind == ShardKind::parameters || !parser.given(option),
+              "{}: for --shard parameters; with {} parameters are never given back", option,
+              name_of(kind));
+    }
+  });
 }
 
-void check_sharding(const OptionParser& parser, const std::string& shard, const std::string& unit,
-                    const std::string& reshard_after_forward) {
-  const ShardKind kind = parse_shard_kind(shard);
-  parse_unit(unit);
-  require(reshard_after_forward == "yes" || reshard_after_forward == "no",
-          "--reshard-after-forward: '{}', expected yes or no", reshard_after_forward);
-  for (const char* option : {"--prefetch", "--reshard-after-forward"}) {
-    require(kind == ShardKind::parameters || !parser.given(option),
-            "{}: for --shard parameters; with {} parameters are never given back", option, shard);
-  }
-}
-
-ShardingOptions ShardedStageOptions::sharding_options() const {
-  return {.kind = parse_shard_kind(shard),
-          .unit = parse_unit(unit),
-          .prefetch = prefetch,
-          .reshard_after_forward = reshard_after_forward == "yes",
-          .broadcast_buffers = !no_broadcast_buffers};
-}
-
-void require_same_settings(ProcessGroup& group, const Options& options,
-                           const ShardedStageOptions& own, const DatasetPair& data) {
-  nlohmann::json mine = shared_settings(table_of(options, own), data);
+void require_same_settings(ProcessGroup& group, const ShardedStageOptions& options,
+                           const DatasetPair& data) {
+  nlohmann::json mine = shared_settings(table_of(options), data);
   // Each rank has a part of the network here, so whole weights are read and written by all of them.
   mine["loads_weights"] = !options.load.empty();
   mine["saves_weights"] = !options.save.empty();
   require_same_settings(group, mine);
 }
 
-FullyShardedDataParallel& share_out(Model& model, Stream passes, ProcessGroup& group,
-                                    Communicator& comm, Stream communication,
-                                    const ShardedStageOptions& own) {
+FullyShardedDataParallel& shard(Model& model, Stream passes, ProcessGroup& group,
+                                Communicator& comm, Stream communication,
+                                const ShardedStageOptions& options) {
+  ShardingOptions sharding = options.sharding;
+  sharding.broadcast_buffers = !options.step.no_broadcast_buffers;
   return model.wrap<FullyShardedDataParallel>(passes, comm, group.exchanger(), communication,
-                                              own.sharding_options());
+                                              sharding);
 }
 
 // --- The report ----------------------------------------------------------------------------------
@@ -70,10 +62,9 @@ namespace {
 
 /// How often half an all-reduce goes over all parameters in a step: all-gathers and
 /// reduce-scatters.
-int halves_per_step(const ShardedStageOptions& own) {
-  const ShardingOptions options = own.sharding_options();
+int halves_per_step(const ShardingOptions& options, int micro_batches) {
   if (options.kind != ShardKind::parameters) return 2;
-  return own.accumulate * (options.reshard_after_forward ? 2 : 1) + 1;
+  return micro_batches * (options.reshard_after_forward ? 2 : 1) + 1;
 }
 
 double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
@@ -105,8 +96,8 @@ KeptBytes kept_by(const FullyShardedDataParallel& sharded, const Optimizer& opti
 
 }  // namespace
 
-void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer,
-            const ShardedStageOptions& own, int world_size, TrainingLog& log) {
+void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer, int micro_batches,
+            int world_size, TrainingLog& log) {
   const double steps = double(std::max<int64_t>(log.own_steps(), 1));
   const StepTimes times = sharded.times(log.own_steps());
   log.note("ms per step",
@@ -119,7 +110,7 @@ void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer,
 
   int64_t padded = 0;  // bytes of all parameters, with what makes the shards equal
   for (const Unit* unit : sharded.units()) padded += unit->length() * int64_t(sizeof(Real));
-  const int halves = halves_per_step(own);
+  const int halves = halves_per_step(sharded.options(), micro_batches);
   const Communicator& comm = sharded.comm();  // it has counted: times() waits for the last step
   const double sent =
       double(comm.bytes_sent(Purpose::parameters) + comm.bytes_sent(Purpose::gradients)) / steps;

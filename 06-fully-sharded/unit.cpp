@@ -3,19 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/core/error.h"
 #include "common/kernels/kernels.h"
 
 namespace lockstep {
-
-ShardKind parse_shard_kind(const std::string& text) {
-  if (text == "none") return ShardKind::none;
-  if (text == "optimizer") return ShardKind::optimizer;
-  if (text == "gradients") return ShardKind::gradients;
-  require(text == "parameters", "--shard: '{}', expected none, optimizer, gradients or parameters",
-          text);
-  return ShardKind::parameters;
-}
 
 std::string name_of_unit(const Layers& layers) {
   const auto named =

@@ -1,6 +1,7 @@
 #pragma once
 // A unit: layers whose parameters are gathered, reduced and given back together.
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,8 +25,9 @@ enum class ShardKind {
   gradients,   // ZeRO-2
   parameters,  // ZeRO-3, fully sharded data parallel (FSDP)
 };
-/// "none", "optimizer", "gradients" or "parameters"; throws BadInput otherwise.
-ShardKind parse_shard_kind(const std::string& text);
+constexpr auto words_of(ShardKind) {
+  return std::array{"none", "optimizer", "gradients", "parameters"};
+}
 
 /// One rank's side of its units' messages. They go over the communication stream, in the same order
 /// on all ranks.

@@ -27,17 +27,23 @@ bool begins_unit(const PlannedLayer& last, int64_t bytes, const PlannedLayer& ne
 
 }  // namespace
 
-UnitSize parse_unit(const std::string& text) {
-  if (text == "layer") return {UnitSize::Kind::layer};
-  if (text == "block") return {UnitSize::Kind::block};
-  if (text == "model") return {UnitSize::Kind::model};
-  double megabytes = 0;
+UnitSize UnitSize::from(std::string_view text) {
+  if (text == "layer") return {Kind::layer};
+  if (text == "block") return {Kind::block};
+  if (text == "model") return {Kind::model};
+  double mebibytes = 0;
   const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, megabytes);
-  require(error == std::errc() && rest == end && megabytes > 0 && megabytes <= 1e6,
-          "--unit: '{}', expected layer, block, model, or MiB of parameters from above 0 to 1e6",
+  const auto [rest, error] = std::from_chars(text.data(), end, mebibytes);
+  require(error == std::errc() && rest == end && mebibytes > 0 && mebibytes <= 1e6,
+          "--unit: found '{}', expected layer, block, model, or MiB of parameters from above 0 to "
+          "1e6",
           text);
-  return {UnitSize::Kind::bytes, int64_t(megabytes * (1 << 20))};
+  return {Kind::bytes, int64_t(mebibytes * (1 << 20))};
+}
+
+std::string UnitSize::text() const {
+  if (kind == Kind::bytes) return fmt::format("{}", double(bytes) / (1 << 20));
+  return kind == Kind::layer ? "layer" : kind == Kind::block ? "block" : "model";
 }
 
 std::vector<size_t> plan_units(const std::vector<PlannedLayer>& layers, UnitSize size) {

@@ -3,11 +3,12 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep {
 
-/// How large units are: what --unit says.
+/// How large units are: "layer", "block", "model", or a number of MiB.
 struct UnitSize {
   enum class Kind {
     layer,  // each layer that a Sequential runs by itself; a residual block is one
@@ -17,9 +18,10 @@ struct UnitSize {
   };
   Kind kind = Kind::layer;
   int64_t bytes = 0;
+
+  static UnitSize from(std::string_view text);  // throws BadInput
+  std::string text() const;
 };
-/// "layer", "block", "model", or a number of MiB; throws BadInput otherwise.
-UnitSize parse_unit(const std::string& text);
 
 /// A layer as the plan sees it.
 struct PlannedLayer {

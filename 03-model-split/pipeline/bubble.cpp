@@ -34,7 +34,8 @@ struct BubbleOptions {
   std::string devices = "cpu:0,cpu:1";
   std::vector<int> stages{1, 2};
   std::vector<int> micro_batches{1, 2, 4, 8, 16};
-  std::vector<std::string> schedules{"naive", "gpipe", "1f1b", "interleaved"};
+  std::vector<ScheduleKind> schedules{ScheduleKind::naive, ScheduleKind::gpipe,
+                                      ScheduleKind::one_f1b, ScheduleKind::interleaved};
   int chunks = 2;       // in the interleaved schedule
   double sleep_ms = 0;  // 0: convolutions
   int steps = 10;
@@ -176,7 +177,6 @@ void check(const BubbleOptions& options) {
             "--stages: {} of the {} devices in --devices {}; name one device per stage", stages,
             ids.size(), options.devices);
   }
-  for (const std::string& name : options.schedules) parse_schedule(name, "--schedules");
   for (const DeviceId& id : ids) {
     require(options.sleep_ms == 0 || id.kind == DeviceId::Kind::cpu,
             "--sleep: {} cannot sleep, expected CPU devices; leave out --sleep", id.name());
@@ -196,8 +196,7 @@ void measure_all(const BubbleOptions& options) {
   const Dataset set = noise(options);
   nlohmann::json rows = nlohmann::json::array();
   for (const int stages : options.stages) {
-    for (const std::string& name : options.schedules) {
-      const ScheduleKind schedule = parse_schedule(name);
+    for (const ScheduleKind schedule : options.schedules) {
       for (const int micro_batches : options.micro_batches) {
         if (!is_possible(schedule, stages, micro_batches, options.chunks)) continue;
         rows.push_back(row(options, set, stages, {schedule, micro_batches}));
@@ -222,7 +221,7 @@ int main(int argc, char** argv) {
   parser.add("--devices", options.devices, "one per stage");
   parser.add("--stages", options.stages, "numbers of stages (1,2)", {1, lockstep::kLayers});
   parser.add("--micro-batches", options.micro_batches, "numbers of micro-batches (1,2,4)", {1, 64});
-  parser.add("--schedules", options.schedules, "naive, gpipe, 1f1b, interleaved");
+  parser.add("--schedules", options.schedules, "how micro-batches take turns");
   parser.add("--chunks", options.chunks, "stages on a device if interleaved", {2, 4});
   parser.add("--sleep", options.sleep_ms,
              "milliseconds that a layer sleeps instead of computing, forward, per batch",

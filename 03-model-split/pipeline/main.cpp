@@ -27,8 +27,8 @@ void train_step(Pipeline& pipeline, const HostBatch& batch, const StepState& ste
   pipeline.update();
 }
 
-void train(const Options& options, const PipelineProgramOptions& own) {
-  if (own.print_schedule) return own.print_timetable(options.device_ids().size());
+void train(const PipelineStageOptions& options) {
+  if (options.print_schedule) return options.print_timetable(options.device_ids().size());
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(options.data, options.data_dir);
@@ -41,8 +41,8 @@ void train(const Options& options, const PipelineProgramOptions& own) {
 
   // Network, in stages with a device, parameters and an optimizer each.
   Model model = make_model(options.model_options(data.train));
-  Pipeline pipeline = make_pipeline(model, options, own, data.train, streams);  // takes the layers
-  pipeline.initialize(options.initializer(), options.seed);
+  Pipeline pipeline = make_pipeline(model, options, data.train, streams);  // takes the layers
+  pipeline.initialize(options.init, options.seed);
   if (!options.load.empty()) load_weights(options.load, pipeline.network());
 
   // What brings the batches in and carries the losses out.
@@ -85,12 +85,11 @@ void train(const Options& options, const PipelineProgramOptions& own) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::PipelineProgramOptions own;
+  lockstep::PipelineStageOptions options;
   return lockstep::run_program(
       {.name = "03-model-split",
        .summary = "Stage 03: a network cut between its layers, as a pipeline.",
-       .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
        .baseline = "01-single-gpu",
-       .emulate = [&](size_t devices) { return own.emulation(devices); }},
-      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
+       .emulate = [&](size_t devices) { return options.emulation(devices); }},
+      options, argc, argv, [&] { lockstep::train(options); });
 }

@@ -52,28 +52,6 @@ class StageWriter {
 
 }  // namespace
 
-ScheduleKind parse_schedule(const std::string& text, const std::string& option) {
-  for (const ScheduleKind kind : {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f1b,
-                                  ScheduleKind::interleaved}) {
-    if (text == name_of(kind)) return kind;
-  }
-  fail<BadInput>("{}: '{}', expected naive, gpipe, 1f1b or interleaved", option, text);
-}
-
-std::string name_of(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::naive:
-      return "naive";
-    case ScheduleKind::gpipe:
-      return "gpipe";
-    case ScheduleKind::one_f1b:
-      return "1f1b";
-    case ScheduleKind::interleaved:
-      return "interleaved";
-  }
-  return "?";
-}
-
 std::string name_of(Kind kind) {
   switch (kind) {
     case Kind::receive_activation:

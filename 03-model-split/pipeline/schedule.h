@@ -5,8 +5,11 @@
 // With p devices, chunk v of device d is stage v p + d. Where each device has one stage, stage and
 // device have the same number.
 
+#include <array>
 #include <string>
 #include <vector>
+
+#include "common/core/choice.h"
 
 namespace lockstep {
 
@@ -17,9 +20,9 @@ enum class ScheduleKind {
   one_f1b,  // a backward as soon as there is one (PipeDream-Flush, arXiv 2006.09503, section 2.2)
   interleaved  // 1F1B with several stages on a device (Megatron-LM, arXiv 2104.04473, section 2.2)
 };
-/// "naive", "gpipe", "1f1b" or "interleaved"; throws BadInput otherwise, about this option.
-ScheduleKind parse_schedule(const std::string& text, const std::string& option = "--schedule");
-std::string name_of(ScheduleKind kind);
+constexpr auto words_of(ScheduleKind) {
+  return std::array{"naive", "gpipe", "1f1b", "interleaved"};
+}
 
 /// One thing that a device does, for one of its stages. That sends to, and receives from, its
 /// neighbours: activations go to the next stage, gradients to the previous one.

@@ -8,13 +8,14 @@
 
 namespace lockstep {
 
-void PipelineProgramOptions::add_to(OptionParser& parser) {
+void PipelineStageOptions::add_to(OptionParser& parser) {
+  Options::add_to(parser);
   parser.begin_group("Network");
   parser.add("--split", split,
              "the layers with which stages begin (3,6), or what is to be balanced: auto "
              "(operations), measured (time), parameters (bytes)");
   parser.begin_group("Training");
-  parser.add("--schedule", schedule, "naive, gpipe, 1f1b or interleaved");
+  parser.add("--schedule", schedule_kind, "how micro-batches take turns");
   parser.add("--chunks", chunks, "stages on a device; 0: 2 if interleaved, else 1", {0, 64});
   parser.add("--micro-batches", micro_batches,
              "parts of a batch; 0: 4, in the naive schedule 1, if interleaved 2 per device",
@@ -24,18 +25,17 @@ void PipelineProgramOptions::add_to(OptionParser& parser) {
   parser.begin_group("Output");
   parser.add_flag("--print-schedule", print_schedule,
                   "draw the timetable for these devices and micro-batches, and end");
-  parser.add_elsewhere("--tensor-split", "tensor-split", "--layers");
+  parser.is_elsewhere("--tensor-split", "tensor-split", "--layers");
   parser.check_afterwards([this, &parser] {
-    parse_schedule(schedule);
     require(!print_schedule || !parser.given("--baseline"),
             "--print-schedule: trains nothing that --baseline could measure; leave one of them "
             "out");
   });
 }
 
-int PipelineProgramOptions::micro_batch_count(size_t devices) const {
+int PipelineStageOptions::micro_batch_count(size_t devices) const {
   if (micro_batches > 0) return micro_batches;
-  switch (parse_schedule(schedule)) {
+  switch (schedule_kind) {
     case ScheduleKind::naive:
       return 1;
     case ScheduleKind::interleaved:
@@ -45,32 +45,34 @@ int PipelineProgramOptions::micro_batch_count(size_t devices) const {
   }
 }
 
-int PipelineProgramOptions::chunk_count() const {
+int PipelineStageOptions::chunk_count() const {
   if (chunks > 0) return chunks;
-  return parse_schedule(schedule) == ScheduleKind::interleaved ? 2 : 1;
+  return schedule_kind == ScheduleKind::interleaved ? 2 : 1;
 }
 
-void PipelineProgramOptions::print_timetable(size_t devices) const {
-  print_clean("{}", draw(parse_schedule(schedule), static_cast<int>(devices),
-                         micro_batch_count(devices), chunk_count()));
+void PipelineStageOptions::print_timetable(size_t devices) const {
+  print_clean("{}", draw(schedule_kind, static_cast<int>(devices), micro_batch_count(devices),
+                         chunk_count()));
 }
 
-std::string PipelineProgramOptions::emulation(size_t devices) const {
+std::string PipelineStageOptions::emulation(size_t devices) const {
   return fmt::format("micro:{}", micro_batch_count(devices));
 }
 
-Pipeline make_pipeline(Model& model, const Options& options, const PipelineProgramOptions& own,
-                       const Dataset& set, const std::vector<Stream>& streams) {
+Pipeline make_pipeline(Model& model, const PipelineStageOptions& options, const Dataset& set,
+                       const std::vector<Stream>& streams) {
   Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
-  const int micro_batches = own.micro_batch_count(streams.size()), chunks = own.chunk_count();
-  const ScheduleKind schedule = parse_schedule(own.schedule);
-  make_schedules(schedule, static_cast<int>(streams.size()), micro_batches, chunks);  // or refuses
+  const int micro_batches = options.micro_batch_count(streams.size()),
+            chunks = options.chunk_count();
+  make_schedules(options.schedule_kind, static_cast<int>(streams.size()), micro_batches,
+                 chunks);  // or refuses
   const Shape micro_batch{std::max<int64_t>(2, options.batch_size / micro_batches), set.height,
                           set.width, set.channels};  // batch normalisation needs two samples
   const int stages = static_cast<int>(streams.size()) * chunks;
-  const Cuts cuts = choose_cuts(own.split, layers, stages, micro_batch, streams[0], chunks);
+  const Cuts cuts = choose_cuts(options.split, layers, stages, micro_batch, streams[0], chunks);
   Pipeline pipeline(std::make_unique<StagedNetwork>(std::move(layers), cuts, streams), *model.loss,
-                    set, options.optimizer_rule(), {schedule, micro_batches, own.recompute});
+                    set, options.optimizer_rule(),
+                    {options.schedule_kind, micro_batches, options.recompute});
   pipeline.require_samples(options.smallest_batch(set.count()));
   return pipeline;
 }

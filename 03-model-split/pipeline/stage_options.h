@@ -1,5 +1,5 @@
 #pragma once
-// This stage's own options, and the pipeline that they ask for.
+// This stage's options, and the pipeline that they ask for.
 
 #include <string>
 #include <vector>
@@ -10,9 +10,9 @@
 
 namespace lockstep {
 
-struct PipelineProgramOptions {
+struct PipelineStageOptions : Options {
   std::string split = "auto";
-  std::string schedule = "1f1b";
+  ScheduleKind schedule_kind = ScheduleKind::one_f1b;
   int micro_batches = 0;  // 0: 4, but 1 for the naive schedule, 2 per device for interleaved
   int chunks = 0;         // 0: 2 for interleaved, 1 for the others
   bool recompute = false;
@@ -34,7 +34,7 @@ struct PipelineProgramOptions {
 /// whose network has no layers afterwards, and `set`, which says how large images are, must outlive
 /// the result.
 /// Throws BadInput where the network cannot be cut in this way.
-Pipeline make_pipeline(Model& model, const Options& options, const PipelineProgramOptions& own,
-                       const Dataset& set, const std::vector<Stream>& streams);
+Pipeline make_pipeline(Model& model, const PipelineStageOptions& options, const Dataset& set,
+                       const std::vector<Stream>& streams);
 
 }  // namespace lockstep

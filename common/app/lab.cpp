@@ -16,9 +16,9 @@ namespace {
 
 /// What the command line chooses. `AnyLab` is Lab or RankLab.
 template <class AnyLab>
-class Choice {
+class ChosenLab {
  public:
-  Choice(OptionParser& parser, const std::vector<AnyLab>& labs) : labs_(labs) {
+  ChosenLab(OptionParser& parser, const std::vector<AnyLab>& labs) : labs_(labs) {
     std::vector<std::string> names;
     for (const AnyLab& lab : labs_) names.push_back(lab.name);
     const std::string list = fmt::format("{}", fmt::join(names, ", "));
@@ -45,10 +45,10 @@ int run_labs(int argc, const char* const* argv, const std::vector<Lab>& labs) {
   hold_standard_streams();
   report_uncaught_errors();
   OptionParser parser("labs", "Mistakes on one or two devices, to be seen: labs NAME [--fixed].");
-  const Choice choice(parser, labs);
+  const ChosenLab chosen(parser, labs);
   bool goes_on = false;
   said_once([&] { goes_on = parser.parse(argc, argv); });
-  if (goes_on) choice.lab().run(choice.fixed);
+  if (goes_on) chosen.lab().run(chosen.fixed);
   require_printed();
   return 0;
 }
@@ -57,12 +57,12 @@ int run_rank_labs(int argc, const char* const* argv, const std::vector<RankLab>&
   RankOptions rank_options;
   rank_options.timeout = 3;  // until a missing rank is given up
   OptionParser parser("labs", "Mistakes with several ranks, to be seen: labs NAME [--fixed].");
-  const Choice choice(parser, labs);
+  const ChosenLab chosen(parser, labs);
   rank_options.add_to(parser);
   std::string devices;  // known when the command line has been read
-  parser.check_afterwards([&] { devices = choice.lab().devices; });
+  parser.check_afterwards([&] { devices = chosen.lab().devices; });
   return run_rank_program(parser, argc, argv, rank_options, devices,
-                          [&](ProcessGroup& group) { choice.lab().run(group, choice.fixed); });
+                          [&](ProcessGroup& group) { chosen.lab().run(group, chosen.fixed); });
 }
 
 void say(const std::string& line) {

@@ -65,6 +65,11 @@ std::string Plan::json() const {
   return plan.dump();
 }
 
+void PlannedNetwork::add_to(OptionParser& parser) {
+  parser.add("--model", model, "network");
+  parser.add("--width", width, "resnet18: first channels; mlp: features / 4", {1, 1024});
+}
+
 int print_plan(int argc, char** argv, OptionParser& parser, const std::function<Plan()>& make) {
   hold_standard_streams();
   report_uncaught_errors();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/cli/option_parser.h"
+#include "common/nn/models.h"
 
 namespace lockstep {
 
@@ -66,6 +67,15 @@ class Plan {
   std::vector<PlannedLane> lanes_;
   std::vector<Placed> placed_;
   std::optional<PlanFormula> formula_;
+};
+
+/// The network whose step is drawn.
+struct PlannedNetwork {
+  ModelKind model = ModelKind::resnet18;
+  int64_t width = 64;
+
+  void add_to(OptionParser& parser);
+  Model make() const { return make_model({.kind = model, .width = width}); }
 };
 
 /// The main function of a program that prints a plan: reads the options, then makes it.

@@ -24,30 +24,41 @@ void require_one_process(const std::string& name) {
 
 }  // namespace
 
-int run_program(const StageInfo& stage, int argc, const char* const* argv,
-                const std::function<void(const Options&)>& train) {
+int run_program(const StageInfo& stage, Options& options, const AddOptions& describe, int argc,
+                const char* const* argv, const std::function<void()>& train) {
   hold_standard_streams();
   report_uncaught_errors();  // instead of a catch: see its comment
   std::optional<CommandLine> line;
   said_once([&] {
-    line = parse_command_line(stage, argc, argv);
+    line = parse_command_line(stage, options, describe, argc, argv);
     if (line && !stage.start_ranks) require_one_process(stage.name);
   });
   int status = 0;
   if (line) {
     const auto ended = [&] {
-      return stage.start_ranks ? stage.start_ranks(line->options) : std::optional<int>();
+      return stage.start_ranks ? stage.start_ranks(options) : std::optional<int>();
     };
     if (line->baseline) {
       status = run_with_baseline(stage, *line);
     } else if (const std::optional<int> of_ranks = ended()) {
       status = *of_ranks;
     } else {
-      train(line->options);
+      train();
     }
   }
   require_printed();
   return status;
+}
+
+int run_program(const StageInfo& stage, int argc, const char* const* argv,
+                const std::function<void(const Options&)>& train) {
+  Options options;
+  const auto describe = [&](OptionParser& parser) {
+    options.add_to(parser);
+    parser.begin_group("Devices");  // of what follows, unless it says otherwise
+    if (stage.add_options) stage.add_options(parser);
+  };
+  return run_program(stage, options, describe, argc, argv, [&] { train(options); });
 }
 
 }  // namespace lockstep

@@ -76,7 +76,7 @@ void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t param
     for (const nlohmann::json& name : rank) names.push_back(name);
   }
   if (!prints()) return;
-  print_clean("{}: {} on {}, {}", stage_, options_.model, fmt::join(names, ","),
+  print_clean("{}: {} on {}, {}", stage_, name_of(options_.model), fmt::join(names, ","),
               devices_.front()->description());
   const std::string reason = why_no_gpu();
   print_clean("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -188,27 +189,62 @@ void OptionParser::add(const std::string& names, std::vector<double>& values, co
                        Range<double> range) {
   add_numbers(names, values, about, range);
 }
+std::string OptionParser::words_in(std::span<const char* const> words) {
+  return fmt::format("{{{}}}", fmt::join(words, ","));
+}
+
+void OptionParser::add_texts(const std::string& names, const About& about, const Written& value) {
+  const auto text = [texts = value.texts] { return fmt::format("{}", fmt::join(texts(), ",")); };
+  const auto read = [read = value.read](const CLI::results_t& texts) { return read(texts), true; };
+  CLI::Option* option = described(app_->add_option(names, read, about.help), about, text);
+  option->type_name(value.words)->default_str(text());
+  if (value.several) option->expected(CLI::detail::expected_max_vector_size)->delimiter(',');
+  refuse_no_value(*app_, option);
+}
+
+void OptionParser::add(const std::string& names, bool& value, const About& about) {
+  static constexpr std::array kWords{"yes", "no"};
+  add_texts(names, about,
+            {.words = words_in(kWords),
+             .texts = [&value] { return Texts{kWords.at(value ? 0 : 1)}; },
+             .read = [=, &value](
+                         const Texts& texts) { value = find_word(kWords, texts[0], names) == 0; }});
+}
+
 void OptionParser::add_flag(const std::string& names, bool& value, const About& about) {
   described(app_->add_flag(names, value, about.help), about,
             [&value] { return OptionValue(value); });
 }
 
-void OptionParser::add_elsewhere(const std::string& name, const std::string& program,
-                                 const std::string& there) {
-  const auto nothing = [](const std::vector<std::string>&) {};
-  CLI::Option* option = app_->add_option_function<std::vector<std::string>>(name, nothing);
-  option->expected(0, -1)->group("");
-  check_afterwards([this, option, name, program, there] {
-    if (option->count() == 0) return;
-    const std::vector<std::string> values = option->results();
-    fail<BadInput>("{}: {} has no such option; start: {}{}{}", name, app_->get_name(),
-                   std::filesystem::path(started_as_).replace_filename(program).string(),
-                   values.empty() ? "" : " " + there + " ", fmt::join(values, ","));
+void OptionParser::is_elsewhere(const std::string& name, const std::string& program,
+                                const std::string& there) {
+  refuse(name, [this, program, there](const CLI::Option& given) {
+    const bool flag = given.get_expected_max() == 0;
+    const std::string values = flag ? "" : fmt::format("{}", fmt::join(given.results(), ","));
+    std::filesystem::path path = started_as_;
+    return fmt::format("start: {}{}{}", path.replace_filename(program).lexically_normal().string(),
+                       flag || !values.empty() ? " " + there : "",
+                       values.empty() ? "" : " " + values);
   });
 }
 
-void OptionParser::leave_out(const std::string& name) {
-  app_->remove_option(app_->get_option(name));
+void OptionParser::add_former(const std::string& name, const std::string& instead) {
+  refuse(name, [instead](const CLI::Option&) { return instead; });
+}
+
+/// Hides an option, which is made if there is none, and refuses it with what `instead` says to do.
+void OptionParser::refuse(const std::string& name,
+                          const std::function<std::string(const CLI::Option&)>& instead) {
+  CLI::Option* option = app_->get_option_no_throw(name);
+  if (option == nullptr) {
+    const auto nothing = [](const CLI::results_t&) { return true; };
+    option = app_->add_option(name, nothing)->expected(0, -1)->allow_extra_args();
+  }
+  option->group("");
+  check_afterwards([this, option, name, instead] {
+    if (option->count() == 0) return;
+    fail<BadInput>("{}: {} has no such option; {}", name, app_->get_name(), instead(*option));
+  });
 }
 
 OptionTable OptionParser::table() const {
@@ -252,12 +288,11 @@ bool OptionParser::takes_value(const std::string& name) const {
   return option != nullptr && option->get_expected_max() > 0;
 }
 
-size_t OptionParser::size() const { return app_->get_options().size(); }
-
-std::vector<std::string> OptionParser::words_given(size_t first) const {
-  const std::vector<CLI::Option*> all = app_->get_options();
+std::vector<std::string> OptionParser::words_given(const std::set<std::string>& others) const {
   std::vector<std::string> words;
-  for (size_t i = first; i < all.size(); ++i) append_option(*all[i], words);
+  for (const CLI::Option* option : app_->get_options()) {
+    if (!others.contains(option->get_name())) append_option(*option, words);
+  }
   return words;
 }
 

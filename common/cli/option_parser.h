@@ -2,16 +2,19 @@
 // A program's command line: its options, their places in memory, their ranges, and --help.
 // Everything about an option is said once, where it is added; table() gives it for other uses.
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "common/cli/option_table.h"
 #include "common/cli/output_paths.h"
+#include "common/core/choice.h"
 
 namespace CLI {
 class App;
@@ -25,6 +28,13 @@ template <class T>
 struct Range {
   T low = std::numeric_limits<T>::lowest();
   T high = std::numeric_limits<T>::max();
+};
+
+/// A value with a text of its own, such as "chunk:2". from() throws BadInput that names the option.
+template <class T>
+concept Textual = requires(const T value, const std::string text) {
+  { value.text() } -> std::same_as<std::string>;
+  { T::from(text) } -> std::same_as<T>;
 };
 
 /// Fills variables from a command line. The variables must outlive the parser; their values when
@@ -53,15 +63,52 @@ class OptionParser {
   void add(const std::string& names, std::vector<int>& values, const About& about, Range<int> = {});
   void add(const std::string& names, std::vector<double>& values, const About& about,
            Range<double> = {});
+  /// An enum: one of its words, which --help lists (core/choice.h).
+  template <Choice T>
+  void add(const std::string& names, T& value, const About& about) {
+    add_texts(names, about,
+              {.words = words_in(words_of(T())),
+               .texts = [&value] { return Texts{name_of(value)}; },
+               .read = [=, &value](const Texts& texts) { value = choice_of<T>(texts[0], names); }});
+  }
+  template <Choice T>
+  void add(const std::string& names, std::vector<T>& values, const About& about) {
+    add_texts(names, about,
+              {.words = words_in(words_of(T())),
+               .texts =
+                   [&values] {
+                     Texts texts;
+                     for (const T value : values) texts.push_back(name_of(value));
+                     return texts;
+                   },
+               .read =
+                   [=, &values](const Texts& texts) {
+                     values.clear();
+                     for (const std::string& text : texts) {
+                       values.push_back(choice_of<T>(text, names));
+                     }
+                   },
+               .several = true});
+  }
+  template <Textual T>
+  void add(const std::string& names, T& value, const About& about) {
+    add_texts(names, about,
+              {.texts = [&value] { return Texts{value.text()}; },
+               .read = [&value](const Texts& texts) { value = T::from(texts[0]); }});
+  }
+  /// yes or no
+  void add(const std::string& names, bool& value, const About& about);
   /// No value: its presence means true, or false for a spelling after "!" ("--on,!--off").
   void add_flag(const std::string& names, bool& value, const About& about);
 
-  /// An option that another program of the same folder has, there called `there`, with any words
-  /// after it: not in --help, and refused with the command to type instead.
-  void add_elsewhere(const std::string& name, const std::string& program, const std::string& there);
+  /// An option that another program has instead, there called `there`: `program` is its path from
+  /// this program's folder. Not in --help, and refused with the command to type. Whether it has
+  /// been added or not: what has been added stays in the table.
+  void is_elsewhere(const std::string& name, const std::string& program, const std::string& there);
 
-  /// Removes an option again that this program does not have. It stays in the table.
-  void leave_out(const std::string& name);
+  /// An option that this program had once, with any words after it: not in --help, and refused with
+  /// `instead`, which says what to do.
+  void add_former(const std::string& name, const std::string& instead);
 
   /// Calls `check` when a command line has been read, to refuse what a range cannot say.
   void check_afterwards(std::function<void()> check);
@@ -78,12 +125,19 @@ class OptionParser {
   bool given(const std::string& name) const;
   /// Whether there is such an option and the next word is its value.
   bool takes_value(const std::string& name) const;
-  /// How many options there are so far, --help included.
-  size_t size() const;
-  /// The given options from number `first` on, as words of a command line.
-  std::vector<std::string> words_given(size_t first) const;
+  /// The given options without the `others`, as words of a command line.
+  std::vector<std::string> words_given(const std::set<std::string>& others) const;
 
  private:
+  using Texts = std::vector<std::string>;
+  /// A value that is written as one text, or as several.
+  struct Written {
+    std::string words = "TEXT";    // in --help: "{sgd,adam,adamw}"
+    std::function<Texts()> texts;  // of the value that it has now
+    std::function<void(const Texts&)> read;
+    bool several = false;
+  };
+
   std::unique_ptr<CLI::App> app_;
   std::filesystem::path started_as_;  // argv[0]
   std::string group_;                 // empty: CLI11's default group
@@ -91,6 +145,10 @@ class OptionParser {
   std::vector<std::function<void()>> checks_;
   std::vector<std::function<NamedPath()>> outputs_;
 
+  static std::string words_in(std::span<const char* const> words);
+  void add_texts(const std::string& names, const About& about, const Written& value);
+  void refuse(const std::string& name,
+              const std::function<std::string(const CLI::Option&)>& instead);
   CLI::Option* described(CLI::Option* option, const About& about,
                          const std::function<OptionValue()>& value);
   template <class T>

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace lockstep {
 namespace {
 
@@ -19,8 +21,11 @@ void append_words(const OptionRow& row, std::vector<std::string>& words) {
 
 std::vector<std::string> words_unlike(const OptionTable& defaults, const OptionTable& table) {
   std::vector<std::string> words;
-  for (size_t i = 0; i < table.size(); ++i) {
-    if (table[i].value != defaults.at(i).value) append_words(table[i], words);
+  for (const OptionRow& row : table) {
+    const bool usual = std::ranges::any_of(defaults, [&](const OptionRow& other) {
+      return other.name == row.name && other.value == row.value;
+    });
+    if (!usual) append_words(row, words);
   }
   return words;
 }

@@ -51,8 +51,7 @@ struct OptionRow {
 
 using OptionTable = std::vector<OptionRow>;
 
-/// The options as words of a command line, without those whose values are those of `defaults`, the
-/// same table with other values.
+/// The options as words of a command line, without those that have the same value in `defaults`.
 std::vector<std::string> words_unlike(const OptionTable& defaults, const OptionTable& table);
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "common/data/batch_parts.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "common/core/error.h"
@@ -54,29 +55,29 @@ std::vector<BatchPart> BatchSplit::divide(int64_t batch_size) const {
   return {{0, 1, batch_size}};
 }
 
-std::string BatchSplit::text() const {
-  static constexpr const char* kNames[] = {"none", "chunk", "stride", "micro"};
-  const char* name = kNames[static_cast<int>(kind)];
-  return kind == Kind::whole ? name : fmt::format("{}:{}", name, parts);
+namespace {
+constexpr std::array kWords{"none", "chunk", "stride", "micro"};  // in the order of the kinds
 }
 
-BatchSplit parse_batch_split(std::string_view text) {
-  if (text == "none" || text.empty()) return {};
+BatchSplit BatchSplit::from(std::string_view text) {
+  if (text == kWords[0]) return {};
   const size_t colon = std::min(text.find(':'), text.size());
-  const std::string_view kind = text.substr(0, colon);
-  BatchSplit split;
-  if (kind == "chunk") split.kind = BatchSplit::Kind::chunk;
-  if (kind == "stride") split.kind = BatchSplit::Kind::stride;
-  if (kind == "micro") split.kind = BatchSplit::Kind::micro;
+  const auto word = std::find(kWords.begin() + 1, kWords.end(), text.substr(0, colon));
+  BatchSplit split{.kind = static_cast<Kind>(word - kWords.begin())};
   const char* begin = text.data() + std::min(colon + 1, text.size());
   const char* end = text.data() + text.size();
   const auto [stop, status] = std::from_chars(begin, end, split.parts);
-  require(split.kind != BatchSplit::Kind::whole && status == std::errc() && stop == end &&
-              split.parts >= 1 && split.parts <= 1024,
-          "--emulate: '{}' is not known; write none, chunk:D, stride:W or micro:M with a number "
-          "from 1 to 1024",
+  require(word != kWords.end() && status == std::errc() && stop == end && split.parts >= 1 &&
+              split.parts <= 1024,
+          "--emulate: found '{}', expected none, chunk:D, stride:W or micro:M with a number from 1 "
+          "to 1024",
           text);
   return split;
+}
+
+std::string BatchSplit::text() const {
+  const char* word = kWords.at(size_t(kind));
+  return kind == Kind::whole ? word : fmt::format("{}:{}", word, parts);
 }
 
 }  // namespace lockstep

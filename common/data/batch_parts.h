@@ -36,10 +36,11 @@ struct BatchSplit {
   bool keep_empty = false;
 
   std::vector<BatchPart> divide(int64_t batch_size) const;
-  std::string text() const;  // "chunk:4"
-};
 
-/// Reads "none", "chunk:D", "stride:W" or "micro:M" with numbers from 1 to 1024; throws BadInput.
-BatchSplit parse_batch_split(std::string_view text);
+  /// "none", "chunk:D", "stride:W" or "micro:M" with numbers from 1 to 1024; else throws BadInput.
+  static BatchSplit from(std::string_view text);
+  std::string text() const;
+  friend bool operator==(const BatchSplit&, const BatchSplit&) = default;
+};
 
 }  // namespace lockstep

@@ -94,13 +94,6 @@ std::vector<int64_t> randperm(int64_t n, std::mt19937& generator) {
   return order;
 }
 
-OrderKind parse_order(const std::string& name) {
-  if (name == "loader") return OrderKind::loader;
-  if (name == "sampler") return OrderKind::sampler;
-  if (name == "file") return OrderKind::file;
-  fail<BadInput>("--order: unknown order '{}', expected loader, sampler or file", name);
-}
-
 std::unique_ptr<EpochOrder> make_order(OrderKind kind, int64_t n, uint64_t seed) {
   require(n >= 0, "epoch order: {} samples, expected 0 or more", n);
   switch (kind) {

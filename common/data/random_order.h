@@ -4,6 +4,7 @@
 // torch.Generator is a Mersenne Twister, and so is std::mt19937: the same seed gives the same
 // 32-bit draws. What remains is to consume them in PyTorch's order, which is what this file does.
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -23,9 +24,7 @@ enum class OrderKind {
   sampler,  ///< `DistributedSampler(seed=seed)` after `set_epoch(epoch)`, over the whole set
   file,     ///< 0..n-1, as the samples are in the file
 };
-
-/// "loader", "sampler" or "file"; refuses any other name and gives this list.
-OrderKind parse_order(const std::string& name);
+constexpr auto words_of(OrderKind) { return std::array{"loader", "sampler", "file"}; }
 
 /// What `torch.utils.data.Sampler` is to a DataLoader: it says which sample comes when.
 class EpochOrder {

@@ -1,10 +1,10 @@
 #include "common/group/backend_choice.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
+#include "common/core/choice.h"
 #include "common/core/error.h"
 #include "common/sockets/wire.h"
 #include "common/transports/gloo_transport.h"
@@ -76,12 +76,10 @@ RankOffer RankOffer::from(std::string_view text) {
 }
 
 void check_backend_name(const std::string& backend) {
-  require(backend != "ring",
-          "--backend ring: it is called tcp now; give --backend tcp (--all-reduce ring is another "
-          "thing)");
-  const std::array known{"", "nccl", "shm", "tcp", "gloo"};
-  require(std::ranges::count(known, backend) > 0,
-          "--backend: Invalid backend: '{}', expected auto, nccl, shm, tcp or gloo", backend);
+  static constexpr auto kWords = words_of(Backend());
+  const bool known =
+      backend.empty() || std::find(kWords.begin() + 1, kWords.end(), backend) != kWords.end();
+  require(known, "--backend: Invalid backend: '{}', expected {}", backend, alternatives(kWords));
   if (backend == "gloo" && !gloo_availability().empty()) {
     fail<EnvironmentError>("--backend gloo: {}; give --backend tcp", gloo_availability());
   }

@@ -2,6 +2,7 @@
 // What carries the collectives of a group of processes: what each rank has to offer, and what all
 // ranks choose from it.
 
+#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,8 +24,12 @@ struct RankOffer {
   static RankOffer from(std::string_view text);
 };
 
-/// Throws BadInput unless it is "nccl", "shm", "tcp", "gloo" or empty, and EnvironmentError for
-/// Gloo where this build has none.
+/// What connects the ranks; automatic: the fastest that fits.
+enum class Backend { automatic, nccl, shm, tcp, gloo };
+constexpr auto words_of(Backend) { return std::array{"auto", "nccl", "shm", "tcp", "gloo"}; }
+
+/// Throws BadInput unless it is one of these words but the first, or empty, and EnvironmentError
+/// for Gloo where this build has none.
 void check_backend_name(const std::string& backend);
 
 struct BackendChoice {

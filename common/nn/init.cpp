@@ -4,7 +4,6 @@
 #include <numbers>
 #include <random>
 
-#include "common/core/error.h"
 #include "common/nn/state.h"
 
 namespace lockstep {
@@ -34,12 +33,6 @@ uint32_t hash_name(std::string_view name) {
   uint32_t hash = 2166136261u;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
   return hash;
-}
-
-Initializer parse_initializer(std::string_view text) {
-  if (text == "kaiming") return Initializer::kaiming_uniform;
-  if (text == "normal") return Initializer::normal;
-  fail<BadInput>("--init: '{}' is not known; choose kaiming or normal", text);
 }
 
 void initialize(const std::vector<Parameter*>& parameters, Initializer initializer, uint64_t seed) {

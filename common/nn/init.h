@@ -1,6 +1,7 @@
 #pragma once
 // Initial values of the parameters.
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,8 +17,7 @@ enum class Initializer {
   kaiming_uniform,  // PyTorch's default: weights and biases uniform within 1/sqrt(fan_in)
   normal,           // weights normal with standard deviation 0.01, biases 0
 };
-/// "kaiming" or "normal"; throws BadInput otherwise.
-Initializer parse_initializer(std::string_view text);
+constexpr auto words_of(Initializer) { return std::array{"kaiming", "normal"}; }
 
 /// Sets every parameter; BatchNorm starts with weight 1 and bias 0 either way. Each parameter has a
 /// generator of its own, seeded by `seed` and its name: a layer's initial values do not depend on

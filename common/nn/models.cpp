@@ -1,6 +1,5 @@
 #include "common/nn/models.h"
 
-#include "common/core/error.h"
 #include "common/nn/every_second_step.h"
 #include "common/nn/layers.h"
 #include "common/nn/residual.h"
@@ -80,16 +79,6 @@ std::unique_ptr<Sequential> resnet18(const ModelOptions& o) {
 }
 
 }  // namespace
-
-ModelKind parse_model(std::string_view text) {
-  if (text == "seed") return ModelKind::seed;
-  if (text == "seed-bn") return ModelKind::seed_bn;
-  if (text == "seed-skip") return ModelKind::seed_skip;
-  if (text == "mlp") return ModelKind::mlp;
-  if (text == "resnet18") return ModelKind::resnet18;
-  fail<BadInput>("--model: '{}' is not known; choose seed, seed-bn, seed-skip, mlp or resnet18",
-                 text);
-}
 
 bool has_batch_norm(ModelKind kind) {
   return kind == ModelKind::seed_bn || kind == ModelKind::resnet18;

@@ -1,8 +1,8 @@
 #pragma once
 // The networks.
 
+#include <array>
 #include <memory>
-#include <string_view>
 #include <utility>
 
 #include "common/nn/loss.h"
@@ -11,8 +11,9 @@
 namespace lockstep {
 
 enum class ModelKind { seed, seed_bn, seed_skip, mlp, resnet18 };
-/// By name, "seed-bn"; throws BadInput otherwise.
-ModelKind parse_model(std::string_view text);
+constexpr auto words_of(ModelKind) {
+  return std::array{"seed", "seed-bn", "seed-skip", "mlp", "resnet18"};
+}
 
 /// Whether it normalises batches, so that it matters which samples a device sees together.
 bool has_batch_norm(ModelKind kind);

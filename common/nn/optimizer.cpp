@@ -6,13 +6,6 @@
 
 namespace lockstep {
 
-OptimizerKind parse_optimizer(const std::string& text) {
-  if (text == "sgd") return OptimizerKind::sgd;
-  if (text == "adam") return OptimizerKind::adam;
-  if (text == "adamw") return OptimizerKind::adamw;
-  fail<BadInput>("--optimizer: '{}' is not known; choose sgd, adam or adamw", text);
-}
-
 Optimizer::Optimizer(const FlatParameters& parameters, const OptimizerRule& rule)
     : Optimizer(parameters.stream(),
                 {{parameters.values(), parameters.gradients(), parameters.stretches()}}, rule,

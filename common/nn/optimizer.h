@@ -1,6 +1,7 @@
 #pragma once
 // The optimizer: what becomes of the weights when the gradients are there.
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -10,9 +11,7 @@
 namespace lockstep {
 
 enum class OptimizerKind { sgd, adam, adamw };
-
-/// Parses "sgd", "adam" or "adamw". Throws BadInput for others.
-OptimizerKind parse_optimizer(const std::string& text);
+constexpr auto words_of(OptimizerKind) { return std::array{"sgd", "adam", "adamw"}; }
 
 /// How to update, as torch.optim.SGD, Adam and AdamW do it (kernels/step_state.h has the formulas).
 struct OptimizerRule {

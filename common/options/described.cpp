@@ -15,4 +15,8 @@ nlohmann::json settings_of(const OptionTable& table, std::initializer_list<Role>
   return settings;
 }
 
+nlohmann::json reported_settings(const OptionTable& table) {
+  return settings_of(table, {Role::all_runs, Role::all_ranks, Role::rounding, Role::per_rank});
+}
+
 }  // namespace lockstep

@@ -19,5 +19,7 @@ OptionTable table_of(Described... options) {
 
 /// The settings of the options that have one of these roles: names and plain values.
 nlohmann::json settings_of(const OptionTable& table, std::initializer_list<Role> roles);
+/// Those that --metrics has: all, but where reports go.
+nlohmann::json reported_settings(const OptionTable& table);
 
 }  // namespace lockstep

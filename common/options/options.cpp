@@ -21,7 +21,7 @@ void add_data_options(OptionParser& parser, Options& o) {
   parser.begin_group("Data");
   parser.add("--data", o.data, "fashion-mnist, mnist, cifar10, synthetic, synthetic:TRAIN:TEST");
   parser.add("--data-dir", o.data_dir, {"folder of the data set's files", Role::per_rank});
-  parser.add("--order", o.order, "of the samples, as PyTorch's: loader, sampler or file");
+  parser.add("--order", o.order, "of the samples, as PyTorch's");
   parser.add_flag("--drop-last", o.drop_last,
                   "leave out the last batch of an epoch if it is short");
   parser.add("--workers", o.workers,
@@ -34,11 +34,11 @@ void add_data_options(OptionParser& parser, Options& o) {
 
 void add_network_options(OptionParser& parser, Options& o) {
   parser.begin_group("Network");
-  parser.add("--model", o.model, "network: seed, seed-bn, seed-skip, mlp or resnet18");
+  parser.add("--model", o.model, "network");
   parser.add("--width", o.width,
              "resnet18: channels of the first block; mlp: a quarter of its features", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
-  parser.add("--init", o.init, "first weights: kaiming (PyTorch's default) or normal (std 0.01)");
+  parser.add("--init", o.init, "first weights: as PyTorch's, or normal with std 0.01");
   parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});
 }
 
@@ -48,7 +48,7 @@ void add_training_options(OptionParser& parser, Options& o) {
   parser.add("--max-steps", o.max_steps,
              {"stop after this many steps; 0: no limit", Role::all_ranks}, {0, 1000000000});
   parser.add("--batch-size", o.batch_size, "samples of one step, over all devices", {1, 1000000});
-  parser.add("--optimizer", o.optimizer, "sgd, adam or adamw");
+  parser.add("--optimizer", o.optimizer, "what updates the weights");
   parser.add("--lr", o.lr, "learning rate; not given: 0.1 for sgd, 0.001 for adam and adamw",
              {0, kLarge});
   parser.add(
@@ -110,30 +110,30 @@ void add_output_options(OptionParser& parser, Options& o) {
 /// Options of some programs only: the reference imitates the other stages, the others are measured
 /// against it.
 void add_comparison_options(OptionParser& parser, const StageInfo& stage, CommandLine& line) {
-  if (!stage.in_parts) parser.leave_out("--emulate");
-  if (stage.baseline.empty()) {
-    if (!stage.in_parts) parser.add_elsewhere("--emulate", "reference", "--emulate");
-  } else {
-    parser.leave_out("--graph");
-    parser.add_flag(
-        "--baseline", line.baseline,
-        fmt::format("show the speed-up over {}, if the weights are the same", stage.baseline));
+  const bool alone = stage.baseline.empty();
+  const std::string reference_stage = alone ? "" : "../" + stage.baseline + "/";
+  if (!stage.in_parts) {
+    parser.is_elsewhere("--emulate", reference_stage + "reference", "--emulate");
   }
+  if (alone) return;
+  parser.is_elsewhere("--graph", reference_stage + stage.baseline, "--graph");
+  parser.begin_group("Output");
+  parser.add_flag(
+      "--baseline", line.baseline,
+      fmt::format("show the speed-up over {}, if the weights are the same", stage.baseline));
 }
 
 /// PyTorch's default for the other two; its SGD has none.
-double default_rate(const std::string& optimizer) {
-  return parse_optimizer(optimizer) == OptimizerKind::sgd ? 0.1 : 0.001;
-}
+double default_rate(OptimizerKind kind) { return kind == OptimizerKind::sgd ? 0.1 : 0.001; }
 
 /// Refuses options of another optimizer, and chooses what was not given.
 void settle_optimizer(const OptionParser& parser, Options& o) {
-  if (parser.given("--momentum") && !parser.given("--optimizer")) o.optimizer = "sgd";
+  if (parser.given("--momentum") && !parser.given("--optimizer")) o.optimizer = OptimizerKind::sgd;
   if (!parser.given("--lr")) o.lr = default_rate(o.optimizer);
-  const bool sgd = parse_optimizer(o.optimizer) == OptimizerKind::sgd;
+  const bool sgd = o.optimizer == OptimizerKind::sgd;
   require(sgd || !parser.given("--momentum"),
           "--momentum: is of sgd, not of {}, whose --betas begin with its like; leave it out",
-          o.optimizer);
+          name_of(o.optimizer));
   for (const char* name : {"--betas", "--eps"}) {
     require(!sgd || !parser.given(name),
             "{}: is of adam and adamw, not of sgd; leave it out, or choose --optimizer adam or "
@@ -143,28 +143,23 @@ void settle_optimizer(const OptionParser& parser, Options& o) {
 }
 
 /// Refuses what was typed and would have no effect.
-void check_use(const OptionParser& parser, const CommandLine& line) {
-  const Options& o = line.options;
+void check_use(const OptionParser& parser, const Options& o, bool baseline) {
   require(o.workers > 0 || !parser.given("--prefetch-factor"),
           "--prefetch-factor: {} needs loader threads; give --workers 1 or more",
           o.prefetch_factor);
-  const ModelKind model = parse_model(o.model);
-  const bool has_width = model == ModelKind::resnet18 || model == ModelKind::mlp;
+  const bool has_width = o.model == ModelKind::resnet18 || o.model == ModelKind::mlp;
   require(has_width || !parser.given("--width"),
           "--width: {} is for --model resnet18 and mlp and has no meaning for {}; leave it out",
-          o.width, o.model);
+          o.width, name_of(o.model));
   require(!has_width || !o.dropout,
-          "--dropout: {} has no dropout layers; leave it out or choose --model seed", o.model);
-  require(!line.baseline || o.epochs > 0,
+          "--dropout: {} has no dropout layers; leave it out or choose --model seed",
+          name_of(o.model));
+  require(!baseline || o.epochs > 0,
           "--baseline: --epochs 0 trains nothing that could be timed; give 1 or more");
 }
 
 /// Checks what a range cannot say, before data is read or a device opened.
 void check(const Options& o) {
-  parse_model(o.model);
-  parse_initializer(o.init);
-  parse_order(o.order);
-  parse_batch_split(o.emulate);
   require(o.betas.size() == 2 && std::ranges::max(o.betas) < 1,
           "--betas: found {}, expected two numbers below 1, for instance 0.9,0.999",
           fmt::join(o.betas, ","));
@@ -172,11 +167,11 @@ void check(const Options& o) {
   require(!o.bind || !o.no_bind, "--bind and --no-bind: leave one of them out");
   require(o.workers > 0 || o.loader_timeout == 0,
           "--loader-timeout: {} needs loader threads; give --workers 1 or more", o.loader_timeout);
-  require(!o.graph || parse_batch_split(o.emulate).kind == BatchSplit::Kind::whole,
+  require(!o.graph || o.emulate.kind == BatchSplit::Kind::whole,
           "--graph: a graph holds one whole batch, --emulate {} divides it; leave one of them out",
-          o.emulate);
+          o.emulate.text());
   require(
-      !o.graph || parse_model(o.model) != ModelKind::seed_skip,
+      !o.graph || o.model != ModelKind::seed_skip,
       "--graph: a graph repeats one step, --model seed-skip leaves a layer out of every second; "
       "leave one of them out");
   require_distinct({{"--load", o.load}, {"--metrics", o.metrics}});  // --save may follow --load
@@ -191,24 +186,25 @@ void add_no_bind(OptionParser& parser, bool& no_bind) {
       {"ranks on CPU devices: let their threads move between all cores", Role::per_rank});
 }
 
-std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
+std::optional<CommandLine> parse_command_line(const StageInfo& stage, Options& options,
+                                              const AddOptions& describe, int argc,
                                               const char* const* argv) {
   CommandLine line;
-  line.options.order = stage.order;
-  line.options.model = stage.model;
-  line.options.optimizer = stage.optimizer;
-  line.options.lr = default_rate(stage.optimizer);
+  options.order = stage.order;
+  options.model = stage.model;
+  options.optimizer = stage.optimizer;
+  options.lr = default_rate(stage.optimizer);
   OptionParser parser(stage.name, stage.summary);
-  line.options.add_to(parser);
+  describe(parser);
   add_comparison_options(parser, stage, line);
-  const size_t common = parser.size();
-  parser.begin_group("Devices");  // the group of a stage's own options, unless it says otherwise
-  if (stage.add_options) stage.add_options(parser);
   if (!parser.parse(argc, argv)) return {};
-  check_use(parser, line);
-  settle_optimizer(parser, line.options);
-  check(line.options);
+  check_use(parser, options, line.baseline);
+  settle_optimizer(parser, options);
+  check(options);
+  std::set<std::string> common{"--baseline"};
+  for (const OptionRow& row : table_of(Options())) common.insert(row.name);
   line.stage_arguments = parser.words_given(common);
+  line.options = options;
   return line;
 }
 
@@ -220,21 +216,19 @@ void Options::add_to(OptionParser& parser) {
   add_output_options(parser, *this);
 }
 
-nlohmann::json Options::to_json() const {
-  return settings_of(table_of(*this),
-                     {Role::all_runs, Role::all_ranks, Role::rounding, Role::per_rank});
-}
+nlohmann::json Options::to_json() const { return reported_settings(table_of(*this)); }
 
 std::vector<std::string> Options::arguments() const {
-  // Defaults are left out, since some must not be given (--width for the seed network). But stages
-  // differ in some defaults.
-  Options defaults;
-  defaults.order.clear(), defaults.model.clear(), defaults.optimizer.clear(), defaults.lr = -1;
-  return words_unlike(table_of(defaults), table_of(*this));
+  // Defaults are left out, since some must not be given (--width for the seed network). But these
+  // differ from stage to stage.
+  const std::set<std::string> stages_choose{"--order", "--model", "--optimizer", "--lr"};
+  OptionTable defaults = table_of(Options());
+  std::erase_if(defaults, [&](const OptionRow& row) { return stages_choose.contains(row.name); });
+  return words_unlike(defaults, table_of(*this));
 }
 
 OptimizerRule Options::optimizer_rule() const {
-  return {.kind = parse_optimizer(optimizer),
+  return {.kind = optimizer,
           .momentum = momentum,
           .weight_decay = weight_decay,
           .beta1 = betas.at(0),
@@ -243,7 +237,7 @@ OptimizerRule Options::optimizer_rule() const {
 }
 
 ModelOptions Options::model_options(const Dataset& images) const {
-  return {.kind = parse_model(model),
+  return {.kind = model,
           .width = width,
           .dropout = dropout,
           .seed = static_cast<uint32_t>(seed),
@@ -255,7 +249,7 @@ ModelOptions Options::model_options(const Dataset& images) const {
 
 DataLoaderOptions Options::train_loader(const Dataset& set, const HostAllocator& allocator) const {
   DataLoaderOptions loader = test_loader(allocator);
-  loader.sampler = make_order(parse_order(order), set.count(), seed);
+  loader.sampler = make_order(order, set.count(), seed);
   loader.drop_last = drop_last;
   return loader;
 }
@@ -280,7 +274,7 @@ LearningRateSchedule Options::schedule(int64_t steps_per_epoch) const {
   // Linear for SGD: Goyal et al., arXiv 1706.02677, section 2.1. Adam's steps are as long as the
   // rate, however large the gradient: Malladi et al., arXiv 2205.10287.
   const double ratio = scale_lr > 0 ? double(batch_size) / scale_lr : 1;
-  const bool sgd = parse_optimizer(optimizer) == OptimizerKind::sgd;
+  const bool sgd = optimizer == OptimizerKind::sgd;
   const double target = lr * (sgd ? ratio : std::sqrt(ratio));
   return {.base = target,
           .warmup_from = scale_lr > 0 ? lr : 0,

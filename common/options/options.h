@@ -4,6 +4,7 @@
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,9 @@ namespace lockstep {
 struct Options {
   std::string data = "fashion-mnist";
   std::string data_dir;
-  std::string model = "seed";
+  ModelKind model = ModelKind::seed;
   int64_t width = 64;
-  std::string init = "kaiming";
+  Initializer init = Initializer::kaiming_uniform;
   int64_t epochs = 1;
   int64_t max_steps = 0;  // 0: no limit
   int64_t batch_size = 64;
@@ -33,14 +34,14 @@ struct Options {
   double warmup_epochs = 0;
   int64_t lr_step = 0;  // epochs; 0: constant
   double lr_gamma = 0.1;
-  std::string optimizer = "sgd";
+  OptimizerKind optimizer = OptimizerKind::sgd;
   double momentum = 0;
   double weight_decay = 0;
   std::vector<double> betas{0.9, 0.999};
   double eps = 1e-8;
   int64_t seed = 1;
-  std::string order = "loader";
-  std::string emulate = "none";
+  OrderKind order = OrderKind::loader;
+  BatchSplit emulate{};
   bool dropout = false;
   std::string devices;  // empty: default_devices()
   int threads_per_device = 1;
@@ -55,10 +56,10 @@ struct Options {
   friend bool operator==(const Options&, const Options&) = default;
 
   /// Describes every option, once: --help, the functions below, the comparison of ranks and
-  /// checkpoints all use this description. A stage without an option leaves it out of its parser.
+  /// checkpoints all use this description.
   void add_to(OptionParser& parser);
 
-  /// The options with their present values, for --metrics.
+  /// The options with their present values, for --metrics (reported_settings()).
   nlohmann::json to_json() const;
   /// The options as a command line: a stage that parses it gets these options.
   std::vector<std::string> arguments() const;
@@ -71,7 +72,7 @@ struct Options {
   int64_t smallest_batch(int64_t samples) const;
   LearningRateSchedule schedule(int64_t steps_per_epoch) const;
   OptimizerRule optimizer_rule() const;
-  Initializer initializer() const { return parse_initializer(init); }
+  Initializer initializer() const { return init; }
   /// The devices named, or the defaults of this machine.
   std::vector<DeviceId> device_ids() const;
   DeviceOptions device_options() const {
@@ -86,7 +87,7 @@ struct Options {
 /// Describes --no-bind alone, for programs that have few options.
 void add_no_bind(OptionParser& parser, bool& no_bind);
 
-/// Where a stage adds options of its own to the common ones.
+/// Where options are added to a parser.
 using AddOptions = std::function<void(OptionParser&)>;
 
 /// What the frame of every main() needs to know about a stage.
@@ -104,12 +105,10 @@ struct StageInfo {
   /// which the reference computes the same, given the number of devices in use (2: "chunk:2").
   /// Called when the command line has been parsed. Empty: normalisation is over the whole batch.
   std::function<std::string(size_t devices)> emulate{};
-  /// The default of --order.
-  std::string order = "loader";
-  /// The default of --model.
-  std::string model = "seed";
-  /// The default of --optimizer; --momentum, which is of sgd, chooses that one.
-  std::string optimizer = "sgd";
+  // Defaults of --order, --model and --optimizer; --momentum, which is of sgd, chooses that one.
+  OrderKind order = OrderKind::loader;
+  ModelKind model = ModelKind::seed;
+  OptimizerKind optimizer = OptimizerKind::sgd;
   /// If the stage runs as several processes: starts them, unless this is one of those, and returns
   /// their exit status.
   std::function<std::optional<int>(const Options&)> start_ranks{};
@@ -121,10 +120,12 @@ struct CommandLine {
   bool baseline = false;                     // --baseline was given
 };
 
-/// Parses the command line of a stage. Returns nothing if that was a request for help, now
+/// Parses the command line of a stage into `options`, which `describe` adds to the parser: all of
+/// the stage's, the common ones among them. Returns nothing if that was a request for help, now
 /// answered: names, defaults and ranges of all options below the summary. Throws BadInput for
 /// unknown options and values out of range, and if an output file could not be written at the end.
-std::optional<CommandLine> parse_command_line(const StageInfo& stage, int argc,
+std::optional<CommandLine> parse_command_line(const StageInfo& stage, Options& options,
+                                              const AddOptions& describe, int argc,
                                               const char* const* argv);
 
 }  // namespace lockstep

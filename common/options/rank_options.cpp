@@ -3,7 +3,6 @@
 #include <cstdlib>
 
 #include "common/core/error.h"
-#include "common/group/backend_choice.h"
 #include "common/rendezvous/launch_contract.h"
 #include "common/system/command_line.h"
 
@@ -20,7 +19,7 @@ void RankOptions::add_to(OptionParser& parser) {
   parser.begin_group("Ranks");
   parser.add(
       "--backend", backend,
-      {"what connects the ranks: nccl, shm (shared memory), tcp, gloo, or auto", Role::rounding});
+      {"what connects the ranks; shm: shared memory; auto: the fastest that fits", Role::rounding});
   parser.add(
       "--init-method", init_method,
       {"where rank 0 is: env:// (MASTER_ADDR and MASTER_PORT) or tcp://HOST:PORT", Role::per_rank});
@@ -59,7 +58,7 @@ bool RankOptions::started_as_rank() const {
 }
 
 ProcessGroupOptions RankOptions::group_options() const {
-  return {.backend = backend == "auto" ? "" : backend,
+  return {.backend = backend == Backend::automatic ? "" : name_of(backend),
           .init_method = init_method,
           .rank = if_given(rank),
           .world_size = if_given(world_size),

@@ -4,13 +4,14 @@
 #include <optional>
 #include <string>
 
+#include "common/group/backend_choice.h"
 #include "common/group/process_group.h"
 #include "common/options/options.h"
 
 namespace lockstep {
 
 struct RankOptions {
-  std::string backend = "auto";                     // nccl, gloo, tcp; auto: the devices' best
+  Backend backend = Backend::automatic;
   std::string init_method = "env://";               // or tcp://HOST:PORT
   int rank = -1, world_size = -1, local_rank = -1;  // -1: not given
   double timeout = 300;                             // seconds

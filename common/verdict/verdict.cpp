@@ -79,14 +79,14 @@ Options proof_options(Options o) {
   o.lr = 0.01;
   o.momentum = o.weight_decay = o.warmup_epochs = o.scale_lr = 0;
   o.lr_step = 0;
-  if (parse_optimizer(o.optimizer) != OptimizerKind::sgd) {
+  if (o.optimizer != OptimizerKind::sgd) {
     o.lr = 1e-4;
     o.betas = Options().betas;
     o.eps = 1e-3;
     o.weight_decay = 0.01;  // all that tells AdamW from Adam
   }
   o.epochs = 1;
-  o.max_steps = parse_model(o.model) == ModelKind::resnet18 ? 1 : 10;
+  o.max_steps = o.model == ModelKind::resnet18 ? 1 : 10;
   o.trace.clear();
   return o;
 }
@@ -133,7 +133,7 @@ Comparison::Comparison(const StageInfo& stage, const CommandLine& line)
                  {}},
       in_parts_{"reference", reference_.path.parent_path() / "reference", {}} {
   require_built(reference_);
-  if (stage.emulate && has_batch_norm(parse_model(options_.model))) {
+  if (stage.emulate && has_batch_norm(options_.model)) {
     stage.emulate(1);  // throws if the options alone rule it out
     require_built(in_parts_);
   }
@@ -183,13 +183,14 @@ Proof Comparison::prove() {
   run_quietly(own_, options);
   const size_t devices = device_count(read_metrics(options.metrics, own_.name), own_.name);
 
-  const ModelKind model = parse_model(options.model);
-  if (stage_.emulate && has_batch_norm(model)) options.emulate = stage_.emulate(devices);
-  const Program& other = options.emulate == "none" ? reference_ : in_parts_;
+  if (stage_.emulate && has_batch_norm(options.model)) {
+    options.emulate = BatchSplit::from(stage_.emulate(devices));
+  }
+  const Program& other = options.emulate == BatchSplit() ? reference_ : in_parts_;
   options.save = reference;
   options.metrics.clear();
   run_quietly(other, options);
-  if (model != ModelKind::resnet18) {
+  if (options.model != ModelKind::resnet18) {
     return {"|w - w_ref| / |w_ref|", weights_distance(own, reference), 1e-5, devices};
   }
   const std::string initial = folder_ / "initial.weights";

@@ -134,7 +134,7 @@ TEST_CASE("What all ranks find, or one of them, is said once", "[faults][ddp]") 
                       "--data: unknown data set 'nothing'");
       check_said_once(jobs, bare + Words{"--data-dir", nowhere}, "fashion-mnist: no file");
       check_said_once(jobs, bare + Words{"--epochs", "x"}, "--epochs: 'x'");
-      check_said_once(jobs, bare + Words{"--backend", "x"}, "--backend: Invalid backend: 'x'");
+      check_said_once(jobs, bare + Words{"--backend", "x"}, "--backend: found 'x', expected auto");
       const Words ranks = bare + Words{"--data", "synthetic:120:10"};
       check_said_once(jobs, ranks + Words{"--load", nowhere}, "cannot open " + nowhere);
       check_said_once(jobs, ranks + Words{"--load", jobs / "short"},
@@ -192,7 +192,7 @@ TEST_CASE("Options that cannot be meant are refused by every rank, or before the
           "[faults][ddp][row59]") {
   const Jobs jobs;
   for (const auto& [options, text] : std::vector<std::pair<Words, std::string>>{
-           {{"--ddp", "magic"}, "--ddp: found magic, expected bucketed or manual"},
+           {{"--ddp", "magic"}, "--ddp: found 'magic', expected bucketed or manual"},
            {{"--all-reduce", "magic"}, "magic"},
            {{"--bucket-mb", "-3"}, "--bucket-mb"},
            {{"--ddp", "manual", "--no-overlap"}, "--no-overlap"},

@@ -80,7 +80,7 @@ TEST_CASE("Options of another optimizer, and betas that are no pair, are refused
   const auto refused = [](const Words& words, const Words& fragments) {
     check_stage_refuses(kSmall + words, fragments);
   };
-  refused({"--optimizer", "lion"}, {"--optimizer: 'lion' is not known; choose sgd, adam or adamw"});
+  refused({"--optimizer", "lion"}, {"--optimizer: found 'lion', expected sgd, adam or adamw"});
   refused({"--betas", "0.9,0.99"}, {"--betas: is of adam and adamw, not of sgd"});
   refused({"--eps", "0.1"}, {"--eps: is of adam and adamw, not of sgd"});
   for (const std::string kind : {"adam", "adamw"}) {
@@ -100,9 +100,10 @@ TEST_CASE("--help lists every option with its default", "[faults]") {
   CHECK(run.status == 0);
   CHECK(run.err.empty());
   for (const std::string fragment :
-       {"--data TEXT=fashion-mnist", "--model TEXT=seed", "--epochs", "=0.1\n",
-        "--order TEXT=loader", "--dropout,--no-dropout{false}", "--metrics", "--trace", "--save",
-        "--load", "--devices", "--data-dir", "--drop-last", "--init TEXT=kaiming"}) {
+       {"--data TEXT=fashion-mnist", "--model {seed,seed-bn,seed-skip,mlp,resnet18}=seed",
+        "--epochs", "=0.1\n", "--order {loader,sampler,file}=loader",
+        "--dropout,--no-dropout{false}", "--metrics", "--trace", "--save", "--load", "--devices",
+        "--data-dir", "--drop-last", "--init {kaiming,normal}=kaiming"}) {
     CHECK_THAT(run.out, ContainsSubstring(fragment));
   }
   // Every range that the help shows is tested above, and the other way round.

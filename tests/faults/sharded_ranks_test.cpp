@@ -58,9 +58,10 @@ TEST_CASE("Ranks that would share out differently are told so, once", "[faults][
 TEST_CASE("Options of sharding that have no meaning are refused in one line", "[faults][sharded]") {
   for (const auto& [options, text] : std::vector<std::pair<Words, std::string>>{
            {{"--shard", "all"},
-            "--shard: 'all', expected none, optimizer, gradients or parameters"},
-           {{"--unit", "0"}, "--unit: '0', expected layer, block, model, or MiB"},
-           {{"--reshard-after-forward", "maybe"}, "'maybe', expected yes or no"},
+            "--shard: found 'all', expected none, optimizer, gradients or parameters"},
+           {{"--unit", "0"}, "--unit: found '0', expected layer, block, model, or MiB"},
+           {{"--reshard-after-forward", "maybe"},
+            "--reshard-after-forward: found 'maybe', expected yes or no"},
            {{"--shard", "optimizer", "--prefetch", "2"}, "--prefetch: for --shard parameters"},
            {{"--prefetch", "-1"}, "--prefetch"},
            {{"--bucket-mb", "1"}, "--bucket-mb"}}) {

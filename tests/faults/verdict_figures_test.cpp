@@ -157,10 +157,15 @@ TEST_CASE("Efficiency is the speed-up per device", "[verdict]") {
 
 // --- Options as a command line -------------------------------------------------------------------
 
-CommandLine parse(const StageInfo& stage, const Words& words) {
+CommandLine parse(const StageInfo& stage, const Words& words, const AddOptions& add_others = {}) {
+  Options options;
+  const auto describe = [&](OptionParser& parser) {
+    options.add_to(parser);
+    if (add_others) add_others(parser);
+  };
   std::vector<const char*> argv{"program"};
   for (const std::string& word : words) argv.push_back(word.c_str());
-  return *parse_command_line(stage, int(argv.size()), argv.data());
+  return *parse_command_line(stage, options, describe, int(argv.size()), argv.data());
 }
 
 nlohmann::json all_of(const Options& options) {
@@ -172,18 +177,18 @@ nlohmann::json all_of(const Options& options) {
 /// Sets of options that go together; between them they change every option.
 std::vector<Options> changed_options(const TempDir& folder) {
   Options a;
-  a.data = "synthetic:20:10", a.data_dir = "-a folder's \"name\"", a.model = "resnet18";
-  a.width = 9, a.init = "normal", a.epochs = 3, a.max_steps = 7, a.batch_size = 65;
+  a.data = "synthetic:20:10", a.data_dir = "-a folder's \"name\"", a.model = ModelKind::resnet18;
+  a.width = 9, a.init = Initializer::normal, a.epochs = 3, a.max_steps = 7, a.batch_size = 65;
   a.lr = 0.1 + 0.2, a.scale_lr = 1e-7, a.warmup_epochs = 1.0 / 3, a.lr_step = 2;
   a.lr_gamma = 0.7, a.momentum = 0.9, a.weight_decay = 5e-4, a.seed = 4294967295;
-  a.order = "sampler", a.emulate = "micro:3", a.devices = "cpu:1,cpu:0";
+  a.order = OrderKind::sampler, a.emulate = BatchSplit::from("micro:3"), a.devices = "cpu:1,cpu:0";
   a.threads_per_device = 2, a.tf32 = a.nchw = true, a.bind = true, a.workers = 3;
   a.prefetch_factor = 5, a.loader_timeout = 2.5, a.drop_last = true, a.log_interval = 9,
   a.load = "--here";
   a.metrics = folder / "m n", a.trace = folder / "t", a.save = folder / "s";
   Options b;
   b.dropout = b.graph = b.no_bind = true, b.workers = 0, b.data = "synthetic";
-  b.optimizer = "adamw", b.betas = {1.0 / 3, 0.98}, b.eps = 1e-7;
+  b.optimizer = OptimizerKind::adamw, b.betas = {1.0 / 3, 0.98}, b.eps = 1e-7;
   return {Options(), a, b};
 }
 
@@ -193,9 +198,9 @@ TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {
   const StageInfo other{.name = "06-test",
                         .summary = "-",
                         .in_parts = true,
-                        .order = "sampler",
-                        .model = "seed-bn",
-                        .optimizer = "adamw"};
+                        .order = OrderKind::sampler,
+                        .model = ModelKind::seed_bn,
+                        .optimizer = OptimizerKind::adamw};
   const nlohmann::json defaults = all_of(Options());
   std::set<std::string> changed, shown;
   for (const Options& options : changed_options(folder)) {
@@ -219,7 +224,7 @@ TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {
 TEST_CASE("A learning rate that is not given is the optimizer's, and --momentum chooses SGD",
           "[verdict]") {
   const StageInfo plain{.name = "01-test", .summary = "-"};
-  const StageInfo adam{.name = "06-test", .summary = "-", .optimizer = "adamw"};
+  const StageInfo adam{.name = "06-test", .summary = "-", .optimizer = OptimizerKind::adamw};
   using Words = std::vector<std::string>;
   for (const auto& [stage, words, optimizer, lr] :
        std::vector<std::tuple<StageInfo, Words, std::string, double>>{
@@ -232,7 +237,7 @@ TEST_CASE("A learning rate that is not given is the optimizer's, and --momentum 
            {adam, {"--lr", "0.5"}, "adamw", 0.5}}) {
     const Options options = parse(stage, words).options;
     INFO(fmt::format("{} {}", stage.name, fmt::join(words, " ")));
-    CHECK(options.optimizer == optimizer);
+    CHECK(name_of(options.optimizer) == optimizer);
     CHECK(options.lr == lr);
   }
 }
@@ -243,26 +248,24 @@ TEST_CASE("A stage's own options are kept as they were typed, numbers without ze
   int number = 0;
   bool on = false, off = true;
   std::vector<int> list;
-  const StageInfo stage{.name = "02-test",
-                        .summary = "-",
-                        .add_options =
-                            [&](OptionParser& parser) {
-                              parser.add("--text", text, "");
-                              parser.add("--unused", unused, "");
-                              parser.add("-n,--number", number, "");
-                              parser.add_flag("--on", on, "");
-                              parser.add_flag("--off,!--no-off", off, "");
-                              parser.add("--list", list, "");
-                            },
-                        .baseline = "01-test"};
-  const CommandLine typed =
-      parse(stage, {"--text", "a b=c", "--lr", "0.5", "-n", "007", "--on", "--no-off", "--list",
-                    "1,2", "--baseline", "--order", "file"});
+  const auto add = [&](OptionParser& parser) {
+    parser.add("--text", text, "");
+    parser.add("--unused", unused, "");
+    parser.add("-n,--number", number, "");
+    parser.add_flag("--on", on, "");
+    parser.add_flag("--off,!--no-off", off, "");
+    parser.add("--list", list, "");
+  };
+  const StageInfo stage{.name = "02-test", .summary = "-", .baseline = "01-test"};
+  const CommandLine typed = parse(stage,
+                                  {"--text", "a b=c", "--lr", "0.5", "-n", "007", "--on",
+                                   "--no-off", "--list", "1,2", "--baseline", "--order", "file"},
+                                  add);
   CHECK(typed.baseline);
   CHECK(typed.stage_arguments ==
         Words{"--text", "a b=c", "--number", "7", "--on=true", "--off=false", "--list", "1", "2"});
   text = "", number = 0, on = false, off = true, list = {};
-  const CommandLine again = parse(stage, typed.options.arguments() + typed.stage_arguments);
+  const CommandLine again = parse(stage, typed.options.arguments() + typed.stage_arguments, add);
   CHECK(again.options == typed.options);
   CHECK_FALSE(again.baseline);
   CHECK((text == "a b=c" && number == 7 && on && !off && list == std::vector<int>{1, 2}));
@@ -274,12 +277,14 @@ TEST_CASE("Only the reference emulates, only the others have a baseline", "[verd
   const StageInfo second{.name = "02-test", .summary = "-", .baseline = "01-test"};
   const std::vector<std::string> emulate{"--emulate", "chunk:2"};
   const std::vector<std::string> no_epochs{"--baseline", "--epochs", "0"};
-  CHECK(parse(reference, emulate).options.emulate == "chunk:2");
+  CHECK(parse(reference, emulate).options.emulate.text() == "chunk:2");
   CHECK(error_of([&] { parse(first, emulate); }) ==
         "--emulate: 01-test has no such option; start: reference --emulate chunk:2");
   CHECK_THAT(error_of([&] { parse(first, {"--baseline"}); }), ContainsSubstring("--baseline"));
-  CHECK_THAT(error_of([&] { parse(second, emulate); }), ContainsSubstring("--emulate"));
-  CHECK_THAT(error_of([&] { parse(second, {"--graph"}); }), ContainsSubstring("--graph"));
+  CHECK(error_of([&] { parse(second, emulate); }) ==
+        "--emulate: 02-test has no such option; start: ../01-test/reference --emulate chunk:2");
+  CHECK(error_of([&] { parse(second, {"--graph"}); }) ==
+        "--graph: 02-test has no such option; start: ../01-test/01-test --graph");
   CHECK_THAT(error_of([&] { parse(second, no_epochs); }), ContainsSubstring("--epochs 0"));
 }
 

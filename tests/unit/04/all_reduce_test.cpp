@@ -117,13 +117,5 @@ TEST_CASE("A message too many, or too few, is in what a rank has sent", "[ddp][a
   }
 }
 
-TEST_CASE("Ways of reducing have names", "[ddp][allreduce]") {
-  CHECK(parse_all_reduce("ring") == AllReduceKind::ring);
-  CHECK(parse_all_reduce("naive") == AllReduceKind::naive);
-  CHECK(parse_all_reduce("library") == AllReduceKind::library);
-  CHECK(testing::message_of<BadInput>([] { parse_all_reduce("tree"); }) ==
-        "--all-reduce: 'tree', expected ring, naive or library");
-}
-
 }  // namespace
 }  // namespace lockstep

@@ -237,12 +237,12 @@ std::vector<Part> cut(const Indices& samples, int64_t size, int rank) {
 
 /// Rank `rank` of four deals ten samples in the order of PyTorch's sampler, epoch by epoch.
 void check_padded(const Dataset& ten, const Options& options, int rank) {
-  INFO("rank " << rank << ", order " << options.order << ", batches of " << options.batch_size
-               << (options.drop_last ? ", drop last" : ""));
+  INFO("rank " << rank << ", order " << name_of(options.order) << ", batches of "
+               << options.batch_size << (options.drop_last ? ", drop last" : ""));
   ShardLoader loader(ten, options, allocate_host, rank, 4, Sharding::padded);
   DistributedSampler sampler(10, {.rank = rank,
                                   .world_size = 4,
-                                  .shuffle = options.order == "sampler",
+                                  .shuffle = options.order == OrderKind::sampler,
                                   .seed = static_cast<uint64_t>(options.seed),
                                   .drop_last = options.drop_last});
   for (const int64_t epoch : {0, 1, 3}) {
@@ -263,7 +263,7 @@ TEST_CASE("Padded, a loader's epochs are those of PyTorch's sampler, whole batch
     options.batch_size = batch_size;
     for (const bool drop_last : {false, true}) {
       options.drop_last = drop_last;
-      for (const std::string order : {"sampler", "file"}) {
+      for (const OrderKind order : {OrderKind::sampler, OrderKind::file}) {
         options.order = order;
         for (int rank = 0; rank < 4; ++rank) check_padded(ten, options, rank);
       }
@@ -277,7 +277,7 @@ TEST_CASE("Not padded, a loader's parts are those of stage 01's batches, from an
   Options options;
   options.batch_size = 8;
   options.workers = 0;
-  options.order = "sampler";
+  options.order = OrderKind::sampler;
   for (int rank = 0; rank < 4; ++rank) {
     INFO("rank " << rank);
     ShardLoader loader(set, options, allocate_host, rank, 4, Sharding::global_batch);
@@ -309,7 +309,7 @@ TEST_CASE("Not padded, a loader's parts are those of stage 01's batches, from an
 TEST_CASE("A world of no ranks is refused before anything is dealt to it", "[sampler][row95]") {
   const Dataset set = numbered_images(10);
   Options options;
-  options.order = "sampler";
+  options.order = OrderKind::sampler;
   for (const int world_size : {0, -1}) {
     const auto told = [&](const std::function<void()>& deal) {
       CHECK(message_of<BadInput>(deal) ==

@@ -23,16 +23,16 @@ constexpr int64_t kStepsOfEpoch = 4;
 /// A rank alone, with a network of ten numbers, that saves by a plan.
 struct PlannedRun {
   explicit PlannedRun(const fs::path& directory, int64_t save_every = 0)
-      : plan(files_of({*network, parameters, optimizer}), ranks.world->communicator(0), group,
-             options(directory, save_every), kStepsOfEpoch, [this] { settle(); }) {
+      : plan(options(directory, save_every), files_of({*network, parameters, optimizer}),
+             ranks.world->communicator(0), group, kStepsOfEpoch, [this] { settle(); }) {
     device.kernels().fill(device.stream, 1, parameters.values());
   }
-  static CheckpointStageOptions options(const fs::path& directory, int64_t save_every) {
-    CheckpointStageOptions own;
-    own.directory = directory;
-    own.save_every = save_every;
-    own.keep = 100;
-    return own;
+  static SavingOptions options(const fs::path& directory, int64_t save_every) {
+    SavingOptions saving;
+    saving.directory = directory;
+    saving.save_every = save_every;
+    saving.keep = 100;
+    return saving;
   }
   static std::unique_ptr<Module> make() {
     auto network = std::make_unique<Sequential>();

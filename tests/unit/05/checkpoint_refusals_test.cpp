@@ -202,10 +202,12 @@ TEST_CASE("A run with other settings is told the first difference", "[checkpoint
   const auto differs = [&](const std::function<void(Options&)>& change, const std::string& text) {
     CHECK_THAT(refusal(change), ContainsSubstring(text));
   };
-  differs([](Options& o) { o.model = "seed"; }, "saved with model \"seed-bn\", this run has");
-  differs([](Options& o) { o.order = "file"; }, "order \"sampler\", this run has \"file\"");
+  differs([](Options& o) { o.model = ModelKind::seed; },
+          "saved with model \"seed-bn\", this run has");
+  differs([](Options& o) { o.order = OrderKind::file; },
+          "order \"sampler\", this run has \"file\"");
   differs([](Options& o) { o.momentum = 0; }, "momentum 0.9, this run has 0");
-  differs([](Options& o) { o.optimizer = "adamw", o.momentum = 0, o.betas[0] = 0.8; },
+  differs([](Options& o) { o.optimizer = OptimizerKind::adamw, o.momentum = 0, o.betas[0] = 0.8; },
           "saved with optimizer \"sgd\", this run has \"adamw\"; resume with the options");
   differs([](Options& o) { o.seed = 2; }, "seed 1, this run has 2");
   differs([](Options& o) { o.dropout = false; }, "dropout true, this run has false");
@@ -221,7 +223,7 @@ TEST_CASE("A run with other settings is told the first difference", "[checkpoint
 TEST_CASE("Another world size is refused, or allowed with a statement", "[checkpoint][row119]") {
   const TempDir folder;
   RunOptions run(folder.path());
-  run.options.model = "seed";  // batch normalisation sees a rank's part
+  run.options.model = ModelKind::seed;  // batch normalisation sees a rank's part
   train_and_save(4, run, 3);
   const auto straight = trained_straight(4, 6, run);
 

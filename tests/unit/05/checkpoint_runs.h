@@ -32,10 +32,10 @@ namespace lockstep::testing::checkpoints {
 /// 20 images: 4 batches of an epoch, of which the last has 2. Everything that has a state is on:
 /// batch normalisation, dropout, momentum, a schedule, an order that changes.
 struct RunOptions {
-  Options options{};
+  CheckpointStageOptions options{};
   CheckpointOptions checkpoints{};
   RunOptions() {
-    options.model = "seed-bn";
+    options.model = ModelKind::seed_bn;
     options.data = "synthetic:20:8";
     options.batch_size = 6;
     options.lr = 0.05;
@@ -43,7 +43,7 @@ struct RunOptions {
     options.lr_gamma = 0.7;
     options.momentum = 0.9;
     options.dropout = true;
-    options.order = "sampler";
+    options.order = OrderKind::sampler;
     options.workers = 0;
   }
   explicit RunOptions(const std::filesystem::path& directory) : RunOptions() {
@@ -88,7 +88,7 @@ class Trainee {
     checkpointer =
         std::make_unique<Checkpointer>(files_of(trained()), ranks, exchange, run.checkpoints);
     state.world_size = world_size_;
-    state.settings = training_settings(options, CheckpointStageOptions(), training_data());
+    state.settings = training_settings(table_of(options), training_data());
   }
 
   Trained trained() { return {replica->inner(), parameters, optimizer}; }
@@ -118,7 +118,7 @@ class Trainee {
             batches_tracked(replica->inner())};
   }
 
-  Options options;
+  CheckpointStageOptions options;
   std::unique_ptr<Device> device;
   Stream stream = device->create_stream("compute");
   Stream communication = device->create_stream("communication");

@@ -126,7 +126,7 @@ TEST_CASE("A checkpoint holds what its state says", "[checkpoint][row106]") {
 TEST_CASE("A run with AdamW resumes to the same bits, its moments and its step", "[checkpoint]") {
   const TempDir folder;
   RunOptions run;
-  run.options.optimizer = "adamw", run.options.momentum = 0;
+  run.options.optimizer = OptimizerKind::adamw, run.options.momentum = 0;
   run.options.lr = 0.01, run.options.weight_decay = 0.1;
   const auto straight = trained_straight(2, 10, run);
   run.checkpoints = RunOptions(folder.path()).checkpoints;

@@ -1,5 +1,7 @@
 // The settings that ranks compare before the first step, and those that a checkpoint keeps.
 
+#include <array>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -11,6 +13,7 @@
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/options/described.h"
+#include "tests/support/captured_output.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/free_port.h"
@@ -27,10 +30,19 @@ using Names = std::set<std::string>;
 
 /// What a rank is started with: its options and data.
 struct Started {
-  Options options{};
-  CheckpointStageOptions own{};
-  const DdpStageOptions& own_of_stage04() const { return own; }
+  CheckpointStageOptions options{};
   std::string images = "synthetic:20:8";  // the data set that it finds
+
+  OptionTable table() const { return table_of(options); }
+  /// Without the groups that stage 05 adds.
+  OptionTable table_of_stage04() const {
+    DdpStageOptions those;
+    static_cast<Options&>(those) = options;
+    those.ranks = options.ranks;
+    those.replica = options.replica;
+    those.step = options.step;
+    return table_of(those);
+  }
 };
 
 /// Another value of one setting, and the name that the message has for it.
@@ -43,9 +55,9 @@ struct Change {
 const std::vector<Change>& changes_of_stage04() {
   static const auto& changes = *new std::vector<Change>{
       {"data", [](Started& s) { s.options.data = "mnist"; }},
-      {"model", [](Started& s) { s.options.model = "seed-bn"; }},
+      {"model", [](Started& s) { s.options.model = ModelKind::seed_bn; }},
       {"width", [](Started& s) { s.options.width = 32; }},
-      {"init", [](Started& s) { s.options.init = "normal"; }},
+      {"init", [](Started& s) { s.options.init = Initializer::normal; }},
       {"epochs", [](Started& s) { s.options.epochs = 2; }},
       {"max_steps", [](Started& s) { s.options.max_steps = 7; }},
       {"batch_size", [](Started& s) { s.options.batch_size = 32; }},
@@ -54,38 +66,39 @@ const std::vector<Change>& changes_of_stage04() {
       {"warmup_epochs", [](Started& s) { s.options.warmup_epochs = 0.5; }},
       {"lr_step", [](Started& s) { s.options.lr_step = 3; }},
       {"lr_gamma", [](Started& s) { s.options.lr_gamma = 0.5; }},
-      {"optimizer", [](Started& s) { s.options.optimizer = "adam"; }},
+      {"optimizer", [](Started& s) { s.options.optimizer = OptimizerKind::adam; }},
       {"momentum", [](Started& s) { s.options.momentum = 0.9; }},
       {"betas", [](Started& s) { s.options.betas[1] = 0.99; }},
       {"eps", [](Started& s) { s.options.eps = 1e-3; }},
       {"weight_decay", [](Started& s) { s.options.weight_decay = 0.1; }},
       {"seed", [](Started& s) { s.options.seed = 2; }},
-      {"order", [](Started& s) { s.options.order = "file"; }},
-      {"emulate", [](Started& s) { s.options.emulate = "chunk:2"; }},
+      {"order", [](Started& s) { s.options.order = OrderKind::file; }},
+      {"emulate", [](Started& s) { s.options.emulate = BatchSplit::from("chunk:2"); }},
       {"dropout", [](Started& s) { s.options.dropout = true; }},
       {"graph", [](Started& s) { s.options.graph = true; }},
       {"tf32", [](Started& s) { s.options.tf32 = true; }},
       {"drop_last", [](Started& s) { s.options.drop_last = true; }},
-      {"ddp", [](Started& s) { s.own.ddp = "manual"; }},
-      {"all_reduce", [](Started& s) { s.own.all_reduce = "ring"; }},
-      {"bucket_mb", [](Started& s) { s.own.bucket_mb = 1; }},
-      {"no_broadcast_buffers", [](Started& s) { s.own.no_broadcast_buffers = true; }},
-      {"find_unused_parameters", [](Started& s) { s.own.find_unused_parameters = true; }},
-      {"accumulate", [](Started& s) { s.own.accumulate = 2; }},
-      {"clip_norm", [](Started& s) { s.own.clip_norm = 1; }},
-      {"pad", [](Started& s) { s.own.pad = true; }},
+      {"ddp", [](Started& s) { s.options.replica.ddp = ReplicaKind::manual; }},
+      {"all_reduce", [](Started& s) { s.options.replica.all_reduce = AllReduceKind::ring; }},
+      {"bucket_mb", [](Started& s) { s.options.replica.buckets.bucket_mb = 1; }},
+      {"no_broadcast_buffers", [](Started& s) { s.options.step.no_broadcast_buffers = true; }},
+      {"find_unused_parameters",
+       [](Started& s) { s.options.replica.find_unused_parameters = true; }},
+      {"accumulate", [](Started& s) { s.options.step.accumulate = 2; }},
+      {"clip_norm", [](Started& s) { s.options.step.clip_norm = 1; }},
+      {"pad", [](Started& s) { s.options.step.pad = true; }},
       {"training_samples", [](Started& s) { s.images = "synthetic:21:8"; }},
       {"test_samples", [](Started& s) { s.images = "synthetic:20:9"; }}};
   return changes;
 }
 
 const std::vector<Change>& changes_of_stage05() {
-  static const auto& changes =
-      *new std::vector<Change>{{"sync_bn", [](Started& s) { s.own.no_sync_bn = true; }},
-                               {"sync_bn_group", [](Started& s) { s.own.sync_bn_group = 2; }},
-                               {"saves", [](Started& s) { s.own.directory = "somewhere"; }},
-                               {"save_every", [](Started& s) { s.own.save_every = 5; }},
-                               {"resumes", [](Started& s) { s.own.resume = "auto"; }}};
+  static const auto& changes = *new std::vector<Change>{
+      {"sync_bn", [](Started& s) { s.options.sync_bn.no_sync_bn = true; }},
+      {"sync_bn_group", [](Started& s) { s.options.sync_bn.sync_bn_group = 2; }},
+      {"saves", [](Started& s) { s.options.saving.directory = "somewhere"; }},
+      {"save_every", [](Started& s) { s.options.saving.save_every = 5; }},
+      {"resumes", [](Started& s) { s.options.saving.resume = "auto"; }}};
   return changes;
 }
 
@@ -152,7 +165,7 @@ const std::map<Role, Names>& names_by_role() {
 
 TEST_CASE("Every option says who must have the same value, and no other option has its name",
           "[ddp][checkpoint]") {
-  const OptionTable table = table_of(Options(), CheckpointStageOptions());
+  const OptionTable table = table_of(CheckpointStageOptions());
   std::map<Role, Names> found;
   for (const OptionRow& row : table) {
     INFO(row.name);
@@ -169,11 +182,12 @@ TEST_CASE("Every option says who must have the same value, and no other option h
 Started run_of_the_lists() {
   Started run;
   run.images = run.options.data = "synthetic:32:8";
-  run.options.model = "seed-bn", run.options.order = "sampler", run.options.devices = "cpu:0";
+  run.options.model = ModelKind::seed_bn, run.options.order = OrderKind::sampler,
+  run.options.devices = "cpu:0";
   run.options.batch_size = 16, run.options.lr = 0.05, run.options.max_steps = 3;
   run.options.threads_per_device = 2, run.options.metrics = "m.json";
-  run.own.accumulate = 2, run.own.clip_norm = 3;
-  run.own.directory = "c", run.own.save_every = 1;
+  run.options.step.accumulate = 2, run.options.step.clip_norm = 3;
+  run.options.saving.directory = "c", run.options.saving.save_every = 1;
   return run;
 }
 
@@ -204,7 +218,7 @@ TEST_CASE("Metrics and checkpoints have the names and values that they always ha
   const Started run = run_of_the_lists();
   CHECK(run.options.to_json().dump() == kConfigOfTheLists);
   ProcessGroup group = group_alone();
-  json kept = first_state(run.options, run.own, images_of(run), group, {}).settings;
+  json kept = first_state(run.table(), images_of(run), group, {}).settings;
   if (testing::kDouble) kept["precision"] = "float32";
   CHECK(kept.dump() == kKeptOfTheLists);
 }
@@ -228,11 +242,7 @@ std::vector<std::vector<std::string>> compared(const std::vector<Change>& change
       Started started;
       if (rank == 1) change.apply(started);
       const DatasetPair& data = images_of(started);
-      if (stage05) {
-        require_same_settings(group, started.options, started.own, data);
-      } else {
-        require_same_settings(group, started.options, started.own_of_stage04(), data);
-      }
+      require_same_settings(group, stage05 ? started.table() : started.table_of_stage04(), data);
     });
     for (size_t rank : {0u, 1u}) told[rank].push_back(errors.at(rank));
   }
@@ -262,8 +272,7 @@ TEST_CASE("Ranks compare every setting that weights depend on, and tell its name
 
 TEST_CASE("No setting is forgotten by the comparison, or by its test", "[ddp]") {
   const Started started;
-  const json shared =
-      shared_settings(started.options, started.own_of_stage04(), images_of(started));
+  const json shared = shared_settings(started.table_of_stage04(), images_of(started));
   CHECK(shared["precision"] == (testing::kDouble ? "float64" : "float32"));
   Names tested{"precision"}, options;
   for (const Change& change : changes_of_stage04()) tested.insert(change.name);
@@ -280,7 +289,7 @@ TEST_CASE("No setting is forgotten by the comparison, or by its test", "[ddp]") 
 
 TEST_CASE("A checkpoint keeps every setting but how long the run is", "[checkpoint]") {
   const auto settings = [](const Started& started) {
-    return training_settings(started.options, started.own, images_of(started));
+    return training_settings(started.table(), images_of(started));
   };
   const json begin = settings({});
   Names expected{"precision", "threads_per_device", "backend",
@@ -302,8 +311,7 @@ TEST_CASE("A checkpoint keeps every setting but how long the run is", "[checkpoi
 TEST_CASE("A run does not go on with another value of any setting it began with", "[checkpoint]") {
   const Started started;
   ProcessGroup group = group_alone();
-  const json saved =
-      first_state(started.options, started.own, images_of(started), group, {}).settings;
+  const json saved = first_state(started.table(), images_of(started), group, {}).settings;
   for (const std::string& name : names_of(saved)) {
     INFO(name);
     json other = saved;
@@ -319,10 +327,21 @@ TEST_CASE("A run does not go on with another value of any setting it began with"
   }
 }
 
+TEST_CASE("A stage resumes what was saved with an option that it has no longer, if by default",
+          "[checkpoint]") {
+  json saved = training_settings(Started().table(), images_of({}));
+  json found = saved;
+  found.erase("ddp");
+  CHECK_NOTHROW(require_saved_settings(saved, found, "F"));
+  saved["ddp"] = "manual";
+  CHECK_THAT(message_of<BadInput>([&] { require_saved_settings(saved, found, "F"); }),
+             StartsWith("F was saved with ddp \"manual\", this run has \"bucketed\""));
+}
+
 TEST_CASE("An option that there was not yet when a checkpoint was saved had its default",
           "[checkpoint]") {
   const Started started;
-  const json found = training_settings(started.options, started.own, images_of(started));
+  const json found = training_settings(started.table(), images_of(started));
   json saved = found;
   saved.erase("sync_bn_group");
   CHECK_NOTHROW(require_saved_settings(saved, found, "F"));
@@ -332,13 +351,60 @@ TEST_CASE("An option that there was not yet when a checkpoint was saved had its 
              StartsWith("F was saved with sync_bn_group 0, this run has 2"));
 }
 
+// --- How to add an option ------------------------------------------------------------------------
+
+enum class Shade { light, dark };
+constexpr auto words_of(Shade) { return std::array{"light", "dark"}; }
+
+/// The options of this stage after somebody has done what common/README.md says.
+struct WithOneMore : CheckpointStageOptions {
+  Shade shade = Shade::light;
+
+  void add_to(OptionParser& parser) {
+    CheckpointStageOptions::add_to(parser);
+    parser.add("--shade", shade, "of the colour");
+  }
+};
+
+TEST_CASE("A member and one add() are an option: in the help, between ranks, in files",
+          "[options][checkpoint]") {
+  WithOneMore usual, options;
+  OptionParser parser("program", "-");
+  options.add_to(parser);
+  const testing::TempDir folder;
+  {
+    const testing::CapturedOutput output(folder / "help");
+    const char* const words[] = {"program", "--help"};
+    parser.parse(2, words);
+  }
+  std::stringstream help;
+  help << std::ifstream(folder / "help").rdbuf();
+  CHECK_THAT(help.str(), Catch::Matchers::ContainsSubstring("--shade {light,dark}=light"));
+  const char* const words[] = {"program", "--shade", "dark"};
+  CHECK(parser.parse(3, words));
+  const OptionTable before = table_of(usual), now = table_of(options);
+  CHECK(reported_settings(now)["shade"] == "dark");
+  CHECK(words_unlike(before, now) == std::vector<std::string>{"--shade", "dark"});
+
+  const DatasetPair& data = images_of({});
+  const int port = testing::free_port();
+  const auto told = testing::run_ranks(2, [&](int rank) {
+    ProcessGroup group(testing::contract_of(rank, 2, port), {.backend = "tcp"});
+    require_same_settings(group, rank == 0 ? before : now, data);
+  });
+  CHECK_THAT(told.at(0), StartsWith("shade: rank 0 has \"light\", rank 1 has \"dark\""));
+  const json saved = training_settings(before, data), found = training_settings(now, data);
+  CHECK_THAT(message_of<BadInput>([&] { require_saved_settings(saved, found, "F"); }),
+             StartsWith("F was saved with shade \"light\", this run has \"dark\""));
+}
+
 TEST_CASE("A run begins with the learning rate of its first step", "[checkpoint]") {
   Started started;
   started.options.lr = 0.5;
   started.options.warmup_epochs = 2;
   ProcessGroup group = group_alone();
   const auto begin = [&] {
-    return first_state(started.options, started.own, images_of(started), group,
+    return first_state(started.table(), images_of(started), group,
                        started.options.schedule(/*steps_per_epoch=*/4));
   };
   TrainingState state = begin();
@@ -351,7 +417,7 @@ TEST_CASE("A run begins with the learning rate of its first step", "[checkpoint]
   CHECK(state.settings["sync_bn"] == true);
   CHECK(state.settings["backend"] == "tcp");
   started.options.warmup_epochs = 0;
-  started.own.no_sync_bn = true;
+  started.options.sync_bn.no_sync_bn = true;
   state = begin();
   CHECK(state.learning_rate == 0.5);
   CHECK(state.settings["sync_bn"] == false);

@@ -28,7 +28,7 @@ TrainingState after(int64_t steps) {
 }
 
 Setting setting_of(ShardKind kind, const OptimizerRule& rule, const std::string& unit = "layer") {
-  return {{.kind = kind, .unit = parse_unit(unit)}, rule, small_network(ModelKind::seed_bn)};
+  return {{.kind = kind, .unit = UnitSize::from(unit)}, rule, small_network(ModelKind::seed_bn)};
 }
 
 void save(ShardedMember& member, const fs::path& directory, int64_t steps = kSavedSteps) {
@@ -113,7 +113,7 @@ TEST_CASE("Training that goes on in any other way ends with one device's weights
   std::vector<Samples> steps;
   for (uint32_t step = 0; step < 4; ++step) steps.emplace_back(6, step + 1);
   const auto of_kind = [](ShardKind kind, const OptimizerRule& rule, const std::string& unit) {
-    return Setting{{.kind = kind, .unit = parse_unit(unit)}, rule};
+    return Setting{{.kind = kind, .unit = UnitSize::from(unit)}, rule};
   };
   for (const OptimizerRule& rule : {kMomentum, kAdam}) {
     const Values expected = single_device_weights(steps, rule);

@@ -61,7 +61,7 @@ struct Told {
     Options options;
     options.batch_size = 4;
     options.log_interval = 2;
-    options.model = "resnet18";
+    options.model = ModelKind::resnet18;
     options.metrics = folder / "metrics";
     options.trace = folder / "trace";
     const Tensor loss = Tensor::empty(stream, {1});

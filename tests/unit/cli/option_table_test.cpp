@@ -2,7 +2,7 @@
 
 #include "common/cli/option_table.h"
 
-#include <map>
+#include <array>
 
 #include "common/cli/option_parser.h"
 #include "common/core/error.h"
@@ -17,6 +17,19 @@ namespace {
 using Words = std::vector<std::string>;
 using testing::message_of;
 
+enum class Shade { light, very_dark };
+constexpr auto words_of(Shade) { return std::array{"light", "very-dark"}; }
+
+/// "3s"
+struct Seconds {
+  int number = 3;
+  static Seconds from(const std::string& text) {
+    require(text == "4s", "--wait: found '{}', expected 4s", text);
+    return {4};
+  }
+  std::string text() const { return fmt::format("{}s", number); }
+};
+
 /// An option of every kind, as a stage describes its own.
 struct EveryKind {
   std::string text = "a";
@@ -27,6 +40,10 @@ struct EveryKind {
   std::vector<int> numbers{1, 2};
   Words texts{"x"};
   std::string file;
+  Shade shade = Shade::light;
+  std::vector<Shade> shades{Shade::very_dark, Shade::light};
+  bool again = true;
+  Seconds wait;
 
   void add_to(OptionParser& parser) {
     parser.add("--text", text, "nothing is said of who must have the same");
@@ -38,6 +55,10 @@ struct EveryKind {
     parser.add("--texts", texts, {"", Role::per_rank});
     parser.add_output("--file", file,
                       {"", Role::report, "has_file", [this] { return !file.empty(); }});
+    parser.add("--shade", shade, {"of the colour", Role::per_rank});
+    parser.add("--shades", shades, {"", Role::per_rank});
+    parser.add("--again", again, {"", Role::per_rank});
+    parser.add("--wait", wait, {"", Role::per_rank});
   }
 };
 
@@ -49,7 +70,8 @@ TEST_CASE("A table has every option under its setting's name, with the value of 
   CHECK(settings_of(table, {Role::all_ranks}).dump() == R"({"large":5000000000})");
   CHECK(settings_of(table, {Role::rounding}).dump() == R"({"fraction":0.5})");
   CHECK(settings_of(table, {Role::per_rank}).dump() ==
-        R"({"a_number":1,"numbers":"1,2","texts":"x"})");
+        R"({"a_number":1,"again":"yes","numbers":"1,2","shade":"light",)"
+        R"("shades":"very-dark,light","texts":"x","wait":"3s"})");
   CHECK(settings_of(table, {Role::report}).dump() == R"({"has_file":true})");
   CHECK(settings_of(table, {}).dump() == "{}");
 }
@@ -59,23 +81,57 @@ TEST_CASE("A table is words of a command line, those that say something new", "[
   const OptionTable defaults = table_of(options);
   CHECK(words_unlike(defaults, table_of(options)).empty());
   options.number = 3, options.fraction = 1e-7, options.on = true;
+  options.shade = Shade::very_dark, options.again = false;
   const OptionTable table = table_of(options);
-  CHECK(words_unlike(defaults, table) == Words{"--a-number", "3", "--fraction", "1e-07", "--on"});
-  CHECK(words_unlike(table, defaults) ==
-        Words{"--a-number", "1", "--fraction", "0.5", "--on=false"});
+  CHECK(words_unlike(defaults, table) == Words{"--a-number", "3", "--fraction", "1e-07", "--on",
+                                               "--shade", "very-dark", "--again", "no"});
+  CHECK(words_unlike(table, defaults) == Words{"--a-number", "1", "--fraction", "0.5", "--on=false",
+                                               "--shade", "light", "--again", "yes"});
 }
 
-TEST_CASE("An option that is left out is unknown to the command line, but not to the table",
+/// What a command line is refused with; empty if it is not.
+std::string refusal(OptionParser& parser, Words words) {
+  std::vector<const char*> argv{"folder/program"};
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  return message_of<BadInput>([&] { parser.parse(int(argv.size()), argv.data()); });
+}
+
+/// The same with a parser of its own, which reads into `options`.
+std::string refusal(EveryKind& options, Words words) {
+  OptionParser parser("program", "-");
+  options.add_to(parser);
+  return refusal(parser, std::move(words));
+}
+
+TEST_CASE("A choice is one of its words, which are listed where it is none of them", "[options]") {
+  EveryKind options;
+  CHECK(refusal(options, {"--shade", "very-dark", "--again", "no", "--wait", "4s", "--shades",
+                          "light,light", "very-dark"}) == "nothing was thrown");
+  CHECK(options.shade == Shade::very_dark);
+  CHECK(options.shades == std::vector{Shade::light, Shade::light, Shade::very_dark});
+  CHECK((!options.again && options.wait.number == 4));
+  CHECK(refusal(options, {"--shade", "very_dark"}) ==
+        "--shade: found 'very_dark', expected light or very-dark");
+  CHECK(refusal(options, {"--shades", "light,x"}) ==
+        "--shades: found 'x', expected light or very-dark");
+  CHECK(refusal(options, {"--again", "maybe"}) == "--again: found 'maybe', expected yes or no");
+  CHECK(refusal(options, {"--wait", "5s"}) == "--wait: found '5s', expected 4s");
+  CHECK_THAT(refusal(options, {"--shade", ""}),
+             Catch::Matchers::ContainsSubstring("an empty text"));
+}
+
+TEST_CASE("An option of another program is refused with the command, and stays in the table",
           "[options]") {
   EveryKind options;
   OptionParser parser("program", "-");
   options.add_to(parser);
-  parser.leave_out("--large");
-  const char* const words[] = {"program", "--large", "1"};
-  CHECK_THAT(message_of<BadInput>([&] { parser.parse(3, words); }),
-             Catch::Matchers::ContainsSubstring("--large"));
-  CHECK_FALSE(parser.given("--large"));
-  CHECK(settings_of(parser.table(), {Role::all_ranks})["large"] == 5000000000);
+  parser.is_elsewhere("--large", "../other/program2", "--huge");
+  parser.is_elsewhere("--on", "program3", "--on");
+  CHECK(refusal(parser, {"--large", "1"}) ==
+        "--large: program has no such option; start: other/program2 --huge 1");
+  CHECK(refusal(parser, {"--on"}) ==
+        "--on: program has no such option; start: folder/program3 --on");
+  CHECK(settings_of(parser.table(), {Role::all_ranks}).contains("large"));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/core/choice.h"
 #include "common/core/error.h"
 #include "tests/support/catch.h"
 
@@ -94,11 +95,12 @@ TEST_CASE("order file leaves the samples as they lie", "[order]") {
 }
 
 TEST_CASE("an unknown order is refused with the list of those known", "[order]") {
-  CHECK(parse_order("loader") == OrderKind::loader);
-  CHECK(parse_order("sampler") == OrderKind::sampler);
-  CHECK(parse_order("file") == OrderKind::file);
-  CHECK_THROWS_WITH(parse_order("random"),
-                    ContainsSubstring("'random'") && ContainsSubstring("loader, sampler or file"));
+  CHECK(choice_of<OrderKind>("loader", "") == OrderKind::loader);
+  CHECK(choice_of<OrderKind>("sampler", "") == OrderKind::sampler);
+  CHECK(choice_of<OrderKind>("file", "") == OrderKind::file);
+  CHECK_THROWS_WITH(
+      choice_of<OrderKind>("random", "--order"),
+      Catch::Matchers::Equals("--order: found 'random', expected loader, sampler or file"));
 }
 
 }  // namespace

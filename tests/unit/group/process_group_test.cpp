@@ -241,9 +241,6 @@ TEST_CASE("Options that cannot be meant are refused before anyone waits", "[grou
   };
   CHECK(refusal({.backend = "bogus"}) ==
         "--backend: Invalid backend: 'bogus', expected auto, nccl, shm, tcp or gloo");
-  CHECK(refusal({.backend = "ring"}) ==
-        "--backend ring: it is called tcp now; give --backend tcp (--all-reduce ring is another "
-        "thing)");
   CHECK_THAT(refusal({.timeout_seconds = 0}), ContainsSubstring("--timeout 0: expected seconds"));
   CHECK_THAT(refusal({.timeout_seconds = -1}), ContainsSubstring("--timeout -1"));
   const ScopedEnvironment debug("LOCKSTEP_DEBUG", "everything");

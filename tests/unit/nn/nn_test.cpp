@@ -291,8 +291,9 @@ TEST_CASE("For Adam --scale-lr multiplies the rate by the root of batch size / b
   options.batch_size = 512;
   options.lr = 0.001;
   options.scale_lr = 64;
-  for (const auto& [optimizer, rate] :
-       {std::pair("sgd", 0.008), {"adam", 0.001 * std::sqrt(8)}, {"adamw", 0.001 * std::sqrt(8)}}) {
+  for (const auto& [optimizer, rate] : {std::pair(OptimizerKind::sgd, 0.008),
+                                        {OptimizerKind::adam, 0.001 * std::sqrt(8)},
+                                        {OptimizerKind::adamw, 0.001 * std::sqrt(8)}}) {
     options.optimizer = optimizer;
     CHECK(options.schedule(100).at(0) == Approx(rate));
   }
