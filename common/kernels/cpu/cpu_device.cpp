@@ -8,16 +8,15 @@
 namespace lockstep::cpu {
 namespace {
 
-std::unique_ptr<Engine> make_engine(EngineKind kind) {
-  std::unique_ptr<Engine> engine;
-  if (kind == EngineKind::best) engine = make_onednn_engine();
-  return engine ? std::move(engine) : make_reference_engine();
+EngineMaker engine_of(EngineKind kind) {
+  const EngineMaker best = onednn_engine();
+  return kind == EngineKind::best && best.make != nullptr ? best : reference_engine();
 }
 
 class CpuDevice final : public Device {
  public:
   CpuDevice(int index, const DeviceOptions& options, EngineKind engine)
-      : Device({DeviceId::Kind::cpu, index}, options), kernels_(make_engine(engine)) {}
+      : Device({DeviceId::Kind::cpu, index}, options), kernels_(engine_of(engine)) {}
   ~CpuDevice() override { close_streams(); }
 
   std::string description() const override {

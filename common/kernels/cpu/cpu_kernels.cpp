@@ -8,22 +8,32 @@ namespace lockstep {
 template class BodyKernels<cpu::Launch>;
 
 namespace cpu {
+namespace {
+
+/// The engine of a stream's worker, which calls this.
+Engine& engine_of(CpuStream& stream, std::unique_ptr<Engine> (*make)(CpuStream&)) {
+  std::shared_ptr<void>& state = stream.worker_state();
+  if (!state) state = std::shared_ptr<Engine>(make(stream));
+  return *static_cast<Engine*>(state.get());
+}
+
+}  // namespace
 
 void CpuKernels::conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, const Tensor& y) {
   if (g.empty()) return;
   cpu_stream(s).enqueue(
-      "conv2d", [=, stream = &cpu_stream(s), engine = engine_.get(), x = x.on(s), w = weight.on(s),
-                 b = bias.on(s), y = y.on(s)] { engine->conv2d(*stream, g, x, w, b, y); });
+      "conv2d", [=, stream = &cpu_stream(s), make = engine_.make, x = x.on(s), w = weight.on(s),
+                 b = bias.on(s), y = y.on(s)] { engine_of(*stream, make).conv2d(g, x, w, b, y); });
 }
 
 void CpuKernels::conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy,
                                        const Tensor& weight, const Tensor& dx) {
   if (g.empty()) return;
-  cpu_stream(s).enqueue(
-      "conv2d_backward_input",
-      [=, stream = &cpu_stream(s), engine = engine_.get(), dy = dy.on(s), w = weight.on(s),
-       dx = dx.on(s)] { engine->conv2d_backward_input(*stream, g, dy, w, dx); });
+  cpu_stream(s).enqueue("conv2d_backward_input", [=, stream = &cpu_stream(s), make = engine_.make,
+                                                  dy = dy.on(s), w = weight.on(s), dx = dx.on(s)] {
+    engine_of(*stream, make).conv2d_backward_input(g, dy, w, dx);
+  });
 }
 
 void CpuKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x,
@@ -31,9 +41,9 @@ void CpuKernels::conv2d_backward_parameters(Stream s, const Window2d& g, const T
                                             const Tensor& dbias) {
   if (g.empty()) return;
   cpu_stream(s).enqueue("conv2d_backward_parameters",
-                        [=, stream = &cpu_stream(s), engine = engine_.get(), x = x.on(s),
+                        [=, stream = &cpu_stream(s), make = engine_.make, x = x.on(s),
                          dy = dy.on(s), dw = dweight.on(s), db = dbias.on(s)] {
-                          engine->conv2d_backward_parameters(*stream, g, x, dy, dw, db);
+                          engine_of(*stream, make).conv2d_backward_parameters(g, x, dy, dw, db);
                         });
 }
 
@@ -43,9 +53,9 @@ void CpuKernels::matmul(Stream s, const MatMul& shape, const Tensor& a, const Te
     if (!shape.accumulate) fill(s, 0, c);
     return;
   }
-  cpu_stream(s).enqueue(
-      "matmul", [=, stream = &cpu_stream(s), engine = engine_.get(), a = a.on(s), b = b.on(s),
-                 c = c.on(s)] { engine->matmul(*stream, shape, a, b, c); });
+  cpu_stream(s).enqueue("matmul",
+                        [=, stream = &cpu_stream(s), make = engine_.make, a = a.on(s), b = b.on(s),
+                         c = c.on(s)] { engine_of(*stream, make).matmul(shape, a, b, c); });
 }
 
 }  // namespace cpu

@@ -2,7 +2,8 @@
 // The catalogue on CPU devices: the shared bodies in vectorised loops (launch.h, reduce.h),
 // convolution and matrix product by an engine. kernels/kernels.h says what each operation does.
 
-#include <memory>
+#include <string>
+#include <utility>
 
 #include "common/kernels/body_kernels.h"
 #include "common/kernels/cpu/engine.h"
@@ -13,9 +14,9 @@ struct Launch;
 
 class CpuKernels final : public BodyKernels<Launch> {
  public:
-  explicit CpuKernels(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  explicit CpuKernels(EngineMaker engine) : engine_(std::move(engine)) {}
 
-  std::string engine() const override { return engine_->name(); }
+  std::string engine() const override { return engine_.name; }
   void conv2d(Stream, const Window2d&, const Tensor& x, const Tensor& weight, const Tensor& bias,
               const Tensor& y) override;
   void conv2d_backward_input(Stream, const Window2d&, const Tensor& dy, const Tensor& weight,
@@ -25,7 +26,7 @@ class CpuKernels final : public BodyKernels<Launch> {
   void matmul(Stream, const MatMul&, const Tensor& a, const Tensor& b, const Tensor& c) override;
 
  private:
-  std::unique_ptr<Engine> engine_;
+  EngineMaker engine_;
 };
 
 }  // namespace lockstep::cpu

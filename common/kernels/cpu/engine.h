@@ -11,27 +11,29 @@
 
 namespace lockstep::cpu {
 
-/// Called by the tasks of a stream, on that stream's worker. `stream` gives access to what the
-/// engine keeps per worker. Shapes as in kernels.h.
+/// What one stream's worker computes with: called and destroyed there. Shapes as in kernels.h.
 class Engine {
  public:
   virtual ~Engine() = default;
-  virtual std::string name() const = 0;
 
-  virtual void conv2d(CpuStream& stream, const Window2d& g, const Real* x, const Real* weight,
-                      const Real* bias, Real* y) = 0;
-  virtual void conv2d_backward_input(CpuStream& stream, const Window2d& g, const Real* dy,
-                                     const Real* weight, Real* dx) = 0;
-  virtual void conv2d_backward_parameters(CpuStream& stream, const Window2d& g, const Real* x,
-                                          const Real* dy, Real* dweight, Real* dbias) = 0;
-  virtual void matmul(CpuStream& stream, const MatMul& shape, const Real* a, const Real* b,
-                      Real* c) = 0;
+  virtual void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias,
+                      Real* y) = 0;
+  virtual void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight,
+                                     Real* dx) = 0;
+  virtual void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy,
+                                          Real* dweight, Real* dbias) = 0;
+  virtual void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c) = 0;
 };
 
+/// A kind of engine.
+struct EngineMaker {
+  std::string name;
+  /// Called by a worker, for its stream; null in a build without this engine.
+  std::unique_ptr<Engine> (*make)(CpuStream& stream) = nullptr;
+};
 /// Loops on Real.
-std::unique_ptr<Engine> make_reference_engine();
-/// oneDNN, or null in a build without it.
-std::unique_ptr<Engine> make_onednn_engine();
+EngineMaker reference_engine();
+EngineMaker onednn_engine();
 
 /// Workspace of a stream's worker: grows to the largest request, counted on the device.
 class Workspace {

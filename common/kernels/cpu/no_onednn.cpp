@@ -2,6 +2,6 @@
 
 namespace lockstep::cpu {
 
-std::unique_ptr<Engine> make_onednn_engine() { return nullptr; }
+EngineMaker onednn_engine() { return {}; }
 
 }  // namespace lockstep::cpu

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "common/core/error.h"
 #include "common/kernels/cpu/engine.h"
@@ -31,7 +32,7 @@ bool overruns_scratchpad(const Window2d& g) {
 }
 
 /// The pixels of x that a 1x1 window meets, one after another: [batch, out height, out width, C].
-void gather(const Window2d& g, const Real* x, Real* pixels) {
+void copy_met_pixels(const Window2d& g, const Real* x, Real* pixels) {
   for (int64_t row = 0; row < g.batch * g.out_height; ++row) {
     const int64_t h = row % g.out_height * g.stride - g.padding;
     for (int64_t column = 0; column < g.out_width; ++column, pixels += g.in_channels) {
@@ -46,17 +47,19 @@ void gather(const Window2d& g, const Real* x, Real* pixels) {
 
 size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/// What the worker of one stream keeps: its plans and its workspace.
-class Worker {
+/// Keeps its plans and its workspace.
+class OneDnnEngine final : public Engine {
  public:
-  explicit Worker(CpuStream& stream) : workspace_(stream), gathered_(stream), own_(stream) {}
+  explicit OneDnnEngine(CpuStream& stream)
+      : workspace_(stream), pixels_(stream), other_ways_(stream) {}
 
-  void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y) {
+  void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias,
+              Real* y) override {
     if (few_channels::fits(g)) {
-      return few_channels::conv2d(g, x, weight, bias, y, own(few_channels::workspace_bytes(g)));
+      return few_channels::conv2d(g, x, weight, bias, y, other(few_channels::workspace_bytes(g)));
     }
     if (winograd::fits(g)) {
-      return winograd::conv2d(g, x, weight, bias, y, own(winograd::workspace_bytes(g)), product_);
+      return winograd::conv2d(g, x, weight, bias, y, other(winograd::workspace_bytes(g)), product_);
     }
     Pass& pass = plan(g).forward;
     set(pass, DNNL_ARG_SRC, x);
@@ -65,14 +68,15 @@ class Worker {
     run(pass, const_cast<Real*>(weight), nullptr);
   }
 
-  void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx) {
+  void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight,
+                             Real* dx) override {
     if (winograd::fits(g)) {
-      return winograd::conv2d_backward_input(g, dy, weight, dx, own(winograd::workspace_bytes(g)),
+      return winograd::conv2d_backward_input(g, dy, weight, dx, other(winograd::workspace_bytes(g)),
                                              product_);
     }
     if (few_channels::fits_backward_input(g)) {
       return few_channels::conv2d_backward_input(g, dy, weight, dx,
-                                                 own(few_channels::workspace_bytes(g)));
+                                                 other(few_channels::workspace_bytes(g)));
     }
     Pass& pass = plan(g).backward_data;
     set(pass, DNNL_ARG_DIFF_DST, dy);
@@ -82,29 +86,23 @@ class Worker {
 
   /// oneDNN overwrites, the catalogue adds: the result goes to the workspace first.
   void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
-                                  Real* dbias) {
+                                  Real* dbias) override {
     if (winograd::fits(g)) {
       return winograd::conv2d_backward_parameters(g, x, dy, dweight, dbias,
-                                                  own(winograd::workspace_bytes(g)), product_);
+                                                  other(winograd::workspace_bytes(g)), product_);
     }
     if (few_channels::fits(g)) {
       return few_channels::conv2d_backward_parameters(g, x, dy, dweight, dbias,
-                                                      own(few_channels::workspace_bytes(g)));
+                                                      other(few_channels::workspace_bytes(g)));
     }
     if (overruns_scratchpad(g)) {
-      Window2d dense{g.batch,
-                     g.out_height,
-                     g.out_width,
-                     g.in_channels,
-                     g.out_height,
-                     g.out_width,
-                     g.out_channels,
-                     1,
-                     1,
-                     0};
-      void* pixels = gathered_.at_least(size_t(dense.input().elements()) * sizeof(Real));
-      gather(g, x, static_cast<Real*>(pixels));
-      return conv2d_backward_parameters(dense, static_cast<Real*>(pixels), dy, dweight, dbias);
+      Window2d dense = g;  // over the pixels that count, side by side
+      dense.in_height = g.out_height, dense.in_width = g.out_width;
+      dense.stride = 1, dense.padding = 0;
+      auto* pixels =
+          static_cast<Real*>(pixels_.at_least(size_t(dense.input().elements()) * sizeof(Real)));
+      copy_met_pixels(g, x, pixels);
+      return conv2d_backward_parameters(dense, pixels, dy, dweight, dbias);
     }
     ConvPlan& conv = plan(g);
     Pass& pass = conv.backward_weights;
@@ -122,7 +120,7 @@ class Worker {
     for (int64_t o = 0; o < g.out_channels; ++o) dbias[o] += bias_sum[o];
   }
 
-  void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c) {
+  void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c) override {
     MatMulPlan& product = plan(shape);
     Arguments& arguments = product.step.arguments;
     arguments.at(DNNL_ARG_SRC).set_data_handle(const_cast<Real*>(a));
@@ -138,7 +136,7 @@ class Worker {
   }
 
   /// Workspace for the convolutions that are not oneDNN's.
-  void* own(size_t bytes) { return own_.at_least(bytes); }
+  void* other(size_t bytes) { return other_ways_.at_least(bytes); }
 
   static size_t pass_bytes(const Pass& pass) {
     return align(pass.reordered_bytes) + align(pass.scratch_bytes);
@@ -187,44 +185,19 @@ class Worker {
   dnnl::stream stream_{engine_};
   std::map<Window2d, ConvPlan> convolutions_;
   std::map<MatMul, MatMulPlan> products_;
-  Workspace workspace_, gathered_, own_;
+  Workspace workspace_, pixels_, other_ways_;
   const winograd::Product product_ = [this](const MatMul& shape, const Real* a, const Real* b,
                                             Real* c) { matmul(shape, a, b, c); };
 };
 
-class OneDnnEngine final : public Engine {
- public:
-  std::string name() const override {
-    const dnnl_version_t* v = dnnl_version();
-    return fmt::format("oneDNN {}.{}.{}", v->major, v->minor, v->patch);
-  }
-  void conv2d(CpuStream& stream, const Window2d& g, const Real* x, const Real* weight,
-              const Real* bias, Real* y) override {
-    worker(stream).conv2d(g, x, weight, bias, y);
-  }
-  void conv2d_backward_input(CpuStream& stream, const Window2d& g, const Real* dy,
-                             const Real* weight, Real* dx) override {
-    worker(stream).conv2d_backward_input(g, dy, weight, dx);
-  }
-  void conv2d_backward_parameters(CpuStream& stream, const Window2d& g, const Real* x,
-                                  const Real* dy, Real* dweight, Real* dbias) override {
-    worker(stream).conv2d_backward_parameters(g, x, dy, dweight, dbias);
-  }
-  void matmul(CpuStream& stream, const MatMul& shape, const Real* a, const Real* b,
-              Real* c) override {
-    worker(stream).matmul(shape, a, b, c);
-  }
-
- private:
-  static Worker& worker(CpuStream& stream) {
-    std::shared_ptr<void>& state = stream.worker_state();
-    if (!state) state = std::make_shared<Worker>(stream);
-    return *static_cast<Worker*>(state.get());
-  }
-};
-
 }  // namespace
 
-std::unique_ptr<Engine> make_onednn_engine() { return std::make_unique<OneDnnEngine>(); }
+EngineMaker onednn_engine() {
+  const dnnl_version_t* v = dnnl_version();
+  return {fmt::format("oneDNN {}.{}.{}", v->major, v->minor, v->patch),
+          [](CpuStream& stream) -> std::unique_ptr<Engine> {
+            return std::make_unique<OneDnnEngine>(stream);
+          }};
+}
 
 }  // namespace lockstep::cpu

@@ -72,11 +72,11 @@ int64_t padded_row_size(const Window2d& g) { return (g.in_width + 2 * g.padding)
 
 class ReferenceEngine final : public Engine {
  public:
-  std::string name() const override { return "reference"; }
+  explicit ReferenceEngine(CpuStream& stream) : workspace_(stream) {}
 
-  void conv2d(CpuStream& stream, const Window2d& g, const Real* x, const Real* weight,
-              const Real* bias, Real* y) override {
-    const Packed packed = pack(stream, g, weight, /*backward=*/false);
+  void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias,
+              Real* y) override {
+    const Packed packed = pack(g, weight, /*backward=*/false);
     share_out(g.batch * g.out_height, g.out_width * g.out_channels,
               [&](int64_t begin, int64_t end) {
                 std::vector<Real> window(g.kernel * padded_row_size(g));
@@ -92,9 +92,9 @@ class ReferenceEngine final : public Engine {
               });
   }
 
-  void conv2d_backward_input(CpuStream& stream, const Window2d& g, const Real* dy,
-                             const Real* weight, Real* dx) override {
-    const Packed packed = pack(stream, g, weight, /*backward=*/true);
+  void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight,
+                             Real* dx) override {
+    const Packed packed = pack(g, weight, /*backward=*/true);
     share_out(g.batch * g.in_height, g.in_width * g.in_channels, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         for (int64_t w = 0; w < g.in_width; w += kPixels) {
@@ -106,12 +106,11 @@ class ReferenceEngine final : public Engine {
   }
 
   /// dweight[o][kh][kw][i] += sum over pixels of dy[pixel][o] x[pixel moved by (kh, kw)][i]
-  void conv2d_backward_parameters(CpuStream& stream, const Window2d& g, const Real* x,
-                                  const Real* dy, Real* dweight, Real* dbias) override {
+  void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
+                                  Real* dbias) override {
     const int64_t taps = g.kernel * g.kernel, blocks = blocks_of(g.out_channels);
-    Workspace& workspace = workspace_of(stream);
     Real* sums = static_cast<Real*>(
-        workspace.at_least(sizeof(Real) * blocks * taps * g.in_channels * kBlock));
+        workspace_.at_least(sizeof(Real) * blocks * taps * g.in_channels * kBlock));
     const int64_t kernel_row = g.kernel * g.in_channels;
     share_out(blocks * g.kernel, g.batch * g.out_height * g.out_width,
               [&](int64_t begin, int64_t end) {
@@ -135,7 +134,7 @@ class ReferenceEngine final : public Engine {
     }
   }
 
-  void matmul(CpuStream&, const MatMul& s, const Real* a, const Real* b, Real* c) override {
+  void matmul(const MatMul& s, const Real* a, const Real* b, Real* c) override {
     share_out(s.m, s.n * s.k, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         Real* row = c + i * s.n;
@@ -152,24 +151,17 @@ class ReferenceEngine final : public Engine {
   }
 
  private:
-  static Workspace& workspace_of(CpuStream& stream) {
-    std::shared_ptr<void>& state = stream.worker_state();
-    if (!state) state = std::make_shared<Workspace>(stream);
-    return *static_cast<Workspace*>(state.get());
-  }
-
   /// The weights of a convolution, then one pixel of zeros.
   struct Packed {
     const Real* weights;
     const Real* zeros;
   };
 
-  static Packed pack(CpuStream& stream, const Window2d& g, const Real* weight, bool backward) {
+  Packed pack(const Window2d& g, const Real* weight, bool backward) {
     const int64_t from = backward ? g.out_channels : g.in_channels;
     const int64_t blocks = blocks_of(backward ? g.in_channels : g.out_channels);
     const int64_t elements = blocks * g.kernel * g.kernel * from * kBlock;
-    Real* packed =
-        static_cast<Real*>(workspace_of(stream).at_least(sizeof(Real) * (elements + from)));
+    Real* packed = static_cast<Real*>(workspace_.at_least(sizeof(Real) * (elements + from)));
     pack_weights(g, weight, backward, packed);
     std::fill(packed + elements, packed + elements + from, Real(0));
     return {packed, packed + elements};
@@ -270,10 +262,16 @@ class ReferenceEngine final : public Engine {
     }
     std::copy(block[0], block[0] + count * kBlock, sums);
   }
+
+  Workspace workspace_;
 };
 
 }  // namespace
 
-std::unique_ptr<Engine> make_reference_engine() { return std::make_unique<ReferenceEngine>(); }
+EngineMaker reference_engine() {
+  return {"reference", [](CpuStream& stream) -> std::unique_ptr<Engine> {
+            return std::make_unique<ReferenceEngine>(stream);
+          }};
+}
 
 }  // namespace lockstep::cpu
