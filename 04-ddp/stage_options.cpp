@@ -71,32 +71,6 @@ std::string StepOptions::emulation(size_t world_size) const {
   return fmt::format("stride:{}", world_size);
 }
 
-// --- What all ranks must agree on ----------------------------------------------------------------
-
-nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
-                            const DatasetPair& data) {
-  nlohmann::json all = settings_of(options, roles);
-  all.update({{"precision", sizeof(Real) == 4 ? "float32" : "float64"},
-              {"training_samples", data.train.count()},
-              {"test_samples", data.test.count()}});
-  return all;
-}
-
-nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data) {
-  return run_settings(options, {Role::all_runs, Role::all_ranks}, data);
-}
-
-void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
-  NamedValues facts;
-  for (const auto& [name, value] : mine.items()) facts.emplace_back(name, value.dump());
-  group.require_same(facts, "start all ranks with the same options and data");
-}
-
-void require_same_settings(ProcessGroup& group, const OptionTable& options,
-                           const DatasetPair& data) {
-  require_same_settings(group, shared_settings(options, data));
-}
-
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
                          Communicator& comm, Stream communication, const ReplicaOptions& replica,
                          const StepOptions& step) {
@@ -115,12 +89,10 @@ Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, Process
 std::string batch_line(const Options& options, const StepOptions& step, const ProcessGroup& group) {
   const int world_size = group.world_size();
   const int64_t largest = (options.batch_size + world_size - 1) / world_size;
-  return fmt::format(
-      "{} rank{} over {}{}: global batch {} = {} x at most {} samples{}; learning rate {:.6g}",
-      world_size, world_size == 1 ? "" : "s", group.backend_and_why(),
-      group.trust().empty() ? "" : ", " + group.trust(), options.batch_size, world_size, largest,
-      step.accumulate > 1 ? fmt::format(" in {} micro-batches", step.accumulate) : "",
-      options.schedule(1).base);
+  return fmt::format("{}: global batch {} = {} x at most {} samples{}; learning rate {:.6g}",
+                     ranks_text(group), options.batch_size, world_size, largest,
+                     step.accumulate > 1 ? fmt::format(" in {} micro-batches", step.accumulate) : "",
+                     options.schedule(1).base);
 }
 
 void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log) {

@@ -10,8 +10,8 @@
 
 #include "04-ddp/ddp.h"
 #include "04-ddp/shard_loader.h"
+#include "common/app/rank_program.h"
 #include "common/app/training_log.h"
-#include "common/options/described.h"
 #include "common/options/rank_options.h"
 
 namespace lockstep {
@@ -66,26 +66,6 @@ struct DdpStageOptions : Options {
 
   void add_to(OptionParser& parser);
 };
-
-/// The settings of the options with these roles, and the other things that weights depend on: the
-/// precision and the sizes of the data sets.
-nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
-                            const DatasetPair& data);
-/// Everything that must be the same on all ranks: the weights, or the number of calls, depend on
-/// it.
-nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data);
-
-/// Throws BadInput, on all ranks, with both values, if the ranks differ in one of these settings:
-/// they would train different networks, or wait for each other.
-void require_same_settings(ProcessGroup& group, const nlohmann::json& mine);
-void require_same_settings(ProcessGroup& group, const OptionTable& options,
-                           const DatasetPair& data);
-/// The same for all options of a stage.
-template <std::derived_from<Options> StageOptions>
-void require_same_settings(ProcessGroup& group, const StageOptions& options,
-                           const DatasetPair& data) {
-  require_same_settings(group, table_of(options), data);
-}
 
 /// Wraps the model's network as the options say; its weights are now rank 0's.
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,

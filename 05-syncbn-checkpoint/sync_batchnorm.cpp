@@ -9,19 +9,9 @@
 
 namespace lockstep {
 
-/// Calls work(stream) with the communication stream, after what `passes` has to do so far and
-/// before what it does next.
 template <class Work>
-void SyncBatchNorm::communicate(const BatchNorm2d& layer, Stream passes, Work work) {
-  const CallLabel label(comm_, layer.name());
-  const CallPurpose purpose(comm_, Purpose::statistics);
-  if (!waits_) waits_.emplace(passes);
-  waits_->start();
-  communication_.wait(passes.record());
-  work(communication_);
-  passes.wait(communication_.record());
-  waits_->end("waited");
-  waits_->stop();
+void SyncBatchNorm::communicate(const BatchNorm2d& layer, Context& context, Work work) {
+  calls_.run(layer.name(), Purpose::statistics, context, work);
 }
 
 Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
@@ -31,7 +21,7 @@ Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNor
   const double others = comm_.world_size() - 1, sums = 2 * double(layer.channels());
   bytes_predicted_ += others * (double(count) + 2 * sums / comm_.world_size()) * sizeof(Real);
   const Tensor gathered = context.empty({comm_.world_size(), count});
-  communicate(layer, context.stream(),
+  communicate(layer, context,
               [&](Stream stream) { comm_.all_gather(stream, statistics, gathered); });
   context.kernels().batch_norm_merge(context.stream(), gathered, statistics);
   if (rows > 1) return Rows::several;
@@ -41,11 +31,9 @@ Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNor
 void SyncBatchNorm::merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) {
   // [task 05.2] backward's two sums
   if (comm_.world_size() == 1) return;
-  communicate(layer, context.stream(), [&](Stream stream) { comm_.all_reduce(stream, sums); });
+  communicate(layer, context, [&](Stream stream) { comm_.all_reduce(stream, sums); });
   // [end 05.2]
 }
-
-double SyncBatchNorm::seconds_waited() { return waits_ ? waits_->total("waited") : 0; }
 
 std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& comm,
                                                       Stream communication) {

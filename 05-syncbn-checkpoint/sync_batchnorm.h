@@ -20,12 +20,11 @@
 // Mirrors torch.nn.SyncBatchNorm (which gathers 1/std in place of M2, and runs on GPUs only).
 
 #include <memory>
-#include <optional>
 
 #include "common/app/training_log.h"
 #include "common/comm/communicator.h"
 #include "common/nn/batch_norm.h"
-#include "common/step/phase_timer.h"
+#include "common/step/pass_collectives.h"
 
 namespace lockstep {
 
@@ -41,7 +40,7 @@ class SyncBatchNorm final : public BatchStatistics {
  public:
   /// `comm` must outlive the passes.
   SyncBatchNorm(Communicator& comm, Stream communication)
-      : comm_(comm), communication_(communication) {}
+      : comm_(comm), calls_(comm, communication) {}
 
   /// All-gathers [2C+1].
   Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
@@ -54,7 +53,7 @@ class SyncBatchNorm final : public BatchStatistics {
   /// How many layers use this object.
   int layers() const { return layers_; }
   /// Seconds that this rank's passes have waited for calls so far. Waits for the last call.
-  double seconds_waited();
+  double seconds_waited() { return calls_.seconds_waited(); }
   /// The ranks that normalise together; it counts what they send (Purpose::statistics).
   const Communicator& comm() const { return comm_; }
   /// What a rank had to send so far, by sizes: (W-1) times the statistics of each forward, 2
@@ -64,13 +63,12 @@ class SyncBatchNorm final : public BatchStatistics {
  private:
   friend std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module&, Communicator&, Stream);
   template <class Work>
-  void communicate(const BatchNorm2d& layer, Stream passes, Work work);
+  void communicate(const BatchNorm2d& layer, Context& context, Work work);
 
   Communicator& comm_;
-  Stream communication_;
+  PassCollectives calls_;
   int layers_ = 0;
   double bytes_predicted_ = 0;
-  std::optional<PhaseTimer> waits_;  // on the stream of the passes
 };
 
 /// Synchronises every BatchNorm2d of `network`, wrapped or not, and returns what they share.

@@ -40,11 +40,7 @@ void ShardingOptions::add_to(OptionParser& parser) {
 
 void require_same_settings(ProcessGroup& group, const ShardedStageOptions& options,
                            const DatasetPair& data) {
-  nlohmann::json mine = shared_settings(table_of(options), data);
-  // Each rank has a part of the network here, so whole weights are read and written by all of them.
-  mine["loads_weights"] = !options.load.empty();
-  mine["saves_weights"] = !options.save.empty();
-  require_same_settings(group, mine);
+  require_same_settings(group, settings_of_parts(table_of(options), options, data));
 }
 
 FullyShardedDataParallel& shard(Model& model, Stream passes, ProcessGroup& group,

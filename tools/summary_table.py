@@ -46,8 +46,8 @@ def share_of_phases(phases):
 def communication_share(metrics):
     """The part of a step, 0 to 1, in which a device does not compute, because it moves data or
     waits for other devices; None if the run does not measure it. In stages of several processes it
-    is rank 0's (gradients, and the exchanges of SyncBatchNorm), in stage 02 device 0's, in stage 03
-    the mean over the devices."""
+    is rank 0's (gradients, the exchanges of SyncBatchNorm, the sums of split layers), in stage 02
+    device 0's, in stage 03's pipeline the mean over the devices."""
     if len(metrics.get("devices") or []) == 1:
         return 0.0
     if "per_step_seconds" in metrics:
@@ -56,6 +56,10 @@ def communication_share(metrics):
         waiting = step["exposed_communication"] + metrics.get("batch_norm", {}).get(
             "seconds_per_step", 0)  # which is part of compute
         return waiting / whole if whole > 0 else None
+    if "tensor_split" in metrics:
+        seconds = metrics.get("step_seconds")
+        return (metrics["tensor_split"]["seconds_per_step"] * len(seconds) / sum(seconds)
+                if seconds else None)
     if "phase_seconds" in metrics:
         return share_of_phases(metrics["phase_seconds"])
     shares = [share_of_phases(stage["phase_seconds"]) for stage in metrics.get("stages") or []]

@@ -1,99 +1,106 @@
 // Stage 03: a network on several devices, split inside its layers.
 //
-// The training program of stage 01, with the wide layers cut: every device (a rank) has a part of
-// their weights, and all of the other layers. What is whole stays the same on all ranks, bit by
-// bit: it is computed from the same numbers in the same order. Compare with
+// The training program of stage 01, run by one process per device (a rank; stage 04 explains how
+// they find each other). Every rank has a part of the wide layers, all of the others, and every
+// batch. What is whole stays the same on all ranks, bit by bit: it is computed from the same
+// numbers in the same order. The step is stage 01's; the network is another. Compare with
 //   diff 01-single-gpu/main.cpp 03-model-split/tensor/main.cpp
 
-#include "03-model-split/tensor/as_one_network.h"
 #include "03-model-split/tensor/stage_options.h"
-#include "03-model-split/tensor/training_ranks.h"
 #include "common/app/program.h"
+#include "common/app/rank_program.h"
 #include "common/app/training_log.h"
-#include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/step/evaluate.h"
 #include "common/step/feeder.h"
-#include "common/step/weights_file.h"
 
 namespace lockstep {
 namespace {
 
-/// One optimizer step over a batch that every rank has. Leaves its mean loss in ranks.loss().
-void train_step(TensorSplit& network, Loss& loss, TrainingRanks& ranks) {
-  const Tensors images = ranks.images();
-  ranks.zero_gradients();  // and the losses: both add up
-  const Tensors scores = network.forward(images, ranks.contexts());
-  network.backward(ranks.loss_and_gradients(loss, scores), ranks.contexts());
-  ranks.update();
+/// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
+void train_step(Model& model, const Optimizer& optimizer, const Feeder& feeder,
+                const DeviceBatch& batch, Context& context, const Tensor& loss) {
+  const Tensor images = feeder.normalize(batch, context);
+  optimizer.zero_gradients();  // and the loss: both add up
+  const Tensor scores = model.network->forward(images, context);
+  model.loss->forward(scores, batch.labels, loss, context);
+  model.network->backward(model.loss->backward(batch.labels, context), context);
+  optimizer.step(context.state(), loss);
 }
 
-void train(const Options& options, const TensorProgramOptions& own) {
+void train(const TensorProgramOptions& options) {
+  // The process group: who am I, and where are the others?
+  ProcessGroup group = init_process_group(options.ranks.group_options());
+
   // Data: bytes in host memory.
-  const DatasetPair data = load_dataset(options.data, options.data_dir);
+  const DatasetPair data = load_dataset(group, options);
+  require_same_settings(group, options, data);
 
-  // The devices, each with a stream on which its work happens in order. `stream` is device 0's.
-  const Devices devices = open_devices(options.device_ids(), options.device_options());
-  const std::vector<Stream> streams = create_streams(devices, "compute");
-  const Stream stream = streams[0];
-  const HostAllocator pinned = [&](size_t bytes) { return devices[0]->allocate_host(bytes); };
-  const std::unique_ptr<SingleProcessWorld> world = make_single_process_world(pointers_to(devices));
+  // This rank's device, and the streams on which everything happens in order.
+  const std::unique_ptr<Device> device = open_device_of_rank(options, group);
+  const std::unique_ptr<Communicator> comm = group.connect(*device);
+  const Stream stream = device->create_stream("compute");
+  const Stream communication = device->create_stream("communication");
+  const HostAllocator pinned = [&](size_t bytes) { return device->allocate_host(bytes); };
 
-  // Network in ranks, each with parameters and an optimizer.
-  const Model model = make_model(options.model_options(data.train));  // for its loss
-  TensorSplit network = split_network(options.model_options(data.train), own, streams, *world);
-  network.initialize(options.initializer(), options.seed);
-  if (!options.load.empty()) {
-    load_weights(options.load, [&](const auto& state) { network.load_full_state(state); });
-  }
-  TrainingRanks ranks(network, data.train, options.optimizer_rule());
-  AsOneNetwork for_evaluation(network);
+  // Network, split over the ranks; parameters, optimizer.
+  SplitRanks ranks(*comm, communication);
+  Model model = make_model(options.model_options(data.train));
+  TensorSplit& split = split_network(model, data.train, ranks, group, options);
+  const FlatParameters parameters(split, stream);
+  split.initialize(options.init, options.seed);
+  load_weights(group, options.load, split);
+  const Optimizer optimizer(parameters, options.optimizer_rule());
 
   // What brings the batches in and carries the losses out.
-  DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
+  const auto train_loader = together(group, [&] {
+    return std::make_unique<DataLoader>(data.train, options.train_loader(data.train, pinned));
+  });
   DataLoader test_loader(data.test, options.test_loader(pinned));
-  const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
-  Feeder feeder(stream, data.train);  // these two for the evaluation
+  const LearningRateSchedule schedule = options.schedule(train_loader->batches_per_epoch());
+  Feeder feeder(stream, data.train);
   Context context(stream);
-  const Tensor loss = ranks.loss();
-  TrainingLog log("tensor-split", options, stream, pointers_to(devices), data.train.count());
-  log.start(data.train, data.test, network.parameter_count());
+  const Tensor loss = parameters.loss();
+  TrainingLog log("tensor-split", options, stream, {device.get()}, data.train.count(),
+                  LogPeers::of(group, optimizer.health()));
+  log.start(data.train, data.test, split.parameter_count(), ranks_text(group));
   const auto evaluate_all = [&] {
-    return evaluate(for_evaluation, *model.loss, test_loader, data.test.count(), feeder, context);
+    return evaluate(model, test_loader, data.test.count(), feeder, context);
   };
 
   for (int64_t epoch = 0; epoch < options.epochs && !log.finished(); ++epoch) {
     log.begin_epoch(epoch);
-    train_loader.begin_epoch(epoch);
+    train_loader->begin_epoch(epoch);
     while (!log.finished()) {
-      const std::optional<HostBatch> batch = train_loader.next();
+      const std::optional<HostBatch> batch = train_loader->next();
       if (!batch) break;
-      ranks.feed(*batch, {.step = log.steps(),
+      context.begin_step({.step = log.steps(),
                           .learning_rate = Real(schedule.at(log.steps())),
                           .loss_weight = Real(1) / Real(batch->size)});
-      train_step(network, *model.loss, ranks);
-      log.step(*batch, loss, ranks.healths());
+      const DeviceBatch& fed = feeder.feed(*batch, context);
+      train_step(model, optimizer, feeder, fed, context, loss);
+      log.step(*batch, loss, ranks.healths(optimizer.health(), context));
     }
     log.end_epoch();
     log.evaluated(evaluate_all());
   }
   if (options.epochs == 0) log.evaluated(evaluate_all());
 
-  if (!options.save.empty()) save_weights(options.save, network.full_state());
-  network.report(log);
-  log.finish(ranks.flops());
+  save_weights(group, options.save, split);
+  report(split, log);
+  log.finish(context.flops());
 }
 
 }  // namespace
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::TensorProgramOptions own;
+  lockstep::TensorProgramOptions options;
   return lockstep::run_program(
       {.name = "tensor-split",
        .summary = "Stage 03: a network split inside its layers (tensor parallelism).",
-       .add_options = [&](lockstep::OptionParser& parser) { own.add_to(parser); },
-       .baseline = "01-single-gpu"},
-      argc, argv, [&](const lockstep::Options& options) { lockstep::train(options, own); });
+       .baseline = "01-single-gpu",
+       .start_ranks = [&](const auto&) { return start_ranks(options, options.ranks); }},
+      options, argc, argv, [&] { lockstep::train(options); });
 }

@@ -5,129 +5,139 @@
 //   ColumnLinear   its outputs          -                        all-reduce of dx
 //   RowLinear      its inputs           all-reduce, then bias    -
 //   ColumnConv2d   its output channels  -                        all-reduce of dx
-//   RowConv2d    its input channels   all-reduce, then bias    -
+//   RowConv2d      its input channels   all-reduce, then bias    -
 //   JoinChannels   none                 all-gather of y          -
 //   TakeChannels   none                 -                        all-gather of dx
 //
-// Each takes its name and sizes from the layer `whole` that it replaces. Throws BadInput, naming
-// that layer, where the split extent does not divide by P.
+// An activation is either whole, with the same values on all ranks, or split: rank r has the r-th
+// P-th of its channels or features. Each layer takes its sizes from the layer `whole` that it
+// replaces. Throws BadInput, naming that layer, where the split extent does not divide by P.
 
-#include <optional>
+#include <map>
+#include <string>
+#include <vector>
 
-#include "03-model-split/tensor/parallel_layer.h"
-#include "common/nn/residual.h"
+#include "common/nn/layers.h"
+#include "common/step/pass_collectives.h"
 
 namespace lockstep {
 
-/// Whole input, split output. In backward every rank computes what its own outputs contribute to
-/// the input's gradient; the sum is the whole gradient. `Shard` is Linear or Conv2d.
-template <class Shard>
-class OutputSplit : public ParallelLayer {
+/// Collectives of a layer in training so far, and the bytes that they took of a rank, by sizes.
+struct Traffic {
+  int64_t all_reduces = 0, all_gathers = 0;
+  double bytes = 0;
+};
+
+/// The ranks that share layers. All make the same passes, of the same samples, at the same time.
+class SplitRanks {
  public:
-  Tensors forward(const Tensors& x, const Contexts& contexts) override;
-  Tensors backward(const Tensors& dy, const Contexts& contexts) override;
-  Traffic predicted(const Shape& x) const override { return one_all_reduce(x.elements()); }
+  /// All calls go to the stream `communication`, and the passes wait for them there. `comm` must
+  /// outlive the passes.
+  SplitRanks(Communicator& comm, Stream communication) : calls_(comm, communication) {}
+
+  int rank() const { return comm().rank(); }
+  int world_size() const { return comm().world_size(); }
+  Communicator& comm() const { return calls_.comm(); }
+  /// The P-th part of a layer's `total` outputs, inputs or channels.
+  int64_t share(const Module& layer, int64_t total, const char* what) const;
+
+  /// x becomes the sum of all ranks' x. Only enqueues; does nothing for a single rank.
+  void all_reduce(const Module& layer, const Tensor& x, Context& context);
+  /// all [P...] becomes rank 0's `mine` [...], rank 1's, ...
+  void all_gather(const Module& layer, const Tensor& mine, const Tensor& all, Context& context);
+  /// Every rank's, of which each knows its own weights only: so all end in the same step where one
+  /// has a gradient that is not finite.
+  std::vector<HealthTensor> healths(const HealthTensor& mine, Context& context);
+
+  const std::map<std::string, Traffic>& traffic() const { return traffic_; }  // by layer
+  /// Seconds that training passes have waited for sums. Waits for the last one.
+  double seconds_waited() { return calls_.seconds_waited(); }
+
+ private:
+  PassCollectives calls_;
+  std::map<std::string, Traffic> traffic_;
+};
+
+/// A linear layer split by the rows of its weights [out,in]: x [N,in], y [N,out/P]. Its forward is
+/// Linear's. In backward every rank computes what its outputs contribute to the input's gradient;
+/// the sum is the whole gradient.
+class ColumnLinear final : public Linear {
+ public:
+  ColumnLinear(const Linear& whole, SplitRanks& ranks);
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+ private:
+  SplitRanks& ranks_;
+};
+
+/// The same for a convolution, split by output channels: x [N,H,W,in], y [N,OH,OW,out/P].
+class ColumnConv2d final : public Conv2d {
+ public:
+  ColumnConv2d(const Conv2d& whole, SplitRanks& ranks);
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+ private:
+  SplitRanks& ranks_;
+};
+
+/// A layer with split input and whole output. Its backward is Layer's: every rank has the whole
+/// bias and computes its whole gradient. `Layer` is Linear or Conv2d.
+template <class Layer>
+class InputSplit : public Layer {
+ public:
+  /// The sum of the ranks' products, THEN the bias, once, THEN the activation. Layer's product()
+  /// and add_bias(), bias and activation, are the halves of its own forward.
+  Tensor forward(const Tensor& x, Context& context) override;
 
  protected:
-  using ParallelLayer::ParallelLayer;
-  std::vector<Shard*> shards_;
+  template <class... Sizes>
+  explicit InputSplit(SplitRanks& ranks, const Sizes&... sizes) : Layer(sizes...), ranks_(ranks) {}
+
+ private:
+  SplitRanks& ranks_;
 };
 
-/// A linear layer split by the rows of its weights [out,in]: x [N,in], y [N,out/P].
-class ColumnLinear final : public OutputSplit<Linear> {
- public:
-  ColumnLinear(const Linear& whole, const RankModules& trees);
-};
-
-/// A convolution split by output channels: x [N,H,W,in], y [N,OH,OW,out/P].
-class ColumnConv2d final : public OutputSplit<Conv2d> {
- public:
-  ColumnConv2d(const Conv2d& whole, const RankModules& trees);
-  /// The shape of a rank's output for an input of shape x.
-  Shape output(const Shape& x) const { return shards_[0]->window(x).output(); }
-};
-
-/// Split input, whole output. The output is the sum of the ranks' products, THEN the bias, once,
-/// THEN the activation. Every rank has the whole bias and computes its whole gradient.
-template <class Shard>
-class InputSplit : public ParallelLayer {
- public:
-  /// x[r] is rank r's part of the input; all y[r] are the whole output. A shard's product() and
-  /// add_bias(), bias and activation, are the halves of its forward.
-  Tensors forward(const Tensors& x, const Contexts& contexts) override;
-  Tensors backward(const Tensors& dy, const Contexts& contexts) override;
-
- protected:
-  using ParallelLayer::ParallelLayer;
-  std::vector<Shard*> shards_;
-};
-
-/// A linear layer split by the columns of its weights [out,in]: x [N,in/P], y [N,out].
+/// Split by the columns of its weights [out,in]: x [N,in/P], y [N,out].
 class RowLinear final : public InputSplit<Linear> {
  public:
-  RowLinear(const Linear& whole, const RankModules& trees);
-  Traffic predicted(const Shape& x) const override;
+  RowLinear(const Linear& whole, SplitRanks& ranks);
 };
 
-/// A convolution split by input channels: x [N,H,W,in/P], y [N,OH,OW,out].
+/// Split by input channels: x [N,H,W,in/P], y [N,OH,OW,out].
 class RowConv2d final : public InputSplit<Conv2d> {
  public:
-  RowConv2d(const Conv2d& whole, const RankModules& trees);
-  Traffic predicted(const Shape& x) const override;
+  RowConv2d(const Conv2d& whole, SplitRanks& ranks);
 };
 
 /// Comes between a layer with split outputs and one that is whole, or the reverse.
-class ChannelLayer : public ParallelLayer {
+class ChannelLayer : public Module {
+ public:
+  explicit ChannelLayer(SplitRanks& ranks) : ranks_(ranks) {}
+
  protected:
-  using ParallelLayer::ParallelLayer;
-  /// [...,C/P] of every rank becomes [...,C] on all of them.
-  Tensors join(const Tensors& x, const Contexts& contexts);
-  /// Each rank takes its [...,C/P] of [...,C].
-  Tensors take(const Tensors& x, const Contexts& contexts) const;
+  /// [...,C/P] of every rank becomes [...,C].
+  Tensor join(const Tensor& x, Context& context);
+  /// This rank's [...,C/P] of [...,C].
+  Tensor take(const Tensor& x, Context& context) const;
+
+ private:
+  SplitRanks& ranks_;
 };
 
 /// Split to whole: x [...,C/P], y [...,C].
 class JoinChannels final : public ChannelLayer {
  public:
   using ChannelLayer::ChannelLayer;
-  Tensors forward(const Tensors& x, const Contexts& contexts) override { return join(x, contexts); }
-  Tensors backward(const Tensors& dy, const Contexts& contexts) override {
-    return take(dy, contexts);
-  }
-  Traffic predicted(const Shape& x) const override {
-    return one_all_gather(world_size() * x.elements());
-  }
+  Tensor forward(const Tensor& x, Context& context) override { return join(x, context); }
+  Tensor backward(const Tensor& dy, Context& context) override { return take(dy, context); }
 };
 
 /// Whole to split: x [...,C], y [...,C/P].
 class TakeChannels final : public ChannelLayer {
  public:
   using ChannelLayer::ChannelLayer;
-  Tensors forward(const Tensors& x, const Contexts& contexts) override { return take(x, contexts); }
-  Tensors backward(const Tensors& dy, const Contexts& contexts) override {
-    return join(dy, contexts);
-  }
-  Traffic predicted(const Shape& x) const override { return one_all_gather(x.elements()); }
-};
-
-/// A residual block: conv1 is split by output channels, conv2 by input channels, and bn1 works on
-/// the rank's channels; the shortcut and bn2 are whole.
-class ParallelResidual final : public ParallelLayer {
- public:
-  ParallelResidual(const Residual& whole, const RankModules& trees);
-  /// x and y are whole.
-  Tensors forward(const Tensors& x, const Contexts& contexts) override;
-  Tensors backward(const Tensors& dy, const Contexts& contexts) override;
-  Traffic traffic() const override;
-  Traffic predicted(const Shape& x) const override;
-
- private:
-  ColumnConv2d conv1_;
-  RowConv2d conv2_;
-  std::optional<LocalLayer> conv3_;
-  std::optional<LocalLayer> bn1_;  // in the order of the parameters, after conv3
-  std::vector<BatchNorm2d*> bn2_;
-  std::vector<std::unique_ptr<Relu>> relu_;  // fused into bn2's forward
+  Tensor forward(const Tensor& x, Context& context) override { return take(x, context); }
+  Tensor backward(const Tensor& dy, Context& context) override { return join(dy, context); }
 };
 
 }  // namespace lockstep

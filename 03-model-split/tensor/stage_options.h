@@ -5,19 +5,25 @@
 #include <vector>
 
 #include "03-model-split/tensor/tensor_split.h"
-#include "common/options/options.h"
+#include "common/app/rank_program.h"
+#include "common/options/rank_options.h"
 
 namespace lockstep {
 
-struct TensorProgramOptions {
+struct TensorProgramOptions : Options {
+  RankOptions ranks;
   std::vector<std::string> layers{"auto"};  // or their names
 
   void add_to(OptionParser& parser);
 };
 
-/// The network, split inside the layers that the options name, one rank on each stream. `world`
-/// must outlive it. Throws BadInput where the network cannot be split in this way.
-TensorSplit split_network(const ModelOptions& network, const TensorProgramOptions& own,
-                          const std::vector<Stream>& streams, SingleProcessWorld& world);
+/// Replaces the model's network by this rank's share of it, split inside the layers that the
+/// options name. Throws BadInput, on all ranks, where it cannot be split in this way.
+TensorSplit& split_network(Model& model, const Dataset& images, SplitRanks& ranks,
+                           ProcessGroup& group, const TensorProgramOptions& options);
+
+/// As lockstep::require_same_settings(), and whether weights are loaded and saved.
+void require_same_settings(ProcessGroup& group, const TensorProgramOptions& options,
+                           const DatasetPair& data);
 
 }  // namespace lockstep

@@ -2,20 +2,20 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 
-#include "03-model-split/tensor/row_and_column.h"
 #include "common/app/counted.h"
+#include "common/core/error.h"
 #include "common/io/json.h"
-#include "common/kernels/devices.h"
+#include "common/nn/residual.h"
+#include "common/step/weights_file.h"
 
 namespace lockstep {
-namespace {
 
-/// The unsplit network's layers in order, without memory, with their names.
-Layers unsplit_layers(const ModelOptions& options) {
-  return dynamic_cast<Sequential&>(*make_model(options).network).release_layers();
-}
+// --- From the unsplit network to the split one ---------------------------------------------------
+
+namespace {
 
 /// Works on each channel by itself, so that a rank can do it with its own channels.
 bool is_per_channel(const Module& layer) {
@@ -33,164 +33,104 @@ int64_t divisible(const Module& layer) {
   return 0;
 }
 
+/// A module of type M with its final name.
+template <class M, class... Args>
+std::unique_ptr<M> named(const std::string& name, Args&&... args) {
+  auto module = std::make_unique<M>(std::forward<Args>(args)...);
+  module->set_name(name);
+  return module;
+}
+
+/// conv1 is split by output channels, conv2 by input channels, and bn1 works on the rank's
+/// channels; the shortcut and bn2 are whole.
+std::unique_ptr<Module> split_residual(const Residual& whole, SplitRanks& ranks) {
+  std::unique_ptr<Conv2d> conv3;
+  if (const Conv2d* shortcut = whole.conv3()) {
+    conv3 = std::make_unique<Conv2d>(shortcut->in_channels(), shortcut->out_channels(),
+                                     shortcut->options());
+  }
+  return named<Residual>(whole.name(), std::make_unique<ColumnConv2d>(whole.conv1(), ranks),
+                         std::make_unique<RowConv2d>(whole.conv2(), ranks), std::move(conv3));
+}
+
+/// A layer that works per channel, for this rank's channels.
+std::unique_ptr<Module> on_channels(std::unique_ptr<Module> layer, int64_t channels, int rank) {
+  if (const auto* norm = dynamic_cast<const BatchNorm2d*>(layer.get())) {
+    return named<BatchNorm2d>(norm->name(), channels, norm->activation());
+  }
+  if (auto* dropout = dynamic_cast<Dropout2d*>(layer.get())) {
+    dropout->set_first_feature(rank * channels);  // part of the unsplit layer's mask
+  }
+  return layer;
+}
+
 }  // namespace
 
-// --- From the unsplit network to the split one ---------------------------------------------------
-
-/// Goes through the layers of the unsplit network and appends the layers that replace them.
-class TensorSplit::Builder {
- public:
-  Builder(TensorSplit& split, const ModelOptions& options) : split_(split) {
-    for (int r = 0; r < split.world_size(); ++r) of_rank_.push_back(unsplit_layers(options));
-  }
-
-  /// The names of the layers to be split, in order.
-  Names choose(const std::optional<Names>& asked) const {
-    Names can, chosen;
-    for (const auto& layer : of_rank_[0]) {
-      const int64_t number = divisible(*layer);
-      if (number == 0) continue;
-      can.push_back(layer->name());
-      const bool wanted = asked ? std::ranges::count(*asked, layer->name()) > 0
-                                : split_.world_size() > 1 && number % split_.world_size() == 0;
-      if (wanted) chosen.push_back(layer->name());
-    }
-    for (const std::string& name : asked.value_or(Names())) {
-      require(std::ranges::count(can, name) == 1,
-              "--layers: '{}' cannot be split in this network; choose from {}", name,
-              fmt::join(can, ", "));
-      require(std::ranges::count(*asked, name) == 1, "--layers: '{}' twice, expected once", name);
-    }
-    return chosen;
-  }
-
-  void build() {
-    for (size_t i = 0; i < of_rank_[0].size(); ++i) {
-      const Module& layer = *of_rank_[0][i];
-      if (std::ranges::count(split_.split_, layer.name()) > 0) {
-        append_split(layer);
-      } else if (split_channels_ > 0 && is_per_channel(layer)) {
-        append<LocalLayer>(layer.name(), split_.trees_, [&](int r) { return part_of(i, r); });
-      } else {
-        make_whole(layer);
-        append<LocalLayer>(layer.name(), split_.trees_,
-                           [&](int r) { return std::move(of_rank_[r][i]); });
-      }
+TensorSplit::TensorSplit(const ModelOptions& options, SplitRanks& ranks,
+                         const std::optional<Names>& layers)
+    : unsplit_(make_model(options).network), ranks_(ranks) {
+  const Model model = make_model(options);
+  Layers whole = dynamic_cast<Sequential&>(*model.network).release_layers();
+  choose(layers, whole);
+  for (std::unique_ptr<Module>& layer : whole) {
+    if (std::ranges::count(split_, layer->name()) > 0) {
+      append_split(std::move(layer));
+    } else if (split_channels_ > 0 && is_per_channel(*layer)) {
+      append(on_channels(std::move(layer), split_channels_ / ranks.world_size(), ranks.rank()));
+    } else {
+      make_whole(*layer);
+      append(std::move(layer));
     }
   }
+}
 
- private:
-  template <class L, class... Args>
-  void append(Args&&... args) {
-    split_.layers_.push_back(std::make_unique<L>(std::forward<Args>(args)...));
+void TensorSplit::choose(const std::optional<Names>& asked, const Layers& layers) {
+  Names can;
+  for (const auto& layer : layers) {
+    const int64_t number = divisible(*layer);
+    if (number == 0) continue;
+    can.push_back(layer->name());
+    const bool wanted = asked ? std::ranges::count(*asked, layer->name()) > 0
+                              : ranks_.world_size() > 1 && number % ranks_.world_size() == 0;
+    if (wanted) split_.push_back(layer->name());
   }
-
-  void append_split(const Module& layer) {
-    const RankModules& trees = split_.trees_;
-    if (const auto* linear = dynamic_cast<const Linear*>(&layer)) {
-      if (split_channels_ == 0) append<TakeChannels>(layer.name() + ".take", trees);
-      append<RowLinear>(*linear, trees);
-      split_channels_ = 0;
-      return;
-    }
-    make_whole(layer);
-    if (const auto* residual = dynamic_cast<const Residual*>(&layer)) {
-      append<ParallelResidual>(*residual, trees);
-      return;
-    }
-    const auto& convolution = dynamic_cast<const Conv2d&>(layer);
-    append<ColumnConv2d>(convolution, trees);
-    split_channels_ = convolution.out_channels();
+  for (const std::string& name : asked.value_or(Names())) {
+    require(std::ranges::count(can, name) == 1,
+            "--layers: '{}' cannot be split in this network; choose from {}", name,
+            fmt::join(can, ", "));
+    require(std::ranges::count(*asked, name) == 1, "--layers: '{}' twice, expected once", name);
   }
+}
 
-  /// The activation before `layer` becomes whole.
-  void make_whole(const Module& layer) {
-    if (split_channels_ > 0) append<JoinChannels>(layer.name() + ".join", split_.trees_);
+void TensorSplit::append(std::unique_ptr<Module> layer) {
+  const std::string name = layer->name();
+  add(name, std::move(layer));
+}
+
+void TensorSplit::append_split(std::unique_ptr<Module> whole) {
+  const std::string name = whole->name();
+  if (const auto* linear = dynamic_cast<const Linear*>(whole.get())) {
+    if (split_channels_ == 0) append(named<TakeChannels>(name + ".take", ranks_));
+    append(named<RowLinear>(name, *linear, ranks_));
     split_channels_ = 0;
+    return;
   }
-
-  /// Layer i for rank r's channels.
-  std::unique_ptr<Module> part_of(size_t i, int r) {
-    const int64_t channels = split_channels_ / split_.world_size();
-    std::unique_ptr<Module> whole = std::move(of_rank_[r][i]);
-    if (const auto* norm = dynamic_cast<const BatchNorm2d*>(whole.get())) {
-      auto part = std::make_unique<BatchNorm2d>(channels, norm->activation());
-      part->set_name(norm->name());
-      return part;
-    }
-    if (auto* dropout = dynamic_cast<Dropout2d*>(whole.get())) {
-      dropout->set_first_feature(r * channels);  // part of the unsplit layer's mask
-    }
-    return whole;
+  make_whole(*whole);
+  if (const auto* residual = dynamic_cast<const Residual*>(whole.get())) {
+    return append(split_residual(*residual, ranks_));
   }
-
-  TensorSplit& split_;
-  std::vector<Layers> of_rank_;  // per rank the unsplit layers; they become the whole ones
-  int64_t split_channels_ = 0;   // of the activation after the layers so far; 0: it is whole
-};
-
-TensorSplit::TensorSplit(const ModelOptions& options, const std::vector<Stream>& streams,
-                         SingleProcessWorld& world, const std::optional<Names>& layers)
-    : options_(options), unsplit_(make_model(options).network), trees_(world), streams_(streams) {
-  require(streams.size() == size_t(world.world_size()),
-          "TensorSplit: {} streams for a world of {} ranks; give each rank one", streams.size(),
-          world.world_size());
-  Builder builder(*this, options);
-  split_ = builder.choose(layers);
-  builder.build();
-  for (int r = 0; r < world_size(); ++r) {
-    parameters_.push_back(std::make_unique<FlatParameters>(module(r), streams_[r]));
-  }
+  const auto& convolution = dynamic_cast<const Conv2d&>(*whole);
+  append(named<ColumnConv2d>(name, convolution, ranks_));
+  split_channels_ = convolution.out_channels();
 }
 
-// --- The passes ----------------------------------------------------------------------------------
-
-void TensorSplit::require_one_per_rank(const Tensors& tensors, const Contexts& contexts) const {
-  require(tensors.size() == streams_.size() && contexts.size() == streams_.size(),
-          "TensorSplit: {} tensors and {} contexts for {} ranks; give each rank one of both",
-          tensors.size(), contexts.size(), world_size());
-  for (int r = 0; r < world_size(); ++r) {
-    require(contexts[r]->stream() == streams_[r],
-            "TensorSplit: rank {} works on stream {} of {}, its context is on {} of {}", r,
-            streams_[r].name(), streams_[r].device().name(), contexts[r]->stream().name(),
-            contexts[r]->stream().device().name());
-  }
-}
-
-Tensors TensorSplit::forward(const Tensors& images, const Contexts& contexts) {
-  require_one_per_rank(images, contexts);
-  Tensors y = images;
-  for (const auto& layer : layers_) {
-    if (contexts[0]->facts.training) expected_ += layer->predicted(y[0].shape());
-    y = layer->forward(y, contexts);
-  }
-  return y;
-}
-
-void TensorSplit::backward(const Tensors& scores_gradients, const Contexts& contexts) {
-  require_one_per_rank(scores_gradients, contexts);
-  Tensors dx = scores_gradients;
-  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
-    dx = (*layer)->backward(dx, contexts);
-  }
+/// The activation before this layer becomes whole.
+void TensorSplit::make_whole(const Module& before) {
+  if (split_channels_ > 0) append(named<JoinChannels>(before.name() + ".join", ranks_));
+  split_channels_ = 0;
 }
 
 // --- The state -----------------------------------------------------------------------------------
-
-int64_t TensorSplit::parameter_count() const {
-  int64_t count = 0;
-  for (const Parameter* parameter : unsplit_->parameters()) count += parameter->shape.elements();
-  return count;
-}
-
-void TensorSplit::initialize(Initializer initializer, uint64_t seed) {
-  // Parameters are drawn as whole tensors, so the whole network is made first, in host memory.
-  const std::unique_ptr<Device> host = open_device({DeviceId::Kind::cpu, 0}, {});
-  const Model whole = make_model(options_);
-  const FlatParameters parameters(*whole.network, host->create_stream("initialize"));
-  lockstep::initialize(parameters, initializer, seed);
-  load_full_state(state_dict(*whole.network));
-}
 
 namespace {
 
@@ -214,85 +154,155 @@ void for_each_run(const Shape& whole, const Shape& shard, int rank, Visit visit)
   for (int64_t i = 0; i < before; ++i) visit(i * stride + rank * length, i * length, length);
 }
 
-/// Whether a state with these shapes has another shape for `tensor`.
-bool differs(const StateTensor& tensor, const Shapes& shapes) {
+/// The shape of `tensor` in a network with these shapes.
+Shape shape_in(const Shapes& shapes, const StateTensor& tensor) {
   const auto found = shapes.find(tensor.name);  // num_batches_tracked is in no shapes
-  return found != shapes.end() && !(found->second == tensor.shape);
+  return found == shapes.end() ? tensor.shape : found->second;
 }
+
+/// This rank's numbers become those of all ranks, in their order.
+void gather(std::vector<Real>& numbers, Stream stream, Communicator& comm) {
+  const int64_t count = std::ssize(numbers);
+  const Tensor mine = Tensor::from_host(stream, {count}, numbers);
+  const Tensor all = Tensor::empty(stream, {comm.world_size() * count});
+  comm.all_gather(stream, mine, all);
+  numbers = all.to_host();
+}
+
+/// Numbers become rank 0's.
+template <class T>
+void broadcast(std::vector<T>& numbers, Stream stream, Communicator& comm) {
+  if (numbers.empty()) return;
+  const auto all = BasicTensor<T>::from_host(stream, {std::ssize(numbers)}, numbers);
+  comm.broadcast(stream, all, 0);
+  numbers = all.to_host();
+}
+
+Stream stream_of(Module& network) { return network.parameters().front()->value.home(); }
 
 }  // namespace
 
-void TensorSplit::load_full_state(const std::vector<StateTensor>& state) {
+int64_t TensorSplit::parameter_count() const {
+  int64_t count = 0;
+  for (const Parameter* parameter : unsplit_->parameters()) count += parameter->shape.elements();
+  return count;
+}
+
+void TensorSplit::check_full_state(const std::vector<StateTensor>& state) const {
   check_state_dict(*unsplit_, state);
-  for (int r = 0; r < world_size(); ++r) {
-    const Shapes shard_shapes = shapes_of(module(r));
-    std::vector<StateTensor> part = state;
-    for (StateTensor& tensor : part) {
-      if (!differs(tensor, shard_shapes)) continue;
-      const StateTensor whole = tensor;
-      tensor.shape = shard_shapes.at(tensor.name);
-      tensor.real.resize(static_cast<size_t>(tensor.shape.elements()));
-      for_each_run(whole.shape, tensor.shape, r, [&](int64_t from, int64_t to, int64_t length) {
-        std::copy_n(whole.real.begin() + from, length, tensor.real.begin() + to);
-      });
-    }
-    load_state_dict(module(r), part);
+}
+
+/// This rank's part of a tensor of the unsplit network, of this shape.
+StateTensor TensorSplit::part_of(const StateTensor& whole, const Shape& shape) const {
+  if (shape == whole.shape) return whole;
+  StateTensor part{.name = whole.name, .shape = shape};
+  part.real.resize(static_cast<size_t>(shape.elements()));
+  for_each_run(whole.shape, shape, ranks_.rank(), [&](int64_t from, int64_t to, int64_t count) {
+    std::copy_n(whole.real.begin() + from, count, part.real.begin() + to);
+  });
+  return part;
+}
+
+void TensorSplit::initialize(Initializer initializer, uint64_t seed) {
+  const std::vector<Parameter*> all = unsplit_->parameters(), mine = parameters();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const StateTensor whole{all[i]->name, torch_shape(*all[i]),
+                            first_values(*all[i], initializer, seed)};
+    const StateTensor part = part_of(whole, torch_shape(*mine[i]));
+    mine[i]->value.copy_from_host(from_torch_layout(*mine[i], part.real));
   }
 }
 
-std::vector<StateTensor> TensorSplit::full_state() const {
-  std::vector<std::vector<StateTensor>> parts;
-  for (int r = 0; r < world_size(); ++r) parts.push_back(state_dict(module(r)));
-  const Shapes whole_shapes = shapes_of(*unsplit_);
-  std::vector<StateTensor> full = parts[0];
-  for (size_t i = 0; i < full.size(); ++i) {
-    StateTensor& whole = full[i];
-    if (!differs(whole, whole_shapes)) continue;
-    whole.shape = whole_shapes.at(whole.name);
-    whole.real.resize(static_cast<size_t>(whole.shape.elements()));
-    for (int r = 0; r < world_size(); ++r) {
-      const StateTensor& part = parts[r][i];
-      for_each_run(whole.shape, part.shape, r, [&](int64_t to, int64_t from, int64_t length) {
-        std::copy_n(part.real.begin() + from, length, whole.real.begin() + to);
+void TensorSplit::load_full_state(const std::vector<StateTensor>& state) {
+  check_full_state(state);
+  const Shapes shapes = shapes_of(*this);
+  std::vector<StateTensor> parts;
+  for (const StateTensor& whole : state) parts.push_back(part_of(whole, shape_in(shapes, whole)));
+  load_state_dict(*this, parts);
+}
+
+std::vector<StateTensor> TensorSplit::full_state() {
+  const Shapes shapes = shapes_of(*unsplit_);
+  std::vector<StateTensor> full = state_dict(*this);
+  for (StateTensor& tensor : full) {
+    const Shape shape = shape_in(shapes, tensor), part = tensor.shape;
+    if (shape == part) continue;
+    std::vector<Real> parts = std::move(tensor.real);
+    gather(parts, stream_of(*this), ranks_.comm());
+    tensor.shape = shape;
+    tensor.real.resize(parts.size());
+    for (int r = 0; r < ranks_.world_size(); ++r) {
+      for_each_run(shape, part, r, [&](int64_t to, int64_t from, int64_t n) {
+        std::copy_n(parts.begin() + r * part.elements() + from, n, tensor.real.begin() + to);
       });
     }
   }
-  check_state_dict(*unsplit_, full);  // nothing is missing
+  check_full_state(full);  // nothing is missing
   return full;
+}
+
+void load_weights(ProcessGroup& group, const std::string& path, TensorSplit& network) {
+  if (path.empty()) return;
+  std::vector<StateTensor> state = network.full_state();  // their names and shapes, on all ranks
+  group.together([&] {
+    if (group.rank() != 0) return;
+    load_weights(path, [&](const std::vector<StateTensor>& found) {
+      network.check_full_state(found);
+      for (StateTensor& tensor : state) {
+        const auto same = std::ranges::find(found, tensor.name, &StateTensor::name);
+        if (same != found.end()) tensor = *same;
+      }
+    });
+  });
+  for (StateTensor& tensor : state) {
+    broadcast(tensor.real, stream_of(network), network.ranks().comm());
+    broadcast(tensor.integer, stream_of(network), network.ranks().comm());
+  }
+  network.load_full_state(state);
+}
+
+void save_weights(ProcessGroup& group, const std::string& path, TensorSplit& network) {
+  if (path.empty()) return;
+  const std::vector<StateTensor> state = network.full_state();
+  group.together([&] {
+    if (group.rank() == 0) save_weights(path, state);
+  });
 }
 
 // --- What was exchanged --------------------------------------------------------------------------
 
-Traffic TensorSplit::traffic() const {
-  Traffic sum;
-  for (const auto& layer : layers_) sum += layer->traffic();
-  return sum;
-}
-
-void TensorSplit::report(TrainingLog& log) const {
-  const double steps = double(std::max<int64_t>(1, log.steps()));
-  const auto as_json = [&](const Traffic& traffic) {
-    return nlohmann::json{{"all_reduces", double(traffic.all_reduces) / steps},
-                          {"all_gathers", double(traffic.all_gathers) / steps},
-                          {"bytes", double(traffic.bytes) / steps}};
+void report(TensorSplit& network, TrainingLog& log) {
+  SplitRanks& ranks = network.ranks();
+  const double steps = double(std::max<int64_t>(log.own_steps(), 1));
+  const double seconds = ranks.seconds_waited() / steps;  // waits: then all is counted
+  const double sent = double(ranks.comm().bytes_sent(Purpose::activations)) / steps;
+  const auto calls = [&](const Traffic& of) {
+    return fmt::format("{:.4g} all-reduces, {:.4g} all-gathers", double(of.all_reduces) / steps,
+                       double(of.all_gathers) / steps);
   };
-  const nlohmann::json moved = as_json(traffic()), expected = as_json(expected_);
-  const auto text = [](const nlohmann::json& of) {
-    return fmt::format("{} all-reduces, {} all-gathers, {:.1f} KiB",
-                       of["all_reduces"].get<double>(), of["all_gathers"].get<double>(),
-                       of["bytes"].get<double>() / 1024);
-  };
-  log.note("split layers", fmt::format("{}", fmt::join(split_, ", ")));
-  for (const auto& layer : layers_) {
-    if (layer->traffic() == Traffic()) continue;
-    log.note("  " + layer->name(), text(as_json(layer->traffic())));
+  log.note("split layers", fmt::format("{}", fmt::join(network.split_names(), ", ")));
+  Traffic all;
+  for (const auto& [layer, traffic] : ranks.traffic()) {
+    log.note("  " + layer,
+             fmt::format("{}, {:.1f} KiB by sizes", calls(traffic), traffic.bytes / steps / 1024));
+    all.all_reduces += traffic.all_reduces;
+    all.all_gathers += traffic.all_gathers;
+    all.bytes += traffic.bytes;
   }
-  const std::string& where = trees_.world().communicator(0).bytes_counted_in();
+  const double predicted = all.bytes / steps;
   log.note("per step",
-           fmt::format("{} sent by rank 0, counted in {}; by sizes {} ({})", text(moved), where,
-                       text(expected), beside_formula(moved["bytes"], expected["bytes"])),
+           fmt::format("{}: {:.1f} KiB sent by rank 0, counted in {}; by sizes {:.1f} ({}); waited "
+                       "{:.2f} ms within compute",
+                       calls(all), sent / 1024, ranks.comm().bytes_counted_in(), predicted / 1024,
+                       beside_formula(sent, predicted), 1e3 * seconds),
            "tensor_split",
-           {{"layers", split_}, {"per_step", moved}, {"predicted_per_step", expected}});
+           {{"layers", network.split_names()},
+            {"seconds_per_step", seconds},
+            {"per_step",
+             {{"all_reduces", double(all.all_reduces) / steps},
+              {"all_gathers", double(all.all_gathers) / steps},
+              {"bytes", sent}}},
+            {"predicted_bytes_per_step", predicted}});
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include "common/core/cores.h"
 #include "common/core/error.h"
 #include "common/core/printed.h"
+#include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/launch/launcher.h"
 #include "common/step/weights_file.h"
@@ -58,6 +59,39 @@ std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup
     }
     return open_device(id, options.device_options());
   });
+}
+
+std::string ranks_text(const ProcessGroup& group) {
+  const std::string trust = group.trust();
+  return fmt::format("{} rank{} over {}{}", group.world_size(), group.world_size() == 1 ? "" : "s",
+                     group.backend_and_why(), trust.empty() ? "" : ", " + trust);
+}
+
+nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
+                            const DatasetPair& data) {
+  nlohmann::json all = settings_of(options, roles);
+  all.update({{"precision", sizeof(Real) == 4 ? "float32" : "float64"},
+              {"training_samples", data.train.count()},
+              {"test_samples", data.test.count()}});
+  return all;
+}
+
+nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data) {
+  return run_settings(options, {Role::all_runs, Role::all_ranks}, data);
+}
+
+nlohmann::json settings_of_parts(const OptionTable& all, const Options& options,
+                                 const DatasetPair& data) {
+  nlohmann::json settings = shared_settings(all, data);
+  settings["loads_weights"] = !options.load.empty();
+  settings["saves_weights"] = !options.save.empty();
+  return settings;
+}
+
+void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
+  NamedValues facts;
+  for (const auto& [name, value] : mine.items()) facts.emplace_back(name, value.dump());
+  group.require_same(facts, "start all ranks with the same options and data");
 }
 
 DatasetPair load_dataset(ProcessGroup& group, const Options& options) {

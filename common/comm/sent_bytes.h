@@ -16,7 +16,7 @@
 namespace lockstep {
 
 /// What a call is for: its bytes are counted apart from others'.
-enum class Purpose { other, gradients, parameters, statistics };
+enum class Purpose { other, gradients, parameters, statistics, activations };
 
 /// One rank's counts. The thread that runs the calls adds, any other may read. Relaxed: to count
 /// orders nothing, or it would hide a missing wait from ThreadSanitizer.
@@ -40,7 +40,7 @@ class SentBytes {
 
  private:
   std::string where_;
-  std::array<std::atomic<int64_t>, 4> counts_{};
+  std::array<std::atomic<int64_t>, 5> counts_{};
 };
 
 }  // namespace lockstep

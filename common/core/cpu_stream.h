@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-class CpuStream final : public StreamBackend {
+class CpuStream : public StreamBackend {
  public:
   CpuStream(Device& device, std::string name);
   /// Runs what is still queued, joins the worker, and blocks until no other stream, of this device

@@ -35,14 +35,18 @@ uint32_t hash_name(std::string_view name) {
   return hash;
 }
 
+std::vector<Real> first_values(const Parameter& p, Initializer initializer, uint64_t seed) {
+  std::seed_seq seeds{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                      hash_name(p.name)};
+  std::mt19937 generator(seeds);
+  std::vector<Real> values(static_cast<size_t>(p.shape.elements()));
+  for (Real& value : values) value = Real(first_value(p, initializer, generator));
+  return values;
+}
+
 void initialize(const std::vector<Parameter*>& parameters, Initializer initializer, uint64_t seed) {
   for (const Parameter* p : parameters) {
-    std::seed_seq seeds{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
-                        hash_name(p->name)};
-    std::mt19937 generator(seeds);
-    std::vector<Real> values(static_cast<size_t>(p->shape.elements()));
-    for (Real& value : values) value = Real(first_value(*p, initializer, generator));
-    p->value.copy_from_host(from_torch_layout(*p, values));
+    p->value.copy_from_host(from_torch_layout(*p, first_values(*p, initializer, seed)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/nn/parameter.h"
 
@@ -18,6 +19,9 @@ enum class Initializer {
   normal,           // weights normal with standard deviation 0.01, biases 0
 };
 constexpr auto words_of(Initializer) { return std::array{"kaiming", "normal"}; }
+
+/// The first values of one parameter, in PyTorch's layout, as initialize() sets them.
+std::vector<Real> first_values(const Parameter& p, Initializer initializer, uint64_t seed);
 
 /// Sets every parameter; BatchNorm starts with weight 1 and bias 0 either way. Each parameter has a
 /// generator of its own, seeded by `seed` and its name: a layer's initial values do not depend on

@@ -8,7 +8,7 @@ namespace lockstep {
 enum class Activation { none, relu };  // what is fused after a layer
 
 /// torch.nn.Conv2d with a square kernel and a bias. [N,H,W,in] to [N,OH,OW,out].
-class Conv2d final : public Module {
+class Conv2d : public Module {
  public:
   struct Options {
     int64_t kernel = 1, stride = 1, padding = 0;
@@ -39,7 +39,7 @@ class Conv2d final : public Module {
 };
 
 /// torch.nn.Linear: y = x W^T + b. [N,in] to [N,out].
-class Linear final : public Module {
+class Linear : public Module {
  public:
   Linear(int64_t in_features, int64_t out_features, Activation activation = Activation::none);
   Tensor forward(const Tensor& x, Context& context) override;

@@ -22,15 +22,20 @@ Tensor backward_named(Module& module, const Tensor& dy, Context& context) {
 }  // namespace
 
 Residual::Residual(int64_t in_channels, int64_t out_channels, int64_t stride)
-    : conv1_(add_module("conv1", conv3x3(in_channels, out_channels, stride))),
-      conv2_(add_module("conv2", conv3x3(out_channels, out_channels, 1))),
-      conv3_(
-          in_channels == out_channels && stride == 1
-              ? nullptr
-              : &add_module("conv3", std::make_unique<Conv2d>(in_channels, out_channels,
-                                                              Conv2d::Options{.stride = stride}))),
-      bn1_(add_module("bn1", std::make_unique<BatchNorm2d>(out_channels, Activation::relu))),
-      bn2_(add_module("bn2", std::make_unique<BatchNorm2d>(out_channels))) {}
+    : Residual(conv3x3(in_channels, out_channels, stride), conv3x3(out_channels, out_channels, 1),
+               in_channels == out_channels && stride == 1
+                   ? nullptr
+                   : std::make_unique<Conv2d>(in_channels, out_channels,
+                                              Conv2d::Options{.stride = stride})) {}
+
+Residual::Residual(std::unique_ptr<Conv2d> conv1, std::unique_ptr<Conv2d> conv2,
+                   std::unique_ptr<Conv2d> conv3)
+    : conv1_(add_module("conv1", std::move(conv1))),
+      conv2_(add_module("conv2", std::move(conv2))),
+      conv3_(conv3 ? &add_module("conv3", std::move(conv3)) : nullptr),
+      bn1_(add_module("bn1",
+                      std::make_unique<BatchNorm2d>(conv1_.out_channels(), Activation::relu))),
+      bn2_(add_module("bn2", std::make_unique<BatchNorm2d>(conv2_.out_channels()))) {}
 
 Tensor Residual::forward(const Tensor& x, Context& context) {
   Tensor main = forward_named(conv1_, x, context);

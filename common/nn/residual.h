@@ -11,14 +11,16 @@ namespace lockstep {
 class Residual final : public Module {
  public:
   Residual(int64_t in_channels, int64_t out_channels, int64_t stride);
+  /// With these convolutions; conv3 is null where the shortcut is x itself. bn1 has conv1's
+  /// channels: a part of the block's, where devices share conv1 and conv2.
+  Residual(std::unique_ptr<Conv2d> conv1, std::unique_ptr<Conv2d> conv2,
+           std::unique_ptr<Conv2d> conv3);
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
 
   const Conv2d& conv1() const { return conv1_; }
   const Conv2d& conv2() const { return conv2_; }
   const Conv2d* conv3() const { return conv3_; }  // null where the shortcut is x itself
-  const BatchNorm2d& bn1() const { return bn1_; }
-  const BatchNorm2d& bn2() const { return bn2_; }
 
  private:
   Conv2d& conv1_;

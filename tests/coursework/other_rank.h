@@ -13,12 +13,12 @@
 
 namespace lockstep::testing {
 
-/// Rank 0 of two. What the other rank adds to every sum is known, so a test sees each call of a
-/// rank and no rank waits for another.
+/// Rank 0 of two, unless said otherwise. What the other rank adds to every sum is known, so a test
+/// sees each call of a rank and no rank waits for another.
 class OtherRank final : public Communicator {
  public:
-  explicit OtherRank(Real its_share, int world_size = 2)
-      : Communicator(0, world_size), its_share_(its_share) {}
+  explicit OtherRank(Real its_share, int world_size = 2, int rank = 0)
+      : Communicator(rank, world_size), its_share_(its_share) {}
 
   struct Sum {
     Elements x;

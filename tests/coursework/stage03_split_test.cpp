@@ -4,6 +4,8 @@
 #include "03-model-split/tensor/row_and_column.h"
 #include "tests/coursework/hint.h"
 #include "tests/coursework/late.h"
+#include "tests/coursework/other_rank.h"
+#include "tests/support/nn_test_support.h"
 
 namespace lockstep {
 namespace {
@@ -187,135 +189,118 @@ TEST_CASE("The last micro-batch may be smaller", "[task03.3]") {
 
 // --- Layers --------------------------------------------------------------------------------------
 
-/// RowLinear with two inputs and one output on two ranks: rank 0 has the first weight, rank 1 the
-/// second.
-struct TwoHalves {
-  TwoHalves(const Values& weights, Real bias, Activation activation = Activation::none)
-      : whole(make_whole(activation)), modules(*machine.world), split(*whole, modules) {
-    for (int r = 0; r < 2; ++r) {
-      parameters.push_back(
-          std::make_unique<FlatParameters>(modules.tree(r), machine.streams[size_t(r)]));
-      const std::vector<Parameter*>& rank = parameters.back()->parameters();
-      rank[0]->value.copy_from_host({weights[size_t(r)]});
-      rank[1]->value.copy_from_host({bias});
-      owned.push_back(std::make_unique<Context>(machine.streams[size_t(r)]));
-      contexts.push_back(owned.back().get());
+/// RowLinear with two inputs and one output, on one of two ranks: it has the first input and that
+/// one's weight. The other rank's product is known.
+struct HalfOfLayer {
+  HalfOfLayer(Real weight, Real others_product, Real bias, Activation activation = Activation::none,
+              int me = 0)
+      : other(others_product, 2, me), activation(activation) {
+    for (const Parameter* p : split.parameters()) {
+      p->value.copy_from_host({p->kind == ParameterKind::bias ? bias : weight});
+    }
+    other.sums.reserve(8);  // the device reads it while the host goes on
+    other.before_sum = [this] { given = *static_cast<const Real*>(other.sums[0].x.data); };
+  }
+  ~HalfOfLayer() {
+    gate.open();
+    for (const Stream& stream : {device.stream, communication}) {
+      try {
+        stream.synchronize();
+      } catch (const Error&) {  // the test reports it
+      }
     }
   }
-  static std::unique_ptr<Linear> make_whole(Activation activation) {
-    auto linear = std::make_unique<Linear>(2, 1, activation);
-    linear->set_name("fc1");
+  static Linear& named(Linear& linear) {
+    linear.set_name("fc1");
     return linear;
   }
-  /// One number on each rank.
-  Tensors put(const Values& values) const {
-    return {Tensor::from_host(machine.streams[0], {1, 1}, {values[0]}),
-            Tensor::from_host(machine.streams[1], {1, 1}, {values[1]})};
-  }
-  static Values numbers(const Tensors& of_ranks) {
-    Values values;
-    for (const Tensor& x : of_ranks) values.push_back(x.to_host().at(0));
-    return values;
-  }
-  /// What the ranks have for these inputs.
-  Values forward(const Values& x = {1, 1}) { return numbers(split.forward(put(x), contexts)); }
+  Tensor put(Real x = 1) const { return device.put({1, 1}, {x}); }
+  /// The output for an input of 1.
+  Real forward() { return split.forward(put(), context).to_host().at(0); }
 
-  testing::LateMachine devices{2};
-  testing::Machine& machine = devices.machine;
-  std::unique_ptr<Linear> whole;
-  RankModules modules;
-  RowLinear split;
-  std::vector<std::unique_ptr<FlatParameters>> parameters;
-  std::vector<std::unique_ptr<Context>> owned;
-  Contexts contexts;
+  testing::Gate gate{2};
+  testing::OtherRank other;
+  Real given = 0;  // what this rank gave to the sum
+  testing::TestDevice device;
+  Stream communication = device.device->create_stream("communication");
+  SplitRanks ranks{other, communication};
+  Activation activation;
+  Linear whole{2, 1, activation};
+  RowLinear split{named(whole), ranks};
+  FlatParameters parameters{split, device.stream};
+  Context context{device.stream};
 };
 
 TEST_CASE("Every rank has the output of the whole layer", "[task03.4]") {
+  HINT("the output is needed on every rank: which collective is it?");
+  const Real sum = HalfOfLayer(2, 20, 0).forward();
   {
-    TwoHalves halves({1, 20}, 0);
-    HINT("every rank has its own part of the inputs: may another use it?");
-    const Tensors y = halves.split.forward(halves.put({1, 1}), halves.contexts);
-    TwoHalves::numbers(y);  // nothing is under way then
-    HINT("a rank's output is on its own device: is one rank's given to all?");
-    CHECK(y[0].home().device().name() == "cpu:0");
-    CHECK(y[1].home().device().name() == "cpu:1");
-  }
-  const Values sums = TwoHalves({1, 20}, 0).forward();
-  {
-    HINT("1 + 20 is half of that, and of the sum again: is it reduced once more than needed?");
-    CHECK(sums[0] != 42);
+    HINT("2 + 20 + 20: is it reduced once more than needed?");
+    CHECK(sum != 42);
   }
   {
     HINT("the sum, not the mean, of the ranks' products");
-    CHECK(sums[0] != Real(10.5));
+    CHECK(sum != 11);
   }
   {
-    HINT("1 * 2: inputs were added up before the product. What does the all-reduce add up?");
-    CHECK(sums[0] != 2);
+    HINT("21 * 2: inputs were added up before the product. What does the all-reduce add up?");
+    CHECK(HalfOfLayer(3, 20, 0).forward() != 63);
   }
-  {
-    HINT(
-        "a rank's product knows only its own inputs: the output is the sum over all ranks. Was the "
-        "other's product there when it was added, and who waits for whom?");
-    CHECK(sums == Values{21, 21});
-  }
-  {
-    HINT("1 * 4 + 20 * 3: a rank multiplies its weights with its own inputs");
-    CHECK(TwoHalves({1, 20}, 0).forward({4, 3}) == Values{64, 64});
-  }
+  HINT("a rank's product knows only its own inputs: the output is the sum over all ranks");
+  CHECK(sum == 22);
 }
 
 TEST_CASE("Every rank has the bias, once", "[task03.4]") {
-  const Values biased = TwoHalves({1, 20}, 300).forward();
-  {
-    HINT("the bias is missing in some rank's output: every rank adds it to the sum that it has");
-    CHECK(biased[0] != 21);
-    CHECK(biased[1] != 21);
+  for (const int me : {0, 1}) {
+    HalfOfLayer rank(2, 20, 300, Activation::none, me);
+    const Real biased = rank.forward();
+    {
+      HINT("the bias is missing in some rank's output: every rank adds it to the sum that it has");
+      CHECK(biased != 22);
+    }
+    {
+      HINT(
+          "all ranks have the whole bias: how many times is it in the sum? Nothing is reduced "
+          "after it");
+      CHECK(rank.given == 2);
+    }
+    HINT("2 + 20, and a bias of 300");
+    CHECK(biased == 322);
   }
-  HINT(
-      "all ranks have the whole bias: how many times is it in the sum? Nothing is reduced after "
-      "it");
-  CHECK(biased == Values{321, 321});
 }
 
 TEST_CASE("The activation is that of the sum", "[task03.4]") {
   HINT("the sum of ReLUs is not the ReLU of the sum: -5 + 3 + 4 is 2");
-  CHECK(TwoHalves({-5, 3}, 4, Activation::relu).forward() == Values{2, 2});
-  HINT("-5 + 3 + 1 is less than 0, and then so is every rank's output cut off");
-  CHECK(TwoHalves({-5, 3}, 1, Activation::relu).forward() == Values{0, 0});
+  CHECK(HalfOfLayer(-5, 3, 4, Activation::relu).forward() == 2);
+  HINT("-5 + 3 + 1 is less than 0, and then the output is cut off");
+  CHECK(HalfOfLayer(-5, 3, 1, Activation::relu).forward() == 0);
 }
 
-TEST_CASE("A late rank's product is in the sum", "[task03.4]") {
-  for (const size_t late : {0u, 1u}) {
-    TwoHalves halves({1, 20}, 0);
-    const Tensors x = halves.put({1, 1});
-    halves.devices.hold(late);
-    {
-      HINT("does the host wait for a device? It has to go on and enqueue");
-      const Tensors y = halves.split.forward(x, halves.contexts);
-      halves.devices.let_go_after(1 - late);
-      HINT(
-          "a rank's product was not there yet when it was added up, and who waits for whom? The "
-          "ranks' calls do");
-      CHECK(TwoHalves::numbers(y) == Values{21, 21});
-    }
+TEST_CASE("One sum a pass, in the order of all calls", "[task03.4]") {
+  HalfOfLayer rank(2, 20, 300);
+  const Tensor x = rank.put();
+  testing::enqueue(rank.device.stream, [&] { rank.gate.pass(); });
+  {
+    HINT("does the host wait for a device? It has to go on and enqueue");
+    rank.split.forward(x, rank.context);
   }
+  rank.gate.open();
+  {
+    HINT("the ranks exchange one sum; everything else each does by itself");
+    REQUIRE(rank.other.sums.size() == 1);
+    CHECK(rank.other.sums[0].x.count == 1);
+  }
+  HINT(
+      "calls on two streams race for the communicator, and ranks can come to wait for each other "
+      "crosswise: SplitRanks knows the stream");
+  CHECK(rank.other.sums[0].stream.backend().name() == "communication");
 }
 
 TEST_CASE("What backward needs is kept", "[task03.4]") {
-  TwoHalves cut_off({-5, 3}, 1, Activation::relu);
+  HalfOfLayer cut_off(3, -5, 1, Activation::relu);
   cut_off.forward();
-  HINT("a shard remembers the tensor that its last product() returned: is the output in that one?");
-  CHECK(cut_off.numbers(cut_off.split.backward(cut_off.put({1, 1}), cut_off.contexts)) ==
-        Values{0, 0});
-}
-
-TEST_CASE("One all-reduce a pass", "[task03.4]") {
-  TwoHalves halves({1, 20}, 300);
-  halves.forward();
-  HINT("the ranks exchange one sum; everything else each does by itself");
-  CHECK(halves.split.traffic().all_reduces == 1);
-  CHECK(halves.split.traffic().bytes == int64_t{sizeof(Real)});
+  HINT("the layer remembers the tensor that product() returned: is the output in that one?");
+  CHECK(cut_off.split.backward(cut_off.put(), cut_off.context).to_host() == Values{0});
 }
 
 }  // namespace

@@ -69,30 +69,46 @@ void check_pipelines(const Options& options, double tolerance) {
   }
 }
 
-/// 50 steps, split inside the layers; collectives are those of the table for conv2 and fc1.
-void check_tensor_split(const Options& options, double tolerance) {
-  const Options steps = fifty_steps() + options;
+/// As long as that, split inside the layers; so many all-reduces.
+void check_tensor_split(const Options& steps, double tolerance, const std::vector<int>& all_ranks,
+                        int all_reduces) {
   const Outcome single = train(steps);
-  for (const int ranks : {1, 2, 4}) {
+  for (const int ranks : all_ranks) {
     INFO(ranks << " ranks");
-    const Outcome split = train_inside(ranks, steps);
+    const Outcome split = train_inside(ranks, steps + Options{"--backend", "tcp"});
     CHECK(relative_l2(split.state, single.state) <= tolerance);
     CHECK(largest(difference(split.losses(), single.losses())) <= 100 * tolerance);
     CHECK((split.file == single.file) == (ranks == 1));
     const nlohmann::json& moved = split.metrics.at("tensor_split");
-    CHECK(moved.at("per_step").at("all_reduces") == (ranks == 1 ? 0 : 2));
-    CHECK(moved.at("per_step").at("all_gathers") == 0);
-    CHECK(moved.at("per_step") == moved.at("predicted_per_step"));
+    const nlohmann::json& counted = moved.at("per_step");
+    CHECK(counted.at("all_reduces") == (ranks == 1 ? 0 : all_reduces));
+    CHECK(counted.at("all_gathers") == 0);
+    CHECK(counted.at("bytes").get<double>() ==
+          Approx(moved.at("predicted_bytes_per_step").get<double>()).epsilon(1e-3));
+    CHECK(split.metrics.at("devices").size() == size_t(ranks));
   }
+}
+
+/// 50 steps of the seed networks: conv2 and fc1 need a sum each.
+void check_seed_split(const Options& options, double tolerance) {
+  check_tensor_split(fifty_steps() + options, tolerance, {1, 2, 4}, 2);
 }
 
 #ifdef LOCKSTEP_DOUBLE
 
 TEST_CASE("A network split inside its layers leads to stage 01's weights after 50 steps",
           "[equivalence][tensorsplit][row56]") {
-  check_tensor_split({"--lr", "0.1", "--momentum", "0.9"}, kApartAtHighRate);
-  check_tensor_split({"--lr", "0.01", "--dropout"}, kApart);
-  check_tensor_split({"--lr", "0.01", "--model", "seed-bn"}, kApart);
+  check_seed_split({"--lr", "0.1", "--momentum", "0.9"}, kApartAtHighRate);
+  check_seed_split({"--lr", "0.01", "--dropout"}, kApart);
+  check_seed_split({"--lr", "0.01", "--model", "seed-bn"}, kApart);
+}
+
+TEST_CASE("ResNet-18 split inside its residual blocks leads to stage 01's weights",
+          "[equivalence][tensorsplit][row56]") {
+  const Options steps{"--data", "synthetic:36:10", "--workers",    "0",  "--model",     "resnet18",
+                      "--lr",   "0.001",           "--batch-size", "12", "--max-steps", "3"};
+  check_tensor_split(steps + Options{"--width", "4"}, kApart, {2, 4}, 16);
+  check_tensor_split(steps + Options{"--width", "3"}, kApart, {3}, 16);
 }
 
 TEST_CASE("Any pipeline gives stage 01's weights after 50 steps with momentum and dropout",
@@ -140,7 +156,7 @@ TEST_CASE("ResNet-18 as a pipeline gives the weights of micro-batches one after 
 
 TEST_CASE("A network split inside its layers leads to stage 01's weights after 50 steps",
           "[equivalence][tensorsplit][row56]") {
-  check_tensor_split({"--lr", "0.01"}, 1e-5);
+  check_seed_split({"--lr", "0.01"}, 1e-5);
 }
 
 TEST_CASE("Any pipeline gives stage 01's weights after 50 steps",
@@ -264,7 +280,7 @@ TEST_CASE("What a network in pieces saves, any other stage loads", "[equivalence
     REQUIRE(run_process(first + steps, kDeadline).status == 0);
     const Options load = fifty_steps() + Options{"--load", folder / "pieces", "--epochs", "0"};
     const Outcome whole = train(load);
-    for (const int count : {1, 2}) {
+    for (const int count : {1, 2, 4}) {
       const Outcome again = train(load, program, cpus(count));
       CHECK((again.file == whole.file));
       CHECK(largest(difference(again.metrics.at("test_loss").get<std::vector<double>>(),

@@ -247,6 +247,41 @@ TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tenso
   check({"--schedule", "1f1b"}, {"--schedule"});  // is the pipeline's
 }
 
+TEST_CASE("What ranks that share layers find is said once, and nothing is saved",
+          "[faults][tensorsplit][row89]") {
+  const TempDir folder;
+  const auto check = [&](const Words& options, const std::string& line) {
+    const ProcessResult run =
+        run_process(Words{stage_binary("03-model-split/tensor-split"), "--devices", "cpu:0,cpu:1",
+                          "--save", folder / "weights"} +
+                        options,
+                    kDeadline);
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring(line));
+    CHECK(std::ranges::count(run.err, '\n') == 1);
+    CHECK_FALSE(std::filesystem::exists(folder / "weights"));
+  };
+  check(kSmall + Words{"--lr", "1e12"}, "step 1, rank 0 (cpu:0), rank 1 (cpu:1): the loss");
+  check({"--data", "synthetic:64:16", "--batch-size", "65", "--drop-last"}, "0 batches");
+  check(kSmall + Words{"--load", folder / "nowhere"}, "nowhere");
+}
+
+TEST_CASE("Ranks that would share layers differently are told so, once",
+          "[faults][tensorsplit][row86]") {
+  const std::string script =
+      "case $RANK in 0) exec \"$0\" \"$@\" --layers fc1;; *) exec \"$0\" \"$@\";; esac";
+  const ProcessResult run =
+      run_process(Words{build_dir() + "/common/launch/launch", "--nproc-per-node", "2", "sh", "-c",
+                        script, stage_binary("03-model-split/tensor-split")} +
+                      kSmall,
+                  kDeadline);
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("layers: rank 0 has [\"fc1\"], rank 1 has [\"auto\"]"));
+  CHECK(std::ranges::count(run.err, '\n') == 1);
+}
+
 TEST_CASE("Devices keep to their cores or they do not", "[faults][dataparallel]") {
   check_stage_refuses({"--bind", "--no-bind"}, {"--bind", "--no-bind", "leave one"}, {},
                       "02-dataparallel");

@@ -1,4 +1,4 @@
-// Ranks that train, of stages 04 and 06: under real launchers, on two hosts, and when some die.
+// Ranks that train, of stages 03, 04 and 06: under real launchers, on two hosts, and when some die.
 
 #include <fmt/ranges.h>
 #include <signal.h>
@@ -21,6 +21,8 @@ using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
 const Words kStages{"04-ddp", "06-fully-sharded"};
+const std::string kSplit = "03-model-split/tensor-split";  // ranks that share layers
+const Words kAllStages = kStages + Words{kSplit};
 const Words kShortRun{"--model", "seed", "--data",  "synthetic:120:10", "--batch-size", "12",
                       "--lr",    "0.01", "--order", "sampler",          "--workers",    "0"};
 
@@ -55,8 +57,8 @@ std::string launcher() { return Jobs().launcher(); }
 
 // --- Launchers -----------------------------------------------------------------------------------
 
-TEST_CASE("Every launcher leads to the same weights", "[faults][ddp][sharded]") {
-  for (const std::string& stage : kStages) {
+TEST_CASE("Every launcher leads to the same weights", "[faults][ddp][sharded][tensorsplit]") {
+  for (const std::string& stage : kAllStages) {
     check_weights({launcher(), "--nproc-per-node", "2"}, stage);
     // By hand, rank 0 in the background, the address as an option.
     const std::string script = fmt::format(
@@ -141,10 +143,10 @@ Words two_hosts() {
   return command;
 }
 
-TEST_CASE("Two hosts lead to the weights of one", "[faults][ddp][sharded][twohosts]") {
+TEST_CASE("Two hosts lead to the weights of one", "[faults][ddp][sharded][tensorsplit][twohosts]") {
   const Words start = two_hosts();
   if (start.empty()) LOCKSTEP_SKIP("namespaces not permitted");
-  for (const std::string& stage : kStages) check_weights(start, stage);
+  for (const std::string& stage : kAllStages) check_weights(start, stage);
   check_weights(Words{"sh", "-c", "exec \"$@\" --backend tcp", "sh"} + start, "04-ddp");
   // The store at host 0.
   check_weights(Words{"sh", "-c", "exec \"$@\" --init-method tcp://10.77.0.1:29600", "sh"} + start,
@@ -195,14 +197,25 @@ TEST_CASE("A cable carries the bytes that the summary of stage 06 says",
 
 // --- Ranks that die ------------------------------------------------------------------------------
 
+/// A network that three ranks can share: --layers auto finds nothing in the seed network.
+Words network_of(const std::string& stage) {
+  if (stage == kSplit) return {"--model", "resnet18", "--width", "3"};
+  return {"--model", "seed"};
+}
+
 /// Starts three ranks of a stage that train forever. Their output goes to the folder "out".
 std::future<ProcessResult> begin_training(const Jobs& jobs, const std::string& stage,
                                           const Words& launch_options, const Words& options = {}) {
-  return jobs.begin(launch_options + Words{"--nproc-per-node", "3", "--redirect", jobs / "out"},
-                    Words{stage_binary(stage), "--model", "seed", "--data", "synthetic:256:10",
-                          "--epochs", "100000", "--log-interval", "1", "--lr", "0.0001",
-                          "--batch-size", "12", "--workers", "0"} +
-                        options);
+  return jobs.begin(
+      launch_options + Words{"--nproc-per-node", "3", "--redirect", jobs / "out"},
+      Words{stage_binary(stage), "--data", "synthetic:256:10", "--epochs", "100000",
+            "--log-interval", "1", "--lr", "0.0001", "--batch-size", "12", "--workers", "0"} +
+          network_of(stage) + options);
+}
+
+/// Their processes.
+std::vector<pid_t> ranks_of(const Jobs& jobs, const std::string& stage) {
+  return jobs.ranks(3, stage.substr(stage.rfind('/') + 1));
 }
 
 /// Whether those ranks have soon made a step.
@@ -211,15 +224,15 @@ bool has_stepped(const Jobs& jobs, const std::string& file = "rank_0.out") {
 }
 
 TEST_CASE("A rank that is killed while it trains is named, and all is over within a second",
-          "[faults][ddp][sharded][row67][row125]") {
+          "[faults][ddp][sharded][tensorsplit][row67][row125]") {
   std::mt19937 random(20);
   std::vector<double> taken;
   for (int turn = 0; turn < (full_campaign() ? 40 : 6); ++turn) {
-    const std::string& stage = kStages[turn % 2];
+    const std::string& stage = kAllStages[turn % 3];
     INFO(stage);
     const Jobs jobs;
     auto running = begin_training(jobs, stage, {});
-    const std::vector<pid_t> ranks = jobs.ranks(3, stage);
+    const std::vector<pid_t> ranks = ranks_of(jobs, stage);
     REQUIRE(ranks.size() == 3);
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 600));
     const size_t victim = random() % 3;
@@ -243,14 +256,14 @@ TEST_CASE("After a kill the ranks train again within moments", "[faults][ddp][sh
     INFO(stage);
     const Jobs jobs;
     auto running = begin_training(jobs, stage, {"--max-restarts", "1"});
-    const std::vector<pid_t> ranks = jobs.ranks(3, stage);
+    const std::vector<pid_t> ranks = ranks_of(jobs, stage);
     REQUIRE(ranks.size() == 3);
     REQUIRE(has_stepped(jobs));
     const auto begin = Clock::now();
     REQUIRE(::kill(ranks[1], SIGKILL) == 0);
     CHECK(has_stepped(jobs, "rank_0.restart_1.out"));
     CHECK(seconds_since(begin) < promised(1.5));
-    const std::vector<pid_t> again = jobs.ranks(3, stage);
+    const std::vector<pid_t> again = ranks_of(jobs, stage);
     REQUIRE(again.size() == 3);
     REQUIRE(::kill(again[2], SIGKILL) == 0);  // a table for every start
     const ProcessResult run = running.get();
@@ -267,12 +280,12 @@ TEST_CASE("After a kill the ranks train again within moments", "[faults][ddp][sh
 
 // Whichever that is: a reduction or a gather of a step, or what an evaluation begins with.
 TEST_CASE("A rank that stands still is named with the collective that misses it",
-          "[faults][ddp][sharded][row68]") {
-  for (const std::string& stage : kStages) {
+          "[faults][ddp][sharded][tensorsplit][row68]") {
+  for (const std::string& stage : kAllStages) {
     INFO(stage);
     const Jobs jobs;
     auto running = begin_training(jobs, stage, {}, {"--timeout", "2"});
-    const std::vector<pid_t> ranks = jobs.ranks(3, stage);
+    const std::vector<pid_t> ranks = ranks_of(jobs, stage);
     REQUIRE(ranks.size() == 3);
     REQUIRE(has_stepped(jobs));
     REQUIRE(::kill(ranks[2], SIGSTOP) == 0);

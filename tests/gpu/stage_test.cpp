@@ -303,24 +303,36 @@ void check_pipelines(const std::string& devices, const Words& schedules) {
 }
 
 /// The same, split inside the layers.
-void check_tensor_split(const std::string& devices) {
+void check_tensor_split(const std::string& devices, const Words& backend) {
   const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
                         "0.01",   "--dropout"};
   const Outcome single = train(ten_steps);
-  const Outcome split = train(ten_steps, devices, "03-model-split/tensor-split");
+  const Outcome split = train(ten_steps + backend, devices, "03-model-split/tensor-split");
   CHECK(relative_l2(split.state, single.state) <= 1e-4);
   CHECK(relative_l2(split.losses(), single.losses()) <= 1e-4);
   CHECK(split.metrics.at("tensor_split").at("per_step").at("all_reduces") == 2);
 }
 
-TEST_CASE("Layers split on one GPU lead to stage 01's weights", "[cuda][tensorsplit][stage]") {
+TEST_CASE("Layers split on one GPU lead to stage 01's weights, through host memory",
+          "[cuda][tensorsplit][stage]") {
   LOCKSTEP_NEEDS_GPU();
-  check_tensor_split("cuda:0,cuda:0");
+  check_tensor_split("cuda:0,cuda:0", {"--backend", "auto"});
 }
 
-TEST_CASE("Layers split over two GPUs lead to stage 01's weights", "[cuda][tensorsplit][stage]") {
+TEST_CASE("Layers split over two GPUs lead to stage 01's weights, through host memory",
+          "[cuda][tensorsplit][stage]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
+  check_tensor_split("cuda:0,cuda:1", {"--backend", "shm"});
+}
+
+TEST_CASE("Layers split over two GPUs with NCCL lead to stage 01's weights",
+          "[cuda][tensorsplit][stage]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  check_tensor_split("cuda:0,cuda:1");
+  if (is_model(*open_device(kGpu, {}))) {
+    LOCKSTEP_SKIP("fewer than two GPUs: the CUDA model's NCCL joins threads, no processes");
+  }
+  check_tensor_split("cuda:0,cuda:1", {"--backend", "nccl"});
 }
 
 TEST_CASE("Stages that share one GPU lead to stage 01's weights", "[cuda][pipeline][stage]") {
@@ -351,13 +363,6 @@ TEST_CASE("Stages on GPUs without access to each other's memory lead to stage 01
   if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
   const ScopedEnvironment none("CUDA_MODEL_PEER_ACCESS", "0");
   check_pipelines("cuda:0,cuda:1", {"1f1b"});
-}
-
-TEST_CASE("Layers split over GPUs without access to each other's memory lead to stage 01's weights",
-          "[cuda][tensorsplit][stage]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  const ScopedEnvironment none("CUDA_MODEL_PEER_ACCESS", "0");
-  check_tensor_split("cuda:0,cuda:1");
 }
 
 // --- The command line: refused before any device is opened ---------------------------------------

@@ -41,7 +41,7 @@ class TestStageDiff(unittest.TestCase):
 
     def test_a_network_in_pieces_differs_little_from_a_single_device(self):
         self.check("03-model-split/pipeline", 50, 45)
-        self.check("03-model-split/tensor", 50, 45)
+        self.check("03-model-split/tensor", 50, 30)
 
     def test_ddp_differs_little_from_a_single_device(self):
         self.check("04-ddp", 60, 45)
@@ -59,6 +59,9 @@ class TestStageDiff(unittest.TestCase):
 
     def test_the_step_of_data_parallel_is_that_of_a_single_device(self):
         self.assertEqual(self.step("02-dataparallel"), self.step("01-single-gpu"))
+
+    def test_the_step_of_split_layers_is_that_of_a_single_device(self):
+        self.assertEqual(self.step("03-model-split/tensor"), self.step("01-single-gpu"))
 
     def test_the_step_of_shards_is_that_of_whole_replicas(self):
         self.assertEqual(self.step("06-fully-sharded"), self.step("05-syncbn-checkpoint"))

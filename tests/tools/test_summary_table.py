@@ -64,6 +64,10 @@ class TestCommunicationShare(unittest.TestCase):
         self.assertEqual(self.share(per_step_seconds=METRICS["per_step_seconds"],
                                     batch_norm={"layers": 2, "seconds_per_step": 0.002}), 0.5)
 
+    def test_sums_of_split_layers_lie_within_a_step(self):
+        self.assertEqual(self.share(tensor_split={"seconds_per_step": 0.001},
+                                    step_seconds=[0.003, 0.005]), 0.25)
+
     def test_phases_that_move_or_wait(self):
         phases = {"scatter": 1, "replicate": 1, "forward": 3, "gather": 1, "reduce": 1, "step": 1}
         self.assertEqual(self.share(phase_seconds=phases), 0.5)

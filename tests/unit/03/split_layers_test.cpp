@@ -1,14 +1,12 @@
 // Single layers that are split over ranks, and those that cannot be.
 
-#include "03-model-split/tensor/tensor_split.h"
+#include <set>
 
 #include "03-model-split/tensor/row_and_column.h"
 #include "common/core/stream_backend.h"
-#include "common/nn/init.h"
-#include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
-#include "tests/support/machine.h"
-#include "tests/support/nn_test_support.h"
+#include "tests/support/process.h"
+#include "tests/support/tcp_stores.h"
 #include "tests/unit/03/tensor_split_runs.h"
 
 namespace lockstep {
@@ -16,13 +14,11 @@ namespace {
 
 using namespace testing::tensor_split;
 using Catch::Matchers::ContainsSubstring;
-using testing::cpus;
 using testing::kTolerance;
 using testing::message_of;
 using testing::random_values;
+using testing::Ranks;
 using testing::relative_error;
-using Values = std::vector<Real>;
-using Names = std::vector<std::string>;
 
 // --- One layer -----------------------------------------------------------------------------------
 
@@ -32,27 +28,76 @@ struct Axes {
   std::vector<int> parameters;
 };
 
-/// The unsplit layer and its results.
+/// What a layer makes of an input, and of the gradient of its output.
+struct Passes {
+  Values y, dx;
+  std::vector<Values> gradients;  // of the parameters
+  Traffic traffic;
+  int64_t sent = 0;  // bytes of activations, as counted
+};
+
+Passes run(Module& layer, const FlatParameters& parameters, Member& member, const Tensor& x,
+           const Tensor& dy) {
+  Passes passes;
+  member.delay();
+  const Tensor y = layer.forward(x, member.context);
+  member.delay();
+  const Tensor dx = layer.backward(dy, member.context);
+  passes.y = y.to_host();
+  passes.dx = dx.to_host();
+  for (const Parameter* p : parameters.parameters()) passes.gradients.push_back(p->grad.to_host());
+  for (const auto& [name, traffic] : member.shared.traffic()) passes.traffic = traffic;
+  passes.sent = member.shared.comm().bytes_sent(Purpose::activations);
+  return passes;
+}
+
+/// The unsplit layer, and what it makes of these numbers.
 template <class Whole>
 struct Expected {
   Expected(std::unique_ptr<Whole> whole, const Shape& x_shape)
-      : layer(std::move(whole)), x_shape(x_shape) {
+      : layer(std::move(whole)), x_shape(x_shape), x(random_values(x_shape, 1)) {
     layer->set_name("layer");
-    parameters = std::make_unique<FlatParameters>(*layer, machine.streams[0]);
-    initialize(*parameters, Initializer::kaiming_uniform, 3);
-    x_values = random_values(x_shape, 1);
-    const Tensor y = layer->forward(machine.put(x_shape, x_values)[0], *machine.contexts[0]);
-    y_shape = y.shape();
-    y_values = y.to_host();
-    scores_gradients = random_values(y_shape, 2);
-    dx = layer->backward(machine.put(y_shape, scores_gradients)[0], *machine.contexts[0]).to_host();
+    on_ranks(1, [&](Member& member) {
+      const FlatParameters flat(*layer, member.stream);
+      initialize(flat, Initializer::kaiming_uniform, 3);
+      for (const Parameter* p : flat.parameters()) {
+        shapes.push_back(p->shape);
+        parameters.push_back(p->value.to_host());
+      }
+      Context& context = member.context;
+      y_shape = layer->forward(member.put(x_shape, x), context).shape();
+      context.clear();
+      dy = random_values(y_shape, 2);
+      passes = run(*layer, flat, member, member.put(x_shape, x), member.put(y_shape, dy));
+      return 0;
+    });
   }
 
-  SplitMachine machine{cpus(1)};
+  /// A rank's parameters become its parts of the layer's.
+  void load(const FlatParameters& mine, const Member& member, const std::vector<int>& axes) const {
+    for (size_t i = 0; i < axes.size(); ++i) {
+      mine.parameters()[i]->value.copy_from_host(
+          part(parameters[i], shapes[i], axes[i], member.ranks(), member.rank()));
+    }
+  }
+  /// Each rank has its part of the passes.
+  void check(const std::vector<Passes>& found, const Axes& axes) const {
+    check_parts(each(found, &Passes::y), passes.y, y_shape, axes.y);
+    check_parts(each(found, &Passes::dx), passes.dx, x_shape, axes.x);
+    for (size_t i = 0; i < axes.parameters.size(); ++i) {
+      INFO("parameter " << i);
+      std::vector<Values> gradients;
+      for (const Passes& of_rank : found) gradients.push_back(of_rank.gradients[i]);
+      check_parts(gradients, passes.gradients[i], shapes[i], axes.parameters[i]);
+    }
+  }
+
   std::unique_ptr<Whole> layer;
-  std::unique_ptr<FlatParameters> parameters;
   Shape x_shape, y_shape;
-  Values x_values, y_values, scores_gradients, dx;
+  Values x, dy;
+  std::vector<Shape> shapes;  // of the parameters
+  std::vector<Values> parameters;
+  Passes passes;
 };
 
 /// The split layer has the unsplit one's output, and gradients of input, weights and biases. It
@@ -61,36 +106,38 @@ template <class Split, class Whole>
 void check_layer(std::unique_ptr<Whole> whole, const Shape& x_shape, const Axes& axes,
                  int64_t summed) {
   const Expected<Whole> expected(std::move(whole), x_shape);
-  for (const std::string& devices : {cpus(1), cpus(2), cpus(4), std::string("cpu:0,cpu:0")}) {
+  for (const int ranks : {1, 2, 3, 4}) {
     for (const int late : {-1, 0, 1}) {
-      SplitMachine machine(devices, late < std::ssize(parse_devices(devices)) ? late : -1);
-      INFO(devices << ", late: " << machine.late);
-      const RankModules modules(*machine.world);
-      Split split(*expected.layer, modules);
-      const Shards shards(machine, modules, *expected.parameters, axes.parameters);
-      const Tensors x = machine.put(x_shape, expected.x_values, axes.x);
-      const Tensors dy = machine.put(expected.y_shape, expected.scores_gradients, axes.y);
-      machine.delay();
-      const Tensors y = split.forward(x, machine.contexts);
-      machine.delay();
-      const Tensors dx = split.backward(dy, machine.contexts);
-      check_parts(y, expected.y_values, expected.y_shape, axes.y);
-      check_parts(dx, expected.dx, x_shape, axes.x);
-      shards.check_gradients();
-      const Traffic traffic{.all_reduces = machine.ranks() == 1 ? 0 : 1,
-                            .bytes = sent_for_sum(summed, machine.ranks()) * kReal};
-      CHECK(split.traffic() == traffic);
-      CHECK(split.predicted(x[0].shape()) == split.traffic());
+      if (late >= ranks) continue;
+      INFO(ranks << " ranks, late: " << late);
+      const auto passes = [&](Member& member) {
+        Split split(*expected.layer, member.shared);
+        split.set_name("layer");
+        const FlatParameters mine(split, member.stream);
+        expected.load(mine, member, axes.parameters);
+        return run(split, mine, member, member.put(x_shape, expected.x, axes.x),
+                   member.put(expected.y_shape, expected.dy, axes.y));
+      };
+      // Over TCP a sum of any size goes round a ring, and bytes are those of the formula.
+      const std::vector<Passes> found =
+          on_ranks(late < 0 ? testing::tcp_ranks(ranks) : testing::shm_ranks(ranks), passes, late);
+      expected.check(found, axes);
+      for (const Passes& of_rank : found) {
+        CHECK(of_rank.traffic.all_reduces == (ranks == 1 ? 0 : 1));
+        CHECK(of_rank.traffic.all_gathers == 0);
+        CHECK(of_rank.traffic.bytes == Approx(sent_for_sum(summed, ranks)));
+        if (late < 0) CHECK(double(of_rank.sent) == Approx(of_rank.traffic.bytes));
+      }
     }
   }
 }
 
 std::unique_ptr<Linear> linear(Activation activation) {
-  return std::make_unique<Linear>(24, 16, activation);
+  return std::make_unique<Linear>(24, 12, activation);
 }
 
 std::unique_ptr<Conv2d> convolution() {
-  return std::make_unique<Conv2d>(8, 12, Conv2d::Options{.kernel = 3, .stride = 2, .padding = 1});
+  return std::make_unique<Conv2d>(12, 24, Conv2d::Options{.kernel = 3, .stride = 2, .padding = 1});
 }
 
 TEST_CASE("A linear layer split by its outputs is that layer", "[tensorsplit][tsan][row52]") {
@@ -102,52 +149,69 @@ TEST_CASE("A linear layer split by its outputs is that layer", "[tensorsplit][ts
 TEST_CASE("A linear layer split by its inputs is that layer, bias and ReLU once",
           "[tensorsplit][tsan][row52][row54]") {
   const Axes axes{.x = 1, .y = kWhole, .parameters = {1, kWhole}};
-  check_layer<RowLinear>(linear(Activation::none), {7, 24}, axes, 7 * 16);
-  check_layer<RowLinear>(linear(Activation::relu), {7, 24}, axes, 7 * 16);
+  check_layer<RowLinear>(linear(Activation::none), {7, 24}, axes, 7 * 12);
+  check_layer<RowLinear>(linear(Activation::relu), {7, 24}, axes, 7 * 12);
 }
 
 TEST_CASE("A convolution split by output channels is that convolution",
           "[tensorsplit][tsan][row53]") {
-  check_layer<ColumnConv2d>(convolution(), {3, 6, 7, 8},
-                            {.x = kWhole, .y = 3, .parameters = {0, 0}}, 3 * 6 * 7 * 8);
+  check_layer<ColumnConv2d>(convolution(), {3, 6, 7, 12},
+                            {.x = kWhole, .y = 3, .parameters = {0, 0}}, 3 * 6 * 7 * 12);
 }
 
 TEST_CASE("A convolution split by input channels is that convolution, bias once",
           "[tensorsplit][tsan][row53][row54]") {
-  check_layer<RowConv2d>(convolution(), {3, 6, 7, 8},
-                         {.x = 3, .y = kWhole, .parameters = {3, kWhole}}, 3 * 3 * 4 * 12);
+  check_layer<RowConv2d>(convolution(), {3, 6, 7, 12},
+                         {.x = 3, .y = kWhole, .parameters = {3, kWhole}}, 3 * 3 * 4 * 24);
 }
 
 TEST_CASE("Split activations become whole and whole ones split, both ways",
           "[tensorsplit][tsan][row53]") {
+  struct Ways {
+    Values joined, taken, join_back, take_back;
+    std::map<std::string, Traffic> after_forward, after_backward;
+  };
   for (const Shape& shape : {Shape{3, 2, 5, 12}, Shape{4, 24}, Shape{1, 1, 1, 12}}) {
     for (const int ranks : {1, 2, 3, 4}) {
       INFO(shape.text() << " over " << ranks);
-      SplitMachine machine(cpus(ranks), ranks - 1);
-      const RankModules modules(*machine.world);
-      JoinChannels join("join", modules);
-      TakeChannels take("take", modules);
       const Values values = random_values(shape, 5);
       const int last = shape.rank() - 1;
-      const Tensors whole = machine.put(shape, values), split = machine.put(shape, values, last);
-      machine.delay();
-      const auto check = [&](const Tensors& found, int axis) {
-        for (int r = 0; r < ranks; ++r) {
-          CHECK((found[r].to_host() == part(values, shape, axis, ranks, r)));
-        }
-      };
-      check(join.forward(split, machine.contexts), kWhole);
-      check(take.forward(whole, machine.contexts), last);
-      const Traffic traffic{.all_gathers = ranks > 1 ? 1 : 0,
-                            .bytes = sent_for_gather(shape.elements(), ranks) * kReal};
-      CHECK(join.traffic() == traffic);
-      CHECK(join.predicted(split[0].shape()) == traffic);
-      CHECK(take.traffic() == Traffic());
-      check(join.backward(whole, machine.contexts), last);
-      check(take.backward(split, machine.contexts), kWhole);
-      CHECK(join.traffic() == traffic);
-      CHECK(take.traffic() == traffic);
-      CHECK(take.predicted(shape) == traffic);
+      const auto found = on_ranks(
+          ranks,
+          [&](Member& member) {
+            JoinChannels join(member.shared);
+            join.set_name("join");
+            TakeChannels take(member.shared);
+            take.set_name("take");
+            const Tensor whole = member.put(shape, values), split = member.put(shape, values, last);
+            Context& context = member.context;
+            member.delay();
+            Ways ways;
+            ways.joined = join.forward(split, context).to_host();
+            ways.taken = take.forward(whole, context).to_host();
+            ways.after_forward = member.shared.traffic();
+            ways.join_back = join.backward(whole, context).to_host();
+            ways.take_back = take.backward(split, context).to_host();
+            ways.after_backward = member.shared.traffic();
+            return ways;
+          },
+          ranks - 1);
+      for (int r = 0; r < ranks; ++r) {
+        const Values mine = part(values, shape, last, ranks, r);
+        CHECK((found[size_t(r)].joined == values));
+        CHECK((found[size_t(r)].taken == mine));
+        CHECK((found[size_t(r)].join_back == mine));
+        CHECK((found[size_t(r)].take_back == values));
+      }
+      if (ranks == 1) continue;
+      const double bytes = sent_for_gather(shape.elements(), ranks);
+      Ways first = found[0];
+      CHECK(first.after_forward.size() == 1);
+      CHECK(first.after_forward["join"].all_gathers == 1);
+      CHECK(first.after_forward["join"].bytes == Approx(bytes));
+      CHECK(first.after_backward["join"].bytes == Approx(bytes));
+      CHECK(first.after_backward["take"].all_gathers == 1);
+      CHECK(first.after_backward["take"].bytes == Approx(bytes));
     }
   }
 }
@@ -164,31 +228,31 @@ TEST_CASE("Column, ReLU, row need one all-reduce forward and one backward",
     return dynamic_cast<const Linear&>(*expected.layer->children()[i]);
   };
   for (const int ranks : {2, 4}) {
-    SplitMachine machine(cpus(ranks), 1, {.trace = true});
-    const RankModules modules(*machine.world);
-    ColumnLinear column(whole(0), modules);
-    RowLinear row(whole(1), modules);
-    const Shards shards(machine, modules, *expected.parameters, {0, 0, 1, kWhole});
-    machine.delay();
-    const Tensors between =
-        column.forward(machine.put(x_shape, expected.x_values), machine.contexts);
-    const Tensors y = row.forward(between, machine.contexts);
-    machine.delay();
-    const Tensors dbetween =
-        row.backward(machine.put(y_shape, expected.scores_gradients), machine.contexts);
-    check_parts(y, expected.y_values, y_shape, kWhole);
-    check_parts(column.backward(dbetween, machine.contexts), expected.dx, x_shape, kWhole);
-    shards.check_gradients();
-    CHECK(row.traffic() == Traffic{.all_reduces = 1, .bytes = sent_for_sum(5 * 6, ranks) * kReal});
-    CHECK(column.traffic() ==
-          Traffic{.all_reduces = 1, .bytes = sent_for_sum(5 * 10, ranks) * kReal});
-    for (const Stream& stream : machine.streams) {
-      Names summed;  // one operation of a rank per all-reduce
-      for (const Span& span : stream.backend().timeline()) {
-        if (std::string(span.op) == "sum_ranks") summed.push_back(*span.scope);
-      }
-      CHECK(summed == Names{"layer.second", "layer.first"});
-    }
+    std::map<std::string, Traffic> traffic;
+    const auto found = on_ranks(
+        testing::tcp_ranks(ranks),
+        [&](Member& member) {
+          Sequential pair;
+          pair.add("first", std::make_unique<ColumnLinear>(whole(0), member.shared));
+          pair.add("second", std::make_unique<RowLinear>(whole(1), member.shared));
+          pair.set_name("layer");
+          const FlatParameters mine(pair, member.stream);
+          expected.load(mine, member, {0, 0, 1, kWhole});
+          const Passes passes = run(pair, mine, member, member.put(x_shape, expected.x),
+                                    member.put(y_shape, expected.dy));
+          if (member.rank() == 0) traffic = member.shared.traffic();
+          return passes;
+        },
+        1);
+    expected.check(found, {.x = kWhole, .y = kWhole, .parameters = {0, 0, 1, kWhole}});
+    CHECK(traffic.size() == 2);
+    CHECK(traffic["layer.second"].all_reduces == 1);
+    CHECK(traffic["layer.second"].bytes == Approx(sent_for_sum(5 * 6, ranks)));
+    CHECK(traffic["layer.first"].all_reduces == 1);
+    CHECK(traffic["layer.first"].bytes == Approx(sent_for_sum(5 * 10, ranks)));
+    int64_t sent = 0;
+    for (const Passes& of_rank : found) sent += of_rank.sent;
+    CHECK(double(sent) == Approx(ranks * sent_for_sum(5 * 6 + 5 * 10, ranks)));
   }
 }
 
@@ -196,74 +260,125 @@ TEST_CASE("A bias added by every rank is P - 1 biases too many", "[tensorsplit][
   // As if RowLinear added up the ranks' complete layers: the comparison above would see it.
   const Expected<Linear> expected(linear(Activation::none), {7, 24});
   constexpr int kRanks = 4;
-  Values wrong(expected.y_values.size());
-  for (int r = 0; r < kRanks; ++r) {
-    Linear shard(24 / kRanks, 16);
-    const FlatParameters parameters(shard, expected.machine.streams[0]);
-    Shards::load_part(parameters, *expected.parameters, kRanks, r, {1, kWhole});
-    const Tensor x = Tensor::from_host(expected.machine.streams[0], {7, 24 / kRanks},
-                                       part(expected.x_values, {7, 24}, 1, kRanks, r));
-    const Values y = shard.forward(x, *expected.machine.contexts[0]).to_host();
+  const auto found = on_ranks(kRanks, [&](Member& member) {
+    Linear share(24 / kRanks, 12);
+    const FlatParameters mine(share, member.stream);
+    expected.load(mine, member, {1, kWhole});
+    return share.forward(member.put({7, 24}, expected.x, 1), member.context).to_host();
+  });
+  Values wrong(expected.passes.y.size());
+  for (const Values& y : found) {
     for (size_t i = 0; i < y.size(); ++i) wrong[i] += y[i];
   }
-  CHECK(relative_error(wrong, expected.y_values) > 1e-2);
-  const Values bias = expected.parameters->parameters()[1]->value.to_host();
-  for (size_t i = 0; i < wrong.size(); ++i) wrong[i] -= (kRanks - 1) * bias[i % 16];
-  CHECK(relative_error(wrong, expected.y_values) <= kTolerance);
+  CHECK(relative_error(wrong, expected.passes.y) > 1e-2);
+  for (size_t i = 0; i < wrong.size(); ++i) {
+    wrong[i] -= (kRanks - 1) * expected.parameters[1][i % 12];
+  }
+  CHECK(relative_error(wrong, expected.passes.y) <= kTolerance);
 }
+
+TEST_CASE("A gradient that only one rank has is found by all to be not finite", "[tensorsplit]") {
+  for (const int sick : {-1, 1}) {
+    const auto found = on_ranks(3, [&](Member& member) {
+      const int64_t step = member.rank() == sick ? 7 : -1;
+      const HealthTensor mine = HealthTensor::from_host(member.stream, {}, {Health{step}});
+      std::vector<int64_t> failed;
+      for (const HealthTensor& health : member.shared.healths(mine, member.context)) {
+        failed.push_back(health.to_host()[0].failed_step);
+      }
+      return failed;
+    });
+    for (const auto& failed : found)
+      CHECK(failed == std::vector<int64_t>{-1, sick < 0 ? -1 : 7, -1});
+  }
+}
+
+// --- Planted faults ------------------------------------------------------------------------------
+
+#if defined(__SANITIZE_THREAD__)
+testing::ProcessResult deaf_streams(const char* deaf, const char* pace) {
+  return testing::run_process({testing::build_dir() + "/tests/unit/deaf-streams", deaf, pace}, 60);
+}
+
+TEST_CASE(
+    "ThreadSanitizer reports a wait that is missing in either direction, however late the host",
+    "[tensorsplit][tsan]") {
+  for (const char* deaf : {"compute", "communication"}) {
+    for (const char* pace : {"fast", "late"}) {
+      for (int i = 0; i < 3; ++i) {
+        const testing::ProcessResult result = deaf_streams(deaf, pace);
+        INFO(deaf << " is deaf, " << pace << " host, run " << i << "\n" << result.err);
+        CHECK(result.status > 0);
+        CHECK_THAT(result.err, ContainsSubstring("ThreadSanitizer: data race"));
+      }
+    }
+  }
+}
+
+TEST_CASE("ThreadSanitizer is silent where layers and their sums wait for each other",
+          "[tensorsplit][tsan]") {
+  for (const char* pace : {"fast", "late"}) {
+    const testing::ProcessResult result = deaf_streams("none", pace);
+    INFO(pace << " host");
+    CHECK(result.status == 0);
+    CHECK(result.err == "");
+  }
+}
+#endif
 
 // --- Refusals ------------------------------------------------------------------------------------
 
+/// The error of making something on one of so many ranks.
+template <class Make>
+std::string refusal(int ranks, Make make) {
+  const auto messages = on_ranks(
+      ranks, [&](Member& member) { return message_of<BadInput>([&] { make(member.shared); }); });
+  CHECK(messages[0].find('\n') == std::string::npos);
+  CHECK(std::set<std::string>(messages.begin(), messages.end()).size() == 1);
+  return messages[0];
+}
+
 TEST_CASE("Features that do not divide are refused with the numbers", "[tensorsplit][row55]") {
-  SplitMachine machine(cpus(3));
-  const RankModules modules(*machine.world);
-  const auto check = [](const std::string& text, const std::string& expected) {
-    CHECK_THAT(text, ContainsSubstring(expected));
-    CHECK(text.find('\n') == text.npos);
+  const auto whole = [](auto layer, const char* name) {
+    layer->set_name(name);
+    return layer;
   };
-  auto wide = linear(Activation::none);  // 24 to 16
-  wide->set_name("wide");
-  Linear narrow(16, 24);
-  narrow.set_name("narrow");
-  auto conv = convolution();  // 8 to 12
-  conv->set_name("conv");
-  Conv2d to_eight(12, 8, {});
-  to_eight.set_name("to_eight");
-  check(message_of<BadInput>([&] { ColumnLinear(*wide, modules); }),
-        "wide: 16 output features cannot be split evenly over 3 ranks");
-  check(message_of<BadInput>([&] { RowLinear(narrow, modules); }),
-        "narrow: 16 input features cannot be split evenly over 3 ranks");
-  check(message_of<BadInput>([&] { ColumnConv2d(to_eight, modules); }),
-        "to_eight: 8 output channels cannot be split evenly over 3 ranks");
-  check(message_of<BadInput>([&] { RowConv2d(*conv, modules); }),
-        "conv: 8 input channels cannot be split evenly over 3 ranks");
-  TakeChannels take("take", modules);
-  const auto flat = machine.put({2, 16}, Values(32, 1));
-  check(message_of<BadInput>([&] { take.forward(flat, machine.contexts); }),
-        "take: 16 channels cannot be split evenly over 3 ranks");
+  const auto wide = whole(std::make_unique<Linear>(24, 16), "wide");
+  const auto narrow = whole(std::make_unique<Linear>(16, 24), "narrow");
+  const auto conv = whole(std::make_unique<Conv2d>(8, 12, Conv2d::Options{}), "conv");
+  const auto to_eight = whole(std::make_unique<Conv2d>(12, 8, Conv2d::Options{}), "to_eight");
+  CHECK_THAT(refusal(3, [&](SplitRanks& ranks) { ColumnLinear(*wide, ranks); }),
+             ContainsSubstring("wide: 16 output features cannot be split evenly over 3 ranks"));
+  CHECK_THAT(refusal(3, [&](SplitRanks& ranks) { RowLinear(*narrow, ranks); }),
+             ContainsSubstring("narrow: 16 input features cannot be split evenly over 3 ranks"));
+  CHECK_THAT(refusal(3, [&](SplitRanks& ranks) { ColumnConv2d(*to_eight, ranks); }),
+             ContainsSubstring("to_eight: 8 output channels cannot be split evenly over 3 ranks"));
+  CHECK_THAT(refusal(3, [&](SplitRanks& ranks) { RowConv2d(*conv, ranks); }),
+             ContainsSubstring("conv: 8 input channels cannot be split evenly over 3 ranks"));
+  const auto messages = on_ranks(3, [](Member& member) {
+    TakeChannels take(member.shared);
+    take.set_name("take");
+    const Tensor flat = member.put({2, 16}, Values(32, 1));
+    return message_of<BadInput>([&] { take.forward(flat, member.context); });
+  });
+  CHECK_THAT(messages[2], ContainsSubstring("take: 16 channels cannot be split evenly over 3"));
 }
 
 TEST_CASE("A split by name that does not divide is refused", "[tensorsplit][row55]") {
-  SplitMachine machine(cpus(3));
-  const auto check = [&](const ModelOptions& options, const Names& layers,
-                         const std::string& expected) {
-    const std::string text = message_of<BadInput>(
-        [&] { TensorSplit(options, machine.streams, *machine.world, layers); });
-    CHECK_THAT(text, ContainsSubstring(expected));
-    CHECK(text.find('\n') == text.npos);
+  const auto split = [](const ModelOptions& options, const Names& layers) {
+    return refusal(3, [&](SplitRanks& ranks) { TensorSplit(options, ranks, layers); });
   };
-  check(seed_options(), {"conv2", "fc1"},
-        "conv2: 20 output channels cannot be split evenly over 3 ranks");
-  check(seed_options(), {"fc1"}, "fc1: 320 input features cannot be split evenly over 3 ranks");
-  check(resnet_options(4), {"block2.1"},
-        "block2.1.conv1: 8 output channels cannot be split evenly over 3 ranks");
+  CHECK_THAT(split(seed_options(), {"conv2", "fc1"}),
+             ContainsSubstring("conv2: 20 output channels cannot be split evenly over 3 ranks"));
+  CHECK_THAT(split(seed_options(), {"fc1"}),
+             ContainsSubstring("fc1: 320 input features cannot be split evenly over 3 ranks"));
+  CHECK_THAT(split(resnet_options(4), {"block2.1"}),
+             ContainsSubstring("block2.1.conv1: 8 output channels cannot be split evenly"));
 }
 
 TEST_CASE("Layers that cannot be split are refused with those that can", "[tensorsplit][row55]") {
-  SplitMachine machine(cpus(2));
-  const auto split = [&](const ModelOptions& options, const Names& layers) {
-    return message_of<BadInput>(
-        [&] { TensorSplit(options, machine.streams, *machine.world, layers); });
+  const auto split = [](const ModelOptions& options, const Names& layers) {
+    return refusal(2, [&](SplitRanks& ranks) { TensorSplit(options, ranks, layers); });
   };
   for (const std::string name : {"conv3", "conv1", "", "fc2"}) {
     CHECK_THAT(split(seed_options(), {"fc1", name}),
@@ -273,28 +388,6 @@ TEST_CASE("Layers that cannot be split are refused with those that can", "[tenso
   }
   CHECK_THAT(split(resnet_options(), {"conv2"}),
              ContainsSubstring("'conv2'") && ContainsSubstring("block1.0, block1.1, block2.0"));
-}
-
-TEST_CASE("A rank's wrong input names the rank, its device and the layer", "[tensorsplit]") {
-  Network network(seed_options(), cpus(2));
-  Tensors images = network.machine.put({2, 28, 28, 1}, Values(2 * 28 * 28, 1));
-  images[1] = Tensor::empty(network.machine.streams[1], {2, 28, 28, 3});
-  const std::string text = message_of<BadInput>([&] { network.forward(images); });
-  CHECK_THAT(text, ContainsSubstring("rank 1 on cpu:1: conv1"));
-  CHECK(text.find('\n') == text.npos);
-  images.pop_back();
-  CHECK_THAT(message_of<BadInput>([&] { network.forward(images); }),
-             ContainsSubstring("1 tensors and 2 contexts for 2 ranks"));
-  std::swap(network.machine.contexts[0], network.machine.contexts[1]);
-  CHECK_THAT(message_of<BadInput>([&] {
-               network.forward(network.machine.put({2, 28, 28, 1}, Values(2 * 28 * 28, 1)));
-             }),
-             ContainsSubstring("rank 0 works on stream compute of cpu:0") &&
-                 ContainsSubstring("compute of cpu:1"));
-  CHECK_THAT(message_of<BadInput>([&] {
-               TensorSplit(seed_options(), {network.machine.streams[0]}, *network.machine.world);
-             }),
-             ContainsSubstring("1 streams for a world of 2 ranks"));
 }
 
 }  // namespace

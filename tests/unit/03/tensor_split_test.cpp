@@ -3,17 +3,11 @@
 
 #include "03-model-split/tensor/tensor_split.h"
 
-#include <fmt/ranges.h>
-
 #include <set>
 
 #include "common/core/stream_backend.h"
 #include "common/nn/layers.h"
-#include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
-#include "tests/support/machine.h"
-#include "tests/support/nn_test_support.h"
-#include "tests/support/tasks.h"
 #include "tests/unit/03/tensor_split_runs.h"
 
 namespace lockstep {
@@ -21,25 +15,28 @@ namespace {
 
 using namespace testing::tensor_split;
 using Catch::Matchers::ContainsSubstring;
-using testing::cpus;
 using testing::enqueue;
 using testing::message_of;
+using testing::Ranks;
 using testing::ScopedEnvironment;
-using Values = std::vector<Real>;
-using Names = std::vector<std::string>;
-using State = std::vector<StateTensor>;
 
 TEST_CASE("The seed networks, split, are the seed networks", "[tensorsplit][tsan][row52][row53]") {
   for (const ModelKind kind : {ModelKind::seed, ModelKind::seed_bn}) {
-    for (const int ranks : {2, 4}) check_network(seed_options(kind), cpus(ranks));
-    check_network(seed_options(kind), "cpu:0,cpu:0");
+    for (const int ranks : {2, 4}) check_network(seed_options(kind), ranks);
   }
 }
 
 TEST_CASE("Each layer may be split without the other", "[tensorsplit][tsan][row52][row53]") {
   for (const Names& layers : {Names{"conv2"}, Names{"fc1"}, Names{"fc1", "conv2"}, Names{}}) {
-    check_network(seed_options(ModelKind::seed_bn), cpus(2), layers);
+    check_network(seed_options(ModelKind::seed_bn), 2, layers);
   }
+}
+
+/// The layers that so many ranks split.
+Names split_names(const ModelOptions& options, int ranks) {
+  return on_ranks(ranks,
+                  [&](Member& member) { return TensorSplit(options, member.shared).split_names(); })
+      .front();
 }
 
 TEST_CASE("Layers that do not divide stay whole", "[tensorsplit][row55]") {
@@ -47,62 +44,73 @@ TEST_CASE("Layers that do not divide stay whole", "[tensorsplit][row55]") {
     int ranks;
     Names split;
   };
-  for (const auto& [ranks, split] : {Case{1, {}}, Case{2, {"conv2", "fc1"}}, Case{3, {}},
+  for (const auto& [ranks, names] : {Case{1, {}}, Case{2, {"conv2", "fc1"}}, Case{3, {}},
                                      Case{5, {"conv2", "fc1"}}, Case{8, {"fc1"}}}) {
     INFO(ranks << " ranks");
-    Network network(seed_options(), cpus(ranks));
-    CHECK(network.split->split_names() == split);
-    check_network(seed_options(), cpus(ranks));
+    CHECK(split_names(seed_options(), ranks) == names);
+    check_network(seed_options(), ranks);
   }
-  SplitMachine machine(cpus(3));
-  CHECK(TensorSplit(resnet_options(4), machine.streams, *machine.world).split_names().empty());
-  CHECK(TensorSplit(resnet_options(3), machine.streams, *machine.world).split_names().size() == 8);
+  CHECK(split_names(resnet_options(4), 3).empty());
+  CHECK(split_names(resnet_options(3), 3).size() == 8);
 }
 
 #ifdef LOCKSTEP_DOUBLE  // in float one rounding goes far in it
 TEST_CASE("ResNet-18, split, is ResNet-18", "[tensorsplit][row53]") {
-  for (const int ranks : {2, 4}) check_network(resnet_options(), cpus(ranks));
-  check_network(resnet_options(), cpus(2), Names{"block1.1", "block3.0"});
+  for (const int ranks : {2, 4}) check_network(resnet_options(), ranks);
+  check_network(resnet_options(3), 3);
+  check_network(resnet_options(), 2, Names{"block1.1", "block3.0"});
 }
 #endif
 
-TEST_CASE("A residual block on several streams", "[tensorsplit][tsan][row53]") {
-  check_network(resnet_options(2), cpus(2), Names{"block2.0"});
+TEST_CASE("A residual block on several ranks", "[tensorsplit][tsan][row53]") {
+  check_network(resnet_options(2), 2, Names{"block2.0"});
 }
 
 TEST_CASE("On one rank the split network changes no bit", "[tensorsplit]") {
   for (const ModelOptions& options : {seed_options(ModelKind::seed_bn), resnet_options()}) {
-    Network single(options, kUnsplit), network(options, cpus(1));
-    CHECK((network.train(options) == single.train(options)));
-    CHECK(network.split->traffic() == Traffic());
+    const auto train = [&](Network& network) { return network.train(options); };
+    CHECK((split(options, 1, {}, train)[0] == unsplit(options, train)));
+  }
+}
+
+TEST_CASE("A network starts with the values of the unsplit one", "[tensorsplit]") {
+  for (const ModelOptions& options : {seed_options(ModelKind::seed_bn), resnet_options()}) {
+    const auto states = split(options, 2, {}, [](Network& network) {
+      network.split->initialize(Initializer::kaiming_uniform, 3);
+      return network.state();
+    });
+    for (const State& state : states) check_states(state, initial_state(options, 3), 0);
   }
 }
 
 TEST_CASE("Masks are those of the unsplit layer's channels", "[tensorsplit]") {
   // Without the offset all ranks would drop what rank 0 drops.
   const ModelOptions options = seed_options();
-  SplitMachine machine(cpus(4));
-  TensorSplit split(options, machine.streams, *machine.world);
-  split.load_full_state(initial_state(options));
-  machine.set_state({.step = 2});
-  const auto drop = [&](const std::string& name, const Shape& shape, int r) {
-    for (const auto& layer : split.module(r).children()) {
-      if (layer->name() != name) continue;
-      const Tensor ones = machine.put(shape, Values(size_t(shape.elements()), 1))[r];
-      return layer->forward(ones, *machine.contexts[r]).to_host();
-    }
-    return Values();
+  struct Masks {
+    Values whole, channels, features;
   };
-  Dropout2d whole(Real(0.5), options.seed);
-  whole.set_name("drop2d");
-  const Shape shape{16, 1, 1, 20};
-  const Values expected =
-      whole.forward(machine.put(shape, Values(16 * 20, 1))[0], *machine.contexts[0]).to_host();
+  const auto masks = split(options, 4, {}, [&](Network& network) {
+    Member& member = network.member;
+    member.set_state({.step = 2});
+    const auto drop = [&](Module& layer, const Shape& shape) {
+      const Tensor ones = member.put(shape, Values(size_t(shape.elements()), 1));
+      return layer.forward(ones, member.context).to_host();
+    };
+    Dropout2d whole(Real(0.5), options.seed);
+    whole.set_name("drop2d");
+    Masks found{drop(whole, {16, 1, 1, 20}), {}, {}};
+    for (const auto& layer : network.split->children()) {
+      if (layer->name() == "drop2d") found.channels = drop(*layer, {16, 1, 1, 5});
+      if (layer->name() == "drop1d") found.features = drop(*layer, {16, 50});
+    }
+    return found;
+  });
   for (int r = 0; r < 4; ++r) {
-    CHECK((drop("drop2d", {16, 1, 1, 5}, r) == part(expected, shape, 3, 4, r)));
-    CHECK((drop("drop1d", {16, 50}, r) == drop("drop1d", {16, 50}, 0)));  // whole: the same
+    const Masks& mine = masks[size_t(r)];
+    CHECK((mine.channels == part(mine.whole, {16, 1, 1, 20}, 3, 4, r)));
+    CHECK((mine.features == masks[0].features));  // whole: the same
   }
-  CHECK((drop("drop2d", {16, 1, 1, 5}, 1) != drop("drop2d", {16, 1, 1, 5}, 0)));
+  CHECK((masks[1].channels != masks[0].channels));
 }
 
 // --- Order between the ranks ---------------------------------------------------------------------
@@ -114,57 +122,79 @@ TEST_CASE("The result does not depend on which rank is late", "[tensorsplit][tsa
     std::vector<int> late;
   };
   for (const Case& tried : {Case{{}, {0, 2}}, Case{Names{"conv2"}, {3}}, Case{Names{"fc1"}, {1}}}) {
-    const auto steps = [&](const std::string& devices, int late) {
-      return Network(options, devices, tried.layers, late).train(options);
+    const auto steps = [&](int late) {
+      return split(
+          options, 4, tried.layers, [&](Network& network) { return network.train(options); }, late);
     };
-    const Values expected = steps(cpus(4), -1);
-    for (const int late : tried.late) CHECK((steps(cpus(4), late) == expected));
-    CHECK((steps("cpu:0,cpu:0,cpu:0,cpu:0", 1) == expected));
+    const std::vector<Values> expected = steps(-1);
+    for (const int late : tried.late) CHECK((steps(late) == expected));
     const ScopedEnvironment chaos("LOCKSTEP_CHAOS", "200");
-    CHECK((steps(cpus(4), -1) == expected));
+    CHECK((steps(-1) == expected));
   }
 }
 
 TEST_CASE("A failure of one rank reaches the others, and nobody hangs", "[tensorsplit][tsan]") {
-  const ModelOptions options = seed_options();
-  Network network(options, cpus(4));
-  const Tensors images = network.machine.put({2, 28, 28, 1}, Values(2 * 28 * 28, 1));
-  enqueue(network.machine.streams[2], "fault", [] { throw std::runtime_error("planted fault"); });
-  network.forward(images);
+  Ranks ranks = testing::shm_ranks(4);
+  const std::vector<std::string> errors = testing::run_ranks(4, [&](int rank) {
+    {
+      Member member(*ranks.processes[size_t(rank)], *ranks.devices[size_t(rank)], false);
+      Network network(seed_options(), member, std::nullopt);
+      const Tensor images = member.put({2, 28, 28, 1}, Values(2 * 28 * 28, 1));
+      if (rank == 2) {
+        // As where a process ends: its device fails, and its connections close.
+        enqueue(member.stream, "fault", [] { throw std::runtime_error("planted fault"); });
+        ranks.processes[2].reset();
+        member.stream.synchronize();
+      }
+      network.model.network->forward(images, member.context);
+      member.stream.synchronize();
+    }
+  });
+  CHECK_THAT(errors[2], ContainsSubstring("planted fault"));
   for (const size_t other : {0, 1, 3}) {
-    const std::string text =
-        message_of<PeerLost>([&] { network.machine.streams[other].synchronize(); });
-    CHECK_THAT(text, ContainsSubstring("cpu:2"));
-    CHECK_THAT(text, ContainsSubstring("planted fault"));
+    CHECK_THAT(errors[other], ContainsSubstring("rank 2") && ContainsSubstring("for fc1"));
   }
 }
 
 // --- What is exchanged ---------------------------------------------------------------------------
 
-/// "conv2: 1 all-reduces, 0 all-gathers, 8640 bytes" of every layer that exchanged something.
-Names exchanged(const TensorSplit& split) {
+/// "conv2: 1 + 0, 8640": every layer's all-reduces and all-gathers, and the bytes by sizes.
+Names exchanged(const SplitRanks& ranks) {
   Names lines;
-  for (const auto& layer : split.layers()) {
-    const Traffic t = layer->traffic();
-    if (t == Traffic()) continue;
-    lines.push_back(fmt::format("{}: {} + {}, {}", layer->name(), t.all_reduces, t.all_gathers,
-                                t.bytes / kReal));
+  for (const auto& [layer, traffic] : ranks.traffic()) {
+    lines.push_back(fmt::format("{}: {} + {}, {:.0f}", layer, traffic.all_reduces,
+                                traffic.all_gathers, traffic.bytes));
   }
   return lines;
 }
 
-/// The number of all-reduces that the ranks' streams ran, by scope; all ranks agree on them.
-std::map<std::string, int> all_reduces_run(const Network& network) {
-  std::vector<std::map<std::string, int>> counts;
-  for (const Stream& stream : network.machine.streams) {
-    stream.synchronize();
-    counts.emplace_back();
-    for (const Span& span : stream.backend().timeline()) {
-      if (std::string(span.op) == "sum_ranks") ++counts.back()[*span.scope];
-    }
-    CHECK(counts.back() == counts[0]);
-  }
-  return counts[0];
+/// What a step exchanged, as a rank says and counts it, and whether an evaluation adds to it.
+struct Exchange {
+  Names said, after_evaluation;
+  double sent = 0, sent_after_evaluation = 0, predicted = 0;
+};
+std::vector<Exchange> exchange(const ModelOptions& options, int ranks,
+                               const std::optional<Names>& layers, int64_t samples) {
+  return split(options, ranks, layers, [&](Network& network) {
+    const SplitRanks& shared = network.member.shared;
+    Exchange found;
+    network.step(Batch(options, samples));
+    network.member.stream.synchronize();
+    found.said = exchanged(shared);
+    found.sent = double(shared.comm().bytes_sent(Purpose::activations));
+    for (const auto& [layer, traffic] : shared.traffic()) found.predicted += traffic.bytes;
+    network.evaluate(Batch(options, samples));  // does not count
+    found.after_evaluation = exchanged(shared);
+    found.sent_after_evaluation = double(shared.comm().bytes_sent(Purpose::activations));
+    return found;
+  });
+}
+
+std::string sum(const std::string& layer, int64_t numbers, int ranks) {
+  return fmt::format("{}: 1 + 0, {:.0f}", layer, sent_for_sum(numbers, ranks));
+}
+std::string gather(const std::string& layer, int64_t numbers, int ranks) {
+  return fmt::format("{}: 0 + 1, {:.0f}", layer, sent_for_gather(numbers, ranks));
 }
 
 TEST_CASE("The collectives are those of the table and none else", "[tensorsplit][row56]") {
@@ -172,64 +202,58 @@ TEST_CASE("The collectives are those of the table and none else", "[tensorsplit]
   constexpr int64_t n = 3;
   const int64_t conv2_in = n * 12 * 12 * 10, fc1_in = n * 320, fc1_out = n * 50;
   for (const int ranks : {2, 4}) {
-    const auto sum = [&](const std::string& layer, int64_t numbers) {
-      return fmt::format("{}: 1 + 0, {}", layer, sent_for_sum(numbers, ranks));
-    };
-    const auto gather = [&](const std::string& layer, int64_t numbers) {
-      return fmt::format("{}: 0 + 1, {}", layer, sent_for_gather(numbers, ranks));
-    };
+    const std::string conv2 = sum("conv2", conv2_in, ranks), fc1 = sum("fc1", fc1_out, ranks);
     struct Case {
       std::optional<Names> layers;
-      Names lines;  // layer: all-reduces + all-gathers, numbers
-      std::map<std::string, int> run;
+      Names lines;  // layer: all-reduces + all-gathers, bytes
     };
-    const std::string conv2 = sum("conv2", conv2_in), fc1 = sum("fc1", fc1_out);
-    for (const auto& [layers, lines, run] :
-         {Case{{}, {conv2, fc1}, {{"conv2", 1}, {"fc1", 1}}},
-          Case{Names{"conv2"}, {conv2, gather("fc1.join", fc1_in)}, {{"conv2", 1}}},
-          Case{Names{"fc1"}, {gather("fc1.take", fc1_in), fc1}, {{"fc1", 1}}},
-          Case{Names{}, {}, {}}}) {
-      Network network(options, cpus(ranks), layers, -1, {.trace = true});
-      network.step(Batch(options, n));
-      CHECK(exchanged(*network.split) == lines);
-      CHECK(all_reduces_run(network) == run);
-      CHECK(network.split->traffic() == network.split->predicted_traffic());
-      network.evaluate(Batch(options, n));  // does not count
-      CHECK(exchanged(*network.split) == lines);
-      CHECK(network.split->traffic() == network.split->predicted_traffic());
+    for (const auto& [layers, lines] :
+         {Case{{}, {conv2, fc1}}, Case{Names{"conv2"}, {conv2, gather("fc1.join", fc1_in, ranks)}},
+          Case{Names{"fc1"}, {fc1, gather("fc1.take", fc1_in, ranks)}}, Case{Names{}, {}}}) {
+      for (const Exchange& of_rank : exchange(options, ranks, layers, n)) {
+        CHECK(of_rank.said == lines);
+        CHECK(of_rank.after_evaluation == lines);
+        CHECK(of_rank.sent_after_evaluation == of_rank.sent);
+        // A short sum is shown to the others as a whole; with two ranks that is as much.
+        CHECK(of_rank.sent >= of_rank.predicted);
+        if (ranks == 2) CHECK(of_rank.sent == of_rank.predicted);
+      }
     }
   }
 }
 
 TEST_CASE("A residual block has one all-reduce forward and one backward", "[tensorsplit][row56]") {
-  const ModelOptions options = resnet_options();
-  Network network(options, cpus(2), {}, -1, {.trace = true});
   constexpr int64_t n = 3;
-  network.step(Batch(options, n));
   Names expected;
   // Pixels and channels of each block's input and output.
   const int64_t in[] = {64 * 4, 64 * 4, 64 * 4, 16 * 8, 16 * 8, 4 * 16, 4 * 16, 1 * 32};
   const int64_t out[] = {64 * 4, 64 * 4, 16 * 8, 16 * 8, 4 * 16, 4 * 16, 1 * 32, 1 * 32};
-  std::map<std::string, int> run;
   for (int i = 0; i < 8; ++i) {
     const std::string block = fmt::format("block{}.{}", i / 2 + 1, i % 2);
-    expected.push_back(fmt::format("{}: 2 + 0, {}", block, n * (in[i] + out[i])));
-    run[block + ".conv1"] = run[block + ".conv2"] = 1;
+    expected.push_back(sum(block + ".conv1", n * in[i], 2));
+    expected.push_back(sum(block + ".conv2", n * out[i], 2));
   }
-  CHECK(exchanged(*network.split) == expected);
-  CHECK(all_reduces_run(network) == run);
-  CHECK(network.split->traffic() == network.split->predicted_traffic());
+  for (const Exchange& of_rank : exchange(resnet_options(), 2, {}, n)) {
+    CHECK(of_rank.said == expected);
+    CHECK(of_rank.sent == of_rank.predicted);
+  }
 }
 
-TEST_CASE("What ranks run carries the layers' names", "[tensorsplit]") {
-  Network network(seed_options(ModelKind::seed_bn), cpus(2), {}, -1, {.trace = true});
-  network.step(Batch(seed_options(), 2));
-  for (const Stream& stream : network.machine.streams) {
-    stream.synchronize();
+TEST_CASE("What a rank runs carries the layers' names", "[tensorsplit]") {
+  const auto ranks = testing::shm_ranks(2);
+  const auto found = on_ranks(ranks, [&](Member& member) {
+    const auto device = open_device({DeviceId::Kind::cpu, member.rank()}, {.trace = true});
+    Member traced(member.shared.comm(), *device, false);
+    Network network(seed_options(ModelKind::seed_bn), traced, std::nullopt);
+    network.step(Batch(seed_options(), 2));
+    traced.stream.synchronize();
     std::set<std::string> scopes;
-    for (const Span& span : stream.backend().timeline()) {
+    for (const Span& span : traced.stream.backend().timeline()) {
       if (span.scope != nullptr) scopes.insert(*span.scope);
     }
+    return scopes;
+  });
+  for (const std::set<std::string>& scopes : found) {
     CHECK(scopes == std::set<std::string>{"conv1", "bn1", "pool1", "conv2", "bn2", "drop2d",
                                           "pool2", "flatten", "fc1", "drop1d", "fc2",
                                           "log_softmax"});
@@ -240,17 +264,19 @@ TEST_CASE("A rank has its part of the parameters, and a steady step allocates no
           "[tensorsplit]") {
   const ModelOptions options = seed_options();
   for (const auto& [ranks, count] : {std::pair{1, 21'840}, {2, 11'330}, {4, 6'075}}) {
-    Network network(options, cpus(ranks));
-    for (int r = 0; r < ranks; ++r) CHECK(network.split->parameters(r).count() == count);
-    const auto allocations = [&] {
-      int64_t sum = 0;
-      for (Context* context : network.machine.contexts) sum += context->pool().allocations();
-      return sum;
-    };
-    network.step(Batch(options, 6));
-    const int64_t after_one = allocations();
-    network.step(Batch(options, 6));
-    CHECK(allocations() == after_one);
+    const auto found = split(options, ranks, {}, [&](Network& network) {
+      std::vector<int64_t> numbers{network.parameters->count(), network.split->parameter_count()};
+      for (int step = 0; step < 2; ++step) {
+        network.step(Batch(options, 6));
+        numbers.push_back(network.member.context.pool().allocations());
+      }
+      return numbers;
+    });
+    for (const std::vector<int64_t>& of_rank : found) {
+      CHECK(of_rank[0] == count);
+      CHECK(of_rank[1] == 21'840);
+      CHECK(of_rank[3] == of_rank[2]);
+    }
   }
 }
 
@@ -260,21 +286,29 @@ TEST_CASE("Shards put together are the checkpoint, from 2 ranks to 4 to 1",
           "[tensorsplit][row57]") {
   for (const ModelOptions& options : {seed_options(ModelKind::seed_bn), resnet_options()}) {
     // A state in which no two tensors are alike, running statistics included.
-    Network trained(options, kUnsplit);
-    trained.train(options);
-    const State checkpoint = trained.state();
-    State state = checkpoint;
+    const Batch batch(options, 4);
+    struct Trained {
+      State state;
+      Values scores;
+    };
+    const Trained trained = unsplit(options, [&](Network& network) {
+      network.train(options);
+      return Trained{network.state(), network.evaluate(batch)};
+    });
+    State state = trained.state;
     for (const int ranks : {2, 4, 1}) {
       INFO(ranks << " ranks");
-      Network network(options, cpus(ranks));
-      network.split->load_full_state(state);
-      state = network.split->full_state();
-      check_states(state, checkpoint, 0);
+      const auto states = split(options, ranks, {}, [&](Network& network) {
+        network.split->load_full_state(state);
+        return network.state();
+      });
+      for (const State& of_rank : states) check_states(of_rank, trained.state, 0);
+      state = states.back();
     }
-    Network again(options, kUnsplit);
-    load_state_dict(*again.model.network, state);
-    const Batch batch(options, 4);
-    CHECK((again.evaluate(batch) == trained.evaluate(batch)));
+    CHECK((unsplit(options, [&](Network& network) {
+             load_state_dict(*network.model.network, state);
+             return network.evaluate(batch);
+           }) == trained.scores));
   }
 }
 
@@ -285,10 +319,12 @@ TEST_CASE("Every rank has its part, under the unsplit network's names", "[tensor
       {"conv2.weight", 0},     {"conv2.bias", 0},      {"bn2.weight", 0}, {"bn2.bias", 0},
       {"bn2.running_mean", 0}, {"bn2.running_var", 0}, {"fc1.weight", 1}};
   for (const int ranks : {2, 4}) {
-    Network network(options, cpus(ranks));
-    network.split->load_full_state(state);
+    const auto shares = split(options, ranks, {}, [&](Network& network) {
+      network.split->load_full_state(state);
+      return state_dict(*network.split);
+    });
     for (int r = 0; r < ranks; ++r) {
-      const State found = state_dict(network.split->module(r));
+      const State& found = shares[size_t(r)];
       REQUIRE(found.size() == state.size());
       for (size_t i = 0; i < state.size(); ++i) {
         INFO(state[i].name << " of rank " << r);
@@ -304,8 +340,6 @@ TEST_CASE("Every rank has its part, under the unsplit network's names", "[tensor
 TEST_CASE("A state that does not fit is refused by the unsplit shapes, and nothing changes",
           "[tensorsplit][row57]") {
   const ModelOptions options = seed_options();
-  Network network(options, cpus(2));
-  const State before = network.state();
   State bad = initial_state(options, 9);
   for (StateTensor& tensor : bad) {
     if (tensor.name != "conv2.bias") continue;
@@ -313,10 +347,20 @@ TEST_CASE("A state that does not fit is refused by the unsplit shapes, and nothi
     tensor.real.resize(10);
   }
   std::erase_if(bad, [](const StateTensor& tensor) { return tensor.name == "fc2.bias"; });
-  const std::string text = message_of<BadInput>([&] { network.split->load_full_state(bad); });
-  CHECK_THAT(text, ContainsSubstring("conv2.bias has shape [10], expected [20]"));
-  CHECK_THAT(text, ContainsSubstring("missing fc2.bias"));
-  check_states(network.state(), before, 0);
+  struct Tried {
+    State before, after;
+    std::string text;
+  };
+  const auto found = split(options, 2, {}, [&](Network& network) {
+    const State before = network.state();
+    const std::string text = message_of<BadInput>([&] { network.split->load_full_state(bad); });
+    return Tried{before, network.state(), text};
+  });
+  for (const Tried& of_rank : found) {
+    CHECK_THAT(of_rank.text, ContainsSubstring("conv2.bias has shape [10], expected [20]"));
+    CHECK_THAT(of_rank.text, ContainsSubstring("missing fc2.bias"));
+    check_states(of_rank.after, of_rank.before, 0);
+  }
 }
 
 }  // namespace
