@@ -54,7 +54,7 @@ void train(const TensorProgramOptions& options) {
   const Optimizer optimizer(parameters, options.optimizer_rule());
 
   // What brings the batches in and carries the losses out.
-  const auto train_loader = together(group, [&] {
+  const auto train_loader = group.together([&] {
     return std::make_unique<DataLoader>(data.train, options.train_loader(data.train, pinned));
   });
   DataLoader test_loader(data.test, options.test_loader(pinned));

@@ -49,8 +49,9 @@ std::unique_ptr<Module> split_residual(const Residual& whole, SplitRanks& ranks)
     conv3 = std::make_unique<Conv2d>(shortcut->in_channels(), shortcut->out_channels(),
                                      shortcut->options());
   }
-  return named<Residual>(whole.name(), std::make_unique<ColumnConv2d>(whole.conv1(), ranks),
-                         std::make_unique<RowConv2d>(whole.conv2(), ranks), std::move(conv3));
+  auto conv1 = std::make_unique<ColumnConv2d>(whole.conv1(), ranks);  // says first what is wrong
+  auto conv2 = std::make_unique<RowConv2d>(whole.conv2(), ranks);
+  return named<Residual>(whole.name(), std::move(conv1), std::move(conv2), std::move(conv3));
 }
 
 /// A layer that works per channel, for this rank's channels.

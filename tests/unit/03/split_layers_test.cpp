@@ -3,7 +3,6 @@
 #include <set>
 
 #include "03-model-split/tensor/row_and_column.h"
-#include "common/core/stream_backend.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"
 #include "tests/support/tcp_stores.h"
@@ -57,20 +56,19 @@ struct Expected {
   Expected(std::unique_ptr<Whole> whole, const Shape& x_shape)
       : layer(std::move(whole)), x_shape(x_shape), x(random_values(x_shape, 1)) {
     layer->set_name("layer");
-    on_ranks(1, [&](Member& member) {
-      const FlatParameters flat(*layer, member.stream);
-      initialize(flat, Initializer::kaiming_uniform, 3);
-      for (const Parameter* p : flat.parameters()) {
-        shapes.push_back(p->shape);
-        parameters.push_back(p->value.to_host());
-      }
-      Context& context = member.context;
-      y_shape = layer->forward(member.put(x_shape, x), context).shape();
-      context.clear();
-      dy = random_values(y_shape, 2);
-      passes = run(*layer, flat, member, member.put(x_shape, x), member.put(y_shape, dy));
-      return 0;
-    });
+    flat = std::make_unique<FlatParameters>(*layer, device.stream);
+    initialize(*flat, Initializer::kaiming_uniform, 3);
+    Context context(device.stream);
+    const Tensor y = layer->forward(device.put(x_shape, x), context);
+    y_shape = y.shape();
+    dy = random_values(y_shape, 2);
+    passes.dx = layer->backward(device.put(y_shape, dy), context).to_host();
+    passes.y = y.to_host();
+    for (const Parameter* p : flat->parameters()) {
+      shapes.push_back(p->shape);
+      parameters.push_back(p->value.to_host());
+      passes.gradients.push_back(p->grad.to_host());
+    }
   }
 
   /// A rank's parameters become its parts of the layer's.
@@ -92,7 +90,9 @@ struct Expected {
     }
   }
 
+  testing::TestDevice device;
   std::unique_ptr<Whole> layer;
+  std::unique_ptr<FlatParameters> flat;
   Shape x_shape, y_shape;
   Values x, dy;
   std::vector<Shape> shapes;  // of the parameters
