@@ -89,10 +89,11 @@ Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, Process
 std::string batch_line(const Options& options, const StepOptions& step, const ProcessGroup& group) {
   const int world_size = group.world_size();
   const int64_t largest = (options.batch_size + world_size - 1) / world_size;
-  return fmt::format("{}: global batch {} = {} x at most {} samples{}; learning rate {:.6g}",
-                     ranks_text(group), options.batch_size, world_size, largest,
-                     step.accumulate > 1 ? fmt::format(" in {} micro-batches", step.accumulate) : "",
-                     options.schedule(1).base);
+  return fmt::format(
+      "{}: global batch {} = {} x at most {} samples{}; learning rate {:.6g}", ranks_text(group),
+      options.batch_size, world_size, largest,
+      step.accumulate > 1 ? fmt::format(" in {} micro-batches", step.accumulate) : "",
+      options.schedule(1).base);
 }
 
 void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log) {

@@ -94,6 +94,11 @@ void require_same_settings(ProcessGroup& group, const nlohmann::json& mine) {
   group.require_same(facts, "start all ranks with the same options and data");
 }
 
+void require_same_settings(ProcessGroup& group, const OptionTable& options,
+                           const DatasetPair& data) {
+  require_same_settings(group, shared_settings(options, data));
+}
+
 DatasetPair load_dataset(ProcessGroup& group, const Options& options) {
   return group.together([&] { return load_dataset(options.data, options.data_dir); });
 }

@@ -57,11 +57,13 @@ nlohmann::json settings_of_parts(const OptionTable& all, const Options& options,
 /// Throws BadInput, on all ranks, with both values, if the ranks differ in one of these settings:
 /// they would train different networks, or wait for each other.
 void require_same_settings(ProcessGroup& group, const nlohmann::json& mine);
+void require_same_settings(ProcessGroup& group, const OptionTable& options,
+                           const DatasetPair& data);
 /// The same for all options of a stage.
 template <std::derived_from<Options> StageOptions>
 void require_same_settings(ProcessGroup& group, const StageOptions& options,
                            const DatasetPair& data) {
-  require_same_settings(group, shared_settings(table_of(options), data));
+  require_same_settings(group, table_of(options), data);
 }
 
 /// Every rank reads the data set; an error on one is an error on all (ProcessGroup::together).
