@@ -28,19 +28,19 @@ uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64 (Steele, Lea, Flood 2
   return x ^ (x >> 31);
 }
 
-// A counter-based generator: 64 random bits for each (seed, stream, item, position), in any order.
+// A counter-based generator: 64 random bits for each (stream, item, position), in any order.
 uint64_t draw(uint64_t key, int64_t position) { return mix(key ^ static_cast<uint64_t>(position)); }
 
-uint64_t key_of(uint64_t seed, Draw stream, int64_t item) {
-  return mix(mix(mix(seed) ^ static_cast<uint64_t>(stream)) ^ static_cast<uint64_t>(item));
+uint64_t key_of(Draw stream, int64_t item) {
+  return mix(mix(mix(0) ^ static_cast<uint64_t>(stream)) ^ static_cast<uint64_t>(item));
 }
 
 using Canvas = std::array<int32_t, kCanvas * kCanvas>;
 
 // Random knots, interpolated bilinearly and squared, so that most of an image is dark as in MNIST:
 // 0..255, [kCanvas, kCanvas].
-Canvas make_pattern(uint64_t seed, int64_t label) {
-  const uint64_t key = key_of(seed, Draw::pattern, label);
+Canvas make_pattern(int64_t label) {
+  const uint64_t key = key_of(Draw::pattern, label);
   const auto knot = [&](int64_t y, int64_t x) {
     return static_cast<int32_t>(draw(key, y * kKnots + x) & 255);
   };
@@ -105,11 +105,11 @@ SyntheticSizes parse_synthetic(const std::string& name) {
           parse_count(text.substr(second + 1), "test", name)};
 }
 
-Dataset make_synthetic(SyntheticPart part, int64_t count, uint64_t seed) {
+Dataset make_synthetic(SyntheticPart part, int64_t count) {
   require(count >= 0 && count <= kMostSamples, "synthetic data: {} images, expected 0 to {}", count,
           kMostSamples);
   std::vector<Canvas> patterns;
-  for (int64_t label = 0; label < kClasses; ++label) patterns.push_back(make_pattern(seed, label));
+  for (int64_t label = 0; label < kClasses; ++label) patterns.push_back(make_pattern(label));
 
   Dataset set;
   set.height = kSide;
@@ -120,7 +120,7 @@ Dataset make_synthetic(SyntheticPart part, int64_t count, uint64_t seed) {
   const Draw stream = part == SyntheticPart::train ? Draw::train : Draw::test;
   for (int64_t i = 0; i < count; ++i) {
     const auto label = static_cast<size_t>(i % kClasses);
-    draw_sample(patterns[label], key_of(seed, stream, i), &set.images[i * kSide * kSide]);
+    draw_sample(patterns[label], key_of(stream, i), &set.images[i * kSide * kSide]);
     set.labels.push_back(static_cast<uint8_t>(label));
   }
   return set;
