@@ -62,7 +62,7 @@ std::vector<std::string> lines_of(const std::vector<FlightRank>& ranks, const Fl
                   job.world_size())};
   const auto add = [&](const std::string& who, const std::string& call, const std::string& is,
                        const std::string& since, const std::string& what) {
-    lines.push_back(fmt::format("  {:<8}{:<6}{:<19}{:<10}{}", who, call, is, since, what));
+    lines.push_back(fmt::format("  {:<7} {:<5} {:<18} {:<9} {}", who, call, is, since, what));
   };
   add("rank", "call", "it is", "for", "what");
   for (size_t i = 0; i < std::min(all.size(), kMostRows); ++i) {

@@ -224,7 +224,8 @@ TEST_CASE("Ranks that are killed again and again end with the bytes of ranks tha
   auto running = jobs.begin({"--nproc-per-node", "2", "--max-restarts", std::to_string(kills)},
                             Words{stage05()} + run +
                                 Words{"--save", jobs / "killed", "--checkpoint-dir", jobs / "saved",
-                                      "--save-every", "4", "--resume", "auto"});
+                                      "--save-every", "4", "--resume", "auto"},
+                            kDeadline * (1 + kills / 3));
   std::mt19937 random(20);
   for (int kill = 0; kill < kills; ++kill) {
     INFO("kill " << kill);

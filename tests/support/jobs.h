@@ -72,8 +72,8 @@ class Jobs {
   }
 
   /// Runs a command until it ends.
-  ProcessResult run_words(const Words& words) const {
-    return run_process(words, kDeadline, {{"LAUNCH_TEST", mark()}, {"DIR", folder_.path()}});
+  ProcessResult run_words(const Words& words, double deadline_seconds = kDeadline) const {
+    return run_process(words, deadline_seconds, {{"LAUNCH_TEST", mark()}, {"DIR", folder_.path()}});
   }
   /// Launches ranks that are shell scripts. No process may be left when the launcher is gone.
   ProcessResult run(const Words& options, const std::string& script,
@@ -86,9 +86,11 @@ class Jobs {
     return result;
   }
   /// The same, at the same time as this test.
-  std::future<ProcessResult> begin(const Words& options, const Words& program) const {
-    return std::async(std::launch::async,
-                      [=, this] { return run_words(Words{launcher()} + options + program); });
+  std::future<ProcessResult> begin(const Words& options, const Words& program,
+                                   double deadline_seconds = kDeadline) const {
+    return std::async(std::launch::async, [=, this] {
+      return run_words(Words{launcher()} + options + program, deadline_seconds);
+    });
   }
   bool all_have(const std::string& name, int ranks) const {
     for (int rank = 0; rank < ranks; ++rank) {

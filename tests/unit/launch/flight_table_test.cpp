@@ -191,6 +191,13 @@ TEST_CASE("A table of recordings in files ends with the last time that is in the
   CHECK_THAT(table_of({waits, late}, 0), ContainsSubstring("(5.50 s)"));
 }
 
+TEST_CASE("Columns stay apart, however long a time or a number is", "[flight]") {
+  const Rank waits = Rank(0).call(1234567, 10, 0), late = Rank(1).call(1234566, 1, 2);
+  CHECK_THAT(table_of({waits, late}, 100'000'000 * kSecond),
+             ContainsSubstring("0       1234567 in it              99999990.00 s ") &&
+                 ContainsSubstring("1       1234566 ended, none since  99999998.00 s "));
+}
+
 TEST_CASE("A table of many ranks stays short", "[flight]") {
   std::vector<Rank> ranks;
   for (int rank = 0; rank < 200; ++rank) {
