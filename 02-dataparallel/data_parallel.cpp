@@ -1,23 +1,15 @@
 #include "02-dataparallel/data_parallel.h"
 
 #include "common/app/counted.h"
-#include "common/comm/ring_part.h"
 #include "common/core/error.h"
 #include "common/data/batch_parts.h"
 #include "common/io/json.h"
 
 namespace lockstep {
 
-ReduceMode parse_reduce_mode(const std::string& text) {
-  require(text == "manual" || text == "library", "--reduce: '{}', expected manual or library",
-          text);
-  return text == "manual" ? ReduceMode::manual : ReduceMode::library;
-}
-
 DataParallel::DataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
-                           const MakeReplica& make_replica, std::vector<Stream> streams,
-                           SingleProcessWorld& world, ReduceMode mode)
-    : world_(world), mode_(mode), phases_(streams.at(0)) {
+                           const MakeReplica& make_replica, const std::vector<Stream>& streams)
+    : phases_(streams.at(0)) {
   require(&parameters.stream().device() == &streams[0].device(),
           "DataParallel: the parameters lie on {}, the first device is {}; put them there first",
           parameters.stream().device().name(), streams[0].device().name());
@@ -62,11 +54,7 @@ Tensor DataParallel::backward(const Tensor& dy, Context& context) {
   phases_.end("loss");
   parallel_backward(scatter(dy));
   phases_.end("backward");
-  if (mode_ == ReduceMode::library && replicas_.size() > 1) {
-    reduce_by_library();
-  } else {
-    reduce_add();
-  }
+  reduce_add();
   phases_.end("reduce");
   phases_.stop();
   return {};
@@ -97,20 +85,14 @@ std::vector<Tensor> DataParallel::scatter(const Tensor& x) {
 
 void DataParallel::replicate() {
   const ScopedRange range(root().stream, "replicate");
-  const bool library = mode_ == ReduceMode::library;
   for (size_t r = 1; r < in_use_; ++r) {
     const Replica& replica = replicas_[r];
     hand_back(r);
     copy(root().context->state(), replica.context->state());
-    if (!library) copy(root().parameters->values(), replica.parameters->values());
-    if (!library) copy(root().parameters->buffer_values(), replica.parameters->buffer_values());
+    copy(root().parameters->values(), replica.parameters->values());
+    copy(root().parameters->buffer_values(), replica.parameters->buffer_values());
     hand_over(r);
   }
-  if (!library || replicas_.size() == 1) return;
-  together([](const Replica& replica, Communicator& rank) {
-    rank.broadcast(replica.stream, replica.parameters->values(), 0);
-    rank.broadcast(replica.stream, replica.parameters->buffer_values(), 0);
-  });
 }
 
 std::vector<Tensor> DataParallel::parallel_apply(const std::vector<Tensor>& inputs) {
@@ -163,14 +145,6 @@ void DataParallel::reduce_add() {
   // [end 02.3]
 }
 
-void DataParallel::reduce_by_library() {
-  const ScopedRange range(root().stream, "reduce");
-  for (size_t r = in_use_; r < replicas_.size(); ++r) replicas_[r].parameters->zero_gradients();
-  together([](const Replica& replica, Communicator& rank) {
-    rank.reduce(replica.stream, replica.parameters->gradients(), 0);
-  });
-}
-
 // --- What the phases are made of -----------------------------------------------------------------
 
 void DataParallel::hand_back(size_t r) { root().stream.wait(replicas_[r].stream.record()); }
@@ -181,18 +155,6 @@ template <class T>
 void DataParallel::copy(const BasicTensor<T>& from, const BasicTensor<T>& to) {
   root().stream.copy(to.data(), from.data(), from.bytes());
   if (&from.home().device() != &to.home().device()) count_bytes(int64_t(from.bytes()));
-}
-
-template <class Issue>
-void DataParallel::together(Issue issue) {
-  const int64_t before = world_.bytes_sent();
-  {
-    const CollectiveGroup group(world_);
-    for (size_t r = 0; r < replicas_.size(); ++r) {
-      issue(replicas_[r], world_.communicator(static_cast<int>(r)));
-    }
-  }
-  count_bytes(world_.bytes_sent() - before);
 }
 
 void DataParallel::count_bytes(int64_t bytes) {
@@ -216,27 +178,19 @@ int64_t DataParallel::predicted_bytes(int64_t batch_size, int64_t bytes_per_samp
       BatchSplit{BatchSplit::Kind::chunk, devices}.divide(batch_size);
   const int64_t used = static_cast<int64_t>(parts.size());
   const FlatParameters& model = *replicas_[0].parameters;
-  const bool library = mode_ == ReduceMode::library;
-  const int64_t copies = library ? devices - 1 : used - 1;
   const int64_t model_bytes = static_cast<int64_t>(
       model.values().bytes() + model.buffer_values().bytes() + model.gradients().bytes());
-  const int64_t gradients = model.gradients().elements();
-  const int64_t sums = library ? gradients - ring_part(gradients, 0, int(devices)).count : 0;
-  return copies * model_bytes + sums * int64_t{sizeof(Real)} +
-         (used - 1) * int64_t{sizeof(StepState)} + (batch_size - parts[0].count) * bytes_per_sample;
+  return (used - 1) * (model_bytes + int64_t{sizeof(StepState)}) +
+         (batch_size - parts[0].count) * bytes_per_sample;
 }
 
 void DataParallel::report(TrainingLog& log) {
-  const std::string reduce = mode_ == ReduceMode::library ? "library" : "manual";
-  log.note("reduced by", reduce, "reduce", reduce);
   const int64_t steps = std::max<int64_t>(1, log.steps());
   log.note("ms per step", phases_.milliseconds_text(steps), "phase_seconds",
            phases_.seconds_json(steps));
   const double moved = double(bytes_moved_) / double(steps);
   const double expected = double(bytes_expected_) / double(steps);
-  const std::string& by_library = world_.communicator(0).bytes_counted_in();
-  std::string where = "the copies that are enqueued";
-  if (mode_ == ReduceMode::library && by_library != where) where += " and " + by_library;
+  const std::string where = "the copies that are enqueued";
   log.note("moved per step",
            fmt::format("{:.1f} KiB, counted in {}; by sizes {:.1f} ({})", moved / 1024, where,
                        expected / 1024, beside_formula(moved, expected)),

@@ -7,19 +7,11 @@
 #include <vector>
 
 #include "common/app/training_log.h"
-#include "common/comm/single_process_world.h"
+#include "common/core/device.h"
 #include "common/nn/module.h"
 #include "common/step/phase_timer.h"
 
 namespace lockstep {
-
-/// How weights go out and gradients come in.
-enum class ReduceMode {
-  manual,   // copies and adds by device 0, written out in data_parallel.cpp
-  library,  // the communicator's broadcast and reduce
-};
-/// "manual" or "library"; throws BadInput otherwise.
-ReduceMode parse_reduce_mode(const std::string& text);
 
 /// Runs a module on the parts of a batch, on several devices at once. Device 0 holds the model; the
 /// others hold replicas, into which its weights are copied for every pass. Mirrors
@@ -33,12 +25,10 @@ class DataParallel final : public Module {
   using MakeReplica = std::function<std::unique_ptr<Module>()>;
 
   /// `module` is the model, on streams[0]'s device with its parameters in `parameters`, which must
-  /// outlive this object. make_replica() makes each replica r > 0, on streams[r]'s device. `world`
-  /// has the same devices in the same order. Throws BadInput, naming both devices, if the
-  /// parameters are elsewhere.
+  /// outlive this object. make_replica() makes each replica r > 0, on streams[r]'s device. Throws
+  /// BadInput, naming both devices, if the parameters are elsewhere.
   DataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
-               const MakeReplica& make_replica, std::vector<Stream> streams,
-               SingleProcessWorld& world, ReduceMode mode);
+               const MakeReplica& make_replica, const std::vector<Stream>& streams);
 
   /// scatter, replicate, parallel_apply, gather. x and the result are on device 0.
   Tensor forward(const Tensor& x, Context& context) override;
@@ -50,15 +40,14 @@ class DataParallel final : public Module {
   /// reduce, in training.
   PhaseTimer& phases() { return phases_; }
   /// Bytes moved from one device to another in training so far, counted where the copies are
-  /// enqueued (copy(), and the world's collectives), and the bytes that had to be moved.
+  /// enqueued (copy()), and the bytes that had to be moved.
   int64_t bytes_moved() const { return bytes_moved_; }
   int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds times and bytes, per step, to the summary and the metrics.
   void report(TrainingLog& log);
   /// Bytes that a step over a batch must move, computed from sizes alone: the weights, running
   /// statistics and gradients of each replica, and `bytes_per_sample` (input, scores, their
-  /// gradients) for every sample that is not device 0's. The library's reduce moves more: each
-  /// device adds up a part of the gradients, and gives the sum to device 0.
+  /// gradients) for every sample that is not device 0's.
   int64_t predicted_bytes(int64_t batch_size, int64_t bytes_per_sample) const;
 
  private:
@@ -88,8 +77,6 @@ class DataParallel final : public Module {
   /// arrives by copy() in memory of device 0, as soon as its replica's backward is done, and device
   /// 0's stream computes the sum.
   void reduce_add();
-  /// The same by the communicator's reduce.
-  void reduce_by_library();
 
   // Device 0's stream makes all copies. Between hand_back() and hand_over() it may touch the memory
   // of a replica.
@@ -102,17 +89,12 @@ class DataParallel final : public Module {
   /// On device 0's stream; counts the bytes if the devices differ.
   template <class T>
   void copy(const BasicTensor<T>& from, const BasicTensor<T>& to);
-  /// Calls issue(replica, communicator) for all, in use or not, in one group, and counts the bytes.
-  template <class Issue>
-  void together(Issue issue);
   void count_bytes(int64_t bytes);
   /// Calls work(replica, its number) for those in use; an error says which replica it came from.
   template <class Work>
   void on_each_replica(Work work);
   Replica& root() { return replicas_[0]; }
 
-  SingleProcessWorld& world_;
-  ReduceMode mode_;
   PhaseTimer phases_;
   std::vector<Replica> replicas_;  // [0] is the model itself
   size_t in_use_ = 1;              // how many of them the current batch uses

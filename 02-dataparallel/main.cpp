@@ -29,7 +29,7 @@ void train_step(Model& model, const Optimizer& optimizer, const Feeder& feeder,
   optimizer.step(context.state(), loss);
 }
 
-void train(const Options& options, ReduceMode mode) {
+void train(const Options& options) {
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(options.data, options.data_dir);
 
@@ -38,7 +38,6 @@ void train(const Options& options, ReduceMode mode) {
   const std::vector<Stream> streams = create_streams(devices, "compute");
   const Stream stream = streams[0];
   const HostAllocator pinned = [&](size_t bytes) { return devices[0]->allocate_host(bytes); };
-  const std::unique_ptr<SingleProcessWorld> world = make_single_process_world(pointers_to(devices));
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
@@ -47,8 +46,7 @@ void train(const Options& options, ReduceMode mode) {
   if (!options.load.empty()) load_weights(options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
   const auto make_replica = [&] { return make_model(options.model_options(data.train)).network; };
-  DataParallel& parallel =
-      model.wrap<DataParallel>(parameters, make_replica, streams, *world, mode);
+  DataParallel& parallel = model.wrap<DataParallel>(parameters, make_replica, streams);
 
   // What brings the batches in and carries the losses out.
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
@@ -90,17 +88,16 @@ void train(const Options& options, ReduceMode mode) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  std::string reduce = "manual";
   return lockstep::run_program(
       {.name = "02-dataparallel",
        .summary = "Stage 02: one process, many devices (nn.DataParallel).",
        .add_options =
-           [&](lockstep::OptionParser& parser) {
-             parser.add("--reduce", reduce, "weights and gradients by: manual or library");
+           [](lockstep::OptionParser& parser) {
+             parser.add_former("--reduce",
+                               "DataParallel makes its own copies and sums; for a library's "
+                               "reduction start 04-ddp --all-reduce library");
            },
        .baseline = "01-single-gpu",
        .emulate = [](size_t devices) { return "chunk:" + std::to_string(devices); }},
-      argc, argv, [&](const lockstep::Options& options) {
-        lockstep::train(options, lockstep::parse_reduce_mode(reduce));
-      });
+      argc, argv, lockstep::train);
 }

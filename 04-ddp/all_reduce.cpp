@@ -1,6 +1,5 @@
 #include "04-ddp/all_reduce.h"
 
-#include "common/comm/ring_part.h"
 #include "common/kernels/kernels.h"
 
 namespace lockstep {

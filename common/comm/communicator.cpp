@@ -8,7 +8,75 @@ namespace {
 
 using Op = Call::Op;
 
+FlightKind kind_of(const Call& call) {
+  if (call.is_transfer()) return kTransfers;
+  const bool together = call.op == Op::all_reduce || call.op == Op::all_gather ||
+                        call.op == Op::reduce_scatter || call.op == Op::barrier;
+  return together ? kEndsTogether : kEndsAlone;
+}
+
 }  // namespace
+
+// --- The calls -----------------------------------------------------------------------------------
+
+void Communicator::all_reduce(Stream stream, const Elements& x, Reduction reduction) {
+  issue(stream, {.op = Op::all_reduce, .mine = x, .all = {}, .reduction = reduction});
+}
+
+void Communicator::broadcast(Stream stream, const Elements& x, int root) {
+  issue(stream, {.op = Op::broadcast, .mine = x, .all = {}, .peer = root});
+}
+
+void Communicator::all_gather(Stream stream, const Elements& mine, const Elements& all) {
+  issue(stream, {.op = Op::all_gather, .mine = mine, .all = all});
+}
+
+void Communicator::reduce_scatter(Stream stream, const Elements& all, const Elements& mine,
+                                  Reduction reduction) {
+  issue(stream, {.op = Op::reduce_scatter, .mine = mine, .all = all, .reduction = reduction});
+}
+
+void Communicator::reduce(Stream stream, const Elements& x, int root, Reduction reduction) {
+  issue(stream, {.op = Op::reduce, .mine = x, .all = {}, .peer = root, .reduction = reduction});
+}
+
+void Communicator::send(Stream stream, const Elements& x, int to) {
+  issue(stream, {.op = Op::send, .mine = x, .all = {}, .peer = to});
+}
+
+void Communicator::receive(Stream stream, const Elements& x, int from) {
+  issue(stream, {.op = Op::receive, .mine = x, .all = {}, .peer = from});
+}
+
+void Communicator::barrier(Stream stream) { issue(stream, {.op = Op::barrier}); }
+
+void Communicator::issue(Stream stream, Call call) {
+  call.label = label_;
+  call.purpose = purpose_;
+  check(stream, call);
+  if (open_) return issued_.push_back({stream, std::move(call)});
+  const std::vector<Call> alone{std::move(call)};
+  enqueue(stream, alone, flight_of(alone));
+}
+
+void Communicator::open_group() {
+  require(!open_, "{}: a group of calls is open already; close it before", who());
+  open_ = true;
+}
+
+void Communicator::close_group() {
+  open_ = false;
+  const std::vector<Issued> issued = std::exchange(issued_, {});
+  for (size_t i = 0; i < issued.size();) {
+    const Stream stream = issued[i].stream;
+    std::vector<Call> together{issued[i].call};
+    const auto goes_along = [&](const Issued& next) {
+      return together[0].is_transfer() && next.call.is_transfer() && next.stream == stream;
+    };
+    for (++i; i < issued.size() && goes_along(issued[i]); ++i) together.push_back(issued[i].call);
+    enqueue(stream, together, flight_of(together));
+  }
+}
 
 // --- Checks that one rank can make alone ---------------------------------------------------------
 
@@ -16,87 +84,66 @@ std::string Communicator::who() const {
   return fmt::format("rank {}{}{}", rank_, members_.empty() ? "" : " of ", members_);
 }
 
-void Communicator::check(const Call& call) const {
-  const std::string who = fmt::format("{}: {}", this->who(), call.text());
-  require(call.peer >= 0 && call.peer < world_size_, "{}: there are ranks 0 to {}", who,
-          world_size_ - 1);
-  const bool point_to_point = call.op == Op::send || call.op == Op::receive;
-  require(!point_to_point || call.peer != rank_, "{}: a rank does not send to itself", who);
-  require(!call.reduces() || call.reduction == Reduction::sum || call.mine.type != ElementType::i64,
-          "{}: whole numbers have no average; use the sum", who);
+void Communicator::check(Stream stream, const Call& call) const {
+  const auto that = [&](bool holds, const auto& why) {  // puts nothing into words while all is well
+    if (!holds) fail<BadInput>("{}: {}{}", who(), call.text(), why());
+  };
+  that(call.peer >= 0 && call.peer < world_size_,
+       [&] { return fmt::format(": there are ranks 0 to {}", world_size_ - 1); });
+  that(!call.is_transfer() || call.peer != rank_,
+       [] { return ": a rank does not send to itself"; });
+  that(!call.reduces() || call.reduction == Reduction::sum || call.mine.type != ElementType::i64,
+       [] { return ": whole numbers have no average; use the sum"; });
   const bool everywhere = call.op == Op::all_gather || call.op == Op::reduce_scatter;
-  const bool at_root = (call.op == Op::gather || call.op == Op::scatter) && call.peer == rank_;
-  if (!everywhere && !at_root) return;
-  require(call.all.count == world_size_ * call.mine.count && call.all.type == call.mine.type,
-          "{}: the elements of all {} ranks must be {} {}, found {} {}", who, world_size_,
-          world_size_ * call.mine.count, name_of(call.mine.type), call.all.count,
-          name_of(call.all.type));
-}
-
-/// CPU devices share one address space: a copy that was forgotten would go unnoticed on them.
-void Communicator::check_devices(Stream stream, const Call& call) const {
+  that(!everywhere ||
+           (call.all.count == world_size_ * call.mine.count && call.all.type == call.mine.type),
+       [&] {
+         return fmt::format(": the elements of all {} ranks must be {} {}, found {} {}",
+                            world_size_, world_size_ * call.mine.count, name_of(call.mine.type),
+                            call.all.count, name_of(call.all.type));
+       });
+  // CPU devices share one address space: a copy that was forgotten would go unnoticed on them.
   for (const Elements* elements : {&call.mine, &call.all}) {
-    require(!elements->device || elements->device == &stream.device(),
-            "{}: {} on a stream of {}, its tensor is on {}; copy it there first", who(),
-            call.text(), stream.device().name(), elements->device ? elements->device->name() : "");
+    that(!elements->device || elements->device == &stream.device(), [&] {
+      return fmt::format(" on a stream of {}, its tensor is on {}; copy it there first",
+                         stream.device().name(), elements->device->name());
+    });
   }
 }
 
-void Communicator::check_and_issue(Stream stream, Call call) {
-  call.label = label_;
-  call.purpose = purpose_;
-  check(call);
-  check_devices(stream, call);
-  issue(stream, call);
+// --- What the flight recorder is told ------------------------------------------------------------
+
+FlightCall Communicator::flight_of(const std::vector<Call>& together) {
+  const Call& first = together[0];
+  FlightEntry entry{.number = first.is_transfer() ? ++transfers_ : ++collectives_,
+                    .group = flight_.number,
+                    .kind = kind_of(first)};
+  if (flight_.recorder == nullptr) return {nullptr, entry};
+  entry.members = members_of(together);
+  std::string text = first.text();
+  if (together.size() > 1) text += fmt::format(" and {} more", together.size() - 1);
+  for (const Call& call : together)
+    entry.bytes += uint64_t(call.mine.count * size_of(call.mine.type));
+  put_flight_text(entry.name, name_of(first.op));
+  put_flight_text(entry.label, first.label);
+  put_flight_text(entry.text, text);
+  return {flight_.recorder.get(), entry};
 }
 
-void Communicator::open_group() {
-  fail<BadInput>("rank {}: the ranks of one process make their calls in a CollectiveGroup", rank_);
+/// FlightEntry::members.
+uint64_t Communicator::members_of(const std::vector<Call>& together) const {
+  const auto rank_in_job = [&](int rank) {
+    return flight_.members.empty() ? rank : flight_.members.at(size_t(rank));
+  };
+  if (rank_in_job(world_size() - 1) >= 64) return 0;  // the largest
+  uint64_t members = 0;
+  const auto add = [&](int rank) { members |= uint64_t{1} << rank_in_job(rank); };
+  if (together[0].is_transfer()) {
+    for (const Call& call : together) add(call.peer);
+  } else {
+    for (int rank = 0; rank < world_size(); ++rank) add(rank);
+  }
+  return members;
 }
-
-void Communicator::close_group() { open_group(); }
-
-// --- The calls -----------------------------------------------------------------------------------
-
-void Communicator::all_reduce(Stream stream, const Elements& x, Reduction reduction) {
-  check_and_issue(stream, {.op = Op::all_reduce, .mine = x, .all = {}, .reduction = reduction});
-}
-
-void Communicator::broadcast(Stream stream, const Elements& x, int root) {
-  check_and_issue(stream, {.op = Op::broadcast, .mine = x, .all = {}, .peer = root});
-}
-
-void Communicator::all_gather(Stream stream, const Elements& mine, const Elements& all) {
-  check_and_issue(stream, {.op = Op::all_gather, .mine = mine, .all = all});
-}
-
-void Communicator::reduce_scatter(Stream stream, const Elements& all, const Elements& mine,
-                                  Reduction reduction) {
-  check_and_issue(stream,
-                  {.op = Op::reduce_scatter, .mine = mine, .all = all, .reduction = reduction});
-}
-
-void Communicator::reduce(Stream stream, const Elements& x, int root, Reduction reduction) {
-  check_and_issue(stream,
-                  {.op = Op::reduce, .mine = x, .all = {}, .peer = root, .reduction = reduction});
-}
-
-void Communicator::gather(Stream stream, const Elements& mine, const Elements& all, int root) {
-  check_and_issue(stream, {.op = Op::gather, .mine = mine, .all = all, .peer = root});
-}
-
-void Communicator::scatter(Stream stream, const Elements& all, const Elements& mine, int root) {
-  check_and_issue(stream, {.op = Op::scatter, .mine = mine, .all = all, .peer = root});
-}
-
-void Communicator::send(Stream stream, const Elements& x, int to) {
-  check_and_issue(stream, {.op = Op::send, .mine = x, .all = {}, .peer = to});
-}
-
-void Communicator::receive(Stream stream, const Elements& x, int from) {
-  check_and_issue(stream, {.op = Op::receive, .mine = x, .all = {}, .peer = from});
-}
-
-void Communicator::barrier(Stream stream) { check_and_issue(stream, {.op = Op::barrier}); }
 
 }  // namespace lockstep

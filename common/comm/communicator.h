@@ -1,15 +1,57 @@
 #pragma once
-// Collectives: what the ranks of a group do together. A rank is one member, with a device; its
-// Communicator is its membership.
+// Collectives: what the ranks of a group do together. A rank is one process of several that train
+// together; its Communicator is its membership of a group of them.
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/comm/call.h"
+#include "common/system/flight_recorder.h"
 
 namespace lockstep {
+
+/// How many bytes a rank has given to others.
+///
+/// They are counted where they leave, not computed from what was asked for: a message too many is
+/// in the count. `shm` counts what it writes into the shared memory, once for each rank that takes
+/// it; `tcp` what its connections have taken. Libraries do not tell what they send: for Gloo and
+/// NCCL it is what a ring would send for the calls that are made to them (Call::ring_bytes()).
+///
+/// The thread that runs the calls adds, any other may read. Relaxed: to count orders nothing, or it
+/// would hide a missing wait from ThreadSanitizer.
+class SentBytes {
+ public:
+  /// `where` they are counted: for summaries.
+  explicit SentBytes(std::string where) : where_(std::move(where)) {}
+
+  void add(Purpose purpose, int64_t bytes) {
+    counts_[size_t(purpose)].fetch_add(bytes, std::memory_order_relaxed);
+  }
+  int64_t of(Purpose purpose) const {
+    return counts_[size_t(purpose)].load(std::memory_order_relaxed);
+  }
+  int64_t of_all() const {
+    int64_t sum = 0;
+    for (const auto& count : counts_) sum += count.load(std::memory_order_relaxed);
+    return sum;
+  }
+  const std::string& where() const { return where_; }
+
+ private:
+  std::string where_;
+  std::array<std::atomic<int64_t>, 5> counts_{};
+};
+
+/// Where the calls of a group of ranks are recorded.
+struct FlightGroup {
+  std::shared_ptr<FlightRecorder> recorder{};
+  uint64_t number = 0;         // FlightEntry::group
+  std::vector<int> members{};  // their ranks in the job, by rank here; empty: all
+};
 
 /// One rank's membership of a group of `world_size` ranks. Every call is enqueued on the given
 /// stream of the rank's device and returns at once. All ranks make the same calls in the same
@@ -38,10 +80,6 @@ class Communicator {
                       Reduction reduction = Reduction::sum);
   /// The root's x becomes the sum, or average, of all ranks' x; the others' x stays.
   void reduce(Stream stream, const Elements& x, int root, Reduction reduction = Reduction::sum);
-  /// The root's all [W n] becomes the mine [n] of rank 0, rank 1, ...; other ranks give no `all`.
-  void gather(Stream stream, const Elements& mine, const Elements& all, int root);
-  /// mine [n] of rank r becomes part r of the root's all [W n]; other ranks give no `all`.
-  void scatter(Stream stream, const Elements& all, const Elements& mine, int root);
   void send(Stream stream, const Elements& x, int to);
   void receive(Stream stream, const Elements& x, int from);
   /// What is enqueued after it starts when all ranks have reached it.
@@ -49,13 +87,12 @@ class Communicator {
 
   /// Calls between these two are enqueued by the second one, in their order. Sends and receives
   /// that follow each other on a stream then run at the same time: only then can every rank send
-  /// before it receives (ncclGroupStart, ncclGroupEnd). Where one host thread calls for all ranks
-  /// of a process, CollectiveGroup groups the calls of all, and these two throw BadInput.
-  virtual void open_group();
-  virtual void close_group();
+  /// before it receives (ncclGroupStart, ncclGroupEnd).
+  void open_group();
+  void close_group();
 
   /// Bytes of such calls that this rank has given to others so far, counted where they leave. Only
-  /// calls that have run are in it: synchronize their streams first. See sent_bytes.h.
+  /// calls that have run are in it: synchronize their streams first. See SentBytes.
   int64_t bytes_sent(Purpose purpose) const { return sent_->of(purpose); }
   int64_t bytes_sent() const { return sent_->of_all(); }
   /// Where they are counted: "shm", "its calls to NCCL", ...
@@ -67,23 +104,36 @@ class Communicator {
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
   /// Which of the job's ranks this group has: for errors.
   void set_members(std::string members) { members_ = std::move(members); }
+  /// Call it before the first call.
+  void record_in(FlightGroup flight) { flight_ = std::move(flight); }
 
  protected:
   Communicator(int rank, int world_size,
                std::shared_ptr<SentBytes> sent = std::make_shared<SentBytes>("nothing"))
       : rank_(rank), world_size_(world_size), sent_(std::move(sent)) {}
   const std::shared_ptr<SentBytes>& sent() const { return sent_; }
-  virtual void issue(Stream stream, const Call& call) = 0;
+  /// One collective, or transfers that run at the same time. `flight` has its number, from 1, and
+  /// is to be told when it begins and ends.
+  virtual void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) = 0;
 
  private:
-  void check(const Call& call) const;
-  void check_devices(Stream stream, const Call& call) const;
-  void check_and_issue(Stream stream, Call call);
+  struct Issued {
+    Stream stream;
+    Call call;
+  };
+  void issue(Stream stream, Call call);
+  void check(Stream stream, const Call& call) const;
+  FlightCall flight_of(const std::vector<Call>& together);
+  uint64_t members_of(const std::vector<Call>& together) const;
 
   int rank_, world_size_;
   std::shared_ptr<SentBytes> sent_;
   Purpose purpose_ = Purpose::other;
   std::string label_, members_;
+  FlightGroup flight_;
+  uint64_t collectives_ = 0, transfers_ = 0;  // the number so far
+  bool open_ = false;
+  std::vector<Issued> issued_;  // in the open group
 };
 
 /// While it lives, the rank's calls are for `label`, for example a layer: errors then name it.

@@ -171,7 +171,7 @@ std::unique_ptr<Communicator> ProcessGroup::connect(Device& device) {
           backend_);
   agree_on_backend(device);
   connected_ = true;
-  std::unique_ptr<ProcessCommunicator> made = communicator(device, store_);
+  std::unique_ptr<Communicator> made = communicator(device, store_);
   made->record_in({.recorder = flight_});
   return made;
 }
@@ -187,7 +187,7 @@ std::unique_ptr<Communicator> ProcessGroup::new_group(Device& device, int color)
   }
   const auto store =
       std::make_shared<SubgroupStore>(store_, members, fmt::format("{} of color {}", name, mine));
-  std::unique_ptr<ProcessCommunicator> made;
+  std::unique_ptr<Communicator> made;
   within(fmt::format("rank {}: a group of {}", rank(), name_ranks(members)),
          [&] { made = communicator(device, store); });
   made->set_members(name_ranks(members));
@@ -196,8 +196,8 @@ std::unique_ptr<Communicator> ProcessGroup::new_group(Device& device, int color)
 }
 
 /// A membership of the ranks that share `store`, by the backend that was chosen.
-std::unique_ptr<ProcessCommunicator> ProcessGroup::communicator(
-    Device& device, const std::shared_ptr<Store>& store) {
+std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
+                                                         const std::shared_ptr<Store>& store) {
   const int me = store->rank(), count = store->world_size();
   if (backend_ == "nccl") {
     const std::string mine = me == 0 ? nccl_unique_id() : "";

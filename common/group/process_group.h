@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/comm/process_communicator.h"
+#include "common/comm/communicator.h"
 #include "common/core/device.h"
 #include "common/rendezvous/agreement.h"
 #include "common/rendezvous/launch_contract.h"
@@ -125,8 +125,7 @@ class ProcessGroup {
   void alike(const std::function<void()>& work);
   void fail_once(int speaker, const std::exception_ptr& error, const std::exception_ptr& mine);
   void agree_on_backend(const Device& device);
-  std::unique_ptr<ProcessCommunicator> communicator(Device& device,
-                                                    const std::shared_ptr<Store>& store);
+  std::unique_ptr<Communicator> communicator(Device& device, const std::shared_ptr<Store>& store);
   std::shared_ptr<HostTransport> connect_host(Store& store);
   std::shared_ptr<HostTransport> connect_one_host(Store& store);
 

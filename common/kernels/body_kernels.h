@@ -60,7 +60,6 @@ class BodyKernels : public Kernels {
                          const Tensor& dx) override;
   void count_correct(Stream, const Tensor& scores, const LabelTensor& labels,
                      const CountTensor& count) override;
-  void sum_ranks(Stream, const RankSum& sum) override;
   void check_finite(Stream, const StepStateTensor& state, const Tensor& x,
                     const HealthTensor& health) override;
   void poison(Stream, const HealthTensor& health, const Tensor& x) override;

@@ -7,7 +7,6 @@
 
 #include "common/kernels/bodies/adam.inl"
 #include "common/kernels/bodies/elementwise.inl"
-#include "common/kernels/bodies/rank_sum.inl"
 #include "common/kernels/bodies/sgd.inl"
 #include "common/kernels/body_kernels.h"
 #include "common/kernels/layer_kernels.inl"
@@ -72,23 +71,6 @@ void BodyKernels<Launch>::to_channels_last(Stream s, const Tensor& x, const Tens
   const Shape& nhwc = y.shape();
   Launch::for_each_pixel(s, "to_channels_last", nhwc,
                          bodies::SwapChannels{x.on(s), nhwc[1], nhwc[2], nhwc[3], false, y.on(s)});
-}
-
-// --- Collectives in one process ------------------------------------------------------------------
-
-template <class Launch>
-void BodyKernels<Launch>::sum_ranks(Stream s, const RankSum& sum) {
-  const auto launch = [&](auto zero) {
-    Launch::for_each(s, "sum_ranks", sum.count, bodies::SumRanks<decltype(zero)>(sum));
-  };
-  switch (sum.type) {
-    case ElementType::f32:
-      return launch(float{});
-    case ElementType::f64:
-      return launch(double{});
-    case ElementType::i64:
-      return launch(int64_t{});
-  }
 }
 
 // --- Optimizer ---------------------------------------------------------------------------------

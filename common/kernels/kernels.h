@@ -12,7 +12,6 @@
 
 #include "common/kernels/geometry.h"
 #include "common/kernels/optimizer_kernels.h"
-#include "common/kernels/rank_sum.h"
 
 namespace lockstep {
 
@@ -118,10 +117,6 @@ class Kernels : public OptimizerKernels {
   /// count[0] += samples whose largest score is at their label (the first of equals wins).
   virtual void count_correct(Stream, const Tensor& scores, const LabelTensor& labels,
                              const CountTensor& count) = 0;
-
-  // --- Collectives in one process --------------------------------------------------------------
-  /// As RankSum says. The memory may be on any device that this one's kernels can reach.
-  virtual void sum_ranks(Stream, const RankSum& sum) = 0;
 };
 
 }  // namespace lockstep

@@ -74,18 +74,6 @@ class FlightCall {
   void complete(int64_t duration_ns);
   /// An error has ended it: it stays a call that did not end.
   void give_up();
-  /// Runs the call on this thread.
-  template <class Work>
-  void run(Work work) {
-    start();
-    try {
-      work();
-    } catch (...) {
-      give_up();
-      throw;
-    }
-    complete();
-  }
 
  private:
   FlightRecorder* recorder_ = nullptr;

@@ -5,10 +5,8 @@
 #include <gloo/barrier.h>
 #include <gloo/broadcast.h>
 #include <gloo/common/error.h>
-#include <gloo/gather.h>
 #include <gloo/math.h>
 #include <gloo/reduce.h>
-#include <gloo/scatter.h>
 
 #include <algorithm>
 #include <chrono>
@@ -77,7 +75,6 @@ class GlooTransport final : public HostTransport {
 
   /// Tags distinguish operations that are under way at the same time.
   static uint32_t tag_of(uint64_t number) { return static_cast<uint32_t>(number); }
-  size_t world_size() const { return static_cast<size_t>(context_->size); }
 
   /// What Gloo is asked for instead of a reduce-scatter: see there.
   static Call call_made(Call call) {
@@ -101,10 +98,6 @@ class GlooTransport final : public HostTransport {
         return broadcast<T>(call, number);
       case Op::all_gather:
         return all_gather<T>(call, number);
-      case Op::gather:
-        return gather<T>(call, number);
-      case Op::scatter:
-        return scatter<T>(call, number);
       case Op::send:
       case Op::receive:
         return;  // see transfer()
@@ -180,34 +173,6 @@ class GlooTransport final : public HostTransport {
     options.template setOutput<T>(numbers_of<T>(call.all), static_cast<size_t>(call.all.count));
     options.setTag(tag_of(number));
     ::gloo::allgather(options);
-  }
-
-  template <class T>
-  void gather(const Call& call, uint64_t number) {
-    ::gloo::GatherOptions options(context_);
-    options.template setInput<T>(numbers_of<T>(call.mine), static_cast<size_t>(call.mine.count));
-    if (context_->rank == call.peer) {
-      options.template setOutput<T>(numbers_of<T>(call.all), static_cast<size_t>(call.all.count));
-    }
-    options.setRoot(call.peer);
-    options.setTag(tag_of(number));
-    ::gloo::gather(options);
-  }
-
-  template <class T>
-  void scatter(const Call& call, uint64_t number) {
-    ::gloo::ScatterOptions options(context_);
-    if (context_->rank == call.peer) {
-      std::vector<T*> parts;
-      for (size_t r = 0; r < world_size(); ++r) {
-        parts.push_back(numbers_of<T>(call.all) + static_cast<int64_t>(r) * call.mine.count);
-      }
-      options.setInputs(parts, static_cast<size_t>(call.mine.count));
-    }
-    options.template setOutput<T>(numbers_of<T>(call.mine), static_cast<size_t>(call.mine.count));
-    options.setRoot(call.peer);
-    options.setTag(tag_of(number));
-    ::gloo::scatter(options);
   }
 
   std::shared_ptr<::gloo::Context> context_;

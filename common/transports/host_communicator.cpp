@@ -8,24 +8,32 @@
 
 namespace lockstep {
 
-/// What the host does between the copies.
+void HostCommunicator::Held::make(const std::vector<Call>& together, FlightCall& flight,
+                                  const std::string& who) const {
+  const Call& first = together[0];
+  flight.start();
+  try {
+    const int64_t before = transport->bytes_sent();
+    if (first.is_transfer()) {
+      transport->transfer(together);
+    } else {
+      transport->run(first, flight.number());
+    }
+    sent->add(first.purpose, transport->bytes_sent() - before);
+  } catch (...) {
+    flight.give_up();
+    within(first.is_transfer()
+               ? fmt::format("{}: {}", who, first.text())
+               : fmt::format("{}: collective {} ({})", who, flight.number(), first.text()),
+           [] { throw; });
+  }
+  flight.complete();
+}
+
 std::function<void()> HostCommunicator::task(const std::vector<Call>& together,
                                              FlightCall flight) const {
-  if (is_transfer(together[0])) {
-    return [held = held_, calls = together, me = who(), flight]() mutable {
-      within(fmt::format("{}: {}", me, calls[0].text()), [&] {
-        flight.run(
-            [&] { held->counted(calls[0].purpose, [&] { held->transport->transfer(calls); }); });
-      });
-    };
-  }
-  return [held = held_, call = together[0], me = who(), flight]() mutable {
-    within(fmt::format("{}: collective {} ({})", me, flight.number(), call.text()), [&] {
-      flight.run([&] {
-        held->counted(call.purpose, [&] { held->transport->run(call, flight.number()); });
-      });
-    });
-  };
+  return
+      [held = held_, together, me = who(), flight]() mutable { held->make(together, flight, me); };
 }
 
 void HostCommunicator::enqueue(Stream stream, const std::vector<Call>& together,

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/process_communicator.h"
+#include "common/comm/communicator.h"
 #include "common/core/kept.h"
 #include "common/transports/host_staging.h"
 
@@ -36,10 +36,10 @@ class HostTransport {
 /// of the host; a GPU's numbers go there and back through page-locked memory, so the communicator
 /// must be destroyed before the device. Calls on several streams run in the order in which they
 /// were issued: their messages share connections. A send ends when its peer receives.
-class HostCommunicator final : public ProcessCommunicator {
+class HostCommunicator final : public Communicator {
  public:
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport)
-      : ProcessCommunicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),
+      : Communicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),
         held_(Held{std::move(transport), sent()}),
         staging_(rank) {}
 
@@ -49,13 +49,9 @@ class HostCommunicator final : public ProcessCommunicator {
   struct Held {
     std::shared_ptr<HostTransport> transport;
     std::shared_ptr<SentBytes> sent;
-    /// Makes the calls by `work`, and counts what they send.
-    template <class Work>
-    void counted(Purpose purpose, Work work) const {
-      const int64_t before = transport->bytes_sent();
-      work();
-      sent->add(purpose, transport->bytes_sent() - before);
-    }
+    /// What the host does between the copies: makes these calls, and counts what they send. `who`
+    /// made them, for errors.
+    void make(const std::vector<Call>& together, FlightCall& flight, const std::string& who) const;
   };
 
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;

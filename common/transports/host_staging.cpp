@@ -26,10 +26,6 @@ Moves moves_of(const Call& call, int rank) {
       return {call.all, call.mine};
     case Op::reduce:
       return {call.mine, root ? call.mine : Elements()};
-    case Op::gather:
-      return {call.mine, root ? call.all : Elements()};
-    case Op::scatter:
-      return {root ? call.all : Elements(), call.mine};
     case Op::send:
       return {.down = call.mine};
     case Op::receive:

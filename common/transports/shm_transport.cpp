@@ -8,7 +8,7 @@
 // meets the others in the next round has read everything of this one.
 //
 //   small sums   everybody shows everything, and adds all of it up: one round
-//   large sums   part p of the numbers, cut as a ring cuts them (ring_part.h), is reduced by rank
+//   large sums   part p of the numbers, cut as a ring cuts them (ring_part()), is reduced by rank
 //                p, piece by piece. In one round all ranks show each other the pieces that the
 //                others reduce, and what they have reduced of the pieces before.
 //
@@ -22,8 +22,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/comm/call_check.h"
-#include "common/comm/ring_part.h"
 #include "common/transports/shm_lanes.h"
 #include "common/transports/typed_elements.h"
 
@@ -48,7 +46,7 @@ class ShmTransport final : public HostTransport {
 
   void run(const Call& call, uint64_t) override {
     if (call.op != Op::barrier && call.mine.count == 0) return;
-    call_ = number_of(call);
+    call_ = call.number();
     with_peers(
         [&] { with_type(call.mine.type, [&](auto zero) { run_typed<decltype(zero)>(call); }); });
   }
@@ -96,12 +94,6 @@ class ShmTransport final : public HostTransport {
           if (r == me_ && mine == all + r * n) return;  // others may read it meanwhile
           std::copy_n(shown, at.count, all + r * n + at.first);
         });
-      case Op::gather:
-        return show(mine, n, is_root ? 0 : 1, [&](int r, const T* shown, RingPart at) {
-          if (is_root) std::copy_n(shown, at.count, all + r * n + at.first);
-        });
-      case Op::scatter:
-        return scatter(is_root ? all : nullptr, mine, n, call.peer);
       case Op::barrier:
         return meet();
       case Op::send:
@@ -176,20 +168,6 @@ class ShmTransport final : public HostTransport {
       if (x != nullptr) put(x + at.first, at.count, to_show<T>(), takers);
       meet();
       for (int rank = 0; rank < ranks_; ++rank) take(rank, shown_by<T>(rank), at);
-    }
-  }
-
-  /// The root's `all` [W n] in pieces, as many for each rank.
-  template <class T>
-  void scatter(const T* all, T* mine, int64_t n, int root) {
-    const int64_t most = int64_t(layout_.piece_bytes() / sizeof(T));
-    for (int64_t first = 0; first < n; first += most) {
-      const int64_t count = std::min(most, n - first);
-      for (int rank = 0; all != nullptr && rank < ranks_; ++rank) {
-        put(all + rank * n + first, count, to_show<T>() + rank * most, rank == me_ ? 0 : 1);
-      }
-      meet();
-      std::copy_n(shown_by<T>(root) + me_ * most, count, mine + first);
     }
   }
 
@@ -282,7 +260,7 @@ class ShmTransport final : public HostTransport {
   ShmLayout layout_;
   int me_, ranks_;
   uint64_t round_ = 0;
-  uint64_t call_ = 0;        // number_of() the present one
+  uint64_t call_ = 0;        // the present one's number()
   int64_t bytes_shown_ = 0;  // to others
   ShmLanes lanes_;
 };

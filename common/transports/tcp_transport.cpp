@@ -14,7 +14,6 @@
 #include <array>
 #include <utility>
 
-#include "common/comm/ring_part.h"
 #include "common/core/error.h"
 #include "common/transports/tcp_mesh.h"
 #include "common/transports/typed_elements.h"
@@ -97,12 +96,8 @@ class TcpTransport final : public HostTransport {
       case Op::broadcast:
         return broadcast(mine, n, call.peer);
       case Op::all_gather:
-        put_own_part(mine, all, n);
+        if (mine != all + me_ * n) std::copy_n(mine, n, all + me_ * n);
         return gather_parts(all, ranks_ * n);
-      case Op::gather:
-        return gather(mine, all, n, call.peer);
-      case Op::scatter:
-        return scatter(all, mine, n, call.peer);
       case Op::barrier:
         return barrier();
       case Op::send:
@@ -147,12 +142,6 @@ class TcpTransport final : public HostTransport {
   // --- To and from one rank ----------------------------------------------------------------------
 
   template <class T>
-  void put_own_part(const T* mine, T* all, int64_t n) const {
-    T* const place = all + me_ * n;
-    if (mine != place) std::copy_n(mine, n, place);
-  }
-
-  template <class T>
   void reduce(T* x, int64_t count, const Call& call) {
     const T* sum = reduce_parts(x, count, call.reduction);
     const RingPart own = part(count, me_);
@@ -177,25 +166,6 @@ class TcpTransport final : public HostTransport {
       if (receives) mesh_->receive(left(), piece, timeout_);
       if (sends) mesh_->send(right(), piece, timeout_);
     }
-  }
-
-  template <class T>
-  void gather(T* mine, T* all, int64_t n, int root) {
-    if (me_ != root) return mesh_->send(root, bytes_at(mine, n), timeout_);
-    put_own_part(mine, all, n);
-    for (int other = 0; other < ranks_; ++other) {
-      if (other != me_) mesh_->receive(other, bytes_at(all + other * n, n), timeout_);
-    }
-  }
-
-  template <class T>
-  void scatter(T* all, T* mine, int64_t n, int root) {
-    if (me_ != root) return mesh_->receive(root, bytes_at(mine, n), timeout_);
-    for (int other = 0; other < ranks_; ++other) {
-      if (other != me_) mesh_->send(other, bytes_at(all + other * n, n), timeout_);
-    }
-    const T* const place = all + me_ * n;
-    if (mine != place) std::copy_n(place, n, mine);
   }
 
   /// After step s every rank knows that the 2^(s+1) ranks up to itself have come.

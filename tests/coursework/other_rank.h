@@ -38,14 +38,15 @@ class OtherRank final : public Communicator {
   }
 
  private:
-  void issue(Stream stream, const Call& call) override {
+  void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
+    const Call& call = together[0];
     if (call.op == Call::Op::broadcast) return;  // rank 0 has what it sends
     if (call.op == Call::Op::all_gather) return gather(stream, call);
     require(call.op == Call::Op::all_reduce,
             "a call of {}, expected all_reduce and all_gather only", name_of(call.op));
     sums.push_back({call.mine, stream, call.purpose});
     const Real part = call.reduction == Reduction::average ? Real(1) / Real(world_size()) : 1;
-    enqueue(stream, "all_reduce", [this, x = call.mine, part] {
+    testing::enqueue(stream, "all_reduce", [this, x = call.mine, part] {
       before_sum();
       Real* const values = static_cast<Real*>(x.data);
       for (int64_t i = 0; i < x.count; ++i) values[i] = (values[i] + its_share_) * part;
@@ -54,7 +55,7 @@ class OtherRank final : public Communicator {
   }
   void gather(Stream stream, const Call& call) {
     gathers.push_back({call.all, stream, call.purpose});
-    enqueue(stream, "all_gather", [this, mine = call.mine, all = call.all] {
+    testing::enqueue(stream, "all_gather", [this, mine = call.mine, all = call.all] {
       before_sum();
       Real* const values = static_cast<Real*>(all.data);
       std::copy_n(static_cast<const Real*>(mine.data), mine.count, values);

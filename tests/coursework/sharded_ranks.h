@@ -26,7 +26,8 @@ class Halves final : public Communicator {
   int64_t sent = 0;  // numbers
 
  private:
-  void issue(Stream stream, const Call& call) override {
+  void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
+    const Call& call = together[0];
     sent += call.mine.count * (world_size() - 1);
     if (call.op == Call::Op::all_gather) return rank_.all_gather(stream, call.mine, call.all);
     require(call.op == Call::Op::reduce_scatter,

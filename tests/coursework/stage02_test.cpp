@@ -105,9 +105,7 @@ struct Replicas {
         tally(make()),
         parameters(*tally, devices.stream(0)),
         context(devices.stream(0)),
-        parallel(
-            std::move(tally), parameters, [this] { return make(); }, devices.machine.streams,
-            *devices.machine.world, ReduceMode::manual) {
+        parallel(std::move(tally), parameters, [this] { return make(); }, devices.machine.streams) {
     parameters.parameters()[0]->value.copy_from_host({1});
   }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
-#include <optional>
 
 #include "04-ddp/all_reduce.h"
 #include "tests/coursework/hint.h"
@@ -24,14 +23,16 @@ class Neighbour final : public Communicator {
  public:
   explicit Neighbour(Communicator& rank)
       : Communicator(rank.rank(), rank.world_size()), rank_(rank) {}
-  void open_group() override { rank_.open_group(); }
-  void close_group() override { rank_.close_group(); }
 
  private:
-  void issue(Stream stream, const Call& call) override {
-    if (call.op == Call::Op::send) return rank_.send(stream, call.mine, call.peer);
-    require(call.op == Call::Op::receive, "{}: expected send and receive only", call.text());
-    rank_.receive(stream, call.mine, call.peer);
+  void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
+    rank_.open_group();
+    for (const Call& call : together) {
+      require(call.is_transfer(), "{}: expected send and receive only", call.text());
+      if (call.op == Call::Op::send) rank_.send(stream, call.mine, call.peer);
+      if (call.op == Call::Op::receive) rank_.receive(stream, call.mine, call.peer);
+    }
+    rank_.close_group();
   }
   Communicator& rank_;
 };
@@ -76,37 +77,26 @@ class Alone final : public Communicator {
   testing::Gate gate{kPatience};
   std::vector<Message> sent, received;  // by the device; one of each in a round
 
-  void open_group() override { waiting_.emplace(); }
-  void close_group() override {
-    const auto calls = std::exchange(waiting_, {}).value();
-    require(calls.size() == 2 && calls[0].op != calls[1].op,
+ private:
+  void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
+    const Call &one = together.front(), &other = together.back();
+    require(one.is_transfer(), "{}: expected send and receive only", one.text());
+    require(together.size() > 1,
+            "{} outside a group: what makes a send and a receive go on at the same time?",
+            one.text());
+    require(together.size() == 2 && one.op != other.op,
             "a group of {} calls, expected one send and one receive: a round needs what the round "
             "before it brought",
-            calls.size());
-    for (const Call& call : calls) enqueue(call);
+            together.size());
+    for (const Call& call : together) {
+      testing::enqueue(stream, [this, x = call.mine, sends = call.op == Call::Op::send] {
+        gate.pass();
+        Real* const values = static_cast<Real*>(x.data);
+        if (!sends) std::fill_n(values, x.count, Real(10));
+        (sends ? sent : received).push_back({values, values[0]});
+      });
+    }
   }
-
- private:
-  void issue(Stream stream, const Call& call) override {
-    require(call.op == Call::Op::send || call.op == Call::Op::receive,
-            "{}: expected send and receive only", call.text());
-    require(waiting_.has_value(),
-            "{} outside a group: what makes a send and a receive go on at the same time?",
-            call.text());
-    stream_.emplace(stream);
-    waiting_->push_back(call);
-  }
-  void enqueue(const Call& call) {
-    testing::enqueue(*stream_, [this, x = call.mine, sends = call.op == Call::Op::send] {
-      gate.pass();
-      Real* const values = static_cast<Real*>(x.data);
-      if (!sends) std::fill_n(values, x.count, Real(10));
-      (sends ? sent : received).push_back({values, values[0]});
-    });
-  }
-
-  std::optional<std::vector<Call>> waiting_;
-  std::optional<Stream> stream_;
 };
 
 /// What rank 0 of three did with 1, 2 and 3.

@@ -10,8 +10,8 @@ namespace {
 
 using namespace lockstep::testing;
 
-Outcome train_on(int devices, const std::string& reduce, const Options& options) {
-  return train(options + Options{"--reduce", reduce}, "02-dataparallel", cpus(devices));
+Outcome train_on(int devices, const Options& options) {
+  return train(options, "02-dataparallel", cpus(devices));
 }
 
 /// 50 steps of 12 or 13 samples; the last step has 6 or 10. None of 2, 3, 4 and 8 divides 13, and
@@ -23,25 +23,16 @@ Options fifty_steps(int batch_size) {
           "--batch-size", std::to_string(batch_size)};
 }
 
-/// The ways of reducing to be tried on so many devices: by turns, or both.
-Options reductions(int turn) {
-  if (full_campaign()) return {"manual", "library"};
-  return {turn % 2 == 0 ? "manual" : "library"};
-}
-
 void check_devices(const Options& options, double tolerance) {
-  int turn = 0;
   for (const int batch_size : {12, 13}) {
     const Options all = fifty_steps(batch_size) + options;
     const Outcome single = train(all);
     REQUIRE(single.losses().size() == 50);
     for (const int devices : {1, 2, 3, 4, 8}) {
-      for (const std::string& reduce : reductions(turn++)) {
-        INFO("batch " << batch_size << ", " << devices << " devices, --reduce " << reduce);
-        const Outcome several = train_on(devices, reduce, all);
-        check_equal(several, single, tolerance);
-        CHECK((several.file == single.file) == (devices == 1));  // bitwise, or really divided
-      }
+      INFO("batch " << batch_size << ", " << devices << " devices");
+      const Outcome several = train_on(devices, all);
+      check_equal(several, single, tolerance);
+      CHECK((several.file == single.file) == (devices == 1));  // bitwise, or really divided
     }
   }
 }
@@ -63,21 +54,16 @@ TEST_CASE("Devices give stage 01's weights with momentum at a high rate",
 TEST_CASE("Devices give stage 01's weights with AdamW", "[equivalence][dataparallel]") {
   const Options options = fifty_steps(13) + kAdamW;
   const Outcome single = train(options);
-  for (const int devices : {2, 3}) {
-    check_equal(train_on(devices, devices == 2 ? "manual" : "library", options), single, kApart);
-  }
+  for (const int devices : {2, 3}) check_equal(train_on(devices, options), single, kApart);
 }
 
 TEST_CASE("With BatchNorm devices give the weights of parts one after another",
           "[equivalence][dataparallel][row36]") {
-  int turn = 0;
   for (const int devices : {2, 3, 4, 8}) {
     const Options options = fifty_steps(13) + Options{"--model", "seed-bn", "--lr", "0.01"};
     const Outcome parts = train_in_parts(options, fmt::format("chunk:{}", devices));
-    for (const std::string& reduce : reductions(turn++)) {
-      INFO(devices << " devices, --reduce " << reduce);
-      check_equal(train_on(devices, reduce, options), parts, kApart);
-    }
+    INFO(devices << " devices");
+    check_equal(train_on(devices, options), parts, kApart);
   }
 }
 
@@ -89,10 +75,8 @@ TEST_CASE("ResNet-18 on devices gives the weights of parts one after another",
   for (const int devices : {2, 3}) {
     const Outcome parts = train_in_parts(options, fmt::format("chunk:{}", devices));
     REQUIRE(parts.losses().size() == 3);
-    for (const std::string reduce : {"manual", "library"}) {
-      INFO(devices << " devices, --reduce " << reduce);
-      check_equal(train_on(devices, reduce, options), parts, kApart);
-    }
+    INFO(devices << " devices");
+    check_equal(train_on(devices, options), parts, kApart);
   }
 }
 
@@ -112,10 +96,8 @@ TEST_CASE("With BatchNorm the first losses on devices are those of parts one aft
   const Options options =
       fifty_steps(13) + Options{"--model", "seed-bn", "--lr", "0.01", "--max-steps", "5"};
   const Outcome parts = train_in_parts(options, "chunk:4");
-  for (const std::string reduce : {"manual", "library"}) {
-    const Outcome several = train_on(4, reduce, options);
-    CHECK(largest(difference(several.losses(), parts.losses())) <= 1e-5);
-  }
+  const Outcome several = train_on(4, options);
+  CHECK(largest(difference(several.losses(), parts.losses())) <= 1e-5);
 }
 
 #endif
@@ -124,25 +106,23 @@ TEST_CASE("With BatchNorm the first losses on devices are those of parts one aft
 
 TEST_CASE("The metrics tell phases, bytes moved and memory per device",
           "[equivalence][dataparallel]") {
-  for (const std::string reduce : {"manual", "library"}) {
-    const nlohmann::json metrics = train_on(3, reduce, fifty_steps(13)).metrics;
-    double seconds = 0;
-    for (const char* phase :
-         {"scatter", "replicate", "forward", "gather", "loss", "backward", "reduce"}) {
-      INFO(phase);
-      const double share = metrics.at("phase_seconds").at(phase);
-      CHECK(share > 0);
-      seconds += share * 50;
-    }
-    CHECK(metrics.at("phase_seconds").size() == 7);
-    CHECK(seconds <= metrics.at("epoch_seconds").at(0).get<double>());
-    const nlohmann::json& bytes = metrics.at("bytes_moved");
-    CHECK(bytes.at("per_step") > 2 * 2 * 21'840 * sizeof(Real));  // two replicas, there and back
-    CHECK(bytes.at("per_step") == bytes.at("predicted_per_step"));
-    const nlohmann::json& peak = metrics.at("peak_memory_bytes");
-    CHECK(peak.at(0) > peak.at(1));
-    CHECK(peak.at(1) >= peak.at(2));
+  const nlohmann::json metrics = train_on(3, fifty_steps(13)).metrics;
+  double seconds = 0;
+  for (const char* phase :
+       {"scatter", "replicate", "forward", "gather", "loss", "backward", "reduce"}) {
+    INFO(phase);
+    const double share = metrics.at("phase_seconds").at(phase);
+    CHECK(share > 0);
+    seconds += share * 50;
   }
+  CHECK(metrics.at("phase_seconds").size() == 7);
+  CHECK(seconds <= metrics.at("epoch_seconds").at(0).get<double>());
+  const nlohmann::json& bytes = metrics.at("bytes_moved");
+  CHECK(bytes.at("per_step") > 2 * 2 * 21'840 * sizeof(Real));  // two replicas, there and back
+  CHECK(bytes.at("per_step") == bytes.at("predicted_per_step"));
+  const nlohmann::json& peak = metrics.at("peak_memory_bytes");
+  CHECK(peak.at(0) > peak.at(1));
+  CHECK(peak.at(1) >= peak.at(2));
 }
 
 TEST_CASE("A device that is named twice trains like two devices",

@@ -155,7 +155,6 @@ TEST_CASE("A layer that every second step leaves out is left out by every stage 
     const Outcome single = train(options);
     for (const auto& [stage, more] :
          std::vector<std::pair<std::string, Options>>{{"02-dataparallel", {}},
-                                                      {"02-dataparallel", {"--reduce", "library"}},
                                                       {"03-model-split", {"--micro-batches", "3"}},
                                                       {"04-ddp", {"--find-unused-parameters"}},
                                                       {"04-ddp", {"--ddp", "manual"}}}) {

@@ -1,14 +1,11 @@
-// NCCL ranks that fail, and ranks that do not come.
+// NCCL's ranks that fail, and ranks that do not come.
 
 #include <filesystem>
 
 #include "common/core/stream_backend.h"
-#include "tests/gpu/gpu_test_support.h"
 #include "tests/gpu/nccl_test_support.h"
-#include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/stage.h"
-#include "tests/support/tasks.h"
 
 namespace lockstep {
 namespace {
@@ -17,172 +14,263 @@ using namespace testing::nccl;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::StartsWith;
 using testing::Clock;
-using testing::kLong;
 using testing::message_of;
 using testing::numbered;
 using testing::occupy;
 using testing::Ranks;
 using testing::ScopedEnvironment;
 using testing::seconds_since;
+using Floats = BasicTensor<float>;
 
-// --- Ranks that fail, and ranks that do not come -------------------------------------------------
+/// A rank alone, with five numbers.
+struct LoneRank {
+  explicit LoneRank(double timeout_seconds = testing::kLong)
+      : ranks(nccl_rank(0, 1, nccl_unique_id(), timeout_seconds)) {}
+  void all_reduce() const { ranks.processes[0]->all_reduce(stream, x); }
 
-TEST_CASE("NCCL ranks that do not find each other in time are named, and others can follow",
-          "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  const std::string text = message_of<PeerLost>([&] { make_nccl_world(ranks.devices, 0); });
-  INFO(text);
-  CHECK_THAT(text, ContainsSubstring("rank 0 (cuda:0), rank 1 (cuda:1) not ready within 0 s"));
-  const auto x = numbered<float>(ranks, 5, 1);
-  all_reduce(ranks, x);
-  CHECK(x[0].to_host() == std::vector<float>(5, 3));
+  Ranks ranks;
+  Stream stream = ranks.streams[0];
+  Floats x = numbered<float>(ranks, 5, 1)[0];
+};
+
+// --- Set-up and end ------------------------------------------------------------------------------
+
+TEST_CASE("With NCCL what is no id of a group is refused", "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  const std::string text = message_of<BadInput>([] { nccl_rank(0, 1, "id"); });
+  CHECK_THAT(text, ContainsSubstring("has 128 bytes, found 2: all ranks take what"));
 }
 
-TEST_CASE("A rank that NCCL never sees ends at the deadline", "[cuda][comm]") {
+TEST_CASE("With NCCL a rank that never comes is missed at the deadline, by name",
+          "[cuda][comm][row61]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  LOCKSTEP_NEEDS_THE_MODEL(ranks);
+  const auto begin = Clock::now();
+  const auto rank_0_of = [](int world_size) {
+    return message_of<PeerLost>([&] { nccl_rank(0, world_size, nccl_unique_id(), 0.3); });
+  };
+  const std::string of_two = rank_0_of(2);
+  INFO(of_two);
+  CHECK(seconds_since(begin) < testing::kSoon);
+  CHECK_THAT(of_two, ContainsSubstring("rank 0 (cuda:0) not ready within 0.3 s: rank 1 did not "
+                                       "come, or the ranks do not reach each other; "));
+  CHECK_THAT(rank_0_of(4), ContainsSubstring(": one of the other 3 ranks did not come, or"));
+  CHECK(run_nccl_ranks(2, [](Ranks& ranks, int me) {  // others can follow
+          const Floats x = numbered<float>(ranks, 5, 1)[me];
+          ranks.processes[me]->all_reduce(ranks.streams[me], x);
+          require_numbers(x, std::vector<float>(5, 3));
+        }) == no_errors(2));
+}
+
+TEST_CASE("A rank that NCCL never sees ends all at the deadline", "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommInitRankConfig:7:2:async");
   const auto begin = Clock::now();
-  const std::string text = message_of<PeerLost>([&] { make_nccl_world(ranks.devices, 0.1); });
-  CHECK_THAT(text, ContainsSubstring("not ready within 0.1 s"));
+  for (const std::string& error : run_nccl_ranks(2, [](Ranks&, int) {}, 0.1)) {
+    CHECK_THAT(error, ContainsSubstring("not ready within 0.1 s: rank "));
+  }
   CHECK(seconds_since(begin) < 5);
 }
 
-TEST_CASE("An NCCL rank that does not come is named, the others are freed", "[cuda][comm][row72]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  const auto x = numbered<float>(ranks, 5, 1);
-  all_reduce(ranks, x);
-  ranks.world->wait(kLong);
-  occupy(ranks.streams[1], 0.5);
-  for (int i = 0; i < 3; ++i) all_reduce(ranks, x);
-  const auto begin = Clock::now();
-  const std::string text = message_of<PeerLost>([&] { ranks.world->wait(0.05); });
-  INFO(text);
-  CHECK(seconds_since(begin) < 10);
-  CHECK_THAT(text, StartsWith("group 2 of collectives (all_reduce of 5 f32, sum): rank 1 (cuda:1) "
-                              "did not come within 0.05 s"));
-  CHECK_THAT(text, !ContainsSubstring("rank 0"));
-  CHECK(message_of<PeerLost>([&] { all_reduce(ranks, x); }) == text);
-  for (const Stream& stream : ranks.streams) {  // and nobody takes what is there for a result
-    CHECK(message_of<PeerLost>([&] { stream.synchronize(); }) == text);
-  }
-}
-
-TEST_CASE("An error that NCCL notices in the background ends all ranks", "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  LOCKSTEP_NEEDS_THE_MODEL(ranks);
-  const auto x = numbered<float>(ranks, 5, 1);
-  occupy(ranks.streams[1], 0.05);  // so that it is not noticed before the group has closed
-  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclAllReduce:6:2:async");  // rank 1's call
-  const auto begin = Clock::now();
-  const std::string text = message_of<PeerLost>([&] {
-    all_reduce(ranks, x);
-    ranks.world->wait(kLong);
-  });
-  INFO(text);
-  CHECK(seconds_since(begin) < 5);  // not at the deadline
-  CHECK_THAT(text, ContainsSubstring("group 1 of collectives (all_reduce of 5 f32, sum)"));
-  CHECK_THAT(text, ContainsSubstring("rank 1 (cuda:1)") && ContainsSubstring("network error"));
-  CHECK(text.find('\n') == std::string::npos);
-  for (const Stream& stream : ranks.streams) CHECK_THROWS_AS(stream.synchronize(), PeerLost);
-}
-
-TEST_CASE("What NCCL's host asks the GPU for errors does not grow with the groups in flight",
-          "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  LOCKSTEP_NEEDS_THE_MODEL(ranks);
-  const auto x = numbered<float>(ranks, 5, 1);
-  all_reduce(ranks, x);
-  ranks.world->wait(kLong);
-  constexpr int kGroups = 40, kQuestions = 5;  // for each group: asking all would take about 40
-  testing::Gate gate;
-  ranks.streams[0].backend().host_task("gate", [&] { gate.pass(); });
+TEST_CASE("A rank of NCCL's goes even where NCCL does not get to an end", "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  LoneRank slow(1), refused;
+  for (const LoneRank* rank : {&slow, &refused}) rank->all_reduce();
   {
-    const ScopedEnvironment fault("CUDA_MODEL_FAULT",
-                                  fmt::format("cudaEventQuery:719:{}", kGroups * kQuestions));
-    CHECK_NOTHROW([&] {
-      for (int i = 0; i < kGroups; ++i) all_reduce(ranks, x);
-    }());
+    const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommFinalize:7:1:async");
+    const auto begin = Clock::now();
+    slow.ranks.processes[0].reset();
+    CHECK(seconds_since(begin) >= 1);
+    CHECK(seconds_since(begin) < 5);
   }
-  gate.open();
-  CHECK_NOTHROW(ranks.world->wait(kLong));
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommFinalize:3:1");
+  refused.ranks.processes[0].reset();
+  for (const LoneRank* rank : {&slow, &refused}) {
+    CHECK(rank->x.to_host() == std::vector<float>(5, 1));
+  }
 }
 
-TEST_CASE("A call that NCCL refuses breaks the world with NCCL's words", "[cuda][comm]") {
+// --- Calls ---------------------------------------------------------------------------------------
+
+TEST_CASE("A call on another device's stream is refused before NCCL sees it", "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  LOCKSTEP_NEEDS_THE_MODEL(ranks);
-  const auto x = numbered<float>(ranks, 5, 1);
+  const LoneRank rank;
+  const auto other = open_device({kCuda, 1}, {});
+  const Stream stream = other->create_stream("other");
+  const Elements x(rank.x.data(), 5, ElementType::f32);
+  CHECK(message_of<BadInput>([&] { rank.ranks.processes[0]->all_reduce(stream, x); }) ==
+        "rank 0: all_reduce of 5 f32, sum on a stream of cuda:1, the rank is on cuda:0");
+  rank.all_reduce();
+  CHECK(rank.x.to_host() == std::vector<float>(5, 1));
+}
+
+TEST_CASE("A call that NCCL refuses breaks the rank with NCCL's words", "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  const LoneRank rank;
   std::string text;
   {
-    const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclAllReduce:3:2");
-    text = message_of<PeerLost>([&] { all_reduce(ranks, x); });
+    const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclAllReduce:3:1");
+    text = message_of<PeerLost>([&] { rank.all_reduce(); });
   }
-  CHECK_THAT(text, ContainsSubstring("rank 1 (cuda:1): ncclAllReduce: internal error") &&
+  CHECK_THAT(text, StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): rank 0 (cuda:0): "
+                              "ncclAllReduce: internal error") &&
                        ContainsSubstring("planted by CUDA_MODEL_FAULT"));
-  CHECK(message_of<PeerLost>([&] { all_reduce(ranks, x); }) == text);
+  CHECK(text.find('\n') == std::string::npos);
+  CHECK(message_of<PeerLost>([&] { rank.all_reduce(); }) == text);
+  // And nobody takes what is there for a result.
+  CHECK(message_of<PeerLost>([&] { rank.stream.synchronize(); }) == text);
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclGetUniqueId:2");
-  CHECK_THAT(message_of<PeerLost>([&] { make_nccl_world(ranks.devices); }),
+  CHECK_THAT(message_of<PeerLost>([] { nccl_unique_id(); }),
              ContainsSubstring("ncclGetUniqueId: unhandled system error"));
 }
 
-TEST_CASE("A rank whose stream failed is named to all, at once", "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
+TEST_CASE("What NCCL's host asks the GPU for errors does not grow with the calls in flight",
+          "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  const LoneRank rank;
+  rank.all_reduce();
+  rank.stream.synchronize();
+  constexpr int kCalls = 40, kQuestions = 5;  // for each: asking all would take about 40
+  testing::Gate gate;
+  rank.stream.backend().host_task("gate", [&] { gate.pass(); });
+  {
+    const ScopedEnvironment fault("CUDA_MODEL_FAULT",
+                                  fmt::format("cudaEventQuery:719:{}", kCalls * kQuestions));
+    CHECK_NOTHROW([&] {
+      for (int i = 0; i < kCalls; ++i) rank.all_reduce();
+    }());
+  }
+  gate.open();
+  CHECK_NOTHROW(rank.stream.synchronize());
+}
+
+TEST_CASE("A rank whose stream failed says so at once, with the call and the GPU's words",
+          "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  LOCKSTEP_NEEDS_THE_MODEL();
   for (const bool before : {true, false}) {
-    const Ranks ranks = nccl_ranks(2);
-    LOCKSTEP_NEEDS_THE_MODEL(ranks);
-    const auto x = numbered<float>(ranks, 5, 1);
-    const auto fail_rank_1 = [&] {
+    const LoneRank rank;
+    const auto fail_stream = [&] {
       const ScopedEnvironment fault("CUDA_MODEL_FAULT",  // the first call in either case
                                     before ? "cudaMemcpyAsync:719" : "cudaMemcpyAsync:719:1");
-      ranks.streams[1].copy(x[1].data(), x[1].data(), 4);
+      rank.stream.copy(rank.x.data(), rank.x.data(), 4);
     };
     const auto begin = Clock::now();
     const std::string text = message_of<PeerLost>([&] {
-      if (before) fail_rank_1();
-      occupy(ranks.streams[0], 0.02);
-      all_reduce(ranks, x);
-      if (!before) fail_rank_1();
-      ranks.world->wait(kLong);
+      if (before) fail_stream();
+      rank.all_reduce();
+      if (!before) fail_stream();
+      rank.all_reduce();
     });
     INFO(text);
     CHECK(seconds_since(begin) < 5);
-    CHECK_THAT(text, ContainsSubstring("group 1 of collectives") &&
-                         ContainsSubstring("rank 1 (cuda:1) failed: ") &&
+    CHECK_THAT(text, StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): rank 0 (cuda:0) "
+                                "failed: ") &&
                          ContainsSubstring("cudaErrorLaunchFailure"));
-    CHECK(message_of<PeerLost>([&] { ranks.streams[0].synchronize(); }) == text);
   }
 }
 
-TEST_CASE("The child of the next case: cuda:1 fails, the host waits for cuda:0", "[.gpu-is-lost]") {
-  const Ranks ranks = nccl_ranks(2);
-  const auto x = numbered<float>(ranks, 5, 1);
-  ranks.streams[1].synchronize();
-  {
-    occupy(ranks.streams[1], 0.1);  // so that the host does not see it before it waits
-    const ScopedEnvironment fault("CUDA_MODEL_FAULT", "kernel:719:1:async");
-    ranks.streams[1].kernels().fill(ranks.streams[1], 0, x[1]);
-  }
-  const auto begin = Clock::now();
-  const std::string text = message_of<PeerLost>([&] {
-    all_reduce(ranks, x);
-    x[0].to_host();
-  });
-  INFO(text);
-  CHECK(seconds_since(begin) < 5);
-  CHECK_THAT(text, ContainsSubstring("group 1 of collectives") &&
-                       ContainsSubstring("rank 1 (cuda:1) failed: ") &&
-                       ContainsSubstring("cudaErrorLaunchFailure"));
-}
+// --- Other ranks ---------------------------------------------------------------------------------
 
-TEST_CASE("A host that waits for a rank is freed when another rank fails", "[cuda][comm]") {
+TEST_CASE("With NCCL a rank that is found gone ends the others at once, silence later",
+          "[cuda][comm][row125]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  LOCKSTEP_NEEDS_THE_MODEL(nccl_ranks(2));
+  LOCKSTEP_NEEDS_THE_MODEL();
+  // NCCL tells one of the two that its peer is gone; from then on that one is gone for the other.
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclAllReduce:6:3:async");
+  const auto begin = Clock::now();
+  std::vector<std::string> errors = run_nccl_ranks(
+      2,
+      [](Ranks& ranks, int me) {
+        const Floats x = numbered<float>(ranks, 5, 1)[me];
+        const std::string first = message_of<PeerLost>([&] {
+          ranks.processes[me]->all_reduce(ranks.streams[me], x);
+          ranks.streams[me].synchronize();  // both have made it: the third call is a second one
+          ranks.processes[me]->all_reduce(ranks.streams[me], x);
+          const Stream behind = ranks.devices[me]->create_stream("behind");  // as an optimizer's
+          behind.wait(ranks.streams[me].record());
+          behind.synchronize();
+        });
+        const std::string next =
+            message_of<PeerLost>([&] { ranks.processes[me]->barrier(ranks.streams[me]); });
+        if (next != first) fail<BadInput>("first {}, then {}", first, next);
+        throw PeerLost(first);
+      },
+      1);
+  CHECK(seconds_since(begin) < 10);
+  std::sort(errors.begin(), errors.end(), [](const std::string& a, const std::string& b) {
+    return a.find("remote process exited") < b.find("remote process exited");
+  });
+  INFO(errors[0] << "\n" << errors[1]);
+  const std::string call = "collective 2 (all_reduce of 5 f32, sum): ";
+  CHECK_THAT(errors[0], ContainsSubstring(call) && ContainsSubstring("remote process exited"));
+  CHECK_THAT(errors[1],
+             ContainsSubstring(call + "no answer from rank ") && ContainsSubstring(" within 1 s"));
+}
+
+TEST_CASE("With NCCL a host is freed even where the GPU stays stuck", "[cuda][comm][row125]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  testing::Gate gate;  // rank 1's stream comes to it, and rank 0's when NCCL has let it go
+  const auto pass = [&] { gate.pass(); };
+  const std::vector<std::string> errors = run_nccl_ranks(
+      2,
+      [&](Ranks& ranks, int me) {
+        const Stream stream = ranks.streams[me];
+        const Floats x = numbered<float>(ranks, 5, 1)[me];
+        if (me == 1) stream.backend().host_task("gate", pass);
+        ranks.processes[me]->all_reduce(stream, x);
+        if (me == 0) stream.backend().host_task("gate", pass);
+        const auto begin = Clock::now();
+        const std::string text = message_of<PeerLost>([&] { stream.synchronize(); });
+        const double seconds = seconds_since(begin);
+        if (me == 0) gate.open();
+        if (me == 0 && (seconds < 2 || seconds > 10)) fail<BadInput>("{} s: {}", seconds, text);
+        throw PeerLost(text);
+      },
+      0.3);
+  INFO(errors[0] << "\n" << errors[1]);
+  CHECK_THAT(errors[0],
+             StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): no answer from "
+                        "rank 1 within 0.3 s"));
+  CHECK_THAT(errors[1], StartsWith("rank 1: collective 1 (all_reduce of 5 f32, sum): "));
+}
+
+TEST_CASE("The child of the next case: cuda:1 fails, the other rank's host waits for cuda:0",
+          "[.gpu-is-lost]") {
+  std::atomic<bool> planted = false;
+  const auto begin = Clock::now();
+  const std::vector<std::string> errors = run_nccl_ranks(
+      2,
+      [&](Ranks& ranks, int me) {
+        const Stream stream = ranks.streams[me];
+        const Floats x = numbered<float>(ranks, 5, 1)[me];
+        stream.synchronize();
+        if (me == 1) {
+          occupy(stream, 0.1);  // so that no host sees it before it waits
+          const ScopedEnvironment fault("CUDA_MODEL_FAULT", "kernel:719:1:async");
+          stream.kernels().fill(stream, 0, x);
+          planted = true;
+        }
+        while (!planted) std::this_thread::yield();
+        ranks.processes[me]->all_reduce(stream, x);
+        x.to_host();
+      },
+      1);
+  INFO(errors[0] << "\n" << errors[1]);
+  CHECK(seconds_since(begin) < 10);
+  CHECK_THAT(errors[1], ContainsSubstring("cuda:1") && ContainsSubstring("cudaErrorLaunchFailure"));
+  CHECK_THAT(errors[0], StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): no answer "
+                                   "from rank 1 within 1 s"));
+}
+
+TEST_CASE("With NCCL a host that waits for a rank is freed when that rank's GPU fails",
+          "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
   // A process cannot use a GPU any more after its kernel has failed there.
   const testing::ProcessResult child =
       testing::run_process({std::filesystem::read_symlink("/proc/self/exe"), "[.gpu-is-lost]"}, 60,

@@ -1,55 +1,41 @@
-// Collectives between GPUs by NCCL: against a serial reference, in order with what the ranks'
-// streams do before and after them, and calls that are refused. The same as the tests of
-// tests/unit/comm for the in-process world, as far as NCCL can do it.
+// Collectives between GPUs by NCCL: against a serial reference, and in order with what the ranks'
+// streams do before and after them. The same as the tests of tests/unit/transports, as far as NCCL
+// can do it.
+
+#include <fmt/ranges.h>
 
 #include "common/core/stream_backend.h"
 #include "common/group/process_group.h"
-#include "tests/gpu/gpu_test_support.h"
+#include "common/launch/flight_table.h"
 #include "tests/gpu/nccl_test_support.h"
-#include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
-#include "tests/support/stage.h"
-#include "tests/support/tasks.h"
+#include "tests/support/free_port.h"
 
 namespace lockstep {
 namespace {
 
 using namespace testing::nccl;
 using Catch::Matchers::ContainsSubstring;
-using Catch::Matchers::StartsWith;
-using testing::Clock;
-using testing::device_ids;
 using testing::kLong;
 using testing::message_of;
 using testing::numbered;
 using testing::occupy;
 using testing::Ranks;
 using testing::ScopedEnvironment;
-using testing::seconds_since;
 using testing::Trial;
 using Floats = BasicTensor<float>;
+using Values = std::vector<float>;
 
 // --- Results -------------------------------------------------------------------------------------
 
-template <class T>
-void check_everything(Ranks& ranks) {
-  const int64_t world_size = ranks.size();
-  for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{2}, world_size - 1, world_size,
-                          world_size + 1, int64_t{100001}}) {
-    INFO(world_size << " ranks, shares of " << n << " elements of " << sizeof(T) << " bytes");
-    Trial<T> trial(ranks, n);
-    trial.enqueue_all();
-    CHECK(trial.first_fault() == "");  // two numbers have one sum, in whatever order
-  }
-}
-
 void check_everything(int world_size) {
-  Ranks ranks = nccl_ranks(world_size);
-  CHECK_THAT(ranks.world->description(), StartsWith("NCCL 2."));
-  check_everything<float>(ranks);
-  check_everything<double>(ranks);
-  check_everything<int64_t>(ranks);
-  ranks.world->wait(kLong);
+  CHECK(run_nccl_ranks(world_size, [](Ranks& ranks, int) {
+          std::string fault = testing::first_fault_of_all(ranks, {0, 1, 2, 3, 1000});
+          Trial<float> large(ranks, 100001);
+          large.enqueue_all(/*every_root=*/false);
+          if (fault.empty()) fault = large.first_fault();
+          require(fault.empty(), "{}", fault);
+        }) == no_errors(world_size));
 }
 
 TEST_CASE("With NCCL every collective is what a serial program computes, for one rank",
@@ -64,232 +50,181 @@ TEST_CASE("With NCCL every collective is what a serial program computes, for two
   check_everything(2);
 }
 
-TEST_CASE("With NCCL every collective of a world of one rank is a copy", "[cuda][comm][row122]") {
-  LOCKSTEP_NEEDS_NCCL(1);
-  const Ranks ranks = nccl_ranks(1);
-  const std::vector<float> values{3, 1, 4, 1, 5};
-  const Floats x = Floats::from_host(ranks.streams[0], {5}, values);
-  std::vector<Floats> to;
-  for (int i = 0; i < 4; ++i) to.push_back(numbered<float>(ranks, 5, -1)[0]);
-  ranks.together([&](Communicator& rank, Stream stream) {
-    rank.all_gather(stream, x, to[0]);
-    rank.reduce_scatter(stream, x, to[1], Reduction::average);
-    rank.gather(stream, x, to[2], 0);
-    rank.scatter(stream, x, to[3], 0);
-    rank.all_reduce(stream, x, Reduction::average);
-    rank.broadcast(stream, x, 0);
-    rank.reduce(stream, x, 0);
-    rank.barrier(stream);
-  });
-  for (const Floats& copy : to) CHECK(copy.to_host() == values);
-  CHECK(x.to_host() == values);
-}
-
-TEST_CASE("Different GPUs meet by NCCL, one GPU alone in-process", "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  CHECK_THAT(Ranks(device_ids(2, kCuda)).world->description(), StartsWith("NCCL 2."));
-  CHECK(Ranks(device_ids(1, kCuda)).world->description() == "in-process");
-  CHECK(Ranks({{kCuda, 0}, {kCuda, 0}}).world->description() == "in-process");
-}
-
 // --- Order ---------------------------------------------------------------------------------------
+
+TEST_CASE("With NCCL the calls of a group take effect in their order, traced by name",
+          "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  const auto run = [](Ranks& ranks, int me) {
+    const Floats x = numbered<float>(ranks, 2, 1)[me], all = numbered<float>(ranks, 4, 0)[me];
+    ranks.streams[me].synchronize();
+    const size_t before = ranks.streams[me].backend().timeline().size();
+    ranks.together([&](Communicator& rank, Stream stream) {
+      rank.all_reduce(stream, x);       // 3, 3
+      rank.reduce(stream, x, 1);        // 3, 6
+      rank.all_gather(stream, x, all);  // 3, 6 everywhere
+      rank.send(stream, Elements(all).part(1, 2), 1 - me);
+      rank.receive(stream, Elements(x).part(0, 2), 1 - me);  // 3, 6 in each
+      rank.reduce_scatter(stream, all, x);                   // 6, 12
+      rank.broadcast(stream, Elements(x).part(1, 1), 1);     // of the second elements only
+      rank.barrier(stream);
+    });
+    require_numbers(x, me == 0 ? Values{6, 12} : Values{12, 12});
+    std::string names;
+    const std::vector<Span> spans = ranks.streams[me].backend().timeline();
+    for (size_t i = before; i < spans.size(); ++i) names += spans[i].op + std::string(" ");
+    require(names.starts_with(
+                "all_reduce reduce all_gather transfers reduce_scatter broadcast barrier "),
+            "ran {}", names);
+  };
+  CHECK(run_nccl_ranks(2, run, kLong, {.trace = true}) == no_errors(2));
+}
 
 TEST_CASE("NCCL's collectives wait for slow producers, and what follows waits for slow ranks",
           "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  for (int slow = 0; slow < 2; ++slow) {
-    Ranks ranks = nccl_ranks(2);
-    Trial<float> trial(ranks, 1003);
-    for (const auto& collective : testing::collectives(ElementType::f32, 2)) {
-      occupy(ranks.streams[slow], 0.005);
-      trial.enqueue(collective, slow);
-    }
-    CHECK(trial.first_fault() == "");
+  for (const int slow : {0, 1}) {
+    CHECK(run_nccl_ranks(2, [&](Ranks& ranks, int me) {
+            Trial<float> trial(ranks, 1003);
+            for (const auto& collective : testing::collectives(ElementType::f32, 2)) {
+              if (me == slow) occupy(ranks.streams[me], 0.005);
+              trial.enqueue(collective, slow);
+            }
+            const std::string fault = trial.first_fault();
+            require(fault.empty(), "{}", fault);
+          }) == no_errors(2));
   }
-}
-
-TEST_CASE("NCCL runs the dependent calls of one group in the order in which they were made",
-          "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  testing::check_dependent_calls(nccl_ranks(2));
 }
 
 TEST_CASE("With NCCL transfers that need each other go together, the n-th meets the n-th",
           "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  const auto from = numbered<float>(ranks, 100000, 1), to = numbered<float>(ranks, 100000, -9);
-  ranks.together([&](Communicator& rank, Stream stream) {
-    const int me = rank.rank(), other = 1 - me;
-    const Elements mine = from[me], its = to[me];
-    rank.send(stream, mine.part(0, 99999), other);
-    rank.send(stream, mine.part(0, 1), other);
-    rank.receive(stream, its.part(0, 99999), other);
-    rank.receive(stream, its.part(99999, 1), other);
-  });
-  CHECK(to[0].to_host() == std::vector<float>(100000, 2));
-  CHECK(to[1].to_host() == std::vector<float>(100000, 1));
+  CHECK(run_nccl_ranks(2, [](Ranks& ranks, int me) {
+          const Floats from = numbered<float>(ranks, 100000, 1)[me],
+                       to = numbered<float>(ranks, 100000, -9)[me];
+          ranks.together([&](Communicator& rank, Stream stream) {
+            const Elements mine = from, its = to;
+            rank.send(stream, mine.part(0, 99999), 1 - me);
+            rank.send(stream, mine.part(0, 1), 1 - me);
+            rank.receive(stream, its.part(0, 99999), 1 - me);
+            rank.receive(stream, its.part(99999, 1), 1 - me);
+          });
+          require_numbers(to, Values(100000, float(2 - me)));
+        }) == no_errors(2));
 }
 
 TEST_CASE("NCCL's collectives may lie on several streams of a rank", "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  std::vector<Stream> second;
-  for (Device* device : ranks.devices) second.push_back(device->create_stream("second"));
-  const auto x = numbered<float>(ranks, 5, 1), y = numbered<float>(ranks, 5, 10);
-  occupy(ranks.streams[0], 0.02);
-  ranks.together([&](Communicator& rank, Stream stream) {
-    rank.all_reduce(stream, x[rank.rank()]);
-    rank.all_reduce(second[rank.rank()], y[rank.rank()]);
-  });
-  ranks.world->wait(kLong);
-  for (int rank = 0; rank < 2; ++rank) {
-    CHECK(x[rank].to_host() == std::vector<float>(5, 3));
-    CHECK(y[rank].to_host() == std::vector<float>(5, 21));
-  }
+  CHECK(run_nccl_ranks(2, [](Ranks& ranks, int me) {
+          const Stream second = ranks.devices[me]->create_stream("second");
+          const Floats x = numbered<float>(ranks, 5, 1)[me];
+          const Floats y = Floats::from_host(second, {5}, Values(5, float(10 + me)));
+          if (me == 0) occupy(ranks.streams[me], 0.02);
+          ranks.together([&](Communicator& rank, Stream stream) {
+            rank.all_reduce(stream, x);
+            rank.all_reduce(second, y);
+          });
+          require_numbers(x, Values(5, 3));
+          require_numbers(y, Values(5, 21));
+        }) == no_errors(2));
 }
 
 TEST_CASE("Nobody passes a barrier of NCCL's before all have come to it", "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  occupy(ranks.streams[1], 0.1);
-  const Event came = ranks.streams[1].record();
-  ranks.together([](Communicator& rank, Stream stream) { rank.barrier(stream); });
-  const Event passed = ranks.streams[0].record();
-  CHECK_FALSE(came.done());  // the host did not wait either
-  passed.synchronize();
-  CHECK(came.done());
+  testing::Gate gate;
+  std::atomic<bool> opened = false;
+  CHECK(run_nccl_ranks(2, [&](Ranks& ranks, int me) {
+          const Stream stream = ranks.streams[me];
+          if (me == 1) stream.backend().host_task("gate", [&] { gate.pass(); });
+          ranks.processes[me]->barrier(stream);
+          const Event passed = stream.record();
+          if (me == 0) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(30));
+            require(!passed.done(), "rank 0 has passed, and rank 1 has not come");
+            opened = true;
+            gate.open();
+          }
+          passed.synchronize();
+          require(opened, "rank {} has passed a barrier that rank 1 has not come to", me);
+        }) == no_errors(2));
 }
 
-TEST_CASE("The trace names NCCL's collectives on every rank's stream", "[cuda][comm]") {
+TEST_CASE("A rank of NCCL's may go while its calls still run", "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  std::vector<std::unique_ptr<Device>> owned;
-  std::vector<Device*> devices;
-  std::vector<Stream> streams;
-  for (const DeviceId& id : device_ids(2, kCuda)) {
-    owned.push_back(open_device(id, {.trace = true}));
-    devices.push_back(owned.back().get());
-    streams.push_back(devices.back()->create_stream("traced"));
-  }
-  const auto world = make_nccl_world(devices);
-  for (int step = 0; step < 2; ++step) {
-    const CollectiveGroup group(*world);
-    for (int rank = 0; rank < 2; ++rank) world->communicator(rank).barrier(streams[rank]);
-  }
-  for (const Stream& stream : streams) {
-    stream.synchronize();
-    const std::vector<Span> spans = stream.backend().timeline();
-    REQUIRE(spans.size() == 2);
-    for (const Span& span : spans) {
-      CHECK(std::string(span.op) == "barrier");
-      CHECK(span.begin_ns <= span.end_ns);
-    }
-  }
+  CHECK(run_nccl_ranks(2, [](Ranks& ranks, int me) {
+          const Floats x = numbered<float>(ranks, 5, 1)[me];
+          if (me == 1) occupy(ranks.streams[me], 0.05);
+          ranks.processes[me]->all_reduce(ranks.streams[me], x);
+          ranks.processes[me].reset();
+          require_numbers(x, Values(5, 3));
+        }) == no_errors(2));
 }
 
-// --- What is refused -----------------------------------------------------------------------------
+// --- As the backend of a process group -----------------------------------------------------------
 
-TEST_CASE("Two ranks on one GPU are refused before NCCL sees them", "[cuda][comm][row123]") {
-  LOCKSTEP_NEEDS_NCCL(1);
-  const std::vector<DeviceId> one_gpu(2, {kCuda, 0});
-  const std::string text = message_of<BadInput>([&] { Ranks(one_gpu, LocalBackend::nccl); });
-  INFO(text);
-  CHECK_THAT(text, StartsWith("rank 0 (cuda:0) and rank 1 (cuda:0) are on the same GPU, "));
-  CHECK_THAT(text, ContainsSubstring(", GPU-") && ContainsSubstring("each GPU once"));
-  CHECK(text.find('\n') == std::string::npos);
-}
-
-TEST_CASE("Ranks that disagree are told so before NCCL hangs, and no group follows",
-          "[cuda][comm][row71]") {
+TEST_CASE("A process group whose ranks have a GPU each takes NCCL", "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  const auto x = numbered<float>(ranks, 5, 1);
-  std::string said;
-  const auto together = [&](auto of_rank_1) {
-    return message_of<PeerLost>([&] {
-      ranks.together([&](Communicator& rank, Stream stream) {
-        if (rank.rank() == 0) rank.all_reduce(stream, x[0]);
-        if (rank.rank() == 1) of_rank_1(rank, stream);
-      });
-    });
-  };
-  SECTION("in the count") {
-    said = together([&](auto& rank, Stream s) { rank.all_reduce(s, Elements(x[1]).part(0, 4)); });
-    CHECK_THAT(said, ContainsSubstring("all_reduce of 4 f32"));
+  const int port = testing::free_port();
+  CHECK(testing::run_ranks(2, [&](int me) {
+          const std::unique_ptr<Device> device = open_device({kCuda, me}, {});
+          const Stream stream = device->create_stream("rank");
+          const Floats x = Floats::from_host(stream, {2}, std::vector<float>(2, float(me + 1)));
+          ProcessGroup group(testing::contract_of(me, 2, port), {.timeout_seconds = kLong});
+          group.connect(*device)->all_reduce(stream, x);
+          const std::vector<float> sum = x.to_host();
+          if (group.backend() != "nccl" || sum != std::vector<float>{3, 3}) {
+            fail<BadInput>("{}: {}", group.backend(), fmt::join(sum, ", "));
+          }
+        }) == std::vector<std::string>(2));
+}
+
+TEST_CASE("Calls of NCCL are recorded by their events: made, begun, ended, and for how long",
+          "[cuda][comm][flight]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  const int port = testing::free_port();
+  const testing::TempDir folder;
+  const std::string file = folder / "flight";
+  CHECK(testing::run_ranks(2, [&](int me) {
+          const std::unique_ptr<Device> device = open_device({kCuda, me}, {});
+          const Stream stream = device->create_stream("rank");
+          const Floats x = Floats::from_host(stream, {2}, {1, 2});
+          ProcessGroup group(testing::contract_of(me, 2, port),
+                             {.timeout_seconds = kLong, .flight_file = file});
+          const auto comm = group.connect(*device);
+          comm->all_reduce(stream, x);
+          stream.synchronize();
+          comm->barrier(stream);  // sees that the first has ended
+          stream.synchronize();
+          if (!(group.flight().seconds_in_collectives() > 0)) fail<BadInput>("no time was counted");
+        }) == std::vector<std::string>(2));
+  for (const FlightRank& rank : read_flight_files(file)) {
+    REQUIRE(rank.log.entries.size() == 2);
+    const FlightEntry& sum = rank.log.entries[0];
+    CHECK(flight_text(sum.text) == "all_reduce of 2 f32, sum");
+    CHECK((sum.number == 1 && sum.group == 0 && sum.members == 3 && sum.bytes == 8));
+    CHECK((sum.created_ns > 0 && sum.started_ns > 0 && sum.completed_ns >= sum.started_ns));
   }
-  SECTION("in the operation") {
-    said = together([&](auto& rank, Stream s) { rank.broadcast(s, x[1], 0); });
-    CHECK_THAT(said, ContainsSubstring("broadcast of 5 f32"));
-  }
-  SECTION("one calls nothing") {
-    said = together([](auto&, Stream) {});
-    CHECK_THAT(said, ContainsSubstring("called nothing"));
-  }
-  INFO(said);
-  CHECK_THAT(said, ContainsSubstring("rank 0 (cuda:0) called all_reduce of 5 f32"));
-  CHECK_THAT(said, ContainsSubstring("rank 1 (cuda:1)"));
-  CHECK(message_of<PeerLost>([&] { all_reduce(ranks, x); }) == said);
-  CHECK(message_of<PeerLost>([&] { ranks.world->wait(kLong); }) == said);
-  CHECK(x[0].to_host() == std::vector<float>(5, 1));  // nothing was enqueued
 }
 
-TEST_CASE("An NCCL world refuses calls outside a group, and forgets those of a broken off one",
-          "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  const auto x = numbered<float>(ranks, 5, 1);
-  CHECK_THAT(message_of<BadInput>([&] { ranks.world->communicator(0).barrier(ranks.streams[0]); }),
-             ContainsSubstring("rank 0: barrier outside a CollectiveGroup"));
-  CHECK(message_of<NonFinite>([&] {
-          const CollectiveGroup group(*ranks.world);
-          ranks.world->communicator(0).all_reduce(ranks.streams[0], x[0]);
-          throw NonFinite("the loss is NaN");
-        }) == "the loss is NaN");
-  all_reduce(ranks, x);
-  CHECK(x[1].to_host() == std::vector<float>(5, 3));
-}
-
-TEST_CASE("wait() of an NCCL world waits for the groups and for nothing else", "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  const Ranks ranks = nccl_ranks(2);
-  ranks.world->wait(0);  // no group yet
-  const auto x = numbered<float>(ranks, 1 << 22, 1);
-  occupy(ranks.streams[0], 0.02);
-  all_reduce(ranks, x);
-  const Event group = ranks.streams[1].record();
-  occupy(ranks.streams[1], 0.3);  // after the group: wait() does not wait for it
-  const Event end = ranks.streams[1].record();
-  ranks.world->wait(kLong);
-  CHECK(group.done());
-  CHECK_FALSE(end.done());
-}
-
-TEST_CASE("An NCCL world may go while its groups still run", "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  Ranks ranks = nccl_ranks(2);
-  const auto x = numbered<float>(ranks, 5, 1);
-  occupy(ranks.streams[1], 0.05);
-  all_reduce(ranks, x);
-  ranks.world.reset();
-  for (const Floats& sum : x) CHECK(sum.to_host() == std::vector<float>(5, 3));
-}
-
-TEST_CASE("An NCCL world goes even where NCCL does not get to an end", "[cuda][comm]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  Ranks ranks = nccl_ranks(2);
-  LOCKSTEP_NEEDS_THE_MODEL(ranks);
-  const auto x = numbered<float>(ranks, 5, 1);
-  ranks.world = make_nccl_world(ranks.devices, 0.2);
-  all_reduce(ranks, x);
-  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommFinalize:7:2:async");
-  const auto begin = Clock::now();
-  ranks.world.reset();
-  CHECK(seconds_since(begin) >= 0.2);
-  CHECK(seconds_since(begin) < 5);
-  const ScopedEnvironment refused("CUDA_MODEL_FAULT", "ncclCommFinalize:3:2");
-  ranks.world = make_nccl_world(ranks.devices);
-  ranks.world.reset();
-  CHECK(x[0].to_host() == std::vector<float>(5, 3));
+TEST_CASE("Ranks in two groups of NCCL at once, rows and columns", "[cuda][comm]") {
+  const ScopedEnvironment four("CUDA_MODEL_DEVICES", "4");  // the model has as many as it is told
+  LOCKSTEP_NEEDS_NCCL(4);
+  const int port = testing::free_port();
+  CHECK(testing::run_ranks(4, [&](int me) {
+          const std::unique_ptr<Device> device = open_device({kCuda, me}, {});
+          const Stream stream = device->create_stream("rank");
+          ProcessGroup group(testing::contract_of(me, 4, port), {.timeout_seconds = kLong});
+          const auto all = group.connect(*device), row = group.new_group(*device, me / 2),
+                     column = group.new_group(*device, me % 2);
+          std::vector<float> sums;
+          for (Communicator* ranks : {row.get(), all.get(), column.get()}) {
+            const Floats x = Floats::from_host(stream, {1}, {float(me)});
+            ranks->all_reduce(stream, x);
+            sums.push_back(x.to_host()[0]);
+          }
+          const std::vector<float> expected{float(me < 2 ? 1 : 5), 6, float(me % 2 == 0 ? 2 : 4)};
+          if (sums != expected) fail<BadInput>("{}", fmt::join(sums, ", "));
+        }) == std::vector<std::string>(4));
 }
 
 }  // namespace

@@ -1,25 +1,51 @@
 #pragma once
-// Ranks that meet by NCCL.
+// Ranks that meet by NCCL: threads of this process, each with a GPU of its own.
 
-#include "common/group/process_group.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/comm_trial.h"
+#include "tests/support/rank_threads.h"
 
 namespace lockstep::testing::nccl {
 
 constexpr auto kCuda = DeviceId::Kind::cuda;
 
 /// Faults can be planted in the CUDA model only.
-#define LOCKSTEP_NEEDS_THE_MODEL(ranks)                    \
-  if (!::lockstep::testing::is_model(*(ranks).devices[0])) \
+#define LOCKSTEP_NEEDS_THE_MODEL()                                                             \
+  if (!::lockstep::testing::is_model(*::lockstep::open_device(::lockstep::testing::kGpu, {}))) \
   LOCKSTEP_SKIP("not the CUDA model: a real NCCL fails when it wants")
 
-inline Ranks nccl_ranks(int world_size) {
-  return Ranks(device_ids(world_size, kCuda), LocalBackend::nccl);
+/// Rank `rank`, on the GPU of that number.
+inline Ranks nccl_rank(int rank, int world_size, const std::string& id,
+                       double timeout_seconds = kLong, const DeviceOptions& options = {}) {
+  return Ranks({kCuda, rank}, rank, world_size, options, [&](Device& device) {
+    return make_nccl_rank(device, rank, world_size, id, timeout_seconds);
+  });
 }
 
-inline void all_reduce(const Ranks& ranks, const std::vector<BasicTensor<float>>& x) {
-  ranks.together([&](Communicator& rank, Stream s) { rank.all_reduce(s, x[rank.rank()]); });
+/// Calls body(ranks, me) for each rank, on its thread. What each of them threw, as run_ranks().
+template <class Body>
+std::vector<std::string> run_nccl_ranks(int world_size, Body body, double timeout_seconds = kLong,
+                                        const DeviceOptions& options = {}) {
+  const std::string id = nccl_unique_id();
+  return run_ranks(world_size, [&](int me) {
+    Ranks ranks = nccl_rank(me, world_size, id, timeout_seconds, options);
+    body(ranks, me);
+  });
+}
+
+/// What run_nccl_ranks() returns if all is well.
+inline std::vector<std::string> no_errors(int world_size) {
+  return std::vector<std::string>(static_cast<size_t>(world_size));
+}
+
+/// Throws BadInput unless the tensor has these numbers.
+template <class T>
+void require_numbers(const BasicTensor<T>& x, const std::vector<T>& expected) {
+  const std::vector<T> found = x.to_host();
+  const auto differs =
+      std::mismatch(found.begin(), found.end(), expected.begin(), expected.end()).first;
+  require(found == expected, "{} numbers, number {} of them is wrong", found.size(),
+          differs - found.begin());
 }
 
 }  // namespace lockstep::testing::nccl

@@ -94,52 +94,6 @@ TEST_CASE("to_channels_first, to_channels_last: each element at its place", "[cu
   }
 }
 
-// --- Collectives in one process ----------------------------------------------------------------
-
-/// Makes `ranks` tensors that are to become their sum, as is one more tensor.
-template <class T>
-RankSum make_rank_sum(Run& run, ElementType type, int64_t count, int ranks,
-                      std::vector<BasicTensor<T>>& targets) {
-  RankSum sum{.type = type, .count = count};
-  const auto put = [&](int seed) {
-    std::vector<T> values;
-    for (const Real v : random_values({count}, uint32_t(seed))) {
-      values.push_back(std::is_integral_v<T> ? T(v * Real(1 << 20)) : T(v) / T(seed + 2));
-    }
-    targets.push_back(run.put({count}, values));
-    return targets.back().data();
-  };
-  for (int rank = 0; rank < ranks; ++rank) sum.source[rank] = put(rank + 1);
-  sum.sources = ranks;
-  if (ranks < kMostRanks) put(99);
-  for (const auto& target : targets) sum.target[sum.targets++] = target.data();
-  return sum;
-}
-
-TEST_CASE("sum_ranks: in rank order and bitwise, into the ranks' own memory and beside it",
-          "[cuda][ops]") {
-  LOCKSTEP_NEEDS_GPU();
-  const Both both;
-  const auto agree = [&](int64_t count, int ranks, int64_t shift) {
-    INFO(count << " elements, " << ranks << " ranks, shift " << shift);
-    const auto check = [&](Run& run, ElementType type, auto zero, double factor) {
-      std::vector<BasicTensor<decltype(zero)>> targets;
-      RankSum sum = make_rank_sum(run, type, count, ranks, targets);
-      sum.factor = factor;
-      run.ops.sum_ranks(run.stream, sum);
-      for (const auto& target : targets) run.result("sum_ranks", target, kEqual);
-    };
-    const auto work = [&](Run& run) {
-      check(run, ElementType::f32, float{}, 1.0 / ranks);
-      check(run, ElementType::f64, double{}, 1.0 / ranks);
-      check(run, ElementType::i64, int64_t{}, 1);
-    };
-    both.agree(work, shift);
-  };
-  for (const int64_t count : kSizes) agree(count, 3, count % 2);
-  for (const int ranks : {1, 2, 7, kMostRanks}) agree(257, ranks, 1);
-}
-
 // --- Dropout -------------------------------------------------------------------------------------
 
 TEST_CASE("dropout_mask: bit by bit that of the CPU", "[cuda][ops]") {

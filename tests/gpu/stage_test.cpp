@@ -227,44 +227,37 @@ TEST_CASE("Stage 01 takes the first of several GPUs, also of one that is named t
 
 /// Ten steps of 13 samples, the last of 7: stage 02 on these devices leaves the same as stage 01 on
 /// one GPU.
-void check_data_parallel(const std::string& devices, const Words& reductions) {
+void check_data_parallel(const std::string& devices) {
   const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
                         "0.01",   "--dropout"};
   const Outcome single = train(ten_steps);
   REQUIRE(single.losses().size() == 10);
-  for (const std::string& reduce : reductions) {
-    INFO(devices << ", --reduce " << reduce);
-    const Outcome several =
-        train(ten_steps + Words{"--reduce", reduce}, devices, "02-dataparallel");
-    CHECK(relative_l2(several.state, single.state) <= 1e-4);
-    CHECK(relative_l2(several.losses(), single.losses()) <= 1e-4);
-    CHECK(several.metrics.at("devices").size() == 2);
-    const nlohmann::json& bytes = several.metrics.at("bytes_moved");
-    CHECK(bytes.at("per_step") == bytes.at("predicted_per_step"));
-    for (const auto& [phase, seconds] : several.metrics.at("phase_seconds").items()) {
-      INFO(phase);
-      CHECK(seconds > 0);
-    }
-    CHECK(several.metrics.at("phase_seconds").size() == 7);
-    // The same run again gives the same bytes.
-    CHECK((train(ten_steps + Words{"--reduce", reduce}, devices, "02-dataparallel").weights ==
-           several.weights));
+  INFO(devices);
+  const Outcome several = train(ten_steps, devices, "02-dataparallel");
+  CHECK(relative_l2(several.state, single.state) <= 1e-4);
+  CHECK(relative_l2(several.losses(), single.losses()) <= 1e-4);
+  CHECK(several.metrics.at("devices").size() == 2);
+  const nlohmann::json& bytes = several.metrics.at("bytes_moved");
+  CHECK(bytes.at("per_step") == bytes.at("predicted_per_step"));
+  for (const auto& [phase, seconds] : several.metrics.at("phase_seconds").items()) {
+    INFO(phase);
+    CHECK(seconds > 0);
   }
+  CHECK(several.metrics.at("phase_seconds").size() == 7);
+  // The same run again gives the same bytes.
+  CHECK((train(ten_steps, devices, "02-dataparallel").weights == several.weights));
 }
 
 TEST_CASE("Two replicas on one GPU lead to stage 01's weights",
           "[cuda][dataparallel][stage][row40]") {
   LOCKSTEP_NEEDS_GPU();
-  check_data_parallel("cuda:0,cuda:0", {"manual", "library"});
+  check_data_parallel("cuda:0,cuda:0");
 }
 
 TEST_CASE("Two GPUs lead to stage 01's weights", "[cuda][dataparallel][stage]") {
   LOCKSTEP_NEEDS_GPU();
   if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
-  // Without NCCL replicas in one process share one GPU.
-  const std::string no_nccl = nccl_availability();
-  if (!no_nccl.empty()) LOCKSTEP_SKIP("fewer than two GPUs that NCCL serves: " + no_nccl);
-  check_data_parallel("cuda:0,cuda:1", {"manual", "library"});
+  check_data_parallel("cuda:0,cuda:1");
 }
 
 TEST_CASE("Local BatchNorm on two replicas starts as the parts of a batch one after another",
@@ -352,9 +345,10 @@ TEST_CASE("Stages on two GPUs lead to stage 01's weights", "[cuda][pipeline][sta
 
 TEST_CASE("Replicas on GPUs without access to each other's memory lead to stage 01's weights",
           "[cuda][dataparallel][stage]") {
-  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_GPU();
+  if (cuda::availability().devices < 2) LOCKSTEP_SKIP("fewer than two GPUs");
   const ScopedEnvironment none("CUDA_MODEL_PEER_ACCESS", "0");  // of the model
-  check_data_parallel("cuda:0,cuda:1", {"manual"});
+  check_data_parallel("cuda:0,cuda:1");
 }
 
 TEST_CASE("Stages on GPUs without access to each other's memory lead to stage 01's weights",

@@ -1,5 +1,5 @@
 #pragma once
-// The table of collectives, and their results by a serial program, for a world of any backend.
+// The table of collectives, and their results by a serial program.
 
 #include <algorithm>
 #include <string>
@@ -33,11 +33,11 @@ struct Collective {
   }
 };
 
-/// Everything that a world can do with elements of this type.
+/// Everything that ranks can do with elements of this type.
 inline std::vector<Collective> collectives(ElementType type, int world_size) {
   using Op = Call::Op;
   std::vector<Collective> table = {{Op::all_reduce}, {Op::broadcast}, {Op::reduce}, {Op::barrier}};
-  for (const Op op : {Op::all_gather, Op::reduce_scatter, Op::gather, Op::scatter}) {
+  for (const Op op : {Op::all_gather, Op::reduce_scatter}) {
     table.push_back({op});
     table.push_back({op, Reduction::sum, /*in_place=*/true});
   }
@@ -52,8 +52,7 @@ inline std::vector<Collective> collectives(ElementType type, int world_size) {
 
 inline bool Collective::has_root() const {
   using Op = Call::Op;
-  return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter ||
-         op == Op::receive;
+  return op == Op::broadcast || op == Op::reduce || op == Op::receive;
 }
 
 inline std::string Collective::name(int root) const {
@@ -66,7 +65,6 @@ inline void Collective::issue(Communicator& rank, Stream stream, const Elements&
   const int me = rank.rank(), world_size = rank.world_size();
   const Elements all = memory.part(0, world_size * n);
   const Elements mine = memory.part(mine_at(me, world_size, n), n);
-  const Elements at_root = me == root ? all : Elements{};
   switch (op) {
     case Call::Op::all_reduce:
       return rank.all_reduce(stream, mine, reduction);
@@ -78,10 +76,6 @@ inline void Collective::issue(Communicator& rank, Stream stream, const Elements&
       return rank.reduce_scatter(stream, all, mine, reduction);
     case Call::Op::reduce:
       return rank.reduce(stream, mine, root, reduction);
-    case Call::Op::gather:
-      return rank.gather(stream, mine, at_root, root);
-    case Call::Op::scatter:
-      return rank.scatter(stream, at_root, mine, root);
     case Call::Op::send:
       rank.send(stream, mine, (me + 1) % world_size);
       return rank.receive(stream, all.part(0, n), (me + world_size - 1) % world_size);
@@ -132,8 +126,6 @@ std::vector<std::vector<T>> Collective::serial(const std::vector<std::vector<T>>
     if (op == Call::Op::reduce && rank == root) sum(mine, rank);
     if (op == Call::Op::reduce_scatter) sum(std::vector<int64_t>(world_size, rank * n), rank);
     if (op == Call::Op::broadcast) copy(root, mine[root], rank, mine[rank]);
-    if (op == Call::Op::scatter) copy(root, rank * n, rank, mine[rank]);
-    if (op == Call::Op::gather) copy(rank, mine[rank], root, rank * n);
     if (op == Call::Op::receive && rank != root) copy(rank, mine[rank], root, rank * n);
     if (op == Call::Op::send) copy(rank, mine[rank], (rank + 1) % world_size, 0);
     for (int other = 0; op == Call::Op::all_gather && other < world_size; ++other) {

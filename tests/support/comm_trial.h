@@ -1,5 +1,5 @@
 #pragma once
-// A world under test, and collectives run on it the way training runs them.
+// Ranks under test, and collectives run on them the way training runs them.
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/single_process_world.h"
 #include "common/kernels/devices.h"
 #include "common/transports/host_communicator.h"
 #include "tests/support/catch.h"
@@ -25,20 +24,10 @@ inline std::vector<DeviceId> device_ids(int world_size, DeviceId::Kind kind = De
   return ids;
 }
 
-/// The ranks of a world, each with a stream of its own. A device that is named twice is opened
-/// once.
+/// The ranks of a group, each with a stream of its own.
 struct Ranks {
-  explicit Ranks(const std::vector<DeviceId>& ids, LocalBackend backend = LocalBackend::automatic) {
-    for (const DeviceId& id : ids) {
-      const auto same = [&](const auto& device) { return device->id() == id; };
-      if (std::none_of(owned.begin(), owned.end(), same)) owned.push_back(open_device(id, {}));
-      devices.push_back(std::find_if(owned.begin(), owned.end(), same)->get());
-      streams.push_back(devices.back()->create_stream(fmt::format("rank {}", streams.size())));
-    }
-    world = make_single_process_world(devices, backend);
-  }
-  /// Ranks of a group of processes, all in this one, on CPU devices. connect(rank) connects one
-  /// with the others; all are called at the same time.
+  /// All in this process, on CPU devices. connect(rank) connects one with the others; all are
+  /// called at the same time.
   Ranks(int world_size, const std::function<std::shared_ptr<HostTransport>(int rank)>& connect) {
     for (const DeviceId& id : device_ids(world_size)) {
       owned.push_back(open_device(id, {}));
@@ -55,8 +44,8 @@ struct Ranks {
     }
   }
 
-  /// One rank of a group of processes, on `id`. The other ranks are elsewhere. Streams with their
-  /// numbers are of this device, too, so that a test does not need to know.
+  /// One rank, on `id`. The other ranks are elsewhere. Streams with their numbers are of this
+  /// device, too, so that a test does not need to know.
   Ranks(const DeviceId& id, int rank, int world_size, const DeviceOptions& options,
         const std::function<std::unique_ptr<Communicator>(Device&)>& connect) {
     owned.push_back(open_device(id, options));
@@ -69,7 +58,7 @@ struct Ranks {
   }
 
   int size() const { return static_cast<int>(streams.size()); }
-  bool is_here(size_t rank) const { return world != nullptr || processes[rank] != nullptr; }
+  bool is_here(size_t rank) const { return processes[rank] != nullptr; }
   /// One group: f(communicator, stream) for every rank.
   template <class F>
   void together(F f) const {
@@ -79,9 +68,6 @@ struct Ranks {
       f(*process, streams[process->rank()]);
       process->close_group();
     }
-    if (!world) return;
-    const CollectiveGroup group(*world);
-    for (int rank = 0; rank < size(); ++rank) f(world->communicator(rank), streams[rank]);
   }
   void synchronize() const {
     for (const Stream& stream : streams) stream.synchronize();
@@ -90,7 +76,6 @@ struct Ranks {
   std::vector<std::unique_ptr<Device>> owned;
   std::vector<Device*> devices;                          // by rank
   std::vector<Stream> streams;                           // by rank
-  std::unique_ptr<SingleProcessWorld> world;             // or:
   std::vector<std::unique_ptr<Communicator>> processes;  // by rank; null: not here
 };
 
@@ -134,9 +119,12 @@ inline std::vector<int64_t> ring_bytes_for(const Collective& collective, int64_t
             .mine = {nullptr, n, ElementType::f32},
             .all = {nullptr, world_size * n, ElementType::f32},
             .peer = root};
-  if (call.op == Call::Op::receive) call.op = Call::Op::gather;  // by hand
   std::vector<int64_t> sent;
-  for (int rank = 0; rank < world_size; ++rank) sent.push_back(call.ring_bytes(rank, world_size));
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (collective.op == Call::Op::receive)
+      call.op = rank == root ? Call::Op::receive : Call::Op::send;
+    sent.push_back(call.ring_bytes(rank, world_size));
+  }
   return sent;
 }
 
@@ -204,7 +192,7 @@ class Trial {
     }
     runs_.push_back(std::move(run));
   }
-  /// Everything that the world can do: with every root, or with the last one only.
+  /// Everything that the ranks can do: with every root, or with the last one only.
   void enqueue_all(bool every_root = true) {
     const int last = ranks_.size() - 1;
     for (const Collective& collective : collectives(Elements(memory_[0]).type, ranks_.size())) {

@@ -3,11 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "common/comm/single_process_world.h"
 #include "common/core/stream_backend.h"
 #include "common/kernels/devices.h"
 
@@ -20,12 +18,11 @@ inline std::string cpus(int count) {
   return list;
 }
 
-/// Devices with a stream each, and the world of their ranks.
+/// Devices with a stream each.
 struct Machine {
   explicit Machine(const std::string& names, DeviceOptions options = {})
       : devices(open_devices(parse_devices(names), options)),
-        streams(create_streams(devices, "compute")),
-        world(make_single_process_world(pointers_to(devices))) {}
+        streams(create_streams(devices, "compute")) {}
 
   /// The operations that ran on a device under this name, in order.
   std::vector<Span> spans(size_t device, const std::string& op) const {
@@ -36,7 +33,6 @@ struct Machine {
 
   Devices devices;
   std::vector<Stream> streams;
-  std::unique_ptr<SingleProcessWorld> world;
 };
 
 }  // namespace lockstep::testing

@@ -54,7 +54,6 @@ CONDITIONAL_LOADS = {
 # Where doubles are added, with the most in one pass of the loop.
 DOUBLE_ARITHMETIC = {
     "reduce_rows_kernel": 2,  # the two sums of eight rows, added in float before
-    "SumRanks<double>": 16,  # the type of the caller's numbers
     "BatchNormMerge": 100,  # a thread per channel: few, and digits would be lost
 }
 

@@ -1,10 +1,10 @@
-// NCCL in a build that includes it: loads liblockstep_nccl.so (backend.h says why it is loaded).
+// Loads liblockstep_nccl.so, in a build that has it.
 
 #include <dlfcn.h>
 
 #include <optional>
 
-#include "common/comm/nccl/backend.h"
+#include "common/comm/nccl/nccl.h"
 #include "common/core/error.h"
 #include "common/kernels/cuda/cuda.h"
 
@@ -16,6 +16,7 @@ struct Loaded {
   std::string reason;  // why it could not be loaded
 };
 
+#ifdef LOCKSTEP_NCCL_LIBRARY
 /// Libraries stay loaded, and loading one again costs nothing.
 Loaded load() {
   const cuda::Availability gpus = cuda::availability();
@@ -29,6 +30,9 @@ Loaded load() {
   fill(backend);
   return {backend, ""};
 }
+#else
+Loaded load() { return {{}, "this build has no NCCL"}; }
+#endif
 
 NcclBackend backend() {
   const Loaded loaded = load();
@@ -42,15 +46,10 @@ NcclBackend backend() {
 
 std::string nccl_availability() { return load().reason; }
 
-std::unique_ptr<SingleProcessWorld> make_nccl_world(const std::vector<Device*>& devices,
-                                                    double deadline_seconds) {
-  return backend().make_world(devices, deadline_seconds);
-}
-
 std::string nccl_unique_id() { return backend().unique_id(); }
 
-std::unique_ptr<ProcessCommunicator> make_nccl_rank(Device& device, int rank, int world_size,
-                                                    const std::string& id, double timeout_seconds) {
+std::unique_ptr<Communicator> make_nccl_rank(Device& device, int rank, int world_size,
+                                             const std::string& id, double timeout_seconds) {
   return backend().make_rank(device, rank, world_size, id, timeout_seconds);
 }
 

@@ -1,12 +1,120 @@
-#include "common/comm/nccl/nccl_communicator.h"
+// Collectives between GPUs by NCCL, and how they end when a rank fails.
+//
+// A collective waits on the GPU for its peers, for ever if one of them does not come. So the rank
+// keeps a list of its calls that have not ended. While its host waits for a stream of the device,
+// it asks NCCL for errors and looks how long the oldest call has waited; where that is too long, or
+// a rank has failed, it aborts NCCL's communicator, and the device reports why.
 
+#include <nccl.h>
+
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <functional>
+#include <future>
+#include <optional>
+#include <thread>
 #include <utility>
 
+#include "common/comm/nccl/nccl.h"
+#include "common/core/buffer.h"
+#include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/core/stream_backend.h"
+#include "common/kernels/cuda/check.h"
+#include "common/kernels/cuda/cuda_stream.h"
 
 namespace lockstep {
 namespace {
+
+using Op = Call::Op;
+using Clock = std::chrono::steady_clock;
+using cuda::cuda_stream;
+
+constexpr double kGraceSeconds = 5;  // for ending and aborting, which hang where a GPU hangs
+
+/// Polls until `ready()` holds; false if it does not within that many seconds.
+template <class Ready>
+bool poll(double seconds, Ready ready) {
+  const auto begin = Clock::now();
+  const auto deadline = begin + std::chrono::duration<double>(seconds);
+  while (!ready()) {
+    const auto now = Clock::now();
+    if (now >= deadline) return false;
+    // Most waits take microseconds; longer ones are not worth a busy core.
+    if (now - begin < std::chrono::milliseconds(1)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  return true;
+}
+
+/// NCCL's texts may have several lines; ours have one.
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  return text;
+}
+
+/// Throws PeerLost, "rank 1 (cuda:1): ncclAllReduce: ..." with NCCL's own words, unless the call
+/// succeeded or continues in the background. `who` is what the text begins with.
+void check_nccl(ncclResult_t status, const char* call, const std::string& who,
+                ncclComm_t comm = nullptr) {
+  if (status == ncclSuccess || status == ncclInProgress) return;
+  const std::string words = one_line(ncclGetLastError(comm));
+  fail<PeerLost>("{}: {}: {}{}{}", who, call, ncclGetErrorString(status), words.empty() ? "" : ": ",
+                 words);
+}
+
+ncclDataType_t nccl_type(ElementType type) {
+  switch (type) {
+    case ElementType::f32:
+      return ncclFloat32;
+    case ElementType::f64:
+      return ncclFloat64;
+    case ElementType::i64:
+      return ncclInt64;
+  }
+  return ncclNumTypes;
+}
+
+struct Answer {
+  ncclResult_t status;
+  const char* function;
+};
+
+/// Gives a call of rank `rank` to NCCL. A barrier is an all-reduce of its `mine`, whose value
+/// nobody needs.
+Answer call_nccl(const Call& call, int rank, ncclComm_t comm, cudaStream_t stream) {
+  void* const mine = call.mine.data;
+  void* const all = call.all.data;
+  const size_t count = static_cast<size_t>(call.mine.count);
+  const ncclDataType_t type = nccl_type(call.mine.type);
+  const ncclRedOp_t reduction = call.reduction == Reduction::average ? ncclAvg : ncclSum;
+  switch (call.op) {
+    case Op::all_reduce:
+    case Op::barrier:
+      return {ncclAllReduce(mine, mine, count, type, reduction, comm, stream), "ncclAllReduce"};
+    case Op::broadcast:
+      return {ncclBroadcast(mine, mine, count, type, call.peer, comm, stream), "ncclBroadcast"};
+    case Op::all_gather:
+      return {ncclAllGather(mine, all, count, type, comm, stream), "ncclAllGather"};
+    case Op::reduce_scatter:
+      return {ncclReduceScatter(all, mine, count, type, reduction, comm, stream),
+              "ncclReduceScatter"};
+    case Op::reduce:  // only the root's x changes
+      return {ncclReduce(mine, rank == call.peer ? mine : nullptr, count, type, reduction,
+                         call.peer, comm, stream),
+              "ncclReduce"};
+    case Op::send:
+      return {ncclSend(mine, count, type, call.peer, comm, stream), "ncclSend"};
+    case Op::receive:
+      return {ncclRecv(mine, count, type, call.peer, comm, stream), "ncclRecv"};
+  }
+  return {ncclInvalidArgument, "NCCL"};
+}
 
 ncclUniqueId id_of(const std::string& text) {
   ncclUniqueId id;
@@ -18,31 +126,320 @@ ncclUniqueId id_of(const std::string& text) {
   return id;
 }
 
-}  // namespace
+/// A call given to NCCL, or transfers that run at the same time, all on one stream.
+struct Pending {
+  std::string what;  // "rank 0: collective 3 (all_reduce of 5 f32, sum)"
+  Stream stream;
+  Event arrived, finished;  // NCCL waits for the peers between these two
+  FlightCall flight{};      // and, where it is recorded, its begin and end on the stream
+  std::optional<TimedEvent> begin{}, end{};
+  std::optional<Clock::time_point> came{};  // when the host saw it begin, as the oldest
+
+  bool has_finished() const { return finished.done() && !stream.backend().error(); }
+  /// Tells the flight recorder what the device has come to.
+  void note() {
+    if (!end) return;
+    if (!flight.has_started() && arrived.done()) flight.start();
+    if (has_finished()) flight.complete(int64_t(1e9 * end->seconds_since(*begin)));
+  }
+};
+
+/// NCCL's communicator does not block: no call of its waits for another rank for ever. Where a call
+/// returns ncclInProgress, NCCL continues in the background, and the communicator must be left
+/// alone until it is ready.
+///
+/// This costs a thread of NCCL's for each group, and blocking would not. But there the set-up, and
+/// every first use of an algorithm or a peer, waits for the other ranks inside the call. Nothing
+/// may end that: ncclCommAbort from another thread frees the communicator under the call (for a
+/// non-blocking one it first joins NCCL's thread), and NCCL's user guide allows one thread at a
+/// time.
+///
+/// A collective is one NCCL group; transfers that follow each other on a stream are another. Larger
+/// groups would have to be the same on all ranks, which no rank alone can know.
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(Device& device, int rank, int world_size, const std::string& id,
+                   double timeout_seconds);
+  /// Lets the calls in flight end; where they do not, aborts them.
+  ~NcclCommunicator() override;
+
+ private:
+  void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
+  void launch(Stream stream, const std::vector<Call>& calls, Pending& pending);
+  void issue_group(const std::vector<Call>& calls, cudaStream_t stream) const;
+
+  ncclResult_t state() const;
+  void await_ready(const char* call) const;
+  std::string others() const;
+
+  void watch(cuda::DeviceState& device);
+  void look();
+  void forget_finished();
+  std::string failure() const;
+  std::string failure_of(const Pending& pending) const;
+  std::string silence();
+
+  void give_up(const std::string& why);
+  bool finalize() const;
+  void abort();
+
+  Device& device_;
+  std::string name_;  // "rank 1 (cuda:1)"
+  double timeout_seconds_;
+  std::thread::id host_ = std::this_thread::get_id();  // the one thread that calls
+  ncclComm_t comm_ = nullptr;                          // null after abort()
+  std::string broken_;                                 // why no further call can be made
+  std::vector<Pending> pending_;                       // in order
+  cuda::DeviceState* watched_ = nullptr;
+};
+
+// --- Birth ---------------------------------------------------------------------------------------
 
 NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, const std::string& id,
                                    double timeout_seconds)
-    : ProcessCommunicator(rank, world_size, std::make_shared<SentBytes>(kCountedInNcclCalls)),
+    : Communicator(rank, world_size, std::make_shared<SentBytes>("its calls to NCCL")),
       device_(device),
-      queue_({{&device}, rank, world_size, id_of(id)}, timeout_seconds, timeout_seconds,
-             [this](const std::string& why) { broken_ = why; }) {}
+      name_(fmt::format("rank {} ({})", rank, device.name())),
+      timeout_seconds_(timeout_seconds) {
+  const ncclUniqueId group = id_of(id);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  try {
+    cuda::check(cudaSetDevice(device.id().index), "cudaSetDevice", device.name());
+    check_nccl(ncclCommInitRankConfig(&comm_, world_size, group, rank, &config),
+               "ncclCommInitRankConfig", name_, comm_);
+    await_ready("ncclCommInitRankConfig");
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+ncclResult_t NcclCommunicator::state() const {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t status = ncclCommGetAsyncError(comm_, &state);
+  return status == ncclSuccess ? state : status;
+}
+
+/// The other ranks: "rank 1", "one of the other 3 ranks"; empty if there are none.
+std::string NcclCommunicator::others() const {
+  if (world_size() == 1) return "";
+  if (world_size() > 2) return fmt::format("one of the other {} ranks", world_size() - 1);
+  return fmt::format("rank {}", 1 - rank());
+}
+
+void NcclCommunicator::await_ready(const char* call) const {
+  const bool ready = poll(timeout_seconds_, [&] {
+    const ncclResult_t now = state();
+    check_nccl(now, call, name_, comm_);
+    return now != ncclInProgress;
+  });
+  if (ready) return;
+  const std::string missing = others();
+  fail<PeerLost>(
+      "{}: {} not ready within {} s: {}the ranks do not reach each other; NCCL_DEBUG=INFO shows "
+      "where they stop",
+      call, name_, timeout_seconds_, missing.empty() ? "" : missing + " did not come, or ");
+}
+
+// --- Calls ---------------------------------------------------------------------------------------
 
 void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
                                FlightCall flight) {
   if (!broken_.empty()) throw PeerLost(broken_);
   require(&stream.device() == &device_, "{}: {} on a stream of {}, the rank is on {}", who(),
           together[0].text(), stream.device().name(), device_.name());
-  const bool transfers = is_transfer(together[0]);
-  NcclQueue::CallList batch;
-  for (const Call& call : together) queue_.append(batch, {rank(), stream, call});
-  if (batch.empty()) return flight.complete(0);
-  const std::string text =
-      transfers ? NcclQueue::text_of(batch)
-                : fmt::format("collective {} ({})", flight.number(), together[0].text());
-  queue_.launch(batch, fmt::format("{}: {}", who(), text), std::move(flight));
-  for (const Call& call : together) {
+  std::optional<Buffer> nobody_needs;
+  std::vector<Call> calls;
+  for (Call call : together) {
+    if (call.op == Op::barrier) {
+      call.mine = {nobody_needs.emplace(stream, sizeof(float)).data(), 1, ElementType::f32};
+    }
+    if (call.mine.count > 0) calls.push_back(std::move(call));
+  }
+  if (calls.empty()) return flight.complete(0);
+  const std::string text = calls[0].text() + (calls.size() > 1 ? ", ..." : "");
+  const std::string what =
+      calls[0].is_transfer() ? text : fmt::format("collective {} ({})", flight.number(), text);
+  forget_finished();
+  try {
+    watch(cuda_stream(stream).device_state());
+    if (!pending_.empty() && !(pending_.back().stream == stream)) {
+      stream.wait(pending_.back().finished);  // as all ranks have them in one order
+    }
+    const Event arrived = stream.record();
+    pending_.push_back({.what = fmt::format("{}: {}", who(), what),
+                        .stream = stream,
+                        .arrived = arrived,
+                        .finished = arrived,
+                        .flight = std::move(flight)});
+    launch(stream, calls, pending_.back());
+  } catch (const BadInput&) {
+    throw;  // for example, the stream is being captured: nothing has reached NCCL
+  } catch (const Error& error) {
+    give_up(error.what());
+    throw PeerLost(broken_);
+  }
+  for (const Call& call : calls) {
     sent()->add(call.purpose, call.ring_bytes(rank(), world_size()));
   }
 }
+
+void NcclCommunicator::launch(Stream stream, const std::vector<Call>& calls, Pending& pending) {
+  if (pending.flight.is_recorded()) pending.begin = stream.record_time();
+  std::string failed = failure();
+  if (failed.empty()) failed = failure_of(pending);  // a stream that takes no more work
+  if (!failed.empty()) throw PeerLost(failed);
+  const char* op = calls.size() == 1 ? name_of(calls[0].op) : "transfers";
+  std::exception_ptr refused;  // caught here, since the stream must end its operation
+  cuda_stream(stream).enqueue(op, [&](cudaStream_t raw) {
+    try {
+      issue_group(calls, raw);
+    } catch (const PeerLost& error) {
+      refused =
+          std::make_exception_ptr(PeerLost(fmt::format("{}: {}", pending.what, error.what())));
+    }
+  });
+  if (refused) std::rethrow_exception(refused);
+  if (pending.begin) pending.end = stream.record_time();
+  pending.finished = stream.record();
+}
+
+/// Returns when NCCL has enqueued the calls on the stream, as one operation. Throws PeerLost if
+/// that fails or takes too long.
+void NcclCommunicator::issue_group(const std::vector<Call>& calls, cudaStream_t stream) const {
+  check_nccl(ncclGroupStart(), "ncclGroupStart", name_);
+  Answer refused{ncclSuccess, ""};
+  for (const Call& call : calls) {
+    const Answer answer = call_nccl(call, rank(), comm_, stream);
+    if (answer.status == ncclSuccess || answer.status == ncclInProgress) continue;
+    refused = answer;
+    break;
+  }
+  const ncclResult_t ended = ncclGroupEnd();
+  check_nccl(refused.status, refused.function, name_, comm_);
+  check_nccl(ended, "ncclGroupEnd", name_, comm_);
+  await_ready("ncclGroupEnd");
+}
+
+// --- Waiting -------------------------------------------------------------------------------------
+
+/// A host that is blocked on a stream of the device, for example for a loss, must not wait for ever
+/// because the stream waits for another rank that has failed or is gone.
+void NcclCommunicator::watch(cuda::DeviceState& device) {
+  if (watched_ != nullptr) return;
+  watched_ = &device;
+  device.watch(this, [this] { look(); });
+}
+
+void NcclCommunicator::look() {
+  if (std::this_thread::get_id() != host_) return;
+  forget_finished();
+  if (pending_.empty()) return;
+  std::string failed = failure();
+  if (failed.empty()) failed = silence();
+  if (!failed.empty()) give_up(failed);
+}
+
+void NcclCommunicator::forget_finished() {
+  const auto runs = [](Pending& pending) {
+    pending.note();
+    return !pending.has_finished();
+  };
+  pending_.erase(pending_.begin(), std::find_if(pending_.begin(), pending_.end(), runs));
+}
+
+/// What has gone wrong, with the oldest call or with NCCL in the background; empty if nothing. What
+/// keeps a later call waiting is seen when that one is the oldest: to ask for all of them at every
+/// launch would take the host longer the further it is ahead of the GPU.
+std::string NcclCommunicator::failure() const {
+  const std::string failed = pending_.empty() ? "" : failure_of(pending_.front());
+  if (!failed.empty()) return failed;
+  try {
+    check_nccl(state(), "ncclCommGetAsyncError", name_, comm_);
+  } catch (const PeerLost& error) {
+    return (pending_.empty() ? "" : pending_.front().what + ": ") + error.what();
+  }
+  return "";
+}
+
+/// What has gone wrong on a call's stream.
+std::string NcclCommunicator::failure_of(const Pending& pending) const {
+  pending.finished.done();  // asks the GPU, so that the stream learns of an error there
+  const std::exception_ptr error = pending.stream.backend().error();
+  if (!error) return "";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& cause) {
+    return fmt::format("{}: {} failed: {}", pending.what, name_, cause.what());
+  }
+}
+
+/// Who has kept this rank waiting for too long; empty if nobody has. The time begins when the
+/// rank's own stream has come to the oldest call.
+std::string NcclCommunicator::silence() {
+  Pending& first = pending_.front();
+  if (!first.arrived.done()) return "";
+  if (!first.came) first.came = Clock::now();
+  const std::chrono::duration<double> waited = Clock::now() - *first.came;
+  if (waited.count() < timeout_seconds_) return "";
+  return fmt::format("{}: no answer from {} within {} s", first.what, others(), timeout_seconds_);
+}
+
+// --- Death ---------------------------------------------------------------------------------------
+
+/// Ends what is in flight. The results must not be used: the device reports why.
+void NcclCommunicator::give_up(const std::string& why) {
+  broken_ = why;
+  abort();
+  if (watched_ != nullptr) watched_->fail(std::make_exception_ptr(PeerLost(why)));
+  for (Pending& pending : pending_) pending.flight.give_up();
+  pending_.clear();
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  if (watched_ != nullptr) watched_->watch(this, nullptr);
+  if (comm_ == nullptr) return;
+  if (finalize()) {
+    ncclCommDestroy(comm_);
+  } else {
+    abort();
+  }
+}
+
+/// Waits for the calls in flight. True when the communicator may be destroyed.
+bool NcclCommunicator::finalize() const {
+  const ncclResult_t status = ncclCommFinalize(comm_);
+  if (status != ncclSuccess && status != ncclInProgress) return false;
+  return poll(std::min(kGraceSeconds, timeout_seconds_), [&] { return state() == ncclSuccess; });
+}
+
+/// ncclCommAbort frees memory, for which it waits where a GPU is stuck in other work. Then it is
+/// left alone: a process that reports a lost peer ends soon.
+void NcclCommunicator::abort() {
+  const auto aborted = std::make_shared<std::promise<void>>();
+  std::thread([comm = std::exchange(comm_, nullptr), aborted] {
+    ncclCommAbort(comm);  // nothing for a null pointer
+    aborted->set_value();
+  }).detach();
+  aborted->get_future().wait_for(std::chrono::duration<double>(kGraceSeconds));
+}
+
+// --- The border of the library -------------------------------------------------------------------
+
+std::string unique_id() {
+  ncclUniqueId id;
+  check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId", "NCCL");
+  return std::string(id.internal, sizeof id.internal);
+}
+
+std::unique_ptr<Communicator> make_rank(Device& device, int rank, int world_size,
+                                        const std::string& id, double timeout_seconds) {
+  return std::make_unique<NcclCommunicator>(device, rank, world_size, id, timeout_seconds);
+}
+
+}  // namespace
+
+extern "C" void lockstep_nccl_backend(NcclBackend& backend) { backend = {unique_id, make_rank}; }
 
 }  // namespace lockstep

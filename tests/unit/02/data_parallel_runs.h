@@ -15,7 +15,7 @@ namespace lockstep::testing::data_parallel {
 
 constexpr int64_t kReal = sizeof(Real);
 constexpr const char* kConvolution = "conv2d";  // the name of its forward in a trace
-constexpr ReduceMode kManual = ReduceMode::manual, kLibrary = ReduceMode::library;
+constexpr bool kWrapped = true;
 
 // --- A network on one device or on several -------------------------------------------------------
 
@@ -47,12 +47,12 @@ struct Batch {
   std::vector<int32_t> labels;
 };
 
-/// A network with seed 1 and what it takes to train it: without a mode on the first device alone,
-/// as stage 01 does, otherwise wrapped, as stage 02 does.
+/// A network with seed 1 and what it takes to train it: on the first device alone, as
+/// stage 01 does, or wrapped, as stage 02 does.
 class Network {
  public:
   Network(const std::function<std::unique_ptr<Module>()>& make, const std::string& devices,
-          std::optional<ReduceMode> mode = {}, DeviceOptions options = {})
+          bool wrapped = false, DeviceOptions options = {})
       : machine(devices, options),
         network(make()),
         parameters(*network, stream()),
@@ -60,11 +60,11 @@ class Network {
         context(stream()),
         loss_(Tensor::empty(stream(), {1})) {
     initialize(parameters, Initializer::kaiming_uniform, 1);
-    if (!mode) return;
-    auto wrapped = std::make_unique<DataParallel>(std::move(network), parameters, make,
-                                                  machine.streams, *machine.world, *mode);
-    parallel = wrapped.get();
-    network = std::move(wrapped);
+    if (!wrapped) return;
+    auto wrapper =
+        std::make_unique<DataParallel>(std::move(network), parameters, make, machine.streams);
+    parallel = wrapper.get();
+    network = std::move(wrapper);
   }
 
   Stream stream() const { return machine.streams[0]; }

@@ -65,33 +65,29 @@ TEST_CASE("Devices get torch.chunk's parts of the batch, and some get none",
       expected.push_back(
           fmt::format("cpu:{}: {} from {}", device, chunks[device], chunks[0] * int64_t(device)));
     }
-    for (const ReduceMode mode : {kManual, kLibrary}) {
-      Names seen;
-      Network network([&] { return std::make_unique<Probe>(seen); }, cpus(count), mode);
-      const Batch batch(batch_size, 3, {2, 1, 5});
-      const Tensor y = network.network->forward(network.put(batch), network.context);
-      CHECK(seen == expected);
-      // Put together again on device 0, in order.
-      CHECK(y.shape() == batch.shape);
-      CHECK(y.home() == network.stream());
-      CHECK(y.to_host() == batch.samples);
-      seen.clear();
-      network.network->backward(y, network.context);
-      CHECK(seen == expected);
-    }
+    Names seen;
+    Network network([&] { return std::make_unique<Probe>(seen); }, cpus(count), kWrapped);
+    const Batch batch(batch_size, 3, {2, 1, 5});
+    const Tensor y = network.network->forward(network.put(batch), network.context);
+    CHECK(seen == expected);
+    // Put together again on device 0, in order.
+    CHECK(y.shape() == batch.shape);
+    CHECK(y.home() == network.stream());
+    CHECK(y.to_host() == batch.samples);
+    seen.clear();
+    network.network->backward(y, network.context);
+    CHECK(seen == expected);
   }
 }
 
 TEST_CASE("A batch of no samples is refused", "[dataparallel][row35]") {
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Network network(model(ModelKind::seed), cpus(2), mode);
-    const Tensor none = Tensor::empty(network.stream(), {0, 28, 28, 1});
-    const std::string text =
-        message_of<BadInput>([&] { network.network->forward(none, network.context); });
-    CHECK_THAT(text, ContainsSubstring("DataParallel"));
-    CHECK_THAT(text, ContainsSubstring("batch of 0 samples"));
-    CHECK(text.find('\n') == text.npos);
-  }
+  Network network(model(ModelKind::seed), cpus(2), kWrapped);
+  const Tensor none = Tensor::empty(network.stream(), {0, 28, 28, 1});
+  const std::string text =
+      message_of<BadInput>([&] { network.network->forward(none, network.context); });
+  CHECK_THAT(text, ContainsSubstring("DataParallel"));
+  CHECK_THAT(text, ContainsSubstring("batch of 0 samples"));
+  CHECK(text.find('\n') == text.npos);
 }
 
 // --- The same as one device ----------------------------------------------------------------------
@@ -103,14 +99,12 @@ TEST_CASE("Ragged parts on four devices give the gradients of one device",
     const Values expected = single.gradients(Batch(7));
     single.accumulate(Batch(5, 8), Real(0.2));  // added to what is there
     const Values sums = single.parameters.gradients().to_host();
-    for (const ReduceMode mode : {kManual, kLibrary}) {
-      INFO("dropout " << dropout << ", library " << (mode == kLibrary));
-      Network network(model(ModelKind::seed, dropout), cpus(4), mode);
-      CHECK(relative_error(network.gradients(Batch(7)), expected) <= kTolerance);
-      network.accumulate(Batch(5, 8), Real(0.2));
-      CHECK(relative_error(network.parameters.gradients().to_host(), sums) <= kTolerance);
-      CHECK(relative_error(network.evaluate(Batch(7)), single.evaluate(Batch(7))) <= kTolerance);
-    }
+    INFO("dropout " << dropout);
+    Network network(model(ModelKind::seed, dropout), cpus(4), kWrapped);
+    CHECK(relative_error(network.gradients(Batch(7)), expected) <= kTolerance);
+    network.accumulate(Batch(5, 8), Real(0.2));
+    CHECK(relative_error(network.parameters.gradients().to_host(), sums) <= kTolerance);
+    CHECK(relative_error(network.evaluate(Batch(7)), single.evaluate(Batch(7))) <= kTolerance);
   }
 }
 
@@ -118,12 +112,9 @@ TEST_CASE("Steps on several devices lead where those of one device lead", "[data
   for (const int64_t batch_size : {12, 5}) {
     const Values expected = Network(model(ModelKind::seed, true), cpus(1)).three_steps(batch_size);
     for (const int devices : {2, 3, 8}) {
-      for (const ReduceMode mode : {kManual, kLibrary}) {
-        INFO("batch " << batch_size << ", " << devices << " devices, library "
-                      << (mode == kLibrary));
-        Network network(model(ModelKind::seed, true), cpus(devices), mode);
-        CHECK(relative_error(network.three_steps(batch_size), expected) <= kTolerance);
-      }
+      INFO("batch " << batch_size << ", " << devices << " devices");
+      Network network(model(ModelKind::seed, true), cpus(devices), kWrapped);
+      CHECK(relative_error(network.three_steps(batch_size), expected) <= kTolerance);
     }
   }
 }
@@ -132,44 +123,30 @@ TEST_CASE("On one device DataParallel changes no bit", "[dataparallel][row33]") 
   for (const ModelKind kind : {ModelKind::seed, ModelKind::seed_bn}) {
     Network single(model(kind, true), cpus(1));
     const Values expected = single.three_steps(12);
-    for (const ReduceMode mode : {kManual, kLibrary}) {
-      Network network(model(kind, true), cpus(1), mode);
-      CHECK((network.three_steps(12) == expected));
-      CHECK((network.evaluate(Batch(12)) == single.evaluate(Batch(12))));
-      CHECK(network.parallel->bytes_moved() == 0);
-    }
+    Network network(model(kind, true), cpus(1), kWrapped);
+    CHECK((network.three_steps(12) == expected));
+    CHECK((network.evaluate(Batch(12)) == single.evaluate(Batch(12))));
+    CHECK(network.parallel->bytes_moved() == 0);
   }
 }
 
 TEST_CASE("A single sample runs on device 0, as without DataParallel", "[dataparallel][row34]") {
   const Values expected = Network(model(ModelKind::seed), cpus(1)).three_steps(1);
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Network network(model(ModelKind::seed), cpus(4), mode, {.trace = true});
-    CHECK((network.three_steps(1) == expected));
-    for (const Stream& stream : network.machine.streams) stream.synchronize();
-    CHECK(network.machine.spans(0, kConvolution).size() == 6);  // three steps, two layers
-    for (const size_t idle : {1, 2, 3}) {
-      CHECK(network.machine.spans(idle, kConvolution).empty());
-    }
-  }
-}
-
-TEST_CASE("Both ways of reducing give the same bits on two devices", "[dataparallel]") {
-  for (const ModelKind kind : {ModelKind::seed, ModelKind::seed_bn}) {
-    Network manual(model(kind, true), cpus(2), kManual);
-    Network library(model(kind, true), cpus(2), kLibrary);
-    CHECK((manual.three_steps(7) == library.three_steps(7)));
+  Network network(model(ModelKind::seed), cpus(4), kWrapped, {.trace = true});
+  CHECK((network.three_steps(1) == expected));
+  for (const Stream& stream : network.machine.streams) stream.synchronize();
+  CHECK(network.machine.spans(0, kConvolution).size() == 6);  // three steps, two layers
+  for (const size_t idle : {1, 2, 3}) {
+    CHECK(network.machine.spans(idle, kConvolution).empty());
   }
 }
 
 TEST_CASE("A device that is named twice serves two replicas", "[dataparallel][row40]") {
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Network twice(model(ModelKind::seed, true), "cpu:0,cpu:0", mode, {.trace = true});
-    Network different(model(ModelKind::seed, true), cpus(2), mode);
-    CHECK((twice.three_steps(7) == different.three_steps(7)));
-    for (const Stream& stream : twice.machine.streams) stream.synchronize();
-    CHECK(twice.machine.spans(1, kConvolution).size() == 6);
-  }
+  Network twice(model(ModelKind::seed, true), "cpu:0,cpu:0", kWrapped, {.trace = true});
+  Network different(model(ModelKind::seed, true), cpus(2), kWrapped);
+  CHECK((twice.three_steps(7) == different.three_steps(7)));
+  for (const Stream& stream : twice.machine.streams) stream.synchronize();
+  CHECK(twice.machine.spans(1, kConvolution).size() == 6);
 }
 
 TEST_CASE("Dropout masks on several devices are those of the whole batch", "[dataparallel]") {
@@ -189,10 +166,8 @@ TEST_CASE("Dropout masks on several devices are those of the whole batch", "[dat
   Network single(dropout, cpus(1));
   const Values expected = masks(single);
   CHECK(std::count(expected.begin(), expected.end(), Real(0)) > 100);
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Network network(dropout, cpus(4), mode);
-    CHECK((masks(network) == expected));
-  }
+  Network network(dropout, cpus(4), kWrapped);
+  CHECK((masks(network) == expected));
 }
 
 TEST_CASE("A rank with fewer samples than micro-batches makes as many passes as the others",
@@ -223,7 +198,7 @@ TEST_CASE("Means over ragged parts, averaged, are not the mean over the batch",
     }
     return network.parameters.gradients().to_host();
   };
-  Network network(model(ModelKind::seed), cpus(4), kManual);
+  Network network(model(ModelKind::seed), cpus(4), kWrapped);
   const Values gathered = network.gradients(batch);
   // The loss inside the replica, then the mean over replicas: every part counts the same.
   const Values averaged = weighted([](int64_t count) { return Real(1) / Real(4 * count); });
@@ -244,16 +219,14 @@ TEST_CASE("Running statistics are those of device 0's part", "[dataparallel][row
   Network chunk(model(ModelKind::seed_bn), cpus(1)), whole(model(ModelKind::seed_bn), cpus(1));
   const Values expected = pass(chunk, {first.rows(0, 3), second.rows(0, 3)});
   CHECK(relative_error(pass(whole, {first, second}), expected) > 1e-3);
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Network network(model(ModelKind::seed_bn), cpus(4), mode);
-    CHECK((pass(network, {first, second}) == expected));
-    const std::vector<StateTensor> state = state_dict(*network.network);
-    const auto tracked = std::ranges::find(state, "bn1.num_batches_tracked", &StateTensor::name);
-    REQUIRE(tracked != state.end());
-    CHECK(tracked->integer == std::vector<int64_t>{2});
-    // What the network does with them when it is evaluated is the same on every device.
-    CHECK(relative_error(network.evaluate(first), chunk.evaluate(first)) <= kTolerance);
-  }
+  Network network(model(ModelKind::seed_bn), cpus(4), kWrapped);
+  CHECK((pass(network, {first, second}) == expected));
+  const std::vector<StateTensor> state = state_dict(*network.network);
+  const auto tracked = std::ranges::find(state, "bn1.num_batches_tracked", &StateTensor::name);
+  REQUIRE(tracked != state.end());
+  CHECK(tracked->integer == std::vector<int64_t>{2});
+  // What the network does with them when it is evaluated is the same on every device.
+  CHECK(relative_error(network.evaluate(first), chunk.evaluate(first)) <= kTolerance);
 }
 
 /// Passes everything on and counts its forward passes, in steps of its own: 1 in the first replica
@@ -277,23 +250,21 @@ class Counter final : public Module {
 };
 
 TEST_CASE("What a replica counts is lost, what device 0 counts is kept", "[dataparallel][row37]") {
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    std::vector<const Counter*> replicas;
-    const MakeModule make = [&] {
-      auto counter = std::make_unique<Counter>(static_cast<int>(replicas.size()));
-      replicas.push_back(counter.get());
-      return counter;
-    };
-    Network network(make, cpus(3), mode);
-    for (int pass = 0; pass < 3; ++pass) {
-      network.network->forward(network.put(Batch(6, 1, {4})), network.context);
-    }
-    REQUIRE(replicas.size() == 3);
-    CHECK(replicas[0]->count() == 3);
-    // Before the third pass they were overwritten with device 0's count, which was 2.
-    CHECK(replicas[1]->count() == 2 + 101);
-    CHECK(replicas[2]->count() == 2 + 201);
+  std::vector<const Counter*> replicas;
+  const MakeModule make = [&] {
+    auto counter = std::make_unique<Counter>(static_cast<int>(replicas.size()));
+    replicas.push_back(counter.get());
+    return counter;
+  };
+  Network network(make, cpus(3), kWrapped);
+  for (int pass = 0; pass < 3; ++pass) {
+    network.network->forward(network.put(Batch(6, 1, {4})), network.context);
   }
+  REQUIRE(replicas.size() == 3);
+  CHECK(replicas[0]->count() == 3);
+  // Before the third pass they were overwritten with device 0's count, which was 2.
+  CHECK(replicas[1]->count() == 2 + 101);
+  CHECK(replicas[2]->count() == 2 + 201);
 }
 
 }  // namespace

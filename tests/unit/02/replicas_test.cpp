@@ -70,64 +70,60 @@ class Meeting final : public Module {
 };
 
 TEST_CASE("All devices are busy at the same time, forward and backward", "[dataparallel][tsan]") {
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Meeting::Place place{.replicas = 3};
-    Network network([&] { return std::make_unique<Meeting>(place); }, cpus(3), mode,
-                    {.trace = true});
-    const Tensor y = network.network->forward(network.put(Batch(6, 1, {4})), network.context);
-    network.network->backward(y, network.context);
-    for (const Stream& stream : network.machine.streams) stream.synchronize();
-    for (const std::string op : {"meet forward", "meet backward"}) {
-      INFO(op);
-      int64_t last_begin = 0, first_end = std::numeric_limits<int64_t>::max();
-      for (const size_t device : {0, 1, 2}) {
-        const std::vector<Span> spans = network.machine.spans(device, op);
-        REQUIRE(spans.size() == 1);
-        last_begin = std::max(last_begin, spans[0].begin_ns);
-        first_end = std::min(first_end, spans[0].end_ns);
-      }
-      CHECK(last_begin < first_end);
+  Meeting::Place place{.replicas = 3};
+  Network network([&] { return std::make_unique<Meeting>(place); }, cpus(3), kWrapped,
+                  {.trace = true});
+  const Tensor y = network.network->forward(network.put(Batch(6, 1, {4})), network.context);
+  network.network->backward(y, network.context);
+  for (const Stream& stream : network.machine.streams) stream.synchronize();
+  for (const std::string op : {"meet forward", "meet backward"}) {
+    INFO(op);
+    int64_t last_begin = 0, first_end = std::numeric_limits<int64_t>::max();
+    for (const size_t device : {0, 1, 2}) {
+      const std::vector<Span> spans = network.machine.spans(device, op);
+      REQUIRE(spans.size() == 1);
+      last_begin = std::max(last_begin, spans[0].begin_ns);
+      first_end = std::min(first_end, spans[0].end_ns);
     }
+    CHECK(last_begin < first_end);
   }
 }
 
 TEST_CASE("The result does not depend on which device is late", "[dataparallel][tsan]") {
   const std::vector<Batch> both{Batch(5, 1), Batch(5, 2)};
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    /// Scores and gradients of two passes, where one device (-1: none) sleeps before each half.
-    const auto passes = [&](int late) {
-      Network network(model(ModelKind::seed_bn, true), cpus(3), mode);
-      const auto delay = [&] {
-        if (late < 0) return;
-        enqueue(network.machine.streams[late], "sleep",
-                [] { std::this_thread::sleep_for(milliseconds(15)); });
-      };
-      const Tensor scores_gradient = network.put(Batch(5, 3, {10}));
-      network.set({.loss_weight = 1});
-      network.optimizer.zero_gradients();
-      std::vector<Tensor> scores;
-      for (const Batch& batch : both) {
-        const Tensor images = network.put(batch);
-        delay();
-        scores.push_back(network.network->forward(images, network.context));
-        delay();
-        network.network->backward(scores_gradient, network.context);
-      }
-      Values all = network.parameters.gradients().to_host();
-      for (const Tensor& y : scores) {
-        const Values values = y.to_host();
-        all.insert(all.end(), values.begin(), values.end());
-      }
-      return all;
+  /// Scores and gradients of two passes, where one device (-1: none) sleeps before each half.
+  const auto passes = [&](int late) {
+    Network network(model(ModelKind::seed_bn, true), cpus(3), kWrapped);
+    const auto delay = [&] {
+      if (late < 0) return;
+      enqueue(network.machine.streams[late], "sleep",
+              [] { std::this_thread::sleep_for(milliseconds(15)); });
     };
-    const Values expected = passes(-1);
-    for (const int late : {0, 1, 2}) {
-      INFO("cpu:" << late << " is late, library " << (mode == kLibrary));
-      CHECK((passes(late) == expected));
+    const Tensor scores_gradient = network.put(Batch(5, 3, {10}));
+    network.set({.loss_weight = 1});
+    network.optimizer.zero_gradients();
+    std::vector<Tensor> scores;
+    for (const Batch& batch : both) {
+      const Tensor images = network.put(batch);
+      delay();
+      scores.push_back(network.network->forward(images, network.context));
+      delay();
+      network.network->backward(scores_gradient, network.context);
     }
-    const ScopedEnvironment chaos("LOCKSTEP_CHAOS", "200");
-    CHECK((passes(-1) == expected));
+    Values all = network.parameters.gradients().to_host();
+    for (const Tensor& y : scores) {
+      const Values values = y.to_host();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  };
+  const Values expected = passes(-1);
+  for (const int late : {0, 1, 2}) {
+    INFO("cpu:" << late << " is late");
+    CHECK((passes(late) == expected));
   }
+  const ScopedEnvironment chaos("LOCKSTEP_CHAOS", "200");
+  CHECK((passes(-1) == expected));
 }
 
 // --- Failures ------------------------------------------------------------------------------------
@@ -140,18 +136,16 @@ TEST_CASE("An error of one replica names it and its device, and the others finis
     network->set_name("");
     return network;
   };
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Network network(norm, cpus(4), mode);
-    const Tensor x = network.put(Batch(5, 1, {1, 1, 4}));  // 2, 2, 1 samples of one value
-    const std::string text =
-        message_of<BadInput>([&] { network.network->forward(x, network.context); });
-    CHECK_THAT(text, ContainsSubstring("replica 2 on cpu:2: bn: one value per channel"));
-    CHECK(text.find('\n') == text.npos);
-    for (const Stream& stream : network.machine.streams) CHECK_NOTHROW(stream.synchronize());
-    // They can go on.
-    const Batch good(8, 1, {1, 1, 4});
-    CHECK(network.network->forward(network.put(good), network.context).to_host().size() == 32);
-  }
+  Network network(norm, cpus(4), kWrapped);
+  const Tensor x = network.put(Batch(5, 1, {1, 1, 4}));  // 2, 2, 1 samples of one value
+  const std::string text =
+      message_of<BadInput>([&] { network.network->forward(x, network.context); });
+  CHECK_THAT(text, ContainsSubstring("replica 2 on cpu:2: bn: one value per channel"));
+  CHECK(text.find('\n') == text.npos);
+  for (const Stream& stream : network.machine.streams) CHECK_NOTHROW(stream.synchronize());
+  // They can go on.
+  const Batch good(8, 1, {1, 1, 4});
+  CHECK(network.network->forward(network.put(good), network.context).to_host().size() == 32);
 }
 
 TEST_CASE("An error keeps its kind when the replica is named", "[dataparallel][row39]") {
@@ -192,28 +186,25 @@ class Faulty final : public Module {
 
 TEST_CASE("A failure on one device reaches device 0, and nobody hangs",
           "[dataparallel][tsan][row39]") {
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    for (const bool in_forward : {true, false}) {
-      INFO("library " << (mode == kLibrary) << ", in forward " << in_forward);
-      const auto begin = Clock::now();
-      {
-        Network network([&] { return std::make_unique<Faulty>(in_forward); }, cpus(4), mode);
-        const std::string text = message_of<PeerLost>([&] {
-          for (int step = 0; step < 2; ++step) {
-            const Tensor x = network.put(Batch(8, 1, {4}));
-            network.network->backward(network.network->forward(x, network.context),
-                                      network.context);
-          }
-          network.stream().synchronize();
-        });
-        CHECK_THAT(text, ContainsSubstring("cpu:2"));
-        CHECK_THAT(text, ContainsSubstring("planted fault"));
-        CHECK(text.find('\n') == text.npos);
-        CHECK_THROWS_WITH(network.machine.streams[2].synchronize(), "planted fault");
-        for (const size_t other : {1, 3}) network.machine.streams[other].record();
-      }  // all streams are drained here
-      CHECK(Clock::now() - begin < std::chrono::seconds(20));
-    }
+  for (const bool in_forward : {true, false}) {
+    INFO("in forward " << in_forward);
+    const auto begin = Clock::now();
+    {
+      Network network([&] { return std::make_unique<Faulty>(in_forward); }, cpus(4), kWrapped);
+      const std::string text = message_of<PeerLost>([&] {
+        for (int step = 0; step < 2; ++step) {
+          const Tensor x = network.put(Batch(8, 1, {4}));
+          network.network->backward(network.network->forward(x, network.context), network.context);
+        }
+        network.stream().synchronize();
+      });
+      CHECK_THAT(text, ContainsSubstring("cpu:2"));
+      CHECK_THAT(text, ContainsSubstring("planted fault"));
+      CHECK(text.find('\n') == text.npos);
+      CHECK_THROWS_WITH(network.machine.streams[2].synchronize(), "planted fault");
+      for (const size_t other : {1, 3}) network.machine.streams[other].record();
+    }  // all streams are drained here
+    CHECK(Clock::now() - begin < std::chrono::seconds(20));
   }
 }
 
@@ -223,19 +214,11 @@ TEST_CASE("Parameters that lie on another device than the first are refused",
   std::unique_ptr<Module> network = model(ModelKind::seed)();
   const FlatParameters parameters(*network, machine.streams[1]);
   const std::string text = message_of<BadInput>([&] {
-    DataParallel(std::move(network), parameters, model(ModelKind::seed), machine.streams,
-                 *machine.world, kManual);
+    DataParallel(std::move(network), parameters, model(ModelKind::seed), machine.streams);
   });
   CHECK_THAT(text, ContainsSubstring("cpu:1"));
   CHECK_THAT(text, ContainsSubstring("cpu:0"));
   CHECK(text.find('\n') == text.npos);
-}
-
-TEST_CASE("The way of reducing is manual or library", "[dataparallel]") {
-  CHECK(parse_reduce_mode("manual") == kManual);
-  CHECK(parse_reduce_mode("library") == kLibrary);
-  const std::string text = message_of<BadInput>([] { parse_reduce_mode("Manual"); });
-  CHECK_THAT(text, ContainsSubstring("'Manual', expected manual or library"));
 }
 
 // --- What it costs -------------------------------------------------------------------------------
@@ -249,54 +232,45 @@ TEST_CASE("As many bytes move as the sizes say", "[dataparallel]") {
   };
   for (const auto& [batch_size, used, away] :
        {Case{8, 4, 6}, Case{7, 4, 5}, Case{6, 3, 4}, Case{2, 2, 1}, Case{1, 1, 0}}) {
-    for (const ReduceMode mode : {kManual, kLibrary}) {
-      INFO("batch " << batch_size << ", library " << (mode == kLibrary));
-      Network network(model(ModelKind::seed_bn), cpus(4), mode);
-      const FlatParameters& p = network.parameters;
-      const int64_t model_bytes =
-          kReal * (2 * p.values().elements() + p.buffer_values().elements());
-      CHECK(model_bytes > kReal * 2 * 21'900);
-      // Collectives are of all ranks, copies go to those in use.
-      const int64_t copies = mode == kLibrary ? 3 : used - 1;
-      // There each device adds up a quarter of the gradients, and all but device 0 hand it over.
-      const int64_t sums = mode == kLibrary ? 3 * p.gradients().elements() / 4 * kReal : 0;
-      const int64_t expected =
-          copies * model_bytes + sums + (used - 1) * int64_t{sizeof(StepState)} + away * kSample;
-      CHECK(network.parallel->predicted_bytes(batch_size, kSample) == expected);
-      network.step(Batch(batch_size));
-      CHECK(network.parallel->bytes_moved() == expected);
-      network.evaluate(Batch(batch_size));  // not training
-      network.step(Batch(batch_size));
-      CHECK(network.parallel->bytes_moved() == 2 * expected);
-      CHECK(network.parallel->bytes_predicted() == 2 * expected);
-    }
+    INFO("batch " << batch_size);
+    Network network(model(ModelKind::seed_bn), cpus(4), kWrapped);
+    const FlatParameters& p = network.parameters;
+    const int64_t model_bytes = kReal * (2 * p.values().elements() + p.buffer_values().elements());
+    CHECK(model_bytes > kReal * 2 * 21'900);
+    const int64_t expected =
+        (used - 1) * (model_bytes + int64_t{sizeof(StepState)}) + away * kSample;
+    CHECK(network.parallel->predicted_bytes(batch_size, kSample) == expected);
+    network.step(Batch(batch_size));
+    CHECK(network.parallel->bytes_moved() == expected);
+    network.evaluate(Batch(batch_size));  // not training
+    network.step(Batch(batch_size));
+    CHECK(network.parallel->bytes_moved() == 2 * expected);
+    CHECK(network.parallel->bytes_predicted() == 2 * expected);
   }
 }
 
 TEST_CASE("Every phase of the passes is timed, and nothing while evaluating", "[dataparallel]") {
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Network network(model(ModelKind::seed), cpus(2), mode);
-    const auto names = [&] {
-      Names found;
-      for (const auto& [phase, seconds] : network.parallel->phases().totals()) {
-        CHECK(seconds > 0);
-        found.push_back(phase);
-      }
-      return found;
-    };
-    network.evaluate(Batch(4));
-    CHECK(names().empty());
-    network.step(Batch(4));
-    CHECK(names() ==
-          Names{"scatter", "replicate", "forward", "gather", "loss", "backward", "reduce"});
-    const auto totals = network.parallel->phases().totals();
-    network.evaluate(Batch(4));
-    CHECK(network.parallel->phases().totals() == totals);
-  }
+  Network network(model(ModelKind::seed), cpus(2), kWrapped);
+  const auto names = [&] {
+    Names found;
+    for (const auto& [phase, seconds] : network.parallel->phases().totals()) {
+      CHECK(seconds > 0);
+      found.push_back(phase);
+    }
+    return found;
+  };
+  network.evaluate(Batch(4));
+  CHECK(names().empty());
+  network.step(Batch(4));
+  CHECK(names() ==
+        Names{"scatter", "replicate", "forward", "gather", "loss", "backward", "reduce"});
+  const auto totals = network.parallel->phases().totals();
+  network.evaluate(Batch(4));
+  CHECK(network.parallel->phases().totals() == totals);
 }
 
 TEST_CASE("A long evaluation does not lose the times of the steps before it", "[dataparallel]") {
-  Network network(model(ModelKind::seed), cpus(2), kManual);
+  Network network(model(ModelKind::seed), cpus(2), kWrapped);
   network.step(Batch(4));
   network.evaluate(Batch(4));
   for (int i = 0; i < 1100; ++i) network.machine.streams[0].record();
@@ -304,32 +278,26 @@ TEST_CASE("A long evaluation does not lose the times of the steps before it", "[
 }
 
 TEST_CASE("The phases' times add up to the time of both passes", "[dataparallel]") {
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    double best = 0;  // a busy machine may take the device's thread away between two steps' marks
-    for (int attempt = 0; attempt < 5 && best < 0.97; ++attempt) {
-      Network network(model(ModelKind::seed), cpus(2), mode);
-      network.step(Batch(64));
-      double sum = 0;
-      for (const auto& phase : network.parallel->phases().totals()) sum += phase.second;
-      best = std::max(best, sum / network.passes_seconds());
-      CHECK(best <= 1);
-    }
-    CHECK(best >= 0.97);
+  double best = 0;  // a busy machine may take the device's thread away between two steps' marks
+  for (int attempt = 0; attempt < 5 && best < 0.97; ++attempt) {
+    Network network(model(ModelKind::seed), cpus(2), kWrapped);
+    network.step(Batch(64));
+    double sum = 0;
+    for (const auto& phase : network.parallel->phases().totals()) sum += phase.second;
+    best = std::max(best, sum / network.passes_seconds());
+    CHECK(best <= 1);
   }
+  CHECK(best >= 0.97);
 }
 
 TEST_CASE("Device 0 needs more memory than the others", "[dataparallel]") {
-  for (const ReduceMode mode : {kManual, kLibrary}) {
-    Network network(model(ModelKind::seed), cpus(3), mode);
-    network.step(Batch(12));
-    const auto peak = [&](size_t device) {
-      return network.machine.devices[device]->memory().peak();
-    };
-    // The whole batch, all scores, the momentum, and the gradients that it receives.
-    CHECK(double(peak(0)) > 1.1 * double(peak(1)));
-    CHECK(peak(1) == peak(2));
-    CHECK(peak(1) > 2 * 21'840 * kReal);  // weights and gradients
-  }
+  Network network(model(ModelKind::seed), cpus(3), kWrapped);
+  network.step(Batch(12));
+  const auto peak = [&](size_t device) { return network.machine.devices[device]->memory().peak(); };
+  // The whole batch, all scores, the momentum, and the gradients that it receives.
+  CHECK(double(peak(0)) > 1.1 * double(peak(1)));
+  CHECK(peak(1) == peak(2));
+  CHECK(peak(1) > 2 * 21'840 * kReal);  // weights and gradients
 }
 
 }  // namespace

@@ -5,10 +5,10 @@
 #include "common/core/error.h"
 #include "common/nn/layers.h"
 #include "tests/support/catch.h"
-#include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/free_port.h"
 #include "tests/support/nn_test_support.h"
+#include "tests/support/shm_ranks.h"
 
 namespace lockstep {
 namespace {
@@ -24,7 +24,7 @@ constexpr int64_t kStepsOfEpoch = 4;
 struct PlannedRun {
   explicit PlannedRun(const fs::path& directory, int64_t save_every = 0)
       : plan(options(directory, save_every), files_of({*network, parameters, optimizer}),
-             ranks.world->communicator(0), group, kStepsOfEpoch, [this] { settle(); }) {
+             *ranks.processes[0], group, kStepsOfEpoch, [this] { settle(); }) {
     device.kernels().fill(device.stream, 1, parameters.values());
   }
   static SavingOptions options(const fs::path& directory, int64_t save_every) {
@@ -52,7 +52,7 @@ struct PlannedRun {
 
   testing::TestDevice device;
   ProcessGroup group{testing::contract_of(0, 1, 0), {}};
-  testing::Ranks ranks{testing::device_ids(1)};
+  testing::Ranks ranks = testing::shm_ranks(1);
   std::unique_ptr<Module> network = make();
   FlatParameters parameters{*network, device.stream};
   Optimizer optimizer{parameters, {}};

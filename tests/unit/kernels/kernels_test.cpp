@@ -1,6 +1,6 @@
 // Operations of kernels/kernels.h against a plain computation on the host, on odd shapes: element
-// by element, sums over ranks and loss. What is shared out over compute threads runs
-// with one thread and with two: 16384 elements are the least that a second thread is woken for.
+// by element, and loss. What is shared out over compute threads runs with one thread and with two:
+// 16384 elements are the least that a second thread is woken for.
 
 #include <type_traits>
 
@@ -126,64 +126,6 @@ TEST_CASE("A bias is added to every row, and its gradient is the sum of the rows
   CHECK(y.to_host() == with_each(plain, [](Real v) { return std::max(v, Real(0)); }));
   d.kernels().add_column_sums(d.stream, d.put({rows, features}, x), b);
   CHECK(relative_error(b.to_host(), sums) <= kSums);
-}
-
-// --- Collectives in one process ----------------------------------------------------------------
-
-/// A rank's numbers, with sums that need rounding: their order shows in the last bits.
-template <class T>
-std::vector<T> rank_values(int64_t count, uint32_t rank) {
-  std::vector<T> values;
-  for (const Real value : random_values({count}, rank + 1)) {
-    values.push_back(std::is_integral_v<T> ? T(value * Real(1 << 20)) : T(value) / T(rank + 3));
-  }
-  return values;
-}
-
-/// `targets` sums over `sources` ranks; every second target is one of the sources.
-template <class T>
-void check_sum_ranks(const TestDevice& d, ElementType type, int64_t count, int sources, int targets,
-                     double factor) {
-  INFO(count << " elements, " << sources << " sources, " << targets << " targets");
-  RankSum sum{.type = type, .count = count, .factor = factor};
-  sum.sources = sources;
-  sum.targets = targets;
-  std::vector<BasicTensor<T>> from, to;
-  std::vector<T> expected;
-  for (int s = 0; s < sources; ++s) {
-    const std::vector<T> values = rank_values<T>(count, uint32_t(s));
-    from.push_back(BasicTensor<T>::from_host(d.stream, {count}, values));
-    sum.source[s] = from[s].data();
-    expected.resize(values.size());
-    for (size_t i = 0; i < values.size(); ++i)
-      expected[i] = s ? expected[i] + values[i] : values[i];
-  }
-  for (T& value : expected) value *= static_cast<T>(factor);
-  for (int t = 0; t < targets; ++t) {
-    const bool is_source = t % 2 == 1 && t < sources;
-    to.push_back(is_source ? from[t] : BasicTensor<T>::empty(d.stream, {count}));
-    sum.target[t] = to[t].data();
-  }
-  d.kernels().sum_ranks(d.stream, sum);
-  for (const BasicTensor<T>& target : to) CHECK(target.to_host() == expected);
-  for (int s = 0; s < sources; s += s < targets ? 2 : 1) {  // sources that are no target stay
-    CHECK(from[s].to_host() == rank_values<T>(count, uint32_t(s)));
-  }
-}
-
-TEST_CASE("Ranks are summed bitwise in their order, for every target and up to sixteen of them",
-          "[kernels][comm]") {
-  const TestDevice d(GENERATE(1, 2));
-  for (int ranks = 1; ranks <= kMostRanks; ++ranks) {
-    check_sum_ranks<float>(d, ElementType::f32, 37, ranks, ranks, 1);
-    check_sum_ranks<double>(d, ElementType::f64, 37, ranks, 1, 1.0 / ranks);
-    check_sum_ranks<int64_t>(d, ElementType::i64, 37, ranks, (ranks + 1) / 2, 1);
-  }
-  for (const int64_t count : {0, 1, 7, 20011}) {
-    check_sum_ranks<float>(d, ElementType::f32, count, 3, 2, 1.0 / 3);
-    check_sum_ranks<double>(d, ElementType::f64, count, 2, kMostRanks, 0.5);
-    check_sum_ranks<int64_t>(d, ElementType::i64, count, 5, 5, 1);
-  }
 }
 
 // --- Loss and metrics ----------------------------------------------------------------------------

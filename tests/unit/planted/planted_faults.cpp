@@ -48,8 +48,9 @@ bool fill_here_read_there(bool with_wait, milliseconds pause) {
   const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, "");
   const Kept<std::string> kept("a transport");
   const auto record = [&](Stream stream) {
-    stream.backend().host_task(
-        "call", [kept, call = FlightCall(recorder.get(), {})]() mutable { call.run([] {}); });
+    stream.backend().host_task("call", [kept, call = FlightCall(recorder.get(), {})]() mutable {
+      call.start(), call.complete();
+    });
   };
 
   device->kernels().fill(consumer, 0, sum);

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <mutex>
 #include <numeric>
 #include <thread>
 
+#include "common/kernels/kernels.h"
 #include "common/transports/gloo_transport.h"
 #include "common/transports/watched_transport.h"
 #include "tests/support/catch.h"
@@ -169,6 +171,94 @@ TEST_CASE("Over TCP and shared memory no collective races with what is enqueued 
           "[comm][tcp][shm][tsan][row70]") {
   check_table([](int world_size) { return tcp_ranks(world_size); }, 3);
   check_table([](int world_size) { return testing::shm_ranks(world_size); }, 3);
+}
+
+TEST_CASE("A collective waits for slow producers, and what follows it waits for slow ranks",
+          "[comm][gloo][tcp][tsan][row70]") {
+  for (const Way& way : transports()) {
+    for (int slow = 0; slow < 3; ++slow) {
+      Ranks ranks = way.make_ranks(3);
+      Trial<float> trial(ranks, 5);
+      for (const auto& collective : testing::collectives(ElementType::f32, 3)) {
+        testing::enqueue(ranks.streams[size_t(slow)],
+                         [] { std::this_thread::sleep_for(std::chrono::milliseconds(3)); });
+        trial.enqueue(collective, slow);
+      }
+      CHECK(trial.first_fault(1e-6) == "");
+    }
+  }
+}
+
+TEST_CASE("Kernels and collectives keep their order without the host's help, also in chaos",
+          "[comm][tcp][shm][tsan]") {
+  const testing::ScopedEnvironment chaos("LOCKSTEP_CHAOS", "100");
+  constexpr int kRanks = 4, kSteps = 25;
+  for (const bool shm : {true, false}) {
+    const Ranks ranks = shm ? testing::shm_ranks(kRanks) : tcp_ranks(kRanks);
+    std::vector<Tensor> x;
+    for (const Stream& stream : ranks.streams) x.push_back(Tensor::from_host(stream, {2}, {1, 2}));
+    const auto scale = [&](int rank, Real factor) {
+      ranks.streams[rank].kernels().scale(ranks.streams[rank], factor, x[rank]);
+    };
+    for (int step = 0; step < kSteps; ++step) {
+      for (int rank = 0; rank < kRanks; ++rank) scale(rank, Real(rank + 1));
+      ranks.together([&](Communicator& rank, Stream stream) {
+        rank.all_reduce(stream, x[rank.rank()]);  // times 1 + 2 + 3 + 4
+      });
+      for (int rank = 0; rank < kRanks; ++rank) scale(rank, Real(0.125));
+    }
+    const Real grown = std::pow(Real(1.25), Real(kSteps));  // in every step
+    for (const Tensor& tensor : x) {
+      CHECK(double(tensor.to_host()[0]) == Approx(double(grown)).epsilon(1e-5));
+      CHECK(double(tensor.to_host()[1]) == Approx(double(2 * grown)).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("A call returns at once, and a communicator may go while its calls still run",
+          "[comm][tcp][shm][tsan]") {
+  for (const bool shm : {true, false}) {
+    testing::Gate gate;
+    Ranks ranks = shm ? testing::shm_ranks(2) : tcp_ranks(2);
+    const auto x = testing::numbered<float>(ranks, 8, 1);
+    testing::enqueue(ranks.streams[0], [&] { gate.pass(); });
+    for (int call = 0; call < 3; ++call) {
+      ranks.together(
+          [&](Communicator& rank, Stream stream) { rank.all_reduce(stream, x[rank.rank()]); });
+    }
+    CHECK_FALSE(ranks.streams[1].record().done());  // the host did not wait for the gate
+    for (auto& rank : ranks.processes) rank.reset();
+    gate.open();
+    for (const auto& sum : x) CHECK(sum.to_host() == std::vector<float>(8, 12));
+  }
+}
+
+TEST_CASE("The n-th send to a rank meets its n-th receive, whatever lies between",
+          "[comm][gloo][tcp][tsan]") {
+  for (const Way& way : transports()) {
+    const Ranks ranks = way.make_ranks(3);
+    const auto from = testing::numbered<float>(ranks, 4, 1);
+    const auto to = testing::numbered<float>(ranks, 4, -9);
+    ranks.together([&](Communicator& rank, Stream stream) {
+      const int me = rank.rank();
+      const Elements mine = from[me], its = to[me];
+      if (me == 0) {
+        rank.send(stream, mine.part(0, 1), 2);
+        rank.send(stream, mine.part(0, 3), 1);
+        rank.receive(stream, its.part(1, 2), 2);
+        rank.send(stream, mine.part(0, 2), 2);
+      } else if (me == 1) {
+        rank.receive(stream, its.part(0, 3), 0);
+      } else {
+        rank.send(stream, mine.part(0, 2), 0);
+        rank.receive(stream, its.part(3, 1), 0);
+        rank.receive(stream, its.part(0, 2), 0);
+      }
+    });
+    CHECK(to[0].to_host() == std::vector<float>{-9, 3, 3, -9});
+    CHECK(to[1].to_host() == std::vector<float>{1, 1, 1, -8});
+    CHECK(to[2].to_host() == std::vector<float>{1, 1, -7, 1});
+  }
 }
 
 TEST_CASE("Between processes the dependent calls of one group take effect in their order",
