@@ -155,10 +155,7 @@ TEST_CASE("Ranks compute on their own part of the cores, with --no-bind on all",
                                 (option.empty() ? Words{} : Words{option}));
   const std::vector<pid_t> ranks = jobs.ranks(2, "04-ddp");
   REQUIRE(ranks.size() == 2);
-  REQUIRE(soon(kSoon, [&] {
-    return jobs.has("out/rank_0.out") &&
-           jobs.text("out/rank_0.out").find("Train Epoch: 1") != std::string::npos;
-  }));
+  REQUIRE(jobs.soon_says("out/rank_0.out", "Train Epoch: 1"));
   const size_t half = all.size() / 2;
   const Cores parts[] = {{all.begin(), all.begin() + half},
                          {all.begin() + half, all.begin() + 2 * half}};

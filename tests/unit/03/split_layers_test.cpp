@@ -28,16 +28,16 @@ struct Axes {
 };
 
 /// What a layer makes of an input, and of the gradient of its output.
-struct Passes {
+struct LayerPasses {
   Values y, dx;
   std::vector<Values> gradients;  // of the parameters
   Traffic traffic;
   int64_t sent = 0;  // bytes of activations, as counted
 };
 
-Passes run(Module& layer, const FlatParameters& parameters, Member& member, const Tensor& x,
-           const Tensor& dy) {
-  Passes passes;
+LayerPasses run(Module& layer, const FlatParameters& parameters, Member& member, const Tensor& x,
+                const Tensor& dy) {
+  LayerPasses passes;
   member.delay();
   const Tensor y = layer.forward(x, member.context);
   member.delay();
@@ -79,13 +79,13 @@ struct Expected {
     }
   }
   /// Each rank has its part of the passes.
-  void check(const std::vector<Passes>& found, const Axes& axes) const {
-    check_parts(each(found, &Passes::y), passes.y, y_shape, axes.y);
-    check_parts(each(found, &Passes::dx), passes.dx, x_shape, axes.x);
+  void check(const std::vector<LayerPasses>& found, const Axes& axes) const {
+    check_parts(each(found, &LayerPasses::y), passes.y, y_shape, axes.y);
+    check_parts(each(found, &LayerPasses::dx), passes.dx, x_shape, axes.x);
     for (size_t i = 0; i < axes.parameters.size(); ++i) {
       INFO("parameter " << i);
       std::vector<Values> gradients;
-      for (const Passes& of_rank : found) gradients.push_back(of_rank.gradients[i]);
+      for (const LayerPasses& of_rank : found) gradients.push_back(of_rank.gradients[i]);
       check_parts(gradients, passes.gradients[i], shapes[i], axes.parameters[i]);
     }
   }
@@ -97,7 +97,7 @@ struct Expected {
   Values x, dy;
   std::vector<Shape> shapes;  // of the parameters
   std::vector<Values> parameters;
-  Passes passes;
+  LayerPasses passes;
 };
 
 /// The split layer has the unsplit one's output, and gradients of input, weights and biases. It
@@ -119,10 +119,10 @@ void check_layer(std::unique_ptr<Whole> whole, const Shape& x_shape, const Axes&
                    member.put(expected.y_shape, expected.dy, axes.y));
       };
       // Over TCP a sum of any size goes round a ring, and bytes are those of the formula.
-      const std::vector<Passes> found =
+      const std::vector<LayerPasses> found =
           on_ranks(late < 0 ? testing::tcp_ranks(ranks) : testing::shm_ranks(ranks), passes, late);
       expected.check(found, axes);
-      for (const Passes& of_rank : found) {
+      for (const LayerPasses& of_rank : found) {
         CHECK(of_rank.traffic.all_reduces == (ranks == 1 ? 0 : 1));
         CHECK(of_rank.traffic.all_gathers == 0);
         CHECK(of_rank.traffic.bytes == Approx(sent_for_sum(summed, ranks)));
@@ -238,8 +238,8 @@ TEST_CASE("Column, ReLU, row need one all-reduce forward and one backward",
           pair.set_name("layer");
           const FlatParameters mine(pair, member.stream);
           expected.load(mine, member, {0, 0, 1, kWhole});
-          const Passes passes = run(pair, mine, member, member.put(x_shape, expected.x),
-                                    member.put(y_shape, expected.dy));
+          const LayerPasses passes = run(pair, mine, member, member.put(x_shape, expected.x),
+                                         member.put(y_shape, expected.dy));
           if (member.rank() == 0) traffic = member.shared.traffic();
           return passes;
         },
@@ -251,7 +251,7 @@ TEST_CASE("Column, ReLU, row need one all-reduce forward and one backward",
     CHECK(traffic["layer.first"].all_reduces == 1);
     CHECK(traffic["layer.first"].bytes == Approx(sent_for_sum(5 * 10, ranks)));
     int64_t sent = 0;
-    for (const Passes& of_rank : found) sent += of_rank.sent;
+    for (const LayerPasses& of_rank : found) sent += of_rank.sent;
     CHECK(double(sent) == Approx(ranks * sent_for_sum(5 * 6 + 5 * 10, ranks)));
   }
 }

@@ -7,6 +7,7 @@
 // ThreadSanitizer, when it reports something, sets its own.
 
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 #include "03-model-split/tensor/row_and_column.h"
