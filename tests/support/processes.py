@@ -29,13 +29,22 @@ def status_of(pid):
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
+def command_line(process):
+    """That of a folder of /proc. It is empty while a process becomes another program: read again."""
+    for _ in range(100):
+        if line := (process / "cmdline").read_bytes():
+            break
+        time.sleep(0.001)
+    return line.decode(errors="replace")
+
+
 def own_children():
     """The command lines of the processes that this one started and that run."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if status_of(process.name)[1] == str(os.getpid()):
-                found.append((process / "cmdline").read_bytes().decode(errors="replace"))
+                found.append(command_line(process))
         except OSError:  # it has just ended
             continue
     return found
