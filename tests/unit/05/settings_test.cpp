@@ -386,7 +386,8 @@ TEST_CASE("A member and one add() are an option: in the help, between ranks, in 
   CHECK(reported_settings(now)["shade"] == "dark");
   CHECK(words_unlike(before, now) == std::vector<std::string>{"--shade", "dark"});
 
-  const DatasetPair& data = images_of({});
+  const Started plain;
+  const DatasetPair& data = images_of(plain);
   const int port = testing::free_port();
   const auto told = testing::run_ranks(2, [&](int rank) {
     ProcessGroup group(testing::contract_of(rank, 2, port), {.backend = "tcp"});
