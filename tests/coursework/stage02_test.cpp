@@ -1,5 +1,8 @@
 // Grades stage 02.
 
+#include <functional>
+#include <memory>
+
 #include "02-dataparallel/data_parallel.h"
 #include "common/data/batch_parts.h"
 #include "tests/coursework/hint.h"
@@ -105,10 +108,13 @@ struct Replicas {
         tally(make()),
         parameters(*tally, devices.stream(0)),
         context(devices.stream(0)),
-        parallel(std::move(tally), parameters, [this] { return make(); }, devices.machine.streams) {
+        parallel(std::move(tally), parameters, maker(), devices.machine.streams) {
     parameters.parameters()[0]->value.copy_from_host({1});
   }
 
+  std::function<std::unique_ptr<Module>()> maker() {
+    return [this] { return make(); };
+  }
   std::unique_ptr<Module> make() {
     const auto hold = [this](Stream stream) {
       if (stream == devices.stream(late_device)) devices.hold(late_device);

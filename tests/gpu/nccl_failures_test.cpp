@@ -66,7 +66,8 @@ TEST_CASE("A rank that NCCL never sees ends all at the deadline", "[cuda][comm]"
   LOCKSTEP_NEEDS_THE_MODEL();
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommInitRankConfig:7:2:async");
   const auto begin = Clock::now();
-  for (const std::string& error : run_nccl_ranks(2, [](Ranks&, int) {}, 0.1)) {
+  const auto nothing = [](Ranks&, int) {};
+  for (const std::string& error : run_nccl_ranks(2, nothing, 0.1)) {
     CHECK_THAT(error, ContainsSubstring("not ready within 0.1 s: rank "));
   }
   CHECK(seconds_since(begin) < 5);

@@ -8,6 +8,8 @@
 
 #include <chrono>
 #include <thread>
+#include <type_traits>
+#include <vector>
 
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
@@ -113,9 +115,9 @@ inline void check_parts(const std::vector<Values>& found, const Values& expected
 }
 
 /// A member of each of these, by rank.
-template <class T, class U>
-std::vector<U> each(const std::vector<T>& all, U T::* member) {
-  std::vector<U> found;
+template <class T, class Member>
+auto each(const std::vector<T>& all, Member member) {
+  std::vector<std::remove_cvref_t<decltype(all.front().*member)>> found;
   for (const T& one : all) found.push_back(one.*member);
   return found;
 }
