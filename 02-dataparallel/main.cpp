@@ -42,7 +42,7 @@ void train(const Options& options) {
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
   const FlatParameters parameters(*model.network, stream);
-  initialize(parameters, options.initializer(), options.seed);
+  initialize(parameters, options.init, options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
   const auto make_replica = [&] { return make_model(options.model_options(data.train)).network; };

@@ -111,6 +111,6 @@ int main(int argc, char** argv) {
        .baseline = "01-single-gpu",
        .emulate = [&](size_t devices) { return options.step.emulation(devices); },
        .order = lockstep::OrderKind::sampler,
-       .start_ranks = [&](const auto&) { return start_ranks(options, options.ranks); }},
+       .start_ranks = [&] { return start_ranks(options, options.ranks); }},
       options, argc, argv, [&] { lockstep::train(options); });
 }

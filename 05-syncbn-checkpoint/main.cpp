@@ -127,6 +127,6 @@ int main(int argc, char** argv) {
        .emulate = [&](size_t devices) { return options.sync_bn.emulation(options.step, devices); },
        .order = lockstep::OrderKind::sampler,
        .model = lockstep::ModelKind::seed_bn,
-       .start_ranks = [&](const auto&) { return start_ranks(options, options.ranks); }},
+       .start_ranks = [&] { return start_ranks(options, options.ranks); }},
       options, argc, argv, [&] { lockstep::train(options); });
 }

@@ -130,6 +130,6 @@ int main(int argc, char** argv) {
        .order = lockstep::OrderKind::sampler,
        .model = lockstep::ModelKind::mlp,
        .optimizer = lockstep::OptimizerKind::adamw,
-       .start_ranks = [&](const auto&) { return start_ranks(options, options.ranks); }},
+       .start_ranks = [&] { return start_ranks(options, options.ranks); }},
       options, argc, argv, [&] { lockstep::train(options); });
 }

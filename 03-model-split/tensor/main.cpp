@@ -101,6 +101,6 @@ int main(int argc, char** argv) {
       {.name = "tensor-split",
        .summary = "Stage 03: a network split inside its layers (tensor parallelism).",
        .baseline = "01-single-gpu",
-       .start_ranks = [&](const auto&) { return start_ranks(options, options.ranks); }},
+       .start_ranks = [&] { return start_ranks(options, options.ranks); }},
       options, argc, argv, [&] { lockstep::train(options); });
 }

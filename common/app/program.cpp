@@ -36,7 +36,7 @@ int run_program(const StageInfo& stage, Options& options, const AddOptions& desc
   int status = 0;
   if (line) {
     const auto ended = [&] {
-      return stage.start_ranks ? stage.start_ranks(options) : std::optional<int>();
+      return stage.start_ranks ? stage.start_ranks() : std::optional<int>();
     };
     if (line->baseline) {
       status = run_with_baseline(stage, *line);

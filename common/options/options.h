@@ -72,7 +72,6 @@ struct Options {
   int64_t smallest_batch(int64_t samples) const;
   LearningRateSchedule schedule(int64_t steps_per_epoch) const;
   OptimizerRule optimizer_rule() const;
-  Initializer initializer() const { return init; }
   /// The devices named, or the defaults of this machine.
   std::vector<DeviceId> device_ids() const;
   DeviceOptions device_options() const {
@@ -111,7 +110,7 @@ struct StageInfo {
   OptimizerKind optimizer = OptimizerKind::sgd;
   /// If the stage runs as several processes: starts them, unless this is one of those, and returns
   /// their exit status.
-  std::function<std::optional<int>(const Options&)> start_ranks{};
+  std::function<std::optional<int>()> start_ranks{};
 };
 
 struct CommandLine {

@@ -38,7 +38,6 @@ class PassCollectives {
   }
 
   Communicator& comm() const { return comm_; }
-  Stream stream() const { return communication_; }
   /// Seconds that training passes have waited so far. Waits for the last call.
   double seconds_waited() { return waits_ ? waits_->total("waited") : 0; }
 
