@@ -7,10 +7,10 @@
 #include <chrono>
 #include <thread>
 
-#include "common/app/core_watch.h"
-#include "common/app/lab.h"
-#include "common/app/small_training.h"
 #include "common/core/stream_backend.h"
+#include "common/training/core_watch.h"
+#include "common/training/lab.h"
+#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

@@ -4,15 +4,15 @@
 // forward, loss, backward, update. The later stages are this file with changes: compare with
 //   diff 01-single-gpu/main.cpp 02-dataparallel/main.cpp
 
-#include "common/app/program.h"
-#include "common/app/training_log.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/step/evaluate.h"
-#include "common/step/feeder.h"
-#include "common/step/step_graph.h"
-#include "common/step/weights_file.h"
+#include "common/training/evaluate.h"
+#include "common/training/feeder.h"
+#include "common/training/program.h"
+#include "common/training/step_graph.h"
+#include "common/training/training_log.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {

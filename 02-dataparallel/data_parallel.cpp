@@ -1,9 +1,9 @@
 #include "02-dataparallel/data_parallel.h"
 
-#include "common/app/counted.h"
 #include "common/core/error.h"
 #include "common/data/batch_parts.h"
 #include "common/io/json.h"
+#include "common/training/counted.h"
 
 namespace lockstep {
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "common/app/training_log.h"
 #include "common/core/device.h"
 #include "common/nn/module.h"
-#include "common/step/phase_timer.h"
+#include "common/training/phase_timer.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 

@@ -6,14 +6,14 @@
 //   diff 01-single-gpu/main.cpp 02-dataparallel/main.cpp
 
 #include "02-dataparallel/data_parallel.h"
-#include "common/app/program.h"
-#include "common/app/training_log.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/step/evaluate.h"
-#include "common/step/feeder.h"
-#include "common/step/weights_file.h"
+#include "common/training/evaluate.h"
+#include "common/training/feeder.h"
+#include "common/training/program.h"
+#include "common/training/training_log.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {

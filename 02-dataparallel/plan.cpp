@@ -1,7 +1,7 @@
 // Prints a step of nn.DataParallel as a plan, for `lockstep show`: its phases, and the bytes that
 // device 0 hands out and takes in.
 
-#include "common/app/plan.h"
+#include "common/training/plan.h"
 
 #include <charconv>
 

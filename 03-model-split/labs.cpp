@@ -6,10 +6,10 @@
 #include <algorithm>
 
 #include "03-model-split/pipeline/timetable.h"
-#include "common/app/lab.h"
-#include "common/app/small_training.h"
 #include "common/core/error.h"
 #include "common/nn/layers.h"
+#include "common/training/lab.h"
+#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

@@ -14,9 +14,9 @@
 #include "04-ddp/ddp.h"
 #include "04-ddp/distributed_sampler.h"
 #include "04-ddp/join.h"
-#include "common/app/lab.h"
-#include "common/app/small_training.h"
 #include "common/core/printed.h"
+#include "common/training/lab.h"
+#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

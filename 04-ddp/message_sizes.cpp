@@ -13,11 +13,11 @@
 #include <string>
 
 #include "04-ddp/all_reduce.h"
-#include "common/app/rank_program.h"
 #include "common/core/error.h"
 #include "common/core/printed.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
+#include "common/training/rank_program.h"
 
 namespace lockstep {
 namespace {

@@ -2,7 +2,7 @@
 // layer by layer, and the buckets' all-reduces beside backward. All ranks do the same, so one is
 // shown. Sizes come from the shapes alone: nothing is allocated, however wide the network is.
 
-#include "common/app/plan.h"
+#include "common/training/plan.h"
 
 #include <numeric>
 #include <ranges>

@@ -9,7 +9,7 @@
 #include "04-ddp/all_reduce.h"
 #include "common/nn/module.h"
 #include "common/rendezvous/agreement.h"
-#include "common/step/phase_timer.h"
+#include "common/training/phase_timer.h"
 
 namespace lockstep {
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "04-ddp/distributed_sampler.h"
-#include "common/group/process_group.h"
+#include "common/comm/process_group.h"
 #include "common/options/options.h"
 
 namespace lockstep {

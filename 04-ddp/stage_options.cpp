@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "04-ddp/manual_ddp.h"
-#include "common/app/counted.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
+#include "common/training/counted.h"
 
 namespace lockstep {
 

@@ -10,9 +10,9 @@
 
 #include "04-ddp/ddp.h"
 #include "04-ddp/shard_loader.h"
-#include "common/app/rank_program.h"
-#include "common/app/training_log.h"
 #include "common/options/rank_options.h"
+#include "common/training/rank_program.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 

@@ -7,8 +7,8 @@
 
 #include "05-syncbn-checkpoint/labs.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
-#include "common/app/lab.h"
-#include "common/app/small_training.h"
+#include "common/training/lab.h"
+#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 #include "common/core/error.h"
 #include "common/io/file.h"
 #include "common/io/safetensors.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {

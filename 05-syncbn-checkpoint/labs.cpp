@@ -8,7 +8,7 @@
 
 #include "05-syncbn-checkpoint/labs.h"
 
-#include "common/app/lab.h"
+#include "common/training/lab.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/group/process_group.h"
+#include "common/comm/process_group.h"
 
 namespace lockstep {
 

@@ -7,15 +7,15 @@
 
 #include "05-syncbn-checkpoint/checkpoint_plan.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
-#include "common/app/program.h"
-#include "common/app/rank_program.h"
-#include "common/app/training_log.h"
 #include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/step/evaluate.h"
-#include "common/step/feeder.h"
-#include "common/step/weights_file.h"
+#include "common/training/evaluate.h"
+#include "common/training/feeder.h"
+#include "common/training/program.h"
+#include "common/training/rank_program.h"
+#include "common/training/training_log.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/labs.h"
-#include "common/app/lab.h"
-#include "common/app/small_training.h"
-#include "common/step/weights_file.h"
+#include "common/training/lab.h"
+#include "common/training/small_training.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "common/app/counted.h"
 #include "common/io/json.h"
+#include "common/training/counted.h"
 
 namespace lockstep {
 

@@ -21,10 +21,10 @@
 
 #include <memory>
 
-#include "common/app/training_log.h"
 #include "common/comm/communicator.h"
 #include "common/nn/batch_norm.h"
-#include "common/step/pass_collectives.h"
+#include "common/training/pass_collectives.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 

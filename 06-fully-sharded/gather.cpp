@@ -1,13 +1,13 @@
 // Joins the shards of a checkpoint to one file of weights: gather CHECKPOINT OUT.
 
 #include "06-fully-sharded/sharded_checkpoint.h"
-#include "common/cli/option_parser.h"
-#include "common/cli/report.h"
-#include "common/cli/standard_streams.h"
 #include "common/core/error.h"
 #include "common/core/printed.h"
-#include "common/step/weights_file.h"
+#include "common/options/option_parser.h"
+#include "common/options/report.h"
+#include "common/options/standard_streams.h"
 #include "common/system/followed.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {

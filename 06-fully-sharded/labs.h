@@ -4,11 +4,11 @@
 #include <memory>
 
 #include "06-fully-sharded/fully_sharded.h"
-#include "common/app/lab.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
-#include "common/step/feeder.h"
+#include "common/training/feeder.h"
+#include "common/training/lab.h"
 
 namespace lockstep {
 

@@ -10,14 +10,14 @@
 #include "06-fully-sharded/shard_files.h"
 #include "06-fully-sharded/sharded_weights.h"
 #include "06-fully-sharded/stage_options.h"
-#include "common/app/program.h"
-#include "common/app/rank_program.h"
-#include "common/app/training_log.h"
 #include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/step/evaluate.h"
-#include "common/step/feeder.h"
+#include "common/training/evaluate.h"
+#include "common/training/feeder.h"
+#include "common/training/program.h"
+#include "common/training/rank_program.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 namespace {

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "06-fully-sharded/labs.h"
-#include "common/app/small_training.h"
 #include "common/core/error.h"
+#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

@@ -1,7 +1,7 @@
 // Prints a step of sharded data parallel as a plan, for `lockstep show`: the units' passes, what is
 // gathered, reduced and freed beside them. All ranks do the same, so one is shown.
 
-#include "common/app/plan.h"
+#include "common/training/plan.h"
 
 #include <algorithm>
 #include <set>

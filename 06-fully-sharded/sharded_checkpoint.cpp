@@ -7,7 +7,7 @@
 #include "06-fully-sharded/joining.h"
 #include "common/core/error.h"
 #include "common/core/listed.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {

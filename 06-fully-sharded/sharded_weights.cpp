@@ -6,7 +6,7 @@
 
 #include "common/core/error.h"
 #include "common/nn/state.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "06-fully-sharded/fully_sharded.h"
-#include "common/group/process_group.h"
+#include "common/comm/process_group.h"
 
 namespace lockstep {
 

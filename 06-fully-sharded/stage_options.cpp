@@ -1,8 +1,8 @@
 #include "06-fully-sharded/stage_options.h"
 
-#include "common/app/counted.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
+#include "common/training/counted.h"
 
 namespace lockstep {
 

@@ -10,7 +10,7 @@
 #include "06-fully-sharded/shard_plan.h"
 #include "common/comm/communicator.h"
 #include "common/nn/module.h"
-#include "common/step/phase_timer.h"
+#include "common/training/phase_timer.h"
 
 namespace lockstep {
 

@@ -4,8 +4,8 @@
 
 #include "06-fully-sharded/labs.h"
 #include "06-fully-sharded/sharded_step.h"
-#include "common/app/small_training.h"
 #include "common/nn/clip_by_norm.h"
+#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

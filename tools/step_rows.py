@@ -218,7 +218,7 @@ def measured(step, bars_of=parts_of, begin=0.0, end=None):
 
 
 def planned(plan):
-    """What a stage's program `plan` printed (common/app/plan.h)."""
+    """What a stage's program `plan` printed (common/training/plan.h)."""
     work = plan["work"]
     end = max((one["end"] for one in work), default=0.0)
     rows = [Row(lane["name"], predicted_most=lane["predicted_most"]) for lane in plan["lanes"]]

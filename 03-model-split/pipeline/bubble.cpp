@@ -12,9 +12,6 @@
 #include <thread>
 
 #include "03-model-split/pipeline/pipeline.h"
-#include "common/cli/option_parser.h"
-#include "common/cli/report.h"
-#include "common/cli/standard_streams.h"
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
 #include "common/core/printed.h"
@@ -22,7 +19,10 @@
 #include "common/io/json_file.h"
 #include "common/kernels/devices.h"
 #include "common/nn/layers.h"
+#include "common/options/option_parser.h"
 #include "common/options/options.h"
+#include "common/options/report.h"
+#include "common/options/standard_streams.h"
 
 namespace lockstep {
 namespace {

@@ -8,13 +8,13 @@
 #include <fmt/format.h>
 
 #include "03-model-split/pipeline/stage_options.h"
-#include "common/app/program.h"
-#include "common/app/training_log.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
-#include "common/step/evaluate.h"
-#include "common/step/feeder.h"
-#include "common/step/weights_file.h"
+#include "common/training/evaluate.h"
+#include "common/training/feeder.h"
+#include "common/training/program.h"
+#include "common/training/training_log.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {

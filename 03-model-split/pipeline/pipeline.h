@@ -8,12 +8,12 @@
 #include "03-model-split/pipeline/channel.h"
 #include "03-model-split/pipeline/schedule.h"
 #include "03-model-split/pipeline/staged_network.h"
-#include "common/app/training_log.h"
 #include "common/nn/init.h"
 #include "common/nn/loss.h"
 #include "common/nn/optimizer.h"
-#include "common/step/feeder.h"
-#include "common/step/phase_timer.h"
+#include "common/training/feeder.h"
+#include "common/training/phase_timer.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 

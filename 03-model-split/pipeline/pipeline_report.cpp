@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "03-model-split/pipeline/pipeline.h"
-#include "common/app/counted.h"
 #include "common/io/json.h"
+#include "common/training/counted.h"
 
 namespace lockstep {
 

@@ -2,7 +2,7 @@
 // A pipeline's schedule as a plan, for `lockstep show`: the instructions of schedule.cpp, played.
 
 #include "03-model-split/pipeline/schedule.h"
-#include "common/app/plan.h"
+#include "common/training/plan.h"
 
 namespace lockstep {
 

@@ -7,13 +7,13 @@
 //   diff 01-single-gpu/main.cpp 03-model-split/tensor/main.cpp
 
 #include "03-model-split/tensor/stage_options.h"
-#include "common/app/program.h"
-#include "common/app/rank_program.h"
-#include "common/app/training_log.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/step/evaluate.h"
-#include "common/step/feeder.h"
+#include "common/training/evaluate.h"
+#include "common/training/feeder.h"
+#include "common/training/program.h"
+#include "common/training/rank_program.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "common/nn/layers.h"
-#include "common/step/pass_collectives.h"
+#include "common/training/pass_collectives.h"
 
 namespace lockstep {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "03-model-split/tensor/tensor_split.h"
-#include "common/app/rank_program.h"
 #include "common/options/rank_options.h"
+#include "common/training/rank_program.h"
 
 namespace lockstep {
 

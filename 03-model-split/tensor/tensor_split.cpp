@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <map>
 
-#include "common/app/counted.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/nn/residual.h"
-#include "common/step/weights_file.h"
+#include "common/training/counted.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 

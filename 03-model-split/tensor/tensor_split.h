@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "03-model-split/tensor/row_and_column.h"
-#include "common/app/training_log.h"
-#include "common/group/process_group.h"
+#include "common/comm/process_group.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/state.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 

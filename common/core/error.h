@@ -2,7 +2,8 @@
 // Errors are for people: one type per kind, one line of text, one exit status.
 //
 // The text names the thing, the value found, the value expected, and what to do. Libraries throw;
-// only main() catches (app/program.h) and turns the exception into a line on stderr and a status.
+// only main() catches (training/program.h) and turns the exception into a line on stderr and a
+// status.
 
 #include <fmt/core.h>
 

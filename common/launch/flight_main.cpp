@@ -3,12 +3,12 @@
 
 #include <cstdio>
 
-#include "common/cli/option_parser.h"
-#include "common/cli/report.h"
-#include "common/cli/standard_streams.h"
 #include "common/core/error.h"
 #include "common/core/printed.h"
 #include "common/launch/flight_table.h"
+#include "common/options/option_parser.h"
+#include "common/options/report.h"
+#include "common/options/standard_streams.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep;

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "common/cli/option_parser.h"
 #include "common/core/error.h"
+#include "common/options/option_parser.h"
 
 namespace lockstep {
 namespace {

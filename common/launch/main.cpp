@@ -1,8 +1,8 @@
 // The launcher as a program: `./lockstep launch --nproc-per-node 2 PROGRAM [arguments]`.
 
-#include "common/cli/report.h"
-#include "common/cli/standard_streams.h"
 #include "common/launch/launcher.h"
+#include "common/options/report.h"
+#include "common/options/standard_streams.h"
 
 int main(int argc, char** argv) {
   lockstep::hold_standard_streams();

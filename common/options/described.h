@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 
-#include "common/cli/option_parser.h"
+#include "common/options/option_parser.h"
 
 namespace lockstep {
 

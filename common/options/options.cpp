@@ -6,11 +6,11 @@
 #include <cmath>
 #include <limits>
 
-#include "common/cli/option_parser.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/options/described.h"
+#include "common/options/option_parser.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "common/cli/option_parser.h"
 #include "common/core/device.h"
 #include "common/data/batch_parts.h"
 #include "common/data/dataset.h"
@@ -17,6 +16,7 @@
 #include "common/nn/learning_rate.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
+#include "common/options/option_parser.h"
 
 namespace lockstep {
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
-#include "common/group/backend_choice.h"
-#include "common/group/process_group.h"
+#include "common/comm/backend_choice.h"
+#include "common/comm/process_group.h"
 #include "common/options/options.h"
 
 namespace lockstep {

@@ -6,8 +6,8 @@
 
 #include "common/core/error.h"
 #include "common/core/listed.h"
-#include "common/sockets/deadline.h"
-#include "common/sockets/wire.h"
+#include "common/rendezvous/deadline.h"
+#include "common/rendezvous/wire.h"
 
 namespace lockstep {
 

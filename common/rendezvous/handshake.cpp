@@ -3,9 +3,9 @@
 #include <limits>
 
 #include "common/core/error.h"
-#include "common/sockets/transfer.h"
-#include "common/sockets/unix_socket.h"
-#include "common/sockets/wire.h"
+#include "common/rendezvous/transfer.h"
+#include "common/rendezvous/unix_socket.h"
+#include "common/rendezvous/wire.h"
 #include "common/system/secrets.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "common/sockets/connect.h"
+#include "common/rendezvous/connect.h"
 
 namespace lockstep {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "common/rendezvous/address.h"
 #include "common/rendezvous/job_key.h"
-#include "common/sockets/address.h"
 
 namespace lockstep {
 

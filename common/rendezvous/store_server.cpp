@@ -8,8 +8,8 @@
 
 #include "common/core/error.h"
 #include "common/core/listed.h"
-#include "common/sockets/connect.h"
-#include "common/sockets/wire.h"
+#include "common/rendezvous/connect.h"
+#include "common/rendezvous/wire.h"
 
 namespace lockstep {
 

@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/rendezvous/deadline.h"
 #include "common/rendezvous/handshake.h"
+#include "common/rendezvous/socket.h"
 #include "common/rendezvous/store.h"
-#include "common/sockets/deadline.h"
-#include "common/sockets/socket.h"
 
 namespace lockstep {
 

@@ -5,11 +5,11 @@
 #include <thread>
 
 #include "common/core/error.h"
+#include "common/rendezvous/connect.h"
 #include "common/rendezvous/handshake.h"
 #include "common/rendezvous/store_server.h"
-#include "common/sockets/connect.h"
-#include "common/sockets/transfer.h"
-#include "common/sockets/wire.h"
+#include "common/rendezvous/transfer.h"
+#include "common/rendezvous/wire.h"
 #include "common/system/secrets.h"
 
 namespace lockstep {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/rendezvous/launch_contract.h"
+#include "common/rendezvous/socket.h"
 #include "common/rendezvous/store.h"
-#include "common/sockets/socket.h"
 
 namespace lockstep {
 

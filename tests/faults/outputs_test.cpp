@@ -9,13 +9,13 @@
 #include <regex>
 #include <set>
 
-#include "common/app/training_log.h"
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/optimizer.h"
-#include "common/step/feeder.h"
+#include "common/training/feeder.h"
+#include "common/training/training_log.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/json.h"

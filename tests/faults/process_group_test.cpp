@@ -10,11 +10,11 @@
 #include <map>
 #include <optional>
 
+#include "common/comm/gloo_transport.h"
+#include "common/rendezvous/connect.h"
 #include "common/rendezvous/tcp_store.h"
-#include "common/sockets/connect.h"
-#include "common/sockets/transfer.h"
-#include "common/sockets/wire.h"
-#include "common/transports/gloo_transport.h"
+#include "common/rendezvous/transfer.h"
+#include "common/rendezvous/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
 #include "tests/support/group_processes.h"

@@ -10,7 +10,7 @@
 
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "common/io/safetensors.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
 #include "tests/support/json.h"

@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "common/rendezvous/connect.h"
 #include "common/rendezvous/handshake.h"
 #include "common/rendezvous/store_server.h"
-#include "common/sockets/connect.h"
-#include "common/sockets/transfer.h"
-#include "common/sockets/wire.h"
+#include "common/rendezvous/transfer.h"
+#include "common/rendezvous/wire.h"
 #include "common/system/secrets.h"
 #include "tests/support/group_processes.h"
 #include "tests/support/proofs.h"

@@ -10,7 +10,7 @@
 
 #include "common/core/error.h"
 #include "common/options/options.h"
-#include "common/verdict/verdict_figures.h"
+#include "common/training/verdict_figures.h"
 #include "tests/support/catch.h"
 #include "tests/support/json.h"
 #include "tests/support/stage.h"

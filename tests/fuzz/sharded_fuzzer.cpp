@@ -4,7 +4,7 @@
 //
 //   clang++ -std=c++20 -g -O1 -fopenmp -fsanitize=fuzzer,address,undefined -I. common/core/*.cpp
 //       common/io/*.cpp common/system/followed.cpp common/kernels/geometry.cpp common/nn/*.cpp
-//       common/step/weights_file.cpp 05-syncbn-checkpoint/checkpoint_directory.cpp
+//       common/training/weights_file.cpp 05-syncbn-checkpoint/checkpoint_directory.cpp
 //       05-syncbn-checkpoint/training_state.cpp 06-fully-sharded/joining.cpp
 //       06-fully-sharded/shard_texts.cpp 06-fully-sharded/sharded_checkpoint.cpp
 //       tests/fuzz/sharded_fuzzer.cpp -lfmt -lz -o sharded_fuzzer       (one line)

@@ -4,7 +4,7 @@
 
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
-#include "common/step/feeder.h"
+#include "common/training/feeder.h"
 #include "tests/gpu/busy_gpu.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/data_test_files.h"

@@ -4,8 +4,8 @@
 
 #include <fmt/ranges.h>
 
+#include "common/comm/process_group.h"
 #include "common/core/stream_backend.h"
-#include "common/group/process_group.h"
 #include "common/launch/flight_table.h"
 #include "tests/gpu/nccl_test_support.h"
 #include "tests/support/data_test_files.h"

@@ -6,7 +6,7 @@
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/stage.h"
 

@@ -6,7 +6,7 @@
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
 #include "common/nn/state.h"
-#include "common/step/feeder.h"
+#include "common/training/feeder.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/json.h"

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "common/comm/host_communicator.h"
 #include "common/kernels/devices.h"
-#include "common/transports/host_communicator.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_cases.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/rendezvous/launch_contract.h"
-#include "common/sockets/socket.h"
+#include "common/rendezvous/socket.h"
 
 namespace lockstep::testing {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/comm/gloo_transport.h"
 #include "common/core/error.h"
-#include "common/transports/gloo_transport.h"
 #include "tests/support/comm_trial.h"
 
 namespace lockstep::testing {

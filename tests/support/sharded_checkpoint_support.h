@@ -15,7 +15,7 @@
 #include "common/core/error.h"
 #include "common/core/utf8.h"
 #include "common/nn/layers.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 #include "tests/support/safetensors_support.h"
 
 namespace lockstep::testing {

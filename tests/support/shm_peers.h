@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/transports/shm_transport.h"
+#include "common/comm/shm_transport.h"
 
 namespace lockstep::testing {
 

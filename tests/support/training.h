@@ -9,8 +9,8 @@
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/step/feeder.h"
-#include "common/step/step_graph.h"
+#include "common/training/feeder.h"
+#include "common/training/step_graph.h"
 
 namespace lockstep::testing {
 

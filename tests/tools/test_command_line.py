@@ -46,10 +46,10 @@ class TestText(unittest.TestCase):
         """All text of the programs goes through common/core/printed.h."""
         prints = re.compile(r"\b(fmt::print|f?puts|v?f?printf|std::cout|std::cerr|std::perror)\b(?! does)")
         allowed = {"common/core/printed.h", "common/core/printed.cpp",
-                   "common/cli/report.cpp",  # without memory, too
-                   "common/app/progress_bar.cpp",  # numbers, over a line of its own
-                   "common/transports/gloo_transport.cpp",  # turns off what Gloo prints
-                   "common/verdict/verdict.cpp"}  # what another program has written: printable()
+                   "common/options/report.cpp",  # without memory, too
+                   "common/training/progress_bar.cpp",  # numbers, over a line of its own
+                   "common/comm/gloo_transport.cpp",  # turns off what Gloo prints
+                   "common/training/verdict.cpp"}  # what another program has written: printable()
         found = {str(path.relative_to(ROOT)) for folder in (ROOT / "common", *ROOT.glob("0[1-9]-*"))
                  for path in folder.rglob("*") if path.suffix in (".h", ".cpp", ".inl", ".cu", ".cuh")
                  and prints.search(re.sub(r"//.*", "", path.read_text()))}

@@ -8,10 +8,10 @@
 #include <cstdlib>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
-#include "common/cli/report.h"
 #include "common/kernels/devices.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
+#include "common/options/report.h"
 
 namespace lockstep {
 namespace {

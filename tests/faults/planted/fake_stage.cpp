@@ -5,8 +5,8 @@
 
 #include <cstdlib>
 
-#include "common/app/program.h"
 #include "common/core/error.h"
+#include "common/training/program.h"
 
 namespace lockstep {
 namespace {

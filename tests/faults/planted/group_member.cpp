@@ -33,11 +33,11 @@
 #include <thread>
 #include <vector>
 
-#include "common/cli/report.h"
+#include "common/comm/process_group.h"
 #include "common/core/error.h"
 #include "common/core/tensor.h"
-#include "common/group/process_group.h"
 #include "common/kernels/devices.h"
+#include "common/options/report.h"
 
 namespace lockstep {
 namespace {

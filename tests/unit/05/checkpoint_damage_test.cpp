@@ -4,7 +4,7 @@
 #include <map>
 
 #include "common/core/error.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/nn_test_support.h"

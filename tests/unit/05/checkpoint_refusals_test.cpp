@@ -8,7 +8,7 @@
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/nn/layers.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/data_test_files.h"

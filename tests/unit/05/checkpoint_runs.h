@@ -16,7 +16,7 @@
 #include "common/nn/init.h"
 #include "common/nn/layers.h"
 #include "common/nn/models.h"
-#include "common/step/feeder.h"
+#include "common/training/feeder.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/local_store.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/comm/watched_transport.h"
 #include "common/core/error.h"
-#include "common/transports/watched_transport.h"
 #include "tests/support/catch.h"
 #include "tests/support/ddp_test_support.h"
 #include "tests/support/local_store.h"

@@ -7,7 +7,7 @@
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "common/core/error.h"
 #include "common/io/file.h"
-#include "common/step/weights_file.h"
+#include "common/training/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"

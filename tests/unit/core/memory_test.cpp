@@ -19,7 +19,7 @@
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/step/feeder.h"
+#include "common/training/feeder.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/process.h"

@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "03-model-split/tensor/row_and_column.h"
+#include "common/comm/host_communicator.h"
 #include "common/core/cpu_stream.h"
 #include "common/kernels/devices.h"
-#include "common/transports/host_communicator.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/shm_peers.h"
 

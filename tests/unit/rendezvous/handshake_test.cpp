@@ -19,9 +19,9 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/handshake.h"
-#include "common/sockets/transfer.h"
-#include "common/sockets/unix_socket.h"
-#include "common/sockets/wire.h"
+#include "common/rendezvous/transfer.h"
+#include "common/rendezvous/unix_socket.h"
+#include "common/rendezvous/wire.h"
 #include "common/system/secrets.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

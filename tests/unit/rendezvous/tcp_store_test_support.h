@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "common/core/error.h"
+#include "common/rendezvous/connect.h"
 #include "common/rendezvous/handshake.h"
 #include "common/rendezvous/store_server.h"
 #include "common/rendezvous/tcp_store.h"
-#include "common/sockets/connect.h"
-#include "common/sockets/transfer.h"
-#include "common/sockets/wire.h"
+#include "common/rendezvous/transfer.h"
+#include "common/rendezvous/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/proofs.h"
 #include "tests/support/tasks.h"

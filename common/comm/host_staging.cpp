@@ -1,0 +1,101 @@
+#include "common/comm/host_staging.h"
+
+#include <algorithm>
+
+#include "common/core/device.h"
+
+namespace lockstep {
+namespace {
+
+/// What a rank's call reads, and what it writes.
+struct Moves {
+  Elements down{}, up{};
+};
+
+Moves moves_of(const Call& call, int rank) {
+  using Op = Call::Op;
+  const bool root = call.peer == rank;
+  switch (call.op) {
+    case Op::all_reduce:
+      return {call.mine, call.mine};
+    case Op::broadcast:
+      return root ? Moves{.down = call.mine} : Moves{.up = call.mine};
+    case Op::all_gather:
+      return {call.mine, call.all};
+    case Op::reduce_scatter:
+      return {call.all, call.mine};
+    case Op::reduce:
+      return {call.mine, root ? call.mine : Elements()};
+    case Op::send:
+      return {.down = call.mine};
+    case Op::receive:
+      return {.up = call.mine};
+    case Op::barrier:
+      return {};
+  }
+  return {};
+}
+
+int64_t size_in_bytes(const Elements& x) { return x.count * size_of(x.type); }
+
+/// Rounded up, so that what follows has a cache line of its own.
+int64_t room_for(const Elements& x) { return (size_in_bytes(x) + 63) / 64 * 64; }
+
+bool lies_in(const Elements& part, const Elements& whole) {
+  const char* begin = static_cast<const char*>(whole.data);
+  const char* data = static_cast<const char*>(part.data);
+  return data >= begin && data + size_in_bytes(part) <= begin + size_in_bytes(whole);
+}
+
+/// The call with its memory at `next`, which moves past that memory. An in-place call stays in
+/// place there.
+Call moved(Call call, char*& next) {
+  const Elements mine = call.mine, all = call.all;
+  if (all.count > 0) {
+    call.all.data = next;
+    next += room_for(all);
+  }
+  if (all.count > 0 && lies_in(mine, all)) {
+    const auto offset = static_cast<char*>(mine.data) - static_cast<char*>(all.data);
+    call.mine.data = static_cast<char*>(call.all.data) + offset;
+  } else {
+    call.mine.data = next;
+    next += room_for(mine);
+  }
+  return call;
+}
+
+}  // namespace
+
+std::vector<Call> HostStaging::copy_down(Stream stream, const std::vector<Call>& calls) {
+  int64_t bytes = 0;
+  for (const Call& call : calls) bytes += room_for(call.all) + room_for(call.mine);
+  char* next = reserve(stream.device(), bytes);
+  std::vector<Call> on_host;
+  for (const Call& call : calls) {
+    on_host.push_back(moved(call, next));
+    const Elements from = moves_of(call, rank_).down, to = moves_of(on_host.back(), rank_).down;
+    stream.copy(to.data, from.data, static_cast<size_t>(size_in_bytes(from)));
+  }
+  return on_host;
+}
+
+void HostStaging::copy_up(Stream stream, const std::vector<Call>& calls,
+                          const std::vector<Call>& on_host) const {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Elements from = moves_of(on_host[i], rank_).up, to = moves_of(calls[i], rank_).up;
+    stream.copy(to.data, from.data, static_cast<size_t>(size_in_bytes(to)));
+  }
+}
+
+/// Doubles the size, so that all pieces together are at most twice the largest.
+char* HostStaging::reserve(Device& device, int64_t bytes) {
+  if (bytes > bytes_) {
+    const int64_t larger = std::max(bytes, 2 * bytes_);
+    memory_.push_back(device.allocate_host(static_cast<size_t>(larger)));
+    bytes_ = larger;
+  }
+  return memory_.empty() ? nullptr : static_cast<char*>(memory_.back().get());
+}
+
+}  // namespace lockstep

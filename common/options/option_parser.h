@@ -1,0 +1,162 @@
+#pragma once
+// A program's command line: its options, their places in memory, their ranges, and --help.
+// Everything about an option is said once, where it is added; table() gives it for other uses.
+
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/core/choice.h"
+#include "common/options/option_table.h"
+#include "common/options/output_paths.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace lockstep {
+
+/// The range of a number, both ends included.
+template <class T>
+struct Range {
+  T low = std::numeric_limits<T>::lowest();
+  T high = std::numeric_limits<T>::max();
+};
+
+/// A value with a text of its own, such as "chunk:2". from() throws BadInput that names the option.
+template <class T>
+concept Textual = requires(const T value, const std::string text) {
+  { value.text() } -> std::same_as<std::string>;
+  { T::from(text) } -> std::same_as<T>;
+};
+
+/// Fills variables from a command line. The variables must outlive the parser; their values when
+/// they are added are the defaults that --help shows. `names` is "--lr" or several spellings
+/// ("-n,--number"). Numbers are decimal, texts are not empty.
+class OptionParser {
+ public:
+  /// `summary` heads the help.
+  OptionParser(const std::string& program, const std::string& summary);
+  ~OptionParser();
+
+  /// The options that are added from now on appear under this heading in --help.
+  void begin_group(const std::string& heading);
+
+  void add(const std::string& names, std::string& value, const About& about);
+  void add(const std::string& names, int& value, const About& about, Range<int> = {});
+  void add(const std::string& names, int64_t& value, const About& about, Range<int64_t> = {});
+  void add(const std::string& names, double& value, const About& about, Range<double> = {});
+  /// A file, a file per rank (path_of_rank()), or a folder that will be written: refused if it
+  /// cannot be written, or if another output has the same path.
+  void add_output(const std::string& name, std::string& path, const About& about);
+  void add_output_of_each_rank(const std::string& name, std::string& path, const About& about);
+  void add_output_folder(const std::string& name, std::string& path, const About& about);
+  /// Several values: in one word, separated by commas, or in several words.
+  void add(const std::string& names, std::vector<std::string>& values, const About& about);
+  void add(const std::string& names, std::vector<int>& values, const About& about, Range<int> = {});
+  void add(const std::string& names, std::vector<double>& values, const About& about,
+           Range<double> = {});
+  /// An enum: one of its words, which --help lists (core/choice.h).
+  template <Choice T>
+  void add(const std::string& names, T& value, const About& about) {
+    add_texts(names, about,
+              {.words = words_in(words_of(T())),
+               .texts = [&value] { return Texts{name_of(value)}; },
+               .read = [=, &value](const Texts& texts) { value = choice_of<T>(texts[0], names); }});
+  }
+  template <Choice T>
+  void add(const std::string& names, std::vector<T>& values, const About& about) {
+    add_texts(names, about,
+              {.words = words_in(words_of(T())),
+               .texts =
+                   [&values] {
+                     Texts texts;
+                     for (const T value : values) texts.push_back(name_of(value));
+                     return texts;
+                   },
+               .read =
+                   [=, &values](const Texts& texts) {
+                     values.clear();
+                     for (const std::string& text : texts) {
+                       values.push_back(choice_of<T>(text, names));
+                     }
+                   },
+               .several = true});
+  }
+  template <Textual T>
+  void add(const std::string& names, T& value, const About& about) {
+    add_texts(names, about,
+              {.texts = [&value] { return Texts{value.text()}; },
+               .read = [&value](const Texts& texts) { value = T::from(texts[0]); }});
+  }
+  /// yes or no
+  void add(const std::string& names, bool& value, const About& about);
+  /// No value: its presence means true, or false for a spelling after "!" ("--on,!--off").
+  void add_flag(const std::string& names, bool& value, const About& about);
+
+  /// An option that another program has instead, there called `there`: `program` is its path from
+  /// this program's folder. Not in --help, and refused with the command to type. Whether it has
+  /// been added or not: what has been added stays in the table.
+  void is_elsewhere(const std::string& name, const std::string& program, const std::string& there);
+
+  /// An option that this program had once, with any words after it: not in --help, and refused with
+  /// `instead`, which says what to do.
+  void add_former(const std::string& name, const std::string& instead);
+
+  /// Calls `check` when a command line has been read, to refuse what a range cannot say.
+  void check_afterwards(std::function<void()> check);
+
+  /// Reads the command line. False if that was a request for help, now answered. Throws BadInput
+  /// for unknown options, missing values, empty ones, and numbers that are malformed or out of
+  /// range.
+  bool parse(int argc, const char* const* argv);
+
+  /// All options that were added, with their present values.
+  OptionTable table() const;
+
+  /// Whether there is such an option and the command line names it.
+  bool given(const std::string& name) const;
+  /// Whether there is such an option and the next word is its value.
+  bool takes_value(const std::string& name) const;
+  /// The given options without the `others`, as words of a command line.
+  std::vector<std::string> words_given(const std::set<std::string>& others) const;
+
+ private:
+  using Texts = std::vector<std::string>;
+  /// A value that is written as one text, or as several.
+  struct Written {
+    std::string words = "TEXT";    // in --help: "{sgd,adam,adamw}"
+    std::function<Texts()> texts;  // of the value that it has now
+    std::function<void(const Texts&)> read;
+    bool several = false;
+  };
+
+  std::unique_ptr<CLI::App> app_;
+  std::filesystem::path started_as_;  // argv[0]
+  std::string group_;                 // empty: CLI11's default group
+  std::vector<std::function<OptionRow()>> rows_;
+  std::vector<std::function<void()>> checks_;
+  std::vector<std::function<NamedPath()>> outputs_;
+
+  static std::string words_in(std::span<const char* const> words);
+  void add_texts(const std::string& names, const About& about, const Written& value);
+  void refuse(const std::string& name,
+              const std::function<std::string(const CLI::Option&)>& instead);
+  CLI::Option* described(CLI::Option* option, const About& about,
+                         const std::function<OptionValue()>& value);
+  template <class T>
+  void add_number(const std::string& names, T& value, const About& about, Range<T> range);
+  template <class T>
+  void add_numbers(const std::string& names, std::vector<T>& values, const About& about,
+                   Range<T> range);
+  void add_path(const NamedPath& kind, std::string& path, const About& about);
+};
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#pragma once
+// Collectives in the middle of a pass, which needs their results to go on.
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "common/comm/communicator.h"
+#include "common/nn/context.h"
+#include "common/training/phase_timer.h"
+
+namespace lockstep {
+
+/// Runs them on a stream of their own. Whoever else calls for the same rank gives its calls to that
+/// stream, too, so that all reach the communicator in one order.
+class PassCollectives {
+ public:
+  /// `comm` must outlive the passes.
+  PassCollectives(Communicator& comm, Stream communication)
+      : comm_(comm), communication_(communication) {}
+
+  /// Calls work(stream) with the stream of the calls: after what the pass has enqueued so far, and
+  /// before what it enqueues next. The host does not wait. Errors name `layer`; in training the
+  /// bytes are counted under `purpose`, and the time of waiting is taken.
+  template <class Work>
+  void run(const std::string& layer, Purpose purpose, Context& context, Work work) {
+    const bool training = context.facts.training;
+    const Stream pass = context.stream();
+    const CallLabel label(comm_, layer);
+    const CallPurpose counted(comm_, training ? purpose : Purpose::other);
+    if (!waits_) waits_.emplace(pass);
+    if (training) waits_->start();
+    communication_.wait(pass.record());  // its numbers are there
+    work(communication_);
+    pass.wait(communication_.record());  // so are the results
+    waits_->end("waited");
+    waits_->stop();
+  }
+
+  Communicator& comm() const { return comm_; }
+  /// Seconds that training passes have waited so far. Waits for the last call.
+  double seconds_waited() { return waits_ ? waits_->total("waited") : 0; }
+
+ private:
+  Communicator& comm_;
+  Stream communication_;
+  std::optional<PhaseTimer> waits_;  // on the stream of the passes
+};
+
+}  // namespace lockstep

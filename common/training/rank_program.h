@@ -1,0 +1,76 @@
+#pragma once
+// What the program of one rank does besides training: it starts the other ranks where nobody did,
+// opens its device, and reads and writes files together with the others.
+
+#include <concepts>
+#include <functional>
+#include <initializer_list>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "common/comm/process_group.h"
+#include "common/data/dataset.h"
+#include "common/nn/module.h"
+#include "common/options/described.h"
+#include "common/options/options.h"
+#include "common/options/rank_options.h"
+
+namespace lockstep {
+
+/// Where no launcher started this process and nothing says which rank it is: starts this program
+/// again, one local rank per device, waits, and returns their exit status. In a rank it does and
+/// returns nothing.
+std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options);
+
+/// What main() of a small program of several ranks does: parses the command line, starts the ranks
+/// if nobody did, one per device of `devices` (as --devices; looked at after parsing), and calls
+/// `work` in each of them. Returns the exit status.
+int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
+                     const RankOptions& rank_options, const std::string& devices,
+                     const std::function<void(ProcessGroup&)>& work);
+
+/// Opens the device of this rank: number local_rank of those that --devices names for its host; by
+/// default GPU number local_rank, or a CPU device where there is no GPU. Throws BadInput if too few
+/// are named, on all ranks if on any.
+///
+/// From now on a CPU device's process keeps to its share of the host's cores, if that is enough for
+/// the device's threads: otherwise one rank's threads that exchange data would push another rank's
+/// computing from core to core. mpirun --bind-to core does the same; --no-bind turns it off. Call
+/// it before the threads to be bound are started.
+std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup& group);
+
+/// "2 ranks over shm (one host)", and what the job does not keep strangers from.
+std::string ranks_text(const ProcessGroup& group);
+
+/// The settings of the options with these roles, and the other things that weights depend on: the
+/// precision and the sizes of the data sets.
+nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
+                            const DatasetPair& data);
+/// Everything that must be the same on all ranks: the weights, or the number of calls, depend on
+/// it.
+nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data);
+/// The same where each rank has a part of the network: whole weights are then read and written by
+/// all of them.
+nlohmann::json settings_of_parts(const OptionTable& all, const Options& options,
+                                 const DatasetPair& data);
+/// Throws BadInput, on all ranks, with both values, if the ranks differ in one of these settings:
+/// they would train different networks, or wait for each other.
+void require_same_settings(ProcessGroup& group, const nlohmann::json& mine);
+void require_same_settings(ProcessGroup& group, const OptionTable& options,
+                           const DatasetPair& data);
+/// The same for all options of a stage.
+template <std::derived_from<Options> StageOptions>
+void require_same_settings(ProcessGroup& group, const StageOptions& options,
+                           const DatasetPair& data) {
+  require_same_settings(group, table_of(options), data);
+}
+
+/// Every rank reads the data set; an error on one is an error on all (ProcessGroup::together).
+DatasetPair load_dataset(ProcessGroup& group, const Options& options);
+/// Rank 0 loads or saves the weights, unless the path is empty; all ranks call it, and an error
+/// ends all of them.
+void load_weights(ProcessGroup& group, const std::string& path, Module& network);
+void save_weights(ProcessGroup& group, const std::string& path, Module& network);
+
+}  // namespace lockstep

@@ -1,0 +1,243 @@
+#include "common/training/training_log.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include "common/core/error.h"
+#include "common/core/listed.h"
+#include "common/core/printed.h"
+#include "common/io/json.h"
+#include "common/io/json_file.h"
+#include "common/kernels/devices.h"
+#include "common/options/output_paths.h"
+#include "common/system/process_stats.h"
+#include "common/training/trace.h"
+
+namespace lockstep {
+namespace {
+
+double seconds_between(std::chrono::steady_clock::time_point begin,
+                       std::chrono::steady_clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+nlohmann::json names_of(const std::vector<Device*>& devices) {
+  nlohmann::json names = nlohmann::json::array();
+  for (const Device* device : devices) names.push_back(device->name());
+  return names;
+}
+
+}  // namespace
+
+LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
+  return {group.rank(), group.exchanger(), own_health,
+          [&group](const auto& work) { group.together(work); },
+          [&group] { return group.flight().seconds_in_collectives(); }};
+}
+
+TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
+                         std::vector<Device*> devices, int64_t samples, LogPeers peers)
+    : stage_(std::move(stage)),
+      options_(options),
+      devices_(std::move(devices)),
+      peers_(std::move(peers)),
+      cores_(devices_),
+      training_peaks_(devices_.size(), 0),
+      samples_(samples),
+      progress_(samples, peers_.rank == 0),
+      reports_(stream),
+      noted_(std::make_unique<nlohmann::json>(nlohmann::json::object())) {}
+
+TrainingLog::~TrainingLog() = default;
+
+/// Every rank's `mine`, by rank.
+std::vector<nlohmann::json> TrainingLog::exchange(const nlohmann::json& mine) const {
+  if (!peers_.exchange) return {mine};
+  std::vector<nlohmann::json> all;
+  for (const std::string& text : peers_.exchange(mine.dump())) {
+    all.push_back(parse_json(text));
+  }
+  return all;
+}
+
+/// For work of all ranks that may fail.
+void TrainingLog::together(const std::function<void()>& work) const {
+  peers_.together ? peers_.together(work) : work();
+}
+
+void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t parameters,
+                        const std::string& line) {
+  std::vector<std::string> names;
+  for (const nlohmann::json& rank : exchange(names_of(devices_))) {
+    for (const nlohmann::json& name : rank) names.push_back(name);
+  }
+  if (!prints()) return;
+  print_clean("{}: {} on {}, {}", stage_, name_of(options_.model), fmt::join(names, ","),
+              devices_.front()->description());
+  const std::string reason = why_no_gpu();
+  print_clean("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
+  print_clean("{}: {} training and {} test images of {}x{}x{}; {} parameters\n\n", train.name,
+              train.count(), test.count(), train.height, train.width, train.channels, parameters);
+  if (!line.empty()) say(line);
+  if (options_.lr_step > 0 && options_.warmup_epochs >= double(options_.lr_step)) {
+    warn(fmt::format(
+        "--warmup-epochs {:g} ends where --lr-step {} has lowered the rate already: it climbs "
+        "to the learning rate and drops there at once, to {:g} of it; give a longer --lr-step",
+        options_.warmup_epochs, options_.lr_step,
+        std::pow(options_.lr_gamma,
+                 std::floor(options_.warmup_epochs / double(options_.lr_step)))));
+  }
+}
+
+void TrainingLog::say(const std::string& line) const {
+  if (prints()) print_clean("{}\n\n", line);
+}
+
+void TrainingLog::resume(int64_t steps, int64_t epochs) {
+  steps_ = earlier_steps_ = steps;
+  if (finished()) {
+    say(fmt::format("Nothing is left to train: --max-steps is {}", options_.max_steps));
+  } else if (epochs > 0 && epochs >= options_.epochs) {
+    say(fmt::format("Nothing is left to train: --epochs is {}", options_.epochs));
+  }
+}
+
+void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
+  epoch_ = epoch;
+  if (epoch_seconds_.empty()) startup_seconds_ = seconds_since_start();
+  samples_seen_ = first_batch * options_.batch_size;
+  for (Device* device : devices_) device->memory().reset_peak();  // the peak before training
+  cores_.start();
+  epoch_begin_ = Clock::now();
+  waited_begin_ = in_collectives();
+  reports_.begin_epoch();
+}
+
+void TrainingLog::step(const HostBatch& batch, const Tensor& loss,
+                       const std::vector<HealthTensor>& healths) {
+  reports_.push(steps_, loss, healths);
+  lines_.push_back({samples_seen_, batch.index % options_.log_interval == 0});
+  ++steps_;
+  samples_seen_ += batch.global_size;
+  samples_trained_ += batch.global_size;
+  receive(1);
+}
+
+void TrainingLog::receive(size_t keep) {
+  while (const std::optional<StepReport> report = reports_.take(keep)) {
+    step_seconds_.push_back(report->seconds);
+    const Line line = lines_.front();
+    lines_.pop_front();
+    if (report->failed_step >= 0) {
+      progress_.clear();
+      const std::string who = who_failed();
+      together([&] {
+        fail<NonFinite>(
+            "step {}, {}: the loss ({}) or a gradient is not finite; the weights stayed as they "
+            "were before that step and nothing was saved since; lower --lr ({}) or look at the "
+            "data, and at --load and --scale-lr where they are given",
+            report->failed_step, who, report->loss, options_.lr);
+      });
+    }
+    losses_.push_back(report->loss);
+    if (line.print && prints()) {
+      progress_.clear();
+      print_clean("Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.6f}\n", epoch_ + 1,
+                  line.samples_before, samples_,
+                  100.0 * double(line.samples_before) / double(samples_), report->loss);
+    }
+    progress_.show(line.samples_before, seconds_between(epoch_begin_, Clock::now()));
+  }
+}
+
+/// The ranks whose own numbers were not finite. All ranks call it: a sum is the same on all.
+std::string TrainingLog::who_failed() const {
+  const std::string me = fmt::format("rank {} ({})", peers_.rank, devices_.front()->name());
+  if (!peers_.exchange || !peers_.own_health.defined()) return me;
+  const bool failed = peers_.own_health.to_host()[0].failed_step >= 0;
+  std::vector<std::string> found;
+  const std::vector<nlohmann::json> all = exchange({{"name", me}, {"failed", failed}});
+  if (all.size() == 1) return me;  // no other rank's numbers are in its sums
+  for (const nlohmann::json& rank : all) {
+    if (rank.at("failed")) found.push_back(rank.at("name"));
+  }
+  return found.empty() ? "the sum over all ranks" : listed(found);
+}
+
+void TrainingLog::end_epoch() {
+  receive(0);
+  epoch_seconds_.push_back(seconds_between(epoch_begin_, Clock::now()));
+  waited_here_ += in_collectives() - waited_begin_;
+  cores_.stop();
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    training_peaks_[i] = std::max(training_peaks_[i], devices_[i]->memory().peak());
+  }
+  progress_.clear();
+  std::fflush(stdout);
+}
+
+void TrainingLog::evaluated(const Evaluation& e) {
+  if (!std::isfinite(e.loss)) {  // the last update, or a loaded file, spoilt the weights
+    together([&] {
+      fail<NonFinite>(
+          "after {} steps, rank {} ({}): the test loss ({}) is not finite; no final weights were "
+          "saved; lower --lr ({}) or look at --load",
+          steps_, peers_.rank, devices_.front()->name(), e.loss, options_.lr);
+    });
+  }
+  evaluations_.push_back(e);
+  if (!prints()) return;
+  print_clean("\nTest set: Average loss: {:.4f}, Accuracy: {}/{} ({:.2f}%)\n\n", e.loss, e.correct,
+              e.samples, 100 * e.accuracy());
+}
+
+void TrainingLog::note(std::string row, std::string text) {
+  notes_.emplace_back(std::move(row), std::move(text));
+}
+
+void TrainingLog::note(std::string row, std::string text, const std::string& key,
+                       const nlohmann::json& value) {
+  note(std::move(row), std::move(text));
+  (*noted_)[key] = value;
+}
+
+void TrainingLog::finish(double flops) {
+  collect_records(flops);
+  together([&] { write_files(); });
+  if (prints()) print_summary();
+}
+
+/// Collects the records of all ranks, on all ranks.
+void TrainingLog::collect_records(double flops) {
+  nlohmann::json peaks = nlohmann::json::array();
+  for (size_t i = 0; i < devices_.size(); ++i) peaks.push_back(training_peak(i));
+  const nlohmann::json mine = {{"names", names_of(devices_)},
+                               {"peaks", peaks},
+                               {"without_core", cores_.shares_without_core()},
+                               {"flops", flops},
+                               {"waited", waited_here_},
+                               {"rss", peak_rss_bytes()}};
+  for (const nlohmann::json& rank : exchange(mine)) {
+    for (size_t i = 0; i < rank.at("names").size(); ++i) {
+      records_.push_back(
+          {rank.at("names").at(i), rank.at("peaks").at(i), rank.at("without_core").at(i)});
+    }
+    flops_ += rank.at("flops").get<double>();
+    waited_.push_back(rank.at("waited"));
+    rss_bytes_ = std::max(rss_bytes_, rank.at("rss").get<int64_t>());
+  }
+}
+
+void TrainingLog::write_files() const {
+  if (!options_.trace.empty()) {
+    write_trace(path_of_rank(options_.trace, peers_.rank), devices_,
+                size_t(peers_.rank) * devices_.size());
+  }
+  if (prints() && !options_.metrics.empty()) write_json(options_.metrics, metrics());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,144 @@
+#pragma once
+// What a run shows and remembers: log lines, progress bar, summary, --metrics.
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "common/comm/process_group.h"
+#include "common/options/options.h"
+#include "common/training/core_watch.h"
+#include "common/training/evaluate.h"
+#include "common/training/progress_bar.h"
+#include "common/training/step_reports.h"
+
+namespace lockstep {
+
+/// The ranks of a run of several processes: one rank reports what happens on all.
+struct LogPeers {
+  static LogPeers of(ProcessGroup& group, const HealthTensor& own_health);
+
+  int rank = 0;
+  ExchangeTexts exchange{};   // empty: one process
+  HealthTensor own_health{};  // of what this rank adds to sums over all ranks
+  /// ProcessGroup::together(); empty: the work of one process.
+  std::function<void(const std::function<void()>& work)> together{};
+  /// FlightRecorder::seconds_in_collectives()
+  std::function<double()> in_collectives{};
+};
+
+/// Follows a training run. Prints lines as PyTorch's MNIST example does:
+///   Train Epoch: 1 [640/60000 (1%)]	Loss: 2.293600
+///   Test set: Average loss: 0.5123, Accuracy: 8123/10000 (81.2%)
+/// and, where stdout is a terminal, a progress bar below them. Watches over the health of the run.
+/// With several ranks, rank 0 prints and writes --metrics for all; --trace writes a file per rank,
+/// FILE, FILE.rank1, ...
+class TrainingLog {
+ public:
+  /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the size
+  /// of the training set.
+  TrainingLog(std::string stage, const Options& options, Stream stream,
+              std::vector<Device*> devices, int64_t samples, LogPeers peers = {});
+  ~TrainingLog();
+  TrainingLog(const TrainingLog&) = delete;
+  TrainingLog& operator=(const TrainingLog&) = delete;
+
+  /// Prints the data set, the network with its number of parameters, the devices and their engine,
+  /// and `line`.
+  void start(const Dataset& train, const Dataset& test, int64_t parameters,
+             const std::string& line = "");
+
+  /// Prints a line.
+  void say(const std::string& line) const;
+
+  /// For a run that continues: the steps and whole epochs that came before. Says so if none are
+  /// left.
+  void resume(int64_t steps, int64_t epochs);
+  /// Begins an epoch at its batch `first_batch`.
+  void begin_epoch(int64_t epoch, int64_t first_batch = 0);
+  /// Call it when the work of one step over `batch`, of all ranks, has been enqueued. Throws
+  /// NonFinite, one step late, when a loss or gradient was not finite. `healths` are those of all
+  /// optimizers.
+  void step(const HostBatch& batch, const Tensor& loss, const std::vector<HealthTensor>& healths);
+  /// Waits for the steps so far. Throws as step() does.
+  void settle() { receive(0); }
+  /// Waits for the epoch's last step and takes the time of the epoch.
+  void end_epoch();
+  /// After --max-steps steps there is nothing more to train.
+  bool finished() const { return options_.max_steps > 0 && steps_ >= options_.max_steps; }
+  int64_t steps() const { return steps_; }
+  /// The steps of this run, without those of resume().
+  int64_t own_steps() const { return steps_ - earlier_steps_; }
+
+  void evaluated(const Evaluation& evaluation);
+  bool has_evaluation() const { return !evaluations_.empty(); }
+  /// Of the last evaluation.
+  double accuracy() const { return evaluations_.back().accuracy(); }
+
+  /// Adds a row to the summary: what a stage measured itself.
+  void note(std::string row, std::string text);
+  /// The same, and adds `value` to --metrics under `key`.
+  void note(std::string row, std::string text, const std::string& key, const nlohmann::json& value);
+  /// Prints the summary and writes --metrics and --trace. `flops` are this process's.
+  void finish(double flops);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Line {
+    int64_t samples_before;
+    bool print;
+  };
+
+  /// What the summary says about a device of any rank.
+  struct DeviceRecord {
+    std::string name;
+    int64_t peak_bytes;         // while training
+    double share_without_core;  // of the time while training
+  };
+
+  bool prints() const { return peers_.rank == 0; }
+  std::vector<nlohmann::json> exchange(const nlohmann::json& mine) const;
+  void receive(size_t keep);
+  std::string who_failed() const;
+  void collect_records(double flops);
+  void together(const std::function<void()>& work) const;
+  /// --trace and --metrics.
+  void write_files() const;
+  nlohmann::json metrics() const;
+  void print_summary() const;
+  double samples_per_second() const;
+  int64_t training_peak(size_t device) const;
+  double in_collectives() const { return peers_.in_collectives ? peers_.in_collectives() : 0; }
+  std::vector<double> lateness() const;
+
+  std::string stage_;
+  const Options& options_;
+  std::vector<Device*> devices_;
+  LogPeers peers_;
+  CoreWatch cores_;
+  std::vector<int64_t> training_peaks_;  // bytes, per device, over the epochs so far
+  std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
+  double flops_ = 0;                     // of all ranks
+  int64_t rss_bytes_ = 0;                // of the largest process
+  std::vector<double> waited_;           // s in collectives while training, of all ranks
+  int64_t samples_;
+  ProgressBar progress_;
+  StepReports reports_;
+  std::deque<Line> lines_;  // of the outstanding reports
+
+  int64_t epoch_ = 0, steps_ = 0, earlier_steps_ = 0;
+  int64_t samples_seen_ = 0;     // of the epoch
+  int64_t samples_trained_ = 0;  // by this run
+  Clock::time_point epoch_begin_;
+  double startup_seconds_ = 0, waited_begin_ = 0, waited_here_ = 0;
+  std::vector<double> losses_, step_seconds_, epoch_seconds_;
+  std::vector<Evaluation> evaluations_;
+  std::vector<std::pair<std::string, std::string>> notes_;  // rows of the summary
+  std::unique_ptr<nlohmann::json> noted_;                   // for --metrics
+};
+
+}  // namespace lockstep
