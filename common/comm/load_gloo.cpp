@@ -10,13 +10,13 @@
 namespace lockstep {
 namespace {
 
-struct Loaded {
+struct LoadedGloo {
   decltype(&lockstep_connect_gloo) connect = nullptr;
   std::string reason;  // why it could not be loaded
 };
 
 /// Libraries stay loaded, and loading one again costs nothing.
-Loaded load() {
+LoadedGloo load_gloo() {
   void* library = dlopen(LOCKSTEP_GLOO_LIBRARY, RTLD_NOW | RTLD_NODELETE);
   if (library == nullptr) return {nullptr, fmt::format("Gloo cannot be loaded: {}", dlerror())};
   void* connect = dlsym(library, "lockstep_connect_gloo");
@@ -26,11 +26,11 @@ Loaded load() {
 
 }  // namespace
 
-std::string gloo_availability() { return load().reason; }
+std::string gloo_availability() { return load_gloo().reason; }
 
 std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const RendezvousStore& store,
                                             const std::string& host, double timeout_seconds) {
-  const Loaded loaded = load();
+  const LoadedGloo loaded = load_gloo();
   if (loaded.connect == nullptr) {
     fail<EnvironmentError>("{}; give --backend tcp", loaded.reason);
   }
