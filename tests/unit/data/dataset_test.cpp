@@ -4,8 +4,6 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -15,6 +13,7 @@
 #include "common/data/synthetic.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/system_calls.h"
 
 namespace lockstep {
 namespace {
@@ -474,38 +473,16 @@ TEST_CASE("A damaged gzip file is refused: checksum, length, content, bytes afte
   CHECK_THAT(refusal(testing::idx_images(20)), ContainsSubstring("incorrect header check"));
 }
 
-// Runs the reader as a user without rights, in a child process; returns the message it gets.
-std::string refusal_without_rights(const std::filesystem::path& path) {
-  int ends[2];
-  if (::pipe(ends) != 0) return "no pipe";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    constexpr uid_t kNobody = 65534;
-    // Root passes every permission check; anybody else is already without rights.
-    const bool ready = ::geteuid() != 0 || ::setuid(kNobody) == 0;
-    const std::string message =
-        ready ? message_of<EnvironmentError>([&] { read_idx_images(path); }) : "setuid failed";
-    const ssize_t written = ::write(ends[1], message.data(), message.size());
-    ::_exit(written == static_cast<ssize_t>(message.size()) ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string message(1000, '\0');
-  const ssize_t got = ::read(ends[0], message.data(), message.size());
-  ::close(ends[0]);
-  ::waitpid(child, nullptr, 0);
-  message.resize(got > 0 ? static_cast<size_t>(got) : 0);
-  return message;
-}
-
 TEST_CASE("A file without permission, or with something else in its place, is refused",
           "[idx][row9]") {
   namespace fs = std::filesystem;
   const TempDir dir;
-  fs::permissions(dir.path(), fs::perms(0755));
   testing::write_file(dir / "images", testing::idx_images(2));
   fs::permissions(dir / "images", fs::perms::none);
-  CHECK(refusal_without_rights(dir / "images") ==
-        "cannot open " + (dir / "images").string() + ": Permission denied");
+  std::string refusal;
+  testing::without_capabilities(
+      [&] { refusal = message_of<EnvironmentError>([&] { read_idx_images(dir / "images"); }); });
+  CHECK(refusal == "cannot open " + (dir / "images").string() + ": Permission denied");
 
   fs::create_directory(dir / "folder");
   CHECK(refusal_of_images(dir / "folder") ==

@@ -284,27 +284,8 @@ TEST_CASE("However often a source fails, the loader loses none of its buffers", 
   }
 }
 
-/// A gate at which reads wait until it is opened.
-class ReadGate {
- public:
-  void open() {
-    std::lock_guard lock(mutex_);
-    open_ = true;
-    opened_.notify_all();
-  }
-  void pass() {
-    std::unique_lock lock(mutex_);
-    opened_.wait(lock, [&] { return open_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = false;
-};
-
 TEST_CASE("A source that hangs ends in a timeout error, not in a hang", "[loader][row27]") {
-  ReadGate gate;
+  testing::Gate gate;
   NumberedSource source(20);
   source.before_read = [&](int64_t index) {
     if (index == 6) gate.pass();

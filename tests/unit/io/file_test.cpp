@@ -2,7 +2,6 @@
 
 #include <sys/inotify.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -29,7 +28,6 @@ using namespace lockstep::testing::io;
 using Catch::Matchers::ContainsSubstring;
 using testing::TempDir;
 using Names = std::vector<std::string>;
-using testing::drop_capabilities;
 using testing::SystemCalls;
 
 void save(const std::filesystem::path& path, const std::string& bytes) {
@@ -52,28 +50,11 @@ std::string error_of(const std::function<void()>& body) {
   return "no error";
 }
 
-/// The same in a child process, for bodies that take something away from their process.
-std::string error_in_child(const std::function<void()>& body) {
-  int ends[2];
-  if (::pipe(ends) != 0) return "pipe failed";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::string text;
-    try {
-      text = error_of(body);
-    } catch (const std::exception& error) {
-      text = std::string("another exception: ") + error.what();
-    }
-    const ssize_t written = ::write(ends[1], text.data(), text.size());
-    ::_exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string text(4096, '\0');
-  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), 4096))));
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? text : "the child died: " + text;
+/// The same for a user who may not do everything.
+std::string error_without_rights(const std::function<void()>& body) {
+  std::string error;
+  testing::without_capabilities([&] { error = error_of(body); });
+  return error;
 }
 
 TEST_CASE("A directory is made with those above it, durably, or the error says why not", "[file]") {
@@ -90,10 +71,7 @@ TEST_CASE("A directory is made with those above it, durably, or the error says w
                  ContainsSubstring("file/x: Not a directory; give one that you may write to"));
   CHECK_THAT(error_of([&] { make_directory(directory / "file"); }), ContainsSubstring("cannot "));
   std::filesystem::permissions(directory / "a/b", std::filesystem::perms(0555));
-  CHECK_THAT(error_in_child([&] {
-               drop_capabilities();
-               make_directory(directory / "a/b");
-             }),
+  CHECK_THAT(error_without_rights([&] { make_directory(directory / "a/b"); }),
              ContainsSubstring("cannot write to the directory ") &&
                  ContainsSubstring("a/b: Permission denied; give one"));
 }
@@ -140,7 +118,7 @@ TEST_CASE("A full disk is one clear error, and the old file stays", "[safetensor
   const TempDir directory;
   const auto path = directory / "model.safetensors";
   save(path, "old");
-  const std::string error = error_in_child([&] {
+  const std::string error = error_of([&] {
     const testing::FullDisk full(4096);
     save(path, std::string(100'000, 'x'));
   });
@@ -155,10 +133,7 @@ TEST_CASE("A directory without write permission is one clear error", "[safetenso
   const auto path = directory / "model.safetensors";
   save(path, "old");
   ::chmod(directory.path().c_str(), 0555);
-  const std::string error = error_in_child([&] {
-    drop_capabilities();
-    save(path, "new");
-  });
+  const std::string error = error_without_rights([&] { save(path, "new"); });
   ::chmod(directory.path().c_str(), 0755);
   CHECK_THAT(error, ContainsSubstring("cannot save " + path.string()));
   CHECK_THAT(error, ContainsSubstring("Permission denied; give a path in a directory"));
@@ -196,11 +171,10 @@ TEST_CASE("A path where no file can be is one clear error", "[safetensors][file]
 
 TEST_CASE("A path without a directory means the current one", "[safetensors][file]") {
   const TempDir directory;
-  const std::string error = error_in_child([&] {
-    std::filesystem::current_path(directory.path());
-    save("model.safetensors", "here");
-  });
-  CHECK(error == "no error");
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(directory.path());
+  CHECK(error_of([&] { save("model.safetensors", "here"); }) == "no error");
+  std::filesystem::current_path(before);
   CHECK(load(directory / "model.safetensors") == "here");
 }
 
