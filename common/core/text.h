@@ -8,6 +8,7 @@
 
 #include <fmt/core.h>
 
+#include <cstddef>
 #include <iterator>
 #include <string>
 #include <string_view>

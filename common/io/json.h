@@ -26,7 +26,7 @@ int64_t whole_number(const nlohmann::json& value, const std::string& what, int64
 
 /// The first `limit` bytes of `text`, always valid UTF-8 (ill-formed bytes become '?'): whatever is
 /// in a file must neither flood an error message nor garble it.
-std::string clipped(std::string_view text, std::size_t limit = 80);
+std::string clipped(std::string_view text, size_t limit = 80);
 /// `text` clipped, as a JSON string, so that it stays on one line whatever it contains.
 std::string in_quotes(std::string_view text);
 
