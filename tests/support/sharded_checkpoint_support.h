@@ -2,6 +2,7 @@
 // Shared by the tests of sharded checkpoints and the fuzzer. Free of Catch2: the fuzzer has its own
 // main.
 
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <numeric>
