@@ -201,7 +201,7 @@ std::vector<StateTensor> tensors_of(const std::string& state,
 std::vector<int64_t> steps_in(const Checkpoint& checkpoint, const Trained& trained) {
   std::map<std::string, double> saved;
   for (const StateTensor& tensor : tensors_of(kStep, checkpoint.optimizer)) {
-    require(tensor.problem.empty() && tensor.shape.rank() == 0,
+    require(tensor.problem.empty() && tensor.shape.axes() == 0,
             "{} has shape {}, expected one number", tensor.name, tensor.shape.text());
     saved[tensor.name.substr(prefix_of(kStep).size())] = double(tensor.real.at(0));
   }

@@ -7,7 +7,7 @@
 
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
 

@@ -6,7 +6,7 @@
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "06-fully-sharded/joining.h"
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {
@@ -209,7 +209,7 @@ namespace {
 /// A parameter whose shape in PyTorch is this one, which tells how it lies in memory.
 Parameter parameter_of(const StateTensor& saved) {
   const Shape& shape = saved.shape;
-  const bool conv = shape.rank() == 4;  // [O,I,kh,kw]; in memory [O,kh,kw,I]
+  const bool conv = shape.axes() == 4;  // [O,I,kh,kw]; in memory [O,kh,kw,I]
   return {.name = saved.name,
           .kind = conv ? ParameterKind::conv_weight : ParameterKind::linear_weight,
           .shape = conv ? Shape{shape[0], shape[2], shape[3], shape[1]} : shape,

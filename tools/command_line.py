@@ -1,7 +1,7 @@
 """What all tools do alike: errors of one line, texts that no terminal obeys, an end that leaves
 nothing behind.
 
-Names in texts come from files, command lines and other programs. `common/core/printed.h` does the same
+Names in texts come from files, command lines and other programs. `common/core/text.h` does the same
 for the programs in C++.
 """
 

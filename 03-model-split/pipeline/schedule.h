@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "common/core/choice.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 

@@ -105,7 +105,7 @@ Tensor transposed(const Tensor& x, int64_t a, int64_t b, Context& context) {
   return y;
 }
 
-int64_t& channels_of(Shape& shape) { return shape[shape.rank() - 1]; }
+int64_t& channels_of(Shape& shape) { return shape[shape.axes() - 1]; }
 
 }  // namespace
 

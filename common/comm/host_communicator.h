@@ -9,7 +9,7 @@
 
 #include "common/comm/communicator.h"
 #include "common/comm/host_staging.h"
-#include "common/core/kept.h"
+#include "common/core/stream_backend.h"
 
 namespace lockstep {
 

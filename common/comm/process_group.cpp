@@ -15,9 +15,8 @@
 #include "common/comm/tcp_transport.h"
 #include "common/comm/watched_transport.h"
 #include "common/core/error.h"
-#include "common/core/listed.h"
-#include "common/system/launcher_pipe.h"
-#include "common/system/rank_path.h"
+#include "common/core/text.h"
+#include "common/system/rank.h"
 
 namespace lockstep {
 namespace {

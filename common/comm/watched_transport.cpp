@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/rendezvous/agreement.h"
 
 namespace lockstep {

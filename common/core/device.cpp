@@ -1,10 +1,10 @@
 #include "common/core/device.h"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/parse.h"
 #include "common/core/stream_backend.h"
 
 namespace lockstep {
@@ -14,16 +14,12 @@ DeviceId parse_device(std::string_view text) {
   const size_t colon = text.find(':');
   const std::string_view kind = text.substr(0, colon);
   const std::string_view index = colon == std::string_view::npos ? "0" : text.substr(colon + 1);
-  DeviceId id;
-  const char* end = index.data() + index.size();
-  const auto [stop, status] = std::from_chars(index.data(), end, id.index);
-  const bool known = kind == "cpu" || kind == "cuda";
-  require(known && status == std::errc() && stop == end && id.index >= 0 && id.index < 1024,
+  const auto number = read_whole(index, 0, 1023);
+  require((kind == "cpu" || kind == "cuda") && number.has_value(),
           "--devices: '{}' is not a device; write cpu:N or cuda:N with N from 0 to 1023, "
           "separated by commas",
           text);
-  id.kind = kind == "cuda" ? DeviceId::Kind::cuda : DeviceId::Kind::cpu;
-  return id;
+  return {kind == "cuda" ? DeviceId::Kind::cuda : DeviceId::Kind::cpu, int(*number)};
 }
 
 }  // namespace

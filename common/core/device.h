@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/core/cores.h"
+#include "common/core/host.h"
 #include "common/core/stream.h"
 
 namespace lockstep {

@@ -1,10 +1,37 @@
 #include "common/core/tensor.h"
 
+#include <new>
+#include <utility>
+
 #include "common/core/device.h"
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/stream_backend.h"
+#include "common/core/text.h"
 
 namespace lockstep {
+namespace {
+
+void* allocate(Stream home, size_t bytes) try {
+  return home.backend().allocate(bytes);
+} catch (const std::bad_alloc&) {
+  fail<DeviceError>(
+      "{}: no room for {:.1f} MiB beside the {:.1f} MiB in use{}; use a smaller batch "
+      "or model, or more devices",
+      home.device().name(), double(bytes) / 1048576.0,
+      double(home.device().memory().current()) / 1048576.0, home.device().memory_note());
+}
+
+}  // namespace
+
+Buffer::Buffer(Stream home, size_t bytes)
+    : home_(home), bytes_(bytes), data_(allocate(home, bytes)) {
+  home_.device().memory().add(static_cast<int64_t>(bytes_));
+}
+
+Buffer::~Buffer() {
+  home_.backend().release(data_, bytes_);
+  home_.device().memory().subtract(static_cast<int64_t>(bytes_));
+}
 
 // The checks of the templates in tensor.h are here, so that kernels, which include that header, are
 // compiled without the formatting library.
@@ -57,6 +84,27 @@ void require_values(int64_t count, const Shape& shape) {
 void fail_elsewhere(const Shape& shape, Stream home, Stream s) {
   fail<BadInput>("a tensor {} is on {}, and an operation of {} uses it; copy it there first",
                  shape.text(), home.device().name(), s.device().name());
+}
+
+std::shared_ptr<Buffer> TensorPool::take_block(size_t bytes) {
+  // The smallest free block that fits, but none more than twice too large: a short last batch may
+  // use the blocks of a full one, a scalar must not occupy an activation's.
+  bytes = (std::max<size_t>(bytes, 1) + 63) / 64 * 64;
+  FreeList::iterator best = free_->end();
+  for (auto block = free_->begin(); block != free_->end(); ++block) {
+    const size_t size = (*block)->bytes();
+    if (size < bytes || size > 2 * bytes) continue;
+    if (best == free_->end() || size < (*best)->bytes()) best = block;
+  }
+  std::unique_ptr<Buffer> block;
+  if (best == free_->end()) {
+    block = std::make_unique<Buffer>(stream_, bytes);
+    ++allocations_;
+  } else {
+    block = std::exchange(*best, std::move(free_->back()));
+    free_->pop_back();
+  }
+  return {block.release(), [free = free_](Buffer* returned) { free->emplace_back(returned); }};
 }
 
 }  // namespace lockstep

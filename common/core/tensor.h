@@ -1,11 +1,13 @@
 #pragma once
-// Tensors: a shape over a piece of a buffer. Always contiguous, row major, no strides.
+// Device memory, tied to the order of one stream, and tensors: a shape over a piece of it. Always
+// contiguous, row major, no strides.
 //
 // Activations are NHWC ("channels last"): [batch, height, width, channels]. That is the layout in
 // which oneDNN and cuDNN convolve fastest. Convolution weights are O,H,W,I; checkpoints use
 // PyTorch's O,I,H,W (nn/state.h converts at the border).
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -13,10 +15,32 @@
 #include <string>
 #include <vector>
 
-#include "common/core/buffer.h"
 #include "common/core/real.h"
+#include "common/core/stream.h"
 
 namespace lockstep {
+
+/// A block of device memory with one home stream. Allocating and freeing are operations in that
+/// stream's order (cudaMallocAsync, cudaFreeAsync): work enqueued on the home stream before the
+/// Buffer is destroyed may still use the memory. A buffer that was used on another stream must be
+/// handed back first: `home.wait(other.record())`. Contents are undefined at first.
+/// Throws DeviceError when the device has no room.
+class Buffer {
+ public:
+  Buffer(Stream home, size_t bytes);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  Stream home() const { return home_; }
+
+ private:
+  Stream home_;
+  size_t bytes_;
+  void* data_;
+};
 
 /// Up to a handful of extents, outermost first. {} is a scalar with one element. A shape may come
 /// from a file: what multiplies extents throws BadInput, naming the shape, where one is negative or
@@ -27,7 +51,7 @@ class Shape {
   Shape(std::initializer_list<int64_t> extents) : extents_(extents) {}
   explicit Shape(std::vector<int64_t> extents) : extents_(std::move(extents)) {}
 
-  int rank() const { return static_cast<int>(extents_.size()); }
+  int axes() const { return static_cast<int>(extents_.size()); }
   int64_t operator[](int axis) const { return extents_[axis]; }
   int64_t& operator[](int axis) { return extents_[axis]; }
   int64_t elements() const { return product(0); }
@@ -98,7 +122,7 @@ class BasicTensor {
   }
   /// Rows [first, first + count) along the first axis.
   BasicTensor rows(int64_t first, int64_t count) const {
-    require_within("rows", first, count, shape_.rank() == 0 ? 0 : shape_[0], shape_);
+    require_within("rows", first, count, shape_.axes() == 0 ? 0 : shape_[0], shape_);
     Shape shape = shape_;
     shape[0] = count;
     return BasicTensor(buffer_, shape, offset_ + first * shape_.row_elements());
@@ -135,5 +159,33 @@ using Tensor = BasicTensor<Real>;
 using ByteTensor = BasicTensor<uint8_t>;   // images
 using IndexTensor = BasicTensor<int32_t>;  // positions of maxima
 using LabelTensor = BasicTensor<int32_t>;  // class numbers
+
+/// Hands out tensors of one stream and takes them back when their last handle is destroyed. Blocks
+/// are reused at once: the next user of a block enqueues its work after the previous user's, on the
+/// same stream. So a steady training step allocates nothing, and the tensors held at the same time
+/// decide the peak.
+/// A tensor that another stream used must be handed back before its handle is destroyed (see
+/// Buffer).
+class TensorPool {
+ public:
+  explicit TensorPool(Stream stream) : stream_(stream), free_(std::make_shared<FreeList>()) {}
+
+  /// A tensor with undefined contents.
+  template <class T>
+  BasicTensor<T> take(const Shape& shape) {
+    return BasicTensor<T>(take_block(shape.bytes(sizeof(T))), shape);
+  }
+  Stream stream() const { return stream_; }
+  /// Blocks ever allocated: constant in a steady state.
+  int64_t allocations() const { return allocations_; }
+
+ private:
+  using FreeList = std::vector<std::unique_ptr<Buffer>>;
+  std::shared_ptr<Buffer> take_block(size_t bytes);
+
+  Stream stream_;
+  std::shared_ptr<FreeList> free_;  // outlives the pool while tensors are out
+  int64_t allocations_ = 0;
+};
 
 }  // namespace lockstep

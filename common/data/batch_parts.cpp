@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include "common/core/error.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 namespace {
+
+constexpr std::array kWords{"none", "chunk", "stride", "micro"};  // in the order of the kinds
 
 std::vector<BatchPart> deal(int64_t batch_size, int64_t parts) {
   std::vector<BatchPart> hands;
@@ -55,24 +57,16 @@ std::vector<BatchPart> BatchSplit::divide(int64_t batch_size) const {
   return {{0, 1, batch_size}};
 }
 
-namespace {
-constexpr std::array kWords{"none", "chunk", "stride", "micro"};  // in the order of the kinds
-}
-
 BatchSplit BatchSplit::from(std::string_view text) {
   if (text == kWords[0]) return {};
   const size_t colon = std::min(text.find(':'), text.size());
   const auto word = std::find(kWords.begin() + 1, kWords.end(), text.substr(0, colon));
-  BatchSplit split{.kind = static_cast<Kind>(word - kWords.begin())};
-  const char* begin = text.data() + std::min(colon + 1, text.size());
-  const char* end = text.data() + text.size();
-  const auto [stop, status] = std::from_chars(begin, end, split.parts);
-  require(word != kWords.end() && status == std::errc() && stop == end && split.parts >= 1 &&
-              split.parts <= 1024,
+  const auto parts = read_whole(text.substr(std::min(colon + 1, text.size())), 1, 1024);
+  require(word != kWords.end() && parts.has_value(),
           "--emulate: found '{}', expected none, chunk:D, stride:W or micro:M with a number from 1 "
           "to 1024",
           text);
-  return split;
+  return {.kind = static_cast<Kind>(word - kWords.begin()), .parts = *parts};
 }
 
 std::string BatchSplit::text() const {

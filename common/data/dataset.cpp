@@ -3,13 +3,10 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "common/core/error.h"
-#include "common/data/cifar.h"
 #include "common/data/dataset_files.h"
-#include "common/data/idx.h"
 #include "common/data/synthetic.h"
 
 namespace lockstep {

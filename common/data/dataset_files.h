@@ -1,9 +1,19 @@
 #pragma once
-// Where the files of a data set are.
+// The files of data sets: where they are, and what is read of them, plain or packed by gzip.
+//
+// IDX is the format of MNIST and Fashion-MNIST (http://yann.lecun.com/exdb/mnist): big-endian
+// 32-bit words, first the magic number, then one word per dimension, then the bytes. The binary
+// version of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html) has records of 3073 bytes: a
+// label and 32x32 pixels, all red, then all green, then all blue.
+//
+// Strict: a file is used only if its size is exactly what its header promises.
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
+
+#include "common/data/dataset.h"
 
 namespace lockstep {
 
@@ -21,5 +31,33 @@ std::filesystem::path find_dataset_dir(const std::string& name, const std::strin
 /// to get data set `name`, if neither is.
 std::filesystem::path find_dataset_file(const std::string& name, const std::filesystem::path& dir,
                                         const std::string& file);
+
+/// Images of an IDX file of magic number 2051.
+struct IdxImages {
+  int64_t count = 0;
+  int64_t height = 0;
+  int64_t width = 0;
+  std::vector<uint8_t> pixels;  ///< [count, height, width]
+};
+
+/// Reads an image file, plain or ".gz". Throws BadInput, naming the file, on a wrong magic number,
+/// a size other than the one the header promises (checked before memory is allocated where the file
+/// is plain) and damaged gzip data; EnvironmentError if the file cannot be opened.
+IdxImages read_idx_images(const std::filesystem::path& path);
+
+/// Reads a label file (magic number 2049), plain or ".gz": [count] bytes, each below `classes`.
+/// Throws as read_idx_images does, and BadInput with index and value on a label out of range.
+std::vector<uint8_t> read_idx_labels(const std::filesystem::path& path, int64_t classes);
+
+/// Reads images (one channel) and labels that belong together; BadInput if their counts differ.
+/// Name and normalisation of the result are left to the caller.
+Dataset read_idx_dataset(const std::filesystem::path& images, const std::filesystem::path& labels,
+                         int64_t classes);
+
+/// Reads `files` (plain or ".gz") one after another, pixels turned from planes to [32, 32, 3].
+/// Throws BadInput, naming the file, if it is empty or not a whole number of records or has a label
+/// above 9; EnvironmentError if it cannot be opened. Name and normalisation of the result are left
+/// to the caller.
+Dataset read_cifar10(const std::vector<std::filesystem::path>& files);
 
 }  // namespace lockstep

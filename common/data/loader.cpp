@@ -1,14 +1,118 @@
 #include "common/data/loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <system_error>
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/core/host_memory.h"
+#include "common/core/host.h"
 
 namespace lockstep {
+
+// --- Batches -------------------------------------------------------------------------------------
+
+std::shared_ptr<void> allocate_host(size_t bytes) {
+  return {allocate_aligned(bytes), release_aligned};
+}
+
+/// Memory of one batch. Belongs to the pool; used by one maker, then by one batch at a time.
+struct BatchBuffer {
+  std::shared_ptr<void> memory;
+  uint8_t* images = nullptr;
+  int32_t* labels = nullptr;
+};
+
+/// A fixed number of equal buffers. All members may be called from any thread.
+class BatchPool {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  /// Allocates everything at once: `buffers` buffers of `samples` images of `image_bytes` bytes
+  /// each, with their labels.
+  BatchPool(int64_t buffers, int64_t samples, int64_t image_bytes, const HostAllocator& allocate);
+
+  /// A free buffer, to be filled; there always is a free one while the loader keeps to its bounds.
+  BatchBuffer* take();
+  /// Returns a buffer that was taken and has not become a batch.
+  void put_back(BatchBuffer* buffer);
+
+  /// The buffer is a batch in the consumer's hands until the last owner of the returned pointer is
+  /// gone. The pointer owns a share of the pool, too.
+  static std::shared_ptr<BatchBuffer> lend(const std::shared_ptr<BatchPool>& pool,
+                                           BatchBuffer* buffer);
+  /// Waits until the consumer holds fewer than `limit` batches; false when `deadline` passes first.
+  bool wait_lent_below(int64_t limit, TimePoint deadline);
+
+  int64_t lent() const;
+
+ private:
+  void reclaim(BatchBuffer* buffer);
+
+  std::vector<BatchBuffer> buffers_;
+  mutable std::mutex mutex_;
+  std::condition_variable reclaimed_;
+  std::vector<BatchBuffer*> free_;
+  int64_t lent_ = 0;
+};
+
+BatchPool::BatchPool(int64_t buffers, int64_t samples, int64_t image_bytes,
+                     const HostAllocator& allocate)
+    : buffers_(static_cast<size_t>(buffers)) {
+  constexpr size_t kAlignment = 64;  // of the labels, too
+  const size_t images =
+      (static_cast<size_t>(samples * image_bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t labels = static_cast<size_t>(samples) * sizeof(int32_t);
+  free_.reserve(buffers_.size());
+  for (BatchBuffer& buffer : buffers_) {
+    buffer.memory = allocate(images + labels);
+    buffer.images = static_cast<uint8_t*>(buffer.memory.get());
+    buffer.labels = reinterpret_cast<int32_t*>(buffer.images + images);
+    free_.push_back(&buffer);
+  }
+}
+
+BatchBuffer* BatchPool::take() {
+  std::lock_guard lock(mutex_);
+  require(!free_.empty(), "batch pool: all {} buffers are in use, expected a free one",
+          buffers_.size());
+  BatchBuffer* buffer = free_.back();
+  free_.pop_back();
+  return buffer;
+}
+
+void BatchPool::put_back(BatchBuffer* buffer) {
+  std::lock_guard lock(mutex_);
+  free_.push_back(buffer);
+}
+
+std::shared_ptr<BatchBuffer> BatchPool::lend(const std::shared_ptr<BatchPool>& pool,
+                                             BatchBuffer* buffer) {
+  std::lock_guard lock(pool->mutex_);
+  ++pool->lent_;
+  return {buffer, [pool](BatchBuffer* back) { pool->reclaim(back); }};
+}
+
+void BatchPool::reclaim(BatchBuffer* buffer) {
+  std::lock_guard lock(mutex_);
+  free_.push_back(buffer);
+  --lent_;
+  reclaimed_.notify_all();
+}
+
+bool BatchPool::wait_lent_below(int64_t limit, TimePoint deadline) {
+  std::unique_lock lock(mutex_);
+  return reclaimed_.wait_until(lock, deadline, [&] { return lent_ < limit; });
+}
+
+int64_t BatchPool::lent() const {
+  std::lock_guard lock(mutex_);
+  return lent_;
+}
+
+// --- Options -------------------------------------------------------------------------------------
+
 namespace {
 
 constexpr int kDefaultPrefetchFactor = 2;
@@ -81,9 +185,9 @@ DataLoader::DataLoader(const ImageSource& source, DataLoaderOptions options)
 
 DataLoader::~DataLoader() { stop_workers(); }
 
-DataLoader::Counters DataLoader::counters() const {
+int64_t DataLoader::most_in_flight() const {
   std::lock_guard lock(mutex_);
-  return {most_in_flight_, window_ + options_.max_held};
+  return most_in_flight_;
 }
 
 // --- Making a batch ----------------------------------------------------------------------------

@@ -7,21 +7,44 @@
 //   while (auto batch = loader.next()) { ... batch->images, batch->labels, batch->size ... }
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
-#include "common/data/batch_pool.h"
-#include "common/data/image_source.h"
+#include "common/data/dataset.h"
 #include "common/data/random_order.h"
 
 namespace lockstep {
+
+/// Gets `bytes` of host memory, aligned to 64 bytes or more; freed with its last owner. A CUDA
+/// backend passes an allocator of page-locked memory.
+using HostAllocator = std::function<std::shared_ptr<void>(size_t bytes)>;
+
+/// Plain memory aligned to 64 bytes.
+std::shared_ptr<void> allocate_host(size_t bytes);
+
+struct BatchBuffer;  // memory of one batch
+class BatchPool;
+
+/// One batch, or another owner of it. When the last owner is gone, the memory returns to the pool
+/// and is written again: keep an owner until the last copy from the batch has ended. A batch may
+/// outlive its loader.
+struct HostBatch {
+  int64_t index = 0;                ///< number of the batch in its epoch
+  int64_t size = 0;                 ///< samples
+  const uint8_t* images = nullptr;  ///< [size, height, width, channels], from the allocator
+  const int32_t* labels = nullptr;  ///< [size], in the same allocation
+  /// Its samples' places in the global batch: 0, 1, ... unless other ranks have some of the
+  /// samples.
+  int64_t global_size = 0, global_first = 0, global_stride = 1;
+  std::shared_ptr<BatchBuffer> memory{};
+};
 
 /// Names and defaults are PyTorch's, except where noted.
 struct DataLoaderOptions {
@@ -45,17 +68,9 @@ struct DataLoaderOptions {
   void validate() const;
 };
 
-/// Every member function but counters() belongs to one thread, the consumer's.
+/// Every member function but most_in_flight() belongs to one thread, the consumer's.
 class DataLoader {
  public:
-  /// The most batches that were ever started and not yet handed out at one time (at most
-  /// prefetch_factor * num_workers), and the number of buffers allocated (that bound plus
-  /// max_held).
-  struct Counters {
-    int64_t most_in_flight = 0;
-    int64_t buffers = 0;
-  };
-
   /// `source` must outlive the loader. Throws BadInput on bad options and where an epoch would have
   /// 0 batches.
   DataLoader(const ImageSource& source, DataLoaderOptions options);
@@ -80,7 +95,9 @@ class DataLoader {
   /// max_held batches for so long (60 s if there is no timeout) that it must be waiting for itself.
   std::optional<HostBatch> next();
 
-  Counters counters() const;
+  /// The most batches that were ever started and not yet handed out at one time: at most
+  /// prefetch_factor * num_workers.
+  int64_t most_in_flight() const;
 
  private:
   /// A batch on its way from a worker to the consumer.

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string_view>
 
 #include "common/core/error.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 namespace {
@@ -83,12 +83,10 @@ void draw_sample(const Canvas& pattern, uint64_t key, uint8_t* image) {
 }
 
 int64_t parse_count(std::string_view text, const char* what, const std::string& name) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool number = error == std::errc() && end == text.data() + text.size();
-  require(number && value >= 1 && value <= kMostSamples,
-          "--data {}: number of {} images '{}', expected 1 to {}", name, what, text, kMostSamples);
-  return value;
+  const auto count = read_whole(text, 1, kMostSamples);
+  require(count.has_value(), "--data {}: number of {} images '{}', expected 1 to {}", name, what,
+          text, kMostSamples);
+  return *count;
 }
 
 }  // namespace

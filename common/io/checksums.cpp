@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/io/safetensors_format.h"
+#include "common/io/json.h"
 
 namespace lockstep::safetensors {
 namespace {
@@ -19,6 +19,13 @@ constexpr std::string_view kZeros = "00000000";
 
 std::string key_of(const std::string& tensor) { return kTensorKeys + tensor; }
 std::string in_words(const std::string& tensor) { return "tensor " + in_quotes(tensor); }
+
+/// zlib's CRC-32 as 8 hexadecimal digits, as Python's f"{zlib.crc32(data):08x}" gives them.
+std::string crc32_digits(std::span<const std::byte> bytes) {
+  const auto* data = reinterpret_cast<const Bytef*>(bytes.data());
+  // With a null pointer zlib gives its initial value, which is the checksum of no bytes.
+  return fmt::format("{:08x}", bytes.empty() ? 0 : crc32_z(0, data, bytes.size()));
+}
 
 /// Where the header's own digits begin in it; npos if they are not there as we write them. Inside a
 /// JSON string a quotation mark has a backslash before it, so no name looks like this.
@@ -63,12 +70,6 @@ void compare(const std::string& found, const std::string& expected, const std::s
 }
 
 }  // namespace
-
-std::string crc32_digits(std::span<const std::byte> bytes) {
-  const auto* data = reinterpret_cast<const Bytef*>(bytes.data());
-  // With a null pointer zlib gives its initial value, which is the checksum of no bytes.
-  return fmt::format("{:08x}", bytes.empty() ? 0 : crc32_z(0, data, bytes.size()));
-}
 
 Metadata with_checksums(Metadata metadata, std::span<const TensorEntry> tensors) {
   const auto reserved = std::ranges::find_if(

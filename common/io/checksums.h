@@ -17,9 +17,6 @@
 
 namespace lockstep::safetensors {
 
-/// zlib's CRC-32 as 8 hexadecimal digits, as Python's f"{zlib.crc32(data):08x}" gives them.
-std::string crc32_digits(std::span<const std::byte> bytes);
-
 /// `metadata` with the tensors' checksums, and zeros in place of the header's. Throws BadInput for
 /// text under a key that is reserved for checksums.
 Metadata with_checksums(Metadata metadata, std::span<const TensorEntry> tensors);

@@ -1,6 +1,6 @@
 #pragma once
-// Whole files in and out. Writing is atomic and durable: a reader, or a crash at any moment, finds
-// either the complete old file or the complete new one.
+// Paths of files, and whole files in and out. Writing is atomic and durable: a reader, or a crash
+// at any moment, finds either the complete old file or the complete new one.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +11,17 @@
 #include "common/system/descriptor.h"
 
 namespace lockstep {
+
+/// The file that a path given by a user means: where its symbolic links lead, whether or not a file
+/// is there. What replaces a file by a rename must know, since the rename would replace the link.
+/// `path` itself where links lead in a circle.
+std::filesystem::path followed(const std::filesystem::path& path);
+
+/// The most bytes that a file's name may have in this directory; 255 on most file systems.
+std::size_t longest_name(const std::filesystem::path& directory);
+
+/// The directory that a path's last name is in: "." for a name alone.
+std::filesystem::path directory_of(const std::filesystem::path& path);
 
 /// A regular file that is open for reading.
 class InputFile {

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-extern template class nlohmann::basic_json<>;  // it is in json.cpp
+extern template class nlohmann::basic_json<>;  // it is in json_templates.cpp
 
 namespace lockstep {
 
@@ -23,5 +23,14 @@ nlohmann::json parse_strictly(std::string_view text, const std::string& what, si
 /// such, from `low` to `high`.
 int64_t whole_number(const nlohmann::json& value, const std::string& what, int64_t low,
                      int64_t high);
+
+/// The first `limit` bytes of `text`, always valid UTF-8 (ill-formed bytes become '?'): whatever is
+/// in a file must neither flood an error message nor garble it.
+std::string clipped(std::string_view text, size_t limit = 80);
+/// `text` clipped, as a JSON string, so that it stays on one line whatever it contains.
+std::string in_quotes(std::string_view text);
+
+/// Writes one JSON value and a line end, atomically, to where links lead. Throws EnvironmentError.
+void write_json(const std::string& path, const nlohmann::json& value);
 
 }  // namespace lockstep

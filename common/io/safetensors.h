@@ -15,15 +15,54 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "common/io/dtype.h"
+#include "common/io/file.h"
 
 namespace lockstep {
+
+/// Element types under the names that the format gives them, whole bytes only. The order is that of
+/// the reference implementation (`Dtype` in its tensor.rs): ascending alignment. The writer sorts
+/// by it, so it decides the bytes of every file we write.
+enum class DType : std::uint8_t {
+  BOOL,
+  U8,
+  I8,
+  F8_E5M2,
+  F8_E4M3,
+  F8_E8M0,
+  F8_E4M3FNUZ,
+  F8_E5M2FNUZ,
+  I16,
+  U16,
+  F16,
+  BF16,
+  I32,
+  U32,
+  F32,
+  C64,
+  F64,
+  I64,
+  U64,
+};
+
+/// The name in the file: "F32".
+std::string_view dtype_name(DType dtype);
+
+/// Size of one element in bytes.
+std::size_t dtype_size(DType dtype);
+
+/// The type with that name; nothing if it is none of the above. Case matters.
+std::optional<DType> dtype_from_name(std::string_view name);
+
+/// Whether the format has a type of that name that packs several elements into a byte (F4, F6_*).
+/// Lockstep does not read these.
+bool is_packed_dtype(std::string_view name);
 
 /// One tensor of a file: a name, and a view of bytes owned elsewhere.
 struct TensorEntry {
@@ -63,8 +102,6 @@ class SafetensorsFile {
   }
   /// 8 hexadecimal digits that identify the whole file; "" without checksums.
   const std::string& header_checksum() const { return header_checksum_; }
-  /// The tensor with that name, or null.
-  const TensorEntry* find(std::string_view name) const;
 
  private:
   std::vector<std::byte> bytes_;
@@ -92,6 +129,50 @@ SafetensorsFile load_safetensors(const std::filesystem::path& path);
 /// (a field that we do not know could change what the bytes mean). So are the types that share
 /// bytes (F4, F6_*).
 SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::string& what);
+
+/// A tensor as a header describes it; its bytes are those from `begin` to `end`, counted from the
+/// end of the header.
+struct StoredTensor {
+  std::string name;
+  DType dtype = DType::F32;
+  std::vector<std::int64_t> shape{};
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+/// A file that stays on the disk, and may be larger than the memory: the header is read and checked
+/// at once, the tensors one by one.
+class SafetensorsStream {
+ public:
+  /// Throws what load_safetensors() throws, but for wrong checksums of tensors.
+  explicit SafetensorsStream(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  /// As in SafetensorsFile.
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  const Metadata& metadata() const { return metadata_; }
+  Checksums checksums() const {
+    return header_checksum_.empty() ? Checksums::none : Checksums::crc32;
+  }
+  const std::string& header_checksum() const { return header_checksum_; }
+  /// The tensor with that name, or null.
+  const StoredTensor* find(std::string_view name) const;
+
+  /// The bytes of one of tensors(). Throws BadInput if they have not the checksum that the header
+  /// says, EnvironmentError where reading fails.
+  std::vector<std::byte> read(const StoredTensor& tensor) const;
+  /// Fills `bytes` with the tensor's elements from element `first` on. A checksum is of the whole
+  /// tensor: a part is not verified. Throws BadInput if there are not so many.
+  void read(const StoredTensor& tensor, std::uint64_t first, std::span<std::byte> bytes) const;
+
+ private:
+  InputFile file_;
+  std::uint64_t payload_ = 0;  // where the header ends
+  std::vector<StoredTensor> tensors_;
+  Metadata metadata_;
+  std::string header_checksum_;
+  std::vector<std::string> checksums_;  // of the tensors, in their order; empty: none
+};
 
 /// The canonical file of these tensors, whatever their order: sorted by dtype, largest alignment
 /// first (so that every tensor is aligned), then by name; `__metadata__`, unless empty, first; the

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/kernels/cpu/cpu_device.h"
 #include "common/kernels/cuda/cuda.h"
 

@@ -7,7 +7,7 @@ namespace lockstep {
 Window2d make_window(const std::string& layer, const Shape& x, int64_t in_channels,
                      int64_t out_channels, int64_t kernel, int64_t stride, int64_t padding) {
   // Each layer asks at every step: the words are made only where a check fails.
-  if (x.rank() != 4) {
+  if (x.axes() != 4) {
     fail<BadInput>("{}: input {} is not [batch, height, width, channels]", layer, x.text());
   }
   if (x[3] != in_channels) {

@@ -16,10 +16,10 @@ namespace lockstep {
 /// Rows of an activation seen as [rows, channels]: everything but the last extent.
 inline int64_t rows_of(const Tensor& x) {
   const Shape& shape = x.shape();
-  return x.elements() / std::max<int64_t>(1, shape[shape.rank() - 1]);
+  return x.elements() / std::max<int64_t>(1, shape[shape.axes() - 1]);
 }
 
-inline int64_t channels_of(const Tensor& x) { return x.shape()[x.shape().rank() - 1]; }
+inline int64_t channels_of(const Tensor& x) { return x.shape()[x.shape().axes() - 1]; }
 
 inline bodies::BatchNormAffine affine_of(Stream s, const Tensor& norm, const Tensor& weight,
                                          const Tensor& bias) {

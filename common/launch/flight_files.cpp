@@ -12,7 +12,7 @@
 #include "common/core/error.h"
 #include "common/launch/flight_table.h"
 #include "common/system/descriptor.h"
-#include "common/system/rank_path.h"
+#include "common/system/rank.h"
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/launch/flight_state.h"
 #include "common/launch/flight_words.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/system/flight_page.h"
+#include "common/system/flight_recorder.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include <ctime>
 #include <optional>
 
-#include "common/core/listed.h"
+#include "common/core/text.h"
 
 namespace lockstep {
 namespace {

@@ -26,7 +26,7 @@
 #include "common/launch/rank_processes.h"
 #include "common/launch/signal_queue.h"
 #include "common/system/flight_recorder.h"
-#include "common/system/launcher_pipe.h"
+#include "common/system/rank.h"
 
 namespace lockstep {
 namespace {
@@ -150,7 +150,7 @@ int Launch::run() {
 }
 
 /// The pipe on which ranks say why the job ends, or that everything has been said
-/// (system/launcher_pipe.h).
+/// (system/rank.h).
 struct LauncherPipe {
   LauncherPipe() {
     std::array<int, 2> ends{-1, -1};

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 
 namespace lockstep {
 namespace {

@@ -12,7 +12,7 @@
 #include "common/core/error.h"
 #include "common/system/descriptor.h"
 #include "common/system/flight_recorder.h"
-#include "common/system/launcher_pipe.h"
+#include "common/system/rank.h"
 #include "common/system/secrets.h"
 
 namespace lockstep {

@@ -16,7 +16,7 @@ struct Rendezvous {
   std::string run_id;         // the same for all nodes and restarts of a job
   std::string key;            // of one start on one host, in hex digits; else none
   int restart = 0;            // how often the ranks were started before
-  std::string launcher_pipe;  // where they can report to the launcher (launcher_pipe.h)
+  std::string launcher_pipe;  // where they can report to the launcher (system/rank.h)
   std::string flight_memory;  // where they leave their last calls (flight_recorder.h)
 };
 

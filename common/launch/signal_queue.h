@@ -3,8 +3,8 @@
 
 #include <signal.h>
 
+#include "common/system/child_process.h"
 #include "common/system/descriptor.h"
-#include "common/system/held_signals.h"
 
 namespace lockstep {
 

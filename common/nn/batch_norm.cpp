@@ -37,7 +37,7 @@ Tensor BatchNorm2d::training_norm(const Tensor& x, Context& context) {
 }
 
 Tensor BatchNorm2d::normalize(const Tensor& x, const Tensor& skip, bool relu, Context& context) {
-  require(x.shape().rank() == 4 && x.shape()[3] == channels_,
+  require(x.shape().axes() == 4 && x.shape()[3] == channels_,
           "{}: input {} is not [batch, height, width, {}]", name(), x.shape().text(), channels_);
   Tensor norm;
   if (context.facts.training) {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/core/tensor_pool.h"
+#include "common/core/tensor.h"
 #include "common/kernels/kernels.h"
 
 namespace lockstep {

@@ -7,12 +7,12 @@ namespace lockstep {
 namespace {
 
 void require_features(const std::string& layer, const Tensor& x, int64_t features) {
-  require(x.shape().rank() == 2, "{}: input {} is not [batch, features]", layer, x.shape().text());
+  require(x.shape().axes() == 2, "{}: input {} is not [batch, features]", layer, x.shape().text());
   require_equal(x.shape()[1], features, layer + ": features of input " + x.shape().text());
 }
 
 void require_images(const std::string& layer, const Tensor& x) {
-  require(x.shape().rank() == 4, "{}: input {} is not [batch, height, width, channels]", layer,
+  require(x.shape().axes() == 4, "{}: input {} is not [batch, height, width, channels]", layer,
           x.shape().text());
 }
 
@@ -216,7 +216,7 @@ Tensor Dropout::masked_view(const Tensor& x) const {
 Tensor Dropout::forward(const Tensor& x, Context& context) {
   if (!context.facts.training) return x;
   const Tensor in = masked_view(x);
-  const int64_t decisions = in.shape()[in.shape().rank() - 1];
+  const int64_t decisions = in.shape()[in.shape().axes() - 1];
   Tensor mask = context.empty({x.shape()[0], decisions});
   Tensor y = context.empty(x.shape());
   const DropoutKey key{.seed = seed_,

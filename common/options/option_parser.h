@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "common/core/choice.h"
+#include "common/core/parse.h"
 #include "common/options/option_table.h"
 #include "common/options/output_paths.h"
 
@@ -63,7 +63,7 @@ class OptionParser {
   void add(const std::string& names, std::vector<int>& values, const About& about, Range<int> = {});
   void add(const std::string& names, std::vector<double>& values, const About& about,
            Range<double> = {});
-  /// An enum: one of its words, which --help lists (core/choice.h).
+  /// An enum: one of its words, which --help lists (core/parse.h).
   template <Choice T>
   void add(const std::string& names, T& value, const About& about) {
     add_texts(names, about,

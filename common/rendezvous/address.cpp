@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/core/error.h"
-#include "common/core/whole_number.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 

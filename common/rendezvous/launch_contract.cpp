@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "common/core/error.h"
-#include "common/core/whole_number.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include <array>
 #include <cerrno>
 
-#include "common/core/whole_number.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 namespace {

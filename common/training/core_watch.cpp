@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/core/listed.h"
 #include "common/core/stream_backend.h"
+#include "common/core/text.h"
 
 namespace lockstep {
 namespace {

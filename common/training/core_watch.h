@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/core/device.h"
-#include "common/system/process_stats.h"
+#include "common/system/process.h"
 
 namespace lockstep {
 

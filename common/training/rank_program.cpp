@@ -3,15 +3,15 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "common/core/cores.h"
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/host.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/launch/launcher.h"
 #include "common/options/report.h"
 #include "common/options/standard_streams.h"
-#include "common/system/command_line.h"
+#include "common/system/process.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {

@@ -5,7 +5,6 @@
 
 #include "common/core/stream_backend.h"
 #include "common/io/json.h"
-#include "common/io/json_file.h"
 
 namespace lockstep {
 namespace {

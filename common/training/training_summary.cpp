@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <numeric>
 
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
-#include "common/system/process_stats.h"
+#include "common/system/process.h"
 #include "common/training/training_log.h"
 
 namespace lockstep {

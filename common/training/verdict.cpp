@@ -7,10 +7,9 @@
 #include <cstring>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
-#include "common/io/json_file.h"
 #include "common/system/child_process.h"
 #include "common/training/verdict_figures.h"
 

@@ -4,9 +4,8 @@
 #include <cstring>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
-#include "common/core/printed.h"
-#include "common/system/followed.h"
+#include "common/core/text.h"
+#include "common/io/file.h"
 
 namespace lockstep {
 namespace {

@@ -342,7 +342,7 @@ TEST_CASE("A slow worker does not let the others run further ahead", "[task01.3]
       "taken?");
   CHECK(reads_after_a_while(source, 4) == 4);
   HINT("1, 2 and 4 are in flight, 3 has not begun: a batch counts once it is its turn, no other");
-  CHECK(loader.counters().most_in_flight == 3);
+  CHECK(loader.most_in_flight() == 3);
 }
 
 // All four have counted before one of them goes on: where two of them do that at the same time
@@ -354,7 +354,7 @@ TEST_CASE("Workers that begin together are all counted", "[task01.3]") {
   loader.begin_epoch(0);
   reads_after_a_while(source, 8);
   HINT("4 workers have made 2 batches each, and nobody has taken one: is each of them counted?");
-  CHECK(loader.counters().most_in_flight == 8);
+  CHECK(loader.most_in_flight() == 8);
 }
 
 TEST_CASE("Workers run ahead of the consumer as far as the bound, and no further", "[task01.3]") {
@@ -386,8 +386,8 @@ TEST_CASE("A whole epoch comes in order, and the batches on their way are counte
   for (int i = 0; i < 40; ++i) expected.push_back(i);
   CHECK(images == expected);
   HINT("a batch is in flight from the worker's turn on, and the most at one time are remembered");
-  CHECK(loader.counters().most_in_flight >= 1);
-  CHECK(loader.counters().most_in_flight <= 4);
+  CHECK(loader.most_in_flight() >= 1);
+  CHECK(loader.most_in_flight() <= 4);
 }
 
 TEST_CASE("A worker whose turn it is stops, too, when the epoch is cancelled", "[task01.3]") {
@@ -406,7 +406,7 @@ TEST_CASE("A worker whose turn it is stops, too, when the epoch is cancelled", "
     loader.begin_epoch(1, 39);
     later.join();
     loader.next();
-    stopped = loader.counters().most_in_flight == 1;  // batch 0; then batch 39, of the other epoch
+    stopped = loader.most_in_flight() == 1;  // batch 0; then batch 39, of the other epoch
   }
   HINT("batch 1 of a cancelled epoch was begun, or counted: its turn or not, who wants it?");
   CHECK(stopped);
@@ -439,7 +439,7 @@ TEST_CASE("A cancelled epoch frees workers that wait for their turn", "[task01.3
     CHECK(source.reads == 5);
   }
   HINT("4 batches were in flight once, and only one later: which number is remembered?");
-  CHECK(loader.counters().most_in_flight == 4);
+  CHECK(loader.most_in_flight() == 4);
 }
 
 }  // namespace

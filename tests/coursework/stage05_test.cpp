@@ -9,6 +9,7 @@
 #include "tests/coursework/hint.h"
 #include "tests/coursework/other_rank.h"
 #include "tests/support/nn_test_support.h"
+#include "tests/support/process.h"
 #include "tests/support/replaced_system_calls.h"
 #include "tests/support/safetensors_support.h"
 
@@ -235,10 +236,13 @@ TEST_CASE("A rank alone has the sums already", "[task05.2]") {
 // --- Saving --------------------------------------------------------------------------------------
 
 using testing::SystemCalls;
-using testing::io::read_text;
-using testing::io::ScratchDirectory;
-using testing::io::write_text;
+using testing::TempDir;
 using Names = std::vector<std::string>;
+
+/// A file's bytes; "" where there is none.
+std::string text_of(const std::filesystem::path& path) {
+  return std::filesystem::exists(path) ? testing::read_file(path) : "";
+}
 
 /// Saves "01234" and "56789" as one file of 10 bytes.
 void save_digits(const std::filesystem::path& path) {
@@ -251,11 +255,11 @@ void save_digits(const std::filesystem::path& path) {
 /// A save over a file "old": what was done to the disk, and the state at the rename.
 struct WatchedSave {
   WatchedSave() {
-    write_text(path, "old");
+    testing::write_file(path, "old");
     SystemCalls calls;
     calls.before_rename = [&](const char* from, const char*) {
-      path_then = read_text(path);
-      new_file_then = read_text(from);
+      path_then = text_of(path);
+      new_file_then = text_of(from);
       folder_then = std::filesystem::path(from).parent_path();
     };
     HINT("this save ought to come to its end: whose place is the temporary file to take?");
@@ -270,7 +274,7 @@ struct WatchedSave {
       }
     }
   }
-  ScratchDirectory directory;
+  TempDir directory;
   const std::filesystem::path path = directory / "model";
   std::string path_then = "(nothing was renamed)", new_file_then, folder_then;
   std::string before_rename, after_rename;  // the other calls
@@ -281,7 +285,7 @@ TEST_CASE("A path has the whole old file or the whole new one", "[task05.3]") {
   const WatchedSave save;
   {
     HINT("all pieces, one after the other");
-    CHECK(read_text(save.path) == "0123456789");
+    CHECK(text_of(save.path) == "0123456789");
   }
   {
     HINT(
@@ -315,7 +319,7 @@ TEST_CASE("A power cut at any moment leaves one of the two files", "[task05.3]")
 }
 
 TEST_CASE("Two processes may save at the same time", "[task05.3]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   SystemCalls calls;
   bool first = true, other_failed = false;
   calls.before_rename = [&](const char*, const char*) {
@@ -344,9 +348,9 @@ bool notices_full_disk(const std::filesystem::path& path, rlim_t bytes) {
 }
 
 TEST_CASE("A save that fails leaves the old file, and nothing else", "[task05.3]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const std::filesystem::path path = directory / "model";
-  write_text(path, "old");
+  testing::write_file(path, "old");
   for (const rlim_t bytes : {4, 8}) {  // within the first piece, and within the second
     HINT("the disk is full, and the caller has to know");
     CHECK(notices_full_disk(path, bytes));
@@ -367,7 +371,7 @@ TEST_CASE("A save that fails leaves the old file, and nothing else", "[task05.3]
   }
   {
     HINT("the old file is all there is now");
-    CHECK(read_text(path) == "old");
+    CHECK(text_of(path) == "old");
   }
   SystemCalls calls;
   calls.failing = "fsync directory";

@@ -9,7 +9,7 @@
 #include <stop_token>
 #include <thread>
 
-#include "common/core/cores.h"
+#include "common/core/host.h"
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
 #include "tests/support/json.h"

@@ -1,8 +1,8 @@
 // Coverage-guided fuzzing of the readers of safetensors files and of training states with
 // libFuzzer; needs clang, so it is no part of the build. From the repository root:
 //
-//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -I. common/core/utf8.cpp
-//       common/system/followed.cpp common/io/*.cpp 05-syncbn-checkpoint/training_state.cpp
+//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -I. common/core/text.cpp
+//       common/io/*.cpp 05-syncbn-checkpoint/training_state.cpp
 //       tests/fuzz/safetensors_fuzzer.cpp -lfmt -lz -o safetensors_fuzzer       (one line)
 //   ./safetensors_fuzzer -max_total_time=300 -max_len=4096 corpus/
 //

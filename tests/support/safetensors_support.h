@@ -1,16 +1,10 @@
 #pragma once
 // Shared by the tests of common/io and the fuzzer. Free of Catch2: the fuzzer has its own main.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -18,7 +12,7 @@
 #include <vector>
 
 #include "common/core/error.h"
-#include "common/core/utf8.h"
+#include "common/core/text.h"
 #include "common/io/safetensors.h"
 
 namespace lockstep::testing::io {
@@ -45,6 +39,12 @@ inline bool same_tensor(const TensorEntry& a, const TensorEntry& b) {
          std::ranges::equal(a.bytes, b.bytes);
 }
 
+/// Names are unique in a file.
+inline bool has_tensor(const SafetensorsFile& file, const TensorEntry& tensor) {
+  return std::ranges::any_of(file.tensors(),
+                             [&](const TensorEntry& found) { return same_tensor(found, tensor); });
+}
+
 /// The promise of the parser for any bytes at all: it throws BadInput (returned here as its text),
 /// or it accepts (returned as ""). What it accepts must survive being written and read again, and
 /// the second writing must give the same bytes; written with checksums, it is accepted, too.
@@ -63,10 +63,7 @@ inline std::string check_parser(std::string_view file) {
     }
     parse_safetensors(serialize_safetensors(first.tensors(), first.metadata(), Checksums::crc32),
                       "sealed");
-    const auto survives = [&](const TensorEntry& tensor) {
-      const TensorEntry* again = second.find(tensor.name);
-      return again != nullptr && same_tensor(*again, tensor);
-    };
+    const auto survives = [&](const TensorEntry& tensor) { return has_tensor(second, tensor); };
     if (first.tensors().size() != second.tensors().size() ||
         first.metadata() != second.metadata() || !std::ranges::all_of(first.tensors(), survives)) {
       throw std::logic_error("what was read differs after writing and reading it again");
@@ -79,46 +76,6 @@ inline std::string check_parser(std::string_view file) {
     }
   }
   return refusal;
-}
-
-/// A fresh directory, removed with everything in it.
-class ScratchDirectory {
- public:
-  ScratchDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-io-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + name);
-    path_ = name;
-  }
-  ScratchDirectory(const ScratchDirectory&) = delete;
-  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
-  ~ScratchDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-  /// Names of all files in it, hidden ones too, sorted.
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& item : std::filesystem::directory_iterator(path_)) {
-      names.push_back(item.path().filename().string());
-    }
-    std::ranges::sort(names);
-    return names;
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
-inline void write_text(const std::filesystem::path& path, std::string_view text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
-inline std::string read_text(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 }  // namespace lockstep::testing::io

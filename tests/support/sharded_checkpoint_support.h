@@ -2,6 +2,7 @@
 // Shared by the tests of sharded checkpoints and the fuzzer. Free of Catch2: the fuzzer has its own
 // main.
 
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <numeric>
@@ -13,9 +14,10 @@
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "06-fully-sharded/sharded_checkpoint.h"
 #include "common/core/error.h"
-#include "common/core/utf8.h"
+#include "common/core/text.h"
 #include "common/nn/layers.h"
 #include "common/training/weights_file.h"
+#include "tests/support/process.h"
 #include "tests/support/safetensors_support.h"
 
 namespace lockstep::testing {
@@ -87,7 +89,7 @@ struct ShardedSample {
                          .bytes = std::as_bytes(std::span(numbers).first(size_t(count)))});
     }
     const auto bytes = serialize_safetensors(entries, texts, Checksums::crc32);
-    io::write_text(path, io::to_string(bytes));
+    testing::write_file(path, io::to_string(bytes));
     return parse_safetensors(bytes, "written").header_checksum();
   }
 };

@@ -70,6 +70,15 @@ inline void drop_capabilities() {
   if (::syscall(SYS_capset, &header, none) != 0) throw std::runtime_error("capset failed");
 }
 
+/// Calls body() on a thread that is without them.
+template <class Body>
+void without_capabilities(Body body) {
+  std::thread([&] {
+    drop_capabilities();
+    body();
+  }).join();
+}
+
 /// The nearest thing to a full disk that needs no privilege: while this exists, the process can
 /// write files only up to this many bytes.
 class FullDisk {

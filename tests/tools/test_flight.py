@@ -1,5 +1,5 @@
 """`./lockstep show --flight`: joins recordings whose format is written here from its description in
-common/system/flight_page.h, byte by byte."""
+common/system/flight_recorder.h, byte by byte."""
 
 import os
 import struct

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/core/host_memory.h"
+#include "common/core/host.h"
 #include "common/kernels/cpu/onednn_api.h"
 
 namespace lockstep::cpu::onednn {

@@ -1,4 +1,4 @@
-#include "common/core/host_memory.h"
+#include "common/core/host.h"
 #include "common/kernels/cpu/engine.h"
 
 namespace lockstep::cpu {

@@ -10,8 +10,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "common/core/buffer.h"
 #include "common/core/stream_backend.h"
+#include "common/core/tensor.h"
 #include "common/kernels/cuda/check.h"
 #include "common/kernels/cuda/host_tasks.h"
 #include "common/kernels/cuda/span_recorder.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include "common/core/buffer.h"
+#include "common/core/tensor.h"
 #include "common/kernels/cuda/check.h"
 #include "common/kernels/cuda/convolution.h"
 #include "common/kernels/geometry.h"

@@ -12,7 +12,7 @@
 #include "tests/support/data_test_files.h"
 #include "tests/support/machine.h"
 #include "tests/support/nn_test_support.h"
-#include "tests/support/safetensors_support.h"
+#include "tests/support/process.h"
 #include "tests/unit/03/pipeline_runs.h"
 
 namespace lockstep {
@@ -228,7 +228,7 @@ TEST_CASE("A split network's state is that of the whole one", "[pipeline]") {
   for (const Parameter* p : whole.network->parameters()) {
     p->value.copy_from_host(Values(static_cast<size_t>(p->shape.elements()), 0));
   }
-  const testing::io::ScratchDirectory directory;
+  const testing::TempDir directory;
   const std::string path = directory / "weights.safetensors";
   const auto same = [&] {
     const auto expected = state_dict(*whole.network), found = state_dict(*split);

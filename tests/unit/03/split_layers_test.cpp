@@ -175,7 +175,7 @@ TEST_CASE("Split activations become whole and whole ones split, both ways",
     for (const int ranks : {1, 2, 3, 4}) {
       INFO(shape.text() << " over " << ranks);
       const Values values = random_values(shape, 5);
-      const int last = shape.rank() - 1;
+      const int last = shape.axes() - 1;
       const auto found = on_ranks(
           ranks,
           [&](Member& member) {

@@ -44,7 +44,7 @@ constexpr int kWhole = -1;  // for an axis: not split
 inline Values part(const Values& values, const Shape& shape, int axis, int ranks, int r) {
   if (axis == kWhole) return values;
   int64_t inner = 1;
-  for (int a = axis + 1; a < shape.rank(); ++a) inner *= shape[a];
+  for (int a = axis + 1; a < shape.axes(); ++a) inner *= shape[a];
   Values mine;
   for (int64_t i = 0; i < int64_t(values.size()); ++i) {
     const int64_t place = i / inner % shape[axis];

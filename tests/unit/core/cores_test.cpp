@@ -1,6 +1,6 @@
 // Devices, and ranks, that share a machine's cores.
 
-#include "common/core/cores.h"
+#include "common/core/host.h"
 
 #include <algorithm>
 #include <set>

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/core/choice.h"
 #include "common/core/error.h"
+#include "common/core/parse.h"
 #include "tests/support/catch.h"
 
 namespace lockstep {

@@ -2,7 +2,6 @@
 
 #include <sys/inotify.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -14,11 +13,9 @@
 #include <string_view>
 #include <thread>
 
-#include "common/core/utf8.h"
+#include "common/core/text.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
-#include "common/io/json_file.h"
-#include "common/system/followed.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
 #include "tests/support/replaced_system_calls.h"
@@ -29,8 +26,8 @@ namespace {
 
 using namespace lockstep::testing::io;
 using Catch::Matchers::ContainsSubstring;
+using testing::TempDir;
 using Names = std::vector<std::string>;
-using testing::drop_capabilities;
 using testing::SystemCalls;
 
 void save(const std::filesystem::path& path, const std::string& bytes) {
@@ -53,32 +50,15 @@ std::string error_of(const std::function<void()>& body) {
   return "no error";
 }
 
-/// The same in a child process, for bodies that take something away from their process.
-std::string error_in_child(const std::function<void()>& body) {
-  int ends[2];
-  if (::pipe(ends) != 0) return "pipe failed";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::string text;
-    try {
-      text = error_of(body);
-    } catch (const std::exception& error) {
-      text = std::string("another exception: ") + error.what();
-    }
-    const ssize_t written = ::write(ends[1], text.data(), text.size());
-    ::_exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string text(4096, '\0');
-  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), 4096))));
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? text : "the child died: " + text;
+/// The same for a user who may not do everything.
+std::string error_without_rights(const std::function<void()>& body) {
+  std::string error;
+  testing::without_capabilities([&] { error = error_of(body); });
+  return error;
 }
 
 TEST_CASE("A directory is made with those above it, durably, or the error says why not", "[file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   SystemCalls calls;
   CHECK(make_directory(directory / "a/b/") == std::vector{directory / "a/b", directory / "a"});
   CHECK(std::filesystem::is_directory(directory / "a/b"));
@@ -91,16 +71,13 @@ TEST_CASE("A directory is made with those above it, durably, or the error says w
                  ContainsSubstring("file/x: Not a directory; give one that you may write to"));
   CHECK_THAT(error_of([&] { make_directory(directory / "file"); }), ContainsSubstring("cannot "));
   std::filesystem::permissions(directory / "a/b", std::filesystem::perms(0555));
-  CHECK_THAT(error_in_child([&] {
-               drop_capabilities();
-               make_directory(directory / "a/b");
-             }),
+  CHECK_THAT(error_without_rights([&] { make_directory(directory / "a/b"); }),
              ContainsSubstring("cannot write to the directory ") &&
                  ContainsSubstring("a/b: Permission denied; give one"));
 }
 
 TEST_CASE("A save reaches the disk before it takes the old file's place", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   SystemCalls calls;
   save(directory / "model.safetensors", "0123456789");
   const auto size = std::filesystem::file_size(directory / "model.safetensors");
@@ -110,7 +87,7 @@ TEST_CASE("A save reaches the disk before it takes the old file's place", "[safe
 }
 
 TEST_CASE("A save that fails leaves the old file and no other", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const auto path = directory / "model.safetensors";
   save(path, "old");
   const auto size = std::filesystem::file_size(path);
@@ -129,7 +106,7 @@ TEST_CASE("A save that fails leaves the old file and no other", "[safetensors][f
 
 TEST_CASE("A directory that cannot be synced is an error, but the new file is whole",
           "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   SystemCalls calls;
   calls.failing = "fsync directory";
   const std::string error = error_of([&] { save(directory / "model.safetensors", "new"); });
@@ -138,10 +115,10 @@ TEST_CASE("A directory that cannot be synced is an error, but the new file is wh
 }
 
 TEST_CASE("A full disk is one clear error, and the old file stays", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const auto path = directory / "model.safetensors";
   save(path, "old");
-  const std::string error = error_in_child([&] {
+  const std::string error = error_of([&] {
     const testing::FullDisk full(4096);
     save(path, std::string(100'000, 'x'));
   });
@@ -152,14 +129,11 @@ TEST_CASE("A full disk is one clear error, and the old file stays", "[safetensor
 }
 
 TEST_CASE("A directory without write permission is one clear error", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const auto path = directory / "model.safetensors";
   save(path, "old");
   ::chmod(directory.path().c_str(), 0555);
-  const std::string error = error_in_child([&] {
-    drop_capabilities();
-    save(path, "new");
-  });
+  const std::string error = error_without_rights([&] { save(path, "new"); });
   ::chmod(directory.path().c_str(), 0755);
   CHECK_THAT(error, ContainsSubstring("cannot save " + path.string()));
   CHECK_THAT(error, ContainsSubstring("Permission denied; give a path in a directory"));
@@ -167,13 +141,13 @@ TEST_CASE("A directory without write permission is one clear error", "[safetenso
 }
 
 TEST_CASE("A path where no file can be is one clear error", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   SECTION("the directory is missing") {
     CHECK_THAT(error_of([&] { save(directory / "no/model.safetensors", "new"); }),
                ContainsSubstring("No such file or directory; create the directory"));
   }
   SECTION("a file stands where the directory should be") {
-    write_text(directory / "file", "text");
+    testing::write_file(directory / "file", "text");
     CHECK_THAT(error_of([&] { save(directory / "file/model.safetensors", "new"); }),
                ContainsSubstring("Not a directory; create the directory"));
   }
@@ -196,17 +170,16 @@ TEST_CASE("A path where no file can be is one clear error", "[safetensors][file]
 }
 
 TEST_CASE("A path without a directory means the current one", "[safetensors][file]") {
-  const ScratchDirectory directory;
-  const std::string error = error_in_child([&] {
-    std::filesystem::current_path(directory.path());
-    save("model.safetensors", "here");
-  });
-  CHECK(error == "no error");
+  const TempDir directory;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(directory.path());
+  CHECK(error_of([&] { save("model.safetensors", "here"); }) == "no error");
+  std::filesystem::current_path(before);
   CHECK(load(directory / "model.safetensors") == "here");
 }
 
 TEST_CASE("A saved file is readable for others as the umask says", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const mode_t before = ::umask(027);
   save(directory / "model.safetensors", "new");
   ::umask(before);
@@ -215,7 +188,7 @@ TEST_CASE("A saved file is readable for others as the umask says", "[safetensors
 }
 
 TEST_CASE("Every name that the file system takes can be saved to", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   for (const size_t length : {240, 241, 245, 250, 254, 255}) {
     const std::string name(length, 'x');
     save(directory / name, "new");
@@ -227,7 +200,7 @@ TEST_CASE("Every name that the file system takes can be saved to", "[safetensors
 }
 
 TEST_CASE("A file that is replaced keeps its permissions", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const auto path = directory / "model.safetensors";
   for (const mode_t mode : {0640, 0600, 0664, 0444}) {
     save(path, "old");
@@ -240,7 +213,7 @@ TEST_CASE("A file that is replaced keeps its permissions", "[safetensors][file]"
 
 TEST_CASE("A path that a user names is where its links lead", "[file]") {
   namespace fs = std::filesystem;
-  const ScratchDirectory directory;
+  const TempDir directory;
   fs::create_directory(directory / "other");
   fs::create_symlink("other/there", directory / "link");
   fs::create_symlink(directory / "link", directory / "link to it");
@@ -252,7 +225,7 @@ TEST_CASE("A path that a user names is where its links lead", "[file]") {
   CHECK(followed("name") == "name");
   for (int i = 0; i < 2; ++i) {  // there is no file yet; there is one
     write_json((directory / "link to it").string(), i);
-    CHECK(read_text(directory / "other/there") == std::to_string(i) + "\n");
+    CHECK(testing::read_file(directory / "other/there") == std::to_string(i) + "\n");
     ::chmod((directory / "other/there").c_str(), 0640);
   }
   CHECK(fs::is_symlink(directory / "link"));
@@ -260,16 +233,16 @@ TEST_CASE("A path that a user names is where its links lead", "[file]") {
 }
 
 TEST_CASE("A temporary file of a killed run is not in the way", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const std::string leftover = fmt::format(".model.safetensors.{}-0.tmp", ::getpid());
-  write_text(directory / leftover, "half");
+  testing::write_file(directory / leftover, "half");
   save(directory / "model.safetensors", "new");
   CHECK(load(directory / "model.safetensors") == "new");
-  CHECK(read_text(directory / leftover) == "half");
+  CHECK(testing::read_file(directory / leftover) == "half");
 }
 
 TEST_CASE("A reader among two writers always finds one whole file", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const auto path = directory / "model.safetensors";
   const std::string contents[2] = {std::string(200'000, 'a'), std::string(100'000, 'b')};
   save(path, contents[0]);
@@ -304,7 +277,7 @@ TEST_CASE("A reader among two writers always finds one whole file", "[safetensor
 }
 
 TEST_CASE("A file that cannot be read is one clear error", "[safetensors][file]") {
-  const ScratchDirectory directory;
+  const TempDir directory;
   const auto refuses = [](const std::filesystem::path& path, const std::string& text) {
     CHECK_THROWS_WITH(load_safetensors(path),
                       ContainsSubstring(path.string()) && ContainsSubstring(text));
@@ -314,12 +287,12 @@ TEST_CASE("A file that cannot be read is one clear error", "[safetensors][file]"
   refuses(directory.path(), "found a directory, expected a regular file");
   REQUIRE(::mkfifo((directory / "pipe").c_str(), 0600) == 0);
   refuses(directory / "pipe", "found a pipe or device");  // and does not wait for a writer
-  write_text(directory / "empty", "");
+  testing::write_file(directory / "empty", "");
   refuses(directory / "empty", "found 0 bytes, expected at least 8");
 }
 
 TEST_CASE("A temporary name is not cut within a character", "[io]") {
-  const testing::TempDir folder;
+  const TempDir folder;
   const int watch = ::inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
   REQUIRE(::inotify_add_watch(watch, folder.path().c_str(), IN_CREATE) >= 0);
   for (const std::string before : {"", "x"}) {

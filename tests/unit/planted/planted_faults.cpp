@@ -17,7 +17,7 @@
 
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
-#include "common/core/kept.h"
+#include "common/core/stream_backend.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"
 #include "common/system/flight_recorder.h"

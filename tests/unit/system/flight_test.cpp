@@ -11,7 +11,7 @@
 #include "common/core/error.h"
 #include "common/launch/flight_table.h"
 #include "common/system/flight_recorder.h"
-#include "common/system/rank_path.h"
+#include "common/system/rank.h"
 #include "common/system/shared_memory.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

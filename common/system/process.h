@@ -1,10 +1,17 @@
 #pragma once
-// What the operating system knows about this process.
+// What the operating system knows about this process: its command line, its memory and its times.
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace lockstep {
+
+/// The command line with which this process was started, word by word.
+std::vector<std::string> own_command_line();
+/// The same as typed into a shell: for people, and for errors that propose a command.
+std::string typed_command_line();
 
 /// The most memory that this process ever had in RAM, in bytes.
 int64_t peak_rss_bytes();

@@ -1,9 +1,9 @@
-// Text for people holds no order to a terminal.
+// Text from outside is UTF-8 or not, and text for people holds no order to a terminal.
 
 #include <string>
 #include <utility>
 
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "tests/support/catch.h"
 
 namespace lockstep {
@@ -31,6 +31,22 @@ TEST_CASE("What a terminal would obey is shown as numbers, all other text as it 
     CHECK(printable(shown) == shown);
   }
   CHECK(on_one_line("a\nb\x1b") == "a b\\x1b");
+}
+
+TEST_CASE("UTF-8 is checked as RFC 3629 defines it", "[core]") {
+  for (const char* text : {"", "a", "\u00E9", "\u0800", "\uD7FF", "\uE000", "\uFFFF", "\U00010000",
+                           "\U0010FFFF", "\x7F"}) {
+    CHECK(is_valid_utf8(text));
+  }
+  for (const char* text :
+       {"\x80", "\xC0\x80", "\xC1\xBF", "\xC3", "\xC3\x28", "\xE0\x9F\xBF", "\xED\xA0\x80",
+        "\xE2\x82", "\xE2\x28\xA1", "\xE2\x82\x28", "\xF0\x90\x80\x28", "\xF0\x8F\xBF\xBF",
+        "\xF4\x90\x80\x80", "\xF0\x90\x80", "\xF5\x80\x80\x80", "\xFF"}) {
+    INFO(text);
+    CHECK(find_invalid_utf8("ok \u00E9" + std::string(text)) == 5);
+  }
+  const std::string_view euro = "\u20AC";
+  CHECK(find_invalid_utf8(euro.substr(0, 2)) == 0);  // the view ends, the memory goes on
 }
 
 }  // namespace

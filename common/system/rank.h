@@ -1,8 +1,8 @@
 #pragma once
-// What a rank tells `lockstep launch`, which started it: why the job ends, or that this has already
-// been said. The launcher then does not report again which rank it was.
+// What a process has as one rank of several: its own copy of a file that every rank writes, and a
+// word to `lockstep launch`, which started it.
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +12,12 @@
 #include <string>
 
 namespace lockstep {
+
+/// Where a rank writes its own copy of a file that every rank writes: rank 0 to `path` itself, rank
+/// 3 to "PATH.rank3".
+inline std::string path_of_rank(const std::string& path, int rank) {
+  return rank == 0 ? path : fmt::format("{}.rank{}", path, rank);
+}
 
 /// The environment variable that names the launcher's pipe: "DESCRIPTOR:INODE".
 inline constexpr const char* kLauncherPipe = "LOCKSTEP_LAUNCHER_PIPE";

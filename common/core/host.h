@@ -1,6 +1,8 @@
 #pragma once
-// Which cores a thread computes on.
+// What CPU devices take of the host: cores on which threads compute, and memory for their numbers.
 
+#include <array>
+#include <cstddef>
 #include <vector>
 
 namespace lockstep {
@@ -18,5 +20,14 @@ Cores share_of_cores(int share, int shares, int threads);
 /// The calling thread, and the threads that it starts from now on, keep to these cores. If there
 /// are none, everything stays as it is.
 void keep_to(const Cores& cores);
+
+/// Memory that begins at a cache line. Large blocks ask the system for large pages: a kernel that
+/// reads many places at once then needs fewer translations of addresses.
+void* allocate_aligned(size_t bytes);
+void release_aligned(void* memory);
+
+/// What an error adds where the system gave no memory: "; ulimit -v is 200000 KiB here: raise it",
+/// or, without such a limit, the other place to look at. Asks for no memory itself.
+std::array<char, 80> memory_limit_note();
 
 }  // namespace lockstep

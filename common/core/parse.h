@@ -1,13 +1,22 @@
 #pragma once
-// Enums whose values have words: what a user types, and what logs and files say.
+// Values that texts from outside stand for: whole numbers, and the words of an enum.
 
 #include <concepts>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 namespace lockstep {
+
+/// `text` as a whole number from `least` to `most`: all of it, no prefix. Nothing if it is none.
+std::optional<int64_t> read_whole(std::string_view text, int64_t least, int64_t most);
+/// The same, or throws BadInput: "NAME=text: expected a whole number from 0 to 1", with `why` after
+/// it.
+int parse_whole(std::string_view text, const std::string& name, int least, int most,
+                const std::string& why = "");
 
 /// An enum with a word for each of its values 0, 1, ..., given beside it:
 ///   enum class OrderKind { loader, sampler, file };
