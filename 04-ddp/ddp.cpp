@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 
 namespace lockstep {
 

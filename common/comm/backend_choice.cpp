@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "common/comm/host_transport.h"
-#include "common/core/choice.h"
 #include "common/core/error.h"
+#include "common/core/parse.h"
 #include "common/rendezvous/wire.h"
 
 namespace lockstep {

@@ -8,7 +8,7 @@
 
 #include "common/comm/host_transport.h"
 #include "common/comm/roll_call.h"
-#include "common/core/kept.h"
+#include "common/core/stream_backend.h"
 
 namespace lockstep {
 

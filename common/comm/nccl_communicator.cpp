@@ -17,10 +17,10 @@
 #include <utility>
 
 #include "common/comm/nccl_communicator.h"
-#include "common/core/buffer.h"
 #include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
+#include "common/core/tensor.h"
 #include "common/kernels/cuda/check.h"
 #include "common/kernels/cuda/cuda_stream.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/rendezvous/socket.h"
 #include "common/rendezvous/store.h"
 #include "common/rendezvous/wire.h"

@@ -12,9 +12,8 @@
 #include "common/comm/host_communicator.h"
 #include "common/comm/nccl_communicator.h"
 #include "common/core/error.h"
-#include "common/core/listed.h"
-#include "common/system/launcher_pipe.h"
-#include "common/system/rank_path.h"
+#include "common/core/text.h"
+#include "common/system/rank.h"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/rendezvous/agreement.h"
 
 namespace lockstep {

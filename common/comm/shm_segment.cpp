@@ -13,7 +13,7 @@
 #include "common/comm/host_transport.h"
 #include "common/comm/peer_meeting.h"
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/rendezvous/agreement.h"
 #include "common/rendezvous/socket.h"
 

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/core/whole_number.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 

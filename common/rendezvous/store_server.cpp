@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/rendezvous/socket.h"
 #include "common/rendezvous/wire.h"
 
