@@ -13,8 +13,8 @@ BucketCaps BucketCaps::equal(double megabytes) {
   return {bytes, bytes};
 }
 
-std::vector<Bucket> plan_buckets(const std::vector<int64_t>& bytes, const BucketCaps& caps) {
-  // [task 04.2] bucket plan
+std::vector<Bucket> make_buckets(const std::vector<int64_t>& bytes, const BucketCaps& caps) {
+  // [task 04.2] buckets
   std::vector<Bucket> buckets;
   bool closed = true;
   for (size_t i = 0; i < bytes.size(); ++i) {

@@ -26,9 +26,9 @@ struct Bucket {
 };
 
 /// Puts gradients, given by their bytes in the order in which backward completes them, into
-/// buckets. A bucket is closed when it has reached its cap, so it may be larger. The plan is a
-/// function of the sizes alone, and so the same on all ranks; unlike PyTorch's it is never made
-/// anew.
-std::vector<Bucket> plan_buckets(const std::vector<int64_t>& bytes, const BucketCaps& caps);
+/// buckets. A bucket is closed when it has reached its cap, so it may be larger. They
+/// are a function of the sizes alone, and so the same on all ranks; unlike PyTorch's they are never
+/// made anew.
+std::vector<Bucket> make_buckets(const std::vector<int64_t>& bytes, const BucketCaps& caps);
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "04-ddp/ddp.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "common/core/error.h"
 #include "common/core/text.h"
@@ -22,9 +23,10 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
   std::vector<int64_t> bytes;
   for (size_t i = 0; i < in_order_.size(); ++i) {
     bytes.push_back(static_cast<int64_t>(in_order_[i]->grad.bytes()));
-    in_order_[i]->on_gradient_ready = [this, i](Parameter&) { gradient_is_ready(i); };
+    in_order_[i]->on_gradient_ready =
+        std::bind_front(&DistributedDataParallel::gradient_is_ready, this, i);
   }
-  buckets_ = plan_buckets(bytes, options.caps);
+  buckets_ = make_buckets(bytes, options.caps);
   comm_.broadcast(parameters_.stream(), parameters_.values(), 0);
   Replica::broadcast_buffers();
 }
@@ -43,17 +45,15 @@ Tensor DistributedDataParallel::backward(const Tensor& dy, Context& context) {
 
 /// Called on the host, between the enqueuing of two layers' backward: what is enqueued here comes
 /// after the kernels that make this gradient and before those that make the next ones.
-void DistributedDataParallel::gradient_is_ready(size_t parameter) {
-  const std::string& name = in_order_[parameter]->name;
+void DistributedDataParallel::gradient_is_ready(size_t place, const Parameter& parameter) {
   require(
       running_,
       "rank {}: a gradient of {} outside the wrapper's backward, where nothing reduces it; call "
       "backward of the wrapper, or make the pass one that is not the last contribution",
-      comm_.rank(), name);
-  require(!ready_[parameter],
-          "rank {}: a second gradient of {} in one backward; use every layer once", comm_.rank(),
-          name);
-  ready_[parameter] = true;
+      comm_.rank(), parameter.name);
+  require(!ready_[place], "rank {}: a second gradient of {} in one backward; use every layer once",
+          comm_.rank(), parameter.name);
+  ready_[place] = true;
   if (options_.overlap) reduce_complete_buckets();
 }
 
@@ -61,10 +61,10 @@ void DistributedDataParallel::gradient_is_ready(size_t parameter) {
 /// `ready_`, and moves `next_` past them. Called on the host at every gradient, and once more after
 /// backward; backward sets `next_` back to 0 when it has ended.
 ///
-/// In the order of the plan, whichever is complete first: all ranks make the same calls. A gradient
-/// that is ready has been enqueued on the stream of the passes, `passes_`, and need not have been
-/// computed: the stream `communication_` waits for that, by an event. Neither the host nor
-/// `passes_` waits for anything: backward goes on with the layers in front.
+/// In the order of the buckets, whichever is complete first: all ranks make the same calls. A
+/// gradient that is ready has been enqueued on the stream of the passes, `passes_`, and need not
+/// have been computed: the stream `communication_` waits for that, by an event. Neither the host
+/// nor `passes_` waits for anything: backward goes on with the layers in front.
 void DistributedDataParallel::reduce_complete_buckets() {
   // [task 04.3] gradient hook
   for (; next_ < buckets_.size(); ++next_) {

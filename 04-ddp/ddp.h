@@ -48,7 +48,7 @@ class DistributedDataParallel final : public Replica {
   bool overlaps() const override { return options_.overlap && buckets_.size() > 1; }
 
  private:
-  void gradient_is_ready(size_t parameter);
+  void gradient_is_ready(size_t place, const Parameter& parameter);
   void reduce_complete_buckets();
   void reduce(const Bucket& bucket);
   void reduce_the_rest();

@@ -68,7 +68,7 @@ Plan make_plan(const PlanOptions& options) {
   for (const Parameter* parameter : in_order) {
     bytes.push_back(parameter->shape.elements() * int64_t(sizeof(Real)));
   }
-  const std::vector<Bucket> buckets = plan_buckets(bytes, options.buckets.caps());
+  const std::vector<Bucket> buckets = make_buckets(bytes, options.buckets.caps());
 
   Plan plan(fmt::format("DistributedDataParallel: {}, {} bucket{}", name_of(options.network.model),
                         buckets.size(), buckets.size() == 1 ? "" : "s"),

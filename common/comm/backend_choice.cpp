@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/comm/gloo_transport.h"
+#include "common/comm/host_transport.h"
 #include "common/core/error.h"
 #include "common/core/parse.h"
 #include "common/rendezvous/wire.h"

@@ -1,63 +1,72 @@
 #pragma once
 // Collectives between processes, through host memory.
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "common/comm/communicator.h"
-#include "common/comm/host_staging.h"
+#include "common/comm/host_transport.h"
+#include "common/comm/roll_call.h"
 #include "common/core/stream_backend.h"
 
 namespace lockstep {
 
-/// What carries numbers between the processes of a group: shared memory, TCP, or Gloo.
-class HostTransport {
+/// A GPU's numbers on the host: page-locked memory for one rank's calls, which run one after
+/// another and take turns in it. Only what is needed is copied: down what a call reads, up what it
+/// writes. Must be destroyed before the device.
+class HostStaging {
  public:
-  virtual ~HostTransport() = default;
+  explicit HostStaging(int rank) : rank_(rank) {}
 
-  /// "shm", "tcp" or "gloo".
-  virtual std::string description() const = 0;
-  /// This rank's part of a collective whose memory is the host's. `number` counts the collectives
-  /// from 1 and is the same on all ranks. Blocks. Throws PeerLost, saying why, when another rank
-  /// died or did not come in time.
-  virtual void run(const Call& collective, uint64_t number) = 0;
-  /// Sends and receives all at the same time: no transfer waits for another.
-  virtual void transfer(const std::vector<Call>& calls) = 0;
-  /// Bytes that these two have given to other ranks so far. On the thread that calls them.
-  virtual int64_t bytes_sent() const = 0;
-  /// Where they are counted: where they leave, unless that is said.
-  virtual std::string counted_in() const { return description(); }
+  /// The calls of rank `rank` with host memory in place of the device's. Enqueues the copies down
+  /// on `stream`, which must have waited for the last copy_up(): the memory is the same. Throws
+  /// EnvironmentError if there is no room for it.
+  std::vector<Call> copy_down(Stream stream, const std::vector<Call>& calls);
+  /// Enqueues the copies up; `on_host` is what copy_down() returned for the calls.
+  void copy_up(Stream stream, const std::vector<Call>& calls,
+               const std::vector<Call>& on_host) const;
+
+ private:
+  char* reserve(Device& device, int64_t bytes);
+
+  int rank_;
+  int64_t bytes_ = 0;                          // of the last one, which is in use
+  std::vector<std::shared_ptr<void>> memory_;  // earlier ones; queued calls may still use them
 };
 
 /// One process's membership of a group. A call is a task of its stream, which runs it on a thread
 /// of the host; a GPU's numbers go there and back through page-locked memory, so the communicator
 /// must be destroyed before the device. Calls on several streams run in the order in which they
-/// were issued: their messages share connections. A send ends when its peer receives.
+/// were issued: their messages share connections. A send ends when its peer receives. When a
+/// transport has failed, all later calls throw the same error.
 class HostCommunicator final : public Communicator {
  public:
-  HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport)
+  /// By the roll call errors name the ranks concerned; without one they are the transport's. `kept`
+  /// lives as long as queued tasks may: the flight recorder that they write to.
+  HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport,
+                   std::optional<RollCall> roll_call = {}, std::shared_ptr<const void> kept = {})
       : Communicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),
-        held_(Held{std::move(transport), sent()}),
+        link_(Link{std::move(transport), std::move(roll_call), sent(), std::move(kept), ""}),
         staging_(rank) {}
 
-  const HostTransport& transport() const { return *held_->transport; }
+  const HostTransport& transport() const { return *link_->transport; }
 
  private:
-  struct Held {
-    std::shared_ptr<HostTransport> transport;
+  /// What all calls share.
+  struct Link {
+    std::shared_ptr<HostTransport> transport;  // with a roll call: none after an error
+    std::optional<RollCall> roll_call;
     std::shared_ptr<SentBytes> sent;
-    /// What the host does between the copies: makes these calls, and counts what they send. `who`
-    /// made them, for errors.
-    void make(const std::vector<Call>& together, FlightCall& flight, const std::string& who) const;
+    std::shared_ptr<const void> kept;
+    std::string broken;  // that error
   };
+  struct Task;
 
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
-  std::function<void()> task(const std::vector<Call>& together, FlightCall flight) const;
 
-  Kept<Held> held_;  // by queued tasks, too
+  Kept<Link> link_;  // by queued tasks, too
   HostStaging staging_;
   std::optional<Event> last_;  // after the last call
 };

@@ -4,8 +4,8 @@
 
 #include "common/core/error.h"
 #include "common/core/text.h"
+#include "common/rendezvous/socket.h"
 #include "common/rendezvous/store.h"
-#include "common/rendezvous/transfer.h"
 #include "common/rendezvous/wire.h"
 
 namespace lockstep {
@@ -24,24 +24,24 @@ PeerMeeting::PeerMeeting(const Store& store, const Socket& listener, const std::
 
 void PeerMeeting::add(int lower, Connect connect, const std::string& where,
                       const Deadline& deadline) {
-  begin(calls_.emplace_back(Call{lower, std::move(connect), where,
-                                 Handshake::of_caller(key_, where, lower, rank_)}),
+  begin(visits_.emplace_back(Visit{lower, std::move(connect), where,
+                                   Handshake::of_caller(key_, where, lower, rank_)}),
         deadline);
 }
 
-void PeerMeeting::begin(Call& call, const Deadline& deadline) {
-  Socket socket = call.connect(deadline);
-  socket.name_peer(fmt::format("rank {}", call.lower));
-  call.handshake = Handshake::of_caller(key_, call.where, call.lower, rank_);
-  send_all(socket, bytes_of(call.handshake.take_output()), deadline);
-  sockets_[size_t(call.lower)] = std::move(socket);
+void PeerMeeting::begin(Visit& visit, const Deadline& deadline) {
+  Socket socket = visit.connect(deadline);
+  socket.name_peer(fmt::format("rank {}", visit.lower));
+  visit.handshake = Handshake::of_caller(key_, visit.where, visit.lower, rank_);
+  send_all(socket, bytes_of(visit.handshake.take_output()), deadline);
+  sockets_[size_t(visit.lower)] = std::move(socket);
 }
 
 std::vector<Socket> PeerMeeting::meet(const Deadline& deadline, const Rules& rules) {
   Deadline look(kLookSeconds);
   while (true) {
     accept(rules);
-    for (Call& call : calls_) hear(call, deadline);
+    for (Visit& visit : visits_) hear(visit, deadline);
     const std::vector<int> missing = this->missing();
     if (missing.empty()) return std::move(sockets_);
     if (deadline.passed()) {
@@ -51,14 +51,14 @@ std::vector<Socket> PeerMeeting::meet(const Deadline& deadline, const Rules& rul
     }
     if (look.passed()) {
       rules.check_missing(missing);
-      call_again(deadline);
+      visit_again(deadline);
       look = Deadline(kLookSeconds);
     }
     std::vector<pollfd> entries;
     door_.add_polls(entries);
-    for (const Call& call : calls_) {
-      const Socket& socket = sockets_[size_t(call.lower)];
-      entries.push_back({call.welcome || !socket.is_open() ? -1 : socket.fd(), POLLIN, 0});
+    for (const Visit& visit : visits_) {
+      const Socket& socket = sockets_[size_t(visit.lower)];
+      entries.push_back({visit.welcome || !socket.is_open() ? -1 : socket.fd(), POLLIN, 0});
     }
     wait_ready(entries, earlier(deadline, look));
   }
@@ -82,44 +82,44 @@ void PeerMeeting::accept(const Rules& rules) {
   }
 }
 
-void PeerMeeting::hear(Call& call, const Deadline& deadline) {
-  Socket& socket = sockets_[size_t(call.lower)];
+void PeerMeeting::hear(Visit& visit, const Deadline& deadline) {
+  Socket& socket = sockets_[size_t(visit.lower)];
   try {
-    while (socket.is_open() && !call.welcome) {
-      const bool proven = call.handshake.state() == Handshake::State::proven;
-      std::string some(proven ? 1 : call.handshake.wanted(), '\0');
+    while (socket.is_open() && !visit.welcome) {
+      const bool proven = visit.handshake.state() == Handshake::State::proven;
+      std::string some(proven ? 1 : visit.handshake.wanted(), '\0');
       const size_t came = socket.receive_some(writable_bytes_of(some));
       if (came == 0) return;
       if (proven) {
-        call.welcome = true;
+        visit.welcome = true;
       } else {
-        call.handshake.take(std::string_view(some).substr(0, came));
-        send_all(socket, bytes_of(call.handshake.take_output()), deadline);
+        visit.handshake.take(std::string_view(some).substr(0, came));
+        send_all(socket, bytes_of(visit.handshake.take_output()), deadline);
       }
     }
   } catch (const ConnectionClosed& closed) {
-    call.closed = closed.what();
+    visit.closed = closed.what();
     socket.close();
   }
 }
 
 /// To the listeners that closed the connection. Where one has closed its door, too, it was no
 /// mistake.
-void PeerMeeting::call_again(const Deadline& deadline) {
-  for (Call& call : calls_) {
-    if (sockets_[size_t(call.lower)].is_open()) continue;
+void PeerMeeting::visit_again(const Deadline& deadline) {
+  for (Visit& visit : visits_) {
+    if (sockets_[size_t(visit.lower)].is_open()) continue;
     try {
-      begin(call, earlier(deadline, Deadline(kLookSeconds)));
+      begin(visit, earlier(deadline, Deadline(kLookSeconds)));
     } catch (const Error&) {
-      throw ConnectionClosed(call.closed);
+      throw ConnectionClosed(visit.closed);
     }
   }
 }
 
 std::vector<int> PeerMeeting::missing() const {
   std::vector<int> ranks;
-  for (const Call& call : calls_) {
-    if (!call.welcome) ranks.push_back(call.lower);
+  for (const Visit& visit : visits_) {
+    if (!visit.welcome) ranks.push_back(visit.lower);
   }
   for (int higher = rank_ + 1; size_t(higher) < sockets_.size(); ++higher) {
     if (!sockets_[size_t(higher)].is_open()) ranks.push_back(higher);

@@ -36,7 +36,7 @@ class PeerMeeting {
   std::vector<Socket> meet(const Deadline& deadline, const Rules& rules);
 
  private:
-  struct Call {
+  struct Visit {
     int lower;
     Connect connect;
     std::string where;
@@ -44,16 +44,16 @@ class PeerMeeting {
     bool welcome = false;
     std::string closed{};  // why its connection was
   };
-  void begin(Call& call, const Deadline& deadline);
+  void begin(Visit& visit, const Deadline& deadline);
   void accept(const Rules& rules);
-  void hear(Call& call, const Deadline& deadline);
-  void call_again(const Deadline& deadline);
+  void hear(Visit& visit, const Deadline& deadline);
+  void visit_again(const Deadline& deadline);
   std::vector<int> missing() const;
 
   const JobKey& key_;
   int rank_;
   FrontDoor door_;
-  std::vector<Call> calls_;
+  std::vector<Visit> visits_;
   std::vector<Socket> sockets_;  // by rank; of lower ranks, also before they have proven the key
 };
 

@@ -9,11 +9,8 @@
 #include <utility>
 
 #include "common/comm/backend_choice.h"
-#include "common/comm/gloo_transport.h"
-#include "common/comm/nccl/nccl.h"
-#include "common/comm/shm_transport.h"
-#include "common/comm/tcp_transport.h"
-#include "common/comm/watched_transport.h"
+#include "common/comm/host_communicator.h"
+#include "common/comm/nccl_communicator.h"
 #include "common/core/error.h"
 #include "common/core/text.h"
 #include "common/system/rank.h"
@@ -203,9 +200,8 @@ std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
     const std::string id = texts_of_all(*store, "NCCL's id", mine, timeout_)[0];
     return make_nccl_rank(device, me, count, id, timeout_);
   }
-  const std::shared_ptr<HostTransport> transport = connect_host(*store);
-  return std::make_unique<HostCommunicator>(
-      me, count, std::make_shared<WatchedTransport>(transport, store, timeout_, debug_, flight_));
+  return std::make_unique<HostCommunicator>(me, count, connect_host(*store),
+                                            RollCall(store, timeout_, debug_), flight_);
 }
 
 void ProcessGroup::agree_on_backend(const Device& device) {

@@ -16,7 +16,7 @@
 #include "common/core/device.h"
 #include "common/rendezvous/agreement.h"
 #include "common/rendezvous/launch_contract.h"
-#include "common/rendezvous/tcp_store.h"
+#include "common/rendezvous/store.h"
 
 namespace lockstep {
 
@@ -42,7 +42,7 @@ struct ProcessGroupOptions {
 /// ranks concerned. Use it from one host thread.
 ///
 /// With LOCKSTEP_DEBUG=collectives in the environment of all ranks, each collective begins with a
-/// comparison of the ranks' calls; not for NCCL (watched_transport.h).
+/// comparison of the ranks' calls; not for NCCL (roll_call.h).
 class ProcessGroup {
  public:
   /// Finds the other ranks; returns when all have come. Throws BadInput for options that make no

@@ -15,23 +15,160 @@
 // Part p is added up in the order p+1, p+2, ..., p: the order of tcp_transport.cpp, so the bits are
 // the same, whichever transport carries them.
 
-#include "common/comm/shm_transport.h"
-
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
-#include "common/comm/shm_lanes.h"
-#include "common/comm/typed_elements.h"
+#include "common/comm/host_transport.h"
+#include "common/comm/shm_segment.h"
 
 namespace lockstep {
 namespace {
 
 using Op = Call::Op;
 
+// --- Sends and receives --------------------------------------------------------------------------
+
+/// Carries messages through the lanes of a shared memory, each from one rank to another.
+class Lanes {
+ public:
+  explicit Lanes(ShmPeers& peers)
+      : peers_(peers), used_(2, std::vector<bool>(size_t(peers.world_size()))) {}
+
+  /// Sends and receives all at the same time, each as fast as its other side allows. The messages
+  /// between two ranks keep their order. Throws what ShmPeers does; EnvironmentError if there is no
+  /// memory for a lane that is used for the first time.
+  void transfer(const std::vector<Call>& calls);
+  /// Bytes that these have written.
+  int64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  /// What is left of a send or a receive.
+  struct Message {
+    bool sends;
+    int peer;
+    std::byte* bytes;
+    size_t left;
+  };
+  void provide_lane(const Call& call);
+  bool can_move(const Message& message) const;
+  void move_some(Message& message);
+
+  ShmPeers& peers_;
+  std::vector<std::vector<bool>> used_;  // lanes that this rank sends by [1], receives by [0]
+  int64_t bytes_sent_ = 0;
+};
+
+/// Only lanes that are used take memory. Either side may be the first to touch a lane.
+void Lanes::provide_lane(const Call& call) {
+  const bool sends = call.op == Call::Op::send;
+  std::vector<bool>& used = used_[size_t(sends)];
+  const auto peer = size_t(call.peer);
+  if (used[peer]) return;
+  const int me = peers_.rank();
+  peers_.set_lane_aside(sends ? me : call.peer, sends ? call.peer : me);
+  used[peer] = true;
+}
+
+bool Lanes::can_move(const Message& message) const {
+  if (message.sends) {
+    const Lane& lane = peers_.memory().lane(peers_.rank(), message.peer);
+    return lane.sent.load(std::memory_order_relaxed) - lane.taken.load(std::memory_order_acquire) <
+           Lane::kBytes;
+  }
+  const Lane& lane = peers_.memory().lane(message.peer, peers_.rank());
+  return lane.sent.load(std::memory_order_acquire) > lane.taken.load(std::memory_order_relaxed);
+}
+
+/// As much as there is room for, or as has come, up to the lane's end, where it begins again.
+void Lanes::move_some(Message& message) {
+  const int me = peers_.rank(), from = message.sends ? me : message.peer;
+  Lane& lane = peers_.memory().lane(from, message.sends ? message.peer : me);
+  const uint64_t sent = lane.sent.load(std::memory_order_acquire);
+  const uint64_t taken = lane.taken.load(std::memory_order_acquire);
+  const size_t at = (message.sends ? sent : taken) % Lane::kBytes;
+  const size_t there = message.sends ? Lane::kBytes - (sent - taken) : sent - taken;
+  const size_t n = std::min({message.left, there, Lane::kBytes - at});
+  if (message.sends) {
+    std::memcpy(&lane.bytes[at], message.bytes, n);
+    lane.sent.store(sent + n, std::memory_order_release);
+    bytes_sent_ += int64_t(n);
+  } else {
+    std::memcpy(message.bytes, &lane.bytes[at], n);
+    lane.taken.store(taken + n, std::memory_order_release);
+  }
+  peers_.wake(message.peer);
+  message.bytes += n;
+  message.left -= n;
+}
+
+void Lanes::transfer(const std::vector<Call>& calls) {
+  std::vector<Message> messages;
+  for (const Call& call : calls) {
+    const auto bytes = static_cast<size_t>(call.mine.count * size_of(call.mine.type));
+    if (bytes > 0) provide_lane(call);
+    messages.push_back(
+        {call.op == Call::Op::send, call.peer, static_cast<std::byte*>(call.mine.data), bytes});
+  }
+  // Of the messages of one lane only the first that is not done may move.
+  const auto is_next = [&](const Message& message) {
+    const auto first = std::ranges::find_if(messages, [&](const Message& other) {
+      return other.left > 0 && other.sends == message.sends && other.peer == message.peer;
+    });
+    return first != messages.end() && &*first == &message;
+  };
+  const auto movable = [&](const Message& message) {
+    return is_next(message) && can_move(message);
+  };
+  const auto awaited = [&](int rank) {
+    return std::ranges::any_of(
+        messages, [&](const Message& message) { return message.left > 0 && message.peer == rank; });
+  };
+  while (std::ranges::any_of(messages, [](const Message& message) { return message.left > 0; })) {
+    peers_.wait([&] { return std::ranges::any_of(messages, movable); }, awaited,
+                ShmPeers::Concerns::awaiting);
+    for (Message& message : messages) {
+      if (movable(message)) move_some(message);
+    }
+  }
+}
+
+// --- Rounds --------------------------------------------------------------------------------------
+
 /// Up to here a sum takes one round: adding everything up is cheaper than to meet again.
 constexpr int64_t kSmallBytes = 16 << 10;
+
+/// Part `number` of a sum over so many ranks.
+struct SummedPart {
+  int number, ranks;
+};
+
+/// sum = from(p+1) + from(p+2) + ... + from(p) for part p, in this order; n numbers each.
+template <class T, class From>
+void add_up(T* sum, int64_t n, From from, SummedPart part, Reduction reduction) {
+  const T* a = from(part.number + 1);
+  if (part.ranks == 1) std::copy_n(a, n, sum);
+  for (int k = 2; k <= part.ranks; ++k, a = sum) {
+    const T* const b = from(part.number + k);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) sum[i] = a[i] + b[i];
+  }
+  finish_sum(sum, n, reduction, part.ranks);
+}
+
+/// The part of a rank in a sum of `count` numbers at x, and what becomes of it.
+template <class T>
+struct Sum {
+  const T* x;
+  int64_t count;
+  Reduction reduction;
+  T* own = nullptr;     // where part `me` goes, if it is wanted
+  T* all = nullptr;     // where the whole message goes, with the parts of the others
+  int takers = 0;       // other ranks that take part `me`
+  bool gathers = true;  // whether any rank wants the others' parts
+};
 
 class ShmTransport final : public HostTransport {
  public:
@@ -46,86 +183,55 @@ class ShmTransport final : public HostTransport {
 
   void run(const Call& call, uint64_t) override {
     if (call.op != Op::barrier && call.mine.count == 0) return;
+    if (!peers_) throw PeerLost(broken_);
     call_ = call.number();
-    with_peers(
-        [&] { with_type(call.mine.type, [&](auto zero) { run_typed<decltype(zero)>(call); }); });
+    try {
+      if (!call.reduces()) return move(call);
+      switch (call.mine.type) {
+        case ElementType::f32:
+          return reduce(sum_of<float>(call));
+        case ElementType::f64:
+          return reduce(sum_of<double>(call));
+        case ElementType::i64:
+          return reduce(sum_of<int64_t>(call));
+      }
+    } catch (const Error& error) {
+      leave(error);
+      throw;
+    }
   }
 
   void transfer(const std::vector<Call>& calls) override {
-    with_peers([&] { lanes_.transfer(calls); });
+    if (!peers_) throw PeerLost(broken_);
+    try {
+      lanes_.transfer(calls);
+    } catch (const Error& error) {
+      leave(error);
+      throw;
+    }
   }
 
   int64_t bytes_sent() const override { return bytes_shown_ + lanes_.bytes_sent(); }
 
  private:
-  template <class Work>
-  void with_peers(Work work) {
-    if (!peers_) throw PeerLost(broken_);
-    try {
-      work();
-    } catch (const Error& error) {
-      broken_ = error.what();
-      peers_.reset();  // closes the sockets: the others learn of it
-      throw;
-    }
-  }
-
-  template <class T>
-  void run_typed(const Call& call) {
-    T* const mine = numbers_of<T>(call.mine);
-    T* const all = numbers_of<T>(call.all);
-    const int64_t n = call.mine.count;
-    const bool is_root = call.peer == me_;
-    switch (call.op) {
-      case Op::all_reduce:
-        return reduce(mine, n, call.reduction, {mine + part(n, me_).first, mine, ranks_ - 1});
-      case Op::reduce_scatter:
-        return reduce(all, ranks_ * n, call.reduction, {mine, nullptr, 0, false});
-      case Op::reduce:
-        if (!is_root) return reduce<T>(mine, n, call.reduction, {.takers = 1});
-        return reduce(mine, n, call.reduction, {mine + part(n, me_).first, mine});
-      case Op::broadcast:
-        return show(is_root ? mine : nullptr, n, ranks_ - 1,
-                    [&](int r, const T* shown, RingPart at) {
-                      if (r == call.peer && !is_root) std::copy_n(shown, at.count, mine + at.first);
-                    });
-      case Op::all_gather:
-        return show(mine, n, ranks_ - 1, [&](int r, const T* shown, RingPart at) {
-          if (r == me_ && mine == all + r * n) return;  // others may read it meanwhile
-          std::copy_n(shown, at.count, all + r * n + at.first);
-        });
-      case Op::barrier:
-        return meet();
-      case Op::send:
-      case Op::receive:
-        return;  // see transfer()
-    }
+  void leave(const Error& error) {
+    broken_ = error.what();
+    peers_.reset();  // closes the sockets: the others learn of it
   }
 
   // --- Rounds ------------------------------------------------------------------------------------
 
   /// Where this rank writes what it will show in the next round.
-  template <class T>
-  T* to_show() const {
-    return reinterpret_cast<T*>(layout_.slot(me_, round_ + 1));
-  }
-  /// What a rank shows in this round.
-  template <class T>
-  const T* shown_by(int rank) const {
-    return reinterpret_cast<const T*>(layout_.slot(rank, round_));
-  }
+  std::byte* to_show() const { return layout_.slot(me_, round_ + 1); }
+  const std::byte* shown_by(int rank) const { return layout_.slot(rank, round_); }
 
-  /// Writes n numbers into the slot at `place`, for so many other ranks to take them.
-  template <class T>
-  void put(const T* x, int64_t n, T* place, int takers) {
-    std::copy_n(x, n, place);
-    count_shown<T>(n, takers);
+  /// Writes so many bytes into the slot at `place`, for so many other ranks to take them.
+  void put(const void* x, int64_t bytes, void* place, int takers) {
+    std::memcpy(place, x, size_t(bytes));
+    count_shown(bytes, takers);
   }
   /// What the slot holds leaves this rank once for each rank that takes it.
-  template <class T>
-  void count_shown(int64_t n, int takers) {
-    bytes_shown_ += n * int64_t{sizeof(T)} * takers;
-  }
+  void count_shown(int64_t bytes, int takers) { bytes_shown_ += bytes * takers; }
 
   void meet() {
     RankState& mine = layout_.state(me_);
@@ -158,29 +264,58 @@ class ShmTransport final : public HostTransport {
     }
   }
 
-  /// All ranks show the n numbers at x, if any, to so many others, in as many rounds as it takes.
-  /// take(r, shown, at) is called for numbers `at` of each rank r's.
-  template <class T, class Take>
-  void show(const T* x, int64_t n, int takers, Take take) {
-    const int64_t most = int64_t(layout_.slot_bytes() / sizeof(T));
-    for (RingPart at{0, 0}; at.first < n; at.first += most) {
-      at.count = std::min(most, n - at.first);
-      if (x != nullptr) put(x + at.first, at.count, to_show<T>(), takers);
+  /// Everything but sums: only bytes move, `bytes` of each rank.
+  void move(const Call& call) {
+    const int64_t bytes = call.mine.count * size_of(call.mine.type);
+    auto* const mine = static_cast<std::byte*>(call.mine.data);
+    auto* const all = static_cast<std::byte*>(call.all.data);
+    const bool is_root = call.peer == me_;
+    if (call.op == Op::broadcast) {
+      show(is_root ? mine : nullptr, bytes, [&](int rank, const std::byte* shown, RingPart at) {
+        if (rank == call.peer && !is_root) std::memcpy(mine + at.first, shown, size_t(at.count));
+      });
+    } else if (call.op == Op::all_gather) {
+      show(mine, bytes, [&](int rank, const std::byte* shown, RingPart at) {
+        std::byte* const place = all + rank * bytes;
+        if (rank == me_ && mine == place) return;  // others may read it meanwhile
+        std::memcpy(place + at.first, shown, size_t(at.count));
+      });
+    } else {
+      meet();  // a barrier
+    }
+  }
+
+  /// All ranks show the bytes at x, if any, to all others, in as many rounds as it takes.
+  /// take(r, shown, at) is called for bytes `at` of each rank r's.
+  template <class Take>
+  void show(const std::byte* x, int64_t bytes, Take take) {
+    const auto most = int64_t(layout_.slot_bytes());
+    for (RingPart at{0, 0}; at.first < bytes; at.first += most) {
+      at.count = std::min(most, bytes - at.first);
+      if (x != nullptr) put(x + at.first, at.count, to_show(), ranks_ - 1);
       meet();
-      for (int rank = 0; rank < ranks_; ++rank) take(rank, shown_by<T>(rank), at);
+      for (int rank = 0; rank < ranks_; ++rank) take(rank, shown_by(rank), at);
     }
   }
 
   // --- Sums --------------------------------------------------------------------------------------
 
-  /// What becomes of the sums on this rank.
   template <class T>
-  struct Result {
-    T* own = nullptr;     // where part `me` goes, if it is wanted
-    T* all = nullptr;     // where the whole message goes, with the parts of the others
-    int takers = 0;       // other ranks that take part `me`
-    bool gathers = true;  // whether any rank wants the others' parts
-  };
+  Sum<T> sum_of(const Call& call) const {
+    T* const mine = static_cast<T*>(call.mine.data);
+    const int64_t n = call.mine.count;
+    if (call.op == Op::reduce_scatter) {
+      return {static_cast<T*>(call.all.data), ranks_ * n, call.reduction, mine, nullptr, 0, false};
+    }
+    Sum<T> sum{mine, n, call.reduction};
+    const bool is_root = call.peer == me_;
+    sum.takers = call.op == Op::all_reduce ? ranks_ - 1 : is_root ? 0 : 1;
+    if (call.op == Op::all_reduce || is_root) {
+      sum.own = mine + part(n, me_).first;
+      sum.all = mine;
+    }
+    return sum;
+  }
 
   RingPart part(int64_t count, int number) const { return ring_part(count, number, ranks_); }
 
@@ -190,69 +325,64 @@ class ShmTransport final : public HostTransport {
     return {whole.first + first, first < 0 ? 0 : std::clamp<int64_t>(whole.count - first, 0, most)};
   }
 
-  /// That piece, by the number of the part.
-  auto piece_of_each(int64_t count, int64_t first, int64_t most) const {
-    return [=, this](int p) { return piece(count, p, first, most); };
-  }
-
+  /// Piece after piece of every part. In each round a rank adds up a piece of part `me`, for the
+  /// others to see in the next one.
   template <class T>
-  void reduce(const T* x, int64_t count, Reduction reduction, Result<T> result) {
-    if (count * int64_t(sizeof(T)) <= kSmallBytes)
-      return reduce_at_once(x, count, reduction, result);
+  void reduce(const Sum<T>& sum) {
+    if (sum.count * int64_t(sizeof(T)) <= kSmallBytes) return reduce_at_once(sum);
     const int64_t most = int64_t(layout_.piece_bytes() / sizeof(T));
-    const int64_t longest = (count + ranks_ - 1) / ranks_;  // of the parts
+    const int64_t longest = (sum.count + ranks_ - 1) / ranks_;  // of the parts
     for (int64_t first = 0; first < longest; first += most) {
       for (int p = 0; p < ranks_; ++p) {
-        const RingPart shown = piece(count, p, first, most);
-        if (p != me_) put(x + shown.first, shown.count, to_show<T>() + p * most, 1);
+        const RingPart shown = piece(sum.count, p, first, most);
+        T* const place = reinterpret_cast<T*>(to_show()) + p * most;
+        if (p != me_) put(sum.x + shown.first, shown.count * int64_t{sizeof(T)}, place, 1);
       }
       meet();
-      const RingPart own = piece(count, me_, first, most);
-      reduce_own_piece(x, own, most, reduction, result.own, first);
-      count_shown<T>(own.count, result.takers);
-      take_reduced(piece_of_each(count, first - most, most), most, result);
+      const RingPart own = piece(sum.count, me_, first, most);
+      const auto from = [&](int rank) {
+        return rank % ranks_ == me_ ? sum.x + own.first : numbers<T>(rank % ranks_) + me_ * most;
+      };
+      T* const reduced = reinterpret_cast<T*>(to_show()) + ranks_ * most;
+      add_up(reduced, own.count, from, {me_, ranks_}, sum.reduction);
+      if (sum.own != nullptr) std::copy_n(reduced, own.count, sum.own + first);
+      count_shown(own.count * int64_t{sizeof(T)}, sum.takers);
+      take_reduced(sum, first - most, most);
     }
-    if (!result.gathers) return;
+    if (!sum.gathers) return;
     meet();  // to see the last pieces
-    const int64_t last = (longest - 1) / most * most;
-    take_reduced(piece_of_each(count, last, most), most, result);
+    take_reduced(sum, (longest - 1) / most * most, most);
   }
 
-  /// Adds up piece `at` of part `me`, for the others to see in the next round.
+  /// What the others have reduced of their pieces from `first` on.
   template <class T>
-  void reduce_own_piece(const T* x, RingPart at, int64_t most, Reduction reduction, T* result,
-                        int64_t first) const {
-    const auto from = [&](int rank) {
-      return rank % ranks_ == me_ ? x + at.first : shown_by<T>(rank % ranks_) + me_ * most;
-    };
-    T* const sum = to_show<T>() + ranks_ * most;
-    add_up(sum, at.count, from, {me_, ranks_}, reduction);
-    if (result != nullptr) std::copy_n(sum, at.count, result + first);
-  }
-
-  template <class T, class PieceOf>
-  void take_reduced(PieceOf piece_of, int64_t most, const Result<T>& result) const {
-    for (int p = 0; result.all != nullptr && p < ranks_; ++p) {
-      const RingPart at = piece_of(p);
-      if (p != me_) std::copy_n(shown_by<T>(p) + ranks_ * most, at.count, result.all + at.first);
+  void take_reduced(const Sum<T>& sum, int64_t first, int64_t most) const {
+    for (int p = 0; sum.all != nullptr && p < ranks_; ++p) {
+      const RingPart at = piece(sum.count, p, first, most);
+      if (p != me_) std::copy_n(numbers<T>(p) + ranks_ * most, at.count, sum.all + at.first);
     }
   }
 
   template <class T>
-  void reduce_at_once(const T* x, int64_t count, Reduction reduction, const Result<T>& result) {
+  void reduce_at_once(const Sum<T>& sum) {
     // Who wants the whole reads everything; for a reduce-scatter each reads its own part.
-    const int64_t parts_of_others = count - part(count, me_).count;
-    std::copy_n(x, count, to_show<T>());
-    count_shown<T>(result.gathers ? count : parts_of_others, result.gathers ? result.takers : 1);
+    const int64_t parts_of_others = sum.count - part(sum.count, me_).count;
+    std::copy_n(sum.x, sum.count, reinterpret_cast<T*>(to_show()));
+    count_shown((sum.gathers ? sum.count : parts_of_others) * int64_t{sizeof(T)},
+                sum.gathers ? sum.takers : 1);
     meet();
     for (int p = 0; p < ranks_; ++p) {
-      const RingPart at = part(count, p);
-      const auto from = [&](int rank) { return shown_by<T>(rank % ranks_) + at.first; };
-      T* const sum = p == me_                ? result.own
-                     : result.all == nullptr ? nullptr
-                                             : result.all + at.first;
-      if (sum != nullptr) add_up(sum, at.count, from, {p, ranks_}, reduction);
+      const RingPart at = part(sum.count, p);
+      const auto from = [&](int rank) { return numbers<T>(rank % ranks_) + at.first; };
+      T* const place = p == me_ ? sum.own : sum.all == nullptr ? nullptr : sum.all + at.first;
+      if (place != nullptr) add_up(place, at.count, from, {p, ranks_}, sum.reduction);
     }
+  }
+
+  /// What that rank shows, as numbers.
+  template <class T>
+  const T* numbers(int rank) const {
+    return reinterpret_cast<const T*>(shown_by(rank));
   }
 
   std::unique_ptr<ShmPeers> peers_;  // none after an error
@@ -262,13 +392,17 @@ class ShmTransport final : public HostTransport {
   uint64_t round_ = 0;
   uint64_t call_ = 0;        // the present one's number()
   int64_t bytes_shown_ = 0;  // to others
-  ShmLanes lanes_;
+  Lanes lanes_;
 };
 
 }  // namespace
 
 std::shared_ptr<HostTransport> make_shm_transport(std::unique_ptr<ShmPeers> peers) {
   return std::make_shared<ShmTransport>(std::move(peers));
+}
+
+std::shared_ptr<HostTransport> connect_shm(Store& store, double timeout_seconds) {
+  return make_shm_transport(meet_in_shm(store, timeout_seconds));
 }
 
 }  // namespace lockstep

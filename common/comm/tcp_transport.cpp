@@ -1,127 +1,219 @@
-// All ranks pass parts of the numbers on to their right neighbours, at the same time: every
-// connection is busy in both directions, and no rank carries more than another (Patarasuk and Yuan,
-// Journal of Parallel and Distributed Computing 69, 2009).
-//
-//   reduce_parts  part p starts at rank p+1; every rank on its way adds its own. After W-1 steps it
-//                 has come to rank p, complete.
-//   gather_parts  part p starts at rank p and goes round; after W-1 steps all ranks have all parts.
-//
-// All-reduce is first one, then the other: 2 (W-1)/W of the numbers leave each rank.
-
 #include "common/comm/tcp_transport.h"
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
-#include "common/comm/tcp_mesh.h"
-#include "common/comm/typed_elements.h"
+#include "common/comm/host_transport.h"
+#include "common/comm/peer_meeting.h"
 #include "common/core/error.h"
+#include "common/rendezvous/agreement.h"
+#include "common/rendezvous/socket.h"
+#include "common/rendezvous/store.h"
 
 namespace lockstep {
+
+// --- The connections -----------------------------------------------------------------------------
+
+namespace {
+
+constexpr const char* kAddresses = "addresses";  // what the ranks meet for
+
+/// A listener alone would wait for a rank that has died.
+void require_none_gone(Store& store, const std::vector<int>& missing) {
+  for (const int rank : look(store, kAddresses).gone) {
+    if (std::ranges::count(missing, rank) > 0) throw PeerLost(who_went_first(store));
+  }
+}
+
+}  // namespace
+
+TcpMesh::TcpMesh(Store& store, double timeout_seconds)
+    : rank_(store.rank()), peers_(static_cast<size_t>(store.world_size())) {
+  const Deadline deadline(timeout_seconds);
+  // The address from which this rank reaches the store is where its host can be reached.
+  const Socket listener = listen_on({store.local_address().host, 0});
+  const std::string mine = listener.local_address().text();
+  PeerMeeting meeting(store, listener, mine);
+  // Nobody connects before all listen: the store learns at once of a rank that dies until then.
+  const std::vector<std::string> all =
+      lockstep::exchange(store, kAddresses, mine, deadline.seconds_left());
+  for (int lower = 0; lower < rank_; ++lower) {
+    const std::string& where = all[size_t(lower)];
+    meeting.add(
+        lower,
+        [&store, lower, where](const Deadline& until) {
+          return connect_to_lower(store, lower, where, until);
+        },
+        where, deadline);
+  }
+  peers_ = meeting.meet(deadline, {.check_missing = [&](const std::vector<int>& missing) {
+                          require_none_gone(store, missing);
+                        }});
+}
+
+/// The higher rank of two connects, so that there is one connection.
+Socket TcpMesh::connect_to_lower(const Store& store, int lower, const std::string& where,
+                                 const Deadline& deadline) {
+  Address address = parse_address(where, fmt::format("address of rank {}", lower));
+  // The store's host is where the store is, whatever its host's name means on that host.
+  if (store.is_host(lower)) address.host = store.host_address().host;
+  if (is_loopback(address.host) && !is_loopback(store.local_address().host)) {
+    fail<EnvironmentError>(
+        "rank {} can be reached from its own host only ({}): its MASTER_ADDR leads to a loopback "
+        "address there; give the address of rank 0's host in numbers",
+        lower, address.text());
+  }
+  return connect_to(address, deadline);
+}
+
+const Socket& TcpMesh::peer(int rank) const {
+  require(0 <= rank && rank < world_size() && rank != rank_,
+          "rank {} has no connection to rank {}; expected another one of 0 to {}", rank_, rank,
+          world_size() - 1);
+  return peers_[static_cast<size_t>(rank)];
+}
+
+void TcpMesh::exchange(std::span<const OutgoingBytes> out, std::span<const IncomingBytes> in,
+                       double timeout_seconds) {
+  std::vector<Sending> sending;
+  std::vector<Receiving> receiving;
+  for (const OutgoingBytes& message : out) sending.push_back({&peer(message.to), message.bytes});
+  for (const IncomingBytes& message : in) receiving.push_back({&peer(message.from), message.bytes});
+  if (!broken_.empty()) throw PeerLost(broken_);
+  try {
+    transfer(sending, receiving, Deadline(timeout_seconds));
+    for (const Sending& message : sending) bytes_sent_ += std::ssize(message.bytes);
+  } catch (const Error& error) {
+    broken_ = error.what();
+    for (Socket& peer : peers_) peer.close();
+    throw;
+  }
+}
+
+void TcpMesh::exchange(int to, std::span<const std::byte> sent, int from,
+                       std::span<std::byte> received, double timeout_seconds) {
+  const OutgoingBytes out{to, sent};
+  const IncomingBytes in{from, received};
+  exchange({&out, 1}, {&in, 1}, timeout_seconds);
+}
+
+void TcpMesh::send(int to, std::span<const std::byte> bytes, double timeout_seconds) {
+  const OutgoingBytes out{to, bytes};
+  exchange({&out, 1}, {}, timeout_seconds);
+}
+
+void TcpMesh::receive(int from, std::span<std::byte> bytes, double timeout_seconds) {
+  const IncomingBytes in{from, bytes};
+  exchange({}, {&in, 1}, timeout_seconds);
+}
+
+// --- The ring ------------------------------------------------------------------------------------
+//
+// All ranks pass parts of the numbers on to their right neighbours, at the same time: every
+// connection is busy in both directions, and no rank carries more than another (Patarasuk and Yuan,
+// Journal of Parallel and Distributed Computing 69, 2009).
+//
+//   reduce_parts  part p starts at rank p+1; every rank on its way adds its own. After W-1 turns it
+//                 has come to rank p, complete.
+//   gather_parts  part p starts at rank p and goes round; after W-1 turns all ranks have all parts.
+//
+// All-reduce is first one, then the other: 2 (W-1)/W of the numbers leave each rank.
+
 namespace {
 
 using Op = Call::Op;
 
 constexpr int64_t kPieceBytes = 256 << 10;  // of a broadcast: passed on while the next comes
 
-template <class T>
-std::span<std::byte> bytes_at(T* x, int64_t count) {
-  return std::as_writable_bytes(std::span(x, static_cast<size_t>(count)));
+std::span<std::byte> bytes_at(void* x, int64_t bytes) {
+  return {static_cast<std::byte*>(x), static_cast<size_t>(bytes)};
 }
 
 class TcpTransport final : public HostTransport {
  public:
   TcpTransport(Store& store, double timeout_seconds)
       : timeout_(timeout_seconds),
-        mesh_(std::make_unique<TcpMesh>(store, timeout_seconds)),
-        me_(mesh_->rank()),
-        ranks_(mesh_->world_size()) {}
+        mesh_(store, timeout_seconds),
+        me_(mesh_.rank()),
+        ranks_(mesh_.world_size()) {}
 
   std::string description() const override { return "tcp"; }
 
   void run(const Call& call, uint64_t) override {
-    if (call.op != Op::barrier && call.mine.count == 0) return;
-    with_peers(
-        [&] { with_type(call.mine.type, [&](auto zero) { run_typed<decltype(zero)>(call); }); });
+    if (call.op == Op::barrier) return barrier();
+    if (call.mine.count == 0) return;
+    if (!call.reduces()) return move(call);
+    switch (call.mine.type) {
+      case ElementType::f32:
+        return reduce<float>(call);
+      case ElementType::f64:
+        return reduce<double>(call);
+      case ElementType::i64:
+        return reduce<int64_t>(call);
+    }
   }
 
   void transfer(const std::vector<Call>& calls) override {
     std::vector<OutgoingBytes> out;
     std::vector<IncomingBytes> in;
     for (const Call& call : calls) {
-      const auto memory =
-          bytes_at(static_cast<char*>(call.mine.data), call.mine.count * size_of(call.mine.type));
+      const auto memory = bytes_at(call.mine.data, call.mine.count * size_of(call.mine.type));
       if (call.op == Op::send) out.push_back({call.peer, memory});
       if (call.op == Op::receive) in.push_back({call.peer, memory});
     }
-    with_peers([&] { mesh_->exchange(out, in, timeout_); });
+    mesh_.exchange(out, in, timeout_);
   }
 
-  int64_t bytes_sent() const override { return mesh_ ? mesh_->bytes_sent() : 0; }
+  int64_t bytes_sent() const override { return mesh_.bytes_sent(); }
 
  private:
   RingPart part(int64_t count, int number) const { return ring_part(count, number, ranks_); }
   int right() const { return (me_ + 1) % ranks_; }
   int left() const { return (me_ + ranks_ - 1) % ranks_; }
 
-  template <class Work>
-  void with_peers(Work work) {
-    if (!mesh_) throw PeerLost(broken_);
-    try {
-      work();
-    } catch (const Error& error) {
-      broken_ = error.what();
-      mesh_.reset();
-      throw;
-    }
-  }
+  // --- Sums --------------------------------------------------------------------------------------
 
   template <class T>
-  void run_typed(const Call& call) {
-    T* const mine = numbers_of<T>(call.mine);
-    T* const all = numbers_of<T>(call.all);
+  void reduce(const Call& call) {
+    T* const mine = static_cast<T*>(call.mine.data);
     const int64_t n = call.mine.count;
-    switch (call.op) {
-      case Op::all_reduce: {
-        const T* sum = reduce_parts(mine, n, call.reduction);
-        std::copy_n(sum, part(n, me_).count, mine + part(n, me_).first);
-        return gather_parts(mine, n);
-      }
-      case Op::reduce_scatter:
-        std::copy_n(reduce_parts(all, ranks_ * n, call.reduction), n, mine);
-        return;
-      case Op::reduce:
-        return reduce(mine, n, call);
-      case Op::broadcast:
-        return broadcast(mine, n, call.peer);
-      case Op::all_gather:
-        if (mine != all + me_ * n) std::copy_n(mine, n, all + me_ * n);
-        return gather_parts(all, ranks_ * n);
-      case Op::barrier:
-        return barrier();
-      case Op::send:
-      case Op::receive:
-        return;  // see transfer()
+    if (call.op == Op::reduce_scatter) {
+      const T* const all = static_cast<const T*>(call.all.data);
+      std::copy_n(reduce_parts(all, ranks_ * n, call.reduction), n, mine);
+      return;
+    }
+    const T* const sum = reduce_parts(mine, n, call.reduction);
+    const RingPart own = part(n, me_);
+    if (call.op == Op::reduce && call.peer != me_) {
+      const auto* const bytes = reinterpret_cast<const std::byte*>(sum);
+      return mesh_.send(call.peer, {bytes, size_t(own.count) * sizeof(T)}, timeout_);
+    }
+    std::copy_n(sum, own.count, mine + own.first);
+    if (call.op == Op::all_reduce) return gather_parts(mine, n, sizeof(T));
+    for (int other = 0; other < ranks_; ++other) {
+      const RingPart in = part(n, other);
+      if (other == me_) continue;
+      mesh_.receive(other, bytes_at(mine + in.first, in.count * int64_t{sizeof(T)}), timeout_);
     }
   }
-
-  // --- The two rounds ----------------------------------------------------------------------------
 
   /// The sum, or average, over all ranks of part `me` of x [count], which stays as it is. The
   /// result is in memory that the next call reuses.
   template <class T>
   const T* reduce_parts(const T* x, int64_t count, Reduction reduction) {
-    const auto room = static_cast<size_t>((count / ranks_ + 1) * int64_t{sizeof(T)});
+    constexpr int64_t kSize = sizeof(T);
+    const auto room = static_cast<size_t>((count / ranks_ + 1) * kSize);
     for (std::vector<std::byte>& memory : scratch_) memory.resize(std::max(memory.size(), room));
     T* sum = reinterpret_cast<T*>(scratch_[0].data());
     T* coming = reinterpret_cast<T*>(scratch_[1].data());
     const RingPart begin = part(count, me_ - 1);
     std::copy_n(x + begin.first, begin.count, sum);
-    for (int step = 0; step < ranks_ - 1; ++step) {
-      const RingPart out = part(count, me_ - step - 1), in = part(count, me_ - step - 2);
-      mesh_->exchange(right(), bytes_at(sum, out.count), left(), bytes_at(coming, in.count),
-                      timeout_);
+    for (int turn = 0; turn < ranks_ - 1; ++turn) {
+      const RingPart out = part(count, me_ - turn - 1), in = part(count, me_ - turn - 2);
+      mesh_.exchange(right(), bytes_at(sum, out.count * kSize), left(),
+                     bytes_at(coming, in.count * kSize), timeout_);
       for (int64_t i = 0; i < in.count; ++i) coming[i] += x[in.first + i];
       std::swap(sum, coming);
     }
@@ -129,58 +221,50 @@ class TcpTransport final : public HostTransport {
     return sum;
   }
 
-  /// Every rank's part `me` of x [count] goes to all.
-  template <class T>
-  void gather_parts(T* x, int64_t count) {
-    for (int step = 0; step < ranks_ - 1; ++step) {
-      const RingPart out = part(count, me_ - step), in = part(count, me_ - step - 1);
-      mesh_->exchange(right(), bytes_at(x + out.first, out.count), left(),
-                      bytes_at(x + in.first, in.count), timeout_);
-    }
+  // --- What only moves ---------------------------------------------------------------------------
+
+  void move(const Call& call) {
+    auto* const mine = static_cast<std::byte*>(call.mine.data);
+    const int64_t n = call.mine.count, size = size_of(call.mine.type);
+    if (call.op == Op::broadcast) return broadcast(mine, n * size, call.peer);
+    auto* const all = static_cast<std::byte*>(call.all.data);  // an all-gather
+    if (mine != all + me_ * n * size) std::memcpy(all + me_ * n * size, mine, size_t(n * size));
+    gather_parts(all, ranks_ * n, size);
   }
 
-  // --- To and from one rank ----------------------------------------------------------------------
-
-  template <class T>
-  void reduce(T* x, int64_t count, const Call& call) {
-    const T* sum = reduce_parts(x, count, call.reduction);
-    const RingPart own = part(count, me_);
-    if (me_ != call.peer) {
-      return mesh_->send(call.peer, std::as_bytes(std::span(sum, static_cast<size_t>(own.count))),
-                         timeout_);
-    }
-    std::copy_n(sum, own.count, x + own.first);
-    for (int other = 0; other < ranks_; ++other) {
-      const RingPart in = part(count, other);
-      if (other != me_) mesh_->receive(other, bytes_at(x + in.first, in.count), timeout_);
+  /// Every rank's part `me` of x [count], numbers of `size` bytes, goes to all.
+  void gather_parts(void* x, int64_t count, int64_t size) {
+    const auto bytes_of = [&](RingPart numbers) {
+      return bytes_at(static_cast<std::byte*>(x) + numbers.first * size, numbers.count * size);
+    };
+    for (int turn = 0; turn < ranks_ - 1; ++turn) {
+      const RingPart out = part(count, me_ - turn), in = part(count, me_ - turn - 1);
+      mesh_.exchange(right(), bytes_of(out), left(), bytes_of(in), timeout_);
     }
   }
 
   /// Down the ring from the root, in pieces.
-  template <class T>
-  void broadcast(T* x, int64_t count, int root) {
+  void broadcast(std::byte* x, int64_t bytes, int root) {
     const bool receives = me_ != root, sends = right() != root;
-    const int64_t most = kPieceBytes / int64_t{sizeof(T)};
-    for (int64_t first = 0; first < count; first += most) {
-      const auto piece = bytes_at(x + first, std::min(most, count - first));
-      if (receives) mesh_->receive(left(), piece, timeout_);
-      if (sends) mesh_->send(right(), piece, timeout_);
+    for (int64_t first = 0; first < bytes; first += kPieceBytes) {
+      const auto piece = bytes_at(x + first, std::min(kPieceBytes, bytes - first));
+      if (receives) mesh_.receive(left(), piece, timeout_);
+      if (sends) mesh_.send(right(), piece, timeout_);
     }
   }
 
-  /// After step s every rank knows that the 2^(s+1) ranks up to itself have come.
+  /// After turn t every rank knows that the 2^(t+1) ranks up to itself have come.
   void barrier() {
     for (int distance = 1; distance < ranks_; distance *= 2) {
       const std::byte here{};
       std::byte there{};
-      mesh_->exchange((me_ + distance) % ranks_, {&here, 1}, (me_ + ranks_ - distance) % ranks_,
-                      {&there, 1}, timeout_);
+      mesh_.exchange((me_ + distance) % ranks_, {&here, 1}, (me_ + ranks_ - distance) % ranks_,
+                     {&there, 1}, timeout_);
     }
   }
 
   double timeout_;
-  std::unique_ptr<TcpMesh> mesh_;  // none after an error
-  std::string broken_;             // that error
+  TcpMesh mesh_;
   int me_, ranks_;
   std::array<std::vector<std::byte>, 2> scratch_;
 };

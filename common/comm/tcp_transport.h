@@ -1,24 +1,64 @@
 #pragma once
-// Collectives over plain connections, written out: for builds without Gloo, and for reading.
+// A TCP connection between every two ranks: what carries bytes where no library does.
 
-#include <memory>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
 
-#include "common/comm/host_communicator.h"
+#include "common/rendezvous/socket.h"
 
 namespace lockstep {
 
 class Store;
 
-/// Connects this rank with all others of the store, which is not needed afterwards. A peer that is
-/// silent for `timeout_seconds` is lost, as is one that takes longer for a whole message.
+/// What one rank sends to another, or expects from it.
+struct OutgoingBytes {
+  int to = 0;
+  std::span<const std::byte> bytes{};
+};
+struct IncomingBytes {
+  int from = 0;
+  std::span<std::byte> bytes{};
+};
+
+/// One rank's connections to all the others. Bytes arrive in the order in which they were sent;
+/// both sides know how many there are, since no lengths are sent. For 0 bytes nothing is sent.
 ///
-/// Reductions go round a ring in parts (see the top of tcp_transport.cpp), so each part is added
-/// up once, in an order that the ring fixes: all ranks get the same bits, in every run with as many
-/// ranks. Ranks whose counts differ wait for each other, or take one message for another:
-/// LOCKSTEP_DEBUG=collectives finds this (watched_transport.h).
-///
-/// Throws PeerLost if a rank does not come. After an error all connections are closed, so that the
-/// peers that wait for this rank learn of it.
-std::shared_ptr<HostTransport> connect_tcp(Store& store, double timeout_seconds);
+/// Every call throws a PeerLost that names the peer: "rank 2 closed the connection", "rank 2 did
+/// not answer within 5 s: 100 of 4096 bytes came". Half a message may be on its way then, so all
+/// later calls throw the same, and the connections are closed: the peers that wait for this rank
+/// learn of it. One thread at a time.
+class TcpMesh {
+ public:
+  /// Connects all ranks of the store; returns when all of them are connected, and have proven the
+  /// job's key. A store has one mesh. Throws PeerLost naming a rank that left or did not come in
+  /// time, EnvironmentError if it cannot be reached.
+  TcpMesh(Store& store, double timeout_seconds);
+
+  int rank() const { return rank_; }
+  int world_size() const { return static_cast<int>(peers_.size()); }
+  /// What the connections have taken so far.
+  int64_t bytes_sent() const { return bytes_sent_; }
+
+  void send(int to, std::span<const std::byte> bytes, double timeout_seconds);
+  void receive(int from, std::span<std::byte> bytes, double timeout_seconds);
+  /// Sends and receives everything at the same time, any number of bytes: ranks that all exchange
+  /// never wait for each other in a circle.
+  void exchange(std::span<const OutgoingBytes> out, std::span<const IncomingBytes> in,
+                double timeout_seconds);
+  void exchange(int to, std::span<const std::byte> sent, int from, std::span<std::byte> received,
+                double timeout_seconds);
+
+ private:
+  static Socket connect_to_lower(const Store& store, int lower, const std::string& where,
+                                 const Deadline& deadline);
+  const Socket& peer(int rank) const;
+
+  int rank_;
+  std::vector<Socket> peers_;  // by rank; this rank's own is closed
+  int64_t bytes_sent_ = 0;
+  std::string broken_;  // why no further call can work
+};
 
 }  // namespace lockstep

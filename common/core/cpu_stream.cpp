@@ -110,14 +110,19 @@ CpuStream::~CpuStream() {
   block_until_unawaited();
 }
 
-void CpuStream::push(const char* op, std::function<void()> body, bool control) {
-  const std::string* scope = scopes_.empty() ? nullptr : scopes_.back();
-  if (control) refuse_in_capture(op);
-  if (recording_) {
-    recording_->operations.push_back({op, scope, std::move(body)});
-    return;
-  }
-  link(op, scope, std::move(body), control);
+void CpuStream::enqueue(const char* op, std::function<void()> body) {
+  if (!recording_) return link(op, scope(), std::move(body), /*control=*/false);
+  recording_->operations.push_back({op, scope(), std::move(body)});
+}
+
+void CpuStream::enqueue_control(const char* op, std::function<void()> body) {
+  refuse_in_capture(op);
+  link(op, scope(), std::move(body), /*control=*/true);
+}
+
+void CpuStream::host_task(const char* op, std::function<void()> body) {
+  refuse_in_capture(op);
+  link(op, scope(), std::move(body), /*control=*/false);
 }
 
 void CpuStream::refuse_in_capture(const char* op) const {
@@ -156,22 +161,19 @@ void CpuStream::work(Task* first) {
       worker_state_.reset();
       return;
     }
-    execute(*task);
+    if (task->control || !failed_.load(std::memory_order_relaxed)) {
+      if (chaos_us_ > 0) chaos();
+      const int64_t begin = tracing_ ? now_ns() : 0;
+      try {
+        task->body();
+      } catch (...) {
+        fail_with(std::current_exception());
+      }
+      if (tracing_ && !task->control) {
+        spans_.push_back({task->op, task->scope, begin, now_ns(), task->queued_ns});
+      }
+    }
     task->body = nullptr;  // captures are freed now, not when the next task comes
-  }
-}
-
-void CpuStream::execute(Task& task) {
-  if (!task.control && failed_.load(std::memory_order_relaxed)) return;
-  if (chaos_us_ > 0) chaos();
-  const int64_t begin = tracing_ ? now_ns() : 0;
-  try {
-    task.body();
-  } catch (...) {
-    fail_with(std::current_exception());
-  }
-  if (tracing_ && !task.control) {
-    spans_.push_back({task.op, task.scope, begin, now_ns(), task.queued_ns});
   }
 }
 
@@ -236,11 +238,6 @@ std::exception_ptr CpuStream::error() const {
 void CpuStream::copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;  // an empty buffer may have a null address, which memcpy must not get
   enqueue("copy", [=] { std::memcpy(to, from, bytes); });
-}
-
-void CpuStream::host_task(const char* op, std::function<void()> body) {
-  refuse_in_capture(op);
-  enqueue(op, std::move(body));
 }
 
 void* CpuStream::allocate(size_t bytes) {

@@ -28,13 +28,9 @@ class CpuStream : public StreamBackend {
   /// Enqueues `body` as one operation named `op` (a literal). Like a kernel launch it captures raw
   /// pointers and values, never a Tensor or a Stream. An exception that leaves it poisons the
   /// stream: later operations are skipped.
-  void enqueue(const char* op, std::function<void()> body) {
-    push(op, std::move(body), /*control=*/false);
-  }
+  void enqueue(const char* op, std::function<void()> body);
   /// The same for work that must happen even on a poisoned stream: events, frees, collectives.
-  void enqueue_control(const char* op, std::function<void()> body) {
-    push(op, std::move(body), /*control=*/true);
-  }
+  void enqueue_control(const char* op, std::function<void()> body);
   /// What the worker thread keeps between tasks (a library's plans and workspaces). Only tasks may
   /// touch it; it is destroyed by the worker before it ends.
   std::shared_ptr<void>& worker_state() { return worker_state_; }
@@ -78,12 +74,11 @@ class CpuStream : public StreamBackend {
   // Events are kept in a ring. Ticket t uses slot t mod size; a slot that has moved on to a later
   // ticket of the same stream still answers "done" for the earlier one.
 
-  void push(const char* op, std::function<void()> body, bool control);
   void refuse_in_capture(const char* op) const;
+  const std::string* scope() const { return scopes_.empty() ? nullptr : scopes_.back(); }
   void trace_memory(int64_t change);
   void link(const char* op, const std::string* scope, std::function<void()> body, bool control);
   void work(Task* first);
-  void execute(Task& task);
   void chaos();
   void fail_with(std::exception_ptr error);
 

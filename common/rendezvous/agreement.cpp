@@ -6,7 +6,7 @@
 
 #include "common/core/error.h"
 #include "common/core/text.h"
-#include "common/rendezvous/deadline.h"
+#include "common/rendezvous/socket.h"
 #include "common/rendezvous/wire.h"
 
 namespace lockstep {

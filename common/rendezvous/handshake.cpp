@@ -3,8 +3,7 @@
 #include <limits>
 
 #include "common/core/error.h"
-#include "common/rendezvous/transfer.h"
-#include "common/rendezvous/unix_socket.h"
+#include "common/rendezvous/socket.h"
 #include "common/rendezvous/wire.h"
 #include "common/system/secrets.h"
 

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/rendezvous/connect.h"
 #include "common/rendezvous/job_key.h"
+#include "common/rendezvous/socket.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "common/rendezvous/connect.h"
+#include "common/rendezvous/socket.h"
 
 namespace lockstep {
 

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "common/rendezvous/address.h"
 #include "common/rendezvous/job_key.h"
+#include "common/rendezvous/socket.h"
 
 namespace lockstep {
 

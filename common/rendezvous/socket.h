@@ -1,19 +1,85 @@
 #pragma once
-// TCP sockets that close themselves, never raise SIGPIPE and never outlive exec. No socket blocks:
-// all waiting is done in poll() with a deadline.
+// Connections that do not block, by TCP and between the processes of one host: addresses,
+// deadlines, how a connection comes about, and whole messages. Sockets close themselves, never
+// raise SIGPIPE and never outlive exec. All waiting is done in poll() with a deadline.
 
 #include <poll.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "common/core/error.h"
-#include "common/rendezvous/address.h"
-#include "common/rendezvous/deadline.h"
 #include "common/system/descriptor.h"
 
 namespace lockstep {
+
+// --- Addresses ----------------------------------------------------------------------------------
+
+/// Where something listens.
+struct Address {
+  std::string host;  // a name or a number; IPv6 without brackets
+  int port = 0;      // 0 to listen: the system chooses
+
+  /// "node7:29500", "[::1]:29500"
+  std::string text() const;
+  bool operator==(const Address&) const = default;
+};
+
+/// The address that Address::text() wrote; brackets around a host are accepted even where they are
+/// not needed.
+/// `what` names it in errors. Throws BadInput.
+Address parse_address(std::string_view text, const std::string& what);
+
+/// "::1" for "[::1]"; any other host stays as it is.
+std::string without_brackets(std::string_view host);
+
+/// True for an address that is reachable only from its own host: localhost, 127.x.y.z, ::1.
+bool is_loopback(std::string_view host);
+
+constexpr int kLargestPort = 65535;
+
+// --- Deadlines ----------------------------------------------------------------------------------
+
+/// Nobody waits for ever: a point in time, and what poll() needs to know about it.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `seconds` from now; 0 or less, or NaN, has already passed.
+  explicit Deadline(double seconds)
+      : seconds_(seconds > 0 ? std::min(seconds, kLongest) : 0),
+        time_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                 std::chrono::duration<double>(seconds_))) {}
+
+  /// The length that it was set to, for error texts.
+  double seconds() const { return seconds_; }
+  Clock::time_point time() const { return time_; }
+  bool passed() const { return Clock::now() >= time_; }
+  /// 0 once it has passed.
+  double seconds_left() const {
+    return std::max(0.0, std::chrono::duration<double>(time_ - Clock::now()).count());
+  }
+  /// The timeout that poll() takes, rounded up: a loop must not spin through the last millisecond.
+  int poll_ms() const { return static_cast<int>(std::ceil(std::min(seconds_left(), 1e6) * 1e3)); }
+
+ private:
+  static constexpr double kLongest = 1e8;  // three years; more would overflow the clock's count
+  double seconds_;
+  Clock::time_point time_;
+};
+
+/// The deadline that comes first.
+inline const Deadline& earlier(const Deadline& a, const Deadline& b) {
+  return a.time() < b.time() ? a : b;
+}
+
+// --- Sockets ------------------------------------------------------------------------------------
 
 /// The connection was closed, by the other side or by the network.
 class ConnectionClosed : public PeerLost {
@@ -66,5 +132,75 @@ class WakeUp {
 /// Waits until one of `entries` is ready; false if the deadline passed first. poll() ignores an
 /// entry whose descriptor is -1.
 bool wait_ready(std::span<pollfd> entries, const Deadline& deadline);
+
+// --- How a connection comes about ---------------------------------------------------------------
+// One side listens and accepts, the other connects.
+
+/// Listens on a port of `address`, all interfaces if the host is empty. Throws EnvironmentError,
+/// at once, with address, errno and its text, and a hint.
+Socket listen_on(const Address& address);
+
+/// Whether `host` is, in numbers, an address of one of this host's interfaces.
+bool is_own_address(const std::string& host);
+
+/// An incoming connection, if there is one. Throws EnvironmentError if the system has no room for
+/// it.
+std::optional<Socket> accept_from(const Socket& listener);
+
+/// Connects, trying again until the deadline: the listener may only be about to start. Throws
+/// EnvironmentError naming the address: at once for a host without an address, after the deadline
+/// for a refused port and for no answer, each with its own text.
+Socket connect_to(const Address& address, const Deadline& deadline);
+
+// --- Between the processes of one host ----------------------------------------------------------
+// The names of such sockets are in no file system ("abstract"), so nothing is left behind; and they
+// carry descriptors, which no other connection does.
+
+/// Listens under a name of at most 100 letters; accept_from() takes the connections. Processes in
+/// another network namespace (a container) do not find it. Throws EnvironmentError.
+Socket listen_under(const std::string& name);
+
+/// Connects with `peer` ("rank 2"), who listens under that name. Throws EnvironmentError, at once
+/// if nobody does.
+Socket connect_under(const std::string& name, const std::string& peer, const Deadline& deadline);
+
+/// Whether the other side is a process of this process's user.
+bool has_same_user(const Socket& socket);
+
+/// Sends a descriptor, which the other side gets as one of its own. Throws ConnectionClosed, or
+/// EnvironmentError where the system does not let it through.
+void send_descriptor(const Socket& socket, const Descriptor& descriptor);
+/// Throws ConnectionClosed; PeerLost after the deadline, EnvironmentError if bytes came instead.
+Descriptor receive_descriptor(const Socket& socket, const Deadline& deadline);
+
+// --- Whole messages -----------------------------------------------------------------------------
+
+/// One message of a transfer; none is sent if there are no bytes.
+struct Sending {
+  const Socket* socket = nullptr;
+  std::span<const std::byte> bytes{};
+};
+struct Receiving {
+  const Socket* socket = nullptr;
+  std::span<std::byte> bytes{};
+};
+
+/// Sends and receives everything at the same time, each message as fast as its other side allows:
+/// two sides that send to each other never wait for each other. The messages of one socket and
+/// direction keep their order. Throws ConnectionClosed; PeerLost after the deadline, naming a peer
+/// and how much had arrived.
+void transfer(std::span<const Sending> out, std::span<const Receiving> in,
+              const Deadline& deadline);
+
+inline void send_all(const Socket& socket, std::span<const std::byte> bytes,
+                     const Deadline& deadline) {
+  const Sending out{&socket, bytes};
+  transfer({&out, 1}, {}, deadline);
+}
+inline void receive_all(const Socket& socket, std::span<std::byte> bytes,
+                        const Deadline& deadline) {
+  const Receiving in{&socket, bytes};
+  transfer({}, {&in, 1}, deadline);
+}
 
 }  // namespace lockstep

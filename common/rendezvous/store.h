@@ -3,12 +3,14 @@
 // when their connections have failed.
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "common/rendezvous/address.h"
 #include "common/rendezvous/job_key.h"
+#include "common/rendezvous/launch_contract.h"
+#include "common/rendezvous/socket.h"
 
 namespace lockstep {
 
@@ -85,6 +87,88 @@ class SubgroupStore final : public Store {
   std::vector<int> members_;
   std::string prefix_;
   int rank_;
+};
+
+// --- A job's store over TCP ---------------------------------------------------------------------
+
+struct Request;
+class StoreServer;
+
+struct StoreOptions {
+  Address address{};  // where rank 0 hosts the store; port 0 on rank 0: the system chooses
+  int rank = 0;
+  int world_size = 1;
+  std::string run_id{};  // of the job; the same on all ranks
+  /// The job's. Where none is given and the address is this host's only, rank 0 makes one, which
+  /// ranks of the same user get from it (KeyDesk).
+  JobKey key{};
+  double connect_seconds = 300;  // how long to wait for rank 0 to start
+  /// How long the listener at the address may take to show that it is a store, a connection to the
+  /// store to show that it is from a rank, and the store to answer a call that waits for nothing.
+  double answer_seconds = 10;
+  /// How late, beyond its own timeout, the answer may be to a call that waits for other ranks.
+  double late_seconds = 0.8;
+};
+
+StoreOptions store_options(const LaunchContract& contract);
+
+/// One rank's connection to the store that the ranks of a job share: how they find each other. Rank
+/// 0's object also hosts the store, as long as the object
+/// lives: rank 0 must leave last, or the others lose the store.
+/// Calls from several threads take turns, even while one waits. Mirrors torch.distributed.TCPStore.
+///
+/// Every call throws, on every rank: BadInput if the ranks have different keys, two processes claim
+/// one rank ("rank 1 claimed twice") or the ranks differ in WORLD_SIZE (with both values), PeerLost
+/// if a rank is missing or the store is gone. An error that concerns the whole job is the answer to
+/// all later calls, too.
+class TcpStore final : public Store {
+ public:
+  /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:
+  /// on rank 0 at once if the port is taken; elsewhere at once for a host that does not resolve,
+  /// after connect_seconds where nothing listens, after at most answer_seconds where something
+  /// other than a store listens. Throws PeerLost after answer_seconds where nobody answers: that
+  /// may be a store whose process is stopped.
+  explicit TcpStore(const StoreOptions& options);
+  /// Takes leave of the store, unless an exception destroys the object: then the others see it as
+  /// if the process had died.
+  ~TcpStore() override;
+
+  int rank() const override { return options_.rank; }
+  int world_size() const override { return options_.world_size; }
+  Meeting meet(const std::string& name, const std::optional<std::string>& mine,
+               const std::vector<int>& awaited, double timeout_seconds) override;
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, double timeout_seconds) override;
+  void answer_within(double seconds) override;
+  Address local_address() const override;
+  Address host_address() const override;
+  const JobKey& key() const override { return options_.key; }
+  bool is_host(int rank) const override { return rank == 0; }
+
+  /// Where the store listens.
+  const Address& address() const { return options_.address; }
+  /// Why strangers could reach the store, or join; empty if neither is so: "no job key: trusts its
+  /// network".
+  std::string trust() const;
+  /// Returns once all ranks have connected. The first rank whose timeout passes ends the wait of
+  /// all: PeerLost, "missing ranks: 1, 3".
+  void wait_for_all(double timeout_seconds);
+
+ private:
+  Socket connect();
+  std::string introduce(Socket& socket, const Deadline& deadline);
+  [[noreturn]] void fail_no_store(const std::string& what) const;
+  [[noreturn]] void fail_closed() const;
+  [[noreturn]] void fail_silent(double seconds) const;
+  std::string name_of_store() const;
+  std::string call(const Request& request);
+
+  StoreOptions options_;
+  std::unique_ptr<StoreServer> server_;  // on rank 0
+  Socket socket_;
+  int exceptions_;  // uncaught when it was made
+  std::mutex turn_;
+  std::string broken_;  // why no further call can work
 };
 
 }  // namespace lockstep

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/rendezvous/deadline.h"
 #include "common/rendezvous/handshake.h"
 #include "common/rendezvous/socket.h"
 #include "common/rendezvous/store.h"

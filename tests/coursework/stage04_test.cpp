@@ -38,7 +38,7 @@ std::vector<size_t> numbers_in(const std::vector<Bucket>& buckets) {
 }
 
 TEST_CASE("A bucket is closed when it has reached its cap", "[task04.2]") {
-  const std::vector<Bucket> buckets = plan_buckets({4, 4, 4}, {.first_bytes = 6, .bytes = 6});
+  const std::vector<Bucket> buckets = make_buckets({4, 4, 4}, {.first_bytes = 6, .bytes = 6});
   {
     HINT(
         "every gradient is in one bucket, under its number in the list: what of those that are "
@@ -57,23 +57,23 @@ TEST_CASE("A bucket is closed when it has reached its cap", "[task04.2]") {
   }
   {
     HINT("a bucket that has exactly its cap has reached it: nothing more comes in");
-    CHECK(bytes_of(plan_buckets({3, 3, 3}, {.first_bytes = 6, .bytes = 6})) == Sizes{6, 3});
+    CHECK(bytes_of(make_buckets({3, 3, 3}, {.first_bytes = 6, .bytes = 6})) == Sizes{6, 3});
   }
   {
     HINT("a new bucket begins with no bytes, and no bucket is opened before there is a gradient");
-    CHECK(bytes_of(plan_buckets({4, 4, 4, 4}, {.first_bytes = 8, .bytes = 8})) == Sizes{8, 8});
+    CHECK(bytes_of(make_buckets({4, 4, 4, 4}, {.first_bytes = 8, .bytes = 8})) == Sizes{8, 8});
   }
   HINT("a gradient larger than the cap does not break a bucket up");
-  CHECK(bytes_of(plan_buckets({2, 100, 2}, {.first_bytes = 6, .bytes = 6})) == Sizes{102, 2});
+  CHECK(bytes_of(make_buckets({2, 100, 2}, {.first_bytes = 6, .bytes = 6})) == Sizes{102, 2});
 }
 
 TEST_CASE("The first bucket has a cap of its own", "[task04.2]") {
   HINT("only the first bucket is small, so that the first all-reduce starts early");
-  CHECK(bytes_of(plan_buckets({4, 4, 4, 4, 4}, {.first_bytes = 4, .bytes = 8})) == Sizes{4, 8, 8});
+  CHECK(bytes_of(make_buckets({4, 4, 4, 4, 4}, {.first_bytes = 4, .bytes = 8})) == Sizes{4, 8, 8});
 }
 
 TEST_CASE("Gradients are in the order in which backward completes them", "[task04.2]") {
-  const std::vector<Bucket> buckets = plan_buckets({4, 4, 4, 4}, {.first_bytes = 8, .bytes = 8});
+  const std::vector<Bucket> buckets = make_buckets({4, 4, 4, 4}, {.first_bytes = 8, .bytes = 8});
   HINT("every gradient is in one bucket");
   REQUIRE(bytes_of(buckets) == Sizes{8, 8});
   HINT("backward completes gradient 0 first: the first bucket must not wait for later ones");
@@ -84,19 +84,19 @@ TEST_CASE("Gradients are in the order in which backward completes them", "[task0
 TEST_CASE("Sizes of all kinds", "[task04.2]") {
   {
     HINT("a gradient of 0 bytes is one, too: what decides whether a bucket is left out?");
-    CHECK(bytes_of(plan_buckets({8, 0}, {.first_bytes = 8, .bytes = 8})) == Sizes{8, 0});
+    CHECK(bytes_of(make_buckets({8, 0}, {.first_bytes = 8, .bytes = 8})) == Sizes{8, 0});
   }
   constexpr int64_t kGiB = int64_t{1} << 30;
   HINT("3 GiB in one bucket: of which type is the sum?");
-  CHECK(bytes_of(plan_buckets({kGiB, kGiB, kGiB}, {.first_bytes = 3 * kGiB, .bytes = 1})) ==
+  CHECK(bytes_of(make_buckets({kGiB, kGiB, kGiB}, {.first_bytes = 3 * kGiB, .bytes = 1})) ==
         Sizes{3 * kGiB});
 }
 
 TEST_CASE("No gradients, no buckets; a cap of 0, a bucket each", "[task04.2]") {
   HINT("a bucket is opened for a gradient, never beforehand");
-  CHECK(plan_buckets({}, {}).empty());
+  CHECK(make_buckets({}, {}).empty());
   HINT("with a cap of 0 every bucket is full as soon as it has one gradient");
-  CHECK(bytes_of(plan_buckets({8, 0, 16}, BucketCaps::equal(0))) == Sizes{8, 0, 16});
+  CHECK(bytes_of(make_buckets({8, 0, 16}, BucketCaps::equal(0))) == Sizes{8, 0, 16});
 }
 
 // --- Overlap -------------------------------------------------------------------------------------

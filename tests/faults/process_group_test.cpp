@@ -10,10 +10,9 @@
 #include <map>
 #include <optional>
 
-#include "common/comm/gloo_transport.h"
-#include "common/rendezvous/connect.h"
-#include "common/rendezvous/tcp_store.h"
-#include "common/rendezvous/transfer.h"
+#include "common/comm/host_transport.h"
+#include "common/rendezvous/socket.h"
+#include "common/rendezvous/store.h"
 #include "common/rendezvous/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"

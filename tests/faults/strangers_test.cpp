@@ -10,10 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "common/rendezvous/connect.h"
 #include "common/rendezvous/handshake.h"
+#include "common/rendezvous/socket.h"
 #include "common/rendezvous/store_server.h"
-#include "common/rendezvous/transfer.h"
 #include "common/rendezvous/wire.h"
 #include "common/system/secrets.h"
 #include "tests/support/group_processes.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/nccl/nccl.h"
+#include "common/comm/nccl_communicator.h"
 #include "common/core/error.h"
 #include "common/kernels/cuda/cuda.h"
 #include "common/kernels/devices.h"

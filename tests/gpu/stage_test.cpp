@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
-#include "common/comm/nccl/nccl.h"
+#include "common/comm/nccl_communicator.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
 #include "tests/gpu/gpu_test_support.h"

@@ -7,6 +7,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,11 @@ inline std::vector<DeviceId> device_ids(int world_size, DeviceId::Kind kind = De
 struct Ranks {
   /// All in this process, on CPU devices. connect(rank) connects one with the others; all are
   /// called at the same time.
-  Ranks(int world_size, const std::function<std::shared_ptr<HostTransport>(int rank)>& connect) {
+  Ranks(
+      int world_size, const std::function<std::shared_ptr<HostTransport>(int rank)>& connect,
+      const std::function<std::optional<RollCall>(int rank)>& roll_call = [](int) {
+        return std::optional<RollCall>();
+      }) {
     for (const DeviceId& id : device_ids(world_size)) {
       owned.push_back(open_device(id, {}));
       devices.push_back(owned.back().get());
@@ -39,8 +44,8 @@ struct Ranks {
       transports.push_back(std::async(std::launch::async, connect, rank));
     }
     for (int rank = 0; rank < world_size; ++rank) {
-      processes.push_back(
-          std::make_unique<HostCommunicator>(rank, world_size, transports[rank].get()));
+      processes.push_back(std::make_unique<HostCommunicator>(
+          rank, world_size, transports[rank].get(), roll_call(rank)));
     }
   }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/gloo_transport.h"
+#include "common/comm/host_transport.h"
 #include "common/core/error.h"
 #include "tests/support/comm_trial.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/comm/shm_transport.h"
+#include "common/comm/shm_segment.h"
 
 namespace lockstep::testing {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/tcp_transport.h"
-#include "common/rendezvous/tcp_store.h"
+#include "common/comm/host_transport.h"
+#include "common/rendezvous/store.h"
 #include "tests/support/comm_trial.h"
 
 namespace lockstep::testing {

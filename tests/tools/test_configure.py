@@ -12,7 +12,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = "LOCKSTEP_FULL" in os.environ
-BACKENDS = ("common/kernels/cuda/liblockstep_cuda.so", "common/comm/nccl/liblockstep_nccl.so")
+BACKENDS = ("common/kernels/cuda/liblockstep_cuda.so", "common/comm/liblockstep_nccl.so")
 
 
 def toolkit():

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/comm/watched_transport.h"
+#include "common/comm/host_communicator.h"
 #include "common/core/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/ddp_test_support.h"
@@ -327,10 +327,9 @@ TEST_CASE("A rank alone computes what a plain layer does, to the bit", "[syncbn]
 template <class Instead>
 Texts skip_layer(bool compare_calls, Instead instead) {
   const testing::Stores stores(2);
-  const Ranks ranks(2, [&](int rank) {
-    return std::make_shared<WatchedTransport>(connect_tcp(stores[rank], 2 * kShort),
-                                              stores.all[size_t(rank)], 2 * kShort, compare_calls);
-  });
+  const Ranks ranks(
+      2, [&](int rank) { return connect_tcp(stores[rank], 2 * kShort); },
+      [&](int rank) { return RollCall(stores.all[size_t(rank)], 2 * kShort, compare_calls); });
   return run_ranks(2, [&](int rank) {
     const Stream stream = ranks.streams[size_t(rank)];
     if (rank == 0) {

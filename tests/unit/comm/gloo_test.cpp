@@ -1,7 +1,7 @@
 // What is special about Gloo (for what it computes see transports_test.cpp). All ranks of a group
 // are in this process.
 
-#include "common/comm/gloo_transport.h"
+#include "common/comm/host_transport.h"
 
 #include <netinet/in.h>
 #include <signal.h>
@@ -16,8 +16,7 @@
 #include <sstream>
 
 #include "common/options/report.h"
-#include "common/rendezvous/connect.h"
-#include "common/rendezvous/transfer.h"
+#include "common/rendezvous/socket.h"
 #include "common/rendezvous/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

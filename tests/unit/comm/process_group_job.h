@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/comm/gloo_transport.h"
+#include "common/comm/host_transport.h"
 #include "common/core/error.h"
 #include "common/kernels/devices.h"
 #include "tests/support/free_port.h"

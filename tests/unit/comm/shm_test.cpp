@@ -14,12 +14,10 @@
 #include <thread>
 #include <utility>
 
-#include "common/comm/shm_lanes.h"
-#include "common/comm/tcp_transport.h"
-#include "common/rendezvous/connect.h"
-#include "common/rendezvous/tcp_store.h"
-#include "common/rendezvous/transfer.h"
-#include "common/rendezvous/unix_socket.h"
+#include "common/comm/host_transport.h"
+#include "common/comm/shm_segment.h"
+#include "common/rendezvous/socket.h"
+#include "common/rendezvous/store.h"
 #include "common/rendezvous/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
@@ -173,15 +171,17 @@ TEST_CASE("Shared memory grows with the number of ranks; a lane takes memory whe
     const auto [taken, all] = taken_of(*peers[0]);
     CHECK(taken <= (world_size + 2) * kMiB / 2);
     CHECK(all >= world_size * world_size * int64_t{Lane::kBytes});
-    ShmLanes first(*peers[0]), second(*peers[1]);
+    const ShmPeers& seen = *peers[0];
+    const auto first = make_shm_transport(std::move(peers[0]));
+    const auto second = make_shm_transport(std::move(peers[1]));
     std::vector<float> x(100, 1), y(100);
     for (int turn = 0; turn < 2; ++turn) {
-      first.transfer(
+      first->transfer(
           {{.op = Call::Op::send, .mine = {x.data(), 100, ElementType::f32}, .peer = 1}});
-      second.transfer(
+      second->transfer(
           {{.op = Call::Op::receive, .mine = {y.data(), 100, ElementType::f32}, .peer = 0}});
       CHECK(y == x);
-      const int64_t lane = taken_of(*peers[0]).first - taken;
+      const int64_t lane = taken_of(seen).first - taken;
       CHECK((lane >= int64_t{Lane::kBytes} && lane <= int64_t{sizeof(Lane)} + 2 * 4096));
     }
   }

@@ -12,12 +12,11 @@
 #include <vector>
 
 #include "common/comm/peer_meeting.h"
-#include "common/comm/tcp_mesh.h"
+#include "common/comm/tcp_transport.h"
 #include "common/core/error.h"
-#include "common/rendezvous/connect.h"
 #include "common/rendezvous/handshake.h"
-#include "common/rendezvous/tcp_store.h"
-#include "common/rendezvous/transfer.h"
+#include "common/rendezvous/socket.h"
+#include "common/rendezvous/store.h"
 #include "common/rendezvous/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

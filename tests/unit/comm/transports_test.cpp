@@ -1,8 +1,6 @@
 // Collectives between processes: what they compute, over TCP, shared memory
 // and Gloo. All ranks of a group are in this process.
 
-#include "common/comm/tcp_transport.h"
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -12,8 +10,7 @@
 #include <numeric>
 #include <thread>
 
-#include "common/comm/gloo_transport.h"
-#include "common/comm/watched_transport.h"
+#include "common/comm/host_communicator.h"
 #include "common/kernels/kernels.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
@@ -431,11 +428,13 @@ TEST_CASE("Of a group's transfers those that follow each other on a stream go on
 TEST_CASE("Comparisons of the ranks' calls have numbers of their own", "[comm][tcp]") {
   const auto noting = std::make_shared<NotingTransport>();
   const testing::Stores stores(1);
-  std::vector<float> x(3);
-  const Call sum{.op = Call::Op::all_reduce, .mine = {x.data(), 3, ElementType::f32}, .all = {}};
+  const auto device = open_device({DeviceId::Kind::cpu, 0}, {});
+  const Stream stream = device->create_stream("calls");
+  const auto x = BasicTensor<float>::from_host(stream, {1}, {1});
   const auto numbers = [&](bool compares) {
-    WatchedTransport watched(noting, stores.all[0], kLong, compares);
-    for (const uint64_t number : {1, 2}) watched.run(sum, number);
+    HostCommunicator rank(0, 1, noting, RollCall(stores.all[0], kLong, compares));
+    for (int call = 0; call < 2; ++call) rank.all_reduce(stream, x);
+    stream.synchronize();
     return noting->calls();
   };
   std::vector<std::string> expected{"1 all_reduce", "2 all_reduce"};

@@ -1,5 +1,6 @@
 // Two ranks whose transport was built without a release: ThreadSanitizer must find the race.
 
+#include "common/comm/host_transport.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/shm_peers.h"
 

@@ -19,8 +19,7 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/handshake.h"
-#include "common/rendezvous/transfer.h"
-#include "common/rendezvous/unix_socket.h"
+#include "common/rendezvous/socket.h"
 #include "common/rendezvous/wire.h"
 #include "common/system/secrets.h"
 #include "tests/support/catch.h"

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "common/core/error.h"
-#include "common/rendezvous/connect.h"
+#include "common/rendezvous/socket.h"
+#include "common/rendezvous/store.h"
 #include "common/rendezvous/store_server.h"
-#include "common/rendezvous/tcp_store.h"
-#include "common/rendezvous/unix_socket.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/free_port.h"

@@ -12,10 +12,9 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/agreement.h"
-#include "common/rendezvous/connect.h"
+#include "common/rendezvous/socket.h"
+#include "common/rendezvous/store.h"
 #include "common/rendezvous/store_server.h"
-#include "common/rendezvous/tcp_store.h"
-#include "common/rendezvous/transfer.h"
 #include "common/rendezvous/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

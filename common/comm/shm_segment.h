@@ -1,20 +1,29 @@
 #pragma once
-// What lies where in the memory that the ranks of one host share.
+// The memory that the ranks of one host share, and how they meet in it.
 //
 //   RankState[W]      what each rank tells the others
 //   slot[W][2]        what each rank shows to all, in even and in odd rounds
 //   Lane[W][W]        what rank a sends to rank b
 //
 // All but the lanes grows with the number of ranks, and is there from the beginning. Of the lanes,
-// which grow with its square, the system gives only those that are used (ShmLanes).
+// which grow with its square, the system gives only those that are used (set_lane_aside()).
 
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <vector>
+
+#include "common/rendezvous/socket.h"
+#include "common/system/shared_memory.h"
 
 namespace lockstep {
+
+class HostTransport;
+class Store;
 
 constexpr size_t kCacheLine = 64;  // two ranks never write to one: it would go to and fro
 
@@ -78,5 +87,61 @@ class ShmLayout {
   std::byte* base_;
   size_t ranks_;
 };
+
+/// One rank's view of the shared memory, and a Unix socket to every other rank. Nothing but bytes
+/// that wake a sleeping rank goes through the sockets; a socket also ends with its process, and so
+/// tells at once that a rank is gone.
+///
+/// Whoever waits looks for a while, if the other rank has a core to go on; then it sleeps. Throws
+/// PeerLost naming a rank that closed its sockets ("rank 2 closed the connection") or did not do
+/// what was waited for in time ("rank 2 did not answer within 5 s"). One thread at a time.
+class ShmPeers {
+ public:
+  /// `sockets` by rank; this rank's own is closed.
+  ShmPeers(std::shared_ptr<SharedMemory> memory, int rank, std::vector<Socket> sockets,
+           double timeout_seconds);
+
+  int rank() const { return rank_; }
+  int world_size() const { return static_cast<int>(sockets_.size()); }
+  const ShmLayout& memory() const { return memory_; }
+  const Descriptor& descriptor() const { return owner_->descriptor(); }
+  /// Before this rank uses a lane for the first time. Throws EnvironmentError without memory for
+  /// it.
+  void set_lane_aside(int from, int to) const {
+    owner_->set_aside(memory_.lane_at(from, to), sizeof(Lane));
+  }
+
+  /// Tells `peer`, should it sleep, that there is something new in the memory. Call it after the
+  /// store (release) that the peer waits to see.
+  void wake(int peer) const;
+
+  /// Whom a rank that has not come concerns: who waits for that rank itself, or all ranks, as none
+  /// of them can go on.
+  enum class Concerns { awaiting, all };
+  /// Returns when ready() is true. `awaited(r)` says whether that still depends on rank r; both
+  /// read the memory (acquire).
+  using Ready = std::function<bool()>;
+  using Awaited = std::function<bool(int rank)>;
+  void wait(const Ready& ready, const Awaited& awaited, Concerns concerns);
+
+ private:
+  bool look_for_a_while(const Ready& ready, const Awaited& awaited) const;
+  bool sleep(const Deadline& deadline);
+  void require_all_there(const Awaited& awaited, Concerns concerns) const;
+  std::string all_awaited(const Awaited& awaited) const;
+
+  std::shared_ptr<SharedMemory> owner_;
+  ShmLayout memory_;
+  int rank_;
+  std::vector<Socket> sockets_;
+  std::vector<std::string> ends_;  // by rank: why its socket is of no use; empty if it is
+  double timeout_;
+};
+
+/// Connects this rank with all others of the store. Throws as connect_shm() does.
+std::unique_ptr<ShmPeers> meet_in_shm(Store& store, double timeout_seconds);
+
+/// The transport of a rank that has met the others.
+std::shared_ptr<HostTransport> make_shm_transport(std::unique_ptr<ShmPeers> peers);
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-#include "common/comm/nccl/nccl.h"
+#include "common/comm/nccl_communicator.h"
 #include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
@@ -58,11 +58,14 @@ std::string one_line(std::string text) {
   return text;
 }
 
+/// It succeeded, or continues in the background.
+bool is_well(ncclResult_t status) { return status == ncclSuccess || status == ncclInProgress; }
+
 /// Throws PeerLost, "rank 1 (cuda:1): ncclAllReduce: ..." with NCCL's own words, unless the call
 /// succeeded or continues in the background. `who` is what the text begins with.
 void check_nccl(ncclResult_t status, const char* call, const std::string& who,
                 ncclComm_t comm = nullptr) {
-  if (status == ncclSuccess || status == ncclInProgress) return;
+  if (is_well(status)) return;
   const std::string words = one_line(ncclGetLastError(comm));
   fail<PeerLost>("{}: {}: {}{}{}", who, call, ncclGetErrorString(status), words.empty() ? "" : ": ",
                  words);
@@ -165,8 +168,8 @@ class NcclCommunicator final : public Communicator {
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
-  void launch(Stream stream, const std::vector<Call>& calls, Pending& pending);
-  void issue_group(const std::vector<Call>& calls, cudaStream_t stream) const;
+  Pending& begin(Stream stream, const std::vector<Call>& calls, FlightCall flight);
+  std::exception_ptr end_group(bool open, Answer answer, const std::string& what) const;
 
   ncclResult_t state() const;
   void await_ready(const char* call) const;
@@ -258,22 +261,22 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
     if (call.mine.count > 0) calls.push_back(std::move(call));
   }
   if (calls.empty()) return flight.complete(0);
-  const std::string text = calls[0].text() + (calls.size() > 1 ? ", ..." : "");
-  const std::string what =
-      calls[0].is_transfer() ? text : fmt::format("collective {} ({})", flight.number(), text);
   forget_finished();
   try {
-    watch(cuda_stream(stream).device_state());
-    if (!pending_.empty() && !(pending_.back().stream == stream)) {
-      stream.wait(pending_.back().finished);  // as all ranks have them in one order
-    }
-    const Event arrived = stream.record();
-    pending_.push_back({.what = fmt::format("{}: {}", who(), what),
-                        .stream = stream,
-                        .arrived = arrived,
-                        .finished = arrived,
-                        .flight = std::move(flight)});
-    launch(stream, calls, pending_.back());
+    Pending& pending = begin(stream, calls, std::move(flight));
+    const char* op = calls.size() == 1 ? name_of(calls[0].op) : "transfers";
+    std::exception_ptr refused;  // the stream must end its operation before it is thrown
+    cuda_stream(stream).enqueue(op, [&](cudaStream_t raw) {
+      Answer answer{ncclGroupStart(), "ncclGroupStart"};
+      const bool open = is_well(answer.status);
+      for (const Call& call : calls) {
+        if (is_well(answer.status)) answer = call_nccl(call, rank(), comm_, raw);
+      }
+      refused = end_group(open, answer, pending.what);
+    });
+    if (refused) std::rethrow_exception(refused);
+    if (pending.begin) pending.end = stream.record_time();
+    pending.finished = stream.record();
   } catch (const BadInput&) {
     throw;  // for example, the stream is being captured: nothing has reached NCCL
   } catch (const Error& error) {
@@ -285,41 +288,42 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
   }
 }
 
-void NcclCommunicator::launch(Stream stream, const std::vector<Call>& calls, Pending& pending) {
+/// The calls are the newest that NCCL has. Throws PeerLost where no more can be given to it.
+Pending& NcclCommunicator::begin(Stream stream, const std::vector<Call>& calls, FlightCall flight) {
+  const std::string text = calls[0].text() + (calls.size() > 1 ? ", ..." : "");
+  const std::string what =
+      calls[0].is_transfer() ? text : fmt::format("collective {} ({})", flight.number(), text);
+  watch(cuda_stream(stream).device_state());
+  if (!pending_.empty() && !(pending_.back().stream == stream)) {
+    stream.wait(pending_.back().finished);  // as all ranks have them in one order
+  }
+  const Event arrived = stream.record();
+  pending_.push_back({.what = fmt::format("{}: {}", who(), what),
+                      .stream = stream,
+                      .arrived = arrived,
+                      .finished = arrived,
+                      .flight = std::move(flight)});
+  Pending& pending = pending_.back();
   if (pending.flight.is_recorded()) pending.begin = stream.record_time();
   std::string failed = failure();
   if (failed.empty()) failed = failure_of(pending);  // a stream that takes no more work
   if (!failed.empty()) throw PeerLost(failed);
-  const char* op = calls.size() == 1 ? name_of(calls[0].op) : "transfers";
-  std::exception_ptr refused;  // caught here, since the stream must end its operation
-  cuda_stream(stream).enqueue(op, [&](cudaStream_t raw) {
-    try {
-      issue_group(calls, raw);
-    } catch (const PeerLost& error) {
-      refused =
-          std::make_exception_ptr(PeerLost(fmt::format("{}: {}", pending.what, error.what())));
-    }
-  });
-  if (refused) std::rethrow_exception(refused);
-  if (pending.begin) pending.end = stream.record_time();
-  pending.finished = stream.record();
+  return pending;
 }
 
-/// Returns when NCCL has enqueued the calls on the stream, as one operation. Throws PeerLost if
-/// that fails or takes too long.
-void NcclCommunicator::issue_group(const std::vector<Call>& calls, cudaStream_t stream) const {
-  check_nccl(ncclGroupStart(), "ncclGroupStart", name_);
-  Answer refused{ncclSuccess, ""};
-  for (const Call& call : calls) {
-    const Answer answer = call_nccl(call, rank(), comm_, stream);
-    if (answer.status == ncclSuccess || answer.status == ncclInProgress) continue;
-    refused = answer;
-    break;
+/// Returns when NCCL has enqueued the calls on the stream, as one operation; the PeerLost of calls
+/// for which that failed or took too long. `answer` is the last one so far.
+std::exception_ptr NcclCommunicator::end_group(bool open, Answer answer,
+                                               const std::string& what) const {
+  const ncclResult_t ended = open ? ncclGroupEnd() : ncclSuccess;
+  try {
+    check_nccl(answer.status, answer.function, name_, comm_);
+    check_nccl(ended, "ncclGroupEnd", name_, comm_);
+    await_ready("ncclGroupEnd");
+    return nullptr;
+  } catch (const PeerLost& error) {
+    return std::make_exception_ptr(PeerLost(fmt::format("{}: {}", what, error.what())));
   }
-  const ncclResult_t ended = ncclGroupEnd();
-  check_nccl(refused.status, refused.function, name_, comm_);
-  check_nccl(ended, "ncclGroupEnd", name_, comm_);
-  await_ready("ncclGroupEnd");
 }
 
 // --- Waiting -------------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+#pragma once
+// What carries numbers between the processes of a group, from host memory to host memory. There are
+// three: shared memory (shm_transport.cpp), connections between every two ranks (tcp_transport.cpp)
+// and the library Gloo (gloo_transport.cpp).
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/comm/communicator.h"
+#include "common/core/error.h"
+
+namespace lockstep {
+
+class Store;
+
+class HostTransport {
+ public:
+  virtual ~HostTransport() = default;
+
+  /// "shm", "tcp" or "gloo".
+  virtual std::string description() const = 0;
+  /// This rank's part of a collective whose memory is the host's. `number` counts the collectives
+  /// from 1 and is the same on all ranks. Blocks. Throws PeerLost, saying why, when another rank
+  /// died or did not come in time.
+  virtual void run(const Call& collective, uint64_t number) = 0;
+  /// Sends and receives all at the same time: no transfer waits for another.
+  virtual void transfer(const std::vector<Call>& calls) = 0;
+  /// Bytes that these two have given to other ranks so far. On the thread that calls them.
+  virtual int64_t bytes_sent() const = 0;
+  /// Where they are counted: where they leave, unless that is said.
+  virtual std::string counted_in() const { return description(); }
+};
+
+/// Turns a sum over `world_size` ranks into their average, if that was asked for.
+template <class T>
+void finish_sum(T* x, int64_t count, Reduction reduction, int world_size) {
+  if (reduction == Reduction::sum) return;
+  const T factor = T(1) / T(world_size);
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
+// --- Shared memory -------------------------------------------------------------------------------
+
+/// The ranks cannot share memory: they are on several hosts, or in containers that do not see each
+/// other, or the system refuses the memory. Another transport may serve them.
+class NoSharedMemory : public ErrorOfKind<NoSharedMemory> {
+ public:
+  using ErrorOfKind::ErrorOfKind;
+};
+
+/// Connects this rank with all others of the store, which is not needed afterwards. A peer that
+/// does not do its part of a collective within `timeout_seconds` is lost. Sums have the same bits
+/// on all ranks, in every run with as many ranks, and the bits of connect_tcp()'s.
+///
+/// Throws NoSharedMemory, on all ranks alike and with the reason of the first that has one;
+/// PeerLost if a rank does not come.
+std::shared_ptr<HostTransport> connect_shm(Store& store, double timeout_seconds);
+
+// --- TCP -----------------------------------------------------------------------------------------
+
+/// Connects this rank with all others of the store, which is not needed afterwards. A peer that is
+/// silent for `timeout_seconds` is lost, as is one that takes longer for a whole message.
+///
+/// Reductions go round a ring in parts (see the top of tcp_transport.cpp), so each part is added
+/// up once, in an order that the ring fixes: all ranks get the same bits, in every run with as many
+/// ranks. Ranks whose counts differ wait for each other, or take one message for another:
+/// LOCKSTEP_DEBUG=collectives finds this (roll_call.h).
+///
+/// Throws PeerLost if a rank does not come. After an error all connections are closed, so that the
+/// peers that wait for this rank learn of it.
+std::shared_ptr<HostTransport> connect_tcp(Store& store, double timeout_seconds);
+
+// --- Gloo ----------------------------------------------------------------------------------------
+
+/// Where each rank of a group leaves what the others need to connect.
+struct RendezvousStore {
+  std::function<void(const std::string& key, const std::string& value)> set;
+  /// Waits until some rank has set the key. Throws when that takes too long.
+  std::function<std::string(const std::string& key)> get;
+};
+
+/// Why there is no Gloo: "this build has no Gloo"; empty if there is. Loads it.
+std::string gloo_availability();
+
+/// Connects this rank with all others by `store`, over the network interface that has the address
+/// `host`. A peer that is silent for `timeout_seconds` is lost. Uses ring algorithms, so that with
+/// the same number of ranks sums have the same bits in every run. Mirrors PyTorch, whose
+/// collectives between CPU processes Gloo carries.
+///
+/// Throws EnvironmentError if there is no Gloo, PeerLost if the ranks do not find each other. A
+/// mistake that Gloo notices in its own thread (counts that differ among the ranks) ends the
+/// process.
+std::shared_ptr<HostTransport> connect_gloo(int rank, int world_size, const RendezvousStore& store,
+                                            const std::string& host, double timeout_seconds);
+
+/// The one function that the library exports.
+extern "C" void lockstep_connect_gloo(std::shared_ptr<HostTransport>& connected, int rank,
+                                      int world_size, const RendezvousStore& store,
+                                      const std::string& host, double timeout_seconds);
+
+}  // namespace lockstep
