@@ -17,7 +17,7 @@
 #include "common/core/printed.h"
 #include "common/io/json.h"
 #include "common/io/json_file.h"
-#include "common/training/rank_program.h"
+#include "common/training/program.h"
 
 namespace lockstep {
 namespace {

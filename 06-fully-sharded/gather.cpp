@@ -5,7 +5,6 @@
 #include "common/core/printed.h"
 #include "common/options/option_parser.h"
 #include "common/options/report.h"
-#include "common/options/standard_streams.h"
 #include "common/system/followed.h"
 #include "common/training/weights_file.h"
 
