@@ -150,26 +150,12 @@ void OptionParser::add(const std::string& names, std::string& value, const About
   refuse_no_value(*app_, described(app_->add_option(names, value, about.help), about,
                                    [&value] { return OptionValue(value); }));
 }
-void OptionParser::add_output(const std::string& name, std::string& path, const About& about) {
-  add_path({.option = name, .path = ""}, path, about);
-}
-void OptionParser::add_output_of_each_rank(const std::string& name, std::string& path,
-                                           const About& about) {
-  add_path({.option = name, .path = "", .of_each_rank = true}, path, about);
-}
-void OptionParser::add_output_folder(const std::string& name, std::string& path,
-                                     const About& about) {
-  add_path({.option = name, .path = "", .is_folder = true}, path, about);
-}
-void OptionParser::add_path(const NamedPath& kind, std::string& path, const About& about) {
-  add(kind.option, path, about);
-  const auto named = [kind, &path] {
-    NamedPath output = kind;
-    output.path = path;
-    return output;
-  };
+void OptionParser::add_output(const std::string& name, std::string& path, const About& about,
+                              Output kind) {
+  add(name, path, about);
+  const auto named = [name, &path, kind] { return NamedPath{name, path, kind}; };
   outputs_.push_back(named);
-  if (!kind.is_folder) check_afterwards([named] { require_writable(named()); });
+  if (kind != Output::folder) check_afterwards([named] { require_writable(named()); });
 }
 void OptionParser::add(const std::string& names, std::vector<std::string>& values,
                        const About& about) {

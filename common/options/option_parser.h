@@ -100,11 +100,9 @@ class OptionParser {
   void add(const std::string& names, std::string& value, const About& about);
   template <Number T>
   void add(const std::string& names, T& value, const About& about, Range<T> range = {});
-  /// A file, a file per rank (path_of_rank()), or a folder that will be written: refused if it
-  /// cannot be written, or if another output has the same path.
-  void add_output(const std::string& name, std::string& path, const About& about);
-  void add_output_of_each_rank(const std::string& name, std::string& path, const About& about);
-  void add_output_folder(const std::string& name, std::string& path, const About& about);
+  /// What will be written: refused if it cannot be, or if another output has the same path.
+  void add_output(const std::string& name, std::string& path, const About& about,
+                  Output kind = Output::file);
   /// Several values: in one word, separated by commas, or in several words.
   void add(const std::string& names, std::vector<std::string>& values, const About& about);
   template <Number T>
@@ -198,7 +196,6 @@ class OptionParser {
               const std::function<std::string(const CLI::Option&)>& instead);
   CLI::Option* described(CLI::Option* option, const About& about,
                          const std::function<OptionValue()>& value);
-  void add_path(const NamedPath& kind, std::string& path, const About& about);
 };
 
 /// The options of these structs with the values that they have now. Each struct describes itself to

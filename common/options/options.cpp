@@ -101,9 +101,9 @@ void add_output_options(OptionParser& parser, Options& o) {
                     {"write the final weights to this safetensors file", Role::per_rank});
   parser.add_output("--metrics", o.metrics,
                     {"write losses, times and memory to this JSON file", Role::report});
-  parser.add_output_of_each_rank(
-      "--trace", o.trace,
-      {"write a timeline for chrome://tracing or ui.perfetto.dev", Role::report});
+  parser.add_output("--trace", o.trace,
+                    {"write a timeline for chrome://tracing or ui.perfetto.dev", Role::report},
+                    Output::file_of_each_rank);
 }
 
 /// Options of some programs only: the reference imitates the other stages, the others are measured
