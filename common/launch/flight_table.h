@@ -37,8 +37,8 @@ class FlightMemory {
 
   /// For the ranks to inherit; -1 if there is no memory.
   int descriptor() const { return memory_ ? memory_->descriptor().get() : -1; }
-  /// The table of this moment, for ranks of which these have ended, or are
-  /// stopped, `cause` first of all.
+  /// The table of this moment, for ranks of which these have ended, or are stopped, `cause` first
+  /// of all.
   std::vector<std::string> table(const std::vector<RankEnd>& ends, const RankEnd& cause) const;
 
  private:

@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-/// Compares this program with the reference (`info.baseline`), which the build puts next
-/// to it, by running both as children and looking at their files. This process must have no threads
-/// and no devices yet.
+/// Compares this program with the reference (`info.baseline`), which the build puts next to it, by
+/// running both as children and looking at their files. This process must have no threads and no
+/// devices yet.
 ///
 /// 1. Proof, untimed: both train from the same weights on the same order at learning rate 0.01
 ///    without momentum, schedules and weight decay. Their weights must agree: after 10 steps to a
