@@ -14,7 +14,7 @@
 #include "04-ddp/ddp.h"
 #include "04-ddp/distributed_sampler.h"
 #include "04-ddp/join.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/training/lab.h"
 
 namespace lockstep {

@@ -14,9 +14,8 @@
 
 #include "04-ddp/all_reduce.h"
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
-#include "common/io/json_file.h"
 #include "common/training/program.h"
 
 namespace lockstep {

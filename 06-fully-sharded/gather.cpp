@@ -2,10 +2,10 @@
 
 #include "06-fully-sharded/sharded_checkpoint.h"
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/options/option_parser.h"
 #include "common/options/report.h"
-#include "common/system/followed.h"
+#include "common/system/process.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {

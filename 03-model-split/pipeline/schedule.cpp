@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 
 namespace lockstep {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/core/choice.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 
 #include "03-model-split/pipeline/drawing.h"
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 
 namespace lockstep {
 

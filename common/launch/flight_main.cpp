@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/launch/flight_table.h"
 #include "common/options/option_parser.h"
 #include "common/options/report.h"

@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/system/descriptor.h"
 #include "common/system/flight_recorder.h"
-#include "common/system/rank_path.h"
+#include "common/system/rank.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/launch/rank_end.h"
-#include "common/system/flight_page.h"
+#include "common/system/flight_recorder.h"
 #include "common/system/shared_memory.h"
 
 namespace lockstep {

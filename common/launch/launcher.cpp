@@ -25,9 +25,9 @@
 #include "common/launch/line_relay.h"
 #include "common/launch/rank_environment.h"
 #include "common/launch/rank_processes.h"
+#include "common/system/child_process.h"
 #include "common/system/flight_recorder.h"
-#include "common/system/held_signals.h"
-#include "common/system/launcher_pipe.h"
+#include "common/system/rank.h"
 
 namespace lockstep {
 namespace {

@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
 
 namespace lockstep {

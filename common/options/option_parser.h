@@ -17,7 +17,7 @@
 #include <variant>
 #include <vector>
 
-#include "common/core/choice.h"
+#include "common/core/parse.h"
 #include "common/options/output_paths.h"
 
 namespace CLI {

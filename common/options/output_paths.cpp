@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "common/core/error.h"
-#include "common/system/followed.h"
+#include "common/system/process.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "common/system/rank_path.h"
+#include "common/system/rank.h"
 
 namespace lockstep {
 

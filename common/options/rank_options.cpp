@@ -4,7 +4,7 @@
 
 #include "common/core/error.h"
 #include "common/rendezvous/launch_contract.h"
-#include "common/system/command_line.h"
+#include "common/system/process.h"
 
 namespace lockstep {
 namespace {

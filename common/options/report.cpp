@@ -14,9 +14,9 @@
 #include <system_error>
 
 #include "common/core/error.h"
-#include "common/core/host_memory.h"
-#include "common/core/printed.h"
-#include "common/system/launcher_pipe.h"
+#include "common/core/host.h"
+#include "common/core/text.h"
+#include "common/system/rank.h"
 
 namespace lockstep {
 namespace {

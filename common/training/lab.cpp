@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/options/report.h"
 #include "common/training/program.h"
 

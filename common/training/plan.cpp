@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
 #include "common/options/report.h"
 

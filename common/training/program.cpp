@@ -4,15 +4,15 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "common/core/cores.h"
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/host.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
 #include "common/launch/launcher.h"
 #include "common/options/report.h"
 #include "common/rendezvous/launch_contract.h"
-#include "common/system/command_line.h"
+#include "common/system/process.h"
 #include "common/training/verdict.h"
 #include "common/training/weights_file.h"
 

@@ -9,13 +9,11 @@
 #include <numeric>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
-#include "common/io/json_file.h"
 #include "common/kernels/devices.h"
 #include "common/options/output_paths.h"
-#include "common/system/process_stats.h"
+#include "common/system/process.h"
 #include "common/training/trace.h"
 
 namespace lockstep {

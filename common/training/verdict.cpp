@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
-#include "common/io/json_file.h"
 #include "common/io/safetensors.h"
 #include "common/system/child_process.h"
 

@@ -43,9 +43,9 @@ class TestText(unittest.TestCase):
                          (done.stdout, done.stderr, done.returncode))
 
     def test_nor_do_the_programs_write_otherwise(self):
-        """All text of the programs goes through common/core/printed.h."""
+        """All text of the programs goes through common/core/text.h."""
         prints = re.compile(r"\b(fmt::print|f?puts|v?f?printf|std::cout|std::cerr|std::perror)\b(?! does)")
-        allowed = {"common/core/printed.h", "common/core/printed.cpp",
+        allowed = {"common/core/text.h", "common/core/printed.cpp",
                    "common/options/report.cpp",  # without memory, too
                    "common/comm/gloo_transport.cpp",  # turns off what Gloo prints
                    "common/training/training_log.cpp",  # a bar of numbers, over a line of its own
