@@ -10,7 +10,6 @@
 #include "common/core/stream_backend.h"
 #include "common/training/core_watch.h"
 #include "common/training/lab.h"
-#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

@@ -85,7 +85,8 @@ void train(const Options& options) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
+  lockstep::Options options;
   return lockstep::run_program(
-      {.name = "01-single-gpu", .summary = "Stage 01: training on one device."}, argc, argv,
-      lockstep::train);
+      {.name = "01-single-gpu", .summary = "Stage 01: training on one device."}, options, argc,
+      argv, [&] { lockstep::train(options); });
 }

@@ -99,9 +99,10 @@ void train(const Options& options) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
+  lockstep::Options options;
   return lockstep::run_program(
       {.name = "reference",
        .summary = "Stage 01's training, with each batch in parts as other stages have it.",
        .in_parts = true},
-      argc, argv, lockstep::train);
+      options, argc, argv, [&] { lockstep::train(options); });
 }

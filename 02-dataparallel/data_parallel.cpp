@@ -3,7 +3,6 @@
 #include "common/core/error.h"
 #include "common/data/batch_parts.h"
 #include "common/io/json.h"
-#include "common/training/counted.h"
 
 namespace lockstep {
 
@@ -188,14 +187,7 @@ void DataParallel::report(TrainingLog& log) {
   const int64_t steps = std::max<int64_t>(1, log.steps());
   log.note("ms per step", phases_.milliseconds_text(steps), "phase_seconds",
            phases_.seconds_json(steps));
-  const double moved = double(bytes_moved_) / double(steps);
-  const double expected = double(bytes_expected_) / double(steps);
-  const std::string where = "the copies that are enqueued";
-  log.note("moved per step",
-           fmt::format("{:.1f} KiB, counted in {}; by sizes {:.1f} ({})", moved / 1024, where,
-                       expected / 1024, beside_formula(moved, expected)),
-           "bytes_moved",
-           {{"per_step", moved}, {"predicted_per_step", expected}, {"counted_in", where}});
+  log.note_copies(bytes_moved_, bytes_expected_);
 }
 
 }  // namespace lockstep

@@ -9,7 +9,6 @@
 #include "common/core/stream_backend.h"
 #include "common/data/batch_parts.h"
 #include "common/training/lab.h"
-#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

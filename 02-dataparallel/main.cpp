@@ -18,6 +18,15 @@
 namespace lockstep {
 namespace {
 
+struct DataParallelOptions : Options {
+  void add_to(OptionParser& parser) override {
+    Options::add_to(parser);
+    parser.add_former("--reduce",
+                      "DataParallel makes its own copies and sums; for a library's reduction "
+                      "start 04-ddp --all-reduce library");
+  }
+};
+
 /// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
 void train_step(Model& model, const Optimizer& optimizer, const Feeder& feeder,
                 const DeviceBatch& batch, Context& context, const Tensor& loss) {
@@ -88,16 +97,11 @@ void train(const Options& options) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
+  lockstep::DataParallelOptions options;
   return lockstep::run_program(
       {.name = "02-dataparallel",
        .summary = "Stage 02: one process, many devices (nn.DataParallel).",
-       .add_options =
-           [](lockstep::OptionParser& parser) {
-             parser.add_former("--reduce",
-                               "DataParallel makes its own copies and sums; for a library's "
-                               "reduction start 04-ddp --all-reduce library");
-           },
        .baseline = "01-single-gpu",
        .emulate = [](size_t devices) { return "chunk:" + std::to_string(devices); }},
-      argc, argv, lockstep::train);
+      options, argc, argv, [&] { lockstep::train(options); });
 }

@@ -5,11 +5,10 @@
 
 #include <algorithm>
 
-#include "03-model-split/pipeline/timetable.h"
+#include "03-model-split/pipeline/schedule.h"
 #include "common/core/error.h"
 #include "common/nn/layers.h"
 #include "common/training/lab.h"
-#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

@@ -16,7 +16,6 @@
 #include "04-ddp/join.h"
 #include "common/core/text.h"
 #include "common/training/lab.h"
-#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

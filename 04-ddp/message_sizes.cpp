@@ -16,7 +16,7 @@
 #include "common/core/error.h"
 #include "common/core/text.h"
 #include "common/io/json.h"
-#include "common/training/rank_program.h"
+#include "common/training/program.h"
 
 namespace lockstep {
 namespace {

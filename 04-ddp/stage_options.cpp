@@ -5,7 +5,7 @@
 #include "04-ddp/manual_ddp.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
-#include "common/training/counted.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 

@@ -11,7 +11,7 @@
 #include "04-ddp/ddp.h"
 #include "04-ddp/shard_loader.h"
 #include "common/options/rank_options.h"
-#include "common/training/rank_program.h"
+#include "common/training/program.h"
 #include "common/training/training_log.h"
 
 namespace lockstep {
@@ -64,7 +64,7 @@ struct DdpStageOptions : Options {
   ReplicaOptions replica;
   StepOptions step;
 
-  void add_to(OptionParser& parser);
+  void add_to(OptionParser& parser) override;
 };
 
 /// Wraps the model's network as the options say; its weights are now rank 0's.

@@ -8,7 +8,6 @@
 #include "05-syncbn-checkpoint/labs.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "common/training/lab.h"
-#include "common/training/small_training.h"
 
 namespace lockstep {
 namespace {

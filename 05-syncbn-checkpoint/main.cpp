@@ -13,7 +13,6 @@
 #include "common/training/evaluate.h"
 #include "common/training/feeder.h"
 #include "common/training/program.h"
-#include "common/training/rank_program.h"
 #include "common/training/training_log.h"
 #include "common/training/weights_file.h"
 

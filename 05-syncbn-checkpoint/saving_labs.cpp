@@ -9,7 +9,6 @@
 #include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/labs.h"
 #include "common/training/lab.h"
-#include "common/training/small_training.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {

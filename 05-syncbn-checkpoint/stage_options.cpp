@@ -69,9 +69,10 @@ void SyncBatchNormOptions::add_to(OptionParser& parser) {
 void SavingOptions::add_to(OptionParser& parser) {
   parser.begin_group("Output");
   // Ranks may have the folder, or the file, at different places; but all save, or none does.
-  parser.add_output_folder("--checkpoint-dir", directory,
-                           {"save checkpoints to this folder, after every epoch", Role::all_ranks,
-                            "saves", [this] { return !directory.empty(); }});
+  parser.add_output("--checkpoint-dir", directory,
+                    {"save checkpoints to this folder, after every epoch", Role::all_ranks, "saves",
+                     [this] { return !directory.empty(); }},
+                    Output::folder);
   parser.add("--save-every", save_every,
              {"save every so many steps, too; 0: never", Role::all_ranks}, {0, 1000000000});
   parser.add("--keep", keep, {"newest checkpoints that stay", Role::per_rank}, {2, 1000000});

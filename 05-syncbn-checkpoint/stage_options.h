@@ -50,7 +50,7 @@ struct CheckpointStageOptions : Options {
   SyncBatchNormOptions sync_bn;
   SavingOptions saving;
 
-  void add_to(OptionParser& parser);
+  void add_to(OptionParser& parser) override;
 };
 
 /// Throws BadInput where ranks have running statistics of their own, and a checkpoint would have

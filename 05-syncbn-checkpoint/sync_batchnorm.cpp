@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "common/io/json.h"
-#include "common/training/counted.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include "common/io/file.h"
 #include "common/options/option_parser.h"
 #include "common/options/report.h"
-#include "common/options/standard_streams.h"
+#include "common/system/process.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {

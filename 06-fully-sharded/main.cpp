@@ -16,7 +16,6 @@
 #include "common/training/evaluate.h"
 #include "common/training/feeder.h"
 #include "common/training/program.h"
-#include "common/training/rank_program.h"
 #include "common/training/training_log.h"
 
 namespace lockstep {
@@ -48,7 +47,7 @@ void train(const ShardedStageOptions& options) {
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(group, options);
-  require_same_settings(group, options, data);
+  require_same_settings(group, options, data, RankHas::part_of_network);
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, group);

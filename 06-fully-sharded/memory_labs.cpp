@@ -5,7 +5,7 @@
 
 #include "06-fully-sharded/labs.h"
 #include "common/core/error.h"
-#include "common/training/small_training.h"
+#include "common/training/lab.h"
 
 namespace lockstep {
 namespace {

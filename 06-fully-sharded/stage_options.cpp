@@ -2,7 +2,7 @@
 
 #include "common/core/error.h"
 #include "common/io/json.h"
-#include "common/training/counted.h"
+#include "common/training/training_log.h"
 
 namespace lockstep {
 
@@ -36,11 +36,6 @@ void ShardingOptions::add_to(OptionParser& parser) {
               name_of(kind));
     }
   });
-}
-
-void require_same_settings(ProcessGroup& group, const ShardedStageOptions& options,
-                           const DatasetPair& data) {
-  require_same_settings(group, settings_of_parts(table_of(options), options, data));
 }
 
 FullyShardedDataParallel& shard(Model& model, Stream passes, ProcessGroup& group,

@@ -13,12 +13,8 @@ struct ShardedStageOptions : Options {
   SavingOptions saving;
   ShardingOptions sharding;
 
-  void add_to(OptionParser& parser);
+  void add_to(OptionParser& parser) override;
 };
-
-/// As stage 04's; and all ranks load and save whole weights here, or none.
-void require_same_settings(ProcessGroup& group, const ShardedStageOptions& options,
-                           const DatasetPair& data);
 
 /// Divides the model's network over the ranks, as the options say. The values are undefined.
 FullyShardedDataParallel& shard(Model& model, Stream passes, ProcessGroup& group,

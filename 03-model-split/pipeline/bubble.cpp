@@ -21,7 +21,6 @@
 #include "common/options/option_parser.h"
 #include "common/options/options.h"
 #include "common/options/report.h"
-#include "common/options/standard_streams.h"
 
 namespace lockstep {
 namespace {

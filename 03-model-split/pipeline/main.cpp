@@ -27,7 +27,7 @@ void train_step(Pipeline& pipeline, const HostBatch& batch, const StepState& ste
   pipeline.update();
 }
 
-void train(const PipelineStageOptions& options) {
+void train(const PipelineProgramOptions& options) {
   if (options.print_schedule) return options.print_timetable(options.device_ids().size());
 
   // Data: bytes in host memory.
@@ -85,7 +85,7 @@ void train(const PipelineStageOptions& options) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  lockstep::PipelineStageOptions options;
+  lockstep::PipelineProgramOptions options;
   return lockstep::run_program(
       {.name = "03-model-split",
        .summary = "Stage 03: a network cut between its layers, as a pipeline.",

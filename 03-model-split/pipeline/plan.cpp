@@ -1,6 +1,6 @@
 // Prints a pipeline's schedule as a plan, for `lockstep show`.
 
-#include "03-model-split/pipeline/schedule_plan.h"
+#include "03-model-split/pipeline/drawing.h"
 
 int main(int argc, char** argv) {
   lockstep::ScheduleKind schedule = lockstep::ScheduleKind::one_f1b;

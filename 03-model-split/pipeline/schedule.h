@@ -1,5 +1,6 @@
 #pragma once
-// When each device of a pipeline does what: lists of instructions, without memory or numbers.
+// When each device of a pipeline does what: lists of instructions, without memory or numbers, and
+// the timetable of a run that follows them.
 //
 // A device holds one stage of the network or, in the interleaved schedule, several: its chunks.
 // With p devices, chunk v of device d is stage v p + d. Where each device has one stage, stage and
@@ -43,6 +44,8 @@ struct Instruction {
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 std::string name_of(Instruction::Kind kind);
+/// "F3" or "B3", forward or backward of micro-batch 3; with several chunks "F3.1", that of chunk 1.
+std::string label_of(const Instruction& instruction, int chunks);
 
 using Instructions = std::vector<Instruction>;
 
@@ -99,5 +102,29 @@ int most_live(const Instructions& list, int chunk);
 /// How many gradients may be under way between two stages, or in use: one is read while the next
 /// one comes in.
 inline constexpr int kGradientPlaces = 2;
+
+/// One forward or backward of a timetable.
+struct Slot {
+  Instruction instruction;
+  double begin, end;
+};
+
+/// The outcome when all devices follow their instructions, each forward and backward of a stage
+/// takes its time, and sends and receives take none.
+struct Timetable {
+  std::vector<std::vector<Slot>> devices;  // in order of time
+  std::vector<int> live;  // per device: the most activations between forward and end of backward
+  double makespan = 0;    // to the end of the last backward
+  /// Share of the devices' time in which they do nothing.
+  double bubble() const;
+};
+
+/// Plays the instructions. Throws BadInput, naming every stage that is stuck and its instruction,
+/// if they block each other. A send waits for a place, as it does in a Channel. There are
+/// kGradientPlaces for gradients, and for activations as many as may be alive in the sender; the
+/// receiving stage's backward, or the send of what it made, empties the oldest one. With
+/// `blocking_sends` there are none: a send waits until the receiver has come to its receive.
+Timetable simulate(const std::vector<Instructions>& schedules, double forward_time,
+                   double backward_time, bool blocking_sends = false);
 
 }  // namespace lockstep

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "03-model-split/pipeline/timetable.h"
+#include "03-model-split/pipeline/drawing.h"
 #include "common/core/error.h"
 #include "common/core/text.h"
 
 namespace lockstep {
 
-void PipelineStageOptions::add_to(OptionParser& parser) {
+void PipelineProgramOptions::add_to(OptionParser& parser) {
   Options::add_to(parser);
   parser.begin_group("Network");
   parser.add("--split", split,
@@ -33,7 +33,7 @@ void PipelineStageOptions::add_to(OptionParser& parser) {
   });
 }
 
-int PipelineStageOptions::micro_batch_count(size_t devices) const {
+int PipelineProgramOptions::micro_batch_count(size_t devices) const {
   if (micro_batches > 0) return micro_batches;
   switch (schedule_kind) {
     case ScheduleKind::naive:
@@ -45,21 +45,21 @@ int PipelineStageOptions::micro_batch_count(size_t devices) const {
   }
 }
 
-int PipelineStageOptions::chunk_count() const {
+int PipelineProgramOptions::chunk_count() const {
   if (chunks > 0) return chunks;
   return schedule_kind == ScheduleKind::interleaved ? 2 : 1;
 }
 
-void PipelineStageOptions::print_timetable(size_t devices) const {
+void PipelineProgramOptions::print_timetable(size_t devices) const {
   print_clean("{}", draw(schedule_kind, static_cast<int>(devices), micro_batch_count(devices),
                          chunk_count()));
 }
 
-std::string PipelineStageOptions::emulation(size_t devices) const {
+std::string PipelineProgramOptions::emulation(size_t devices) const {
   return fmt::format("micro:{}", micro_batch_count(devices));
 }
 
-Pipeline make_pipeline(Model& model, const PipelineStageOptions& options, const Dataset& set,
+Pipeline make_pipeline(Model& model, const PipelineProgramOptions& options, const Dataset& set,
                        const std::vector<Stream>& streams) {
   Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
   const int micro_batches = options.micro_batch_count(streams.size()),

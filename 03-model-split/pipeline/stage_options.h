@@ -1,5 +1,5 @@
 #pragma once
-// This stage's options, and the pipeline that they ask for.
+// This program's own options, and the pipeline that they ask for.
 
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-struct PipelineStageOptions : Options {
+struct PipelineProgramOptions : Options {
   std::string split = "auto";
   ScheduleKind schedule_kind = ScheduleKind::one_f1b;
   int micro_batches = 0;  // 0: 4, but 1 for the naive schedule, 2 per device for interleaved
@@ -18,7 +18,7 @@ struct PipelineStageOptions : Options {
   bool recompute = false;
   bool print_schedule = false;
 
-  void add_to(OptionParser& parser);
+  void add_to(OptionParser& parser) override;
 
   /// How many micro-batches a batch has.
   int micro_batch_count(size_t devices) const;
@@ -34,7 +34,7 @@ struct PipelineStageOptions : Options {
 /// whose network has no layers afterwards, and `set`, which says how large images are, must outlive
 /// the result.
 /// Throws BadInput where the network cannot be cut in this way.
-Pipeline make_pipeline(Model& model, const PipelineStageOptions& options, const Dataset& set,
+Pipeline make_pipeline(Model& model, const PipelineProgramOptions& options, const Dataset& set,
                        const std::vector<Stream>& streams);
 
 }  // namespace lockstep

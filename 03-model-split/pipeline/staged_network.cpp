@@ -2,11 +2,133 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "common/core/device.h"
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
+#include "common/nn/init.h"
 
 namespace lockstep {
+
+// --- Where to cut --------------------------------------------------------------------------------
+
+namespace {
+
+/// The limit of every way to balance: at most one stage per layer.
+void require_stages(int stages, size_t layers, int chunks = 1) {
+  require(stages >= 1 && static_cast<size_t>(stages) <= layers,
+          "--split: {} stages of {} layers, expected 1 to {}; name fewer devices{}", stages, layers,
+          layers, chunks == 1 ? "" : ", or fewer --chunks");
+}
+
+Cuts parse_cuts(const std::string& text, size_t layers, int stages, int chunks) {
+  Cuts cuts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const std::string number = text.substr(begin, comma - begin);
+    require(!number.empty() && number.size() < 6 &&
+                number.find_first_not_of("0123456789") == std::string::npos,
+            "--split: '{}', expected auto, measured, parameters, or the layers with which stages "
+            "begin (3,6)",
+            text);
+    cuts.push_back(std::stoul(number));
+    begin = comma + 1;
+  }
+  require(cuts.size() + 1 == static_cast<size_t>(stages),
+          "--split: {} makes {} stages, --devices names {}{}; give one cut less than {}", text,
+          cuts.size() + 1, stages / chunks,
+          chunks == 1 ? "" : fmt::format(" and each has {} --chunks", chunks),
+          chunks == 1 ? "devices" : "devices times chunks");
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    const size_t lowest = i == 0 ? 1 : cuts[i - 1] + 1;
+    require(
+        cuts[i] >= lowest && cuts[i] < layers,
+        "--split: {}: cut {} leaves a stage without layers; expected rising numbers from 1 to {}",
+        text, cuts[i], layers - 1);
+  }
+  return cuts;
+}
+
+}  // namespace
+
+std::vector<LayerCost> probe_layers(const Layers& layers, const Shape& images, Stream stream) {
+  constexpr int kRuns = 3;  // the first one warms up
+  Context context(stream);
+  context.state().copy_from_host({StepState{}});  // dropout reads it
+  context.facts.update_running = false;           // and this is no training that counts
+  Tensor x = context.empty(images);
+  stream.kernels().fill(stream, 1, x);
+  std::vector<LayerCost> costs;
+  for (const auto& layer : layers) {
+    const FlatParameters parameters(*layer, stream);
+    initialize(parameters, Initializer::normal, 1);
+    LayerCost cost{.name = layer->name()};
+    cost.parameter_bytes = static_cast<int64_t>(parameters.values().bytes());
+    Tensor y;
+    for (int run = 0; run < kRuns; ++run) {
+      const double flops = context.flops();
+      const TimedEvent begin = stream.record_time();
+      y = layer->forward(x, context);
+      layer->backward(y, context);
+      const double seconds = stream.record_time().seconds_since(begin);
+      cost.seconds = run < 2 ? seconds : std::min(cost.seconds, seconds);
+      cost.flops = context.flops() - flops;
+    }
+    costs.push_back(cost);
+    x = y;
+    for (Parameter* p : layer->parameters()) p->value = p->grad = {};
+    for (ModelBuffer* b : layer->buffers()) b->value = {};
+  }
+  stream.synchronize();
+  return costs;
+}
+
+Cuts balanced_cuts(const std::vector<double>& costs, int stages) {
+  const size_t layers = costs.size();
+  require_stages(stages, layers);
+  // best[s][n]: if s + 1 stages hold the first n layers, the least possible cost of the costliest.
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> best(stages, std::vector<double>(layers + 1, kNever));
+  std::vector<std::vector<size_t>> cut(stages, std::vector<size_t>(layers + 1, 0));
+  for (int s = 0; s < stages; ++s) {
+    for (size_t n = s + 1; n <= layers; ++n) {
+      double last = 0;  // stage s: layers first to n - 1
+      for (size_t first = n; first-- > static_cast<size_t>(s);) {
+        last += costs[first];
+        if (s == 0 && first > 0) continue;
+        const double costliest = s == 0 ? last : std::max(best[s - 1][first], last);
+        if (costliest >= best[s][n]) continue;
+        best[s][n] = costliest;
+        cut[s][n] = first;
+      }
+    }
+  }
+  Cuts cuts(stages - 1);
+  size_t end = layers;
+  for (int s = stages - 1; s > 0; --s) end = cuts[s - 1] = cut[s][end];
+  return cuts;
+}
+
+Cuts choose_cuts(const std::string& text, const Layers& layers, int stages, const Shape& images,
+                 Stream stream, int chunks) {
+  require_stages(stages, layers.size(), chunks);
+  if (text != "auto" && text != "measured" && text != "parameters") {
+    return parse_cuts(text, layers.size(), stages, chunks);
+  }
+  Shape probe = images;
+  if (text != "measured") probe[0] = 2;  // the shares are the same; batch norm needs two
+  std::vector<double> costs;
+  for (const LayerCost& cost : probe_layers(layers, probe, stream)) {
+    costs.push_back(text == "auto"       ? cost.flops
+                    : text == "measured" ? cost.seconds
+                                         : static_cast<double>(cost.parameter_bytes));
+  }
+  return balanced_cuts(costs, stages);
+}
+
+// --- The pieces ----------------------------------------------------------------------------------
 
 StagedNetwork::StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams)
     : devices_(streams.size()) {

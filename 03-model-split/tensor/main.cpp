@@ -6,13 +6,12 @@
 // numbers in the same order. The step is stage 01's; the network is another. Compare with
 //   diff 01-single-gpu/main.cpp 03-model-split/tensor/main.cpp
 
-#include "03-model-split/tensor/stage_options.h"
+#include "03-model-split/tensor/tensor_split.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/training/evaluate.h"
 #include "common/training/feeder.h"
 #include "common/training/program.h"
-#include "common/training/rank_program.h"
 #include "common/training/training_log.h"
 
 namespace lockstep {
@@ -35,7 +34,7 @@ void train(const TensorProgramOptions& options) {
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(group, options);
-  require_same_settings(group, options, data);
+  require_same_settings(group, options, data, RankHas::part_of_network);
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, group);

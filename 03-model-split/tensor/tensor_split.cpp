@@ -8,7 +8,6 @@
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/nn/residual.h"
-#include "common/training/counted.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {
@@ -162,7 +161,7 @@ Shape shape_in(const Shapes& shapes, const StateTensor& tensor) {
 }
 
 /// This rank's numbers become those of all ranks, in their order.
-void gather(std::vector<Real>& numbers, Stream stream, Communicator& comm) {
+void all_gather(std::vector<Real>& numbers, Stream stream, Communicator& comm) {
   const int64_t count = std::ssize(numbers);
   const Tensor mine = Tensor::from_host(stream, {count}, numbers);
   const Tensor all = Tensor::empty(stream, {comm.world_size() * count});
@@ -229,7 +228,7 @@ std::vector<StateTensor> TensorSplit::full_state() {
     const Shape shape = shape_in(shapes, tensor), part = tensor.shape;
     if (shape == part) continue;
     std::vector<Real> parts = std::move(tensor.real);
-    gather(parts, stream_of(*this), ranks_.comm());
+    all_gather(parts, stream_of(*this), ranks_.comm());
     tensor.shape = shape;
     tensor.real.resize(parts.size());
     for (int r = 0; r < ranks_.world_size(); ++r) {
@@ -240,6 +239,29 @@ std::vector<StateTensor> TensorSplit::full_state() {
   }
   check_full_state(full);  // nothing is missing
   return full;
+}
+
+// --- What the options ask for --------------------------------------------------------------------
+
+void TensorProgramOptions::add_to(OptionParser& parser) {
+  Options::add_to(parser);
+  ranks.add_to(parser);
+  parser.begin_group("Network");
+  parser.add("--layers", layers, "to be split: auto (all that divide), or by name (conv2,fc1)");
+}
+
+TensorSplit& split_network(Model& model, const Dataset& images, SplitRanks& ranks,
+                           ProcessGroup& group, const TensorProgramOptions& options) {
+  group.together([&] {
+    std::optional<TensorSplit::Names> names;
+    if (options.layers != TensorSplit::Names{"auto"}) names = options.layers;
+    auto split = std::make_unique<TensorSplit>(options.model_options(images), ranks, names);
+    require(ranks.world_size() == 1 || !split->split_names().empty(),
+            "--layers auto: no layer of this network divides by {} devices; give another number",
+            ranks.world_size());
+    model.network = std::move(split);
+  });
+  return static_cast<TensorSplit&>(*model.network);
 }
 
 void load_weights(ProcessGroup& group, const std::string& path, TensorSplit& network) {

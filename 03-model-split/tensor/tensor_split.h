@@ -1,5 +1,5 @@
 #pragma once
-// The networks, split inside their layers.
+// The networks, split inside their layers, as the options of this program say.
 
 #include <memory>
 #include <optional>
@@ -11,6 +11,8 @@
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/state.h"
+#include "common/options/rank_options.h"
+#include "common/training/program.h"
 #include "common/training/training_log.h"
 
 namespace lockstep {
@@ -67,6 +69,18 @@ class TensorSplit final : public Sequential {
   Names split_;
   int64_t split_channels_ = 0;  // of the activation after the layers so far; 0: it is whole
 };
+
+struct TensorProgramOptions : Options {
+  RankOptions ranks;
+  std::vector<std::string> layers{"auto"};  // or their names
+
+  void add_to(OptionParser& parser) override;
+};
+
+/// Replaces the model's network by this rank's share of it, split inside the layers that the
+/// options name. Throws BadInput, on all ranks, where it cannot be split in this way.
+TensorSplit& split_network(Model& model, const Dataset& images, SplitRanks& ranks,
+                           ProcessGroup& group, const TensorProgramOptions& options);
 
 /// Rank 0 reads the file and sends every tensor to all ranks, which keep their parts. Errors as in
 /// lockstep::load_weights(), on all ranks. Does nothing if the path is empty.

@@ -8,7 +8,6 @@
 #include "common/launch/flight_table.h"
 #include "common/options/option_parser.h"
 #include "common/options/report.h"
-#include "common/options/standard_streams.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep;

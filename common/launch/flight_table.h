@@ -1,11 +1,15 @@
 #pragma once
-// The ranks' flight recordings side by side: who waits for whom, and since when.
+// What the ranks' last calls tell: their flight recordings side by side, who waits for whom, and
+// since when.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/launch/rank_end.h"
 #include "common/system/flight_recorder.h"
+#include "common/system/shared_memory.h"
 
 namespace lockstep {
 
@@ -22,6 +26,25 @@ struct FlightRank {
 /// are put on one clock by the ends of calls that end together; where there is none, no time is
 /// compared and the table says so. Nothing if no rank has recorded a call.
 std::vector<std::string> flight_table(std::vector<FlightRank> ranks, int64_t now_ns);
+
+/// Where the ranks of one start leave their last calls, so that the launcher can tell where each
+/// was. Memory without a name: it is gone with the last of launcher and ranks.
+class FlightMemory {
+ public:
+  /// Of `ranks` ranks of this node, the first of which has the number `first_rank`. If the system
+  /// gives no memory, nothing is recorded.
+  FlightMemory(int first_rank, int ranks);
+
+  /// For the ranks to inherit; -1 if there is no memory.
+  int descriptor() const { return memory_ ? memory_->descriptor().get() : -1; }
+  /// The table of this moment, for ranks of which these have ended, or are stopped, `cause` first
+  /// of all.
+  std::vector<std::string> table(const std::vector<RankEnd>& ends, const RankEnd& cause) const;
+
+ private:
+  int first_rank_, ranks_;
+  std::optional<SharedMemory> memory_;
+};
 
 /// The recordings that ranks left in `file`, "FILE.rank1", ... Throws BadInput for files that are
 /// no recordings or not of one job.

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,19 +14,18 @@
 #include <climits>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <optional>
 #include <sstream>
 
 #include "common/core/error.h"
-#include "common/launch/flight_memory.h"
-#include "common/launch/keeper.h"
+#include "common/launch/flight_table.h"
 #include "common/launch/line_relay.h"
-#include "common/launch/program_path.h"
 #include "common/launch/rank_environment.h"
 #include "common/launch/rank_processes.h"
-#include "common/launch/signal_queue.h"
+#include "common/system/child_process.h"
 #include "common/system/flight_recorder.h"
 #include "common/system/rank.h"
 
@@ -48,6 +49,51 @@ int timeout_until(Clock::time_point time) {
   if (time == kNever) return -1;
   const auto rest = std::chrono::ceil<milliseconds>(time - Clock::now()).count();
   return static_cast<int>(std::max<int64_t>(rest, 0));
+}
+
+// --- What a start is made of ---------------------------------------------------------------------
+
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
+
+[[noreturn]] void fail_not_executable(const std::string& path) {
+  fail<EnvironmentError>(
+      "{}: this file is not executable; chmod +x it, or give its interpreter first: python3 {}",
+      path, path);
+}
+
+std::string checked_path(const std::string& path) {
+  if (std::filesystem::is_directory(path)) {
+    fail<EnvironmentError>("{}: this is a folder; expected a program", path);
+  }
+  if (!is_file(path)) fail<EnvironmentError>("{}: no such program; check its path", path);
+  if (::access(path.c_str(), X_OK) != 0) fail_not_executable(path);
+  return path;
+}
+
+/// The path of a program, as a shell finds it: `name` itself if it contains a slash, else the first
+/// executable file of that name in the folders of PATH (an empty one is the current folder). Throws
+/// EnvironmentError if there is none, or none that may be executed.
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return checked_path(name);
+  const char* variable = std::getenv("PATH");
+  const std::string folders = variable != nullptr ? variable : "/usr/bin:/bin";
+  std::string not_executable;
+  for (size_t begin = 0; begin <= folders.size() && !name.empty();) {
+    const size_t end = std::min(folders.find(':', begin), folders.size());
+    const std::string folder = folders.substr(begin, end - begin);
+    std::string path = (folder.empty() ? "." : folder) + "/" + name;
+    if (is_file(path)) {
+      if (::access(path.c_str(), X_OK) == 0) return path;
+      if (not_executable.empty()) not_executable = path;
+    }
+    begin = end + 1;
+  }
+  if (!not_executable.empty()) fail_not_executable(not_executable);
+  fail<EnvironmentError>("'{}': no such program in PATH; give its path, for instance ./{}", name,
+                         name);
 }
 
 /// stdout and stderr of a rank. Without an owner (-1): this process's own.
@@ -82,6 +128,75 @@ RankOutput redirected(const std::string& folder, int rank, int restart) {
   }
   return output;
 }
+
+/// While it lives, SIGCHLD and the signals that would end this process (HeldSignals) wait until
+/// they are read. A reader of stdout that has left is an error of write(), not a signal.
+class SignalQueue {
+ public:
+  /// Throws EnvironmentError.
+  SignalQueue() {
+    sigset_t awaited = held_.ending();
+    sigaddset(&awaited, SIGCHLD);
+    fd_ = Descriptor(::signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (fd_.get() < 0) fail<EnvironmentError>("cannot receive signals: {}", std::strerror(errno));
+  }
+  ~SignalQueue() {
+    sigset_t broken_pipe;
+    sigemptyset(&broken_pipe);
+    sigaddset(&broken_pipe, SIGPIPE);
+    const timespec now{};
+    ::sigtimedwait(&broken_pipe, nullptr, &now);  // write() reported it
+    if (end_by_ != 0) ::raise(end_by_);
+  }
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
+
+  /// Readable (poll) when a signal waits.
+  int fd() const { return fd_.get(); }
+  /// The next signal that waits, or 0.
+  int next() const {
+    signalfd_siginfo info{};
+    return ::read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo)
+                                                                : 0;
+  }
+  /// This process's earlier signal mask, for children.
+  const sigset_t& previous_mask() const { return held_.previous_mask(); }
+  /// Ends this process by `signal`, once the object is destroyed.
+  void end_by(int signal) { end_by_ = signal; }
+
+ private:
+  HeldSignals held_;  // first: the signals take effect when all else is done
+  Descriptor fd_;
+  int end_by_ = 0;
+};
+
+/// The pipe on which ranks say why the job ends, or that everything has been said
+/// (system/launcher_pipe.h).
+struct LauncherPipe {
+  LauncherPipe() {
+    std::array<int, 2> ends{-1, -1};
+    if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return;  // then no rank can say anything
+    from_ranks = Descriptor(ends[0]);
+    of_ranks = Descriptor(ends[1]);
+  }
+  /// Each line once, in the order in which they came.
+  std::vector<std::string> lines() const {
+    std::string all;
+    std::array<char, PIPE_BUF> some{};
+    for (ssize_t size = 0; (size = ::read(from_ranks.get(), some.data(), some.size())) > 0;) {
+      all.append(some.data(), size_t(size));
+    }
+    std::vector<std::string> found;
+    std::istringstream text(all);
+    for (std::string line; std::getline(text, line);) {
+      if (std::ranges::find(found, line) == found.end()) found.push_back(line);
+    }
+    return found;
+  }
+  Descriptor from_ranks, of_ranks;
+};
+
+// --- The launch ----------------------------------------------------------------------------------
 
 /// One call of launch().
 class Launch {
@@ -148,32 +263,6 @@ int Launch::run() {
   }
   return 0;
 }
-
-/// The pipe on which ranks say why the job ends, or that everything has been said
-/// (system/rank.h).
-struct LauncherPipe {
-  LauncherPipe() {
-    std::array<int, 2> ends{-1, -1};
-    if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return;  // then no rank can say anything
-    from_ranks = Descriptor(ends[0]);
-    of_ranks = Descriptor(ends[1]);
-  }
-  /// Each line once, in the order in which they came.
-  std::vector<std::string> lines() const {
-    std::string all;
-    std::array<char, PIPE_BUF> some{};
-    for (ssize_t size = 0; (size = ::read(from_ranks.get(), some.data(), some.size())) > 0;) {
-      all.append(some.data(), size_t(size));
-    }
-    std::vector<std::string> found;
-    std::istringstream text(all);
-    for (std::string line; std::getline(text, line);) {
-      if (std::ranges::find(found, line) == found.end()) found.push_back(line);
-    }
-    return found;
-  }
-  Descriptor from_ranks, of_ranks;
-};
 
 std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   RankProcesses ranks(keeper_);

@@ -2,7 +2,6 @@
 
 #include "common/launch/launcher.h"
 #include "common/options/report.h"
-#include "common/options/standard_streams.h"
 
 int main(int argc, char** argv) {
   lockstep::hold_standard_streams();

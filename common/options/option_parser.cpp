@@ -14,6 +14,7 @@
 
 #include "common/core/error.h"
 #include "common/core/text.h"
+#include "common/io/json.h"
 
 namespace lockstep {
 namespace {
@@ -122,72 +123,45 @@ CLI::Option* OptionParser::described(CLI::Option* option, const About& about,
   return option;
 }
 
-template <class T>
-void OptionParser::add_number(const std::string& names, T& value, const About& about,
-                              Range<T> range) {
+template <Number T>
+void OptionParser::add(const std::string& names, T& value, const About& about, Range<T> range) {
   limit_to(described(app_->add_option(names, value, about.help), about,
                      [&value] { return OptionValue(value); }),
            range);
 }
 
-template <class T>
-void OptionParser::add_numbers(const std::string& names, std::vector<T>& values, const About& about,
-                               Range<T> range) {
+template <Number T>
+void OptionParser::add(const std::string& names, std::vector<T>& values, const About& about,
+                       Range<T> range) {
   limit_to(described(app_->add_option(names, values, about.help), about,
                      [&values] { return OptionValue(fmt::format("{}", fmt::join(values, ","))); })
                ->delimiter(','),
            range);
 }
 
+template void OptionParser::add(const std::string&, int&, const About&, Range<int>);
+template void OptionParser::add(const std::string&, int64_t&, const About&, Range<int64_t>);
+template void OptionParser::add(const std::string&, double&, const About&, Range<double>);
+template void OptionParser::add(const std::string&, std::vector<int>&, const About&, Range<int>);
+template void OptionParser::add(const std::string&, std::vector<double>&, const About&,
+                                Range<double>);
+
 void OptionParser::add(const std::string& names, std::string& value, const About& about) {
   refuse_no_value(*app_, described(app_->add_option(names, value, about.help), about,
                                    [&value] { return OptionValue(value); }));
 }
-void OptionParser::add_output(const std::string& name, std::string& path, const About& about) {
-  add_path({.option = name, .path = ""}, path, about);
-}
-void OptionParser::add_output_of_each_rank(const std::string& name, std::string& path,
-                                           const About& about) {
-  add_path({.option = name, .path = "", .of_each_rank = true}, path, about);
-}
-void OptionParser::add_output_folder(const std::string& name, std::string& path,
-                                     const About& about) {
-  add_path({.option = name, .path = "", .is_folder = true}, path, about);
-}
-void OptionParser::add_path(const NamedPath& kind, std::string& path, const About& about) {
-  add(kind.option, path, about);
-  const auto named = [kind, &path] {
-    NamedPath output = kind;
-    output.path = path;
-    return output;
-  };
+void OptionParser::add_output(const std::string& name, std::string& path, const About& about,
+                              Output kind) {
+  add(name, path, about);
+  const auto named = [name, &path, kind] { return NamedPath{name, path, kind}; };
   outputs_.push_back(named);
-  if (!kind.is_folder) check_afterwards([named] { require_writable(named()); });
-}
-void OptionParser::add(const std::string& names, int& value, const About& about, Range<int> range) {
-  add_number(names, value, about, range);
-}
-void OptionParser::add(const std::string& names, int64_t& value, const About& about,
-                       Range<int64_t> range) {
-  add_number(names, value, about, range);
-}
-void OptionParser::add(const std::string& names, double& value, const About& about,
-                       Range<double> range) {
-  add_number(names, value, about, range);
+  if (kind != Output::folder) check_afterwards([named] { require_writable(named()); });
 }
 void OptionParser::add(const std::string& names, std::vector<std::string>& values,
                        const About& about) {
   refuse_no_value(*app_, described(app_->add_option(names, values, about.help), about, [&values] {
                            return OptionValue(fmt::format("{}", fmt::join(values, ",")));
                          })->delimiter(','));
-}
-void OptionParser::add(const std::string& names, std::vector<int>& values, const About& about,
-                       Range<int> range) {
-  add_numbers(names, values, about, range);
-}
-void OptionParser::add(const std::string& names, std::vector<double>& values, const About& about,
-                       Range<double> range) {
-  add_numbers(names, values, about, range);
 }
 std::string OptionParser::words_in(std::span<const char* const> words) {
   return fmt::format("{{{}}}", fmt::join(words, ","));
@@ -292,6 +266,46 @@ std::vector<std::string> OptionParser::words_given(const std::set<std::string>& 
   std::vector<std::string> words;
   for (const CLI::Option* option : app_->get_options()) {
     if (!others.contains(option->get_name())) append_option(*option, words);
+  }
+  return words;
+}
+
+// --- What a table is for -------------------------------------------------------------------------
+
+nlohmann::json settings_of(const OptionTable& table, std::initializer_list<Role> roles) {
+  nlohmann::json settings = nlohmann::json::object();
+  for (const OptionRow& row : table) {
+    if (std::ranges::find(roles, row.role) == roles.end()) continue;
+    std::visit([&](const auto& value) { settings[row.setting_name] = value; }, row.setting_value);
+  }
+  return settings;
+}
+
+nlohmann::json reported_settings(const OptionTable& table) {
+  return settings_of(table, {Role::all_runs, Role::all_ranks, Role::rounding, Role::per_rank});
+}
+
+namespace {
+
+void append_words(const OptionRow& row, std::vector<std::string>& words) {
+  if (const bool* on = std::get_if<bool>(&row.value)) {
+    words.push_back(*on ? row.name : row.name + "=false");
+    return;
+  }
+  words.push_back(row.name);
+  words.push_back(
+      std::visit([](const auto& value) { return fmt::format("{}", value); }, row.value));
+}
+
+}  // namespace
+
+std::vector<std::string> words_unlike(const OptionTable& defaults, const OptionTable& table) {
+  std::vector<std::string> words;
+  for (const OptionRow& row : table) {
+    const bool usual = std::ranges::any_of(defaults, [&](const OptionRow& other) {
+      return other.name == row.name && other.value == row.value;
+    });
+    if (!usual) append_words(row, words);
   }
   return words;
 }

@@ -1,19 +1,23 @@
 #pragma once
 // A program's command line: its options, their places in memory, their ranges, and --help.
-// Everything about an option is said once, where it is added; table() gives it for other uses.
+// Everything about an option is said once, where it is added (About). A table with a row for each
+// option gives it to other uses: the comparison of ranks, checkpoints, --metrics.
 
 #include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "common/core/parse.h"
-#include "common/options/option_table.h"
 #include "common/options/output_paths.h"
 
 namespace CLI {
@@ -22,6 +26,50 @@ class Option;
 }  // namespace CLI
 
 namespace lockstep {
+
+/// Who must have the same value of an option.
+enum class Role {
+  all_runs,   // all ranks of a run, and the run that continues from its checkpoint
+  all_ranks,  // all ranks of a run
+  rounding,   // nobody; but a run that continues with another value says so: sums round differently
+  per_rank,   // nobody: the business of each rank
+  report,     // nobody: where reports go; the reports do not mention it
+};
+
+/// A list is one text, separated by commas.
+using OptionValue = std::variant<bool, int64_t, double, std::string>;
+
+/// A description of an option. A text alone will do: the role is then the strictest.
+struct About {
+  About(const char* text) : help(text) {}
+  About(std::string text, Role who = Role::all_runs) : help(std::move(text)), role(who) {}
+  /// For a setting that is not the option's own name and value: "sync_bn" of --no-sync-bn.
+  About(std::string text, Role who, std::string name, std::function<OptionValue()> value)
+      : help(std::move(text)),
+        role(who),
+        setting_name(std::move(name)),
+        setting_value(std::move(value)) {}
+
+  std::string help;  // for --help
+  Role role = Role::all_runs;
+  std::string setting_name;  // empty: as the option, "batch_size" for --batch-size
+  std::function<OptionValue()> setting_value;
+};
+
+/// An option with its present value.
+struct OptionRow {
+  std::string name;  // "--batch-size"
+  Role role;
+  OptionValue value;
+  // What is compared and kept: "batch_size", and a value.
+  std::string setting_name;
+  OptionValue setting_value;
+};
+
+using OptionTable = std::vector<OptionRow>;
+
+template <class T>
+concept Number = std::same_as<T, int> || std::same_as<T, int64_t> || std::same_as<T, double>;
 
 /// The range of a number, both ends included.
 template <class T>
@@ -50,19 +98,16 @@ class OptionParser {
   void begin_group(const std::string& heading);
 
   void add(const std::string& names, std::string& value, const About& about);
-  void add(const std::string& names, int& value, const About& about, Range<int> = {});
-  void add(const std::string& names, int64_t& value, const About& about, Range<int64_t> = {});
-  void add(const std::string& names, double& value, const About& about, Range<double> = {});
-  /// A file, a file per rank (path_of_rank()), or a folder that will be written: refused if it
-  /// cannot be written, or if another output has the same path.
-  void add_output(const std::string& name, std::string& path, const About& about);
-  void add_output_of_each_rank(const std::string& name, std::string& path, const About& about);
-  void add_output_folder(const std::string& name, std::string& path, const About& about);
+  template <Number T>
+  void add(const std::string& names, T& value, const About& about, Range<T> range = {});
+  /// What will be written: refused if it cannot be, or if another output has the same path.
+  void add_output(const std::string& name, std::string& path, const About& about,
+                  Output kind = Output::file);
   /// Several values: in one word, separated by commas, or in several words.
   void add(const std::string& names, std::vector<std::string>& values, const About& about);
-  void add(const std::string& names, std::vector<int>& values, const About& about, Range<int> = {});
-  void add(const std::string& names, std::vector<double>& values, const About& about,
-           Range<double> = {});
+  template <Number T>
+  void add(const std::string& names, std::vector<T>& values, const About& about,
+           Range<T> range = {});
   /// An enum: one of its words, which --help lists (core/parse.h).
   template <Choice T>
   void add(const std::string& names, T& value, const About& about) {
@@ -151,12 +196,23 @@ class OptionParser {
               const std::function<std::string(const CLI::Option&)>& instead);
   CLI::Option* described(CLI::Option* option, const About& about,
                          const std::function<OptionValue()>& value);
-  template <class T>
-  void add_number(const std::string& names, T& value, const About& about, Range<T> range);
-  template <class T>
-  void add_numbers(const std::string& names, std::vector<T>& values, const About& about,
-                   Range<T> range);
-  void add_path(const NamedPath& kind, std::string& path, const About& about);
 };
+
+/// The options of these structs with the values that they have now. Each struct describes itself to
+/// a parser with add_to(); here copies are described, and no command line is parsed.
+template <class... Described>
+OptionTable table_of(Described... options) {
+  OptionParser parser("", "");
+  (options.add_to(parser), ...);
+  return parser.table();
+}
+
+/// The settings of the options that have one of these roles: names and plain values.
+nlohmann::json settings_of(const OptionTable& table, std::initializer_list<Role> roles);
+/// Those that --metrics has: all, but where reports go.
+nlohmann::json reported_settings(const OptionTable& table);
+
+/// The options as words of a command line, without those that have the same value in `defaults`.
+std::vector<std::string> words_unlike(const OptionTable& defaults, const OptionTable& table);
 
 }  // namespace lockstep

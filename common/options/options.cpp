@@ -9,7 +9,6 @@
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
-#include "common/options/described.h"
 #include "common/options/option_parser.h"
 
 namespace lockstep {
@@ -102,25 +101,23 @@ void add_output_options(OptionParser& parser, Options& o) {
                     {"write the final weights to this safetensors file", Role::per_rank});
   parser.add_output("--metrics", o.metrics,
                     {"write losses, times and memory to this JSON file", Role::report});
-  parser.add_output_of_each_rank(
-      "--trace", o.trace,
-      {"write a timeline for chrome://tracing or ui.perfetto.dev", Role::report});
+  parser.add_output("--trace", o.trace,
+                    {"write a timeline for chrome://tracing or ui.perfetto.dev", Role::report},
+                    Output::file_of_each_rank);
 }
 
 /// Options of some programs only: the reference imitates the other stages, the others are measured
 /// against it.
-void add_comparison_options(OptionParser& parser, const StageInfo& stage, CommandLine& line) {
-  const bool alone = stage.baseline.empty();
-  const std::string reference_stage = alone ? "" : "../" + stage.baseline + "/";
-  if (!stage.in_parts) {
-    parser.is_elsewhere("--emulate", reference_stage + "reference", "--emulate");
-  }
+void add_comparison_options(OptionParser& parser, const ProgramInfo& program, CommandLine& line) {
+  const bool alone = program.baseline.empty();
+  const std::string folder = alone ? "" : "../" + program.baseline + "/";
+  if (!program.in_parts) parser.is_elsewhere("--emulate", folder + "reference", "--emulate");
   if (alone) return;
-  parser.is_elsewhere("--graph", reference_stage + stage.baseline, "--graph");
+  parser.is_elsewhere("--graph", folder + program.baseline, "--graph");
   parser.begin_group("Output");
   parser.add_flag(
       "--baseline", line.baseline,
-      fmt::format("show the speed-up over {}, if the weights are the same", stage.baseline));
+      fmt::format("show the speed-up over {}, if the weights are the same", program.baseline));
 }
 
 /// PyTorch's default for the other two; its SGD has none.
@@ -186,24 +183,23 @@ void add_no_bind(OptionParser& parser, bool& no_bind) {
       {"ranks on CPU devices: let their threads move between all cores", Role::per_rank});
 }
 
-std::optional<CommandLine> parse_command_line(const StageInfo& stage, Options& options,
-                                              const AddOptions& describe, int argc,
-                                              const char* const* argv) {
+std::optional<CommandLine> parse_command_line(const ProgramInfo& program, Options& options,
+                                              int argc, const char* const* argv) {
   CommandLine line;
-  options.order = stage.order;
-  options.model = stage.model;
-  options.optimizer = stage.optimizer;
-  options.lr = default_rate(stage.optimizer);
-  OptionParser parser(stage.name, stage.summary);
-  describe(parser);
-  add_comparison_options(parser, stage, line);
+  options.order = program.order;
+  options.model = program.model;
+  options.optimizer = program.optimizer;
+  options.lr = default_rate(program.optimizer);
+  OptionParser parser(program.name, program.summary);
+  options.add_to(parser);
+  add_comparison_options(parser, program, line);
   if (!parser.parse(argc, argv)) return {};
   check_use(parser, options, line.baseline);
   settle_optimizer(parser, options);
   check(options);
   std::set<std::string> common{"--baseline"};
   for (const OptionRow& row : table_of(Options())) common.insert(row.name);
-  line.stage_arguments = parser.words_given(common);
+  line.own_arguments = parser.words_given(common);
   line.options = options;
   return line;
 }
@@ -220,10 +216,10 @@ nlohmann::json Options::to_json() const { return reported_settings(table_of(*thi
 
 std::vector<std::string> Options::arguments() const {
   // Defaults are left out, since some must not be given (--width for the seed network). But these
-  // differ from stage to stage.
-  const std::set<std::string> stages_choose{"--order", "--model", "--optimizer", "--lr"};
+  // differ from program to program.
+  const std::set<std::string> programs_choose{"--order", "--model", "--optimizer", "--lr"};
   OptionTable defaults = table_of(Options());
-  std::erase_if(defaults, [&](const OptionRow& row) { return stages_choose.contains(row.name); });
+  std::erase_if(defaults, [&](const OptionRow& row) { return programs_choose.contains(row.name); });
   return words_unlike(defaults, table_of(*this));
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The options that all stages share. A stage adds its own to the same parser.
+// The options that all programs share that train. A program adds its own to the same parser.
 
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
@@ -55,13 +55,15 @@ struct Options {
 
   friend bool operator==(const Options&, const Options&) = default;
 
+  virtual ~Options() = default;
+
   /// Describes every option, once: --help, the functions below, the comparison of ranks and
-  /// checkpoints all use this description.
-  void add_to(OptionParser& parser);
+  /// checkpoints all use this description. A program with more options describes its own, too.
+  virtual void add_to(OptionParser& parser);
 
   /// The options with their present values, for --metrics (reported_settings()).
   nlohmann::json to_json() const;
-  /// The options as a command line: a stage that parses it gets these options.
+  /// The options as a command line: a program that parses it gets these options.
   std::vector<std::string> arguments() const;
 
   // What the options mean to the parts of a program.
@@ -86,45 +88,40 @@ struct Options {
 /// Describes --no-bind alone, for programs that have few options.
 void add_no_bind(OptionParser& parser, bool& no_bind);
 
-/// Where options are added to a parser.
-using AddOptions = std::function<void(OptionParser&)>;
-
-/// What the frame of every main() needs to know about a stage.
-struct StageInfo {
-  std::string name;          // "02-dataparallel"
-  std::string summary;       // the first line of --help
-  AddOptions add_options{};  // may be empty
-  /// The stage that this one must agree with, and whose speed --baseline measures it against
-  /// ("01-single-gpu"). Empty: this is that stage, or the reference next to it; it has --graph
+/// What the frame of every main() needs to know about a program.
+struct ProgramInfo {
+  std::string name;     // "02-dataparallel"
+  std::string summary;  // the first line of --help
+  /// The program that this one must agree with, and whose speed --baseline measures it against
+  /// ("01-single-gpu"). Empty: this is that program, or the reference next to it; it has --graph
   /// instead of --baseline.
   std::string baseline{};
   /// Takes each batch in parts: 01-single-gpu/reference, with the option --emulate.
   bool in_parts = false;
-  /// If this stage's batch normalisation sees only a part of the batch: the value of --emulate with
-  /// which the reference computes the same, given the number of devices in use (2: "chunk:2").
+  /// If this program's batch normalisation sees only a part of the batch: the value of --emulate
+  /// with which the reference computes the same, given the number of devices in use (2: "chunk:2").
   /// Called when the command line has been parsed. Empty: normalisation is over the whole batch.
   std::function<std::string(size_t devices)> emulate{};
   // Defaults of --order, --model and --optimizer; --momentum, which is of sgd, chooses that one.
   OrderKind order = OrderKind::loader;
   ModelKind model = ModelKind::seed;
   OptimizerKind optimizer = OptimizerKind::sgd;
-  /// If the stage runs as several processes: starts them, unless this is one of those, and returns
-  /// their exit status.
+  /// If the program runs as several processes: starts them, unless this is one of those, and
+  /// returns their exit status.
   std::function<std::optional<int>()> start_ranks{};
 };
 
 struct CommandLine {
   Options options;
-  std::vector<std::string> stage_arguments;  // the stage's own options, with the values as typed
-  bool baseline = false;                     // --baseline was given
+  std::vector<std::string> own_arguments;  // the program's own options, with the values as typed
+  bool baseline = false;                   // --baseline was given
 };
 
-/// Parses the command line of a stage into `options`, which `describe` adds to the parser: all of
-/// the stage's, the common ones among them. Returns nothing if that was a request for help, now
-/// answered: names, defaults and ranges of all options below the summary. Throws BadInput for
-/// unknown options and values out of range, and if an output file could not be written at the end.
-std::optional<CommandLine> parse_command_line(const StageInfo& stage, Options& options,
-                                              const AddOptions& describe, int argc,
-                                              const char* const* argv);
+/// Parses the command line of a program into `options`. Returns nothing if that was a request for
+/// help, now answered: names, defaults and ranges of all options below the summary. Throws BadInput
+/// for unknown options and values out of range, and if an output file could not be written at the
+/// end.
+std::optional<CommandLine> parse_command_line(const ProgramInfo& program, Options& options,
+                                              int argc, const char* const* argv);
 
 }  // namespace lockstep

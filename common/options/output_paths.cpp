@@ -7,6 +7,7 @@
 
 #include "common/core/error.h"
 #include "common/io/file.h"
+#include "common/system/process.h"
 
 namespace lockstep {
 namespace {
@@ -38,7 +39,7 @@ bool lies_in(const fs::path& file, const fs::path& folder) {
 /// Whether `path` is what path_of_rank() makes of `file` for some rank but 0.
 bool is_of_other_rank(const NamedPath& file, const std::string& path) {
   const size_t end = path.find_last_not_of("0123456789") + 1;
-  if (!file.of_each_rank || end == path.size()) return false;
+  if (file.kind != Output::file_of_each_rank || end == path.size()) return false;
   const std::string begin = path_of_rank("", 1), rest = path.substr(0, end) + "1";
   return rest.ends_with(begin) && same_place(file.path, rest.substr(0, rest.size() - begin.size()));
 }
@@ -53,10 +54,11 @@ void require_writable(const NamedPath& file) {
           "{} {}: the folder {} does not exist or cannot be written; create it first", file.option,
           file.path, folder.string());
   // Of a further rank's file at the end of training, too.
-  const size_t name = target.filename().string().size() + (file.of_each_rank ? kRankEnding : 0);
+  const bool of_each_rank = file.kind == Output::file_of_each_rank;
+  const size_t name = target.filename().string().size() + (of_each_rank ? kRankEnding : 0);
   require(name <= longest_name(folder),
           "{} {}: the name has {} bytes{}, expected at most {}; give a shorter one", file.option,
-          file.path, name, file.of_each_rank ? ", .rankN included" : "", longest_name(folder));
+          file.path, name, of_each_rank ? ", .rankN included" : "", longest_name(folder));
   const fs::file_type found = fs::status(target, error).type();
   if (found == fs::file_type::not_found || found == fs::file_type::regular) return;
   require(found != fs::file_type::none, "{} {}: {}; name a file", file.option, file.path,
@@ -71,7 +73,7 @@ void require_distinct(const std::vector<NamedPath>& paths) {
       const NamedPath &a = paths[i], &b = paths[j];
       if (a.path.empty() || b.path.empty()) continue;
       for (const auto& [folder, file] : {std::pair(a, b), std::pair(b, a)}) {
-        require(!folder.is_folder || !lies_in(file.path, folder.path),
+        require(folder.kind != Output::folder || !lies_in(file.path, folder.path),
                 "{} {} lies in {} {}, where files are written and removed; name another place",
                 file.option, file.path, folder.option, folder.path);
       }

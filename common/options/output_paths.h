@@ -8,11 +8,16 @@
 
 namespace lockstep {
 
+enum class Output {
+  file,
+  file_of_each_rank,  // every rank writes one, to path_of_rank()
+  folder              // in which files come and go
+};
+
 /// A path and the option that gives it; an empty path is none.
 struct NamedPath {
   std::string option, path;
-  bool of_each_rank = false;  // every rank writes such a file, to path_of_rank()
-  bool is_folder = false;     // in which files come and go
+  Output kind = Output::file;
 };
 
 /// Refuses an output file that cannot be written, now and not after an hour of training: throws

@@ -30,9 +30,10 @@ void RankOptions::add_to(OptionParser& parser) {
              {"rank among those of this host, where no launcher says it", Role::per_rank});
   parser.add("--timeout", timeout, {"seconds until a silent rank is given up", Role::per_rank},
              {0.1, 86400});
-  parser.add_output_of_each_rank(
+  parser.add_output(
       "--flight", flight,
-      {"keep each rank's last 64 collectives in this file, for ./lockstep show", Role::report});
+      {"keep each rank's last 64 collectives in this file, for ./lockstep show", Role::report},
+      Output::file_of_each_rank);
   parser.check_afterwards([this, &parser] {
     check_backend_name(group_options().backend);
     for (const auto& [name, value] :

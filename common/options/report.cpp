@@ -1,8 +1,13 @@
 #include "common/options/report.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <new>
@@ -48,6 +53,12 @@ using Function = void (*)();
 
 }  // namespace
 
+void hold_standard_streams() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDONLY);
+  if (fd >= 0) ::close(fd);
+}
+
 int report_current_exception() try {
   try {
     std::rethrow_exception(std::current_exception());
@@ -89,6 +100,13 @@ void said_once(const std::function<void()>& work) {
 void report_uncaught_errors() {
   std::signal(SIGXFSZ, SIG_IGN);  // at a limit on file size write() fails, and that is reported
   report_before_terminating();
+}
+
+void require_printed() {
+  const char* const reason = std::fflush(stdout) != 0   ? std::strerror(errno)
+                             : std::ferror(stdout) != 0 ? "an earlier write failed"
+                                                        : nullptr;
+  if (reason != nullptr) fail<EnvironmentError>("stdout: {}; what was printed is lost", reason);
 }
 
 }  // namespace lockstep

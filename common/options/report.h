@@ -1,9 +1,14 @@
 #pragma once
-// The last word of a program that failed.
+// How a program begins and ends: its standard streams, and the last word of one that failed.
 
 #include <functional>
 
 namespace lockstep {
+
+/// Call it before a program opens anything: the next file or connection would take the number of a
+/// closed stdin, stdout or stderr, and would then get what is printed. What holds their places from
+/// here on cannot be written to: that is an error as before.
+void hold_standard_streams();
 
 /// Within a catch block, or where an exception ended the program: writes "error: " and the
 /// exception's text to stderr, on one line. Returns the exit status that goes with it: an Error's
@@ -19,5 +24,8 @@ void said_once(const std::function<void()>& work);
 /// that status. Nothing is unwound. Reaching a limit on file size (ulimit -f) is an error of the
 /// write, too, and no longer a signal.
 void report_uncaught_errors();
+
+/// Call it at the program's end: throws EnvironmentError if not all that was printed got out.
+void require_printed();
 
 }  // namespace lockstep

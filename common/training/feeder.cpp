@@ -27,7 +27,7 @@ Feeder::Feeder(Stream stream, const Dataset& set, size_t slots)
       channels_(set.channels),
       mean_(Real(set.mean)),
       stddev_(Real(set.stddev)),
-      staging_(stream.device().allocate_host(slots * sizeof(StepState))),
+      pinned_(stream.device().allocate_host(slots * sizeof(StepState))),
       copied_(slots) {}
 
 std::vector<DeviceBatch> DeviceBatch::divide(const BatchSplit& micro_batches) const {
@@ -40,10 +40,10 @@ std::vector<DeviceBatch> DeviceBatch::divide(const BatchSplit& micro_batches) co
   return parts;
 }
 
-StepState* Feeder::stage_state(const StepState& state) {
+StepState* Feeder::pinned_copy(const StepState& state) {
   const size_t slot = next_slot_++ % copied_.size();
   if (copied_[slot]) copied_[slot]->synchronize();
-  StepState* place = static_cast<StepState*>(staging_.get()) + slot;
+  StepState* place = static_cast<StepState*>(pinned_.get()) + slot;
   *place = state;
   return place;
 }
@@ -64,8 +64,8 @@ void Feeder::feed_state(const HostBatch& batch, const BatchPart& part, Context& 
   StepState state = context.step();
   state.first_position = batch.global_first + part.first * batch.global_stride;
   state.position_stride = part.stride * batch.global_stride;
-  const StepState* staged = stage_state(state);
-  stream_.copy(context.state().data(), staged, sizeof(StepState));
+  const StepState* pinned = pinned_copy(state);
+  stream_.copy(context.state().data(), pinned, sizeof(StepState));
   copied_[(next_slot_ - 1) % copied_.size()] = stream_.record();
 }
 

@@ -54,14 +54,14 @@ class Feeder {
     Event copied;
   };
   /// A place in host memory that no copy reads any more, holding `state`.
-  StepState* stage_state(const StepState& state);
+  StepState* pinned_copy(const StepState& state);
 
   Stream stream_;
   int64_t height_, width_, channels_;
   Real mean_, stddev_;
   std::map<int64_t, DeviceBatch> places_;  // by size
   std::deque<Retired> retired_;
-  std::shared_ptr<void> staging_;             // StepState[slots]
+  std::shared_ptr<void> pinned_;              // StepState[slots]
   std::vector<std::optional<Event>> copied_;  // after the last copy from each slot
   size_t next_slot_ = 0;
 };

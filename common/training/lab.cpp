@@ -8,8 +8,7 @@
 #include "common/core/error.h"
 #include "common/core/text.h"
 #include "common/options/report.h"
-#include "common/options/standard_streams.h"
-#include "common/training/rank_program.h"
+#include "common/training/program.h"
 
 namespace lockstep {
 namespace {

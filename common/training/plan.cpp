@@ -6,7 +6,6 @@
 #include "common/core/text.h"
 #include "common/io/json.h"
 #include "common/options/report.h"
-#include "common/options/standard_streams.h"
 
 namespace lockstep {
 

@@ -1,31 +1,86 @@
 #pragma once
-// The frame of every main(): parse, run, and one place where errors become a line and a status.
+// The frame of every main(): parse, run, and one place where errors become a line and a status. And
+// what the program of one rank does besides training: it starts the other ranks where nobody did,
+// opens its device, and reads and writes files together with the others.
 
 #include <concepts>
 #include <functional>
+#include <initializer_list>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
 
+#include "common/comm/process_group.h"
+#include "common/data/dataset.h"
+#include "common/nn/module.h"
 #include "common/options/options.h"
+#include "common/options/rank_options.h"
 
 namespace lockstep {
 
-/// Runs a stage's program: reads the command line into `options`, which `describe` adds to a
-/// parser, and trains. Returns the exit status of main: 0; an Error's own status, after its text on
-/// one line of stderr; 1 for any other exception. An exception that leaves `train` ends the process
-/// at once, at the point where it was thrown: nothing is unwound, so nothing waits for streams or
-/// peers that may never come. With --baseline `train` runs in child processes only (verdict.h).
-int run_program(const StageInfo& stage, Options& options, const AddOptions& describe, int argc,
-                const char* const* argv, const std::function<void()>& train);
+/// Runs a program that trains: reads the command line into `options`, and trains. Returns the exit
+/// status of main: 0; an Error's own status, after its text on one line of stderr; 1 for any other
+/// exception. An exception that leaves `train` ends the process at once, at the point where it was
+/// thrown: nothing is unwound, so nothing waits for streams or peers that may never come. With
+/// --baseline `train` runs in child processes only (verdict.h).
+int run_program(const ProgramInfo& program, Options& options, int argc, const char* const* argv,
+                const std::function<void()>& train);
 
-/// The same for the options that a stage has: the common ones, and groups of its own.
-template <std::derived_from<Options> StageOptions>
-int run_program(const StageInfo& stage, StageOptions& options, int argc, const char* const* argv,
-                const std::function<void()>& train) {
-  const auto describe = [&](OptionParser& parser) { options.add_to(parser); };
-  return run_program(stage, options, describe, argc, argv, train);
+// --- One rank of several -------------------------------------------------------------------------
+
+/// Where no launcher started this process and nothing says which rank it is: starts this program
+/// again, one local rank per device, waits, and returns their exit status. In a rank it does and
+/// returns nothing.
+std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options);
+
+/// What main() of a small program of several ranks does: parses the command line, starts the ranks
+/// if nobody did, one per device of `devices` (as --devices; looked at after parsing), and calls
+/// `work` in each of them. Returns the exit status.
+int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
+                     const RankOptions& rank_options, const std::string& devices,
+                     const std::function<void(ProcessGroup&)>& work);
+
+/// Opens the device of this rank: number local_rank of those that --devices names for its host; by
+/// default GPU number local_rank, or a CPU device where there is no GPU. Throws BadInput if too few
+/// are named, on all ranks if on any.
+///
+/// From now on a CPU device's process keeps to its share of the host's cores, if that is enough for
+/// the device's threads: otherwise one rank's threads that exchange data would push another rank's
+/// computing from core to core. mpirun --bind-to core does the same; --no-bind turns it off. Call
+/// it before the threads to be bound are started.
+std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup& group);
+
+/// "2 ranks over shm (one host)", and what the job does not keep strangers from.
+std::string ranks_text(const ProcessGroup& group);
+
+/// The settings of the options with these roles, and the other things that weights depend on: the
+/// precision and the sizes of the data sets.
+nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
+                            const DatasetPair& data);
+/// Everything that must be the same on all ranks: the weights, or the number of calls, depend on
+/// it.
+nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data);
+
+/// What a rank has of the network. Where it is a part, all ranks read and write whole weights.
+enum class RankHas { whole_network, part_of_network };
+
+/// Throws BadInput, on all ranks, with both values, if the ranks differ in one of these settings:
+/// they would train different networks, or wait for each other.
+void require_same_settings(ProcessGroup& group, const OptionTable& options, const DatasetPair& data,
+                           RankHas what = RankHas::whole_network);
+/// The same for all options of a program.
+template <std::derived_from<Options> ProgramOptions>
+void require_same_settings(ProcessGroup& group, const ProgramOptions& options,
+                           const DatasetPair& data, RankHas what = RankHas::whole_network) {
+  require_same_settings(group, table_of(options), data, what);
 }
 
-/// The same for a stage that has the common options only.
-int run_program(const StageInfo& stage, int argc, const char* const* argv,
-                const std::function<void(const Options&)>& train);
+/// Every rank reads the data set; an error on one is an error on all (ProcessGroup::together).
+DatasetPair load_dataset(ProcessGroup& group, const Options& options);
+/// Rank 0 loads or saves the weights, unless the path is empty; all ranks call it, and an error
+/// ends all of them.
+void load_weights(ProcessGroup& group, const std::string& path, Module& network);
+void save_weights(ProcessGroup& group, const std::string& path, Module& network);
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "common/training/training_log.h"
 
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +30,29 @@ nlohmann::json names_of(const std::vector<Device*>& devices) {
   return names;
 }
 
+double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
+
 }  // namespace
+
+ProgressBar::ProgressBar(int64_t samples, bool wanted)
+    : samples_(samples), terminal_(wanted && isatty(STDOUT_FILENO) == 1) {}
+
+void ProgressBar::show(int64_t samples_done, double seconds) {
+  const double share = double(samples_done) / double(samples_);
+  const int percent = static_cast<int>(100 * share);
+  if (!terminal_ || percent == shown_percent_) return;
+  shown_percent_ = percent;
+  constexpr int kWidth = 40;
+  const int filled = static_cast<int>(share * kWidth);
+  fmt::print("\r[{:=<{}}{: <{}}] {:3}% {:.0f} samples/s ", "", filled, "", kWidth - filled, percent,
+             double(samples_done) / seconds);
+  std::fflush(stdout);
+}
+
+void ProgressBar::clear() {
+  if (terminal_) fmt::print("\r{: <72}\r", "");
+  shown_percent_ = -1;
+}
 
 LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
   return {group.rank(), group.exchanger(), own_health,
@@ -37,9 +60,9 @@ LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
           [&group] { return group.flight().seconds_in_collectives(); }};
 }
 
-TrainingLog::TrainingLog(std::string stage, const Options& options, Stream stream,
+TrainingLog::TrainingLog(std::string program, const Options& options, Stream stream,
                          std::vector<Device*> devices, int64_t samples, LogPeers peers)
-    : stage_(std::move(stage)),
+    : program_(std::move(program)),
       options_(options),
       devices_(std::move(devices)),
       peers_(std::move(peers)),
@@ -74,7 +97,7 @@ void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t param
     for (const nlohmann::json& name : rank) names.push_back(name);
   }
   if (!prints()) return;
-  print_clean("{}: {} on {}, {}", stage_, name_of(options_.model), fmt::join(names, ","),
+  print_clean("{}: {} on {}, {}", program_, name_of(options_.model), fmt::join(names, ","),
               devices_.front()->description());
   const std::string reason = why_no_gpu();
   print_clean("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
@@ -203,6 +226,22 @@ void TrainingLog::note(std::string row, std::string text, const std::string& key
   (*noted_)[key] = value;
 }
 
+void TrainingLog::note_copies(int64_t moved, int64_t by_sizes) {
+  const double steps = double(std::max<int64_t>(1, steps_));
+  const double counted = double(moved) / steps, formula = double(by_sizes) / steps;
+  const char* const where = "the copies that are enqueued";
+  note("moved per step",
+       fmt::format("{:.1f} KiB, counted in {}; by sizes {:.1f} ({})", counted / 1024, where,
+                   formula / 1024, beside_formula(counted, formula)),
+       "bytes_moved",
+       {{"per_step", counted}, {"predicted_per_step", formula}, {"counted_in", where}});
+}
+
+std::string beside_formula(double counted, double formula) {
+  if (formula == 0) return counted == 0 ? "+0.0 %" : "from nothing";
+  return fmt::format("{:+.1f} %", 100 * (counted - formula) / formula);
+}
+
 void TrainingLog::finish(double flops) {
   collect_records(flops);
   together([&] { write_files(); });
@@ -236,6 +275,98 @@ void TrainingLog::write_files() const {
                 size_t(peers_.rank) * devices_.size());
   }
   if (prints() && !options_.metrics.empty()) write_json(options_.metrics, metrics());
+}
+
+// --- The summary, and --metrics ------------------------------------------------------------------
+
+double TrainingLog::samples_per_second() const {
+  const double seconds = std::accumulate(epoch_seconds_.begin(), epoch_seconds_.end(), 0.0);
+  return seconds > 0 ? double(samples_trained_) / seconds : 0;
+}
+
+/// Peak bytes while training; of the whole run where nothing was trained.
+int64_t TrainingLog::training_peak(size_t device) const {
+  return epoch_seconds_.empty() ? devices_[device]->memory().peak() : training_peaks_[device];
+}
+
+/// Seconds, per step, that each rank came to the collectives behind the first. They end on all
+/// ranks at about the same time, so whoever came later was in them for less. No clock is compared.
+std::vector<double> TrainingLog::lateness() const {
+  const double longest = *std::ranges::max_element(waited_);
+  std::vector<double> late;
+  for (const double waited : waited_) {
+    late.push_back((longest - waited) / double(std::max<int64_t>(own_steps(), 1)));
+  }
+  return late;
+}
+
+nlohmann::json TrainingLog::metrics() const {
+  nlohmann::json names = nlohmann::json::array(), memory = names, without_core = names;
+  for (const DeviceRecord& device : records_) {
+    names.push_back(device.name);
+    memory.push_back(device.peak_bytes);
+    without_core.push_back(device.share_without_core);
+  }
+  nlohmann::json accuracy = nlohmann::json::array(), test_loss = nlohmann::json::array();
+  for (const Evaluation& e : evaluations_) {
+    accuracy.push_back(e.accuracy());
+    test_loss.push_back(e.loss);
+  }
+  nlohmann::json all = {{"stage", program_},
+                        {"config", options_.to_json()},
+                        {"devices", names},
+                        {"backend", devices_.front()->description()},
+                        {"batch_size", options_.batch_size},
+                        {"epochs", epoch_seconds_.size()},
+                        {"steps", steps_},
+                        {"losses", losses_},
+                        {"accuracy", accuracy},
+                        {"test_loss", test_loss},
+                        {"epoch_seconds", epoch_seconds_},
+                        {"step_seconds", step_seconds_},
+                        {"samples_per_second", samples_per_second()},
+                        {"startup_seconds", startup_seconds_},
+                        {"training_flops", flops_},
+                        {"peak_memory_bytes", memory},
+                        {"share_without_core", without_core},
+                        {"noticed_without_core", kNoticedWithoutCore},
+                        {"peak_rss_bytes", rss_bytes_}};
+  if (peers_.in_collectives) all["lateness_seconds"] = lateness();
+  all.update(*noted_);
+  return all;
+}
+
+void TrainingLog::print_summary() const {
+  const auto row = [](const char* name, const std::string& value) {
+    print_clean("  {:<20}{}\n", name, value);
+  };
+  print_clean("Summary\n");
+  std::vector<std::string> names;
+  std::vector<double> without_core;
+  for (const DeviceRecord& device : records_) {
+    names.push_back(device.name);
+    without_core.push_back(device.share_without_core);
+  }
+  row("devices", fmt::format("{}", fmt::join(names, ",")));
+  row("backend", devices_.front()->description());
+  row("global batch", fmt::format("{}", options_.batch_size));
+  if (!epoch_seconds_.empty()) {
+    row("epoch time",
+        fmt::format("{:.2f} s (last of {})", epoch_seconds_.back(), epoch_seconds_.size()));
+    row("samples/s", fmt::format("{:.0f}", samples_per_second()));
+    row("first step after", fmt::format("{:.2f} s", startup_seconds_));
+  }
+  if (!evaluations_.empty()) {
+    row("test accuracy", fmt::format("{:.2f} %", 100 * accuracy()));
+  }
+  for (const DeviceRecord& device : records_) {
+    row(("peak memory " + device.name).c_str(),
+        fmt::format("{:.1f} MiB", mebibytes(device.peak_bytes)));
+  }
+  for (const auto& [name, text] : notes_) row(name.c_str(), text);
+  row("process", fmt::format("{:.1f} MiB", mebibytes(rss_bytes_)));
+  const std::string missing = text_of_missing_cores(names, without_core);
+  if (!missing.empty()) print_clean("{}\n", missing);
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 // What a run shows and remembers: log lines, progress bar, summary, --metrics.
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,7 +14,6 @@
 #include "common/options/options.h"
 #include "common/training/core_watch.h"
 #include "common/training/evaluate.h"
-#include "common/training/progress_bar.h"
 #include "common/training/step_reports.h"
 
 namespace lockstep {
@@ -31,6 +31,24 @@ struct LogPeers {
   std::function<double()> in_collectives{};
 };
 
+/// The last line of a terminal while an epoch runs: "[=====     ]  50% 12345 samples/s". Nothing
+/// where stdout is not a terminal.
+class ProgressBar {
+ public:
+  /// `samples`: the number in an epoch; without `wanted` nothing is ever shown.
+  ProgressBar(int64_t samples, bool wanted);
+
+  /// That many samples of the epoch took so many seconds. Draws only what has changed.
+  void show(int64_t samples_done, double seconds);
+  /// Erases the bar, so that another line can be printed.
+  void clear();
+
+ private:
+  int64_t samples_;
+  bool terminal_;
+  int shown_percent_ = -1;
+};
+
 /// Follows a training run. Prints lines as PyTorch's MNIST example does:
 ///   Train Epoch: 1 [640/60000 (1%)]	Loss: 2.293600
 ///   Test set: Average loss: 0.5123, Accuracy: 8123/10000 (81.2%)
@@ -41,7 +59,7 @@ class TrainingLog {
  public:
   /// `stream` is where the losses arrive, `devices` all that this process uses, `samples` the size
   /// of the training set.
-  TrainingLog(std::string stage, const Options& options, Stream stream,
+  TrainingLog(std::string program, const Options& options, Stream stream,
               std::vector<Device*> devices, int64_t samples, LogPeers peers = {});
   ~TrainingLog();
   TrainingLog(const TrainingLog&) = delete;
@@ -83,6 +101,9 @@ class TrainingLog {
   void note(std::string row, std::string text);
   /// The same, and adds `value` to --metrics under `key`.
   void note(std::string row, std::string text, const std::string& key, const nlohmann::json& value);
+  /// For stages that copy from device to device: the bytes moved so far, counted where the copies
+  /// are enqueued, beside those that had to be moved.
+  void note_copies(int64_t moved, int64_t by_sizes);
   /// Prints the summary and writes --metrics and --trace. `flops` are this process's.
   void finish(double flops);
 
@@ -115,7 +136,7 @@ class TrainingLog {
   double in_collectives() const { return peers_.in_collectives ? peers_.in_collectives() : 0; }
   std::vector<double> lateness() const;
 
-  std::string stage_;
+  std::string program_;
   const Options& options_;
   std::vector<Device*> devices_;
   LogPeers peers_;
@@ -140,5 +161,8 @@ class TrainingLog {
   std::vector<std::pair<std::string, std::string>> notes_;  // rows of the summary
   std::unique_ptr<nlohmann::json> noted_;                   // for --metrics
 };
+
+/// How far a count is from its formula: "+0.1 %". A message too many, or too few, shows here.
+std::string beside_formula(double counted, double formula);
 
 }  // namespace lockstep

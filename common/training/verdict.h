@@ -1,19 +1,23 @@
 #pragma once
-// --baseline: a speed-up is shown only where the result is right.
+// --baseline: a speed-up is shown only where the result is right. And the figures that this is
+// based on: how far two weights files are apart, how fast two runs were.
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
 
 #include "common/options/options.h"
 
 namespace lockstep {
 
-/// Compares this program with the reference stage's (`stage.baseline`), which the build puts next
-/// to it, by running both as children and looking at their files. This process must have no threads
-/// and no devices yet.
+/// Compares this program with the reference (`info.baseline`), which the build puts next to it, by
+/// running both as children and looking at their files. This process must have no threads and no
+/// devices yet.
 ///
 /// 1. Proof, untimed: both train from the same weights on the same order at learning rate 0.01
 ///    without momentum, schedules and weight decay. Their weights must agree: after 10 steps to a
 ///    relative L2 of 1e-5; for ResNet-18, which one rounding already moves by more than that, the
-///    change of the weights in one step to 10 %. Where this stage normalises parts of the batch
-///    (`stage.emulate`), the program `reference` next to the reference stage does so, too.
+///    change of the weights in one step to 10 %. Where this program normalises parts of the
+///    batch (`info.emulate`), the program `reference` next to the reference does so, too.
 ///    Under Adam and AdamW both train with that optimizer, at rate 1e-4, with eps 1e-3, weight
 ///    decay 0.01 and the default betas. Adam moves a weight whose gradient is rounding noise by a
 ///    whole step of random sign, unless eps is larger than the noise. Measured over 10 steps of 64
@@ -29,6 +33,31 @@ namespace lockstep {
 /// Returns the exit status: 0, or that of this program's own timed run, which has then printed why.
 /// Throws if the weights disagree or a child's file cannot be used (status 1), if another child
 /// fails (its own status and error line), or if the reference is missing.
-int run_with_baseline(const StageInfo& stage, const CommandLine& line);
+int run_with_baseline(const ProgramInfo& info, const CommandLine& line);
+
+/// |w - w_ref| / |w_ref| of two weights files, all parameters as one vector, in float64. Running
+/// statistics are not parameters. Not finite if a weight is not, or if w_ref is 0. Throws BadInput
+/// unless both files have parameters of the same names and shapes.
+double weights_distance(const std::string& path, const std::string& reference);
+
+/// |dw - dw_ref| / |dw_ref|, where dw is the change from the weights in `initial`; else as above.
+double change_distance(const std::string& path, const std::string& reference,
+                       const std::string& initial);
+
+/// The speed of a run that is warm: its first tenth of steps (at least one) does not count.
+struct WarmSpeed {
+  double step_seconds = 0;        // median
+  double samples_per_second = 0;  // of full batches, at that time per step
+};
+
+/// Reads the speed from a run's metrics (TrainingLog); `what` names them in errors. Throws BadInput
+/// for fewer than two steps, and where a figure is missing or makes no sense.
+WarmSpeed warm_speed(const nlohmann::json& metrics, const std::string& what);
+
+struct SpeedUp {
+  double factor = 0;      // reference time / own time
+  double efficiency = 0;  // factor / devices
+};
+SpeedUp speed_up(const WarmSpeed& own, const WarmSpeed& reference, size_t devices);
 
 }  // namespace lockstep

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "03-model-split/pipeline/timetable.h"
+#include "03-model-split/pipeline/schedule.h"
 #include "tests/coursework/hint.h"
 
 namespace lockstep {

@@ -16,7 +16,7 @@ struct FakeOptions : Options {
   std::vector<std::string> notes;
   bool global_batch_norm = false;
 
-  void add_to(OptionParser& parser) {
+  void add_to(OptionParser& parser) override {
     Options::add_to(parser);
     parser.add("--trainer", trainer, "program that trains, given the common options");
     parser.add("--note", notes, "handed to the trainer in $LOCKSTEP_TEST_NOTE");

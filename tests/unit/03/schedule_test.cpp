@@ -4,8 +4,8 @@
 #include <map>
 #include <tuple>
 
-#include "03-model-split/pipeline/schedule_plan.h"
-#include "03-model-split/pipeline/timetable.h"
+#include "03-model-split/pipeline/drawing.h"
+#include "03-model-split/pipeline/schedule.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "tests/support/catch.h"

@@ -12,7 +12,7 @@
 #include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
-#include "common/options/described.h"
+#include "common/options/option_parser.h"
 #include "tests/support/captured_output.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "common/launch/flight_memory.h"
-#include "common/launch/rank_end.h"
 #include "common/system/flight_recorder.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

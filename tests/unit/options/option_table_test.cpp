@@ -1,13 +1,11 @@
 // What follows from an option's one description besides its place on a command line.
 
-#include "common/options/option_table.h"
+#include "common/options/option_parser.h"
 
 #include <array>
 
 #include "common/core/error.h"
 #include "common/io/json.h"
-#include "common/options/described.h"
-#include "common/options/option_parser.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 

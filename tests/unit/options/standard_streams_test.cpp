@@ -1,6 +1,6 @@
 // A program's last word on its standard output.
 
-#include "common/options/standard_streams.h"
+#include "common/options/report.h"
 
 #include "common/core/error.h"
 #include "tests/support/captured_output.h"
