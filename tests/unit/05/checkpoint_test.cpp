@@ -6,8 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "05-syncbn-checkpoint/checkpoint_directory.h"
-#include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "tests/support/catch.h"
@@ -83,7 +81,7 @@ TEST_CASE("Without momentum, random state or epoch the resumed run is another",
   run.options.lr_step = 0;  // so that the step number reaches nothing but dropout
   const auto straight = trained_straight(1, 10, run);
   const TempDir folder;
-  run.checkpoints = RunOptions(folder.path()).checkpoints;
+  run.saving = RunOptions(folder.path()).saving;
   train_and_save(1, run, 6);
   const auto resumed = [&](const std::function<void(Trainee&)>& forget) {
     return results_of(1, run, [&](Trainee& trainee) {
@@ -129,7 +127,7 @@ TEST_CASE("A run with AdamW resumes to the same bits, its moments and its step",
   run.options.optimizer = OptimizerKind::adamw, run.options.momentum = 0;
   run.options.lr = 0.01, run.options.weight_decay = 0.1;
   const auto straight = trained_straight(2, 10, run);
-  run.checkpoints = RunOptions(folder.path()).checkpoints;
+  run.saving = RunOptions(folder.path()).saving;
   train_and_save(2, run, 6);
   const Checkpoint checkpoint = read_checkpoint(folder / checkpoint_name(6));
   CHECK(checkpoint.optimizer.size() == 36);
@@ -263,7 +261,7 @@ TEST_CASE("Where there is no checkpoint a run begins anew and says so", "[checkp
   for (const fs::path& directory : {folder.path(), folder / "not/yet"}) {
     RunOptions run(directory);
     Words said;
-    run.checkpoints.say = [&](const std::string& line) { said.push_back(line); };
+    run.saving.say = [&](const std::string& line) { said.push_back(line); };
     const auto results = results_of(1, run, [](Trainee& trainee) {
       trainee.resume();
       trainee.train(1);
@@ -287,7 +285,7 @@ TEST_CASE("Counters that contradict each other are refused, though the checksums
           "[checkpoint]") {
   const TempDir folder;
   RunOptions run(folder / "run");
-  run.checkpoints.steps_per_epoch = kStepsPerEpoch;
+  run.steps_per_epoch = kStepsPerEpoch;
   const auto saved_with = [&](int64_t epoch, int64_t step_in_epoch, int64_t steps) {
     fs::remove_all(folder / "run");
     return run_group(1, run, [&](Trainee& trainee, int) {
@@ -352,7 +350,7 @@ TEST_CASE("After a fall-back the checkpoint that was gone on from is not removed
   }
   fs::resize_file(folder / checkpoint_name(4), 100);
   RunOptions run(folder.path());
-  run.checkpoints.warn = [](const std::string&) {};
+  run.saving.warn = [](const std::string&) {};
   results_of(1, run, [](Trainee& trainee) {
     trainee.resume("auto");
     trainee.train(5);  // past the damaged one, which would count as the second newest
@@ -383,7 +381,7 @@ TEST_CASE("A checkpoint is saved although an older one cannot be removed", "[che
   fs::create_directories(folder.path() / checkpoint_name(1) / "not empty");
   RunOptions run(folder.path());
   Words warnings;
-  run.checkpoints.warn = [&](const std::string& line) { warnings.push_back(line); };
+  run.saving.warn = [&](const std::string& line) { warnings.push_back(line); };
   results_of(1, run, [](Trainee& trainee) {
     for (const int64_t steps : {2, 3}) {
       trainee.train(steps);
@@ -451,12 +449,10 @@ TEST_CASE("The newest checkpoints are kept, at least two", "[checkpoint]") {
   for (const int64_t steps : {9, 10, 100, 1'000'000'000}) run.save(folder.path(), double(steps));
   testing::write_file(folder / "step-7.safetensors", "not a name of ours");
   remove_old_checkpoints(folder.path(), 1'000'000'000, 3);
-  std::vector<int64_t> left;
-  for (const FoundCheckpoint& found : find_checkpoints(folder.path())) left.push_back(found.steps);
-  CHECK(left == std::vector<int64_t>{1'000'000'000, 100, 10});
+  CHECK(find_checkpoints(folder.path()) == std::vector<int64_t>{1'000'000'000, 100, 10});
   CHECK(folder.names().size() == 7);
   RunOptions one(folder.path());
-  one.checkpoints.keep = 1;
+  one.saving.keep = 1;
   CHECK_THAT(run_group(1, one, [](Trainee&, int) {})[0],
              ContainsSubstring("--keep: 1 checkpoints, expected 2 or more"));
 }
