@@ -30,8 +30,7 @@
 
 namespace lockstep {
 
-// --- The directory
-// ---------------------------------------------------------------------------------
+// --- The directory -------------------------------------------------------------------------------
 
 /// DIR/step-000000938.safetensors
 std::filesystem::path checkpoint_path(const std::filesystem::path& directory, int64_t steps);
@@ -86,8 +85,7 @@ void remove_companions(const std::filesystem::path& checkpoint,
 void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep,
                             const std::set<int64_t>& damaged = {});
 
-// --- What is in a checkpoint
-// -----------------------------------------------------------------------
+// --- What is in a checkpoint ---------------------------------------------------------------------
 
 /// The key of TrainingState in a checkpoint's free text.
 inline constexpr const char* kTrainingKey = "lockstep.training";

@@ -45,40 +45,36 @@ Checkpointer::Checkpointer(SavingOptions options, Communicator& comm, ProcessGro
 
 void Checkpointer::after_step(const TrainingState& state) {
   const int64_t every = options_.save_every;
-  if (every > 0 && state.steps % every == 0) save_if_possible(state);
+  if (every > 0 && state.steps % every == 0) save(state);
 }
 
 void Checkpointer::after_epoch(TrainingState& state, double accuracy) {
   if (state.step_in_epoch == steps_per_epoch_) state.count_epoch(accuracy);
-  save_if_possible(state);
+  save(state);
 }
 
-void Checkpointer::save_if_possible(const TrainingState& state) {
+void Checkpointer::save(const TrainingState& state) {
   if (options_.directory.empty()) return;
   settle_();
   try {
-    save(state);
+    const auto begin = std::chrono::steady_clock::now();
+    const int64_t bytes = write(state);
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+    on_first([&] {
+      say_saved(state, fmt::format("{} bytes in {:.1f} ms", bytes, time.count()));
+      return "";
+    });
     failure_.clear();
   } catch (const EnvironmentError& error) {
     failure_ = error.what();
-    warn(fmt::format("rank {}: step {} is not saved: {}; training goes on", comm_.rank(),
-                     state.steps, failure_));
+    options_.warn(fmt::format("rank {}: step {} is not saved: {}; training goes on", comm_.rank(),
+                              state.steps, failure_));
   }
 }
 
 void Checkpointer::finish() const {
   alike_([&] {
     if (!failure_.empty()) fail<EnvironmentError>("the last checkpoint is missing: {}", failure_);
-  });
-}
-
-void Checkpointer::save(const TrainingState& state) {
-  const auto begin = std::chrono::steady_clock::now();
-  const int64_t bytes = write(state);
-  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
-  on_first([&] {
-    say_saved(state, fmt::format("{} bytes in {:.1f} ms", bytes, time.count()));
-    return "";
   });
 }
 
@@ -194,6 +190,7 @@ void Checkpointer::require_own_directory() const {
 
 /// The next resume would take later checkpoints for this run's, and they would hide its own.
 void Checkpointer::require_no_later(const std::string& source, int64_t steps) const {
+  if (options_.directory.empty()) return;
   const std::vector<int64_t> found = find_checkpoints(directory());
   require(found.empty() || found.front() <= steps,
           "{} is later than {}, from where this run would go on, and would be taken for its; "

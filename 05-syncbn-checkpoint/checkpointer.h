@@ -48,26 +48,24 @@ class Checkpointer {
   /// is changed then.
   TrainingState resume(const TrainingState& begin);
 
-  /// Saves if --save-every says so. `state` is the state after the step. A failed save does not end
-  /// a run of many hours: every rank says why, training continues, and the next save is tried as
-  /// planned. Only a run whose last save failed ends with the error: finish().
+  /// Saves if --save-every says so. `state` is the state after the step.
   void after_step(const TrainingState& state);
   /// Saves after the evaluation of an epoch, or of the part of it that --max-steps allowed. Counts
   /// the epoch if it is over.
   void after_epoch(TrainingState& state, double accuracy);
-  /// At the end of training. Throws EnvironmentError if the newest state is not saved.
-  void finish() const;
-
-  /// Saves the state after the steps enqueued so far; returns when the file is durable. Throws
-  /// NonFinite for a run that went wrong, EnvironmentError where the file cannot be written:
-  /// earlier checkpoints and the training in memory are then as before, and a later save may
-  /// succeed.
+  /// Saves the state after the steps enqueued so far, if there is a directory; returns when the
+  /// files are durable. Throws NonFinite for a run that went wrong. A save that fails for another
+  /// reason does not end a run of many hours: every rank says why, training continues, and the
+  /// earlier checkpoints are as before.
   void save(const TrainingState& state);
+  /// At the end of training. Throws EnvironmentError if the last save failed.
+  void finish() const;
 
  protected:
   /// Writes the checkpoint of this state into the directory, which is made if it is not there; one
   /// of the same step is replaced. Returns the bytes of all its files when they are durable. Throws
-  /// as save() does, and leaves no part of a new checkpoint then.
+  /// NonFinite for numbers that are not finite, EnvironmentError where a file cannot be written:
+  /// then there is no part of a new checkpoint.
   virtual int64_t write(const TrainingState& state) = 0;
   /// Reads and checks the files of a checkpoint, without a change to training, and returns its
   /// TrainingState as text. Throws BadInput for files that are damaged, missing, or do not belong
@@ -80,17 +78,16 @@ class Checkpointer {
 
   Communicator& comm() const { return comm_; }
   std::filesystem::path directory() const { return options_.directory; }
-  /// lockstep::together(); and the same where only rank 0 has something to do: what it returned.
-  std::vector<std::string> on_all(const std::function<std::string()>& work) const {
-    return together(exchange_, work);
-  }
+  /// For together(), where all ranks have something to do.
+  const ExchangeTexts& exchange() const { return exchange_; }
+  /// The same where only rank 0 has: what its work returned.
   std::string on_first(const std::function<std::string()>& work) const {
-    return on_all([&] { return is_first() ? work() : ""; })[0];
+    const std::function<std::string()> nothing = [] { return std::string(); };
+    return together(exchange_, is_first() ? work : nothing)[0];
   }
   bool is_first() const { return comm_.rank() == 0; }
 
  private:
-  void save_if_possible(const TrainingState& state);
   void say_saved(const TrainingState& state, const std::string& report);
   TrainingState resumed(const TrainingState& begin);
   std::optional<std::filesystem::path> choose();

@@ -201,8 +201,7 @@ void sum_of_squares(ProcessGroup& group, bool fixed) {
   }
 }
 
-// --- What the labs about saving share
-// ---------------------------------------------------------------
+// --- What the labs about saving share ------------------------------------------------------------
 
 /// Calls work(directory) on all ranks with an empty directory, and removes it afterwards.
 template <class Work>
@@ -292,7 +291,9 @@ void all_ranks_save(ProcessGroup& group, bool fixed) {
     const TrainingState state{.steps = 1};
     const fs::path path = checkpoint_path(directory, state.steps);
     if (fixed) {
-      checkpointer_of(training, directory).save(state);
+      RankZeroCheckpointer checkpointer = checkpointer_of(training, directory);
+      checkpointer.save(state);
+      checkpointer.finish();
     } else {
       write_all_at_once(training, path);
       group.barrier();

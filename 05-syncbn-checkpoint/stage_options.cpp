@@ -129,8 +129,7 @@ TrainingState first_state(const OptionTable& options, const DatasetPair& data,
   return state;
 }
 
-// --- The settings of a run that another one resumes
-// ------------------------------------------------
+// --- The settings of a run that another one resumes ----------------------------------------------
 
 namespace {
 

@@ -29,12 +29,12 @@ struct SyncBatchNormOptions {
 
 /// What is saved, and where a run resumes.
 struct SavingOptions {
-  std::string directory;   // of the checkpoints; empty: none
-  int64_t save_every = 0;  // steps; 0: only after epochs
-  int64_t keep = 2;        // newest checkpoints
-  std::string resume;      // auto, a file, or empty: from the beginning
+  std::string directory{};  // of the checkpoints; empty: none
+  int64_t save_every = 0;   // steps; 0: only after epochs
+  int64_t keep = 2;         // newest checkpoints
+  std::string resume{};     // auto, a file, or empty: from the beginning
   bool allow_world_size = false;
-  /// They get rank 0's lines; by default stdout and stderr.
+  /// They get lines, most of them rank 0's; by default stdout and stderr.
   std::function<void(const std::string&)> say{}, warn{};
 
   void add_to(OptionParser& parser);
@@ -59,8 +59,7 @@ void check_saved_statistics(const StepOptions& step, const SyncBatchNormOptions&
 TrainingState first_state(const OptionTable& options, const DatasetPair& data,
                           const ProcessGroup& group, const LearningRateSchedule& schedule);
 
-// --- The settings of a run that another one resumes
-// ------------------------------------------------
+// --- The settings of a run that another one resumes ----------------------------------------------
 
 /// The settings of a run that must not change between saving and resuming: options, and a
 /// fingerprint of the training data.

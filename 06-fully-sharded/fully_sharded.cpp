@@ -209,8 +209,7 @@ StepTimes FullyShardedDataParallel::times(int64_t steps) {
           .exposed = share * messages_.pass_times.total("exposed")};
 }
 
-// --- Whole weights in files
-// -------------------------------------------------------------------------
+// --- Whole weights in files ----------------------------------------------------------------------
 
 namespace {
 

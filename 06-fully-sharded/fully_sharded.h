@@ -115,8 +115,7 @@ class FullyShardedDataParallel final : public Module {
   bool in_step_ = false;   // a pass has begun whose reduction has not ended
 };
 
-// --- --load and --save, a unit at a time: no rank has the whole network
-// -----------------------------
+// --- --load and --save, a unit at a time: no rank has the whole network --------------------------
 
 /// Rank 0 reads the file, a parameter at a time, and sends each unit's values to all ranks, which
 /// keep what they keep of it. Errors as in lockstep::load_weights(), on all ranks. Does nothing if

@@ -16,8 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// --- Texts: JSON in the files' free text
-// ------------------------------------------------------------
+// --- Texts: JSON in the files' free text ---------------------------------------------------------
 
 constexpr int64_t kFormatVersion = 1;
 constexpr const char* kVersion = "format_version";

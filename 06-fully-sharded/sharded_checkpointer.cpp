@@ -62,7 +62,7 @@ ShardIndex ShardedCheckpointer::index_of(std::vector<std::string> checksums) con
 int64_t ShardedCheckpointer::write(const TrainingState& state) {
   const fs::path path = checkpoint_path(directory(), state.steps);
   std::vector<ShardPiece> mine;
-  const std::string present = on_all([&]() -> std::string {
+  const std::string present = together(exchange(), [&]() -> std::string {
                                 require_good_steps(optimizer_, directory());
                                 mine = pieces(state);
                                 if (!is_first()) return "";
@@ -75,7 +75,7 @@ int64_t ShardedCheckpointer::write(const TrainingState& state) {
     ShardIndex index;
     if (present.empty()) {
       const ShardPlace place{state.steps, comm().rank(), comm().world_size()};
-      index = index_of(on_all([&] { return save_shard(path, place, mine); }));
+      index = index_of(together(exchange(), [&] { return save_shard(path, place, mine); }));
     } else {
       index = present_->second;
     }
@@ -110,15 +110,16 @@ int64_t ShardedCheckpointer::commit(const fs::path& path, const ShardIndex& inde
 
 /// The ranks share out the work of comparing checksums.
 std::string ShardedCheckpointer::read(const fs::path& path) {
-  return on_all([&] {
-           read_.reset();
-           read_.emplace(path);
-           for (size_t shard = size_t(comm().rank()); shard < read_->shards();
-                shard += size_t(comm().world_size())) {
-             read_->verify(shard);
-           }
-           return read_->training();
-         })
+  return together(exchange(),
+                  [&] {
+                    read_.reset();
+                    read_.emplace(path);
+                    for (size_t shard = size_t(comm().rank()); shard < read_->shards();
+                         shard += size_t(comm().world_size())) {
+                      read_->verify(shard);
+                    }
+                    return read_->training();
+                  })
       .at(0);
 }
 
@@ -140,7 +141,7 @@ std::vector<int64_t> ShardedCheckpointer::steps_read() const {
 /// Each rank reads what it keeps; where it keeps the whole of which it updates a shard, the others
 /// send theirs.
 void ShardedCheckpointer::restore() {
-  on_all([&] {
+  together(exchange(), [&] {
     for (size_t u = 0; u < network_.units().size(); ++u) {
       const Unit& unit = *network_.units()[u];
       for (const Kept& kept : kept_of(u)) {

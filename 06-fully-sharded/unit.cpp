@@ -11,8 +11,7 @@
 
 namespace lockstep {
 
-// --- Which layers make a unit
-// -----------------------------------------------------------------------
+// --- Which layers make a unit --------------------------------------------------------------------
 
 namespace {
 
@@ -95,8 +94,7 @@ std::string name_of_unit(const Layers& layers) {
   return (named == layers.end() ? layers.front() : *named)->name();
 }
 
-// --- A unit
-// -----------------------------------------------------------------------------------------
+// --- A unit --------------------------------------------------------------------------------------
 
 void UnitMessages::await(const Event& event) {
   pass_times.end("compute");

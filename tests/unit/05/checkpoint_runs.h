@@ -107,7 +107,11 @@ class Trainee {
     }
     state.learning_rate = schedule().at(state.steps);
   }
-  void save() { checkpointer->save(state); }
+  /// Throws what a program throws at its end if the last save failed.
+  void save() {
+    checkpointer->save(state);
+    checkpointer->finish();
+  }
   void resume(const std::string& source = "auto") {
     run_.saving.resume = source;
     begin_saving();

@@ -29,8 +29,7 @@ using testing::operator+;
 using testing::TempDir;
 using testing::Words;
 
-// --- When a run saves
-// ------------------------------------------------------------------------------
+// --- When a run saves ----------------------------------------------------------------------------
 
 /// A rank alone, with a network of ten numbers, that saves as the options say.
 struct ShortRun : SmallRun {
@@ -142,8 +141,7 @@ TEST_CASE("The state counts steps and epochs, and remembers the best accuracy", 
   CHECK(state.best_accuracy == 0.75);
 }
 
-// --- What a save leaves
-// ----------------------------------------------------------------------------
+// --- What a save leaves --------------------------------------------------------------------------
 
 TEST_CASE("Momentum comes to the disk before the network, and goes after it",
           "[checkpoint][row117]") {

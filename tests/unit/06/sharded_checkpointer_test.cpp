@@ -44,7 +44,9 @@ ShardedCheckpointer checkpointer_of(ShardedMember& member, const fs::path& direc
 }
 
 void save(ShardedMember& member, const fs::path& directory, int64_t steps = kSavedSteps) {
-  checkpointer_of(member, directory).save(after(steps));
+  ShardedCheckpointer checkpointer = checkpointer_of(member, directory);
+  checkpointer.save(after(steps));
+  checkpointer.finish();
 }
 
 void resume(ShardedMember& member, const fs::path& path) {
@@ -181,6 +183,7 @@ TEST_CASE("Where only the counters change the shards stay, whoever wrote them",
     TrainingState state = checkpointer.resume({});
     state.best_accuracy = 0.5;
     checkpointer.save(state);
+    checkpointer.finish();
   });
   CHECK(errors == Errors(2));
   CHECK(folder.names().size() == 4);

@@ -74,8 +74,7 @@ TEST_CASE("Every element of every parameter is in exactly one shard", "[sharded]
   }
 }
 
-// --- Joining
-// ----------------------------------------------------------------------------------------
+// --- Joining -------------------------------------------------------------------------------------
 
 /// Cuts [0, elements) at random places, and deals the pieces out in a random order.
 std::vector<FlatRange> cut(int64_t elements, size_t pieces, std::mt19937& random) {
@@ -136,8 +135,9 @@ TEST_CASE("An element that is missing or there twice is named", "[sharded][task-
   CHECK(join_shards({{0, 4}, {5, 4}}, {5, 2}).size() == 1);
 }
 
-// --- Units
-// ------------------------------------------------------------------------------------------
+// --- Units ---------------------------------------------------------------------------------------
+
+using Counts = std::vector<size_t>;
 
 const std::vector<LayerSize> kLayers{{"conv1", 1000},   {"pool1", 0},      {"block1.0", 400},
                                      {"block1.1", 400}, {"gap", 0},        {"flatten", 0},
@@ -161,7 +161,7 @@ TEST_CASE("Layers without parameters belong to a unit that has some", "[sharded]
   CHECK(divide_into_units({{"flatten", 0}, {"fc1", 8}, {"relu", 0}, {"fc2", 8}},
                           UnitSize::from("layer")) == Counts{3, 1});
   CHECK(divide_into_units({{"flatten", 0}, {"relu", 0}}, UnitSize::from("layer")) == Counts{2});
-  CHECK(divide_into_units({}, UnitSize::from("layer")).empty());
+  CHECK(divide_into_units(std::vector<LayerSize>(), UnitSize::from("layer")).empty());
 }
 
 TEST_CASE("What is no unit is refused in one line", "[sharded][units][faults]") {
