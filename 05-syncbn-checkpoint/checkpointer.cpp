@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/core/printed.h"
+#include "common/core/text.h"
 #include "common/io/file.h"
 #include "common/io/json.h"
 

@@ -6,7 +6,7 @@
 
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
 #include "common/training/weights_file.h"
 

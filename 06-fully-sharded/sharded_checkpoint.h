@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "06-fully-sharded/shards.h"
-#include "common/io/safetensors_stream.h"
+#include "common/io/safetensors.h"
 #include "common/nn/state.h"
 
 namespace lockstep {
