@@ -1,18 +1,20 @@
 #pragma once
-// Checkpoints in a directory: files that PyTorch can load, and no crash can corrupt.
+// A folder of checkpoints: files that PyTorch can load, and no crash can corrupt.
 //
 //   step-000000938.safetensors             the network, under PyTorch's names, and TrainingState
 //   step-000000938.optimizer.safetensors   the optimizer's state, if it has any:
 //                                          "momentum.conv1.weight"; of Adam and AdamW
 //                                          "exp_avg.conv1.weight", "exp_avg_sq.conv1.weight", and
 //                                          "step.conv1.weight", one number: its updates so far
+//   step-000000938.rank-1-of-4.safetensors in place of that: a shard (stage 06)
 //
 // Two files, since PyTorch's load_state_dict() refuses names that the network does not have. The
-// network's file is the checkpoint: it holds the checksum of the other, and is written last and
-// removed first. So at any moment every checkpoint is complete or not there.
+// first one is the checkpoint: it holds the checksum of the other, and is written last and removed
+// first. So at any moment every checkpoint is complete or not there.
 //
 // One run at a time may write to a directory.
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -21,12 +23,69 @@
 #include <string>
 #include <vector>
 
-#include "05-syncbn-checkpoint/checkpoint_directory.h"
 #include "05-syncbn-checkpoint/training_state.h"
 #include "common/nn/optimizer.h"
 #include "common/nn/state.h"
+#include "common/system/descriptor.h"
 
 namespace lockstep {
+
+// --- The directory -------------------------------------------------------------------------------
+
+/// DIR/step-000000938.safetensors
+std::filesystem::path checkpoint_path(const std::filesystem::path& directory, int64_t steps);
+/// The file of the optimizer's state that belongs to it.
+std::filesystem::path optimizer_path(const std::filesystem::path& checkpoint);
+/// The file of rank `rank` of `world_size` that belongs to it.
+std::filesystem::path shard_path(const std::filesystem::path& checkpoint, int rank, int world_size);
+
+/// The steps of the checkpoints in a directory, whole or not, the newest first. Empty if the
+/// directory is not there; throws EnvironmentError for one that cannot be read.
+std::vector<int64_t> find_checkpoints(const std::filesystem::path& directory);
+
+/// The newest of the checkpoints `found` in a directory for which read() does not throw. `warn`
+/// gets a line for each newer one, with the reason. Returns nothing if there are no checkpoints;
+/// throws BadInput if there are some, but none can be read; passes on that a rank was lost.
+std::optional<int64_t> newest_readable(
+    const std::filesystem::path& directory, const std::vector<int64_t>& found,
+    const std::function<void(const std::filesystem::path&)>& read,
+    const std::function<void(const std::string&)>& warn);
+
+/// Keeps other runs out of a directory, which would remove what this one saves: a lock on the file
+/// .lock in it, which only this user may open. (A lock on the directory could be had by everyone
+/// who may read it.) It ends with the process, and the file goes with this object; file systems
+/// without locks have none. A directory that is not there is made, and goes with this object, too,
+/// if nothing was saved to it.
+class DirectoryLock {
+ public:
+  /// Throws BadInput where another run has the lock, or its file is another user's;
+  /// EnvironmentError where the directory cannot be made.
+  explicit DirectoryLock(const std::filesystem::path& directory);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  std::filesystem::path path_{};
+  std::vector<std::filesystem::path> made_{};  // the deepest first
+  Descriptor file_{};
+};
+
+/// Removes temporary files, and files whose checkpoint is not there: what saves that did not finish
+/// have left. What cannot be removed stays.
+void remove_leftovers(const std::filesystem::path& directory);
+
+/// Removes the files that belong to a checkpoint, except those in `keep`. Throws EnvironmentError.
+void remove_companions(const std::filesystem::path& checkpoint,
+                       const std::set<std::filesystem::path>& keep = {});
+
+/// Removes the checkpoints up to step `steps` except the `keep` newest of them. Those of the steps
+/// `damaged` stay and do not count. A checkpoint's own file is removed first, so that none is ever
+/// there without what belongs to it. Throws EnvironmentError.
+void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep,
+                            const std::set<int64_t>& damaged = {});
+
+// --- What is in a checkpoint ---------------------------------------------------------------------
 
 /// The key of TrainingState in a checkpoint's free text.
 inline constexpr const char* kTrainingKey = "lockstep.training";
@@ -37,8 +96,6 @@ struct Trained {
   const FlatParameters& parameters;
   const Optimizer& optimizer;
 };
-
-// --- What every checkpoint is checked for --------------------------------------------------------
 
 /// Throws NonFinite once a step's loss or gradient was not finite. Waits for the last step.
 void require_good_steps(const Optimizer& optimizer, const std::filesystem::path& directory);
@@ -60,15 +117,15 @@ void require_same_states(const std::filesystem::path& path, const std::set<std::
 // --- Saving --------------------------------------------------------------------------------------
 
 /// Writes a checkpoint of the state after everything enqueued so far; one of the same step is
-/// replaced. Makes the directory if there is none. Throws NonFinite, with the tensor's name, before
-/// it writes anything that is not finite, and EnvironmentError where writing fails: then the
-/// earlier checkpoints are still there, and no part of a new one. Of the ten steps of a save
-/// (README.md):
+/// replaced. Makes the directory if there is none. Returns the bytes of its files. Throws
+/// NonFinite, with the tensor's name, before it writes anything that is not finite, and
+/// EnvironmentError where writing fails: then the earlier checkpoints are still there, and no part
+/// of a new one. Of the ten steps of a save (README.md):
 ///   3. remove_leftovers(), which a killed process may have left;
 ///   4. the optimizer's file, then the network's, each by steps 5 to 8 (write_file_atomically()):
 ///      the checkpoint exists from the moment of the second rename.
-void save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
-                     const TrainingState& state);
+int64_t save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
+                        const TrainingState& state);
 
 // --- Loading -------------------------------------------------------------------------------------
 

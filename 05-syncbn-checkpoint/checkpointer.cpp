@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/core/text.h"
 #include "common/io/file.h"
@@ -14,9 +13,14 @@
 namespace lockstep {
 using nlohmann::json;
 
-Checkpointer::Checkpointer(std::unique_ptr<StateFiles> files, Communicator& comm,
-                           ExchangeTexts exchange, CheckpointOptions options)
-    : files_(std::move(files)), ranks_{comm, std::move(exchange)}, options_(std::move(options)) {
+Checkpointer::Checkpointer(SavingOptions options, Communicator& comm, ExchangeTexts exchange,
+                           int64_t steps_per_epoch, std::function<void()> settle)
+    : options_(std::move(options)),
+      comm_(comm),
+      exchange_(std::move(exchange)),
+      alike_([](const std::function<void()>& work) { work(); }),
+      steps_per_epoch_(steps_per_epoch),
+      settle_(std::move(settle)) {
   require(
       options_.keep >= 2,
       "--keep: {} checkpoints, expected 2 or more: should the newest be damaged, the one before "
@@ -30,25 +34,57 @@ Checkpointer::Checkpointer(std::unique_ptr<StateFiles> files, Communicator& comm
   }
 }
 
+Checkpointer::Checkpointer(SavingOptions options, Communicator& comm, ProcessGroup& group,
+                           int64_t steps_per_epoch, std::function<void()> settle)
+    : Checkpointer(std::move(options), comm, group.exchanger(), steps_per_epoch,
+                   std::move(settle)) {
+  alike_ = [&group](const std::function<void()>& work) { group.together(work); };
+}
+
 // --- Saving --------------------------------------------------------------------------------------
 
+void Checkpointer::after_step(const TrainingState& state) {
+  const int64_t every = options_.save_every;
+  if (every > 0 && state.steps % every == 0) save(state);
+}
+
+void Checkpointer::after_epoch(TrainingState& state, double accuracy) {
+  if (state.step_in_epoch == steps_per_epoch_) state.count_epoch(accuracy);
+  save(state);
+}
+
 void Checkpointer::save(const TrainingState& state) {
-  const auto begin = std::chrono::steady_clock::now();
-  const int64_t bytes = files_->save(ranks_, options_.directory, state);
-  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
-  ranks_.on_first([&] {
-    saved(state, fmt::format("{} bytes in {:.1f} ms", bytes, time.count()));
-    return "";
+  if (options_.directory.empty()) return;
+  settle_();
+  try {
+    const auto begin = std::chrono::steady_clock::now();
+    const int64_t bytes = write(state);
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+    on_first([&] {
+      say_saved(state, fmt::format("{} bytes in {:.1f} ms", bytes, time.count()));
+      return "";
+    });
+    failure_.clear();
+  } catch (const EnvironmentError& error) {
+    failure_ = error.what();
+    options_.warn(fmt::format("rank {}: step {} is not saved: {}; training goes on", comm_.rank(),
+                              state.steps, failure_));
+  }
+}
+
+void Checkpointer::finish() const {
+  alike_([&] {
+    if (!failure_.empty()) fail<EnvironmentError>("the last checkpoint is missing: {}", failure_);
   });
 }
 
 /// Rank 0 says so, and removes older ones.
-void Checkpointer::saved(const TrainingState& state, const std::string& report) {
-  const std::string path = checkpoint_path(options_.directory, state.steps).string();
+void Checkpointer::say_saved(const TrainingState& state, const std::string& report) {
+  const std::string path = checkpoint_path(directory(), state.steps).string();
   options_.say(fmt::format("Saved {}: {}", path, report));
   damaged_.erase(state.steps);
   try {
-    remove_old_checkpoints(options_.directory, state.steps, options_.keep, damaged_);
+    remove_old_checkpoints(directory(), state.steps, options_.keep, damaged_);
   } catch (const EnvironmentError& error) {
     options_.warn(
         fmt::format("step {} is saved, but an older one stays: {}", state.steps, error.what()));
@@ -74,20 +110,25 @@ std::string what_stays(const json& settings) {
 
 }  // namespace
 
-TrainingState Checkpointer::resume(const std::string& source, const TrainingState& begin) try {
+TrainingState Checkpointer::resume(const TrainingState& begin) {
+  TrainingState state;
+  alike_([&] { state = resumed(begin); });
+  return state;
+}
+
+TrainingState Checkpointer::resumed(const TrainingState& begin) try {
   // Before the choice, and not at the first save: another run must not remove what this one
   // chooses, nor save to where this one found nothing.
-  ranks_.on_first([&] {
+  on_first([&] {
     if (!options_.directory.empty() && !lock_) lock_.emplace(options_.directory);
     return "";
   });
-  const std::optional<std::filesystem::path> path = choose(source);
+  const std::optional<std::filesystem::path> path = choose();
   if (!path) return begin;
-  const std::string decision =
-      ranks_.on_first([&] { return checked(path->string(), begin).to_json(); });
-  files_->restore(ranks_);
+  const std::string decision = on_first([&] { return checked(path->string(), begin).to_json(); });
+  restore();
   TrainingState state = TrainingState::from_json(decision, "rank 0");
-  if (ranks_.is_first()) {
+  if (is_first()) {
     options_.say(fmt::format("Resumed from {}: {} steps, {} of them in epoch {}", path->string(),
                              state.steps, state.step_in_epoch, state.epoch + 1));
   }
@@ -97,15 +138,16 @@ TrainingState Checkpointer::resume(const std::string& source, const TrainingStat
   throw;
 }
 
-/// The checkpoint that `source` means, which is read; nothing if the run begins anew.
-std::optional<std::filesystem::path> Checkpointer::choose(const std::string& source) {
+/// The checkpoint that --resume means, which is read; nothing if the run begins anew.
+std::optional<std::filesystem::path> Checkpointer::choose() {
+  const std::string& source = options_.resume;
   if (source == "auto") return newest();
-  if (!source.empty()) training_ = files_->read(ranks_, source);
-  ranks_.on_first([&] {
+  if (!source.empty()) training_ = read(source);
+  on_first([&] {
     if (source.empty()) {
       require_no_later("the beginning", -1);
     } else {
-      require_own_directory(source);
+      require_own_directory();
       require_no_later(source, TrainingState::from_json(training_, source).steps);
     }
     return "";
@@ -117,58 +159,49 @@ std::optional<std::filesystem::path> Checkpointer::choose(const std::string& sou
 /// The newest that can be read. Rank 0 says which there are: the directory may have another path on
 /// another rank.
 std::optional<std::filesystem::path> Checkpointer::newest() {
-  const std::string steps = ranks_.on_first([&] {
-    json found = json::array();
-    for (const FoundCheckpoint& each : find_checkpoints(options_.directory)) {
-      found.push_back(each.steps);
-    }
-    return found.dump();
-  });
-  std::vector<FoundCheckpoint> found;
-  for (const int64_t each : parse_json(steps).get<std::vector<int64_t>>()) {
-    found.push_back({each, checkpoint_path(options_.directory, each)});
-  }
-  const std::optional<FoundCheckpoint> newest = newest_readable(
-      options_.directory, found,
-      [&](const std::filesystem::path& path) { training_ = files_->read(ranks_, path); },
+  const std::string steps = on_first([&] { return json(find_checkpoints(directory())).dump(); });
+  const auto found = parse_json(steps).get<std::vector<int64_t>>();
+  const std::optional<int64_t> newest = newest_readable(
+      directory(), found, [&](const std::filesystem::path& path) { training_ = read(path); },
       [&](const std::string& line) {
-        if (ranks_.is_first()) options_.warn(line);
+        if (is_first()) options_.warn(line);
       });
-  for (const FoundCheckpoint& each : found) {
-    if (newest && each.steps > newest->steps) damaged_.insert(each.steps);
+  for (const int64_t each : found) {
+    if (newest && each > *newest) damaged_.insert(each);
   }
-  if (newest) return newest->path;
-  if (ranks_.is_first()) {
-    options_.say(
-        fmt::format("No checkpoint in {}: training begins anew", options_.directory.string()));
+  if (newest) return checkpoint_path(directory(), *newest);
+  if (is_first()) {
+    options_.say(fmt::format("No checkpoint in {}: training begins anew", options_.directory));
   }
   return {};
 }
 
 /// Otherwise checkpoints of another run would later be removed as this one's old ones.
-void Checkpointer::require_own_directory(const std::filesystem::path& source) const {
+void Checkpointer::require_own_directory() const {
+  const std::filesystem::path source = options_.resume;
   std::error_code elsewhere;
   const std::filesystem::path folder = source.has_parent_path() ? source.parent_path() : ".";
-  require(options_.directory.empty() || find_checkpoints(options_.directory).empty() ||
-              std::filesystem::equivalent(folder, options_.directory, elsewhere),
+  require(options_.directory.empty() || find_checkpoints(directory()).empty() ||
+              std::filesystem::equivalent(folder, directory(), elsewhere),
           "--checkpoint-dir: {} holds checkpoints, but {}, from which this run would go on, is not "
           "one of them; give an empty directory",
-          options_.directory.string(), source.string());
+          options_.directory, source.string());
 }
 
 /// The next resume would take later checkpoints for this run's, and they would hide its own.
 void Checkpointer::require_no_later(const std::string& source, int64_t steps) const {
-  const std::vector<FoundCheckpoint> found = find_checkpoints(options_.directory);
-  require(found.empty() || found.front().steps <= steps,
+  if (options_.directory.empty()) return;
+  const std::vector<int64_t> found = find_checkpoints(directory());
+  require(found.empty() || found.front() <= steps,
           "{} is later than {}, from where this run would go on, and would be taken for its; "
           "resume from it (auto), remove it, or give another directory",
-          found.empty() ? "" : found.front().path.string(), source);
+          found.empty() ? "" : checkpoint_path(directory(), found.front()).string(), source);
 }
 
 /// With PyTorch's padding the batches of an epoch depend on the number of ranks, which may have
 /// changed since.
 void Checkpointer::require_counters(const TrainingState& saved, const std::string& path) const {
-  const int64_t per_epoch = options_.steps_per_epoch;
+  const int64_t per_epoch = steps_per_epoch_;
   if (per_epoch == 0 || saved.settings.value("pad", false)) return;
   const int64_t of_whole_epochs = saved.steps - saved.step_in_epoch;
   require(
@@ -184,7 +217,7 @@ TrainingState Checkpointer::checked(const std::string& path, const TrainingState
   TrainingState saved = TrainingState::from_json(training_, path);
   require_saved_settings(saved.settings, begin.settings, path);
   require_counters(saved, path);
-  files_->require_fitting();
+  require_fitting();
   require_world_size(saved, begin, path);
   const std::string differs = other_order_of_sums(saved.settings, begin.settings);
   if (!differs.empty()) {
@@ -207,6 +240,41 @@ void Checkpointer::require_world_size(const TrainingState& saved, const Training
           "then differ by rounding errors)",
           differs);
   options_.warn(fmt::format("{}. {}", differs, what_stays(begin.settings)));
+}
+
+// --- Rank 0 alone --------------------------------------------------------------------------------
+
+int64_t RankZeroCheckpointer::write(const TrainingState& state) {
+  return std::stoll(on_first([&] {
+    require_good_steps(trained_.optimizer, directory());
+    return std::to_string(save_checkpoint(directory(), trained_, state));
+  }));
+}
+
+std::string RankZeroCheckpointer::read(const std::filesystem::path& path) {
+  return on_first([&] {
+    checkpoint_ = read_checkpoint(path);
+    return checkpoint_.training;
+  });
+}
+
+/// Rank 0 takes over what it has read; then the tensors of all ranks become rank 0's.
+void RankZeroCheckpointer::restore() {
+  const json counts = parse_json(on_first([&] {
+    lockstep::restore(checkpoint_, trained_);
+    checkpoint_ = {};
+    return json{batches_tracked(trained_.network), trained_.optimizer.steps()}.dump();
+  }));
+  set_batches_tracked(trained_.network, counts.at(0).get<std::vector<int64_t>>());
+  trained_.optimizer.set_steps(counts.at(1).get<std::vector<int64_t>>());
+  const Stream stream = trained_.parameters.stream();
+  comm().broadcast(stream, trained_.parameters.values(), 0);
+  if (!trained_.parameters.buffers().empty()) {
+    comm().broadcast(stream, trained_.parameters.buffer_values(), 0);
+  }
+  for (const OptimizerState& state : trained_.optimizer.state()) {
+    comm().broadcast(stream, state.ranges.at(0), 0);
+  }
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
-// Checkpoints of a group of ranks: rank 0 decides; all learn the outcome.
+// The one who saves and resumes: when a run saves, and from what it goes on. Rank 0 decides; all
+// learn the outcome.
 
 #include <filesystem>
 #include <functional>
@@ -7,38 +8,37 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
-#include "04-ddp/ddp.h"
-#include "05-syncbn-checkpoint/state_files.h"
+#include "05-syncbn-checkpoint/checkpoint.h"
+#include "05-syncbn-checkpoint/stage_options.h"
+#include "common/comm/communicator.h"
+#include "common/comm/process_group.h"
+#include "common/rendezvous/agreement.h"
 
 namespace lockstep {
 
-struct CheckpointOptions {
-  std::filesystem::path directory{};
-  int64_t keep = 2;               // newest checkpoints; the one before the last is always kept
-  bool allow_world_size = false;  // resume what another number of ranks saved
-  int64_t steps_per_epoch = 0;    // the counters of a checkpoint must agree with it; 0: any
-  /// They get rank 0's lines; by default stdout and stderr.
-  std::function<void(const std::string&)> say{}, warn{};
-};
-
-/// Saves and resumes. All ranks make the same calls in the same order, and all return, or throw the
-/// same error: what happens on rank 0 alone is sent to all in an exchange of texts, which is also a
-/// barrier. How the state goes into files and back is not known here (StateFiles).
+/// All ranks make the same calls in the same order, and all return, or throw the same error: what
+/// happens on some of them is sent to all in an exchange of texts, which is also a barrier. How the
+/// state goes into files and back is for the classes that derive from this one: it differs between
+/// a run whose ranks all have the whole state, and one whose ranks share it out (stage 06).
 class Checkpointer {
  public:
-  /// `comm` must outlive this object. `exchange` is that of its ranks. Throws BadInput if fewer
-  /// than two checkpoints are to be kept.
-  Checkpointer(std::unique_ptr<StateFiles> files, Communicator& comm, ExchangeTexts exchange,
-               CheckpointOptions options);
+  /// `comm` must outlive this object. `exchange` is that of its ranks. `settle` throws if training
+  /// has gone wrong so far; it is called before every save that the options ask for. With 0 steps
+  /// per epoch a checkpoint's counters are not compared with them. Throws BadInput if fewer than
+  /// two checkpoints are to be kept.
+  Checkpointer(
+      SavingOptions options, Communicator& comm, ExchangeTexts exchange,
+      int64_t steps_per_epoch = 0, std::function<void()> settle = [] {});
+  /// The same in a group, in which one rank alone prints an error of resume() or finish().
+  Checkpointer(SavingOptions options, Communicator& comm, ProcessGroup& group,
+               int64_t steps_per_epoch, std::function<void()> settle);
+  virtual ~Checkpointer() = default;
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Saves the state after the steps enqueued so far; returns when the file is durable. Throws
-  /// NonFinite for a run that went wrong, EnvironmentError where the file cannot be written:
-  /// earlier checkpoints and the training in memory are then as before, and a later save may
-  /// succeed.
-  void save(const TrainingState& state);
-
-  /// What training continues from. `source` says where to look: "auto" is the newest checkpoint in
+  /// What training continues from. --resume says where to look: "auto" is the newest checkpoint in
   /// the directory that can be read; otherwise a file; "" is nowhere. `begin` is the state in which
   /// this run would begin, with its settings and world size; it is returned if there is no
   /// checkpoint. Otherwise network and optimizer become the checkpoint's on all ranks. Throws
@@ -46,25 +46,88 @@ class Checkpointer {
   /// ones in the directory, or that is elsewhere while the directory has others, which this run
   /// would overwrite or remove. Throws it, too, where another run saves to the directory. Nothing
   /// is changed then.
-  TrainingState resume(const std::string& source, const TrainingState& begin);
+  TrainingState resume(const TrainingState& begin);
+
+  /// Saves if --save-every says so. `state` is the state after the step.
+  void after_step(const TrainingState& state);
+  /// Saves after the evaluation of an epoch, or of the part of it that --max-steps allowed. Counts
+  /// the epoch if it is over.
+  void after_epoch(TrainingState& state, double accuracy);
+  /// Saves the state after the steps enqueued so far, if there is a directory; returns when the
+  /// files are durable. Throws NonFinite for a run that went wrong. A save that fails for another
+  /// reason does not end a run of many hours: every rank says why, training continues, and the
+  /// earlier checkpoints are as before.
+  void save(const TrainingState& state);
+  /// At the end of training. Throws EnvironmentError if the last save failed.
+  void finish() const;
+
+ protected:
+  /// Writes the checkpoint of this state into the directory, which is made if it is not there; one
+  /// of the same step is replaced. Returns the bytes of all its files when they are durable. Throws
+  /// NonFinite for numbers that are not finite, EnvironmentError where a file cannot be written:
+  /// then there is no part of a new checkpoint.
+  virtual int64_t write(const TrainingState& state) = 0;
+  /// Reads and checks the files of a checkpoint, without a change to training, and returns its
+  /// TrainingState as text. Throws BadInput for files that are damaged, missing, or do not belong
+  /// together.
+  virtual std::string read(const std::filesystem::path& path) = 0;
+  /// On rank 0 alone: throws BadInput unless what was read fits the network and the optimizer.
+  virtual void require_fitting() const = 0;
+  /// What was read becomes the state of training, on all ranks.
+  virtual void restore() = 0;
+
+  Communicator& comm() const { return comm_; }
+  std::filesystem::path directory() const { return options_.directory; }
+  /// For together(), where all ranks have something to do.
+  const ExchangeTexts& exchange() const { return exchange_; }
+  /// The same where only rank 0 has: what its work returned.
+  std::string on_first(const std::function<std::string()>& work) const {
+    const std::function<std::string()> nothing = [] { return std::string(); };
+    return together(exchange_, is_first() ? work : nothing)[0];
+  }
+  bool is_first() const { return comm_.rank() == 0; }
 
  private:
-  void saved(const TrainingState& state, const std::string& report);
-  std::optional<std::filesystem::path> choose(const std::string& source);
+  void say_saved(const TrainingState& state, const std::string& report);
+  TrainingState resumed(const TrainingState& begin);
+  std::optional<std::filesystem::path> choose();
   std::optional<std::filesystem::path> newest();
-  void require_own_directory(const std::filesystem::path& source) const;
+  void require_own_directory() const;
   void require_no_later(const std::string& source, int64_t steps) const;
   void require_counters(const TrainingState& saved, const std::string& path) const;
   void require_world_size(const TrainingState& saved, const TrainingState& begin,
                           const std::string& path) const;
   TrainingState checked(const std::string& path, const TrainingState& begin) const;
 
-  std::unique_ptr<StateFiles> files_;
-  CheckpointRanks ranks_;
-  CheckpointOptions options_;
-  std::string training_;               // what files_ read last
+  SavingOptions options_;
+  Communicator& comm_;
+  ExchangeTexts exchange_;
+  /// Does work that fails on all ranks alike.
+  std::function<void(const std::function<void()>&)> alike_;
+  int64_t steps_per_epoch_;
+  std::function<void()> settle_;
+  std::string failure_;                // of the last save
+  std::string training_;               // what read() returned last
   std::optional<DirectoryLock> lock_;  // on rank 0, as long as this run may save
   std::set<int64_t> damaged_;  // steps of checkpoints that could not be read when this run resumed
+};
+
+/// For ranks that all have the whole state: rank 0 writes and reads the files, no other rank
+/// touches the file system.
+class RankZeroCheckpointer final : public Checkpointer {
+ public:
+  template <class... Base>
+  explicit RankZeroCheckpointer(const Trained& trained, Base&&... base)
+      : Checkpointer(std::forward<Base>(base)...), trained_(trained) {}
+
+ private:
+  int64_t write(const TrainingState& state) override;
+  std::string read(const std::filesystem::path& path) override;
+  void require_fitting() const override { lockstep::require_fitting(checkpoint_, trained_); }
+  void restore() override;
+
+  Trained trained_;
+  Checkpoint checkpoint_;  // on rank 0: what was read last
 };
 
 }  // namespace lockstep

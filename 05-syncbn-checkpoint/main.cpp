@@ -5,7 +5,7 @@
 // which a run goes on as if it had never stopped. Compare with
 //   diff 04-ddp/main.cpp 05-syncbn-checkpoint/main.cpp
 
-#include "05-syncbn-checkpoint/checkpoint_plan.h"
+#include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
@@ -81,8 +81,8 @@ void train(const CheckpointStageOptions& options) {
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints(options.saving, files_of({parallel.inner(), parameters, optimizer}),
-                             *comm, group, train_loader.batches_per_epoch(), [&] { log.settle(); });
+  RankZeroCheckpointer checkpoints({parallel.inner(), parameters, optimizer}, options.saving, *comm,
+                                   group, train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(table_of(options), data, group, schedule));
   log.resume(state.steps, state.epoch);
 

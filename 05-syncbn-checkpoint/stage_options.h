@@ -1,11 +1,13 @@
 #pragma once
 // This stage's options: those of stage 04, and two groups that stage 06 has, too.
 
+#include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "04-ddp/stage_options.h"
-#include "05-syncbn-checkpoint/checkpointer.h"
+#include "05-syncbn-checkpoint/training_state.h"
 
 namespace lockstep {
 
@@ -27,20 +29,15 @@ struct SyncBatchNormOptions {
 
 /// What is saved, and where a run resumes.
 struct SavingOptions {
-  std::string directory;   // of the checkpoints; empty: none
-  int64_t save_every = 0;  // steps; 0: only after epochs
-  int64_t keep = 2;
-  std::string resume;  // auto, a file, or empty: from the beginning
+  std::string directory{};  // of the checkpoints; empty: none
+  int64_t save_every = 0;   // steps; 0: only after epochs
+  int64_t keep = 2;         // newest checkpoints
+  std::string resume{};     // auto, a file, or empty: from the beginning
   bool allow_world_size = false;
+  /// They get lines, most of them rank 0's; by default stdout and stderr.
+  std::function<void(const std::string&)> say{}, warn{};
 
   void add_to(OptionParser& parser);
-
-  CheckpointOptions checkpoint_options(int64_t steps_per_epoch) const {
-    return {.directory = directory,
-            .keep = keep,
-            .allow_world_size = allow_world_size,
-            .steps_per_epoch = steps_per_epoch};
-  }
 };
 
 struct CheckpointStageOptions : Options {
@@ -61,5 +58,20 @@ void check_saved_statistics(const StepOptions& step, const SyncBatchNormOptions&
 /// The state in which a run with these options begins.
 TrainingState first_state(const OptionTable& options, const DatasetPair& data,
                           const ProcessGroup& group, const LearningRateSchedule& schedule);
+
+// --- The settings of a run that another one resumes ----------------------------------------------
+
+/// The settings of a run that must not change between saving and resuming: options, and a
+/// fingerprint of the training data.
+nlohmann::json training_settings(const OptionTable& options, const DatasetPair& data);
+
+/// Throws BadInput with the first setting in which this run (`found`) differs from the run that
+/// saved `what` (`saved`), both values and what to do. Settings that only change the order of sums
+/// may differ: backend and threads.
+void require_saved_settings(const nlohmann::json& saved, const nlohmann::json& found,
+                            const std::string& what);
+/// Which of those differ, in the words of a warning: backend "tcp" instead of "gloo". Empty if none
+/// does.
+std::string other_order_of_sums(const nlohmann::json& saved, const nlohmann::json& found);
 
 }  // namespace lockstep

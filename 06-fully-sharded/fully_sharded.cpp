@@ -1,10 +1,13 @@
 #include "06-fully-sharded/fully_sharded.h"
 
 #include <algorithm>
-#include <iterator>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/nn/state.h"
+#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {
@@ -16,12 +19,6 @@ Layers layers_of(Module& network) {
       sequence != nullptr,
       "a network is divided into units between the layers of a Sequential, and this one is none");
   return sequence->release_layers();
-}
-
-int64_t bytes_of(Module& layer) {
-  int64_t elements = 0;
-  for (const Parameter* p : layer.parameters()) elements += p->shape.elements();
-  return elements * int64_t(sizeof(Real));
 }
 
 std::vector<Parameter*> in_order(const std::vector<Unit*>& units) {
@@ -54,14 +51,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
 }
 
 std::vector<Unit*> FullyShardedDataParallel::make_units(Layers layers, UnitSize size) {
-  std::vector<PlannedLayer> planned;
-  for (const auto& layer : layers) planned.push_back({layer->name(), bytes_of(*layer)});
   std::vector<Unit*> units;
-  auto next = layers.begin();
-  for (const size_t count : plan_units(planned, size)) {
-    Layers of_unit;
-    std::move(next, next + std::ptrdiff_t(count), std::back_inserter(of_unit));
-    next += std::ptrdiff_t(count);
+  for (Layers& of_unit : divide_into_units(std::move(layers), size)) {
     const std::string name = name_of_unit(of_unit);
     units.push_back(&add_module(name, std::make_unique<Unit>(std::move(of_unit), messages_)));
   }
@@ -216,6 +207,74 @@ StepTimes FullyShardedDataParallel::times(int64_t steps) {
   return {.compute = share * messages_.pass_times.total("compute"),
           .communication = share * messages_.communication_times.total("communication"),
           .exposed = share * messages_.pass_times.total("exposed")};
+}
+
+// --- Whole weights in files ----------------------------------------------------------------------
+
+namespace {
+
+/// On rank 0: an open file, and where in it each tensor is.
+struct OpenWeights {
+  OpenWeights(const std::string& path, FullyShardedDataParallel& network) : file(path) {
+    within(path, [&] { check_state_dict(network, file.tensors()); });
+    for (size_t i = 0; i < file.tensors().size(); ++i) place[file.tensors()[i].name] = i;
+  }
+  StateTensor read(const std::string& name) const { return file.read(place.at(name)); }
+
+  WeightsFile file;
+  std::map<std::string, size_t> place;
+};
+
+/// Running statistics and counters, which are no parameters.
+void load_running(const OpenWeights& weights, FullyShardedDataParallel& network) {
+  std::map<std::string, StateTensor> running;
+  for (const auto& [name, place] : weights.place) running.emplace(name, StateTensor{.name = name});
+  for (const Parameter* p : network.parameters()) running.erase(p->name);
+  for (auto& [name, tensor] : running) tensor = weights.read(name);
+  load_running_state(network, running);
+}
+
+}  // namespace
+
+void load_weights(ProcessGroup& group, Communicator& comm, const std::string& path,
+                  FullyShardedDataParallel& network) {
+  if (path.empty()) return;
+  std::optional<OpenWeights> weights;  // on rank 0
+  group.together([&] {
+    if (group.rank() == 0) weights.emplace(path, network);
+  });
+  network.load_units([&](Unit& unit) {
+    group.together([&] {
+      if (!weights) return;
+      for (Parameter* p : unit.in_order()) {
+        p->value.copy_from_host(from_torch_layout(*p, weights->read(p->name).real));
+      }
+    });
+    comm.broadcast(unit.values().home(), unit.values(), 0);
+  });
+  group.together([&] {
+    if (!weights) return;
+    load_running(*weights, network);
+    weights->file.say_loaded();
+  });
+  const Tensor& statistics = network.running_statistics().values();
+  if (statistics.elements() > 0) comm.broadcast(statistics.home(), statistics, 0);
+}
+
+void save_weights(ProcessGroup& group, const std::string& path, FullyShardedDataParallel& network) {
+  if (path.empty()) return;
+  const bool writes = group.rank() == 0;
+  std::vector<StateTensor> state;
+  network.visit_units([&](Unit& unit) {
+    for (const Parameter* p : unit.parameters()) {
+      if (writes) state.push_back(state_of(*p));
+    }
+  });
+  group.together([&] {
+    if (!writes) return;
+    for (StateTensor& tensor : running_state(network)) state.push_back(std::move(tensor));
+    save_weights(path, state);
+  });
 }
 
 }  // namespace lockstep

@@ -3,11 +3,12 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "04-ddp/replica.h"
 #include "06-fully-sharded/unit.h"
-#include "06-fully-sharded/unit_plan.h"
+#include "common/comm/process_group.h"
 #include "common/nn/clip_by_norm.h"
 #include "common/nn/init.h"
 #include "common/nn/optimizer.h"
@@ -113,5 +114,17 @@ class FullyShardedDataParallel final : public Module {
   StepStateTensor state_;  // of the current pass
   bool in_step_ = false;   // a pass has begun whose reduction has not ended
 };
+
+// --- --load and --save, a unit at a time: no rank has the whole network --------------------------
+
+/// Rank 0 reads the file, a parameter at a time, and sends each unit's values to all ranks, which
+/// keep what they keep of it. Errors as in lockstep::load_weights(), on all ranks. Does nothing if
+/// the path is empty.
+void load_weights(ProcessGroup& group, Communicator& comm, const std::string& path,
+                  FullyShardedDataParallel& network);
+
+/// Gathers one unit after another on the devices; rank 0 keeps them in host memory, and writes the
+/// file that stage 01 and PyTorch read. All ranks call it.
+void save_weights(ProcessGroup& group, const std::string& path, FullyShardedDataParallel& network);
 
 }  // namespace lockstep

@@ -5,7 +5,305 @@
 //
 // Two ranks, unless a launcher starts more.
 
-#include "06-fully-sharded/labs.h"
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "06-fully-sharded/fully_sharded.h"
+#include "06-fully-sharded/sharded_step.h"
+#include "common/core/error.h"
+#include "common/data/synthetic.h"
+#include "common/kernels/devices.h"
+#include "common/nn/clip_by_norm.h"
+#include "common/nn/models.h"
+#include "common/training/feeder.h"
+#include "common/training/lab.h"
+#include "common/training/small_training.h"
+
+namespace lockstep {
+namespace {
+
+/// What a rank has before it has a network: one CPU device.
+struct RankDevice {
+  explicit RankDevice(ProcessGroup& of)
+      : group(of),
+        device(open_device({DeviceId::Kind::cpu, of.local_rank()}, {})),
+        stream(device->create_stream("compute")),
+        communication(device->create_stream("communication")),
+        communicator(of.connect(*device)),
+        comm(*communicator) {}
+
+  ProcessGroup& group;
+  std::unique_ptr<Device> device;
+  Stream stream, communication;
+  std::unique_ptr<Communicator> communicator;
+  Communicator& comm;
+};
+
+constexpr int64_t kBatch = 32;  // of all ranks together
+
+/// Training of the small network, with what the options share out. The ranks begin with the same
+/// weights.
+struct LabTraining {
+  LabTraining(const RankDevice& rank, const ShardingOptions& options, const OptimizerRule& rule)
+      : stream(rank.stream),
+        comm(rank.comm),
+        set(make_synthetic(SyntheticPart::train, 160)),
+        model(make_model({})),
+        sharded(model.wrap<FullyShardedDataParallel>(stream, comm, rank.group.exchanger(),
+                                                     rank.communication, options)),
+        optimizer(sharded.optimizer(rule)),
+        context(stream),
+        feeder(stream, set) {
+    sharded.initialize(Initializer::kaiming_uniform, 1);
+    DataLoader loader(set, {.batch_size = kBatch, .shuffle = true});
+    loader.begin_epoch(0);
+    batch = *loader.next();
+  }
+
+  /// Gradients of this rank's part of the batch, or of all of it as one process has them; reduced
+  /// over the ranks, or, with `reduces` false, as they are. Waits.
+  void forward_and_backward(bool all_of_it = false, bool reduces = true) {
+    const BatchSplit dealt{BatchSplit::Kind::stride, all_of_it ? 1 : comm.world_size()};
+    const BatchPart mine = dealt.divide(kBatch).at(all_of_it ? 0 : size_t(comm.rank()));
+    context.begin_step(
+        {.learning_rate = Real(0.1), .loss_weight = Real(double(dealt.parts) / double(kBatch))});
+    context.facts.last_contribution = reduces;
+    optimizer.zero_gradients();
+    const DeviceBatch& fed = feeder.feed(batch, mine, context);
+    const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+    model.loss->forward(scores, fed.labels, sharded.loss(), context);
+    model.network->backward(model.loss->backward(fed.labels, context), context);
+    stream.synchronize();
+  }
+
+  Stream stream;
+  Communicator& comm;
+  Dataset set;
+  Model model;
+  FullyShardedDataParallel& sharded;
+  Optimizer optimizer;
+  Context context;
+  Feeder feeder;
+  HostBatch batch;
+};
+
+// --- Stale parameters ----------------------------------------------------------------------------
+
+/// How far the last rank's parameters are from this rank's, relative to their length.
+double apart(LabTraining& training) {
+  Numbers mine, theirs;
+  const auto append = [](Numbers& all, const Tensor& x) {
+    const Numbers more = numbers_of(x);
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  training.sharded.visit_units([&](Unit& unit) {
+    const Tensor sent =
+        Tensor::from_host(training.stream, unit.values().shape(), unit.values().to_host());
+    append(mine, sent);
+    training.comm.broadcast(training.stream, sent, training.comm.world_size() - 1);
+    append(theirs, sent);
+  });
+  return relative_error(mine, theirs);
+}
+
+/// The mistake: the ranks update their shards, and go on with the others' old ones.
+void stale_parameters(ProcessGroup& group, bool fixed) {
+  const RankDevice rank(group);
+  LabTraining training(rank, {.kind = ShardKind::optimizer}, {});
+  for (int step = 1; step <= 5; ++step) {
+    training.forward_and_backward();
+    training.optimizer.step(training.context.state(), training.sharded.loss());
+    if (fixed) training.sharded.gather_parameters();
+    say(group,
+        fmt::format("step {}: the ranks' parameters are {:.1e} apart", step, apart(training)));
+  }
+}
+
+// --- The norm of one shard -----------------------------------------------------------------------
+
+/// The norm of the shards of all ranks.
+double norm_of_all(LabTraining& training) {
+  double squares = 0;
+  for (const UpdatedRange& shard : training.sharded.shards()) {
+    const double norm = norm_of(shard.gradients);
+    squares += norm * norm;
+  }
+  const auto sum = BasicTensor<double>::from_host(training.stream, {1}, {squares});
+  training.comm.all_reduce(training.stream, sum);
+  return std::sqrt(sum.to_host()[0]);
+}
+
+double norm_of_shard(const LabTraining& training) {
+  Numbers norms;
+  for (const UpdatedRange& shard : training.sharded.shards()) {
+    norms.push_back(norm_of(shard.gradients));
+  }
+  return norm_of(norms);
+}
+
+/// The mistake: each rank clips its shard by the norm of that alone.
+void norm_of_one_shard(ProcessGroup& group, bool fixed) {
+  constexpr double kMost = 0.01;
+  const RankDevice rank(group);
+  LabTraining training(rank, {.kind = ShardKind::gradients}, {});
+  training.forward_and_backward();
+  const double before = norm_of_shard(training);
+  const ClipByNorm clip(training.stream, training.sharded.shards(), kMost,
+                        [&](const Tensor& squares) {
+                          if (fixed) training.sharded.sum_over_shards(squares);
+                        });
+  clip();
+  const double factor = norm_of_shard(training) / before;
+  for (const std::string& line :
+       group.exchange(fmt::format("rank {} scales its shard by {:.4f}", group.rank(), factor))) {
+    say(group, line);
+  }
+  const double norm = norm_of_all(training);
+  say(group, fmt::format("the gradient was to have a norm of {}, and has {:.4f}", kMost, norm));
+}
+
+// --- Summed for averaged -------------------------------------------------------------------------
+
+/// The mistake: without an argument a reduce-scatter sums.
+void summing_step(LabTraining& training, const UpdatedRange& whole, const UpdatedRange& shard,
+                  const OptimizerRule& rule) {
+  training.comm.reduce_scatter(training.stream, whole.gradients, shard.gradients);
+  Optimizer(training.stream, {shard}, rule).step(training.context.state(), training.sharded.loss());
+  training.comm.all_gather(training.stream, shard.values, whole.values);
+}
+
+/// How far one step of the ranks goes, relative to the same step of one process.
+double length_of_step(const RankDevice& rank, const OptimizerRule& rule, bool fixed) {
+  LabTraining training(rank, {.kind = ShardKind::none, .unit = {UnitSize::Kind::model}}, rule);
+  const Unit& unit = *training.sharded.units().front();
+  const UpdatedRange whole{unit.values(), unit.gradient_shard()};
+  const std::vector<Real> first = whole.values.to_host();
+  const auto moved = [&] {
+    Numbers difference = numbers_of(whole.values);
+    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= double(first[i]);
+    return norm_of(difference);
+  };
+
+  training.forward_and_backward(/*all_of_it=*/true, /*reduces=*/false);
+  training.optimizer.step(training.context.state(), training.sharded.loss());
+  const double one_process = moved();
+
+  whole.values.copy_from_host(first);
+  training.forward_and_backward(/*all_of_it=*/false, /*reduces=*/false);
+  const ShardedStep step(whole, training.comm, rule);
+  if (fixed) {
+    step(training.context.state(), training.sharded.loss());
+  } else {
+    summing_step(training, whole, step.shard(), rule);
+  }
+  return moved() / one_process;
+}
+
+void summed_for_averaged(ProcessGroup& group, bool fixed) {
+  const RankDevice rank(group);
+  for (const auto& [name, kind] :
+       {std::pair{"SGD", OptimizerKind::sgd}, std::pair{"AdamW", OptimizerKind::adamw}}) {
+    say(group,
+        fmt::format("{}: the step of {} ranks is {:.3f} times as long as that of one process", name,
+                    group.world_size(), length_of_step(rank, {.kind = kind}, fixed)));
+  }
+}
+
+Tensor filled(Stream stream, int64_t count, Real value) {
+  Tensor x = Tensor::empty(stream, {count});
+  stream.kernels().fill(stream, value, x);
+  return x;
+}
+
+// --- Freed too early -----------------------------------------------------------------------------
+
+/// A unit's gradients are 1 on rank 0 and 3 on rank 1, and are being averaged when the unit in
+/// front takes memory for its own. Rank 0's communication stream is late: it still waits for an
+/// earlier message, which rank 1 sends behind the host's barrier. So the race ends in the same way
+/// each time.
+void freed_too_early(ProcessGroup& group, bool fixed) {
+  require(group.world_size() == 2, "this lab is of two ranks, found {}", group.world_size());
+  constexpr int64_t kShard = 8192;
+  const RankDevice rank(group);
+  const bool late = group.rank() == 0;
+  const Stream passes = rank.stream, communication = rank.communication;
+  Tensor gradients = filled(passes, 2 * kShard, late ? 1 : 3);
+  const Tensor shard = filled(passes, kShard, 0), earlier = filled(passes, 1, 0);
+  communication.wait(passes.record());
+  if (late) {
+    rank.comm.receive(communication, earlier, 1);
+  } else {
+    group.barrier();
+    rank.comm.send(communication, earlier, 0);
+  }
+  rank.comm.reduce_scatter(communication, gradients, shard, Reduction::average);
+  const bool waits = fixed || !late;
+  if (waits) passes.wait(communication.record());
+  gradients = Tensor();              // given back when the passes come to it
+  if (!waits) passes.synchronize();  // they have, before the reduction has begun
+  const Tensor in_front = filled(passes, kShard, 100);
+  if (!waits) passes.synchronize();
+  if (late) group.barrier();
+  communication.synchronize();
+  const Numbers found = numbers_of(shard);
+  say(group, fmt::format("averages of 1 and 3 in the shard of rank 0: from {} to {}",
+                         std::ranges::min(found), std::ranges::max(found)));
+}
+
+// --- All initialise in full ----------------------------------------------------------------------
+
+/// The mistake: all parameters of the network at once, on every rank.
+std::map<std::string, Tensor> initialise_in_full(Module& network, Stream stream) {
+  std::map<std::string, Tensor> whole;
+  for (Parameter* p : network.parameters()) {
+    p->value = whole[p->name] = Tensor::empty(stream, p->shape);
+  }
+  initialize(network.parameters(), Initializer::kaiming_uniform, 1);
+  return whole;
+}
+
+/// Each rank keeps its shard of them.
+void keep_shards(FullyShardedDataParallel& sharded, const std::map<std::string, Tensor>& whole,
+                 Stream stream) {
+  sharded.load_units([&](Unit& unit) {
+    for (const Parameter* p : unit.in_order()) {
+      stream.copy(p->value.data(), whole.at(p->name).data(), p->value.bytes());
+    }
+  });
+}
+
+double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
+
+void all_initialise_in_full(ProcessGroup& group, bool fixed) {
+  const RankDevice rank(group);
+  Model model = make_model({.kind = ModelKind::resnet18, .width = 32});
+  std::map<std::string, Tensor> whole;
+  if (!fixed) whole = initialise_in_full(*model.network, rank.stream);
+  auto& sharded = model.wrap<FullyShardedDataParallel>(rank.stream, rank.comm, group.exchanger(),
+                                                       rank.communication, ShardingOptions());
+  if (fixed) {
+    sharded.initialize(Initializer::kaiming_uniform, 1);
+  } else {
+    keep_shards(sharded, whole, rank.stream);
+  }
+  whole.clear();
+  rank.stream.synchronize();
+  const MemoryCounter& memory = rank.device->memory();
+  int64_t largest = 0;
+  for (const Unit* unit : sharded.units()) largest = std::max(largest, unit->length());
+  say(group,
+      fmt::format("{:.1f} MiB of parameters, the largest unit {:.1f}; rank 0 keeps {:.1f} MiB of "
+                  "parameters and gradients, and had {:.1f} MiB at most",
+                  mebibytes(sharded.count() * int64_t(sizeof(Real))),
+                  mebibytes(largest * int64_t(sizeof(Real))), mebibytes(memory.current()),
+                  mebibytes(memory.peak())));
+}
+
+}  // namespace
+}  // namespace lockstep
 
 int main(int argc, char** argv) {
   using namespace lockstep;

@@ -5,10 +5,8 @@
 // checkpoints. The step itself is stage 05's. Compare with
 //   diff 05-syncbn-checkpoint/main.cpp 06-fully-sharded/main.cpp
 
-#include "05-syncbn-checkpoint/checkpoint_plan.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
-#include "06-fully-sharded/shard_files.h"
-#include "06-fully-sharded/sharded_weights.h"
+#include "06-fully-sharded/sharded_checkpointer.h"
 #include "06-fully-sharded/stage_options.h"
 #include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
@@ -82,8 +80,8 @@ void train(const ShardedStageOptions& options) {
   };
 
   // Where training goes on, and when it is saved.
-  CheckpointPlan checkpoints(options.saving, files_of({parallel, optimizer}), *comm, group,
-                             train_loader.batches_per_epoch(), [&] { log.settle(); });
+  ShardedCheckpointer checkpoints(parallel, optimizer, options.saving, *comm, group,
+                                  train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(table_of(options), data, group, schedule));
   log.resume(state.steps, state.epoch);
 

@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <set>
 
-#include "06-fully-sharded/shard_plan.h"
 #include "06-fully-sharded/stage_options.h"
 #include "06-fully-sharded/unit.h"
-#include "06-fully-sharded/unit_plan.h"
 #include "common/nn/models.h"
 
 namespace lockstep {
@@ -56,19 +54,9 @@ DrawnUnit drawn(const Layers& layers, int ranks) {
 /// The network's units, divided as the stage divides it.
 std::vector<DrawnUnit> units_of(const PlanOptions& options) {
   const Model model = options.network.make();
-  Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
-  std::vector<PlannedLayer> planned;
-  for (const auto& layer : layers) {
-    int64_t elements = 0;
-    for (const Parameter* p : layer->parameters()) elements += p->shape.elements();
-    planned.push_back({layer->name(), elements * int64_t(sizeof(Real))});
-  }
   std::vector<DrawnUnit> units;
-  auto next = layers.begin();
-  for (const size_t count : plan_units(planned, options.sharding.unit)) {
-    Layers of_unit;
-    std::move(next, next + std::ptrdiff_t(count), std::back_inserter(of_unit));
-    next += std::ptrdiff_t(count);
+  for (const Layers& of_unit : divide_into_units(
+           dynamic_cast<Sequential&>(*model.network).release_layers(), options.sharding.unit)) {
     units.push_back(drawn(of_unit, options.ranks));
   }
   return units;

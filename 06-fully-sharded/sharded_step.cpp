@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "06-fully-sharded/shard_plan.h"
+#include "06-fully-sharded/shards.h"
 #include "common/core/error.h"
 
 namespace lockstep {

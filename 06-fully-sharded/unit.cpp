@@ -1,17 +1,100 @@
 #include "06-fully-sharded/unit.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
+#include "common/core/error.h"
 #include "common/kernels/kernels.h"
 
 namespace lockstep {
+
+// --- Which layers make a unit --------------------------------------------------------------------
+
+namespace {
+
+/// "block1" of "block1.0".
+std::string block_of(const std::string& layer) { return layer.substr(0, layer.find('.')); }
+
+/// Whether `next`, which has parameters, begins a unit after one of `bytes` that ends with `last`.
+bool begins_unit(const LayerSize& last, int64_t bytes, const LayerSize& next, UnitSize size) {
+  switch (size.kind) {
+    case UnitSize::Kind::layer:
+      return true;
+    case UnitSize::Kind::block:
+      return block_of(last.name) != block_of(next.name);
+    case UnitSize::Kind::model:
+      return false;
+    case UnitSize::Kind::bytes:
+      return bytes >= size.bytes;
+  }
+  return false;
+}
+
+}  // namespace
+
+UnitSize UnitSize::from(std::string_view text) {
+  if (text == "layer") return {Kind::layer};
+  if (text == "block") return {Kind::block};
+  if (text == "model") return {Kind::model};
+  double mebibytes = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, mebibytes);
+  require(error == std::errc() && rest == end && mebibytes > 0 && mebibytes <= 1e6,
+          "--unit: found '{}', expected layer, block, model, or MiB of parameters from above 0 to "
+          "1e6",
+          text);
+  return {Kind::bytes, int64_t(mebibytes * (1 << 20))};
+}
+
+std::string UnitSize::text() const {
+  if (kind == Kind::bytes) return fmt::format("{}", double(bytes) / (1 << 20));
+  return kind == Kind::layer ? "layer" : kind == Kind::block ? "block" : "model";
+}
+
+std::vector<size_t> divide_into_units(const std::vector<LayerSize>& layers, UnitSize size) {
+  std::vector<size_t> units;
+  int64_t bytes = 0;  // of the unit at hand
+  LayerSize last;     // of its layers with parameters
+  for (const LayerSize& layer : layers) {
+    const bool begins = layer.bytes > 0 && bytes > 0 && begins_unit(last, bytes, layer, size);
+    if (units.empty() || begins) {
+      units.push_back(0);
+      bytes = 0;
+    }
+    ++units.back();
+    bytes += layer.bytes;
+    if (layer.bytes > 0) last = layer;
+  }
+  return units;
+}
+
+std::vector<Layers> divide_into_units(Layers layers, UnitSize size) {
+  std::vector<LayerSize> sizes;
+  for (const auto& layer : layers) {
+    int64_t elements = 0;
+    for (const Parameter* p : layer->parameters()) elements += p->shape.elements();
+    sizes.push_back({layer->name(), elements * int64_t(sizeof(Real))});
+  }
+  std::vector<Layers> units;
+  auto next = layers.begin();
+  for (const size_t count : divide_into_units(sizes, size)) {
+    const auto end = next + std::ptrdiff_t(count);
+    units.emplace_back(std::make_move_iterator(next), std::make_move_iterator(end));
+    next = end;
+  }
+  return units;
+}
 
 std::string name_of_unit(const Layers& layers) {
   const auto named =
       std::ranges::find_if(layers, [](const auto& layer) { return !layer->parameters().empty(); });
   return (named == layers.end() ? layers.front() : *named)->name();
 }
+
+// --- A unit --------------------------------------------------------------------------------------
 
 void UnitMessages::await(const Event& event) {
   pass_times.end("compute");

@@ -171,7 +171,7 @@ class SignalQueue {
 };
 
 /// The pipe on which ranks say why the job ends, or that everything has been said
-/// (system/launcher_pipe.h).
+/// (system/rank.h).
 struct LauncherPipe {
   LauncherPipe() {
     std::array<int, 2> ends{-1, -1};

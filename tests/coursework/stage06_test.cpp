@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "06-fully-sharded/joining.h"
-#include "06-fully-sharded/shard_plan.h"
+#include "06-fully-sharded/shards.h"
 #include "common/core/error.h"
 #include "tests/coursework/hint.h"
 #include "tests/coursework/sharded_ranks.h"

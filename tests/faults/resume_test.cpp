@@ -185,14 +185,14 @@ TEST_CASE("A checkpoint names the next step's learning rate and the best accurac
   const std::map<int64_t, double> rates{{5, 0.01 * 6 / 7}, {10, 0.005},   {15, 0.005},
                                         {20, 0.0025},      {25, 0.0025},  {30, 0.00125},
                                         {35, 0.00125},     {40, 0.000625}};
-  for (const FoundCheckpoint& found : find_checkpoints(jobs / "saved")) {
-    INFO("after " << found.steps << " steps");
-    const TrainingState state =
-        TrainingState::from_json(read_checkpoint(found.path).training, "the checkpoint");
-    CHECK(state.steps == found.steps);
-    CHECK(state.epoch == found.steps / 10);
-    CHECK(state.step_in_epoch == found.steps % 10);
-    CHECK(state.learning_rate == Approx(rates.at(found.steps)));
+  for (const int64_t steps : find_checkpoints(jobs / "saved")) {
+    INFO("after " << steps << " steps");
+    const TrainingState state = TrainingState::from_json(
+        read_checkpoint(checkpoint_path(jobs / "saved", steps)).training, "the checkpoint");
+    CHECK(state.steps == steps);
+    CHECK(state.epoch == steps / 10);
+    CHECK(state.step_in_epoch == steps % 10);
+    CHECK(state.learning_rate == Approx(rates.at(steps)));
     const auto evaluated = accuracy.begin() + state.epoch;
     CHECK(state.best_accuracy ==
           (state.epoch == 0 ? 0 : *std::max_element(accuracy.begin(), evaluated)));

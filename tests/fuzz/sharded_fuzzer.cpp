@@ -3,11 +3,11 @@
 // clang. From the repository root:
 //
 //   clang++ -std=c++20 -g -O1 -fopenmp -fsanitize=fuzzer,address,undefined -I. common/core/*.cpp
-//       common/io/*.cpp common/kernels/geometry.cpp common/nn/*.cpp       (one line)
-//       common/training/weights_file.cpp 05-syncbn-checkpoint/checkpoint_directory.cpp
-//       05-syncbn-checkpoint/training_state.cpp 06-fully-sharded/joining.cpp
-//       06-fully-sharded/shard_texts.cpp 06-fully-sharded/sharded_checkpoint.cpp
-//       tests/support/process.cpp tests/fuzz/sharded_fuzzer.cpp -lfmt -lz -o sharded_fuzzer
+//       common/io/*.cpp common/kernels/geometry.cpp common/nn/*.cpp
+//       common/training/weights_file.cpp 05-syncbn-checkpoint/checkpoint.cpp
+//       05-syncbn-checkpoint/training_state.cpp 06-fully-sharded/shards.cpp
+//       06-fully-sharded/sharded_checkpoint.cpp
+//       tests/support/process.cpp tests/fuzz/sharded_fuzzer.cpp -lfmt -lz -o sharded_fuzzer       (one line)
 //   ./sharded_fuzzer -max_total_time=300 -max_len=4096 -only_ascii=1 corpus/
 //   tests/fuzz/corpus/sharded
 //

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "04-ddp/join.h"
+#include "04-ddp/manual_ddp.h"
 #include "common/core/stream_backend.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
@@ -12,6 +13,7 @@
 #include "tests/support/local_store.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
+#include "tests/support/tcp_stores.h"
 #include "tests/unit/04/ddp_group.h"
 
 namespace lockstep {
@@ -267,6 +269,27 @@ TEST_CASE("The first reduction runs while backward does, unless that is turned o
     CHECK(order[0] == order[1]);
     CHECK(std::count(order[0].begin(), order[0].end(), "all_reduce") == 8);
   }
+}
+
+TEST_CASE("From a step's first pass to its last one all time is that of the passes", "[ddp]") {
+  const testing::Ranks ranks = testing::tcp_ranks(2);
+  std::vector<double> compute(2);
+  const std::vector<std::string> errors = testing::run_ranks(2, [&](int rank) {
+    testing::Member member(rank, testing::small_network(), 1);
+    member.network = std::make_unique<ManualDdp>(std::move(member.network), member.parameters,
+                                                 *ranks.processes[size_t(rank)],
+                                                 member.communication, AllReduceKind::library);
+    for (const bool last : {false, true}) {
+      member.context.facts.last_contribution = last;
+      member.accumulate(testing::Samples(2), 1);
+      if (last) break;
+      testing::enqueue(member.stream,
+                       [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+    }
+    compute[size_t(rank)] = member.wrapper().times(1).compute;
+  });
+  CHECK(errors == std::vector<std::string>(2));
+  for (const double seconds : compute) CHECK(seconds >= 0.020);
 }
 
 }  // namespace

@@ -140,8 +140,8 @@ TEST_CASE("Where the newest is damaged, the one before it is taken and the damag
   run.save(folder.path(), 12);
   CHECK(newest_mark(folder.path()) == 12);
 
-  for (const FoundCheckpoint& found : find_checkpoints(folder.path())) {
-    fs::resize_file(found.path, 9);
+  for (const int64_t steps : find_checkpoints(folder.path())) {
+    fs::resize_file(folder / checkpoint_name(steps), 9);
   }
   CHECK_THAT(
       message_of<BadInput>([&] { newest_mark(folder.path()); }),

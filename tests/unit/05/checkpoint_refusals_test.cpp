@@ -4,7 +4,6 @@
 
 #include <fstream>
 
-#include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/nn/layers.h"
@@ -233,9 +232,9 @@ TEST_CASE("Another world size is refused, or allowed with a statement", "[checkp
   CHECK(errors[1] == errors[0]);
 
   std::string warning;
-  run.checkpoints.allow_world_size = true;
-  run.checkpoints.warn = [&](const std::string& line) { warning += line; };  // rank 0 alone
-  run.options.threads_per_device = 2;                                        // may differ, too
+  run.saving.allow_world_size = true;
+  run.saving.warn = [&](const std::string& line) { warning += line; };  // rank 0 alone
+  run.options.threads_per_device = 2;                                   // may differ, too
   const auto resumed = results_of(2, run, [](Trainee& trainee) {
     trainee.resume();
     trainee.train(6);
@@ -256,9 +255,9 @@ TEST_CASE("Another world size is refused, or allowed with a statement", "[checkp
 TEST_CASE("What another number of ranks changes is told by the run's settings", "[checkpoint]") {
   const TempDir folder;
   RunOptions run(folder.path());
-  run.checkpoints.allow_world_size = true;
+  run.saving.allow_world_size = true;
   Words warnings;
-  run.checkpoints.warn = [&](const std::string& line) { warnings.push_back(line); };
+  run.saving.warn = [&](const std::string& line) { warnings.push_back(line); };
   const std::vector<json> changes{
       {{"sync_bn", true}}, {{"pad", true}}, {{"sync_bn", false}}, {{"accumulate", 2}}};
   const Words errors = run_group(1, run, [&](Trainee& trainee, int) {
@@ -330,7 +329,7 @@ TEST_CASE(
   const TempDir folder;
   RunOptions run(folder / "new/one");
   std::string second = "not asked";
-  run.checkpoints.say = [&](const std::string&) {  // nothing was found, and nothing is saved yet
+  run.saving.say = [&](const std::string&) {  // nothing was found, and nothing is saved yet
     second = message_of<BadInput>([&] { DirectoryLock(folder / "new/one"); });
   };
   CHECK(run_group(2, run, [](Trainee& trainee, int) { trainee.resume(); }) == no_errors(2));

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "04-ddp/shard_loader.h"
-#include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/file.h"
 #include "common/kernels/devices.h"
@@ -33,7 +32,8 @@ namespace lockstep::testing::checkpoints {
 /// batch normalisation, dropout, momentum, a schedule, an order that changes.
 struct RunOptions {
   CheckpointStageOptions options{};
-  CheckpointOptions checkpoints{};
+  SavingOptions saving{};
+  int64_t steps_per_epoch = 0;
   RunOptions() {
     options.model = ModelKind::seed_bn;
     options.data = "synthetic:20:8";
@@ -47,8 +47,8 @@ struct RunOptions {
     options.workers = 0;
   }
   explicit RunOptions(const std::filesystem::path& directory) : RunOptions() {
-    checkpoints.directory = directory;
-    checkpoints.say = checkpoints.warn = [](const std::string&) {};
+    saving.directory = directory;
+    saving.say = saving.warn = [](const std::string&) {};
   }
 };
 
@@ -81,13 +81,14 @@ class Trainee {
             ranks.world_size(), Sharding::global_batch),
         feeder(stream, training_data().train),
         context(stream),
-        world_size_(ranks.world_size()) {
+        run_(run),
+        ranks_(ranks),
+        exchange_(exchange) {
     initialize(parameters, Initializer::kaiming_uniform, uint64_t(ranks.rank()) + 1);
     replica = std::make_unique<DistributedDataParallel>(std::move(model.network), parameters, ranks,
                                                         exchange, communication);
-    checkpointer =
-        std::make_unique<Checkpointer>(files_of(trained()), ranks, exchange, run.checkpoints);
-    state.world_size = world_size_;
+    begin_saving();
+    state.world_size = ranks.world_size();
     state.settings = training_settings(table_of(options), training_data());
   }
 
@@ -106,8 +107,16 @@ class Trainee {
     }
     state.learning_rate = schedule().at(state.steps);
   }
-  void save() { checkpointer->save(state); }
-  void resume(const std::string& source = "auto") { state = checkpointer->resume(source, state); }
+  /// Throws what a program throws at its end if the last save failed.
+  void save() {
+    checkpointer->save(state);
+    checkpointer->finish();
+  }
+  void resume(const std::string& source = "auto") {
+    run_.saving.resume = source;
+    begin_saving();
+    state = checkpointer->resume(state);
+  }
   RunResult result() {
     std::vector<Real> states;
     for (const OptimizerState& state : optimizer.state()) {
@@ -129,16 +138,19 @@ class Trainee {
   Feeder feeder;
   Context context;
   std::unique_ptr<DistributedDataParallel> replica;
-  std::unique_ptr<Checkpointer> checkpointer;
+  std::optional<RankZeroCheckpointer> checkpointer;
   TrainingState state;
 
  private:
+  void begin_saving() {
+    checkpointer.emplace(trained(), run_.saving, ranks_, exchange_, run_.steps_per_epoch);
+  }
   LearningRateSchedule schedule() const { return options.schedule(kStepsPerEpoch); }
 
   void step(const HostBatch& batch) {
     context.begin_step({.step = state.steps,
                         .learning_rate = Real(schedule().at(state.steps)),
-                        .loss_weight = Real(world_size_) / Real(batch.global_size)});
+                        .loss_weight = Real(ranks_.world_size()) / Real(batch.global_size)});
     const Tensor loss = parameters.loss();
     optimizer.zero_gradients();
     const DeviceBatch& part = feeder.feed(batch, context);
@@ -148,7 +160,9 @@ class Trainee {
     optimizer.step(context.state(), loss);
   }
 
-  int world_size_;
+  RunOptions run_;
+  Communicator& ranks_;
+  ExchangeTexts exchange_;
 };
 
 /// Runs `body` on every rank of a new group; what each of them threw, as text.

@@ -1,7 +1,8 @@
-// What a save leaves in its directory, and what a failed one does.
+// When a run saves, what a save leaves in its directory, and what happens when one fails.
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "tests/support/nn_test_support.h"
 #include "tests/support/process.h"
 #include "tests/support/replaced_system_calls.h"
+#include "tests/support/shm_ranks.h"
 #include "tests/unit/05/checkpoint_runs.h"
 
 namespace lockstep {
@@ -27,7 +29,119 @@ using testing::operator+;
 using testing::TempDir;
 using testing::Words;
 
-// --- Saving --------------------------------------------------------------------------------------
+// --- When a run saves ----------------------------------------------------------------------------
+
+/// A rank alone, with a network of ten numbers, that saves as the options say.
+struct ShortRun : SmallRun {
+  explicit ShortRun(const fs::path& directory, int64_t save_every = 0)
+      : SmallRun(1, 0),
+        checkpoints(
+            trained(), SavingOptions{.directory = directory, .save_every = save_every, .keep = 100},
+            *ranks.processes[0], [](const std::string& mine) { return Words{mine}; },
+            kStepsPerEpoch, [this] { settle(); }) {
+    state = {};
+  }
+  void settle() {
+    ++settled;
+    if (diverged) fail<NonFinite>("step {}: the loss is not finite", state.steps);
+  }
+  void step() {
+    state.count_step(0.1);
+    checkpoints.after_step(state);
+  }
+  void epoch_ends() { checkpoints.after_epoch(state, 0.5); }
+
+  testing::Ranks ranks = testing::shm_ranks(1);
+  int settled = 0;
+  bool diverged = false;
+  RankZeroCheckpointer checkpoints;
+};
+
+/// The steps of the checkpoints in a directory, the oldest first.
+std::vector<int64_t> saved_steps(const fs::path& directory) {
+  std::vector<int64_t> steps = find_checkpoints(directory);
+  std::ranges::reverse(steps);
+  return steps;
+}
+
+TEST_CASE("A run saves after every so many steps, and after every epoch", "[checkpoint]") {
+  using Steps = std::vector<int64_t>;
+  for (const auto& [every, expected] : std::vector<std::pair<int64_t, Steps>>{
+           {0, {4, 8}}, {1, {1, 2, 3, 4, 5, 6, 7, 8}}, {3, {3, 4, 6, 8}}, {9, {4, 8}}}) {
+    INFO("--save-every " << every);
+    const TempDir folder;
+    ShortRun run(folder.path(), every);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      for (int64_t i = 0; i < kStepsPerEpoch; ++i) run.step();
+      run.epoch_ends();
+    }
+    CHECK(saved_steps(folder.path()) == expected);
+    CHECK(run.settled >= std::ssize(expected));  // before each of them
+    CHECK_NOTHROW(run.checkpoints.finish());
+    // A checkpoint saved after an epoch is in its place at the beginning of the next one.
+    const Checkpoint last = read_checkpoint(checkpoint_path(folder.path(), 8));
+    CHECK(TrainingState::from_json(last.training, "it") == run.state);
+    CHECK(run.state.epoch == 2);
+    CHECK(run.state.step_in_epoch == 0);
+  }
+  ShortRun without_directory("", 1);
+  without_directory.step();
+  without_directory.epoch_ends();
+  CHECK(without_directory.settled == 0);
+  CHECK_NOTHROW(without_directory.checkpoints.finish());
+}
+
+TEST_CASE("A save that fails ends a run only if it was the last one", "[checkpoint][row116]") {
+  const TempDir folder;
+  const fs::path directory = folder / "saved";
+  ShortRun run(directory, 1);
+  const auto occupy = [&] { testing::write_file(directory, std::string("not a directory")); };
+  occupy();
+  CHECK_NOTHROW(run.step());
+  CHECK_THAT(message_of<EnvironmentError>([&] { run.checkpoints.finish(); }),
+             ContainsSubstring("the last checkpoint is missing: ") &&
+                 ContainsSubstring("Not a directory"));
+  fs::remove(directory);
+  run.step();
+  CHECK(saved_steps(directory) == std::vector<int64_t>{2});
+  CHECK_NOTHROW(run.checkpoints.finish());  // the next save made it good
+  fs::remove_all(directory);
+  occupy();
+  run.epoch_ends();
+  CHECK_THROWS_AS(run.checkpoints.finish(), EnvironmentError);
+}
+
+TEST_CASE("A run that went wrong is not saved, and ends at once", "[checkpoint][row17]") {
+  const TempDir folder;
+  ShortRun run(folder.path(), 2);
+  run.step();
+  run.diverged = true;
+  CHECK(message_of<NonFinite>([&] { run.step(); }) == "step 2: the loss is not finite");
+  CHECK(folder.names().empty());
+}
+
+TEST_CASE("The state counts steps and epochs, and remembers the best accuracy", "[checkpoint]") {
+  TrainingState state;
+  state.count_step(0.25);
+  state.count_step(0.125);
+  CHECK(state.steps == 2);
+  CHECK(state.step_in_epoch == 2);
+  CHECK(state.epoch == 0);
+  CHECK(state.learning_rate == 0.125);
+  state.count_epoch(0.5);
+  CHECK(state.epoch == 1);
+  CHECK(state.step_in_epoch == 0);
+  CHECK(state.best_accuracy == 0.5);
+  state.count_step(0.25);
+  state.count_epoch(0.375);  // worse than the one before
+  CHECK(state.steps == 3);
+  CHECK(state.epoch == 2);
+  CHECK(state.best_accuracy == 0.5);
+  state.count_epoch(0.75);
+  CHECK(state.best_accuracy == 0.75);
+}
+
+// --- What a save leaves --------------------------------------------------------------------------
 
 TEST_CASE("Momentum comes to the disk before the network, and goes after it",
           "[checkpoint][row117]") {
@@ -81,8 +195,8 @@ TEST_CASE("A save that fails at any of its steps leaves a directory that can be 
     CHECK(newest_mark(folder.path()) == (n <= 4 ? 2 : 3));  // 4: the rename of the network's file
     CHECK(run.holds(3));
     for (const std::string& name : folder.names()) CHECK_FALSE(name.ends_with(".tmp"));
-    for (const FoundCheckpoint& found : find_checkpoints(folder.path())) {
-      CHECK_NOTHROW(read_checkpoint(found.path));
+    for (const int64_t steps : find_checkpoints(folder.path())) {
+      CHECK_NOTHROW(read_checkpoint(folder / checkpoint_name(steps)));
     }
     run.save(folder.path(), 3);
     remove_old_checkpoints(folder.path(), 3, 2);

@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "05-syncbn-checkpoint/stage_options.h"
-#include "05-syncbn-checkpoint/training_settings.h"
 #include "common/core/error.h"
 #include "common/io/json.h"
 #include "common/options/option_parser.h"

@@ -7,8 +7,11 @@
 
 #include "common/comm/host_communicator.h"
 #include "common/core/error.h"
+#include "tests/support/captured_output.h"
 #include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/ddp_test_support.h"
+#include "tests/support/json.h"
 #include "tests/support/local_store.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/tasks.h"
@@ -480,6 +483,36 @@ TEST_CASE("Conversion leaves parameters, names and state where they are", "[sync
   CHECK(layers_of(*member.network) == 17);
   CHECK(member.network->parameters() == before);
   CHECK(layers_of(*small_network()(0)) == 0);
+}
+
+TEST_CASE("Waiting for batch statistics is reported per step of this run", "[syncbn]") {
+  const testing::TempDir folder;
+  Options options;
+  options.metrics = folder / "metrics";
+  const testing::Ranks ranks = testing::tcp_ranks(2);
+  double waited = 0;
+  const std::vector<std::string> errors = testing::run_ranks(2, [&](int rank) {
+    testing::Member member(rank, testing::small_network(ModelKind::seed_bn), 1);
+    const auto synchronised = convert_sync_batchnorm(
+        *member.network, *ranks.processes[size_t(rank)], member.communication);
+    member.accumulate(testing::Samples(4), 1);
+    member.stream.synchronize();
+    if (rank != 0) return;
+    const testing::CapturedOutput output(folder / "output");
+    TrainingLog log("a stage", options, member.stream, {member.device.get()}, 4);
+    log.resume(9, 0);
+    log.begin_epoch(0);
+    log.step({.global_size = 4}, member.loss, {member.optimizer.health()});
+    log.end_epoch();
+    waited = synchronised->seconds_waited();
+    report(*synchronised, log);
+    log.finish(0);
+  });
+  CHECK(errors == std::vector<std::string>(2));
+  const nlohmann::json told = testing::read_json(folder / "metrics").at("batch_norm");
+  CHECK(told.at("layers") == 2);
+  CHECK(waited > 0);
+  CHECK(told.at("seconds_per_step") == waited);
 }
 
 }  // namespace

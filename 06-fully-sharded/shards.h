@@ -1,5 +1,6 @@
 #pragma once
-// Which rank keeps which numbers. Nothing here knows of devices or messages.
+// Which rank keeps which numbers, and how shards of W ranks become those of another W. Nothing here
+// knows of devices, messages or files.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,5 +35,20 @@ struct Piece {
 /// The pieces of the parameters in a shard, in the order of the list. `parameters` says where each
 /// one lies in the flat buffer. One that does not touch the shard has no piece; nor has padding.
 std::vector<Piece> pieces_in(const std::vector<FlatRange>& parameters, FlatRange shard);
+
+/// A part of a saved piece of a parameter, and where it goes in the piece that is wanted.
+struct Extract {
+  size_t saved = 0;       // which of the saved pieces
+  FlatRange of_saved{};   // these of its elements, counted from its own first one
+  int64_t in_wanted = 0;  // where the first of them goes, counted likewise
+  friend bool operator==(const Extract&, const Extract&) = default;
+};
+
+/// What has to be read for the elements `wanted` of a parameter, of which the elements `saved[i]`
+/// are in file i. The saved pieces are in any order, and some may be empty. The extracts follow
+/// each other as the wanted elements do, none is empty, and none has an element that is not wanted.
+/// Throws BadInput, with the first such element, where one that is wanted is in no saved piece or
+/// in two.
+std::vector<Extract> join_shards(const std::vector<FlatRange>& saved, FlatRange wanted);
 
 }  // namespace lockstep

@@ -1,8 +1,7 @@
 // Ranks that save and resume what they share out.
 
-#include "06-fully-sharded/shard_files.h"
+#include "06-fully-sharded/sharded_checkpointer.h"
 
-#include "06-fully-sharded/sharded_checkpoint.h"
 #include "common/core/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/process.h"
@@ -31,17 +30,27 @@ Setting setting_of(ShardKind kind, const OptimizerRule& rule, const std::string&
   return {{.kind = kind, .unit = UnitSize::from(unit)}, rule, small_network(ModelKind::seed_bn)};
 }
 
+/// Saves to `directory`, or resumes from `path`, whatever number of ranks has saved it.
+ShardedCheckpointer checkpointer_of(ShardedMember& member, const fs::path& directory,
+                                    const fs::path& path = {}) {
+  const auto nothing = [](const std::string&) {};
+  const SavingOptions options{.directory = directory,
+                              .resume = path,
+                              .allow_world_size = true,
+                              .say = nothing,
+                              .warn = nothing};
+  return ShardedCheckpointer(member.network, member.optimizer, options, member.comm,
+                             member.exchange);
+}
+
 void save(ShardedMember& member, const fs::path& directory, int64_t steps = kSavedSteps) {
-  const CheckpointRanks ranks{member.comm, member.exchange};
-  files_of({member.network, member.optimizer})->save(ranks, directory, after(steps));
+  ShardedCheckpointer checkpointer = checkpointer_of(member, directory);
+  checkpointer.save(after(steps));
+  checkpointer.finish();
 }
 
 void resume(ShardedMember& member, const fs::path& path) {
-  const CheckpointRanks ranks{member.comm, member.exchange};
-  const std::unique_ptr<StateFiles> files = files_of({member.network, member.optimizer});
-  files->read(ranks, path);
-  if (ranks.is_first()) files->require_fitting();
-  files->restore(ranks);
+  checkpointer_of(member, "", path).resume({});
 }
 
 /// Two steps of two ranks, saved. Returns the weights.
@@ -170,13 +179,11 @@ TEST_CASE("Where only the counters change the shards stay, whoever wrote them",
   const fs::path shard = shard_path(path, 1, 3);
   const auto written = fs::last_write_time(shard);
   const Errors errors = on_ranks(2, setting, [&](ShardedMember& member) {
-    const CheckpointRanks ranks{member.comm, member.exchange};
-    const std::unique_ptr<StateFiles> files = files_of({member.network, member.optimizer});
-    files->read(ranks, path);
-    files->restore(ranks);
-    TrainingState state = after(kSavedSteps);
+    ShardedCheckpointer checkpointer = checkpointer_of(member, folder.path(), path);
+    TrainingState state = checkpointer.resume({});
     state.best_accuracy = 0.5;
-    files->save(ranks, folder.path(), state);
+    checkpointer.save(state);
+    checkpointer.finish();
   });
   CHECK(errors == Errors(2));
   CHECK(folder.names().size() == 4);

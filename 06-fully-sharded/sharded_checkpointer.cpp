@@ -1,0 +1,166 @@
+#include "06-fully-sharded/sharded_checkpointer.h"
+
+#include <map>
+#include <set>
+
+#include "common/core/error.h"
+#include "common/io/file.h"
+
+namespace lockstep {
+
+namespace fs = std::filesystem;
+
+std::vector<ShardedCheckpointer::Kept> ShardedCheckpointer::kept_of(size_t unit) const {
+  std::vector<Kept> kept{{kValues, network_.units()[unit]->value_shard()}};
+  for (const OptimizerState& state : optimizer_.state()) {
+    kept.push_back({state.name, state.ranges.at(unit)});
+  }
+  return kept;
+}
+
+// --- Saving --------------------------------------------------------------------------------------
+
+/// What this rank writes: equal shards with --shard none, too, of which every rank keeps all.
+std::vector<ShardPiece> ShardedCheckpointer::pieces(const TrainingState& state) const {
+  std::vector<ShardPiece> pieces;
+  for (size_t u = 0; u < network_.units().size(); ++u) {
+    const Unit& unit = *network_.units()[u];
+    const FlatRange mine = shard_of(unit.length(), comm().rank(), comm().world_size());
+    const int64_t offset = mine.first - unit.shard().first;
+    for (const Kept& kept : kept_of(u)) {
+      for (const Piece& piece : pieces_in(unit.ranges(), mine)) {
+        const std::string& name = unit.in_order()[piece.parameter]->name;
+        const FlatRange elements = piece.of_parameter;
+        pieces.push_back({kept.state, name, elements.first,
+                          kept.numbers.range(offset + piece.in_shard, {elements.count}).to_host()});
+        require_finite({{.name = name, .real = pieces.back().numbers}}, state);
+      }
+    }
+  }
+  return pieces;
+}
+
+/// Whether the shards of the checkpoint at `path` have the present values.
+bool ShardedCheckpointer::has_shards(const fs::path& path) const {
+  std::error_code none;
+  return present_ && fs::equivalent(present_->first, path, none);
+}
+
+ShardIndex ShardedCheckpointer::index_of(std::vector<std::string> checksums) const {
+  ShardIndex index{.checksums = std::move(checksums)};
+  for (const Kept& kept : kept_of(0)) index.states.push_back(kept.state);
+  for (const Parameter* p : network_.parameters()) {
+    index.parameters.push_back({.name = p->name, .shape = torch_shape(*p)});
+  }
+  const std::vector<int64_t> steps = optimizer_.steps();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    index.steps[optimizer_.parameters()[i]->name] = double(steps[i]);
+  }
+  return index;
+}
+
+int64_t ShardedCheckpointer::write(const TrainingState& state) {
+  const fs::path path = checkpoint_path(directory(), state.steps);
+  std::vector<ShardPiece> mine;
+  const std::string present = together(exchange(), [&]() -> std::string {
+                                require_good_steps(optimizer_, directory());
+                                mine = pieces(state);
+                                if (!is_first()) return "";
+                                require_finite(running_state(network_), state);
+                                make_directory(directory());
+                                remove_leftovers(directory());
+                                return has_shards(path) ? "present" : "";
+                              }).at(0);
+  try {
+    ShardIndex index;
+    if (present.empty()) {
+      const ShardPlace place{state.steps, comm().rank(), comm().world_size()};
+      index = index_of(together(exchange(), [&] { return save_shard(path, place, mine); }));
+    } else {
+      index = present_->second;
+    }
+    const std::string bytes = on_first([&] { return std::to_string(commit(path, index, state)); });
+    present_.emplace(path, index);
+    return std::stoll(bytes);
+  } catch (...) {
+    if (is_first()) remove_leftovers(directory());
+    throw;
+  }
+}
+
+/// On rank 0. Returns the bytes of all files.
+int64_t ShardedCheckpointer::commit(const fs::path& path, const ShardIndex& index,
+                                    const TrainingState& state) {
+  commit_shards(path, index, state.to_json(), running_state(network_));
+  auto bytes = int64_t(fs::file_size(path));
+  std::set<fs::path> shards;
+  for (size_t rank = 0; rank < index.checksums.size(); ++rank) {
+    shards.insert(shard_path(path, int(rank), int(index.checksums.size())));
+  }
+  for (const fs::path& shard : shards) bytes += int64_t(fs::file_size(shard));
+  try {
+    remove_companions(path, shards);  // of a damaged checkpoint that was here
+  } catch (const EnvironmentError&) {
+    // They stay until this checkpoint is removed.
+  }
+  return bytes;
+}
+
+// --- Loading -------------------------------------------------------------------------------------
+
+/// The ranks share out the work of comparing checksums.
+std::string ShardedCheckpointer::read(const fs::path& path) {
+  return together(exchange(),
+                  [&] {
+                    read_.reset();
+                    read_.emplace(path);
+                    for (size_t shard = size_t(comm().rank()); shard < read_->shards();
+                         shard += size_t(comm().world_size())) {
+                      read_->verify(shard);
+                    }
+                    return read_->training();
+                  })
+      .at(0);
+}
+
+void ShardedCheckpointer::require_fitting() const {
+  std::vector<StateTensor> saved = read_->index().parameters;
+  saved.insert(saved.end(), read_->running().begin(), read_->running().end());
+  within(read_->path().string(), [&] { check_state_dict(network_, saved); });
+  std::set<std::string> states(read_->index().states.begin(), read_->index().states.end());
+  states.erase(kValues);
+  require_same_states(read_->path(), states, optimizer_);
+  within(read_->path().string(), [&] { steps_read(); });
+}
+
+std::vector<int64_t> ShardedCheckpointer::steps_read() const {
+  return steps_of(optimizer_, read_->index().steps,
+                  TrainingState::from_json(read_->training(), read_->path().string()));
+}
+
+/// Each rank reads what it keeps; where it keeps the whole of which it updates a shard, the others
+/// send theirs.
+void ShardedCheckpointer::restore() {
+  together(exchange(), [&] {
+    for (size_t u = 0; u < network_.units().size(); ++u) {
+      const Unit& unit = *network_.units()[u];
+      for (const Kept& kept : kept_of(u)) {
+        for (const Piece& piece : pieces_in(unit.ranges(), unit.shard())) {
+          kept.numbers.range(piece.in_shard, {piece.of_parameter.count})
+              .copy_from_host(read_->read(kept.state, unit.in_order()[piece.parameter]->name,
+                                          piece.of_parameter));
+        }
+      }
+    }
+    std::map<std::string, StateTensor> running;
+    for (const StateTensor& tensor : read_->running()) running.emplace(tensor.name, tensor);
+    load_running_state(network_, running);
+    optimizer_.set_steps(steps_read());
+    present_.emplace(read_->path(), read_->index());
+    read_.reset();
+    return "";
+  });
+  network_.gather_parameters();
+}
+
+}  // namespace lockstep

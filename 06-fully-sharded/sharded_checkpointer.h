@@ -1,0 +1,60 @@
+#pragma once
+// The one who saves and resumes where ranks share out the state of training: each writes its shard,
+// rank 0 makes the shards a checkpoint (sharded_checkpoint.h).
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "05-syncbn-checkpoint/checkpointer.h"
+#include "06-fully-sharded/fully_sharded.h"
+#include "06-fully-sharded/sharded_checkpoint.h"
+
+namespace lockstep {
+
+/// For files on a disk that the ranks share. A rank writes as much with every ShardKind, and a run
+/// may resume with another kind, other units and another number of ranks. Of the ten steps of a
+/// save (stage 05's README.md):
+///   1. every rank looks for numbers that are not finite, and copies its shard to the host;
+///   2. all ranks write, each a file of its own, by steps 5 to 8;
+///   3. rank 0 removes leftovers before anyone writes;
+///   4. rank 0 writes the checkpoint's own file when all shards are durable: that is the commit;
+///   10. what failed on one rank has failed on all.
+/// Where only the counters have changed since the last checkpoint (of the same step), its shards
+/// stay as they are: they must not be exchanged one by one below a checkpoint that is there.
+class ShardedCheckpointer final : public Checkpointer {
+ public:
+  /// Network and `optimizer`, which is of its shards(), must outlive this object.
+  template <class... Base>
+  ShardedCheckpointer(FullyShardedDataParallel& network, const Optimizer& optimizer, Base&&... base)
+      : Checkpointer(std::forward<Base>(base)...), network_(network), optimizer_(optimizer) {}
+
+ private:
+  int64_t write(const TrainingState& state) override;
+  std::string read(const std::filesystem::path& path) override;
+  void require_fitting() const override;
+  void restore() override;
+
+  /// Numbers of a unit that this rank keeps of unit.shard(): values, or a state of the optimizer.
+  struct Kept {
+    std::string state;
+    Tensor numbers{};
+  };
+  std::vector<Kept> kept_of(size_t unit) const;
+  std::vector<ShardPiece> pieces(const TrainingState& state) const;
+  bool has_shards(const std::filesystem::path& path) const;
+  ShardIndex index_of(std::vector<std::string> checksums) const;
+  int64_t commit(const std::filesystem::path& path, const ShardIndex& index,
+                 const TrainingState& state);
+  std::vector<int64_t> steps_read() const;
+
+  FullyShardedDataParallel& network_;
+  const Optimizer& optimizer_;
+  std::optional<ShardedCheckpoint> read_;  // what was read last
+  /// The checkpoint whose shards have the present values, and what it says of them.
+  std::optional<std::pair<std::filesystem::path, ShardIndex>> present_;
+};
+
+}  // namespace lockstep
