@@ -24,7 +24,7 @@
 #include "05-syncbn-checkpoint/checkpoint_directory.h"
 #include "05-syncbn-checkpoint/training_state.h"
 #include "common/nn/optimizer.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 
 namespace lockstep {
 

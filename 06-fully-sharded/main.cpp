@@ -10,7 +10,6 @@
 #include "06-fully-sharded/shard_files.h"
 #include "06-fully-sharded/sharded_weights.h"
 #include "06-fully-sharded/stage_options.h"
-#include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/training/evaluate.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 
 namespace lockstep {
 

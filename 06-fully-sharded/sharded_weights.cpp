@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/core/error.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {

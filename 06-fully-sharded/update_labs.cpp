@@ -4,7 +4,7 @@
 
 #include "06-fully-sharded/labs.h"
 #include "06-fully-sharded/sharded_step.h"
-#include "common/nn/clip_by_norm.h"
+#include "common/nn/optimizer.h"
 #include "common/training/small_training.h"
 
 namespace lockstep {
