@@ -35,7 +35,7 @@ class CpuStream : public StreamBackend {
   void enqueue_control(const char* op, std::function<void()> body) {
     push(op, std::move(body), /*control=*/true);
   }
-  /// What the worker thread keeps between tasks (a library's plans and workspaces). Only tasks may
+  /// What the worker thread keeps between tasks (an engine and its workspaces). Only tasks may
   /// touch it; it is destroyed by the worker before it ends.
   std::shared_ptr<void>& worker_state() { return worker_state_; }
   /// Counts memory that a task takes itself (gives back: negative). Only tasks may call it.

@@ -1,6 +1,7 @@
 // The catalogue on CPU devices: the shared bodies in vectorised loops (launch.h), convolution and
 // matrix product by an engine (engine.h).
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -20,26 +21,26 @@ class CpuKernels final : public BodyKernels<Launch> {
   void conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
               const Tensor& bias, const Tensor& y) override {
     if (g.empty()) return;
-    enqueue(s, "conv2d",
-            [=, x = x.on(s), weight = weight.on(s), bias = bias.on(s),
-             y = y.on(s)](Engine& engine) { engine.conv2d(g, x, weight, bias, y); });
+    cpu_stream(s).enqueue(
+        "conv2d", [=, engine = engine_of(s), x = x.on(s), weight = weight.on(s), bias = bias.on(s),
+                   y = y.on(s)] { engine().conv2d(g, x, weight, bias, y); });
   }
 
   void conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy, const Tensor& weight,
                              const Tensor& dx) override {
     if (g.empty()) return;
-    enqueue(s, "conv2d_backward_input",
-            [=, dy = dy.on(s), weight = weight.on(s), dx = dx.on(s)](Engine& engine) {
-              engine.conv2d_backward_input(g, dy, weight, dx);
-            });
+    cpu_stream(s).enqueue("conv2d_backward_input",
+                          [=, engine = engine_of(s), dy = dy.on(s), weight = weight.on(s),
+                           dx = dx.on(s)] { engine().conv2d_backward_input(g, dy, weight, dx); });
   }
 
   void conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x, const Tensor& dy,
                                   const Tensor& dweight, const Tensor& dbias) override {
     if (g.empty()) return;
-    enqueue(s, "conv2d_backward_parameters",
-            [=, x = x.on(s), dy = dy.on(s), dweight = dweight.on(s), dbias = dbias.on(s)](
-                Engine& engine) { engine.conv2d_backward_parameters(g, x, dy, dweight, dbias); });
+    cpu_stream(s).enqueue(
+        "conv2d_backward_parameters",
+        [=, engine = engine_of(s), x = x.on(s), dy = dy.on(s), dweight = dweight.on(s),
+         dbias = dbias.on(s)] { engine().conv2d_backward_parameters(g, x, dy, dweight, dbias); });
   }
 
   void matmul(Stream s, const MatMul& shape, const Tensor& a, const Tensor& b,
@@ -48,22 +49,18 @@ class CpuKernels final : public BodyKernels<Launch> {
       if (!shape.accumulate) fill(s, 0, c);
       return;
     }
-    enqueue(s, "matmul", [=, a = a.on(s), b = b.on(s), c = c.on(s)](Engine& engine) {
-      engine.matmul(shape, a, b, c);
-    });
+    cpu_stream(s).enqueue("matmul", [=, engine = engine_of(s), a = a.on(s), b = b.on(s),
+                                     c = c.on(s)] { engine().matmul(shape, a, b, c); });
   }
 
  private:
-  /// Enqueues task(engine): with the engine of the stream's worker, which makes it when it first
-  /// needs one.
-  template <class Task>
-  void enqueue(Stream s, const char* op, Task task) const {
-    CpuStream& stream = cpu_stream(s);
-    stream.enqueue(op, [=, &stream, make = maker_.make] {
-      std::shared_ptr<void>& engine = stream.worker_state();
-      if (!engine) engine = std::shared_ptr<Engine>(make(stream));
-      task(*static_cast<Engine*>(engine.get()));
-    });
+  /// For tasks: calls give the engine of the stream's worker, and the first of all makes it.
+  auto engine_of(Stream s) const {
+    return [stream = &cpu_stream(s), make = maker_.make]() -> Engine& {
+      std::shared_ptr<void>& engine = stream->worker_state();
+      if (!engine) engine = std::shared_ptr<Engine>(make(*stream));
+      return *static_cast<Engine*>(engine.get());
+    };
   }
 
   const EngineMaker maker_;

@@ -22,9 +22,10 @@ class CudaKernels final : public BodyKernels<Launch> {
   void conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
               const Tensor& bias, const Tensor& y) override {
     if (g.empty()) return;
+    CudaStream& stream = cuda_stream(s);
     bool has_bias = false;
-    enqueue(s, "conv2d", [&](Libraries& libraries) {
-      has_bias = libraries.conv2d(g, x.on(s), weight.on(s), bias.on(s), y.on(s));
+    stream.enqueue("conv2d", [&](cudaStream_t) {
+      has_bias = stream.libraries().conv2d(g, x.on(s), weight.on(s), bias.on(s), y.on(s));
     });
     if (!has_bias) add_bias(s, bias, /*relu=*/false, y);
   }
@@ -32,16 +33,18 @@ class CudaKernels final : public BodyKernels<Launch> {
   void conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy, const Tensor& weight,
                              const Tensor& dx) override {
     if (g.empty()) return;
-    enqueue(s, "conv2d_backward_input", [&](Libraries& libraries) {
-      libraries.conv2d_backward_input(g, dy.on(s), weight.on(s), dx.on(s));
+    CudaStream& stream = cuda_stream(s);
+    stream.enqueue("conv2d_backward_input", [&](cudaStream_t) {
+      stream.libraries().conv2d_backward_input(g, dy.on(s), weight.on(s), dx.on(s));
     });
   }
 
   void conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x, const Tensor& dy,
                                   const Tensor& dweight, const Tensor& dbias) override {
     if (g.empty()) return;
-    enqueue(s, "conv2d_backward_parameters", [&](Libraries& libraries) {
-      libraries.conv2d_backward_weight(g, x.on(s), dy.on(s), dweight.on(s));
+    CudaStream& stream = cuda_stream(s);
+    stream.enqueue("conv2d_backward_parameters", [&](cudaStream_t) {
+      stream.libraries().conv2d_backward_weight(g, x.on(s), dy.on(s), dweight.on(s));
     });
     add_column_sums(s, dy, dbias);
   }
@@ -52,16 +55,10 @@ class CudaKernels final : public BodyKernels<Launch> {
       if (!shape.accumulate) fill(s, 0, c);
       return;
     }
-    enqueue(s, "matmul",
-            [&](Libraries& libraries) { libraries.matmul(shape, a.on(s), b.on(s), c.on(s)); });
-  }
-
- private:
-  /// Enqueues what `call` asks the libraries for.
-  template <class Call>
-  static void enqueue(Stream s, const char* op, Call call) {
     CudaStream& stream = cuda_stream(s);
-    stream.enqueue(op, [&](cudaStream_t) { call(stream.libraries()); });
+    stream.enqueue("matmul", [&](cudaStream_t) {
+      stream.libraries().matmul(shape, a.on(s), b.on(s), c.on(s));
+    });
   }
 };
 
