@@ -12,6 +12,15 @@
 namespace lockstep::cpu {
 namespace {
 
+/// For tasks: a call gives the engine of the stream's worker, which makes it at its first call.
+auto workers_engine(Stream s, const EngineMaker& maker) {
+  return [stream = &cpu_stream(s), make = maker.make]() -> Engine& {
+    std::shared_ptr<void>& engine = stream->worker_state();
+    if (!engine) engine = std::shared_ptr<Engine>(make(*stream));
+    return *static_cast<Engine*>(engine.get());
+  };
+}
+
 class CpuKernels final : public BodyKernels<Launch> {
  public:
   explicit CpuKernels(EngineMaker maker) : maker_(std::move(maker)) {}
@@ -22,16 +31,17 @@ class CpuKernels final : public BodyKernels<Launch> {
               const Tensor& bias, const Tensor& y) override {
     if (g.empty()) return;
     cpu_stream(s).enqueue(
-        "conv2d", [=, engine = engine_of(s), x = x.on(s), weight = weight.on(s), bias = bias.on(s),
-                   y = y.on(s)] { engine().conv2d(g, x, weight, bias, y); });
+        "conv2d", [=, engine = workers_engine(s, maker_), x = x.on(s), weight = weight.on(s),
+                   bias = bias.on(s), y = y.on(s)] { engine().conv2d(g, x, weight, bias, y); });
   }
 
   void conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy, const Tensor& weight,
                              const Tensor& dx) override {
     if (g.empty()) return;
-    cpu_stream(s).enqueue("conv2d_backward_input",
-                          [=, engine = engine_of(s), dy = dy.on(s), weight = weight.on(s),
-                           dx = dx.on(s)] { engine().conv2d_backward_input(g, dy, weight, dx); });
+    cpu_stream(s).enqueue(
+        "conv2d_backward_input",
+        [=, engine = workers_engine(s, maker_), dy = dy.on(s), weight = weight.on(s),
+         dx = dx.on(s)] { engine().conv2d_backward_input(g, dy, weight, dx); });
   }
 
   void conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x, const Tensor& dy,
@@ -39,7 +49,7 @@ class CpuKernels final : public BodyKernels<Launch> {
     if (g.empty()) return;
     cpu_stream(s).enqueue(
         "conv2d_backward_parameters",
-        [=, engine = engine_of(s), x = x.on(s), dy = dy.on(s), dweight = dweight.on(s),
+        [=, engine = workers_engine(s, maker_), x = x.on(s), dy = dy.on(s), dweight = dweight.on(s),
          dbias = dbias.on(s)] { engine().conv2d_backward_parameters(g, x, dy, dweight, dbias); });
   }
 
@@ -49,20 +59,13 @@ class CpuKernels final : public BodyKernels<Launch> {
       if (!shape.accumulate) fill(s, 0, c);
       return;
     }
-    cpu_stream(s).enqueue("matmul", [=, engine = engine_of(s), a = a.on(s), b = b.on(s),
-                                     c = c.on(s)] { engine().matmul(shape, a, b, c); });
+    cpu_stream(s).enqueue(
+        "matmul", [=, engine = workers_engine(s, maker_), a = a.on(s), b = b.on(s), c = c.on(s)] {
+          engine().matmul(shape, a, b, c);
+        });
   }
 
  private:
-  /// For tasks: calls give the engine of the stream's worker, and the first of all makes it.
-  auto engine_of(Stream s) const {
-    return [stream = &cpu_stream(s), make = maker_.make]() -> Engine& {
-      std::shared_ptr<void>& engine = stream->worker_state();
-      if (!engine) engine = std::shared_ptr<Engine>(make(*stream));
-      return *static_cast<Engine*>(engine.get());
-    };
-  }
-
   const EngineMaker maker_;
 };
 
