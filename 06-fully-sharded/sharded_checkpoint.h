@@ -20,7 +20,7 @@
 
 #include "06-fully-sharded/shard_plan.h"
 #include "06-fully-sharded/shard_texts.h"
-#include "common/io/safetensors_stream.h"
+#include "common/io/safetensors.h"
 #include "common/nn/state_dict.h"
 
 namespace lockstep {

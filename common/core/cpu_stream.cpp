@@ -10,8 +10,8 @@
 
 #include "common/core/device.h"
 #include "common/core/error.h"
-#include "common/core/host_memory.h"
-#include "common/core/whole_number.h"
+#include "common/core/host.h"
+#include "common/core/parse.h"
 
 namespace lockstep {
 namespace {

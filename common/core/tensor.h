@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "common/core/buffer.h"
 #include "common/core/real.h"
+#include "common/core/tensor.h"
 
 namespace lockstep {
 

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "common/core/error.h"
-#include "common/core/listed.h"
+#include "common/core/text.h"
 #include "common/nn/batch_norm.h"
 
 namespace lockstep {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "common/io/safetensors.h"
-#include "common/io/safetensors_stream.h"
 #include "common/nn/module.h"
 #include "common/nn/state_dict.h"
 

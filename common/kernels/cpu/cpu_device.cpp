@@ -2,7 +2,7 @@
 
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
-#include "common/core/host_memory.h"
+#include "common/core/host.h"
 #include "common/kernels/cpu/engine.h"
 #include "common/kernels/kernels.h"
 

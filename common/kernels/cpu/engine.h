@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/core/cpu_stream.h"
-#include "common/core/host_memory.h"
+#include "common/core/host.h"
 #include "common/kernels/geometry.h"
 
 namespace lockstep::cpu {

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/core/host_memory.h"
+#include "common/core/host.h"
 #include "common/kernels/cpu/engine.h"
 #include "common/kernels/cpu/few_channels.h"
 #include "common/kernels/cpu/onednn_api.h"

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/core/buffer.h"
 #include "common/core/stream_backend.h"
+#include "common/core/tensor.h"
 #include "common/kernels/cuda/check.h"
 #include "common/kernels/cuda/timing.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "common/core/buffer.h"
 #include "common/core/real.h"
+#include "common/core/tensor.h"
 #include "common/kernels/cuda/check.h"
 #include "common/kernels/geometry.h"
 
