@@ -6,7 +6,6 @@
 //   diff 01-single-gpu/main.cpp 04-ddp/main.cpp
 
 #include "04-ddp/stage_options.h"
-#include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/training/evaluate.h"

@@ -25,7 +25,7 @@
 
 #include "05-syncbn-checkpoint/training_state.h"
 #include "common/nn/optimizer.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "common/system/descriptor.h"
 
 namespace lockstep {

@@ -7,7 +7,6 @@
 
 #include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
-#include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/training/evaluate.h"

@@ -9,7 +9,6 @@
 #include "04-ddp/replica.h"
 #include "06-fully-sharded/unit.h"
 #include "common/comm/process_group.h"
-#include "common/nn/clip_by_norm.h"
 #include "common/nn/init.h"
 #include "common/nn/optimizer.h"
 #include "common/rendezvous/agreement.h"

@@ -8,7 +8,6 @@
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "06-fully-sharded/sharded_checkpointer.h"
 #include "06-fully-sharded/stage_options.h"
-#include "common/nn/clip_by_norm.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/training/evaluate.h"

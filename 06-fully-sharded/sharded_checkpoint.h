@@ -20,7 +20,7 @@
 
 #include "06-fully-sharded/shards.h"
 #include "common/io/safetensors.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 
 namespace lockstep {
 

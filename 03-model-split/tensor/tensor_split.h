@@ -10,7 +10,7 @@
 #include "common/comm/process_group.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "common/options/rank_options.h"
 #include "common/training/program.h"
 #include "common/training/training_log.h"

@@ -1,6 +1,6 @@
 #pragma once
 // NCCL as the rest of the project sees it. It is in liblockstep_nccl.so, a library of its own for
-// the same reason as the CUDA backend (kernels/cuda/backend.h): NCCL takes 200 MiB, and not every
+// the same reason as the CUDA backend (kernels/cuda/cuda.h): NCCL takes 200 MiB, and not every
 // machine with CUDA has it. load_libraries.cpp loads it.
 
 #include <memory>

@@ -147,7 +147,7 @@ void CpuStream::work(Task* first) {
   thread_.store(::gettid(), std::memory_order_relaxed);
   keep_to(device().options().cores);
   // The number of OpenMP threads is a setting of each thread, and oneDNN reads it when it makes a
-  // plan: it is set before anything else runs here.
+  // primitive: it is set before anything else runs here.
   omp_set_num_threads(device().options().threads);
   for (Task* task = first;;) {
     Task* next = nullptr;

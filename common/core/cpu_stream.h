@@ -31,7 +31,7 @@ class CpuStream : public StreamBackend {
   void enqueue(const char* op, std::function<void()> body);
   /// The same for work that must happen even on a poisoned stream: events, frees, collectives.
   void enqueue_control(const char* op, std::function<void()> body);
-  /// What the worker thread keeps between tasks (a library's plans and workspaces). Only tasks may
+  /// What the worker thread keeps between tasks (an engine and its workspaces). Only tasks may
   /// touch it; it is destroyed by the worker before it ends.
   std::shared_ptr<void>& worker_state() { return worker_state_; }
   /// Counts memory that a task takes itself (gives back: negative). Only tasks may call it.

@@ -4,7 +4,7 @@
 //
 // Activations are NHWC ("channels last"): [batch, height, width, channels]. That is the layout in
 // which oneDNN and cuDNN convolve fastest. Convolution weights are O,H,W,I; checkpoints use
-// PyTorch's O,I,H,W (nn/state.h converts at the border).
+// PyTorch's O,I,H,W (nn/state_dict.h converts at the border).
 
 #include <algorithm>
 #include <cstddef>
@@ -17,6 +17,7 @@
 
 #include "common/core/real.h"
 #include "common/core/stream.h"
+#include "common/core/tensor.h"
 
 namespace lockstep {
 

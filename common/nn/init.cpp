@@ -4,7 +4,7 @@
 #include <numbers>
 #include <random>
 
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 
 namespace lockstep {
 namespace {

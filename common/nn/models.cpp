@@ -1,6 +1,5 @@
 #include "common/nn/models.h"
 
-#include "common/nn/every_second_step.h"
 #include "common/nn/layers.h"
 #include "common/nn/residual.h"
 

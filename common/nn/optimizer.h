@@ -1,7 +1,10 @@
 #pragma once
-// The optimizer: what becomes of the weights when the gradients are there.
+// What becomes of the weights when the gradients are there: the learning rate of every step,
+// gradients that are too long made shorter, and the update.
 
 #include <array>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,6 +12,20 @@
 #include "common/nn/parameter.h"
 
 namespace lockstep {
+
+/// Step schedule with linear warm-up (Goyal et al., arXiv 1706.02677, section 2.2): over the first
+/// `warmup_steps` steps the rate climbs from `warmup_from` to `base`; from then on it is multiplied
+/// by `gamma` every `decay_steps` steps (0: never), as torch.optim.lr_scheduler.StepLR.
+struct LearningRateSchedule {
+  double base = 0.1;
+  double warmup_from = 0;
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;
+  double gamma = 0.1;
+
+  /// The rate of step `step`, counted from 0.
+  double at(int64_t step) const;
+};
 
 enum class OptimizerKind { sgd, adam, adamw };
 constexpr auto words_of(OptimizerKind) { return std::array{"sgd", "adam", "adamw"}; }
@@ -26,6 +43,29 @@ struct OptimizerRule {
 struct UpdatedRange {
   Tensor values, gradients;          // [n], both
   BasicTensor<Stretch> stretches{};  // of both, where an optimizer knows of parameters
+};
+
+/// Scales all gradients together down to an L2 norm of `most`, as torch.nn.utils.clip_grad_norm_
+/// does. Call it between backward and the optimizer's step.
+class ClipByNorm {
+ public:
+  /// Called between the two halves of a clip with `squares` [1], the sum of all gradients' squares;
+  /// may enqueue work that changes it: where others have further gradients, theirs are added.
+  using AddOthers = std::function<void(const Tensor& squares)>;
+
+  /// `most` 0: calls do nothing.
+  ClipByNorm(const FlatParameters& parameters, double most);
+  /// The gradients of all ranges together.
+  ClipByNorm(Stream stream, std::vector<UpdatedRange> ranges, double most,
+             AddOthers add_others = {});
+  void operator()() const;
+
+ private:
+  Stream stream_;
+  std::vector<UpdatedRange> ranges_;  // empty if calls do nothing
+  Real most_;
+  AddOthers add_others_;
+  std::vector<Tensor> sums_;  // of each range, as Kernels::sum_squares() wants them
 };
 
 /// What an optimizer remembers from step to step, under PyTorch's name: for each of its ranges as
@@ -77,7 +117,7 @@ class Optimizer {
   OptimizerRule rule_;
   std::vector<OptimizerState> state_;
   CountTensor steps_;
-  Tensor factors_;  // OptimizerKernels::adam_count()
+  Tensor factors_;  // Kernels::adam_count()
   HealthTensor health_;
 };
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/kernels/optimizer_kernels.h"
+#include "common/kernels/kernels.h"
 
 namespace lockstep {
 

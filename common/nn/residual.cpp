@@ -19,6 +19,10 @@ Tensor backward_named(Module& module, const Tensor& dy, Context& context) {
   return module.backward(dy, context);
 }
 
+bool takes_part(const Context& context) {
+  return !context.facts.training || context.facts.step % 2 == 0;
+}
+
 }  // namespace
 
 Residual::Residual(int64_t in_channels, int64_t out_channels, int64_t stride)
@@ -59,6 +63,27 @@ Tensor Residual::backward(const Tensor& dy, Context& context) {
   dx = backward_named(conv1_, dx, context);
   const Tensor dskip = conv3_ == nullptr ? dsum : backward_named(*conv3_, dsum, context);
   context.kernels().add(stream, dskip, dx);
+  return dx;
+}
+
+// --- EverySecondStep ---------------------------------------------------------------------------
+
+EverySecondStep::EverySecondStep(std::unique_ptr<Module> inner)
+    : inner_(add_module("inner", std::move(inner))) {}
+
+Tensor EverySecondStep::forward(const Tensor& x, Context& context) {
+  if (!takes_part(context)) return x;
+  const Tensor added = inner_.forward(x, context);  // its backward may need it as it is
+  const Tensor y = context.empty(x.shape());
+  context.stream().copy(y.data(), x.data(), x.bytes());
+  context.kernels().add(context.stream(), added, y);
+  return y;
+}
+
+Tensor EverySecondStep::backward(const Tensor& dy, Context& context) {
+  if (!takes_part(context)) return dy;
+  const Tensor dx = inner_.backward(dy, context);
+  context.kernels().add(context.stream(), dy, dx);
   return dx;
 }
 

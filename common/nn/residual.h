@@ -1,10 +1,11 @@
 #pragma once
-// The residual block of ResNet-18 and 34 (He et al., arXiv 1512.03385).
+// Residual layers: what they compute is added to their input.
 
 #include "common/nn/batch_norm.h"
 
 namespace lockstep {
 
+/// The residual block of ResNet-18 and 34 (He et al., arXiv 1512.03385).
 /// relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)), 3x3 convolutions with bias. The shortcut is
 /// x itself, or conv3(x), 1x1, where channels or size change (stride > 1). Parameters are named and
 /// registered as in the book "Dive into Deep Learning": conv1, conv2, [conv3], bn1, bn2.
@@ -28,6 +29,20 @@ class Residual final : public Module {
   Conv2d* conv3_;
   BatchNorm2d& bn1_;
   BatchNorm2d& bn2_;
+};
+
+/// x + inner(x) in steps 0, 2, 4, ... and in evaluation, x alone in the others: there the inner
+/// module's parameters have no gradient. The simplest form of stochastic depth (Huang et al., arXiv
+/// 1603.09382), by turns instead of by chance, so that all ranks leave out the same. The inner
+/// module's output has x's shape.
+class EverySecondStep final : public Module {
+ public:
+  explicit EverySecondStep(std::unique_ptr<Module> inner);
+  Tensor forward(const Tensor& x, Context& context) override;
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+ private:
+  Module& inner_;
 };
 
 }  // namespace lockstep

@@ -13,7 +13,6 @@
 #include "common/data/dataset.h"
 #include "common/data/loader.h"
 #include "common/nn/init.h"
-#include "common/nn/learning_rate.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/options/option_parser.h"

@@ -7,7 +7,7 @@
 
 #include "common/io/safetensors.h"
 #include "common/nn/module.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 
 namespace lockstep {
 

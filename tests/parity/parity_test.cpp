@@ -5,7 +5,7 @@
 #include "common/data/dataset.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "common/training/feeder.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

@@ -1,4 +1,4 @@
-"""Every operation of common/kernels/kernels.h and optimizer_kernels.h has a case in tests/gpu/ops_test.cpp, or in
+"""Every operation of common/kernels/kernels.h has a case in tests/gpu/ops_test.cpp, or in
 layer_ops_test.cpp next to it.
 
 Those cases need a GPU to run; that they are there is checked everywhere. A case names its
@@ -49,8 +49,7 @@ def faults_of(header, source):
 
 
 class TestGpuOps(unittest.TestCase):
-    HEADER = "".join((ROOT / "common/kernels" / name).read_text()
-                     for name in ("kernels.h", "optimizer_kernels.h"))
+    HEADER = (ROOT / "common/kernels/kernels.h").read_text()
     SOURCE = "".join(path.read_text() for path in sorted(ROOT.glob("tests/gpu/*ops_test.cpp")))
 
     def test_every_operation_has_a_case(self):

@@ -38,7 +38,7 @@ MORE_REGISTERS = {  # the first that fits
 # bytes.
 LOCAL_BYTES = {"<long, AdamUpdate>": 16}  # arrays of 2^31 elements and more
 
-ROWS_IN_FLIGHT = 8  # kInFlight of column_sums.cuh
+ROWS_IN_FLIGHT = 8  # kInFlight of launch.cuh
 LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormBackwardSums<false>": 2,
                   "BatchNormBackwardSums<true>": 2}
 AHEAD = 4  # load_ahead() of launch.cuh
@@ -57,8 +57,8 @@ DOUBLE_ARITHMETIC = {
     "BatchNormMerge": 100,  # a thread per channel: few, and digits would be lost
 }
 
-# What divides by more than the extents that divisor.cuh knows: their numbers may have 64 bits, and
-# the code looks first, and divides small ones in 32.
+# What divides by more than the extents that Divisor of launch.cuh knows: their numbers may have 64 bits,
+# and the code looks first, and divides small ones in 32.
 DIVISION = ("AdaptiveAvgPool2d", "MaxPool2dBackward>", "ApplyMask")
 
 
@@ -166,7 +166,7 @@ class TestKernelCode(unittest.TestCase):
     @unittest.skipUnless("LOCKSTEP_FULL" in os.environ, "only with --full: all kernels once more")
     def test_sources_with_a_mistake_are_found(self):
         for header, old, new, fault in (
-                ("cuda/column_sums.cuh", "kInFlight = 8;", "kInFlight = 1;",
+                ("cuda/launch.cuh", "kInFlight = 8;", "kInFlight = 1;",
                  r"AddColumnSums>: a pass over its rows has 1 loads, 1 of"),
                 ("bodies/batch_norm.inl", ": whole;", ": dy[i];",
                  r"BatchNormBackwardSums<true> >: a load that waits for a decision"),

@@ -47,13 +47,6 @@ struct ReluBackward {
   }
 };
 
-struct AddRelu {
-  const Real* a;
-  const Real* b;
-  Real* y;
-  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = positive_part(a[i] + b[i]); }
-};
-
 // One call per feature of a row: operator()(row, feature).
 
 struct AddBias {

@@ -3,7 +3,8 @@
 #include "common/core/cpu_stream.h"
 #include "common/core/error.h"
 #include "common/core/host.h"
-#include "common/kernels/cpu/cpu_kernels.h"
+#include "common/kernels/cpu/engine.h"
+#include "common/kernels/kernels.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -16,15 +17,15 @@ EngineMaker engine_of(EngineKind kind) {
 class CpuDevice final : public Device {
  public:
   CpuDevice(int index, const DeviceOptions& options, EngineKind engine)
-      : Device({DeviceId::Kind::cpu, index}, options), kernels_(engine_of(engine)) {}
+      : Device({DeviceId::Kind::cpu, index}, options), kernels_(make_kernels(engine_of(engine))) {}
   ~CpuDevice() override { close_streams(); }
 
   std::string description() const override {
     const int threads = options().threads;
-    return fmt::format("cpu ({}, {} thread{})", kernels_.engine(), threads,
+    return fmt::format("cpu ({}, {} thread{})", kernels_->engine(), threads,
                        threads == 1 ? "" : "s");
   }
-  Kernels& kernels() override { return kernels_; }
+  Kernels& kernels() override { return *kernels_; }
   std::string memory_note() const override { return memory_limit_note().data(); }
   std::shared_ptr<void> allocate_host(size_t bytes) override {
     return {allocate_aligned(bytes), [this](void* memory) {
@@ -38,7 +39,7 @@ class CpuDevice final : public Device {
     return std::make_unique<CpuStream>(*this, std::move(name));
   }
 
-  CpuKernels kernels_;
+  const std::unique_ptr<Kernels> kernels_;
 };
 
 }  // namespace

@@ -4,9 +4,10 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "common/core/cpu_stream.h"
-#include "common/core/device.h"
+#include "common/core/host.h"
 #include "common/kernels/geometry.h"
 
 namespace lockstep::cpu {
@@ -33,20 +34,36 @@ struct EngineMaker {
 };
 /// Loops on Real.
 EngineMaker reference_engine();
+/// Without `make` in a build without oneDNN.
 EngineMaker onednn_engine();
+
+/// The catalogue, with convolution and matrix product by this engine.
+std::unique_ptr<Kernels> make_kernels(EngineMaker engine);
 
 /// Workspace of a stream's worker: grows to the largest request, counted on the device.
 class Workspace {
  public:
   explicit Workspace(CpuStream& stream) : stream_(stream) {}
-  ~Workspace();
+  ~Workspace() { release(); }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   /// At least `bytes` bytes; the memory of the last call is no longer valid.
-  void* at_least(size_t bytes);
+  void* at_least(size_t bytes) {
+    if (bytes > bytes_) {
+      release();  // first: the two need not exist side by side
+      memory_ = allocate_aligned(bytes);
+      stream_.count_memory(static_cast<int64_t>(bytes));
+      bytes_ = bytes;
+    }
+    return memory_;
+  }
 
  private:
-  void release();
+  void release() {
+    if (memory_ == nullptr) return;
+    release_aligned(std::exchange(memory_, nullptr));
+    stream_.count_memory(-static_cast<int64_t>(std::exchange(bytes_, 0)));
+  }
 
   CpuStream& stream_;
   void* memory_ = nullptr;

@@ -111,7 +111,7 @@ void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bi
             void* workspace) {
   const Sizes size(g);
   for_vectors(g, size, static_cast<Lanes*>(workspace), [&](Lanes* in, Lanes* out, int64_t first) {
-    gather_samples(x + first * size.x, size.x, in);
+    to_lanes(x + first * size.x, size.x, in);
     for (int64_t h = 0; h < g.out_height; ++h) {
       for (int64_t w = 0; w < g.out_width; w += kPixels) {
         const int64_t left = std::min(w, g.out_width - kPixels);  // the last ones may overlap
@@ -121,7 +121,7 @@ void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bi
         }
       }
     }
-    scatter_samples(out, size.y, y + first * size.y);
+    from_lanes(out, size.y, y + first * size.y);
   });
 }
 
@@ -129,13 +129,13 @@ void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight
                            void* workspace) {
   const Sizes size(g);
   for_vectors(g, size, static_cast<Lanes*>(workspace), [&](Lanes* in, Lanes* out, int64_t first) {
-    gather_samples(dy + first * size.y, size.y, out);
+    to_lanes(dy + first * size.y, size.y, out);
     for (int64_t h = 0; h < g.in_height; ++h) {
       for (int64_t w = 0; w < g.in_width; ++w) {
         convolve_back(g, size, h, w, out, weight, in + (h * g.in_width + w) * g.in_channels);
       }
     }
-    scatter_samples(in, size.x, dx + first * size.x);
+    from_lanes(in, size.x, dx + first * size.x);
   });
 }
 
@@ -148,8 +148,8 @@ void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy
     std::fill_n(all + thread * size.each + size.x + size.y, size.each - size.x - size.y, Lanes{});
   }
   for_vectors(g, size, all, [&](Lanes* in, Lanes* out, int64_t first) {
-    gather_samples(x + first * size.x, size.x, in);
-    gather_samples(dy + first * size.y, size.y, out);
+    to_lanes(x + first * size.x, size.x, in);
+    to_lanes(dy + first * size.y, size.y, out);
     Lanes* const weights = out + size.y;
     for (int64_t kh = 0; kh < g.kernel; ++kh) {
       for (int64_t q = 0; q < size.row; q += kTaps) {

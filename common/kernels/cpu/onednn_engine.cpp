@@ -1,30 +1,155 @@
 // Convolution and matrix product by oneDNN, on plain NHWC activations. Where they are
 // faster, our own ways of convolving are taken (winograd.h, few_channels.h).
 //
-// oneDNN works by plans ("primitives"), made once per shape. A plan belongs to the worker thread of
-// one stream and is made there: a primitive that two threads shared gave wrong gradients, and a
-// primitive keeps the number of OpenMP threads that its maker had. Activations and OHWI weights go
-// in as they are; where a plan prefers another order of the weights, it gets a reordered copy.
+// oneDNN compiles code for each shape, a "primitive". It belongs to the worker thread of one stream
+// and is made there: a primitive that two threads shared gave wrong gradients, and a primitive
+// keeps the number of OpenMP threads that its maker had. Activations and OHWI weights go in as they
+// are; where a primitive prefers another order of the weights, it gets a reordered copy.
+
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <unordered_map>
+#include <utility>
 
 #include "common/core/error.h"
+#include "common/core/host.h"
 #include "common/kernels/cpu/engine.h"
 #include "common/kernels/cpu/few_channels.h"
-#include "common/kernels/cpu/onednn_plans.h"
+#include "common/kernels/cpu/onednn_api.h"
 #include "common/kernels/cpu/winograd.h"
 
 namespace lockstep::cpu {
 namespace {
 
 using namespace onednn;
+using Tag = dnnl::memory::format_tag;
+constexpr auto kFloat = dnnl::memory::data_type::f32;
+static_assert(sizeof(Real) == 4, "oneDNN computes in float32; the double build has no oneDNN");
+
+// --- Primitives --------------------------------------------------------------------------------
+
+using Arguments = std::unordered_map<int, dnnl::memory>;
+
+/// A primitive and the memories it works on, whose addresses are filled in per call.
+struct Primitive {
+  dnnl::primitive primitive;
+  Arguments arguments;
+  size_t scratch_bytes = 0;
+};
+
+/// A convolution pass: its primitive, and one that reorders the weights before it (their gradient
+/// after it) where needed.
+struct Pass {
+  Primitive main, reorder;
+  int weight_argument = 0;  // DNNL_ARG_WEIGHTS, or DNNL_ARG_DIFF_WEIGHTS for the weights' gradient
+  size_t reordered_bytes = 0;  // 0: OHWI goes in as it is
+};
+
+struct ConvPrimitives {
+  Pass forward, backward_data, backward_weights;
+};
+
+/// If its compiler gets no memory, oneDNN may be killed by a signal, so this checks for memory
+/// first.
+void require_room_for_code() {
+  constexpr size_t kRoom = size_t{32} << 20;
+  void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) {
+    fail<EnvironmentError>(
+        "no room for the code that oneDNN makes for a shape: the system refused {} MiB{}; use a "
+        "smaller "
+        "batch or model, or fewer devices",
+        kRoom >> 20, memory_limit_note().data());
+  }
+  ::munmap(room, kRoom);
+}
+
+/// Memory whose address is filled in per call.
+dnnl::memory empty(const dnnl::engine& engine, const Desc& desc) {
+  return dnnl::memory(desc, engine, nullptr);
+}
+
+/// Whoever runs a primitive provides its scratchpad.
+dnnl::primitive_attr scratchpad_from_caller() {
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attr;
+}
+
+template <class Pd>
+Pass make_pass(const dnnl::engine& engine, const Pd& pd, Arguments arguments, int weight_argument,
+               const Desc& preferred, const Desc& ohwi) {
+  Pass pass;
+  pass.weight_argument = weight_argument;
+  arguments.emplace(weight_argument, empty(engine, preferred));
+  arguments.emplace(DNNL_ARG_SCRATCHPAD, empty(engine, pd.scratchpad_desc()));
+  if (preferred != ohwi) {
+    pass.reordered_bytes = preferred.get_size();
+    const bool gradient = weight_argument == DNNL_ARG_DIFF_WEIGHTS;
+    dnnl::memory from = empty(engine, gradient ? preferred : ohwi);
+    dnnl::memory to = empty(engine, gradient ? ohwi : preferred);
+    pass.reorder = {dnnl::reorder(from, to), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}, 0};
+  }
+  pass.main = {dnnl::primitive(pd.get()), std::move(arguments), pd.scratchpad_desc().get_size()};
+  return pass;
+}
+
+ConvPrimitives make_primitives(const dnnl::engine& engine, const Window2d& g) {
+  require_room_for_code();
+  const dnnl::primitive_attr attr = scratchpad_from_caller();
+  const Dims x_dims{g.batch, g.in_channels, g.in_height, g.in_width};
+  const Dims y_dims{g.batch, g.out_channels, g.out_height, g.out_width};
+  const Dims weight_dims{g.out_channels, g.in_channels, g.kernel, g.kernel};
+  const ConvDescs descs{.x = Desc(x_dims, kFloat, Tag::nhwc),
+                        .weight = Desc(weight_dims, kFloat, Tag::any),
+                        .bias = Desc({g.out_channels}, kFloat, Tag::x),
+                        .y = Desc(y_dims, kFloat, Tag::nhwc),
+                        .strides = {g.stride, g.stride},
+                        .padding = {g.padding, g.padding}};
+  const Desc ohwi(weight_dims, kFloat, Tag::ohwi);
+  const dnnl::memory x = empty(engine, descs.x), y = empty(engine, descs.y),
+                     bias = empty(engine, descs.bias);
+  const auto forward = forward_pd(engine, descs, attr);
+  const auto data = backward_data_pd(engine, descs, forward, attr);
+  const auto weights = backward_weights_pd(engine, descs, forward, attr);
+  ConvPrimitives made;
+  made.forward =
+      make_pass(engine, forward, {{DNNL_ARG_SRC, x}, {DNNL_ARG_BIAS, bias}, {DNNL_ARG_DST, y}},
+                DNNL_ARG_WEIGHTS, forward.weights_desc(), ohwi);
+  made.backward_data = make_pass(engine, data, {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_SRC, x}},
+                                 DNNL_ARG_WEIGHTS, data.weights_desc(), ohwi);
+  made.backward_weights = make_pass(
+      engine, weights, {{DNNL_ARG_SRC, x}, {DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_BIAS, bias}},
+      DNNL_ARG_DIFF_WEIGHTS, weights.diff_weights_desc(), ohwi);
+  return made;
+}
+
+Primitive make_primitives(const dnnl::engine& engine, const MatMul& shape) {
+  require_room_for_code();
+  const Desc a({shape.m, shape.k}, kFloat, shape.transpose_a ? Tag::ba : Tag::ab);
+  const Desc b({shape.k, shape.n}, kFloat, shape.transpose_b ? Tag::ba : Tag::ab);
+  const Desc c({shape.m, shape.n}, kFloat, Tag::ab);
+  dnnl::primitive_attr attr = scratchpad_from_caller();
+  dnnl::post_ops accumulate;
+  if (shape.accumulate) accumulate.append_sum();
+  attr.set_post_ops(accumulate);
+  const auto pd = matmul_pd(engine, a, b, c, attr);
+  const Arguments arguments{{DNNL_ARG_SRC, empty(engine, a)},
+                            {DNNL_ARG_WEIGHTS, empty(engine, b)},
+                            {DNNL_ARG_DST, empty(engine, c)},
+                            {DNNL_ARG_SCRATCHPAD, empty(engine, pd.scratchpad_desc())}};
+  return {dnnl::matmul(pd), arguments, pd.scratchpad_desc().get_size()};
+}
+
+// --- The engine ---------------------------------------------------------------------------------
 
 /// Channels that an implementation takes together, at most: the floats of a vector register.
 constexpr int64_t kLargestBlock = 16;
 
-/// For the gradient of 1x1 weights with a stride oneDNN gathers the pixels that count into its
+/// For the gradient of 1x1 weights with a stride oneDNN copies the pixels that count into its
 /// scratchpad, in whole blocks of channels. With fewer channels than a block, the last block ends
 /// past the scratchpad (versions 2 and 3, github.com/uxlfoundation/oneDNN/issues/6035).
 bool overruns_scratchpad(const Window2d& g) {
@@ -47,7 +172,7 @@ void copy_met_pixels(const Window2d& g, const Real* x, Real* pixels) {
 
 size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/// Keeps its plans and its workspace.
+/// Keeps its primitives and its workspaces.
 class OneDnnEngine final : public Engine {
  public:
   explicit OneDnnEngine(CpuStream& stream)
@@ -59,9 +184,9 @@ class OneDnnEngine final : public Engine {
       return few_channels::conv2d(g, x, weight, bias, y, other(few_channels::workspace_bytes(g)));
     }
     if (winograd::fits(g)) {
-      return winograd::conv2d(g, x, weight, bias, y, other(winograd::workspace_bytes(g)), product_);
+      return winograd::conv2d(g, x, weight, bias, y, other(winograd::workspace_bytes(g)), *this);
     }
-    Pass& pass = plan(g).forward;
+    Pass& pass = made_for(g, convolutions_).forward;
     set(pass, DNNL_ARG_SRC, x);
     set(pass, DNNL_ARG_BIAS, bias);
     set(pass, DNNL_ARG_DST, y);
@@ -72,13 +197,13 @@ class OneDnnEngine final : public Engine {
                              Real* dx) override {
     if (winograd::fits(g)) {
       return winograd::conv2d_backward_input(g, dy, weight, dx, other(winograd::workspace_bytes(g)),
-                                             product_);
+                                             *this);
     }
     if (few_channels::fits_backward_input(g)) {
       return few_channels::conv2d_backward_input(g, dy, weight, dx,
                                                  other(few_channels::workspace_bytes(g)));
     }
-    Pass& pass = plan(g).backward_data;
+    Pass& pass = made_for(g, convolutions_).backward_data;
     set(pass, DNNL_ARG_DIFF_DST, dy);
     set(pass, DNNL_ARG_DIFF_SRC, dx);
     run(pass, const_cast<Real*>(weight), nullptr);
@@ -89,7 +214,7 @@ class OneDnnEngine final : public Engine {
                                   Real* dbias) override {
     if (winograd::fits(g)) {
       return winograd::conv2d_backward_parameters(g, x, dy, dweight, dbias,
-                                                  other(winograd::workspace_bytes(g)), product_);
+                                                  other(winograd::workspace_bytes(g)), *this);
     }
     if (few_channels::fits(g)) {
       return few_channels::conv2d_backward_parameters(g, x, dy, dweight, dbias,
@@ -104,9 +229,9 @@ class OneDnnEngine final : public Engine {
       copy_met_pixels(g, x, pixels);
       return conv2d_backward_parameters(dense, pixels, dy, dweight, dbias);
     }
-    ConvPlan& conv = plan(g);
-    Pass& pass = conv.backward_weights;
-    const size_t weight_bytes = align(conv.dweight_elements * sizeof(Real));
+    Pass& pass = made_for(g, convolutions_).backward_weights;
+    const int64_t weights = g.weight().elements();
+    const size_t weight_bytes = align(weights * sizeof(Real));
     const size_t bias_bytes = align(g.out_channels * sizeof(Real));
     char* base =
         static_cast<char*>(workspace_.at_least(weight_bytes + bias_bytes + pass_bytes(pass)));
@@ -116,18 +241,18 @@ class OneDnnEngine final : public Engine {
     set(pass, DNNL_ARG_DIFF_DST, dy);
     set(pass, DNNL_ARG_DIFF_BIAS, bias_sum);
     run(pass, weight_sum, base + weight_bytes + bias_bytes);
-    for (size_t i = 0; i < conv.dweight_elements; ++i) dweight[i] += weight_sum[i];
+    for (int64_t i = 0; i < weights; ++i) dweight[i] += weight_sum[i];
     for (int64_t o = 0; o < g.out_channels; ++o) dbias[o] += bias_sum[o];
   }
 
   void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c) override {
-    MatMulPlan& product = plan(shape);
-    Arguments& arguments = product.step.arguments;
+    Primitive& product = made_for(shape, products_);
+    Arguments& arguments = product.arguments;
     arguments.at(DNNL_ARG_SRC).set_data_handle(const_cast<Real*>(a));
     arguments.at(DNNL_ARG_WEIGHTS).set_data_handle(const_cast<Real*>(b));
     arguments.at(DNNL_ARG_DST).set_data_handle(c);
     arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(workspace_.at_least(product.scratch_bytes));
-    execute(product.step);
+    execute(product);
   }
 
  private:
@@ -139,11 +264,11 @@ class OneDnnEngine final : public Engine {
   void* other(size_t bytes) { return other_ways_.at_least(bytes); }
 
   static size_t pass_bytes(const Pass& pass) {
-    return align(pass.reordered_bytes) + align(pass.scratch_bytes);
+    return align(pass.reordered_bytes) + align(pass.main.scratch_bytes);
   }
 
-  void execute(Step& step) {
-    step.primitive.execute(stream_, step.arguments);
+  void execute(Primitive& p) {
+    p.primitive.execute(stream_, p.arguments);
     stream_.wait();
   }
 
@@ -167,27 +292,19 @@ class OneDnnEngine final : public Engine {
     if (gradient) execute(pass.reorder);
   }
 
-  ConvPlan& plan(const Window2d& g) {
-    const auto found = convolutions_.find(g);
-    return found != convolutions_.end()
-               ? found->second
-               : convolutions_.emplace(g, make_plan(engine_, g)).first->second;
-  }
-
-  MatMulPlan& plan(const MatMul& shape) {
-    const auto found = products_.find(shape);
-    return found != products_.end()
-               ? found->second
-               : products_.emplace(shape, make_plan(engine_, shape)).first->second;
+  /// The primitives for a shape, made by its first call.
+  template <class Sizes, class Primitives>
+  Primitives& made_for(const Sizes& sizes, std::map<Sizes, Primitives>& made) {
+    const auto found = made.find(sizes);
+    return found != made.end() ? found->second
+                               : made.emplace(sizes, make_primitives(engine_, sizes)).first->second;
   }
 
   dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream_{engine_};
-  std::map<Window2d, ConvPlan> convolutions_;
-  std::map<MatMul, MatMulPlan> products_;
+  std::map<Window2d, ConvPrimitives> convolutions_;
+  std::map<MatMul, Primitive> products_;
   Workspace workspace_, pixels_, other_ways_;
-  const winograd::Product product_ = [this](const MatMul& shape, const Real* a, const Real* b,
-                                            Real* c) { matmul(shape, a, b, c); };
 };
 
 }  // namespace

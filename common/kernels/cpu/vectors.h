@@ -52,7 +52,7 @@ inline void transpose(Lanes (&rows)[kLanes]) {
 }
 
 /// kLanes samples of n numbers each, one sample after another, to n vectors of samples.
-inline void gather_samples(const Real* x, int64_t n, Lanes* lanes) {
+inline void to_lanes(const Real* x, int64_t n, Lanes* lanes) {
   const int64_t squares = n / kLanes * kLanes;
   for (int64_t i = 0; i < squares; i += kLanes) {
     Lanes rows[kLanes];
@@ -66,7 +66,7 @@ inline void gather_samples(const Real* x, int64_t n, Lanes* lanes) {
 }
 
 /// The way back.
-inline void scatter_samples(const Lanes* lanes, int64_t n, Real* x) {
+inline void from_lanes(const Lanes* lanes, int64_t n, Real* x) {
   const int64_t squares = n / kLanes * kLanes;
   for (int64_t i = 0; i < squares; i += kLanes) {
     Lanes rows[kLanes];

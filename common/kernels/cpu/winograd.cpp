@@ -191,7 +191,7 @@ void for_pieces(int64_t tiles, F f) {
 
 /// A convolution of x with weights that are at the points already, [out, in] or `transposed`.
 void convolve(const Tiles<const Real>& x, const Points& weights, bool transposed, const Real* bias,
-              const Tiles<Real>& y, int64_t tiles, Real* workspace, const Product& product) {
+              const Tiles<Real>& y, int64_t tiles, Real* workspace, Engine& engine) {
   for_pieces(tiles, [&](int64_t first, int64_t count) {
     const Points in{workspace, count, x.channels}, out{in.end(), count, y.channels};
     tiles_to_points<kInput>(x, first, in);
@@ -201,7 +201,7 @@ void convolve(const Tiles<const Real>& x, const Points& weights, bool transposed
                        .transpose_a = false,
                        .transpose_b = !transposed,
                        .accumulate = false};
-    for (int64_t p = 0; p < kPoints; ++p) product(shape, in.at(p), weights.at(p), out.at(p));
+    for (int64_t p = 0; p < kPoints; ++p) engine.matmul(shape, in.at(p), weights.at(p), out.at(p));
     points_to_tiles(out, y, first, bias);
   });
 }
@@ -216,27 +216,27 @@ size_t workspace_bytes(const Window2d& g) {
 }
 
 void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y,
-            void* workspace, const Product& product) {
+            void* workspace, Engine& engine) {
   const int64_t down = tiles_along(g.out_height), across = tiles_along(g.out_width);
   const Points weights{static_cast<Real*>(workspace), g.out_channels, g.in_channels};
   weights_to_points(g, weight, false, weights);
   convolve({x, g.in_height, g.in_width, g.in_channels, g.padding, down, across}, weights, false,
            bias, {y, g.out_height, g.out_width, g.out_channels, 0, down, across},
-           g.batch * down * across, weights.end(), product);
+           g.batch * down * across, weights.end(), engine);
 }
 
 void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx,
-                           void* workspace, const Product& product) {
+                           void* workspace, Engine& engine) {
   const int64_t down = tiles_along(g.in_height), across = tiles_along(g.in_width);
   const Points weights{static_cast<Real*>(workspace), g.out_channels, g.in_channels};
   weights_to_points(g, weight, true, weights);
   convolve({dy, g.out_height, g.out_width, g.out_channels, 2 - g.padding, down, across}, weights,
            true, nullptr, {dx, g.in_height, g.in_width, g.in_channels, 0, down, across},
-           g.batch * down * across, weights.end(), product);
+           g.batch * down * across, weights.end(), engine);
 }
 
 void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
-                                Real* dbias, void* workspace, const Product& product) {
+                                Real* dbias, void* workspace, Engine& engine) {
   const int64_t down = tiles_along(g.out_height), across = tiles_along(g.out_width);
   const Tiles<const Real> in{x, g.in_height, g.in_width, g.in_channels, g.padding, down, across};
   const Tiles<const Real> out{dy, g.out_height, g.out_width, g.out_channels, 0, down, across};
@@ -253,7 +253,7 @@ void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy
                        .transpose_b = false,
                        .accumulate = first > 0};
     for (int64_t p = 0; p < kPoints; ++p) {
-      product(shape, dy_points.at(p), x_points.at(p), weights.at(p));
+      engine.matmul(shape, dy_points.at(p), x_points.at(p), weights.at(p));
     }
     add_sums(dy_points, dbias);
   });

@@ -8,15 +8,11 @@
 // the products brought back to 4x4 outputs: 36 multiplications for what takes 144. At each point
 // the sum over the channels is a matrix product, of all tiles with all weights.
 
-#include <functional>
-
+#include "common/kernels/cpu/engine.h"
 #include "common/kernels/cpu/vectors.h"
 #include "common/kernels/geometry.h"
 
 namespace lockstep::cpu::winograd {
-
-/// C = op(A) op(B), whoever multiplies.
-using Product = std::function<void(const MatMul&, const Real* a, const Real* b, Real* c)>;
 
 constexpr int64_t kTile = 4;  // outputs along a tile's side
 
@@ -35,12 +31,12 @@ inline bool fits(const Window2d& g) {
 /// Bytes of workspace that the three functions below need.
 size_t workspace_bytes(const Window2d& g);
 
-/// As in Engine (engine.h), with the memory and the product to use.
+/// As in Engine (engine.h), with the memory to use and the engine that multiplies the matrices.
 void conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y,
-            void* workspace, const Product& product);
+            void* workspace, Engine& engine);
 void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx,
-                           void* workspace, const Product& product);
+                           void* workspace, Engine& engine);
 void conv2d_backward_parameters(const Window2d& g, const Real* x, const Real* dy, Real* dweight,
-                                Real* dbias, void* workspace, const Product& product);
+                                Real* dbias, void* workspace, Engine& engine);
 
 }  // namespace lockstep::cpu::winograd

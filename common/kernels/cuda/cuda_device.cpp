@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "common/core/error.h"
-#include "common/kernels/cuda/backend.h"
 #include "common/kernels/cuda/check.h"
+#include "common/kernels/cuda/cuda.h"
 #include "common/kernels/cuda/cuda_kernels.h"
 #include "common/kernels/cuda/cuda_stream.h"
 #include "common/kernels/cuda/peer_access.h"
@@ -50,7 +50,7 @@ std::string reason_for(cudaError_t status) {
   return describe(status, "cudaGetDeviceCount");
 }
 
-/// As cuda::availability(): this is the part inside the library (backend.h).
+/// As cuda::availability(): this is the part inside the library.
 Availability gpus() {
   int count = 0;  // stays as it is where there is no driver
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -82,7 +82,7 @@ class CudaDevice final : public Device {
   ~CudaDevice() override { close_streams(); }
 
   std::string description() const override {
-    return fmt::format("cuda ({}, {}{}{})", properties_.name, kernels_.engine(),
+    return fmt::format("cuda ({}, {}{}{})", properties_.name, kernels_->engine(),
                        options().tf32 ? ", TF32" : "", options().nchw ? ", NCHW" : "");
   }
   std::string hardware() const override {
@@ -94,7 +94,7 @@ class CudaDevice final : public Device {
     }
     return uuid;
   }
-  Kernels& kernels() override { return kernels_; }
+  Kernels& kernels() override { return *kernels_; }
 
   std::shared_ptr<void> allocate_host(size_t bytes) override {
     check(cudaSetDevice(index_), "cudaSetDevice", name());
@@ -150,7 +150,7 @@ class CudaDevice final : public Device {
     fail<EnvironmentError>(
         "{}: {} is for CUDA {}, this build for CUDA {}; install the cuDNN for CUDA {}, or name its "
         "folder with -Dgpu_roots=, and configure the build anew",
-        name(), kernels_.engine(), theirs, ours, ours);
+        name(), kernels_->engine(), theirs, ours, ours);
   }
 
   std::unique_ptr<StreamBackend> make_stream(std::string stream_name) override {
@@ -162,7 +162,7 @@ class CudaDevice final : public Device {
   PoolHandle pool_;
   std::optional<PeerAccess> peers_;
   DeviceState state_;
-  CudaKernels kernels_;
+  const std::unique_ptr<Kernels> kernels_ = make_kernels();
 };
 
 std::unique_ptr<Device> open_gpu(int index, const DeviceOptions& options) {

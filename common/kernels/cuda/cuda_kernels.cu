@@ -1,20 +1,74 @@
 // The one file that nvcc compiles: every kernel of the project, made from the shared bodies.
 
-#include "common/kernels/cuda/reduce.cuh"
+#include <string>
+
+#include "common/kernels/cuda/launch.cuh"
 // The launchers come first: they say how nvcc is to compile the bodies.
-#include "common/kernels/body_kernels.inl"
 #include "common/kernels/cuda/cuda_kernels.h"
+#include "common/kernels/cuda/libraries.h"
+#include "common/kernels/kernels.inl"
 
-namespace lockstep {
+namespace lockstep::cuda {
+namespace {
 
-template class BodyKernels<cuda::Launch>;
+class CudaKernels final : public BodyKernels<Launch> {
+ public:
+  std::string engine() const override {
+    const size_t version = cudnnGetVersion();  // 91900 for 9.19.0
+    return "cuDNN " + std::to_string(version / 10000) + '.' + std::to_string(version / 100 % 100) +
+           '.' + std::to_string(version % 100);
+  }
 
-namespace cuda {
+  void conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
+              const Tensor& bias, const Tensor& y) override {
+    if (g.empty()) return;
+    CudaStream& stream = cuda_stream(s);
+    bool has_bias = false;
+    stream.enqueue("conv2d", [&](cudaStream_t) {
+      has_bias = stream.libraries().conv2d(g, x.on(s), weight.on(s), bias.on(s), y.on(s));
+    });
+    if (!has_bias) add_bias(s, bias, /*relu=*/false, y);
+  }
+
+  void conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy, const Tensor& weight,
+                             const Tensor& dx) override {
+    if (g.empty()) return;
+    CudaStream& stream = cuda_stream(s);
+    stream.enqueue("conv2d_backward_input", [&](cudaStream_t) {
+      stream.libraries().conv2d_backward_input(g, dy.on(s), weight.on(s), dx.on(s));
+    });
+  }
+
+  void conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x, const Tensor& dy,
+                                  const Tensor& dweight, const Tensor& dbias) override {
+    if (g.empty()) return;
+    CudaStream& stream = cuda_stream(s);
+    stream.enqueue("conv2d_backward_parameters", [&](cudaStream_t) {
+      stream.libraries().conv2d_backward_weight(g, x.on(s), dy.on(s), dweight.on(s));
+    });
+    add_column_sums(s, dy, dbias);
+  }
+
+  void matmul(Stream s, const MatMul& shape, const Tensor& a, const Tensor& b,
+              const Tensor& c) override {
+    if (shape.empty()) {
+      if (!shape.accumulate) fill(s, 0, c);
+      return;
+    }
+    CudaStream& stream = cuda_stream(s);
+    stream.enqueue("matmul", [&](cudaStream_t) {
+      stream.libraries().matmul(shape, a.on(s), b.on(s), c.on(s));
+    });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_kernels() { return std::make_unique<CudaKernels>(); }
 
 cudaError_t kernels_fit_current_device() {
   cudaFuncAttributes attributes{};
   return cudaFuncGetAttributes(&attributes, each_kernel<uint32_t, bodies::Add>);
 }
 
-}  // namespace cuda
-}  // namespace lockstep
+}  // namespace lockstep::cuda

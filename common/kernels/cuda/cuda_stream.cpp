@@ -22,6 +22,18 @@ using Clock = std::chrono::steady_clock;
 /// waiting thread must report that and end.
 constexpr auto kGrace = std::chrono::seconds(2);
 
+class CudaGraph final : public Graph {
+ public:
+  CudaGraph(GraphExecHandle exec, const StreamBackend& stream)
+      : exec_(std::move(exec)), stream_(stream) {}
+  cudaGraphExec_t exec() const { return exec_.get(); }
+  const StreamBackend& stream() const { return stream_; }
+
+ private:
+  GraphExecHandle exec_;  // CUDA keeps it until queued launches have run
+  const StreamBackend& stream_;
+};
+
 }  // namespace
 
 CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool,
@@ -30,8 +42,7 @@ CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_
       index_(index),
       pool_(pool),
       device_state_(state),
-      timing_events_(std::make_shared<TimingEvents>(device.name())),
-      host_tasks_(state) {
+      timing_events_(std::make_shared<TimingEvents>(device.name())) {
   make_current();
   cudaStream_t raw = nullptr;
   check(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking), "cudaStreamCreate", device.name());
@@ -121,8 +132,27 @@ void CudaStream::copy(void* to, const void* from, size_t bytes) {
 void CudaStream::host_task(const char* op, std::function<void()> body) {
   refuse_in_capture(op);
   enqueue(op, [&](cudaStream_t raw) {
-    note(host_tasks_.launch(raw, std::move(body)), "cudaLaunchHostFunc");
+    while (!host_tasks_.empty() && host_tasks_.front().ended.load(std::memory_order_acquire)) {
+      host_tasks_.pop_front();
+    }
+    HostTask& task = host_tasks_.emplace_back(std::move(body), device_state_);
+    const cudaError_t status = cudaLaunchHostFunc(raw, run_host_task, &task);
+    if (status != cudaSuccess) host_tasks_.pop_back();
+    note(status, "cudaLaunchHostFunc");
   });
+}
+
+/// A thread of CUDA calls this: no exception may reach it, and CUDA calls are forbidden there, so
+/// the body is destroyed here. It is not run once the device has failed.
+void CudaStream::run_host_task(void* launched) {
+  HostTask& task = *static_cast<HostTask*>(launched);
+  try {
+    if (!task.state.error()) task.body();
+  } catch (...) {
+    task.state.fail(std::current_exception());
+  }
+  task.body = nullptr;
+  task.ended.store(true, std::memory_order_release);
 }
 
 Libraries& CudaStream::libraries() {
@@ -234,6 +264,43 @@ void CudaStream::block(uint64_t ticket) const {
   }
   note(cudaEventSynchronize(event(ticket)), "cudaEventSynchronize");
   note_completed(ticket);
+}
+
+// --- Graphs: work that is captured instead of run, then launched again and again -----------------
+
+void CudaStream::refuse_in_capture(const char* what) const {
+  require(!capturing_, "{}: '{}' on stream {} cannot be part of a graph; do it before or after",
+          device().name(), what, name());
+}
+
+void CudaStream::begin_capture() {
+  require(!capturing_, "{}: stream {} is being captured already", device().name(), name());
+  record();
+  check(cudaStreamBeginCapture(raw_.get(), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture",
+        device().name());
+  capturing_ = captured_ = true;
+}
+
+std::unique_ptr<Graph> CudaStream::end_capture() {
+  require(capturing_, "{}: stream {} is not being captured", device().name(), name());
+  capturing_ = false;
+  cudaGraph_t captured = nullptr;
+  const cudaError_t status = cudaStreamEndCapture(raw_.get(), &captured);
+  const GraphHandle graph(captured);
+  if (std::exception_ptr first = error()) std::rethrow_exception(first);  // it gives more detail
+  check(status, "cudaStreamEndCapture", device().name());
+  cudaGraphExec_t exec = nullptr;
+  check(cudaGraphInstantiate(&exec, captured, 0), "cudaGraphInstantiate", device().name());
+  return std::make_unique<CudaGraph>(GraphExecHandle(exec), *this);
+}
+
+void CudaStream::launch(Graph& graph) {
+  const CudaGraph& recorded = dynamic_cast<CudaGraph&>(graph);
+  require(&recorded.stream() == this, "{}: stream {} did not record this graph, {} did",
+          device().name(), name(), recorded.stream().name());
+  enqueue("graph", [&](cudaStream_t raw) {
+    note(cudaGraphLaunch(recorded.exec(), raw), "cudaGraphLaunch");
+  });
 }
 
 // --- Memory ------------------------------------------------------------------------------------

@@ -3,23 +3,67 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
+#include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "common/core/stream_backend.h"
 #include "common/core/tensor.h"
 #include "common/kernels/cuda/check.h"
-#include "common/kernels/cuda/host_tasks.h"
-#include "common/kernels/cuda/span_recorder.h"
-#include "common/kernels/cuda/timing_events.h"
+#include "common/kernels/cuda/timing.h"
 
 namespace lockstep::cuda {
 
 class Libraries;
+
+/// What the streams of one GPU share, apart from the GPU itself.
+///
+/// Host tasks and libraries can fail without the GPU noticing. Work already given to the GPU is not
+/// taken back then: streams that wait for the failed work continue with whatever it left. So a
+/// failure concerns all streams of the device, as the error of a kernel does, and each stream
+/// reports it.
+class DeviceState {
+ public:
+  /// The first failure, or null.
+  std::exception_ptr error() const {
+    const std::lock_guard lock(mutex_);
+    return error_;
+  }
+  void fail(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+
+  /// `look` runs again and again while a host thread is blocked until a stream of the device makes
+  /// progress: `look` may end what the stream waits for. Null: `owner` looks no more.
+  void watch(const void* owner, std::function<void()> look) {
+    const std::lock_guard lock(mutex_);
+    watchers_.erase(owner);
+    if (look) watchers_.emplace(owner, std::move(look));
+  }
+  /// Calls every `look`; true if there is one.
+  bool look() const {
+    std::map<const void*, std::function<void()>> watchers;
+    {
+      const std::lock_guard lock(mutex_);
+      watchers = watchers_;
+    }
+    for (const auto& watcher : watchers) watcher.second();
+    return !watchers.empty();
+  }
+
+ private:
+  mutable std::mutex mutex_;  // between CUDA's thread and all that ask
+  std::exception_ptr error_;
+  std::map<const void*, std::function<void()>> watchers_;
+};
 
 class CudaStream final : public StreamBackend {
  public:
@@ -73,7 +117,15 @@ class CudaStream final : public StreamBackend {
   // event, which is as good for waiting; completed_ keeps what was already seen done.
 
   struct Time;  // of an event
+  struct HostTask {
+    HostTask(std::function<void()> body, DeviceState& state)
+        : body(std::move(body)), state(state) {}
+    std::function<void()> body;
+    DeviceState& state;
+    std::atomic<bool> ended{false};
+  };
 
+  static void run_host_task(void* task);
   void make_current() const;
   bool begin(const char* op);
   void keep_close();
@@ -105,7 +157,7 @@ class CudaStream final : public StreamBackend {
   std::unordered_set<std::string> scope_names_;
   std::unique_ptr<SpanRecorder> spans_;  // null unless tracing
 
-  HostTasks host_tasks_;
+  std::deque<HostTask> host_tasks_;  // in order; CUDA does not call those after the GPU's error
   std::unique_ptr<Buffer> block_counters_;
   std::vector<std::unique_ptr<Buffer>> scratch_;  // the last is the largest and in use
   std::unique_ptr<Libraries> libraries_;          // destroyed first: it uses all of the above

@@ -1,19 +1,20 @@
 #pragma once
-// How the bodies run on a GPU: a kernel whose threads stride over the elements. The launchers have
-// the names and arguments of cpu/launch.h.
+// How the bodies run on a GPU: in kernels whose threads stride over the elements, rows by teams,
+// and sums over rows in a fixed order: no sum depends on which thread comes first, so the bits are
+// the same in every run. The launchers have the names and arguments of cpu/launch.h.
 
 // Before the bodies are included: nvcc compiles their functions for both processors.
 #define LOCKSTEP_BODY __host__ __device__ __forceinline__
 #define LOCKSTEP_UNROLL _Pragma("unroll")
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 
 #include "common/core/tensor.h"
 #include "common/kernels/bodies/portable.h"
 #include "common/kernels/cuda/cuda_stream.h"
-#include "common/kernels/cuda/divisor.cuh"
 
 namespace lockstep::cuda {
 
@@ -35,6 +36,32 @@ void with_narrow_index(int64_t n, F f) {
     f(n);
   }
 }
+
+/// Whole numbers divided by `divisor`, at least 1.
+template <class Index>
+struct Divisor {
+  Index divisor;
+  __host__ __device__ constexpr Index quotient(Index i) const { return i / divisor; }
+};
+
+/// 32 bits, for numbers below 2^31: a multiplication and a shift, where the GPU's own division
+/// takes a dozen instructions (Granlund and Montgomery, "Division by invariant integers using
+/// multiplication", 1994).
+template <>
+struct Divisor<uint32_t> {
+  explicit constexpr Divisor(uint32_t extent)
+      : divisor(extent > 0 ? extent : 1),  // 0: an empty array, of which no kernel reads anything
+        shift(uint32_t(std::bit_width(divisor - 1))),
+        factor(uint32_t((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor) / divisor + 1)) {}
+  __host__ __device__ constexpr uint32_t quotient(uint32_t i) const {
+    return (uint32_t(uint64_t{i} * factor >> 32) + i) >> shift;
+  }
+  uint32_t divisor, shift, factor;
+};
+static_assert(Divisor<uint32_t>(0).quotient(0) == 0);
+static_assert(Divisor<uint32_t>(1).quotient(0x7fffffff) == 0x7fffffff);
+static_assert(Divisor<uint32_t>(7).quotient(0x7fffffff) == 0x7fffffff / 7);
+static_assert(Divisor<uint32_t>(64).quotient(64 * 33 - 1) == 32);
 
 /// visit(i) for i in [0, n), over all threads of the grid.
 template <class Index, class Visit>
@@ -61,6 +88,8 @@ __device__ __forceinline__ void load_ahead(int64_t first, int64_t end, int64_t s
   for (; i < end; i += step) use(load(i));
 }
 
+// --- Kernels of element-wise bodies -------------------------------------------------------------
+
 template <class Index, class Body>
 __global__ void __launch_bounds__(kBlock) each_kernel(Index n, Body body) {
   if constexpr (requires { body.enabled(); }) {
@@ -68,6 +97,26 @@ __global__ void __launch_bounds__(kBlock) each_kernel(Index n, Body body) {
   }
   const auto run = bodies::prepared(body);
   grid_stride(n, [&](Index i) { run(i); });
+}
+
+/// A thread looks for its element's stretch only where it has left the one before.
+template <class Index, class Body>
+__global__ void __launch_bounds__(kBlock)
+    each_marked_kernel(Index n, bodies::Marked marked, Body body) {
+  if (!body.enabled()) return;
+  const Stretch* stretch = marked.stretches;
+  Index end = 0;
+  bool updates = false;
+  decltype(bodies::prepared_for(body, 0)) run;
+  grid_stride(n, [&](Index i) {
+    if (i >= end) {
+      while (i >= Index(stretch->end)) ++stretch;
+      end = Index(stretch->end);
+      updates = marked.updates(*stretch);
+      run = bodies::prepared_for(body, stretch->parameter);
+    }
+    if (updates) run(i);
+  });
 }
 
 template <class Index, class Body>
@@ -91,8 +140,188 @@ __global__ void __launch_bounds__(kBlock)
   });
 }
 
-/// The launchers of element-wise bodies.
-struct ElementLaunch {
+// --- Rows by teams ------------------------------------------------------------------------------
+
+struct Sum {
+  __device__ Real operator()(Real a, Real b) const { return a + b; }
+};
+struct Max {
+  __device__ Real operator()(Real a, Real b) const { return fmaxf(a, b); }
+};
+
+/// A block of threads that works on one row, where the CPU uses one thread.
+struct BlockTeam {
+  static constexpr int kWarp = 32;
+
+  template <class F>
+  __device__ Real max(int64_t n, F f) const {
+    Real top = f(threadIdx.x < n ? threadIdx.x : 0);
+    load_ahead(threadIdx.x, n, blockDim.x, f, [&](Real value) { top = fmaxf(top, value); });
+    return combine(top, Max());
+  }
+  template <class F>
+  __device__ Real sum(int64_t n, F f) const {
+    Real total = 0;
+    load_ahead(threadIdx.x, n, blockDim.x, f, [&](Real value) { total += value; });
+    return combine(total, Sum());
+  }
+  template <class F>
+  __device__ void each(int64_t n, F f) const {
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
+  }
+  template <class F>
+  __device__ void leader(F f) const {
+    if (threadIdx.x == 0) f();
+  }
+
+ private:
+  /// op over the values of all threads: within each warp by shuffles, then over the warps. Every
+  /// thread gets the result.
+  template <class Op>
+  __device__ Real combine(Real value, Op op) const {
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      value = op(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    }
+    if (blockDim.x <= kWarp) return value;
+    __shared__ Real of_warp[kBlock / kWarp];
+    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
+    __syncthreads();
+    value = of_warp[0];
+    for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) value = op(value, of_warp[warp]);
+    __syncthreads();  // before a next combine() writes there
+    return value;
+  }
+};
+
+template <class Body>
+__global__ void __launch_bounds__(kBlock) each_team_kernel(int64_t rows, Body body) {
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) body(BlockTeam(), row);
+}
+
+template <class Body>
+__global__ void __launch_bounds__(kBlock) report_if_any_kernel(int64_t n, Body body) {
+  bool found = false;
+  load_ahead(
+      int64_t(blockIdx.x) * blockDim.x + threadIdx.x, n, int64_t(gridDim.x) * blockDim.x,
+      [&](int64_t i) { return body.found(i); }, [&](bool it) { found |= it; });
+  // Several blocks may report: they write the same.
+  if (__syncthreads_or(found) && threadIdx.x == 0) body.report();
+}
+
+// --- Sums over the rows of [rows, channels] -----------------------------------------------------
+
+// The threads of a block stand in lines of up to kTile channels, so that neighbouring threads read
+// neighbouring addresses; a line takes every (lines * gridDim.y)-th row. Who adds what depends on
+// the shape alone: the sums are the same in every run, and on every GPU.
+
+constexpr int64_t kTile = 32;
+constexpr int kInFlight = 8;          // rows that a thread asks for before it adds the first
+constexpr int kSumBlocks = 4;         // per multiprocessor, side by side
+constexpr int64_t kMostBlocks = 512;  // that fills 128 multiprocessors
+static_assert(kMostBlocks <= CudaStream::kBlockCounters);
+
+/// The blocks of a sum, and the threads of each: (channels, lines).
+struct ColumnGrid {
+  ColumnGrid(int64_t rows, int64_t channels) {
+    const int64_t tile = std::bit_ceil(uint64_t(std::clamp<int64_t>(channels, 1, kTile)));
+    const int64_t tiles = (channels + tile - 1) / tile, lines = kBlock / tile;
+    // Rows for all that a block can have in flight, but no more blocks than are at work at once:
+    // the last one adds up what all found.
+    const int64_t most = std::max<int64_t>(1, kMostBlocks / std::max<int64_t>(1, tiles));
+    const int64_t blocks = std::clamp<int64_t>(rows / (kInFlight * lines), 1, most);
+    grid = dim3{unsigned(tiles), unsigned(blocks)};
+    block = dim3{unsigned(tile), unsigned(lines)};
+  }
+  dim3 grid, block;
+};
+
+struct alignas(16) ColumnSums {  // one load
+  double first = 0, second = 0;
+};
+
+/// The sum of term(i) for i = first, first + step, ... below end. Memory answers after hundreds of
+/// cycles, so kInFlight terms are loaded at once, whatever i; which of them count is decided later.
+/// They are added in their own type, and only what that gives in double, which most GPUs add at a
+/// fraction of the speed.
+template <class Term>
+__device__ __forceinline__ ColumnSums sum_strided(int64_t first, int64_t end, int64_t step,
+                                                  Term term) {
+  ColumnSums total;
+  for (int64_t i = first; i < end; i += kInFlight * step) {
+    decltype(term(i)) terms[kInFlight];
+    LOCKSTEP_UNROLL
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t at = i + k * step;
+      terms[k] = term(at < end ? at : i);
+    }
+    LOCKSTEP_UNROLL
+    for (int k = 1; k < kInFlight; ++k) {
+      const bool counts = i + k * step < end;
+      terms[0].first += counts ? terms[k].first : 0;
+      terms[0].second += counts ? terms[k].second : 0;
+    }
+    total.first += terms[0].first;
+    total.second += terms[0].second;
+  }
+  return total;
+}
+
+/// The sum over the block's lines, for the threads of line 0: half of the lines to the other half.
+__device__ inline ColumnSums sum_lines(ColumnSums mine) {
+  __shared__ ColumnSums all[kBlock];
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  for (unsigned half = kBlock / 2; half >= blockDim.x; half /= 2) {
+    all[thread] = mine;
+    __syncthreads();
+    if (thread < half) {
+      mine.first += all[thread + half].first;
+      mine.second += all[thread + half].second;
+    }
+    __syncthreads();
+  }
+  return mine;
+}
+
+/// True in all threads of the last block of this tile that comes here; what the others wrote before
+/// is then visible to it. Leaves the ticket at zero. (NVIDIA's sample threadFenceReduction.)
+__device__ inline bool is_last_block(unsigned* ticket) {
+  __shared__ bool last;
+  __threadfence();  // what this block wrote comes before its ticket
+  __syncthreads();
+  if (threadIdx.x == 0 && threadIdx.y == 0) {
+    last = atomicAdd(ticket, 1u) == gridDim.y - 1;
+    if (last) *ticket = 0;
+    __threadfence();  // and what the last one reads comes after all tickets
+  }
+  __syncthreads();
+  return last;
+}
+
+/// `partial` [gridDim.y, channels] holds what each block found; the last one adds it up in order.
+template <class Body>
+__global__ void __launch_bounds__(kBlock, kSumBlocks)
+    reduce_rows_kernel(int64_t rows, int64_t channels, Body body, ColumnSums* partial,
+                       unsigned* block_counters) {
+  const int64_t c = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const bool inside = c < channels;
+  const int64_t line = blockIdx.y * blockDim.y + threadIdx.y, lines = blockDim.y * gridDim.y;
+  ColumnSums sums =
+      sum_strided(line, inside ? rows : 0, lines, [&](int64_t row) { return body.terms(row, c); });
+  sums = sum_lines(sums);
+  if (gridDim.y > 1) {
+    if (inside && threadIdx.y == 0) partial[blockIdx.y * channels + c] = sums;
+    if (!is_last_block(block_counters + blockIdx.x)) return;
+    sums = sum_strided(threadIdx.y, inside ? gridDim.y : 0, blockDim.y,
+                       [&](int64_t block) { return partial[block * channels + c]; });
+    sums = sum_lines(sums);
+  }
+  if (inside && threadIdx.y == 0) body.finish(c, sums.first, sums.second);
+}
+
+// --- Launchers ----------------------------------------------------------------------------------
+
+/// The launchers of GPUs, for BodyKernels (kernels.inl).
+struct Launch {
   /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that
   /// has prepared() is prepared then, by each thread.
   template <class Body>
@@ -101,6 +330,18 @@ struct ElementLaunch {
     s.enqueue(op, [&](cudaStream_t raw) {
       with_narrow_index(
           n, [&](auto count) { each_kernel<<<blocks_for(n, s), kBlock, 0, raw>>>(count, body); });
+    });
+  }
+
+  /// body(i) for i in [0, n) in marked stretches; each of them is prepared by itself.
+  template <class Body>
+  static void for_each_marked(Stream stream, const char* op, int64_t n, bodies::Marked marked,
+                              Body body) {
+    CudaStream& s = cuda_stream(stream);
+    s.enqueue(op, [&](cudaStream_t raw) {
+      with_narrow_index(n, [&](auto count) {
+        each_marked_kernel<<<blocks_for(n, s), kBlock, 0, raw>>>(count, marked, body);
+      });
     });
   }
 
@@ -129,6 +370,41 @@ struct ElementLaunch {
             count, Divisor<Index>{Index(shape[1])}, Divisor<Index>{Index(shape[2])},
             Divisor<Index>{Index(shape[3])}, body);
       });
+    });
+  }
+
+  /// body(team, row) for every row of `length` elements: a warp for each of many short rows, else a
+  /// block.
+  template <class Body>
+  static void for_each_team(Stream stream, const char* op, int64_t rows, int64_t length,
+                            Body body) {
+    CudaStream& s = cuda_stream(stream);
+    s.enqueue(op, [&](cudaStream_t raw) {
+      const unsigned blocks = unsigned(std::clamp<int64_t>(rows, 1, 65535));
+      const bool short_rows = rows > 1 && length < 4 * kBlock;
+      each_team_kernel<<<blocks, short_rows ? BlockTeam::kWarp : kBlock, 0, raw>>>(rows, body);
+    });
+  }
+
+  /// body.report() if body.found(i) for any i in [0, n).
+  template <class Body>
+  static void report_if_any(Stream stream, const char* op, int64_t n, Body body) {
+    CudaStream& s = cuda_stream(stream);
+    s.enqueue(op, [&](cudaStream_t raw) {
+      report_if_any_kernel<<<blocks_for(n, s), kBlock, 0, raw>>>(n, body);
+    });
+  }
+
+  /// Sums body.terms(row, c) over the rows of [rows, channels], then body.finish(c, sums).
+  template <class Body>
+  static void reduce_rows(Stream stream, const char* op, int64_t rows, int64_t channels,
+                          Body body) {
+    CudaStream& s = cuda_stream(stream);
+    s.enqueue(op, [&](cudaStream_t raw) {
+      const ColumnGrid at(rows, channels);
+      void* partial = s.scratch(at.grid.y * size_t(channels) * sizeof(ColumnSums));
+      reduce_rows_kernel<<<at.grid, at.block, 0, raw>>>(
+          rows, channels, body, static_cast<ColumnSums*>(partial), s.block_counters());
     });
   }
 };

@@ -1,11 +1,11 @@
-// The CUDA backend in a build with CUDA: loads it (backend.h says why it is loaded and not linked).
+// The CUDA backend in a build with CUDA: loads it (cuda.h says why it is loaded and not linked).
 
 #include <dlfcn.h>
 
 #include <optional>
 
 #include "common/core/error.h"
-#include "common/kernels/cuda/backend.h"
+#include "common/kernels/cuda/cuda.h"
 
 namespace lockstep::cuda {
 namespace {

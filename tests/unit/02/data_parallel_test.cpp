@@ -9,7 +9,7 @@
 #include "common/kernels/devices.h"
 #include "common/nn/layers.h"
 #include "common/nn/models.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/machine.h"

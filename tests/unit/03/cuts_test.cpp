@@ -6,7 +6,7 @@
 
 #include "common/core/error.h"
 #include "common/nn/batch_norm.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "common/training/weights_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"

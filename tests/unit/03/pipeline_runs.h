@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "common/core/error.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/machine.h"
 #include "tests/support/nn_test_support.h"

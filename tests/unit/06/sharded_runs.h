@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "06-fully-sharded/fully_sharded.h"
-#include "common/nn/clip_by_norm.h"
+#include "common/nn/optimizer.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/ddp_test_support.h"
 #include "tests/support/local_store.h"

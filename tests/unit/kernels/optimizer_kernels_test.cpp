@@ -1,4 +1,4 @@
-// The optimizer's operations (kernels/optimizer_kernels.h) against a plain computation on the host.
+// The optimizer's operations against a plain computation on the host.
 // What is shared out over compute threads runs with one thread and with more.
 
 #include <cmath>

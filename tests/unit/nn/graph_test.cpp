@@ -4,7 +4,7 @@
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
 #include "common/data/synthetic.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "tests/support/catch.h"
 #include "tests/support/nn_test_support.h"
 #include "tests/support/training.h"

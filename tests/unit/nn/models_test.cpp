@@ -8,7 +8,7 @@
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "tests/support/catch.h"
 #include "tests/support/nn_test_support.h"
 #include "tests/unit/nn/test_network.h"

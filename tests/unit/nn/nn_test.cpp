@@ -5,11 +5,10 @@
 
 #include "common/core/error.h"
 #include "common/nn/batch_norm.h"
-#include "common/nn/clip_by_norm.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "common/options/options.h"
 #include "tests/support/catch.h"
 #include "tests/support/empty_pass.h"

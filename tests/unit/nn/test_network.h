@@ -6,7 +6,7 @@
 #include "common/core/error.h"
 #include "common/nn/init.h"
 #include "common/nn/models.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "tests/support/catch.h"
 #include "tests/support/nn_test_support.h"
 

@@ -1,4 +1,4 @@
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 
 #include <map>
 
