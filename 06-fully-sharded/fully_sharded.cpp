@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/core/error.h"
-#include "common/nn/state.h"
+#include "common/nn/state_dict.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {

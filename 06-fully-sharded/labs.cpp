@@ -16,11 +16,11 @@
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
-#include "common/nn/clip_by_norm.h"
+#include "common/nn/optimizer.h"
 #include "common/nn/models.h"
 #include "common/training/feeder.h"
 #include "common/training/lab.h"
-#include "common/training/small_training.h"
+#include "common/training/lab.h"
 
 namespace lockstep {
 namespace {
