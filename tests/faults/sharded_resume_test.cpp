@@ -66,7 +66,7 @@ double relative_distance(const fs::path& found, const fs::path& expected) {
 
 int64_t newest_step(const fs::path& directory) {
   const auto found = find_checkpoints(directory);
-  return found.empty() ? 0 : found.front().steps;
+  return found.empty() ? 0 : found.front();
 }
 
 TEST_CASE("A sharded run that goes on ends with the bytes of one that never stopped",
