@@ -315,7 +315,7 @@ class BodyKernels : public Kernels {
  private:
   // An activation is [rows, channels]: its last extent is the channels (features, classes), all
   // others are rows.
-  static int64_t channels_of(const Tensor& x) { return x.shape()[x.shape().rank() - 1]; }
+  static int64_t channels_of(const Tensor& x) { return x.shape()[x.shape().axes() - 1]; }
   static int64_t rows_of(const Tensor& x) {
     return x.elements() / std::max<int64_t>(1, channels_of(x));
   }
