@@ -44,7 +44,7 @@ inline Outcome train(const Options& options, const std::string& stage = "01-sing
   INFO(story(run));
   REQUIRE(run.status == 0);
   return {read_json(folder / "metrics"), read_weights(folder / "weights"),
-          read_file(folder / "weights"), run.out};
+          read_text(folder / "weights"), run.out};
 }
 
 /// Stage 01's result for batches in parts, one after another: "chunk:3", "stride:2" or "micro:4".

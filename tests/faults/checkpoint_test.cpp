@@ -70,7 +70,7 @@ TEST_CASE("Killed at any moment while it saves, a run ends as if it had never be
   REQUIRE(run_saver(straight.path(), end, end, kDeadline).status == 0);
   for (const std::filesystem::path& file :
        {checkpoint_path("", end), optimizer_path(checkpoint_path("", end))}) {
-    CHECK(testing::read_file(folder / file) == testing::read_file(straight / file));
+    CHECK(read_text(folder / file) == read_text(straight / file));
   }
   CHECK(folder.names().size() == 4);
 }

@@ -299,7 +299,7 @@ TEST_CASE("Stage 03 draws its timetable without devices or data", "[faults][pipe
 }
 
 TEST_CASE("The lesson's timetables are those of the program", "[faults][pipeline]") {
-  const std::string lesson = read_file(LOCKSTEP_SOURCE "/03-model-split/pipeline/README.md");
+  const std::string lesson = read_text(LOCKSTEP_SOURCE "/03-model-split/pipeline/README.md");
   for (const Words& options : {Words{"naive", "1", "cpu:0,cpu:1,cpu:2,cpu:3"},
                                {"gpipe", "4", "cpu:0,cpu:1,cpu:2"},
                                {"1f1b", "4", "cpu:0,cpu:1,cpu:2"},
@@ -332,7 +332,7 @@ TEST_CASE("The program of equal layers measures what it says, beside the formula
               "--sleep", "4", "--steps", "2", "--metrics", folder / "rows"});
   INFO(story(run));
   REQUIRE(run.status == 0);
-  const nlohmann::json rows = nlohmann::json::parse(read_file(folder / "rows"));
+  const nlohmann::json rows = nlohmann::json::parse(read_text(folder / "rows"));
   // The naive schedule has one micro-batch, the interleaved one needs two devices and a multiple.
   REQUIRE(rows.size() == 7);
   for (const auto& row : rows) {

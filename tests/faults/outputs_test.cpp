@@ -51,7 +51,7 @@ void save_with(const std::filesystem::path& from, const std::filesystem::path& t
 TEST_CASE("One NaN in the weights stops the run at its step", "[faults][row17]") {
   const TempDir folder;
   REQUIRE(run_stage01(kSmall + Words{"--save", folder / "good"}, kDeadline).status == 0);
-  const std::string before = read_file(folder / "good");
+  const std::string before = read_text(folder / "good");
   for (const Real value :
        {std::numeric_limits<Real>::quiet_NaN(), std::numeric_limits<Real>::infinity()}) {
     save_with(folder / "good", folder / "bad", "fc1.weight", value);
@@ -60,7 +60,7 @@ TEST_CASE("One NaN in the weights stops the run at its step", "[faults][row17]")
                                    folder / "metrics", "--trace", folder / "trace"},
                     kDeadline);
     check_error_line(run, {"step 0", "rank 0", "cpu:0", "not finite", "nothing was saved"});
-    CHECK((read_file(folder / "good") == before));  // (( )): unprintable
+    CHECK((read_text(folder / "good") == before));  // (( )): unprintable
     CHECK(folder.names() == Words{"bad", "good"});
   }
 }
@@ -368,7 +368,7 @@ TEST_CASE("Outputs have any legal name, and go to where a link leads", "[faults]
   CHECK(run_stage01(kSmall + Words{"--save", folder / "link"}, kDeadline).status == 0);
   CHECK(std::filesystem::is_symlink(folder / "link"));
   CHECK(int(std::filesystem::status(folder / "kept").permissions()) == 0640);
-  CHECK((read_file(folder / "kept") == read_file(folder / longest)));
+  CHECK((read_text(folder / "kept") == read_text(folder / longest)));
   // Looked at before training; a further rank's trace has a longer name.
   for (const auto& [option, length] : {std::pair("--save", 256), std::pair("--trace", 246)}) {
     check_error_line(
@@ -392,7 +392,7 @@ TEST_CASE("A full disk is one clear line, and no half a file", "[faults]") {
   CHECK_THAT(run.err, ContainsSubstring("File too large"));
   CHECK(run.err.find('\n') == run.err.size() - 1);
   CHECK(folder.names() == Words{"weights"});
-  CHECK(read_file(folder / "weights") == "what was there");
+  CHECK(read_text(folder / "weights") == "what was there");
 }
 
 TEST_CASE("A reader that leaves ends the run", "[faults]") {

@@ -101,8 +101,8 @@ TEST_CASE("A run goes on with each parameter's own count of steps", "[faults][ch
   const auto saved = load_safetensors(optimizer_path(checkpoint_path(jobs / "saved", 3)));
   for (const auto& [name, steps] :
        std::map<std::string, Real>{{"extra.inner.weight", 2}, {"fc1.bias", 3}}) {
-    const TensorEntry* const tensor = saved.find("step." + name);
-    REQUIRE(tensor != nullptr);
+    const auto tensor = std::ranges::find(saved.tensors(), "step." + name, &TensorEntry::name);
+    REQUIRE(tensor != saved.tensors().end());
     CHECK(tensor->shape.empty());  // as PyTorch has it
     CHECK(state_of({*tensor}, FileTypes::exact).at(0).real == std::vector<Real>{steps});
   }

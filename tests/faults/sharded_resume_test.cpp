@@ -227,7 +227,7 @@ TEST_CASE("A damaged, truncated or missing shard is named, and the checkpoint be
     } else if (how == "truncated") {
       fs::resize_file(shard, fs::file_size(shard) - 1);
     } else {
-      std::string bytes = testing::read_file(shard);
+      std::string bytes = read_text(shard);
       bytes[bytes.size() - 3] = char(bytes[bytes.size() - 3] ^ 16);
       write_file(shard, bytes);
     }

@@ -372,7 +372,7 @@ TEST_CASE("A signal goes on to the child, and then ends the run", "[verdict]") {
     CHECK(run.status == 128 + SIGTERM);
     CHECK_THAT(run.err, !ContainsSubstring("error"));
     CHECK_THAT(run.out, !ContainsSubstring("speed-up"));
-    CHECK_FALSE(keeps_running(read_file(stages / "record.hangs")));
+    CHECK_FALSE(keeps_running(read_text(stages / "record.hangs")));
     CHECK(stages.left_nothing());
   }
 }
@@ -380,13 +380,13 @@ TEST_CASE("A signal goes on to the child, and then ends the run", "[verdict]") {
 TEST_CASE("What a child leaves running ends with it", "[verdict]") {
   const Stages stages;
   CHECK(stages.run({}, "leave").status == 0);
-  CHECK_FALSE(keeps_running(read_file(stages / "record.left")));
+  CHECK_FALSE(keeps_running(read_text(stages / "record.left")));
 }
 
 TEST_CASE("A child does not outlive a killed parent", "[verdict]") {
   const Stages stages;
   CHECK(run_and_kill(stages, "hang", "kill -KILL $pid").status == 128 + SIGKILL);
-  CHECK_FALSE(keeps_running(read_file(stages / "record.hangs")));
+  CHECK_FALSE(keeps_running(read_text(stages / "record.hangs")));
 }
 
 /// A stage with --baseline; `planted`, if not empty, is the program that takes its place.

@@ -151,7 +151,7 @@ Outcome train(const Words& options, const std::string& devices = "cuda:0",
   const ProcessResult run = run_process(program + outputs + options, kDeadline);
   INFO(story(run));
   REQUIRE(run.status == 0);
-  return {read_json(folder / "metrics"), read_file(folder / "weights"),
+  return {read_json(folder / "metrics"), read_text(folder / "weights"),
           read_weights(folder / "weights")};
 }
 

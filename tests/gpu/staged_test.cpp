@@ -59,7 +59,7 @@ class Folder {
       if (seconds_since(begin) > 20) fail<PeerLost>("nobody set {}", key);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    return testing::read_file(file(key));
+    return read_text(file(key));
   }
 
  private:

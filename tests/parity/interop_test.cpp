@@ -1,5 +1,6 @@
 // Files that pass between this program and PyTorch, both ways: the same images, the same scores.
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
@@ -25,7 +26,7 @@ struct SeedBn {
   /// What it makes of the images in a file, as PyTorch normalises them: [n, 10].
   std::vector<double> scores(const std::filesystem::path& io) {
     const SafetensorsFile file = load_safetensors(io);
-    const TensorEntry& images = *file.find("images");
+    const TensorEntry& images = *std::ranges::find(file.tensors(), "images", &TensorEntry::name);
     std::vector<Real> pixels;
     for (const std::byte byte : images.bytes) {
       pixels.push_back(Real((std::to_integer<int>(byte) / 255.0 - 0.1307) / 0.3081));

@@ -109,7 +109,7 @@ inline GroupResult run_group(const std::vector<RankProcess>& processes) {
   for (size_t i = 0; i < processes.size(); ++i) {
     const auto text = [&](const char* kind) {  // of one that was not awaited not all need be there
       const std::string path = file(kind, i);
-      return std::filesystem::exists(path) ? read_file(path) : "";
+      return std::filesystem::exists(path) ? read_text(path) : "";
     };
     const std::string status = text("status");
     RankResult rank{.out = text("out"), .err = text("err")};

@@ -64,7 +64,7 @@ class Jobs {
   std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
   Words names() const { return folder_.names(); }
   bool has(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
-  std::string text(const std::string& name) const { return read_file(folder_ / name); }
+  std::string text(const std::string& name) const { return read_text(folder_ / name); }
   /// Whether a file with these words is soon there.
   bool soon_says(const std::string& name, const std::string& words) const {
     return soon(kDeadline,

@@ -9,7 +9,7 @@ namespace lockstep::testing {
 
 /// A JSON file. Throws std::runtime_error or nlohmann::json::exception.
 inline nlohmann::json read_json(const std::filesystem::path& path) {
-  return parse_json(read_file(path));
+  return parse_json(read_text(path));
 }
 
 }  // namespace lockstep::testing

@@ -188,7 +188,7 @@ std::vector<std::string> TempDir::names() const {
   return names;
 }
 
-std::string read_file(const std::filesystem::path& path) {
+std::string read_text(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("cannot read " + path.string());
   return {std::istreambuf_iterator<char>(in), {}};

@@ -63,7 +63,7 @@ class TempDir {
 };
 
 /// All bytes of a file. Throws std::runtime_error if it cannot be read.
-std::string read_file(const std::filesystem::path& path);
+std::string read_text(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, const std::string& bytes);
 
 }  // namespace lockstep::testing

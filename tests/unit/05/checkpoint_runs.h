@@ -288,7 +288,7 @@ inline double newest_mark(const std::filesystem::path& directory) {
 /// All files of a directory with their bytes.
 inline std::map<std::string, std::string> contents_of(const TempDir& folder) {
   std::map<std::string, std::string> contents;
-  for (const std::string& name : folder.names()) contents[name] = testing::read_file(folder / name);
+  for (const std::string& name : folder.names()) contents[name] = read_text(folder / name);
   return contents;
 }
 

@@ -144,7 +144,7 @@ TEST_CASE("A recording replaces a file, follows a link, and writes into the laun
   const auto recorder = std::make_shared<FlightRecorder>(1, 2, 1, link);
   run({recorder.get(), entry_of(7)});
   CHECK(std::filesystem::is_symlink(link));
-  CHECK(read_file(target).size() == FlightPage::kBytes);
+  CHECK(read_text(target).size() == FlightPage::kBytes);
   CHECK(is_empty_flight_page(copy_flight_page(memory.data())));
   const auto words = copy_flight_page(memory.data() + flight_stride());
   CHECK(read_flight_page(words).entries.at(0).number == 7);
@@ -168,7 +168,7 @@ TEST_CASE("Memory that is not the launcher's, or too small, is left alone", "[fl
 // --- What a reader takes -------------------------------------------------------------------------
 
 void flip(const std::string& file, size_t word) {
-  std::string bytes = read_file(file);
+  std::string bytes = read_text(file);
   bytes[8 * word] = char(bytes[8 * word] ^ 1);
   write_file(file, bytes);
 }
@@ -201,7 +201,7 @@ TEST_CASE("What is no recording is refused in one line", "[flight]") {
   const auto page = [&] {
     std::filesystem::remove(file);
     const FlightRecorder recorder(0, 2, 0, file);
-    return read_file(file);
+    return read_text(file);
   };
   const std::string whole = page();
   const std::map<std::string, std::string> hostile{
