@@ -241,7 +241,7 @@ using Names = std::vector<std::string>;
 
 /// A file's bytes; "" where there is none.
 std::string text_of(const std::filesystem::path& path) {
-  return std::filesystem::exists(path) ? read_text(path) : "";
+  return std::filesystem::exists(path) ? testing::read_text(path) : "";
 }
 
 /// Saves "01234" and "56789" as one file of 10 bytes.

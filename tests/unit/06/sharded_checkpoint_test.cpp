@@ -99,7 +99,7 @@ TEST_CASE("Each bit of each file is under a checksum, and no file may be cut off
   const fs::path path = save_two(folder.path());
   REQUIRE(refusal_of(path).empty());
   for (const std::string& name : folder.names()) {
-    const std::string whole = read_text(folder / name);
+    const std::string whole = testing::read_text(folder / name);
     for (size_t byte = 0; byte < whole.size(); byte += testing::full_campaign() ? 1 : 7) {
       std::string damaged = whole;
       damaged[byte] = char(damaged[byte] ^ (1 << byte % 8));
@@ -119,7 +119,7 @@ TEST_CASE("Shards that are missing, or of another save, are named", "[sharded][c
   const TempDir folder;
   const fs::path path = save_two(folder.path()), other = save_two(folder.path(), kSteps + 1);
   const fs::path shard_0 = shard_path(path, 0, 2), shard_1 = shard_path(path, 1, 2);
-  const std::string whole = read_text(shard_1);
+  const std::string whole = testing::read_text(shard_1);
   fs::remove(shard_1);
   CHECK_THAT(refusal_of(path),
              ContainsSubstring("rank-1-of-2.safetensors: is missing, shard 2 of 2 of") &&
@@ -197,7 +197,7 @@ TEST_CASE("Files that are sound in form and mad in content are refused",
   for (const auto& sample : fs::directory_iterator(LOCKSTEP_SOURCE "/tests/fuzz/corpus/sharded")) {
     const TempDir folder;
     const std::string refusal =
-        testing::check_sharded(read_text(sample.path()), folder.path());
+        testing::check_sharded(testing::read_text(sample.path()), folder.path());
     INFO(sample.path().filename().string() << ": " << refusal);
     // The first two are of the network that resumes, the third is of another.
     CHECK((refusal.empty() || refusal.find("do not fit this network") != refusal.npos) ==
@@ -214,7 +214,7 @@ TEST_CASE("A shape that nothing can count, a fraction, a state listed twice: the
   const auto refusal = [](const std::string& name) {
     const TempDir folder;
     const std::string sample = LOCKSTEP_SOURCE "/tests/fuzz/corpus/sharded/" + name + ".txt";
-    return testing::check_sharded(read_text(sample), folder.path());
+    return testing::check_sharded(testing::read_text(sample), folder.path());
   };
   CHECK_THAT(refusal("shape_wraps_to_0"),
              ContainsSubstring("step-000000007.safetensors: its description of shards: x: shape "

@@ -210,7 +210,7 @@ TEST_CASE("A damaged shard is found by whichever rank reads it, and told to all"
   const fs::path path = checkpoint_path(folder.path(), kSavedSteps);
   for (const int shard : {0, 1, 2}) {
     const fs::path file = shard_path(path, shard, 3);
-    const std::string whole = read_text(file);
+    const std::string whole = testing::read_text(file);
     std::string damaged = whole;
     damaged.back() = char(damaged.back() ^ 1);
     testing::write_file(file, damaged);

@@ -225,7 +225,7 @@ TEST_CASE("A path that a user names is where its links lead", "[file]") {
   CHECK(followed("name") == "name");
   for (int i = 0; i < 2; ++i) {  // there is no file yet; there is one
     write_json((directory / "link to it").string(), i);
-    CHECK(read_text(directory / "other/there") == std::to_string(i) + "\n");
+    CHECK(testing::read_text(directory / "other/there") == std::to_string(i) + "\n");
     ::chmod((directory / "other/there").c_str(), 0640);
   }
   CHECK(fs::is_symlink(directory / "link"));
@@ -238,7 +238,7 @@ TEST_CASE("A temporary file of a killed run is not in the way", "[safetensors][f
   testing::write_file(directory / leftover, "half");
   save(directory / "model.safetensors", "new");
   CHECK(load(directory / "model.safetensors") == "new");
-  CHECK(read_text(directory / leftover) == "half");
+  CHECK(testing::read_text(directory / leftover) == "half");
 }
 
 TEST_CASE("A reader among two writers always finds one whole file", "[safetensors][file]") {

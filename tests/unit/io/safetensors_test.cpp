@@ -168,7 +168,7 @@ TEST_CASE("Saving and loading gives every bit back, whatever the type", "[safete
     REQUIRE(loaded.tensors().size() == sample.entries.size());
     for (const TensorEntry& expected : sample.entries) CHECK(has_tensor(loaded, expected));
     const auto again = serialize_safetensors(loaded.tensors(), loaded.metadata());
-    CHECK(to_string(again) == read_text(directory / "model.safetensors"));
+    CHECK(to_string(again) == testing::read_text(directory / "model.safetensors"));
   }
 }
 
@@ -604,7 +604,7 @@ TEST_CASE("Checksums do not show in what is read, and stand for the file",
     return save_safetensors(directory / "file", sample.entries, golden_metadata(), checksums);
   };
   CHECK(save(Checksums::crc32) == file.header_checksum());
-  CHECK(read_text(directory / "file") == sealed_file());
+  CHECK(testing::read_text(directory / "file") == sealed_file());
   CHECK(save(Checksums::none) == "");
   Sample other = golden_tensors();
   other.entries[0].bytes = std::as_bytes(std::span("\x7F", 1));

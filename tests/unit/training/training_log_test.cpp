@@ -106,7 +106,7 @@ struct Told {
     }
     metrics = read_json(folder / "metrics");
     trace = read_json(folder / "trace");
-    output = read_text(folder / "output");
+    output = testing::read_text(folder / "output");
     seconds = testing::seconds_since(begin);
   }
 
@@ -245,7 +245,7 @@ TEST_CASE("Beside rank 0 a rank writes a trace alone, whose devices have numbers
     log.evaluated({.loss = 0.75, .correct = 3, .samples = 8});
     log.finish(1000);
   }
-  CHECK(read_text(folder / "output").empty());
+  CHECK(testing::read_text(folder / "output").empty());
   CHECK(folder.names() == testing::Words{"output", "trace.rank3"});
   const json trace = read_json(folder / "trace.rank3");
   std::vector<json> labels;
