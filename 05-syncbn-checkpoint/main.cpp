@@ -13,7 +13,6 @@
 #include "common/training/feeder.h"
 #include "common/training/program.h"
 #include "common/training/training_log.h"
-#include "common/training/weights_file.h"
 
 namespace lockstep {
 namespace {
