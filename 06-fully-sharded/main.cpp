@@ -44,7 +44,7 @@ void train(const ShardedStageOptions& options) {
 
   // Data: bytes in host memory.
   const DatasetPair data = load_dataset(group, options);
-  require_same_settings(group, options, data, RankHas::part_of_network);
+  require_same_settings(group, options, data);
 
   // This rank's device, and the streams on which everything happens in order.
   const std::unique_ptr<Device> device = open_device_of_rank(options, group);

@@ -14,6 +14,7 @@ struct ShardedStageOptions : Options {
   ShardingOptions sharding;
 
   void add_to(OptionParser& parser) override;
+  bool splits_network() const override { return true; }
 };
 
 /// Divides the model's network over the ranks, as the options say. The values are undefined.

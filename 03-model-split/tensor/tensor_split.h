@@ -75,6 +75,7 @@ struct TensorProgramOptions : Options {
   std::vector<std::string> layers{"auto"};  // or their names
 
   void add_to(OptionParser& parser) override;
+  bool splits_network() const override { return true; }
 };
 
 /// Replaces the model's network by this rank's share of it, split inside the layers that the

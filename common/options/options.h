@@ -59,6 +59,8 @@ struct Options {
   /// Describes every option, once: --help, the functions below, the comparison of ranks and
   /// checkpoints all use this description. A program with more options describes its own, too.
   virtual void add_to(OptionParser& parser);
+  /// Whether a rank has a part of the network: all ranks then read and write whole weights.
+  virtual bool splits_network() const { return false; }
 
   /// The options with their present values, for --metrics (reported_settings()).
   nlohmann::json to_json() const;

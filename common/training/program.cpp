@@ -121,10 +121,10 @@ nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& da
 }
 
 void require_same_settings(ProcessGroup& group, const OptionTable& options, const DatasetPair& data,
-                           RankHas what) {
+                           bool splits_network) {
   nlohmann::json mine = shared_settings(options, data);
   for (const OptionRow& row : options) {
-    if (what == RankHas::whole_network || (row.name != "--load" && row.name != "--save")) continue;
+    if (!splits_network || (row.name != "--load" && row.name != "--save")) continue;
     mine[row.setting_name + "s_weights"] = row.value != OptionValue(std::string());
   }
   NamedValues facts;

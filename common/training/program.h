@@ -62,18 +62,16 @@ nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Ro
 /// it.
 nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data);
 
-/// What a rank has of the network. Where it is a part, all ranks read and write whole weights.
-enum class RankHas { whole_network, part_of_network };
-
 /// Throws BadInput, on all ranks, with both values, if the ranks differ in one of these settings:
-/// they would train different networks, or wait for each other.
+/// they would train different networks, or wait for each other. If the program splits the network,
+/// all ranks load and save weights, or none does.
 void require_same_settings(ProcessGroup& group, const OptionTable& options, const DatasetPair& data,
-                           RankHas what = RankHas::whole_network);
+                           bool splits_network = false);
 /// The same for all options of a program.
 template <std::derived_from<Options> ProgramOptions>
 void require_same_settings(ProcessGroup& group, const ProgramOptions& options,
-                           const DatasetPair& data, RankHas what = RankHas::whole_network) {
-  require_same_settings(group, table_of(options), data, what);
+                           const DatasetPair& data) {
+  require_same_settings(group, table_of(options), data, options.splits_network());
 }
 
 /// Every rank reads the data set; an error on one is an error on all (ProcessGroup::together).
