@@ -18,7 +18,6 @@
 #include "05-syncbn-checkpoint/checkpointer.h"
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "common/training/lab.h"
-#include "common/training/lab.h"
 #include "common/training/weights_file.h"
 
 namespace lockstep {

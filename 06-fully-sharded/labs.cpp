@@ -16,10 +16,9 @@
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
-#include "common/nn/optimizer.h"
 #include "common/nn/models.h"
+#include "common/nn/optimizer.h"
 #include "common/training/feeder.h"
-#include "common/training/lab.h"
 #include "common/training/lab.h"
 
 namespace lockstep {

@@ -7,7 +7,8 @@
 //       common/training/weights_file.cpp 05-syncbn-checkpoint/checkpoint.cpp
 //       05-syncbn-checkpoint/training_state.cpp 06-fully-sharded/shards.cpp
 //       06-fully-sharded/sharded_checkpoint.cpp
-//       tests/support/process.cpp tests/fuzz/sharded_fuzzer.cpp -lfmt -lz -o sharded_fuzzer       (one line)
+//       tests/support/process.cpp tests/fuzz/sharded_fuzzer.cpp -lfmt -lz -o sharded_fuzzer (one
+//       line)
 //   ./sharded_fuzzer -max_total_time=300 -max_len=4096 -only_ascii=1 corpus/
 //   tests/fuzz/corpus/sharded
 //

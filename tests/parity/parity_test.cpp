@@ -34,8 +34,7 @@ struct RecordedTensor {
 };
 
 std::vector<RecordedTensor> recorded_tensors(const std::string& stem) {
-  const std::string bytes =
-      read_text(std::string(LOCKSTEP_PARITY_REFERENCE) + "/" + stem + ".bin");
+  const std::string bytes = read_text(std::string(LOCKSTEP_PARITY_REFERENCE) + "/" + stem + ".bin");
   std::vector<RecordedTensor> tensors;
   const json layout = recorded(stem);
   for (const json& item : layout.at("tensors")) {
