@@ -17,7 +17,6 @@
 
 #include "common/core/real.h"
 #include "common/core/stream.h"
-#include "common/core/tensor.h"
 
 namespace lockstep {
 
