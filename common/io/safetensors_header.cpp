@@ -288,8 +288,6 @@ std::optional<std::uint64_t> tensor_bytes(std::span<const std::int64_t> shape, D
   return product;
 }
 
-static_assert(std::endian::native == std::endian::little, "the files are little-endian");
-
 Header read_header(std::span<const std::byte> header, std::uint64_t size, const std::string& what) {
   Header read;
   const json content = parse_header(header_text(header, what), what);
