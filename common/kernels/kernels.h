@@ -58,6 +58,8 @@ class Kernels {
                                           const Tensor& dy, const Tensor& dweight,
                                           const Tensor& dbias) = 0;
   virtual void matmul(Stream, const MatMul&, const Tensor& a, const Tensor& b, const Tensor& c) = 0;
+
+  // --- Bias ------------------------------------------------------------------------------------
   /// y[i,f] += bias[f]; with `relu` max(0, .) of that.
   virtual void add_bias(Stream, const Tensor& bias, bool relu, const Tensor& y) = 0;
   /// dbias[f] += sum over i of dy[i,f]
