@@ -64,7 +64,7 @@ std::shared_ptr<HostTransport> connect_shm(Store& store, double timeout_seconds)
 /// Connects this rank with all others of the store, which is not needed afterwards. A peer that is
 /// silent for `timeout_seconds` is lost, as is one that takes longer for a whole message.
 ///
-/// Reductions go round a ring in parts (see the top of tcp_transport.cpp), so each part is added
+/// Reductions go round a ring in parts (see "The ring" in tcp_transport.cpp), so each part is added
 /// up once, in an order that the ring fixes: all ranks get the same bits, in every run with as many
 /// ranks. Ranks whose counts differ wait for each other, or take one message for another:
 /// LOCKSTEP_DEBUG=collectives finds this (roll_call.h).

@@ -1,5 +1,6 @@
 #pragma once
-// A TCP connection between every two ranks: what carries bytes where no library does.
+// TcpMesh, a TCP connection between every two ranks: what carries bytes where no library does. The
+// transport over it, connect_tcp(), is declared in host_transport.h.
 
 #include <cstdint>
 #include <span>

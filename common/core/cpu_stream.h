@@ -29,7 +29,8 @@ class CpuStream : public StreamBackend {
   /// pointers and values, never a Tensor or a Stream. An exception that leaves it poisons the
   /// stream: later operations are skipped.
   void enqueue(const char* op, std::function<void()> body);
-  /// The same for work that must happen even on a poisoned stream: events, frees, collectives.
+  /// The same for work that must happen even on a poisoned stream: events, times, waits, frees. A
+  /// collective is a host_task(), which a poisoned stream skips.
   void enqueue_control(const char* op, std::function<void()> body);
   /// What the worker thread keeps between tasks (an engine and its workspaces). Only tasks may
   /// touch it; it is destroyed by the worker before it ends.

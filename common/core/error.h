@@ -1,9 +1,10 @@
 #pragma once
 // Errors are for people: one type per kind, one line of text, one exit status.
 //
-// The text names the thing, the value found, the value expected, and what to do. Libraries throw;
-// only main() catches (training/program.h) and turns the exception into a line on stderr and a
-// status.
+// The text names the thing, the value found, the value expected, and what to do. Libraries throw.
+// An error ends the program: options/report.h turns it into a line on stderr and a status. A
+// program that trains does not catch it, so that nothing is unwound (training/program.h); the two
+// programs of launch/ catch it in main().
 
 #include <fmt/core.h>
 

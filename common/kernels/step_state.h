@@ -1,7 +1,8 @@
 #pragma once
-// What changes from step to step and reaches a kernel. It is in device memory and is copied there
-// at the start of the step, never passed as a kernel argument: so a step that was captured as a
-// graph can be replayed with new values.
+// What kernels are told besides tensors. StepState and Health change from step to step: they are in
+// device memory, never kernel arguments, so a step that was captured as a graph can be replayed
+// with new values. StepState is copied there at the start of each step. The keys and rules further
+// down stay the same, and are kernel arguments.
 
 #include <cstdint>
 

@@ -7,8 +7,8 @@
 //   word 0          "LSFLIGHT"
 //   word 1          version 1 | 64 << 16 (entries) | 32 << 32 (words of an entry)
 //   words 2, 3, 4   rank, world size, process id
-//   word 5          the wall clock minus the steady clock, ns: all other times are the steady
-//   clock's words 6, 7      the host's boot id: ranks that have the same have the same steady clock
+//   word 5          the wall clock minus the steady clock, ns: all other times are steady
+//   words 6, 7      the host's boot id: ranks that have the same have the same steady clock
 //   word 8          check of words 0 to 7
 //   word 9          when an error first left a call; 0: never
 //   words 10 to 63  0

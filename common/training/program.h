@@ -1,7 +1,8 @@
 #pragma once
-// The frame of every main(): parse, run, and one place where errors become a line and a status. And
-// what the program of one rank does besides training: it starts the other ranks where nobody did,
-// opens its device, and reads and writes files together with the others.
+// The frame of every main() that trains: parse, run, and have errors reported (options/report.h,
+// the one place where they become a line and a status). And what the program of one rank does
+// besides training: it starts the other ranks where nobody did, opens its device, and reads and
+// writes files together with the others.
 
 #include <concepts>
 #include <functional>

@@ -153,7 +153,8 @@ struct Launch {
     });
   }
 
-  /// body(team, row) for every row. Their length matters to GPUs only.
+  /// body(team, row) for every row, one after another on one thread. Their length matters to GPUs
+  /// only.
   template <class Body>
   static void for_each_team(Stream stream, const char* op, int64_t rows, int64_t /*length*/,
                             Body body) {
