@@ -3,19 +3,12 @@
 //
 // The number of rows travels with the statistics, in device memory: where several devices have
 // parts of a batch, no host knows the number.
-//
-// Reductions over rows are bodies with two sums per channel: terms(row, c) gives what one element
-// adds, finish(c, sum0, sum1) turns the totals (in double) into the result.
 
 #include <cmath>
 
 #include "common/kernels/bodies/portable.h"
 
 namespace lockstep::bodies {
-
-struct Terms {
-  Real first, second;
-};
 
 /// Mean and M2 in one pass over x. Summing x - x[0] instead of x keeps the digits when the mean is
 /// large beside the spread: M2 = sum d^2 - (sum d)^2 / n with d = x - x[0]. All zeros for no rows.
@@ -60,15 +53,6 @@ struct BatchNormMerge {
     if (c == 0) statistics[2 * channels] = Real(rows);
     // [end 05.1]
   }
-};
-
-/// Column sums, for the gradient of a bias.
-struct AddColumnSums {
-  const Real* dy;
-  int64_t features;
-  Real* dbias;
-  LOCKSTEP_BODY Terms terms(int64_t row, int64_t f) const { return {dy[row * features + f], 0}; }
-  LOCKSTEP_BODY void finish(int64_t f, double sum, double) const { dbias[f] += Real(sum); }
 };
 
 /// One call per channel. Fewer than two rows have no unbiased variance: the running statistics then

@@ -60,6 +60,15 @@ struct AddBias {
   }
 };
 
+/// Column sums, for the gradient of a bias.
+struct AddColumnSums {
+  const Real* dy;
+  int64_t features;
+  Real* dbias;
+  LOCKSTEP_BODY Terms terms(int64_t row, int64_t f) const { return {dy[row * features + f], 0}; }
+  LOCKSTEP_BODY void finish(int64_t f, double sum, double) const { dbias[f] += Real(sum); }
+};
+
 // One call per pixel and channel: operator()(n, h, w, c).
 
 /// [N,H,W,C] to [N,C,H,W], or back.

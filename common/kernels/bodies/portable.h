@@ -50,6 +50,12 @@ LOCKSTEP_BODY auto prepared_for(const Body& body, int64_t parameter) {
   }
 }
 
+/// Reductions over rows are bodies with two sums per channel: terms(row, c) gives what one element
+/// adds, finish(c, sum0, sum1) turns the totals (in double) into the result.
+struct Terms {
+  Real first, second;
+};
+
 /// What an update skips: the numbers of stretches whose parameters are not marked.
 struct Marked {
   const Stretch* stretches;
