@@ -150,6 +150,7 @@ void OptionParser::add(const std::string& names, std::string& value, const About
   refuse_no_value(*app_, described(app_->add_option(names, value, about.help), about,
                                    [&value] { return OptionValue(value); }));
 }
+
 void OptionParser::add_output(const std::string& name, std::string& path, const About& about,
                               Output kind) {
   add(name, path, about);
@@ -157,12 +158,14 @@ void OptionParser::add_output(const std::string& name, std::string& path, const 
   outputs_.push_back(named);
   if (kind != Output::folder) check_afterwards([named] { require_writable(named()); });
 }
+
 void OptionParser::add(const std::string& names, std::vector<std::string>& values,
                        const About& about) {
   refuse_no_value(*app_, described(app_->add_option(names, values, about.help), about, [&values] {
                            return OptionValue(fmt::format("{}", fmt::join(values, ",")));
                          })->delimiter(','));
 }
+
 std::string OptionParser::words_in(std::span<const char* const> words) {
   return fmt::format("{{{}}}", fmt::join(words, ","));
 }
