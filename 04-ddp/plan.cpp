@@ -9,6 +9,7 @@
 
 #include "04-ddp/stage_options.h"
 #include "common/core/error.h"
+#include "common/core/text.h"
 #include "common/nn/models.h"
 
 namespace lockstep {
@@ -21,8 +22,6 @@ struct PlanOptions {
 };
 
 constexpr size_t kCompute = 0, kCommunication = 1;
-
-double mebibytes(int64_t bytes) { return double(bytes) / (1 << 20); }
 
 /// "block1.0.conv1" of "block1.0.conv1.weight"
 std::string layer_of(const Parameter& parameter) {

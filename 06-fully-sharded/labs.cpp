@@ -14,6 +14,7 @@
 #include "06-fully-sharded/fully_sharded.h"
 #include "06-fully-sharded/sharded_step.h"
 #include "common/core/error.h"
+#include "common/core/text.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
 #include "common/nn/models.h"
@@ -273,8 +274,6 @@ void keep_shards(FullyShardedDataParallel& sharded, const std::map<std::string, 
     }
   });
 }
-
-double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
 
 void all_initialise_in_full(ProcessGroup& group, bool fixed) {
   const RankDevice rank(group);

@@ -1,6 +1,7 @@
 #include "06-fully-sharded/stage_options.h"
 
 #include "common/core/error.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
 #include "common/training/training_log.h"
 
@@ -57,8 +58,6 @@ int halves_per_step(const ShardingOptions& options, int micro_batches) {
   if (options.kind != ShardKind::parameters) return 2;
   return micro_batches * (options.reshard_after_forward ? 2 : 1) + 1;
 }
-
-double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
 
 /// What a rank keeps between steps, in bytes: of the tensors that are there.
 struct KeptBytes {

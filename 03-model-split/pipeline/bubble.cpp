@@ -146,15 +146,15 @@ nlohmann::json row(const BubbleOptions& options, const Dataset& set, int stages,
   const Measurement found = measure(options, set, stages, how);
   const int chunks = chunks_of(options, how.schedule);
   const double predicted = predicted_bubble(stages, how.micro_batches, chunks);
-  std::vector<std::string> mebibytes;
+  std::vector<std::string> peaks;
   for (const int64_t bytes : found.peak_memory_bytes) {
-    mebibytes.push_back(fmt::format("{:.1f}", double(bytes) / (1 << 20)));
+    peaks.push_back(fmt::format("{:.1f}", mebibytes(bytes)));
   }
   print_clean(
       "{} stages, {:<11} {:>2} micro-batch{:<2}  {:8.2f} ms/step  bubble {:5.1f} %, "
       "formula {:5.1f} %  {} MiB\n",
       stages, name_of(how.schedule), how.micro_batches, how.micro_batches == 1 ? "" : "es",
-      1e3 * found.step_seconds, 100 * found.bubble, 100 * predicted, fmt::join(mebibytes, ", "));
+      1e3 * found.step_seconds, 100 * found.bubble, 100 * predicted, fmt::join(peaks, ", "));
   std::fflush(stdout);
   return {{"stages", stages},
           {"schedule", name_of(how.schedule)},

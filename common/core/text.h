@@ -9,6 +9,7 @@
 #include <fmt/core.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -44,6 +45,8 @@ void warn(std::string_view text);
 
 /// At most 100 bytes of a text, or `most`, on one line. Cut between characters where it is UTF-8.
 std::string shortened(std::string text, size_t most = 100);
+
+constexpr double mebibytes(std::int64_t bytes) { return double(bytes) / (1 << 20); }
 
 /// "1, 3", or for a long list only its beginning: "a, b, ... and 39990 more".
 template <class Items>

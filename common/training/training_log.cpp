@@ -30,8 +30,6 @@ nlohmann::json names_of(const std::vector<Device*>& devices) {
   return names;
 }
 
-double mebibytes(int64_t bytes) { return double(bytes) / 1048576.0; }
-
 }  // namespace
 
 ProgressBar::ProgressBar(int64_t samples, bool wanted)
