@@ -73,7 +73,8 @@ class Fields {
   json fields_;
 };
 
-/// The shape of a parameter: of no network's are there more than four extents, or one of 0.
+/// The shape of a parameter. No network has one with more than four extents, or with an extent of
+/// 0.
 Shape shape_of(const json& extents, const std::string& what) {
   require(extents.is_array() && extents.size() <= 4, "{} is no shape of up to 4 extents; {}", what,
           kAdvice);

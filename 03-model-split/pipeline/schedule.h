@@ -53,7 +53,7 @@ using Instructions = std::vector<Instruction>;
 /// then all of them backward in the same order, then the step. What a forward or backward needs is
 /// received right before it, what it made is sent right after it; the first stage receives no
 /// activations and sends no gradients, the last the other way round. StageWriter (schedule.cpp)
-/// knows that, and has the words for all three.
+/// knows that; GPipe, 1F1B and the interleaved schedule are all written with it.
 Instructions gpipe_schedule(int stages, int micro_batches, int stage);
 /// The same in 1F1B: after min(stages - stage, micro_batches) forwards, a backward and a forward in
 /// turn until nothing is left. Sends and receives are in an order in which no stage waits forever,

@@ -62,9 +62,11 @@ struct Options {
   /// Whether a rank has a part of the network: all ranks then read and write whole weights.
   virtual bool splits_network() const { return false; }
 
-  /// The options with their present values, for --metrics (reported_settings()).
+  /// These, the common options, with their present values, for --metrics (reported_settings()); not
+  /// those that a program has besides.
   nlohmann::json to_json() const;
-  /// The options as a command line: a program that parses it gets these options.
+  /// The common options as a command line: a program that parses it gets these options. A program's
+  /// own are CommandLine::own_arguments.
   std::vector<std::string> arguments() const;
 
   // What the options mean to the parts of a program.
