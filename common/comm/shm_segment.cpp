@@ -13,6 +13,7 @@
 #include "common/comm/host_transport.h"
 #include "common/comm/peer_meeting.h"
 #include "common/core/error.h"
+#include "common/core/host.h"
 #include "common/core/text.h"
 #include "common/rendezvous/agreement.h"
 #include "common/rendezvous/socket.h"
@@ -29,15 +30,6 @@ using Clock = std::chrono::steady_clock;
 /// lets others run. To be woken takes longer.
 constexpr int kLooks = 100;
 constexpr std::chrono::microseconds kYields{50};
-
-/// Tells the core that this is a loop that waits.
-void pause_core() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 

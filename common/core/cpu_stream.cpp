@@ -27,31 +27,20 @@ constexpr int64_t kLongSpinNs = 400'000;  // a neighbour needs about that for it
 constexpr int64_t kTakenNs = 5'000;       // a yield that lasts longer let somebody else run
 constexpr int kLooks = 16;                // between two yields of the core
 
-/// Tells the core that this is a spin loop.
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-int64_t now_ns() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 /// Returns when `ready()` holds: spins for up to `limit` ns, then sleeps until `signal` moves.
 /// Where there are more threads than cores, the awaited thread may need this core: it gets the
 /// core, and this one sleeps soon.
 template <class Ready>
 void spin_then_sleep(std::atomic<int>& signal, int64_t limit, Ready ready) {
-  const int64_t begin = now_ns();
+  const int64_t begin = steady_ns();
   for (int64_t now = begin; now - begin < limit;) {
     for (int i = 0; i < kLooks; ++i) {
       if (ready()) return;
-      relax();
+      pause_core();
     }
-    const int64_t before = now_ns();
+    const int64_t before = steady_ns();
     std::this_thread::yield();
-    now = now_ns();
+    now = steady_ns();
     if (now - before > kTakenNs) limit = kSpinNs;
   }
   while (true) {
@@ -137,7 +126,7 @@ void CpuStream::link(const char* op, const std::string* scope, std::function<voi
   task->op = op;
   task->scope = scope;
   task->control = control;
-  if (tracing_) task->queued_ns = now_ns();
+  if (tracing_) task->queued_ns = steady_ns();
   Task* previous = std::exchange(last_, task);
   previous->next.store(task, std::memory_order_release);  // from here the worker may free previous
   raise(pushed_);
@@ -163,14 +152,14 @@ void CpuStream::work(Task* first) {
     }
     if (task->control || !failed_.load(std::memory_order_relaxed)) {
       if (chaos_us_ > 0) chaos();
-      const int64_t begin = tracing_ ? now_ns() : 0;
+      const int64_t begin = tracing_ ? steady_ns() : 0;
       try {
         task->body();
       } catch (...) {
         fail_with(std::current_exception());
       }
       if (tracing_ && !task->control) {
-        spans_.push_back({task->op, task->scope, begin, now_ns(), task->queued_ns});
+        spans_.push_back({task->op, task->scope, begin, steady_ns(), task->queued_ns});
       }
     }
     task->body = nullptr;  // captures are freed now, not when the next task comes
@@ -211,7 +200,7 @@ struct CpuStream::Time final : EventTime {
 std::shared_ptr<const EventTime> CpuStream::record_time() {
   refuse_in_capture("record");
   const auto time = std::make_shared<Time>();
-  enqueue_control("time", [time] { time->ns.store(now_ns(), std::memory_order_relaxed); });
+  enqueue_control("time", [time] { time->ns.store(steady_ns(), std::memory_order_relaxed); });
   return time;
 }
 
@@ -253,13 +242,13 @@ void CpuStream::release(void* memory, size_t bytes) {
 
 /// The worker notes when it comes to this. Never a part of a graph, whose memory is there before.
 void CpuStream::trace_memory(int64_t change) {
-  const auto note = [this, change] { memory_changes_.push_back({now_ns(), change}); };
+  const auto note = [this, change] { memory_changes_.push_back({steady_ns(), change}); };
   if (tracing_) link("memory", nullptr, note, /*control=*/true);
 }
 
 void CpuStream::count_memory(int64_t change) {
   device().memory().add(change);
-  if (tracing_) memory_changes_.push_back({now_ns(), change});
+  if (tracing_) memory_changes_.push_back({steady_ns(), change});
 }
 
 void CpuStream::begin_capture() {

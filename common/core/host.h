@@ -1,8 +1,11 @@
 #pragma once
-// What CPU devices take of the host: cores on which threads compute, and memory for their numbers.
+// What CPU devices take of the host: cores on which threads compute, memory for their numbers, and
+// the time.
 
 #include <array>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace lockstep {
@@ -20,6 +23,20 @@ Cores share_of_cores(int share, int shares, int threads);
 /// The calling thread, and the threads that it starts from now on, keep to these cores. If there
 /// are none, everything stays as it is.
 void keep_to(const Cores& cores);
+
+/// Tells the core that this is a loop that waits.
+inline void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// The steady clock, ns.
+inline int64_t steady_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 /// Memory that begins at a cache line. Large blocks ask the system for large pages: a kernel that
 /// reads many places at once then needs fewer translations of addresses.

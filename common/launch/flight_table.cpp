@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/host.h"
 #include "common/core/text.h"
 #include "common/system/descriptor.h"
 #include "common/system/flight_recorder.h"

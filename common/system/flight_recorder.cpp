@@ -109,10 +109,6 @@ FlightLog read_flight_page(const std::vector<uint64_t>& words) {
   return log;
 }
 
-int64_t steady_ns() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 FlightHeader flight_header(int rank, int world_size) {
   const int64_t wall =
       std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();

@@ -29,6 +29,8 @@
 #include <string>
 #include <vector>
 
+#include "common/core/host.h"
+
 namespace lockstep {
 
 enum FlightKind : uint64_t {
@@ -98,8 +100,6 @@ bool is_empty_flight_page(const std::vector<uint64_t>& words);
 
 /// This process's header, with its host and clocks.
 FlightHeader flight_header(int rank, int world_size);
-/// The steady clock, ns.
-int64_t steady_ns();
 
 /// The text of a place in an entry, on one line and without anything that a terminal would obey.
 template <size_t n>

@@ -1,18 +1,10 @@
 #include "common/kernels/cuda/timing.h"
 
-#include <chrono>
 #include <utility>
 
+#include "common/core/host.h"
+
 namespace lockstep::cuda {
-namespace {
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
 
 TimingEvents::Owned TimingEvents::take() {
   const std::lock_guard lock(mutex_);
@@ -38,7 +30,7 @@ SpanRecorder::SpanRecorder(cudaStream_t stream, std::string device,
     : stream_(stream), device_(std::move(device)), events_(std::move(events)) {
   origin_ = recorded_event();
   check(cudaEventSynchronize(origin_.get()), "cudaEventSynchronize", device_);
-  origin_ns_ = now_ns();
+  origin_ns_ = steady_ns();
 }
 
 TimingEvents::Owned SpanRecorder::recorded_event() {
@@ -49,7 +41,7 @@ TimingEvents::Owned SpanRecorder::recorded_event() {
 
 void SpanRecorder::begin(const char* op, const std::string* scope) {
   if (pending_.size() >= kMostPending) resolve();
-  pending_.push_back({op, scope, recorded_event(), {}, now_ns()});
+  pending_.push_back({op, scope, recorded_event(), {}, steady_ns()});
 }
 
 void SpanRecorder::end() { pending_.back().end = recorded_event(); }
@@ -59,7 +51,9 @@ const std::vector<Span>& SpanRecorder::spans() {
   return spans_;
 }
 
-void SpanRecorder::memory_at_once(int64_t bytes) { memory_changes_.push_back({now_ns(), bytes}); }
+void SpanRecorder::memory_at_once(int64_t bytes) {
+  memory_changes_.push_back({steady_ns(), bytes});
+}
 
 const std::vector<MemoryChange>& SpanRecorder::memory_changes() {
   resolve();
