@@ -58,16 +58,15 @@ void StepOptions::add_to(OptionParser& parser) {
             "--pad: counts samples twice, so its weights are not those of one device; leave out "
             "--baseline");
     require(clip_norm == 0 || !parser.given("--baseline"),
-            "--clip-norm: stage 01 has nothing like it; leave out --baseline");
+            "--clip-norm: stage 01 has no such option; leave out --baseline");
   });
 }
 
 std::string StepOptions::emulation(size_t world_size) const {
-  require(
-      accumulate == 1,
-      "--accumulate: batch normalisation sees each of the {} micro-batches by itself, for which "
-      "stage 01 has nothing like it; leave out --baseline",
-      accumulate);
+  require(accumulate == 1,
+          "--accumulate: batch normalisation sees each of the {} micro-batches by itself, and "
+          "stage 01 cannot do that; leave out --baseline",
+          accumulate);
   return fmt::format("stride:{}", world_size);
 }
 

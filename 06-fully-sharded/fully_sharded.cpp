@@ -67,7 +67,7 @@ int64_t FullyShardedDataParallel::count() {
 
 // --- The passes ----------------------------------------------------------------------------------
 
-/// Brings in the whole values of unit `at` and starts to fetch those behind it, in the direction of
+/// Brings in the whole values of unit `at` and starts to fetch those after it, in the direction of
 /// the pass (1: forward, -1: backward). A gather that is enqueued here, before the unit's own
 /// layers, is under way while they compute; it begins when the layers before them have ended.
 void FullyShardedDataParallel::fetch(size_t at, int direction) {

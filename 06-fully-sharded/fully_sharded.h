@@ -47,7 +47,7 @@ class FullyShardedDataParallel final : public Module {
   FullyShardedDataParallel(std::unique_ptr<Module> network, Stream passes, Communicator& comm,
                            const ExchangeTexts& exchange, Stream communication,
                            const ShardingOptions& options);
-  /// Units give their memory back behind their messages, so they go before those.
+  /// Units give their memory back after their messages, so units are destroyed before messages.
   ~FullyShardedDataParallel() override { release_children(); }
   FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
   FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;

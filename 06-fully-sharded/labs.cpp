@@ -222,7 +222,7 @@ Tensor filled(Stream stream, int64_t count, Real value) {
 
 /// A unit's gradients are 1 on rank 0 and 3 on rank 1, and are being averaged when the unit in
 /// front takes memory for its own. Rank 0's communication stream is late: it still waits for an
-/// earlier message, which rank 1 sends behind the host's barrier. So the race ends in the same way
+/// earlier message, which rank 1 sends after the host's barrier. So the race ends in the same way
 /// each time.
 void freed_too_early(ProcessGroup& group, bool fixed) {
   require(group.world_size() == 2, "this lab is of two ranks, found {}", group.world_size());

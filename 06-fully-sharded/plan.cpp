@@ -69,7 +69,7 @@ double size_of(const std::vector<DrawnUnit>& units, size_t first, size_t end) {
 }
 
 /// The most that a rank has whole at a time, by a formula: while the backward of a unit runs, its
-/// gradients, those of the unit behind it, whose reduction may still be under way, and its values
+/// gradients, those of the unit after it, whose reduction may still be under way, and its values
 /// with those that are fetched ahead.
 double most_whole(const std::vector<DrawnUnit>& units, const PlanOptions& options) {
   const double all = size_of(units, 0, units.size());

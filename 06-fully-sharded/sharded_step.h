@@ -15,7 +15,7 @@ class ShardedStep {
   ShardedStep(UpdatedRange whole, Communicator& comm, const OptimizerRule& rule);
 
   /// One update. All ranks call it, after a backward that has left the gradients of their own
-  /// samples, and have the same values before it and behind it: those that one process would have
+  /// samples, and have the same values before it and after it: those that one process would have
   /// with the average of the ranks' gradients. A rank sends, twice, (W-1)/W of the numbers. All of
   /// it is enqueued on the home stream of the values; `loss` [1] is watched, as by
   /// Optimizer::step().

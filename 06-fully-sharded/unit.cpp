@@ -184,10 +184,10 @@ void Unit::point_gradients() {
 /// events keep the two streams in order:
 ///  1. of the passes, before the gather: then the memory is free to be written to, and the shard
 ///     has been updated, by all that is enqueued so far;
-///  2. of the communication, `gathered_`, behind the gather: the passes wait for it before they use
+///  2. of the communication, `gathered_`, after the gather: the passes wait for it before they use
 ///     the values, and not earlier, so that a unit can be fetched ahead. It is waited for once.
 /// `whole_` is true from gather() to shard_was_updated() or, where only the shard is kept, to
-/// free_values(), also of a unit that nobody has waited for. point_values() belongs behind every
+/// free_values(), also of a unit that nobody has waited for. point_values() belongs after every
 /// change of `values_`, whose memory is the passes'. The passes wait by messages_.await(), and the
 /// message goes through messages_.measure(), as one of parameters: time and bytes are measured.
 // [task 06.3] gather, use and free

@@ -93,13 +93,13 @@ struct UnitMessages {
 ///   parameters a shard         a shard           its shard
 ///
 /// Where a shard is kept, the whole is allocated when it is needed and given back to the device
-/// behind that. Layers find the whole in Parameter::value and Parameter::grad, which are undefined
+/// after that. Layers find the whole in Parameter::value and Parameter::grad, which are undefined
 /// while it is not there.
 class Unit final : public Sequential {
  public:
   /// Allocates what is kept; values are undefined until initialize() or a load.
   Unit(Layers layers, UnitMessages& messages);
-  /// Messages may still be under way: the memory is given back behind them.
+  /// Messages may still be under way: the memory is given back after them.
   ~Unit() override;
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;

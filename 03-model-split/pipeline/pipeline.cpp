@@ -232,7 +232,7 @@ void Pipeline::forward(size_t s, int number) {
   micro_batch.output = {};
 }
 
-/// The activation goes over the boundary behind stage s, and its gradient comes back.
+/// The activation goes over the boundary after stage s, and its gradient comes back.
 void Pipeline::expect_boundary(size_t s, const Tensor& activation) {
   if (activations_[s].crosses()) bytes_expected_ += 2 * int64_t(activation.bytes());
 }

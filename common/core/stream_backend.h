@@ -121,7 +121,7 @@ class StreamBackend {
 
 /// What queued tasks keep alive together: a value that lives as long as one of the copies, on
 /// whatever thread. As std::shared_ptr, but the count of copies is no order between threads: with a
-/// shared_ptr's, a host that copies the next task's reference would be behind all that earlier
+/// shared_ptr's, a host that copies the next task's reference would come after all that earlier
 /// tasks did before they dropped theirs, and ThreadSanitizer would not see that a stream does not
 /// wait for them.
 template <class T>
@@ -134,7 +134,7 @@ class Kept {
   Kept& operator=(const Kept&) = delete;
   ~Kept() {
     if (block_->copies.fetch_sub(1, std::memory_order_release) > 1) return;
-    block_->copies.load(std::memory_order_acquire);  // the last one is behind all others
+    block_->copies.load(std::memory_order_acquire);  // the last one comes after all others
     delete block_;
   }
   T& operator*() const { return block_->value; }

@@ -246,7 +246,7 @@ Tensor Flatten::forward(const Tensor& x, Context& context) {
 
 Tensor Flatten::backward(const Tensor& dy, Context& context) {
   const Shape shape = context.take(*this).shape;
-  if (!dy.defined()) return {};  // the layer behind it was told to skip_input_gradient()
+  if (!dy.defined()) return {};  // the layer after it was told to skip_input_gradient()
   Tensor dx = context.empty(shape);
   context.kernels().to_channels_last(context.stream(), dy, dx);
   return dx;

@@ -82,7 +82,7 @@ Tensor Sequential::backward(const Tensor& dy, Context& context) {
 void Sequential::skip_input_gradient() {
   for (const auto& module : children()) {
     module->skip_input_gradient();
-    if (!module->parameters().empty()) return;  // what is behind it needs no skipping
+    if (!module->parameters().empty()) return;  // what comes after it needs no skipping
   }
 }
 

@@ -44,7 +44,7 @@ struct ModelBuffer {
   Tensor value{};
 };
 
-/// Where tensors that lie behind each other in a flat buffer begin: `elements` rounded up to a
+/// Where tensors that lie one after another in a flat buffer begin: `elements` rounded up to a
 /// multiple of 64 bytes (vector loads, cuDNN).
 int64_t aligned(int64_t elements);
 

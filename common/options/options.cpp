@@ -129,7 +129,7 @@ void settle_optimizer(const OptionParser& parser, Options& o) {
   if (!parser.given("--lr")) o.lr = default_rate(o.optimizer);
   const bool sgd = o.optimizer == OptimizerKind::sgd;
   require(sgd || !parser.given("--momentum"),
-          "--momentum: is of sgd, not of {}, whose --betas begin with its like; leave it out",
+          "--momentum: is of sgd, not of {}, whose --betas take its place; leave it out",
           name_of(o.optimizer));
   for (const char* name : {"--betas", "--eps"}) {
     require(!sgd || !parser.given(name),

@@ -30,7 +30,7 @@ constexpr size_t kHeaderCheck = 8, kGaveUp = 9;
 constexpr uint64_t kMostRanks = 1 << 20;
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-using EntryWords = std::array<uint64_t, FlightPage::kEntryWords - 1>;  // behind its check
+using EntryWords = std::array<uint64_t, FlightPage::kEntryWords - 1>;  // after its check
 using HeaderWords = std::array<uint64_t, kHeaderCheck>;
 static_assert(sizeof(FlightEntry) == sizeof(EntryWords));
 static_assert(sizeof(FlightHeader) == sizeof(HeaderWords));

@@ -287,7 +287,7 @@ int64_t TrainingLog::training_peak(size_t device) const {
   return epoch_seconds_.empty() ? devices_[device]->memory().peak() : training_peaks_[device];
 }
 
-/// Seconds, per step, that each rank came to the collectives behind the first. They end on all
+/// Seconds, per step, that each rank came to the collectives after the first. They end on all
 /// ranks at about the same time, so whoever came later was in them for less. No clock is compared.
 std::vector<double> TrainingLog::lateness() const {
   const double longest = *std::ranges::max_element(waited_);

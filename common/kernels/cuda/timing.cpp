@@ -61,7 +61,7 @@ const std::vector<MemoryChange>& SpanRecorder::memory_changes() {
 }
 
 /// cudaEventElapsedTime gives float milliseconds: too coarse over hours, exact enough from one
-/// batch of operations to the next. So an event behind a batch becomes the origin of the next
+/// batch of operations to the next. So an event after a batch becomes the origin of the next
 /// batch.
 void SpanRecorder::resolve() {
   if (pending_.empty() && pending_memory_.empty()) return;
