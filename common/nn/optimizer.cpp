@@ -70,7 +70,7 @@ Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const Opti
     if (zeroes_ranges) zeroed_.push_back(range.gradients);
   }
   if (!marks_.marks().defined()) own_all_ranges();
-  if (rule.kind != OptimizerKind::sgd) {
+  if (is_adam(rule.kind)) {
     add_state("exp_avg");
     add_state("exp_avg_sq");
     const int64_t parameters = marks_.marks().elements();
@@ -120,7 +120,7 @@ void Optimizer::step(const StepStateTensor& state, const Tensor& loss) const {
     kernels.check_finite(stream_, state, range.gradients, health_);
   }
   marks_.write(stream_);  // what no exchange between ranks has written
-  if (rule_.kind != OptimizerKind::sgd) {
+  if (is_adam(rule_.kind)) {
     kernels.adam_count(stream_, state, health_, marks_.marks(), adam(), steps_, factors_);
   }
   for (size_t range = 0; range < ranges_.size(); ++range) update(state, range);
@@ -129,7 +129,7 @@ void Optimizer::step(const StepStateTensor& state, const Tensor& loss) const {
 void Optimizer::update(const StepStateTensor& state, size_t range) const {
   const auto& [values, gradients, stretches] = ranges_[range];
   const Owners owners{stretches, marks_.marks()};
-  if (rule_.kind == OptimizerKind::sgd) {
+  if (!is_adam(rule_.kind)) {
     const SgdRule sgd{.momentum = Real(rule_.momentum), .weight_decay = Real(rule_.weight_decay)};
     stream_.kernels().sgd_update(stream_, state, health_, owners, sgd, gradients,
                                  state_.empty() ? Tensor() : state_[0].ranges[range], values);

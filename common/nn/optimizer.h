@@ -29,6 +29,7 @@ struct LearningRateSchedule {
 
 enum class OptimizerKind { sgd, adam, adamw };
 constexpr auto words_of(OptimizerKind) { return std::array{"sgd", "adam", "adamw"}; }
+constexpr bool is_adam(OptimizerKind kind) { return kind != OptimizerKind::sgd; }
 
 /// How to update, as torch.optim.SGD, Adam and AdamW do it (kernels/step_state.h has the formulas).
 struct OptimizerRule {

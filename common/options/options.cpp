@@ -121,18 +121,18 @@ void add_comparison_options(OptionParser& parser, const ProgramInfo& program, Co
 }
 
 /// PyTorch's default for the other two; its SGD has none.
-double default_rate(OptimizerKind kind) { return kind == OptimizerKind::sgd ? 0.1 : 0.001; }
+double default_rate(OptimizerKind kind) { return is_adam(kind) ? 0.001 : 0.1; }
 
 /// Refuses options of another optimizer, and chooses what was not given.
 void settle_optimizer(const OptionParser& parser, Options& o) {
   if (parser.given("--momentum") && !parser.given("--optimizer")) o.optimizer = OptimizerKind::sgd;
   if (!parser.given("--lr")) o.lr = default_rate(o.optimizer);
-  const bool sgd = o.optimizer == OptimizerKind::sgd;
-  require(sgd || !parser.given("--momentum"),
+  const bool adam = is_adam(o.optimizer);
+  require(!adam || !parser.given("--momentum"),
           "--momentum: is of sgd, not of {}, whose --betas take its place; leave it out",
           name_of(o.optimizer));
   for (const char* name : {"--betas", "--eps"}) {
-    require(!sgd || !parser.given(name),
+    require(adam || !parser.given(name),
             "{}: is of adam and adamw, not of sgd; leave it out, or choose --optimizer adam or "
             "adamw",
             name);
@@ -270,8 +270,7 @@ LearningRateSchedule Options::schedule(int64_t steps_per_epoch) const {
   // Linear for SGD: Goyal et al., arXiv 1706.02677, section 2.1. Adam's steps are as long as the
   // rate, however large the gradient: Malladi et al., arXiv 2205.10287.
   const double ratio = scale_lr > 0 ? double(batch_size) / scale_lr : 1;
-  const bool sgd = optimizer == OptimizerKind::sgd;
-  const double target = lr * (sgd ? ratio : std::sqrt(ratio));
+  const double target = lr * (is_adam(optimizer) ? std::sqrt(ratio) : ratio);
   return {.base = target,
           .warmup_from = scale_lr > 0 ? lr : 0,
           .warmup_steps = static_cast<int64_t>(warmup_epochs * double(steps_per_epoch)),

@@ -215,7 +215,7 @@ Options proof_options(Options o) {
   o.lr = 0.01;
   o.momentum = o.weight_decay = o.warmup_epochs = o.scale_lr = 0;
   o.lr_step = 0;
-  if (o.optimizer != OptimizerKind::sgd) {
+  if (is_adam(o.optimizer)) {
     o.lr = 1e-4;
     o.betas = Options().betas;
     o.eps = 1e-3;
