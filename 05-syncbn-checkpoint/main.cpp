@@ -58,8 +58,8 @@ void train(const CheckpointStageOptions& options) {
   load_weights(group, options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
   const ClipByNorm clip(parameters, options.step.clip_norm);
-  const auto norm_ranks = options.sync_bn.ranks(group, *device, *comm);  // null: each by itself
-  const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
+  const auto norm_comm = options.sync_bn.comm(group, *device, *comm);  // null: each by itself
+  const auto synchronised = convert_sync_batchnorm(*model.network, norm_comm, communication);
   Replica& parallel = wrap_in_replica(model, parameters, group, *comm, communication, options);
 
   // What brings the batches in and carries the losses out.

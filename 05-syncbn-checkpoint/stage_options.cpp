@@ -108,8 +108,8 @@ std::string SyncBatchNormOptions::emulation(const StepOptions& step, size_t worl
   return "none";
 }
 
-std::shared_ptr<Communicator> SyncBatchNormOptions::ranks(ProcessGroup& group, Device& device,
-                                                          Communicator& all) const {
+std::shared_ptr<Communicator> SyncBatchNormOptions::comm(ProcessGroup& group, Device& device,
+                                                         Communicator& all) const {
   if (no_sync_bn) return nullptr;
   if (sync_bn_group == 0) return {std::shared_ptr<Communicator>(), &all};  // not owned
   group.together([&] {

@@ -18,10 +18,10 @@ struct SyncBatchNormOptions {
 
   void add_to(OptionParser& parser);
 
-  /// These ranks: `all`, which then must live longer; with --sync-bn-group a group of ranks that
-  /// follow each other; null with --no-sync-bn. All ranks call it, after connect(). Throws
+  /// That of these ranks: `all`, which then must live longer; with --sync-bn-group a group of ranks
+  /// that follow each other; null with --no-sync-bn. All ranks call it, after connect(). Throws
   /// BadInput, on all, if the groups are not equally large.
-  std::shared_ptr<Communicator> ranks(ProcessGroup& group, Device& device, Communicator& all) const;
+  std::shared_ptr<Communicator> comm(ProcessGroup& group, Device& device, Communicator& all) const;
   /// The --emulate value with which stage 01 normalises as these ranks do. Throws BadInput if there
   /// is none.
   std::string emulation(const StepOptions& step, size_t world_size) const;

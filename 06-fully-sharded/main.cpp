@@ -54,8 +54,8 @@ void train(const ShardedStageOptions& options) {
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
-  const auto norm_ranks = options.sync_bn.ranks(group, *device, *comm);  // null: each by itself
-  const auto synchronised = convert_sync_batchnorm(*model.network, norm_ranks, communication);
+  const auto norm_comm = options.sync_bn.comm(group, *device, *comm);  // null: each by itself
+  const auto synchronised = convert_sync_batchnorm(*model.network, norm_comm, communication);
   FullyShardedDataParallel& parallel = shard(model, stream, group, *comm, communication, options);
   parallel.initialize(options.init, options.seed);
   load_weights(group, *comm, options.load, parallel);

@@ -228,28 +228,28 @@ class Communicator {
 /// While it lives, the rank's calls are for `label`, for example a layer: errors then name it.
 class CallLabel {
  public:
-  CallLabel(Communicator& rank, std::string label)
-      : rank_(rank), before_(rank.replace_label(std::move(label))) {}
-  ~CallLabel() { rank_.replace_label(std::move(before_)); }
+  CallLabel(Communicator& comm, std::string label)
+      : comm_(comm), before_(comm.replace_label(std::move(label))) {}
+  ~CallLabel() { comm_.replace_label(std::move(before_)); }
   CallLabel(const CallLabel&) = delete;
   CallLabel& operator=(const CallLabel&) = delete;
 
  private:
-  Communicator& rank_;
+  Communicator& comm_;
   std::string before_;
 };
 
 /// While it lives, the rank's calls are for `purpose`: their bytes are counted under that.
 class CallPurpose {
  public:
-  CallPurpose(Communicator& rank, Purpose purpose)
-      : rank_(rank), before_(rank.replace_purpose(purpose)) {}
-  ~CallPurpose() { rank_.replace_purpose(before_); }
+  CallPurpose(Communicator& comm, Purpose purpose)
+      : comm_(comm), before_(comm.replace_purpose(purpose)) {}
+  ~CallPurpose() { comm_.replace_purpose(before_); }
   CallPurpose(const CallPurpose&) = delete;
   CallPurpose& operator=(const CallPurpose&) = delete;
 
  private:
-  Communicator& rank_;
+  Communicator& comm_;
   Purpose before_;
 };
 
