@@ -69,7 +69,7 @@ Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const Opti
                   "optimizer: gradients of a range");
     if (zeroes_ranges) zeroed_.push_back(range.gradients);
   }
-  if (!marks_.marks().defined()) own_all_ranges();
+  if (!marks_.marks().defined()) make_one_owner();
   if (is_adam(rule.kind)) {
     add_state("exp_avg");
     add_state("exp_avg_sq");
@@ -83,7 +83,7 @@ Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const Opti
 }
 
 /// One parameter has all numbers, and has a gradient in every step.
-void Optimizer::own_all_ranges() {
+void Optimizer::make_one_owner() {
   marks_ = GradientMarks({}, Tensor::from_host(stream_, {1}, {1}));
   for (UpdatedRange& range : ranges_) {
     range.stretches = BasicTensor<Stretch>::from_host(stream_, {1}, {{range.values.elements(), 0}});

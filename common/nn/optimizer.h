@@ -106,7 +106,7 @@ class Optimizer {
   const std::vector<Parameter*>& parameters() const { return marks_.parameters(); }
 
  private:
-  void own_all_ranges();
+  void make_one_owner();
   void add_state(const std::string& name);
   void update(const StepStateTensor& state, size_t range) const;
   AdamRule adam() const;  // the rule, where it is one of these
