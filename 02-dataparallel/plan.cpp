@@ -150,7 +150,7 @@ Plan make_plan(const PlanOptions& options) {
 
 int main(int argc, char** argv) {
   lockstep::PlanOptions options;
-  lockstep::OptionParser parser("data-parallel-plan", "Prints a step of nn.DataParallel as JSON.");
+  lockstep::OptionParser parser("plan", "Prints a step of nn.DataParallel as JSON.");
   parser.add("--devices", options.devices, "how many devices, or a list as the stage takes it");
   parser.add("--batch-size", options.batch_size, "samples of a batch", {1, 1 << 20});
   parser.add("--model", options.model, "network");

@@ -104,7 +104,7 @@ Plan make_plan(const PlanOptions& options) {
 
 int main(int argc, char** argv) {
   lockstep::PlanOptions options;
-  lockstep::OptionParser parser("ddp-plan", "Prints a step of DistributedDataParallel as JSON.");
+  lockstep::OptionParser parser("plan", "Prints a step of DistributedDataParallel as JSON.");
   options.network.add_to(parser);
   options.buckets.add_to(parser);
   parser.add(

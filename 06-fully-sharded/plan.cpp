@@ -263,7 +263,7 @@ Plan make_plan(PlanOptions options) {
 
 int main(int argc, char** argv) {
   lockstep::PlanOptions options;
-  lockstep::OptionParser parser("sharded-plan", "Prints a step of sharded data parallel as JSON.");
+  lockstep::OptionParser parser("plan", "Prints a step of sharded data parallel as JSON.");
   options.sharding.add_to(parser);
   parser.add("--ranks", options.ranks, "how many ranks", {1, 1024});
   options.network.add_to(parser);

@@ -5,7 +5,7 @@
 int main(int argc, char** argv) {
   lockstep::ScheduleKind schedule = lockstep::ScheduleKind::one_f1b;
   int stages = 4, micro_batches = 0, chunks = 0;
-  lockstep::OptionParser parser("pipeline-plan", "Prints a pipeline's schedule as JSON.");
+  lockstep::OptionParser parser("plan", "Prints a pipeline's schedule as JSON.");
   parser.add("--schedule", schedule, "how micro-batches take turns");
   parser.add("--stages", stages, "stages of the pipeline, or devices of several chunks", {1, 64});
   parser.add("--chunks", chunks, "stages on a device; 0: 2 for interleaved, 1 for the others",
