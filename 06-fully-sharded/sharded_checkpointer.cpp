@@ -10,8 +10,8 @@ namespace lockstep {
 
 namespace fs = std::filesystem;
 
-std::vector<ShardedCheckpointer::Kept> ShardedCheckpointer::kept_of(size_t unit) const {
-  std::vector<Kept> kept{{kValues, network_.units()[unit]->value_shard()}};
+std::vector<ShardedCheckpointer::NamedNumbers> ShardedCheckpointer::kept_of(size_t unit) const {
+  std::vector<NamedNumbers> kept{{kValues, network_.units()[unit]->value_shard()}};
   for (const OptimizerState& state : optimizer_.state()) {
     kept.push_back({state.name, state.ranges.at(unit)});
   }
@@ -27,7 +27,7 @@ std::vector<ShardPiece> ShardedCheckpointer::pieces(const TrainingState& state) 
     const Unit& unit = *network_.units()[u];
     const FlatRange mine = shard_of(unit.length(), comm().rank(), comm().world_size());
     const int64_t offset = mine.first - unit.shard().first;
-    for (const Kept& kept : kept_of(u)) {
+    for (const NamedNumbers& kept : kept_of(u)) {
       for (const Piece& piece : pieces_in(unit.ranges(), mine)) {
         const std::string& name = unit.in_order()[piece.parameter]->name;
         const FlatRange elements = piece.of_parameter;
@@ -48,7 +48,7 @@ bool ShardedCheckpointer::has_shards(const fs::path& path) const {
 
 ShardIndex ShardedCheckpointer::index_of(std::vector<std::string> checksums) const {
   ShardIndex index{.checksums = std::move(checksums)};
-  for (const Kept& kept : kept_of(0)) index.states.push_back(kept.state);
+  for (const NamedNumbers& kept : kept_of(0)) index.states.push_back(kept.state);
   for (const Parameter* p : network_.parameters()) {
     index.parameters.push_back({.name = p->name, .shape = torch_shape(*p)});
   }
@@ -144,7 +144,7 @@ void ShardedCheckpointer::restore() {
   together(exchange(), [&] {
     for (size_t u = 0; u < network_.units().size(); ++u) {
       const Unit& unit = *network_.units()[u];
-      for (const Kept& kept : kept_of(u)) {
+      for (const NamedNumbers& kept : kept_of(u)) {
         for (const Piece& piece : pieces_in(unit.ranges(), unit.shard())) {
           kept.numbers.range(piece.in_shard, {piece.of_parameter.count})
               .copy_from_host(read_->read(kept.state, unit.in_order()[piece.parameter]->name,

@@ -38,11 +38,11 @@ class ShardedCheckpointer final : public Checkpointer {
   void restore() override;
 
   /// Numbers of a unit that this rank keeps of unit.shard(): values, or a state of the optimizer.
-  struct Kept {
+  struct NamedNumbers {
     std::string state;
     Tensor numbers{};
   };
-  std::vector<Kept> kept_of(size_t unit) const;
+  std::vector<NamedNumbers> kept_of(size_t unit) const;
   std::vector<ShardPiece> pieces(const TrainingState& state) const;
   bool has_shards(const std::filesystem::path& path) const;
   ShardIndex index_of(std::vector<std::string> checksums) const;
