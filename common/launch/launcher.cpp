@@ -217,9 +217,9 @@ class Launch {
  private:
   /// Starts all ranks once and returns when all are gone. Returns the failure that was the cause,
   /// if any; an interruption does not count.
-  std::optional<RankEnd> run_ranks(const Rendezvous& meet);
+  std::optional<RankEnd> run_ranks(const MeetingPlace& meet);
   /// `pipe`: the ranks' end of the launcher's pipe; `memory`: a FlightMemory's.
-  void start(RankProcesses& ranks, Rendezvous meet, int pipe, int memory);
+  void start(RankProcesses& ranks, MeetingPlace meet, int pipe, int memory);
   RankOutput open_output(int rank, int restart);
   /// Asks all ranks to end with `signal`, and kills them after the grace period.
   void stop(RankProcesses& ranks, int signal);
@@ -239,10 +239,10 @@ class Launch {
 };
 
 int Launch::run() {
-  Rendezvous meet = first_rendezvous(options_);
+  MeetingPlace meet = first_meeting_place(options_);
   std::optional<RankEnd> cause = run_ranks(meet);
   while (cause && interruptions_ == 0 && meet.restart < options_.max_restarts) {
-    meet = next_rendezvous(options_, meet);
+    meet = next_meeting_place(options_, meet);
     relay_.say(fmt::format("launch: {}; starting all ranks again (restart {} of {})", cause->text(),
                            meet.restart, options_.max_restarts));
     cause = run_ranks(meet);
@@ -264,7 +264,7 @@ int Launch::run() {
   return 0;
 }
 
-std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
+std::optional<RankEnd> Launch::run_ranks(const MeetingPlace& meet) {
   RankProcesses ranks(keeper_);
   const LauncherPipe pipe;
   const FlightMemory flight(global_rank(options_, 0), options_.nproc_per_node);
@@ -297,7 +297,7 @@ std::optional<RankEnd> Launch::run_ranks(const Rendezvous& meet) {
   return cause;
 }
 
-void Launch::start(RankProcesses& ranks, Rendezvous meet, int pipe, int memory) {
+void Launch::start(RankProcesses& ranks, MeetingPlace meet, int pipe, int memory) {
   meet.launcher_pipe = launcher_pipe(pipe);
   meet.flight_memory = flight_memory(memory);
   std::vector<int> inherited;

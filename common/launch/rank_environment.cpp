@@ -47,8 +47,8 @@ std::string new_key(const LaunchOptions& options) {
 
 }  // namespace
 
-Rendezvous first_rendezvous(const LaunchOptions& options) {
-  Rendezvous meet;
+MeetingPlace first_meeting_place(const LaunchOptions& options) {
+  MeetingPlace meet;
   meet.address = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
   meet.port = options.master_port != 0 ? options.master_port : free_port();
   // Nodes cannot agree on a random name before they have met.
@@ -59,8 +59,8 @@ Rendezvous first_rendezvous(const LaunchOptions& options) {
   return meet;
 }
 
-Rendezvous next_rendezvous(const LaunchOptions& options, const Rendezvous& before) {
-  Rendezvous meet = before;
+MeetingPlace next_meeting_place(const LaunchOptions& options, const MeetingPlace& before) {
+  MeetingPlace meet = before;
   if (options.master_port == 0) meet.port = free_port();
   meet.key = new_key(options);
   ++meet.restart;
@@ -71,7 +71,7 @@ int global_rank(const LaunchOptions& options, int local_rank) {
   return options.node_rank * options.nproc_per_node + local_rank;
 }
 
-std::vector<std::string> rank_environment(const LaunchOptions& options, const Rendezvous& meet,
+std::vector<std::string> rank_environment(const LaunchOptions& options, const MeetingPlace& meet,
                                           int local_rank) {
   std::vector<std::string> all{
       fmt::format("RANK={}", global_rank(options, local_rank)),

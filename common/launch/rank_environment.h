@@ -10,7 +10,7 @@
 namespace lockstep {
 
 /// What all ranks of one start have in common.
-struct Rendezvous {
+struct MeetingPlace {
   std::string address;        // MASTER_ADDR
   int port = 0;               // MASTER_PORT
   std::string run_id;         // the same for all nodes and restarts of a job
@@ -20,18 +20,18 @@ struct Rendezvous {
   std::string flight_memory;  // where they leave their last calls (flight_recorder.h)
 };
 
-/// The rendezvous of the first start. The port is the one in the options or a free one. A free one
+/// That of the first start. The port is the one in the options or a free one. A free one
 /// stays free until rank 0 takes it, unless another program is faster. Throws EnvironmentError.
-Rendezvous first_rendezvous(const LaunchOptions& options);
+MeetingPlace first_meeting_place(const LaunchOptions& options);
 /// The same job, started once more: a port chosen here is chosen anew, because earlier ranks may
 /// have left connections on it. Throws EnvironmentError.
-Rendezvous next_rendezvous(const LaunchOptions& options, const Rendezvous& before);
+MeetingPlace next_meeting_place(const LaunchOptions& options, const MeetingPlace& before);
 
 /// The number of a rank among all nodes' ranks.
 int global_rank(const LaunchOptions& options, int local_rank);
 
 /// This process's environment with the variables of one rank: "NAME=value" each.
-std::vector<std::string> rank_environment(const LaunchOptions& options, const Rendezvous& meet,
+std::vector<std::string> rank_environment(const LaunchOptions& options, const MeetingPlace& meet,
                                           int local_rank);
 
 }  // namespace lockstep
