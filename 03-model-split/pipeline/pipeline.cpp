@@ -39,11 +39,11 @@ void Pipeline::add_stage(const Dataset& set, const OptimizerRule& rule) {
                      .feeder = Feeder(stage.stream, set, size_t{2} * options_.micro_batches)});
   const int live = most_live(schedules_[s % devices], int(s / devices));
   for (int i = 0; i < live; ++i) {
-    stages_[s].flights.push_back({.context = Context(workers_[s % devices].pool)});
+    stages_[s].in_flight.push_back({.context = Context(workers_[s % devices].pool)});
   }
   if (s == 0) return;
   const Stage& before = stages_[s - 1];
-  const size_t places = before.flights.size();  // as many as may be alive there
+  const size_t places = before.in_flight.size();  // as many as may be alive there
   activations_.emplace_back(before.network.stream, stage.stream, places);
   gradients_.emplace_back(stage.stream, before.network.stream, kGradientPlaces);
 }
@@ -160,7 +160,7 @@ bool Pipeline::can_run(size_t s, const Instruction& instruction) const {
 
 void Pipeline::run(size_t s, const Instruction& instruction) {
   PhaseTimer& phases = worker_of(s).phases;
-  Flight& micro_batch = flight(s, instruction.micro_batch);
+  InFlight& micro_batch = in_flight(s, instruction.micro_batch);
   switch (instruction.kind) {
     case Kind::receive_activation:
       micro_batch.input = activations_[s - 1].receive();
@@ -195,9 +195,9 @@ void Pipeline::send(Channel& channel, Tensor& x, PhaseTimer& phases) {
   phases.end("send");
 }
 
-Pipeline::Flight& Pipeline::flight(size_t s, int micro_batch) {
-  std::vector<Flight>& flights = stages_[s].flights;
-  return flights[static_cast<size_t>(micro_batch) % flights.size()];
+Pipeline::InFlight& Pipeline::in_flight(size_t s, int micro_batch) {
+  std::vector<InFlight>& in_flight = stages_[s].in_flight;
+  return in_flight[static_cast<size_t>(micro_batch) % in_flight.size()];
 }
 
 // --- What a stage does ---------------------------------------------------------------------------
@@ -211,7 +211,7 @@ void Pipeline::forward(size_t s, int number) {
   Stage& stage = stages_[s];
   Worker& worker = worker_of(s);
   const ScopedRange range(stage.network.stream, pass_text("forward", s, number));
-  Flight& micro_batch = flight(s, number);
+  InFlight& micro_batch = in_flight(s, number);
   Context& context = micro_batch.context;
   worker.most_live = std::max(worker.most_live, ++worker.live);
   micro_batch.part = micro_batches_[number];
@@ -240,7 +240,7 @@ void Pipeline::expect_boundary(size_t s, const Tensor& activation) {
 void Pipeline::backward(size_t s, int number) {
   const StagedNetwork::Stage& stage = stages_[s].network;
   const ScopedRange range(stage.stream, pass_text("backward", s, number));
-  Flight& micro_batch = flight(s, number);
+  InFlight& micro_batch = in_flight(s, number);
   Context& context = micro_batch.context;
   if (options_.recompute) {
     context.facts.recompute = true;
@@ -266,7 +266,7 @@ void Pipeline::step(size_t d) {
   for (size_t i = 0; last && i < losses_.size(); ++i) losses_[i].send(mean);
   if (!last) bytes_expected_ += int64_t{sizeof(Real)};
   for (const size_t s : network_->stages_on(d)) {
-    stages_[s].optimizer.step(flight(s, 0).context.state(), mean);
+    stages_[s].optimizer.step(in_flight(s, 0).context.state(), mean);
   }
   if (!last) losses_[d].release();
 }
@@ -288,7 +288,7 @@ std::vector<int> Pipeline::live() const {
 double Pipeline::flops() const {
   double all = 0;
   for (const Stage& stage : stages_) {
-    for (const Flight& micro_batch : stage.flights) all += micro_batch.context.flops();
+    for (const InFlight& micro_batch : stage.in_flight) all += micro_batch.context.flops();
   }
   return all;
 }

@@ -87,7 +87,7 @@ class Pipeline {
 
  private:
   /// One micro-batch on one stage, from forward to backward.
-  struct Flight {
+  struct InFlight {
     Context context;
     BatchPart part{};
     Tensor input{};            // for recomputing
@@ -99,7 +99,7 @@ class Pipeline {
     const StagedNetwork::Stage& network;
     Optimizer optimizer;
     Feeder feeder;
-    std::vector<Flight> flights{};  // micro-batch i uses number i modulo their number
+    std::vector<InFlight> in_flight{};  // micro-batch i uses number i modulo their number
   };
   /// A device, with one stage or several.
   struct Worker {
@@ -122,7 +122,7 @@ class Pipeline {
   void step(size_t device);
   /// What a pass is called in a trace: "forward 2", or with several chunks "forward 2.1".
   std::string pass_text(const char* pass, size_t stage, int micro_batch) const;
-  Flight& flight(size_t stage, int micro_batch);
+  InFlight& in_flight(size_t stage, int micro_batch);
   size_t stage_of(size_t device, const Instruction& instruction) const {
     return static_cast<size_t>(instruction.chunk) * workers_.size() + device;
   }
