@@ -61,7 +61,7 @@ void loss_at_every_step(bool fixed) {
   constexpr int64_t kSteps = 30, kBatch = 32;
   SmallTraining training;
   const HostBatch batch = training.first_batch(kBatch);
-  training.forward_and_backward(batch, {{0, 1, kBatch}}, 1.0 / kBatch);  // plans are made here
+  training.forward_and_backward(batch, {{0, 1, kBatch}}, 1.0 / kBatch);  // makes primitives
   std::vector<Real> losses(kSteps);
   double idle = 0;
   std::optional<TimedEvent> ended;

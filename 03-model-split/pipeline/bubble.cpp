@@ -130,7 +130,7 @@ Measurement measure(const BubbleOptions& options, const Dataset& set, int device
     }
     for (const Stream& stream : streams) stream.synchronize();
   };
-  train(2);  // makes plans and touches new memory
+  train(2);  // makes the primitives and touches new memory
   pipeline.restart_clocks();
   const auto begin = std::chrono::steady_clock::now();
   train(options.steps);
