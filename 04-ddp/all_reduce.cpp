@@ -1,5 +1,6 @@
 #include "04-ddp/all_reduce.h"
 
+#include "common/core/error.h"
 #include "common/kernels/kernels.h"
 
 namespace lockstep {

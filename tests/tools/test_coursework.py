@@ -39,6 +39,16 @@ class TestTable(unittest.TestCase):
         for task in table:
             self.assertTrue(task.teaches.endswith("."), task.id)
 
+    def test_a_file_with_a_task_has_the_declaration_of_what_an_open_task_calls(self):
+        def reached(name, seen):
+            if name not in seen and (ROOT / name).is_file():
+                seen.add(name)
+                for target in re.findall(r'^#include "(.+)"', (ROOT / name).read_text(), re.MULTILINE):
+                    reached(target, seen)
+            return seen
+        for name in {task.file for task in tasks.load_tasks(ROOT)}:
+            self.assertIn("common/core/open_task.h", reached(name, set()), f"{name}: an open task does not compile")
+
     def test_the_teachers_page_has_the_same_table(self):
         page = (ROOT / "docs/coursework.md").read_text()
         rows = [[cell.strip() for cell in line.split("|")[1:-1]]
