@@ -32,8 +32,8 @@ FULL_FACTOR = 10  # --full repeats the random campaigns, so every deadline grows
 UNITY = ("-Dunity=on", "-Dunity_size=40")
 # Optimised as far as debugging allows: compiles as fast as without, and runs faster. Kernels are
 # optimised in all builds, and under --full the first build is like a user's.
-QUICK = ("-Doptimization=g", *UNITY)
-SANITIZED = ("-Dcpu_engine=reference", *QUICK)
+QUICK = ("-Doptimization=g", "-Ddebug=false", *UNITY)
+SANITIZED = ("-Dcpu_engine=reference", f"-Dcpp_args={LINES}", *QUICK)
 
 # Left out are the checks of UndefinedBehaviorSanitizer that take a third of that build's time: of
 # pointers, as AddressSanitizer stops where a wrong one is used, and vptr, casts to a wrong class.
@@ -47,9 +47,9 @@ CUDA_MODEL = "build-cuda-model"
 # has.
 BUILDS = (
     Build("default", "build-test", ("-Dgpu_archs=75", *QUICK), full_options=("-Doptimization=2",)),
-    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", "-Ddebug=false", *QUICK)),
+    Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", *QUICK)),
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false",
-                                 f"{WITHOUT},alignment", *SANITIZED),
+                                 *SANITIZED, f"{WITHOUT},alignment"),
           cuda_model=CUDA_MODEL, full_options=(WITHOUT,)),
     Build("tsan", "build-tsan", ("-Db_sanitize=thread", "-Dcuda=disabled", *SANITIZED)),
     Build("tsan-gpu", "build-tsan-gpu", ("-Db_sanitize=thread", *SANITIZED), cuda_model=CUDA_MODEL,

@@ -52,8 +52,7 @@ std::vector<uint64_t> from_to(uint64_t first, uint64_t last) {
 
 // --- What a rank leaves --------------------------------------------------------------------------
 
-TEST_CASE("A rank keeps its last 64 calls, with when they were made, begun and ended",
-          "[flight][tsan]") {
+TEST_CASE("A rank keeps its last 64 calls, with when they were made, begun and ended", "[flight]") {
   const TempDir folder;
   const std::string file = folder / "flight";
   const auto recorder = std::make_shared<FlightRecorder>(0, 2, 0, file);
