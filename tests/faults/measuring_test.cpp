@@ -103,7 +103,7 @@ TEST_CASE("A run counts the time before its first step from its own start", "[fa
 #if defined(__SANITIZE_ADDRESS__)
 constexpr const char* kSharedRun = "synthetic:640:64";
 #else
-constexpr const char* kSharedRun = "synthetic:19200:64";
+constexpr const char* kSharedRun = "synthetic:9600:64";
 #endif
 
 TEST_CASE("A run that had to share its core says so under its summary", "[faults][measuring]") {

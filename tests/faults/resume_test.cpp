@@ -212,7 +212,7 @@ int epochs_for(int kills) {
 
 TEST_CASE("Ranks that are killed again and again end with the bytes of ranks that were not",
           "[faults][checkpoint]") {
-  const int kills = full_campaign() ? 20 : 3;
+  const int kills = full_campaign() ? 20 : 2;
   const Jobs jobs;
   const Words run =
       kRun + Words{"--devices", cpus(2), "--epochs", std::to_string(epochs_for(kills))};

@@ -13,7 +13,13 @@ namespace {
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
-const Words kSharded{stage_binary("06-fully-sharded"), "--model", "seed", "--workers", "0"};
+const Words kSharded{stage_binary("06-fully-sharded"),
+                     "--model",
+                     "seed",
+                     "--data",
+                     "synthetic:120:10",
+                     "--workers",
+                     "0"};
 
 TEST_CASE("A loss that is not finite stops all ranks that share anything out in the same step",
           "[faults][sharded]") {
@@ -22,8 +28,7 @@ TEST_CASE("A loss that is not finite stops all ranks that share anything out in 
     const Jobs jobs;
     const ProcessResult run =
         jobs.run_words(Words{jobs.launcher(), "--nproc-per-node", "2"} + kSharded +
-                       Words{"--shard", way, "--data", "synthetic:120:10", "--lr", "1e12", "--save",
-                             jobs / "weights"});
+                       Words{"--shard", way, "--lr", "1e12", "--save", jobs / "weights"});
     INFO(story(run));
     CHECK(run.status == 1);
     CHECK_THAT(run.err, ContainsSubstring("step 1, rank 0 (cpu:0), rank 1 (cpu:1): the loss"));

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <regex>
 
@@ -37,9 +38,13 @@ std::string weights_of(const Jobs& jobs, const Words& command, const std::string
 
 /// Whether a stage that `start` starts leaves the same weights as one that starts its own ranks.
 void check_weights(const Words& start, const std::string& stage) {
+  static std::map<std::string, std::string> all_expected;  // by stage
   const Jobs jobs;
   const std::string program = stage_binary(stage);
-  const std::string expected = weights_of(jobs, {program, "--devices", cpus(2)}, "expected");
+  std::string& expected = all_expected[stage];
+  if (expected.empty()) {
+    expected = weights_of(jobs, {program, "--devices", cpus(2)}, "expected");
+  }
   INFO(stage << ": " << fmt::format("{}", fmt::join(start, " ")));
   CHECK((weights_of(jobs, start + Words{program}, "found") == expected));
 }
@@ -227,7 +232,7 @@ TEST_CASE("A rank that is killed while it trains is named, and all is over withi
           "[faults][ddp][sharded][tensorsplit][row67][row125]") {
   std::mt19937 random(20);
   std::vector<double> taken;
-  for (int turn = 0; turn < (full_campaign() ? 40 : 6); ++turn) {
+  for (int turn = 0; turn < (full_campaign() ? 40 : 3); ++turn) {
     const std::string& stage = kAllStages[turn % 3];
     INFO(stage);
     const Jobs jobs;
