@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
-from coursework import solutions, tasks  # noqa: E402
+from coursework import solutions, tasks, tree  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
 from processes import gone, start  # noqa: E402
@@ -54,6 +54,20 @@ def wrong_solutions(task_id):
     return dict(zip(names, zip(hints, bodies)))
 
 
+def only_stage_01(folder):
+    """Writes the solved tree with the tasks of stage 01 only: no other solutions are compiled."""
+    def is_others(line):
+        return (marker := tasks.MARKER.match(line)) and marker[3] > "02"
+
+    files = {path: ROOT / path for path in tree.list_files(ROOT)}
+    for path, text in tree.read_sources(ROOT).items():
+        files[path] = "\n".join(line for line in text.split("\n") if not is_others(line))
+    rows = json.loads((ROOT / tasks.TABLE).read_text())["tasks"]
+    files[tasks.TABLE] = json.dumps({"tasks": [row for row in rows if row["id"] < "02"]})
+    tree.mirror(files, folder)
+    return folder
+
+
 class TestTasks(unittest.TestCase):
     def test_every_task_is_graded_and_has_two_wrong_solutions_with_their_hints(self):
         table = tasks.load_tasks(ROOT)
@@ -67,8 +81,8 @@ class TestTasks(unittest.TestCase):
 class TestWholeLoop(unittest.TestCase):
     """A student's tree, built and graded. Tasks are independent, so one build serves for one
     solution of each. `lockstep test --full` takes all tasks with all solutions, right and wrong,
-    and looks for races in them; otherwise it takes the tasks of stage 01, and one wrong solution
-    each."""
+    and looks for races in them; otherwise the tree has no tasks but those of stage 01, and one wrong
+    solution each is taken."""
 
     @classmethod
     def setUpClass(cls):
@@ -76,9 +90,10 @@ class TestWholeLoop(unittest.TestCase):
         cls.addClassCleanup(cls.folder.cleanup)
         cls.student = Path(cls.folder.name) / "student"
         cls.workshop = Workshop(ROOT / "build-coursework")
-        exercise.exercise(ROOT, cls.student, cls.workshop, lambda text: None)
-        cls.tasks = {task.id: task for task in tasks.load_tasks(ROOT)}
-        cls.graded = [task_id for task_id in cls.tasks if FULL or task_id < "02"]
+        solved = ROOT if FULL else only_stage_01(Path(cls.folder.name) / "solved")
+        exercise.exercise(solved, cls.student, cls.workshop, lambda text: None)
+        cls.tasks = {task.id: task for task in tasks.load_tasks(solved)}
+        cls.graded = list(cls.tasks)
 
     def grade(self, bodies, *words, lockstep=None, missing=()):
         """Exit status and verdicts, by task, of a tree with these lines for tasks, and without

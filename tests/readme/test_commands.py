@@ -50,7 +50,7 @@ words = sys.argv[1:]
 name = os.path.basename(sys.argv[0])
 if "--help" in words or "--print-schedule" in words:
     pass
-elif name[:2].isdigit() and not any(word.startswith("synthetic") for word in words):
+elif (name[:2].isdigit() or name == "tensor-split") and not any(word.startswith("synthetic") for word in words):
     for option, value in (("--data", "synthetic:1024:64"), ("--max-steps", "4")):
         if option in words:
             words[words.index(option) + 1] = value
@@ -59,7 +59,7 @@ elif name[:2].isdigit() and not any(word.startswith("synthetic") for word in wor
 elif name == "message-sizes":
     words += ["--kib", "1", "--rounds", "5"]
 elif name == "bubble":
-    words += ["--steps", "2"]
+    words += ["--steps", "1", "--micro-batches", "4"]
 os.execv({program!r}, [{program!r}, *words])
 """
 
