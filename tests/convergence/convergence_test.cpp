@@ -3,56 +3,43 @@
 
 #include <regex>
 
-#include "tests/support/catch.h"
-#include "tests/support/json.h"
-#include "tests/support/stage.h"
+#include "tests/equivalence/outcome.h"
 
 namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
 
-using Options = Words;
-
-struct Outcome {
-  std::vector<double> accuracy;  // per epoch
-  std::string out;
-};
-
-Outcome train(Options options, const std::string& stage = "01-single-gpu",
-              const std::string& devices = "cpu:0") {
-  const TempDir folder;
-  options.insert(options.begin(), {stage_binary(stage), "--devices", devices});
-  options.insert(options.end(), {"--metrics", folder / "metrics"});
-  const ProcessResult run = run_process(options, kDeadline);
-  INFO(story(run));
-  REQUIRE(run.status == 0);
-  return {read_json(folder / "metrics").at("accuracy").get<std::vector<double>>(), run.out};
+/// The accuracy after each epoch.
+std::vector<double> accuracies(const Options& options, const std::string& stage = "01-single-gpu",
+                               const std::string& devices = "cpu:0") {
+  return measure(options, stage, devices).metrics.at("accuracy").get<std::vector<double>>();
 }
 
 /// With --full a second epoch.
 TEST_CASE("The seed network learns Fashion-MNIST", "[convergence][row16]") {
   const size_t epochs = full_campaign() ? 2 : 1;
-  const Outcome outcome = train(
+  const Outcome run = measure(
       {"--epochs", std::to_string(epochs), "--lr", "0.1", "--no-dropout", "--log-interval", "10"});
-  REQUIRE(outcome.accuracy.size() == epochs);
-  CHECK(outcome.accuracy[0] >= 0.70);
-  if (epochs == 2) CHECK(outcome.accuracy[1] >= 0.80);
+  const auto accuracy = run.metrics.at("accuracy").get<std::vector<double>>();
+  REQUIRE(accuracy.size() == epochs);
+  CHECK(accuracy[0] >= 0.70);
+  if (epochs == 2) CHECK(accuracy[1] >= 0.80);
   // The log as users of PyTorch know it.
   const std::regex line(R"(\nTrain Epoch: 1 \[640/60000 \(1%\)\]\tLoss: [0-9]\.[0-9]{6}\n)");
-  CHECK(std::regex_search(outcome.out, line));
+  CHECK(std::regex_search(run.out, line));
 }
 
 TEST_CASE("The seed network learns Fashion-MNIST with dropout", "[convergence][row16]") {
-  CHECK(train({"--lr", "0.1", "--dropout"}).accuracy.at(0) >= 0.74);
+  CHECK(accuracies({"--lr", "0.1", "--dropout"}).at(0) >= 0.74);
 }
 
 TEST_CASE("The BatchNorm variant learns Fashion-MNIST", "[convergence][row16]") {
-  CHECK(train({"--model", "seed-bn", "--lr", "0.01"}).accuracy.at(0) >= 0.80);
+  CHECK(accuracies({"--model", "seed-bn", "--lr", "0.01"}).at(0) >= 0.80);
 }
 
 TEST_CASE("The seed network learns the generated images", "[convergence][row16]") {
-  CHECK(train({"--data", "synthetic"}).accuracy.at(0) > 0.9);
+  CHECK(accuracies({"--data", "synthetic"}).at(0) > 0.9);
 }
 
 // --- Stage 02: the same network on two devices ---------------------------------------------------
@@ -67,8 +54,8 @@ Options at_low_rate(const Options& options) {
 
 /// Two devices of a stage are as good as one of stage 01.
 void check_as_one(const std::string& stage, const Options& options) {
-  const double one = train(at_low_rate(options)).accuracy.at(0);
-  const double two = train(at_low_rate(options), stage, "cpu:0,cpu:1").accuracy.at(0);
+  const double one = accuracies(at_low_rate(options)).at(0);
+  const double two = accuracies(at_low_rate(options), stage, "cpu:0,cpu:1").at(0);
   INFO("one device " << one << ", two devices " << two);
   CHECK(std::abs(one - two) <= 0.005);
   CHECK(one > 0.5);
@@ -80,7 +67,7 @@ TEST_CASE("Two devices learn Fashion-MNIST as one does", "[convergence][datapara
 
 TEST_CASE("Two devices learn Fashion-MNIST at a high rate",
           "[convergence][dataparallel][highrate]") {
-  CHECK(train({"--lr", "0.1", "--no-dropout"}, "02-dataparallel", "cpu:0,cpu:1").accuracy.at(0) >=
+  CHECK(accuracies({"--lr", "0.1", "--no-dropout"}, "02-dataparallel", "cpu:0,cpu:1").at(0) >=
         0.70);
 }
 
@@ -102,15 +89,15 @@ std::vector<Options> ways() {
 /// The accuracy of the seed network on two devices.
 double train_in_pieces(const Options& options, const Options& way) {
   const bool inside = way == kInsideLayers;
-  return train(way + options, inside ? "03-model-split/tensor-split" : "03-model-split",
+  return accuracies(way + options, inside ? "03-model-split/tensor-split" : "03-model-split",
                "cpu:0,cpu:1")
-      .accuracy.at(0);
+      .at(0);
 }
 
 TEST_CASE("A network in pieces learns Fashion-MNIST as a whole one does",
           "[convergence][pipeline][tensorsplit]") {
   const Options options = at_low_rate({"--no-dropout"});
-  const double whole = train(options).accuracy.at(0);
+  const double whole = accuracies(options).at(0);
   for (const Options& way : ways()) {
     const double pieces = train_in_pieces(options, way);
     INFO(way[1] << ": one device " << whole << ", two " << pieces);
@@ -133,7 +120,7 @@ TEST_CASE("Two ranks learn Fashion-MNIST as one process does", "[convergence][dd
 }
 
 TEST_CASE("Two ranks learn Fashion-MNIST at a high rate", "[convergence][ddp][highrate]") {
-  CHECK(train({"--lr", "0.1", "--no-dropout"}, "04-ddp", "cpu:0,cpu:1").accuracy.at(0) >= 0.70);
+  CHECK(accuracies({"--lr", "0.1", "--no-dropout"}, "04-ddp", "cpu:0,cpu:1").at(0) >= 0.70);
 }
 
 // --- Stage 05: batch normalisation over all ranks ------------------------------------------------
@@ -147,7 +134,7 @@ TEST_CASE("Two synchronised ranks learn Fashion-MNIST as one device does",
 TEST_CASE("Two synchronised ranks learn Fashion-MNIST with ResNet-18", "[convergence][syncbn]") {
   Options options{"--model", "resnet18", "--width", "8", "--lr", "0.05", "--order", "sampler"};
   if (!full_campaign()) options = options + Options{"--max-steps", "40"};
-  const double accuracy = train(options, "05-syncbn-checkpoint", "cpu:0,cpu:1").accuracy.at(0);
+  const double accuracy = accuracies(options, "05-syncbn-checkpoint", "cpu:0,cpu:1").at(0);
   INFO("accuracy " << accuracy);
   // Rounding errors grow in this network: five runs that differ only in the order of sums reached
   // 86.86, 83.86, 87.66, 83.29 and 81.29 %: stage 01, two ranks, three (Gloo, then TCP), four. The

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
-from coursework import solutions, tasks  # noqa: E402
+from coursework import solutions, tasks, tree  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
 from processes import gone, start  # noqa: E402
@@ -54,6 +54,20 @@ def wrong_solutions(task_id):
     return dict(zip(names, zip(hints, bodies)))
 
 
+def only_stage_01(folder):
+    """Writes the solved tree with the tasks of stage 01 only: no other solutions are compiled."""
+    def is_others(line):
+        return (marker := tasks.MARKER.match(line)) and marker[3] > "02"
+
+    files = {path: ROOT / path for path in tree.list_files(ROOT)}
+    for path, text in tree.read_sources(ROOT).items():
+        files[path] = "\n".join(line for line in text.split("\n") if not is_others(line))
+    rows = json.loads((ROOT / tasks.TABLE).read_text())["tasks"]
+    files[tasks.TABLE] = json.dumps({"tasks": [row for row in rows if row["id"] < "02"]})
+    tree.mirror(files, folder)
+    return folder
+
+
 class TestTasks(unittest.TestCase):
     def test_every_task_is_graded_and_has_two_wrong_solutions_with_their_hints(self):
         table = tasks.load_tasks(ROOT)
@@ -63,12 +77,24 @@ class TestTasks(unittest.TestCase):
             self.assertGreaterEqual(len(wrong_solutions(task.id)), 2, task.id)
         self.assertEqual({path.name for path in WRONG.iterdir()}, {f"{task.id}.txt" for task in table})
 
+    def test_every_function_of_a_task_is_compiled_in_its_room(self):
+        rooms = {}
+        for task in tasks.load_tasks(ROOT):
+            parts = task.compiled.split("/")
+            room = "/".join(parts[:2 if parts[0] == "common" else 1])
+            if room not in rooms:
+                rooms[room] = [told for path in BUILD.glob(f"{room}/lib*.a.p/*.o")
+                               for _, told in solutions.defined_symbols(path)]
+            for symbol in task.symbols:
+                self.assertTrue(any(told.startswith((f"{symbol}(", f"{symbol}[abi:")) for told in rooms[room]),
+                                f"{task.id}: no {symbol} in {room}")
+
 
 class TestWholeLoop(unittest.TestCase):
     """A student's tree, built and graded. Tasks are independent, so one build serves for one
     solution of each. `lockstep test --full` takes all tasks with all solutions, right and wrong,
-    and looks for races in them; otherwise it takes the tasks of stage 01, and one wrong solution
-    each."""
+    and looks for races in them; otherwise the tree has no tasks but those of stage 01, of which one
+    is done wrong."""
 
     @classmethod
     def setUpClass(cls):
@@ -76,9 +102,10 @@ class TestWholeLoop(unittest.TestCase):
         cls.addClassCleanup(cls.folder.cleanup)
         cls.student = Path(cls.folder.name) / "student"
         cls.workshop = Workshop(ROOT / "build-coursework")
-        exercise.exercise(ROOT, cls.student, cls.workshop, lambda text: None)
-        cls.tasks = {task.id: task for task in tasks.load_tasks(ROOT)}
-        cls.graded = [task_id for task_id in cls.tasks if FULL or task_id < "02"]
+        solved = ROOT if FULL else only_stage_01(Path(cls.folder.name) / "solved")
+        exercise.exercise(solved, cls.student, cls.workshop, lambda text: None)
+        cls.tasks = {task.id: task for task in tasks.load_tasks(solved)}
+        cls.graded = list(cls.tasks)
 
     def grade(self, bodies, *words, lockstep=None, missing=()):
         """Exit status and verdicts, by task, of a tree with these lines for tasks, and without
@@ -140,28 +167,35 @@ class TestWholeLoop(unittest.TestCase):
                 elif not named:
                     self.assertEqual(done.returncode, 0, story)
 
-    def test_with_its_solution_a_task_passes_and_the_others_stay_open(self):
+    def test_with_its_solution_a_task_passes_and_the_others_do_not(self):
         whole = {task_id: self.solution(self.tasks[task_id]) for task_id in self.graded}
         quickly = () if FULL else ("--no-races",)
         half = self.graded[0::2]
         for part in (half, self.graded) if FULL else (half,):
-            status, verdicts = self.grade({task_id: whole[task_id] for task_id in part},
+            status, verdicts = self.grade({**self.wrong_beside(), **{task_id: whole[task_id] for task_id in part}},
                                           *self.graded, *quickly)
             self.assertEqual(status, 0 if len(part) == len(whole) else 1)
             for task_id, verdict in verdicts.items():
-                expected = PASSED if task_id in part else OPEN
+                expected = PASSED if task_id in part else OPEN if FULL else FAILED
                 self.assertEqual(verdict["status"], expected, verdict)
                 skipped = quickly and expected == PASSED and self.tasks[task_id].race
                 self.assertEqual("--no-races" in verdict["text"], bool(skipped))
 
+    def wrong_beside(self):
+        """Without --full: what stands beside the solutions of half of the tasks. Both cases compile
+        the same."""
+        return {} if FULL else {task_id: next(iter(wrong_solutions(task_id).values()))[1]
+                                for task_id in self.graded[1::2]}
+
     def test_wrong_solutions_are_refused_with_the_hint_meant_for_them(self):
+        beside = {} if FULL else {task_id: self.solution(self.tasks[task_id]) for task_id in self.graded[0::2]}
         wrong = {task_id: [*wrong_solutions(task_id).items()][:None if FULL else 1]
-                 for task_id in self.graded}
+                 for task_id in self.graded if task_id not in beside}
         for number in range(max(map(len, wrong.values()))):
             chosen = {task_id: solutions_of_it[number] for task_id, solutions_of_it in wrong.items()
                       if number < len(solutions_of_it)}
-            _, verdicts = self.grade({task_id: body for task_id, (_, (_, body)) in chosen.items()},
-                                     *chosen)
+            bodies = {task_id: body for task_id, (_, (_, body)) in chosen.items()}
+            _, verdicts = self.grade({**beside, **bodies}, *chosen)
             for task_id, (name, (hint, _)) in chosen.items():
                 verdict = verdicts[task_id]
                 with self.subTest(f"{task_id} {name}"):
@@ -170,7 +204,10 @@ class TestWholeLoop(unittest.TestCase):
 
     def test_a_read_past_the_end_is_found_though_the_result_is_right(self):
         body = self.solution(self.tasks["01.2"]) + PAST_THE_END
-        verdict = self.grade({"01.2": body}, "01.2")[1]["01.2"]
+        # Endless is what the next case interrupts: one compilation for both.
+        verdicts = self.grade({"01.1": ENDLESS, "01.2": body}, "01.2", "01.3")[1]
+        self.assertEqual(verdicts["01.3"]["status"], OPEN)
+        verdict = verdicts["01.2"]
         self.assertEqual((verdict["status"], verdict["how"]), (FAILED, "memory"), verdict)
         self.assertRegex(verdict["text"], "AddressSanitizer: heap-buffer-overflow: the task reads beyond")
         line = (self.student / verdict["file"]).read_text().split("\n")[verdict["line"] - 1]
@@ -248,7 +285,8 @@ class TestWholeLoop(unittest.TestCase):
         self.assertIn("04-ddp/join.h", notes[0])
 
     def test_an_interrupted_grader_leaves_nothing(self):
-        self.grade({"01.1": ENDLESS}, "01.2")
+        body = self.solution(self.tasks["01.2"]) + PAST_THE_END
+        self.grade({"01.1": ENDLESS, "01.2": body}, "01.3")
         temporary = Path(self.folder.name) / "tmp"
         temporary.mkdir()
         process = start(self, sys.executable, ROOT / "tools/grade.py", self.student, "01.1",

@@ -43,23 +43,29 @@ PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests
                 "grade": "grade.py", "gpu-check": "gpu-check", "format": "format.py", "lint": "lint.py",
                 "show": "step_page.py"}
 
-# Replaces a program: few steps on generated images, unless the command itself names generated ones.
+# Replaces a program: few steps on generated images, unless the command itself names generated ones;
+# then few steps of large networks.
 SHORTENED = """#!{python}
 import os, sys
 words = sys.argv[1:]
 name = os.path.basename(sys.argv[0])
 if "--help" in words or "--print-schedule" in words:
     pass
-elif name[:2].isdigit() and not any(word.startswith("synthetic") for word in words):
+elif (name[:2].isdigit() or name == "tensor-split") and not any(word.startswith("synthetic") for word in words):
     for option, value in (("--data", "synthetic:1024:64"), ("--max-steps", "4")):
         if option in words:
             words[words.index(option) + 1] = value
         else:
             words += [option, value]
+elif name[:2].isdigit() and ("resnet18" in words or "--width" in words):
+    if "--max-steps" not in words:
+        words += ["--max-steps", "4"]
+    steps = words.index("--max-steps") + 1
+    words[steps] = min(words[steps], "4", key=int)
 elif name == "message-sizes":
     words += ["--kib", "1", "--rounds", "5"]
 elif name == "bubble":
-    words += ["--steps", "2"]
+    words += ["--steps", "1", "--micro-batches", "4"]
 os.execv({program!r}, [{program!r}, *words])
 """
 

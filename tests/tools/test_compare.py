@@ -24,7 +24,7 @@ SHARDED = "06-fully-sharded"  # its optimizer is another by default
 TENSOR = "03-model-split/tensor-split"  # a stage's second program
 
 # An epoch takes 4 s on one device, 2.5 s on two. FAULT is a line of Python that is run first.
-STAGE = """#!{python}
+STAGE = """#!{python} -IS
 import json, sys
 stage = {stage!r}
 words = sys.argv[1:]
