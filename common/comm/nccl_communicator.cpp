@@ -139,11 +139,14 @@ struct Pending {
   std::optional<Clock::time_point> came{};  // when the host saw it begin, as the oldest
 
   bool has_finished() const { return finished.done() && !stream.backend().error(); }
-  /// Tells the flight recorder what the device has come to.
-  void note() {
-    if (!end) return;
+  /// Tells the flight recorder what the device has come to. Whether the call has finished: asked
+  /// once, for what ends between two questions would be forgotten before it is recorded.
+  bool note() {
+    const bool ended = has_finished();
+    if (!end) return ended;
     if (!flight.has_started() && arrived.done()) flight.start();
-    if (has_finished()) flight.complete(int64_t(1e9 * end->seconds_since(*begin)));
+    if (ended) flight.complete(int64_t(1e9 * end->seconds_since(*begin)));
+    return ended;
   }
 };
 
@@ -346,10 +349,7 @@ void NcclCommunicator::look() {
 }
 
 void NcclCommunicator::forget_finished() {
-  const auto runs = [](Pending& pending) {
-    pending.note();
-    return !pending.has_finished();
-  };
+  const auto runs = [](Pending& pending) { return !pending.note(); };
   pending_.erase(pending_.begin(), std::find_if(pending_.begin(), pending_.end(), runs));
 }
 

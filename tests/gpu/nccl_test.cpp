@@ -16,6 +16,7 @@ namespace {
 
 using namespace testing::nccl;
 using Catch::Matchers::ContainsSubstring;
+using testing::kGpu;
 using testing::kLong;
 using testing::message_of;
 using testing::numbered;
@@ -203,6 +204,31 @@ TEST_CASE("Calls of NCCL are recorded by their events: made, begun, ended, and f
     CHECK(flight_text(sum.text) == "all_reduce of 2 f32, sum");
     CHECK((sum.number == 1 && sum.group == 0 && sum.members == 3 && sum.bytes == 8));
     CHECK((sum.created_ns > 0 && sum.started_ns > 0 && sum.completed_ns >= sum.started_ns));
+  }
+}
+
+TEST_CASE("A call of NCCL that ends while the host looks is recorded all the same",
+          "[cuda][comm][flight]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  const std::unique_ptr<Device> device = open_device(kGpu, {});
+  const Stream stream = device->create_stream("rank");
+  const Floats x = Floats::from_host(stream, {2}, {1, 2});
+  for (const int late : {1, 2, 3, 4}) {  // the question that is answered with "not yet"
+    const testing::TempDir folder;
+    ProcessGroup group(testing::contract_of(0, 1, testing::free_port()),
+                       {.backend = "nccl", .flight_file = folder / "flight"});
+    const auto comm = group.connect(*device);
+    comm->all_reduce(stream, x);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it ends
+    {
+      const ScopedEnvironment fault("CUDA_MODEL_FAULT", fmt::format("cudaEventQuery:600:{}", late));
+      comm->barrier(stream);
+    }
+    stream.synchronize();
+    comm->barrier(stream);
+    INFO("question " << late);
+    CHECK(read_flight_files(folder / "flight").at(0).log.entries.at(0).completed_ns > 0);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
+#include <map>
 #include <numeric>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
@@ -57,8 +58,10 @@ TEST_CASE("A checkpoint goes from a GPU to the CPU, back, and to another GPU",
           "[cuda][stage][row120]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
-  const Dataset set = make_synthetic(SyntheticPart::train, 64);
-  const TrainingOptions options{.model = {.kind = ModelKind::seed_bn}, .rule = {.momentum = 0.9}};
+  const int64_t batch = thorough() ? 32 : 8;
+  const Dataset set = make_synthetic(SyntheticPart::train, 2 * batch);
+  const TrainingOptions options{
+      .model = {.kind = ModelKind::seed_bn}, .rule = {.momentum = 0.9}, .batch_size = batch};
   const TempDir folder;
   const auto passes_to = [&](Stream from, Stream to) {
     Training saved(from, set, options), restored(to, set, options);
@@ -87,7 +90,7 @@ TEST_CASE("The first gradients of the seed networks on a GPU are those of the CP
   const Both both;
   for (const ModelKind kind : {ModelKind::seed, ModelKind::seed_bn}) {
     for (const bool dropout : {false, true}) {
-      for (const int64_t batch : {64, 5}) {
+      for (const int64_t batch : {thorough() ? 64 : 16, 5}) {
         INFO((kind == ModelKind::seed ? "seed" : "seed-bn")
              << ", dropout " << dropout << ", batch " << batch);
         const Dataset set = make_synthetic(SyntheticPart::train, batch);
@@ -107,8 +110,9 @@ TEST_CASE("The first ten losses of the seed network on a GPU are those of the CP
           "[cuda][stage][row20]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
-  const Dataset set = make_synthetic(SyntheticPart::train, 10 * 32);
-  Training gpu(both.gpu, set, {}), cpu(both.cpu, set, {});
+  const TrainingOptions options{.batch_size = thorough() ? 32 : 8};
+  const Dataset set = make_synthetic(SyntheticPart::train, 10 * options.batch_size);
+  Training gpu(both.gpu, set, options), cpu(both.cpu, set, options);
   const Numbers found = gpu.epoch(), expected = cpu.epoch();
   REQUIRE(found.size() == 10);
   REQUIRE(expected.size() == 10);
@@ -123,6 +127,7 @@ TEST_CASE("The first loss of ResNet-18 on a GPU is that of the CPU", "[cuda][sta
   LOCKSTEP_NEEDS_GPU();
   const Both both;
   for (const auto& [width, batch] : {std::pair<int64_t, int64_t>{8, 16}, {64, 4}}) {
+    if (width == 64 && !thorough()) continue;
     INFO("width " << width);
     const Dataset set = make_synthetic(SyntheticPart::train, batch);
     const TrainingOptions options{.model = {.kind = ModelKind::resnet18, .width = width},
@@ -159,7 +164,8 @@ TEST_CASE("A step as one graph gives the bytes of the step that is enqueued",
           "[cuda][stage][graph][row126]") {
   LOCKSTEP_NEEDS_GPU();
   // Two epochs of some full batches and a short one, at a rate that changes.
-  const Words small{"--data", "synthetic:104:16", "--batch-size", "32"};
+  const Words small = thorough() ? Words{"--data", "synthetic:104:16", "--batch-size", "32"}
+                                 : Words{"--data", "synthetic:28:8", "--batch-size", "8"};
   const Words few{"--data", "synthetic:40:8", "--batch-size", "16"};
   const Words rates{"--epochs", "2", "--lr-step", "1", "--lr", "0.05", "--momentum", "0.9"};
   std::vector<Words> cases{small + Words{"--dropout"}, small + Words{"--model", "seed-bn"}};
@@ -201,7 +207,10 @@ double mean_loss(const Numbers& losses, size_t quarter) {
 TEST_CASE("The seed network learns on a GPU", "[cuda][stage][row16]") {
   LOCKSTEP_NEEDS_GPU();
   if (is_model(*open_device(kGpu, {}))) {  // no time for an epoch of 60000 images there
-    const Outcome outcome = train({"--data", "synthetic:2048:512"});
+    const Outcome outcome =
+        train(full_campaign() ? Words{"--data", "synthetic:2048:512"}
+                              : Words{"--data", "synthetic:512:128", "--lr", "0.02", "--momentum",
+                                      "0.9", "--batch-size", "16"});
     REQUIRE(outcome.losses().size() == 32);
     CHECK(mean_loss(outcome.losses(), 0) > 2);
     CHECK(mean_loss(outcome.losses(), 3) < 1.5);
@@ -225,15 +234,30 @@ TEST_CASE("Stage 01 takes the first of several GPUs, also of one that is named t
 
 // --- Stage 02: several replicas ------------------------------------------------------------------
 
-/// Ten steps of 13 samples, the last of 7: stage 02 on these devices leaves the same as stage 01 on
-/// one GPU.
+/// Ten steps of 13 samples, the last of 7; on the model four.
+size_t step_count() {
+  static const size_t count = thorough() ? 10 : 4;
+  return count;
+}
+
+Words steps() {
+  const std::string data = fmt::format("synthetic:{}:16", 13 * step_count() - 6);
+  return {"--data", data, "--batch-size", "13", "--lr", "0.01", "--dropout"};
+}
+
+/// What stage 01 leaves on one GPU: one run for all cases.
+const Outcome& alone(const Words& options) {
+  static std::map<Words, Outcome> all;
+  if (!all.contains(options)) all.emplace(options, train(options));
+  REQUIRE(all.at(options).losses().size() == step_count());
+  return all.at(options);
+}
+
+/// Stage 02 on these devices leaves the same as stage 01 on one GPU.
 void check_data_parallel(const std::string& devices) {
-  const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
-                        "0.01",   "--dropout"};
-  const Outcome single = train(ten_steps);
-  REQUIRE(single.losses().size() == 10);
+  const Outcome& single = alone(steps());
   INFO(devices);
-  const Outcome several = train(ten_steps, devices, "02-dataparallel");
+  const Outcome several = train(steps(), devices, "02-dataparallel");
   CHECK(relative_l2(several.state, single.state) <= 1e-4);
   CHECK(relative_l2(several.losses(), single.losses()) <= 1e-4);
   CHECK(several.metrics.at("devices").size() == 2);
@@ -245,7 +269,7 @@ void check_data_parallel(const std::string& devices) {
   }
   CHECK(several.metrics.at("phase_seconds").size() == 7);
   // The same run again gives the same bytes.
-  CHECK((train(ten_steps, devices, "02-dataparallel").weights == several.weights));
+  CHECK((train(steps(), devices, "02-dataparallel").weights == several.weights));
 }
 
 TEST_CASE("Two replicas on one GPU lead to stage 01's weights",
@@ -276,15 +300,12 @@ TEST_CASE("Local BatchNorm on two replicas starts as the parts of a batch one af
 
 const Words kSchedules{"naive", "gpipe", "1f1b", "interleaved"};
 
-/// Ten steps of 13 samples in 4 micro-batches, the last of 7: on these devices as on one GPU.
+/// Each step in 4 micro-batches: on these devices as on one GPU.
 void check_pipelines(const std::string& devices, const Words& schedules) {
-  const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
-                        "0.01",   "--dropout"};
-  const Outcome single = train(ten_steps);
-  REQUIRE(single.losses().size() == 10);
+  const Outcome& single = alone(steps());
   for (const std::string& schedule : schedules) {
     INFO(devices << ", --schedule " << schedule);
-    const Words options = ten_steps + Words{"--schedule", schedule};
+    const Words options = steps() + Words{"--schedule", schedule};
     const Outcome split = train(options, devices, "03-model-split");
     CHECK(relative_l2(split.state, single.state) <= 1e-4);
     CHECK(relative_l2(split.losses(), single.losses()) <= 1e-4);
@@ -297,10 +318,8 @@ void check_pipelines(const std::string& devices, const Words& schedules) {
 
 /// The same, split inside the layers.
 void check_tensor_split(const std::string& devices, const Words& backend) {
-  const Words ten_steps{"--data", "synthetic:124:16", "--batch-size", "13", "--lr",
-                        "0.01",   "--dropout"};
-  const Outcome single = train(ten_steps);
-  const Outcome split = train(ten_steps + backend, devices, "03-model-split/tensor-split");
+  const Outcome& single = alone(steps());
+  const Outcome split = train(steps() + backend, devices, "03-model-split/tensor-split");
   CHECK(relative_l2(split.state, single.state) <= 1e-4);
   CHECK(relative_l2(split.losses(), single.losses()) <= 1e-4);
   CHECK(split.metrics.at("tensor_split").at("per_step").at("all_reduces") == 2);
@@ -383,18 +402,16 @@ TEST_CASE("A graph of a divided batch, and TF32 and NCHW on a CPU, are refused i
 
 // --- Stage 04: a process per rank ----------------------------------------------------------------
 
-const Words kTenSteps{"--data", "synthetic:124:16", "--batch-size", "13",     "--lr",
-                      "0.01",   "--dropout",        "--order",      "sampler"};
+const Words kOrder{"--order", "sampler"};
 
-/// Ten steps of 13 samples, the last of 7: on these ranks as in one process.
+/// On these ranks as in one process.
 void check_ranks(const std::string& devices, const std::vector<Words>& ways,
                  const std::string& stage = "04-ddp") {
-  const Outcome single = train(kTenSteps);
-  REQUIRE(single.losses().size() == 10);
+  const Outcome& single = alone(steps() + kOrder);
   for (const Words& way : ways) {
     INFO(devices << " " << way.back());
-    const Outcome ranks =
-        train(kTenSteps + Words{"--model", "seed", "--optimizer", "sgd"} + way, devices, stage);
+    const Outcome ranks = train(
+        steps() + kOrder + Words{"--model", "seed", "--optimizer", "sgd"} + way, devices, stage);
     CHECK(relative_l2(ranks.state, single.state) <= 1e-4);
     CHECK(relative_l2(ranks.losses(), single.losses()) <= 1e-4);
     CHECK(ranks.metrics.at("accuracy") == single.metrics.at("accuracy"));
@@ -460,7 +477,7 @@ TEST_CASE("Two ranks with NCCL lead to stage 01's weights", "[cuda][stage][ddp]"
 TEST_CASE("NCCL refuses one GPU for two ranks, and names both", "[cuda][stage][ddp]") {
   LOCKSTEP_NEEDS_GPU();
   const ProcessResult run = run_process(
-      Words{stage_binary("04-ddp"), "--devices", "cuda:0,cuda:0", "--backend", "nccl"} + kTenSteps,
+      Words{stage_binary("04-ddp"), "--devices", "cuda:0,cuda:0", "--backend", "nccl"} + steps(),
       kDeadline);
   INFO(story(run));
   CHECK(run.status == 1);

@@ -18,7 +18,8 @@ using Catch::Matchers::ContainsSubstring;
 using testing::message_of;
 using Kind = Instruction::Kind;
 
-constexpr int kDevices = 8, kMicroBatches = 32, kChunks = 4;
+constexpr int kDevices = 8, kChunks = 4;
+const int kMicroBatches = testing::full_campaign() ? 32 : 16;
 constexpr ScheduleKind kInterleaved = ScheduleKind::interleaved;
 
 /// Calls `check(kind, devices, micro_batches, chunks)` for every schedule up to those sizes.

@@ -48,7 +48,7 @@ TEST_CASE("Layers that do not divide stay whole", "[tensorsplit][row55]") {
                                      Case{5, {"conv2", "fc1"}}, Case{8, {"fc1"}}}) {
     INFO(ranks << " ranks");
     CHECK(split_names(seed_options(), ranks) == names);
-    check_network(seed_options(), ranks);
+    if (ranks == 3 || ranks == 8 || testing::full_campaign()) check_network(seed_options(), ranks);
   }
   CHECK(split_names(resnet_options(4), 3).empty());
   CHECK(split_names(resnet_options(3), 3).size() == 8);
@@ -122,6 +122,7 @@ TEST_CASE("The result does not depend on which rank is late", "[tensorsplit][tsa
     std::vector<int> late;
   };
   for (const Case& tried : {Case{{}, {0, 2}}, Case{Names{"conv2"}, {3}}, Case{Names{"fc1"}, {1}}}) {
+    if (tried.layers && !testing::full_campaign()) continue;
     const auto steps = [&](int late) {
       return split(
           options, 4, tried.layers, [&](Network& network) { return network.train(options); }, late);

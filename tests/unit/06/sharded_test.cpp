@@ -37,6 +37,7 @@ TEST_CASE("Ranks that share out anything end with one device's weights", "[shard
     const Values expected = single_device_weights(four_steps(), rule);
     for (const ShardKind kind : kKinds) {
       for (const int ranks : {1, 2, 3}) {
+        if (rule.kind == kAdam.kind && ranks < 3 && !testing::full_campaign()) continue;
         INFO("kind " << int(kind) << ", " << ranks << " ranks");
         std::vector<Values> found(static_cast<size_t>(ranks));
         const Errors errors = on_ranks(ranks, {{.kind = kind}, rule}, [&](ShardedMember& member) {

@@ -66,7 +66,8 @@ std::vector<std::vector<T>> results(const Transports& ranks, Call::Op op, int64_
   std::vector<std::vector<T>> memory;
   for (int rank = 0; rank < world_size; ++rank) {
     std::vector<T>& x = memory.emplace_back(size_t((world_size + 1) * n));
-    for (size_t i = 0; i < x.size(); ++i) x[i] = T(1) / T(1 + 7 * size_t(rank) + i % 1013);
+    T* const numbers = x.data();  // a plain pointer: test code is not optimised
+    for (size_t i = 0; i < x.size(); ++i) numbers[i] = T(1) / T(1 + 7 * size_t(rank) + i % 1013);
   }
   const std::vector<std::string> errors = testing::run_ranks(world_size, [&](int rank) {
     T* const all = memory[size_t(rank)].data();
@@ -100,8 +101,11 @@ TEST_CASE("Sums in shared memory have the bits that they have over TCP", "[comm]
   for (const int world_size : {1, 2, 3, 4, 5, 6, 7, 8}) {
     if (world_size > 3 && world_size < 8 && !testing::full_campaign()) continue;
     // At once, at the limit to that, in one piece for each rank, and in several.
-    check_same_bits<float>(world_size, {1, 1001, 4096, 4097, 30001, 150001});
-    check_same_bits<double>(world_size, {5, 2049, 70001});
+    check_same_bits<float>(world_size, {1, 1001, 4096, 4097, 30001});
+    check_same_bits<double>(world_size, {5, 2049});
+    if (world_size != 3 && !testing::full_campaign()) continue;
+    check_same_bits<float>(world_size, {150001});
+    check_same_bits<double>(world_size, {70001});
   }
 }
 

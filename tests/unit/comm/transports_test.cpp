@@ -66,6 +66,7 @@ void check_collectives(Ranks& ranks, const std::vector<int64_t>& counts, double 
 /// W^2 roundings of 1.
 void check_table(const MakeRanks& make_ranks, int64_t most_ranks) {
   for (int64_t world_size = 1; world_size <= most_ranks; ++world_size) {
+    if (world_size > 3 && world_size < most_ranks && !testing::full_campaign()) continue;
     Ranks ranks = make_ranks(static_cast<int>(world_size));
     std::vector<int64_t> counts{0, 1, world_size - 1, world_size, world_size + 1};
     const double roundings = double(world_size * world_size);
@@ -83,7 +84,7 @@ TEST_CASE("Between processes every collective is what a serial program computes"
   for (const Way& way : transports()) {
     check_table(way.make_ranks, way.most_ranks);
     Ranks ranks = way.make_ranks(3);
-    Trial<float> large(ranks, 1000001);
+    Trial<float> large(ranks, testing::full_campaign() ? 1000001 : 200003);
     for (const Call::Op op : {Call::Op::all_reduce, Call::Op::reduce_scatter, Call::Op::broadcast,
                               Call::Op::all_gather, Call::Op::send}) {
       large.enqueue({op}, /*root=*/1);
@@ -135,7 +136,10 @@ TEST_CASE("What a rank sends is counted where it leaves", "[comm][tcp][shm][gloo
       const Ranks ranks = way.make_ranks(world_size);
       for (const testing::Collective& collective :
            testing::collectives(ElementType::f32, world_size)) {
-        for (const int64_t n : {1, 1001, 30001, 200003}) check_counted(ranks, collective, n);
+        for (const int64_t n : {1, 1001, 30001, 200003}) {
+          if (n > 1001 && world_size != 3 && !testing::full_campaign()) continue;
+          check_counted(ranks, collective, n);
+        }
       }
     }
   }

@@ -53,13 +53,19 @@ ConvResults<double> convolve_by_definition(const Window2d& g, const ConvInputs& 
               const int64_t h = oh * g.stride - g.padding + kh;
               const int64_t w = ow * g.stride - g.padding + kw;
               if (h < 0 || h >= g.in_height || w < 0 || w >= g.in_width) continue;
+              // Plain pointers and sums: test code is not optimised.
+              const int64_t from = ((n * g.in_height + h) * g.in_width + w) * g.in_channels;
+              const int64_t tap = ((o * g.kernel + kh) * g.kernel + kw) * g.in_channels;
+              const Real *const x = &in.x[from], *const weight = &in.weight[tap];
+              double *const dx = &out.dx[from], *const dweight = &out.dweight[tap];
+              const double dy = in.dy[to];
+              double y = 0;
               for (int64_t i = 0; i < g.in_channels; ++i) {
-                const int64_t from = ((n * g.in_height + h) * g.in_width + w) * g.in_channels + i;
-                const int64_t tap = ((o * g.kernel + kh) * g.kernel + kw) * g.in_channels + i;
-                out.y[to] += double(in.x[from]) * in.weight[tap];
-                out.dx[from] += double(in.dy[to]) * in.weight[tap];
-                out.dweight[tap] += double(in.dy[to]) * in.x[from];
+                y += double(x[i]) * weight[i];
+                dx[i] += dy * weight[i];
+                dweight[i] += dy * x[i];
               }
+              out.y[to] += y;
             }
         }
   return out;

@@ -106,7 +106,7 @@ TEST_CASE("A traced graph shows its operations with their layers, each time", "[
 
 // --- A training step -----------------------------------------------------------------------------
 
-constexpr int64_t kEpochs = 3;
+constexpr int64_t kEpochs = 2;
 
 struct Trained {
   std::vector<double> losses;
