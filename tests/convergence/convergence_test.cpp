@@ -90,7 +90,7 @@ std::vector<Options> ways() {
 double train_in_pieces(const Options& options, const Options& way) {
   const bool inside = way == kInsideLayers;
   return accuracies(way + options, inside ? "03-model-split/tensor-split" : "03-model-split",
-               "cpu:0,cpu:1")
+                    "cpu:0,cpu:1")
       .at(0);
 }
 

@@ -7,10 +7,8 @@
 #include "common/nn/models.h"
 #include "common/nn/state_dict.h"
 #include "common/training/feeder.h"
-#include "tests/support/catch.h"
+#include "tests/equivalence/outcome.h"
 #include "tests/support/data_test_files.h"
-#include "tests/support/json.h"
-#include "tests/support/stage.h"
 
 namespace lockstep {
 namespace {
@@ -20,7 +18,6 @@ using nlohmann::json;
 
 constexpr int64_t kBatch = 64;
 constexpr int64_t kTestImages = 1000;
-constexpr bool kDouble = sizeof(Real) == 8;
 
 json recorded(const std::string& stem) {
   return read_json(std::string(LOCKSTEP_PARITY_REFERENCE) + "/" + stem + ".json");
@@ -77,13 +74,8 @@ const DatasetPair& fashion_mnist() {
   return data;
 }
 
-struct Outcome {
-  json metrics;
-  Weights state;
-};
-
 /// Trains as traj.py did: `steps` batches in file order, then the first 1000 test images.
-Outcome train(const json& recording, const std::vector<std::string>& model) {
+Outcome train_as_recorded(const json& recording, const Options& model) {
   const TempDir folder;
   const int64_t steps = recording.at("steps");
   save_samples(folder, "train", fashion_mnist().train, steps * kBatch);
@@ -91,27 +83,20 @@ Outcome train(const json& recording, const std::vector<std::string>& model) {
   const std::string first = recording.at("init").get<std::string>();  // "traj_netA_init.bin"
   save_recorded(folder / "first", recorded_tensors(first.substr(0, first.size() - 4)));
 
-  std::vector<std::string> options{
-      "--data-dir",   folder.path(),
-      "--order",      "file",
-      "--batch-size", "64",
-      "--lr",         fmt::format("{}", recording.at("lr").get<double>()),
-      "--load",       folder / "first",
-      "--save",       folder / "last",
-      "--metrics",    folder / "metrics",
-      "--max-steps",  fmt::format("{}", steps)};
-  options.insert(options.end(), model.begin(), model.end());
-  const ProcessResult run = run_stage01(options, kDeadline);
-  INFO(story(run));
-  REQUIRE(run.status == 0);
-  return {read_json(folder / "metrics"), read_weights(folder / "last")};
+  const Options options{"--data-dir",   folder.path(),
+                        "--order",      "file",
+                        "--batch-size", "64",
+                        "--lr",         fmt::format("{}", recording.at("lr").get<double>()),
+                        "--load",       folder / "first",
+                        "--max-steps",  fmt::format("{}", steps)};
+  return train(options + model);
 }
 
 /// As words of stage 01's command line.
-[[maybe_unused]] std::vector<std::string> optimizer_options(const json& recording) {
+[[maybe_unused]] Options optimizer_options(const json& recording) {
   const auto number = [](const json& value) { return fmt::format("{}", value.get<double>()); };
-  std::vector<std::string> words{"--optimizer", recording.at("optimizer"), "--weight-decay",
-                                 number(recording.at("weight_decay"))};
+  Options words{"--optimizer", recording.at("optimizer"), "--weight-decay",
+                number(recording.at("weight_decay"))};
   const auto add = [&](const std::string& name, const std::string& value) {
     words.insert(words.end(), {name, value});
   };
@@ -123,9 +108,9 @@ Outcome train(const json& recording, const std::vector<std::string>& model) {
   return words;
 }
 
-const std::vector<std::string> kSeed{"--model", "seed"};
-const std::vector<std::string> kSkip{"--model", "seed-skip"};
-const std::vector<std::string> kResNet{"--model", "resnet18", "--width", "8"};
+const Options kSeed{"--model", "seed"};
+const Options kSkip{"--model", "seed-skip"};
+const Options kResNet{"--model", "resnet18", "--width", "8"};
 
 // --- float64: everything agrees ------------------------------------------------------------------
 
@@ -146,10 +131,9 @@ void check_norms(const Weights& found, const json& expected) {
   }
 }
 
-[[maybe_unused]] void check_float64(const std::string& stem,
-                                    const std::vector<std::string>& model) {
+[[maybe_unused]] void check_float64(const std::string& stem, const Options& model) {
   const json recording = recorded(stem);
-  const Outcome outcome = train(recording, model);
+  const Outcome outcome = train_as_recorded(recording, model);
   const auto losses = outcome.metrics.at("losses").get<std::vector<double>>();
   const auto expected = recording.at("loss_float64").get<std::vector<double>>();
   CHECK(largest(difference(losses, expected)) <= 1e-9);
@@ -175,11 +159,10 @@ void check_norms(const Weights& found, const json& expected) {
 
 /// An optimizer's rule: losses and weights to 1e-9 of their size. Of the weights every n-th is
 /// recorded, at most 64 of each tensor, beside the norms of all.
-[[maybe_unused]] void check_optimizer_float64(const std::string& stem,
-                                              const std::vector<std::string>& model) {
+[[maybe_unused]] void check_optimizer_float64(const std::string& stem, const Options& model) {
   INFO(stem);
   const json recording = recorded(stem);
-  const Outcome outcome = train(recording, model + optimizer_options(recording));
+  const Outcome outcome = train_as_recorded(recording, model + optimizer_options(recording));
   const auto losses = outcome.metrics.at("losses").get<std::vector<double>>();
   const auto expected = recording.at("loss_float64").get<std::vector<double>>();
   REQUIRE(losses.size() >= 20);
@@ -200,9 +183,9 @@ void check_norms(const Weights& found, const json& expected) {
 // --- float32: the first steps agree, then rounding grows -----------------------------------------
 
 /// Losses of the first `count` steps, |ours - PyTorch's|.
-std::vector<double> loss_errors(const json& recording, const std::vector<std::string>& model,
-                                size_t count) {
-  const auto losses = train(recording, model).metrics.at("losses").get<std::vector<double>>();
+std::vector<double> loss_errors(const json& recording, const Options& model, size_t count) {
+  const auto losses =
+      train_as_recorded(recording, model).metrics.at("losses").get<std::vector<double>>();
   const auto expected = recording.at("loss_float32").get<std::vector<double>>();
   REQUIRE(losses.size() == expected.size());
   std::vector<double> errors;

@@ -55,7 +55,7 @@ void read_all(const fs::path& path) {
   for (size_t shard = 0; shard < checkpoint.shards(); ++shard) checkpoint.verify(shard);
 }
 
-std::string refusal_of(const fs::path& path) {
+std::string refusal_of_shards(const fs::path& path) {
   try {
     read_all(path);
   } catch (const BadInput& error) {
@@ -97,22 +97,22 @@ TEST_CASE("Each bit of each file is under a checksum, and no file may be cut off
           "[sharded][checkpoint][row113]") {
   const TempDir folder;
   const fs::path path = save_two(folder.path());
-  REQUIRE(refusal_of(path).empty());
+  REQUIRE(refusal_of_shards(path).empty());
   for (const std::string& name : folder.names()) {
     const std::string whole = testing::read_text(folder / name);
     for (size_t byte = 0; byte < whole.size(); byte += testing::full_campaign() ? 1 : 7) {
       std::string damaged = whole;
       damaged[byte] = char(damaged[byte] ^ (1 << byte % 8));
       testing::write_file(folder / name, damaged);
-      if (refusal_of(path).find(name) == std::string::npos) {
-        FAIL(name << " with a bit of byte " << byte << " flipped: " << refusal_of(path));
+      if (refusal_of_shards(path).find(name) == std::string::npos) {
+        FAIL(name << " with a bit of byte " << byte << " flipped: " << refusal_of_shards(path));
       }
       testing::write_file(folder / name, whole.substr(0, byte));
-      if (refusal_of(path).find(name) == std::string::npos) FAIL(name << " cut to " << byte);
+      if (refusal_of_shards(path).find(name) == std::string::npos) FAIL(name << " cut to " << byte);
     }
     testing::write_file(folder / name, whole);
   }
-  CHECK(refusal_of(path).empty());
+  CHECK(refusal_of_shards(path).empty());
 }
 
 TEST_CASE("Shards that are missing, or of another save, are named", "[sharded][checkpoint]") {
@@ -121,18 +121,20 @@ TEST_CASE("Shards that are missing, or of another save, are named", "[sharded][c
   const fs::path shard_0 = shard_path(path, 0, 2), shard_1 = shard_path(path, 1, 2);
   const std::string whole = testing::read_text(shard_1);
   fs::remove(shard_1);
-  CHECK_THAT(refusal_of(path),
+  CHECK_THAT(refusal_of_shards(path),
              ContainsSubstring("rank-1-of-2.safetensors: is missing, shard 2 of 2 of") &&
                  ContainsSubstring("bring it back, or take another checkpoint"));
   for (const fs::path& wrong : {shard_0, shard_path(other, 1, 2)}) {
     fs::copy_file(wrong, shard_1, fs::copy_options::overwrite_existing);
-    CHECK_THAT(refusal_of(path), ContainsSubstring("rank-1-of-2.safetensors: has the checksum") &&
-                                     ContainsSubstring("were not saved together"));
+    CHECK_THAT(refusal_of_shards(path),
+               ContainsSubstring("rank-1-of-2.safetensors: has the checksum") &&
+                   ContainsSubstring("were not saved together"));
   }
   testing::write_file(shard_1, whole);
-  CHECK(refusal_of(path).empty());
+  CHECK(refusal_of_shards(path).empty());
   // A single file is no checkpoint of this kind.
-  CHECK_THAT(refusal_of(shard_0), ContainsSubstring("is one shard of a checkpoint; give the file"));
+  CHECK_THAT(refusal_of_shards(shard_0),
+             ContainsSubstring("is one shard of a checkpoint; give the file"));
 }
 
 TEST_CASE("Shards that do not make up the network are refused", "[sharded][checkpoint]") {
@@ -146,7 +148,7 @@ TEST_CASE("Shards that do not make up the network are refused", "[sharded][check
                        save_shard(path, place, {{kValues, "w", first, numbers(first, count)}})};
     fs::rename(shard_path(path, place.rank, place.world_size), shard_path(path, 1, 2));
     commit_shards(path, index, state.to_json(), {});
-    return refusal_of(path);
+    return refusal_of_shards(path);
   };
   CHECK(refusal(3, 3, {1, 1, 2}).empty());
   CHECK_THAT(refusal(4, 2, {1, 1, 2}), ContainsSubstring("value.w: element 3 is in no shard"));

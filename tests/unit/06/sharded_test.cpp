@@ -23,8 +23,8 @@ using testing::Samples;
 using testing::small_network;
 using Errors = std::vector<std::string>;
 
-constexpr ShardKind kKinds[] = {ShardKind::none, ShardKind::optimizer, ShardKind::gradients,
-                                ShardKind::parameters};
+constexpr ShardKind kShardKinds[] = {ShardKind::none, ShardKind::optimizer, ShardKind::gradients,
+                                     ShardKind::parameters};
 
 const std::vector<Samples>& four_steps() {
   static const std::vector<Samples> steps{Samples(6, 1), Samples(7, 2), Samples(1, 3),
@@ -35,7 +35,7 @@ const std::vector<Samples>& four_steps() {
 TEST_CASE("Ranks that share out anything end with one device's weights", "[sharded][tsan]") {
   for (const OptimizerRule& rule : {kMomentum, kAdam}) {
     const Values expected = single_device_weights(four_steps(), rule);
-    for (const ShardKind kind : kKinds) {
+    for (const ShardKind kind : kShardKinds) {
       for (const int ranks : {1, 2, 3}) {
         if (rule.kind == kAdam.kind && ranks < 3 && !testing::full_campaign()) continue;
         INFO("kind " << int(kind) << ", " << ranks << " ranks");
@@ -83,7 +83,7 @@ int64_t padded_bytes(ShardedMember& member) {
 TEST_CASE("Between steps a rank keeps what its kind says, and nothing else", "[sharded][memory]") {
   int64_t other =
       -1;  // than parameters, gradients and state: workspaces, the loss; always the same
-  for (const ShardKind kind : kKinds) {
+  for (const ShardKind kind : kShardKinds) {
     for (const int ranks : {1, 2, 4}) {
       INFO("kind " << int(kind) << ", " << ranks << " ranks");
       std::vector<int64_t> kept(static_cast<size_t>(ranks)), expected(kept);
@@ -222,7 +222,7 @@ TEST_CASE("What one rank alone has used is updated on all, what none has used st
       network->set_name("");
       return network;
     };
-    for (const ShardKind kind : kKinds) {
+    for (const ShardKind kind : kShardKinds) {
       INFO("kind " << int(kind) << ", used " << used);
       const Errors errors = on_ranks(2, {{.kind = kind}, kAdam, make}, [&](ShardedMember& member) {
         const Values before = member.weights();
@@ -243,7 +243,7 @@ TEST_CASE("What is not finite on one rank, its loss or a gradient alone, stops a
   const bool in_gradient = GENERATE(false, true);
   const MakeModule make = linear_network(in_gradient);
   const Values after_one = single_device_weights({Samples(6)}, kMomentum, make);
-  for (const ShardKind kind : kKinds) {
+  for (const ShardKind kind : kShardKinds) {
     std::vector<int64_t> failed(3), own(3);
     std::vector<Values> weights(3);
     const Errors errors =
