@@ -179,15 +179,18 @@ def unit_test_faults(root):
 
 
 def files_without_suite(root):
-    """The test files that the meson.build of their kind does not name, by their path below it. That
-    of tests/tools names all those in Python."""
+    """The test files that neither the meson.build of their kind names, by their path below it, nor
+    that of tests/, by the path there. That of tests/tools names all those in Python."""
     of_tools = (root / "tests/tools/meson.build").read_text()
+    of_all = root / "tests/meson.build"
+    shared = of_all.read_text() if of_all.is_file() else ""
     missing = []
     for kind in sorted(path.parent for path in root.glob("tests/*/meson.build")):
         told = (kind / "meson.build").read_text()
         for path in sorted(kind.rglob("*_test.cpp")):
             by_loop = re.fullmatch(r"stage\d\d_test", path.stem)  # over the stages
-            if f"'{path.relative_to(kind)}'" not in told and not by_loop:
+            named = f"'{path.relative_to(kind)}'" in told or f"'{path.relative_to(root / 'tests')}'" in shared
+            if not named and not by_loop:
                 missing.append(str(path.relative_to(root)))
     for path in sorted(root.glob("tests/*/test_*.py")):
         short = path.stem.removeprefix("test_") if path.parent.name == "tools" else path.name

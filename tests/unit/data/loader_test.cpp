@@ -7,6 +7,7 @@
 #include <atomic>
 #include <filesystem>
 #include <set>
+#include <thread>
 
 #include "common/core/error.h"
 #include "common/data/synthetic.h"
@@ -21,6 +22,9 @@ using Catch::Matchers::ContainsSubstring;
 using testing::Clock;
 using testing::message_of;
 using testing::seconds_since;
+
+/// ThreadSanitizer has a thread of its own from the first start of one on.
+const bool kHasStartedOne = (std::thread([] {}).join(), true);
 
 int64_t threads_of_this_process() {
   using Iterator = std::filesystem::directory_iterator;
