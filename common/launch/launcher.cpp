@@ -284,7 +284,8 @@ std::optional<RankEnd> Launch::run_ranks(const MeetingPlace& meet) {
   if (ranks.any_failed() && interruptions_ == 0) cause = cause_of(ranks.ends());
   if (cause && cause->may_be_answer()) cause = ranks.stopped().value_or(*cause);
   std::vector<std::string> where;
-  if (cause) where = flight.table(ranks.ends(), *cause);
+  // Nobody reads any more what the ranks print: that explains itself.
+  if (cause && cause->signal != SIGPIPE) where = flight.table(ranks.ends(), *cause);
   if (cause || interruptions_ > 0) stop(ranks, cause ? SIGTERM : interrupted_by_);
   relay_.close();
   const std::vector<std::string> told = pipe.lines();
