@@ -42,7 +42,8 @@ def keep_ignored_signals_here():
 
 @contextmanager
 def signals_held():
-    """Delays signals until the block ends: an exception inside of Popen would lose its process."""
+    """Delays signals until the block ends: an exception inside of Popen would lose its process, inside
+    of mkstemp its file."""
     if threading.current_thread() is not threading.main_thread():
         yield  # no other thread gets any
         return

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from child_processes import signals_held
 from command_line import Parser, complain, run_command
 from coursework import CourseworkError, SOLUTIONS, labs, solutions, tasks as table, tree
 from coursework.workshop import Workshop
@@ -74,8 +75,10 @@ def exercise(root, target, workshop, say, assistant_page=True):
     tasks = table.load_tasks(root)
     table.check_markers(tasks, tree.read_sources(root))
     files = choose_files(root, say)
-    beside = Path(tempfile.mkdtemp(prefix=".exercise-", dir=target.parent))
+    beside = None
     try:
+        with signals_held():  # one between the folder and its name would leave the folder
+            beside = Path(tempfile.mkdtemp(prefix=".exercise-", dir=target.parent))
         with workshop.locked(say):
             workshop.fill({path: root / path for path in files})
             solutions.make_solutions(workshop, tasks, beside, say)
@@ -84,7 +87,8 @@ def exercise(root, target, workshop, say, assistant_page=True):
         beside.chmod(0o755)
         beside.rename(target)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if beside:
+            shutil.rmtree(beside, ignore_errors=True)
     minutes = sum(task.minutes for task in tasks)
     say(f"{target}: {len(tasks)} tasks, {sum(task.points for task in tasks)} points, about "
         f"{minutes / 60:.0f} hours of work; there, './lockstep grade' says where you are")

@@ -21,6 +21,7 @@ import urllib.request
 import zlib
 from pathlib import Path
 
+from child_processes import signals_held
 from command_line import Parser, complain, run_command
 from plain_files import read_json
 
@@ -142,15 +143,18 @@ def beside(path):
     target = Path(os.path.realpath(path))
     if os.path.islink(path) and target.exists() and not target.is_file():  # root could replace a device
         raise DataError(f"{path}: what this link leads to is not a regular file; remove the link")
-    handle, name = tempfile.mkstemp(prefix=".download-", dir=target.parent)
-    os.close(handle)
-    part = Path(name)
+    part = None
     try:
+        with signals_held():  # one between the file and its name would leave the file
+            handle, name = tempfile.mkstemp(prefix=".download-", dir=target.parent)
+            os.close(handle)
+            part = Path(name)
         yield part
         part.chmod(stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644)
         part.replace(target)
     finally:
-        part.unlink(missing_ok=True)
+        if part:
+            part.unlink(missing_ok=True)
 
 
 def unpack(archive, folder, entry):

@@ -362,6 +362,19 @@ class TestBad(FetchTest):
         self.assertNotEqual(process.wait(20), 0)
         self.assertEqual(self.files(), set())
 
+    def test_a_signal_that_comes_while_a_file_is_made_leaves_nothing(self):
+        program = ("import os, runpy, signal, sys, tempfile; make = tempfile.mkstemp\n"
+                   "def interrupted(*args, **options):\n"
+                   "    made = make(*args, **options)\n"
+                   "    os.kill(os.getpid(), signal.SIGTERM)\n"
+                   "    return made\n"
+                   "tempfile.mkstemp = interrupted; sys.argv = sys.argv[1:]\n"
+                   "runpy.run_path(sys.argv[0], run_name='__main__')")
+        command = self.command("pictures")
+        done = subprocess.run([command[0], "-c", program, *command[1:]], capture_output=True, text=True,
+                              timeout=60, env=self.environment(PYTHONPATH=str(FETCH.parent)))
+        self.assertEqual((done.returncode, self.files()), (128 + signal.SIGTERM, set()), done.stderr)
+
 
 class TestTable(unittest.TestCase):
     def test_every_entry_has_its_own_address_and_checksum(self):
