@@ -11,8 +11,6 @@ from child_processes import run
 from coursework import SOLUTIONS
 from ninja_build import failure, run_ninja
 
-LINES = "-g1"  # line numbers for the sanitizers' reports, and a quarter less time than with variables
-
 
 def install_cuda_model(folder, root):
     """Builds tests/cuda_model and installs it into `folder` as a toolkit; returns the output of an

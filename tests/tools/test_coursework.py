@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -355,6 +356,18 @@ class TestExercise(Folder):
         with self.assertRaises(KeyboardInterrupt):
             exercise.exercise(self.solved, self.target, workshop, lambda text: None)
         self.assertEqual(sorted(path.name for path in self.root.iterdir()), ["solved", "workshop"])
+
+    def test_a_signal_that_comes_while_the_folder_is_made_leaves_nothing(self):
+        make = tempfile.mkdtemp
+
+        def interrupted(*args, **options):
+            made = make(*args, **options)
+            signal.raise_signal(signal.SIGINT)
+            return made
+
+        with mock.patch.object(tempfile, "mkdtemp", interrupted), self.assertRaises(KeyboardInterrupt):
+            exercise.exercise(self.solved, self.target, Workshop(self.root / "workshop"), lambda text: None)
+        self.assertEqual([path.name for path in self.root.iterdir()], ["solved"])
 
     def make_tree(self):
         """The messages while the tree is made, without its solutions."""
