@@ -12,8 +12,8 @@ namespace {
 
 /// How likely this end is a consequence of another one: the lowest is the cause.
 int suspicion(const RankEnd& end) {
-  if (!end.failed()) return 3;
-  if (end.may_be_answer()) return 2;
+  if (!end.failed()) return 4;
+  if (end.may_be_answer()) return end.signal == SIGPIPE ? 2 : 3;
   return end.signal != 0 ? 0 : 1;
 }
 

@@ -34,7 +34,8 @@ struct RankEnd {
 ///
 /// The order alone does not show the cause: the kernel closes a dying process's sockets before its
 /// parent can see it dead, so a peer may notice, and be seen dead, first. So a death by a signal
-/// ranks before an exit, and both rank before what may be an answer.
+/// ranks before an exit, and both rank before what may be an answer. Among answers SIGPIPE ranks
+/// first: it also comes where the reader of stdout has left, and then the peers are what is lost.
 const RankEnd& cause_of(const std::vector<RankEnd>& ends);
 
 }  // namespace lockstep

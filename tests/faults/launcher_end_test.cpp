@@ -55,7 +55,7 @@ TEST_CASE("The cause is what cannot be the answer to a lost peer", "[faults][lau
   const RankEnd crashed{.rank = 5, .signal = SIGSEGV}, other{.rank = 6, .status = 77};
   CHECK(cause_of({lost}).rank == 1);
   CHECK(cause_of({well, pipe}).rank == 4);
-  CHECK(cause_of({well, lost, pipe}).rank == 1);
+  CHECK(cause_of({well, lost, pipe}).rank == 4);
   CHECK(cause_of({pipe, lost, wrong, other}).rank == 2);
   CHECK(cause_of({other, wrong}).rank == 6);
   CHECK(cause_of({lost, wrong, killed, pipe, crashed}).rank == 3);
