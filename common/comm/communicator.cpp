@@ -31,8 +31,6 @@ const char* name_of(Call::Op op) {
       return "all_gather";
     case Op::reduce_scatter:
       return "reduce_scatter";
-    case Op::reduce:
-      return "reduce";
     case Op::send:
       return "send";
     case Op::receive:
@@ -53,15 +51,13 @@ Elements Elements::part(int64_t first, int64_t part_count) const {
   return {static_cast<char*>(data) + first * size_of(type), part_count, type, device};
 }
 
-bool Call::reduces() const {
-  return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter;
-}
+bool Call::reduces() const { return op == Op::all_reduce || op == Op::reduce_scatter; }
 
 std::string Call::text() const {
   std::string text = name_of(op);
   if (op != Op::barrier) text += fmt::format(" of {} {}", mine.count, name_of(mine.type));
   if (reduces()) text += reduction == Reduction::sum ? ", sum" : ", average";
-  if (op == Op::broadcast || op == Op::reduce) text += fmt::format(", root {}", peer);
+  if (op == Op::broadcast) text += fmt::format(", root {}", peer);
   if (op == Op::send) text += fmt::format(" to rank {}", peer);
   if (op == Op::receive) text += fmt::format(" from rank {}", peer);
   if (!label.empty()) text += " for " + label;
@@ -83,8 +79,6 @@ int64_t Call::ring_bytes(int rank, int world_size) const {
   switch (op) {
     case Op::all_reduce:  // all parts but its own, then all but its right neighbour's
       return (2 * n - own - right) * bytes;
-    case Op::reduce:  // all parts but its own; then its own, added up, to the root
-      return (n - own + (rank == peer ? 0 : own)) * bytes;
     case Op::all_gather:
     case Op::reduce_scatter:
       return others * n * bytes;
@@ -116,10 +110,6 @@ void Communicator::all_gather(Stream stream, const Elements& mine, const Element
 void Communicator::reduce_scatter(Stream stream, const Elements& all, const Elements& mine,
                                   Reduction reduction) {
   issue(stream, {.op = Op::reduce_scatter, .mine = mine, .all = all, .reduction = reduction});
-}
-
-void Communicator::reduce(Stream stream, const Elements& x, int root, Reduction reduction) {
-  issue(stream, {.op = Op::reduce, .mine = x, .all = {}, .peer = root, .reduction = reduction});
 }
 
 void Communicator::send(Stream stream, const Elements& x, int to) {

@@ -53,18 +53,9 @@ struct Elements {
 
 /// One call of one rank.
 struct Call {
-  enum class Op {
-    all_reduce,
-    broadcast,
-    all_gather,
-    reduce_scatter,
-    reduce,
-    send,
-    receive,
-    barrier
-  };
+  enum class Op { all_reduce, broadcast, all_gather, reduce_scatter, send, receive, barrier };
   Op op = Op::barrier;
-  Elements mine{};  // the rank's own share, or what is sent, received, reduced or broadcast
+  Elements mine{};  // the rank's own share, or what is sent, received, added up or broadcast
   Elements all{};   // of all ranks, W times mine
   int peer = 0;     // root, or the other side of send and receive
   Reduction reduction = Reduction::sum;
@@ -167,8 +158,6 @@ class Communicator {
   /// mine [n] of rank r becomes the sum, or average, of part r of all ranks' all [W n].
   void reduce_scatter(Stream stream, const Elements& all, const Elements& mine,
                       Reduction reduction = Reduction::sum);
-  /// The root's x becomes the sum, or average, of all ranks' x; the others' x stays.
-  void reduce(Stream stream, const Elements& x, int root, Reduction reduction = Reduction::sum);
   void send(Stream stream, const Elements& x, int to);
   void receive(Stream stream, const Elements& x, int from);
   /// What is enqueued after it starts when all ranks have reached it.

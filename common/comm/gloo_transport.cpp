@@ -8,7 +8,6 @@
 #include <gloo/common/error.h>
 #include <gloo/common/logging.h>
 #include <gloo/math.h>
-#include <gloo/reduce.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
@@ -150,8 +149,6 @@ class GlooTransport final : public HostTransport {
         return all_reduce<T>(numbers_of<T>(call.mine), call, number);
       case Op::reduce_scatter:
         return reduce_scatter<T>(call, number);
-      case Op::reduce:
-        return reduce<T>(call, number);
       case Op::broadcast:
         return broadcast<T>(call, number);
       case Op::all_gather:
@@ -188,23 +185,6 @@ class GlooTransport final : public HostTransport {
     all_reduce<T>(all.data(), call, number);
     std::copy_n(all.begin() + context_->rank * call.mine.count, call.mine.count,
                 numbers_of<T>(call.mine));
-  }
-
-  template <class T>
-  void reduce(const Call& call, uint64_t number) {
-    const size_t count = static_cast<size_t>(call.mine.count);
-    std::vector<T> sum(count);  // the other ranks' x stays as it is
-    ::gloo::ReduceOptions options(context_);
-    options.template setInput<T>(numbers_of<T>(call.mine), count);
-    options.template setOutput<T>(sum.data(), count);
-    options.setReduceFunction(
-        static_cast<void (*)(void*, const void*, const void*, size_t)>(&::gloo::sum<T>));
-    options.setRoot(call.peer);
-    options.setTag(tag_of(number));
-    ::gloo::reduce(options);
-    if (context_->rank != call.peer) return;
-    finish_sum(sum.data(), call.mine.count, call.reduction, context_->size);
-    std::copy(sum.begin(), sum.end(), numbers_of<T>(call.mine));
   }
 
   template <class T>

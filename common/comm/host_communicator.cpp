@@ -90,18 +90,15 @@ struct Moves {
 
 Moves moves_of(const Call& call, int rank) {
   using Op = Call::Op;
-  const bool root = call.peer == rank;
   switch (call.op) {
     case Op::all_reduce:
       return {call.mine, call.mine};
     case Op::broadcast:
-      return root ? Moves{.down = call.mine} : Moves{.up = call.mine};
+      return call.peer == rank ? Moves{.down = call.mine} : Moves{.up = call.mine};
     case Op::all_gather:
       return {call.mine, call.all};
     case Op::reduce_scatter:
       return {call.all, call.mine};
-    case Op::reduce:
-      return {call.mine, root ? call.mine : Elements()};
     case Op::send:
       return {.down = call.mine};
     case Op::receive:

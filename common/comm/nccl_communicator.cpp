@@ -88,9 +88,8 @@ struct Answer {
   const char* function;
 };
 
-/// Gives a call of rank `rank` to NCCL. A barrier is an all-reduce of its `mine`, whose value
-/// nobody needs.
-Answer call_nccl(const Call& call, int rank, ncclComm_t comm, cudaStream_t stream) {
+/// Gives a call to NCCL. A barrier is an all-reduce of its `mine`, whose value nobody needs.
+Answer call_nccl(const Call& call, ncclComm_t comm, cudaStream_t stream) {
   void* const mine = call.mine.data;
   void* const all = call.all.data;
   const size_t count = static_cast<size_t>(call.mine.count);
@@ -107,10 +106,6 @@ Answer call_nccl(const Call& call, int rank, ncclComm_t comm, cudaStream_t strea
     case Op::reduce_scatter:
       return {ncclReduceScatter(all, mine, count, type, reduction, comm, stream),
               "ncclReduceScatter"};
-    case Op::reduce:  // only the root's x changes
-      return {ncclReduce(mine, rank == call.peer ? mine : nullptr, count, type, reduction,
-                         call.peer, comm, stream),
-              "ncclReduce"};
     case Op::send:
       return {ncclSend(mine, count, type, call.peer, comm, stream), "ncclSend"};
     case Op::receive:
@@ -273,7 +268,7 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
       Answer answer{ncclGroupStart(), "ncclGroupStart"};
       const bool open = is_well(answer.status);
       for (const Call& call : calls) {
-        if (is_well(answer.status)) answer = call_nccl(call, rank(), comm_, raw);
+        if (is_well(answer.status)) answer = call_nccl(call, comm_, raw);
       }
       refused = end_group(open, answer, pending.what);
     });

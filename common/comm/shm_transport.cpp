@@ -164,10 +164,8 @@ struct Sum {
   const T* x;
   int64_t count;
   Reduction reduction;
-  T* own = nullptr;     // where part `me` goes, if it is wanted
-  T* all = nullptr;     // where the whole message goes, with the parts of the others
-  int takers = 0;       // other ranks that take part `me`
-  bool gathers = true;  // whether any rank wants the others' parts
+  T* own;            // where part `me` goes
+  T* all = nullptr;  // where the whole message goes, with the parts of the others; null: nowhere
 };
 
 class ShmTransport final : public HostTransport {
@@ -305,16 +303,9 @@ class ShmTransport final : public HostTransport {
     T* const mine = static_cast<T*>(call.mine.data);
     const int64_t n = call.mine.count;
     if (call.op == Op::reduce_scatter) {
-      return {static_cast<T*>(call.all.data), ranks_ * n, call.reduction, mine, nullptr, 0, false};
+      return {static_cast<T*>(call.all.data), ranks_ * n, call.reduction, mine};
     }
-    Sum<T> sum{mine, n, call.reduction};
-    const bool is_root = call.peer == me_;
-    sum.takers = call.op == Op::all_reduce ? ranks_ - 1 : is_root ? 0 : 1;
-    if (call.op == Op::all_reduce || is_root) {
-      sum.own = mine + part(n, me_).first;
-      sum.all = mine;
-    }
-    return sum;
+    return {mine, n, call.reduction, mine + part(n, me_).first, mine};
   }
 
   RingPart part(int64_t count, int number) const { return ring_part(count, number, ranks_); }
@@ -345,11 +336,11 @@ class ShmTransport final : public HostTransport {
       };
       T* const reduced = reinterpret_cast<T*>(to_show()) + ranks_ * most;
       add_up(reduced, own.count, from, {me_, ranks_}, sum.reduction);
-      if (sum.own != nullptr) std::copy_n(reduced, own.count, sum.own + first);
-      count_shown(own.count * int64_t{sizeof(T)}, sum.takers);
+      std::copy_n(reduced, own.count, sum.own + first);
+      if (sum.all != nullptr) count_shown(own.count * int64_t{sizeof(T)}, ranks_ - 1);
       take_reduced(sum, first - most, most);
     }
-    if (!sum.gathers) return;
+    if (sum.all == nullptr) return;
     meet();  // to see the last pieces
     take_reduced(sum, (longest - 1) / most * most, most);
   }
@@ -366,15 +357,15 @@ class ShmTransport final : public HostTransport {
   template <class T>
   void reduce_at_once(const Sum<T>& sum) {
     // Who wants the whole reads everything; for a reduce-scatter each reads its own part.
+    const bool whole = sum.all != nullptr;
     const int64_t parts_of_others = sum.count - part(sum.count, me_).count;
     std::copy_n(sum.x, sum.count, reinterpret_cast<T*>(to_show()));
-    count_shown((sum.gathers ? sum.count : parts_of_others) * int64_t{sizeof(T)},
-                sum.gathers ? sum.takers : 1);
+    count_shown((whole ? sum.count : parts_of_others) * int64_t{sizeof(T)}, whole ? ranks_ - 1 : 1);
     meet();
     for (int p = 0; p < ranks_; ++p) {
       const RingPart at = part(sum.count, p);
       const auto from = [&](int rank) { return numbers<T>(rank % ranks_) + at.first; };
-      T* const place = p == me_ ? sum.own : sum.all == nullptr ? nullptr : sum.all + at.first;
+      T* const place = p == me_ ? sum.own : whole ? sum.all + at.first : nullptr;
       if (place != nullptr) add_up(place, at.count, from, {p, ranks_}, sum.reduction);
     }
   }

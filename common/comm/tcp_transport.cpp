@@ -186,17 +186,8 @@ class TcpTransport final : public HostTransport {
     }
     const T* const sum = reduce_parts(mine, n, call.reduction);
     const RingPart own = part(n, me_);
-    if (call.op == Op::reduce && call.peer != me_) {
-      const auto* const bytes = reinterpret_cast<const std::byte*>(sum);
-      return mesh_.send(call.peer, {bytes, size_t(own.count) * sizeof(T)}, timeout_);
-    }
     std::copy_n(sum, own.count, mine + own.first);
-    if (call.op == Op::all_reduce) return gather_parts(mine, n, sizeof(T));
-    for (int other = 0; other < ranks_; ++other) {
-      const RingPart in = part(n, other);
-      if (other == me_) continue;
-      mesh_.receive(other, bytes_at(mine + in.first, in.count * int64_t{sizeof(T)}), timeout_);
-    }
+    gather_parts(mine, n, sizeof(T));
   }
 
   /// The sum, or average, over all ranks of part `me` of x [count], which stays as it is. The

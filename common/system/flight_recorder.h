@@ -36,7 +36,7 @@ namespace lockstep {
 enum FlightKind : uint64_t {
   kEndsTogether = 0,  // a collective that ends on no rank before all have come
   kTransfers = 1,     // sends and receives, which are not the same on all ranks
-  kEndsAlone = 2,     // a collective of which one rank has nothing to wait for: broadcast, reduce
+  kEndsAlone = 2,     // a collective of which one rank has nothing to wait for: broadcast
 };
 
 /// One call of a rank. The names in brackets are those of PyTorch's flight recorder

@@ -1,6 +1,6 @@
 // Collectives between GPUs by NCCL: against a serial reference, and in order with what the ranks'
-// streams do before and after them. The same as the tests of tests/unit/transports, as far as NCCL
-// can do it.
+// streams do before and after them. The same as tests/unit/comm/transports_test.cpp, as far as
+// NCCL can do it.
 
 #include <fmt/ranges.h>
 
@@ -61,21 +61,19 @@ TEST_CASE("With NCCL the calls of a group take effect in their order, traced by 
     ranks.streams[me].synchronize();
     const size_t before = ranks.streams[me].backend().timeline().size();
     ranks.together([&](Communicator& rank, Stream stream) {
-      rank.all_reduce(stream, x);       // 3, 3
-      rank.reduce(stream, x, 1);        // 3, 6
-      rank.all_gather(stream, x, all);  // 3, 6 everywhere
+      rank.all_gather(stream, x, all);  // 1, 2 everywhere
+      rank.all_reduce(stream, all);     // 2, 4 everywhere
       rank.send(stream, Elements(all).part(1, 2), 1 - me);
-      rank.receive(stream, Elements(x).part(0, 2), 1 - me);  // 3, 6 in each
-      rank.reduce_scatter(stream, all, x);                   // 6, 12
+      rank.receive(stream, Elements(x).part(0, 2), 1 - me);  // 2, 4 in each
+      rank.reduce_scatter(stream, all, x);                   // 4, 8
       rank.broadcast(stream, Elements(x).part(1, 1), 1);     // of the second elements only
       rank.barrier(stream);
     });
-    require_numbers(x, me == 0 ? Values{6, 12} : Values{12, 12});
+    require_numbers(x, me == 0 ? Values{4, 8} : Values{8, 8});
     std::string names;
     const std::vector<Span> spans = ranks.streams[me].backend().timeline();
     for (size_t i = before; i < spans.size(); ++i) names += spans[i].op + std::string(" ");
-    require(names.starts_with(
-                "all_reduce reduce all_gather transfers reduce_scatter broadcast barrier "),
+    require(names.starts_with("all_gather all_reduce transfers reduce_scatter broadcast barrier "),
             "ran {}", names);
   };
   CHECK(run_nccl_ranks(2, run, kLong, {.trace = true}) == no_errors(2));

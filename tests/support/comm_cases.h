@@ -36,13 +36,13 @@ struct Collective {
 /// Everything that ranks can do with elements of this type.
 inline std::vector<Collective> collectives(ElementType type, int world_size) {
   using Op = Call::Op;
-  std::vector<Collective> table = {{Op::all_reduce}, {Op::broadcast}, {Op::reduce}, {Op::barrier}};
+  std::vector<Collective> table = {{Op::all_reduce}, {Op::broadcast}, {Op::barrier}};
   for (const Op op : {Op::all_gather, Op::reduce_scatter}) {
     table.push_back({op});
     table.push_back({op, Reduction::sum, /*in_place=*/true});
   }
   if (type != ElementType::i64) {
-    for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) {
+    for (const Op op : {Op::all_reduce, Op::reduce_scatter}) {
       table.push_back({op, Reduction::average});
     }
   }
@@ -52,7 +52,7 @@ inline std::vector<Collective> collectives(ElementType type, int world_size) {
 
 inline bool Collective::has_root() const {
   using Op = Call::Op;
-  return op == Op::broadcast || op == Op::reduce || op == Op::receive;
+  return op == Op::broadcast || op == Op::receive;
 }
 
 inline std::string Collective::name(int root) const {
@@ -74,8 +74,6 @@ inline void Collective::issue(Communicator& rank, Stream stream, const Elements&
       return rank.all_gather(stream, mine, all);
     case Call::Op::reduce_scatter:
       return rank.reduce_scatter(stream, all, mine, reduction);
-    case Call::Op::reduce:
-      return rank.reduce(stream, mine, root, reduction);
     case Call::Op::send:
       rank.send(stream, mine, (me + 1) % world_size);
       return rank.receive(stream, all.part(0, n), (me + world_size - 1) % world_size);
@@ -115,16 +113,13 @@ std::vector<std::vector<T>> Collective::serial(const std::vector<std::vector<T>>
   const auto copy = [&](int from, int64_t from_at, int to, int64_t to_at) {
     std::copy_n(before[from].begin() + from_at, n, after[to].begin() + to_at);
   };
-  const auto sum = [&](const std::vector<int64_t>& at, int to) {
-    const std::vector<T> sums = sum_in_rank_order(before, at, n, reduction);
-    std::copy(sums.begin(), sums.end(), after[to].begin() + mine[to]);
+  const auto sum = [&](const std::vector<int64_t>& at) {
+    return sum_in_rank_order(before, at, n, reduction);
   };
-  const auto total =
-      op == Call::Op::all_reduce ? sum_in_rank_order(before, mine, n, reduction) : std::vector<T>();
+  std::vector<T> sums = op == Call::Op::all_reduce ? sum(mine) : std::vector<T>();
   for (int rank = 0; rank < world_size; ++rank) {
-    std::copy(total.begin(), total.end(), after[rank].begin() + mine[rank]);
-    if (op == Call::Op::reduce && rank == root) sum(mine, rank);
-    if (op == Call::Op::reduce_scatter) sum(std::vector<int64_t>(world_size, rank * n), rank);
+    if (op == Call::Op::reduce_scatter) sums = sum(std::vector<int64_t>(world_size, rank * n));
+    std::copy(sums.begin(), sums.end(), after[rank].begin() + mine[rank]);
     if (op == Call::Op::broadcast) copy(root, mine[root], rank, mine[rank]);
     if (op == Call::Op::receive && rank != root) copy(rank, mine[rank], root, rank * n);
     if (op == Call::Op::send) copy(rank, mine[rank], (rank + 1) % world_size, 0);

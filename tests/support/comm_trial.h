@@ -140,20 +140,19 @@ inline void check_dependent_calls(const Ranks& ranks) {
   const auto aside = numbered<int64_t>(ranks, 1000, 5);
   ranks.together([&](Communicator& rank, Stream stream) {
     const int me = rank.rank();
-    rank.all_reduce(stream, x[me]);           // 3, 3
-    rank.all_reduce(stream, aside[me]);       // 11, 11: for nobody else
-    rank.reduce(stream, x[me], 1);            // 3, 6
-    rank.all_gather(stream, x[me], all[me]);  // 3, 6 everywhere
-    if (me == 0) rank.send(stream, x[0], 1);  // 3, 3
+    rank.all_gather(stream, x[me], all[me]);                // 1, 2 everywhere
+    rank.all_reduce(stream, all[me]);                       // 2, 4 everywhere
+    rank.all_reduce(stream, aside[me]);                     // 11, 11: for nobody else
+    rank.reduce_scatter(stream, all[me], x[me]);            // 4, 8
+    rank.broadcast(stream, Elements(x[me]).part(1, 1), 1);  // second elements: 8, 8
+    if (me == 0) rank.send(stream, x[0], 1);                // first elements: 4, 4
     if (me == 1) rank.receive(stream, x[1], 0);
-    rank.reduce_scatter(stream, all[me], x[me]);  // 6, 12
     rank.barrier(stream);
-    rank.broadcast(stream, Elements(x[me]).part(1, 1), 1);  // of the second elements only
+    rank.all_reduce(stream, x[me]);
   });
-  for (const auto& values : all) CHECK(values.to_host() == Values{3, 3, 6, 6});
+  for (const auto& values : all) CHECK(values.to_host() == Values{2, 2, 4, 4});
   for (const auto& values : aside) CHECK(values.to_host() == Values(1000, 11));
-  CHECK(x[0].to_host() == Values{6, 12});
-  CHECK(x[1].to_host() == Values{12, 12});
+  for (const auto& values : x) CHECK(values.to_host() == Values{8, 16});
 }
 
 /// Runs collectives on one piece of memory per rank, the way training does: each is enqueued

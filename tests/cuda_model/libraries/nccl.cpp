@@ -134,9 +134,8 @@ ncclResult_t check(const ncclComm_t comm, const Operation& operation) {
   if (stream == nullptr || &stream->device != member.device) {
     return refuse(ncclInvalidArgument, "the stream is not of the communicator's device");
   }
-  const bool at_root = operation.kind != Kind::reduce || member.rank == operation.peer;
   if ((operation.kind != Kind::receive && operation.from == nullptr) ||
-      (operation.kind != Kind::send && at_root && operation.to == nullptr)) {
+      (operation.kind != Kind::send && operation.to == nullptr)) {
     return refuse(ncclInvalidArgument, "a buffer is NULL");
   }
   return ncclSuccess;
@@ -358,11 +357,6 @@ ncclResult_t ncclGroupEnd() {
 }
 
 // --- Collectives and transfers -------------------------------------------------------------------
-
-ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                        ncclRedOp_t reduction, int root, ncclComm_t comm, cudaStream_t stream) {
-  return call("ncclReduce", comm, {Kind::reduce, from, to, count, type, reduction, root, stream});
-}
 
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {

@@ -32,7 +32,7 @@ std::string shared_gpu(const std::vector<std::shared_ptr<Member>>& members) {
 }
 
 bool agree(const Operation& a, const Operation& b) {
-  const bool rooted = a.kind == Operation::Kind::broadcast || a.kind == Operation::Kind::reduce;
+  const bool rooted = a.kind == Operation::Kind::broadcast;
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.reduction == b.reduction &&
          (!rooted || a.peer == b.peer);
 }

@@ -17,7 +17,7 @@ namespace cuda_model::nccl {
 
 /// One call of one rank.
 struct Operation {
-  enum class Kind { all_reduce, broadcast, all_gather, reduce_scatter, reduce, send, receive };
+  enum class Kind { all_reduce, broadcast, all_gather, reduce_scatter, send, receive };
   Kind kind = Kind::all_reduce;
   const void* from = nullptr;
   void* to = nullptr;

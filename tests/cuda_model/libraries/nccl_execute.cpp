@@ -40,8 +40,6 @@ void execute_as(const std::vector<Operation>& ranks) {
       all = reduce<T>(ranks, 0, n);
       for (const Operation& rank : ranks) put(all, rank);
       return;
-    case Kind::reduce:
-      return put(reduce<T>(ranks, 0, n), ranks[any.peer]);
     case Kind::broadcast:
       all = read(ranks[any.peer]);
       for (const Operation& rank : ranks) put(all, rank);

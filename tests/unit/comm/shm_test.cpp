@@ -86,7 +86,7 @@ std::vector<std::vector<T>> results(const Transports& ranks, Call::Op op, int64_
 template <class T>
 void check_same_bits(int world_size, const std::vector<int64_t>& counts) {
   const Transports shm = shm_transports(world_size), tcp = tcp_transports(world_size);
-  for (const Call::Op op : {Call::Op::all_reduce, Call::Op::reduce, Call::Op::reduce_scatter}) {
+  for (const Call::Op op : {Call::Op::all_reduce, Call::Op::reduce_scatter}) {
     for (const Reduction reduction : {Reduction::sum, Reduction::average}) {
       for (const int64_t n : counts) {
         INFO(name_of(op) << " of " << n << " numbers of " << sizeof(T) << " bytes, " << world_size
