@@ -11,7 +11,8 @@ namespace lockstep {
 DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
                                                  const FlatParameters& parameters,
                                                  Communicator& comm, const ExchangeTexts& exchange,
-                                                 Stream communication, const DdpOptions& options)
+                                                 Stream communication,
+                                                 const ReplicaOptions& options)
     : Replica(std::move(module), parameters, comm, communication, options.all_reduce,
               options.broadcast_buffers),
       options_(options),
@@ -26,7 +27,7 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
     in_order_[i]->on_gradient_ready =
         std::bind_front(&DistributedDataParallel::gradient_is_ready, this, i);
   }
-  buckets_ = make_buckets(bytes, options.caps);
+  buckets_ = make_buckets(bytes, options.buckets.caps());
   comm_.broadcast(parameters_.stream(), parameters_.values(), 0);
   Replica::broadcast_buffers();
 }
@@ -54,7 +55,7 @@ void DistributedDataParallel::gradient_is_ready(size_t place, const Parameter& p
   require(!ready_[place], "rank {}: a second gradient of {} in one backward; use every layer once",
           comm_.rank(), parameter.name);
   ready_[place] = true;
-  if (options_.overlap) reduce_complete_buckets();
+  if (!options_.no_overlap) reduce_complete_buckets();
 }
 
 /// Starts the reductions, reduce(bucket), of the buckets from `next_` on whose gradients are all

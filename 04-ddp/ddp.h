@@ -1,6 +1,7 @@
 #pragma once
 // DistributedDataParallel: one process per device, gradients reduced while backward still runs.
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,15 +12,32 @@
 
 namespace lockstep {
 
-struct DdpOptions {
-  BucketCaps caps{};
+class OptionParser;
+
+enum class ReplicaKind { bucketed, manual };
+constexpr auto words_of(ReplicaKind) { return std::array{"bucketed", "manual"}; }
+
+/// How large buckets are.
+struct BucketOptions {
+  double bucket_mb = -1;  // -1: 1 MiB, then 25 MiB
+
+  void add_to(OptionParser& parser);
+  BucketCaps caps() const { return bucket_mb == -1 ? BucketCaps() : BucketCaps::equal(bucket_mb); }
+};
+
+/// How whole replicas of a network reduce their gradients.
+struct ReplicaOptions {
+  ReplicaKind ddp = ReplicaKind::bucketed;
   AllReduceKind all_reduce = AllReduceKind::library;
-  /// false: nothing is reduced before backward has ended. The same sums, later.
-  bool overlap = true;
-  /// Running statistics are rank 0's before every training forward.
-  bool broadcast_buffers = true;
+  BucketOptions buckets{};
+  /// Nothing is reduced before backward has ended. The same sums, later.
+  bool no_overlap = false;
   /// A parameter without a gradient is sent as zeros, instead of as a mistake.
   bool find_unused_parameters = false;
+  /// Running statistics are rank 0's before every training forward.
+  bool broadcast_buffers = true;
+
+  void add_to(OptionParser& parser);
 };
 
 /// A replica whose gradients are reduced in buckets while backward still runs. Mirrors
@@ -37,15 +55,14 @@ class DistributedDataParallel final : public Replica {
   /// on all ranks, if they do not have the same parameters.
   DistributedDataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
                           Communicator& comm, const ExchangeTexts& exchange, Stream communication,
-                          const DdpOptions& options = {});
+                          const ReplicaOptions& options = {});
 
   /// After this, on the stream of the passes, the gradients are those of the whole batch. Throws
   /// BadInput naming the parameters that got no gradient, unless that is allowed.
   Tensor backward(const Tensor& dy, Context& context) override;
 
-  const std::vector<Bucket>& buckets() const { return buckets_; }
   /// A single bucket is complete only when backward has ended.
-  bool overlaps() const override { return options_.overlap && buckets_.size() > 1; }
+  bool overlaps() const override { return !options_.no_overlap && buckets_.size() > 1; }
 
  private:
   void gradient_is_ready(size_t place, const Parameter& parameter);
@@ -53,7 +70,7 @@ class DistributedDataParallel final : public Replica {
   void reduce(const Bucket& bucket);
   void reduce_the_rest();
 
-  DdpOptions options_;
+  ReplicaOptions options_;
   std::vector<Parameter*> in_order_;  // of completion: the reverse of registration
   std::vector<Bucket> buckets_;
   // The current backward.

@@ -71,18 +71,14 @@ std::string StepOptions::emulation(size_t world_size) const {
 }
 
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
-                         Communicator& comm, Stream communication, const ReplicaOptions& replica,
+                         Communicator& comm, Stream communication, ReplicaOptions replica,
                          const StepOptions& step) {
   if (replica.ddp == ReplicaKind::manual) {
     return model.wrap<ManualDdp>(parameters, comm, communication, replica.all_reduce);
   }
-  const DdpOptions ddp{.caps = replica.buckets.caps(),
-                       .all_reduce = replica.all_reduce,
-                       .overlap = !replica.no_overlap,
-                       .broadcast_buffers = !step.no_broadcast_buffers,
-                       .find_unused_parameters = replica.find_unused_parameters};
+  replica.broadcast_buffers = !step.no_broadcast_buffers;
   return model.wrap<DistributedDataParallel>(parameters, comm, group.exchanger(), communication,
-                                             ddp);
+                                             replica);
 }
 
 std::string batch_line(const Options& options, const StepOptions& step, const ProcessGroup& group) {

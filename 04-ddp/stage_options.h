@@ -1,7 +1,6 @@
 #pragma once
 // This stage's options, in groups that later stages have, too, and the replica that they ask for.
 
-#include <array>
 #include <concepts>
 #include <initializer_list>
 #include <memory>
@@ -37,28 +36,6 @@ struct StepOptions {
   std::string emulation(size_t world_size) const;
 };
 
-/// How large buckets are.
-struct BucketOptions {
-  double bucket_mb = -1;  // -1: 1 MiB, then 25 MiB
-
-  void add_to(OptionParser& parser);
-  BucketCaps caps() const { return bucket_mb == -1 ? BucketCaps() : BucketCaps::equal(bucket_mb); }
-};
-
-enum class ReplicaKind { bucketed, manual };
-constexpr auto words_of(ReplicaKind) { return std::array{"bucketed", "manual"}; }
-
-/// How whole replicas of a network reduce their gradients.
-struct ReplicaOptions {
-  ReplicaKind ddp = ReplicaKind::bucketed;
-  AllReduceKind all_reduce = AllReduceKind::library;
-  BucketOptions buckets;
-  bool no_overlap = false;
-  bool find_unused_parameters = false;
-
-  void add_to(OptionParser& parser);
-};
-
 struct DdpStageOptions : Options {
   RankOptions ranks;
   ReplicaOptions replica;
@@ -69,7 +46,7 @@ struct DdpStageOptions : Options {
 
 /// Wraps the model's network as the options say; its weights are now rank 0's.
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
-                         Communicator& comm, Stream communication, const ReplicaOptions& replica,
+                         Communicator& comm, Stream communication, ReplicaOptions replica,
                          const StepOptions& step);
 template <std::derived_from<Options> StageOptions>
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,

@@ -104,13 +104,14 @@ TEST_CASE("No gradients, no buckets; a cap of 0, a bucket each", "[task04.2]") {
 using testing::Gate;
 using testing::OtherRank;
 
-/// Layers a, b and c of one number each. Backward goes through them in `order` and has the device
-/// write 2 into each gradient, after the layer's gate.
+/// Layers a and b of one number each, and c of three. Backward goes through them in `order` and has
+/// the device write 2 into each gradient's first number, after the layer's gate.
 class ThreeLayers final : public Module {
  public:
   ThreeLayers(std::string order, std::array<Gate, 3>& gates, std::atomic<int>& computed)
       : order_(std::move(order)), gates_(gates), computed_(computed) {
-    for (const char* name : {"a", "b", "c"}) add_parameter(name, ParameterKind::bias, {1}, 1);
+    for (const char* name : {"a", "b"}) add_parameter(name, ParameterKind::bias, {1}, 1);
+    add_parameter("c", ParameterKind::bias, {3}, 1);
   }
   Tensor forward(const Tensor& x, Context&) override { return x; }
   Tensor backward(const Tensor& dy, Context& context) override {
@@ -137,15 +138,15 @@ class ThreeLayers final : public Module {
 
 /// A rank that goes backward once; 10 of every averaged gradient comes from the other rank.
 struct BackwardPass {
-  explicit BackwardPass(const BucketCaps& caps, const std::string& order = "cba",
-                        DdpOptions options = {})
+  explicit BackwardPass(double bucket_mb, const std::string& order = "cba",
+                        ReplicaOptions options = {})
       : made(std::make_unique<ThreeLayers>(order, gates, computed)),
         layers(*made),
         parameters(layers, device.stream),
         ddp(
             std::move(made), parameters, other,
             [](const std::string& mine) { return std::vector<std::string>(2, mine); },
-            communication, with(options, caps)) {
+            communication, with(options, bucket_mb)) {
     layers.behind_a_layer = [this] { seen.push_back(reduced()); };
   }
   ~BackwardPass() {
@@ -158,8 +159,8 @@ struct BackwardPass {
     }
   }
 
-  static DdpOptions with(DdpOptions options, const BucketCaps& caps) {
-    options.caps = caps;
+  static ReplicaOptions with(ReplicaOptions options, double bucket_mb) {
+    options.buckets = {bucket_mb};
     return options;
   }
   /// Enqueues it; the layers named here are slow: they end when their gates are opened.
@@ -206,7 +207,7 @@ struct BackwardPass {
 using Seen = std::vector<std::string>;
 
 TEST_CASE("A bucket is reduced while backward goes on with the layers in front", "[task04.3]") {
-  BackwardPass pass(BucketCaps::equal(0));  // a bucket for each layer
+  BackwardPass pass(0);  // a bucket for each layer
   {
     HINT(
         "called after each layer: what does it wait for, which bucket does it look at, and does it "
@@ -238,14 +239,14 @@ TEST_CASE("A bucket is reduced while backward goes on with the layers in front",
 TEST_CASE("A bucket is reduced when the last of its gradients is ready", "[task04.3]") {
   HINT("one gradient of a bucket is ready, or a bucket before it: what about the others in it?");
   for (const char* order : {"cba", "cab"}) {
-    BackwardPass pass({.first_bytes = 1, .bytes = 1000}, order);  // c alone, b and a together
+    BackwardPass pass(3.0 * sizeof(Real) / (1 << 20), order);  // c alone, b and a together
     pass.run();
     CHECK(pass.seen == Seen{"c", "c", "c ba"});
   }
 }
 
 TEST_CASE("Buckets are reduced in the plan's order, whichever is complete first", "[task04.3]") {
-  BackwardPass pass(BucketCaps::equal(0), "abc");
+  BackwardPass pass(0, "abc");
   pass.run();
   {
     HINT("three buckets are complete now, and this call has reduced one: are there more?");
@@ -263,13 +264,13 @@ TEST_CASE("Buckets are reduced in the plan's order, whichever is complete first"
 
 TEST_CASE("What is left is reduced when backward has ended", "[task04.3]") {
   {
-    BackwardPass pass(BucketCaps::equal(0), "ca", {.find_unused_parameters = true});
+    BackwardPass pass(0, "ca", {.find_unused_parameters = true});
     pass.run();
     HINT("layer b was not used: the last call comes after backward, for it and what waited for it");
     CHECK(pass.seen == Seen{"c", "c"});
     CHECK(pass.reduced() == "c b a");
   }
-  BackwardPass pass(BucketCaps::equal(0), "cba", {.overlap = false});
+  BackwardPass pass(0, "cba", {.no_overlap = true});
   pass.run();
   HINT("without overlap the only call comes after backward: is anything left out then?");
   CHECK(pass.reduced() == "c b a");
@@ -277,7 +278,7 @@ TEST_CASE("What is left is reduced when backward has ended", "[task04.3]") {
 
 TEST_CASE("A reduction waits for the kernels that make its gradients", "[task04.3]") {
   for (const char* slow : {"a", "b", "c"}) {
-    BackwardPass pass(BucketCaps::equal(0));
+    BackwardPass pass(0);
     const int before = 'c' - slow[0];
     {
       HINT("does the host wait for the device? It has to go on, and enqueue the layers in front");
@@ -296,20 +297,20 @@ TEST_CASE("A reduction waits for the kernels that make its gradients", "[task04.
 }
 
 TEST_CASE("What is reduced after backward waits for the kernels, too", "[task04.3]") {
-  BackwardPass without_overlap(BucketCaps::equal(0), "cba", {.overlap = false});
+  BackwardPass without_overlap(0, "cba", {.no_overlap = true});
   without_overlap.run("c");
   HINT(
       "backward is enqueued, and not yet computed: does the last call wait for that, as all do? "
       "Before each of its buckets?");
   CHECK(without_overlap.other.done_after_a_while(0) <= 0);
-  BackwardPass without_b(BucketCaps::equal(0), "ca", {.find_unused_parameters = true});
+  BackwardPass without_b(0, "ca", {.find_unused_parameters = true});
   without_b.run("a");
   CHECK(without_b.other.done_after_a_while(1) <= 1);
 }
 
 TEST_CASE("Backward does not wait for reductions", "[task04.3]") {
   std::atomic<int> computed = 0;
-  BackwardPass pass(BucketCaps::equal(0));
+  BackwardPass pass(0);
   pass.other.before_sum = [&] {
     if (pass.other.done > 0) return;
     const auto begin = testing::Clock::now();

@@ -17,7 +17,7 @@ namespace lockstep::testing::ddp {
 class Group {
  public:
   explicit Group(int world_size, const MakeModule& make = small_network(),
-                 const DdpOptions& options = {}, bool manual = false)
+                 const ReplicaOptions& options = {}, bool manual = false)
       : manual_(manual), ranks_(testing::gloo_ranks(world_size)) {
     std::vector<std::future<void>> wrapped;
     for (int rank = 0; rank < world_size; ++rank) {
@@ -59,7 +59,7 @@ class Group {
   std::vector<std::string> errors;  // of the construction, by rank; "" where there was none
 
  private:
-  void wrap(int rank, const DdpOptions& options) {
+  void wrap(int rank, const ReplicaOptions& options) {
     Member& member = (*this)[rank];
     if (manual_) {
       member.network = std::make_unique<ManualDdp>(std::move(member.network), member.parameters,

@@ -215,8 +215,8 @@ TEST_CASE("The times of steps are those of their parts", "[ddp][row80]") {
 
 TEST_CASE("Only several buckets with overlap can be hidden behind backward", "[ddp]") {
   CHECK_FALSE(Group(2)[0].wrapper().overlaps());  // one bucket, complete when backward has ended
-  CHECK(Group(2, small_network(), {.caps = BucketCaps::equal(0)})[0].wrapper().overlaps());
-  const DdpOptions late{.caps = BucketCaps::equal(0), .overlap = false};
+  CHECK(Group(2, small_network(), {.buckets = {0}})[0].wrapper().overlaps());
+  const ReplicaOptions late{.buckets = {0}, .no_overlap = true};
   CHECK_FALSE(Group(2, small_network(), late)[0].wrapper().overlaps());
 }
 
@@ -238,7 +238,7 @@ TEST_CASE("Communication takes as long as the reductions, with the waiting for a
 
 TEST_CASE("Reductions wait for slow kernels, and the optimizer for reductions",
           "[ddp][tsan][row127]") {
-  Group group(2, slow_network, {.caps = BucketCaps::equal(0)}), plain(2);
+  Group group(2, slow_network, {.buckets = {0}}), plain(2);
   for (int i = 0; i < 2; ++i) {
     group.step(Samples(12, uint32_t(i)));
     plain.step(Samples(12, uint32_t(i)));
@@ -249,7 +249,7 @@ TEST_CASE("Reductions wait for slow kernels, and the optimizer for reductions",
 TEST_CASE("The first reduction runs while backward does, unless that is turned off",
           "[ddp][row80]") {
   for (const bool overlap : {true, false}) {
-    Group group(2, slow_network, {.caps = BucketCaps::equal(0), .overlap = overlap});
+    Group group(2, slow_network, {.buckets = {0}, .no_overlap = !overlap});
     group.gradients(Samples(12));
     std::vector<std::vector<std::string>> order;
     for (const auto& member : group.members) {

@@ -397,7 +397,7 @@ void train_as_rank(Member& member, Communicator& ranks, const ExchangeTexts& exc
   if (synchronised) convert_sync_batchnorm(*member.network, ranks, member.communication);
   member.network = std::make_unique<DistributedDataParallel>(
       std::move(member.network), member.parameters, ranks, exchange, member.communication,
-      DdpOptions{.caps = BucketCaps::equal(0.01), .broadcast_buffers = false});
+      ReplicaOptions{.buckets = {0.01}, .broadcast_buffers = false});
   for (const int64_t count : batches) {
     const Samples samples = Samples(count, uint32_t(losses.size()));
     member.parameters.zero_gradients();
