@@ -40,7 +40,7 @@ class DataParallel final : public Module {
   /// reduce, in training.
   PhaseTimer& phases() { return phases_; }
   /// Bytes moved from one device to another in training so far, counted where the copies are
-  /// enqueued (copy()), and the bytes that had to be moved.
+  /// enqueued (copy()), and the bytes that had to be moved. For tests: report() says both.
   int64_t bytes_moved() const { return bytes_moved_; }
   int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds times and bytes, per step, to the summary and the metrics.

@@ -76,10 +76,10 @@ class Pipeline {
   /// Floating-point operations on all devices so far, in training.
   double flops() const;
   /// Bytes of activations, gradients and losses that went from one device to another so far,
-  /// counted where their copies are enqueued, and the bytes that had to, by the sizes of the
-  /// activations: those of all samples at every boundary twice, and a loss for every device but the
-  /// last.
+  /// counted where their copies are enqueued.
   int64_t bytes_moved() const;
+  /// The bytes that had to, by the sizes of the activations: those of all samples at every boundary
+  /// twice, and a loss for every device but the last. For tests: report() says it.
   int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds the bubble, the devices' phases, what they keep and what moves between them, to the
   /// summary and the metrics.

@@ -176,7 +176,7 @@ class TensorPool {
     return BasicTensor<T>(take_block(shape.bytes(sizeof(T))), shape);
   }
   Stream stream() const { return stream_; }
-  /// Blocks ever allocated: constant in a steady state.
+  /// Blocks ever allocated: constant in a steady state. For tests.
   int64_t allocations() const { return allocations_; }
 
  private:

@@ -96,7 +96,7 @@ class DataLoader {
   std::optional<HostBatch> next();
 
   /// The most batches that were ever started and not yet handed out at one time: at most
-  /// prefetch_factor * num_workers.
+  /// prefetch_factor * num_workers. For tests.
   int64_t most_in_flight() const;
 
  private:

@@ -145,7 +145,7 @@ class TcpStore final : public Store {
   const JobKey& key() const override { return options_.key; }
   bool is_host(int rank) const override { return rank == 0; }
 
-  /// Where the store listens.
+  /// Where the store listens: for errors, and for tests, in which the system chooses the port.
   const Address& address() const { return options_.address; }
   /// Why strangers could reach the store, or join; empty if neither is so: "no job key: trusts its
   /// network".

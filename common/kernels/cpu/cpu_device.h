@@ -7,9 +7,10 @@
 
 namespace lockstep::cpu {
 
+/// `best` is oneDNN where this build has it; `reference` is for tests, which compare the two.
 enum class EngineKind { best, reference };
 
-/// Opens cpu:`index`. `best` is oneDNN where this build has it.
+/// Opens cpu:`index`.
 std::unique_ptr<Device> open_cpu_device(int index, const DeviceOptions& options,
                                         EngineKind engine = EngineKind::best);
 
