@@ -169,7 +169,7 @@ constexpr const char* kShardKey = "lockstep.shard";
 std::string incomplete(const char* what, const fs::path& path) {
   return fmt::format(
       "{} of a sharded checkpoint; resume from it with 06-fully-sharded, or join its shards: "
-      "build/06-fully-sharded/gather DIR/{} OUT",
+      "build/06-fully-sharded/join-weights DIR/{} OUT",
       what, path.filename().string());
 }
 

@@ -21,7 +21,7 @@ using Catch::Matchers::ContainsSubstring;
 namespace fs = std::filesystem;
 
 std::string stage06() { return stage_binary("06-fully-sharded"); }
-std::string gather() { return build_dir() + "/06-fully-sharded/gather"; }
+std::string join_weights() { return build_dir() + "/06-fully-sharded/join-weights"; }
 
 /// Ten steps of 12 samples per epoch, with everything that a run remembers.
 const Words kRun{"--model",      "seed-bn",   "--data", "synthetic:120:10",
@@ -91,13 +91,13 @@ TEST_CASE("A sharded run that goes on ends with the bytes of one that never stop
     CHECK(read_json(jobs / "metrics").at("accuracy").size() == 1);
     CHECK((jobs.text("again") == jobs.text("straight")));
     CHECK(find_checkpoints(jobs / "saved").size() == 2);
-    // What --save writes is what gather makes of the last checkpoint.
+    // What --save writes is what join-weights makes of the last checkpoint.
     const fs::path last = checkpoint_path(jobs / "saved", 40);
     const TrainingState state =
         TrainingState::from_json(load_safetensors(last).metadata().at(kTrainingKey), "the last");
     CHECK(state.learning_rate == Approx(0.01 / 16));  // of the next step
     CHECK(state.best_accuracy >= read_json(jobs / "metrics").at("accuracy").at(0).get<double>());
-    REQUIRE(jobs.run_words({gather(), last, jobs / "joined"}).status == 0);
+    REQUIRE(jobs.run_words({join_weights(), last, jobs / "joined"}).status == 0);
     CHECK((jobs.text("joined") == jobs.text("straight")));
   }
 }
@@ -244,7 +244,7 @@ TEST_CASE("A damaged, truncated or missing shard is named, and the checkpoint be
                                                    : "is missing, shard ";
     const Words resumed = all + Words{"--save", jobs / "resumed"};
     refused(jobs, Words{stage06()} + kRun + resumed + Words{"--resume", newest}, words);
-    refused(jobs, {gather(), newest, jobs / "joined"}, words);
+    refused(jobs, {join_weights(), newest, jobs / "joined"}, words);
     CHECK(!jobs.has("joined"));
     const ProcessResult run =
         train(jobs, resumed + Words{"--checkpoint-dir", saved, "--resume", "auto"});
@@ -280,7 +280,7 @@ TEST_CASE("Joined shards have the run's accuracy in stage 01, and each program s
   const Words one_epoch{"--epochs", "1", "--checkpoint-dir", jobs / "saved"};
   train(jobs, one_epoch + Words{"--devices", cpus(2), "--metrics", jobs / "run"});
   const fs::path checkpoint = checkpoint_path(jobs / "saved", 10);
-  const ProcessResult joined = jobs.run_words({gather(), checkpoint, jobs / "joined"});
+  const ProcessResult joined = jobs.run_words({join_weights(), checkpoint, jobs / "joined"});
   INFO(story(joined));
   REQUIRE(joined.status == 0);
   CHECK_THAT(joined.out, ContainsSubstring("Joined 2 shards of " + checkpoint.string()));
@@ -305,21 +305,21 @@ TEST_CASE("Joined shards have the run's accuracy in stage 01, and each program s
                jobs / "again"});
   CHECK((jobs.text("again") == jobs.text("joined")));
 
-  const std::string command = "build/06-fully-sharded/gather " + checkpoint.string() + " OUT";
+  const std::string command = "build/06-fully-sharded/join-weights " + checkpoint.string() + " OUT";
   const Words stage05{stage_binary("05-syncbn-checkpoint"), "--devices", cpus(2), "--data",
                       "synthetic:120:10"};
   refused(jobs, stage05 + Words{"--resume", checkpoint}, command);
   refused(jobs, stage05 + Words{"--load", checkpoint}, command);
   refused(jobs, evaluated + Words{"--load", checkpoint}, command);
   refused(jobs, evaluated + Words{"--load", shard_path(checkpoint, 0, 2)}, command);
-  refused(jobs, {gather(), jobs / "joined", jobs / "out"}, "found no lockstep.training");
+  refused(jobs, {join_weights(), jobs / "joined", jobs / "out"}, "found no lockstep.training");
   const std::string of_stage05 = jobs / "whole/step-000000001.safetensors";
   train(jobs, {"--devices", cpus(2), "--max-steps", "1", "--checkpoint-dir", jobs / "whole"},
         stage_binary("05-syncbn-checkpoint"));
-  refused(jobs, {gather(), of_stage05, jobs / "out"}, "whole weights need no joining");
-  refused(jobs, {gather(), jobs / "nothing", jobs / "out"}, "cannot open");
-  refused(jobs, {gather(), checkpoint}, "gather: found one file, expected two");
-  refused(jobs, {gather(), checkpoint, shard_path(checkpoint, 0, 2)}, "give another name");
+  refused(jobs, {join_weights(), of_stage05, jobs / "out"}, "whole weights need no joining");
+  refused(jobs, {join_weights(), jobs / "nothing", jobs / "out"}, "cannot open");
+  refused(jobs, {join_weights(), checkpoint}, "join-weights: found one file, expected two");
+  refused(jobs, {join_weights(), checkpoint, shard_path(checkpoint, 0, 2)}, "give another name");
   CHECK(!jobs.has("out"));
 }
 

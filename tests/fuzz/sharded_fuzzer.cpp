@@ -1,5 +1,5 @@
-// Coverage-guided fuzzing of what gather and a run that resumes read of a sharded checkpoint: the
-// index, the shards' texts, and which elements they have. Like safetensors_fuzzer.cpp it needs
+// Coverage-guided fuzzing of what join-weights and a run that resumes read of a sharded checkpoint:
+// the index, the shards' texts, and which elements they have. Like safetensors_fuzzer.cpp it needs
 // clang. From the repository root:
 //
 //   clang++ -std=c++20 -g -O1 -fopenmp -fsanitize=fuzzer,address,undefined -I. common/core/*.cpp

@@ -103,11 +103,11 @@ class SmallNetwork final : public Sequential {
   }
 };
 
-/// What gather and a run that resumes do with the checkpoint at `path`.
+/// What join-weights and a run that resumes do with the checkpoint at `path`.
 inline void use_sharded(const std::filesystem::path& path, const std::filesystem::path& out) {
   const ShardedCheckpoint checkpoint(path);
   for (size_t shard = 0; shard < checkpoint.shards(); ++shard) checkpoint.verify(shard);
-  // As gather does.
+  // As join-weights does.
   for (const StateTensor& tensor : join_weights(checkpoint)) {
     if (int64_t(tensor.real.size()) != tensor.shape.elements())
       throw std::logic_error("not its shape");
@@ -132,8 +132,8 @@ inline void use_sharded(const std::filesystem::path& path, const std::filesystem
   within(path.string(), [&] { check_state_dict(network, saved); });
 }
 
-/// The promise of `gather`, and of a run that resumes, for any description of files: it throws
-/// BadInput (returned here as its text), or it accepts (returned as ""). Anything else is a
+/// The promise of `join-weights`, and of a run that resumes, for any description of files: it
+/// throws BadInput (returned here as its text), or it accepts (returned as ""). Anything else is a
 /// std::logic_error, or ends the process.
 inline std::string check_sharded(const std::string& lines, const std::filesystem::path& folder) {
   std::filesystem::path path;

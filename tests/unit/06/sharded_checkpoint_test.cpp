@@ -236,7 +236,7 @@ TEST_CASE("Other programs say what a sharded checkpoint is, and the command to t
           "[sharded][checkpoint]") {
   const TempDir folder;
   const fs::path path = save_two(folder.path());
-  const std::string command = "build/06-fully-sharded/gather " + path.string() + " OUT";
+  const std::string command = "build/06-fully-sharded/join-weights " + path.string() + " OUT";
   CHECK_THAT(
       message_of<BadInput>([&] { read_checkpoint(path); }),
       ContainsSubstring("the first file of a sharded checkpoint") && ContainsSubstring(command));

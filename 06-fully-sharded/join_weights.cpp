@@ -1,4 +1,4 @@
-// Joins the shards of a checkpoint to one file of weights: gather CHECKPOINT OUT.
+// Joins the shards of a checkpoint to one file of weights: join-weights CHECKPOINT OUT.
 
 #include "06-fully-sharded/sharded_checkpoint.h"
 #include "common/core/error.h"
@@ -12,23 +12,23 @@
 namespace lockstep {
 namespace {
 
-struct GatherOptions {
+struct JoinOptions {
   std::string checkpoint, out;
 
-  explicit GatherOptions(OptionParser& parser) {
+  explicit JoinOptions(OptionParser& parser) {
     parser.add("CHECKPOINT", checkpoint, "its first file, run/step-000000938.safetensors");
     parser.add_output("OUT", out, "the file of weights that is written, for --load and PyTorch");
     parser.check_afterwards([this] {
       require(!checkpoint.empty() && !out.empty(),
-              "gather: found {}, expected two: gather CHECKPOINT OUT",
+              "join-weights: found {}, expected two: join-weights CHECKPOINT OUT",
               checkpoint.empty() ? "no file" : "one file");
       require(!followed(out).filename().string().starts_with("step-"),
-              "gather: OUT is {}, a name of checkpoints; give another name", out);
+              "join-weights: OUT is {}, a name of checkpoints; give another name", out);
     });
   }
 };
 
-void gather(const GatherOptions& options) {
+void join(const JoinOptions& options) {
   const ShardedCheckpoint checkpoint(options.checkpoint);
   for (size_t shard = 0; shard < checkpoint.shards(); ++shard) checkpoint.verify(shard);
   const std::vector<StateTensor> weights = join_weights(checkpoint);
@@ -44,9 +44,9 @@ void gather(const GatherOptions& options) {
 int main(int argc, char** argv) {
   lockstep::hold_standard_streams();
   lockstep::report_uncaught_errors();
-  lockstep::OptionParser parser("gather",
+  lockstep::OptionParser parser("join-weights",
                                 "Joins the shards of a checkpoint to one file of weights.");
-  const lockstep::GatherOptions options(parser);
-  if (parser.parse(argc, argv)) lockstep::gather(options);
+  const lockstep::JoinOptions options(parser);
+  if (parser.parse(argc, argv)) lockstep::join(options);
   lockstep::require_printed();
 }
