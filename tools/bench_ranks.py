@@ -23,8 +23,8 @@ BACKENDS = {"shm": 1.0, "tcp": 2.0, "gloo": 3.0}
 
 def backends():
     """BACKENDS, without Gloo where the programs are not linked with it."""
-    plan = ROOT / "build/build.ninja"
-    without_gloo = plan.is_file() and "libgloo" not in plan.read_text()
+    file = ROOT / "build/build.ninja"
+    without_gloo = file.is_file() and "libgloo" not in file.read_text()
     return {name: seconds for name, seconds in BACKENDS.items()
             if name != "gloo" or not without_gloo}
 

@@ -100,7 +100,7 @@ class Measuring:
             name = (f"{place} of {len(steps)}: {group.part}, {run.what}, round {number + 1} of "
                     f"{group.rounds}")
             self.names[id(group), number, key] = name
-            self.progress.plan({name: CORES * run.seconds})
+            self.progress.expect({name: CORES * run.seconds})
 
     def run(self):
         titles = dict(self.titles)

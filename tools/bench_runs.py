@@ -95,7 +95,7 @@ def speed_up(seconds, alone, devices):
 
 
 def round_time(step_seconds):
-    """Median step of one round, without the first steps, which make plans and touch new memory."""
+    """Median step of one round, without the first steps: libraries choose algorithms then, and memory is new."""
     return statistics.median(step_seconds[max(1, len(step_seconds) // 10):])
 
 

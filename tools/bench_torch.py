@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-WARM_UP_STEPS = 10  # on a GPU: plans are made, memory is allocated
+WARM_UP_STEPS = 10  # on a GPU: algorithms are chosen, memory is allocated
 PINNED_BATCHES = 8
 
 

@@ -17,7 +17,7 @@ from child_processes import run, started
 from command_line import complain, run_command
 from coursework import CourseworkError, labs, solutions
 from gpu_check.machine import find_gpu
-from ninja_build import Plan, failure, run_and_say
+from ninja_build import Steps, failure, run_and_say
 from progress import CORES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,14 +80,14 @@ def programs(lab):
     return LINKED.findall(listing.stdout)
 
 
-def compile_programs(targets, plan):
+def compile_programs(targets, steps):
     """Returns whether it worked. A terminal sees ninja's own line, anything else one every 15
     seconds."""
     if sys.stdout.isatty():
         command = ("ninja", "-C", str(BUILD), "-j", str(CORES), *targets)
         with started(command) as ninja:
             return ninja.wait() == 0
-    status, output = run_and_say(BUILD, targets, plan, say, "compiling build/")
+    status, output = run_and_say(BUILD, targets, steps, say, "compiling build/")
     if status != 0:
         sys.stderr.write(failure(output))
     return status == 0
@@ -103,13 +103,13 @@ def build(mine, lab=None):
         say(line)
     configure(tasks)
     targets = programs(lab)
-    plan = Plan(BUILD, targets)
-    if plan.nothing_to_do:
+    steps = Steps(BUILD, targets)
+    if steps.nothing_to_do:
         return
-    steps, cores = counted(len(plan.steps), "step"), counted(CORES, "core")
-    say(f"compiling build/: {steps} on {cores}, {plan.estimate()}")
+    number, cores = counted(len(steps.names), "step"), counted(CORES, "core")
+    say(f"compiling build/: {number} on {cores}, {steps.estimate()}")
     begin = time.monotonic()
-    if not compile_programs(targets, plan):
+    if not compile_programs(targets, steps):
         raise Failed("the build failed, see above (after moving the folder: delete build/)")
     say(f"compiled build/ in {time.monotonic() - begin:.0f} s")
 

@@ -10,7 +10,7 @@ from plain_files import read_json
 
 # The last operation of a step, on the device that updates. Stage 06 has one for each unit.
 END_OF_STEP = ("sgd_update", "adam_update")
-WARM_UP = 2  # steps: they make plans and touch new memory
+WARM_UP = 2  # steps: libraries choose algorithms then, and memory is new
 CLOSE = 0.05  # of the untraced median: a step that is farther from it is not typical of the stage
 
 

@@ -19,7 +19,7 @@ STEP = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 NOTHING_TO_DO = "no work to do"
 
 
-class Plan:
+class Steps:
     """What ninja would do for some targets: steps, and the work of each by its description."""
 
     def __init__(self, folder, targets, compiling=COMPILING):
@@ -29,8 +29,8 @@ class Plan:
                               stderr=subprocess.STDOUT, text=True, errors="replace",
                               env=environment())
         self.nothing_to_do = done.returncode == 0 and NOTHING_TO_DO in done.stdout
-        self.steps = [match[3] for line in done.stdout.splitlines() if (match := STEP.match(line))]
-        self.work = sum(map(self.work_of, self.steps))
+        self.names = [match[3] for line in done.stdout.splitlines() if (match := STEP.match(line))]
+        self.work = sum(map(self.work_of, self.names))
 
     def work_of(self, step):
         """Seconds of one core. Meson's descriptions end with the file that is made."""
@@ -66,10 +66,10 @@ def environment():
     return {**os.environ, "NINJA_STATUS": "[%f/%t] "}
 
 
-def run_ninja(folder, targets, how_far=lambda text, share: None, plan=None, keep_going=False, jobs=CORES):
+def run_ninja(folder, targets, how_far=lambda text, share: None, steps=None, keep_going=False, jobs=CORES):
     """Builds the targets; returns ninja's status and all that it wrote. `how_far` is called at every
     step's end, as Progress.step() wants it. With `keep_going` a failed step does not end the others."""
-    plan, done, lines = plan or Plan(folder, targets), 0.0, []
+    steps, done, lines = steps or Steps(folder, targets), 0.0, []
     options = ["-j", jobs, *(("-k", "0") if keep_going else ())]
     with started(["ninja", "-C", folder, *options, *targets], stdout=subprocess.PIPE,
                  stderr=subprocess.STDOUT, env=environment(), text=True,
@@ -77,19 +77,19 @@ def run_ninja(folder, targets, how_far=lambda text, share: None, plan=None, keep
         for line in output:
             lines.append(line)
             if step := STEP.match(line):
-                done = min(done + plan.work_of(step[3]), plan.work)
+                done = min(done + steps.work_of(step[3]), steps.work)
                 # Of those that have begun, half is done.
-                under_way = min(jobs * plan.work / max(len(plan.steps), 1), plan.work - done) / 2
-                how_far(f"{step[1]} of {step[2]}", (done + under_way) / max(plan.work, OTHER))
+                under_way = min(jobs * steps.work / max(len(steps.names), 1), steps.work - done) / 2
+                how_far(f"{step[1]} of {step[2]}", (done + under_way) / max(steps.work, OTHER))
         return process.wait(), "".join(lines)
 
 
-def run_and_say(folder, targets, plan, say, what, keep_going=False):
+def run_and_say(folder, targets, steps, say, what, keep_going=False):
     """The same; now and then says how far it is."""
     progress = Progress(say)
-    progress.plan({what: plan.work})
+    progress.expect({what: steps.work})
     with progress.shown(), progress.step(what) as how_far:
-        return run_ninja(folder, targets, how_far, plan, keep_going)
+        return run_ninja(folder, targets, how_far, steps, keep_going)
 
 
 def failure(output):

@@ -57,7 +57,7 @@ class Progress:
         self.waiting, self.running, self.done = {}, {}, 0.0  # seconds of work, by step
         self.took = {}  # seconds of those that have ended
 
-    def plan(self, work):
+    def expect(self, work):
         """Adds future steps, each with its work."""
         with self.lock:
             self.waiting.update(work)

@@ -72,15 +72,15 @@ class Run:
         with self.lock:
             print(text, flush=True)
 
-    def plan(self, steps):
-        self.progress.plan({step: self.times.of(step) for step in steps})
+    def expect(self, steps):
+        self.progress.expect({step: self.times.of(step) for step in steps})
 
     def execute(self, builds):
         """Fills self.cases: helpers run tests while this thread compiles; afterwards there is one
         more helper. There are more helpers than cores, as many tests wait for something. This
         thread, which a signal interrupts, starts no tests: one that it was just starting would be
         left running."""
-        self.plan(f"compile {build.name}" for build in builds)
+        self.expect(f"compile {build.name}" for build in builds)
         helpers = [threading.Thread(target=self.work, daemon=True) for _ in range(CORES + 1)]
         for helper in helpers[1:]:
             helper.start()
@@ -102,7 +102,7 @@ class Run:
             error = configure(build, self.root)
             rows = [] if error else self.without_gpu(build, select(
                 read_rows(self.root / build.folder), self.part, self.full, self.root))
-            self.plan(f"{build.name} {row.name}" for row in rows)
+            self.expect(f"{build.name} {row.name}" for row in rows)
             ready = [row for row in rows if not row.targets]
             compiled = [row for row in rows if row.targets]
             self.queue(build, ready)

@@ -180,24 +180,25 @@ TEST_CASE("An algorithm that cuDNN refuses is passed over for its next proposal"
   }
 }
 
-TEST_CASE("Passes are planned when they are needed: the first layer has no gradient of its input",
-          "[cuda][stage][gpufaults]") {
+TEST_CASE(
+    "A pass asks for algorithms when it is needed: the first layer has no gradient of its input",
+    "[cuda][stage][gpufaults]") {
   LOCKSTEP_NEEDS_GPU();
   if (!testing::is_model(*open_device(testing::kGpu, {}))) {
     LOCKSTEP_SKIP("not the CUDA model: a real cuDNN cannot be told to refuse");
   }
   const testing::TempDir folder;
   // The seed network has two convolutions, on one stream; evaluation has batches of its own size.
-  const auto plans = [&](const char* pass, int nth) {
+  const auto asks = [&](const char* pass, int nth) {
     return run_with({"CUDA_MODEL_FAULT",
                      fmt::format("cudnnGetConvolution{}Algorithm_v7:4000:{}", pass, nth), 2, ""},
                     folder.path())
                .status != 0;
   };
-  CHECK(plans("BackwardData", 1));
-  CHECK_FALSE(plans("BackwardData", 2));
-  CHECK(plans("BackwardFilter", 2));
-  CHECK_FALSE(plans("BackwardFilter", 3));
+  CHECK(asks("BackwardData", 1));
+  CHECK_FALSE(asks("BackwardData", 2));
+  CHECK(asks("BackwardFilter", 2));
+  CHECK_FALSE(asks("BackwardFilter", 3));
 }
 
 }  // namespace

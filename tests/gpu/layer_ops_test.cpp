@@ -54,7 +54,8 @@ TEST_CASE("conv2d, conv2d_backward_input, conv2d_backward_parameters: gradients 
   const bool channels_first = GENERATE(false, true);
   const Both both{.options = {.nchw = channels_first}};
   std::vector<Window2d> windows = conv_windows();
-  windows.push_back(windows[2]);  // plans and workspaces of one shape must not leak into another
+  windows.push_back(
+      windows[2]);  // algorithms and workspaces of one shape must not leak into another
   for (const Window2d& g : windows) {
     INFO(text(g) << (channels_first ? ", NCHW" : ""));
     both.agree([&](Run& run) {

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import build_programs  # noqa: E402
 import ninja_build  # noqa: E402
 import progress  # noqa: E402
-from ninja_build import CORES, Plan, failure, run_and_say, run_ninja  # noqa: E402
+from ninja_build import CORES, Steps, failure, run_and_say, run_ninja  # noqa: E402
 from processes import gone, start  # noqa: E402
 
 # Steps that take SECONDS and make a file, described as Meson describes them.
@@ -50,38 +50,38 @@ class Folder(unittest.TestCase):
         (self.folder / ".ninja_log").write_text("# ninja log v5\n" + "".join(rows))
 
 
-class TestPlan(Folder):
+class TestSteps(Folder):
     def test_counts_the_steps_and_guesses_their_time(self):
         self.graph([0, 0])
-        plan = Plan(self.folder, self.targets)
-        self.assertEqual(plan.steps, ["Compiling C++ object a", "Compiling C++ object b"])
-        self.assertFalse(plan.nothing_to_do)
-        self.assertEqual(plan.seconds(jobs=2), ninja_build.COMPILING)
-        self.assertEqual(plan.work_of("Linking target x"), ninja_build.OTHER)
+        steps = Steps(self.folder, self.targets)
+        self.assertEqual(steps.names, ["Compiling C++ object a", "Compiling C++ object b"])
+        self.assertFalse(steps.nothing_to_do)
+        self.assertEqual(steps.seconds(jobs=2), ninja_build.COMPILING)
+        self.assertEqual(steps.work_of("Linking target x"), ninja_build.OTHER)
 
     def test_a_step_takes_as_long_as_last_time(self):
         self.graph([0, 0])
         self.log(b=40, other=1000)
-        self.assertEqual(Plan(self.folder, self.targets, compiling=10).seconds(jobs=2), 25)
+        self.assertEqual(Steps(self.folder, self.targets, compiling=10).seconds(jobs=2), 25)
 
     def test_an_estimate_says_so_if_others_want_the_cores(self):
         self.graph([0, 0])
         self.log(a=20 * CORES, b=20 * CORES)
-        plan = Plan(self.folder, self.targets)
+        steps = Steps(self.folder, self.targets)
         for load, expected in ((2 * CORES, "about 40 s"),
                                (9 * CORES, "about 40 s, longer on a machine as busy as now (load "
                                            f"{9 * CORES})")):
             with unittest.mock.patch("os.getloadavg", lambda load=load: (load, 0, 0)):
-                self.assertEqual(plan.estimate(), expected)
+                self.assertEqual(steps.estimate(), expected)
 
     def test_after_a_build_there_is_nothing_to_do(self):
         self.graph([0])
         self.assertEqual(run_ninja(self.folder, self.targets)[0], 0)
-        self.assertTrue(Plan(self.folder, self.targets).nothing_to_do)
+        self.assertTrue(Steps(self.folder, self.targets).nothing_to_do)
 
     def test_a_target_that_does_not_exist_is_something_to_do(self):
         self.graph([0])
-        self.assertFalse(Plan(self.folder, ["absent"]).nothing_to_do)
+        self.assertFalse(Steps(self.folder, ["absent"]).nothing_to_do)
 
 
 class TestRunning(Folder):
@@ -107,7 +107,7 @@ class TestRunning(Folder):
         self.graph([1])
         said = []
         with unittest.mock.patch.object(ninja_build, "Progress", lambda say: progress.Progress(say, every=0.4)):
-            run_and_say(self.folder, ["a"], Plan(self.folder, ["a"]), said.append, "compiling a")
+            run_and_say(self.folder, ["a"], Steps(self.folder, ["a"]), said.append, "compiling a")
         self.assertRegex(said[0], r"^0:00  compiling a; about \d+ s left$")
 
     def test_a_failure_has_its_status_and_words(self):

@@ -376,11 +376,11 @@ class TestLaunch(Sandbox):
         (self.root / "build/build.ninja").touch()
         self.build("no work to do.")
 
-    def build(self, plan, script=""):
-        """Ninja has one program to compile; `plan` is its answer to what is to be done."""
+    def build(self, answer, script=""):
+        """Ninja has one program to compile; `answer` is what it says is to be done."""
         self.fake("ninja", 'case " $* " in *" -t targets "*) '
                            'echo "common/launch/launch: cpp_LINKER" ;; '
-                           f'*" -n "*) echo "{plan}" ;; *common/launch/launch*) {script}\n;; esac')
+                           f'*" -n "*) echo "{answer}" ;; *common/launch/launch*) {script}\n;; esac')
 
     def fake_launcher(self):
         self.launcher.write_text(f"#!/bin/bash\nprintf '<%s>' \"$@\" >>{self.log}\n"

@@ -160,7 +160,7 @@ class TestOnAStandIn(unittest.TestCase):
 
     def test_it_opens_with_a_plan_and_ends_with_verdicts_and_the_file_to_send(self):
         done = self.check("--part", "ops", "--part", "sanitizer", fault="case")
-        self.assertTrue(done.stdout.startswith("plan: 2 parts, at most 9 minutes; "), done.stdout)
+        self.assertTrue(done.stdout.startswith("2 parts, at most 9 minutes; "), done.stdout)
         self.assertRegex(done.stdout, r"\n  ops +at most  2 min  every operation")
         self.assertRegex(done.stdout, r"\nops: .*\(limit 90 s\): failed\n")
         self.assertIn(f"send this one file: {self.out}\nto: ", done.stdout)

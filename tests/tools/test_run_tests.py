@@ -422,7 +422,7 @@ int main() {
 
 def followed(work, say, **how):
     run = progress.Progress(say, **how)
-    run.plan(work)
+    run.expect(work)
     return run
 
 

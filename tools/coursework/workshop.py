@@ -13,7 +13,7 @@ from pathlib import Path
 
 from child_processes import run
 from coursework import CourseworkError, tasks as table, tree
-from ninja_build import Plan, run_and_say
+from ninja_build import Steps, run_and_say
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what the source
@@ -99,10 +99,10 @@ class Workshop:
         """Compiles as many of these as possible, saying `what` it compiles, about how long that takes,
         and now and then how far it is. Returns the status and what was written. Raises
         CourseworkError if the build itself is at fault."""
-        plan = Plan(self.build(flavour), targets, COMPILING[flavour])
-        if plan.steps:
-            say(f"compiling {what}: {len(plan.steps)} steps, {plan.estimate()}")
-        status, output = run_and_say(self.build(flavour), targets, plan, say, f"compiling {what}",
+        steps = Steps(self.build(flavour), targets, COMPILING[flavour])
+        if steps.names:
+            say(f"compiling {what}: {len(steps.names)} steps, {steps.estimate()}")
+        status, output = run_and_say(self.build(flavour), targets, steps, say, f"compiling {what}",
                                      keep_going=True)
         if status != 0 and (said := self.trouble(output)):
             raise CourseworkError(said)

@@ -1,4 +1,4 @@
-"""What somebody who has never seen the project needs: a plan, and one file of results to hand back.
+"""What somebody who has never seen the project needs: the parts, and one file of results to hand back.
 What a part prints goes to the terminal and into its section of the file."""
 
 import datetime
@@ -107,7 +107,7 @@ def one_line(error):
 def opening(limits):
     """The opening: parts and the minutes that each may take. `limits`: seconds by part."""
     minutes = {part: -(-limit // 60) for part, limit in limits.items()}
-    lines = [f"plan: {len(limits)} parts, at most {-(-sum(limits.values()) // 60)} minutes; "
+    lines = [f"{len(limits)} parts, at most {-(-sum(limits.values()) // 60)} minutes; "
              "Ctrl-C ends it, and what was found is kept"]
     lines += [f"  {part:<10}at most {minutes[part]:>2} min  {WHAT[part]}" for part in limits]
     return "\n".join(lines)

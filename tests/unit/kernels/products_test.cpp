@@ -201,7 +201,7 @@ TEST_CASE("Every convolution of the models agrees with the reference engine on o
 }
 
 TEST_CASE("One stream convolves many shapes in turn, and the same shape again", "[kernels]") {
-  // Plans and workspaces are kept per worker: neither may leak from one shape into another.
+  // Primitives and workspaces are kept per worker: neither may leak from one shape into another.
   const TestDevice d;
   std::vector<Window2d> windows = odd_windows();
   const size_t again = windows.size();
