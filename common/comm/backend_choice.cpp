@@ -30,19 +30,19 @@ std::optional<std::pair<int, int>> sharing_ranks(const std::vector<RankOffer>& o
 
 void require_nccl_possible(const std::vector<RankOffer>& offers) {
   for (size_t rank = 0; rank < offers.size(); ++rank) {
-    require(offers[rank].gpu, "--backend nccl serves GPUs, {} is none; give --backend gloo",
+    require(offers[rank].gpu, "--backend nccl serves GPUs, {} is none; leave --backend out",
             place_of(int(rank), offers[rank]));
   }
   if (const auto sharing = sharing_ranks(offers)) {
     const auto [first, second] = *sharing;
     fail<BadInput>(
         "{} and {} are on the same GPU ({}): NCCL serves each GPU once; name different GPUs, or "
-        "give --backend gloo",
+        "leave --backend out",
         place_of(first, offers[first]), place_of(second, offers[second]), offers[first].hardware);
   }
   for (size_t rank = 0; rank < offers.size(); ++rank) {
     if (offers[rank].no_nccl.empty()) continue;
-    fail<EnvironmentError>("{}: no NCCL: {}; give --backend gloo",
+    fail<EnvironmentError>("{}: no NCCL: {}; leave --backend out",
                            place_of(int(rank), offers[rank]), offers[rank].no_nccl);
   }
 }

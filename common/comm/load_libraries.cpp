@@ -60,7 +60,7 @@ auto load_nccl() {
 NcclBackend nccl_backend() {
   const auto loaded = load_nccl();
   if (loaded.function == nullptr) {
-    fail<EnvironmentError>("no NCCL: {}; use one GPU or CPU devices", loaded.reason);
+    fail<EnvironmentError>("no NCCL: {}; leave --backend out", loaded.reason);
   }
   NcclBackend backend{};
   loaded.function(backend);

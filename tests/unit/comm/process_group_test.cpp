@@ -304,7 +304,7 @@ TEST_CASE("NCCL is refused for CPU devices, on all ranks", "[group][tsan]") {
   const Texts errors = Job(2, "nccl").run_connected([](ProcessGroup&, Communicator&, Stream) {});
   for (const std::string& error : errors) {
     CHECK_THAT(error, ContainsSubstring("--backend nccl serves GPUs, rank 0 (cpu:0 on ") &&
-                          ContainsSubstring("give --backend gloo"));
+                          ContainsSubstring("leave --backend out"));
   }
 }
 
@@ -321,7 +321,7 @@ TEST_CASE("A GPU that two ranks name is refused for NCCL, with both", "[group][r
   const std::vector<RankOffer> shared{gpu("a", "GPU-1"), gpu("b", "GPU-1"), gpu("a", "GPU-1")};
   CHECK(message_of<BadInput>([&] { choose_backend("nccl", shared); }) ==
         "rank 0 (cuda:0 on a) and rank 2 (cuda:0 on a) are on the same GPU (GPU-1): NCCL serves "
-        "each GPU once; name different GPUs, or give --backend gloo");
+        "each GPU once; name different GPUs, or leave --backend out");
   CHECK(choose_backend("", shared).name == "tcp");
 }
 
