@@ -83,7 +83,7 @@ COLUMNS = [
     ("stage", False, lambda m: m.get("stage", "-")),
     ("network", False, network),
     ("devices", False, devices),
-    ("backend", False, lambda m: m.get("backend", "-")),
+    ("computed by", False, lambda m: m.get("backend", "-")),
     ("epochs", True, lambda m: show("{}", m.get("epochs"))),
     ("accuracy", True, lambda m: show("{:.2f} %", percent(last(m.get("accuracy"))))),
     ("epoch time", True, lambda m: show("{:.2f} s", mean_epoch_seconds(m))),

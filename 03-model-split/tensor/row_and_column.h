@@ -31,8 +31,8 @@ struct Traffic {
 /// The ranks that share layers. All make the same passes, of the same samples, at the same time.
 class SplitRanks {
  public:
-  /// All calls go to the stream `communication`, and the passes wait for them there. `comm` must
-  /// outlive the passes.
+  /// The calls of passes go to the stream `communication`, and the passes wait for them there.
+  /// `comm` must outlive the passes.
   SplitRanks(Communicator& comm, Stream communication) : calls_(comm, communication) {}
 
   int rank() const { return comm().rank(); }

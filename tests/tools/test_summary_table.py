@@ -19,7 +19,7 @@ METRICS = {"stage": "04-ddp", "devices": ["cpu:0", "cpu:1"], "backend": "cpu (on
 class TestTable(unittest.TestCase):
     def test_last_accuracy_mean_epoch_and_the_memory_of_every_device(self):
         heading, rule, row = summary_table.table([METRICS])
-        self.assertEqual(heading.split(), "stage network devices backend epochs accuracy epoch time "
+        self.assertEqual(heading.split(), "stage network devices computed by epochs accuracy epoch time "
                                           "samples/s speed-up efficiency communication memory per "
                                           "device".split())
         self.assertEqual(row.split(), "04-ddp seed cpu:0,cpu:1 cpu (oneDNN) 2 81.25 % 8.50 s 7400 "

@@ -2,8 +2,8 @@
 // What lets one body compile for both processors.
 //
 // A body is a functor at namespace scope: pointers and numbers in, one element (or row) of work per
-// call. g++ compiles it into the loops of cpu/launch.h, nvcc into the kernels of cuda/. Only the
-// launchers differ, so tests on the CPU cover the very formulas that a GPU runs.
+// call. g++ compiles it into the loops of cpu/launch.h, nvcc into the kernels of cuda/. Only
+// what starts it differs, so tests on the CPU cover the very formulas that a GPU runs.
 
 #include <cstdint>
 
