@@ -25,7 +25,8 @@ def step_faults(step, root):
     path = root / step[1]
     if not path.is_file():
         return [f"no file {step[1]}"]
-    if not re.search(rf"\b{last_word(step[2])}\([^;]*?\)[^;{{}}]*{{", path.read_text()):
+    kind = r"^ *(?!return |else )[\w:<>,&* ]*[\w>&*] [&*]*(?:\w+::)*"  # a type, which calls have not
+    if not re.search(rf"{kind}{last_word(step[2])}\([^;]*?\)[^;{{}}]*{{", path.read_text(), re.M):
         return [f"no {step[2]}() in {step[1]}"]
     return []
 
@@ -68,18 +69,20 @@ class TestWalks(unittest.TestCase):
         text = ("## From a to b\n1. `a/a.cpp`, `A::run()`: right, calls `link()`\n2. `a/a.cpp`, `x_`\n"
                 "3. `no/file.py`, `a()`: wrong\n5. `a/a.cpp`, `run()`: wrong\n"
                 "5. `a/a.h`, `A::run()`: only declared\n6. `a/a.cpp`, `A::run()`: calls `push()`\n"
-                "7. `a/a.cpp`, `A::run()`: as in `a/b.cpp`\n## From a c to d\nNothing\n## Another\n1. `a`\n")
+                "7. `a/a.cpp`, `A::run()`: as in `a/b.cpp`\n8. `a/a.cpp`, `link()`: only called\n"
+                "## From a c to d\nNothing\n## Another\n1. `a`\n")
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             (root / "a").mkdir()
             (root / "a/a.h").write_text("struct A {\n  void run();\n};\n")
-            (root / "a/a.cpp").write_text("void A::run() const {\n  link();\n}\n")
+            (root / "a/a.cpp").write_text("void A::run() const {\n  if (link()) {\n  }\n  link([]() {});\n}\n")
             faults = walk_faults(text, root)
         self.assertEqual(faults, [
             "From a to b: 2 does not begin with a file and a function",
             "From a to b: 3: no file no/file.py", "From a to b: 5 is item 4",
             "From a to b: 5: no A::run() in a/a.h", "From a to b: 6: no push() in its files",
-            "From a to b: 7: no file a/b.cpp", "From a c to d has no items"])
+            "From a to b: 7: no file a/b.cpp", "From a to b: 8: no link() in a/a.cpp",
+            "From a c to d has no items"])
 
 
 if __name__ == "__main__":

@@ -2,12 +2,54 @@
 
 #include "common/training/core_watch.h"
 
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <stdexcept>
+
+#include "common/core/host.h"
 #include "common/kernels/devices.h"
 #include "tests/support/catch.h"
+#include "tests/support/tasks.h"
 
 namespace lockstep {
+namespace {
+
+/// Another process that computes on this core: what this one's threads do is not counted.
+class BusyProcess {
+ public:
+  explicit BusyProcess(int core) : process_(::fork()) {
+    if (process_ < 0) throw std::runtime_error("no further process");
+    if (process_ > 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it does not outlive the test
+    keep_to({core});
+    while (true) pause_core();
+  }
+  ~BusyProcess() {
+    ::kill(process_, SIGKILL);
+    ::waitpid(process_, nullptr, 0);
+  }
+  BusyProcess(const BusyProcess&) = delete;
+  BusyProcess& operator=(const BusyProcess&) = delete;
+
+ private:
+  pid_t process_;
+};
+
+/// The stream computes until something else has had its core for 0.3 s.
+void share_core(Stream stream) {
+  testing::enqueue(stream, [] {
+    const auto queued = [] { return thread_times(::gettid())->queued; };
+    const auto begin = testing::Clock::now();
+    const double before = queued();
+    while (queued() < before + 0.3 && testing::seconds_since(begin) < testing::kLong) continue;
+  });
+  stream.synchronize();
+}
+
+}  // namespace
 
 TEST_CASE("What a thread waited for its own process is nobody else's fault", "[watch]") {
   CHECK(share_without_core({.computed = 0, .queued = 0}, 0) == 0);
@@ -28,16 +70,20 @@ TEST_CASE("The times of a thread are there, and those of a thread that is not ar
 }
 
 TEST_CASE("Only what is on while the watch is on counts", "[watch]") {
-  const Devices devices = open_devices({{DeviceId::Kind::cpu, 0}}, {});
+  const int core = usable_cores().at(0);
+  const BusyProcess busy(core);
+  const Devices devices = open_devices({{DeviceId::Kind::cpu, 0}}, {.cores = {core}});
   const Stream stream = devices[0]->create_stream("compute");
-  stream.synchronize();
   CoreWatch watch(pointers_to(devices));
-  CHECK(watch.shares_without_core() == std::vector<double>{0});
+  share_core(stream);
   watch.start();
   watch.stop();
-  const double share = watch.shares_without_core().at(0);
-  CHECK(share >= 0);
-  CHECK(share <= 1);
+  share_core(stream);
+  CHECK(watch.shares_without_core() == std::vector<double>{0});
+  watch.start();
+  share_core(stream);
+  watch.stop();
+  CHECK(watch.shares_without_core().at(0) > kNoticedWithoutCore);
 }
 
 TEST_CASE("Devices that lacked a core for a tenth of their time are named", "[watch]") {
