@@ -18,7 +18,7 @@ Checkpointer::Checkpointer(SavingOptions options, Communicator& comm, ExchangeTe
     : options_(std::move(options)),
       comm_(comm),
       exchange_(std::move(exchange)),
-      alike_([](const std::function<void()>& work) { work(); }),
+      together_([](const std::function<void()>& work) { work(); }),
       steps_per_epoch_(steps_per_epoch),
       settle_(std::move(settle)) {
   require(
@@ -38,7 +38,7 @@ Checkpointer::Checkpointer(SavingOptions options, Communicator& comm, ProcessGro
                            int64_t steps_per_epoch, std::function<void()> settle)
     : Checkpointer(std::move(options), comm, group.exchanger(), steps_per_epoch,
                    std::move(settle)) {
-  alike_ = [&group](const std::function<void()>& work) { group.together(work); };
+  together_ = [&group](const std::function<void()>& work) { group.together(work); };
 }
 
 // --- Saving --------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ void Checkpointer::save(const TrainingState& state) {
 }
 
 void Checkpointer::finish() const {
-  alike_([&] {
+  together_([&] {
     if (!failure_.empty()) fail<EnvironmentError>("the last checkpoint is missing: {}", failure_);
   });
 }
@@ -112,7 +112,7 @@ std::string what_stays(const json& settings) {
 
 TrainingState Checkpointer::resume(const TrainingState& begin) {
   TrainingState state;
-  alike_([&] { state = resumed(begin); });
+  together_([&] { state = resumed(begin); });
   return state;
 }
 

@@ -103,7 +103,7 @@ class Checkpointer {
   Communicator& comm_;
   ExchangeTexts exchange_;
   /// Does work that fails on all ranks alike.
-  std::function<void(const std::function<void()>&)> alike_;
+  std::function<void(const std::function<void()>&)> together_;
   int64_t steps_per_epoch_;
   std::function<void()> settle_;
   std::string failure_;                // of the last save

@@ -82,7 +82,7 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
   const NamedValues mine = {{"--backend", backend_.empty() ? "auto" : backend_},
                             {kDebug, debug_ ? "collectives" : "nothing"}};
   const auto asked = exchange_as("what the group was asked for", as_text(mine));
-  alike([&] {
+  fail_alike([&] {
     lockstep::require_same(asked, "start all ranks with the same options and environment");
   });
   contract_.find_place(exchange_as("hosts", host_name()));
@@ -124,7 +124,9 @@ void ProcessGroup::do_together(const std::function<void()>& work) {
 }
 
 /// Work that ends alike on all ranks, which need not tell each other then: rank 0 reports an error.
-void ProcessGroup::alike(const std::function<void()>& work) try { work(); } catch (const Error&) {
+void ProcessGroup::fail_alike(const std::function<void()>& work) try {
+  work();
+} catch (const Error&) {
   fail_once(0, std::current_exception(), std::current_exception());
 }
 
@@ -146,7 +148,7 @@ void ProcessGroup::fail_once(int speaker, const std::exception_ptr& error,
 
 void ProcessGroup::require_same(const NamedValues& mine, const std::string& advice) {
   const std::vector<std::string> all = exchange(as_text(mine));
-  alike([&] { lockstep::require_same(all, advice); });
+  fail_alike([&] { lockstep::require_same(all, advice); });
 }
 
 void ProcessGroup::barrier() { exchange_as(fmt::format("barrier {}", ++barriers_), ""); }
@@ -216,7 +218,7 @@ void ProcessGroup::agree_on_backend(const Device& device) {
     offers.push_back(RankOffer::from(text));
   }
   asked_ = !backend_.empty();
-  alike([&] {
+  fail_alike([&] {
     const BackendChoice choice = choose_backend(backend_, offers);
     backend_ = choice.name;
     why_backend_ = choice.why;
@@ -253,7 +255,7 @@ std::shared_ptr<HostTransport> ProcessGroup::connect_one_host(Store& store) {
     return connect_shm(store, timeout_);
   } catch (const NoSharedMemory& error) {
     if (&store != store_.get()) return connect_tcp(store, timeout_);  // descriptors may run out
-    alike([&] {
+    fail_alike([&] {
       if (!asked_) return;
       fail<EnvironmentError>("--backend shm: {}; leave it out, or give --backend tcp",
                              error.what());

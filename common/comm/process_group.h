@@ -122,7 +122,7 @@ class ProcessGroup {
 
   std::vector<std::string> exchange_as(const std::string& name, const std::string& mine);
   void do_together(const std::function<void()>& work);
-  void alike(const std::function<void()>& work);
+  void fail_alike(const std::function<void()>& work);
   void fail_once(int speaker, const std::exception_ptr& error, const std::exception_ptr& mine);
   void agree_on_backend(const Device& device);
   std::unique_ptr<Communicator> communicator(Device& device, const std::shared_ptr<Store>& store);

@@ -9,6 +9,7 @@
 #include <random>
 #include <regex>
 
+#include "common/core/real.h"
 #include "tests/support/catch.h"
 #include "tests/support/free_port.h"
 #include "tests/support/jobs.h"
@@ -76,12 +77,13 @@ TEST_CASE("Every launcher leads to the same weights", "[faults][ddp][sharded][te
   }
 }
 
-TEST_CASE("Under mpirun the weights are those of our launcher", "[faults][ddp][sharded][mpirun]") {
+TEST_CASE("Under mpirun the weights are those of our launcher",
+          "[faults][ddp][sharded][tensorsplit][mpirun]") {
   if (in_path("mpirun").empty()) LOCKSTEP_SKIP("no mpirun");
   const Words mpirun{"env",    "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
                      "mpirun", "--oversubscribe",          "-np",
                      "2"};
-  for (const std::string& stage : kStages) {
+  for (const std::string& stage : full_campaign() ? kAllStages : kStages) {
     check_weights(mpirun + Words{"-x", "MASTER_ADDR=127.0.0.1", "-x",
                                  fmt::format("MASTER_PORT={}", free_port())},
                   stage);
@@ -94,10 +96,10 @@ TEST_CASE("Under mpirun the weights are those of our launcher", "[faults][ddp][s
 }
 
 TEST_CASE("Under MPICH's mpiexec the weights are those of our launcher",
-          "[faults][ddp][sharded][mpirun]") {
+          "[faults][ddp][sharded][tensorsplit][mpirun]") {
   if (in_path("mpiexec.mpich").empty()) LOCKSTEP_SKIP("no mpiexec.mpich");
   const Words mpiexec{"mpiexec.mpich", "-n", "2"};
-  for (const std::string& stage : kStages) {
+  for (const std::string& stage : full_campaign() ? kAllStages : kStages) {
     check_weights(mpiexec + Words{"-genv", "MASTER_ADDR", "127.0.0.1", "-genv", "MASTER_PORT",
                                   fmt::format("{}", free_port())},
                   stage);
@@ -127,11 +129,11 @@ TEST_CASE("Copies that a launcher starts which is not known refuse to be two who
 }
 
 TEST_CASE("Under torchrun the weights are those of our launcher",
-          "[faults][ddp][sharded][torchrun]") {
+          "[faults][ddp][sharded][tensorsplit][torchrun]") {
   const char* named = std::getenv("LOCKSTEP_TORCHRUN");
   const std::string torchrun = named != nullptr ? named : in_path("torchrun");
   if (torchrun.empty()) LOCKSTEP_SKIP("no torch");
-  for (const std::string& stage : kStages) {
+  for (const std::string& stage : full_campaign() ? kAllStages : kStages) {
     check_weights({torchrun, "--no-python", "--nproc-per-node", "2", "--master-port", "29519"},
                   stage);
   }
