@@ -22,14 +22,6 @@ constexpr double kGoodbyeSeconds = 5;  // how long rank 0 waits for the others a
 constexpr double kAnswerSeconds = 10;
 constexpr const char* kDebug = "LOCKSTEP_DEBUG";
 
-bool debug_from_environment() {
-  const char* value = std::getenv(kDebug);
-  if (value == nullptr || *value == '\0') return false;
-  require(value == std::string("collectives"), "{}={}: expected collectives, or nothing", kDebug,
-          value);
-  return true;
-}
-
 std::string host_name() {
   std::array<char, 256> name{};
   ::gethostname(name.data(), name.size() - 1);
@@ -60,6 +52,14 @@ std::vector<std::string> texts_of_all(Store& store, const std::string& name,
 }
 
 }  // namespace
+
+bool debug_from_environment() {
+  const char* value = std::getenv(kDebug);
+  if (value == nullptr || *value == '\0') return false;
+  require(value == std::string("collectives"), "{}={}: expected collectives, or nothing", kDebug,
+          value);
+  return true;
+}
 
 ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options)
     : ProcessGroup(contract, options, nullptr) {}

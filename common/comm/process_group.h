@@ -37,6 +37,10 @@ struct ProcessGroupOptions {
   std::string program = "PROGRAM OPTIONS...";
 };
 
+/// Whether LOCKSTEP_DEBUG asks that collectives compare the ranks' calls. Throws BadInput for a
+/// value that asks for something else.
+bool debug_from_environment();
+
 /// This process's place in its job. Unlike PyTorch's it has no collectives: connect() returns the
 /// Communicator that has them. Nothing waits longer than the timeout, and every error names the
 /// ranks concerned. Use it from one host thread.

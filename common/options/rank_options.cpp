@@ -40,8 +40,9 @@ void RankOptions::add_to(OptionParser& parser) {
          {std::pair("--rank", rank), {"--world-size", world_size}, {"--local-rank", local_rank}}) {
       require(value >= 0 || !parser.given(name), "{}: found {}, expected 0 or more", name, value);
     }
-    if (started_as_rank())
-      read_job_key();  // what is wrong with it is wrong on all ranks: said once
+    // What is wrong with these is wrong on all ranks: said once.
+    debug_from_environment();
+    if (started_as_rank()) read_job_key();
     require(!parser.given("--baseline") || !started_as_rank(),
             "--baseline: compares whole runs, and this process is one rank of a run; start it "
             "without a launcher");

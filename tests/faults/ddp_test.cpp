@@ -171,6 +171,14 @@ TEST_CASE("What all ranks find, or one of them, is said once", "[faults][ddp]") 
       "lr: rank 0 has 0.0, rank 1 has 0.1");
 }
 
+TEST_CASE("A wrong LOCKSTEP_DEBUG, which all ranks find, is said once", "[faults][ddp]") {
+  const Jobs jobs;
+  for (const Words& start : {Words{}, Words{jobs.launcher(), "--nproc-per-node", "3"}}) {
+    check_said_once(jobs, start + Words{"env", "LOCKSTEP_DEBUG=x", ddp()},
+                    "LOCKSTEP_DEBUG=x: expected collectives, or nothing");
+  }
+}
+
 TEST_CASE("What a rank says of itself alone is still told with its rank", "[faults][ddp]") {
   // A descriptor that has the number of the launcher's line but is something else is left alone.
   const Jobs jobs;
