@@ -95,19 +95,16 @@ void report(Replica& replica, const FlatParameters& parameters, int world_size, 
   const StepTimes times = replica.times(log.own_steps());
   const double steps = double(std::max<int64_t>(log.own_steps(), 1));
   const Communicator& comm = replica.comm();  // it has counted: times() waits for the last step
-  const double sent = double(comm.bytes_sent(Purpose::gradients)) / steps;
-  const double predicted =
-      2.0 * (world_size - 1) / world_size * double(parameters.count() * int64_t(sizeof(Real)));
+  const double model = double(parameters.count() * int64_t(sizeof(Real)));
   log.note("ms per step", times.text(world_size > 1 && replica.overlaps()), "per_step_seconds",
            {{"compute", times.compute},
             {"communication", times.communication},
             {"exposed_communication", times.exposed}});
-  log.note("bytes per step",
-           fmt::format("{:.0f} of gradients sent by rank 0, counted in {}; 2(W-1)/W times the "
-                       "model is {:.0f} ({})",
-                       sent, comm.bytes_counted_in(), predicted, beside_formula(sent, predicted)),
-           "bytes_per_step",
-           {{"sent", sent}, {"predicted", predicted}, {"counted_in", comm.bytes_counted_in()}});
+  log.note_sent({.what = "gradients",
+                 .bytes = double(comm.bytes_sent(Purpose::gradients)) / steps,
+                 .counted_in = comm.bytes_counted_in(),
+                 .formula = "2(W-1)/W times the model is",
+                 .predicted = 2.0 * (world_size - 1) / world_size * model});
 }
 
 }  // namespace lockstep

@@ -16,13 +16,13 @@ void SyncBatchNorm::communicate(const BatchNorm2d& layer, Context& context, Work
 
 Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
                           Context& context) {
-  if (comm_.world_size() == 1) return rows_of(rows);
+  if (comm().world_size() == 1) return rows_of(rows);
   const int64_t count = statistics.elements();
-  const double others = comm_.world_size() - 1, sums = 2 * double(layer.channels());
-  bytes_predicted_ += others * (double(count) + 2 * sums / comm_.world_size()) * sizeof(Real);
-  const Tensor gathered = context.empty({comm_.world_size(), count});
+  const double others = comm().world_size() - 1, sums = 2 * double(layer.channels());
+  bytes_predicted_ += others * (double(count) + 2 * sums / comm().world_size()) * sizeof(Real);
+  const Tensor gathered = context.empty({comm().world_size(), count});
   communicate(layer, context,
-              [&](Stream stream) { comm_.all_gather(stream, statistics, gathered); });
+              [&](Stream stream) { comm().all_gather(stream, statistics, gathered); });
   context.kernels().batch_norm_merge(context.stream(), gathered, statistics);
   if (rows > 1) return Rows::several;
   return rows_of(int64_t(statistics.range(count - 1, {1}).to_host()[0]));
@@ -30,8 +30,8 @@ Rows SyncBatchNorm::merge(const Tensor& statistics, int64_t rows, const BatchNor
 
 void SyncBatchNorm::merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) {
   // [task 05.2] backward's two sums
-  if (comm_.world_size() == 1) return;
-  communicate(layer, context, [&](Stream stream) { comm_.all_reduce(stream, sums); });
+  if (comm().world_size() == 1) return;
+  communicate(layer, context, [&](Stream stream) { comm().all_reduce(stream, sums); });
   // [end 05.2]
 }
 
@@ -50,21 +50,21 @@ void report(SyncBatchNorm& synchronised, TrainingLog& log) {
   const double steps = double(std::max<int64_t>(log.own_steps(), 1));
   const double seconds = synchronised.seconds_waited() / steps;
   const Communicator& comm = synchronised.comm();
-  const double sent = double(comm.bytes_sent(Purpose::statistics)) / steps;
-  const double predicted = synchronised.bytes_predicted() / steps;
+  const SentPerStep sent{.what = "statistics",
+                         .bytes = double(comm.bytes_sent(Purpose::statistics)) / steps,
+                         .counted_in = comm.bytes_counted_in(),
+                         .formula = "by sizes",
+                         .predicted = synchronised.bytes_predicted() / steps};
   log.note("batch norm",
            fmt::format(
                "{} layers, {}, {:.2f} ms per step of waiting within compute", synchronised.layers(),
                comm.world_size() > 1 ? fmt::format("{} ranks normalise together", comm.world_size())
                                      : "each rank normalises by itself",
                1e3 * seconds));
-  log.note("  bytes per step",
-           fmt::format("{:.0f} of statistics sent by rank 0, counted in {}; by sizes {:.0f} ({})",
-                       sent, comm.bytes_counted_in(), predicted, beside_formula(sent, predicted)),
-           "batch_norm",
+  log.note("  bytes per step", sent.text(), "batch_norm",
            {{"layers", synchronised.layers()},
             {"seconds_per_step", seconds},
-            {"bytes_per_step", {{"sent", sent}, {"predicted", predicted}}}});
+            {"bytes_per_step", {{"sent", sent.bytes}, {"predicted", sent.predicted}}}});
 }
 
 }  // namespace lockstep

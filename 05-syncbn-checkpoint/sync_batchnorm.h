@@ -39,8 +39,7 @@ namespace lockstep {
 class SyncBatchNorm final : public BatchStatistics {
  public:
   /// `comm` must outlive the passes.
-  SyncBatchNorm(Communicator& comm, Stream communication)
-      : comm_(comm), calls_(comm, communication) {}
+  SyncBatchNorm(Communicator& comm, Stream communication) : calls_(comm, communication) {}
 
   /// All-gathers [2C+1].
   Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
@@ -55,7 +54,7 @@ class SyncBatchNorm final : public BatchStatistics {
   /// Seconds that this rank's passes have waited for calls so far. Waits for the last call.
   double seconds_waited() { return calls_.seconds_waited(); }
   /// The ranks that normalise together; it counts what they send (Purpose::statistics).
-  const Communicator& comm() const { return comm_; }
+  Communicator& comm() const { return calls_.comm(); }
   /// What a rank had to send so far, by sizes: (W-1) times the statistics of each forward, 2
   /// (W-1)/W times the sums of its backward.
   double bytes_predicted() const { return bytes_predicted_; }
@@ -65,7 +64,6 @@ class SyncBatchNorm final : public BatchStatistics {
   template <class Work>
   void communicate(const BatchNorm2d& layer, Context& context, Work work);
 
-  Communicator& comm_;
   PassCollectives calls_;
   int layers_ = 0;
   double bytes_predicted_ = 0;

@@ -105,14 +105,11 @@ void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer, int m
   const double sent =
       double(comm.bytes_sent(Purpose::parameters) + comm.bytes_sent(Purpose::gradients)) / steps;
   const int64_t half = padded / world_size * (world_size - 1);  // all shards but one
-  const double predicted = double(halves * half);
-  log.note("bytes per step",
-           fmt::format("{:.0f} of parameters and gradients sent by rank 0, counted in {}; {} "
-                       "(W-1)/W times the padded model is {:.0f} ({})",
-                       sent, comm.bytes_counted_in(), halves, predicted,
-                       beside_formula(sent, predicted)),
-           "bytes_per_step",
-           {{"sent", sent}, {"predicted", predicted}, {"counted_in", comm.bytes_counted_in()}});
+  log.note_sent({.what = "parameters and gradients",
+                 .bytes = sent,
+                 .counted_in = comm.bytes_counted_in(),
+                 .formula = fmt::format("{} (W-1)/W times the padded model is", halves),
+                 .predicted = double(halves * half)});
 
   const KeptBytes kept = kept_by(sharded, optimizer);
   log.note("kept per rank",

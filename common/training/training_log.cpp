@@ -235,6 +235,16 @@ void TrainingLog::note_copies(int64_t moved, int64_t by_sizes) {
        {{"per_step", counted}, {"predicted_per_step", formula}, {"counted_in", where}});
 }
 
+void TrainingLog::note_sent(const SentPerStep& sent) {
+  note("bytes per step", sent.text(), "bytes_per_step",
+       {{"sent", sent.bytes}, {"predicted", sent.predicted}, {"counted_in", sent.counted_in}});
+}
+
+std::string SentPerStep::text() const {
+  return fmt::format("{:.0f} of {} sent by rank 0, counted in {}; {} {:.0f} ({})", bytes, what,
+                     counted_in, formula, predicted, beside_formula(bytes, predicted));
+}
+
 std::string beside_formula(double counted, double formula) {
   if (formula == 0) return counted == 0 ? "+0.0 %" : "from nothing";
   return fmt::format("{:+.1f} %", 100 * (counted - formula) / formula);

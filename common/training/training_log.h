@@ -31,6 +31,17 @@ struct LogPeers {
   std::function<double()> in_collectives{};
 };
 
+/// Bytes that rank 0 sends in a step, as counted, beside their formula.
+struct SentPerStep {
+  std::string what;  // "gradients"
+  double bytes;
+  std::string counted_in;  // Communicator::bytes_counted_in()
+  std::string formula;     // "2(W-1)/W times the model is"
+  double predicted;        // by it
+
+  std::string text() const;
+};
+
 /// The last line of a terminal while an epoch runs: "[=====     ]  50% 12345 samples/s". Nothing
 /// where stdout is not a terminal.
 class ProgressBar {
@@ -104,6 +115,8 @@ class TrainingLog {
   /// For stages that copy from device to device: the bytes moved so far, counted where the copies
   /// are enqueued, beside those that had to be moved.
   void note_copies(int64_t moved, int64_t by_sizes);
+  /// For stages of ranks that send in every step.
+  void note_sent(const SentPerStep& sent);
   /// Prints the summary and writes --metrics and --trace. `flops` are this process's.
   void finish(double flops);
 
