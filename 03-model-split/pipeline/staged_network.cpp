@@ -7,6 +7,7 @@
 
 #include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/core/parse.h"
 #include "common/core/stream_backend.h"
 #include "common/nn/init.h"
 
@@ -27,13 +28,13 @@ Cuts parse_cuts(const std::string& text, size_t layers, int stages, int chunks) 
   Cuts cuts;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t comma = std::min(text.find(',', begin), text.size());
-    const std::string number = text.substr(begin, comma - begin);
-    require(!number.empty() && number.size() < 6 &&
-                number.find_first_not_of("0123456789") == std::string::npos,
-            "--split: '{}', expected auto, measured, parameters, or the layers with which stages "
-            "begin (3,6)",
-            text);
-    cuts.push_back(std::stoul(number));
+    const auto cut = read_whole(text.substr(begin, comma - begin), 0, 99999);
+    require(
+        cut.has_value(),
+        "--split: found '{}', expected auto, measured, parameters, or the layers with which stages "
+        "begin (3,6)",
+        text);
+    cuts.push_back(size_t(*cut));
     begin = comma + 1;
   }
   require(cuts.size() + 1 == static_cast<size_t>(stages),

@@ -84,8 +84,8 @@ void draw_sample(const Canvas& pattern, uint64_t key, uint8_t* image) {
 
 int64_t parse_count(std::string_view text, const char* what, const std::string& name) {
   const auto count = read_whole(text, 1, kMostSamples);
-  require(count.has_value(), "--data {}: number of {} images '{}', expected 1 to {}", name, what,
-          text, kMostSamples);
+  require(count.has_value(), "--data {}: number of {} images: found '{}', expected 1 to {}", name,
+          what, text, kMostSamples);
   return *count;
 }
 
@@ -97,7 +97,8 @@ SyntheticSizes parse_synthetic(const std::string& name) {
   const size_t first = text.find(':');
   const size_t second = text.find(':', first + 1);
   require(text.substr(0, first) == "synthetic" && first != text.npos && second != text.npos,
-          "--data: '{}', expected synthetic or synthetic:TRAIN:TEST, for instance synthetic:256:64",
+          "--data: found '{}', expected synthetic or synthetic:TRAIN:TEST, for instance "
+          "synthetic:256:64",
           name);
   return {parse_count(text.substr(first + 1, second - first - 1), "training", name),
           parse_count(text.substr(second + 1), "test", name)};

@@ -109,7 +109,8 @@ TEST_CASE("--split is a list of layers, or what is to be balanced", "[pipeline][
     CHECK(found.find('\n') == found.npos);
   };
   for (const char* text : {"", "3,,6", ",3", "3,", "x", "3x,6", "-3,6", "3 ,6", "Auto", "1e1"}) {
-    refused(text, 3, fmt::format("'{}', expected auto, measured, parameters, or", text));
+    refused(text, 3,
+            fmt::format("--split: found '{}', expected auto, measured, parameters, or", text));
   }
   refused("3", 3, "3 makes 2 stages, --devices names 3");
   refused("3,6", 2, "3,6 makes 3 stages, --devices names 2");

@@ -541,9 +541,10 @@ TEST_CASE("Sizes of the synthetic set out of range are refused with the value", 
   const auto refusal = [](const std::string& name) {
     return message_of<BadInput>([&] { load_dataset(name); });
   };
-  CHECK_THAT(refusal("synthetic:0:64"), ContainsSubstring("'0', expected 1 to 1000000"));
-  CHECK_THAT(refusal("synthetic:256:1000001"), ContainsSubstring("test images '1000001'"));
-  CHECK_THAT(refusal("synthetic:-5:64"), ContainsSubstring("training images '-5'"));
+  CHECK_THAT(refusal("synthetic:0:64"),
+             ContainsSubstring("images: found '0', expected 1 to 1000000"));
+  CHECK_THAT(refusal("synthetic:256:1000001"), ContainsSubstring("test images: found '1000001'"));
+  CHECK_THAT(refusal("synthetic:-5:64"), ContainsSubstring("training images: found '-5'"));
   CHECK_THAT(refusal("synthetic:1e3:64"), ContainsSubstring("'1e3'"));
   CHECK_THAT(refusal("synthetic:256:64:9"), ContainsSubstring("'64:9'"));
   CHECK_THAT(refusal("synthetic:99999999999999999999:1"), ContainsSubstring("expected 1 to"));
