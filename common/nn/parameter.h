@@ -87,9 +87,9 @@ class FlatBuffers {
 };
 
 /// Puts all parameters of a module into one flat buffer and all gradients into another, each in
-/// REVERSE order of registration. Backward finishes gradients roughly in that
-/// order, so that a bucket of finished gradients is a range of one buffer. Every parameter is
-/// aligned(); the gaps hold zeros.
+/// REVERSE order of registration. Backward finishes gradients roughly in that order, so that a
+/// bucket of finished gradients is a range of one buffer. Every parameter is aligned(); the gaps
+/// hold zeros.
 class FlatParameters {
  public:
   /// Allocates on the stream's device and points every Parameter and ModelBuffer into it; values

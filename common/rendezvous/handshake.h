@@ -85,11 +85,10 @@ class Handshake {
 void prove_to_listener(const Socket& socket, Handshake handshake, const Deadline& deadline);
 
 /// Where connections wait until they have proven that they are from a rank: takes those that come
-/// to a listener, does the listener's part of their handshakes, and
-/// lets in those that prove the job's key. However many others come, they take neither more than
-/// a few descriptors nor more than a part of the time: calls return after a bounded number of
-/// connections, and where too many wait the oldest goes, those without a word before those that
-/// have begun a handshake.
+/// to a listener, does the listener's part of their handshakes, and lets in those that prove the
+/// job's key. However many others come, they take neither more than a few descriptors nor more than
+/// a part of the time: calls return after a bounded number of connections, and where too many wait
+/// the oldest goes, those without a word before those that have begun a handshake.
 class FrontDoor {
  public:
   /// `where` and `rank` are the listener's in the handshakes. A connection that has proven nothing

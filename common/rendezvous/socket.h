@@ -32,8 +32,7 @@ struct Address {
 };
 
 /// The address that Address::text() wrote; brackets around a host are accepted even where they are
-/// not needed.
-/// `what` names it in errors. Throws BadInput.
+/// not needed. `what` names it in errors. Throws BadInput.
 Address parse_address(std::string_view text, const std::string& what);
 
 /// "::1" for "[::1]"; any other host stays as it is.

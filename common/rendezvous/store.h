@@ -113,14 +113,14 @@ struct StoreOptions {
 StoreOptions store_options(const LaunchContract& contract);
 
 /// One rank's connection to the store that the ranks of a job share: how they find each other. Rank
-/// 0's object also hosts the store, as long as the object
-/// lives: rank 0 must leave last, or the others lose the store.
-/// Calls from several threads take turns, even while one waits. Mirrors torch.distributed.TCPStore.
+/// 0's object also hosts the store, as long as the object lives: rank 0 must leave last, or the
+/// others lose the store. Calls from several threads take turns, even while one waits. Mirrors
+/// torch.distributed.TCPStore.
 ///
-/// Every call throws, on every rank: BadInput if the ranks have different keys, two processes claim
-/// one rank ("rank 1 claimed twice") or the ranks differ in WORLD_SIZE (with both values), PeerLost
-/// if a rank is missing or the store is gone. An error that concerns the whole job is the answer to
-/// all later calls, too.
+/// Every call may throw, on every rank: BadInput if the ranks have different keys, two processes
+/// claim one rank ("rank 1 claimed twice") or the ranks differ in WORLD_SIZE (with both values),
+/// PeerLost if a rank is missing or the store is gone. An error that concerns the whole job is the
+/// answer to all later calls, too.
 class TcpStore final : public Store {
  public:
   /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:

@@ -62,7 +62,7 @@ std::string told(const std::vector<Piece>& pieces) {
 }
 
 TEST_CASE("Pieces of the parameters that lie in a shard", "[task06.1]") {
-  // Three parameters; padding behind the first two.
+  // Three parameters; padding after the first two.
   const std::vector<FlatRange> parameters{{0, 10}, {16, 40}, {64, 5}};
   {
     HINT("a parameter that lies in the shard as a whole is one piece");

@@ -200,7 +200,7 @@ TEST_CASE("A host task holds what it captured until it has run, and no longer",
   CHECK(held.use_count() == 1);
 }
 
-TEST_CASE("An exception of a host task comes up on every stream of the GPU, behind any copy",
+TEST_CASE("An exception of a host task comes up on every stream of the GPU, after any copy",
           "[cuda][device][hosttask]") {
   LOCKSTEP_NEEDS_GPU();
   const Gpu gpu;

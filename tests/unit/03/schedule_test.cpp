@@ -97,7 +97,7 @@ TEST_CASE("Neighbours send in the order in which the other receives", "[schedule
   });
 }
 
-TEST_CASE("A forward begins after the stage before it, a backward after the stage behind it",
+TEST_CASE("A forward begins after the stage before it, a backward after the next stage",
           "[schedule][row44]") {
   for_all([](ScheduleKind kind, int devices, int micro, int chunks) {
     const Timetable table = simulate(make_schedules(kind, devices, micro, chunks), 1, 2);

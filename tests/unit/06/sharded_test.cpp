@@ -108,7 +108,7 @@ TEST_CASE("Between steps a rank keeps what its kind says, and nothing else", "[s
   }
 }
 
-TEST_CASE("Whole parameters are there while a unit is used, and given back behind it",
+TEST_CASE("Whole parameters are there while a unit is used, and given back after it",
           "[sharded][memory]") {
   const Errors errors = on_ranks(2, {{.prefetch = 1}, kMomentum}, [&](ShardedMember& member) {
     const auto units_with = [&](const auto& has) {

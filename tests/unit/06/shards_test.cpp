@@ -43,7 +43,7 @@ TEST_CASE("Shards are equally long, aligned, and together the whole", "[sharded]
 }
 
 TEST_CASE("A parameter may lie on several ranks, and each piece says where", "[sharded][shards]") {
-  // Three parameters with a gap behind the first two, cut in the middle of the second.
+  // Three parameters with a gap after the first two, cut in the middle of the second.
   const std::vector<FlatRange> parameters{{0, 10}, {16, 40}, {64, 5}};
   using Pieces = std::vector<Piece>;
   CHECK(pieces_in(parameters, {0, 48}) == Pieces{{0, {0, 10}, 0}, {1, {0, 32}, 16}});

@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Before and behind every wait the host sleeps: by then what is enqueued has long been done, and
+/// Before and after every wait the host sleeps: by then what is enqueued has long been done, and
 /// whatever told the host so would hide the fault.
 class FaultyStream final : public CpuStream {
  public:

@@ -157,7 +157,7 @@ TEST_CASE("Memory that is not the launcher's, or too small, is left alone", "[fl
   CHECK(flight_memory(0).empty());
   for (const std::string& told : {right + "1", std::string("0:1"), std::string("x"), right}) {
     const ScopedEnvironment environment(kFlightMemory, told);
-    const FlightRecorder recorder(1, 2, 1, "");  // whose page would lie behind the end
+    const FlightRecorder recorder(1, 2, 1, "");  // whose page would lie after the end
     CHECK(is_empty_flight_page(copy_flight_page(memory.data())));
   }
   CHECK_THAT(message_of<EnvironmentError>([&] { FlightRecorder(0, 1, 0, folder / "none/flight"); }),
