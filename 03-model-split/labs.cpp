@@ -101,17 +101,17 @@ void bias_on_every_part(bool fixed) {
   const Tensor weight = whole.parameters()[0]->value, bias = whole.parameters()[1]->value;
 
   Numbers sum(expected.size());
-  for (int64_t rank = 0; rank < kDevices; ++rank) {
-    const Stream stream = streams[size_t(rank)];
-    Linear part(kPart, kOut);
-    const FlatParameters mine(part, stream);
-    const std::vector<Real> w = columns_of(weight, rank * kPart, kPart), b = bias.to_host();
-    stream.copy(part.parameters()[0]->value.data(), w.data(), w.size() * sizeof(Real));
-    stream.copy(part.parameters()[1]->value.data(), b.data(), b.size() * sizeof(Real));
+  for (int64_t part = 0; part < kDevices; ++part) {
+    const Stream stream = streams[size_t(part)];
+    Linear share(kPart, kOut);
+    const FlatParameters mine(share, stream);
+    const std::vector<Real> w = columns_of(weight, part * kPart, kPart), b = bias.to_host();
+    stream.copy(share.parameters()[0]->value.data(), w.data(), w.size() * sizeof(Real));
+    stream.copy(share.parameters()[1]->value.data(), b.data(), b.size() * sizeof(Real));
     Context own(stream);
-    const Tensor y = part.product(
-        Tensor::from_host(stream, {kSamples, kPart}, columns_of(x, rank * kPart, kPart)), own);
-    if (!fixed || rank == 0) part.add_bias(y, own);  // of the sum: once
+    const Tensor y = share.product(
+        Tensor::from_host(stream, {kSamples, kPart}, columns_of(x, part * kPart, kPart)), own);
+    if (!fixed || part == 0) share.add_bias(y, own);  // of the sum: once
     const Numbers product = numbers_of(y);
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += product[i];
   }
