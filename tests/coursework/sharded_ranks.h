@@ -22,21 +22,21 @@ constexpr int64_t kLine = 64 / sizeof(Real);  // numbers of 64 bytes
 /// A rank that knows the two halves of an all-reduce, and counts what it sends.
 class Halves final : public Communicator {
  public:
-  explicit Halves(Communicator& rank) : Communicator(rank.rank(), rank.world_size()), rank_(rank) {}
+  explicit Halves(Communicator& comm) : Communicator(comm.rank(), comm.world_size()), comm_(comm) {}
   int64_t sent = 0;  // numbers
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
     const Call& call = together[0];
     sent += call.mine.count * (world_size() - 1);
-    if (call.op == Call::Op::all_gather) return rank_.all_gather(stream, call.mine, call.all);
+    if (call.op == Call::Op::all_gather) return comm_.all_gather(stream, call.mine, call.all);
     require(call.op == Call::Op::reduce_scatter,
             "{}: expected a reduce_scatter and an all_gather; an all-reduce is both, and leaves "
             "nothing to do in between",
             call.text());
-    rank_.reduce_scatter(stream, call.all, call.mine, call.reduction);
+    comm_.reduce_scatter(stream, call.all, call.mine, call.reduction);
   }
-  Communicator& rank_;
+  Communicator& comm_;
 };
 
 /// Two ranks with two values each make steps, with learning rate 1.
@@ -44,7 +44,7 @@ struct TwoRanks {
   explicit TwoRanks(const OptimizerRule& rule = {}) {
     for (size_t rank = 0; rank < 2; ++rank) {
       const Stream stream = ranks.streams[rank];
-      halves.push_back(std::make_unique<Halves>(*ranks.processes[rank]));
+      halves.push_back(std::make_unique<Halves>(*ranks.comms[rank]));
       whole.push_back({Tensor::from_host(stream, {4}, {100, 200, 300, 400}),
                        Tensor::from_host(stream, {4}, {0, 0, 0, 0})});
       state.push_back(StepStateTensor::from_host(stream, {}, {StepState{.learning_rate = 1}}));

@@ -21,20 +21,20 @@ constexpr double kPatience = 3;  // seconds until a rank gives up waiting for an
 /// A rank that sends and receives: all that the ring needs.
 class Neighbour final : public Communicator {
  public:
-  explicit Neighbour(Communicator& rank)
-      : Communicator(rank.rank(), rank.world_size()), rank_(rank) {}
+  explicit Neighbour(Communicator& comm)
+      : Communicator(comm.rank(), comm.world_size()), comm_(comm) {}
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
-    rank_.open_group();
+    comm_.open_group();
     for (const Call& call : together) {
       require(call.is_transfer(), "{}: expected send and receive only", call.text());
-      if (call.op == Call::Op::send) rank_.send(stream, call.mine, call.peer);
-      if (call.op == Call::Op::receive) rank_.receive(stream, call.mine, call.peer);
+      if (call.op == Call::Op::send) comm_.send(stream, call.mine, call.peer);
+      if (call.op == Call::Op::receive) comm_.receive(stream, call.mine, call.peer);
     }
-    rank_.close_group();
+    comm_.close_group();
   }
-  Communicator& rank_;
+  Communicator& comm_;
 };
 
 /// What all ranks have after the ring, where rank r's number i was 10^r (i + 1), and the bytes that
@@ -51,12 +51,12 @@ struct RingResult {
       for (int64_t i = 0; i < count; ++i) values.push_back(factor * Real(i + 1));
       for (size_t i = 0; i < values.size(); ++i) expected[i] += values[i];
       x.push_back(Tensor::from_host(ranks.streams[rank], {count}, values));
-      neighbours.emplace_back(*ranks.processes[rank]);
+      neighbours.emplace_back(*ranks.comms[rank]);
       reduce.emplace_back(neighbours.back(), AllReduceKind::ring, ranks.streams[rank]);
       reduce.back()(x.back());
     }
     for (const Tensor& sum : x) found.push_back(sum.to_host());
-    for (const auto& rank : ranks.processes) bytes_sent.push_back(rank->bytes_sent());
+    for (const auto& comm : ranks.comms) bytes_sent.push_back(comm->bytes_sent());
   }
   Ranks ranks;
   Values expected;

@@ -26,7 +26,7 @@ using Floats = BasicTensor<float>;
 struct LoneRank {
   explicit LoneRank(double timeout_seconds = testing::kLong)
       : ranks(nccl_rank(0, 1, nccl_unique_id(), timeout_seconds)) {}
-  void all_reduce() const { ranks.processes[0]->all_reduce(stream, x); }
+  void all_reduce() const { ranks.comms[0]->all_reduce(stream, x); }
 
   Ranks ranks;
   Stream stream = ranks.streams[0];
@@ -56,7 +56,7 @@ TEST_CASE("With NCCL a rank that never comes is missed at the deadline, by name"
   CHECK_THAT(rank_0_of(4), ContainsSubstring(": one of the other 3 ranks did not come, or"));
   CHECK(run_nccl_ranks(2, [](Ranks& ranks, int me) {  // others can follow
           const Floats x = numbered<float>(ranks, 5, 1)[me];
-          ranks.processes[me]->all_reduce(ranks.streams[me], x);
+          ranks.comms[me]->all_reduce(ranks.streams[me], x);
           require_numbers(x, std::vector<float>(5, 3));
         }) == no_errors(2));
 }
@@ -81,12 +81,12 @@ TEST_CASE("A rank of NCCL's goes even where NCCL does not get to an end", "[cuda
   {
     const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommFinalize:7:1:async");
     const auto begin = Clock::now();
-    slow.ranks.processes[0].reset();
+    slow.ranks.comms[0].reset();
     CHECK(seconds_since(begin) >= 1);
     CHECK(seconds_since(begin) < 5);
   }
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommFinalize:3:1");
-  refused.ranks.processes[0].reset();
+  refused.ranks.comms[0].reset();
   for (const LoneRank* rank : {&slow, &refused}) {
     CHECK(rank->x.to_host() == std::vector<float>(5, 1));
   }
@@ -100,7 +100,7 @@ TEST_CASE("A call on another device's stream is refused before NCCL sees it", "[
   const auto other = open_device({kCuda, 1}, {});
   const Stream stream = other->create_stream("other");
   const Elements x(rank.x.data(), 5, ElementType::f32);
-  CHECK(message_of<BadInput>([&] { rank.ranks.processes[0]->all_reduce(stream, x); }) ==
+  CHECK(message_of<BadInput>([&] { rank.ranks.comms[0]->all_reduce(stream, x); }) ==
         "rank 0: all_reduce of 5 f32, sum on a stream of cuda:1, the rank is on cuda:0");
   rank.all_reduce();
   CHECK(rank.x.to_host() == std::vector<float>(5, 1));
@@ -188,15 +188,15 @@ TEST_CASE("With NCCL a rank that is found gone ends the others at once, silence 
       [](Ranks& ranks, int me) {
         const Floats x = numbered<float>(ranks, 5, 1)[me];
         const std::string first = message_of<PeerLost>([&] {
-          ranks.processes[me]->all_reduce(ranks.streams[me], x);
+          ranks.comms[me]->all_reduce(ranks.streams[me], x);
           ranks.streams[me].synchronize();  // both have made it: the third call is a second one
-          ranks.processes[me]->all_reduce(ranks.streams[me], x);
+          ranks.comms[me]->all_reduce(ranks.streams[me], x);
           const Stream behind = ranks.devices[me]->create_stream("behind");  // as an optimizer's
           behind.wait(ranks.streams[me].record());
           behind.synchronize();
         });
         const std::string next =
-            message_of<PeerLost>([&] { ranks.processes[me]->barrier(ranks.streams[me]); });
+            message_of<PeerLost>([&] { ranks.comms[me]->barrier(ranks.streams[me]); });
         if (next != first) fail<BadInput>("first {}, then {}", first, next);
         throw PeerLost(first);
       },
@@ -223,7 +223,7 @@ TEST_CASE("With NCCL a host is freed even where the GPU stays stuck", "[cuda][co
         const Stream stream = ranks.streams[me];
         const Floats x = numbered<float>(ranks, 5, 1)[me];
         if (me == 1) stream.backend().host_task("gate", pass);
-        ranks.processes[me]->all_reduce(stream, x);
+        ranks.comms[me]->all_reduce(stream, x);
         if (me == 0) stream.backend().host_task("gate", pass);
         const auto begin = Clock::now();
         const std::string text = message_of<PeerLost>([&] { stream.synchronize(); });
@@ -257,7 +257,7 @@ TEST_CASE("The child of the next case: cuda:1 fails, the other rank's host waits
           planted = true;
         }
         while (!planted) std::this_thread::yield();
-        ranks.processes[me]->all_reduce(stream, x);
+        ranks.comms[me]->all_reduce(stream, x);
         x.to_host();
       },
       1);

@@ -60,14 +60,14 @@ TEST_CASE("With NCCL the calls of a group take effect in their order, traced by 
     const Floats x = numbered<float>(ranks, 2, 1)[me], all = numbered<float>(ranks, 4, 0)[me];
     ranks.streams[me].synchronize();
     const size_t before = ranks.streams[me].backend().timeline().size();
-    ranks.together([&](Communicator& rank, Stream stream) {
-      rank.all_gather(stream, x, all);  // 1, 2 everywhere
-      rank.all_reduce(stream, all);     // 2, 4 everywhere
-      rank.send(stream, Elements(all).part(1, 2), 1 - me);
-      rank.receive(stream, Elements(x).part(0, 2), 1 - me);  // 2, 4 in each
-      rank.reduce_scatter(stream, all, x);                   // 4, 8
-      rank.broadcast(stream, Elements(x).part(1, 1), 1);     // of the second elements only
-      rank.barrier(stream);
+    ranks.together([&](Communicator& comm, Stream stream) {
+      comm.all_gather(stream, x, all);  // 1, 2 everywhere
+      comm.all_reduce(stream, all);     // 2, 4 everywhere
+      comm.send(stream, Elements(all).part(1, 2), 1 - me);
+      comm.receive(stream, Elements(x).part(0, 2), 1 - me);  // 2, 4 in each
+      comm.reduce_scatter(stream, all, x);                   // 4, 8
+      comm.broadcast(stream, Elements(x).part(1, 1), 1);     // of the second elements only
+      comm.barrier(stream);
     });
     require_numbers(x, me == 0 ? Values{4, 8} : Values{8, 8});
     std::string names;
@@ -101,12 +101,12 @@ TEST_CASE("With NCCL transfers that need each other go together, the n-th meets 
   CHECK(run_nccl_ranks(2, [](Ranks& ranks, int me) {
           const Floats from = numbered<float>(ranks, 100000, 1)[me],
                        to = numbered<float>(ranks, 100000, -9)[me];
-          ranks.together([&](Communicator& rank, Stream stream) {
+          ranks.together([&](Communicator& comm, Stream stream) {
             const Elements mine = from, its = to;
-            rank.send(stream, mine.part(0, 99999), 1 - me);
-            rank.send(stream, mine.part(0, 1), 1 - me);
-            rank.receive(stream, its.part(0, 99999), 1 - me);
-            rank.receive(stream, its.part(99999, 1), 1 - me);
+            comm.send(stream, mine.part(0, 99999), 1 - me);
+            comm.send(stream, mine.part(0, 1), 1 - me);
+            comm.receive(stream, its.part(0, 99999), 1 - me);
+            comm.receive(stream, its.part(99999, 1), 1 - me);
           });
           require_numbers(to, Values(100000, float(2 - me)));
         }) == no_errors(2));
@@ -119,9 +119,9 @@ TEST_CASE("NCCL's collectives may lie on several streams of a rank", "[cuda][com
           const Floats x = numbered<float>(ranks, 5, 1)[me];
           const Floats y = Floats::from_host(second, {5}, Values(5, float(10 + me)));
           if (me == 0) occupy(ranks.streams[me], 0.02);
-          ranks.together([&](Communicator& rank, Stream stream) {
-            rank.all_reduce(stream, x);
-            rank.all_reduce(second, y);
+          ranks.together([&](Communicator& comm, Stream stream) {
+            comm.all_reduce(stream, x);
+            comm.all_reduce(second, y);
           });
           require_numbers(x, Values(5, 3));
           require_numbers(y, Values(5, 21));
@@ -135,7 +135,7 @@ TEST_CASE("Nobody passes a barrier of NCCL's before all have come to it", "[cuda
   CHECK(run_nccl_ranks(2, [&](Ranks& ranks, int me) {
           const Stream stream = ranks.streams[me];
           if (me == 1) stream.backend().host_task("gate", [&] { gate.pass(); });
-          ranks.processes[me]->barrier(stream);
+          ranks.comms[me]->barrier(stream);
           const Event passed = stream.record();
           if (me == 0) {
             std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -153,8 +153,8 @@ TEST_CASE("A rank of NCCL's may go while its calls still run", "[cuda][comm]") {
   CHECK(run_nccl_ranks(2, [](Ranks& ranks, int me) {
           const Floats x = numbered<float>(ranks, 5, 1)[me];
           if (me == 1) occupy(ranks.streams[me], 0.05);
-          ranks.processes[me]->all_reduce(ranks.streams[me], x);
-          ranks.processes[me].reset();
+          ranks.comms[me]->all_reduce(ranks.streams[me], x);
+          ranks.comms[me].reset();
           require_numbers(x, Values(5, 3));
         }) == no_errors(2));
 }

@@ -107,7 +107,7 @@ struct StagedRank {
               rank, 2, connect_gloo(rank, 2, store, "127.0.0.1", timeout_seconds));
         }) {}
 
-  Communicator& communicator() const { return *ranks.processes[rank]; }
+  Communicator& communicator() const { return *ranks.comms[rank]; }
   /// The other rank may be reading what this one sent last.
   void leave() const {
     folder.set(fmt::format("through {}", rank), "");
@@ -149,14 +149,14 @@ TEST_CASE("A rank of the next case: traced calls", "[.staged-trace]") {
   const Elements all = Elements(memory[0]).part(0, 10), mine = Elements(memory[0]).part(10, 5);
   here.stream.synchronize();
   const size_t before = here.stream.backend().timeline().size();
-  here.ranks.together([&](Communicator& rank, Stream stream) {
-    rank.broadcast(stream, mine, 0);
-    rank.all_gather(stream, mine, all);
-    rank.reduce_scatter(stream, all, mine);
-    rank.all_reduce(stream, mine);
-    rank.barrier(stream);
-    root ? rank.send(stream, mine, 1) : rank.receive(stream, mine, 0);
-    root ? rank.receive(stream, mine, 1) : rank.send(stream, mine, 0);
+  here.ranks.together([&](Communicator& comm, Stream stream) {
+    comm.broadcast(stream, mine, 0);
+    comm.all_gather(stream, mine, all);
+    comm.reduce_scatter(stream, all, mine);
+    comm.all_reduce(stream, mine);
+    comm.barrier(stream);
+    root ? comm.send(stream, mine, 1) : comm.receive(stream, mine, 0);
+    root ? comm.receive(stream, mine, 1) : comm.send(stream, mine, 0);
   });
   here.stream.synchronize();
   const std::vector<Span> spans = here.stream.backend().timeline();
@@ -287,8 +287,8 @@ TEST_CASE("Staged calls on two streams of a GPU run one after another", "[cuda][
   first.synchronize();
   occupy(first, 0.1);
   const Event made = first.record();
-  ranks.processes[0]->all_reduce(first, x[0]);
-  ranks.processes[0]->all_reduce(second, y[0]);
+  ranks.comms[0]->all_reduce(first, x[0]);
+  ranks.comms[0]->all_reduce(second, y[0]);
   CHECK_FALSE(made.done());
   second.synchronize();  // that is, after the sum of x
   CHECK(made.done());
@@ -300,8 +300,8 @@ TEST_CASE("Staged calls take turns in memory that is allocated once", "[cuda][co
   if (!is_model(*ranks.devices[0])) LOCKSTEP_SKIP("no GPU that fails when it is told to");
   const auto x = numbered<float>(ranks, 100000, 1), all = numbered<float>(ranks, 100000, 2);
   const auto gather = [&](int64_t n) {
-    ranks.processes[0]->all_gather(ranks.streams[0], Elements(x[0]).part(0, n),
-                                   Elements(all[0]).part(0, n));
+    ranks.comms[0]->all_gather(ranks.streams[0], Elements(x[0]).part(0, n),
+                               Elements(all[0]).part(0, n));
   };
   gather(100000);
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "cudaHostAlloc:2");  // the next one fails

@@ -22,7 +22,7 @@ struct Collective {
   bool has_root() const;
   std::string name(int root) const;
   /// Issues one rank's calls.
-  void issue(Communicator& rank, Stream stream, const Elements& memory, int64_t n, int root) const;
+  void issue(Communicator& comm, Stream stream, const Elements& memory, int64_t n, int root) const;
   /// What the ranks' memories, [W n + n] each, become.
   template <class T>
   std::vector<std::vector<T>> serial(const std::vector<std::vector<T>>& before, int64_t n,
@@ -60,31 +60,31 @@ inline std::string Collective::name(int root) const {
   return fmt::format("case {}{}, root {}", text, in_place ? " in place" : "", root);
 }
 
-inline void Collective::issue(Communicator& rank, Stream stream, const Elements& memory, int64_t n,
+inline void Collective::issue(Communicator& comm, Stream stream, const Elements& memory, int64_t n,
                               int root) const {
-  const int me = rank.rank(), world_size = rank.world_size();
+  const int me = comm.rank(), world_size = comm.world_size();
   const Elements all = memory.part(0, world_size * n);
   const Elements mine = memory.part(mine_at(me, world_size, n), n);
   switch (op) {
     case Call::Op::all_reduce:
-      return rank.all_reduce(stream, mine, reduction);
+      return comm.all_reduce(stream, mine, reduction);
     case Call::Op::broadcast:
-      return rank.broadcast(stream, mine, root);
+      return comm.broadcast(stream, mine, root);
     case Call::Op::all_gather:
-      return rank.all_gather(stream, mine, all);
+      return comm.all_gather(stream, mine, all);
     case Call::Op::reduce_scatter:
-      return rank.reduce_scatter(stream, all, mine, reduction);
+      return comm.reduce_scatter(stream, all, mine, reduction);
     case Call::Op::send:
-      rank.send(stream, mine, (me + 1) % world_size);
-      return rank.receive(stream, all.part(0, n), (me + world_size - 1) % world_size);
+      comm.send(stream, mine, (me + 1) % world_size);
+      return comm.receive(stream, all.part(0, n), (me + world_size - 1) % world_size);
     case Call::Op::receive:
-      if (me != root) return rank.send(stream, mine, root);
+      if (me != root) return comm.send(stream, mine, root);
       for (int other = 0; other < world_size; ++other) {
-        if (other != root) rank.receive(stream, all.part(other * n, n), other);
+        if (other != root) comm.receive(stream, all.part(other * n, n), other);
       }
       return;
     case Call::Op::barrier:
-      return rank.barrier(stream);
+      return comm.barrier(stream);
   }
 }
 

@@ -44,8 +44,8 @@ struct Ranks {
       transports.push_back(std::async(std::launch::async, connect, rank));
     }
     for (int rank = 0; rank < world_size; ++rank) {
-      processes.push_back(std::make_unique<HostCommunicator>(
-          rank, world_size, transports[rank].get(), roll_call(rank)));
+      comms.push_back(std::make_unique<HostCommunicator>(rank, world_size, transports[rank].get(),
+                                                         roll_call(rank)));
     }
   }
 
@@ -58,20 +58,20 @@ struct Ranks {
     for (int i = 0; i < world_size; ++i) {
       streams.push_back(owned.back()->create_stream(fmt::format("rank {}", i)));
     }
-    processes.resize(static_cast<size_t>(world_size));
-    processes[rank] = connect(*owned.back());
+    comms.resize(static_cast<size_t>(world_size));
+    comms[rank] = connect(*owned.back());
   }
 
   int size() const { return static_cast<int>(streams.size()); }
-  bool is_here(size_t rank) const { return processes[rank] != nullptr; }
+  bool is_here(size_t rank) const { return comms[rank] != nullptr; }
   /// One group: f(communicator, stream) for every rank.
   template <class F>
   void together(F f) const {
-    for (const auto& process : processes) {
-      if (process == nullptr) continue;
-      process->open_group();
-      f(*process, streams[process->rank()]);
-      process->close_group();
+    for (const auto& comm : comms) {
+      if (comm == nullptr) continue;
+      comm->open_group();
+      f(*comm, streams[comm->rank()]);
+      comm->close_group();
     }
   }
   void synchronize() const {
@@ -79,9 +79,9 @@ struct Ranks {
   }
 
   std::vector<std::unique_ptr<Device>> owned;
-  std::vector<Device*> devices;                          // by rank
-  std::vector<Stream> streams;                           // by rank
-  std::vector<std::unique_ptr<Communicator>> processes;  // by rank; null: not here
+  std::vector<Device*> devices;                      // by rank
+  std::vector<Stream> streams;                       // by rank
+  std::vector<std::unique_ptr<Communicator>> comms;  // by rank; null: not here
 };
 
 /// One tensor per rank, rank r's full of `first` + r.
@@ -100,7 +100,7 @@ inline std::vector<int64_t> bytes_sent(const Ranks& ranks) {
   std::vector<int64_t> sent(static_cast<size_t>(ranks.size()));
   ranks.synchronize();
   ranks.together(
-      [&](const Communicator& rank, Stream) { sent[size_t(rank.rank())] = rank.bytes_sent(); });
+      [&](const Communicator& comm, Stream) { sent[size_t(comm.rank())] = comm.bytes_sent(); });
   return sent;
 }
 
@@ -109,8 +109,8 @@ inline std::vector<int64_t> bytes_sent_for(const Ranks& ranks, const Collective&
                                            int64_t n, int root) {
   const auto memory = numbered<float>(ranks, (ranks.size() + 1) * n, 1);
   const std::vector<int64_t> before = bytes_sent(ranks);
-  ranks.together([&](Communicator& rank, Stream stream) {
-    collective.issue(rank, stream, memory[size_t(rank.rank())], n, root);
+  ranks.together([&](Communicator& comm, Stream stream) {
+    collective.issue(comm, stream, memory[size_t(comm.rank())], n, root);
   });
   std::vector<int64_t> sent = bytes_sent(ranks);
   for (size_t rank = 0; rank < sent.size(); ++rank) sent[rank] -= before[rank];
@@ -138,17 +138,17 @@ inline void check_dependent_calls(const Ranks& ranks) {
   using Values = std::vector<int64_t>;
   const auto x = numbered<int64_t>(ranks, 2, 1), all = numbered<int64_t>(ranks, 4, -10);
   const auto aside = numbered<int64_t>(ranks, 1000, 5);
-  ranks.together([&](Communicator& rank, Stream stream) {
-    const int me = rank.rank();
-    rank.all_gather(stream, x[me], all[me]);                // 1, 2 everywhere
-    rank.all_reduce(stream, all[me]);                       // 2, 4 everywhere
-    rank.all_reduce(stream, aside[me]);                     // 11, 11: for nobody else
-    rank.reduce_scatter(stream, all[me], x[me]);            // 4, 8
-    rank.broadcast(stream, Elements(x[me]).part(1, 1), 1);  // second elements: 8, 8
-    if (me == 0) rank.send(stream, x[0], 1);                // first elements: 4, 4
-    if (me == 1) rank.receive(stream, x[1], 0);
-    rank.barrier(stream);
-    rank.all_reduce(stream, x[me]);
+  ranks.together([&](Communicator& comm, Stream stream) {
+    const int me = comm.rank();
+    comm.all_gather(stream, x[me], all[me]);                // 1, 2 everywhere
+    comm.all_reduce(stream, all[me]);                       // 2, 4 everywhere
+    comm.all_reduce(stream, aside[me]);                     // 11, 11: for nobody else
+    comm.reduce_scatter(stream, all[me], x[me]);            // 4, 8
+    comm.broadcast(stream, Elements(x[me]).part(1, 1), 1);  // second elements: 8, 8
+    if (me == 0) comm.send(stream, x[0], 1);                // first elements: 4, 4
+    if (me == 1) comm.receive(stream, x[1], 0);
+    comm.barrier(stream);
+    comm.all_reduce(stream, x[me]);
   });
   for (const auto& values : all) CHECK(values.to_host() == Values{2, 2, 4, 4});
   for (const auto& values : aside) CHECK(values.to_host() == Values(1000, 11));
@@ -186,8 +186,8 @@ class Trial {
     };
     Execution run{collective.name(root), collective.serial(before_, n_, root), {}};
     for (int rank = 0; rank < ranks_.size(); ++rank) copy(rank, input_[rank], memory_[rank]);
-    ranks_.together([&](Communicator& rank, Stream stream) {
-      collective.issue(rank, stream, memory_[rank.rank()], n_, root);
+    ranks_.together([&](Communicator& comm, Stream stream) {
+      collective.issue(comm, stream, memory_[comm.rank()], n_, root);
     });
     for (int rank = 0; rank < ranks_.size(); ++rank) {
       run.found.push_back(BasicTensor<T>::empty(ranks_.streams[rank], memory_[rank].shape()));

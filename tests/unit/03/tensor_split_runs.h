@@ -91,7 +91,7 @@ auto on_ranks(const Ranks& ranks, Work work, int late = -1) {
   using Result = decltype(work(std::declval<Member&>()));
   std::vector<Result> results(size_t(ranks.size()));
   const std::vector<std::string> errors = run_ranks(ranks.size(), [&](int rank) {
-    Member member(*ranks.processes[size_t(rank)], *ranks.devices[size_t(rank)], rank == late);
+    Member member(*ranks.comms[size_t(rank)], *ranks.devices[size_t(rank)], rank == late);
     results[size_t(rank)] = work(member);
     member.stream.synchronize();
   });

@@ -138,13 +138,13 @@ TEST_CASE("A failure of one rank reaches the others, and nobody hangs", "[tensor
   Ranks ranks = testing::shm_ranks(4);
   const std::vector<std::string> errors = testing::run_ranks(4, [&](int rank) {
     {
-      Member member(*ranks.processes[size_t(rank)], *ranks.devices[size_t(rank)], false);
+      Member member(*ranks.comms[size_t(rank)], *ranks.devices[size_t(rank)], false);
       Network network(seed_options(), member, std::nullopt);
       const Tensor images = member.put({2, 28, 28, 1}, Values(2 * 28 * 28, 1));
       if (rank == 2) {
         // As where a process ends: its device fails, and its connections close.
         enqueue(member.stream, "fault", [] { throw std::runtime_error("planted fault"); });
-        ranks.processes[2].reset();
+        ranks.comms[2].reset();
         member.stream.synchronize();
       }
       network.model.network->forward(images, member.context);

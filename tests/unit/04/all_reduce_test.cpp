@@ -31,20 +31,20 @@ struct Sums {
     std::vector<Tensor> x;
     std::deque<AllReduce> reduce;
     std::vector<int64_t> sent_before;
-    for (const auto& rank : ranks.processes) {
-      sent_before.push_back(rank->bytes_sent(Purpose::gradients));
+    for (const auto& comm : ranks.comms) {
+      sent_before.push_back(comm->bytes_sent(Purpose::gradients));
     }
     expected.assign(static_cast<size_t>(count), 0);
     for (int rank = 0; rank < ranks.size(); ++rank) {
       const Values values = testing::random_values({count}, static_cast<uint32_t>(rank) + 1);
       for (size_t i = 0; i < values.size(); ++i) expected[i] += values[i];
       x.push_back(Tensor::from_host(ranks.streams[size_t(rank)], {count}, values));
-      reduce.emplace_back(*ranks.processes[size_t(rank)], kind, ranks.streams[size_t(rank)]);
+      reduce.emplace_back(*ranks.comms[size_t(rank)], kind, ranks.streams[size_t(rank)]);
       reduce.back()(x.back());
     }
     for (const Tensor& sum : x) found.push_back(sum.to_host());
-    for (const auto& rank : ranks.processes) {
-      bytes_sent.push_back(rank->bytes_sent(Purpose::gradients) - sent_before[rank->rank()]);
+    for (const auto& comm : ranks.comms) {
+      bytes_sent.push_back(comm->bytes_sent(Purpose::gradients) - sent_before[comm->rank()]);
     }
   }
   Values expected;

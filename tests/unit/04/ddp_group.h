@@ -51,9 +51,9 @@ class Group {
     }
   }
 
-  Communicator& communicator(int rank) { return *ranks_.processes[size_t(rank)]; }
+  Communicator& communicator(int rank) { return *ranks_.comms[size_t(rank)]; }
   /// Closes a rank's connections.
-  void leave(int rank) { ranks_.processes[size_t(rank)].reset(); }
+  void leave(int rank) { ranks_.comms[size_t(rank)].reset(); }
 
   std::vector<std::unique_ptr<Member>> members;
   std::vector<std::string> errors;  // of the construction, by rank; "" where there was none
@@ -63,7 +63,7 @@ class Group {
     Member& member = (*this)[rank];
     if (manual_) {
       member.network = std::make_unique<ManualDdp>(std::move(member.network), member.parameters,
-                                                   *ranks_.processes[size_t(rank)],
+                                                   *ranks_.comms[size_t(rank)],
                                                    member.communication, options.all_reduce);
       return;
     }
@@ -71,7 +71,7 @@ class Group {
       return store_.exchange(rank, size(), mine);
     };
     member.network = std::make_unique<DistributedDataParallel>(
-        std::move(member.network), member.parameters, *ranks_.processes[size_t(rank)], exchange,
+        std::move(member.network), member.parameters, *ranks_.comms[size_t(rank)], exchange,
         member.communication, options);
   }
 

@@ -46,7 +46,7 @@ TEST_CASE("Ranks with unequally many batches are told apart at once, or joined",
   testing::Ranks ranks = testing::gloo_ranks(2);
   std::vector<std::vector<int64_t>> seen(2);
   testing::run_ranks(2, [&](int rank) {
-    Join join(*ranks.processes[size_t(rank)], ranks.streams[size_t(rank)]);
+    Join join(*ranks.comms[size_t(rank)], ranks.streams[size_t(rank)]);
     for (int64_t step = 0;; ++step) {
       const int64_t mine = rank == 0 ? (step < 3 ? 4 : 0) : (step < 1 ? 2 : 0);
       seen[size_t(rank)].push_back(join.samples_of_step(mine));
@@ -100,7 +100,7 @@ TEST_CASE("Ranks that run out of samples at different times train as one process
 TEST_CASE("Ranks may be told to end together as soon as one has no samples", "[ddp][join][row86]") {
   testing::Ranks ranks = testing::gloo_ranks(3);
   const std::vector<std::string> errors = testing::run_ranks(3, [&](int rank) {
-    Join join(*ranks.processes[size_t(rank)], ranks.streams[size_t(rank)],
+    Join join(*ranks.comms[size_t(rank)], ranks.streams[size_t(rank)],
               Join::EarlyEnd::throw_on_all_ranks);
     join.samples_of_step(4);
     join.samples_of_step(rank == 1 ? 0 : 4);
@@ -277,8 +277,8 @@ TEST_CASE("From a step's first pass to its last one all time is that of the pass
   const std::vector<std::string> errors = testing::run_ranks(2, [&](int rank) {
     testing::Member member(rank, testing::small_network(), 1);
     member.network = std::make_unique<ManualDdp>(std::move(member.network), member.parameters,
-                                                 *ranks.processes[size_t(rank)],
-                                                 member.communication, AllReduceKind::library);
+                                                 *ranks.comms[size_t(rank)], member.communication,
+                                                 AllReduceKind::library);
     for (const bool last : {false, true}) {
       member.context.facts.last_contribution = last;
       member.accumulate(testing::Samples(2), 1);

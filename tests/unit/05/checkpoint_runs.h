@@ -175,7 +175,7 @@ std::vector<std::string> run_group(int world_size,
     const ExchangeTexts exchange = [&, rank](const std::string& mine) {
       return store.exchange(rank, world_size, mine);
     };
-    Trainee trainee(*ranks.processes[size_t(rank)], exchange, options(rank));
+    Trainee trainee(*ranks.comms[size_t(rank)], exchange, options(rank));
     body(trainee, rank);
     trainee.stream.synchronize();
   });

@@ -37,8 +37,8 @@ struct ShortRun : SmallRun {
       : SmallRun(1, 0),
         checkpoints(
             trained(), SavingOptions{.directory = directory, .save_every = save_every, .keep = 100},
-            *ranks.processes[0], [](const std::string& mine) { return Words{mine}; },
-            kStepsPerEpoch, [this] { settle(); }) {
+            *ranks.comms[0], [](const std::string& mine) { return Words{mine}; }, kStepsPerEpoch,
+            [this] { settle(); }) {
     state = {};
   }
   void settle() {

@@ -126,7 +126,7 @@ struct LayerPasses {
       LayerUnderTest mine(ranks.streams[size_t(rank)], form);
       const Stream communication = ranks.devices[size_t(rank)]->create_stream("communication");
       if (synchronised) {
-        convert_sync_batchnorm(mine.layer, *ranks.processes[size_t(rank)], communication);
+        convert_sync_batchnorm(mine.layer, *ranks.comms[size_t(rank)], communication);
       }
       const int64_t first = std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
       results[size_t(rank)] = mine.pass(whole.part(first, counts[size_t(rank)]));
@@ -257,20 +257,20 @@ TEST_CASE("One value per channel on all ranks together is an error on each of th
 /// Passes a rank's calls on and writes them down.
 class Recorded final : public Communicator {
  public:
-  explicit Recorded(Communicator& rank)
-      : Communicator(rank.rank(), rank.world_size()), rank_(rank) {}
+  explicit Recorded(Communicator& comm)
+      : Communicator(comm.rank(), comm.world_size()), comm_(comm) {}
   Texts calls;
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
     const Call& call = together[0];
     calls.push_back(call.text());
-    const CallLabel label(rank_, call.label);
-    if (call.op == Call::Op::all_gather) return rank_.all_gather(stream, call.mine, call.all);
-    if (call.op == Call::Op::all_reduce) return rank_.all_reduce(stream, call.mine, call.reduction);
+    const CallLabel label(comm_, call.label);
+    if (call.op == Call::Op::all_gather) return comm_.all_gather(stream, call.mine, call.all);
+    if (call.op == Call::Op::all_reduce) return comm_.all_reduce(stream, call.mine, call.reduction);
     fail<BadInput>("not a call of SyncBatchNorm's: {}", call.text());
   }
-  Communicator& rank_;
+  Communicator& comm_;
 };
 
 /// What the ranks call in a pass of the seed network with batch normalisation, the same on all.
@@ -279,7 +279,7 @@ Texts calls_of_a_pass(int world_size, bool training) {
   std::vector<Texts> calls(static_cast<size_t>(world_size));
   const Texts errors = run_ranks(world_size, [&](int rank) {
     Member member(rank, small_network(ModelKind::seed_bn), 1);
-    Recorded recorded(*ranks.processes[size_t(rank)]);
+    Recorded recorded(*ranks.comms[size_t(rank)]);
     const auto synchronised =
         convert_sync_batchnorm(*member.network, recorded, member.communication);
     require_equal(synchronised->layers(), 2, "layers");
@@ -320,7 +320,7 @@ TEST_CASE("A rank alone computes what a plain layer does, to the bit", "[syncbn]
   Member alone(0, small_network(ModelKind::seed_bn), 1),
       one(0, small_network(ModelKind::seed_bn), 1);
   const Ranks ranks = testing::tcp_ranks(1);
-  convert_sync_batchnorm(*one.network, *ranks.processes[0], one.communication);
+  convert_sync_batchnorm(*one.network, *ranks.comms[0], one.communication);
   for (Member* member : {&alone, &one}) member->accumulate(Samples(5), 0.2);
   CHECK(one.gradients() == alone.gradients());
 }
@@ -337,11 +337,11 @@ Texts skip_layer(bool compare_calls, Instead instead) {
     const Stream stream = ranks.streams[size_t(rank)];
     if (rank == 0) {
       LayerUnderTest mine(stream, Form::plain);
-      convert_sync_batchnorm(mine.layer, *ranks.processes[0],
+      convert_sync_batchnorm(mine.layer, *ranks.comms[0],
                              ranks.devices[0]->create_stream("communication"));
       mine.pass(LayerInput::random(4));
     } else {
-      instead(*ranks.processes[1], stream);
+      instead(*ranks.comms[1], stream);
     }
     stream.synchronize();
   });
@@ -360,9 +360,9 @@ TEST_CASE("Where a rank skips a layer, the others' time-out names the layer", "[
 
 TEST_CASE("Ranks that compare their calls name the layer that one of them skips",
           "[syncbn][row104]") {
-  const Texts errors = skip_layer(true, [](Communicator& rank, Stream stream) {
-    const CallLabel label(rank, "bn2");  // of as many channels: nothing else is different
-    rank.all_gather(stream, Tensor::empty(stream, {7}), Tensor::empty(stream, {14}));
+  const Texts errors = skip_layer(true, [](Communicator& comm, Stream stream) {
+    const CallLabel label(comm, "bn2");  // of as many channels: nothing else is different
+    comm.all_gather(stream, Tensor::empty(stream, {7}), Tensor::empty(stream, {14}));
   });
   for (const std::string& error : errors) {
     CHECK_THAT(error, ContainsSubstring(fmt::format("rank 0 called all_gather of 7 {0} for bn1, "
@@ -428,7 +428,7 @@ Distance distance(ModelKind kind, int world_size, const std::vector<int64_t>& ba
     const auto exchange = [&](const std::string& mine) {
       return store.exchange(rank, world_size, mine);
     };
-    train_as_rank(*members[size_t(rank)], *ranks.processes[size_t(rank)], exchange, synchronised,
+    train_as_rank(*members[size_t(rank)], *ranks.comms[size_t(rank)], exchange, synchronised,
                   batches, losses[size_t(rank)]);
   });
   CHECK(errors == Texts(errors.size()));
@@ -480,7 +480,7 @@ TEST_CASE("Conversion leaves parameters, names and state where they are", "[sync
   const Ranks ranks = testing::tcp_ranks(1);
   const std::vector<Parameter*> before = member.network->parameters();
   const auto layers_of = [&](Module& network) {
-    return convert_sync_batchnorm(network, *ranks.processes[0], member.communication)->layers();
+    return convert_sync_batchnorm(network, *ranks.comms[0], member.communication)->layers();
   };
   CHECK(layers_of(*member.network) == 17);
   CHECK(member.network->parameters() == before);
@@ -495,8 +495,8 @@ TEST_CASE("Waiting for batch statistics is reported per step of this run", "[syn
   double waited = 0;
   const std::vector<std::string> errors = testing::run_ranks(2, [&](int rank) {
     testing::Member member(rank, testing::small_network(ModelKind::seed_bn), 1);
-    const auto synchronised = convert_sync_batchnorm(
-        *member.network, *ranks.processes[size_t(rank)], member.communication);
+    const auto synchronised =
+        convert_sync_batchnorm(*member.network, *ranks.comms[size_t(rank)], member.communication);
     member.accumulate(testing::Samples(4), 1);
     member.stream.synchronize();
     if (rank != 0) return;

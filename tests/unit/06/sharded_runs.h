@@ -99,7 +99,7 @@ inline std::vector<std::string> on_ranks(int world_size, const Setting& setting,
   LocalStore store;
   Ranks ranks = gloo_ranks(world_size);
   return run_ranks(world_size, [&](int rank) {
-    Communicator& comm = *ranks.processes[size_t(rank)];
+    Communicator& comm = *ranks.comms[size_t(rank)];
     ShardedMember member(
         comm, ranks.streams[size_t(rank)],
         [&](const std::string& mine) { return store.exchange(rank, world_size, mine); },

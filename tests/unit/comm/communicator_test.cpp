@@ -94,10 +94,10 @@ TEST_CASE("A call that cannot be right is refused by its rank, which goes on to 
   const auto w = numbered<int64_t>(ranks, 8, 1);
   for (const Mistake& mistake : mistakes(x[1], w[1], x[0])) {
     for (const bool in_group : {false, true}) {
-      Communicator& rank = *ranks.processes[1];
-      if (in_group) rank.open_group();
-      const std::string text = message_of<BadInput>([&] { mistake.call(rank, ranks.streams[1]); });
-      if (in_group) rank.close_group();
+      Communicator& comm = *ranks.comms[1];
+      if (in_group) comm.open_group();
+      const std::string text = message_of<BadInput>([&] { mistake.call(comm, ranks.streams[1]); });
+      if (in_group) comm.close_group();
       INFO(mistake.name << ": " << text);
       CHECK_THAT(text, ContainsSubstring("rank 1: "));
       CHECK(text.find('\n') == std::string::npos);
@@ -106,20 +106,20 @@ TEST_CASE("A call that cannot be right is refused by its rank, which goes on to 
   }
   // Of all that nothing was enqueued: both ranks' first collective is this one.
   ranks.together(
-      [&](Communicator& rank, Stream stream) { rank.all_reduce(stream, x[rank.rank()]); });
+      [&](Communicator& comm, Stream stream) { comm.all_reduce(stream, x[comm.rank()]); });
   for (const Floats& sum : x) CHECK(sum.to_host() == std::vector<float>(8, 3));
 }
 
 TEST_CASE("A group inside a group is refused, and the group stays open", "[comm]") {
   const Ranks ranks = testing::shm_ranks(1);
   const auto x = numbered<float>(ranks, 4, 1);
-  Communicator& rank = *ranks.processes[0];
-  rank.open_group();
-  rank.all_reduce(ranks.streams[0], x[0]);
-  CHECK(message_of<BadInput>([&] { rank.open_group(); }) ==
+  Communicator& comm = *ranks.comms[0];
+  comm.open_group();
+  comm.all_reduce(ranks.streams[0], x[0]);
+  CHECK(message_of<BadInput>([&] { comm.open_group(); }) ==
         "rank 0: a group of calls is open already; close it before");
-  rank.close_group();
-  rank.barrier(ranks.streams[0]);
+  comm.close_group();
+  comm.barrier(ranks.streams[0]);
   CHECK(x[0].to_host() == std::vector<float>(4, 1));
 }
 
@@ -127,9 +127,9 @@ TEST_CASE("The same count in other parts fits together: only numbers, types and 
           "[comm]") {
   const Ranks ranks = testing::shm_ranks(2);
   const auto x = numbered<float>(ranks, 8, 1);
-  ranks.together([&](Communicator& rank, Stream stream) {
-    const Elements mine = x[rank.rank()];
-    rank.all_reduce(stream, rank.rank() == 0 ? mine.part(0, 3) : mine.part(5, 3));
+  ranks.together([&](Communicator& comm, Stream stream) {
+    const Elements mine = x[comm.rank()];
+    comm.all_reduce(stream, comm.rank() == 0 ? mine.part(0, 3) : mine.part(5, 3));
   });
   CHECK(x[0].to_host() == std::vector<float>{3, 3, 3, 1, 1, 1, 1, 1});
   CHECK(x[1].to_host() == std::vector<float>{2, 2, 2, 2, 2, 3, 3, 3});

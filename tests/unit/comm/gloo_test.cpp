@@ -33,7 +33,7 @@ using testing::Ranks;
 /// The error of rank 0, which alone makes this call.
 std::string error_of_first_rank(Ranks& ranks) {
   const auto x = testing::numbered<int64_t>(ranks, 3, 1);
-  ranks.processes[0]->all_reduce(ranks.streams[0], x[0]);
+  ranks.comms[0]->all_reduce(ranks.streams[0], x[0]);
   const std::string text = testing::message_of<PeerLost>([&] { ranks.streams[0].synchronize(); });
   CHECK_THAT(
       text, Catch::Matchers::StartsWith("rank 0: collective 1 (all_reduce of 3 i64, sum): Gloo: "));
@@ -50,7 +50,7 @@ TEST_CASE("With Gloo a rank that does not come is missed in time", "[comm][gloo]
 
 TEST_CASE("With Gloo a rank that has gone is noticed at once", "[comm][gloo][row67]") {
   Ranks ranks = gloo_ranks(2, 60);
-  ranks.processes[1].reset();
+  ranks.comms[1].reset();
   const auto begin = testing::Clock::now();
   CHECK_THAT(error_of_first_rank(ranks), Catch::Matchers::ContainsSubstring("closed"));
   CHECK(testing::seconds_since(begin) < 10);
@@ -172,7 +172,7 @@ void check_sum_among_strangers(const std::string& text) {
   });
   const auto x = testing::numbered<int64_t>(ranks, 1, 1);
   for (int rank = 0; rank < 2; ++rank) {
-    ranks.processes[rank]->all_reduce(ranks.streams[rank], x[rank]);
+    ranks.comms[rank]->all_reduce(ranks.streams[rank], x[rank]);
   }
   require(!strangers.empty(), "no port was found");
   require(x[0].to_host() == x[1].to_host(), "two sums");

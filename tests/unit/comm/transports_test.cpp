@@ -53,8 +53,8 @@ std::vector<Way> transports() {
 template <class T>
 void check_collectives(Ranks& ranks, const std::vector<int64_t>& counts, double tolerance) {
   for (const int64_t n : counts) {
-    const auto& rank = dynamic_cast<const HostCommunicator&>(*ranks.processes[0]);
-    INFO(rank.transport().description() << ", " << ranks.size() << " ranks, shares of " << n
+    const auto& comm = dynamic_cast<const HostCommunicator&>(*ranks.comms[0]);
+    INFO(comm.transport().description() << ", " << ranks.size() << " ranks, shares of " << n
                                         << " elements of " << sizeof(T) << " bytes");
     Trial<T> trial(ranks, n);
     trial.enqueue_all(/*every_root=*/n == 1);
@@ -116,7 +116,7 @@ void check_counted(const Ranks& ranks, const testing::Collective& collective, in
   const int64_t world_size = ranks.size(), root = world_size - 1, bytes = 4 * n;
   const auto expected = testing::ring_bytes_for(collective, n, int(root), int(world_size));
   const auto found = testing::bytes_sent_for(ranks, collective, n, int(root));
-  const std::string& where = ranks.processes[0]->bytes_counted_in();
+  const std::string& where = ranks.comms[0]->bytes_counted_in();
   INFO(where << ", " << world_size << " ranks: " << collective.name(int(root)) << " of " << n);
   const bool barrier = collective.op == Call::Op::barrier;
   if (where == "tcp" && !barrier) CHECK(found == expected);
@@ -148,21 +148,21 @@ TEST_CASE("Bytes are counted for what the calls are for", "[comm][tcp][shm][gloo
   for (const Way& way : transports()) {
     const Ranks ranks = way.make_ranks(2);
     const auto x = testing::numbered<float>(ranks, 10, 1);
-    ranks.together([&](Communicator& rank, Stream stream) {
-      const CallPurpose outer(rank, Purpose::parameters);
+    ranks.together([&](Communicator& comm, Stream stream) {
+      const CallPurpose outer(comm, Purpose::parameters);
       {
-        const CallPurpose inner(rank, Purpose::gradients);
-        rank.all_reduce(stream, x[size_t(rank.rank())]);
-        rank.all_reduce(stream, x[size_t(rank.rank())]);
+        const CallPurpose inner(comm, Purpose::gradients);
+        comm.all_reduce(stream, x[size_t(comm.rank())]);
+        comm.all_reduce(stream, x[size_t(comm.rank())]);
       }
-      rank.all_reduce(stream, x[size_t(rank.rank())]);
+      comm.all_reduce(stream, x[size_t(comm.rank())]);
     });
     ranks.synchronize();
-    for (const auto& rank : ranks.processes) {
-      CHECK(rank->bytes_sent(Purpose::gradients) == 80);
-      CHECK(rank->bytes_sent(Purpose::parameters) == 40);
-      CHECK(rank->bytes_sent(Purpose::other) == 0);
-      CHECK(rank->bytes_sent() == 120);
+    for (const auto& comm : ranks.comms) {
+      CHECK(comm->bytes_sent(Purpose::gradients) == 80);
+      CHECK(comm->bytes_sent(Purpose::parameters) == 40);
+      CHECK(comm->bytes_sent(Purpose::other) == 0);
+      CHECK(comm->bytes_sent() == 120);
     }
   }
 }
@@ -202,8 +202,8 @@ TEST_CASE("Kernels and collectives keep their order without the host's help, als
     };
     for (int step = 0; step < kSteps; ++step) {
       for (int rank = 0; rank < kRanks; ++rank) scale(rank, Real(rank + 1));
-      ranks.together([&](Communicator& rank, Stream stream) {
-        rank.all_reduce(stream, x[rank.rank()]);  // times 1 + 2 + 3 + 4
+      ranks.together([&](Communicator& comm, Stream stream) {
+        comm.all_reduce(stream, x[comm.rank()]);  // times 1 + 2 + 3 + 4
       });
       for (int rank = 0; rank < kRanks; ++rank) scale(rank, Real(0.125));
     }
@@ -224,10 +224,10 @@ TEST_CASE("A call returns at once, and a communicator may go while its calls sti
     testing::enqueue(ranks.streams[0], [&] { gate.pass(); });
     for (int call = 0; call < 3; ++call) {
       ranks.together(
-          [&](Communicator& rank, Stream stream) { rank.all_reduce(stream, x[rank.rank()]); });
+          [&](Communicator& comm, Stream stream) { comm.all_reduce(stream, x[comm.rank()]); });
     }
     CHECK_FALSE(ranks.streams[1].record().done());  // the host did not wait for the gate
-    for (auto& rank : ranks.processes) rank.reset();
+    for (auto& comm : ranks.comms) comm.reset();
     gate.open();
     for (const auto& sum : x) CHECK(sum.to_host() == std::vector<float>(8, 12));
   }
@@ -239,20 +239,20 @@ TEST_CASE("The n-th send to a rank meets its n-th receive, whatever lies between
     const Ranks ranks = way.make_ranks(3);
     const auto from = testing::numbered<float>(ranks, 4, 1);
     const auto to = testing::numbered<float>(ranks, 4, -9);
-    ranks.together([&](Communicator& rank, Stream stream) {
-      const int me = rank.rank();
+    ranks.together([&](Communicator& comm, Stream stream) {
+      const int me = comm.rank();
       const Elements mine = from[me], its = to[me];
       if (me == 0) {
-        rank.send(stream, mine.part(0, 1), 2);
-        rank.send(stream, mine.part(0, 3), 1);
-        rank.receive(stream, its.part(1, 2), 2);
-        rank.send(stream, mine.part(0, 2), 2);
+        comm.send(stream, mine.part(0, 1), 2);
+        comm.send(stream, mine.part(0, 3), 1);
+        comm.receive(stream, its.part(1, 2), 2);
+        comm.send(stream, mine.part(0, 2), 2);
       } else if (me == 1) {
-        rank.receive(stream, its.part(0, 3), 0);
+        comm.receive(stream, its.part(0, 3), 0);
       } else {
-        rank.send(stream, mine.part(0, 2), 0);
-        rank.receive(stream, its.part(3, 1), 0);
-        rank.receive(stream, its.part(0, 2), 0);
+        comm.send(stream, mine.part(0, 2), 0);
+        comm.receive(stream, its.part(3, 1), 0);
+        comm.receive(stream, its.part(0, 2), 0);
       }
     });
     CHECK(to[0].to_host() == std::vector<float>{-9, 3, 3, -9});
@@ -271,11 +271,11 @@ TEST_CASE("Between processes the dependent calls of one group take effect in the
 /// The sums of all ranks.
 std::vector<std::vector<float>> sums(const Ranks& ranks, int64_t count) {
   std::vector<BasicTensor<float>> x;
-  ranks.together([&](Communicator& rank, Stream stream) {
+  ranks.together([&](Communicator& comm, Stream stream) {
     std::vector<float> values(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) values[i] = testing::number<float>(rank.rank(), i);
+    for (int64_t i = 0; i < count; ++i) values[i] = testing::number<float>(comm.rank(), i);
     x.push_back(BasicTensor<float>::from_host(stream, {count}, values));
-    rank.all_reduce(stream, x.back());
+    comm.all_reduce(stream, x.back());
   });
   std::vector<std::vector<float>> found;
   for (const BasicTensor<float>& sum : x) found.push_back(sum.to_host());
@@ -296,7 +296,7 @@ int pass_early(const Ranks& ranks, int late, testing::Gate& gate, std::atomic<in
                std::atomic<int>& early) {
   testing::enqueue(ranks.streams[size_t(late)], [&] { gate.pass(); });
   for (const Stream& stream : ranks.streams) testing::enqueue(stream, [&] { ++came; });
-  ranks.together([](Communicator& rank, Stream stream) { rank.barrier(stream); });
+  ranks.together([](Communicator& comm, Stream stream) { comm.barrier(stream); });
   for (const Stream& stream : ranks.streams) {
     testing::enqueue(stream, [&came, &early, all = ranks.size()] { early += came != all; });
   }
@@ -332,14 +332,14 @@ TEST_CASE("Between processes all may send to all before anyone receives", "[comm
     const Ranks ranks = way.make_ranks(kRanks);
     const auto mine = testing::numbered<int64_t>(ranks, kCount, 10);
     const auto all = testing::numbered<int64_t>(ranks, kRanks * kCount, 0);
-    ranks.together([&](Communicator& rank, Stream stream) {
-      const int me = rank.rank();
+    ranks.together([&](Communicator& comm, Stream stream) {
+      const int me = comm.rank();
       for (int other = 0; other < kRanks; ++other) {
-        if (other != me) rank.send(stream, mine[me], other);
+        if (other != me) comm.send(stream, mine[me], other);
       }
       for (int other = 0; other < kRanks; ++other) {
         if (other == me) continue;
-        rank.receive(stream, Elements(all[me]).part(other * kCount, kCount), other);
+        comm.receive(stream, Elements(all[me]).part(other * kCount, kCount), other);
       }
     });
     for (int me = 0; me < kRanks; ++me) {
@@ -474,10 +474,10 @@ TEST_CASE("Over TCP a rank that does not come is missed in time, and its peers l
 
 TEST_CASE("Over TCP a rank that has gone is noticed at once", "[comm][tcp][tsan][row67]") {
   Ranks ranks = tcp_ranks(2, kLong);
-  ranks.processes[1].reset();
+  ranks.comms[1].reset();
   const auto x = testing::numbered<int64_t>(ranks, 3, 1);
   const auto begin = testing::Clock::now();
-  ranks.processes[0]->all_reduce(ranks.streams[0], x[0]);
+  ranks.comms[0]->all_reduce(ranks.streams[0], x[0]);
   CHECK_THAT(message_of<PeerLost>([&] { ranks.streams[0].synchronize(); }),
              Catch::Matchers::StartsWith("rank 0: collective 1 (all_reduce of 3 i64, sum): rank 1 "
                                          "closed the connection"));
