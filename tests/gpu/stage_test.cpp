@@ -481,7 +481,7 @@ TEST_CASE("NCCL refuses one GPU for two ranks, and names both", "[cuda][stage][d
       kDeadline);
   INFO(story(run));
   CHECK(run.status == 1);
-  for (const char* part : {"rank 0", "rank 1", "--backend gloo"}) {
+  for (const char* part : {"rank 0", "rank 1", "leave --backend out"}) {
     CHECK_THAT(run.err, ContainsSubstring(part));
   }
 }
