@@ -246,7 +246,7 @@ Words steps() {
 }
 
 /// What stage 01 leaves on one GPU: one run for all cases.
-const Outcome& alone(const Words& options) {
+const Outcome& alone(Words options) {
   static std::map<Words, Outcome> all;
   if (!all.contains(options)) all.emplace(options, train(options));
   REQUIRE(all.at(options).losses().size() == step_count());

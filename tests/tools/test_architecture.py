@@ -199,6 +199,31 @@ def files_without_suite(root):
     return missing
 
 
+def assertions_in_threads(text):
+    """The lines, from 1, on which Catch2 asserts something in what ranks do as threads: its assertions
+    belong to the main thread."""
+    lines = []
+    for call in re.finditer(r"(?:run_ranks|\.run)\(", text):
+        depth, end = 1, call.end()
+        while depth > 0 and end < len(text):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        lines += [text.count("\n", 0, found.start()) + 1 for found in
+                  re.compile(r"\b(?:CHECK|REQUIRE|INFO|CAPTURE)\w*\(").finditer(text, call.end(), end)]
+    return lines
+
+
+class TestThreads(unittest.TestCase):
+    def test_ranks_that_are_threads_assert_nothing(self):
+        files = sorted(path for path in (ROOT / "tests").rglob("*") if path.suffix in (".cpp", ".h"))
+        self.assertEqual([], [f"{path.relative_to(ROOT)}:{line}" for path in files
+                              for line in assertions_in_threads(path.read_text())])
+
+    def test_one_that_does_is_found(self):
+        text = "const Texts errors = Job(3).run([&](ProcessGroup& group) {\n  CHECK(f(group) == 1);\n});\nCHECK(errors.empty());"
+        self.assertEqual([2], assertions_in_threads(text))
+
+
 class TestSuites(unittest.TestCase):
     def test_every_file_of_tests_is_in_a_suite(self):
         self.assertEqual(files_without_suite(ROOT), [])

@@ -98,7 +98,7 @@ TEST_CASE("What fails on some ranks fails on all, and one of them says it", "[gr
           if (std::ranges::count(failing, group.rank()) > 0) fail<DeviceError>("no luck");
         });
       } catch (const SaidByAnother& error) {
-        CHECK(error.exit_status() == DeviceError("").exit_status());
+        require_equal(error.exit_status(), DeviceError("").exit_status(), "exit status");
         throw;
       } catch (const DeviceError&) {
         says[size_t(group.rank())] = true;
@@ -116,8 +116,8 @@ TEST_CASE("What fails on no rank goes on, with each rank's own result", "[group]
   const Texts errors = Job(3).run([](ProcessGroup& group) {
     for (int turn = 0; turn < 3; ++turn) {
       const int mine = 10 * turn + group.rank();
-      CHECK(group.together([&] { return mine; }) == mine);
-      CHECK(*group.together([&] { return std::make_unique<int>(mine); }) == mine);
+      require_equal(group.together([&] { return mine; }), mine, "result");
+      require_equal(*group.together([&] { return std::make_unique<int>(mine); }), mine, "result");
     }
   });
   CHECK(errors == Texts(3));
