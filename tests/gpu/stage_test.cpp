@@ -246,7 +246,7 @@ Words steps() {
 }
 
 /// What stage 01 leaves on one GPU: one run for all cases.
-const Outcome& alone(Words options) {
+Outcome alone(const Words& options) {
   static std::map<Words, Outcome> all;
   if (!all.contains(options)) all.emplace(options, train(options));
   REQUIRE(all.at(options).losses().size() == step_count());
@@ -255,7 +255,7 @@ const Outcome& alone(Words options) {
 
 /// Stage 02 on these devices leaves the same as stage 01 on one GPU.
 void check_data_parallel(const std::string& devices) {
-  const Outcome& single = alone(steps());
+  const Outcome single = alone(steps());
   INFO(devices);
   const Outcome several = train(steps(), devices, "02-dataparallel");
   CHECK(relative_l2(several.state, single.state) <= 1e-4);
@@ -302,7 +302,7 @@ const Words kSchedules{"naive", "gpipe", "1f1b", "interleaved"};
 
 /// Each step in 4 micro-batches: on these devices as on one GPU.
 void check_pipelines(const std::string& devices, const Words& schedules) {
-  const Outcome& single = alone(steps());
+  const Outcome single = alone(steps());
   for (const std::string& schedule : schedules) {
     INFO(devices << ", --schedule " << schedule);
     const Words options = steps() + Words{"--schedule", schedule};
@@ -318,7 +318,7 @@ void check_pipelines(const std::string& devices, const Words& schedules) {
 
 /// The same, split inside the layers.
 void check_tensor_split(const std::string& devices, const Words& backend) {
-  const Outcome& single = alone(steps());
+  const Outcome single = alone(steps());
   const Outcome split = train(steps() + backend, devices, "03-model-split/tensor-split");
   CHECK(relative_l2(split.state, single.state) <= 1e-4);
   CHECK(relative_l2(split.losses(), single.losses()) <= 1e-4);
@@ -407,7 +407,7 @@ const Words kOrder{"--order", "sampler"};
 /// On these ranks as in one process.
 void check_ranks(const std::string& devices, const std::vector<Words>& ways,
                  const std::string& stage = "04-ddp") {
-  const Outcome& single = alone(steps() + kOrder);
+  const Outcome single = alone(steps() + kOrder);
   for (const Words& way : ways) {
     INFO(devices << " " << way.back());
     const Outcome ranks = train(
