@@ -51,7 +51,20 @@ void CheckpointStageOptions::add_to(OptionParser& parser) {
   step.add_to(parser);
   sync_bn.add_to(parser);
   saving.add_to(parser);
-  parser.check_afterwards([this] { check_saved_statistics(step, sync_bn, saving); });
+  parser.check_afterwards([this] {
+    check_saved_statistics(step, sync_bn, saving);
+    refuse_simulated(*this, saving);
+  });
+}
+
+void refuse_simulated(const Options& options, const SavingOptions& saving) {
+  for (const auto& [name, value] :
+       {std::pair("--checkpoint-dir", saving.directory), {"--resume", saving.resume}}) {
+    require(!options.simulated() || value.empty(),
+            "{}: a checkpoint has weights, and simulated devices compute none; leave it out, or "
+            "give --devices cpu:0,cpu:1",
+            name);
+  }
 }
 
 void SyncBatchNormOptions::add_to(OptionParser& parser) {

@@ -55,6 +55,9 @@ struct CheckpointStageOptions : Options {
 void check_saved_statistics(const StepOptions& step, const SyncBatchNormOptions& norm,
                             const SavingOptions& saving);
 
+/// Throws BadInput where simulated devices would save or resume.
+void refuse_simulated(const Options& options, const SavingOptions& saving);
+
 /// The state in which a run with these options begins.
 TrainingState first_state(const OptionTable& options, const DatasetPair& data,
                           const ProcessGroup& group, const LearningRateSchedule& schedule);

@@ -14,7 +14,10 @@ void ShardedStageOptions::add_to(OptionParser& parser) {
   sync_bn.add_to(parser);
   saving.add_to(parser);
   sharding.add_to(parser);
-  parser.check_afterwards([this] { check_saved_statistics(step, sync_bn, saving); });
+  parser.check_afterwards([this] {
+    check_saved_statistics(step, sync_bn, saving);
+    refuse_simulated(*this, saving);
+  });
 }
 
 void ShardingOptions::add_to(OptionParser& parser) {

@@ -67,6 +67,7 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
 ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options,
                            std::atomic<bool>* only)
     : contract_(checked(contract, options)),
+      simulated_(options.simulated),
       timeout_(options.timeout_seconds),
       backend_(options.backend),
       debug_(debug_from_environment()),
@@ -76,9 +77,7 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
   // The local rank is its place in our launcher's memory; other launchers may not tell it.
   flight_ = std::make_shared<FlightRecorder>(rank(), world_size(), contract_.local_rank.value_or(0),
                                              file.empty() ? "" : path_of_rank(file, rank()));
-  const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
-  store_ = std::make_shared<TcpStore>(options_of_store(contract, timeout_));
-  store_->wait_for_all(deadline.seconds_left());
+  store_ = find_ranks(options);
   const NamedValues mine = {{"--backend", backend_.empty() ? "auto" : backend_},
                             {kDebug, debug_ ? "collectives" : "nothing"}};
   const auto asked = exchange_as("what the group was asked for", as_text(mine));
@@ -87,6 +86,15 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
   });
   contract_.find_place(exchange_as("hosts", host_name()));
   if (only_ != nullptr) *only_ = true;
+}
+
+/// Returns when all are there.
+std::shared_ptr<Store> ProcessGroup::find_ranks(const ProcessGroupOptions& options) {
+  if (options.simulated) return std::make_shared<LikeRanksStore>(world_size());
+  const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
+  auto store = std::make_shared<TcpStore>(options_of_store(contract_, timeout_));
+  store->wait_for_all(deadline.seconds_left());
+  return store;
 }
 
 ProcessGroup::~ProcessGroup() {
@@ -197,6 +205,9 @@ std::unique_ptr<Communicator> ProcessGroup::new_group(Device& device, int color)
 std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
                                                          const std::shared_ptr<Store>& store) {
   const int me = store->rank(), count = store->world_size();
+  if (simulated_) {
+    return make_sim_communicator({.world_size = count, .per_host = simulated_->per_host});
+  }
   if (backend_ == "nccl") {
     const std::string mine = me == 0 ? nccl_unique_id() : "";
     const std::string id = texts_of_all(*store, "NCCL's id", mine, timeout_)[0];
@@ -207,6 +218,12 @@ std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
 }
 
 void ProcessGroup::agree_on_backend(const Device& device) {
+  if (simulated_) {
+    const int hosts = (world_size() + simulated_->per_host - 1) / simulated_->per_host;
+    backend_ = "simulated links";
+    why_backend_ = fmt::format("{} host{}", hosts, hosts == 1 ? "" : "s");
+    return;
+  }
   const RankOffer mine{.host = host_name(),
                        .hardware = device.hardware(),
                        .device = device.name(),
@@ -273,6 +290,13 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   require(!exists,
           "the process group is initialised twice: this process has one already; end that one "
           "before");
+  if (options.simulated) {
+    LaunchContract contract;
+    contract.world_size = options.simulated->world_size;
+    contract.local_rank = 0;
+    contract.local_world_size = options.simulated->per_host;
+    return ProcessGroup(contract, options, &exists);
+  }
   auto contract =
       read_launch_contract({.variable = [](const char* name) { return std::getenv(name); },
                             .init_method = options.init_method,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/comm/communicator.h"
+#include "common/comm/sim_communicator.h"
 #include "common/core/device.h"
 #include "common/rendezvous/agreement.h"
 #include "common/rendezvous/launch_contract.h"
@@ -33,6 +34,8 @@ struct ProcessGroupOptions {
   /// Rank 0 leaves its last calls here (system/flight_recorder.h), rank 3 in FILE.rank3; may be
   /// empty.
   std::string flight_file{};
+  /// Ranks that do not exist, beside this process, which is rank 0 of them; nothing: they do.
+  std::optional<SimulatedRanks> simulated{};
   /// The program and its options as typed, for the commands that errors propose.
   std::string program = "PROGRAM OPTIONS...";
 };
@@ -62,13 +65,15 @@ class ProcessGroup {
   int world_size() const { return contract_.world_size; }
   int local_rank() const { return contract_.local_rank.value(); }
   int local_world_size() const { return contract_.local_world_size.value(); }
+  /// Whether the others are simulated: they are in step with this one, and like it.
+  bool simulated() const { return simulated_.has_value(); }
   /// "nccl", "shm", "tcp" or "gloo" once connected; before that, what was asked for.
   const std::string& backend() const { return backend_; }
   /// The same with the reason: "shm (one host)".
   std::string backend_and_why() const { return fmt::format("{} ({})", backend_, why_backend_); }
   /// What this job does not keep strangers from; empty if nothing: see TcpStore::trust().
   std::string trust() const { return world_size() > 1 ? store_->trust() : ""; }
-  TcpStore& store() { return *store_; }
+  Store& store() { return *store_; }
   /// What it has been doing.
   const FlightRecorder& flight() const { return *flight_; }
 
@@ -124,6 +129,7 @@ class ProcessGroup {
   ProcessGroup(const LaunchContract& contract, const ProcessGroupOptions& options,
                std::atomic<bool>* only);
 
+  std::shared_ptr<Store> find_ranks(const ProcessGroupOptions& options);
   std::vector<std::string> exchange_as(const std::string& name, const std::string& mine);
   void do_together(const std::function<void()>& work);
   void fail_alike(const std::function<void()>& work);
@@ -134,13 +140,14 @@ class ProcessGroup {
   std::shared_ptr<HostTransport> connect_one_host(Store& store);
 
   LaunchContract contract_;
+  std::optional<SimulatedRanks> simulated_;
   double timeout_;
   std::string backend_, why_backend_;
   bool asked_ = false;  // for that backend
   bool debug_;
   int exceptions_;  // uncaught when it was made
   std::shared_ptr<FlightRecorder> flight_;
-  std::shared_ptr<TcpStore> store_;
+  std::shared_ptr<Store> store_;
   bool connected_ = false, ended_ = false;
   std::atomic<bool>* only_;  // true while the process's only group lives; may be null
   int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0, groups_ = 0;  // so far

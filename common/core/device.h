@@ -1,7 +1,8 @@
 #pragma once
 // Devices: where memory is and streams run. `cuda:0` is a GPU; `cpu:0`, `cpu:1`, ... are virtual
-// devices, each with compute threads of its own. There is no global current device: code that works
-// on a device holds the device or one of its streams.
+// devices, each with compute threads of its own; `sim:2` are two devices that are only simulated.
+// There is no global current device: code that works on a device holds the device or one of its
+// streams.
 
 #include <atomic>
 #include <cstdint>
@@ -16,19 +17,23 @@
 namespace lockstep {
 
 class Kernels;
+class Shape;
+class SimHost;
 
-/// The name of a device, "cpu:1" or "cuda:0".
+/// The name of a device: "cpu:1", "cuda:0", "sim:h100:3".
 struct DeviceId {
-  enum class Kind { cpu, cuda };
+  enum class Kind { cpu, cuda, sim };
   Kind kind = Kind::cpu;
   int index = 0;
+  std::string profile{};  // of a simulated device: its rates (kernels/sim/profile.h)
 
   std::string name() const;
   friend bool operator==(const DeviceId&, const DeviceId&) = default;
 };
 
-/// Reads "cpu:0,cpu:1" or "cuda:0" ("cpu" is "cpu:0"). Throws BadInput for anything else, and for a
-/// mixture of kinds. Opening a device shows whether it exists.
+/// Reads "cpu:0,cpu:1" or "cuda:0" ("cpu" is "cpu:0"). Simulated devices are not named but counted:
+/// "sim:2" are two, "sim:h100x8" eight with the rates of the profile h100. Throws BadInput for
+/// anything else, and for a mixture of kinds. Opening a device shows whether it exists.
 std::vector<DeviceId> parse_devices(std::string_view list);
 
 /// Bytes in use on one device, and their peak. Every allocation counts: parameters, activations,
@@ -57,6 +62,7 @@ struct DeviceOptions {
   int neighbours = 0;  // devices that were opened together with this one
   bool bind = false;   // CPU devices that are opened together keep to equal parts of the cores
   Cores cores{};       // that a CPU device's threads keep to; empty: all
+  std::shared_ptr<SimHost> sim_host{};  // of simulated devices that are opened together
 };
 
 /// One device. Owns its streams; outlives every tensor on it.
@@ -84,6 +90,16 @@ class Device {
   virtual std::shared_ptr<void> allocate_host(size_t bytes) = 0;
   /// What an out-of-memory error adds to its sizes: "; 1.5 of the GPU's 81079.0 MiB are free".
   virtual std::string memory_note() const { return {}; }
+
+  /// Whether kernels compute. Those of a simulated device only take their time (kernels/sim/).
+  virtual bool computes() const { return true; }
+  /// The clock of the host that works with this device, ns.
+  virtual int64_t now_ns() const { return steady_ns(); }
+  /// The host has made a batch of samples, which takes its time where that is simulated.
+  virtual void made_batch() {}
+  /// Throws BadInput, with the tensor's shape, if there are no values that the host could read at
+  /// `data`; `floating`: fractions, not whole numbers.
+  virtual void require_readable(const void* /*data*/, const Shape&, bool /*floating*/) const {}
 
   MemoryCounter& memory() { return memory_; }
   const DeviceOptions& options() const { return options_; }

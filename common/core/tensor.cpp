@@ -81,6 +81,10 @@ void require_values(int64_t count, const Shape& shape) {
   require_equal(count, shape.elements(), "values for a tensor of shape " + shape.text());
 }
 
+void require_readable(Stream home, const void* data, const Shape& shape, bool floating) {
+  home.device().require_readable(data, shape, floating);
+}
+
 void fail_elsewhere(const Shape& shape, Stream home, Stream s) {
   fail<BadInput>("a tensor {} is on {}, and an operation of {} uses it; copy it there first",
                  shape.text(), home.device().name(), s.device().name());

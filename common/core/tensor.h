@@ -13,6 +13,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/core/real.h"
@@ -77,6 +78,9 @@ void require_within(const char* what, int64_t first, int64_t count, int64_t exte
 /// Throws BadInput unless a tensor of this shape holds `count` values.
 void require_values(int64_t count, const Shape& shape);
 
+/// Throws BadInput unless the host can read values at `data`: see Device::require_readable().
+void require_readable(Stream home, const void* data, const Shape& shape, bool floating);
+
 /// Throws BadInput: a tensor of this shape is on home's device, and an operation of `s` uses it.
 [[noreturn]] void fail_elsewhere(const Shape& shape, Stream home, Stream s);
 
@@ -133,8 +137,10 @@ class BasicTensor {
     return BasicTensor(buffer_, shape, offset_ + first);
   }
 
-  /// Copies the elements to the host. Synchronizes the home stream.
+  /// Copies the elements to the host. Synchronizes the home stream. Throws BadInput on a simulated
+  /// device, unless they are counts or states.
   std::vector<T> to_host() const {
+    require_readable(home(), data(), shape_, std::is_floating_point_v<T>);
     std::vector<T> values(static_cast<size_t>(elements()));
     home().synchronize();  // CUDA's copy to such memory would block, where no one watches the peers
     home().copy(values.data(), data(), bytes());

@@ -7,6 +7,7 @@
 #include "common/core/text.h"
 #include "common/kernels/cpu/cpu_device.h"
 #include "common/kernels/cuda/cuda.h"
+#include "common/kernels/sim/sim_device.h"
 
 namespace lockstep {
 
@@ -36,6 +37,7 @@ std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& opt
           "--nchw: {} has one layout, N,H,W,C, and only cuDNN is given another; leave it out or "
           "give --devices cuda:0",
           id.name());
+  if (id.kind == DeviceId::Kind::sim) return sim::open_sim_device(id, options);
   return cpu::open_cpu_device(id.index, options);
 }
 
@@ -43,6 +45,7 @@ Devices open_devices(const std::vector<DeviceId>& ids, DeviceOptions options) {
   Devices devices;
   const int shares = static_cast<int>(ids.size());
   options.neighbours = shares - 1;
+  if (!ids.empty() && ids[0].kind == DeviceId::Kind::sim) options.sim_host = sim::make_host();
   for (int share = 0; share < shares; ++share) {
     if (options.bind) options.cores = share_of_cores(share, shares, options.threads);
     devices.push_back(open_device(ids[share], options));

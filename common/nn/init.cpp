@@ -4,6 +4,7 @@
 #include <numbers>
 #include <random>
 
+#include "common/core/device.h"
 #include "common/nn/state_dict.h"
 
 namespace lockstep {
@@ -46,6 +47,7 @@ std::vector<Real> first_values(const Parameter& p, Initializer initializer, uint
 
 void initialize(const std::vector<Parameter*>& parameters, Initializer initializer, uint64_t seed) {
   for (const Parameter* p : parameters) {
+    if (!p->value.home().device().computes()) continue;  // as large as they are, and without values
     p->value.copy_from_host(from_torch_layout(*p, first_values(*p, initializer, seed)));
   }
 }

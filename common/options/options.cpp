@@ -76,7 +76,11 @@ void add_training_options(OptionParser& parser, Options& o) {
 void add_device_options(OptionParser& parser, Options& o) {
   parser.begin_group("Devices");
   parser.add("--devices", o.devices,
-             {"cpu:0, cuda:0 or a list; default: all GPUs, else cpu:0,cpu:1", Role::per_rank});
+             {"cpu:0, cuda:0 or a list; sim:8, sim:h100x8: that many which are only simulated; "
+              "default: all GPUs, else cpu:0,cpu:1",
+              Role::per_rank});
+  parser.add("--nodes", o.nodes,
+             {"simulated hosts, each with --devices", Role::per_rank}, {1, 65536});
   parser.add("--threads-per-device", o.threads_per_device,
              {"compute threads of a CPU device", Role::rounding}, {1, 1024});
   parser.add_flag("--bind", o.bind,
@@ -151,6 +155,9 @@ void check_use(const OptionParser& parser, const Options& o, bool baseline) {
   require(!has_width || !o.dropout,
           "--dropout: {} has no dropout layers; leave it out or choose --model seed",
           name_of(o.model));
+  require(!baseline || !o.simulated(),
+          "--baseline: compares weights, and simulated devices compute none; use ./lockstep "
+          "predict");
   require(!baseline || o.epochs > 0,
           "--baseline: --epochs 0 trains nothing that could be timed; give 1 or more");
 }
@@ -161,6 +168,16 @@ void check(const Options& o) {
           "--betas: found {}, expected two numbers below 1, for instance 0.9,0.999",
           fmt::join(o.betas, ","));
   if (!o.devices.empty()) parse_devices(o.devices);
+  require(o.simulated() || o.nodes == 1,
+          "--nodes: {} is for simulated devices; give --devices sim:8, or start ranks on several "
+          "hosts by ./lockstep launch --nnodes",
+          o.nodes);
+  for (const auto& [name, path] : {std::pair("--save", o.save), {"--load", o.load}}) {
+    require(!o.simulated() || path.empty(),
+            "{}: {} has weights, and simulated devices compute none; leave it out, or give "
+            "--devices cpu:0",
+            name, path);
+  }
   require(!o.bind || !o.no_bind, "--bind and --no-bind: leave one of them out");
   require(o.workers > 0 || o.loader_timeout == 0,
           "--loader-timeout: {} needs loader threads; give --workers 1 or more", o.loader_timeout);

@@ -43,6 +43,7 @@ struct Options {
   BatchSplit emulate{};
   bool dropout = false;
   std::string devices;  // empty: default_devices()
+  int nodes = 1;        // simulated hosts
   int threads_per_device = 1;
   bool graph = false, tf32 = false, nchw = false, bind = false, no_bind = false;
   int workers = 1;
@@ -77,6 +78,8 @@ struct Options {
   int64_t smallest_batch(int64_t samples) const;
   LearningRateSchedule schedule(int64_t steps_per_epoch) const;
   OptimizerRule optimizer_rule() const;
+  /// Whether nothing is computed: the devices do not exist.
+  bool simulated() const { return devices.starts_with("sim:"); }
   /// The devices named, or the defaults of this machine.
   std::vector<DeviceId> device_ids() const;
   DeviceOptions device_options() const {

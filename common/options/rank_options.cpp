@@ -67,6 +67,7 @@ ProcessGroupOptions RankOptions::group_options() const {
           .local_rank = if_given(local_rank),
           .timeout_seconds = timeout,
           .flight_file = flight,
+          .simulated = simulated,
           .program = typed_command_line()};
 }
 

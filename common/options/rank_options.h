@@ -16,6 +16,7 @@ struct RankOptions {
   int rank = -1, world_size = -1, local_rank = -1;  // -1: not given
   double timeout = 300;                             // seconds
   std::string flight{};                             // where ranks leave their last calls; or empty
+  std::optional<SimulatedRanks> simulated{};        // set by start_ranks()
 
   void add_to(OptionParser& parser);
 

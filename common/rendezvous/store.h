@@ -2,6 +2,7 @@
 // The store of a group of ranks: what they tell each other before anything else connects them, and
 // when their connections have failed.
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -56,6 +57,9 @@ class Store {
   virtual Address host_address() const = 0;
   /// Whether that rank of the group hosts the store.
   virtual bool is_host(int rank) const = 0;
+  /// Why strangers could reach the store, or join; empty if neither is so: "no job key: trusts its
+  /// network".
+  virtual std::string trust() const { return {}; }
 
  protected:
   Store() = default;
@@ -87,6 +91,30 @@ class SubgroupStore final : public Store {
   std::vector<int> members_;
   std::string prefix_;
   int rank_;
+};
+
+/// The store of rank 0 where ranks are simulated: it answers as if all others had come, and left
+/// what this one leaves.
+class LikeRanksStore final : public Store {
+ public:
+  explicit LikeRanksStore(int world_size) : world_size_(world_size) {}
+
+  int rank() const override { return 0; }
+  int world_size() const override { return world_size_; }
+  Meeting meet(const std::string& name, const std::optional<std::string>& mine,
+               const std::vector<int>& awaited, double timeout_seconds) override;
+  void set(const std::string& key, const std::string& value) override { values_[key] = value; }
+  std::string get(const std::string& key, double) override { return values_.at(key); }
+  const JobKey& key() const override { return key_; }
+  void answer_within(double) override {}
+  Address local_address() const override { return {}; }
+  Address host_address() const override { return {}; }
+  bool is_host(int rank) const override { return rank == 0; }
+
+ private:
+  int world_size_;
+  std::map<std::string, std::string> values_;
+  JobKey key_;
 };
 
 // --- A job's store over TCP ---------------------------------------------------------------------
@@ -147,9 +175,7 @@ class TcpStore final : public Store {
 
   /// Where the store listens: for errors, and for tests, in which the system chooses the port.
   const Address& address() const { return options_.address; }
-  /// Why strangers could reach the store, or join; empty if neither is so: "no job key: trusts its
-  /// network".
-  std::string trust() const;
+  std::string trust() const override;
   /// Returns once all ranks have connected. The first rank whose timeout passes ends the wait of
   /// all: PeerLost, "missing ranks: 1, 3".
   void wait_for_all(double timeout_seconds);

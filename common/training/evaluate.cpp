@@ -1,5 +1,7 @@
 #include "common/training/evaluate.h"
 
+#include "common/core/device.h"
+
 namespace lockstep {
 
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
@@ -9,6 +11,7 @@ Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& f
 
 Evaluation evaluate(Module& network, Loss& criterion, DataLoader& loader, int64_t samples,
                     Feeder& feeder, Context& context, int64_t least_passes) {
+  if (!context.stream().device().computes()) return {};
   const PassFacts before = context.facts;
   context.facts = {.training = false};
   const Stream stream = context.stream();
@@ -36,6 +39,7 @@ Evaluation evaluate(Module& network, Loss& criterion, DataLoader& loader, int64_
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
                     Context& context, Communicator& comm) {
   const Stream stream = context.stream();
+  if (!stream.device().computes()) return {};
   const auto most = CountTensor::from_host(stream, {1}, {loader.batches_per_epoch()});
   comm.broadcast(stream, most, 0);
   const Evaluation part =

@@ -20,7 +20,8 @@ namespace lockstep {
 namespace {
 
 /// Refuses to be one of several copies, which would do the same work and write the same files.
-void require_one_process(const std::string& name) {
+void require_one_process(const std::string& name, int nodes) {
+  require(nodes == 1, "--nodes: {} is one process, on one host; leave it out", name);
   const auto variable = [](const char* word) -> const char* { return std::getenv(word); };
   const std::string told = sign_of_several(variable);
   require(
@@ -39,7 +40,7 @@ int run_program(const ProgramInfo& program, Options& options, int argc, const ch
   std::optional<CommandLine> line;
   said_once([&] {
     line = parse_command_line(program, options, argc, argv);
-    if (line && !program.start_ranks) require_one_process(program.name);
+    if (line && !program.start_ranks) require_one_process(program.name, options.nodes);
   });
   std::optional<int> status;  // nothing: this process trains
   if (!line) {
@@ -56,9 +57,18 @@ int run_program(const ProgramInfo& program, Options& options, int argc, const ch
 
 // --- One rank of several -------------------------------------------------------------------------
 
-std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options) {
-  if (rank_options.started_as_rank()) return {};
+std::optional<int> start_ranks(const Options& options, RankOptions& rank_options) {
+  const bool started = rank_options.started_as_rank();
+  if (started && !options.simulated()) return {};
   const int count = static_cast<int>(options.device_ids().size());
+  if (options.simulated()) {
+    require(!started,
+            "--devices {}: simulated ranks are all in one process, and a launcher has started "
+            "several; start it without one",
+            options.devices);
+    rank_options.simulated = {.world_size = options.nodes * count, .per_host = count};
+    return {};
+  }
   print_clean("no launcher: starting {} local rank{}\n", count, count == 1 ? "" : "s");
   std::fflush(stdout);
   std::vector<std::string> program = own_command_line();
@@ -70,7 +80,7 @@ std::optional<int> start_ranks(const Options& options, const RankOptions& rank_o
 }
 
 int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
-                     const RankOptions& rank_options, const std::string& devices,
+                     RankOptions& rank_options, const std::string& devices,
                      const std::function<void(ProcessGroup&)>& work) {
   hold_standard_streams();
   report_uncaught_errors();

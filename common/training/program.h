@@ -32,14 +32,14 @@ int run_program(const ProgramInfo& program, Options& options, int argc, const ch
 
 /// Where no launcher started this process and nothing says which rank it is: starts this program
 /// again, one local rank per device, waits, and returns their exit status. In a rank it does and
-/// returns nothing.
-std::optional<int> start_ranks(const Options& options, const RankOptions& rank_options);
+/// returns nothing. If the devices are simulated, so are all ranks but this one.
+std::optional<int> start_ranks(const Options& options, RankOptions& rank_options);
 
 /// What main() of a small program of several ranks does: parses the command line, starts the ranks
 /// if nobody did, one per device of `devices` (as --devices; looked at after parsing), and calls
 /// `work` in each of them. Returns the exit status.
 int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
-                     const RankOptions& rank_options, const std::string& devices,
+                     RankOptions& rank_options, const std::string& devices,
                      const std::function<void(ProcessGroup&)>& work);
 
 /// Opens the device of this rank: number local_rank of those that --devices names for its host; by

@@ -19,11 +19,6 @@
 namespace lockstep {
 namespace {
 
-double seconds_between(std::chrono::steady_clock::time_point begin,
-                       std::chrono::steady_clock::time_point end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
-
 nlohmann::json names_of(const std::vector<Device*>& devices) {
   nlohmann::json names = nlohmann::json::array();
   for (const Device* device : devices) names.push_back(device->name());
@@ -53,9 +48,12 @@ void ProgressBar::clear() {
 }
 
 LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
-  return {group.rank(), group.exchanger(), own_health,
-          [&group](const auto& work) { group.together(work); },
-          [&group] { return group.flight().seconds_in_collectives(); }};
+  if (group.simulated()) return {.alike = group.world_size(), .own_health = own_health};
+  return {.rank = group.rank(),
+          .exchange = group.exchanger(),
+          .own_health = own_health,
+          .together = [&group](const auto& work) { group.together(work); },
+          .in_collectives = [&group] { return group.flight().seconds_in_collectives(); }};
 }
 
 TrainingLog::TrainingLog(std::string program, const Options& options, Stream stream,
@@ -95,13 +93,15 @@ void TrainingLog::start(const Dataset& train, const Dataset& test, int64_t param
     for (const nlohmann::json& name : rank) names.push_back(name);
   }
   if (!prints()) return;
-  print_clean("{}: {} on {}, {}", program_, name_of(options_.model), fmt::join(names, ","),
+  print_clean("{}: {} on {}{}, {}", program_, name_of(options_.model),
+              peers_.alike > 1 ? fmt::format("{} x ", peers_.alike) : "", fmt::join(names, ","),
               devices_.front()->description());
-  const std::string reason = why_no_gpu();
+  const std::string reason = simulated() ? "" : why_no_gpu();
   print_clean("{}\n", reason.empty() ? "" : fmt::format(" (no GPU: {})", reason));
   print_clean("{}: {} training and {} test images of {}x{}x{}; {} parameters\n\n", train.name,
               train.count(), test.count(), train.height, train.width, train.channels, parameters);
   if (!line.empty()) say(line);
+  if (simulated()) say("simulated: times, bytes and memory; no losses, no evaluation");
   if (options_.lr_step > 0 && options_.warmup_epochs >= double(options_.lr_step)) {
     warn(fmt::format(
         "--warmup-epochs {:g} ends where --lr-step {} has lowered the rate already: it climbs "
@@ -127,17 +127,18 @@ void TrainingLog::resume(int64_t steps, int64_t epochs) {
 
 void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
   epoch_ = epoch;
-  if (epoch_seconds_.empty()) startup_seconds_ = seconds_since_start();
+  if (epoch_seconds_.empty() && !simulated()) startup_seconds_ = seconds_since_start();
   samples_seen_ = first_batch * options_.batch_size;
   for (Device* device : devices_) device->memory().reset_peak();  // the peak before training
   cores_.start();
-  epoch_begin_ = Clock::now();
+  epoch_begin_ns_ = devices_.front()->now_ns();
   waited_begin_ = in_collectives();
   reports_.begin_epoch();
 }
 
 void TrainingLog::step(const HostBatch& batch, const Tensor& loss,
                        const std::vector<HealthTensor>& healths) {
+  devices_.front()->made_batch();
   reports_.push(steps_, loss, healths);
   lines_.push_back({samples_seen_, batch.index % options_.log_interval == 0});
   ++steps_;
@@ -162,14 +163,14 @@ void TrainingLog::receive(size_t keep) {
             report->failed_step, who, report->loss, options_.lr);
       });
     }
-    losses_.push_back(report->loss);
+    if (!simulated()) losses_.push_back(report->loss);
     if (line.print && prints()) {
       progress_.clear();
-      print_clean("Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.6f}\n", epoch_ + 1,
-                  line.samples_before, samples_,
-                  100.0 * double(line.samples_before) / double(samples_), report->loss);
+      print_clean("Train Epoch: {} [{}/{} ({:.0f}%)]\t{}\n", epoch_ + 1, line.samples_before,
+                  samples_, 100.0 * double(line.samples_before) / double(samples_),
+                  simulated() ? "simulated: no loss" : fmt::format("Loss: {:.6f}", report->loss));
     }
-    progress_.show(line.samples_before, seconds_between(epoch_begin_, Clock::now()));
+    progress_.show(line.samples_before, seconds_of_epoch());
   }
 }
 
@@ -187,9 +188,13 @@ std::string TrainingLog::who_failed() const {
   return found.empty() ? "the sum over all ranks" : listed(found);
 }
 
+double TrainingLog::seconds_of_epoch() const {
+  return double(devices_.front()->now_ns() - epoch_begin_ns_) * 1e-9;
+}
+
 void TrainingLog::end_epoch() {
   receive(0);
-  epoch_seconds_.push_back(seconds_between(epoch_begin_, Clock::now()));
+  epoch_seconds_.push_back(seconds_of_epoch());
   waited_here_ += in_collectives() - waited_begin_;
   cores_.stop();
   for (size_t i = 0; i < devices_.size(); ++i) {
@@ -200,6 +205,7 @@ void TrainingLog::end_epoch() {
 }
 
 void TrainingLog::evaluated(const Evaluation& e) {
+  if (simulated()) return;  // said in start()
   if (!std::isfinite(e.loss)) {  // the last update, or a loaded file, spoilt the weights
     together([&] {
       fail<NonFinite>(
@@ -271,7 +277,7 @@ void TrainingLog::collect_records(double flops) {
       records_.push_back(
           {rank.at("names").at(i), rank.at("peaks").at(i), rank.at("without_core").at(i)});
     }
-    flops_ += rank.at("flops").get<double>();
+    flops_ += peers_.alike * rank.at("flops").get<double>();
     waited_.push_back(rank.at("waited"));
     rss_bytes_ = std::max(rss_bytes_, rank.at("rss").get<int64_t>());
   }
@@ -362,7 +368,7 @@ void TrainingLog::print_summary() const {
     row("epoch time",
         fmt::format("{:.2f} s (last of {})", epoch_seconds_.back(), epoch_seconds_.size()));
     row("samples/s", fmt::format("{:.0f}", samples_per_second()));
-    row("first step after", fmt::format("{:.2f} s", startup_seconds_));
+    if (!simulated()) row("first step after", fmt::format("{:.2f} s", startup_seconds_));
   }
   if (!evaluations_.empty()) {
     row("test accuracy", fmt::format("{:.2f} %", 100 * accuracy()));
@@ -372,7 +378,7 @@ void TrainingLog::print_summary() const {
         fmt::format("{:.1f} MiB", mebibytes(device.peak_bytes)));
   }
   for (const auto& [name, text] : notes_) row(name.c_str(), text);
-  row("process", fmt::format("{:.1f} MiB", mebibytes(rss_bytes_)));
+  if (!simulated()) row("process", fmt::format("{:.1f} MiB", mebibytes(rss_bytes_)));
   const std::string missing = text_of_missing_cores(names, without_core);
   if (!missing.empty()) print_clean("{}\n", missing);
 }

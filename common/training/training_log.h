@@ -1,7 +1,6 @@
 #pragma once
 // What a run shows and remembers: log lines, progress bar, summary, --metrics.
 
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -23,7 +22,8 @@ struct LogPeers {
   static LogPeers of(ProcessGroup& group, const HealthTensor& own_health);
 
   int rank = 0;
-  ExchangeTexts exchange{};   // empty: one process
+  ExchangeTexts exchange{};   // empty: one process, or others that are simulated
+  int alike = 1;              // ranks for which this one stands
   HealthTensor own_health{};  // of what this rank adds to sums over all ranks
   /// ProcessGroup::together(); empty: the work of one process.
   std::function<void(const std::function<void()>& work)> together{};
@@ -105,8 +105,8 @@ class TrainingLog {
 
   void evaluated(const Evaluation& evaluation);
   bool has_evaluation() const { return !evaluations_.empty(); }
-  /// Of the last evaluation.
-  double accuracy() const { return evaluations_.back().accuracy(); }
+  /// Of the last evaluation; 0 where nothing is computed.
+  double accuracy() const { return simulated() ? 0 : evaluations_.back().accuracy(); }
 
   /// Adds a row to the summary: what a stage measured itself.
   void note(std::string row, std::string text);
@@ -121,7 +121,6 @@ class TrainingLog {
   void finish(double flops);
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Line {
     int64_t samples_before;
     bool print;
@@ -135,6 +134,9 @@ class TrainingLog {
   };
 
   bool prints() const { return peers_.rank == 0; }
+  /// Nothing is computed: there are times, and no losses.
+  bool simulated() const { return !devices_.front()->computes(); }
+  double seconds_of_epoch() const;
   std::vector<nlohmann::json> exchange(const nlohmann::json& mine) const;
   void receive(size_t keep);
   std::string who_failed() const;
@@ -167,7 +169,7 @@ class TrainingLog {
   int64_t epoch_ = 0, steps_ = 0, earlier_steps_ = 0;
   int64_t samples_seen_ = 0;     // of the epoch
   int64_t samples_trained_ = 0;  // by this run
-  Clock::time_point epoch_begin_;
+  int64_t epoch_begin_ns_ = 0;
   double startup_seconds_ = 0, waited_begin_ = 0, waited_here_ = 0;
   std::vector<double> losses_, step_seconds_, epoch_seconds_;
   std::vector<Evaluation> evaluations_;

@@ -1,0 +1,107 @@
+#include "common/kernels/sim/profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <vector>
+
+#include "common/core/error.h"
+#include "common/core/parse.h"
+#include "common/io/file.h"
+#include "common/io/json.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+int64_t whole_ns(double seconds) { return std::llround(1e9 * seconds); }
+
+/// A file's object, and what it is called in errors.
+struct Entry {
+  const json& value;
+  std::string what;
+
+  Entry at(const std::string& key) const {
+    require(value.is_object() && value.contains(key), "{}: has no '{}'; see common/kernels/sim/",
+            what, key);
+    return {value.at(key), what + ": " + key};
+  }
+  std::string text() const {
+    require(value.is_string(), "{}: found {}, expected a text", what, value.dump());
+    return value;
+  }
+  /// A number from `least` on.
+  double number(double least) const {
+    require(value.is_number() && value.get<double>() >= least,
+            "{}: found {}, expected a number from {:g} on", what, value.dump(), least);
+    return value;
+  }
+};
+
+/// Of what divides.
+constexpr double kLeastRate = 1e-3;
+
+OperationCost operation_cost(const Entry& entry) {
+  return {.seconds = entry.at("seconds").number(0),
+          .flops = entry.at("flops").number(kLeastRate),
+          .bytes = entry.at("bytes").number(kLeastRate)};
+}
+
+LinkCost link_cost(const Entry& entry) {
+  return {.seconds = entry.at("seconds").number(0), .bytes = entry.at("bytes").number(kLeastRate)};
+}
+
+std::filesystem::path profile_path(const std::string& name) {
+  if (name.find('/') != name.npos) return name;
+  const char* const folder = std::getenv("LOCKSTEP_PROFILES");
+  const std::filesystem::path place = folder != nullptr ? folder : LOCKSTEP_PROFILES;
+  return place / (name + ".json");
+}
+
+}  // namespace
+
+int64_t Profile::operation_ns(const char* op, double flops, double bytes) const {
+  const auto found = operations.find(op);
+  const OperationCost& cost = found != operations.end() ? found->second : operations.at("default");
+  return whole_ns(cost.seconds + std::max(flops / cost.flops, bytes / cost.bytes));
+}
+
+int64_t Profile::message_ns(Link link, double bytes) const {
+  const LinkCost& cost = links.at(size_t(link));
+  return whole_ns(cost.seconds + bytes / cost.bytes);
+}
+
+std::shared_ptr<const Profile> read_profile(const std::string& name) {
+  const std::filesystem::path path = profile_path(name);
+  require(std::filesystem::exists(path),
+          "--devices sim:{}: there is no profile {}; choose one of tools/profiles, or make this "
+          "machine's with ./lockstep calibrate",
+          name, path.string());
+  const std::string what = path.string();
+  const std::vector<std::byte> bytes = read_file(path);
+  const json file =
+      parse_strictly({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, what, 8);
+  const Entry all{file, what};
+  Profile profile{.name = path.stem(),
+                  .device = all.at("device").text(),
+                  .source = all.at("source").text(),
+                  .memory_bytes = int64_t(all.at("memory_bytes").number(1)),
+                  .peak_flops = all.at("peak_flops").number(1),
+                  .operations = {},
+                  .launch_seconds = all.at("launch_seconds").number(0),
+                  .batch_seconds = all.at("batch_seconds").number(0),
+                  .links = {}};
+  const Entry operations = all.at("operations");
+  profile.operations["default"] = operation_cost(operations.at("default"));
+  for (const auto& [op, cost] : operations.value.items()) {
+    profile.operations[op] = operation_cost(operations.at(op));
+  }
+  for (const Link link : {Link::host, Link::device, Link::network}) {
+    profile.links.at(size_t(link)) = link_cost(all.at("links").at(name_of(link)));
+  }
+  return std::make_shared<const Profile>(std::move(profile));
+}
+
+}  // namespace lockstep

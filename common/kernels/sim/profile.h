@@ -1,0 +1,56 @@
+#pragma once
+// What a simulated device's work costs: a small file of rates (tools/profiles/).
+//
+// The form of such a file, JSON. Times are in seconds, rates per second:
+//   {"device": "NVIDIA H100 SXM",           what it is
+//    "source": "from data sheets, ...",     where the figures come from: every output says it
+//    "memory_bytes": 85899345920,
+//    "peak_flops": 6.7e13,                  of the whole device, for the share that is used
+//    "operations": {"default": {"seconds": 3e-6, "flops": 4e13, "bytes": 2.6e12},
+//                   "conv2d": {...}, ...},  by their names in traces
+//    "launch_seconds": 4e-6,                what the host pays for each operation
+//    "batch_seconds": 2e-5,                 what the host pays for a batch
+//    "links": {"host": {"seconds": 1e-5, "bytes": 5e10},      between host and device
+//              "device": {...},             between two devices of a host
+//              "network": {...}}}           between two hosts
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace lockstep {
+
+/// An operation takes `seconds`, and then the longer of its two times.
+struct OperationCost {
+  double seconds = 0, flops = 1, bytes = 1;
+};
+
+/// A message takes `seconds`, and then its bytes' time.
+struct LinkCost {
+  double seconds = 0, bytes = 1;
+};
+
+enum class Link { host, device, network };
+constexpr auto words_of(Link) { return std::array{"host", "device", "network"}; }
+
+struct Profile {
+  std::string name, device, source;
+  int64_t memory_bytes = 0;
+  double peak_flops = 0;
+  std::map<std::string, OperationCost, std::less<>> operations;  // "default": all others
+  double launch_seconds = 0, batch_seconds = 0;
+  std::array<LinkCost, 3> links;  // by Link
+
+  /// Nanoseconds of an operation of this name.
+  int64_t operation_ns(const char* op, double flops, double bytes) const;
+  /// Nanoseconds of one message.
+  int64_t message_ns(Link link, double bytes) const;
+};
+
+/// Reads the profile of that name, or the file where it is a path. Throws BadInput, naming the file
+/// and the entry, for what is no profile; EnvironmentError for a file that cannot be read.
+std::shared_ptr<const Profile> read_profile(const std::string& name);
+
+}  // namespace lockstep

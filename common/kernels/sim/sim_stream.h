@@ -1,0 +1,73 @@
+#pragma once
+// The stream of a simulated device: no thread, no queue. What an operation takes is known when it
+// is enqueued, and so is when it begins: when the stream is free, the host has come to it, and what
+// the stream waits for has happened.
+
+#include <array>
+#include <memory>
+#include <unordered_set>
+
+#include "common/core/stream_backend.h"
+#include "common/kernels/sim/profile.h"
+#include "common/kernels/sim/sim_host.h"
+
+namespace lockstep {
+
+class SimStream final : public StreamBackend {
+ public:
+  SimStream(Device& device, std::string name, SimHost& host, const Profile& profile);
+  ~SimStream() override;
+
+  /// Enqueues an operation named `op` (a literal) that takes so long.
+  void enqueue(const char* op, int64_t ns);
+  SimHost& host() const { return host_; }
+  const Profile& profile() const { return profile_; }
+
+  uint64_t record() override;
+  std::shared_ptr<const EventTime> record_time() override;
+  void wait(const Event& event) override;
+  void copy(void* to, const void* from, size_t bytes) override;
+  /// Throws BadInput: there is nobody to run it.
+  void host_task(const char* op, std::function<void()> body) override;
+  void* allocate(size_t bytes) override;
+  void release(void* memory, size_t bytes) override;
+  void begin_capture() override;
+  std::unique_ptr<Graph> end_capture() override;
+  void launch(Graph& graph) override;
+  bool done(uint64_t ticket) const override { return time_of(ticket) <= host_.now(); }
+  void block(uint64_t ticket) const override { host_.wait_until(time_of(ticket)); }
+  std::exception_ptr error() const override { return nullptr; }
+  void push_scope(std::string_view name) override;
+  void pop_scope() override { scopes_.pop_back(); }
+  std::vector<Span> timeline() const override { return spans_; }
+  std::vector<MemoryChange> memory_changes() const override { return memory_changes_; }
+
+ private:
+  struct Operation {
+    const char* op;
+    const std::string* scope;
+    int64_t ns;
+  };
+  struct Time;
+  struct Recording;
+
+  int64_t time_of(uint64_t ticket) const { return events_[ticket % kEventRing]; }
+  /// When what is enqueued next can begin.
+  int64_t next_begin() const { return std::max(free_at_, host_.now()); }
+  void place(const Operation& operation);
+  void refuse_in_capture(const char* op) const;
+  void trace_memory(int64_t change);
+
+  SimHost& host_;
+  const Profile& profile_;
+  const bool tracing_;
+  int64_t free_at_ = 0;                        // when the last operation ends, or wait
+  std::array<int64_t, kEventRing> events_{};   // when each comes
+  std::vector<const std::string*> scopes_;
+  std::unordered_set<std::string> scope_names_;
+  std::unique_ptr<Recording> recording_;  // during a capture
+  std::vector<Span> spans_;
+  std::vector<MemoryChange> memory_changes_;
+};
+
+}  // namespace lockstep

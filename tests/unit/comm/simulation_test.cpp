@@ -1,0 +1,202 @@
+// Simulated devices: when work would happen, and that nothing is computed.
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "common/comm/sim_communicator.h"
+#include "common/core/error.h"
+#include "common/core/stream_backend.h"
+#include "common/kernels/devices.h"
+#include "common/kernels/kernels.h"
+#include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using testing::message_of;
+using testing::TempDir;
+
+/// Simple rates: a byte takes a nanosecond, a multiplication two, a message of a link 100 and more.
+struct SimpleProfile {
+  explicit SimpleProfile(int64_t launch_ns = 0) {
+    std::ofstream(path()) << fmt::format(R"({{"device": "simple", "source": "made up",
+      "memory_bytes": 1e9, "peak_flops": 1e9, "launch_seconds": {}e-9, "batch_seconds": 0,
+      "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}}}},
+      "links": {{"host": {{"seconds": 10e-9, "bytes": 1e9}},
+                 "device": {{"seconds": 100e-9, "bytes": 1e9}},
+                 "network": {{"seconds": 1000e-9, "bytes": 1e8}}}}}})",
+                                         launch_ns);
+  }
+  std::string path() const { return folder / "simple.json"; }
+  Devices open(int count, bool trace = false) const {
+    return open_devices(parse_devices(fmt::format("sim:{}x{}", path(), count)), {.trace = trace});
+  }
+  TempDir folder;
+};
+
+/// What a stream has done, as "op begin-end".
+std::vector<std::string> timeline(Stream stream) {
+  std::vector<std::string> texts;
+  for (const Span& span : stream.backend().timeline()) {
+    texts.push_back(fmt::format("{} {}-{}", span.op, span.begin_ns, span.end_ns));
+  }
+  return texts;
+}
+using Texts = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("Simulated work begins when its stream, its events and the host have come", "[sim]") {
+  const SimpleProfile profile;
+  const Devices devices = profile.open(1, /*trace=*/true);
+  const Stream a = devices[0]->create_stream("a"), b = devices[0]->create_stream("b");
+  const Tensor x = Tensor::empty(a, {100}), y = Tensor::empty(b, {25});
+  const auto bytes = int64_t(sizeof(Real));
+  a.kernels().fill(a, 0, x);           // 100 numbers
+  b.kernels().fill(b, 0, y);           // 25 numbers, at the same time
+  b.wait(a.record());                  // until the 100 are done
+  b.kernels().fill(b, 0, y);
+  CHECK(devices[0]->now_ns() == 0);    // the host has waited for nothing
+  b.synchronize();
+  CHECK(devices[0]->now_ns() == 125 * bytes);
+  a.kernels().fill(a, 0, x);           // not before the host comes to it
+  CHECK(timeline(a) == Texts{fmt::format("fill 0-{}", 100 * bytes),
+                             fmt::format("fill {}-{}", 125 * bytes, 225 * bytes)});
+  CHECK(timeline(b) == Texts{fmt::format("fill 0-{}", 25 * bytes),
+                             fmt::format("fill {}-{}", 100 * bytes, 125 * bytes)});
+}
+
+TEST_CASE("A simulated host pays for every operation, and for a graph once", "[sim]") {
+  const SimpleProfile profile(1000);
+  const Devices devices = profile.open(1);
+  const Stream stream = devices[0]->create_stream("compute");
+  const Tensor x = Tensor::empty(stream, {1});
+  const auto fill = [&] { stream.kernels().fill(stream, 0, x); };
+  const auto bytes = int64_t(sizeof(Real));
+  for (int i = 0; i < 3; ++i) fill();
+  stream.synchronize();
+  CHECK(devices[0]->now_ns() == 3000 + bytes);  // launch-bound: the device waits for the host
+  stream.begin_capture();
+  for (int i = 0; i < 3; ++i) fill();
+  const std::unique_ptr<Graph> graph = stream.end_capture();
+  CHECK(devices[0]->now_ns() == 3000 + bytes);  // recorded, not run
+  stream.launch(*graph);
+  stream.synchronize();
+  CHECK(devices[0]->now_ns() == 4000 + 4 * bytes);
+}
+
+TEST_CASE("An operation takes its products or its bytes, whichever takes longer", "[sim]") {
+  const SimpleProfile profile;
+  const Devices devices = profile.open(1);
+  const Stream stream = devices[0]->create_stream("compute");
+  const auto ns = [&](const MatMul& shape) {
+    const Tensor a = Tensor::empty(stream, {shape.m, shape.k}),
+                 b = Tensor::empty(stream, {shape.k, shape.n}),
+                 c = Tensor::empty(stream, {shape.m, shape.n});
+    stream.synchronize();
+    const int64_t begin = devices[0]->now_ns();
+    stream.kernels().matmul(stream, shape, a, b, c);
+    stream.synchronize();
+    return devices[0]->now_ns() - begin;
+  };
+  const auto shape = [](int64_t m, int64_t n, int64_t k) {
+    return MatMul{
+        .m = m, .n = n, .k = k, .transpose_a = false, .transpose_b = false, .accumulate = false};
+  };
+  CHECK(ns(shape(100, 100, 100)) == 2 * 2 * 100 * 100 * 100);
+  CHECK(ns(shape(100, 1, 1)) == int64_t(sizeof(Real)) * (100 + 1 + 100));
+}
+
+TEST_CASE("Memory that no machine has is counted, and is nowhere", "[sim]") {
+  const SimpleProfile profile;
+  const Devices devices = profile.open(2);
+  const std::vector<Stream> streams = create_streams(devices, "compute");
+  const int64_t terabyte = int64_t{1} << 40;
+  {
+    const ByteTensor huge = ByteTensor::empty(streams[0], {terabyte});
+    const ByteTensor another = ByteTensor::empty(streams[1], {terabyte});
+    CHECK(devices[0]->memory().current() == terabyte);
+    streams[1].copy(another.data(), huge.data(), size_t(terabyte));
+    streams[1].synchronize();
+    CHECK(devices[0]->now_ns() == 100 + terabyte);  // between devices: 100 ns, and the bytes
+  }
+  CHECK(devices[0]->memory().current() == 0);
+  CHECK(devices[0]->memory().peak() == terabyte);
+}
+
+TEST_CASE("The host reads counts of a simulated device, and no results", "[sim]") {
+  const SimpleProfile profile;
+  const Devices devices = profile.open(1);
+  const Stream stream = devices[0]->create_stream("compute");
+  const auto states = HealthTensor::from_host(stream, {}, {Health{.failed_step = 7}});
+  CHECK(states.to_host()[0].failed_step == 7);
+  const CountTensor counts = CountTensor::empty(stream, {2});
+  stream.kernels().fill_count(stream, 5, counts);
+  CHECK(counts.to_host() == std::vector<int64_t>{5, 5});
+  const Tensor x = Tensor::empty(stream, {3, 4, 4, 2}), statistics = Tensor::empty(stream, {5});
+  stream.kernels().batch_norm_statistics(stream, x, statistics);
+  CHECK(statistics.range(4, {1}).to_host() == std::vector<Real>{3 * 4 * 4});  // rows
+  for (const Tensor& without_values : {x, statistics, statistics.range(0, {1})}) {
+    CHECK_THAT(message_of<BadInput>([&] { without_values.to_host(); }),
+               ContainsSubstring("a tensor " + without_values.shape().text() + " has no values"));
+  }
+}
+
+// --- Ranks ---------------------------------------------------------------------------------------
+
+TEST_CASE("Simulated ranks send a ring's messages one by one", "[sim]") {
+  const SimpleProfile profile;
+  for (const int ranks : {1, 2, 3, 8, 1024}) {
+    const Devices devices = profile.open(1);
+    const Stream stream = devices[0]->create_stream("communication");
+    const auto comm = make_sim_communicator({.world_size = ranks, .per_host = ranks});
+    const int64_t others = ranks - 1, part = 10, n = part * ranks, size = sizeof(Real);
+    const auto ns = [&](const auto& call) {
+      const int64_t begin = devices[0]->now_ns(), sent = comm->bytes_sent();
+      call();
+      stream.synchronize();
+      return std::pair(devices[0]->now_ns() - begin, comm->bytes_sent() - sent);
+    };
+    const Tensor all = Tensor::empty(stream, {n}), mine = Tensor::empty(stream, {part});
+    const int64_t round = 100 + part * size;
+    using Cost = std::pair<int64_t, int64_t>;
+    CHECK(ns([&] { comm->all_reduce(stream, all); }) ==
+          Cost(2 * others * round, 2 * others * part * size));
+    CHECK(ns([&] { comm->all_gather(stream, mine, all); }) ==
+          Cost(others * round, others * part * size));
+    CHECK(ns([&] { comm->reduce_scatter(stream, all, mine); }) ==
+          Cost(others * round, others * part * size));
+  }
+}
+
+TEST_CASE("The slowest link of a ring decides", "[sim]") {
+  const SimpleProfile profile;
+  const Devices devices = profile.open(1);
+  const Stream stream = devices[0]->create_stream("communication");
+  const auto comm = make_sim_communicator({.world_size = 4, .per_host = 2});
+  const Tensor x = Tensor::empty(stream, {4});
+  comm->all_reduce(stream, x);
+  stream.synchronize();
+  CHECK(devices[0]->now_ns() == 6 * (1000 + 10 * int64_t(sizeof(Real))));
+}
+
+TEST_CASE("Counts are those of all simulated ranks", "[sim]") {
+  const SimpleProfile profile;
+  const Devices devices = profile.open(1);
+  const Stream stream = devices[0]->create_stream("communication");
+  const auto comm = make_sim_communicator({.world_size = 3, .per_host = 3});
+  const auto counts = CountTensor::from_host(stream, {2}, {12, 1});
+  comm->all_reduce(stream, counts);
+  CHECK(counts.to_host() == std::vector<int64_t>{36, 3});
+  const Tensor x = Tensor::empty(stream, {10, 2}), statistics = Tensor::empty(stream, {5}),
+               gathered = Tensor::empty(stream, {3, 5});
+  stream.kernels().batch_norm_statistics(stream, x, statistics);
+  comm->all_gather(stream, statistics, gathered);
+  stream.kernels().batch_norm_merge(stream, gathered, statistics);
+  CHECK(statistics.range(4, {1}).to_host() == std::vector<Real>{30});
+}
+
+}  // namespace lockstep
