@@ -130,8 +130,10 @@ void hang_reported_elsewhere(ProcessGroup& group, bool fixed) {
   const auto device = open_device({DeviceId::Kind::cpu, group.local_rank()}, {});
   const Stream stream = device->create_stream("compute");
   const std::unique_ptr<Communicator> all = group.connect(*device);
-  const std::unique_ptr<Communicator> front = group.new_group(*device, std::max(rank, 1));
-  const std::unique_ptr<Communicator> back = group.new_group(*device, std::min(rank, 1));
+  const std::unique_ptr<Communicator> front =
+      group.new_group(*device, [](int each) { return std::max(each, 1); });
+  const std::unique_ptr<Communicator> back =
+      group.new_group(*device, [](int each) { return std::min(each, 1); });
   const auto x = BasicTensor<float>::from_host(stream, {1}, {1});
   all->barrier(stream);
   if (rank == 2 && !fixed) std::this_thread::sleep_for(kBusy);

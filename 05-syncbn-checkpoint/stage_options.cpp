@@ -130,7 +130,7 @@ std::shared_ptr<Communicator> SyncBatchNormOptions::comm(ProcessGroup& group, De
             "--sync-bn-group: {} ranks make no groups of {}; give a divisor of {}",
             group.world_size(), sync_bn_group, group.world_size());
   });
-  return group.new_group(device, group.rank() / sync_bn_group);
+  return group.new_group(device, [&](int rank) { return rank / sync_bn_group; });
 }
 
 TrainingState first_state(const OptionTable& options, const DatasetPair& data,

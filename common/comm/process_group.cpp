@@ -177,37 +177,39 @@ std::unique_ptr<Communicator> ProcessGroup::connect(Device& device) {
           backend_);
   agree_on_backend(device);
   connected_ = true;
-  std::unique_ptr<Communicator> made = communicator(device, store_);
+  std::unique_ptr<Communicator> made = communicator(device, store_, all_ranks(*store_));
   made->record_in({.recorder = flight_});
   return made;
 }
 
-std::unique_ptr<Communicator> ProcessGroup::new_group(Device& device, int color) {
+std::unique_ptr<Communicator> ProcessGroup::new_group(
+    Device& device, const std::function<int(int rank)>& color_of) {
   require(connected_, "rank {}: new_group() before connect(), which chooses what connects ranks",
           rank());
-  const std::string name = fmt::format("group {}", ++groups_), mine = std::to_string(color);
-  const std::vector<std::string> colors = exchange_as(name, mine);
+  const int color = color_of(rank());
+  const std::string name = fmt::format("group {}", ++groups_);
+  exchange_as(name, "");  // all have come to it
   std::vector<int> members;
   for (int other = 0; other < world_size(); ++other) {
-    if (colors[size_t(other)] == mine) members.push_back(other);
+    if (color_of(other) == color) members.push_back(other);
   }
   const auto store =
-      std::make_shared<SubgroupStore>(store_, members, fmt::format("{} of color {}", name, mine));
+      std::make_shared<SubgroupStore>(store_, members, fmt::format("{} of color {}", name, color));
   std::unique_ptr<Communicator> made;
   within(fmt::format("rank {}: a group of {}", rank(), name_ranks(members)),
-         [&] { made = communicator(device, store); });
+         [&] { made = communicator(device, store, members); });
   made->set_members(name_ranks(members));
   made->record_in({flight_, uint64_t(groups_) << 32 | uint64_t(members[0]), members});
   return made;
 }
 
-/// A membership of the ranks that share `store`, by the backend that was chosen.
+/// A membership of the ranks that share `store`, `members` in the whole group, by the backend that
+/// was chosen.
 std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
-                                                         const std::shared_ptr<Store>& store) {
+                                                         const std::shared_ptr<Store>& store,
+                                                         const std::vector<int>& members) {
   const int me = store->rank(), count = store->world_size();
-  if (simulated_) {
-    return make_sim_communicator({.world_size = count, .per_host = simulated_->per_host});
-  }
+  if (simulated_) return make_sim_communicator(members, simulated_->per_host);
   if (backend_ == "nccl") {
     const std::string mine = me == 0 ? nccl_unique_id() : "";
     const std::string id = texts_of_all(*store, "NCCL's id", mine, timeout_)[0];

@@ -89,12 +89,13 @@ class ProcessGroup {
   /// device and the group, when all enqueued work is done. Throws what choose_backend() throws, on
   /// all ranks, and PeerLost.
   std::unique_ptr<Communicator> connect(Device& device);
-  /// A further group, of the ranks that give the same `color`, numbered from 0 in the order of
-  /// their ranks here. All ranks call it in the same order, after connect(). As different groups'
-  /// calls are not in one order, a rank that is in several enqueues theirs on one stream. Destroyed
-  /// as connect()'s is. Throws what connect() throws. Mirrors torch.distributed.new_group, and
-  /// MPI_Comm_split, whose way of naming groups it has.
-  std::unique_ptr<Communicator> new_group(Device& device, int color);
+  /// A further group, of the ranks that `color_of` gives this rank's color, numbered from 0 in the
+  /// order of their ranks here. All ranks call it in the same order, after connect(). As different
+  /// groups' calls are not in one order, a rank that is in several enqueues theirs on one stream.
+  /// Destroyed as connect()'s is. Throws what connect() throws. Mirrors
+  /// torch.distributed.new_group, and MPI_Comm_split, whose way of naming groups it has.
+  std::unique_ptr<Communicator> new_group(Device& device,
+                                          const std::function<int(int rank)>& color_of);
 
   /// All ranks call these in the same order, any number of times. The calls go through the store:
   /// for what is rare, or must work without a connection.
@@ -135,7 +136,8 @@ class ProcessGroup {
   void fail_alike(const std::function<void()>& work);
   void fail_once(int speaker, const std::exception_ptr& error, const std::exception_ptr& mine);
   void agree_on_backend(const Device& device);
-  std::unique_ptr<Communicator> communicator(Device& device, const std::shared_ptr<Store>& store);
+  std::unique_ptr<Communicator> communicator(Device& device, const std::shared_ptr<Store>& store,
+                                             const std::vector<int>& members);
   std::shared_ptr<HostTransport> connect_host(Store& store);
   std::shared_ptr<HostTransport> connect_one_host(Store& store);
 

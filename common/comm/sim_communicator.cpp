@@ -14,11 +14,15 @@ int64_t bytes_of(const Elements& x) { return x.count * size_of(x.type); }
 /// The messages of one call, which rank 0 sends and receives one after another.
 class Messages {
  public:
-  Messages(const Profile& profile, SimulatedRanks ranks) : profile_(profile), ranks_(ranks) {}
+  Messages(const Profile& profile, const std::vector<int>& hosts)
+      : profile_(profile),
+        hosts_(hosts),
+        slowest_(std::ranges::count(hosts, hosts[0]) < std::ssize(hosts) ? Link::network
+                                                                         : Link::device) {}
 
   /// Rank 0 sends to its right neighbour, and receives as much from its left one.
   void round(int64_t bytes) {
-    ns_ += profile_.message_ns(slowest(), double(bytes));
+    ns_ += profile_.message_ns(slowest_, double(bytes));
     sent_ += bytes;
   }
   /// A message between rank 0 and another.
@@ -37,29 +41,30 @@ class Messages {
 
   int64_t ns() const { return ns_; }
   int64_t sent() const { return sent_; }
-  Link slowest() const {
-    return ranks_.world_size > ranks_.per_host ? Link::network : Link::device;
-  }
-  Link link_to(int rank) const { return rank < ranks_.per_host ? Link::device : Link::network; }
 
  private:
+  Link link_to(int rank) const {
+    return hosts_[size_t(rank)] == hosts_[0] ? Link::device : Link::network;
+  }
+
   const Profile& profile_;
-  SimulatedRanks ranks_;
+  const std::vector<int>& hosts_;  // of the ranks
+  Link slowest_;
   int64_t ns_ = 0, sent_ = 0;
 };
 
 class SimCommunicator final : public Communicator {
  public:
-  explicit SimCommunicator(SimulatedRanks ranks)
-      : Communicator(0, ranks.world_size, std::make_shared<SentBytes>("simulated messages")),
-        ranks_(ranks) {}
+  explicit SimCommunicator(std::vector<int> hosts)
+      : Communicator(0, int(hosts.size()), std::make_shared<SentBytes>("simulated messages")),
+        hosts_(std::move(hosts)) {}
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
     auto& simulated = static_cast<SimStream&>(stream.backend());
-    Messages all(simulated.profile(), ranks_);
+    Messages all(simulated.profile(), hosts_);
     for (const Call& call : together) {
-      Messages messages(simulated.profile(), ranks_);
+      Messages messages(simulated.profile(), hosts_);
       if (world_size() > 1) exchange(call, messages);
       sent()->add(call.purpose, messages.sent());
       all.at_the_same_time(messages);
@@ -79,11 +84,6 @@ class SimCommunicator final : public Communicator {
       case Op::all_reduce:
         for (int step = 0; step < others; ++step) messages.round(part_bytes(-step - 1));
         for (int step = 0; step < others; ++step) messages.round(part_bytes(-step));
-        return;
-      case Op::reduce:  // all parts are added up, then the root gets those of the others
-        for (int step = 0; step < others; ++step) messages.round(part_bytes(-step - 1));
-        if (call.peer != 0) return messages.send(part_bytes(0), call.peer);
-        for (int other = 1; other <= others; ++other) messages.receive(part_bytes(other), other);
         return;
       case Op::all_gather:
       case Op::reduce_scatter:
@@ -119,7 +119,7 @@ class SimCommunicator final : public Communicator {
       }
     } else if (call.op == Op::reduce_scatter) {
       host.copy_known(call.mine.data, call.all.data, bytes, factor);
-    } else if (call.op == Op::all_reduce || (call.op == Op::reduce && call.peer == 0)) {
+    } else if (call.op == Op::all_reduce) {
       host.copy_known(call.mine.data, call.mine.data, bytes, factor);
       add_up_counts(call, factor);
     }
@@ -131,13 +131,15 @@ class SimCommunicator final : public Communicator {
     for (int64_t i = 0; i < call.mine.count; ++i) counts[i] *= int64_t(factor);
   }
 
-  const SimulatedRanks ranks_;
+  const std::vector<int> hosts_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_sim_communicator(SimulatedRanks ranks) {
-  return std::make_unique<SimCommunicator>(ranks);
+std::unique_ptr<Communicator> make_sim_communicator(const std::vector<int>& members, int per_host) {
+  std::vector<int> hosts;
+  for (const int rank : members) hosts.push_back(rank / per_host);
+  return std::make_unique<SimCommunicator>(std::move(hosts));
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 // calls at the same times, so one of them, rank 0, stands for all.
 
 #include <memory>
+#include <vector>
 
 #include "common/comm/communicator.h"
 
@@ -14,8 +15,9 @@ struct SimulatedRanks {
   int world_size = 1, per_host = 1;
 };
 
-/// Rank 0's membership. Calls take the time of their messages, one after another, round a ring; the
-/// slowest link of the ring decides. Counts and known values (sim_host.h) become what they would.
-std::unique_ptr<Communicator> make_sim_communicator(SimulatedRanks ranks);
+/// Rank 0's membership of a group of these ranks. Calls take the time of their messages, one after
+/// another, round a ring; the slowest link of the ring decides. Counts and known values
+/// (sim_host.h) become what they would.
+std::unique_ptr<Communicator> make_sim_communicator(const std::vector<int>& members, int per_host);
 
 }  // namespace lockstep

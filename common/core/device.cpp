@@ -49,6 +49,7 @@ void add_simulated(std::string_view text, std::vector<DeviceId>& ids) {
 }  // namespace
 
 std::string DeviceId::name() const {
+  if (kind == Kind::sim && profile == kDefaultProfile) return fmt::format("sim:{}", index);
   if (kind == Kind::sim) return fmt::format("sim:{}:{}", profile, index);
   return fmt::format("{}:{}", kind == Kind::cuda ? "cuda" : "cpu", index);
 }

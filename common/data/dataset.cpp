@@ -64,6 +64,12 @@ DatasetPair load_described(const std::string& name, const std::string& dir) {
     for (Dataset* set : {&pair.train, &pair.test}) describe(*set, name, kCifar);
     return pair;
   }
+  if (name.starts_with("blank:")) {
+    const SyntheticSizes sizes = parse_synthetic(name);
+    DatasetPair pair{make_blank(sizes.train), make_blank(sizes.test)};
+    for (Dataset* set : {&pair.train, &pair.test}) describe(*set, "blank", kMnist);
+    return pair;
+  }
   if (name == "synthetic" || name.starts_with("synthetic:")) {
     const SyntheticSizes sizes = parse_synthetic(name);
     DatasetPair pair{make_synthetic(SyntheticPart::train, sizes.train),
@@ -72,8 +78,8 @@ DatasetPair load_described(const std::string& name, const std::string& dir) {
     return pair;
   }
   fail<BadInput>(
-      "--data: unknown data set '{}', expected fashion-mnist, mnist, cifar10, synthetic or "
-      "synthetic:TRAIN:TEST",
+      "--data: unknown data set '{}', expected fashion-mnist, mnist, cifar10, synthetic, "
+      "synthetic:TRAIN:TEST or blank:TRAIN:TEST",
       name);
 }
 
@@ -99,7 +105,11 @@ void check_same_shape(const Dataset& train, const Dataset& test) {
 void Dataset::read(int64_t index, uint8_t* image, int32_t* label) const {
   const auto bytes = static_cast<size_t>(image_bytes());
   const auto i = static_cast<size_t>(index);
-  std::memcpy(image, images.data() + i * bytes, bytes);
+  if (images.empty()) {
+    std::memset(image, 0, bytes);
+  } else {
+    std::memcpy(image, images.data() + i * bytes, bytes);
+  }
   *label = labels[i];
 }
 

@@ -40,7 +40,7 @@ struct Dataset final : ImageSource {
   int64_t classes = 0;
   double mean = 0;    ///< of pixels in 0..1; a network's input is (byte/255 - mean) / stddev
   double stddev = 1;  ///< the same for all channels
-  std::vector<uint8_t> images;  ///< [count, height, width, channels], row major
+  std::vector<uint8_t> images;  ///< [count, height, width, channels], row major; or none: all black
   std::vector<uint8_t> labels;  ///< [count], each below `classes`
 
   int64_t count() const override { return static_cast<int64_t>(labels.size()); }
@@ -57,10 +57,11 @@ struct DatasetPair {
   Dataset test;
 };
 
-/// Loads "fashion-mnist", "mnist", "cifar10", "synthetic" or "synthetic:TRAIN:TEST" (numbers of
-/// samples). `dir` is the value of --data-dir, empty if not given; find_dataset_dir() in
-/// dataset_files.h says where else files are looked for. Throws BadInput on an unknown name and on
-/// a file that breaks its format, EnvironmentError on missing or unreadable files.
+/// Loads "fashion-mnist", "mnist", "cifar10", "synthetic", "synthetic:TRAIN:TEST" (numbers of
+/// samples) or "blank:TRAIN:TEST" (black images, which take no memory). `dir` is the value of
+/// --data-dir, empty if not given; find_dataset_dir() in dataset_files.h says where else files are
+/// looked for. Throws BadInput on an unknown name and on a file that breaks its format,
+/// EnvironmentError on missing or unreadable files.
 DatasetPair load_dataset(const std::string& name, const std::string& dir = "");
 
 /// Throws BadInput, with index and value, for the first label that is not below `classes`; `what`

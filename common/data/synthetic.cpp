@@ -96,12 +96,23 @@ SyntheticSizes parse_synthetic(const std::string& name) {
   if (text == "synthetic") return {};
   const size_t first = text.find(':');
   const size_t second = text.find(':', first + 1);
-  require(text.substr(0, first) == "synthetic" && first != text.npos && second != text.npos,
+  const std::string_view kind = text.substr(0, first);
+  require((kind == "synthetic" || kind == "blank") && first != text.npos && second != text.npos,
           "--data: found '{}', expected synthetic or synthetic:TRAIN:TEST, for instance "
           "synthetic:256:64",
           name);
   return {parse_count(text.substr(first + 1, second - first - 1), "training", name),
           parse_count(text.substr(second + 1), "test", name)};
+}
+
+Dataset make_blank(int64_t count) {
+  Dataset set;
+  set.height = kSide;
+  set.width = kSide;
+  set.channels = 1;
+  set.classes = kClasses;
+  for (int64_t i = 0; i < count; ++i) set.labels.push_back(static_cast<uint8_t>(i % kClasses));
+  return set;
 }
 
 Dataset make_synthetic(SyntheticPart part, int64_t count) {
@@ -110,17 +121,12 @@ Dataset make_synthetic(SyntheticPart part, int64_t count) {
   std::vector<Canvas> patterns;
   for (int64_t label = 0; label < kClasses; ++label) patterns.push_back(make_pattern(label));
 
-  Dataset set;
-  set.height = kSide;
-  set.width = kSide;
-  set.channels = 1;
-  set.classes = kClasses;
+  Dataset set = make_blank(count);
   set.images.resize(static_cast<size_t>(count * kSide * kSide));
   const Draw stream = part == SyntheticPart::train ? Draw::train : Draw::test;
   for (int64_t i = 0; i < count; ++i) {
     const auto label = static_cast<size_t>(i % kClasses);
     draw_sample(patterns[label], key_of(stream, i), &set.images[i * kSide * kSide]);
-    set.labels.push_back(static_cast<uint8_t>(label));
   }
   return set;
 }

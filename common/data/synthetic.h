@@ -14,9 +14,13 @@ struct SyntheticSizes {
   int64_t test = 1000;
 };
 
-/// Reads "synthetic" (6000 training and 1000 test images) or "synthetic:TRAIN:TEST", each 1 to
-/// 1000000; throws BadInput with the value and the range.
+/// Reads "synthetic" (6000 training and 1000 test images), "synthetic:TRAIN:TEST" or
+/// "blank:TRAIN:TEST", each 1 to 1000000; throws BadInput with the value and the range.
 SyntheticSizes parse_synthetic(const std::string& name);
+
+/// `count` black images [28, 28, 1] of 10 classes, which take no memory: for devices that compute
+/// nothing.
+Dataset make_blank(int64_t count);
 
 /// Both parts have the same classes; their samples differ.
 enum class SyntheticPart { train, test };

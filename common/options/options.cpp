@@ -79,8 +79,8 @@ void add_device_options(OptionParser& parser, Options& o) {
              {"cpu:0, cuda:0 or a list; sim:8, sim:h100x8: that many which are only simulated; "
               "default: all GPUs, else cpu:0,cpu:1",
               Role::per_rank});
-  parser.add("--nodes", o.nodes,
-             {"simulated hosts, each with --devices", Role::per_rank}, {1, 65536});
+  parser.add("--nodes", o.nodes, {"simulated hosts, each with --devices", Role::per_rank},
+             {1, 65536});
   parser.add("--threads-per-device", o.threads_per_device,
              {"compute threads of a CPU device", Role::rounding}, {1, 1024});
   parser.add_flag("--bind", o.bind,

@@ -205,7 +205,7 @@ void TrainingLog::end_epoch() {
 }
 
 void TrainingLog::evaluated(const Evaluation& e) {
-  if (simulated()) return;  // said in start()
+  if (simulated()) return;       // said in start()
   if (!std::isfinite(e.loss)) {  // the last update, or a loaded file, spoilt the weights
     together([&] {
       fail<NonFinite>(
@@ -346,13 +346,14 @@ nlohmann::json TrainingLog::metrics() const {
                         {"noticed_without_core", kNoticedWithoutCore},
                         {"peak_rss_bytes", rss_bytes_}};
   if (peers_.in_collectives) all["lateness_seconds"] = lateness();
+  if (simulated()) all["simulated_ranks"] = peers_.alike;
   all.update(*noted_);
   return all;
 }
 
 void TrainingLog::print_summary() const {
   const auto row = [](const char* name, const std::string& value) {
-    print_clean("  {:<20}{}\n", name, value);
+    print_clean("  {:<19} {}\n", name, value);
   };
   print_clean("Summary\n");
   std::vector<std::string> names;

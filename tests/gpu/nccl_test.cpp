@@ -238,8 +238,9 @@ TEST_CASE("Ranks in two groups of NCCL at once, rows and columns", "[cuda][comm]
           const std::unique_ptr<Device> device = open_device({kCuda, me}, {});
           const Stream stream = device->create_stream("rank");
           ProcessGroup group(testing::contract_of(me, 4, port), {.timeout_seconds = kLong});
-          const auto all = group.connect(*device), row = group.new_group(*device, me / 2),
-                     column = group.new_group(*device, me % 2);
+          const auto all = group.connect(*device),
+                     row = group.new_group(*device, [](int rank) { return rank / 2; }),
+                     column = group.new_group(*device, [](int rank) { return rank % 2; });
           std::vector<float> sums;
           for (Communicator* ranks : {row.get(), all.get(), column.get()}) {
             const Floats x = Floats::from_host(stream, {1}, {float(me)});

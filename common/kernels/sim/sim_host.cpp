@@ -56,8 +56,8 @@ void SimHost::copy(void* to, const void* from, size_t bytes) {
 /// Writes what is known into the host's memory.
 void SimHost::tell_known(void* to, const void* from, size_t bytes) const {
   const uint64_t first = place_of(from);
-  for (auto value = known_.lower_bound(first); value != known_.end() && value->first < first + bytes;
-       ++value) {
+  for (auto value = known_.lower_bound(first);
+       value != known_.end() && value->first < first + bytes; ++value) {
     const Real number = Real(value->second);
     std::memcpy(static_cast<char*>(to) + (value->first - first), &number, sizeof number);
   }
@@ -71,8 +71,8 @@ const double* SimHost::known(const void* address) const {
 void SimHost::copy_known(void* to, const void* from, size_t bytes, double factor) {
   const uint64_t first = place_of(from), target = place_of(to);
   std::vector<std::pair<uint64_t, double>> found;  // first all: the ranges may be one
-  for (auto value = known_.lower_bound(first); value != known_.end() && value->first < first + bytes;
-       ++value) {
+  for (auto value = known_.lower_bound(first);
+       value != known_.end() && value->first < first + bytes; ++value) {
     found.emplace_back(value->first - first, factor * value->second);
   }
   forget(to, bytes);

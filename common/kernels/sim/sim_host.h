@@ -43,8 +43,8 @@ class SimHost {
   void know(const void* address, double value) { known_[place_of(address)] = value; }
   /// The value there; nothing if it is not known.
   const double* known(const void* address) const;
-  /// What is known of `bytes` from `from` on becomes known at the same places from `to` on, `factor`
-  /// times as large; what was known there before is forgotten.
+  /// What is known of `bytes` from `from` on becomes known at the same places from `to` on,
+  /// `factor` times as large; what was known there before is forgotten.
   void copy_known(void* to, const void* from, size_t bytes, double factor = 1);
 
  private:

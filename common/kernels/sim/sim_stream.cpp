@@ -82,9 +82,10 @@ void SimStream::copy(void* to, const void* from, size_t bytes) {
 }
 
 void SimStream::host_task(const char* op, std::function<void()>) {
-  fail<BadInput>("{}: '{}' is work of the host, which a simulated device has nobody to do; give "
-                 "--devices cpu:0",
-                 device().name(), op);
+  fail<BadInput>(
+      "{}: '{}' is work of the host, which a simulated device has nobody to do; give "
+      "--devices cpu:0",
+      device().name(), op);
 }
 
 void* SimStream::allocate(size_t bytes) {

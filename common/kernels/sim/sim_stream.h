@@ -61,8 +61,8 @@ class SimStream final : public StreamBackend {
   SimHost& host_;
   const Profile& profile_;
   const bool tracing_;
-  int64_t free_at_ = 0;                        // when the last operation ends, or wait
-  std::array<int64_t, kEventRing> events_{};   // when each comes
+  int64_t free_at_ = 0;                       // when the last operation ends, or wait
+  std::array<int64_t, kEventRing> events_{};  // when each comes
   std::vector<const std::string*> scopes_;
   std::unordered_set<std::string> scope_names_;
   std::unique_ptr<Recording> recording_;  // during a capture

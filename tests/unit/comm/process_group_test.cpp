@@ -172,7 +172,8 @@ TEST_CASE("Ranks in two groups at once, rows and columns, over every transport",
       const Stream stream = device->create_stream("communication");
       const auto all = group.connect(*device);
       const int me = group.rank();
-      const auto row = group.new_group(*device, me / 2), column = group.new_group(*device, me % 2);
+      const auto row = group.new_group(*device, [](int rank) { return rank / 2; }),
+                 column = group.new_group(*device, [](int rank) { return rank % 2; });
       const std::vector<int> places{row->rank(), row->world_size(), column->rank(),
                                     column->world_size()};
       if (places != std::vector<int>{me % 2, 2, me / 2, 2}) fail<BadInput>("places");
@@ -198,17 +199,18 @@ TEST_CASE("A group may be one rank, or all; none is made before the ranks are co
           "[group]") {
   const Texts errors =
       Job(3).run_connected([](ProcessGroup& group, Communicator& all, Stream stream) {
-        const auto alone = group.new_group(stream.device(), group.rank() == 1 ? 7 : 0);
+        const auto alone =
+            group.new_group(stream.device(), [](int rank) { return rank == 1 ? 7 : 0; });
         require_equal(alone->world_size(), group.rank() == 1 ? 1 : 2, "world size");
         sum_of_ranks(*alone, stream, 1);
-        const auto same = group.new_group(stream.device(), 0);
+        const auto same = group.new_group(stream.device(), [](int) { return 0; });
         require_equal(same->rank(), all.rank(), "rank");
         if (sum_of_ranks(*same, stream, 1) != 3) fail<BadInput>("sum");
       });
   CHECK(errors == Texts(3));
   CHECK(Job(1).run([](ProcessGroup& group) {
     const auto device = open_device({DeviceId::Kind::cpu, 0}, {});
-    group.new_group(*device, 0);
+    group.new_group(*device, [](int) { return 0; });
   }) == Texts{"rank 0: new_group() before connect(), which chooses what connects ranks"});
 }
 
@@ -218,7 +220,7 @@ TEST_CASE("A group's errors say which ranks it has, and the other groups go on",
     const Texts errors =
         Job(4, backend, kShort)
             .run_connected([](ProcessGroup& group, Communicator&, Stream stream) {
-              const auto half = group.new_group(stream.device(), group.rank() / 2);
+              const auto half = group.new_group(stream.device(), [](int rank) { return rank / 2; });
               if (group.rank() == 3) {
                 std::this_thread::sleep_for(std::chrono::duration<double>(4 * kShort));
               } else {

@@ -1,6 +1,7 @@
 // Simulated devices: when work would happen, and that nothing is computed.
 
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,13 @@ std::vector<std::string> timeline(Stream stream) {
 }
 using Texts = std::vector<std::string>;
 
+/// 0, 1, ..., count - 1
+std::vector<int> ranks_to(int count) {
+  std::vector<int> ranks(static_cast<size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 }  // namespace
 
 TEST_CASE("Simulated work begins when its stream, its events and the host have come", "[sim]") {
@@ -55,14 +63,14 @@ TEST_CASE("Simulated work begins when its stream, its events and the host have c
   const Stream a = devices[0]->create_stream("a"), b = devices[0]->create_stream("b");
   const Tensor x = Tensor::empty(a, {100}), y = Tensor::empty(b, {25});
   const auto bytes = int64_t(sizeof(Real));
-  a.kernels().fill(a, 0, x);           // 100 numbers
-  b.kernels().fill(b, 0, y);           // 25 numbers, at the same time
-  b.wait(a.record());                  // until the 100 are done
+  a.kernels().fill(a, 0, x);  // 100 numbers
+  b.kernels().fill(b, 0, y);  // 25 numbers, at the same time
+  b.wait(a.record());         // until the 100 are done
   b.kernels().fill(b, 0, y);
-  CHECK(devices[0]->now_ns() == 0);    // the host has waited for nothing
+  CHECK(devices[0]->now_ns() == 0);  // the host has waited for nothing
   b.synchronize();
   CHECK(devices[0]->now_ns() == 125 * bytes);
-  a.kernels().fill(a, 0, x);           // not before the host comes to it
+  a.kernels().fill(a, 0, x);  // not before the host comes to it
   CHECK(timeline(a) == Texts{fmt::format("fill 0-{}", 100 * bytes),
                              fmt::format("fill {}-{}", 125 * bytes, 225 * bytes)});
   CHECK(timeline(b) == Texts{fmt::format("fill 0-{}", 25 * bytes),
@@ -152,7 +160,7 @@ TEST_CASE("Simulated ranks send a ring's messages one by one", "[sim]") {
   for (const int ranks : {1, 2, 3, 8, 1024}) {
     const Devices devices = profile.open(1);
     const Stream stream = devices[0]->create_stream("communication");
-    const auto comm = make_sim_communicator({.world_size = ranks, .per_host = ranks});
+    const auto comm = make_sim_communicator(ranks_to(ranks), ranks);
     const int64_t others = ranks - 1, part = 10, n = part * ranks, size = sizeof(Real);
     const auto ns = [&](const auto& call) {
       const int64_t begin = devices[0]->now_ns(), sent = comm->bytes_sent();
@@ -176,7 +184,7 @@ TEST_CASE("The slowest link of a ring decides", "[sim]") {
   const SimpleProfile profile;
   const Devices devices = profile.open(1);
   const Stream stream = devices[0]->create_stream("communication");
-  const auto comm = make_sim_communicator({.world_size = 4, .per_host = 2});
+  const auto comm = make_sim_communicator(ranks_to(4), 2);
   const Tensor x = Tensor::empty(stream, {4});
   comm->all_reduce(stream, x);
   stream.synchronize();
@@ -187,7 +195,7 @@ TEST_CASE("Counts are those of all simulated ranks", "[sim]") {
   const SimpleProfile profile;
   const Devices devices = profile.open(1);
   const Stream stream = devices[0]->create_stream("communication");
-  const auto comm = make_sim_communicator({.world_size = 3, .per_host = 3});
+  const auto comm = make_sim_communicator(ranks_to(3), 3);
   const auto counts = CountTensor::from_host(stream, {2}, {12, 1});
   comm->all_reduce(stream, counts);
   CHECK(counts.to_host() == std::vector<int64_t>{36, 3});

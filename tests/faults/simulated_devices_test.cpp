@@ -1,0 +1,132 @@
+// Every program on devices that do not exist: what it shows, what it counts, and what it refuses.
+
+#include <map>
+
+#include "tests/support/catch.h"
+#include "tests/support/json.h"
+#include "tests/support/machine.h"
+#include "tests/support/refusals.h"
+#include "tests/support/stage.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
+
+const Words kPrograms{
+    "01-single-gpu", "02-dataparallel",      "03-model-split",  "03-model-split/tensor-split",
+    "04-ddp",        "05-syncbn-checkpoint", "06-fully-sharded"};
+const Words kFewSteps{"--data", "synthetic:96:16", "--batch-size", "16"};
+
+/// A run of some steps on these devices.
+ProcessResult run_on(const std::string& devices, const std::string& program, const Words& words) {
+  const ProcessResult run =
+      run_process(Words{stage_binary(program), "--devices", devices} + words, kDeadline);
+  INFO(program << ": " << story(run));
+  CHECK(run.status == 0);
+  return run;
+}
+
+nlohmann::json metrics_on(const std::string& devices, const std::string& program,
+                          const Words& words) {
+  const TempDir folder;
+  run_on(devices, program, kFewSteps + Words{"--metrics", folder / "metrics"} + words);
+  return read_json(folder / "metrics");
+}
+
+TEST_CASE("Every program runs on simulated devices, twice alike, without a loss", "[faults][sim]") {
+  for (const std::string& program : kPrograms) {
+    const TempDir folder;
+    const auto run = [&](const std::string& name) {
+      return run_on("sim:2", program, kFewSteps + Words{"--trace", folder / name}).out;
+    };
+    const std::string first = run("first");
+    CHECK_THAT(first, ContainsSubstring("simulated: no loss"));
+    CHECK_THAT(first, !ContainsSubstring("Test set"));
+    CHECK(run("second") == first);  // no real clock shows, and no number of the machine's
+    CHECK((read_text(folder / "first") == read_text(folder / "second")));
+  }
+}
+
+TEST_CASE("Simulated ranks send the bytes that ranks send through TCP", "[faults][sim]") {
+  const std::map<std::string, std::string> keys{{"04-ddp", "bytes_per_step"},
+                                                {"05-syncbn-checkpoint", "batch_norm"},
+                                                {"06-fully-sharded", "bytes_per_step"}};
+  for (const auto& [program, key] : keys) {
+    for (const int ranks : {2, 3}) {
+      INFO(program << " " << ranks << " " << key);
+      const auto sent = [&](const std::string& devices, const Words& words) {
+        nlohmann::json found = metrics_on(devices, program, words).at(key);
+        if (found.contains("bytes_per_step")) found = found.at("bytes_per_step");
+        return found.at("sent").get<double>();
+      };
+      const double simulated = sent(fmt::format("sim:{}", ranks), {});
+      CHECK(simulated > 0);
+      CHECK(simulated == sent(cpus(ranks), {"--backend", "tcp"}));
+    }
+  }
+}
+
+TEST_CASE("Thousands of ranks take little memory, whatever they would take", "[faults][sim]") {
+  for (const std::string program : {"04-ddp", "06-fully-sharded"}) {
+    const TempDir folder;
+    run_on("sim:8", program,
+           {"--nodes", "512", "--model", "resnet18", "--width", "64", "--data", "blank:262144:4096",
+            "--batch-size", "262144", "--metrics", folder / "metrics"});
+    const nlohmann::json metrics = read_json(folder / "metrics");
+    CHECK(metrics.at("simulated_ranks") == 4096);
+    CHECK(metrics.at("peak_rss_bytes").get<int64_t>() < int64_t{200} << 20);
+    CHECK(metrics.at("peak_memory_bytes").at(0).get<int64_t>() > int64_t{100} << 20);
+  }
+}
+
+TEST_CASE("What simulated devices cannot do is refused in a line", "[faults][sim]") {
+  const TempDir folder;
+  const auto refused = [&](const std::string& program, const Words& words, const Words& fragments) {
+    check_error_line(run_process(Words{stage_binary(program)} + words, kDeadline), fragments);
+  };
+  const Words two{"--devices", "sim:2"};
+  refused("01-single-gpu", two + Words{"--save", folder / "w"}, {"--save", "compute none"});
+  refused("01-single-gpu", two + Words{"--load", folder / "w"}, {"--load", "compute none"});
+  refused("04-ddp", two + Words{"--baseline"}, {"--baseline", "compute none"});
+  refused("05-syncbn-checkpoint", two + Words{"--checkpoint-dir", folder / "c"},
+          {"--checkpoint-dir", "compute none"});
+  refused("06-fully-sharded", two + Words{"--resume", folder / "c"}, {"--resume", "compute none"});
+  refused("01-single-gpu", {"--devices", "sim:0"}, {"sim:0", "from 1 to 1024"});
+  refused("01-single-gpu", {"--devices", "sim:1025"}, {"sim:1025", "from 1 to 1024"});
+  refused("01-single-gpu", {"--devices", "cpu:0,sim:2"}, {"cpu:0", "sim:0", "one kind"});
+  refused("01-single-gpu", {"--devices", "sim:nobody"}, {"sim:nobody", "no profile"});
+  refused("04-ddp", {"--devices", "cpu:0", "--nodes", "2"}, {"--nodes", "simulated devices"});
+  refused("02-dataparallel", two + Words{"--nodes", "2"}, {"--nodes", "one host"});
+  CHECK(folder.names().empty());
+  check_error_line(run_process({stage_binary("04-ddp"), "--devices", "sim:2"}, kDeadline,
+                               {{"RANK", "0"},
+                                {"WORLD_SIZE", "1"},
+                                {"MASTER_ADDR", "127.0.0.1"},
+                                {"MASTER_PORT", "29500"}}),
+                   {"--devices sim:2", "start it without"});
+}
+
+TEST_CASE("A profile that is none is refused with the entry that is wrong", "[faults][sim]") {
+  const TempDir folder;
+  const std::string sound = read_text(LOCKSTEP_SOURCE "/tools/profiles/default.json");
+  const auto refused = [&](const std::string& from, const std::string& to, const Words& fragments) {
+    std::string text = sound;
+    text.replace(text.find(from), from.size(), to);
+    write_file(folder / "profile.json", text);
+    check_error_line(run_process({stage_binary("01-single-gpu"), "--devices",
+                                  "sim:" + std::string(folder / "profile.json")},
+                                 kDeadline),
+                     fragments);
+  };
+  refused("\"peak_flops\"", "\"flops\"", {"profile.json", "has no 'peak_flops'"});
+  refused("\"default\": {\"seconds\": 1e-6", "\"default\": {\"seconds\": -1",
+          {"default: seconds: found -1", "from 0 on"});
+  refused("\"bytes\": 4e9", "\"bytes\": 0", {"device: bytes: found 0", "from 0.001 on"});
+  refused("\"network\":", "\"net\":", {"links", "has no 'network'"});
+  refused("{", "", {"profile.json"});
+}
+
+}  // namespace
+}  // namespace lockstep
