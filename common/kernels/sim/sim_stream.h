@@ -3,6 +3,7 @@
 // is enqueued, and so is when it begins: when the stream is free, the host has come to it, and what
 // the stream waits for has happened.
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <unordered_set>
