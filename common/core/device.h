@@ -93,6 +93,8 @@ class Device {
 
   /// Whether kernels compute. Those of a simulated device only take their time (kernels/sim/).
   virtual bool computes() const { return true; }
+  /// Bytes of memory that a simulated device would have, where more can be allocated; else 0.
+  virtual int64_t simulated_memory() const { return 0; }
   /// The clock of the host that works with this device, ns.
   virtual int64_t now_ns() const { return steady_ns(); }
   /// The host has made a batch of samples, which takes its time where that is simulated.

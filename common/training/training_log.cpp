@@ -374,9 +374,13 @@ void TrainingLog::print_summary() const {
   if (!evaluations_.empty()) {
     row("test accuracy", fmt::format("{:.2f} %", 100 * accuracy()));
   }
+  const int64_t there_is = devices_.front()->simulated_memory();
   for (const DeviceRecord& device : records_) {
+    const bool fits = there_is == 0 || device.peak_bytes <= there_is;
     row(("peak memory " + device.name).c_str(),
-        fmt::format("{:.1f} MiB", mebibytes(device.peak_bytes)));
+        fmt::format(
+            "{:.1f} MiB{}", mebibytes(device.peak_bytes),
+            fits ? "" : fmt::format(", which does not fit into {:.1f} MiB", mebibytes(there_is))));
   }
   for (const auto& [name, text] : notes_) row(name.c_str(), text);
   if (!simulated()) row("process", fmt::format("{:.1f} MiB", mebibytes(rss_bytes_)));

@@ -81,6 +81,13 @@ TEST_CASE("Thousands of ranks take little memory, whatever they would take", "[f
   }
 }
 
+TEST_CASE("A network that would not fit is counted, and that is said", "[faults][sim]") {
+  const Words large{"--model", "resnet18", "--width", "1024", "--data", "blank:64:16"};
+  CHECK_THAT(run_on("sim:1", "01-single-gpu", large).out,
+             ContainsSubstring("which does not fit into 8192.0 MiB"));
+  CHECK_THAT(run_on("sim:1", "01-single-gpu", kFewSteps).out, !ContainsSubstring("does not fit"));
+}
+
 TEST_CASE("What simulated devices cannot do is refused in a line", "[faults][sim]") {
   const TempDir folder;
   const auto refused = [&](const std::string& program, const Words& words, const Words& fragments) {

@@ -28,6 +28,7 @@ class SimDevice final : public Device {
     return {allocate_aligned(bytes), release_aligned};
   }
   bool computes() const override { return false; }
+  int64_t simulated_memory() const override { return profile_->memory_bytes; }
   int64_t now_ns() const override { return host_->now(); }
   void made_batch() override { host_->work(std::llround(1e9 * profile_->batch_seconds)); }
   void require_readable(const void* data, const Shape& shape, bool floating) const override {
