@@ -17,6 +17,7 @@
 #include "common/core/text.h"
 #include "common/io/json.h"
 #include "common/kernels/devices.h"
+#include "common/kernels/sim/sim_stream.h"
 #include "common/nn/layers.h"
 #include "common/options/option_parser.h"
 #include "common/options/options.h"
@@ -51,10 +52,14 @@ class Sleep final : public Module {
 
  private:
   static Tensor after(const Tensor& x, double ms, Context& context) {
-    const std::chrono::duration<double, std::milli> time(ms * double(x.shape()[0]) / kBatch);
-    static_cast<CpuStream&>(context.stream().backend()).enqueue("sleep", [time] {
-      std::this_thread::sleep_for(time);
-    });
+    const auto ns = int64_t(1e6 * ms * double(x.shape()[0]) / kBatch);
+    StreamBackend& stream = context.stream().backend();
+    if (context.stream().device().computes()) {
+      static_cast<CpuStream&>(stream).enqueue(
+          "sleep", [ns] { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); });
+    } else {
+      static_cast<SimStream&>(stream).enqueue("sleep", ns);
+    }
     return x;
   }
   double ms_;
@@ -132,10 +137,10 @@ Measurement measure(const BubbleOptions& options, const Dataset& set, int device
   };
   train(2);  // makes the primitives and touches new memory
   pipeline.restart_clocks();
-  const auto begin = std::chrono::steady_clock::now();
+  const int64_t begin = devices[0]->now_ns();
   train(options.steps);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  Measurement measured{seconds.count() / options.steps, pipeline.measured_bubble(), {}};
+  const double seconds = double(devices[0]->now_ns() - begin) * 1e-9;
+  Measurement measured{seconds / options.steps, pipeline.measured_bubble(), {}};
   for (const auto& device : devices) measured.peak_memory_bytes.push_back(device->memory().peak());
   return measured;
 }
@@ -176,8 +181,9 @@ void check(const BubbleOptions& options) {
             ids.size(), options.devices);
   }
   for (const DeviceId& id : ids) {
-    require(options.sleep_ms == 0 || id.kind == DeviceId::Kind::cpu,
-            "--sleep: {} cannot sleep, expected CPU devices; leave out --sleep", id.name());
+    require(options.sleep_ms == 0 || id.kind != DeviceId::Kind::cuda,
+            "--sleep: {} cannot sleep, expected CPU devices or simulated ones; leave out --sleep",
+            id.name());
   }
 }
 
@@ -216,7 +222,7 @@ int main(int argc, char** argv) {
   lockstep::BubbleOptions options;
   lockstep::OptionParser parser("bubble",
                                 "Measures the bubble of pipelines of eight equal layers.");
-  parser.add("--devices", options.devices, "one per stage");
+  parser.add("--devices", options.devices, "one per stage; sim:4: simulated ones");
   parser.add("--stages", options.stages, "numbers of stages (1,2)", {1, lockstep::kLayers});
   parser.add("--micro-batches", options.micro_batches, "numbers of micro-batches (1,2,4)", {1, 64});
   parser.add("--schedules", options.schedules, "how micro-batches take turns");

@@ -81,6 +81,57 @@ TEST_CASE("Thousands of ranks take little memory, whatever they would take", "[f
   }
 }
 
+/// A profile with which nothing but what a test asks for takes time.
+std::string write_ideal_profile(const TempDir& folder, const std::string& link) {
+  const std::string no_time = R"({"seconds": 0, "bytes": 1e30})", path = folder / "ideal.json";
+  write_file(path, R"({"device": "ideal", "source": "made up", "memory_bytes": 1e12,
+    "peak_flops": 1e30, "launch_seconds": 0, "batch_seconds": 0,
+    "operations": {"default": {"seconds": 0, "flops": 1e30, "bytes": 1e30}},
+    "links": {"host": )" +
+                       no_time + R"(, "device": )" + link + R"(, "network": )" + no_time + "}}");
+  return path;
+}
+
+TEST_CASE("Simulated pipelines of equal layers have the formula's bubble", "[faults][sim]") {
+  const TempDir folder;
+  const std::string profile = write_ideal_profile(folder, R"({"seconds": 0, "bytes": 1e30})");
+  const ProcessResult run =
+      run_process({stage_binary("03-model-split/bubble"), "--devices", "sim:" + profile + "x8",
+                   "--sleep", "8", "--stages", "2,4,8", "--metrics", folder / "metrics"},
+                  kDeadline);
+  INFO(story(run));
+  REQUIRE(run.status == 0);
+  const nlohmann::json rows = read_json(folder / "metrics");
+  CHECK(rows.size() > 30);
+  for (const nlohmann::json& row : rows) {
+    INFO(row.dump());
+    const nlohmann::json& bubble = row.at("bubble");
+    CHECK(bubble.at("measured").get<double>() ==
+          Approx(bubble.at("predicted").get<double>()).margin(1e-6));
+  }
+}
+
+TEST_CASE("A simulated all-reduce takes the ring's time, for any number of ranks",
+          "[faults][sim]") {
+  const TempDir folder;
+  const std::string profile = write_ideal_profile(folder, R"({"seconds": 1e-5, "bytes": 1e9})");
+  for (const int ranks : {2, 8, 64, 1024}) {
+    const ProcessResult run =
+        run_process({stage_binary("04-ddp/message-sizes"), "--devices",
+                     fmt::format("sim:{}x{}", profile, ranks), "--kib", "4096", "--all-reduce",
+                     "ring,library", "--metrics", folder / "metrics"},
+                    kDeadline);
+    INFO(story(run));
+    REQUIRE(run.status == 0);
+    for (const nlohmann::json& row : read_json(folder / "metrics")) {
+      INFO(row.dump());
+      const double steps = 2 * (ranks - 1), part = 4096 * 1024.0 / ranks;
+      CHECK(row.at("seconds").get<double>() == Approx(steps * (1e-5 + part / 1e9)).epsilon(1e-6));
+      CHECK(row.at("sent_bytes").get<double>() == Approx(steps * part));
+    }
+  }
+}
+
 TEST_CASE("A network that would not fit is counted, and that is said", "[faults][sim]") {
   const Words large{"--model", "resnet18", "--width", "1024", "--data", "blank:64:16"};
   CHECK_THAT(run_on("sim:1", "01-single-gpu", large).out,

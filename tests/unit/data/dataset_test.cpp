@@ -504,6 +504,19 @@ TEST_CASE("Synthetic data is the same bytes on every machine", "[synthetic]") {
   CHECK(pair.test.fingerprint() == 0xdda6cfc1);
 }
 
+TEST_CASE("Blank images have classes and take no memory", "[synthetic]") {
+  const DatasetPair pair = load_dataset("blank:1000000:20");
+  CHECK(pair.train.count() == 1000000);
+  CHECK(pair.train.images.empty());
+  std::vector<uint8_t> image(size_t(pair.test.image_bytes()), 7);
+  int32_t label = -1;
+  pair.test.read(13, image.data(), &label);
+  CHECK(image == std::vector<uint8_t>(28 * 28, 0));
+  CHECK(label == 3);
+  CHECK_THAT(message_of<BadInput>([] { load_dataset("blank:0:20"); }),
+             ContainsSubstring("training images: found '0'"));
+}
+
 TEST_CASE("A short synthetic set is the beginning of a long one", "[synthetic]") {
   const DatasetPair small = load_dataset("synthetic:256:64");
   CHECK(small.train.count() == 256);

@@ -58,6 +58,11 @@ TEST_CASE("Device lists are read as they are written", "[core]") {
   CHECK(names("cuda:1,cuda:0") == Names{"cuda:1", "cuda:0"});
   CHECK(names("cuda:0,cuda:0") == Names{"cuda:0", "cuda:0"});  // replicas may share a GPU
   CHECK(parse_devices("cuda:3")[0] == DeviceId{DeviceId::Kind::cuda, 3});
+  // Simulated devices are counted.
+  CHECK(names("sim:2") == Names{"sim:0", "sim:1"});
+  CHECK(names("sim:h100") == Names{"sim:h100:0"});
+  CHECK(names("sim:h100x2,sim:box") == Names{"sim:h100:0", "sim:h100:1", "sim:box:2"});
+  CHECK(names("sim:./px3/my.jsonx1") == Names{"sim:./px3/my.json:0"});
 }
 
 TEST_CASE("Device lists that name no device are refused in one line", "[core]") {
@@ -66,12 +71,19 @@ TEST_CASE("Device lists that name no device are refused in one line", "[core]") 
   };
   const auto not_a_device = [](const std::string& text) {
     return "--devices: '" + text +
-           "' is not a device; write cpu:N or cuda:N with N from 0 to 1023, separated by commas";
+           "' is not a device; write cpu:N or cuda:N with N from 0 to 1023, separated by commas, "
+           "or sim:N for N simulated ones";
   };
   CHECK(error("") == "--devices: the list is empty; write for instance cpu:0 or cuda:0,cuda:1");
   for (const char* text : {"gpu:0", "CPU:0", "cpu:", "cpu:-1", "cpu:+1", "cpu:1024", "cpu:1x",
                            "cpu:1:2", " cpu:0", "cpu:0 ", ":0", "0", "cpu:99999999999999999999"}) {
     CHECK(error(text) == not_a_device(text));
+  }
+  for (const char* text : {"", "0", "1025", "h100x0", "x2", "h100x1025"}) {
+    CHECK(error("sim:" + std::string(text)) ==
+          "--devices: 'sim:" + std::string(text) +
+              "': expected sim:N or sim:PROFILExN with N from 1 to 1024, for instance sim:2 or "
+              "sim:h100x8");
   }
   CHECK(error("cpu:0,") == not_a_device(""));
   CHECK(error(",cpu:0") == not_a_device(""));
