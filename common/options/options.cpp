@@ -156,8 +156,7 @@ void check_use(const OptionParser& parser, const Options& o, bool baseline) {
           "--dropout: {} has no dropout layers; leave it out or choose --model seed",
           name_of(o.model));
   require(!baseline || !o.simulated(),
-          "--baseline: compares weights, and simulated devices compute none; use ./lockstep "
-          "predict");
+          "--baseline: compares weights, and simulated devices compute none; leave it out");
   require(!baseline || o.epochs > 0,
           "--baseline: --epochs 0 trains nothing that could be timed; give 1 or more");
 }

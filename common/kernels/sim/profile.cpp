@@ -76,8 +76,8 @@ int64_t Profile::message_ns(Link link, double bytes) const {
 std::shared_ptr<const Profile> read_profile(const std::string& name) {
   const std::filesystem::path path = profile_path(name);
   require(std::filesystem::exists(path),
-          "--devices sim:{}: there is no profile {}; choose one of tools/profiles, or make this "
-          "machine's with ./lockstep calibrate",
+          "--devices sim:{}: there is no profile {}; choose one of tools/profiles, or give the "
+          "path of another",
           name, path.string());
   const std::string what = path.string();
   const std::vector<std::byte> bytes = read_file(path);
@@ -90,8 +90,8 @@ std::shared_ptr<const Profile> read_profile(const std::string& name) {
                   .memory_bytes = int64_t(all.at("memory_bytes").number(1)),
                   .peak_flops = all.at("peak_flops").number(1),
                   .operations = {},
-                  .launch_seconds = all.at("launch_seconds").number(0),
-                  .batch_seconds = all.at("batch_seconds").number(0),
+                  .launch_ns = whole_ns(all.at("launch_seconds").number(0)),
+                  .batch_ns = whole_ns(all.at("batch_seconds").number(0)),
                   .links = {}};
   const Entry operations = all.at("operations");
   profile.operations["default"] = operation_cost(operations.at("default"));

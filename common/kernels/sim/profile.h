@@ -41,7 +41,7 @@ struct Profile {
   int64_t memory_bytes = 0;
   double peak_flops = 0;
   std::map<std::string, OperationCost, std::less<>> operations;  // "default": all others
-  double launch_seconds = 0, batch_seconds = 0;
+  int64_t launch_ns = 0, batch_ns = 0;
   std::array<LinkCost, 3> links;  // by Link
 
   /// Nanoseconds of an operation of this name.

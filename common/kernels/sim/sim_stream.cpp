@@ -1,7 +1,6 @@
 #include "common/kernels/sim/sim_stream.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "common/core/device.h"
@@ -37,7 +36,7 @@ void SimStream::enqueue(const char* op, int64_t ns) {
     recording_->operations.push_back(operation);
     return;
   }
-  host_.work(std::llround(1e9 * profile_.launch_seconds));
+  host_.work(profile_.launch_ns);
   place(operation);
 }
 
@@ -125,7 +124,7 @@ void SimStream::launch(Graph& graph) {
   const Recording& recorded = dynamic_cast<Recording&>(graph);
   require(&recorded.stream == this, "{}: stream {} did not record this graph, {} did",
           device().name(), name(), recorded.stream.name());
-  host_.work(std::llround(1e9 * profile_.launch_seconds));
+  host_.work(profile_.launch_ns);
   for (const Operation& operation : recorded.operations) place(operation);
 }
 
