@@ -16,8 +16,8 @@ struct SimulatedRanks {
 };
 
 /// Rank 0's membership of a group of these ranks. Calls take the time of their messages, one after
-/// another, round a ring; the slowest link of the ring decides. Counts and known values
-/// (sim_host.h) become what they would.
+/// another, round a ring, each over its own link. Counts and known values (sim_host.h) become what
+/// they would.
 std::unique_ptr<Communicator> make_sim_communicator(const std::vector<int>& members, int per_host);
 
 }  // namespace lockstep

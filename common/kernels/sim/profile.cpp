@@ -68,10 +68,11 @@ int64_t Profile::operation_ns(const char* op, double flops, double bytes) const 
   return whole_ns(cost.seconds + std::max(flops / cost.flops, bytes / cost.bytes));
 }
 
-int64_t Profile::message_ns(Link link, double bytes) const {
-  const LinkCost& cost = links.at(size_t(link));
-  return whole_ns(cost.seconds + bytes / cost.bytes);
+int64_t Profile::transfer_ns(Link link, double bytes) const {
+  return whole_ns(bytes / links.at(size_t(link)).bytes);
 }
+
+int64_t Profile::latency_ns(Link link) const { return whole_ns(links.at(size_t(link)).seconds); }
 
 std::shared_ptr<const Profile> read_profile(const std::string& name) {
   const std::filesystem::path path = profile_path(name);

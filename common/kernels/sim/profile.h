@@ -46,8 +46,14 @@ struct Profile {
 
   /// Nanoseconds of an operation of this name.
   int64_t operation_ns(const char* op, double flops, double bytes) const;
-  /// Nanoseconds of one message.
-  int64_t message_ns(Link link, double bytes) const;
+  /// Nanoseconds that a link is in use by so many bytes, and those until the other side has the
+  /// last of them.
+  int64_t transfer_ns(Link link, double bytes) const;
+  int64_t latency_ns(Link link) const;
+  /// Both: those of one message.
+  int64_t message_ns(Link link, double bytes) const {
+    return latency_ns(link) + transfer_ns(link, bytes);
+  }
 };
 
 /// Reads the profile of that name, or the file where it is a path. Throws BadInput, naming the file

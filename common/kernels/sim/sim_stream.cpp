@@ -42,6 +42,7 @@ void SimStream::enqueue(const char* op, int64_t ns) {
 
 void SimStream::place(const Operation& operation) {
   const int64_t begin = next_begin();
+  if (begin > free_at_) busy_since_ = begin;
   free_at_ = begin + operation.ns;
   if (tracing_) {
     spans_.push_back({operation.op, operation.scope, begin, free_at_, host_.now()});
@@ -65,7 +66,9 @@ std::shared_ptr<const EventTime> SimStream::record_time() {
 void SimStream::wait(const Event& event) {
   refuse_in_capture("wait");
   const auto& source = static_cast<const SimStream&>(stream_of(event));
-  free_at_ = std::max(free_at_, source.time_of(ticket_of(event)));
+  const int64_t comes = source.time_of(ticket_of(event));
+  if (comes > free_at_) busy_since_ = comes;
+  free_at_ = std::max(free_at_, comes);
 }
 
 // --- Memory --------------------------------------------------------------------------------------

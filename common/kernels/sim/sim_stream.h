@@ -21,6 +21,10 @@ class SimStream final : public StreamBackend {
 
   /// Enqueues an operation named `op` (a literal) that takes so long.
   void enqueue(const char* op, int64_t ns);
+  /// Since when it has had work without a pause.
+  int64_t busy_since() const { return busy_since_; }
+  /// When all that is enqueued has run.
+  int64_t free_at() const { return free_at_; }
   SimHost& host() const { return host_; }
   const Profile& profile() const { return profile_; }
 
@@ -62,6 +66,7 @@ class SimStream final : public StreamBackend {
   SimHost& host_;
   const Profile& profile_;
   const bool tracing_;
+  int64_t busy_since_ = 0;
   int64_t free_at_ = 0;                       // when the last operation ends, or wait
   std::array<int64_t, kEventRing> events_{};  // when each comes
   std::vector<const std::string*> scopes_;
