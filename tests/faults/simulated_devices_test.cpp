@@ -166,6 +166,16 @@ TEST_CASE("What simulated devices cannot do is refused in a line", "[faults][sim
                    {"--devices sim:2", "start it without"});
 }
 
+TEST_CASE("Every profile of the tree can be used, and a run says where its figures come from",
+          "[faults][sim]") {
+  for (const std::string name : {"default", "h100", "a100", "t4", "laptop"}) {
+    const std::string out = run_on("sim:" + name + "x1", "01-single-gpu", kFewSteps).out;
+    const std::string path = LOCKSTEP_SOURCE "/tools/profiles/" + name + ".json";
+    CHECK_THAT(out, ContainsSubstring(read_json(path).at("source").get<std::string>()));
+    CHECK((name == "default" || out.find("from data sheets, never measured here") != out.npos));
+  }
+}
+
 TEST_CASE("A profile that is none is refused with the entry that is wrong", "[faults][sim]") {
   const TempDir folder;
   const std::string sound = read_text(LOCKSTEP_SOURCE "/tools/profiles/default.json");

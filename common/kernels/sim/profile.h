@@ -12,7 +12,8 @@
 //    "batch_seconds": 2e-5,                 what the host pays for a batch
 //    "links": {"host": {"seconds": 1e-5, "bytes": 5e10},      between host and device
 //              "device": {...},             between two devices of a host
-//              "network": {...}}}           between two hosts
+//              "network": {...}},           between two hosts
+//    "sources": ["links: ...", ...]}        of the figures, for people; may be left out
 
 #include <array>
 #include <cstdint>
