@@ -36,6 +36,7 @@ const std::vector<NumericOption> kNumericOptions{
     {"--betas", "-0.1", "2", "0 to 1"},
     {"--eps", "0", "2", "1e-30 to 1"},
     {"--threads-per-device", "0", "1025", "1 to 1024"},
+    {"--nodes", "0", "65537", "1 to 65536"},
     {"--workers", "-1", "257", "0 to 256"},
     {"--prefetch-factor", "0", "1025", "1 to 1024"},
     {"--loader-timeout", "-1", "86401", "0 to 86400"},

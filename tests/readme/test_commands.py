@@ -51,7 +51,7 @@ words = sys.argv[1:]
 name = os.path.basename(sys.argv[0])
 if "--help" in words or "--print-schedule" in words:
     pass
-elif (name[:2].isdigit() or name == "tensor-split") and not any(word.startswith("synthetic") for word in words):
+elif (name[:2].isdigit() or name == "tensor-split") and not any(word.startswith(("synthetic", "blank")) for word in words):
     for option, value in (("--data", "synthetic:1024:64"), ("--max-steps", "4")):
         if option in words:
             words[words.index(option) + 1] = value

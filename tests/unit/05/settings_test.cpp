@@ -106,6 +106,7 @@ const std::vector<Change>& own_business() {
   static const auto& changes = *new std::vector<Change>{
       {"data_dir", [](Started& s) { s.options.data_dir = "elsewhere"; }},
       {"devices", [](Started& s) { s.options.devices = "cpu:1"; }},
+      {"nodes", [](Started& s) { s.options.nodes = 2; }},
       {"threads_per_device", [](Started& s) { s.options.threads_per_device = 2; }},
       {"bind", [](Started& s) { s.options.bind = true; }},
       {"no_bind", [](Started& s) { s.options.no_bind = true; }},
@@ -155,7 +156,7 @@ const std::map<Role, Names>& names_by_role() {
       {Role::all_ranks, words("epochs max_steps saves save_every resumes")},
       {Role::rounding, words("threads_per_device backend")},
       {Role::per_rank,
-       words("data_dir devices workers prefetch_factor loader_timeout log_interval load "
+       words("data_dir devices nodes workers prefetch_factor loader_timeout log_interval load "
              "save init_method rank world_size local_rank bind no_bind nchw timeout "
              "no_overlap keep allow_world_size_change")},
       {Role::report, words("metrics trace flight")}};
@@ -197,7 +198,7 @@ constexpr const char* kConfigOfTheLists =
     R"("eps":1e-08,"graph":false,)"
     R"("init":"kaiming","load":"","loader_timeout":0.0,"log_interval":100,"lr":0.05,)"
     R"("lr_gamma":0.1,"lr_step":0,"max_steps":3,"model":"seed-bn","momentum":0.0,)"
-    R"("nchw":false,"no_bind":false,"optimizer":"sgd","order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,)"
+    R"("nchw":false,"no_bind":false,"nodes":1,"optimizer":"sgd","order":"sampler","prefetch_factor":2,"save":"","scale_lr":0.0,)"
     R"("seed":1,"tf32":false,)"
     R"("threads_per_device":2,"warmup_epochs":0.0,"weight_decay":0.0,"width":64,"workers":1})";
 
