@@ -153,8 +153,9 @@ TEST_CASE("What simulated devices cannot do is refused in a line", "[faults][sim
   refused("06-fully-sharded", two + Words{"--resume", folder / "c"}, {"--resume", "compute none"});
   refused("01-single-gpu", {"--devices", "sim:0"}, {"sim:0", "from 1 to 1024"});
   refused("01-single-gpu", {"--devices", "sim:1025"}, {"sim:1025", "from 1 to 1024"});
-  refused("01-single-gpu", {"--devices", "cpu:0,sim:2"}, {"cpu:0", "sim:0", "one kind"});
-  refused("01-single-gpu", {"--devices", "sim:nobody"}, {"sim:nobody", "no profile"});
+  refused("01-single-gpu", {"--devices", "cpu:0,sim:2"}, {"cpu:0", "sim:2", "one kind"});
+  refused("01-single-gpu", kFewSteps + Words{"--devices", "sim:nobody"},
+          {"sim:nobody", "no profile"});
   refused("04-ddp", {"--devices", "cpu:0", "--nodes", "2"}, {"--nodes", "simulated devices"});
   refused("02-dataparallel", two + Words{"--nodes", "2"}, {"--nodes", "one host"});
   CHECK(folder.names().empty());
@@ -183,10 +184,9 @@ TEST_CASE("A profile that is none is refused with the entry that is wrong", "[fa
     std::string text = sound;
     text.replace(text.find(from), from.size(), to);
     write_file(folder / "profile.json", text);
-    check_error_line(run_process({stage_binary("01-single-gpu"), "--devices",
-                                  "sim:" + std::string(folder / "profile.json")},
-                                 kDeadline),
-                     fragments);
+    const Words words{stage_binary("01-single-gpu"), "--devices",
+                      "sim:" + std::string(folder / "profile.json")};
+    check_error_line(run_process(words + kFewSteps, kDeadline), fragments);
   };
   refused("\"peak_flops\"", "\"flops\"", {"profile.json", "has no 'peak_flops'"});
   refused("\"default\": {\"seconds\": 1e-6", "\"default\": {\"seconds\": -1",
