@@ -132,6 +132,20 @@ TEST_CASE("A simulated all-reduce takes the ring's time, for any number of ranks
   }
 }
 
+TEST_CASE("Simulated ranks that share out a network send what the formula says", "[faults][sim]") {
+  for (const std::string shard : {"optimizer", "gradients", "parameters"}) {
+    for (const int ranks : {2, 64, 1024}) {
+      const TempDir folder;
+      run_on(fmt::format("sim:{}", ranks), "06-fully-sharded",
+             {"--shard", shard, "--data", "blank:2048:1024", "--batch-size", "1024", "--metrics",
+              folder / "metrics"});
+      const nlohmann::json sent = read_json(folder / "metrics").at("bytes_per_step");
+      INFO(shard << " " << ranks << " " << sent.dump());
+      CHECK(sent.at("sent") == sent.at("predicted"));
+    }
+  }
+}
+
 TEST_CASE("A network that would not fit is counted, and that is said", "[faults][sim]") {
   const Words large{"--model", "resnet18", "--width", "1024", "--data", "blank:64:16"};
   CHECK_THAT(run_on("sim:1", "01-single-gpu", large).out,
