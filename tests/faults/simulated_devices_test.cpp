@@ -17,7 +17,7 @@ using Catch::Matchers::ContainsSubstring;
 const Words kPrograms{
     "01-single-gpu", "02-dataparallel",      "03-model-split",  "03-model-split/tensor-split",
     "04-ddp",        "05-syncbn-checkpoint", "06-fully-sharded"};
-const Words kFewSteps{"--data", "synthetic:96:16", "--batch-size", "16"};
+const Words kSixSteps{"--data", "synthetic:96:16", "--batch-size", "16"};
 
 /// A run of some steps on these devices.
 ProcessResult run_on(const std::string& devices, const std::string& program, const Words& words) {
@@ -31,7 +31,7 @@ ProcessResult run_on(const std::string& devices, const std::string& program, con
 nlohmann::json metrics_on(const std::string& devices, const std::string& program,
                           const Words& words) {
   const TempDir folder;
-  run_on(devices, program, kFewSteps + Words{"--metrics", folder / "metrics"} + words);
+  run_on(devices, program, kSixSteps + Words{"--metrics", folder / "metrics"} + words);
   return read_json(folder / "metrics");
 }
 
@@ -39,7 +39,7 @@ TEST_CASE("Every program runs on simulated devices, twice alike, without a loss"
   for (const std::string& program : kPrograms) {
     const TempDir folder;
     const auto run = [&](const std::string& name) {
-      return run_on("sim:2", program, kFewSteps + Words{"--trace", folder / name}).out;
+      return run_on("sim:2", program, kSixSteps + Words{"--trace", folder / name}).out;
     };
     const std::string first = run("first");
     CHECK_THAT(first, ContainsSubstring("simulated: no loss"));
@@ -150,7 +150,7 @@ TEST_CASE("A network that would not fit is counted, and that is said", "[faults]
   const Words large{"--model", "resnet18", "--width", "1024", "--data", "blank:64:16"};
   CHECK_THAT(run_on("sim:1", "01-single-gpu", large).out,
              ContainsSubstring("which does not fit into 8192.0 MiB"));
-  CHECK_THAT(run_on("sim:1", "01-single-gpu", kFewSteps).out, !ContainsSubstring("does not fit"));
+  CHECK_THAT(run_on("sim:1", "01-single-gpu", kSixSteps).out, !ContainsSubstring("does not fit"));
 }
 
 TEST_CASE("What simulated devices cannot do is refused in a line", "[faults][sim]") {
@@ -168,7 +168,7 @@ TEST_CASE("What simulated devices cannot do is refused in a line", "[faults][sim
   refused("01-single-gpu", {"--devices", "sim:0"}, {"sim:0", "from 1 to 1024"});
   refused("01-single-gpu", {"--devices", "sim:1025"}, {"sim:1025", "from 1 to 1024"});
   refused("01-single-gpu", {"--devices", "cpu:0,sim:2"}, {"cpu:0", "sim:2", "one kind"});
-  refused("01-single-gpu", kFewSteps + Words{"--devices", "sim:nobody"},
+  refused("01-single-gpu", kSixSteps + Words{"--devices", "sim:nobody"},
           {"sim:nobody", "no profile"});
   refused("04-ddp", {"--devices", "cpu:0", "--nodes", "2"}, {"--nodes", "simulated devices"});
   refused("02-dataparallel", two + Words{"--nodes", "2"}, {"--nodes", "one host"});
@@ -184,7 +184,7 @@ TEST_CASE("What simulated devices cannot do is refused in a line", "[faults][sim
 TEST_CASE("Every profile of the tree can be used, and a run says where its figures come from",
           "[faults][sim]") {
   for (const std::string name : {"default", "h100", "a100", "t4", "laptop"}) {
-    const std::string out = run_on("sim:" + name + "x1", "01-single-gpu", kFewSteps).out;
+    const std::string out = run_on("sim:" + name + "x1", "01-single-gpu", kSixSteps).out;
     const std::string path = LOCKSTEP_SOURCE "/tools/profiles/" + name + ".json";
     CHECK_THAT(out, ContainsSubstring(read_json(path).at("source").get<std::string>()));
     CHECK((name == "default" || out.find("from data sheets, never measured here") != out.npos));
@@ -200,7 +200,7 @@ TEST_CASE("A profile that is none is refused with the entry that is wrong", "[fa
     write_file(folder / "profile.json", text);
     const Words words{stage_binary("01-single-gpu"), "--devices",
                       "sim:" + std::string(folder / "profile.json")};
-    check_error_line(run_process(words + kFewSteps, kDeadline), fragments);
+    check_error_line(run_process(words + kSixSteps, kDeadline), fragments);
   };
   refused("\"peak_flops\"", "\"flops\"", {"profile.json", "has no 'peak_flops'"});
   refused("\"default\": {\"seconds\": 1e-6", "\"default\": {\"seconds\": -1",
