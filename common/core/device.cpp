@@ -28,7 +28,7 @@ DeviceId parse_device(std::string_view text) {
 /// What is behind "sim:": "2", "h100", "h100x8", or a path with or without a number.
 void add_simulated(std::string_view text, std::vector<DeviceId>& ids) {
   std::string_view profile = text, count = "1";
-  if (read_whole(text, 0, kMostDevices)) {
+  if (read_whole(text, 0, INT64_MAX)) {
     profile = kDefaultProfile;
     count = text;
   } else if (const size_t x = text.rfind('x');
