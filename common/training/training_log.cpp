@@ -48,7 +48,7 @@ void ProgressBar::clear() {
 }
 
 LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
-  if (group.simulated()) return {.alike = group.world_size(), .own_health = own_health};
+  if (group.simulated()) return {.own_health = own_health, .alike = group.world_size()};
   return {.rank = group.rank(),
           .exchange = group.exchanger(),
           .own_health = own_health,

@@ -23,12 +23,12 @@ struct LogPeers {
 
   int rank = 0;
   ExchangeTexts exchange{};   // empty: one process, or others that are simulated
-  int alike = 1;              // ranks for which this one stands
   HealthTensor own_health{};  // of what this rank adds to sums over all ranks
   /// ProcessGroup::together(); empty: the work of one process.
   std::function<void(const std::function<void()>& work)> together{};
   /// FlightRecorder::seconds_in_collectives()
   std::function<double()> in_collectives{};
+  int alike = 1;  // ranks for which this one stands
 };
 
 /// Bytes that rank 0 sends in a step, as counted, beside their formula.
