@@ -45,8 +45,8 @@ struct SizesOptions {
 constexpr int kCallsBetweenEvents = 50;
 constexpr int kUntimedRounds = 2;  // they touch new memory
 
-/// Seconds of one all-reduce by the host's clock (that of a simulated device, if it is one), from when all ranks have arrived until the host
-/// knows that it has ended.
+/// Seconds of one all-reduce by the host's clock (that of a simulated device, if it is one), from
+/// when all ranks have arrived until the host knows that it has ended.
 double seconds_of_one(AllReduce& all_reduce, Communicator& comm, Stream stream, const Tensor& x) {
   comm.barrier(stream);
   stream.synchronize();
