@@ -263,7 +263,10 @@ TEST_CASE("The child of the next case: cuda:1 fails, the other rank's host waits
       1);
   INFO(errors[0] << "\n" << errors[1]);
   CHECK(seconds_since(begin) < 10);
-  CHECK_THAT(errors[1], ContainsSubstring("cuda:1") && ContainsSubstring("cudaErrorLaunchFailure"));
+  // On a busy machine the kernel may have failed before NCCL is called, which then says it itself.
+  CHECK_THAT(errors[1], ContainsSubstring("cuda:1"));
+  CHECK_THAT(errors[1], ContainsSubstring("cudaErrorLaunchFailure") ||
+                            ContainsSubstring("unspecified launch failure"));
   CHECK_THAT(errors[0], StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): no answer "
                                    "from rank 1 within 1 s"));
 }
