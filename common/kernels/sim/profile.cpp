@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <vector>
 
@@ -55,9 +54,7 @@ LinkCost link_cost(const Entry& entry) {
 
 std::filesystem::path profile_path(const std::string& name) {
   if (name.find('/') != name.npos) return name;
-  const char* const folder = std::getenv("LOCKSTEP_PROFILES");
-  const std::filesystem::path place = folder != nullptr ? folder : LOCKSTEP_PROFILES;
-  return place / (name + ".json");
+  return std::filesystem::path(LOCKSTEP_PROFILES) / (name + ".json");
 }
 
 }  // namespace
