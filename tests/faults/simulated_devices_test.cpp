@@ -85,7 +85,7 @@ TEST_CASE("Thousands of ranks take little memory, whatever they would take", "[f
 std::string write_ideal_profile(const TempDir& folder, const std::string& link) {
   const std::string no_time = R"({"seconds": 0, "bytes": 1e30})", path = folder / "ideal.json";
   write_file(path, R"({"device": "ideal", "source": "made up", "memory_bytes": 1e12,
-    "peak_flops": 1e30, "launch_seconds": 0, "batch_seconds": 0,
+    "launch_seconds": 0, "batch_seconds": 0,
     "operations": {"default": {"seconds": 0, "flops": 1e30, "bytes": 1e30}},
     "links": {"host": )" +
                        no_time + R"(, "device": )" + link + R"(, "network": )" + no_time + "}}");
@@ -203,7 +203,7 @@ TEST_CASE("A profile that is none is refused with the entry that is wrong", "[fa
                       "sim:" + std::string(folder / "profile.json")};
     check_error_line(run_process(words + kSixSteps, kDeadline), fragments);
   };
-  refused("\"peak_flops\"", "\"flops\"", {"profile.json", "has no 'peak_flops'"});
+  refused("\"memory_bytes\"", "\"memory\"", {"profile.json", "has no 'memory_bytes'"});
   refused("\"default\": {\"seconds\": 1e-6", "\"default\": {\"seconds\": -1",
           {"default: seconds: found -1", "from 0 on"});
   refused("\"bytes\": 4e9", "\"bytes\": 0", {"device: bytes: found 0", "from 0.001 on"});

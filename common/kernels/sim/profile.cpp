@@ -86,7 +86,6 @@ std::shared_ptr<const Profile> read_profile(const std::string& name) {
                   .device = all.at("device").text(),
                   .source = all.at("source").text(),
                   .memory_bytes = int64_t(all.at("memory_bytes").number(1)),
-                  .peak_flops = all.at("peak_flops").number(1),
                   .operations = {},
                   .launch_ns = whole_ns(all.at("launch_seconds").number(0)),
                   .batch_ns = whole_ns(all.at("batch_seconds").number(0)),

@@ -5,7 +5,6 @@
 //   {"device": "NVIDIA H100 SXM",           what it is
 //    "source": "from data sheets, ...",     where the figures come from: every output says it
 //    "memory_bytes": 85899345920,
-//    "peak_flops": 6.7e13,                  of the whole device, for the share that is used
 //    "operations": {"default": {"seconds": 3e-6, "flops": 4e13, "bytes": 2.6e12},
 //                   "conv2d": {...}, ...},  by their names in traces
 //    "launch_seconds": 4e-6,                what the host pays for each operation
@@ -40,7 +39,6 @@ constexpr auto words_of(Link) { return std::array{"host", "device", "network"}; 
 struct Profile {
   std::string name, device, source;
   int64_t memory_bytes = 0;
-  double peak_flops = 0;
   std::map<std::string, OperationCost, std::less<>> operations;  // "default": all others
   int64_t launch_ns = 0, batch_ns = 0;
   std::array<LinkCost, 3> links;  // by Link

@@ -24,7 +24,7 @@ using testing::TempDir;
 struct SimpleProfile {
   explicit SimpleProfile(int64_t launch_ns = 0) {
     std::ofstream(path()) << fmt::format(R"({{"device": "simple", "source": "made up",
-      "memory_bytes": 1e9, "peak_flops": 1e9, "launch_seconds": {}e-9, "batch_seconds": 0,
+      "memory_bytes": 1e9, "launch_seconds": {}e-9, "batch_seconds": 0,
       "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}}}},
       "links": {{"host": {{"seconds": 10e-9, "bytes": 1e9}},
                  "device": {{"seconds": 100e-9, "bytes": 1e9}},
