@@ -3,7 +3,7 @@
 // names, and LOCKSTEP_SKIP, which version 2 lacks. Of version 3 only what the tests use: each of
 // its headers is compiled with every test.
 
-#if __has_include(<catch2/catch_test_macros.hpp>)
+#if LOCKSTEP_CATCH2 >= 3
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>

@@ -1,7 +1,7 @@
 // Writes one JSON line when a test case starts and one when it ends, to the file named by
 // LOCKSTEP_TEST_LOG. `lockstep test` reads them: a case that started and never ended crashed.
 
-#if __has_include(<catch2/catch_test_macros.hpp>)
+#if LOCKSTEP_CATCH2 >= 3
 #include <catch2/catch_test_case_info.hpp>
 #include <catch2/reporters/catch_reporter_event_listener.hpp>
 #include <catch2/reporters/catch_reporter_registrars.hpp>

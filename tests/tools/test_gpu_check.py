@@ -212,6 +212,13 @@ class TestOnAStandIn(unittest.TestCase):
         self.check("--part", "build")
         self.assertIn("-Dgpu_archs=86", note.read_text())
 
+    def test_every_part_alone_compiles_the_libraries_that_its_programs_open(self):
+        self.write(self.bin / "ninja", f'#!/bin/sh\necho "$@" >> "{self.root}/targets"\n')
+        for part in ("ops", "stages", "sanitizer", "bench"):
+            self.check("--part", part)
+            called = (self.root / "targets").read_text().splitlines()[-1]
+            self.assertIn(" loaded-libraries ", called + " ", part)
+
     def test_libraries_of_python_packages_are_roots_of_the_build(self):
         site = self.root / "site-packages"
         for name in ("cudnn/include", "nccl/lib", "cu13/lib", "nothing/src"):

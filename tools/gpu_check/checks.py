@@ -16,6 +16,7 @@ from gpu_check import build
 from gpu_check.machine import ROOT
 from stages import all_stages, path_of
 
+LOADED = "loaded-libraries"  # the GPU backend and NCCL's: a program opens them when it runs
 GPU_TEST = "tests/gpu/gpu-test"  # below the build folder
 
 
@@ -24,8 +25,8 @@ def stage_targets():
 
 
 # What a part runs, as Ninja's targets.
-TARGETS = {"ops": lambda: [GPU_TEST], "stages": lambda: [GPU_TEST, *stage_targets()],
-           "sanitizer": lambda: [GPU_TEST], "bench": lambda: stage_targets()[:1]}
+TARGETS = {"ops": lambda: [LOADED, GPU_TEST], "stages": lambda: [LOADED, GPU_TEST, *stage_targets()],
+           "sanitizer": lambda: [LOADED, GPU_TEST], "bench": lambda: [LOADED, *stage_targets()[:1]]}
 
 
 # --- Test cases ------------------------------------------------------------------------------
