@@ -45,6 +45,8 @@ std::vector<Window2d> conv_windows() {
           window(1, 28, 28, 1, 64, 3, 1, 1),
           window(1, 14, 14, 64, 64, 3, 1, 1),
           window(1, 14, 14, 64, 128, 3, 2, 1),
+          window(3, 7, 7, 64, 48, 3, 1, 1),  // many channels, of a small image, and with a stride
+          window(2, 7, 7, 33, 40, 3, 2, 1),
           window(1, 14, 14, 64, 128, 1, 2, 0)};
 }
 

@@ -99,7 +99,7 @@ def run_part(section, setup, gpu, reason, options):
         if part == "build":
             report_build(section, setup, gpu, reason, options.target)
             return
-        build.compile_targets(setup, checks.TARGETS[part](), LIMITS["build"] * SLOWER)
+        build.compile_targets(setup, checks.TARGETS[part], LIMITS["build"] * SLOWER)
         section.begin_now()
         CHECKS[part](section, setup, options)
     except build.BuildError as error:

@@ -1,10 +1,12 @@
 #include "common/kernels/cuda/libraries.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/kernels/cuda/cuda_kernels.h"
 #include "common/kernels/cuda/cuda_stream.h"
 
 namespace lockstep::cuda {
@@ -57,56 +59,112 @@ TensorDescriptor describe_tensor(const Shape& shape, cudnnTensorFormat_t format,
   return descriptor;
 }
 
+Layout describe(const Window2d& g, bool channels_first, const std::string& device) {
+  const auto format = channels_first ? CUDNN_TENSOR_NCHW : CUDNN_TENSOR_NHWC;
+  Layout made{.channels_first = channels_first,
+              .x = describe_tensor(g.input(), format, device),
+              .y = describe_tensor(g.output(), format, device),
+              .bias = describe_tensor({1, 1, 1, g.out_channels}, format, device),
+              .weight = make<FilterDescriptor>(cudnnCreateFilterDescriptor,
+                                               "cudnnCreateFilterDescriptor", device)};
+  check(cudnnSetFilter4dDescriptor(made.weight.get(), CUDNN_DATA_FLOAT, format, int(g.out_channels),
+                                   int(g.in_channels), int(g.kernel), int(g.kernel)),
+        "cudnnSetFilter4dDescriptor", device);
+  return made;
+}
+
+/// What is fastest in float32 without tensor cores, as measured on an H200 for the convolutions of
+/// the seed network and ResNet-18, batches of 64 and 256 (docs/results/convolutions-h200.md). There
+/// cuDNN's first proposal took up to 4.7 times as long.
+///
+/// Both ways need channels first. A Fourier transform makes one product per number of the window's
+/// spectrum, which pays where the image is not smaller than the transform. Winograd's takes 36
+/// products for 16 outputs of a 3x3 window, where a sum takes 144; it also fits small images.
+enum class Favourite { none, fourier, winograd };
+
+constexpr int64_t kSmallestSpectrum = 12, kLargestSpectrum = 32;  // pixels of an image's side
+constexpr int64_t kManyChannels = 32;
+
+bool has_many_channels(const Window2d& g) {
+  return std::min(g.in_channels, g.out_channels) >= kManyChannels;
+}
+
+Favourite favourite(const Window2d& g) {
+  if (g.stride != 1 || g.kernel == 1) return Favourite::none;
+  const auto [small, large] = std::minmax(g.in_height, g.in_width);
+  if (small >= kSmallestSpectrum && large <= kLargestSpectrum) return Favourite::fourier;
+  const bool fits = g.kernel == 3 && large < kSmallestSpectrum && has_many_channels(g);
+  return fits ? Favourite::winograd : Favourite::none;
+}
+
+/// A favourite's algorithm in one pass.
+template <class Algorithm>
+std::optional<Algorithm> one_of(Favourite favourite, Algorithm fourier, Algorithm winograd) {
+  if (favourite == Favourite::none) return std::nullopt;
+  return favourite == Favourite::fourier ? fourier : winograd;
+}
+
 /// The copies and the workspace begin where cuDNN's vector loads want them.
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/// Scratch memory of one pass: the copies of its operands, if there are any, and the workspace of
-/// its algorithm.
+/// Of a tensor that looks the same in both layouts no copy is made.
+bool is_copied(const Shape& shape) { return shape[3] > 1 && shape[1] * shape[2] > 1; }
+
+/// Scratch memory of one pass: the workspace of its algorithm and, for channels first, the copies.
 class PassMemory {
  public:
-  PassMemory(CudaStream& stream, cudnnHandle_t cudnn,
-             std::initializer_list<const Operand*> operands, size_t workspace)
-      : stream_(stream), cudnn_(cudnn) {
+  /// `copied`: the shapes (channels last) of the tensors that the pass reads or writes.
+  PassMemory(CudaStream& stream, bool channels_first, std::initializer_list<Shape> copied,
+             size_t workspace)
+      : stream_(stream), channels_first_(channels_first) {
     size_t bytes = workspace;
-    for (const Operand* operand : operands) bytes += operand->bytes;
+    for (const Shape& shape : copied) bytes += bytes_of_copy(shape);
     next_ = static_cast<char*>(stream_.scratch(bytes));
   }
 
   void* workspace() const { return next_; }
   /// Where cuDNN writes: the tensor itself, or room for a copy.
-  Real* write(const Operand& operand, Real* tensor) {
-    if (!operand.ours) return tensor;
-    return reinterpret_cast<Real*>(std::exchange(next_, next_ + operand.bytes));
+  Real* write(const Shape& shape, Real* tensor) {
+    const size_t bytes = bytes_of_copy(shape);
+    return bytes == 0 ? tensor : reinterpret_cast<Real*>(std::exchange(next_, next_ + bytes));
   }
   /// What cuDNN reads: the tensor itself, or a copy made here.
-  const Real* read(const Operand& operand, const Real* tensor) {
-    if (!operand.ours) return tensor;
-    Real* const copy = write(operand, nullptr);
-    check(cudnnTransformTensor(cudnn_, &kOne, operand.ours.get(), tensor, &kZero,
-                               operand.given.get(), copy),
-          "cudnnTransformTensor", stream_.device().name());
+  const Real* read(const Shape& shape, const Real* tensor) {
+    if (bytes_of_copy(shape) == 0) return tensor;
+    Real* const copy = write(shape, nullptr);
+    transpose(stream_, {.images = shape[0],
+                        .rows = shape[1] * shape[2],
+                        .columns = shape[3],
+                        .from = tensor,
+                        .to = copy});
     return copy;
   }
-  /// tensor = written + beta * tensor, unless cuDNN wrote there itself.
-  void take_back(const Operand& operand, const Real* written, Real* tensor, float beta) const {
-    if (!operand.ours) return;
-    check(cudnnTransformTensor(cudnn_, &kOne, operand.given.get(), written, &beta,
-                               operand.ours.get(), tensor),
-          "cudnnTransformTensor", stream_.device().name());
+  /// tensor = written + bias, or += written, unless cuDNN wrote there itself: whether that was
+  /// done.
+  bool take_back(const Shape& shape, const Real* written, Real* tensor, const Real* bias,
+                 bool add) const {
+    if (written == tensor) return false;
+    transpose(stream_, {.images = shape[0],
+                        .rows = shape[3],
+                        .columns = shape[1] * shape[2],
+                        .from = written,
+                        .to = tensor,
+                        .bias = bias,
+                        .add = add});
+    return true;
   }
 
  private:
+  size_t bytes_of_copy(const Shape& shape) const {
+    return channels_first_ && is_copied(shape) ? aligned(shape.elements() * sizeof(Real)) : 0;
+  }
+
   CudaStream& stream_;
-  cudnnHandle_t cudnn_;
+  const bool channels_first_;
   char* next_;  // free memory; after all copies it is the workspace
 };
 
 }  // namespace
-
-Operand::Operand(const Shape& shape, bool channels_first, const std::string& device)
-    : given(describe_tensor(shape, channels_first ? CUDNN_TENSOR_NCHW : CUDNN_TENSOR_NHWC, device)),
-      ours(channels_first ? describe_tensor(shape, CUDNN_TENSOR_NHWC, device) : nullptr),
-      bytes(channels_first ? aligned(shape.elements() * sizeof(Real)) : 0) {}
 
 Libraries::Libraries(CudaStream& stream, cudaStream_t raw)
     : stream_(stream),
@@ -169,18 +227,9 @@ Libraries::Convolution& Libraries::convolution(const Window2d& g) {
 }
 
 Libraries::Convolution Libraries::make_convolution(const Window2d& g) const {
-  Convolution made{};
-  made.x = Operand(g.input(), channels_first_, device_);
-  made.y = Operand(g.output(), channels_first_, device_);
-  made.weight = Operand(g.weight(), channels_first_, device_);
-  made.bias = Operand({1, 1, 1, g.out_channels}, channels_first_, device_);
-  made.filter =
-      make<FilterDescriptor>(cudnnCreateFilterDescriptor, "cudnnCreateFilterDescriptor", device_);
-  check_call(cudnnSetFilter4dDescriptor(made.filter.get(), CUDNN_DATA_FLOAT,
-                                        channels_first_ ? CUDNN_TENSOR_NCHW : CUDNN_TENSOR_NHWC,
-                                        int(g.out_channels), int(g.in_channels), int(g.kernel),
-                                        int(g.kernel)),
-             "cudnnSetFilter4dDescriptor");
+  Convolution made;
+  for (const bool channels_first : {false, true})
+    made.layouts[channels_first] = describe(g, channels_first, device_);
   made.descriptor = make<ConvolutionDescriptor>(cudnnCreateConvolutionDescriptor,
                                                 "cudnnCreateConvolutionDescriptor", device_);
   const int padding = int(g.padding), stride = int(g.stride), dilation = 1;
@@ -195,29 +244,38 @@ Libraries::Convolution Libraries::make_convolution(const Window2d& g) const {
   return made;
 }
 
-/// What is left of cuDNN's proposals. A proposal's memory size is for the math that it proposes;
-/// asked for is that of the descriptor's math, and cuDNN may refuse the algorithm only then.
+/// Fills `ways`: the favourite, then cuDNN's proposals with the channels where the run has them,
+/// then with the channels elsewhere; after each the algorithm that cuDNN always had (PyTorch's last
+/// resort, too). A proposal's memory size is for the math that it proposes; asked for is that of
+/// the descriptor's math, and cuDNN may refuse the algorithm only then.
 template <class Proposal, class Propose, class WorkspaceSize>
-Libraries::Choices<decltype(Proposal::algo)> Libraries::choose(const Window2d& g, const char* call,
-                                                               Propose propose,
-                                                               WorkspaceSize workspace_size) const {
-  int count = 0;
-  Proposal proposals[kProposals];
-  check_call(propose(kProposals, &count, proposals), call);
-  Choices<decltype(Proposal::algo)> choices;
-  for (const Proposal* p = proposals; p < proposals + count; ++p) {
-    if (p->status != CUDNN_STATUS_SUCCESS || p->determinism != CUDNN_DETERMINISTIC ||
-        !is_for_us(p->mathType, tf32_)) {
-      continue;
+void Libraries::choose(Ways<decltype(Proposal::algo)>& ways, const Convolution& conv,
+                       const Window2d& g, std::optional<decltype(Proposal::algo)> favourite,
+                       decltype(Proposal::algo) always, const char* call, Propose propose,
+                       WorkspaceSize workspace_size) const {
+  for (const bool channels_first : {channels_first_, !channels_first_}) {
+    const Layout& layout = conv.layouts[channels_first];
+    const auto add = [&](auto algorithm) {
+      size_t workspace = 0;
+      const cudnnStatus_t status = workspace_size(layout, algorithm, &workspace);
+      if (is_refusal(status)) return;
+      check_call(status, "cudnnGetConvolution...WorkspaceSize");
+      if (workspace > kMostWorkspace) return;
+      const bool first = channels_first && favourite == algorithm;
+      ways.insert(first ? ways.begin() : ways.end(), {channels_first, algorithm, workspace});
+    };
+    int count = 0;
+    Proposal proposals[kProposals];
+    check_call(propose(layout, kProposals, &count, proposals), call);
+    for (const Proposal* p = proposals; p < proposals + count; ++p) {
+      if (p->status == CUDNN_STATUS_SUCCESS && p->determinism == CUDNN_DETERMINISTIC &&
+          is_for_us(p->mathType, tf32_)) {
+        add(p->algo);
+      }
     }
-    size_t workspace = 0;
-    const cudnnStatus_t status = workspace_size(p->algo, &workspace);
-    if (is_refusal(status)) continue;
-    check_call(status, "cudnnGetConvolution...WorkspaceSize");
-    if (workspace <= kMostWorkspace) choices.push_back({p->algo, workspace});
+    add(always);
   }
-  if (choices.empty()) fail_without_algorithm(g);
-  return choices;
+  if (ways.empty()) fail_without_algorithm(g);
 }
 
 void Libraries::fail_without_algorithm(const Window2d& g) const {
@@ -229,21 +287,21 @@ void Libraries::fail_without_algorithm(const Window2d& g) const {
 
 // --- Passes ------------------------------------------------------------------------------------
 
-/// Runs a pass with the first of its choices that cuDNN runs and for which there is room, and
-/// forgets those before it. `pass` gets the memory, the algorithm and the size of its workspace.
+/// Runs a pass in the first of its ways that cuDNN runs and for which there is room, and forgets
+/// those before it. `pass` gets the layout, the memory, the algorithm and its workspace's size.
 template <class Algorithm, class Pass>
-void Libraries::run(Choices<Algorithm>& choices, const Window2d& g, const char* call,
-                    std::initializer_list<const Operand*> operands, Pass pass) {
-  for (; !choices.empty(); choices.erase(choices.begin())) {
-    const auto [algorithm, workspace] = choices.front();
+void Libraries::run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g,
+                    const char* call, std::initializer_list<Shape> copied, Pass pass) {
+  for (; !ways.empty(); ways.erase(ways.begin())) {
+    const auto [channels_first, algorithm, workspace] = ways.front();
     std::optional<PassMemory> memory;
     try {
-      memory.emplace(stream_, cudnn_.get(), operands, workspace);
+      memory.emplace(stream_, channels_first, copied, workspace);
     } catch (const DeviceError&) {
-      if (choices.size() == 1) throw;
+      if (ways.size() == 1) throw;
       continue;
     }
-    const cudnnStatus_t status = pass(*memory, algorithm, workspace);
+    const cudnnStatus_t status = pass(conv.layouts[channels_first], *memory, algorithm, workspace);
     if (is_refusal(status)) continue;
     return check_call(status, call);
   }
@@ -254,48 +312,53 @@ bool Libraries::conv2d(const Window2d& g, const Real* x, const Real* weight, con
                        Real* y) {
   Convolution& conv = convolution(g);
   if (conv.forward.empty()) {
-    conv.forward = choose<cudnnConvolutionFwdAlgoPerf_t>(
-        g, "cudnnGetConvolutionForwardAlgorithm_v7",
-        [&](auto... answer) {
-          return cudnnGetConvolutionForwardAlgorithm_v7(cudnn_.get(), conv.x.given.get(),
-                                                        conv.filter.get(), conv.descriptor.get(),
-                                                        conv.y.given.get(), answer...);
+    // Few channels: a sum over the window is faster than any transform.
+    const Favourite best = tf32_ || !has_many_channels(g) ? Favourite::none : favourite(g);
+    choose<cudnnConvolutionFwdAlgoPerf_t>(
+        conv.forward, conv, g,
+        one_of(best, CUDNN_CONVOLUTION_FWD_ALGO_FFT, CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED),
+        CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, "cudnnGetConvolutionForwardAlgorithm_v7",
+        [&](const Layout& in, auto... answer) {
+          return cudnnGetConvolutionForwardAlgorithm_v7(cudnn_.get(), in.x.get(), in.weight.get(),
+                                                        conv.descriptor.get(), in.y.get(),
+                                                        answer...);
         },
-        [&](auto... answer) {
-          return cudnnGetConvolutionForwardWorkspaceSize(cudnn_.get(), conv.x.given.get(),
-                                                         conv.filter.get(), conv.descriptor.get(),
-                                                         conv.y.given.get(), answer...);
+        [&](const Layout& in, auto... answer) {
+          return cudnnGetConvolutionForwardWorkspaceSize(cudnn_.get(), in.x.get(), in.weight.get(),
+                                                         conv.descriptor.get(), in.y.get(),
+                                                         answer...);
         });
   }
   bool has_bias = false;
-  run(conv.forward, g, "cudnnConvolutionForward", {&conv.x, &conv.weight, &conv.y},
-      [&](PassMemory& memory, auto algorithm, size_t bytes) {
-        const Real* const given_x = memory.read(conv.x, x);
-        const Real* const given_weight = memory.read(conv.weight, weight);
-        Real* const written = memory.write(conv.y, y);
-        has_bias = conv2d_with_bias(conv, given_x, given_weight, bias, written, memory.workspace());
+  run(conv.forward, conv, g, "cudnnConvolutionForward", {g.input(), g.weight(), g.output()},
+      [&](const Layout& in, PassMemory& memory, auto algorithm, size_t bytes) {
+        const Real* const given_x = memory.read(g.input(), x);
+        const Real* const given_weight = memory.read(g.weight(), weight);
+        Real* const written = memory.write(g.output(), y);
+        has_bias = written == y &&
+                   conv2d_with_bias(conv, in, given_x, given_weight, bias, y, memory.workspace());
+        if (has_bias) return CUDNN_STATUS_SUCCESS;
         const cudnnStatus_t status =
-            has_bias ? CUDNN_STATUS_SUCCESS
-                     : cudnnConvolutionForward(cudnn_.get(), &kOne, conv.x.given.get(), given_x,
-                                               conv.filter.get(), given_weight,
-                                               conv.descriptor.get(), algorithm, memory.workspace(),
-                                               bytes, &kZero, conv.y.given.get(), written);
-        if (status == CUDNN_STATUS_SUCCESS) memory.take_back(conv.y, written, y, 0);
+            cudnnConvolutionForward(cudnn_.get(), &kOne, in.x.get(), given_x, in.weight.get(),
+                                    given_weight, conv.descriptor.get(), algorithm,
+                                    memory.workspace(), bytes, &kZero, in.y.get(), written);
+        if (status == CUDNN_STATUS_SUCCESS)
+          has_bias = memory.take_back(g.output(), written, y, bias, /*add=*/false);
         return status;
       });
   return has_bias;
 }
 
 /// Only for the one algorithm for which cuDNN documents a bias without an activation after it.
-bool Libraries::conv2d_with_bias(Convolution& conv, const Real* x, const Real* weight,
-                                 const Real* bias, Real* y, void* memory) {
-  const auto [algorithm, workspace] = conv.forward.front();
+bool Libraries::conv2d_with_bias(Convolution& conv, const Layout& layout, const Real* x,
+                                 const Real* weight, const Real* bias, Real* y, void* memory) {
+  const auto [channels_first, algorithm, workspace] = conv.forward.front();
   if (!conv.fuse_bias || algorithm != CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM)
     return false;
   const cudnnStatus_t status = cudnnConvolutionBiasActivationForward(
-      cudnn_.get(), &kOne, conv.x.given.get(), x, conv.filter.get(), weight, conv.descriptor.get(),
-      algorithm, memory, workspace, &kZero, conv.y.given.get(), y, conv.bias.given.get(), bias,
-      identity_.get(), conv.y.given.get(), y);
+      cudnn_.get(), &kOne, layout.x.get(), x, layout.weight.get(), weight, conv.descriptor.get(),
+      algorithm, memory, workspace, &kZero, layout.y.get(), y, layout.bias.get(), bias,
+      identity_.get(), layout.y.get(), y);
   // An optimisation that cuDNN does not offer here, or does not know: found out once per shape.
   if (is_refusal(status) || is_bad_call(status)) return conv.fuse_bias = false;
   check_call(status, "cudnnConvolutionBiasActivationForward");
@@ -306,29 +369,34 @@ void Libraries::conv2d_backward_input(const Window2d& g, const Real* dy, const R
                                       Real* dx) {
   Convolution& conv = convolution(g);
   if (conv.backward_input.empty()) {
-    conv.backward_input = choose<cudnnConvolutionBwdDataAlgoPerf_t>(
-        g, "cudnnGetConvolutionBackwardDataAlgorithm_v7",
-        [&](auto... answer) {
-          return cudnnGetConvolutionBackwardDataAlgorithm_v7(
-              cudnn_.get(), conv.filter.get(), conv.y.given.get(), conv.descriptor.get(),
-              conv.x.given.get(), answer...);
+    choose<cudnnConvolutionBwdDataAlgoPerf_t>(
+        conv.backward_input, conv, g,
+        one_of(tf32_ ? Favourite::none : favourite(g), CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT,
+               CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED),
+        CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+        [&](const Layout& in, auto... answer) {
+          return cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnn_.get(), in.weight.get(),
+                                                             in.y.get(), conv.descriptor.get(),
+                                                             in.x.get(), answer...);
         },
-        [&](auto... answer) {
-          return cudnnGetConvolutionBackwardDataWorkspaceSize(
-              cudnn_.get(), conv.filter.get(), conv.y.given.get(), conv.descriptor.get(),
-              conv.x.given.get(), answer...);
+        [&](const Layout& in, auto... answer) {
+          return cudnnGetConvolutionBackwardDataWorkspaceSize(cudnn_.get(), in.weight.get(),
+                                                              in.y.get(), conv.descriptor.get(),
+                                                              in.x.get(), answer...);
         });
   }
-  run(conv.backward_input, g, "cudnnConvolutionBackwardData", {&conv.weight, &conv.y, &conv.x},
-      [&](PassMemory& memory, auto algorithm, size_t bytes) {
-        const Real* const given_weight = memory.read(conv.weight, weight);
-        const Real* const given_dy = memory.read(conv.y, dy);
-        Real* const written = memory.write(conv.x, dx);
-        const cudnnStatus_t status = cudnnConvolutionBackwardData(
-            cudnn_.get(), &kOne, conv.filter.get(), given_weight, conv.y.given.get(), given_dy,
-            conv.descriptor.get(), algorithm, memory.workspace(), bytes, &kZero, conv.x.given.get(),
-            written);
-        if (status == CUDNN_STATUS_SUCCESS) memory.take_back(conv.x, written, dx, 0);
+  run(conv.backward_input, conv, g, "cudnnConvolutionBackwardData",
+      {g.weight(), g.output(), g.input()},
+      [&](const Layout& in, PassMemory& memory, auto algorithm, size_t bytes) {
+        const Real* const given_weight = memory.read(g.weight(), weight);
+        const Real* const given_dy = memory.read(g.output(), dy);
+        Real* const written = memory.write(g.input(), dx);
+        const cudnnStatus_t status =
+            cudnnConvolutionBackwardData(cudnn_.get(), &kOne, in.weight.get(), given_weight,
+                                         in.y.get(), given_dy, conv.descriptor.get(), algorithm,
+                                         memory.workspace(), bytes, &kZero, in.x.get(), written);
+        if (status == CUDNN_STATUS_SUCCESS)
+          memory.take_back(g.input(), written, dx, /*bias=*/nullptr, /*add=*/false);
         return status;
       });
 }
@@ -337,30 +405,34 @@ void Libraries::conv2d_backward_weight(const Window2d& g, const Real* x, const R
                                        Real* dweight) {
   Convolution& conv = convolution(g);
   if (conv.backward_weight.empty()) {
-    conv.backward_weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>(
-        g, "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
-        [&](auto... answer) {
-          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(
-              cudnn_.get(), conv.x.given.get(), conv.y.given.get(), conv.descriptor.get(),
-              conv.filter.get(), answer...);
+    choose<cudnnConvolutionBwdFilterAlgoPerf_t>(
+        conv.backward_weight, conv, g,
+        one_of(tf32_ ? Favourite::none : favourite(g), CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT,
+               CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED),
+        CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+        [&](const Layout& in, auto... answer) {
+          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnn_.get(), in.x.get(), in.y.get(),
+                                                               conv.descriptor.get(),
+                                                               in.weight.get(), answer...);
         },
-        [&](auto... answer) {
-          return cudnnGetConvolutionBackwardFilterWorkspaceSize(
-              cudnn_.get(), conv.x.given.get(), conv.y.given.get(), conv.descriptor.get(),
-              conv.filter.get(), answer...);
+        [&](const Layout& in, auto... answer) {
+          return cudnnGetConvolutionBackwardFilterWorkspaceSize(cudnn_.get(), in.x.get(),
+                                                                in.y.get(), conv.descriptor.get(),
+                                                                in.weight.get(), answer...);
         });
   }
-  run(conv.backward_weight, g, "cudnnConvolutionBackwardFilter", {&conv.x, &conv.y, &conv.weight},
-      [&](PassMemory& memory, auto algorithm, size_t bytes) {
-        const Real* const given_x = memory.read(conv.x, x);
-        const Real* const given_dy = memory.read(conv.y, dy);
-        Real* const written = memory.write(conv.weight, dweight);
+  run(conv.backward_weight, conv, g, "cudnnConvolutionBackwardFilter",
+      {g.input(), g.output(), g.weight()},
+      [&](const Layout& in, PassMemory& memory, auto algorithm, size_t bytes) {
+        const Real* const given_x = memory.read(g.input(), x);
+        const Real* const given_dy = memory.read(g.output(), dy);
+        Real* const written = memory.write(g.weight(), dweight);
         const float* const beta = written == dweight ? &kOne : &kZero;  // a copy is added after it
         const cudnnStatus_t status = cudnnConvolutionBackwardFilter(
-            cudnn_.get(), &kOne, conv.x.given.get(), given_x, conv.y.given.get(), given_dy,
-            conv.descriptor.get(), algorithm, memory.workspace(), bytes, beta, conv.filter.get(),
-            written);
-        if (status == CUDNN_STATUS_SUCCESS) memory.take_back(conv.weight, written, dweight, 1);
+            cudnn_.get(), &kOne, in.x.get(), given_x, in.y.get(), given_dy, conv.descriptor.get(),
+            algorithm, memory.workspace(), bytes, beta, in.weight.get(), written);
+        if (status == CUDNN_STATUS_SUCCESS)
+          memory.take_back(g.weight(), written, dweight, /*bias=*/nullptr, /*add=*/true);
         return status;
       });
 }

@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,25 +17,22 @@ namespace lockstep::cuda {
 
 class CudaStream;
 
-/// How a tensor or a filter (O,H,W,I) of a convolution looks in memory. Ours have the channels
-/// last; with --nchw cuDNN gets copies that have them first (NCHW and O,I,H,W).
-struct Operand {
-  TensorDescriptor given;  // to cuDNN
-  TensorDescriptor ours;   // null: the same
-  size_t bytes;            // of a copy; 0: none is made
-
-  Operand() = default;
-  /// `shape` is [n, height, width, channels]; `device` is for error texts.
-  Operand(const Shape& shape, bool channels_first, const std::string& device);
+/// How the tensors of a convolution lie in memory when cuDNN sees them. Ours have the channels last
+/// (NHWC; weights O,H,W,I). Many algorithms want them first (NCHW; O,I,H,W) and get copies.
+struct Layout {
+  bool channels_first;
+  TensorDescriptor x, y, bias;
+  FilterDescriptor weight;
 };
 
 /// The handles of the libraries belong to one stream, as a stream belongs to one host thread at a
 /// time. A handle is made when it is first needed: it costs tenths of a second.
 ///
-/// Convolutions: cuDNN's heuristics propose algorithms for every shape; the first is taken that is
-/// deterministic and that cuDNN then runs, so that a run can be repeated bit by bit. Nothing is
-/// timed: that would make the choice, and with it the rounding, depend on the machine's load. A
-/// pass's algorithm is chosen when the pass is first needed.
+/// Convolutions: cuDNN's heuristics propose algorithms for every shape and layout. The first is
+/// taken that is deterministic and that cuDNN then runs, so that a run can be repeated bit by bit;
+/// before all others those that were measured to be fastest. Nothing is
+/// timed in a run: that would make the choice, and with it the rounding, depend on the machine's
+/// load. A pass's algorithm is chosen when the pass is first needed.
 class Libraries {
  public:
   Libraries(CudaStream& stream, cudaStream_t raw);
@@ -49,23 +47,23 @@ class Libraries {
   void conv2d_backward_weight(const Window2d& g, const Real* x, const Real* dy, Real* dweight);
 
  private:
-  /// An algorithm for one pass, and the scratch memory it needs with the convolution's math.
+  /// How one pass can be computed.
   template <class Algorithm>
-  struct Choice {
+  struct Way {
+    bool channels_first;
     Algorithm algorithm;
-    size_t workspace;
+    size_t workspace;  // bytes, with the convolution's math
   };
-  /// Those that are left for a pass, fastest first by cuDNN's estimate; empty: not yet asked for.
+  /// Those that are left for a pass, the best first; empty: not yet asked for.
   template <class Algorithm>
-  using Choices = std::vector<Choice<Algorithm>>;
+  using Ways = std::vector<Way<Algorithm>>;
   /// What cuDNN has to know about the convolutions of one shape.
   struct Convolution {
-    Operand x, y, weight, bias;
-    FilterDescriptor filter;
+    Layout layouts[2];  // channels last, channels first
     ConvolutionDescriptor descriptor;
-    Choices<cudnnConvolutionFwdAlgo_t> forward;
-    Choices<cudnnConvolutionBwdDataAlgo_t> backward_input;
-    Choices<cudnnConvolutionBwdFilterAlgo_t> backward_weight;
+    Ways<cudnnConvolutionFwdAlgo_t> forward;
+    Ways<cudnnConvolutionBwdDataAlgo_t> backward_input;
+    Ways<cudnnConvolutionBwdFilterAlgo_t> backward_weight;
     bool fuse_bias = true;  // until cuDNN refuses it
   };
 
@@ -74,12 +72,13 @@ class Libraries {
   Convolution& convolution(const Window2d& g);
   Convolution make_convolution(const Window2d& g) const;
   template <class Proposal, class Propose, class WorkspaceSize>
-  Choices<decltype(Proposal::algo)> choose(const Window2d& g, const char* call, Propose propose,
-                                           WorkspaceSize workspace_size) const;
+  void choose(Ways<decltype(Proposal::algo)>& ways, const Convolution& conv, const Window2d& g,
+              std::optional<decltype(Proposal::algo)> favourite, decltype(Proposal::algo) always,
+              const char* call, Propose propose, WorkspaceSize workspace_size) const;
   template <class Algorithm, class Pass>
-  void run(Choices<Algorithm>& choices, const Window2d& g, const char* call,
-           std::initializer_list<const Operand*> operands, Pass pass);
-  bool conv2d_with_bias(Convolution& convolution, const Real* x, const Real* weight,
+  void run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g, const char* call,
+           std::initializer_list<Shape> copied, Pass pass);
+  bool conv2d_with_bias(Convolution& conv, const Layout& layout, const Real* x, const Real* weight,
                         const Real* bias, Real* y, void* memory);
   void check_call(cudnnStatus_t status, const char* call) const;
   [[noreturn]] void fail_without_algorithm(const Window2d& g) const;
