@@ -84,28 +84,4 @@ struct SwapChannels {
   }
 };
 
-/// few [N,h,w,C] = the pixels of many [N,H,W,C] whose row and column are multiples of `stride`.
-struct TakePixels {
-  const Real* many;
-  int64_t many_height, many_width, height, width, channels, stride;
-  Real* few;
-  LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
-    few[((n * height + h) * width + w) * channels + c] =
-        many[((n * many_height + h * stride) * many_width + w * stride) * channels + c];
-  }
-};
-
-/// Its gradient: the pixels of few [N,h,w,C] go where they came from; all others become zero.
-struct SpreadPixels {
-  const Real* few;
-  int64_t height, width, many_height, many_width, channels, stride;
-  Real* many;
-  LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
-    const int64_t row = h / stride, column = w / stride;
-    const bool taken = row * stride == h && column * stride == w && row < height && column < width;
-    many[((n * many_height + h) * many_width + w) * channels + c] =
-        taken ? few[((n * height + row) * width + column) * channels + c] : Real(0);
-  }
-};
-
 }  // namespace lockstep::bodies

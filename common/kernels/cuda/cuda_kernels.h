@@ -25,6 +25,16 @@ struct Transpose {
 };
 void transpose(CudaStream&, const Transpose&);
 
+/// Pixels of images [images, many_height, many_width, channels], and those of them whose row and
+/// column are multiples of `stride`.
+struct PixelGrid {
+  int64_t images, many_height, many_width, few_height, few_width, channels, stride;
+};
+/// Part of an operation: copies those pixels.
+void take_pixels(CudaStream&, const PixelGrid&, const Real* many, Real* few);
+/// Part of an operation: copies them back, and sets all others to zero.
+void spread_pixels(CudaStream&, const PixelGrid&, const Real* few, Real* many);
+
 /// cudaErrorNoKernelImageForDevice if this build has no code for the current GPU.
 cudaError_t kernels_fit_current_device();
 

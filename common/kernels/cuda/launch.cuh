@@ -320,6 +320,17 @@ __global__ void __launch_bounds__(kBlock, kSumBlocks)
 
 // --- Launchers ----------------------------------------------------------------------------------
 
+/// Part of an operation: body(n, h, w, c) for every element of an NHWC shape.
+template <class Body>
+void launch_pixels(const CudaStream& s, const Shape& shape, Body body) {
+  with_narrow_index(shape.elements(), [&](auto count) {
+    using Index = decltype(count);
+    each_pixel_kernel<<<blocks_for(shape.elements(), s), kBlock, 0, s.raw()>>>(
+        count, Divisor<Index>{Index(shape[1])}, Divisor<Index>{Index(shape[2])},
+        Divisor<Index>{Index(shape[3])}, body);
+  });
+}
+
 /// The launchers of GPUs, for BodyKernels (kernels.inl).
 struct Launch {
   /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that
@@ -363,14 +374,7 @@ struct Launch {
   template <class Body>
   static void for_each_pixel(Stream stream, const char* op, const Shape& shape, Body body) {
     CudaStream& s = cuda_stream(stream);
-    s.enqueue(op, [&](cudaStream_t raw) {
-      with_narrow_index(shape.elements(), [&](auto count) {
-        using Index = decltype(count);
-        each_pixel_kernel<<<blocks_for(shape.elements(), s), kBlock, 0, raw>>>(
-            count, Divisor<Index>{Index(shape[1])}, Divisor<Index>{Index(shape[2])},
-            Divisor<Index>{Index(shape[3])}, body);
-      });
-    });
+    s.enqueue(op, [&](cudaStream_t) { launch_pixels(s, shape, body); });
   }
 
   /// body(team, row) for every row of `length` elements: a warp for each of many short rows, else a

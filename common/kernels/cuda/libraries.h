@@ -1,5 +1,6 @@
 #pragma once
-// cuBLAS and cuDNN 9 on one stream: matrix products and convolutions.
+// cuBLAS and cuDNN 9 on one stream: matrix products (libraries.cpp) and convolutions
+// (convolutions.cpp).
 
 #include <initializer_list>
 #include <map>
@@ -16,11 +17,15 @@
 namespace lockstep::cuda {
 
 class CudaStream;
+class PassMemory;
+struct PixelGrid;
+
+/// What the libraries multiply their results by.
+inline constexpr float kZero = 0, kOne = 1;
 
 /// How the tensors of a convolution lie in memory when cuDNN sees them. Ours have the channels last
 /// (NHWC; weights O,H,W,I). Many algorithms want them first (NCHW; O,I,H,W) and get copies.
 struct Layout {
-  bool channels_first;
   TensorDescriptor x, y, bias;
   FilterDescriptor weight;
 };
@@ -40,7 +45,7 @@ class Libraries {
   /// As Kernels::matmul.
   void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c);
 
-  /// Returns whether the bias is in y; if not, the algorithm that was chosen cannot add it.
+  /// Returns whether the bias is in y; if not, what computed y cannot add it.
   bool conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y);
   void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx);
   /// Adds to dweight.
@@ -71,16 +76,19 @@ class Libraries {
   void make_cudnn();
   Convolution& convolution(const Window2d& g);
   Convolution make_convolution(const Window2d& g) const;
-  template <class Proposal, class Propose, class WorkspaceSize>
-  void choose(Ways<decltype(Proposal::algo)>& ways, const Convolution& conv, const Window2d& g,
-              std::optional<decltype(Proposal::algo)> favourite, decltype(Proposal::algo) always,
-              const char* call, Propose propose, WorkspaceSize workspace_size) const;
+  template <class Pass>
+  void choose(Ways<typename Pass::Algorithm>& ways, const Convolution& conv, const Window2d& g,
+              std::optional<typename Pass::Algorithm> fastest) const;
   template <class Algorithm, class Pass>
   void run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g, const char* call,
-           std::initializer_list<Shape> copied, Pass pass);
+           std::initializer_list<Shape> tensors, const std::optional<Shape>& made, Pass pass);
+  bool conv2d_by_cudnn(const Window2d& g, const Real* x, const Real* weight, const Real* bias,
+                       Real* y);
   bool conv2d_with_bias(Convolution& conv, const Layout& layout, const Real* x, const Real* weight,
                         const Real* bias, Real* y, void* memory);
-  void check_call(cudnnStatus_t status, const char* call) const;
+  void backward_input_by_cudnn(const Window2d& g, const Real* dy, const Real* weight, Real* dx);
+  void backward_weight_by_cudnn(const Window2d& g, const Real* x, const Real* dy, Real* dweight);
+  const Real* seen_pixels(const Window2d& g, const Real* x);
   [[noreturn]] void fail_without_algorithm(const Window2d& g) const;
 
   CudaStream& stream_;
@@ -93,5 +101,9 @@ class Libraries {
   ActivationDescriptor identity_;
   std::map<Window2d, Convolution> convolutions_;
 };
+
+/// The pixels that a window sees among those of the images `many`, [batch, height, width,
+/// channels].
+PixelGrid pixel_grid(const Window2d& g, const Shape& many);
 
 }  // namespace lockstep::cuda

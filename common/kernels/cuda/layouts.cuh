@@ -1,5 +1,6 @@
 #pragma once
-// Tensors from channels last to channels first, and back.
+// Copies of a convolution's tensors: with the channels elsewhere, of every n-th pixel, or with
+// zeros between the pixels.
 
 #include "common/kernels/cuda/cuda_kernels.h"
 #include "common/kernels/cuda/cuda_stream.h"
@@ -44,6 +45,42 @@ void transpose(CudaStream& stream, const Transpose& t) {
   const int64_t across = (t.columns + kTileSide - 1) / kTileSide;
   const unsigned blocks = blocks_for(t.images * down * across * kBlock, stream);
   transpose_kernel<<<blocks, dim3{kTileSide, kTileLines}, 0, stream.raw()>>>(t, down, across);
+}
+
+struct TakePixels {
+  PixelGrid at;
+  const Real* many;
+  Real* few;
+  __device__ void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
+    few[((n * at.few_height + h) * at.few_width + w) * at.channels + c] =
+        many[((n * at.many_height + h * at.stride) * at.many_width + w * at.stride) * at.channels +
+             c];
+  }
+};
+
+struct SpreadPixels {
+  PixelGrid at;
+  Divisor<uint32_t> stride;
+  const Real* few;
+  Real* many;
+  __device__ void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
+    const uint32_t row = stride.quotient(uint32_t(h)), column = stride.quotient(uint32_t(w));
+    const bool taken = row * at.stride == h && column * at.stride == w && row < at.few_height &&
+                       column < at.few_width;
+    many[((n * at.many_height + h) * at.many_width + w) * at.channels + c] =
+        taken ? few[((n * at.few_height + row) * at.few_width + column) * at.channels + c]
+              : Real(0);
+  }
+};
+
+void take_pixels(CudaStream& stream, const PixelGrid& at, const Real* many, Real* few) {
+  const Shape shape{at.images, at.few_height, at.few_width, at.channels};
+  launch_pixels(stream, shape, TakePixels{at, many, few});
+}
+
+void spread_pixels(CudaStream& stream, const PixelGrid& at, const Real* few, Real* many) {
+  const Shape shape{at.images, at.many_height, at.many_width, at.channels};
+  launch_pixels(stream, shape, SpreadPixels{at, Divisor<uint32_t>(uint32_t(at.stride)), few, many});
 }
 
 }  // namespace lockstep::cuda

@@ -1,0 +1,445 @@
+// Convolutions by cuDNN: which algorithm, in which layout, with which memory.
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "common/core/device.h"
+#include "common/core/error.h"
+#include "common/kernels/cuda/cuda_kernels.h"
+#include "common/kernels/cuda/cuda_stream.h"
+#include "common/kernels/cuda/libraries.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr size_t kMostWorkspace = size_t{1} << 30;
+constexpr int kProposals = 16;  // more than cuDNN has algorithms for any pass
+
+/// Whether a status says that cuDNN has no such kernel (3000 to 3999 say why), not that it failed.
+bool is_refusal(cudnnStatus_t status) { return status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000; }
+
+/// Whether a status says that cuDNN does not take these arguments (2000 to 2999).
+bool is_bad_call(cudnnStatus_t status) { return status / 1000 == CUDNN_STATUS_BAD_PARAM / 1000; }
+
+/// Whether a proposal may be for us. cuDNN answers with several kinds of math, whatever the
+/// descriptor says. Those for tensor cores round to TF32, and ALLOW_CONVERSION even to half.
+bool is_for_us(cudnnMathType_t math, bool tf32) {
+  return math == CUDNN_DEFAULT_MATH || math == CUDNN_FMA_MATH ||
+         (tf32 && math == CUDNN_TENSOR_OP_MATH);
+}
+
+/// Makes a descriptor with cuDNN's own function and hands it to its owner.
+template <class Owner, class Pointer>
+Owner make(cudnnStatus_t (*create)(Pointer*), const char* call, const std::string& device) {
+  Pointer made = nullptr;
+  check(create(&made), call, device);
+  return Owner(made);
+}
+
+TensorDescriptor describe_tensor(const Shape& shape, cudnnTensorFormat_t format,
+                                 const std::string& device) {
+  auto descriptor =
+      make<TensorDescriptor>(cudnnCreateTensorDescriptor, "cudnnCreateTensorDescriptor", device);
+  const int n = int(shape[0]), height = int(shape[1]), width = int(shape[2]);
+  const int channels = int(shape[3]);
+  check(cudnnSetTensor4dDescriptor(descriptor.get(), format, CUDNN_DATA_FLOAT, n, channels, height,
+                                   width),
+        "cudnnSetTensor4dDescriptor", device);
+  return descriptor;
+}
+
+Layout layout_of(const Window2d& g, bool channels_first, const std::string& device) {
+  const auto format = channels_first ? CUDNN_TENSOR_NCHW : CUDNN_TENSOR_NHWC;
+  Layout made{.x = describe_tensor(g.input(), format, device),
+              .y = describe_tensor(g.output(), format, device),
+              .bias = describe_tensor({1, 1, 1, g.out_channels}, format, device),
+              .weight = make<FilterDescriptor>(cudnnCreateFilterDescriptor,
+                                               "cudnnCreateFilterDescriptor", device)};
+  check(cudnnSetFilter4dDescriptor(made.weight.get(), CUDNN_DATA_FLOAT, format, int(g.out_channels),
+                                   int(g.in_channels), int(g.kernel), int(g.kernel)),
+        "cudnnSetFilter4dDescriptor", device);
+  return made;
+}
+
+// --- What is fastest -----------------------------------------------------------------------------
+
+// In float32 without tensor cores, as measured on an H200 for the convolutions of the seed network
+// and ResNet-18, batches of 64 and 256 (docs/results/convolutions-h200.md). cuDNN's estimates miss
+// it: the first deterministic algorithm that they name took up to 5 times as long.
+
+/// Ways to compute a convolution with few multiplications. Both need channels first. A Fourier
+/// transform makes one product per number of the window's spectrum, which pays where the image is
+/// as large as the transform. Winograd's algorithm takes 36 products for 16 outputs of a 3x3
+/// window, where sums take 144; it fits small images, too.
+enum class Fast { none, fourier, winograd };
+
+constexpr int64_t kSmallestSpectrum = 12, kLargestSpectrum = 32;  // pixels of an image's side
+constexpr int64_t kManyChannels = 32;
+
+bool has_many_channels(const Window2d& g) {
+  return std::min(g.in_channels, g.out_channels) >= kManyChannels;
+}
+
+Fast fast_way(const Window2d& g) {
+  if (g.stride != 1 || g.kernel == 1) return Fast::none;
+  const auto [small, large] = std::minmax(g.in_height, g.in_width);
+  if (small >= kSmallestSpectrum && large <= kLargestSpectrum) return Fast::fourier;
+  const bool fits = g.kernel == 3 && large < kSmallestSpectrum && has_many_channels(g);
+  return fits ? Fast::winograd : Fast::none;
+}
+
+/// Whether the gradient of the input is computed as that of the same window at every pixel, with
+/// zeros between the pixels of dy: then a fast way serves, which knows no stride.
+bool is_spread(const Window2d& g) { return g.stride == 2 && g.kernel == 3 && has_many_channels(g); }
+
+Window2d at_every_pixel(Window2d g) {
+  g.stride = 1;
+  g.out_height = g.in_height + 2 * g.padding - g.kernel + 1;
+  g.out_width = g.in_width + 2 * g.padding - g.kernel + 1;
+  return g;
+}
+
+// --- cuDNN's functions and algorithms, by pass
+// ----------------------------------------------------
+
+// `always` is what PyTorch falls back to, too: cuDNN has it for every convolution.
+
+struct Forward {
+  using Proposal = cudnnConvolutionFwdAlgoPerf_t;
+  using Algorithm = cudnnConvolutionFwdAlgo_t;
+  static constexpr Algorithm fourier = CUDNN_CONVOLUTION_FWD_ALGO_FFT,
+                             winograd = CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED,
+                             always = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
+  static constexpr const char* asked = "cudnnGetConvolutionForwardAlgorithm_v7";
+  template <class... Answer>
+  static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
+                               cudnnConvolutionDescriptor_t conv, Answer... answer) {
+    return cudnnGetConvolutionForwardAlgorithm_v7(cudnn, in.x.get(), in.weight.get(), conv,
+                                                  in.y.get(), answer...);
+  }
+  static cudnnStatus_t workspace(cudnnHandle_t cudnn, const Layout& in,
+                                 cudnnConvolutionDescriptor_t conv, Algorithm algorithm,
+                                 size_t* bytes) {
+    return cudnnGetConvolutionForwardWorkspaceSize(cudnn, in.x.get(), in.weight.get(), conv,
+                                                   in.y.get(), algorithm, bytes);
+  }
+};
+
+struct BackwardInput {
+  using Proposal = cudnnConvolutionBwdDataAlgoPerf_t;
+  using Algorithm = cudnnConvolutionBwdDataAlgo_t;
+  static constexpr Algorithm fourier = CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT,
+                             winograd = CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED,
+                             always = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
+  static constexpr const char* asked = "cudnnGetConvolutionBackwardDataAlgorithm_v7";
+  template <class... Answer>
+  static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
+                               cudnnConvolutionDescriptor_t conv, Answer... answer) {
+    return cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnn, in.weight.get(), in.y.get(), conv,
+                                                       in.x.get(), answer...);
+  }
+  static cudnnStatus_t workspace(cudnnHandle_t cudnn, const Layout& in,
+                                 cudnnConvolutionDescriptor_t conv, Algorithm algorithm,
+                                 size_t* bytes) {
+    return cudnnGetConvolutionBackwardDataWorkspaceSize(cudnn, in.weight.get(), in.y.get(), conv,
+                                                        in.x.get(), algorithm, bytes);
+  }
+};
+
+struct BackwardWeight {
+  using Proposal = cudnnConvolutionBwdFilterAlgoPerf_t;
+  using Algorithm = cudnnConvolutionBwdFilterAlgo_t;
+  static constexpr Algorithm fourier = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT,
+                             winograd = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED,
+                             always = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
+  static constexpr const char* asked = "cudnnGetConvolutionBackwardFilterAlgorithm_v7";
+  template <class... Answer>
+  static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
+                               cudnnConvolutionDescriptor_t conv, Answer... answer) {
+    return cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnn, in.x.get(), in.y.get(), conv,
+                                                         in.weight.get(), answer...);
+  }
+  static cudnnStatus_t workspace(cudnnHandle_t cudnn, const Layout& in,
+                                 cudnnConvolutionDescriptor_t conv, Algorithm algorithm,
+                                 size_t* bytes) {
+    return cudnnGetConvolutionBackwardFilterWorkspaceSize(cudnn, in.x.get(), in.y.get(), conv,
+                                                          in.weight.get(), algorithm, bytes);
+  }
+};
+
+template <class Pass>
+std::optional<typename Pass::Algorithm> algorithm_of(Fast way) {
+  if (way == Fast::none) return std::nullopt;
+  return way == Fast::fourier ? Pass::fourier : Pass::winograd;
+}
+
+// --- Memory --------------------------------------------------------------------------------------
+
+/// Copies and workspaces begin where cuDNN's vector loads want them.
+size_t aligned_bytes(const Shape& shape) {
+  return (shape.elements() * sizeof(Real) + 255) / 256 * 256;
+}
+
+/// A tensor that looks the same in both layouts is not copied.
+bool looks_different(const Shape& shape) { return shape[3] > 1 && shape[1] * shape[2] > 1; }
+
+}  // namespace
+
+/// Scratch memory of one pass: the workspace of its algorithm, the copies for channels first, and
+/// room for what the pass makes itself.
+class PassMemory {
+ public:
+  /// `tensors`: the shapes (channels last) of what the pass reads or writes. `made`: of what it
+  /// makes; empty: nothing.
+  PassMemory(CudaStream& stream, bool channels_first, std::initializer_list<Shape> tensors,
+             const std::optional<Shape>& made, size_t workspace)
+      : stream_(stream), channels_first_(channels_first) {
+    size_t bytes = workspace + (made ? aligned_bytes(*made) : 0);
+    for (const Shape& shape : tensors) bytes += is_copied(shape) ? aligned_bytes(shape) : 0;
+    next_ = static_cast<char*>(stream_.scratch(bytes));
+  }
+
+  void* workspace() const { return next_; }
+  Real* room(const Shape& shape) {
+    return reinterpret_cast<Real*>(std::exchange(next_, next_ + aligned_bytes(shape)));
+  }
+  /// Where cuDNN writes: the tensor itself, or room for a copy.
+  Real* write(const Shape& shape, Real* tensor) { return is_copied(shape) ? room(shape) : tensor; }
+  /// What cuDNN reads: the tensor itself, or a copy made here.
+  const Real* read(const Shape& shape, const Real* tensor) {
+    if (!is_copied(shape)) return tensor;
+    Real* const copy = room(shape);
+    transpose(stream_, {.images = shape[0],
+                        .rows = shape[1] * shape[2],
+                        .columns = shape[3],
+                        .from = tensor,
+                        .to = copy});
+    return copy;
+  }
+  /// tensor = written + bias, or += written; nothing if cuDNN wrote there itself.
+  void take_back(const Shape& shape, const Real* written, Real* tensor, const Real* bias,
+                 bool add) const {
+    if (written == tensor) return;
+    transpose(stream_, {.images = shape[0],
+                        .rows = shape[3],
+                        .columns = shape[1] * shape[2],
+                        .from = written,
+                        .to = tensor,
+                        .bias = bias,
+                        .add = add});
+  }
+
+ private:
+  bool is_copied(const Shape& shape) const { return channels_first_ && looks_different(shape); }
+
+  CudaStream& stream_;
+  const bool channels_first_;
+  char* next_;  // free memory; after all copies it is the workspace
+};
+
+// --- Convolutions of one shape -------------------------------------------------------------------
+
+void Libraries::make_cudnn() {
+  auto cudnn = make<CudnnHandle>(cudnnCreate, "cudnnCreate", device_);
+  check(cudnnSetStream(cudnn.get(), raw_), "cudnnSetStream", device_);
+  identity_ = make<ActivationDescriptor>(cudnnCreateActivationDescriptor,
+                                         "cudnnCreateActivationDescriptor", device_);
+  check(cudnnSetActivationDescriptor(identity_.get(), CUDNN_ACTIVATION_IDENTITY,
+                                     CUDNN_NOT_PROPAGATE_NAN, 0),
+        "cudnnSetActivationDescriptor", device_);
+  cudnn_ = std::move(cudnn);
+}
+
+Libraries::Convolution& Libraries::convolution(const Window2d& g) {
+  if (!cudnn_) make_cudnn();
+  const auto found = convolutions_.find(g);
+  return found != convolutions_.end() ? found->second
+                                      : convolutions_.emplace(g, make_convolution(g)).first->second;
+}
+
+Libraries::Convolution Libraries::make_convolution(const Window2d& g) const {
+  Convolution made;
+  for (const bool channels_first : {false, true})
+    made.layouts[channels_first] = layout_of(g, channels_first, device_);
+  made.descriptor = make<ConvolutionDescriptor>(cudnnCreateConvolutionDescriptor,
+                                                "cudnnCreateConvolutionDescriptor", device_);
+  const int padding = int(g.padding), stride = int(g.stride), dilation = 1;
+  check(cudnnSetConvolution2dDescriptor(made.descriptor.get(), padding, padding, stride, stride,
+                                        dilation, dilation, CUDNN_CROSS_CORRELATION,
+                                        CUDNN_DATA_FLOAT),
+        "cudnnSetConvolution2dDescriptor", device_);
+  // The default math may use TF32; FMA is float32 throughout.
+  check(cudnnSetConvolutionMathType(made.descriptor.get(),
+                                    tf32_ ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
+        "cudnnSetConvolutionMathType", device_);
+  return made;
+}
+
+/// Fills `ways`: the `fastest`, if cuDNN has it, then its proposals with the channels where the run
+/// wants them, then with the channels elsewhere; `always` is the last of each. A proposal's memory
+/// is for the math that it proposes; asked for is that of the descriptor's math, and cuDNN may
+/// refuse the algorithm only then.
+template <class Pass>
+void Libraries::choose(Ways<typename Pass::Algorithm>& ways, const Convolution& conv,
+                       const Window2d& g, std::optional<typename Pass::Algorithm> fastest) const {
+  for (const bool channels_first : {channels_first_, !channels_first_}) {
+    const Layout& layout = conv.layouts[channels_first];
+    const auto add = [&](typename Pass::Algorithm algorithm) {
+      size_t bytes = 0;
+      const cudnnStatus_t status =
+          Pass::workspace(cudnn_.get(), layout, conv.descriptor.get(), algorithm, &bytes);
+      if (is_refusal(status)) return;
+      check(status, "cudnnGetConvolution...WorkspaceSize", device_);
+      if (bytes > kMostWorkspace) return;
+      const bool first = channels_first && fastest == algorithm;
+      ways.insert(first ? ways.begin() : ways.end(), {channels_first, algorithm, bytes});
+    };
+    int count = 0;
+    typename Pass::Proposal proposals[kProposals];
+    check(Pass::propose(cudnn_.get(), layout, conv.descriptor.get(), kProposals, &count, proposals),
+          Pass::asked, device_);
+    for (const auto* p = proposals; p < proposals + count; ++p) {
+      if (p->status == CUDNN_STATUS_SUCCESS && p->determinism == CUDNN_DETERMINISTIC &&
+          is_for_us(p->mathType, tf32_)) {
+        add(p->algo);
+      }
+    }
+    add(Pass::always);
+  }
+  if (ways.empty()) fail_without_algorithm(g);
+}
+
+void Libraries::fail_without_algorithm(const Window2d& g) const {
+  fail<DeviceError>(
+      "{}: cuDNN runs no deterministic algorithm for a {}x{} convolution of {} to {} with stride "
+      "{} and padding {}; use another shape, or --devices cpu:0",
+      device_, g.kernel, g.kernel, g.input().text(), g.output().text(), g.stride, g.padding);
+}
+
+// --- Passes --------------------------------------------------------------------------------------
+
+/// Runs a pass in the first of its ways that cuDNN runs and for which there is room, and forgets
+/// those before it. pass(layout, way, memory) enqueues it; `tensors` and `made` as in PassMemory.
+template <class Algorithm, class Pass>
+void Libraries::run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g,
+                    const char* call, std::initializer_list<Shape> tensors,
+                    const std::optional<Shape>& made, Pass pass) {
+  for (; !ways.empty(); ways.erase(ways.begin())) {
+    const Way<Algorithm> way = ways.front();
+    std::optional<PassMemory> memory;
+    try {
+      memory.emplace(stream_, way.channels_first, tensors, made, way.workspace);
+    } catch (const DeviceError&) {
+      if (ways.size() == 1) throw;
+      continue;
+    }
+    const cudnnStatus_t status = pass(conv.layouts[way.channels_first], way, *memory);
+    if (is_refusal(status)) continue;
+    return check(status, call, device_);
+  }
+  fail_without_algorithm(g);
+}
+
+bool Libraries::conv2d_by_cudnn(const Window2d& g, const Real* x, const Real* weight,
+                                const Real* bias, Real* y) {
+  Convolution& conv = convolution(g);
+  if (conv.forward.empty()) {
+    // With few channels a sum over the window is faster than any transform.
+    const Fast fastest = tf32_ || !has_many_channels(g) ? Fast::none : fast_way(g);
+    choose<Forward>(conv.forward, conv, g, algorithm_of<Forward>(fastest));
+  }
+  bool has_bias = false;
+  run(conv.forward, conv, g, "cudnnConvolutionForward", {g.input(), g.weight(), g.output()}, {},
+      [&](const Layout& in, const auto& way, PassMemory& memory) {
+        const Real* const given_x = memory.read(g.input(), x);
+        const Real* const given_weight = memory.read(g.weight(), weight);
+        Real* const written = memory.write(g.output(), y);
+        void* const workspace = memory.workspace();
+        has_bias = written != y;  // taking y back adds it
+        if (!has_bias && conv2d_with_bias(conv, in, given_x, given_weight, bias, y, workspace)) {
+          has_bias = true;
+          return CUDNN_STATUS_SUCCESS;
+        }
+        const cudnnStatus_t status =
+            cudnnConvolutionForward(cudnn_.get(), &kOne, in.x.get(), given_x, in.weight.get(),
+                                    given_weight, conv.descriptor.get(), way.algorithm, workspace,
+                                    way.workspace, &kZero, in.y.get(), written);
+        if (status == CUDNN_STATUS_SUCCESS)
+          memory.take_back(g.output(), written, y, bias, /*add=*/false);
+        return status;
+      });
+  return has_bias;
+}
+
+/// Only for the one algorithm for which cuDNN documents a bias without an activation after it.
+bool Libraries::conv2d_with_bias(Convolution& conv, const Layout& in, const Real* x,
+                                 const Real* weight, const Real* bias, Real* y, void* memory) {
+  const auto [channels_first, algorithm, workspace] = conv.forward.front();
+  if (!conv.fuse_bias || algorithm != CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM)
+    return false;
+  const cudnnStatus_t status = cudnnConvolutionBiasActivationForward(
+      cudnn_.get(), &kOne, in.x.get(), x, in.weight.get(), weight, conv.descriptor.get(), algorithm,
+      memory, workspace, &kZero, in.y.get(), y, in.bias.get(), bias, identity_.get(), in.y.get(),
+      y);
+  // An optimisation that cuDNN does not offer here, or does not know: found out once per shape.
+  if (is_refusal(status) || is_bad_call(status)) return conv.fuse_bias = false;
+  check(status, "cudnnConvolutionBiasActivationForward", device_);
+  return true;
+}
+
+void Libraries::backward_input_by_cudnn(const Window2d& given, const Real* dy, const Real* weight,
+                                        Real* dx) {
+  const bool spread = !tf32_ && is_spread(given);
+  const Window2d g = spread ? at_every_pixel(given) : given;
+  Convolution& conv = convolution(g);
+  if (conv.backward_input.empty()) {
+    const Fast fastest = tf32_ ? Fast::none : fast_way(g);
+    choose<BackwardInput>(conv.backward_input, conv, g, algorithm_of<BackwardInput>(fastest));
+  }
+  run(conv.backward_input, conv, g, "cudnnConvolutionBackwardData",
+      {g.weight(), g.output(), g.input()}, spread ? std::optional<Shape>(g.output()) : std::nullopt,
+      [&](const Layout& in, const auto& way, PassMemory& memory) {
+        const Real* all_dy = dy;
+        if (spread) {
+          Real* const room = memory.room(g.output());
+          spread_pixels(stream_, pixel_grid(given, g.output()), dy, room);
+          all_dy = room;
+        }
+        const Real* const given_weight = memory.read(g.weight(), weight);
+        const Real* const given_dy = memory.read(g.output(), all_dy);
+        Real* const written = memory.write(g.input(), dx);
+        const cudnnStatus_t status = cudnnConvolutionBackwardData(
+            cudnn_.get(), &kOne, in.weight.get(), given_weight, in.y.get(), given_dy,
+            conv.descriptor.get(), way.algorithm, memory.workspace(), way.workspace, &kZero,
+            in.x.get(), written);
+        if (status == CUDNN_STATUS_SUCCESS)
+          memory.take_back(g.input(), written, dx, /*bias=*/nullptr, /*add=*/false);
+        return status;
+      });
+}
+
+void Libraries::backward_weight_by_cudnn(const Window2d& g, const Real* x, const Real* dy,
+                                         Real* dweight) {
+  Convolution& conv = convolution(g);
+  if (conv.backward_weight.empty()) {
+    const Fast fastest = tf32_ ? Fast::none : fast_way(g);
+    choose<BackwardWeight>(conv.backward_weight, conv, g, algorithm_of<BackwardWeight>(fastest));
+  }
+  run(conv.backward_weight, conv, g, "cudnnConvolutionBackwardFilter",
+      {g.input(), g.output(), g.weight()}, {},
+      [&](const Layout& in, const auto& way, PassMemory& memory) {
+        const Real* const given_x = memory.read(g.input(), x);
+        const Real* const given_dy = memory.read(g.output(), dy);
+        Real* const written = memory.write(g.weight(), dweight);
+        const float* const beta = written == dweight ? &kOne : &kZero;  // a copy is added after it
+        const cudnnStatus_t status = cudnnConvolutionBackwardFilter(
+            cudnn_.get(), &kOne, in.x.get(), given_x, in.y.get(), given_dy, conv.descriptor.get(),
+            way.algorithm, memory.workspace(), way.workspace, beta, in.weight.get(), written);
+        if (status == CUDNN_STATUS_SUCCESS)
+          memory.take_back(g.weight(), written, dweight, /*bias=*/nullptr, /*add=*/true);
+        return status;
+      });
+}
+
+}  // namespace lockstep::cuda
