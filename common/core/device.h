@@ -58,7 +58,7 @@ struct DeviceOptions {
   int threads = 1;     // compute threads of a CPU device
   bool trace = false;  // keep a Span per operation
   bool tf32 = false;   // let a GPU round the inputs of products to 10 bits of mantissa
-  bool nchw = false;   // give a GPU's convolutions copies that have the channels first
+  bool nchw = false;   // ask first for algorithms of a GPU's convolutions that want channels first
   int neighbours = 0;  // devices that were opened together with this one
   bool bind = false;   // CPU devices that are opened together keep to equal parts of the cores
   Cores cores{};       // that a CPU device's threads keep to; empty: all

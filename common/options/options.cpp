@@ -90,7 +90,7 @@ void add_device_options(OptionParser& parser, Options& o) {
   parser.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
   parser.add_flag(
       "--nchw", o.nchw,
-      {"GPUs: give cuDNN copies with the channels first, to compare layouts", Role::per_rank});
+      {"GPUs: ask cuDNN for channels first before all else, to compare layouts", Role::per_rank});
   parser.add("--emulate", o.emulate,
              "take the parts of each batch one after another, as if on several devices: "
              "none, chunk:D, stride:W or micro:M");

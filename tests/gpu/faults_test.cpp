@@ -178,6 +178,24 @@ TEST_CASE("An algorithm that cuDNN refuses is passed over for its next proposal"
   }
 }
 
+TEST_CASE("Where cuDNN proposes nothing for float32, what it always had serves, in either layout",
+          "[cuda][stage][gpufaults]") {
+  LOCKSTEP_NEEDS_GPU();
+  if (!testing::is_model(*open_device(testing::kGpu, {}))) {
+    LOCKSTEP_SKIP("not the CUDA model: a real cuDNN cannot be told to refuse");
+  }
+  std::vector<std::string> weights;
+  for (const char* proposals : {"1", "0", "-1"}) {
+    const testing::TempDir folder;
+    const ProcessResult run = run_with({"CUDA_MODEL_PROPOSALS", proposals, 0, ""}, folder.path());
+    INFO(proposals << ": " << testing::story(run));
+    REQUIRE(run.status == 0);
+    weights.push_back(testing::read_text(folder / "w"));
+  }
+  CHECK((weights[1] == weights[0]));  // the model adds in one order, whichever the algorithm
+  CHECK((weights[2] == weights[0]));
+}
+
 TEST_CASE(
     "A pass asks for algorithms when it is needed: the first layer has no gradient of its input",
     "[cuda][stage][gpufaults]") {

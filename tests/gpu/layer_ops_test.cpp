@@ -51,7 +51,7 @@ std::vector<Window2d> conv_windows() {
 }
 
 TEST_CASE("conv2d, conv2d_backward_input, conv2d_backward_parameters: gradients of parameters add",
-          "[cuda][ops]") {
+          "[cuda][ops][convolution]") {
   LOCKSTEP_NEEDS_GPU();
   const bool channels_first = GENERATE(false, true);
   const Both both{.options = {.nchw = channels_first}};

@@ -48,6 +48,7 @@ LOADED_AHEAD = ("CheckFinite", "LogSoftmax", "LogSoftmaxBackward", "NllLoss", "S
 
 # Loads that wait for a decision, which may be taken from another load.
 CONDITIONAL_LOADS = {
+    "transpose_kernel": "a bias, or what is added to, if there is one",
     "ClipToNorm": "gradients that are short enough are not read",
     "MaxPool2dBackward": "windows that overlap: only those that found their maximum here",
 }

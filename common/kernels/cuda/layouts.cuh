@@ -2,6 +2,8 @@
 // Copies of a convolution's tensors: with the channels elsewhere, of every n-th pixel, or with
 // zeros between the pixels.
 
+#include <algorithm>
+
 #include "common/kernels/cuda/cuda_kernels.h"
 #include "common/kernels/cuda/cuda_stream.h"
 #include "common/kernels/cuda/launch.cuh"
@@ -12,39 +14,42 @@ constexpr int kTileSide = 32;  // a warp reads or writes one line of a tile: 128
 constexpr int kTileLines = 8;  // that a block moves at a time
 
 /// Tiles pass through shared memory: rows are read along the old order and written along the new.
-__global__ void __launch_bounds__(kTileSide* kTileLines)
-    transpose_kernel(Transpose t, int64_t tiles_down, int64_t tiles_across) {
+/// The grid has a block per tile of an image, and the images along z.
+__global__ void __launch_bounds__(kTileSide* kTileLines) transpose_kernel(Transpose t) {
   __shared__ Real tile[kTileSide][kTileSide + 1];  // + 1: a column lies in 32 different banks
-  for (int64_t i = blockIdx.x; i < t.images * tiles_down * tiles_across; i += gridDim.x) {
-    const int64_t first_column = i % tiles_across * kTileSide;
-    const int64_t first_row = i / tiles_across % tiles_down * kTileSide;
-    const int64_t image = i / tiles_across / tiles_down * t.rows * t.columns;
-    const int64_t from_column = first_column + threadIdx.x, to_row = first_row + threadIdx.x;
+  const int rows = int(t.rows), columns = int(t.columns);  // of one image
+  const int left = int(blockIdx.x) * kTileSide, top = int(blockIdx.y) * kTileSide;
+  const int x = int(threadIdx.x), y = int(threadIdx.y);
+  const int from_column = left + x < columns ? left + x : columns - 1;
+  for (int64_t image = blockIdx.z; image < t.images; image += gridDim.z) {
+    const Real* const from = t.from + image * rows * columns;
+    Real* const to = t.to + image * rows * columns;
     LOCKSTEP_UNROLL
-    for (int line = 0; line < kTileSide; line += kTileLines) {
-      const int64_t row = first_row + line + threadIdx.y;
-      if (row < t.rows && from_column < t.columns)
-        tile[line + threadIdx.y][threadIdx.x] = t.from[image + row * t.columns + from_column];
+    for (int first = 0; first < kTileSide; first += kTileLines) {
+      const int line = first + y;
+      const int row = top + line < rows ? top + line : rows - 1;  // no load waits for a decision
+      tile[line][x] = from[row * columns + from_column];
     }
     __syncthreads();
-    const Real bias = t.bias != nullptr && to_row < t.rows ? t.bias[to_row] : Real(0);
+    const bool inside = top + x < rows;
+    const Real bias = t.bias != nullptr && inside ? t.bias[top + x] : Real(0);
     LOCKSTEP_UNROLL
-    for (int line = 0; line < kTileSide; line += kTileLines) {
-      const int64_t column = first_column + line + threadIdx.y;
-      if (column < t.columns && to_row < t.rows) {
-        Real* const to = t.to + image + column * t.rows + to_row;
-        *to = (t.add ? *to : bias) + tile[threadIdx.x][line + threadIdx.y];
+    for (int first = 0; first < kTileSide; first += kTileLines) {
+      const int line = first + y;
+      if (inside && left + line < columns) {
+        Real& element = to[(left + line) * rows + top + x];
+        element = (t.add ? element : bias) + tile[x][line];
       }
     }
-    __syncthreads();  // before the next tile is written
+    __syncthreads();  // before the next image's tile is written
   }
 }
 
 void transpose(CudaStream& stream, const Transpose& t) {
-  const int64_t down = (t.rows + kTileSide - 1) / kTileSide;
-  const int64_t across = (t.columns + kTileSide - 1) / kTileSide;
-  const unsigned blocks = blocks_for(t.images * down * across * kBlock, stream);
-  transpose_kernel<<<blocks, dim3{kTileSide, kTileLines}, 0, stream.raw()>>>(t, down, across);
+  const auto tiles = [](int64_t n) { return unsigned((n + kTileSide - 1) / kTileSide); };
+  constexpr int64_t kMostAlongZ = 65535;
+  const dim3 grid{tiles(t.columns), tiles(t.rows), unsigned(std::min(t.images, kMostAlongZ))};
+  transpose_kernel<<<grid, dim3{kTileSide, kTileLines}, 0, stream.raw()>>>(t);
 }
 
 struct TakePixels {

@@ -58,7 +58,7 @@ void Libraries::matmul(const MatMul& shape, const Real* a, const Real* b, Real* 
 // --- Convolutions that are matrix products ------------------------------------------------------
 
 // A window of one pixel makes a convolution a product: the pixels that it sees, [pixels, in], by
-// the weights, [out, in] transposed. cuBLAS has it up to 25 times as fast as the deterministic
+// the weights, [out, in] transposed. cuBLAS has it up to 30 times as fast as the deterministic
 // algorithms of cuDNN (docs/results/convolutions-h200.md).
 
 namespace {

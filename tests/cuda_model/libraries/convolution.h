@@ -11,6 +11,7 @@ using Values = std::vector<float>;
 struct ConvolutionShape {
   int n, h, w, c, k, r, s, p, q;
   int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
+  bool channels_last;
 };
 
 Values convolve(const ConvolutionShape& shape, const Values& x, const Values& filter);

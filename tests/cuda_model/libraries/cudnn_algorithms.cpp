@@ -44,6 +44,13 @@ std::vector<Algorithm> all_algorithms(Pass pass, size_t filter_bytes) {
           {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD, true, 8 * filter_bytes}};
 }
 
+/// What CUDA_MODEL_PROPOSALS says of cuDNN's heuristics.
+enum class Proposals { usable = 1, none_in_float32 = 0, only_channels_first = -1 };
+
+Proposals proposals() {
+  return static_cast<Proposals>(integer_variable("CUDA_MODEL_PROPOSALS", 1));
+}
+
 /// Whether a row is for a descriptor with this math. A descriptor that allows tensor cores gets
 /// them where the algorithm has them.
 bool runs_with(const Algorithm& row, cudnnMathType_t math) {
@@ -65,6 +72,8 @@ std::vector<Algorithm> algorithms(Pass pass, const ConvolutionShape& f) {
 cudnnStatus_t find_algorithm(Pass pass, const ConvolutionShape& shape, cudnnMathType_t math,
                              int number, Refused until, Algorithm* algorithm) {
   const Algorithm* best = nullptr;
+  if (shape.channels_last && proposals() == Proposals::only_channels_first)
+    return refuse(CUDNN_STATUS_NOT_SUPPORTED, "nothing runs with the channels last");
   const auto rows = algorithms(pass, shape);
   for (const Algorithm& row : rows) {
     if (row.number != number || !runs_with(row, math)) continue;
@@ -107,7 +116,8 @@ cudnnStatus_t make_shape(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnF
             conv->stride_h,
             conv->stride_w,
             conv->dilation_h,
-            conv->dilation_w};
+            conv->dilation_w,
+            x->nhwc};
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -122,6 +132,7 @@ cudnnStatus_t propose(Pass pass, const ConvolutionShape& shape, int requested, i
   *returned = 0;
   for (const Algorithm& a : algorithms(pass, shape)) {
     if (*returned == requested) break;
+    if (a.math == CUDNN_FMA_MATH && proposals() != Proposals::usable) continue;
     Perf& perf = results[*returned];
     perf = {};
     perf.algo = static_cast<decltype(perf.algo)>(a.number);
