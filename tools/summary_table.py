@@ -48,7 +48,7 @@ def communication_share(metrics):
     waits for other devices; None if the run does not measure it. In stages of several processes it
     is rank 0's (gradients, the exchanges of SyncBatchNorm, the sums of split layers), in stage 02
     device 0's, in stage 03's pipeline the mean over the devices."""
-    if len(metrics.get("devices") or []) == 1:
+    if len(metrics.get("devices") or []) == 1 and metrics.get("simulated_ranks", 1) == 1:
         return 0.0
     if "per_step_seconds" in metrics:
         step = metrics["per_step_seconds"]
