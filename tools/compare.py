@@ -137,7 +137,7 @@ def run_program(program, words, quiet):
     lines = []
     try:
         with started([program, *words], stdout=output, stderr=subprocess.PIPE, text=True,
-                     errors="replace") as process:
+                     errors="replace") as process, process.stderr:
             for line in process.stderr:
                 lines.append(line.rstrip())
                 if not quiet:

@@ -12,7 +12,6 @@ import argparse
 import json
 import re
 import statistics
-import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path

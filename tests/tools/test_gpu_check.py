@@ -56,15 +56,19 @@ def option(name, default):
 fault = os.environ.get("FAULT", "")
 if fault == "crash" and "--tf32" in sys.argv: sys.exit("step 3, rank 0 (cuda:0): not finite")
 epochs, steps = int(option("--epochs", 1)), int(option("--max-steps", 10))
-assert option("--devices", "") == "cuda:0"
+where = option("--devices", "")
+assert where == "cuda:0" or where.startswith("sim:")
 ms = 0.001 if "--graph" in sys.argv else 0.002
 json.dump({"accuracy": [0.5 if fault == "floor" else 0.9] * epochs, "test_loss": [0.4] * epochs,
            "losses": [2.0] * steps + [1.0] * steps * (epochs - 1), "epochs": epochs,
            "samples_per_second": 12345.6, "epoch_seconds": [1.5] * epochs,
            "peak_memory_bytes": [64 * 2**20], "step_seconds": [9.0] + [ms] * (steps - 1)},
-          open(option("--metrics", None), "w"))
+          open(option("--metrics", os.devnull), "w"))
 if "--trace" in sys.argv:
-    spans = [{"ph": "X", "name": name, "ts": 2000.0 * step + at, "dur": 500.0}
+    # Simulated, an operation takes a nanosecond for each of its FLOPs, or of its bytes.
+    took = {"conv2d": 9e9 if "flops" in where else 1e6, "sgd_update": 0.0 if "flops" in where else 4e7}
+    spans = [{"ph": "X", "name": name, "ts": 2000.0 * step + at, "args": {"layer": ""},
+              "dur": took[name] / 1e3 if "sim" in where else 500.0}
              for step in range(steps) for name, at in (("conv2d", 0.0), ("sgd_update", 500.0))]
     json.dump({"traceEvents": [{"ph": "M", "name": "thread_name"}, *spans]},
               open(option("--trace", None), "w"))
@@ -84,6 +88,7 @@ TORCH = """#!REAL_PYTHON
 import json, os, sys
 if "-c" in sys.argv:
     text = sys.argv[-1]
+    if "copy_" in text: sys.exit(print(4e11) or 0)
     exec(text.replace("import torch;", "").replace(
         "torch.__version__ if torch.cuda.is_available() else ''", "'9.9.9'"))
 for line in sys.stdin if "--serve" in sys.argv else ():
@@ -155,7 +160,7 @@ class TestOnAStandIn(unittest.TestCase):
                           ("ops", "2 passed, 0 failed, 1 skipped", "90"),
                           ("stages", "6 passed, 0 failed", "240"),
                           ("sanitizer", "4 passed, 0 failed", "400"),
-                          ("bench", "11 passed, 0 failed", "470")], closing)
+                          ("bench", "12 passed, 0 failed", "470")], closing)
         self.assertIn("* skipped, 1: fewer than two GPUs: 1", text)
 
     def test_it_opens_with_a_plan_and_ends_with_verdicts_and_the_file_to_send(self):
@@ -312,6 +317,14 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertIn("busy for 50 % of an eager step of seed, batch 64", done.stdout)
 
     @unittest.skipUnless(FULL, "only with --full: the bench once more")
+    def test_bench_says_what_part_of_memorys_bandwidth_each_operation_reaches(self):
+        done = self.check("--part", "bench")
+        self.assertIn("the device's own copy of 1 GiB: 0.40 TB/s", done.stdout)
+        self.assertIn("| sgd_update | 1 | 40 | 500 | 0.08 | 20 % |", done.stdout)  # 40 MB in 500 us
+        self.assertNotIn("| conv2d |", done.stdout)  # it multiplies
+        done = self.check("--part", "bench", fault="torch")
+        self.assertIn("bench", done.stdout)
+
     def test_bench_without_pytorch_measures_ours_and_says_so(self):
         done = self.check("--part", "bench", "--python", "/no/such/python")
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)

@@ -1,0 +1,100 @@
+"""`./lockstep calibrate`: counting, fitting, and the profile that it writes."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import calibrate  # noqa: E402
+from operation_costs import CostError, Sample, aligned, cost, counted, fit, fit_all  # noqa: E402
+
+BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
+PROGRAM = BUILD / "01-single-gpu/01-single-gpu"
+
+
+class TestCosts(unittest.TestCase):
+    def test_flops_and_bytes_are_those_of_the_shapes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            samples = counted(PROGRAM, ("--model", "seed"), 64, folder)
+        found = {(each.name, each.layer): each for each in samples}
+        conv = found["conv2d", "conv2"]  # 10 to 20 channels, 5x5, from 12x12 to 8x8
+        self.assertEqual(2 * 64 * 8 * 8 * 20 * 5 * 5 * 10, conv.flops)
+        weights = 20 * 5 * 5 * 10
+        self.assertEqual(4 * (64 * 12 * 12 * 10 + weights + 20 + 64 * 8 * 8 * 20), conv.bytes)
+        update = found["sgd_update", ""]  # reads weights and gradients, writes weights, and some numbers
+        self.assertEqual(0, update.flops)
+        self.assertAlmostEqual(1, update.bytes / (4 * 3 * 21840), delta=0.01)
+
+    def test_a_fit_finds_the_figures_that_made_the_times(self):
+        true = {"seconds": 3e-6, "flops": 2e10, "bytes": 8e9}
+        samples = [Sample("conv2d", "", flops, moved) for flops in (1e4, 1e6, 3e7, 1e9)
+                   for moved in (1e3, 1e5, 4e6)]
+        for sample in samples:
+            sample.seconds = cost(true, sample)
+        for name, value in fit(samples).items():
+            self.assertAlmostEqual(1, value / true[name], delta=0.05, msg=name)
+
+    def test_operations_are_fitted_by_name_and_others_by_those_that_do_not_multiply(self):
+        samples = [Sample("add", "", 0, moved, 1e-6 + moved / 1e9) for moved in (1e4, 1e5, 1e6)]
+        samples += [Sample("matmul", "", flops, 1, 1e-6 + flops / 1e10) for flops in (1e4, 1e5, 1e6)]
+        fitted = fit_all(samples)
+        self.assertEqual({"default", "add", "matmul"}, set(fitted))
+        self.assertAlmostEqual(1, fitted["default"]["bytes"] / 1e9, delta=0.05)
+        self.assertAlmostEqual(1, fitted["matmul"]["flops"] / 1e10, delta=0.05)
+
+    def test_what_only_the_device_does_belongs_to_the_operation_before_it(self):
+        samples = [Sample("conv2d", "a", 1, 1), Sample("relu", "a", 1, 1)]
+        step = [("conv2d", "a", 1.0), ("add_bias", "a", 0.5), ("relu", "a", 0.25)]
+        self.assertEqual([1.5, 0.25], aligned(step, samples))
+        with self.assertRaisesRegex(CostError, "a step has no relu of 'a'"):
+            aligned(step[:2], samples)
+
+
+class TestCalibrate(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.target = Path(folder.name) / "mine.json"
+
+    def calibrate(self, *words):
+        out, err = io.StringIO(), io.StringIO()
+        few = {"cpu": (calibrate.Size("seed", 16), calibrate.Size("seed", 32))}
+        with mock.patch.object(calibrate, "SIZES", few), contextlib.redirect_stdout(out), \
+                contextlib.redirect_stderr(err):
+            status = calibrate.main(["--build", str(BUILD), "-o", str(self.target), *words])
+        return status, out.getvalue(), err.getvalue()
+
+    def test_it_writes_a_profile_that_the_stages_take_and_says_its_errors(self):
+        status, out, err = self.calibrate()
+        self.assertEqual((0, ""), (status, err), out)
+        self.assertRegex(out, r"seed, batch 16 +\d+\.\d+ +\d+\.\d+ +[+-]\d+\.\d %")
+        self.assertRegex(out, r"median error \d+\.\d %, largest \d+\.\d %")
+        profile = json.loads(self.target.read_text())
+        self.assertLessEqual({"default", "conv2d", "matmul", "sgd_update"}, set(profile["operations"]))
+        self.assertEqual("measured on cpu:0 by ./lockstep calibrate", profile["source"])
+        done = subprocess.run([BUILD / "04-ddp/04-ddp", "--devices", f"sim:{self.target}x2", "--data",
+                               "blank:256:64", "--max-steps", "2"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertIn("measured on cpu:0 by ./lockstep calibrate", done.stdout)
+
+    def test_wrong_words_are_refused_in_one_line(self):
+        for words, text in ((("--device", "gpu"), "'gpu', expected one device such as cpu:0"),
+                            (("--device", "cpu:0", "--links", "none"), "'none', expected a profile"),
+                            (("--build", "/nowhere"), "no program /nowhere/01-single-gpu/01-single-gpu"),
+                            (("-o", "/no/such/folder/a.json"), "/no/such/folder")):
+            status, out, err = self.calibrate(*words)
+            self.assertEqual((1, 1), (status, err.count("\n")), (words, err))
+            self.assertIn(text, err)
+            self.assertFalse(self.target.exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Measure what this machine's operations cost, for simulated devices: `./lockstep calibrate`.
+
+Trains three networks at several sizes on one device, each with a trace; counts the same steps'
+multiplications and bytes on a simulated device; and fits a profile's figures to both. Then it predicts the
+steps and says how far each prediction is from what was measured. The links between devices are not
+measured: they are those of default.json, unless --links names another profile.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench_runs import ROOT, STAGE, processor, round_time
+from command_line import Parser, complain, run_command
+from compare import measured_run
+from operation_costs import CostError, fit_all, launch_seconds, measured
+from plain_files import require_writable, write_whole
+from stages import path_of
+
+PROFILES = ROOT / "tools/profiles"
+STEPS = 12  # with a trace, and without one
+
+
+@dataclass(frozen=True)
+class Size:
+    model: str
+    batch: int
+    width: int = 0  # 0: the network's own
+
+    @property
+    def words(self):
+        return ("--model", self.model, *(("--width", str(self.width)) if self.width else ()))
+
+    @property
+    def name(self):
+        return f"{self.model}{f', width {self.width}' if self.width else ''}, batch {self.batch}"
+
+
+SIZES = {
+    "cpu": (Size("seed", 16), Size("seed", 64), Size("seed", 256), Size("seed-bn", 32),
+            Size("seed-bn", 128), Size("mlp", 32), Size("mlp", 128), Size("mlp", 64, 128),
+            Size("resnet18", 8, 8), Size("resnet18", 32, 8), Size("resnet18", 16, 16)),
+    "cuda": (Size("seed", 64), Size("seed", 1024), Size("seed-bn", 256), Size("mlp", 64),
+             Size("mlp", 1024), Size("mlp", 256, 512), Size("resnet18", 32), Size("resnet18", 128),
+             Size("resnet18", 256, 32)),
+}
+
+
+def parse_options(argv):
+    parser = Parser(prog="lockstep calibrate", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--device", default="cpu:0", help="for instance cuda:0; default: %(default)s")
+    add("--links", default="default", metavar="PROFILE", help="whose links to take; default: %(default)s")
+    add("-o", dest="target", type=Path, default=PROFILES / "this-machine.json", metavar="FILE",
+        help="default: tools/profiles/this-machine.json, which --devices sim:this-machinex2 names")
+    add("--build", metavar="DIR", type=Path, default=ROOT / "build", help="where the programs are")
+    options = parser.parse_args(argv)
+    kind, _, number = options.device.partition(":")
+    if kind not in SIZES or not number.isdigit():
+        raise CostError(f"--device: '{options.device}', expected one device such as cpu:0 or cuda:0")
+    try:
+        options.links = json.loads((PROFILES / f"{options.links}.json").read_text())["links"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CostError(f"--links: '{options.links}', expected a profile of tools/profiles") from error
+    options.kind, options.program = kind, options.build / path_of(STAGE)
+    if not os.access(options.program, os.X_OK):
+        raise CostError(f"--build: no program {options.program}; ./lockstep calibrate compiles it")
+    return options
+
+
+def step_seconds(options, device, data, size, steps):
+    """A warm step's seconds, and the metrics of its run."""
+    words = ["--devices", device, "--data", data, "--batch-size", size.batch, "--max-steps", steps, *size.words]
+    _, reason, metrics = measured_run(options.program, [str(word) for word in words], quiet=True)
+    if not metrics:
+        raise CostError(f"{size.name} on {device}: {reason}")
+    return round_time(metrics["step_seconds"]), metrics
+
+
+def real_step(options, size):
+    return step_seconds(options, options.device, f"synthetic:{(STEPS + 1) * size.batch}:64", size, STEPS)
+
+
+def predicted_step(options, profile, size, folder):
+    path = Path(folder) / "predicted.json"
+    path.write_text(json.dumps(profile))
+    return step_seconds(options, f"sim:{path}x1", f"blank:{4 * size.batch}:64", size, 4)[0]
+
+
+def measure(options, folder):
+    """The samples of all sizes, and their steps without a trace; says how far it is."""
+    sizes = SIZES[options.kind]
+    samples, steps, device, launch = [], {}, "", 0.0
+    for number, size in enumerate(sizes, 1):
+        print(f"{number} of {len(sizes)}: {size.name}", flush=True)
+        samples += measured(options.program, options.device, size.words, size.batch, STEPS, folder)
+        launch = launch or launch_seconds(Path(folder) / "measured.trace")  # the smallest work is first
+        steps[size], metrics = real_step(options, size)
+        device = metrics["backend"]
+    return samples, steps, device, launch
+
+
+def profile_of(options, samples, device, launch):
+    return {"device": f"{device} of {processor()}" if options.kind == "cpu" else device,
+            "source": f"measured on {options.device} by ./lockstep calibrate",
+            "memory_bytes": memory_bytes(), "operations": fit_all(samples),
+            "launch_seconds": launch, "batch_seconds": 0, "links": options.links}
+
+
+def memory_bytes():
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return 1024 * int(line.split()[1])
+    raise CostError("/proc/meminfo has no MemTotal")
+
+
+def add_host(options, profile, steps, folder):
+    """What a step takes besides its operations, once for each batch: the median of what is left."""
+    rest = [seconds - predicted_step(options, profile, size, folder) for size, seconds in steps.items()]
+    profile["batch_seconds"] = max(0.0, statistics.median(rest))
+
+
+def report(options, profile, steps, folder):
+    print(f"\n{'step of':<34}{'measured, ms':>14}{'predicted, ms':>15}{'error':>9}")
+    errors = []
+    for size, seconds in steps.items():
+        found = predicted_step(options, profile, size, folder)
+        errors.append(abs(found / seconds - 1))
+        print(f"{size.name:<34}{1e3 * seconds:>14.3f}{1e3 * found:>15.3f}{100 * (found / seconds - 1):>+8.1f} %")
+    print(f"median error {100 * statistics.median(errors):.1f} %, largest {100 * max(errors):.1f} %")
+
+
+def calibrate(options):
+    require_writable(options.target)
+    with tempfile.TemporaryDirectory() as folder:
+        samples, steps, device, launch = measure(options, folder)
+        profile = profile_of(options, samples, device, launch)
+        add_host(options, profile, steps, folder)
+        report(options, profile, steps, folder)
+    write_whole(options.target, json.dumps(profile, indent=2) + "\n")
+    print(f"{options.target}: try ./lockstep predict --devices sim:{options.target.stem}x2")
+    return 0
+
+
+def main(argv):
+    try:
+        return calibrate(parse_options(argv))
+    except (CostError, OSError) as error:
+        complain("lockstep calibrate", error)
+        return 1
+
+
+if __name__ == "__main__":
+    run_command(main)
