@@ -114,11 +114,6 @@ void CpuStream::host_task(const char* op, std::function<void()> body) {
   link(op, scope(), std::move(body), /*control=*/false);
 }
 
-void CpuStream::refuse_in_capture(const char* op) const {
-  require(!recording_, "{}: '{}' on stream {} cannot be part of a graph; do it before or after",
-          device().name(), op, name());
-}
-
 void CpuStream::link(const char* op, const std::string* scope, std::function<void()> body,
                      bool control) {
   Task* task = new Task;
@@ -272,12 +267,6 @@ void CpuStream::launch(Graph& graph) {
     const auto run = [body = &operation.body] { (*body)(); };
     link(operation.op, operation.scope, run, false);
   }
-}
-
-void CpuStream::push_scope(std::string_view name) {
-  if (!tracing_) return;
-  const std::string* outer = scopes_.empty() ? nullptr : scopes_.back();
-  scopes_.push_back(&*scope_names_.insert(scope_within(outer, name)).first);
 }
 
 }  // namespace lockstep

@@ -12,7 +12,6 @@
 #include <functional>
 #include <memory>
 #include <thread>
-#include <unordered_set>
 
 #include "common/core/stream_backend.h"
 
@@ -53,9 +52,11 @@ class CpuStream : public StreamBackend {
   }
   void block(uint64_t ticket) const override;
   std::exception_ptr error() const override;
-  void push_scope(std::string_view name) override;
+  void push_scope(std::string_view name) override {
+    if (tracing_) StreamBackend::push_scope(name);
+  }
   void pop_scope() override {
-    if (tracing_) scopes_.pop_back();
+    if (tracing_) StreamBackend::pop_scope();
   }
   std::vector<Span> timeline() const override { return spans_; }
   std::vector<MemoryChange> memory_changes() const override { return memory_changes_; }
@@ -75,8 +76,7 @@ class CpuStream : public StreamBackend {
   // Events are kept in a ring. Ticket t uses slot t mod size; a slot that has moved on to a later
   // ticket of the same stream still answers "done" for the earlier one.
 
-  void refuse_in_capture(const char* op) const;
-  const std::string* scope() const { return scopes_.empty() ? nullptr : scopes_.back(); }
+  bool is_capturing() const override { return recording_ != nullptr; }
   void trace_memory(int64_t change);
   void link(const char* op, const std::string* scope, std::function<void()> body, bool control);
   void work(Task* first);
@@ -86,8 +86,6 @@ class CpuStream : public StreamBackend {
   const int chaos_us_;  // first: where it is refused, nothing else is there yet
   // Host side.
   Task* last_;
-  std::vector<const std::string*> scopes_;
-  std::unordered_set<std::string> scope_names_;
   std::unique_ptr<Recording> recording_;  // during a capture
   // Shared, each in one direction only.
   std::atomic<int> pushed_{0};           // host -> worker: wakes a sleeping worker

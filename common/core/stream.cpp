@@ -32,6 +32,17 @@ double TimedEvent::seconds_since(const TimedEvent& earlier) const {
   return time_->seconds_since(*earlier.time_);
 }
 
+void StreamBackend::push_scope(std::string_view name) {
+  scopes_.push_back(&*scope_names_.insert(scope_within(scope(), name)).first);
+}
+
+void StreamBackend::pop_scope() { scopes_.pop_back(); }
+
+void StreamBackend::refuse_in_capture(const char* op) const {
+  require(!is_capturing(), "{}: '{}' on stream {} cannot be part of a graph; do it before or after",
+          device().name(), op, name());
+}
+
 void StreamBackend::block_until_unawaited() const {
   while (awaited_.load(std::memory_order_acquire) > 0) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));

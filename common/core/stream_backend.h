@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -88,8 +89,9 @@ class StreamBackend {
   void await_begins() { awaited_.fetch_add(1, std::memory_order_relaxed); }
   void await_ends() { awaited_.fetch_sub(1, std::memory_order_release); }
 
-  virtual void push_scope(std::string_view name) = 0;
-  virtual void pop_scope() = 0;
+  /// What is enqueued from here on belongs to that scope of the trace, within the one before it.
+  virtual void push_scope(std::string_view name);
+  virtual void pop_scope();
   /// The operations that have run so far, in order; empty unless the device was opened with
   /// tracing. Call it after synchronize().
   virtual std::vector<Span> timeline() const = 0;
@@ -106,6 +108,12 @@ class StreamBackend {
   static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
   static uint64_t ticket_of(const Event& event) { return event.ticket_; }
   uint64_t new_ticket() { return ++last_ticket_; }
+  /// The scope of what is enqueued now; null outside of any. It lives as long as the stream.
+  const std::string* scope() const { return scopes_.empty() ? nullptr : scopes_.back(); }
+  /// Whether work is being captured instead of run.
+  virtual bool is_capturing() const = 0;
+  /// Throws BadInput during a capture.
+  void refuse_in_capture(const char* op) const;
   /// What a stream that waited for `source` reports for `error`. If the source is on another device
   /// or has an owner, this names who failed.
   std::exception_ptr failure_of(const StreamBackend& source, std::exception_ptr error) const;
@@ -116,6 +124,8 @@ class StreamBackend {
   Device& device_;
   std::string name_, owner_;
   uint64_t last_ticket_ = 0;
+  std::vector<const std::string*> scopes_;
+  std::unordered_set<std::string> scope_names_;
   std::atomic<int64_t> awaited_{0};  // waits for events of this stream, queued in others
 };
 

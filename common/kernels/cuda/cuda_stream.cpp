@@ -109,7 +109,7 @@ bool CudaStream::begin(const char* op) {
   if (error()) return false;
   keep_close();
   make_current();
-  if (spans_ && !capturing_) spans_->begin(op, scopes_.empty() ? nullptr : scopes_.back());
+  if (spans_ && !capturing_) spans_->begin(op, scope());
   return true;
 }
 
@@ -164,13 +164,12 @@ Libraries& CudaStream::libraries() {
 }
 
 void CudaStream::push_scope(std::string_view name) {
-  const std::string* outer = scopes_.empty() ? nullptr : scopes_.back();
-  scopes_.push_back(&*scope_names_.insert(scope_within(outer, name)).first);
+  StreamBackend::push_scope(name);
   nvtxRangePushA(std::string(name).c_str());
 }
 
 void CudaStream::pop_scope() {
-  scopes_.pop_back();
+  StreamBackend::pop_scope();
   nvtxRangePop();
 }
 
@@ -267,11 +266,6 @@ void CudaStream::block(uint64_t ticket) const {
 }
 
 // --- Graphs: work that is captured instead of run, then launched again and again -----------------
-
-void CudaStream::refuse_in_capture(const char* what) const {
-  require(!capturing_, "{}: '{}' on stream {} cannot be part of a graph; do it before or after",
-          device().name(), what, name());
-}
 
 void CudaStream::begin_capture() {
   require(!capturing_, "{}: stream {} is being captured already", device().name(), name());

@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -130,7 +129,7 @@ class CudaStream final : public StreamBackend {
   bool begin(const char* op);
   void keep_close();
   void end(const char* op);
-  void refuse_in_capture(const char* what) const;
+  bool is_capturing() const override { return capturing_; }
   void note(cudaError_t status, const char* call) const;
   void trace_memory(int64_t change) noexcept;
   void note_completed(uint64_t ticket) const;
@@ -153,8 +152,6 @@ class CudaStream final : public StreamBackend {
   mutable std::mutex mutex_;  // an event may be waited for by any thread
   mutable std::exception_ptr error_;
 
-  std::vector<const std::string*> scopes_;
-  std::unordered_set<std::string> scope_names_;
   std::unique_ptr<SpanRecorder> spans_;  // null unless tracing
 
   std::deque<HostTask> host_tasks_;  // in order; CUDA does not call those after the GPU's error

@@ -31,7 +31,7 @@ SimStream::SimStream(Device& device, std::string name, SimHost& host, const Prof
 SimStream::~SimStream() = default;
 
 void SimStream::enqueue(const char* op, int64_t ns) {
-  const Operation operation{op, scopes_.empty() ? nullptr : scopes_.back(), ns};
+  const Operation operation{op, scope(), ns};
   if (recording_) {
     recording_->operations.push_back(operation);
     return;
@@ -106,11 +106,6 @@ void SimStream::trace_memory(int64_t change) {
 
 // --- Graphs --------------------------------------------------------------------------------------
 
-void SimStream::refuse_in_capture(const char* op) const {
-  require(!recording_, "{}: '{}' on stream {} cannot be part of a graph; do it before or after",
-          device().name(), op, name());
-}
-
 void SimStream::begin_capture() {
   require(!recording_, "{}: stream {} is being captured already", device().name(), name());
   record();
@@ -129,13 +124,6 @@ void SimStream::launch(Graph& graph) {
           device().name(), name(), recorded.stream.name());
   host_.work(profile_.launch_ns);
   for (const Operation& operation : recorded.operations) place(operation);
-}
-
-// --- For the trace -------------------------------------------------------------------------------
-
-void SimStream::push_scope(std::string_view name) {
-  const std::string* outer = scopes_.empty() ? nullptr : scopes_.back();
-  scopes_.push_back(&*scope_names_.insert(scope_within(outer, name)).first);
 }
 
 }  // namespace lockstep

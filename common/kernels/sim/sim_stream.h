@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <unordered_set>
 
 #include "common/core/stream_backend.h"
 #include "common/kernels/sim/profile.h"
@@ -42,8 +41,6 @@ class SimStream final : public StreamBackend {
   bool done(uint64_t ticket) const override { return time_of(ticket) <= host_.now(); }
   void block(uint64_t ticket) const override { host_.wait_until(time_of(ticket)); }
   std::exception_ptr error() const override { return nullptr; }
-  void push_scope(std::string_view name) override;
-  void pop_scope() override { scopes_.pop_back(); }
   std::vector<Span> timeline() const override { return spans_; }
   std::vector<MemoryChange> memory_changes() const override { return memory_changes_; }
 
@@ -60,7 +57,7 @@ class SimStream final : public StreamBackend {
   /// When what is enqueued next can begin.
   int64_t next_begin() const { return std::max(free_at_, host_.now()); }
   void place(const Operation& operation);
-  void refuse_in_capture(const char* op) const;
+  bool is_capturing() const override { return recording_ != nullptr; }
   void trace_memory(int64_t change);
 
   SimHost& host_;
@@ -69,9 +66,7 @@ class SimStream final : public StreamBackend {
   int64_t busy_since_ = 0;
   int64_t free_at_ = 0;                       // when the last operation ends, or wait
   std::array<int64_t, kEventRing> events_{};  // when each comes
-  std::vector<const std::string*> scopes_;
-  std::unordered_set<std::string> scope_names_;
-  std::unique_ptr<Recording> recording_;  // during a capture
+  std::unique_ptr<Recording> recording_;      // during a capture
   std::vector<Span> spans_;
   std::vector<MemoryChange> memory_changes_;
 };
