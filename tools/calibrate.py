@@ -20,10 +20,12 @@ from command_line import Parser, complain, run_command
 from compare import measured_run
 from operation_costs import CostError, fit_all, launch_seconds, measured
 from plain_files import require_writable, write_whole
+from progress import CORES
 from stages import path_of
 
 PROFILES = ROOT / "tools/profiles"
 STEPS = 12  # with a trace, and without one
+MOST_DEVICES = 8  # whose crowding is measured
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ SIZES = {
              Size("mlp", 1024), Size("mlp", 256, 512), Size("resnet18", 32), Size("resnet18", 128),
              Size("resnet18", 256, 32)),
 }
+
+CROWDED = Size("seed", 64)  # the work of devices that are side by side
 
 
 def parse_options(argv):
@@ -106,11 +110,30 @@ def measure(options, folder):
     return samples, steps, device, launch
 
 
+def crowding(options):
+    """How many times as long a step's work takes where one, two, ... devices of this machine are at work:
+    stage 04's ranks, each with the batch of one device, beside stage 01. Of GPUs it is not measured."""
+    if options.kind != "cpu":
+        return [1.0]
+    size, factors = CROWDED, [1.0]
+    alone, _ = real_step(options, size)
+    for devices in range(2, min(CORES, MOST_DEVICES) + 1):
+        words = ["--devices", ",".join(f"cpu:{i}" for i in range(devices)), "--data",
+                 f"synthetic:{(STEPS + 1) * size.batch * devices}:64", "--batch-size", size.batch * devices,
+                 "--max-steps", STEPS, *size.words]
+        _, reason, metrics = measured_run(options.build / path_of("04-ddp"), [str(word) for word in words],
+                                          quiet=True)
+        if not metrics:
+            raise CostError(f"{size.name} on {devices} devices: {reason}")
+        factors.append(max(factors[-1], metrics["per_step_seconds"]["compute"] / alone))
+    return factors
+
+
 def profile_of(options, samples, device, launch):
     return {"device": f"{device} of {processor()}" if options.kind == "cpu" else device,
             "source": f"measured on {options.device} by ./lockstep calibrate",
             "memory_bytes": memory_bytes(), "operations": fit_all(samples),
-            "launch_seconds": launch, "batch_seconds": 0, "links": options.links}
+            "crowded": crowding(options), "launch_seconds": launch, "batch_seconds": 0, "links": options.links}
 
 
 def memory_bytes():

@@ -70,6 +70,9 @@ std::vector<DeviceId> parse_devices(std::string_view list) {
             ids.front().name(), ids.back().name());
     begin = comma + 1;
   }
+  for (DeviceId& id : ids) {
+    if (id.kind == DeviceId::Kind::sim) id.beside = static_cast<int>(ids.size());
+  }
   return ids;
 }
 

@@ -25,7 +25,9 @@ struct DeviceId {
   enum class Kind { cpu, cuda, sim };
   Kind kind = Kind::cpu;
   int index = 0;
-  std::string profile{};  // of a simulated device: its rates (kernels/sim/profile.h)
+  // Of a simulated device: its rates (kernels/sim/profile.h), and how many its host has.
+  std::string profile{};
+  int beside = 1;
 
   std::string name() const;
   friend bool operator==(const DeviceId&, const DeviceId&) = default;

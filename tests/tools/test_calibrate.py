@@ -80,6 +80,7 @@ class TestCalibrate(unittest.TestCase):
         profile = json.loads(self.target.read_text())
         self.assertLessEqual({"default", "conv2d", "matmul", "sgd_update"}, set(profile["operations"]))
         self.assertEqual("measured on cpu:0 by ./lockstep calibrate", profile["source"])
+        self.assertEqual([1.0, *sorted(profile["crowded"][1:])], profile["crowded"])  # never faster
         done = subprocess.run([BUILD / "04-ddp/04-ddp", "--devices", f"sim:{self.target}x2", "--data",
                                "blank:256:64", "--max-steps", "2"], capture_output=True, text=True, timeout=60)
         self.assertEqual(0, done.returncode, done.stderr)

@@ -59,10 +59,12 @@ std::filesystem::path profile_path(const std::string& name) {
 
 }  // namespace
 
-int64_t Profile::operation_ns(const char* op, double flops, double bytes) const {
+int64_t Profile::operation_ns(const char* op, double flops, double bytes, int devices) const {
   const auto found = operations.find(op);
   const OperationCost& cost = found != operations.end() ? found->second : operations.at("default");
-  return whole_ns(cost.seconds + std::max(flops / cost.flops, bytes / cost.bytes));
+  const size_t known = std::min(size_t(devices), crowded.size());
+  const double factor = known == 0 ? 1 : crowded[known - 1];
+  return whole_ns(factor * (cost.seconds + std::max(flops / cost.flops, bytes / cost.bytes)));
 }
 
 int64_t Profile::transfer_ns(Link link, double bytes) const {
@@ -87,6 +89,7 @@ std::shared_ptr<const Profile> read_profile(const std::string& name) {
                   .source = all.at("source").text(),
                   .memory_bytes = int64_t(all.at("memory_bytes").number(1)),
                   .operations = {},
+                  .crowded = {},
                   .launch_ns = whole_ns(all.at("launch_seconds").number(0)),
                   .batch_ns = whole_ns(all.at("batch_seconds").number(0)),
                   .links = {}};
@@ -94,6 +97,13 @@ std::shared_ptr<const Profile> read_profile(const std::string& name) {
   profile.operations["default"] = operation_cost(operations.at("default"));
   for (const auto& [op, cost] : operations.value.items()) {
     profile.operations[op] = operation_cost(operations.at(op));
+  }
+  if (file.contains("crowded")) {
+    const Entry crowded = all.at("crowded");
+    require(crowded.value.is_array(), "{}: found {}, expected a list of numbers", crowded.what,
+            crowded.value.dump());
+    for (const json& factor : crowded.value)
+      profile.crowded.push_back(Entry{factor, crowded.what}.number(kLeastRate));
   }
   for (const Link link : {Link::host, Link::device, Link::network}) {
     profile.links.at(size_t(link)) = link_cost(all.at("links").at(name_of(link)));

@@ -7,6 +7,9 @@
 //    "memory_bytes": 85899345920,
 //    "operations": {"default": {"seconds": 3e-6, "flops": 4e13, "bytes": 2.6e12},
 //                   "conv2d": {...}, ...},  by their names in traces
+//    "crowded": [1, 1.8],                   how many times as long an operation takes where one,
+//    two, ...
+//                                           devices of a host are at work; may be left out
 //    "launch_seconds": 4e-6,                what the host pays for each operation
 //    "batch_seconds": 2e-5,                 what the host pays for a batch
 //    "links": {"host": {"seconds": 1e-5, "bytes": 5e10},      between host and device
@@ -20,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -40,11 +44,12 @@ struct Profile {
   std::string name, device, source;
   int64_t memory_bytes = 0;
   std::map<std::string, OperationCost, std::less<>> operations;  // "default": all others
+  std::vector<double> crowded;  // empty: devices do not slow each other down
   int64_t launch_ns = 0, batch_ns = 0;
   std::array<LinkCost, 3> links;  // by Link
 
-  /// Nanoseconds of an operation of this name.
-  int64_t operation_ns(const char* op, double flops, double bytes) const;
+  /// Nanoseconds of an operation of this name on one of so many devices.
+  int64_t operation_ns(const char* op, double flops, double bytes, int devices = 1) const;
   /// Nanoseconds that a link is in use by so many bytes, and those until the other side has the
   /// last of them.
   int64_t transfer_ns(Link link, double bytes) const;

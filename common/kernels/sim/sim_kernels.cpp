@@ -22,7 +22,7 @@ double traffic(Stream s, const BasicTensor<T>& x) {
 template <class... Tensors>
 void run(Stream s, const char* op, double flops, const Tensors&... touched) {
   SimStream& stream = sim_stream(s);
-  stream.enqueue(op, stream.profile().operation_ns(op, flops, (traffic(s, touched) + ...)));
+  stream.enqueue(op, stream.operation_ns(op, flops, (traffic(s, touched) + ...)));
 }
 
 /// The same where memory takes the time.

@@ -71,6 +71,10 @@ void SimStream::wait(const Event& event) {
   free_at_ = std::max(free_at_, comes);
 }
 
+int64_t SimStream::operation_ns(const char* op, double flops, double bytes) const {
+  return profile_.operation_ns(op, flops, bytes, device().id().beside);
+}
+
 // --- Memory --------------------------------------------------------------------------------------
 
 void SimStream::copy(void* to, const void* from, size_t bytes) {
@@ -78,7 +82,7 @@ void SimStream::copy(void* to, const void* from, size_t bytes) {
   const Device *source = host_.device_at(from), *target = host_.device_at(to);
   const bool stays = source == target;  // each byte is read and written there
   const Link link = source == nullptr || target == nullptr ? Link::host : Link::device;
-  enqueue("copy", stays ? profile_.operation_ns("copy", 0, 2 * double(bytes))
+  enqueue("copy", stays ? operation_ns("copy", 0, 2 * double(bytes))
                         : profile_.message_ns(link, double(bytes)));
   host_.copy(to, from, bytes);
 }

@@ -22,14 +22,14 @@ using testing::TempDir;
 
 /// Simple rates: a byte takes a nanosecond, a multiplication two, a message of a link 100 and more.
 struct SimpleProfile {
-  explicit SimpleProfile(int64_t launch_ns = 0) {
+  explicit SimpleProfile(int64_t launch_ns = 0, const std::string& crowded = "[1]") {
     std::ofstream(path()) << fmt::format(R"({{"device": "simple", "source": "made up",
       "memory_bytes": 1e9, "launch_seconds": {}e-9, "batch_seconds": 0,
-      "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}}}},
+      "crowded": {}, "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}}}},
       "links": {{"host": {{"seconds": 10e-9, "bytes": 1e9}},
                  "device": {{"seconds": 100e-9, "bytes": 1e9}},
                  "network": {{"seconds": 1000e-9, "bytes": 1e8}}}}}})",
-                                         launch_ns);
+                                         launch_ns, crowded);
   }
   std::string path() const { return folder / "simple.json"; }
   Devices open(int count, bool trace = false) const {
@@ -94,6 +94,25 @@ TEST_CASE("A simulated host pays for every operation, and for a graph once", "[s
   stream.launch(*graph);
   stream.synchronize();
   CHECK(devices[0]->now_ns() == 4000 + 4 * bytes);
+}
+
+TEST_CASE("Simulated devices of one host slow each other down as the profile says", "[sim]") {
+  const SimpleProfile profile(0, "[1, 1.5, 4]");
+  const auto time_beside = [&](int count) {
+    const Devices devices = profile.open(count);
+    const Stream stream = devices[0]->create_stream("compute");
+    const Tensor x = Tensor::empty(stream, {100});
+    stream.kernels().fill(stream, 0, x);
+    stream.synchronize();
+    return devices[0]->now_ns();
+  };
+  const auto alone = int64_t(100 * sizeof(Real));
+  CHECK(time_beside(1) == alone);
+  CHECK(time_beside(2) == alone * 3 / 2);
+  CHECK(time_beside(3) == alone * 4);
+  CHECK(time_beside(8) == alone * 4);  // what is not known is as the last that is
+  CHECK_THROWS_WITH(SimpleProfile(0, "2").open(1),
+                    ContainsSubstring("crowded: found 2, expected a list of numbers"));
 }
 
 TEST_CASE("An operation takes its products or its bytes, whichever takes longer", "[sim]") {
