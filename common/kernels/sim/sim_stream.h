@@ -25,6 +25,7 @@ class SimStream final : public StreamBackend {
   /// When all that is enqueued has run.
   int64_t free_at() const { return free_at_; }
   SimHost& host() const { return host_; }
+  const Profile& profile() const { return profile_; }
   /// Nanoseconds of an operation on this device, beside the others of its host.
   int64_t operation_ns(const char* op, double flops, double bytes) const;
 
