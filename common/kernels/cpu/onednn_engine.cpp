@@ -144,6 +144,13 @@ Primitive make_primitives(const dnnl::engine& engine, const MatMul& shape) {
   return {dnnl::matmul(pd), arguments, pd.scratchpad_desc().get_size()};
 }
 
+/// oneDNN 2.6.3 writes to the memory of an engine without a look whether it got any. So a larger
+/// block is asked for first: where there is none, that is told as everywhere.
+dnnl::engine make_engine() {
+  release_aligned(allocate_aligned(size_t{1} << 20));
+  return {dnnl::engine::kind::cpu, 0};
+}
+
 // --- The engine ---------------------------------------------------------------------------------
 
 /// Channels that an implementation takes together, at most: the floats of a vector register.
@@ -300,7 +307,7 @@ class OneDnnEngine final : public Engine {
                                : made.emplace(sizes, make_primitives(engine_, sizes)).first->second;
   }
 
-  dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
+  dnnl::engine engine_ = make_engine();
   dnnl::stream stream_{engine_};
   std::map<Window2d, ConvPrimitives> convolutions_;
   std::map<MatMul, Primitive> products_;
