@@ -111,13 +111,12 @@ def measure(options, folder):
 
 
 def crowding(options):
-    """How many times as long a step's work takes where one, two, ... devices of this machine are at work:
-    stage 04's ranks, each with the batch of one device, beside stage 01. Of GPUs it is not measured."""
+    """How many times as long a step's work takes where one, two, ... devices of this machine are at work: of
+    stage 04's ranks, each with the same batch. Of GPUs it is not measured."""
     if options.kind != "cpu":
         return [1.0]
-    size, factors = CROWDED, [1.0]
-    alone, _ = real_step(options, size)
-    for devices in range(2, min(CORES, MOST_DEVICES) + 1):
+    size, seconds = CROWDED, []
+    for devices in range(1, min(CORES, MOST_DEVICES) + 1):
         words = ["--devices", ",".join(f"cpu:{i}" for i in range(devices)), "--data",
                  f"synthetic:{(STEPS + 1) * size.batch * devices}:64", "--batch-size", size.batch * devices,
                  "--max-steps", STEPS, *size.words]
@@ -125,8 +124,8 @@ def crowding(options):
                                           quiet=True)
         if not metrics:
             raise CostError(f"{size.name} on {devices} devices: {reason}")
-        factors.append(max(factors[-1], metrics["per_step_seconds"]["compute"] / alone))
-    return factors
+        seconds.append(max([metrics["per_step_seconds"]["compute"], *seconds[-1:]]))
+    return [each / seconds[0] for each in seconds]
 
 
 def profile_of(options, samples, device, launch):

@@ -34,10 +34,10 @@ struct Layout {
 /// time. A handle is made when it is first needed: it costs tenths of a second.
 ///
 /// Convolutions: cuDNN's heuristics propose algorithms for every shape and layout. The first is
-/// taken that is deterministic and that cuDNN then runs, so that a run can be repeated bit by bit;
-/// before all others those that were measured to be fastest. Nothing is
-/// timed in a run: that would make the choice, and with it the rounding, depend on the machine's
-/// load. A pass's algorithm is chosen when the pass is first needed.
+/// taken that is deterministic and that cuDNN then runs, so that a run can be repeated bit by bit.
+/// Before all others come those that were measured to be fastest. Nothing is timed in a run: that
+/// would make the choice, and with it the rounding, depend on the machine's load. A pass's
+/// algorithm is chosen when the pass is first needed.
 class Libraries {
  public:
   Libraries(CudaStream& stream, cudaStream_t raw);
