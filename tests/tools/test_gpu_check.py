@@ -333,7 +333,7 @@ class TestOnAStandIn(unittest.TestCase):
     @unittest.skipUnless(FULL, "only with --full: the bench once more")
     def test_bench_with_a_rival_that_fails_has_failed(self):
         self.assert_failed(self.check("--part", "bench", fault="torch"),
-                           "seed, batch 64: PyTorch: RuntimeError: no memory", "2 passed, 9 failed")
+                           "seed, batch 64: PyTorch: RuntimeError: no memory", "3 passed, 9 failed")
 
 
 class TestWithoutGpu(unittest.TestCase):
