@@ -30,6 +30,9 @@ class Browser:
         asked = {"alwaysMatch": {"goog:chromeOptions": {"args": words}}}
         self.address += f"/{self.ask('', capabilities=asked)['sessionId']}"
         case.addCleanup(self.ask, "", "DELETE")
+        # Some versions count the window's frame, others do not. A page sees what is inside.
+        seen = self.run("return [innerWidth, innerHeight]")
+        self.ask("/window/rect", width=2 * width - seen[0], height=2 * height - seen[1])
 
     def ask(self, path, method="POST", **words):
         request = urllib.request.Request(self.address + path, method=method,
