@@ -8,8 +8,10 @@ from pathlib import Path
 from command_line import one_line
 from plain_files import read_json
 
-# The last operation of a step, on the device that updates. Stage 06 has one for each unit.
+# The last operation of a step, on the device that updates. Stage 06 has one for each unit, a pipeline one
+# for each of a device's stages, and what belongs to the next of them lies in between.
 END_OF_STEP = ("sgd_update", "adam_update")
+BEFORE_UPDATES = ("check_finite", "fill", "fill_count", "poison", "adam_count")
 WARM_UP = 2  # steps: libraries choose algorithms then, and memory is new
 CLOSE = 0.05  # of the untraced median: a step that is farther from it is not typical of the stage
 
@@ -31,7 +33,7 @@ def shown(name):
 
 
 def read_lanes(path):
-    """The streams of one process: device, stream, slices of (begin and end in ms of the host's
+    """The streams of one process: device, stream, its place in the trace, slices of (begin and end in ms of the host's
     clock, operation, the layer that it belongs to), and (ms, layer, ms when it ran) of what the host
     enqueued. Then the memory of its devices, by name: (ms, bytes in use from then on)."""
     trace = read_json(path)
@@ -51,16 +53,18 @@ def read_lanes(path):
             lanes[lane]["slices"].append((begin, begin + event["dur"] / 1e3, shown(event["name"]), layer))
             if "queued" in event["args"]:
                 lanes[lane]["enqueued"].append((zero + event["args"]["queued"] / 1e3, layer, begin))
-    return [{"device": devices[pid], **lane} for (pid, _), lane in sorted(lanes.items())], memory
+    return [{"device": devices[place[0]], "place": place, **lane} for place, lane in sorted(lanes.items())], memory
 
 
 def middle_step(lanes):
     """Begin and end of the step of median length, between the updates of the first device that
     makes any; None if there are fewer than two."""
     for lane in lanes:
-        names = [name for _, _, name, _ in lane["slices"]]
-        ends = [end for (_, end, name, _), following in zip(lane["slices"], [*names[1:], ""])
-                if name in END_OF_STEP and following not in END_OF_STEP]
+        ends, updated = [], False  # whether nothing of a next step has come since the last update
+        for _, end, name, _ in lane["slices"]:
+            if name in END_OF_STEP:
+                ends[len(ends) - updated:] = [end]
+            updated = name in END_OF_STEP or updated and name in BEFORE_UPDATES
         steps = list(zip(ends, ends[1:]))
         steps = steps[WARM_UP:] or steps
         if steps:
@@ -77,9 +81,10 @@ def memory_within(changes, first, last):
 
 def one_step(path, alone=False):
     """The lanes of one step, their slices as [begin, length, operation, layer] in ms since it
-    began, its length, what each process's host enqueued meanwhile, as [ms, layer, whether it ran in
-    a later step], and the devices' memory, as [ms, bytes in use from then on]. None where the trace
-    holds no whole step. `alone`: without other ranks' traces."""
+    began, with the number that the first of them has on its lane; its length, what each process's host
+    enqueued meanwhile, as [ms, layer, whether it ran in a later step], and the devices' memory, as [ms,
+    bytes in use from then on]. None where the trace holds no whole step. `alone`: without other ranks'
+    traces."""
     processes, memories = zip(*map(read_lanes, [path] if alone else trace_files(path)))
     lanes = [lane for process in processes for lane in process]
     step = middle_step(lanes)
@@ -91,10 +96,10 @@ def one_step(path, alone=False):
                            for at, layer, ran in lane.pop("enqueued") if first <= at < last]}
              for process in processes if process]
     for lane in lanes:
-        inside = [(max(begin, first), min(end, last), *names)
-                  for begin, end, *names in lane["slices"] if begin < last and end > first]
-        lane["slices"] = [[round(begin - first, 6), round(end - begin, 6), *names]
-                          for begin, end, *names in inside]
+        inside = {number: [round(max(begin - first, 0), 6), round(min(end, last) - max(begin, first), 6), *names]
+                  for number, (begin, end, *names) in enumerate(lane["slices"]) if begin < last and end > first}
+        lane["first"] = min(inside, default=0)
+        lane["slices"] = list(inside.values())
     memory = [{"device": device, "changes": memory_within(changes, first, last)}
               for process in memories for device, changes in process.items()]
     return {"milliseconds": last - first, "lanes": lanes, "hosts": hosts, "memory": memory}

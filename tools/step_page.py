@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Step through a step: writes one HTML file that opens from disk and needs nothing else.
 
-The upper half is the plan, from the stage's own lists: 02 the phases of DataParallel, 03 a
-pipeline's schedule, 04 DistributedDataParallel's buckets, 06 the units of sharded training. The lower
-half, with --trace, is a measured step, with each device's memory; what runs in the plan is outlined
-there, too. Further options go to the stage's program `plan`:
+The upper half is the plan: what the stage's program enqueues, on simulated devices. A product takes
+a unit there, and all else a tenth; in a pipeline every stage takes the same. With --devices
+sim:h100x2 times are a profile's. Further options go to the stage's program:
 
-  ./lockstep show --schedule gpipe --stages 4 --micro-batches 8
-  ./lockstep show --schedule interleaved --stages 4 --chunks 2 --micro-batches 8
-  ./lockstep show --stage 04 --model resnet18 --trace trace.json -o ddp.html
+  ./lockstep show --schedule gpipe --devices 4 --micro-batches 8
+  ./lockstep show --schedule interleaved --devices 4 --chunks 2
+  ./lockstep show --stage 06 --model resnet18 --unit block --prefetch 0 -o fsdp.html
+
+The lower half, with --trace, is a measured step, with each device's memory. What runs in the plan is
+outlined there, too. The plan is then that of the trace's run:
+
+  ./lockstep show --trace trace.json -o ddp.html
 
 With --flight it writes no page: it joins the last calls that ranks left with their --flight FILE, and
 says which rank is late, since when, and where the ranks called different things:
@@ -20,33 +24,25 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import predict
 import step_drawing
+import step_plan
 import step_rows
 from command_line import Parser, one_line, run_command
+from compare import Refused
 from draw_step import read_step
 from plain_files import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).resolve().parent / "page"
+MOST_DEVICES = 64  # lanes that one can still tell apart
 
 
 def fail(text):
     sys.exit(f"show: {one_line(text)}")
-
-
-def plans(build):
-    """The programs that print plans, by stage."""
-    return {program.parent.name[:2]: program for program in sorted(build.glob("[0-9][0-9]-*/plan"))}
-
-
-def plan_of(program, words):
-    """What a stage's program prints for these options. It refuses what it does not know itself."""
-    done = subprocess.run([program, *words], stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(done.returncode)
-    return step_rows.planned(json.loads(done.stdout))
 
 
 def show_flight(program, file):
@@ -76,7 +72,8 @@ def facts_of(step, run):
             for row, lane in enumerate(step.rows) for bar in lane.bars]
     for bar, numbers in zip(bars, same, strict=True):
         bar["same"] = numbers
-    rows = [{"name": row.name, "predicted_most": row.predicted_most} for row in step.rows]
+    rows = [{"name": row.name, "predicted_most": row.predicted_most, "works": not row.curve}
+            for row in step.rows]
     return {"bars": bars, "rows": rows, "end": step.end, "unit": step.unit, "counted": step.counted,
             "formula": step.formula}
 
@@ -85,15 +82,17 @@ def fill(template, **texts):
     return re.sub(rf"{{({'|'.join(texts)})}}", lambda name: texts[name[1]], template)
 
 
-def about(plan, run):
+def about(plan, run, is_plan_of_run):
     """What stands above the run. Its axis has nothing to do with the plan's."""
+    unknown = "" if is_plan_of_run else ("The trace does not say what its run was: whether the plan is of the same "
+                                         "options, only you know. ")
     return (f"<h2>{step_drawing.escape(run.title)}</h2><p>Each drawing fills the width: the plan counts in "
-            f"{step_drawing.escape(plan.unit)}, the run in {run.unit}, so compare lengths within one of them. "
+            f"{step_drawing.escape(plan.unit)}, the run in {run.unit}, so compare lengths within one of them. {unknown}"
             "What runs in the plan at its moment is outlined in the run, where it has the same name.</p>")
 
 
-def page(plan, run):
-    """The whole page, with a measured step or without (None)."""
+def page(plan, run=None, is_plan_of_run=True):
+    """The whole page, with a measured step or without."""
     colours = {"light": step_drawing.variables(0), "dark": step_drawing.variables(1)}
     style = fill((PAGE / "page.css").read_text(), **colours) + step_drawing.RULES
     # "</" would end the element that the facts stand in
@@ -103,22 +102,56 @@ def page(plan, run):
     return fill((PAGE / "page.html").read_text(), title=step_drawing.escape(plan.title), style=style,
                 note=step_drawing.escape(plan.note), legend=step_drawing.legend_of(drawings),
                 plan=drawings[0].svg(), run=drawings[1].svg() if run else "",
-                about_run=about(plan, run) if run else "", script=(PAGE / "page.js").read_text(), facts=facts)
+                about_run=about(plan, run, is_plan_of_run) if run else "", script=(PAGE / "page.js").read_text(), facts=facts)
 
 
-def print_help(parser, programs):
-    """This program's options, and those of the stages' plans."""
-    parser.print_help()
-    for stage, program in programs.items():
-        told = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
-        print(f"\n--stage {stage}: {told.rstrip()}")
+def devices_of(text):
+    """(number of devices, profile or None) of "4", "cpu:0,cpu:1" or "sim:h100x4"."""
+    if text.startswith("sim:"):
+        profile, count = predict.devices_of(text)
+        return count, profile
+    if text.isdigit() and 1 <= int(text) <= MOST_DEVICES:
+        return int(text), None
+    if ":" in text:
+        return text.count(",") + 1, None
+    raise Refused(f"--devices '{text}', expected a number from 1 to {MOST_DEVICES}, or simulated devices "
+                            "such as sim:h100x4")
+
+
+def asked_by(options, words, run=None):
+    """What the command line asks for; the plan of a trace's run, where there is one that says what it was."""
+    count, profile = devices_of(options.devices) if options.devices else (0, None)
+    asked = step_plan.Asked(step_plan.stage_of(options.stage or "03"), count, profile, options.units_per_mib,
+                            step_plan.options_in(words))
+    if run is None:
+        return asked
+    given = {**({"--stage": asked.stage} if options.stage else {}), **({"--devices": count} if count else {}),
+             **asked.options}
+    was = {"--stage": run.stage, "--devices": run.devices, **run.options}
+    for name, value in given.items():
+        if name not in was or value != was[name]:
+            raise Refused(f"--trace {options.trace} is of a run {with_option(name, was)}, found "
+                          f"{with_option(name, given)}; leave {name} out, and the plan is the run's")
+    kept = run.options
+    if run.stage == step_plan.PIPELINE and profile is None:
+        kept = {name: value for name, value in kept.items() if name in step_plan.OF_EQUAL_STAGES}
+    return replace(run, profile=profile, units_per_mib=options.units_per_mib, options=kept)
+
+
+def with_option(name, options):
+    """ "with --width 8", "with --graph", "without --width"."""
+    if name not in options:
+        return f"without {name}"
+    return f"with {name}" if options[name] is None else f"with {name} {options[name]}"
 
 
 def main(argv):
-    parser = Parser(prog="lockstep show", description=__doc__, add_help=False,
+    parser = Parser(prog="lockstep show", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-h", "--help", action="store_true", help="this text")
-    parser.add_argument("--stage", default="03", help="02, 03, 04 or 06 (default: 03)")
+    parser.add_argument("--stage", help="01 to 06, or tensor-split (default: 03, or the trace's)")
+    parser.add_argument("--devices", help="how many, or simulated ones of a profile (default: 2; of a pipeline 4)")
+    parser.add_argument("--units-per-mib", type=float, default=0, metavar="N",
+                        help="how long a message's MiB takes; 0: all messages together a third of the passes")
     parser.add_argument("--trace", type=Path, help="what a stage wrote with --trace, or its folder")
     parser.add_argument("--flight", metavar="FILE",
                         help="what ranks wrote with --flight: who is late (no page; all else is left out)")
@@ -126,20 +159,17 @@ def main(argv):
                         help="default: step.html")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help=argparse.SUPPRESS)
     options, words = parser.parse_known_args(argv)
-    programs = plans(options.build)
-    if options.help:
-        return print_help(parser, programs)
     if options.flight is not None:
         return show_flight(options.build / "common/launch/flight", options.flight)
-    if options.stage not in programs:
-        fail(f"--stage '{options.stage}', expected one of {', '.join(programs)}")
     try:
-        run = read_step(trace_in(options.trace)) if options.trace else None
-        plan = plan_of(programs[options.stage], words)
-        write_whole(options.target, page(plan, run))
+        options.trace = options.trace and trace_in(options.trace)
+        step = read_step(options.trace) if options.trace else None
+        run = step_plan.run_of(options.trace) if options.trace else None
+        plan = step_plan.planned(asked_by(options, words, run), options.build)
+        write_whole(options.target, page(plan, step, run is not None))
     except OSError as error:
         fail(f"-o {options.target}: {error.strerror}; name another file")
-    except ValueError as error:
+    except (ValueError, Refused) as error:
         fail(error)
     print(f"{options.target}: open it in a browser")
 

@@ -1,5 +1,4 @@
-"""A training step as rows of bars, for drawings: measured (a stage's --trace), or planned (what a
-stage's program `plan` prints)."""
+"""A training step as rows of bars, for drawings: what a stage's --trace holds."""
 
 import itertools
 import re
@@ -106,7 +105,7 @@ def kind_of_part(name, operations):
 def has_been_passed(label, bars):
     """Whether a layer's forward is there already, and backward has begun since: the operations of some
     layers (flatten's) are the same both ways."""
-    kinds = [(name, kind) for _, _, name, kind in bars]
+    kinds = [bar[2:4] for bar in bars]
     if (label, "forward") not in kinds:
         return False
     return any(kind == "backward" for _, kind in kinds[kinds.index((label, "forward")):])
@@ -118,8 +117,8 @@ def label_of(name):
 
 
 def parts_of(slices):
-    """Bars (begin, length, name, kind): neighbours within one outermost range are one bar, unless
-    there is a gap between them."""
+    """Bars (begin, length, name, kind, number of slices): neighbours within one outermost range are one
+    bar, unless there is a gap between them."""
     bars = []
     for name, group in itertools.groupby(slices, key=lambda part: outermost(part[3])):
         group = list(group)
@@ -129,28 +128,37 @@ def parts_of(slices):
             kind = "backward"
         for begin, length, operation, _ in group:
             kind_here = kind or kind_of_part("", [operation])
-            bar = (begin, length, label or (operation if kind_here == MESSAGES else ""), kind_here)
-            if bars and bars[-1][2:] == bar[2:] and begin - sum(bars[-1][:2]) < GAP:
-                bar = (bars[-1][0], begin + length - bars.pop()[0], *bar[2:])
-            bars.append(bar)
+            same = label or (operation if kind_here == MESSAGES else ""), kind_here
+            count = 1
+            if bars and bars[-1][2:4] == same and begin - sum(bars[-1][:2]) < GAP:
+                first, _, _, _, before = bars.pop()
+                begin, length, count = first, begin + length - first, before + 1
+            bars.append((begin, length, *same, count))
     return bars
 
 
 def operations_of(slices):
-    """Bars (begin, length, name, kind), one for each operation. A bucket's message has the name of the
-    range that it is in: "reduce-scatter"."""
+    """Bars as those of parts_of(), one for each operation. A bucket's message has the name of the range
+    that it is in: "reduce-scatter"."""
     return [(begin, length, OF_A_BUCKET.sub("", layer) if OF_A_BUCKET.match(layer) else name,
-             kind_of(name)) for begin, length, name, layer in slices]
+             kind_of(name), 1) for begin, length, name, layer in slices]
 
 
-def told(bar, slices):
+def told(name, length, slices):
     """A bar in words: its time, and the operations in it with their layers and times."""
-    begin, length, name, _ = bar
-    inside = [part for part in slices if begin - 1e-9 <= part[0] < begin + length]
-    each = [f"{operation}{f' ({layer})' if layer else ''} {milliseconds:.3f} ms"
-            for _, milliseconds, operation, layer in inside[:MOST_TOLD]]
-    more = [f"and {len(inside) - MOST_TOLD} more"] if len(inside) > MOST_TOLD else []
+    each = [f"{operation}{f' ({layer})' if layer else ''} {time:.3f} ms"
+            for _, time, operation, layer in slices[:MOST_TOLD]]
+    more = [f"and {len(slices) - MOST_TOLD} more"] if len(slices) > MOST_TOLD else []
     return f"{name + ': ' if name else ''}{length:.3f} ms; " + ", ".join(each + more)
+
+
+def lane_bars(slices, bars_of):
+    """The bars of a lane, each with the range of numbers of its slices."""
+    first = 0
+    for begin, length, name, kind, count in bars_of(slices):
+        text = told(name, length, slices[first:first + count])
+        yield Bar(begin, begin + length, name, kind, text), range(first, first + count)
+        first += count
 
 
 def host_bars(enqueued):
@@ -203,36 +211,13 @@ def measured(step, bars_of=parts_of, begin=0.0, end=None):
     end = step["milliseconds"] if end is None else end
     rows = []
     for lane in step["lanes"]:
-        slices = lane["slices"]
-        bars = [Bar(bar[0], bar[0] + bar[1], bar[2], bar[3], told(bar, slices))
-                for bar in bars_of(slices)]
+        bars = [bar for bar, _ in lane_bars(lane["slices"], bars_of)]
         rows.append(Row(f"{lane['device']} {lane['stream']}", cut(bars, begin, end)))
     hosts = [Row("host" if len(step["hosts"]) == 1 else f"host of {host['device']}",
                  cut(host_bars(host["enqueued"]), begin, end)) for host in step["hosts"]]
     curves = [memory_row(one["device"], one["changes"], begin, end) for one in step["memory"]]
     return Step(f"measured: a step of {step['milliseconds']:.2f} ms", "ms", end,
                 [row for row in hosts if row.bars] + rows + curves, begin)
-
-
-# --- Planned -------------------------------------------------------------------------------------
-
-
-def planned(plan):
-    """What a stage's program `plan` printed (common/training/plan.h)."""
-    work = plan["work"]
-    end = max((one["end"] for one in work), default=0.0)
-    rows = [Row(lane["name"], predicted_most=lane["predicted_most"]) for lane in plan["lanes"]]
-    numbers, places = {}, sorted(range(len(work)), key=lambda place: work[place]["lane"])
-    for number, place in enumerate(places):
-        numbers[place] = number  # in bars(): rows one after the other
-    for place in places:
-        one = work[place]
-        kind = {"messages": MESSAGES, "other": OTHER}.get(one["kind"], one["kind"])
-        rows[one["lane"]].bars.append(
-            Bar(one["begin"], one["end"], one["name"], kind, one["text"],
-                tuple(numbers[before] for before in one["after"]), one["takes"], one["gives"]))
-    return Step(plan["title"], plan["unit"], end, rows, counted=plan["counted"],
-                formula=plan["formula"], note=plan["note"])
 
 
 # --- The plan beside the run -----------------------------------------------------------------------

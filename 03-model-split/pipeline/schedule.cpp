@@ -1,6 +1,7 @@
 #include "03-model-split/pipeline/schedule.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -389,6 +390,53 @@ double Timetable::bubble() const {
     for (const Slot& slot : device) busy += slot.end - slot.begin;
   }
   return 1 - busy / (makespan * double(devices.size()));
+}
+
+// --- Drawn ---------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr double kForward = 1, kBackward = 2;  // it does about twice the work
+
+/// What a pipeline is called in headings: "4 stages, 8 micro-batches".
+std::string pipeline_text(int devices, int micro_batches, int chunks) {
+  const std::string stages = chunks == 1 ? fmt::format("{} stages", devices)
+                                         : fmt::format("{} devices of {} chunks", devices, chunks);
+  return fmt::format("{}, {} micro-batch{}", stages, micro_batches, micro_batches == 1 ? "" : "es");
+}
+
+/// "stage 0", or where a device has several: "device 0".
+std::string row_name(int device, int chunks) {
+  return fmt::format("{} {}", chunks == 1 ? "stage" : "device", device);
+}
+
+}  // namespace
+
+std::string draw(ScheduleKind kind, int devices, int micro_batches, int chunks) {
+  const Timetable table =
+      simulate(make_schedules(kind, devices, micro_batches, chunks), kForward, kBackward);
+  const Instruction longest{Instruction::Kind::backward, micro_batches - 1, chunks - 1};
+  const size_t cell = label_of(longest, chunks).size() + 1;  // "B12 "
+  std::string text =
+      fmt::format("{}, {}\n", name_of(kind), pipeline_text(devices, micro_batches, chunks));
+  for (int device = 0; device < devices; ++device) {
+    std::string row(size_t(std::lround(table.makespan)) * cell, ' ');
+    for (size_t time = 0; time < row.size(); time += cell) row[time] = '.';
+    for (const Slot& slot : table.devices[device]) {
+      const bool forward = slot.instruction.kind == Instruction::Kind::forward;
+      const std::string label = label_of(slot.instruction, chunks);
+      const size_t begin = size_t(std::lround(slot.begin)) * cell;
+      const size_t length = size_t(std::lround(slot.end - slot.begin)) * cell - 1;
+      row.replace(begin, length, label + std::string(length - label.size(), forward ? ' ' : '-'));
+    }
+    text += fmt::format("{}  {}\n", row_name(device, chunks),
+                        row.substr(0, row.find_last_not_of(' ') + 1));
+  }
+  text += fmt::format("bubble {:.1f} % of the time, {} = {:.1f} %; live activations",
+                      100 * table.bubble(), bubble_formula(chunks),
+                      100 * predicted_bubble(devices, micro_batches, chunks));
+  for (const int live : table.live) text += fmt::format(" {}", live);
+  return text + "\n";
 }
 
 }  // namespace lockstep

@@ -127,4 +127,8 @@ struct Timetable {
 Timetable simulate(const std::vector<Instructions>& schedules, double forward_time,
                    double backward_time, bool blocking_sends = false);
 
+/// The timetable as text: a row per device, a column per unit of time. A forward takes one unit, a
+/// backward two, as it does about twice the work.
+std::string draw(ScheduleKind kind, int devices, int micro_batches, int chunks = 1);
+
 }  // namespace lockstep

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "03-model-split/pipeline/drawing.h"
 #include "common/core/error.h"
 #include "common/core/text.h"
 

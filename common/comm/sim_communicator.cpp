@@ -89,8 +89,9 @@ class SimCommunicator final : public Communicator {
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
     auto& simulated = static_cast<SimStream&>(stream.backend());
     if (simulated.busy_since() > last_end_) ring_.all_come();
-    simulated.enqueue(name_of(together.front().op),
-                      world_size() > 1 ? time_of(together, simulated.profile()) : 0);
+    const int64_t sent_before = bytes_sent();
+    const int64_t ns = world_size() > 1 ? time_of(together, simulated.profile()) : 0;
+    simulated.enqueue(name_of(together.front().op), ns, bytes_sent() - sent_before);
     last_end_ = simulated.free_at();
     for (const Call& call : together) leave_result(call, simulated.host());
   }

@@ -25,6 +25,14 @@ class EventTime {
   virtual double seconds_since(const EventTime& earlier) const = 0;
 };
 
+class StreamBackend;
+
+/// An operation of a stream's timeline.
+struct SpanPlace {
+  const StreamBackend* stream;
+  size_t number;  // in its timeline()
+};
+
 /// One executed operation, for the trace: times in nanoseconds of the steady clock.
 struct Span {
   const char* op;            // "conv2d_forward"
@@ -32,6 +40,9 @@ struct Span {
   int64_t begin_ns;
   int64_t end_ns;
   int64_t queued_ns = 0;  // when the host enqueued it
+  // Known of simulated streams alone:
+  int64_t sent_bytes = 0;          // to other devices and ranks
+  std::vector<SpanPlace> after{};  // what it had to wait for on other streams, by events
 };
 
 /// Bytes that were allocated (freed: negative), for the trace, and when the stream came to that.

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "common/core/stream_backend.h"
 #include "common/io/json.h"
+#include "common/system/process.h"
 
 namespace lockstep {
 namespace {
@@ -41,16 +44,25 @@ json label(const char* what, size_t process, size_t lane, const std::string& nam
   return {{"name", what}, {"ph", "M"}, {"pid", process}, {"tid", lane}, {"args", {{"name", name}}}};
 }
 
-json slice(const Span& span, size_t process, size_t lane, int64_t zero_ns) {
+/// Process and lane of a stream.
+using Lanes = std::map<const StreamBackend*, std::pair<size_t, size_t>>;
+
+json slice(const Span& span, const StreamBackend& stream, const Lanes& lanes, int64_t zero_ns) {
+  json args{{"layer", span.scope == nullptr ? "" : *span.scope},
+            {"queued", double(span.queued_ns - zero_ns) / 1e3}};
+  if (span.sent_bytes > 0) args["sent_bytes"] = span.sent_bytes;
+  for (const SpanPlace& before : span.after) {
+    const auto [process, lane] = lanes.at(before.stream);
+    args["after"].push_back({process, lane, before.number});
+  }
+  const auto [process, lane] = lanes.at(&stream);
   return {{"name", span.op},
           {"ph", "X"},
           {"pid", process},
           {"tid", lane},
           {"ts", double(span.begin_ns - zero_ns) / 1e3},
           {"dur", double(span.end_ns - span.begin_ns) / 1e3},
-          {"args",
-           {{"layer", span.scope == nullptr ? "" : *span.scope},
-            {"queued", double(span.queued_ns - zero_ns) / 1e3}}}};
+          {"args", std::move(args)}};
 }
 
 /// Adds a counter's values: the device's bytes in use after each change.
@@ -75,6 +87,13 @@ void write_trace(const std::string& path, const std::vector<Device*>& devices,
     for (const auto& stream : device->streams()) stream->drain();  // frees come to an end, too
   }
   const int64_t zero_ns = first_moment(devices);
+  Lanes lanes;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const auto& streams = devices[i]->streams();
+    for (size_t lane = 0; lane < streams.size(); ++lane) {
+      lanes[streams[lane].get()] = {first_process + i, lane};
+    }
+  }
   json events = json::array();
   for (size_t i = 0; i < devices.size(); ++i) {
     const size_t process = first_process + i;
@@ -83,14 +102,14 @@ void write_trace(const std::string& path, const std::vector<Device*>& devices,
     for (size_t lane = 0; lane < streams.size(); ++lane) {
       events.push_back(label("thread_name", process, lane, streams[lane]->name()));
       for (const Span& span : streams[lane]->timeline()) {
-        events.push_back(slice(span, process, lane, zero_ns));
+        events.push_back(slice(span, *streams[lane], lanes, zero_ns));
       }
     }
     add_memory(events, *devices[i], process, zero_ns);
   }
   write_json(path, {{"traceEvents", std::move(events)},
                     {"displayTimeUnit", "ms"},
-                    {"otherData", {{"zero_ns", zero_ns}}}});
+                    {"otherData", {{"zero_ns", zero_ns}, {"command", own_command_line()}}}});
 }
 
 }  // namespace lockstep

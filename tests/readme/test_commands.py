@@ -127,8 +127,6 @@ def programs_of(words):
             program = (str(BUILD / word.removeprefix("./").removeprefix("build/")),)
         elif word in PYTHON_TOOLS and program == ("lockstep",):
             program = (sys.executable, str(ROOT / "tools" / PYTHON_TOOLS[word]))
-            if word == "show":  # its --help asks the compiled programs for theirs
-                program += ("--build", str(BUILD))
         elif word == "launch" and program == ("lockstep",):
             program = (str(BUILD / "common/launch/launch"),)
         elif word.endswith("lockstep"):

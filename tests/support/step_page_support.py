@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-import step_page  # noqa: E402
+import step_plan  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
 # Devices, chunks (stages of each), micro-batches.
@@ -20,17 +20,23 @@ def show(*words):
                            *map(str, words)], capture_output=True, text=True, timeout=100)
 
 
-def plan_of(stage, *words):
-    return step_page.plan_of(step_page.plans(BUILD)[stage], list(map(str, words)))
+def plan_of(stage, *words, devices=0):
+    return step_plan.planned(step_plan.Asked(step_plan.stage_of(stage), devices,
+                                             options=step_plan.options_in(map(str, words))), BUILD)
 
 
 def schedule_words(schedule):
     devices, chunks, micro_batches = SCHEDULES[schedule]
-    return ("--schedule", schedule, "--stages", devices, "--chunks", chunks, "--micro-batches",
+    return ("--schedule", schedule, "--devices", devices, "--chunks", chunks, "--micro-batches",
             micro_batches)
 
 
-def write_trace(path, lanes, memory=()):
+def schedule_plan(schedule):
+    devices, chunks, micro_batches = SCHEDULES[schedule]
+    return plan_of("03", "--schedule", schedule, "--chunks", chunks, "--micro-batches", micro_batches, devices=devices)
+
+
+def write_trace(path, lanes, memory=(), command=()):
     """A trace of one process: a stream's (begin, end, operation, layer, enqueued), in ms; and its
     memory, (ms, MiB in use from then on)."""
     events = [{"ph": "C", "name": "memory", "pid": 0, "tid": 0, "ts": 1e3 * at,
@@ -42,7 +48,7 @@ def write_trace(path, lanes, memory=()):
         events += [{"ph": "X", "name": operation, "pid": 0, "tid": number, "ts": 1e3 * begin,
                     "dur": 1e3 * (end - begin), "args": {"layer": layer, "queued": 1e3 * queued}}
                    for begin, end, operation, layer, queued in spans]
-    path.write_text(json.dumps({"traceEvents": events, "otherData": {"zero_ns": 0}}))
+    path.write_text(json.dumps({"traceEvents": events, "otherData": {"zero_ns": 0, **({"command": command} if command else {})}}))
     return path
 
 

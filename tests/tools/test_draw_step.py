@@ -86,17 +86,17 @@ class TestDrawStep(unittest.TestCase):
             (11, 1, "check_finite", "bucket 0"), (12, 1, "all_reduce", "bucket 0"),
             (13, 1, "matmul", "fc2"), (15, 1, "matmul", "fc2")])
         self.assertEqual(bars, [
-            (0, 1, "copy", step_rows.MESSAGES), (1, 2, "", step_rows.OTHER), (3, 2, "F2", "forward"),
-            (6, 1, "F3", "forward"), (7, 1, "B2", "backward"), (8, 1, "fc1", "forward"),
-            (9, 2, "fc2", "backward"), (11, 2, "bucket 0", step_rows.MESSAGES),
-            (13, 1, "fc2", "forward"), (15, 1, "fc2", "forward")])
+            (0, 1, "copy", step_rows.MESSAGES, 1), (1, 2, "", step_rows.OTHER, 2), (3, 2, "F2", "forward", 2),
+            (6, 1, "F3", "forward", 1), (7, 1, "B2", "backward", 1), (8, 1, "fc1", "forward", 1),
+            (9, 2, "fc2", "backward", 2), (11, 2, "bucket 0", step_rows.MESSAGES, 2),
+            (13, 1, "fc2", "forward", 1), (15, 1, "fc2", "forward", 1)])
 
     def test_a_layer_that_does_the_same_both_ways_is_passed_forward_and_then_backward(self):
         bars = step_rows.parts_of([
             (0, 1, "conv2d", "conv1"), (1, 1, "copy", "flatten"), (2, 1, "matmul", "fc1"),
             (3, 1, "nll_loss_backward", "loss"), (4, 1, "column_sums", "fc1"), (5, 1, "copy", "flatten"),
             (6, 1, "conv2d_backward_input", "conv1")])
-        kinds = [(name, kind) for _, _, name, kind in bars]
+        kinds = [(name, kind) for _, _, name, kind, _ in bars]
         self.assertEqual(kinds[1], ("flatten", "forward"))
         self.assertEqual(kinds[5], ("flatten", "backward"))
 
@@ -115,7 +115,9 @@ class TestTimeline(unittest.TestCase):
 
     def test_the_median_step_of_all_ranks_on_one_clock(self):
         ends = (1, 12, 13, 14, 17, 19)  # lengths: two to warm up, then 1, 3 and 2 ms
-        updates = [span for end in ends for span in ((end - 0.5, end - 0.3, "adam_update"),  # of two units
+        updates = [span for end in ends for span in ((end - 0.6, end - 0.6, "matmul"),
+                                                     (end - 0.5, end - 0.3, "adam_update"),  # of two units
+                                                     (end - 0.3, end - 0.3, "check_finite"),
                                                      (end - 0.3, end, "adam_update"), (end, end, "fill"))]
         with tempfile.TemporaryDirectory() as folder:
             path = self.trace(folder, "trace", 100, sorted([*updates, (17.5, 18, "conv2d", "conv1")]))
@@ -127,7 +129,8 @@ class TestTimeline(unittest.TestCase):
         self.assertEqual([lane["device"] for lane in step["lanes"]],
                          ["trace", "trace.rank2", "trace.rank10"])
         self.assertEqual([lane["slices"] for lane in step["lanes"]],
-                         [[[0.5, 0.5, "conv2d", "conv1"], [1.5, 0.2, "adam_update", ""],
+                         [[[0.5, 0.5, "conv2d", "conv1"], [1.4, 0.0, "matmul", ""],
+                           [1.5, 0.2, "adam_update", ""], [1.7, 0.0, "check_finite", ""],
                            [1.7, 0.3, "adam_update", ""]],
                           [[1.0, 0.5, "all_reduce", ""]], [[1.25, 0.75, "copy", ""]]])
 

@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import browser  # noqa: E402
-from step_page_support import (MEMORY, plan_of, SCHEDULES, schedule_words, show, small_trace,  # noqa: E402
-                               write_trace)
+from step_page_support import (MEMORY, plan_of, SCHEDULES, schedule_plan, schedule_words, show,  # noqa: E402
+                               small_trace, write_trace)
 
 
 @unittest.skipUnless(browser.found(), "no Chromium")
@@ -45,16 +45,16 @@ class TestInABrowser(unittest.TestCase):
             self.assertAlmostEqual(float(now), count(moment), delta=0.001)
             self.assertAlmostEqual(float(most), max(map(count, begun), default=0), delta=0.001)
         if moment > 0:
-            busy = sum(max(0, min(bar.end, moment) - bar.begin) for bar in plan.bars())
-            self.assertEqual(idle, f"{100 * (1 - busy / moment / len(plan.rows)):.1f} %")
+            streams = [row for row in plan.rows if not row.curve]
+            busy = sum(max(0, min(bar.end, moment) - bar.begin) for row in streams for bar in row.bars)
+            self.assertEqual(idle, f"{100 * (1 - busy / moment / len(streams)):.1f} %")
         running = window.run("return [...document.querySelectorAll('.bar.running')].map((bar) => bar.id)")
         self.assertEqual(running, [f"plan-{number}" for number, bar in enumerate(plan.bars())
                                    if bar.begin <= moment < bar.end])
 
     def test_it_steps_and_counts_as_the_simulation(self):
         for schedule, (devices, chunks, micro_batches) in SCHEDULES.items():
-            plan = plan_of("03", *schedule_words(schedule))
-            window = self.page(*schedule_words(schedule))
+            plan, window = schedule_plan(schedule), self.page(*schedule_words(schedule))
             moments = sorted({moment for bar in plan.bars() for moment in (bar.begin, bar.end)})
             for moment in moments:
                 self.check_moment(window, plan, moment)
@@ -78,13 +78,27 @@ class TestInABrowser(unittest.TestCase):
             if number % 5 == 0:
                 self.check_moment(window, plan, moment)
             window.press("Right")
-        rows, _ = self.counts(window)
-        self.assertEqual(["compute", "0"], rows[0][:2])  # all is given back
-        self.assertEqual(rows[0][2], rows[0][3])  # at most what the formula says
-        number = next(i for i, bar in enumerate(plan.bars()) if bar.text == "forward of conv2")
+        [compute, communication, memory], _ = self.counts(window)
+        self.assertEqual(["compute", "0", "0", ""], compute)
+        self.assertAlmostEqual(float(communication[1]), float(communication[3]), delta=0.05)  # the loss goes along
+        self.assertEqual("0", memory[1])  # all is given back
+        self.assertEqual(memory[2], memory[3])  # at most what the formula says
+        number = next(i for i, bar in enumerate(plan.bars()) if bar.text.startswith("forward of conv2"))
         window.point(f"#plan-{number}")
-        self.assertRegex(window.text("#told"), r"^compute: forward of conv2\. Comes after: all-gather of the "
-                                               r"values of conv2, [\d.]+ [KM]iB sent on communication\.$")
+        self.assertRegex(window.text("#told"), r"^compute: forward of conv2: conv2d, .*\. Comes after: gather conv2: "
+                                               r"all_gather; [\d.]+ [KM]iB sent on communication\.$")
+
+    def test_an_arrow_comes_from_the_part_of_a_block_that_is_waited_for(self):
+        words = ("--stage", "04", "--model", "resnet18", "--bucket-mb", "5")
+        plan, window = plan_of("04", *words[2:]), self.page(*words)
+        bars = plan.bars()
+        number = next(i for i, bar in enumerate(bars) if bar.name.startswith("bucket")
+                      and any(bars[before].end > bar.begin for before in bar.after))
+        window.point(f"#plan-{number}")
+        self.assertRegex(window.text("#told"), r"Comes after: a part of backward of block\d")
+        ends = window.run("const arrow = document.querySelector('.arrow'); "
+                          "return [arrow.x1.baseVal.value, arrow.x2.baseVal.value]")
+        self.assertEqual(*ends)
 
     def test_a_measured_step_has_a_curve_of_memory(self):
         window = self.page("--trace", small_trace(Path(self.folder.name) / "trace", MEMORY))
@@ -95,17 +109,18 @@ class TestInABrowser(unittest.TestCase):
         heights = window.run("return [...document.querySelectorAll('#run .memory.bar rect')]"
                              ".map((rect) => rect.getBoundingClientRect().height)")
         self.assertEqual([45, 60, 22], [int(height) for height in heights])
+
     def test_columns_in_which_nothing_would_stand_are_not_there(self):
         heads = ("return [...document.querySelectorAll('thead th')].filter((cell) => cell.offsetParent)"
                  ".map((cell) => cell.textContent)")
         for words, expected in ((("--stage", "02"), ["lane", "now", "by the formula"]),
                                 (("--stage", "03"), ["lane", "now", "most so far", "by the formula"]),
-                                (("--stage", "04", "--model", "seed"), ["lane", "now", "most so far"])):
+                                (("--stage", "01"), ["lane", "now"])):
             self.assertEqual(expected, self.page(*words).run(heads))
 
     def test_what_is_to_come_is_pale_and_marks_on_it_are_not(self):
         window = self.page(*schedule_words("1f1b"))
-        last = len(plan_of("03", *schedule_words("1f1b")).bars()) - 1
+        last = len(schedule_plan("1f1b").bars()) - 1
         look = ("const bar = document.getElementById(arguments[0]); const of = (part) => getComputedStyle(part); "
                 "return [of(bar).opacity, of(bar.querySelector('rect')).fillOpacity, "
                 "of(bar.querySelector('rect')).strokeWidth, of(bar.querySelector('text')).fill === of(document.body).color]")
@@ -116,12 +131,12 @@ class TestInABrowser(unittest.TestCase):
 
     def test_many_lanes_leave_room_for_the_drawing(self):
         top = "return document.getElementById('plan').getBoundingClientRect().top"
-        few, many = self.page(*schedule_words("1f1b")), self.page("--stages", 24, "--micro-batches", 24)
+        few, many = self.page(*schedule_words("1f1b")), self.page("--devices", 24, "--micro-batches", 24)
         for _ in range(23):
             many.press("Right")
         self.assertLess(many.run(top), few.run(top) + 60)
         self.assertIn("24 of 24 lanes work; stage 0: ", many.text("#now"))
-        eight = self.page("--stages", 8, width=1366, height=768)
+        eight = self.page("--devices", 8, width=1366, height=768)
         bottom, seen = eight.run("return [document.querySelector('#plan .unit').getBoundingClientRect().bottom, innerHeight]")
         self.assertLess(bottom, seen)
 
@@ -151,7 +166,7 @@ class TestInABrowser(unittest.TestCase):
         trace = write_trace(Path(self.folder.name) / "pipeline", {
             "compute": [(0.9, 1, "sgd_update", "", 0), (1, 2, "conv2d", "forward 0/conv1", 1),
                         (2, 3, "conv2d_backward_weight", "backward 0/conv1", 1), (3, 4, "sgd_update", "", 1)]})
-        window = self.page("--schedule", "naive", "--stages", 1, "--trace", trace)
+        window = self.page("--schedule", "naive", "--devices", 1, "--trace", trace)
         outlined = ("return [...document.querySelectorAll('#run .same')].map((bar) => "
                     "bar.querySelector('text').textContent)")
         self.assertEqual(["F0"], window.run(outlined))
@@ -159,6 +174,7 @@ class TestInABrowser(unittest.TestCase):
         self.assertEqual(["B0"], window.run(outlined))
         self.assertEqual(1, window.run("return document.querySelectorAll('.moment').length"))
         self.assertIn("the plan counts in forwards, the run in ms", window.text("#about-run"))
+        self.assertIn("The trace does not say what its run was", window.text("#about-run"))
 
     def test_buttons_and_keys_lead_to_the_same_moments(self):
         window = self.page(*schedule_words("1f1b"))
@@ -176,12 +192,12 @@ class TestInABrowser(unittest.TestCase):
 
     def test_pointing_at_a_bar_tells_it_and_what_it_comes_after(self):
         window = self.page(*schedule_words("1f1b"))
-        plan = plan_of("03", *schedule_words("1f1b"))
-        number = next(i for i, bar in enumerate(plan.bars())
-                      if bar.text == "backward of micro-batch 0" and len(bar.after) == 2)
+        plan = schedule_plan("1f1b")
+        number = next(i for i, bar in enumerate(plan.bars()) if bar.text == "backward of micro-batch 2")
         window.point(f"#plan-{number}")
-        self.assertEqual("stage 0: backward of micro-batch 0. Comes after: forward of micro-batch 0 on "
-                         "stage 0; backward of micro-batch 0 on stage 1.", window.text("#told"))
+        # The other one made room for the activation that stage 0 has sent meanwhile.
+        self.assertEqual("stage 0: backward of micro-batch 2. Comes after: backward of micro-batch 1 on stage 1; "
+                         "backward of micro-batch 2 on stage 1.", window.text("#told"))
         marked = window.run("return [...document.querySelectorAll('.before')].map((bar) => bar.id)")
         self.assertEqual({f"plan-{i}" for i in plan.bars()[number].after}, set(marked))
         self.assertEqual(2, window.run("return document.querySelectorAll('.arrow').length"))

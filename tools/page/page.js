@@ -26,11 +26,12 @@ function countsAt(t) {
   return counts;
 }
 
-// The share of all rows' time up to t in which nothing ran.
+// The share of the streams' time up to t in which nothing ran. A memory is no stream.
 function idleAt(t) {
   if (t === 0) return 0;
-  const busy = bars.reduce((sum, bar) => sum + Math.max(0, Math.min(bar.end, t) - bar.begin), 0);
-  return 1 - busy / (t * facts.rows.length);
+  const busy = bars.filter((bar) => facts.rows[bar.row].works)
+    .reduce((sum, bar) => sum + Math.max(0, Math.min(bar.end, t) - bar.begin), 0);
+  return 1 - busy / (t * facts.rows.filter((row) => row.works).length);
 }
 
 // --- Show a moment -------------------------------------------------------------------------------
@@ -119,12 +120,14 @@ function tell(element) {
   for (const other of before) {
     elementOf(other).classList.add("before");
     const arrow = line(element.ownerSVGElement, "arrow");
-    arrow.setAttribute("x1", `${(100 * bars[other].end) / facts.end}%`);
+    const begin = Math.min(bars[other].end, bars[number].begin);  // a block goes on after its part
+    arrow.setAttribute("x1", `${(100 * begin) / facts.end}%`);
     arrow.setAttribute("x2", `${(100 * bars[number].begin) / facts.end}%`);
     arrow.setAttribute("y1", middle(elementOf(other)));
     arrow.setAttribute("y2", middle(element));
   }
-  const after = before.map((other) => `${bars[other].text} on ${facts.rows[bars[other].row].name}`);
+  const after = before.map((other) => `${bars[other].end > bars[number].begin ? "a part of " : ""}` +
+    `${bars[other].text} on ${facts.rows[bars[other].row].name}`);
   find("told").textContent = element.getAttribute("aria-label") +
     (after.length > 0 ? `. Comes after: ${after.join("; ")}.` : ".");
 }

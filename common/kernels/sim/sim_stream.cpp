@@ -30,8 +30,8 @@ SimStream::SimStream(Device& device, std::string name, SimHost& host, const Prof
 
 SimStream::~SimStream() = default;
 
-void SimStream::enqueue(const char* op, int64_t ns) {
-  const Operation operation{op, scope(), ns};
+void SimStream::enqueue(const char* op, int64_t ns, int64_t sent_bytes) {
+  const Operation operation{op, scope(), ns, sent_bytes};
   if (recording_) {
     recording_->operations.push_back(operation);
     return;
@@ -45,7 +45,8 @@ void SimStream::place(const Operation& operation) {
   if (begin > free_at_) busy_since_ = begin;
   free_at_ = begin + operation.ns;
   if (tracing_) {
-    spans_.push_back({operation.op, operation.scope, begin, free_at_, host_.now()});
+    spans_.push_back({operation.op, operation.scope, begin, free_at_, host_.now(),
+                      operation.sent_bytes, std::exchange(awaited_, {})});
   }
 }
 
@@ -54,7 +55,7 @@ void SimStream::place(const Operation& operation) {
 uint64_t SimStream::record() {
   refuse_in_capture("record");
   const uint64_t ticket = new_ticket();
-  events_[ticket % kEventRing] = next_begin();
+  events_[ticket % kEventRing] = {next_begin(), spans_.size()};
   return ticket;
 }
 
@@ -66,9 +67,10 @@ std::shared_ptr<const EventTime> SimStream::record_time() {
 void SimStream::wait(const Event& event) {
   refuse_in_capture("wait");
   const auto& source = static_cast<const SimStream&>(stream_of(event));
-  const int64_t comes = source.time_of(ticket_of(event));
+  const auto [comes, operations] = source.point_of(ticket_of(event));
   if (comes > free_at_) busy_since_ = comes;
   free_at_ = std::max(free_at_, comes);
+  if (operations > 0 && &source != this) awaited_.push_back({&source, operations - 1});
 }
 
 int64_t SimStream::operation_ns(const char* op, double flops, double bytes) const {
@@ -82,8 +84,12 @@ void SimStream::copy(void* to, const void* from, size_t bytes) {
   const Device *source = host_.device_at(from), *target = host_.device_at(to);
   const bool stays = source == target;  // each byte is read and written there
   const Link link = source == nullptr || target == nullptr ? Link::host : Link::device;
-  enqueue("copy", stays ? operation_ns("copy", 0, 2 * double(bytes))
-                        : profile_.message_ns(link, double(bytes)));
+  if (stays) {
+    enqueue("copy", operation_ns("copy", 0, 2 * double(bytes)));
+  } else {
+    enqueue("copy", profile_.message_ns(link, double(bytes)),
+            link == Link::device ? int64_t(bytes) : 0);
+  }
   host_.copy(to, from, bytes);
 }
 

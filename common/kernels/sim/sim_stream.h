@@ -18,8 +18,8 @@ class SimStream final : public StreamBackend {
   SimStream(Device& device, std::string name, SimHost& host, const Profile& profile);
   ~SimStream() override;
 
-  /// Enqueues an operation named `op` (a literal) that takes so long.
-  void enqueue(const char* op, int64_t ns);
+  /// Enqueues an operation named `op` (a literal) that takes so long, and sends so many bytes.
+  void enqueue(const char* op, int64_t ns, int64_t sent_bytes = 0);
   /// Since when it has had work without a pause.
   int64_t busy_since() const { return busy_since_; }
   /// When all that is enqueued has run.
@@ -50,12 +50,18 @@ class SimStream final : public StreamBackend {
   struct Operation {
     const char* op;
     const std::string* scope;
-    int64_t ns;
+    int64_t ns, sent_bytes;
+  };
+  /// Where a stream is: when it comes to what is enqueued next, and how much is before that.
+  struct Point {
+    int64_t ns = 0;
+    size_t operations = 0;
   };
   struct Time;
   struct Recording;
 
-  int64_t time_of(uint64_t ticket) const { return events_[ticket % kEventRing]; }
+  const Point& point_of(uint64_t ticket) const { return events_[ticket % kEventRing]; }
+  int64_t time_of(uint64_t ticket) const { return point_of(ticket).ns; }
   /// When what is enqueued next can begin.
   int64_t next_begin() const { return std::max(free_at_, host_.now()); }
   void place(const Operation& operation);
@@ -66,9 +72,10 @@ class SimStream final : public StreamBackend {
   const Profile& profile_;
   const bool tracing_;
   int64_t busy_since_ = 0;
-  int64_t free_at_ = 0;                       // when the last operation ends, or wait
-  std::array<int64_t, kEventRing> events_{};  // when each comes
-  std::unique_ptr<Recording> recording_;      // during a capture
+  int64_t free_at_ = 0;                     // when the last operation ends, or wait
+  std::array<Point, kEventRing> events_{};  // where each is
+  std::vector<SpanPlace> awaited_;          // by what is enqueued next, for the trace
+  std::unique_ptr<Recording> recording_;    // during a capture
   std::vector<Span> spans_;
   std::vector<MemoryChange> memory_changes_;
 };

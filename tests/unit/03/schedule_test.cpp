@@ -4,10 +4,8 @@
 #include <map>
 #include <tuple>
 
-#include "03-model-split/pipeline/drawing.h"
 #include "03-model-split/pipeline/schedule.h"
 #include "common/core/error.h"
-#include "common/io/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 
@@ -162,55 +160,6 @@ TEST_CASE("A device keeps no more activations than the bound", "[schedule][row45
       CHECK(most_live(list, chunk) == of_chunks[size_t(chunk)][size_t(device)]);
     }
   }
-}
-
-/// The most that lane `lane` of a plan has taken and not given back.
-double most_counted(const nlohmann::json& plan, int lane) {
-  double most = 0;
-  for (const auto& at : plan["work"]) {
-    double count = 0;
-    for (const auto& other : plan["work"]) {
-      if (other["lane"] != lane) continue;
-      if (other["begin"] <= at["begin"]) count += other["takes"].get<double>();
-      if (other["end"] <= at["begin"]) count -= other["gives"].get<double>();
-    }
-    most = std::max(most, count);
-  }
-  return most;
-}
-
-TEST_CASE("A plan's times and counts are those of the simulation, from its dependencies alone",
-          "[schedule]") {
-  const auto check = [](ScheduleKind kind, int devices, int micro, int chunks) {
-    const Timetable table = simulate(make_schedules(kind, devices, micro, chunks), 1, 2);
-    const auto plan = nlohmann::json::parse(plan_of(kind, devices, micro, chunks).json());
-    REQUIRE(plan["work"].size() == size_t(2 * devices * micro * chunks));
-    REQUIRE(plan["formula"]["value"] == Approx(table.bubble()).margin(1e-12));
-    std::vector<size_t> next(size_t(devices), 0);
-    for (const auto& work : plan["work"]) {
-      const size_t device = work["lane"];
-      const Slot& slot = table.devices[device][next[device]++];
-      REQUIRE(work["begin"] == Approx(slot.begin));
-      REQUIRE(work["end"] == Approx(slot.end));
-      REQUIRE(work["name"] == label_of(slot.instruction, chunks));
-    }
-    for (int device = 0; device < devices; ++device) {
-      REQUIRE(most_counted(plan, device) == table.live[size_t(device)]);
-      REQUIRE(plan["lanes"][size_t(device)]["predicted_most"] == table.live[size_t(device)]);
-    }
-  };
-  for (const auto& [devices, micro] :
-       std::vector<std::pair<int, int>>{{1, 1}, {2, 4}, {4, 8}, {5, 3}}) {
-    check(ScheduleKind::gpipe, devices, micro, 1);
-    check(ScheduleKind::one_f1b, devices, micro, 1);
-  }
-  check(kInterleaved, 2, 4, 3);
-  check(kInterleaved, 4, 8, 2);
-  const auto plan = nlohmann::json::parse(plan_of(kInterleaved, 4, 8, 2).json());
-  CHECK(plan["title"] == "interleaved: 4 devices of 2 chunks, 8 micro-batches");
-  CHECK(plan["formula"]["text"] == "bubble (p-1)/(Vm+p-1) = 3/19");
-  CHECK(plan["work"][0]["name"] == "F0.0");
-  CHECK(plan["work"][0]["text"] == "forward of micro-batch 0 through chunk 0");
 }
 
 TEST_CASE("No schedule of one stage per device needs buffers: nobody waits for ever in a send",

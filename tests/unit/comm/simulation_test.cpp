@@ -77,6 +77,29 @@ TEST_CASE("Simulated work begins when its stream, its events and the host have c
                              fmt::format("fill {}-{}", 100 * bytes, 125 * bytes)});
 }
 
+TEST_CASE("A simulated operation tells what it waited for, and what it sends", "[sim]") {
+  const SimpleProfile profile;
+  const Devices devices = profile.open(2, /*trace=*/true);
+  const Stream a = devices[0]->create_stream("a"), b = devices[1]->create_stream("b");
+  const Tensor x = Tensor::empty(a, {100}), y = Tensor::empty(b, {100}),
+               z = Tensor::empty(b, {100});
+  b.wait(a.record());  // nothing is enqueued there yet
+  a.kernels().fill(a, 0, x);
+  a.kernels().fill(a, 0, x);
+  b.wait(a.record());
+  b.wait(b.record());  // what is before it on its own stream, is before it anyway
+  b.copy(y.data(), x.data(), x.bytes());
+  b.copy(z.data(), y.data(), y.bytes());
+  const std::vector<Span> spans = b.backend().timeline();
+  REQUIRE(spans.size() == 2);
+  REQUIRE(spans[0].after.size() == 1);
+  CHECK(spans[0].after[0].stream == &a.backend());
+  CHECK(spans[0].after[0].number == 1);
+  CHECK(spans[0].sent_bytes == int64_t(x.bytes()));
+  CHECK(spans[1].after.empty());
+  CHECK(spans[1].sent_bytes == 0);  // it stays on its device
+}
+
 TEST_CASE("A simulated host pays for every operation, and for a graph once", "[sim]") {
   const SimpleProfile profile(1000);
   const Devices devices = profile.open(1);
