@@ -3,8 +3,8 @@
 
 Trains three networks at several sizes on one device, each with a trace; counts the same steps'
 multiplications and bytes on a simulated device; and fits a profile's figures to both. Then it predicts the
-steps and says how far each prediction is from what was measured. The links between devices are not
-measured: they are those of default.json, unless --links names another profile.
+steps and says how far each prediction is from what was measured. The links between CPU devices are measured,
+too; those of GPUs, and to the host, are those of default.json, unless --links names another profile.
 """
 
 import argparse
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench_runs import ROOT, STAGE, processor, round_time
+from child_processes import run
 from command_line import Parser, complain, run_command
 from compare import measured_run
-from operation_costs import CostError, fit_all, launch_seconds, measured
+from operation_costs import NEVER, CostError, Sample, fit, fit_all, launch_seconds, measured
 from plain_files import require_writable, write_whole
 from progress import CORES
 from stages import path_of
@@ -60,7 +61,7 @@ def parse_options(argv):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--device", default="cpu:0", help="for instance cuda:0; default: %(default)s")
-    add("--links", default="default", metavar="PROFILE", help="whose links to take; default: %(default)s")
+    add("--links", default="default", metavar="PROFILE", help="whose links to take where they are not measured; default: %(default)s")
     add("-o", dest="target", type=Path, default=PROFILES / "this-machine.json", metavar="FILE",
         help="default: tools/profiles/this-machine.json, which --devices sim:this-machinex2 names")
     add("--build", metavar="DIR", type=Path, default=ROOT / "build", help="where the programs are")
@@ -128,11 +129,35 @@ def crowding(options):
     return [each / seconds[0] for each in seconds]
 
 
+def message_times(options, backend):
+    """(bytes, seconds) of all-reduces of two ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sizes"
+        ended, output = run((options.build / "04-ddp/message-sizes", "--devices", "cpu:0,cpu:1", "--backend", backend,
+                             "--all-reduce", "library", "--metrics", path), 120)
+        if ended:
+            raise CostError(f"message-sizes over {backend}: {ended}: {(output.rstrip().splitlines() or [''])[-1]}")
+        return [(row["bytes"], row["seconds"]) for row in json.loads(path.read_text())]
+
+
+def links(options):
+    """Those of the profile that --links names; between CPU devices of a host, shared memory, and between hosts
+    TCP without a cable, as all-reduces of two ranks are: two rounds, each of half of the bytes."""
+    if options.kind != "cpu":
+        return options.links
+    measured_links = {}
+    for link, backend in (("device", "shm"), ("network", "tcp")):
+        figures = fit([Sample("message", "", 0, size / 2, seconds / 2)
+                       for size, seconds in message_times(options, backend)])
+        measured_links[link] = {"seconds": figures["seconds"], "bytes": min(figures["bytes"], NEVER)}
+    return {**options.links, **measured_links}
+
+
 def profile_of(options, samples, device, launch):
     return {"device": f"{device} of {processor()}" if options.kind == "cpu" else device,
             "source": f"measured on {options.device} by ./lockstep calibrate",
             "memory_bytes": memory_bytes(), "operations": fit_all(samples),
-            "crowded": crowding(options), "launch_seconds": launch, "batch_seconds": 0, "links": options.links}
+            "crowded": crowding(options), "launch_seconds": launch, "batch_seconds": 0, "links": links(options)}
 
 
 def memory_bytes():
@@ -143,9 +168,12 @@ def memory_bytes():
 
 
 def add_host(options, profile, steps, folder):
-    """What a step takes besides its operations, once for each batch: the median of what is left."""
-    rest = [seconds - predicted_step(options, profile, size, folder) for size, seconds in steps.items()]
-    profile["batch_seconds"] = max(0.0, statistics.median(rest))
+    """What a step takes besides its operations: so much for each batch, and so much for each sample."""
+    rest = [Sample("batch", "", size.batch, 0, seconds - predicted_step(options, profile, size, folder))
+            for size, seconds in steps.items()]
+    if any(sample.seconds > 0 for sample in rest):
+        figures = fit(rest)
+        profile.update(batch_seconds=figures["seconds"], sample_seconds=1 / figures["flops"])
 
 
 def report(options, profile, steps, folder):

@@ -6,6 +6,10 @@ same options give the same figures on any machine. Options not listed here are p
 
 --sweep devices=1,2,4,8 repeats it for each number of devices, on as many hosts as they need; --sweep
 link=1gbit,10gbit for each bandwidth of the link between hosts.
+
+--check compares such predictions with this machine's own steps, after ./lockstep calibrate:
+
+  ./lockstep predict --check --devices sim:this-machinex2
 """
 
 import argparse
@@ -17,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import compare_figures
+import prediction_check
 import summary_table
 from bench_runs import ROOT, STAGE
 from command_line import Parser, complain, run_command
@@ -134,6 +139,8 @@ def parse_options(argv):
     batch.add_argument("--batch-per-device", type=positive, metavar="N", help="default: 64")
     batch.add_argument("--batch-size", type=positive, metavar="N", help="of all devices together")
     add("--sweep", type=sweep_of, metavar="WHAT=LIST", help="devices=1,2,4 or link=100mbit,1gbit")
+    add("--check", action="store_true", help="measure steps here, beside what is predicted of them; minutes")
+    add("--rounds", type=positive, metavar="N", help="of --check; default: 5")
     add("--json", metavar="FILE", type=Path, help="write everything to this file")
     add("--figure", metavar="FILE", type=Path, help="draw a sweep, as SVG")
     add("--build", metavar="DIR", type=Path, default=ROOT / "build", help="where the programs are")
@@ -141,6 +148,10 @@ def parse_options(argv):
     for word in options.others:
         if word.partition("=")[0] in RESERVED:
             raise Refused(f"{word}: is set by predict; leave it out, or start the stage itself")
+    if options.rounds and not options.check:
+        raise Refused("--rounds: is of --check; give --check, too")
+    if options.check and (options.sweep or options.json or options.others):
+        raise Refused("--check: measures configurations of its own; give no more than --devices, --rounds and --build")
     if options.figure and not options.sweep:
         raise Refused("--figure: draws a sweep; give --sweep devices=... or link=..., too")
     options.profile, options.per_host = devices_of(options.devices)
@@ -369,7 +380,7 @@ def main(argv):
         options = parse_options(argv)
         if options.figure and not compare_figures.use_matplotlib():
             raise Refused(f"--figure: {compare_figures.NO_MATPLOTLIB}; leave --figure out")
-        return predict(options)
+        return prediction_check.check(options) if options.check else predict(options)
     except (Refused, OSError) as error:
         complain("lockstep predict", error)
         return 1

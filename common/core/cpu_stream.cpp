@@ -241,8 +241,9 @@ void CpuStream::trace_memory(int64_t change) {
   if (tracing_) link("memory", nullptr, note, /*control=*/true);
 }
 
-void CpuStream::count_memory(int64_t change) {
+void CpuStream::count_workspace(int64_t change) {
   device().memory().add(change);
+  device().workspaces().add(change);
   if (tracing_) memory_changes_.push_back({steady_ns(), change});
 }
 

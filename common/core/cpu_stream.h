@@ -35,7 +35,7 @@ class CpuStream : public StreamBackend {
   /// touch it; it is destroyed by the worker before it ends.
   std::shared_ptr<void>& worker_state() { return worker_state_; }
   /// Counts memory that a task takes itself (gives back: negative). Only tasks may call it.
-  void count_memory(int64_t change);
+  void count_workspace(int64_t change);
 
   uint64_t record() override;
   std::shared_ptr<const EventTime> record_time() override;

@@ -99,13 +99,16 @@ class Device {
   virtual int64_t simulated_memory() const { return 0; }
   /// The clock of the host that works with this device, ns.
   virtual int64_t now_ns() const { return steady_ns(); }
-  /// The host has made a batch of samples, which takes its time where that is simulated.
-  virtual void made_batch() {}
+  /// The host has made a batch of so many samples, which takes its time where that is simulated.
+  virtual void made_batch(int64_t /*samples*/) {}
   /// Throws BadInput, with the tensor's shape, if there are no values that the host could read at
   /// `data`; `floating`: fractions, not whole numbers.
   virtual void require_readable(const void* /*data*/, const Shape&, bool /*floating*/) const {}
 
   MemoryCounter& memory() { return memory_; }
+  /// Of that, the workspaces of libraries on a CPU. A GPU's count as other memory, and a simulated
+  /// device has none.
+  MemoryCounter& workspaces() { return workspaces_; }
   const DeviceOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<StreamBackend>>& streams() const { return streams_; }
 
@@ -121,7 +124,7 @@ class Device {
  private:
   DeviceId id_;
   DeviceOptions options_;
-  MemoryCounter memory_;
+  MemoryCounter memory_, workspaces_;
   std::vector<std::unique_ptr<StreamBackend>> streams_;
 };
 

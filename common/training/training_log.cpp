@@ -64,6 +64,7 @@ TrainingLog::TrainingLog(std::string program, const Options& options, Stream str
       peers_(std::move(peers)),
       cores_(devices_),
       training_peaks_(devices_.size(), 0),
+      workspaces_(devices_.size(), 0),
       samples_(samples),
       progress_(samples, peers_.rank == 0),
       reports_(stream),
@@ -138,7 +139,7 @@ void TrainingLog::begin_epoch(int64_t epoch, int64_t first_batch) {
 
 void TrainingLog::step(const HostBatch& batch, const Tensor& loss,
                        const std::vector<HealthTensor>& healths) {
-  devices_.front()->made_batch();
+  devices_.front()->made_batch(batch.size);
   reports_.push(steps_, loss, healths);
   lines_.push_back({samples_seen_, batch.index % options_.log_interval == 0});
   ++steps_;
@@ -199,6 +200,7 @@ void TrainingLog::end_epoch() {
   cores_.stop();
   for (size_t i = 0; i < devices_.size(); ++i) {
     training_peaks_[i] = std::max(training_peaks_[i], devices_[i]->memory().peak());
+    workspaces_[i] = devices_[i]->workspaces().current();
   }
   progress_.clear();
   std::fflush(stdout);
@@ -268,14 +270,15 @@ void TrainingLog::collect_records(double flops) {
   for (size_t i = 0; i < devices_.size(); ++i) peaks.push_back(training_peak(i));
   const nlohmann::json mine = {{"names", names_of(devices_)},
                                {"peaks", peaks},
+                               {"workspaces", workspaces_},
                                {"without_core", cores_.shares_without_core()},
                                {"flops", flops},
                                {"waited", waited_here_},
                                {"rss", peak_rss_bytes()}};
   for (const nlohmann::json& rank : exchange(mine)) {
     for (size_t i = 0; i < rank.at("names").size(); ++i) {
-      records_.push_back(
-          {rank.at("names").at(i), rank.at("peaks").at(i), rank.at("without_core").at(i)});
+      records_.push_back({rank.at("names").at(i), rank.at("peaks").at(i),
+                          rank.at("workspaces").at(i), rank.at("without_core").at(i)});
     }
     flops_ += peers_.alike * rank.at("flops").get<double>();
     waited_.push_back(rank.at("waited"));
@@ -315,10 +318,12 @@ std::vector<double> TrainingLog::lateness() const {
 }
 
 nlohmann::json TrainingLog::metrics() const {
-  nlohmann::json names = nlohmann::json::array(), memory = names, without_core = names;
+  nlohmann::json names = nlohmann::json::array(), memory = names, workspaces = names,
+                 without_core = names;
   for (const DeviceRecord& device : records_) {
     names.push_back(device.name);
     memory.push_back(device.peak_bytes);
+    workspaces.push_back(device.workspace_bytes);
     without_core.push_back(device.share_without_core);
   }
   nlohmann::json accuracy = nlohmann::json::array(), test_loss = nlohmann::json::array();
@@ -342,6 +347,7 @@ nlohmann::json TrainingLog::metrics() const {
                         {"startup_seconds", startup_seconds_},
                         {"training_flops", flops_},
                         {"peak_memory_bytes", memory},
+                        {"workspace_bytes", workspaces},
                         {"share_without_core", without_core},
                         {"noticed_without_core", kNoticedWithoutCore},
                         {"peak_rss_bytes", rss_bytes_}};

@@ -130,6 +130,7 @@ class TrainingLog {
   struct DeviceRecord {
     std::string name;
     int64_t peak_bytes;         // while training
+    int64_t workspace_bytes;    // of that, of a CPU's libraries
     double share_without_core;  // of the time while training
   };
 
@@ -157,6 +158,7 @@ class TrainingLog {
   LogPeers peers_;
   CoreWatch cores_;
   std::vector<int64_t> training_peaks_;  // bytes, per device, over the epochs so far
+  std::vector<int64_t> workspaces_;      // likewise, of the last one
   std::vector<DeviceRecord> records_;    // of all ranks' devices; filled by finish()
   double flops_ = 0;                     // of all ranks
   int64_t rss_bytes_ = 0;                // of the largest process

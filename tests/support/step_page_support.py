@@ -20,8 +20,8 @@ def show(*words):
                            *map(str, words)], capture_output=True, text=True, timeout=100)
 
 
-def plan_of(stage, *words, devices=0):
-    return step_plan.planned(step_plan.Asked(step_plan.stage_of(stage), devices,
+def plan_of(stage, *words, devices=0, units_per_mib=0):
+    return step_plan.planned(step_plan.Asked(step_plan.stage_of(stage), devices, units_per_mib=units_per_mib,
                                              options=step_plan.options_in(map(str, words))), BUILD)
 
 

@@ -59,6 +59,24 @@ class TestCosts(unittest.TestCase):
 
 
 class TestCalibrate(unittest.TestCase):
+    def test_a_batch_takes_what_is_left_of_a_step_by_its_samples(self):
+        steps = {calibrate.Size("seed", batch): 1e-3 + 5e-5 + 2e-6 * batch for batch in (8, 64, 256)}
+        profile = {}
+        with mock.patch.object(calibrate, "predicted_step", lambda *_: 1e-3):
+            calibrate.add_host(None, profile, steps, None)
+        self.assertAlmostEqual(5e-5, profile["batch_seconds"])
+        self.assertAlmostEqual(2e-6, profile["sample_seconds"])
+
+    def test_a_link_has_the_latency_and_the_rate_of_the_ring_that_took_so_long(self):
+        times = [(size, 2 * (3e-6 + size / 2 / 1e9)) for size in (1024, 65536, 2**20, 2**24)]
+        options = mock.Mock(kind="cpu", links={"host": {"seconds": 1, "bytes": 2}})
+        with mock.patch.object(calibrate, "message_times", lambda *_: times):
+            found = calibrate.links(options)
+        self.assertEqual({"seconds": 1, "bytes": 2}, found["host"])
+        for link in ("device", "network"):
+            self.assertAlmostEqual(3e-6, found[link]["seconds"])
+            self.assertAlmostEqual(1, found[link]["bytes"] / 1e9)
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -80,6 +98,11 @@ class TestCalibrate(unittest.TestCase):
         profile = json.loads(self.target.read_text())
         self.assertLessEqual({"default", "conv2d", "matmul", "sgd_update"}, set(profile["operations"]))
         self.assertEqual("measured on cpu:0 by ./lockstep calibrate", profile["source"])
+        default = json.loads((ROOT / "tools/profiles/default.json").read_text())["links"]
+        self.assertEqual(default["host"], profile["links"]["host"])
+        for link in ("device", "network"):  # measured, here
+            self.assertNotEqual(default[link], profile["links"][link])
+            self.assertTrue(1e7 < profile["links"][link]["bytes"] < 1e12, profile["links"][link])
         self.assertEqual([1.0, *sorted(profile["crowded"][1:])], profile["crowded"])  # never faster
         done = subprocess.run([BUILD / "04-ddp/04-ddp", "--devices", f"sim:{self.target}x2", "--data",
                                "blank:256:64", "--max-steps", "2"], capture_output=True, text=True, timeout=60)

@@ -1,5 +1,7 @@
 """`./lockstep predict`: the table, its figures, and what is refused."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -7,10 +9,14 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import compare_figures  # noqa: E402
+import predict  # noqa: E402
+import prediction_check  # noqa: E402
+from calibrate import Size  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
 SMALL = ("--model", "seed")  # a simulated run of it takes milliseconds
@@ -126,7 +132,35 @@ class TestPredict(unittest.TestCase):
             self.assert_refused(words, "python3-matplotlib")
             self.assertFalse((self.folder / "a.svg").exists())
 
+    def test_a_check_measures_what_it_predicts(self):
+        few = [prediction_check.Configuration("04-ddp", Size("seed", 12), 2, way) for way in ("shm", "tcp")]
+        few.append(prediction_check.Configuration("02-dataparallel", Size("mlp", 6), 2))
+        out = io.StringIO()
+        with mock.patch.object(prediction_check, "configurations", lambda: few), \
+                mock.patch.object(prediction_check, "STEPS", 8), contextlib.redirect_stdout(out):
+            status = predict.main(["--check", "--devices", "sim:2", "--build", str(BUILD), "--rounds", "2"])
+        self.assertIn(status, (0, 1))  # default.json knows nothing of this machine
+        self.assertIn("rough figures, for a first look; medians of 2 alternating rounds of 8 steps", out.getvalue())
+        for name in ("04-ddp, seed, batch 12, 2 x, shm", "04-ddp, seed, batch 12, 2 x, tcp", "02-dataparallel, mlp, batch"):
+            self.assertRegex(out.getvalue(), rf"{name}.* \d+\.\d+ +\d+\.\d+ +[+-]\d+\.\d %  +equal +equal +\d+\.\d\d MiB")
+
+    def test_a_check_fails_where_an_aim_is_missed_or_other_bytes_were_sent(self):
+        def reached(*rows):
+            results = [prediction_check.Compared(prediction_check.Configuration("04-ddp", Size("seed", 1), devices),
+                                                 1.0, predicted, more, memory, 0) for devices, predicted, more, memory in rows]
+            with contextlib.redirect_stdout(io.StringIO()):
+                return prediction_check.report(results)
+        good = [(1, 1.09, 0, 0)] * 9 + [(1, 5.0, 0, 0)]
+        self.assertTrue(reached(*good))
+        self.assertTrue(reached(*good, (64, 9.0, 8, 8)))  # more devices than cores
+        self.assertFalse(reached(*good[1:], (1, 0.95, 8, 0)))
+        self.assertFalse(reached(*good[1:], (1, 0.95, 0, 8)))
+        self.assertFalse(reached(*[(1, 1.11, 0, 0)] * 10))
+        self.assertFalse(reached(*good[1:], (1, 0.7, 0, 0)))
+
     def test_wrong_words_are_refused_in_one_line(self):
+        self.assert_refused(("--check", "--sweep", "devices=1,2"), "--check: measures configurations of its own")
+        self.assert_refused(("--rounds", 3), "--rounds: is of --check")
         self.assert_refused(("--devices", "cpu:0"), "'cpu:0'", "sim:h100x8")
         self.assert_refused(("--devices", "sim:0"), "'sim:0'")
         self.assert_refused(("--devices", "sim:nox2"), "no profile", "h100")

@@ -52,6 +52,20 @@ class TestShardedPlan(unittest.TestCase):
                 self.assertIn(bars.index(backward), reduce.after)
             self.assertEqual("update", compute.bars[-1].name)
 
+    def test_of_layers_and_messages_in_turn_the_longer_counts_or_without_prefetch_both(self):
+        """The network's middle layers, fc2 to fc4, are equal."""
+        for units_per_mib in (0.5, 40):  # messages are shorter than layers, or longer
+            for prefetch in (0, 1, 2):
+                compute, communication, _ = plan_of("06", "--model", "mlp", "--prefetch", prefetch,
+                                                    units_per_mib=units_per_mib).rows
+                bars = {(bar.name, bar.kind): bar for bar in compute.bars}
+                third, fourth = bars["fc3", "forward"], bars["fc4", "forward"]
+                layer = third.end - third.begin
+                message = next(bar.end - bar.begin for bar in communication.bars if bar.name == "gather fc3")
+                self.assertEqual(units_per_mib > 1, message > layer)
+                expected = max(layer, message) if prefetch else layer + message
+                self.assertAlmostEqual(expected, fourth.begin - third.begin, places=6)
+
     def test_messages_take_a_third_of_the_passes_whatever_the_networks_size(self):
         for model in ("seed", "mlp", "resnet18"):
             compute, communication, *_ = plan_of("06", "--model", model, "--width", 8).rows if model != "seed" else (

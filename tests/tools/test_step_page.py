@@ -140,7 +140,7 @@ class TestRows(unittest.TestCase):
             self.assertTrue(passes / 3 < spent < passes / 2, (model, passes, spent))
 
     def test_a_message_takes_what_is_asked_for(self):
-        plan = step_plan.planned(step_plan.Asked("04-ddp", 2, units_per_mib=30, options={"--model": "mlp"}), BUILD)
+        plan = plan_of("04", "--model", "mlp", units_per_mib=30)
         sent = sum(bar.takes for bar in plan.rows[1].bars) / 1024
         spent = sum(bar.end - bar.begin for bar in plan.rows[1].bars)
         self.assertTrue(30 * sent < spent < 30 * sent + 3, (sent, spent))  # and latencies
@@ -166,6 +166,22 @@ class TestRows(unittest.TestCase):
         compute, communication = plan_of("04", "--model", "resnet18", "--bucket-mb", 5, "--no-overlap").rows
         last = max(bar.end for bar in compute.bars if bar.kind == "backward")
         self.assertLessEqual(last, min(bar.begin for bar in communication.bars))
+
+    def test_of_backward_and_messages_the_longer_counts_or_without_overlap_both(self):
+        """With a bucket for each of the mlp's equal layers."""
+        for units_per_mib in (0.5, 40):
+            compute, communication = plan_of("04", "--model", "mlp", "--bucket-mb", 0.2, units_per_mib=units_per_mib).rows
+            layer = next(bar.end - bar.begin for bar in compute.bars if (bar.name, bar.kind) == ("fc3", "backward"))
+            of_layers = [bar for bar in communication.bars if bar.name.startswith("bucket")][1:-1]
+            message = of_layers[0].end - of_layers[0].begin
+            self.assertEqual(units_per_mib > 1, message > layer)
+            self.assertGreaterEqual(len(of_layers), 2)
+            for one, following in zip(of_layers, of_layers[1:]):
+                self.assertAlmostEqual(max(layer, message), following.begin - one.begin, places=6)
+            alone = plan_of("04", "--model", "mlp", "--bucket-mb", 0.2, "--no-overlap", units_per_mib=units_per_mib)
+            backward = max(bar.end for bar in alone.rows[0].bars if bar.kind == "backward")
+            messages = [bar for bar in alone.rows[1].bars if bar.name.startswith("bucket")]
+            self.assertAlmostEqual(backward + sum(bar.end - bar.begin for bar in messages), messages[-1].end, places=6)
 
     def test_times_can_be_a_profiles(self):
         plan = step_plan.planned(step_plan.Asked("04-ddp", 2, ROOT / "tools/profiles/h100.json",

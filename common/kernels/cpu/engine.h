@@ -52,7 +52,7 @@ class Workspace {
     if (bytes > bytes_) {
       release();  // first: the two need not exist side by side
       memory_ = allocate_aligned(bytes);
-      stream_.count_memory(static_cast<int64_t>(bytes));
+      stream_.count_workspace(static_cast<int64_t>(bytes));
       bytes_ = bytes;
     }
     return memory_;
@@ -62,7 +62,7 @@ class Workspace {
   void release() {
     if (memory_ == nullptr) return;
     release_aligned(std::exchange(memory_, nullptr));
-    stream_.count_memory(-static_cast<int64_t>(std::exchange(bytes_, 0)));
+    stream_.count_workspace(-static_cast<int64_t>(std::exchange(bytes_, 0)));
   }
 
   CpuStream& stream_;

@@ -67,6 +67,10 @@ int64_t Profile::operation_ns(const char* op, double flops, double bytes, int de
   return whole_ns(factor * (cost.seconds + std::max(flops / cost.flops, bytes / cost.bytes)));
 }
 
+int64_t Profile::make_batch_ns(int64_t samples) const {
+  return whole_ns(batch_seconds + sample_seconds * double(samples));
+}
+
 int64_t Profile::transfer_ns(Link link, double bytes) const {
   return whole_ns(bytes / links.at(size_t(link)).bytes);
 }
@@ -91,13 +95,14 @@ std::shared_ptr<const Profile> read_profile(const std::string& name) {
                   .operations = {},
                   .crowded = {},
                   .launch_ns = whole_ns(all.at("launch_seconds").number(0)),
-                  .batch_ns = whole_ns(all.at("batch_seconds").number(0)),
+                  .batch_seconds = all.at("batch_seconds").number(0),
                   .links = {}};
   const Entry operations = all.at("operations");
   profile.operations["default"] = operation_cost(operations.at("default"));
   for (const auto& [op, cost] : operations.value.items()) {
     profile.operations[op] = operation_cost(operations.at(op));
   }
+  if (file.contains("sample_seconds")) profile.sample_seconds = all.at("sample_seconds").number(0);
   if (file.contains("crowded")) {
     const Entry crowded = all.at("crowded");
     require(crowded.value.is_array(), "{}: found {}, expected a list of numbers", crowded.what,

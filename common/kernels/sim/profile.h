@@ -11,7 +11,8 @@
 //    two, ...
 //                                           devices of a host are at work; may be left out
 //    "launch_seconds": 4e-6,                what the host pays for each operation
-//    "batch_seconds": 2e-5,                 what the host pays for a batch
+//    "batch_seconds": 2e-5,                 what the host pays for a batch, and
+//    "sample_seconds": 1e-7,                for each sample of it; may be left out
 //    "links": {"host": {"seconds": 1e-5, "bytes": 5e10},      between host and device
 //              "device": {...},             between two devices of a host
 //              "network": {...}},           between two hosts
@@ -45,11 +46,14 @@ struct Profile {
   int64_t memory_bytes = 0;
   std::map<std::string, OperationCost, std::less<>> operations;  // "default": all others
   std::vector<double> crowded;  // empty: devices do not slow each other down
-  int64_t launch_ns = 0, batch_ns = 0;
+  int64_t launch_ns = 0;
+  double batch_seconds = 0, sample_seconds = 0;
   std::array<LinkCost, 3> links;  // by Link
 
   /// Nanoseconds of an operation of this name on one of so many devices.
   int64_t operation_ns(const char* op, double flops, double bytes, int devices = 1) const;
+  /// Nanoseconds in which the host makes a batch.
+  int64_t make_batch_ns(int64_t samples) const;
   /// Nanoseconds that a link is in use by so many bytes, and those until the other side has the
   /// last of them.
   int64_t transfer_ns(Link link, double bytes) const;

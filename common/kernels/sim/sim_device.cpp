@@ -28,7 +28,7 @@ class SimDevice final : public Device {
   bool computes() const override { return false; }
   int64_t simulated_memory() const override { return profile_->memory_bytes; }
   int64_t now_ns() const override { return host_->now(); }
-  void made_batch() override { host_->work(profile_->batch_ns); }
+  void made_batch(int64_t samples) override { host_->work(profile_->make_batch_ns(samples)); }
   void require_readable(const void* data, const Shape& shape, bool floating) const override {
     // States and counts were written by the host, or by the few kernels that do compute.
     const bool known = shape.elements() == 1 && host_->known(data) != nullptr;

@@ -24,7 +24,7 @@ using testing::TempDir;
 struct SimpleProfile {
   explicit SimpleProfile(int64_t launch_ns = 0, const std::string& crowded = "[1]") {
     std::ofstream(path()) << fmt::format(R"({{"device": "simple", "source": "made up",
-      "memory_bytes": 1e9, "launch_seconds": {}e-9, "batch_seconds": 0,
+      "memory_bytes": 1e9, "launch_seconds": {}e-9, "batch_seconds": 50e-9, "sample_seconds": 3e-9,
       "crowded": {}, "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}}}},
       "links": {{"host": {{"seconds": 10e-9, "bytes": 1e9}},
                  "device": {{"seconds": 100e-9, "bytes": 1e9}},
@@ -117,6 +117,12 @@ TEST_CASE("A simulated host pays for every operation, and for a graph once", "[s
   stream.launch(*graph);
   stream.synchronize();
   CHECK(devices[0]->now_ns() == 4000 + 4 * bytes);
+}
+
+TEST_CASE("A simulated host pays for a batch, and for each sample of it", "[sim]") {
+  const Devices devices = SimpleProfile().open(1);
+  devices[0]->made_batch(10);
+  CHECK(devices[0]->now_ns() == 50 + 10 * 3);
 }
 
 TEST_CASE("Simulated devices of one host slow each other down as the profile says", "[sim]") {

@@ -337,7 +337,7 @@ TEST_CASE("With tracing, a stream notes its memory when it comes to it, not when
   slow();
   {
     const Buffer buffer(stream, 1000);
-    backend(stream).enqueue("takes", [&] { backend(stream).count_memory(50); });
+    backend(stream).enqueue("takes", [&] { backend(stream).count_workspace(50); });
     stream.begin_capture();
     const Buffer of_a_graph(stream, 200);
     slow();
