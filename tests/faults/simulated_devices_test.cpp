@@ -38,14 +38,14 @@ nlohmann::json metrics_on(const std::string& devices, const std::string& program
 TEST_CASE("Every program runs on simulated devices, twice alike, without a loss", "[faults][sim]") {
   for (const std::string& program : kPrograms) {
     const TempDir folder;
-    const auto run = [&](const std::string& name) {
-      return run_on("sim:2", program, kSixSteps + Words{"--trace", folder / name}).out;
-    };
-    const std::string first = run("first");
-    CHECK_THAT(first, ContainsSubstring("simulated: no loss"));
-    CHECK_THAT(first, !ContainsSubstring("Test set"));
-    CHECK(run("second") == first);  // no real clock shows, and no number of the machine's
-    CHECK((read_text(folder / "first") == read_text(folder / "second")));
+    const Words words = kSixSteps + Words{"--trace", folder / "trace"};
+    const std::string out = run_on("sim:2", program, words).out,
+                      trace = read_text(folder / "trace");
+    CHECK_THAT(out, ContainsSubstring("simulated: no loss"));
+    CHECK_THAT(out, !ContainsSubstring("Test set"));
+    // No real clock shows, and no number of the machine's.
+    CHECK(run_on("sim:2", program, words).out == out);
+    CHECK((read_text(folder / "trace") == trace));
   }
 }
 
