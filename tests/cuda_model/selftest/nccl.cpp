@@ -14,7 +14,7 @@
 using Floats = std::vector<float>;
 
 /// The state of a communicator when it is no longer in progress, or after so many milliseconds.
-ncclResult_t state(ncclComm_t comm, int milliseconds = 2000) {
+ncclResult_t state(ncclComm_t comm, int milliseconds = 5000) {
   ncclResult_t now = ncclInProgress;
   for (int i = 0;; ++i) {
     EXPECT(ncclCommGetAsyncError(comm, &now) == ncclSuccess);
@@ -29,6 +29,14 @@ bool begun(ncclResult_t result) { return result == ncclInProgress || result == n
 bool is_done(cudaStream_t stream) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   return cudaStreamQuery(stream) == cudaSuccess;
+}
+
+/// Whether the stream comes to its end, on a busy machine, too.
+bool ends(cudaStream_t stream) {
+  for (int i = 0; i < 250; ++i) {
+    if (is_done(stream)) return true;
+  }
+  return false;
 }
 
 /// Two ranks on these GPUs, with a stream and three numbers each. Those that do not block are still
@@ -53,7 +61,7 @@ struct World {
     }
     EXPECT(ncclGroupEnd() == (blocking ? ncclSuccess : ncclInProgress));
     if (blocking) return;
-    EXPECT(state(comm[0], 0) == ncclInProgress);  // it takes a while
+    EXPECT(begun(state(comm[0], 0)));
   }
   ncclResult_t all_reduce(int rank, ncclRedOp_t reduction = ncclSum) {
     return ncclAllReduce(x[rank], x[rank], 3, ncclFloat32, reduction, comm[rank], stream[rank]);
@@ -88,7 +96,7 @@ void groups() {
     ncclGroupStart();
     for (int rank = 0; rank < 2; ++rank) {
       EXPECT(world.all_reduce(rank, reduction) == ncclSuccess);
-      EXPECT(is_done(world.stream[rank]));  // nothing starts within the group
+      EXPECT(ends(world.stream[rank]));  // nothing starts within the group
     }
     EXPECT(begun(ncclGroupEnd()));
     // A caller that does not wait for the launch gets an error.
@@ -134,7 +142,7 @@ void abort_leaves_the_others_waiting() {
   EXPECT(state(world.comm[0]) == ncclSuccess);
   EXPECT(!is_done(world.stream[0]));
   EXPECT(ncclCommAbort(world.comm[0]) == ncclSuccess);
-  EXPECT(is_done(world.stream[0]));
+  EXPECT(ends(world.stream[0]));
   EXPECT(begun(ncclRecv(world.x[1], 3, ncclFloat32, 0, world.comm[1], world.stream[1])));
   EXPECT(state(world.comm[1]) == ncclSuccess);
   EXPECT(!is_done(world.stream[1]));
@@ -159,7 +167,7 @@ void abort_frees_those_who_wait() {
   for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
   EXPECT(!is_done(world.stream[0]));
   EXPECT(ncclCommAbort(world.comm[0]) == ncclSuccess);
-  EXPECT(is_done(world.stream[0]));
+  EXPECT(ends(world.stream[0]));
   std::thread opens([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     open = true;
