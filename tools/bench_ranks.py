@@ -3,6 +3,7 @@ all-reduces by message size; what overlap hides of a slow network; and stage 06,
 a step, beside DDP and PyTorch's FSDP2."""
 
 import json
+import os
 import statistics
 import subprocess
 import tempfile
@@ -157,19 +158,25 @@ def cable_group(part, options, stage, contenders):
 
 def cable_round(stage, *more):
     """Seconds per step of two ranks on two hosts, by part."""
+    return through_cable(CABLE, bench_runs.program(stage), *CABLE_RUN, *more)["per_step_seconds"]
+
+
+def through_cable(rate, program, *words):
+    """The metrics of two ranks of a stage's program on two hosts of this machine. NotHere where it may not
+    make them."""
+    launcher = program.parents[1] / "common/launch/launch"
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         path = Path(folder) / "metrics.json"
         try:
-            bench_runs.run_together([ROOT / "tools/two-hosts", "--rate", CABLE,
-                                     bench_runs.program(stage), *CABLE_RUN, *more,
-                                     "--metrics", path],
-                                    stdout=subprocess.DEVNULL, stderr=errors)
+            bench_runs.run_together([ROOT / "tools/two-hosts", "--rate", rate, program, *words, "--metrics", path],
+                                    stdout=subprocess.DEVNULL, stderr=errors,
+                                    env={**os.environ, "LOCKSTEP_LAUNCHER": str(launcher)})
         except subprocess.CalledProcessError as error:
             if error.returncode != SKIPPED:
                 raise
             errors.seek(0)
             raise NotHere(errors.read().strip()) from error
-        return json.loads(path.read_text())["per_step_seconds"]
+        return json.loads(path.read_text())
 
 
 def cable_lines(figures):

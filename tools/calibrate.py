@@ -18,13 +18,13 @@ from pathlib import Path
 from bench_runs import ROOT, STAGE, processor, round_time
 from child_processes import run
 from command_line import Parser, complain, run_command
-from compare import measured_run
-from operation_costs import NEVER, CostError, Sample, fit, fit_all, launch_seconds, measured
+from compare import Refused, measured_run
+from operation_costs import CostError, Sample, fit, fit_all, launch_seconds, measured
 from plain_files import require_writable, write_whole
 from progress import CORES
+from sim_devices import PROFILES, path_of_profile, read_profile
 from stages import path_of
 
-PROFILES = ROOT / "tools/profiles"
 STEPS = 12  # with a trace, and without one
 MOST_DEVICES = 8  # whose crowding is measured
 
@@ -61,7 +61,8 @@ def parse_options(argv):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--device", default="cpu:0", help="for instance cuda:0; default: %(default)s")
-    add("--links", default="default", metavar="PROFILE", help="whose links to take where they are not measured; default: %(default)s")
+    add("--links", default="default", metavar="PROFILE",
+        help="whose links to take where they are not measured; default: %(default)s")
     add("-o", dest="target", type=Path, default=PROFILES / "this-machine.json", metavar="FILE",
         help="default: tools/profiles/this-machine.json, which --devices sim:this-machinex2 names")
     add("--build", metavar="DIR", type=Path, default=ROOT / "build", help="where the programs are")
@@ -70,8 +71,8 @@ def parse_options(argv):
     if kind not in SIZES or not number.isdigit():
         raise CostError(f"--device: '{options.device}', expected one device such as cpu:0 or cuda:0")
     try:
-        options.links = json.loads((PROFILES / f"{options.links}.json").read_text())["links"]
-    except (OSError, ValueError, KeyError) as error:
+        options.links = read_profile(path_of_profile(options.links))["links"]
+    except (Refused, KeyError, TypeError) as error:
         raise CostError(f"--links: '{options.links}', expected a profile of tools/profiles") from error
     options.kind, options.program = kind, options.build / path_of(STAGE)
     if not os.access(options.program, os.X_OK):
@@ -149,7 +150,7 @@ def links(options):
     for link, backend in (("device", "shm"), ("network", "tcp")):
         figures = fit([Sample("message", "", 0, size / 2, seconds / 2)
                        for size, seconds in message_times(options, backend)])
-        measured_links[link] = {"seconds": figures["seconds"], "bytes": min(figures["bytes"], NEVER)}
+        measured_links[link] = {"seconds": figures["seconds"], "bytes": figures["bytes"]}
     return {**options.links, **measured_links}
 
 

@@ -33,9 +33,9 @@ def shown(name):
 
 
 def read_lanes(path):
-    """The streams of one process: device, stream, its place in the trace, slices of (begin and end in ms of the host's
-    clock, operation, the layer that it belongs to), and (ms, layer, ms when it ran) of what the host
-    enqueued. Then the memory of its devices, by name: (ms, bytes in use from then on)."""
+    """The streams of one process: device, stream, place in the trace (process, lane), slices of (begin and
+    end in ms of the host's clock, operation, the layer that it belongs to), and (ms, layer, ms when it ran)
+    of what the host enqueued. Then the memory of its devices, by name: (ms, bytes in use from then on)."""
     trace = read_json(path)
     zero = trace["otherData"]["zero_ns"] / 1e6
     devices, lanes, memory = {}, {}, {}

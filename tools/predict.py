@@ -27,13 +27,15 @@ from bench_runs import ROOT, STAGE
 from command_line import Parser, complain, run_command
 from compare import Refused, chosen_stages, measured_run
 from plain_files import require_writable, write_whole
+from sim_devices import devices_of, read_profile
 from stages import all_stages, label, path_of
 
 STEPS = 4  # the first is left out, as in measuring; all others take the same time
 MOST_IMAGES = 1_000_000  # of a blank data set
-PROFILES = ROOT / "tools/profiles"
 IN_ONE_PROCESS = ("02-dataparallel", "03-model-split")  # their devices are one host's
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+# What a table is about, and a check is not.
+OF_TABLES = ("nodes", "stages", "model", "optimizer", "batch_per_device", "batch_size", "sweep", "json", "figure")
 RESERVED = ("--metrics", "--max-steps", "--epochs", "--data", "--trace")
 
 
@@ -89,25 +91,6 @@ class Row:
         return done / (self.seconds * self.job.devices * flops)
 
 
-def read_profile(path):
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        known = ", ".join(sorted(each.stem for each in PROFILES.glob("*.json")))
-        raise Refused(f"--devices: no profile {path} ({error}); there are: {known}") from error
-
-
-def devices_of(text):
-    """The profile's path and the devices of a host, from "sim:h100x8"."""
-    found = re.fullmatch(r"sim:(?:(.*?)x)?(\d+)", text)
-    if not found or int(found[2]) == 0:
-        raise Refused(f"--devices: '{text}', expected simulated devices such as sim:8 or sim:h100x8 "
-                      "(docs/simulation.md)")
-    name = found[1] or "default"
-    path = Path(name) if "/" in name else PROFILES / f"{name}.json"
-    return path.resolve(), int(found[2])
-
-
 def positive(text):
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}', expected a whole number from 1")
@@ -150,7 +133,8 @@ def parse_options(argv):
             raise Refused(f"{word}: is set by predict; leave it out, or start the stage itself")
     if options.rounds and not options.check:
         raise Refused("--rounds: is of --check; give --check, too")
-    if options.check and (options.sweep or options.json or options.others):
+    of_table = [name for name in OF_TABLES if getattr(options, name) != parser.get_default(name)]
+    if options.check and (options.others or of_table):
         raise Refused("--check: measures configurations of its own; give no more than --devices, --rounds and --build")
     if options.figure and not options.sweep:
         raise Refused("--figure: draws a sweep; give --sweep devices=... or link=..., too")

@@ -27,7 +27,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import predict
 import step_drawing
 import step_plan
 import step_rows
@@ -35,9 +34,11 @@ from command_line import Parser, one_line, run_command
 from compare import Refused
 from draw_step import read_step
 from plain_files import write_whole
+from sim_devices import devices_of as simulated_devices
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).resolve().parent / "page"
+MOST_UNITS = 10**6  # of a message's MiB
 MOST_DEVICES = 64  # lanes that one can still tell apart
 
 
@@ -102,20 +103,21 @@ def page(plan, run=None, is_plan_of_run=True):
     return fill((PAGE / "page.html").read_text(), title=step_drawing.escape(plan.title), style=style,
                 note=step_drawing.escape(plan.note), legend=step_drawing.legend_of(drawings),
                 plan=drawings[0].svg(), run=drawings[1].svg() if run else "",
-                about_run=about(plan, run, is_plan_of_run) if run else "", script=(PAGE / "page.js").read_text(), facts=facts)
+                about_run=about(plan, run, is_plan_of_run) if run else "",
+                script=(PAGE / "page.js").read_text(), facts=facts)
 
 
 def devices_of(text):
     """(number of devices, profile or None) of "4", "cpu:0,cpu:1" or "sim:h100x4"."""
     if text.startswith("sim:"):
-        profile, count = predict.devices_of(text)
+        profile, count = simulated_devices(text)
         return count, profile
-    if text.isdigit() and 1 <= int(text) <= MOST_DEVICES:
+    if text.isdecimal() and 1 <= int(text) <= MOST_DEVICES:
         return int(text), None
     if ":" in text:
         return text.count(",") + 1, None
-    raise Refused(f"--devices '{text}', expected a number from 1 to {MOST_DEVICES}, or simulated devices "
-                            "such as sim:h100x4")
+    raise Refused(f"--devices '{text}', expected a number from 1 to {MOST_DEVICES}, or simulated devices such as "
+                  "sim:h100x4")
 
 
 def asked_by(options, words, run=None):
@@ -138,6 +140,13 @@ def asked_by(options, words, run=None):
     return replace(run, profile=profile, units_per_mib=options.units_per_mib, options=kept)
 
 
+def pace(text):
+    value = float(text)
+    if not 0 <= value <= MOST_UNITS:
+        raise argparse.ArgumentTypeError(f"'{text}', expected a number from 0 to {MOST_UNITS}")
+    return value
+
+
 def with_option(name, options):
     """ "with --width 8", "with --graph", "without --width"."""
     if name not in options:
@@ -150,7 +159,7 @@ def main(argv):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", help="01 to 06, or tensor-split (default: 03, or the trace's)")
     parser.add_argument("--devices", help="how many, or simulated ones of a profile (default: 2; of a pipeline 4)")
-    parser.add_argument("--units-per-mib", type=float, default=0, metavar="N",
+    parser.add_argument("--units-per-mib", type=pace, default=0, metavar="N",
                         help="how long a message's MiB takes; 0: all messages together a third of the passes")
     parser.add_argument("--trace", type=Path, help="what a stage wrote with --trace, or its folder")
     parser.add_argument("--flight", metavar="FILE",

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import compare_timeline
-import predict
 import step_rows
 from compare import Refused
 from plain_files import read_json
+from sim_devices import PROFILES, read_profile
 from stages import all_stages, label, path_of
 from step_rows import MEMORY, Bar, Row, Step
 
-ROOT = Path(__file__).resolve().parent.parent
-UNITS = ROOT / "tools/profiles/units.json"
+UNITS = PROFILES / "units.json"
 STEPS = 5  # two to warm up, then the one that is drawn begins and ends
 PIPELINE = "03-model-split"
 BUBBLE = Path("03-model-split/bubble")  # a pipeline of equal layers
@@ -52,7 +51,7 @@ class Asked:
     def whole(self, name):
         """A whole number among the options; 0 where it is not given."""
         text = self.options.get(name, "0")
-        if text is None or not text.isdigit():
+        if text is None or not text.isdecimal():
             raise Refused(f"{name}: found '{text or ''}', expected a whole number")
         return int(text)
 
@@ -61,7 +60,7 @@ class Asked:
 
 
 def stage_of(text):
-    """ "04" or "04-ddp"; "tensor" is stage 03's other program."""
+    """The program of "04" or "04-ddp"; "tensor-split" is stage 03's other one."""
     found = [stage for stage in all_stages() if text in (stage, stage[:2], label(stage))]
     if not found:
         raise Refused(f"--stage '{text}', expected one of {', '.join(label(stage) for stage in all_stages())}")
@@ -69,16 +68,17 @@ def stage_of(text):
 
 
 def options_in(words):
-    """{"--name": value, or None for a flag} of a command line's "--name value" and "--name=value"."""
+    """{"--name": value, or None for a flag} of a command line's "--name value", "--name=value", and, with
+    commas, of "--name value value"."""
     found, last = {}, None
     for word in words:
         if word.startswith("--"):
             last, equals, value = word.partition("=")
             found[last] = value if equals else None
-        elif last is None or found[last] is not None:
+        elif last is None:
             raise Refused(f"'{word}': expected an option, such as --model")
         else:
-            found[last] = word
+            found[last] = word if found[last] is None else f"{found[last]},{word}"
     return found
 
 
@@ -89,12 +89,14 @@ def words_of(options):
 def run_of(trace):
     """What the run was that left this trace; None where the trace does not say."""
     files = [read_json(path) for path in compare_timeline.trace_files(trace)]
-    program, *words = files[0]["otherData"].get("command", [""])
-    stages = [stage for stage in all_stages() if label(stage) == Path(program).name]
+    command = files[0]["otherData"].get("command")
+    if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
+        return None
+    stages = [stage for stage in all_stages() if label(stage) == Path(command[0]).name]
     if not stages:
         return None
     devices = {event["pid"] for file in files for event in file["traceEvents"] if event["name"] == "process_name"}
-    options = {name: value for name, value in options_in(words).items() if name not in OF_THE_RUN}
+    options = {name: value for name, value in options_in(command[1:]).items() if name not in OF_THE_RUN}
     return Asked(stages[0], len(devices), options=options)
 
 
@@ -144,7 +146,7 @@ def run(asked, build, figures):
         profile.write_text(json.dumps(figures))
         program, *words = program_words(asked, profile)
         if not (build / program).exists():
-            raise Refused(f"there is no {build / program}; compile the programs first (./lockstep build)")
+            raise Refused(f"there is no {build / program}; ./lockstep show compiles it")
         done = subprocess.run([build / program, *map(str, words), "--trace", trace, "--metrics", metrics],
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
@@ -350,6 +352,9 @@ def pipeline(asked, build):
 
 
 def check(asked):
+    if asked.units_per_mib and (asked.equal_stages or asked.profile):
+        raise Refused("--units-per-mib: messages of equal stages take no time, and those of a profile its own; leave it "
+                      "out")
     for name in asked.options:
         if name in SET_HERE:
             raise Refused(f"{name}: is set by show; leave it out")
@@ -364,7 +369,7 @@ def planned(asked, build):
     if asked.equal_stages:
         return pipeline(asked, build)
     units = asked.profile is None
-    enqueued = in_units(asked, build) if units else run(asked, build, predict.read_profile(asked.profile))
+    enqueued = in_units(asked, build) if units else run(asked, build, read_profile(asked.profile))
     end = enqueued.step["milliseconds"]
     large = any(sum(bar.takes for bar in row.bars) >= MANY for row in rows_of(enqueued, MEBIBYTES))
     counted = MEBIBYTES if large else KIBIBYTES
@@ -378,6 +383,6 @@ def planned(asked, build):
     model = enqueued.metrics["config"]["model"]
     given = " ".join(words_of(asked.options))
     times = UNIT_TIMES if units else f"Times are those of the profile: {enqueued.source}."
-    return Step(f"{label(asked.stage)}: {model}, {of}{', ' + given if given else ''}", "units" if units else "ms", end,
-                rows, counted=f"{counted.name} sent by a stream, or in use",
+    title = f"{label(asked.stage)}: {model}, {of}" + (f", {given}" if given else "")
+    return Step(title, "units" if units else "ms", end, rows, counted=f"{counted.name} sent by a stream, or in use",
                 note=f"What {label(asked.stage)} enqueues on simulated devices. {times}")

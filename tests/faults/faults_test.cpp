@@ -356,6 +356,7 @@ TEST_CASE("The program of equal layers measures what it says, beside the formula
   refused({"--schedules", "pipedream"}, "--schedules: found 'pipedream'");
   refused({"--schedules", "interleaved", "--micro-batches", "3"}, "none is possible");
   refused({"--sleep", "-1"}, "--sleep");
+  refused({"--trace", folder / "trace"}, "--trace: is of one pipeline, found 26; give one of");
   refused({"--metrics", "/nowhere/rows"}, "--metrics /nowhere/rows");
 }
 

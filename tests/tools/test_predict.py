@@ -160,6 +160,7 @@ class TestPredict(unittest.TestCase):
 
     def test_wrong_words_are_refused_in_one_line(self):
         self.assert_refused(("--check", "--sweep", "devices=1,2"), "--check: measures configurations of its own")
+        self.assert_refused(("--check", "--model", "mlp"), "--check: measures configurations of its own")
         self.assert_refused(("--rounds", 3), "--rounds: is of --check")
         self.assert_refused(("--devices", "cpu:0"), "'cpu:0'", "sim:h100x8")
         self.assert_refused(("--devices", "sim:0"), "'sim:0'")
