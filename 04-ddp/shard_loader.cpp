@@ -58,6 +58,12 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, Device& dev
                            sharding);
       })) {}
 
+ShardLoader::ShardLoader(const Dataset& set, const Options& options, Device& device,
+                         ProcessGroup& group, const Communicator& comm, Sharding sharding)
+    : ShardLoader(group.together([&] {
+        return ShardLoader(set, options, pinned(device), comm.rank(), comm.world_size(), sharding);
+      })) {}
+
 void ShardLoader::begin_epoch(int64_t epoch, int64_t first_batch) {
   require(first_batch >= 0 && first_batch <= batches_,
           "loader: first batch {} of an epoch, expected 0 to {}", first_batch, batches_);
@@ -81,6 +87,13 @@ DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, 
                                     ProcessGroup& group) {
   return group.together([&] {
     return evaluation_loader(set, options, pinned(device), group.rank(), group.world_size());
+  });
+}
+
+DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
+                                    ProcessGroup& group, const Communicator& comm) {
+  return group.together([&] {
+    return evaluation_loader(set, options, pinned(device), comm.rank(), comm.world_size());
   });
 }
 

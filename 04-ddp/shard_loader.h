@@ -29,6 +29,9 @@ class ShardLoader {
   /// one rank is a failure on all (ProcessGroup::together).
   ShardLoader(const Dataset& set, const Options& options, Device& device, ProcessGroup& group,
               Sharding sharding);
+  /// The same where only the ranks of `comm` have different samples (stage 07).
+  ShardLoader(const Dataset& set, const Options& options, Device& device, ProcessGroup& group,
+              const Communicator& comm, Sharding sharding);
 
   /// The same on all ranks.
   int64_t batches_per_epoch() const { return batches_; }
@@ -61,5 +64,8 @@ DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options,
 /// The same for this rank of the group; a failure on one rank is a failure on all.
 DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
                                     ProcessGroup& group);
+/// The same where only the ranks of `comm` have different samples (stage 07).
+DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
+                                    ProcessGroup& group, const Communicator& comm);
 
 }  // namespace lockstep

@@ -35,9 +35,10 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
                                                    Communicator& comm,
                                                    const ExchangeTexts& exchange,
                                                    Stream communication,
-                                                   const ShardingOptions& options)
+                                                   const ShardingOptions& options,
+                                                   Communicator* replicas)
     : options_(options),
-      messages_{options.kind, comm, passes, communication},
+      messages_{options.kind, comm, passes, communication, replicas},
       units_(make_units(layers_of(*network), options.unit)),
       buffers_(*this, passes),
       running_statistics_(comm, passes, buffers_.values(), options.broadcast_buffers),
@@ -47,6 +48,10 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
   require_same_network(exchange, parameters(), buffers());
   require(count() > 0, "rank {}: a network without parameters has nothing to be shared out",
           comm.rank());
+  if (replicas) {
+    statistics_of_replicas_.emplace(*replicas, passes, buffers_.values(),
+                                    options.broadcast_buffers);
+  }
   broadcast_buffers();
 }
 
@@ -119,7 +124,15 @@ Tensor FullyShardedDataParallel::backward(const Tensor& dy, Context& context) {
   messages_.pass_times.stop();
   in_step_ = false;
   running_statistics_.mark_changed();
+  if (statistics_of_replicas_) statistics_of_replicas_->mark_changed();
   return dx;
+}
+
+/// The first group of shards gets them from the first of the replicas, and then all of a group from
+/// its own first rank: rank 0's reach all.
+void FullyShardedDataParallel::broadcast_buffers() {
+  if (statistics_of_replicas_) statistics_of_replicas_->broadcast_buffers();
+  running_statistics_.broadcast_buffers();
 }
 
 /// The loss and the marks are the last message of a step. A rank whose contribution was not finite
@@ -131,9 +144,10 @@ void FullyShardedDataParallel::average_loss() {
   kernels.check_finite(communication, state_, loss(), own_health_);
   kernels.poison(communication, own_health_, loss());
   marks_.write(communication);
-  kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), loss_and_marks_);
+  kernels.scale(communication, Real(1) / Real(messages_.averaged()), loss_and_marks_);
   messages_.measure(Purpose::other,
                     [&] { messages_.comm.all_reduce(communication, loss_and_marks_); });
+  messages_.add_replicas(Purpose::other, loss_and_marks_);
   messages_.await(communication.record());
 }
 

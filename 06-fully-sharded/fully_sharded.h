@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,10 +44,11 @@ struct ShardingOptions {
 class FullyShardedDataParallel final : public Module {
  public:
   /// `network` is a Sequential. `comm` must outlive this object. Throws BadInput, on all ranks, if
-  /// they do not have the same network.
+  /// they do not have the same network. `replicas` are other groups' ranks with the same shards,
+  /// over which gradients and loss are averaged, too (stage 07).
   FullyShardedDataParallel(std::unique_ptr<Module> network, Stream passes, Communicator& comm,
                            const ExchangeTexts& exchange, Stream communication,
-                           const ShardingOptions& options);
+                           const ShardingOptions& options, Communicator* replicas = nullptr);
   /// Units give their memory back after their messages, so units are destroyed before messages.
   ~FullyShardedDataParallel() override { release_children(); }
   FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
@@ -59,7 +61,7 @@ class FullyShardedDataParallel final : public Module {
   /// unit after unit while the next forward begins; sharded ones are gathered when they are used.
   void gather_parameters();
   /// Running statistics become rank 0's, if a pass has changed them.
-  void broadcast_buffers() { running_statistics_.broadcast_buffers(); }
+  void broadcast_buffers();
 
   /// lockstep::initialize(), a unit at a time.
   void initialize(Initializer initializer, uint64_t seed);
@@ -107,6 +109,7 @@ class FullyShardedDataParallel final : public Module {
   std::vector<Unit*> units_;
   FlatBuffers buffers_;
   RunningStatistics running_statistics_;
+  std::optional<RunningStatistics> statistics_of_replicas_;
   Tensor loss_and_marks_;  // [1 + parameters]
   GradientMarks marks_;    // in the order of the units' in_order()
   HealthTensor own_health_;

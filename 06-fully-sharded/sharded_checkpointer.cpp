@@ -21,7 +21,7 @@ std::vector<ShardedCheckpointer::NamedNumbers> ShardedCheckpointer::kept_of(size
 // --- Saving --------------------------------------------------------------------------------------
 
 /// What this rank writes: equal shards with --shard none, too, of which every rank keeps all.
-std::vector<ShardPiece> ShardedCheckpointer::pieces(const TrainingState& state) const {
+std::vector<ShardPiece> ShardedCheckpointer::pieces() const {
   std::vector<ShardPiece> pieces;
   for (size_t u = 0; u < network_.units().size(); ++u) {
     const Unit& unit = *network_.units()[u];
@@ -33,7 +33,6 @@ std::vector<ShardPiece> ShardedCheckpointer::pieces(const TrainingState& state) 
         const FlatRange elements = piece.of_parameter;
         pieces.push_back({kept.state, name, elements.first,
                           kept.numbers.range(offset + piece.in_shard, {elements.count}).to_host()});
-        require_finite({{.name = name, .real = pieces.back().numbers}}, state);
       }
     }
   }
@@ -46,12 +45,18 @@ bool ShardedCheckpointer::has_shards(const fs::path& path) const {
   return present_ && fs::equivalent(present_->first, path, none);
 }
 
+std::vector<StateTensor> ShardedCheckpointer::parameters() const {
+  std::vector<StateTensor> all;
+  for (const Parameter* p : network_.parameters()) {
+    all.push_back({.name = p->name, .shape = torch_shape(*p)});
+  }
+  return all;
+}
+
 ShardIndex ShardedCheckpointer::index_of(std::vector<std::string> checksums) const {
   ShardIndex index{.checksums = std::move(checksums)};
   for (const NamedNumbers& kept : kept_of(0)) index.states.push_back(kept.state);
-  for (const Parameter* p : network_.parameters()) {
-    index.parameters.push_back({.name = p->name, .shape = torch_shape(*p)});
-  }
+  index.parameters = parameters();
   const std::vector<int64_t> steps = optimizer_.steps();
   for (size_t i = 0; i < steps.size(); ++i) {
     index.steps[optimizer_.parameters()[i]->name] = double(steps[i]);
@@ -62,15 +67,21 @@ ShardIndex ShardedCheckpointer::index_of(std::vector<std::string> checksums) con
 int64_t ShardedCheckpointer::write(const TrainingState& state) {
   const fs::path path = checkpoint_path(directory(), state.steps);
   std::vector<ShardPiece> mine;
-  const std::string present = together(exchange(), [&]() -> std::string {
-                                require_good_steps(optimizer_, directory());
-                                mine = pieces(state);
-                                if (!is_first()) return "";
-                                require_finite(running_state(network_), state);
-                                make_directory(directory());
-                                remove_leftovers(directory());
-                                return has_shards(path) ? "present" : "";
-                              }).at(0);
+  std::vector<StateTensor> running;
+  const std::string present =
+      together(exchange(), [&]() -> std::string {
+        require_good_steps(optimizer_, directory());
+        mine = pieces();
+        running = this->running();
+        for (const ShardPiece& piece : mine) {
+          require_finite({{.name = piece.parameter, .real = piece.numbers}}, state);
+        }
+        if (!is_first()) return "";
+        require_finite(running, state);
+        make_directory(directory());
+        remove_leftovers(directory());
+        return has_shards(path) ? "present" : "";
+      }).at(0);
   try {
     ShardIndex index;
     if (present.empty()) {
@@ -79,7 +90,8 @@ int64_t ShardedCheckpointer::write(const TrainingState& state) {
     } else {
       index = present_->second;
     }
-    const std::string bytes = on_first([&] { return std::to_string(commit(path, index, state)); });
+    const std::string bytes =
+        on_first([&] { return std::to_string(commit(path, index, state, running)); });
     present_.emplace(path, index);
     return std::stoll(bytes);
   } catch (...) {
@@ -90,8 +102,9 @@ int64_t ShardedCheckpointer::write(const TrainingState& state) {
 
 /// On rank 0. Returns the bytes of all files.
 int64_t ShardedCheckpointer::commit(const fs::path& path, const ShardIndex& index,
-                                    const TrainingState& state) {
-  commit_shards(path, index, state.to_json(), running_state(network_));
+                                    const TrainingState& state,
+                                    const std::vector<StateTensor>& running) {
+  commit_shards(path, index, state.to_json(), running);
   auto bytes = int64_t(fs::file_size(path));
   std::set<fs::path> shards;
   for (size_t rank = 0; rank < index.checksums.size(); ++rank) {
@@ -126,7 +139,7 @@ std::string ShardedCheckpointer::read(const fs::path& path) {
 void ShardedCheckpointer::require_fitting() const {
   std::vector<StateTensor> saved = read_->index().parameters;
   saved.insert(saved.end(), read_->running().begin(), read_->running().end());
-  within(read_->path().string(), [&] { check_state_dict(network_, saved); });
+  within(read_->path().string(), [&] { check(saved); });
   std::set<std::string> states(read_->index().states.begin(), read_->index().states.end());
   states.erase(kValues);
   require_same_states(read_->path(), states, optimizer_);
@@ -147,14 +160,14 @@ void ShardedCheckpointer::restore() {
       for (const NamedNumbers& kept : kept_of(u)) {
         for (const Piece& piece : pieces_in(unit.ranges(), unit.shard())) {
           kept.numbers.range(piece.in_shard, {piece.of_parameter.count})
-              .copy_from_host(read_->read(kept.state, unit.in_order()[piece.parameter]->name,
-                                          piece.of_parameter));
+              .copy_from_host(read_from(*read_, kept.state, *unit.in_order()[piece.parameter],
+                                        piece.of_parameter));
         }
       }
     }
     std::map<std::string, StateTensor> running;
     for (const StateTensor& tensor : read_->running()) running.emplace(tensor.name, tensor);
-    load_running_state(network_, running);
+    load_running(running);
     optimizer_.set_steps(steps_read());
     present_.emplace(read_->path(), read_->index());
     read_.reset();

@@ -3,6 +3,7 @@
 // rank 0 makes the shards a checkpoint (sharded_checkpoint.h).
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,12 +25,42 @@ namespace lockstep {
 ///   10. what failed on one rank has failed on all.
 /// Where only the counters have changed since the last checkpoint (of the same step), its shards
 /// stay as they are: they must not be exchanged one by one below a checkpoint that is there.
-class ShardedCheckpointer final : public Checkpointer {
+class ShardedCheckpointer : public Checkpointer {
  public:
   /// Network and `optimizer`, which is of its shards(), must outlive this object.
   template <class... Base>
   ShardedCheckpointer(FullyShardedDataParallel& network, const Optimizer& optimizer, Base&&... base)
       : Checkpointer(std::forward<Base>(base)...), network_(network), optimizer_(optimizer) {}
+
+ protected:
+  /// Numbers of a unit that this rank keeps of unit.shard(): values, or a state of the optimizer.
+  struct NamedNumbers {
+    std::string state;
+    Tensor numbers{};
+  };
+  std::vector<NamedNumbers> kept_of(size_t unit) const;
+  const FullyShardedDataParallel& network() const { return network_; }
+
+  // Where the ranks' parameters are only parts of those of the whole network, which is what files
+  // have (stage 07), these are others. All ranks call those that return numbers.
+
+  /// What this rank writes.
+  virtual std::vector<ShardPiece> pieces() const;
+  /// Names and PyTorch's shapes.
+  virtual std::vector<StateTensor> parameters() const;
+  virtual std::vector<StateTensor> running() const { return running_state(network_); }
+  /// Throws BadInput for a state that is not the whole network's.
+  virtual void check(const std::vector<StateTensor>& saved) const {
+    check_state_dict(network_, saved);
+  }
+  /// Elements of this rank's parameter, or of a state of the optimizer.
+  virtual std::vector<Real> read_from(const ShardedCheckpoint& checkpoint, const std::string& state,
+                                      const Parameter& parameter, FlatRange elements) const {
+    return checkpoint.read(state, parameter.name, elements);
+  }
+  virtual void load_running(const std::map<std::string, StateTensor>& running) const {
+    load_running_state(network_, running);
+  }
 
  private:
   int64_t write(const TrainingState& state) override;
@@ -37,17 +68,10 @@ class ShardedCheckpointer final : public Checkpointer {
   void require_fitting() const override;
   void restore() override;
 
-  /// Numbers of a unit that this rank keeps of unit.shard(): values, or a state of the optimizer.
-  struct NamedNumbers {
-    std::string state;
-    Tensor numbers{};
-  };
-  std::vector<NamedNumbers> kept_of(size_t unit) const;
-  std::vector<ShardPiece> pieces(const TrainingState& state) const;
   bool has_shards(const std::filesystem::path& path) const;
   ShardIndex index_of(std::vector<std::string> checksums) const;
   int64_t commit(const std::filesystem::path& path, const ShardIndex& index,
-                 const TrainingState& state);
+                 const TrainingState& state, const std::vector<StateTensor>& running);
   std::vector<int64_t> steps_read() const;
 
   FullyShardedDataParallel& network_;

@@ -102,6 +102,12 @@ void UnitMessages::await(const Event& event) {
   pass_times.end("exposed");
 }
 
+void UnitMessages::add_replicas(Purpose purpose, const Tensor& x) {
+  if (replicas == nullptr) return;
+  const CallPurpose counted(*replicas, counts ? purpose : Purpose::other);
+  measure(purpose, [&] { replicas->all_reduce(communication, x); });
+}
+
 Unit::Unit(Layers layers, UnitMessages& messages) : messages_(messages) {
   for (std::unique_ptr<Module>& layer : layers) {
     const std::string name = layer->name();
@@ -251,7 +257,7 @@ void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& ow
   Kernels& kernels = communication.kernels();
   communication.wait(messages_.passes.record());  // backward has written them
   kernels.check_finite(communication, state, gradients_, own_health);
-  kernels.scale(communication, Real(1) / Real(messages_.comm.world_size()), gradients_);
+  kernels.scale(communication, Real(1) / Real(messages_.averaged()), gradients_);
   if (messages_.shards(ShardKind::optimizer)) {
     messages_.measure(Purpose::gradients, [&] {
       messages_.comm.reduce_scatter(communication, gradients_, gradient_shard_);
@@ -260,6 +266,7 @@ void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& ow
     messages_.measure(Purpose::gradients,
                       [&] { messages_.comm.all_reduce(communication, gradients_); });
   }
+  messages_.add_replicas(Purpose::gradients, gradient_shard_);
   reduced_ = communication.record();
 }
 

@@ -64,10 +64,14 @@ struct UnitMessages {
   ShardKind kind;
   Communicator& comm;
   Stream passes, communication;
+  /// Ranks that keep the same shards of other samples' gradients (stage 07); null: there are none.
+  Communicator* replicas = nullptr;
   PhaseTimer pass_times{passes}, communication_times{communication};
   bool counts = false;  // true: since a training pass has begun, and until evaluation
 
   bool shards(ShardKind what) const { return kind >= what; }
+  /// Over how many ranks gradients are averaged.
+  int averaged() const { return comm.world_size() * (replicas ? replicas->world_size() : 1); }
   /// The passes wait for `event`; that is time in which they do not compute.
   void await(const Event& event);
   /// Enqueues messages, which `send` does. In training they are timed, and the communicator counts
@@ -80,6 +84,8 @@ struct UnitMessages {
     communication_times.end("communication");
     communication_times.stop();
   }
+  /// x becomes the sum of all replicas' x.
+  void add_replicas(Purpose purpose, const Tensor& x);
 };
 
 /// Layers one after another. Their parameters lie in one flat buffer [length], in reverse order of

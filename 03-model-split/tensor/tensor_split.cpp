@@ -160,27 +160,38 @@ Shape shape_in(const Shapes& shapes, const StateTensor& tensor) {
   return found == shapes.end() ? tensor.shape : found->second;
 }
 
-/// This rank's numbers become those of all ranks, in their order.
-void all_gather(std::vector<Real>& numbers, Stream stream, Communicator& comm) {
-  const int64_t count = std::ssize(numbers);
-  const Tensor mine = Tensor::from_host(stream, {count}, numbers);
-  const Tensor all = Tensor::empty(stream, {comm.world_size() * count});
-  comm.all_gather(stream, mine, all);
-  numbers = all.to_host();
-}
-
-/// Numbers become rank 0's.
-template <class T>
-void broadcast(std::vector<T>& numbers, Stream stream, Communicator& comm) {
-  if (numbers.empty()) return;
-  const auto all = BasicTensor<T>::from_host(stream, {std::ssize(numbers)}, numbers);
-  comm.broadcast(stream, all, 0);
-  numbers = all.to_host();
-}
-
 Stream stream_of(Module& network) { return network.parameters().front()->value.home(); }
 
 }  // namespace
+
+std::vector<Real> part_of(const std::vector<Real>& whole, const Shape& whole_shape,
+                          const Shape& part_shape, int rank) {
+  if (part_shape == whole_shape) return whole;
+  std::vector<Real> part(static_cast<size_t>(part_shape.elements()));
+  for_each_run(whole_shape, part_shape, rank, [&](int64_t from, int64_t to, int64_t count) {
+    std::copy_n(whole.begin() + from, count, part.begin() + to);
+  });
+  return part;
+}
+
+std::vector<Real> joined(const std::vector<Real>& parts, const Shape& whole_shape,
+                         const Shape& part_shape) {
+  std::vector<Real> whole(parts.size());
+  const int64_t length = part_shape.elements();
+  for (int rank = 0; rank < int(std::ssize(parts) / length); ++rank) {
+    for_each_run(whole_shape, part_shape, rank, [&](int64_t to, int64_t from, int64_t count) {
+      std::copy_n(parts.begin() + rank * length + from, count, whole.begin() + to);
+    });
+  }
+  return whole;
+}
+
+std::vector<Real> gathered(const std::vector<Real>& mine, Stream stream, Communicator& comm) {
+  const int64_t count = std::ssize(mine);
+  const Tensor all = Tensor::empty(stream, {comm.world_size() * count});
+  comm.all_gather(stream, Tensor::from_host(stream, {count}, mine), all);
+  return all.to_host();
+}
 
 int64_t TensorSplit::parameter_count() const {
   int64_t count = 0;
@@ -193,23 +204,20 @@ void TensorSplit::check_full_state(const std::vector<StateTensor>& state) const 
 }
 
 /// This rank's part of a tensor of the unsplit network, of this shape.
-StateTensor TensorSplit::part_of(const StateTensor& whole, const Shape& shape) const {
+StateTensor TensorSplit::my_part(const StateTensor& whole, const Shape& shape) const {
   if (shape == whole.shape) return whole;
-  StateTensor part{.name = whole.name, .shape = shape};
-  part.real.resize(static_cast<size_t>(shape.elements()));
-  for_each_run(whole.shape, shape, ranks_.rank(), [&](int64_t from, int64_t to, int64_t count) {
-    std::copy_n(whole.real.begin() + from, count, part.real.begin() + to);
-  });
-  return part;
+  return {.name = whole.name,
+          .shape = shape,
+          .real = part_of(whole.real, whole.shape, shape, ranks_.rank())};
 }
 
 void TensorSplit::initialize(Initializer initializer, uint64_t seed) {
   const std::vector<Parameter*> all = unsplit_->parameters(), mine = parameters();
   for (size_t i = 0; i < all.size(); ++i) {
-    const StateTensor whole{all[i]->name, torch_shape(*all[i]),
-                            first_values(*all[i], initializer, seed)};
-    const StateTensor part = part_of(whole, torch_shape(*mine[i]));
-    mine[i]->value.copy_from_host(from_torch_layout(*mine[i], part.real));
+    const std::vector<Real> part =
+        part_of(first_values(*all[i], initializer, seed), torch_shape(*all[i]),
+                torch_shape(*mine[i]), ranks_.rank());
+    mine[i]->value.copy_from_host(from_torch_layout(*mine[i], part));
   }
 }
 
@@ -217,7 +225,7 @@ void TensorSplit::load_full_state(const std::vector<StateTensor>& state) {
   check_full_state(state);
   const Shapes shapes = shapes_of(*this);
   std::vector<StateTensor> parts;
-  for (const StateTensor& whole : state) parts.push_back(part_of(whole, shape_in(shapes, whole)));
+  for (const StateTensor& whole : state) parts.push_back(my_part(whole, shape_in(shapes, whole)));
   load_state_dict(*this, parts);
 }
 
@@ -227,15 +235,8 @@ std::vector<StateTensor> TensorSplit::full_state() {
   for (StateTensor& tensor : full) {
     const Shape shape = shape_in(shapes, tensor), part = tensor.shape;
     if (shape == part) continue;
-    std::vector<Real> parts = std::move(tensor.real);
-    all_gather(parts, stream_of(*this), ranks_.comm());
     tensor.shape = shape;
-    tensor.real.resize(parts.size());
-    for (int r = 0; r < ranks_.world_size(); ++r) {
-      for_each_run(shape, part, r, [&](int64_t to, int64_t from, int64_t n) {
-        std::copy_n(parts.begin() + r * part.elements() + from, n, tensor.real.begin() + to);
-      });
-    }
+    tensor.real = joined(gathered(tensor.real, stream_of(*this), ranks_.comm()), shape, part);
   }
   check_full_state(full);  // nothing is missing
   return full;

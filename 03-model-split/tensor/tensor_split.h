@@ -17,6 +17,24 @@
 
 namespace lockstep {
 
+/// The numbers that rank `rank` has of a tensor of the unsplit network, in PyTorch's layout. The
+/// shapes differ in at most one extent: a part is the rank's range of that.
+std::vector<Real> part_of(const std::vector<Real>& whole, const Shape& whole_shape,
+                          const Shape& part_shape, int rank);
+/// The reverse: `parts` has all ranks' parts, one after another.
+std::vector<Real> joined(const std::vector<Real>& parts, const Shape& whole_shape,
+                         const Shape& part_shape);
+/// This rank's numbers become those of all ranks of `comm`, in their order. Synchronizes.
+std::vector<Real> gathered(const std::vector<Real>& mine, Stream stream, Communicator& comm);
+/// Numbers become rank 0's. Synchronizes.
+template <class T>
+void broadcast(std::vector<T>& numbers, Stream stream, Communicator& comm) {
+  if (numbers.empty()) return;
+  const auto all = BasicTensor<T>::from_host(stream, {std::ssize(numbers)}, numbers);
+  comm.broadcast(stream, all, 0);
+  numbers = all.to_host();
+}
+
 /// One rank's share of a network that stays the same network (AlexNet's grouped layers, on two
 /// GPUs, make another): every rank sees every sample, has a part of the wide layers, and all of the
 /// others, under the unsplit network's names. Ranks hold the same values wherever an activation or
@@ -62,7 +80,7 @@ class TensorSplit final : public Sequential {
   void append_split(std::unique_ptr<Module> whole);
   void make_whole(const Module& before);
 
-  StateTensor part_of(const StateTensor& whole, const Shape& shape) const;
+  StateTensor my_part(const StateTensor& whole, const Shape& shape) const;
 
   std::unique_ptr<Module> unsplit_;  // without memory: names and shapes
   SplitRanks& ranks_;

@@ -21,30 +21,44 @@ double LearningRateSchedule::at(int64_t step) const {
 ClipByNorm::ClipByNorm(const FlatParameters& parameters, double most)
     : ClipByNorm(parameters.stream(), {{parameters.values(), parameters.gradients()}}, most) {}
 
+namespace {
+
+std::vector<Tensor> gradients_of(const std::vector<UpdatedRange>& ranges) {
+  std::vector<Tensor> gradients;
+  for (const UpdatedRange& range : ranges) gradients.push_back(range.gradients);
+  return gradients;
+}
+
+}  // namespace
+
 ClipByNorm::ClipByNorm(Stream stream, std::vector<UpdatedRange> ranges, double most,
                        AddOthers add_others)
-    : stream_(stream),
-      ranges_(most == 0 ? std::vector<UpdatedRange>() : std::move(ranges)),
-      most_(Real(most)),
-      add_others_(std::move(add_others)) {
-  for (const UpdatedRange& range : ranges_) {
-    const int64_t count = range.gradients.elements();
-    const int64_t parts = (count + Kernels::kSumPart - 1) / Kernels::kSumPart;
+    : ClipByNorm(stream, ranges, gradients_of(ranges), most, std::move(add_others)) {}
+
+ClipByNorm::ClipByNorm(Stream stream, std::vector<UpdatedRange> ranges, std::vector<Tensor> counted,
+                       double most, AddOthers add_others)
+    : stream_(stream), most_(Real(most)), add_others_(std::move(add_others)) {
+  if (most == 0) return;
+  ranges_ = std::move(ranges);
+  counted_ = std::move(counted);
+  for (const Tensor& gradients : counted_) {
+    const int64_t parts = (gradients.elements() + Kernels::kSumPart - 1) / Kernels::kSumPart;
     sums_.push_back(Tensor::empty(stream_, {1 + parts}));
   }
+  squares_ = sums_.empty() ? Tensor::empty(stream_, {1}) : sums_.front().range(0, {1});
 }
 
 void ClipByNorm::operator()() const {
   if (ranges_.empty()) return;
   Kernels& kernels = stream_.kernels();
-  const Tensor squares = sums_.front().range(0, {1});
-  for (size_t i = 0; i < ranges_.size(); ++i) {
-    kernels.sum_squares(stream_, ranges_[i].gradients, sums_[i]);
-    if (i > 0) kernels.add(stream_, sums_[i].range(0, {1}), squares);
+  if (counted_.empty()) kernels.fill(stream_, 0, squares_);
+  for (size_t i = 0; i < counted_.size(); ++i) {
+    kernels.sum_squares(stream_, counted_[i], sums_[i]);
+    if (i > 0) kernels.add(stream_, sums_[i].range(0, {1}), squares_);
   }
-  if (add_others_) add_others_(squares);
+  if (add_others_) add_others_(squares_);
   for (const UpdatedRange& range : ranges_) {
-    kernels.clip_to_norm(stream_, most_, squares, range.gradients);
+    kernels.clip_to_norm(stream_, most_, squares_, range.gradients);
   }
 }
 

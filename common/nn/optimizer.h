@@ -59,6 +59,10 @@ class ClipByNorm {
   /// The gradients of all ranges together.
   ClipByNorm(Stream stream, std::vector<UpdatedRange> ranges, double most,
              AddOthers add_others = {});
+  /// The same, where only the gradients `counted` add to the norm: pieces of the ranges', perhaps
+  /// none.
+  ClipByNorm(Stream stream, std::vector<UpdatedRange> ranges, std::vector<Tensor> counted,
+             double most, AddOthers add_others);
   void operator()() const;
 
  private:
@@ -66,7 +70,9 @@ class ClipByNorm {
   std::vector<UpdatedRange> ranges_;  // empty if calls do nothing
   Real most_;
   AddOthers add_others_;
-  std::vector<Tensor> sums_;  // of each range, as Kernels::sum_squares() wants them
+  std::vector<Tensor> counted_;
+  std::vector<Tensor> sums_;  // of each counted piece, as Kernels::sum_squares() wants them
+  Tensor squares_;            // [1]
 };
 
 /// What an optimizer remembers from step to step, under PyTorch's name: for each of its ranges as

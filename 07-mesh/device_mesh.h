@@ -1,0 +1,94 @@
+#pragma once
+// The ranks of a job as a grid: an axis for each way in which they divide the work.
+
+#include <array>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/comm/process_group.h"
+
+namespace lockstep {
+
+/// What the ranks along an axis have of each other.
+enum class Axis {
+  data,    // other samples, the same weights: stage 04
+  shard,   // other samples, other parts of the weights, gathered for use: stage 06
+  tensor,  // the same samples, other parts of the layers: stage 03
+};
+constexpr auto words_of(Axis) { return std::array{"data", "shard", "tensor"}; }
+
+inline constexpr std::array kAllAxes{Axis::data, Axis::shard, Axis::tensor};
+
+using Axes = std::set<Axis>;
+
+/// Names and sizes of the axes. Rank r's coordinates are row-major: the last axis is the nearest,
+/// its ranks follow each other. Mirrors the mesh_shape and mesh_dim_names of
+/// torch.distributed.init_device_mesh.
+class MeshShape {
+ public:
+  /// "data=2,tensor=2", outermost axis first; an axis that is not named has size 1. "auto" names
+  /// none: see default_mesh(). Throws BadInput for anything else.
+  static MeshShape from(std::string_view text);
+  std::string text() const;
+  friend bool operator==(const MeshShape&, const MeshShape&) = default;
+
+  int64_t ranks() const;
+  int size(Axis axis) const;
+  /// The place of `rank` along an axis, from 0 to its size - 1.
+  int coordinate(int rank, Axis axis) const;
+  /// The first of the ranks whose coordinates differ from those of `rank` along `axes` at most.
+  /// Ranks belong to the same group along these axes if it is the same for them.
+  int first_of(int rank, const Axes& axes) const;
+  /// "rank 5 (data 1, tensor 1)"
+  std::string name_of(int rank) const;
+
+ private:
+  void add(std::string_view text);
+
+  struct Extent {
+    Axis axis;
+    int size;
+    friend bool operator==(const Extent&, const Extent&) = default;
+  };
+  std::vector<Extent> extents_;
+};
+
+/// This rank's place in the mesh, and its groups. Mirrors torch.distributed.DeviceMesh.
+///
+/// The messages of all groups are enqueued on one stream. Every rank runs the same program, so rank
+/// r's k-th message belongs to the same axes as every other rank's k-th message. No rank can then
+/// wait for one that waits for it: of all messages under way, the one with the smallest k has
+/// nobody before it.
+class DeviceMesh {
+ public:
+  /// `world` has all ranks of `group`, as connect() made it. All must outlive this object. Throws
+  /// BadInput, on all ranks, if the shape has another number of ranks.
+  DeviceMesh(const MeshShape& shape, ProcessGroup& group, Device& device, Communicator& world);
+
+  const MeshShape& shape() const { return shape_; }
+  int size(Axis axis) const { return shape_.size(axis); }
+  int coordinate(Axis axis) const { return shape_.coordinate(world_.rank(), axis); }
+  /// The ranks that differ from this one along these axes only, in the order of their ranks. All
+  /// ranks ask for the same axes in the same order: the first time they connect.
+  Communicator& along(const Axes& axes);
+  /// All ranks.
+  Communicator& world() const { return world_; }
+  ProcessGroup& group() const { return group_; }
+
+ private:
+  MeshShape shape_;
+  ProcessGroup& group_;
+  Device& device_;
+  Communicator& world_;
+  std::map<Axes, std::unique_ptr<Communicator>> groups_;  // by the axes that are longer than 1
+};
+
+/// The mesh of W ranks that none was asked for: the ranks of a host share the weights out, hosts
+/// have copies of each other's, which is the least that has to pass the network.
+MeshShape default_mesh(const ProcessGroup& group);
+
+}  // namespace lockstep

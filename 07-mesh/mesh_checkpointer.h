@@ -1,0 +1,41 @@
+#pragma once
+// Checkpoints of a mesh: stage 06's files, which say nothing of the mesh that wrote them.
+
+#include <utility>
+
+#include "06-fully-sharded/sharded_checkpointer.h"
+#include "07-mesh/mesh_parallel.h"
+
+namespace lockstep {
+
+/// Every rank writes an equal share of each parameter of the whole network. For that the ranks put
+/// a parameter together, one after another: that costs messages as large as the network and its
+/// optimizer's state, and memory for one unit. In return any mesh, and stage 06, reads what any
+/// other has written.
+class MeshCheckpointer final : public ShardedCheckpointer {
+ public:
+  /// `parallel` must outlive this object.
+  template <class... Base>
+  MeshCheckpointer(const MeshParallel& parallel, const Optimizer& optimizer, Base&&... base)
+      : ShardedCheckpointer(parallel.sharded(), optimizer, std::forward<Base>(base)...),
+        parallel_(parallel) {}
+
+ private:
+  std::vector<ShardPiece> pieces() const override;
+  std::vector<StateTensor> parameters() const override;
+  std::vector<StateTensor> running() const override { return parallel_.running(); }
+  void check(const std::vector<StateTensor>& saved) const override {
+    check_state_dict(parallel_.unsplit(), saved);
+  }
+  std::vector<Real> read_from(const ShardedCheckpoint& checkpoint, const std::string& state,
+                              const Parameter& parameter, FlatRange elements) const override;
+  void load_running(const std::map<std::string, StateTensor>& running) const override {
+    parallel_.load_running(running);
+  }
+
+  Tensor gathered(const Unit& unit, const Tensor& kept) const;
+
+  const MeshParallel& parallel_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,95 @@
+#pragma once
+// A network on a mesh of ranks: split inside its layers along the axis `tensor`, its parameters
+// shared out along `shard`, and all of that copied along `data`.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "03-model-split/tensor/tensor_split.h"
+#include "06-fully-sharded/fully_sharded.h"
+#include "07-mesh/device_mesh.h"
+#include "common/nn/models.h"
+
+namespace lockstep {
+
+/// The axes along which ranks have other samples: a gradient is averaged over them.
+inline const Axes kSampleAxes{Axis::data, Axis::shard};
+
+/// One rank's part of a network. Which messages a parameter's gradient needs follows from what the
+/// ranks of an axis have of it:
+///
+///            samples    layer        gradient in backward    its norm
+///   data     their own  a copy       averaged                counts once
+///   shard    their own  a copy       averaged, then cut      added up over the shards
+///   tensor   the same   a part       the rank's own          added up over the parts
+///   tensor   the same   a copy       the same on all         counts once
+class MeshParallel {
+ public:
+  /// Replaces the model's network, which `options` describe, by this rank's part. `mesh` must
+  /// outlive this object. Throws BadInput, on all ranks, where no layer divides by the tensor
+  /// axis.
+  MeshParallel(Model& model, const ModelOptions& options, DeviceMesh& mesh, Stream passes,
+               Stream communication, const ShardingOptions& sharding);
+
+  /// The network as stage 06 knows it, of this rank's parts of layers.
+  FullyShardedDataParallel& sharded() const { return sharded_; }
+  /// The number of learnt values of the whole network.
+  int64_t count() const;
+
+  /// Sets the first values of all parameters: those of the unsplit network.
+  void initialize(Initializer initializer, uint64_t seed);
+  /// Rank 0 reads the file, and sends a tensor after another to all ranks, which keep their parts.
+  /// Errors as in lockstep::load_weights(), on all ranks. Does nothing if the path is empty.
+  void load_weights(const std::string& path);
+  /// Puts the weights together, and rank 0 writes the file, which any other stage loads. All ranks
+  /// call it; it does nothing if the path is empty.
+  void save_weights(const std::string& path);
+
+  /// Scales the gradients by the norm of the whole network's gradient.
+  ClipByNorm clip_by_norm(double most) const;
+  /// Those of all ranks along `tensor`, each of which knows its own parts of layers only.
+  std::vector<HealthTensor> healths(const HealthTensor& mine, Context& context) {
+    return ranks_.healths(mine, context);
+  }
+  /// What layers along `tensor` have exchanged.
+  SplitRanks& split_ranks() { return ranks_; }
+
+  // For checkpoints, which have the whole network's numbers.
+
+  /// Without memory: names and shapes.
+  Module& unsplit() const { return *unsplit_; }
+  const Parameter& of_unsplit(const Parameter& p) const { return *of_unsplit_.at(p.name); }
+  /// A parameter's numbers, or a state's, of the whole network, as they lie in memory. `part` [n]
+  /// are this rank's. All ranks along `tensor` call it. Synchronizes.
+  std::vector<Real> whole_numbers(const Parameter& p, const std::vector<Real>& part) const;
+  /// The reverse: this rank's part.
+  std::vector<Real> part_numbers(const Parameter& p, const std::vector<Real>& whole) const;
+  /// Running statistics, of the whole network. All ranks call it. Synchronizes.
+  std::vector<StateTensor> running() const;
+  /// Sets this rank's part of them.
+  void load_running(std::map<std::string, StateTensor> whole) const;
+  Communicator& along(const Axes& axes) const { return mesh_.along(axes); }
+  Stream passes() const { return passes_; }
+
+ private:
+  FullyShardedDataParallel& shard(Model& model, ShardingOptions options);
+  void split(Model& model, const ModelOptions& options);
+  /// PyTorch's shape of a tensor of this rank's network in the unsplit one.
+  Shape whole_shape(const std::string& name, const Shape& part) const;
+  void set(Parameter& p, const std::vector<Real>& whole) const;
+  StateTensor whole_of(StateTensor part) const;
+  bool counts_in_norm(const Parameter& p) const;
+  std::vector<Tensor> counted_gradients() const;
+
+  DeviceMesh& mesh_;
+  Stream passes_, communication_;
+  std::unique_ptr<Module> unsplit_;                     // without memory: names and shapes
+  std::map<std::string, const Parameter*> of_unsplit_;  // by name
+  std::map<std::string, Shape> whole_shapes_;           // PyTorch's, by name
+  SplitRanks ranks_;
+  FullyShardedDataParallel& sharded_;
+};
+
+}  // namespace lockstep

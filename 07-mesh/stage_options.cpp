@@ -1,0 +1,114 @@
+#include "07-mesh/stage_options.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "common/core/error.h"
+#include "common/io/json.h"
+
+namespace lockstep {
+
+void MeshStageOptions::add_to(OptionParser& parser) {
+  Options::add_to(parser);
+  ranks.add_to(parser);
+  parser.begin_group("Ranks");
+  parser.add("--mesh", mesh,
+             {"axes of ranks, outermost first: data=2,shard=2,tensor=2; auto: shard within a host, "
+              "data over hosts",
+              Role::all_ranks});
+  step.add_to(parser);
+  sync_bn.add_to(parser);
+  saving.add_to(parser);
+  sharding.add_to(parser);
+  parser.check_afterwards([this] {
+    require(sync_bn.sync_bn_group == 0,
+            "--sync-bn-group: in a mesh all ranks with other samples normalise together; leave it "
+            "out, or give --no-sync-bn");
+    check_saved_statistics(step, sync_bn, saving);
+    refuse_simulated(*this, saving);
+  });
+}
+
+std::string MeshStageOptions::emulation(size_t world_size) const {
+  if (!sync_bn.no_sync_bn) return "";
+  return step.emulation(world_size / size_t(mesh.size(Axis::tensor)));
+}
+
+MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,
+                         Stream communication, const MeshStageOptions& options) {
+  ShardingOptions sharding = options.sharding;
+  sharding.broadcast_buffers = !options.step.no_broadcast_buffers;
+  return MeshParallel(model, options.model_options(images), mesh, passes, communication, sharding);
+}
+
+std::string mesh_line(const MeshStageOptions& options, const DeviceMesh& mesh) {
+  const int parts = mesh.size(Axis::data) * mesh.size(Axis::shard);
+  return fmt::format("{}, {}: global batch {} = {} x at most {} samples{}; learning rate {:.6g}",
+                     ranks_text(mesh.group()), mesh.shape().text(), options.batch_size, parts,
+                     (options.batch_size + parts - 1) / parts,
+                     options.step.accumulate > 1
+                         ? fmt::format(" in {} micro-batches", options.step.accumulate)
+                         : "",
+                     options.schedule(1).base);
+}
+
+// --- The report ----------------------------------------------------------------------------------
+
+namespace {
+
+/// What a rank sends along an axis in a step, and what it must, by sizes.
+struct AlongAxis {
+  Axis axis;
+  int64_t sent = 0;
+  double predicted = 0;  // in all steps
+};
+
+int64_t training_bytes(const Communicator& comm) {
+  return comm.bytes_sent(Purpose::gradients) + comm.bytes_sent(Purpose::parameters) +
+         comm.bytes_sent(Purpose::activations);
+}
+
+/// 2 (D-1)/D times this rank's part of the gradients.
+AlongAxis along_data(MeshParallel& parallel, DeviceMesh& mesh, double steps) {
+  const int ranks = mesh.size(Axis::data);
+  int64_t bytes = 0;
+  for (const Unit* unit : parallel.sharded().units()) {
+    bytes += int64_t(unit->gradient_shard().bytes());
+  }
+  return {Axis::data, training_bytes(mesh.along({Axis::data})),
+          steps * 2.0 * (ranks - 1) / ranks * double(bytes)};
+}
+
+AlongAxis along_tensor(MeshParallel& parallel, DeviceMesh& mesh) {
+  double bytes = 0;
+  for (const auto& [layer, traffic] : parallel.split_ranks().traffic()) bytes += traffic.bytes;
+  return {Axis::tensor, training_bytes(mesh.along({Axis::tensor})), bytes};
+}
+
+}  // namespace
+
+void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer,
+            const MeshStageOptions& options, TrainingLog& log) {
+  FullyShardedDataParallel& sharded = parallel.sharded();
+  report(sharded, optimizer, options.step.accumulate, sharded.comm().world_size(), log);
+  const double steps = double(std::max<int64_t>(log.own_steps(), 1));
+  std::vector<AlongAxis> all;
+  if (mesh.size(Axis::data) > 1 && mesh.size(Axis::shard) > 1) {
+    all.push_back(along_data(parallel, mesh, steps));
+  }
+  if (mesh.size(Axis::tensor) > 1) all.push_back(along_tensor(parallel, mesh));
+  nlohmann::json found = nlohmann::json::object();
+  for (const AlongAxis& axis : all) {
+    const double sent = double(axis.sent) / steps, predicted = axis.predicted / steps;
+    const std::string name = name_of(axis.axis);
+    found[name] = {{"ranks", mesh.size(axis.axis)}, {"sent", sent}, {"predicted", predicted}};
+    log.note("bytes along " + name,
+             fmt::format("{:.0f} sent in a step, counted in {}; by sizes {:.0f} ({})", sent,
+                         mesh.along({axis.axis}).bytes_counted_in(), predicted,
+                         beside_formula(sent, predicted)),
+             "mesh", found);
+  }
+}
+
+}  // namespace lockstep

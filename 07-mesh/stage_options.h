@@ -1,0 +1,34 @@
+#pragma once
+// This stage's options: those of stage 06, and the mesh.
+
+#include "06-fully-sharded/stage_options.h"
+#include "07-mesh/mesh_parallel.h"
+
+namespace lockstep {
+
+struct MeshStageOptions : Options {
+  RankOptions ranks;
+  StepOptions step;
+  SyncBatchNormOptions sync_bn;
+  SavingOptions saving;
+  ShardingOptions sharding;
+  MeshShape mesh;
+
+  void add_to(OptionParser& parser) override;
+  bool splits_network() const override { return true; }
+  /// The --emulate value with which stage 01 normalises as these ranks do.
+  std::string emulation(size_t world_size) const;
+};
+
+/// Replaces the model's network by this rank's part of it, as the options say.
+MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,
+                         Stream communication, const MeshStageOptions& options);
+
+/// The line printed once, at the start: the mesh, and how the batch comes about.
+std::string mesh_line(const MeshStageOptions& options, const DeviceMesh& mesh);
+
+/// Adds to the summary what stage 06 measures, and what this rank sent along each axis in a step.
+void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer,
+            const MeshStageOptions& options, TrainingLog& log);
+
+}  // namespace lockstep
