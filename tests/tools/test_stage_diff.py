@@ -52,6 +52,9 @@ class TestStageDiff(unittest.TestCase):
     def test_sharding_differs_little_from_syncbn_and_checkpoints(self):
         self.check("06-fully-sharded", 30, 25, before="05-syncbn-checkpoint")
 
+    def test_a_mesh_differs_little_from_sharding(self):
+        self.check("07-mesh", 28, 25, before="06-fully-sharded")
+
     def step(self, stage):
         text = read_main(stage)
         begin = text.index("void train_step(")
@@ -65,6 +68,7 @@ class TestStageDiff(unittest.TestCase):
 
     def test_the_step_of_shards_is_that_of_whole_replicas(self):
         self.assertEqual(self.step("06-fully-sharded"), self.step("05-syncbn-checkpoint"))
+        self.assertEqual(self.step("07-mesh"), self.step("06-fully-sharded"))
 
 
 if __name__ == "__main__":

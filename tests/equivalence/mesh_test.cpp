@@ -1,0 +1,227 @@
+// Stage 07 leads to stage 01's weights: on every mesh of ranks.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tests/equivalence/outcome.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+
+const Options kMomentum{"--optimizer", "sgd", "--lr", "0.01", "--momentum", "0.9"};
+
+double bound(const Options& optimizer) {
+  return kDouble ? kApart : optimizer == kMomentum ? 1e-5 : 1e-4;
+}
+
+struct Mesh {
+  int ranks;
+  std::string axes;
+};
+
+/// Every ordered factorisation of these numbers of ranks over the axes; the seed network divides by
+/// 2 and 4 along tensor.
+std::vector<Mesh> all_meshes(const std::vector<int>& worlds) {
+  std::vector<Mesh> meshes;
+  for (const int ranks : worlds) {
+    std::vector<std::string> names{"data", "shard", "tensor"};
+    std::vector<std::string> seen;
+    do {
+      for (int a = 1; a <= ranks; ++a) {
+        for (int b = 1; ranks % a == 0 && b <= ranks / a; ++b) {
+          if (ranks / a % b != 0) continue;
+          std::string axes;
+          bool divides = true;
+          const int sizes[] = {a, b, ranks / a / b};
+          for (int i = 0; i < 3; ++i) {
+            if (names[i] == "tensor") divides = sizes[i] == 1 || sizes[i] == 2 || sizes[i] == 4;
+            if (sizes[i] > 1) axes += fmt::format(",{}={}", names[i], sizes[i]);
+          }
+          axes = axes.empty() ? "data=1" : axes.substr(1);
+          if (!divides || std::ranges::count(seen, axes) > 0) continue;
+          seen.push_back(axes);
+          meshes.push_back({ranks, axes});
+        }
+      }
+    } while (std::next_permutation(names.begin(), names.end()));
+  }
+  return meshes;
+}
+
+/// By default one in which each pair of axes is longer than 1, and a whole one.
+std::vector<Mesh> some_meshes() {
+  return {{4, "data=2,shard=2"}, {4, "tensor=2,data=2"}, {8, "shard=2,data=2,tensor=2"}};
+}
+
+/// 30 steps of 13 samples, the last of 10: no number of ranks from 2 on divides them evenly.
+const Options kSteps{"--data", "synthetic:387:10", "--workers", "0", "--batch-size",
+                     "13",     "--order",          "sampler"};
+
+Outcome train_on(const Mesh& mesh, const Options& options) {
+  return train(options + Options{"--mesh", mesh.axes}, "07-mesh", cpus(mesh.ranks));
+}
+
+/// The ranks along tensor count the work that all of them do as often as they do it.
+void check_same(const Outcome& found, const Outcome& expected, double tolerance) {
+  CHECK(relative_l2(found.state, expected.state) <= tolerance);
+  CHECK(largest(difference(found.losses(), expected.losses())) <= 100 * tolerance);
+  CHECK(found.metrics.at("accuracy") == expected.metrics.at("accuracy"));
+}
+
+TEST_CASE("Every mesh gives stage 01's weights after 30 steps", "[equivalence][mesh]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  for (const Options& optimizer : {kMomentum, kCalmAdamW}) {
+    const Options options = kSteps + optimizer + Options{"--model", "seed"};
+    const Outcome single = train(options);
+    for (const Mesh& mesh : full_campaign() ? all_meshes({1, 2, 3, 4, 6, 8}) : some_meshes()) {
+      INFO(optimizer[1] << ", " << mesh.axes);
+      check_same(train_on(mesh, options), single, bound(optimizer));
+    }
+  }
+}
+
+TEST_CASE("A mesh trains stage 01's weights in float", "[equivalence][mesh]") {
+  if (kDouble) LOCKSTEP_SKIP("only in builds with float");
+  const Options options = kSteps + Options{"--optimizer", "sgd", "--lr", "0.01", "--model", "seed"};
+  check_same(train_on({4, "data=2,tensor=2"}, options), train(options), 1e-5);
+}
+
+TEST_CASE("On a mesh clipping, micro-batches and dropout are those of one whole batch",
+          "[equivalence][mesh]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  for (const Options& optimizer : {kMomentum, kCalmAdamW}) {
+    const Options options =
+        kSteps + optimizer +
+        Options{"--model", "seed", "--dropout", "--clip-norm", "0.1", "--max-steps", "10"};
+    const Outcome whole = train(options, "04-ddp", "cpu:0");
+    for (const Mesh& mesh : full_campaign() ? all_meshes({2, 4, 8}) : some_meshes()) {
+      INFO(optimizer[1] << ", " << mesh.axes);
+      check_same(train_on(mesh, options + Options{"--accumulate", "2"}), whole, bound(optimizer));
+    }
+  }
+}
+
+TEST_CASE("On a mesh every way of sharding leads to the same weights", "[equivalence][mesh]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  const Options options =
+      kSteps + kCalmAdamW + Options{"--model", "seed", "--max-steps", "10", "--clip-norm", "0.1"};
+  const Outcome whole = train(options, "04-ddp", "cpu:0");
+  for (const std::string way : {"none", "optimizer", "gradients"}) {
+    if (way != "optimizer" && !full_campaign()) continue;
+    INFO(way);
+    check_same(train_on({8, "data=2,shard=2,tensor=2"}, options + Options{"--shard", way}), whole,
+               bound(kCalmAdamW));
+  }
+}
+
+/// Ten steps of 12 samples and one of a single sample, which leaves ranks without any.
+TEST_CASE("On a mesh batches are normalised over all ranks with other samples",
+          "[equivalence][mesh]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  const Options options{
+      "--data",  "synthetic:121:10", "--workers", "0",           "--batch-size", "12",   "--order",
+      "sampler", "--model",          "seed-bn",   "--optimizer", "sgd",          "--lr", "0.01"};
+  const Outcome single = train(options);
+  for (const Mesh& mesh : full_campaign() ? all_meshes({2, 4}) : some_meshes()) {
+    INFO(mesh.axes);
+    const Outcome several = train_on(mesh, options);
+    CHECK(relative_l2(several.state, single.state) <= (kDouble ? 1e-10 : 1e-3));
+  }
+}
+
+TEST_CASE("ResNet-18 and the mlp on a mesh give stage 01's weights", "[equivalence][mesh]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  for (const auto& [model, meshes] : std::vector<std::pair<Options, std::vector<Mesh>>>{
+           {{"--model", "resnet18", "--width", "6"},
+            {{4, "shard=2,tensor=2"}, {6, "data=2,tensor=3"}, {8, "data=2,shard=2,tensor=2"}}},
+           {{"--model", "mlp", "--width", "4"},
+            {{4, "data=2,tensor=2"}, {8, "tensor=2,shard=2,data=2"}}}}) {
+    const Options options = kSteps + kMomentum + model + Options{"--max-steps", "3"};
+    const Outcome single = train(options);
+    for (const Mesh& mesh : meshes) {
+      if (!full_campaign() && &mesh != &meshes.front()) continue;
+      INFO(model[1] << ", " << mesh.axes);
+      const Outcome several = train_on(mesh, options);
+      CHECK(relative_l2(several.state, single.state) <= (kDouble ? 1e-11 : 1e-4));
+    }
+  }
+}
+
+/// What is saved has the whole network's names and shapes, bit by bit as it was loaded.
+TEST_CASE("Any mesh loads what any other has saved", "[equivalence][mesh]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  const TempDir folder;
+  const Options options = kSteps + kMomentum + Options{"--model", "seed-bn", "--max-steps", "3"};
+  const Outcome first = train_on({4, "data=2,tensor=2"}, options);
+  write_file(folder / "weights", first.file);
+  const Options load{"--load", folder / "weights", "--epochs", "0"};
+  const Outcome other =
+      train_on({4, "tensor=2,shard=2"}, kSteps + Options{"--model", "seed-bn"} + load);
+  CHECK((other.file == first.file));
+  check_evaluated_as_saved(first, kSteps + Options{"--model", "seed-bn"});
+}
+
+TEST_CASE("A run resumes on another mesh, and in stage 06, up to rounding",
+          "[equivalence][mesh][checkpoint]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  struct Part {
+    std::string stage;
+    Mesh mesh;
+    int64_t steps;
+  };
+  const Options options = kSteps + kCalmAdamW + Options{"--model", "seed-bn"};
+  const Outcome straight = train(options + Options{"--max-steps", "9"});
+  const std::vector<std::vector<Part>> ways{{{"07-mesh", {4, "shard=2,tensor=2"}, 3},
+                                             {"07-mesh", {8, "data=2,shard=2,tensor=2"}, 6},
+                                             {"06-fully-sharded", {2, ""}, 9}},
+                                            {{"06-fully-sharded", {3, ""}, 3},
+                                             {"07-mesh", {4, "tensor=4"}, 6},
+                                             {"07-mesh", {3, "data=3"}, 9}}};
+  for (const std::vector<Part>& way : ways) {
+    if (&way != &ways.front() && !full_campaign()) continue;
+    const TempDir saved;
+    Outcome last;
+    for (const Part& part : way) {
+      INFO(part.stage << " " << part.mesh.axes);
+      Options more{"--checkpoint-dir",
+                   saved.path(),
+                   "--resume",
+                   "auto",
+                   "--allow-world-size-change",
+                   "--max-steps",
+                   std::to_string(part.steps)};
+      if (!part.mesh.axes.empty()) more = more + Options{"--mesh", part.mesh.axes};
+      last = train(options + more, part.stage, cpus(part.mesh.ranks));
+    }
+    CHECK(relative_l2(last.state, straight.state) <= bound(kCalmAdamW));
+    const std::vector<double> losses = straight.losses();
+    CHECK(largest(difference(last.losses(), {losses.end() - 3, losses.end()})) <=
+          100 * bound(kCalmAdamW));
+  }
+}
+
+/// HSDP sends whole gradients within a group of shards only; across groups, a shard's.
+TEST_CASE("What a rank sends along each axis is what the formulas say", "[equivalence][mesh]") {
+  const auto sent = [](const Mesh& mesh) {
+    return measure(kSteps + Options{"--model", "seed", "--max-steps", "4", "--mesh", mesh.axes},
+                   "07-mesh", cpus(mesh.ranks))
+        .metrics;
+  };
+  const nlohmann::json hybrid = sent({4, "data=2,shard=2"}), split = sent({4, "data=2,tensor=2"});
+  const double padded = 21'840 * sizeof(Real);  // and padding below 1 %
+  const nlohmann::json& along_data = hybrid.at("mesh").at("data");
+  CHECK(along_data.at("sent") == along_data.at("predicted"));
+  CHECK(along_data.at("sent").get<double>() == Approx(padded / 2).epsilon(0.02));
+  CHECK(hybrid.at("bytes_per_step").at("sent").get<double>() ==
+        Approx(3 * padded / 2).epsilon(0.02));
+  const nlohmann::json& along_tensor = split.at("mesh").at("tensor");
+  CHECK(along_tensor.at("sent").get<double>() ==
+        Approx(along_tensor.at("predicted").get<double>()).epsilon(1e-3));
+  CHECK_FALSE(split.at("mesh").contains("data"));  // its row is stage 06's
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+// Stage 07 with meshes that do not fit, ranks that differ, and ranks that die.
+
+#include <signal.h>
+
+#include <algorithm>
+
+#include "tests/support/catch.h"
+#include "tests/support/jobs.h"
+#include "tests/support/machine.h"
+#include "tests/support/stage.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
+
+const Words kOnMesh{stage_binary("07-mesh"), "--model",   "seed", "--data",
+                    "synthetic:120:10",      "--workers", "0"};
+
+TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
+  for (const auto& [options, text] : std::vector<std::pair<Words, std::string>>{
+           {{"--mesh", "data=2,tensor=2"},
+            "--mesh data=2,tensor=2: has 4 ranks, expected 2, as many as there are"},
+           {{"--mesh", "rows=2"}, "--mesh: found 'rows=2', expected axes with their numbers"},
+           {{"--mesh", "data"}, "--mesh: found 'data', expected axes"},
+           {{"--mesh", "data=0"}, "--mesh: found 'data=0', expected axes"},
+           {{"--mesh", "data=2,"}, "--mesh: found '', expected axes"},
+           {{"--mesh", "data=2x"}, "--mesh: found 'data=2x', expected axes"},
+           {{"--mesh", "data=1,data=2"}, "--mesh: the axis data twice, expected once"},
+           {{"--mesh", "data=1048577"}, "--mesh: found 'data=1048577', expected axes"},
+           {{"--sync-bn-group", "1", "--model", "seed-bn"}, "--sync-bn-group: in a mesh"},
+           {{"--mesh", "tensor=3", "--devices", cpus(3)},
+            "--mesh tensor=3: no layer of this network divides by 3 ranks along tensor"}}) {
+    Words words = kOnMesh + options;
+    if (std::ranges::count(options, "--devices") == 0) words += Words{"--devices", cpus(2)};
+    const ProcessResult run = run_process(words, kDeadline);
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring(text));
+    CHECK(std::ranges::count(run.err, '\n') == 1);
+    CHECK(run.out.find("Train Epoch") == std::string::npos);
+  }
+}
+
+TEST_CASE("Ranks with other meshes are told so, once", "[faults][mesh]") {
+  const Jobs jobs;
+  const ProcessResult run = jobs.run_words(
+      Words{
+          jobs.launcher(), "--nproc-per-node", "2", "sh", "-c",
+          "[ $RANK = 0 ] && exec \"$0\" \"$@\" --mesh data=2; exec \"$0\" \"$@\" --mesh shard=2"} +
+      kOnMesh);
+  INFO(story(run));
+  CHECK(run.status == 1);
+  CHECK_THAT(run.err, ContainsSubstring("mesh: rank 0 has \"data=2\", rank 1 has \"shard=2\""));
+  CHECK(std::ranges::count(run.err, '\n') == 1);
+  CHECK(jobs.processes() == Words{});
+}
+
+TEST_CASE("A loss that is not finite stops all ranks of a mesh in the same step",
+          "[faults][mesh]") {
+  for (const std::string mesh : {"data=2,tensor=2", "shard=2,tensor=2", "data=2,shard=2"}) {
+    INFO(mesh);
+    const Jobs jobs;
+    const ProcessResult run = jobs.run_words(
+        Words{jobs.launcher(), "--nproc-per-node", "4"} + kOnMesh +
+        Words{"--mesh", mesh, "--optimizer", "sgd", "--lr", "1e12", "--save", jobs / "weights"});
+    INFO(story(run));
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring("step 1, rank 0 (cpu:0)"));
+    CHECK_THAT(run.err, ContainsSubstring("is not finite"));
+    CHECK(std::ranges::count(run.err, '\n') == 1);
+    CHECK(jobs.names() == Words{});
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
