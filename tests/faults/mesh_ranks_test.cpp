@@ -15,8 +15,7 @@ namespace {
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
-const Words kOnMesh{stage_binary("07-mesh"), "--model",   "seed", "--data",
-                    "synthetic:120:10",      "--workers", "0"};
+const Words kOnMesh{stage_binary("07-mesh"), "--data", "synthetic:120:10", "--workers", "0"};
 
 TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
   for (const auto& [options, text] : std::vector<std::pair<Words, std::string>>{
@@ -33,7 +32,7 @@ TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
            {{"--mesh", "tensor=3", "--devices", cpus(3)},
             "--mesh tensor=3: no layer of this network divides by 3 ranks along tensor"}}) {
     Words words = kOnMesh + options;
-    if (std::ranges::count(options, "--devices") == 0) words += Words{"--devices", cpus(2)};
+    if (std::ranges::count(options, "--devices") == 0) words = words + Words{"--devices", cpus(2)};
     const ProcessResult run = run_process(words, kDeadline);
     INFO(story(run));
     CHECK(run.status == 1);

@@ -49,7 +49,7 @@ class TestPredict(unittest.TestCase):
         stages = [run["stage"] for run in runs]
         self.assertEqual(["01-single-gpu", "02-dataparallel", "03-model-split",
                           "03-model-split/tensor-split", "04-ddp", "05-syncbn-checkpoint",
-                          "06-fully-sharded"], stages)
+                          "06-fully-sharded", "07-mesh"], stages)
         self.assertIn("from data sheets, never measured here", table)
         self.assertIn("64 samples per device (--batch-per-device)", table)
         one = runs[0]
