@@ -48,7 +48,7 @@ std::string MeshShape::text() const {
   if (extents_.empty()) return kAutomatic;
   std::vector<std::string> parts;
   for (const auto& [axis, size] : extents_) {
-    parts.push_back(fmt::format("{}={}", lockstep::name_of(axis), size));
+    parts.push_back(fmt::format("{}={}", name_of(axis), size));
   }
   return fmt::format("{}", fmt::join(parts, ","));
 }
@@ -80,14 +80,13 @@ int MeshShape::first_of(int rank, const Axes& axes) const {
   return first;
 }
 
-std::string MeshShape::name_of(int rank) const {
+std::string MeshShape::place_of(int rank) const {
   std::vector<std::string> places;
   for (const auto& [axis, size] : extents_) {
     if (size == 1) continue;
-    places.push_back(fmt::format("{} {}", lockstep::name_of(axis), coordinate(rank, axis)));
+    places.push_back(fmt::format("{} {}", name_of(axis), coordinate(rank, axis)));
   }
-  if (places.empty()) return fmt::format("rank {}", rank);
-  return fmt::format("rank {} ({})", rank, fmt::join(places, ", "));
+  return fmt::format("{}", fmt::join(places, ", "));
 }
 
 MeshShape default_mesh(const ProcessGroup& group) {
@@ -110,6 +109,7 @@ DeviceMesh::DeviceMesh(const MeshShape& shape, ProcessGroup& group, Device& devi
             "--devices",
             shape_.text(), shape_.ranks(), group.world_size());
   });
+  group.name_place(shape_.place_of(group.rank()));
 }
 
 Communicator& DeviceMesh::along(const Axes& axes) {

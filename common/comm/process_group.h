@@ -74,6 +74,8 @@ class ProcessGroup {
   /// What this job does not keep strangers from; empty if nothing: see TcpStore::trust().
   std::string trust() const { return world_size() > 1 ? store_->trust() : ""; }
   Store& store() { return *store_; }
+  /// Where this rank is among the others, "data 1, tensor 1", for those who tell of its end.
+  void name_place(const std::string& place) { flight_->name_place(place); }
   /// What it has been doing.
   const FlightRecorder& flight() const { return *flight_; }
 

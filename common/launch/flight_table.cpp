@@ -234,9 +234,15 @@ class FlightWords {
 
   /// How a rank ended; empty if it has not.
   std::string end_of(int rank) const {
-    const auto found = std::ranges::find(
-        ranks_, uint64_t(rank), [](const FlightRank& known) { return known.log.header.rank; });
-    return found == ranks_.end() ? "" : found->end;
+    const FlightRank* const found = recording_of(rank);
+    return found == nullptr ? "" : found->end;
+  }
+
+  /// "rank 3 (data 1, tensor 1)", or "rank 3" where it has no other name.
+  std::string name_of(int rank) const {
+    const FlightRank* const found = recording_of(rank);
+    if (found == nullptr || found->log.place.empty()) return fmt::format("rank {}", rank);
+    return fmt::format("rank {} ({})", rank, found->log.place);
   }
 
   /// Who is the cause, who was blamed without being it, and what about the clocks.
@@ -255,6 +261,13 @@ class FlightWords {
   }
 
  private:
+  /// Null: it left none.
+  const FlightRank* recording_of(int rank) const {
+    const auto found = std::ranges::find(
+        ranks_, uint64_t(rank), [](const FlightRank& known) { return known.log.header.rank; });
+    return found == ranks_.end() ? nullptr : &*found;
+  }
+
   /// "13:54:16.120 (10.02 s)", by the clock of the first rank's host.
   std::string moment(int64_t ns) const {
     const int64_t wall_ms = (ns + ranks_.front().log.header.wall_minus_steady_ns) / 1000000;
@@ -300,7 +313,7 @@ class FlightWords {
                           : state.is == Is::enqueued ? ", before "
                                                      : ", after ";
       text += fmt::format(
-          "{}rank {} {}{}", text.empty() ? "" : "; ", rank, end_of(rank),
+          "{}{} {}{}", text.empty() ? "" : "; ", name_of(rank), end_of(rank),
           state.is == Is::idle ? ", before its first call" : where + place_text(state.call));
     }
     return text;
@@ -328,7 +341,7 @@ class FlightWords {
   std::string doing_of(const std::set<int>& ranks) const {
     const int rank = *ranks.begin();
     const auto state = job_.states().find(rank);
-    const std::string who = fmt::format("; rank {} ", rank);
+    const std::string who = fmt::format("; {} ", name_of(rank));
     if (state == job_.states().end()) return who + "left no recording here";
     if (!end_of(rank).empty()) return who + end_of(rank);
     switch (state->second.is) {

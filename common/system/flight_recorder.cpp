@@ -26,12 +26,13 @@ namespace {
 constexpr uint64_t kMagic =
     std::endian::native == std::endian::little ? 0x544847494C46534C : 0x4C53464C49474854;
 constexpr uint64_t kFormat = 1 | FlightPage::kEntries << 16 | FlightPage::kEntryWords << 32;
-constexpr size_t kHeaderCheck = 8, kGaveUp = 9;
+constexpr size_t kHeaderCheck = 8, kGaveUp = 9, kPlace = 10, kPlaceWords = 8;
 constexpr uint64_t kMostRanks = 1 << 20;
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 using EntryWords = std::array<uint64_t, FlightPage::kEntryWords - 1>;  // after its check
 using HeaderWords = std::array<uint64_t, kHeaderCheck>;
+using PlaceText = std::array<char, kPlaceWords * sizeof(uint64_t)>;
 static_assert(sizeof(FlightEntry) == sizeof(EntryWords));
 static_assert(sizeof(FlightHeader) == sizeof(HeaderWords));
 
@@ -64,6 +65,13 @@ void FlightPage::write(const FlightEntry& entry) const {
   place[0].store(check_of(words), kRelaxed);
 }
 
+void FlightPage::name_place(const std::string& place) const {
+  PlaceText text{};
+  put_flight_text(text, place);
+  const auto words = std::bit_cast<std::array<uint64_t, kPlaceWords>>(text);
+  for (size_t i = 0; i < kPlaceWords; ++i) words_[kPlace + i].store(words[i], kRelaxed);
+}
+
 void FlightPage::give_up(int64_t now_ns) const {
   uint64_t never = 0;
   words_[kGaveUp].compare_exchange_strong(never, static_cast<uint64_t>(now_ns), kRelaxed);
@@ -94,6 +102,9 @@ FlightLog read_flight_page(const std::vector<uint64_t>& words) {
               log.header.rank < log.header.world_size,
           "a damaged flight recording: its header does not fit its check");
   log.gave_up_ns = static_cast<int64_t>(words[kGaveUp]);
+  std::array<uint64_t, kPlaceWords> place;
+  std::copy_n(words.begin() + kPlace, kPlaceWords, place.begin());
+  log.place = flight_text(std::bit_cast<PlaceText>(place));
   for (size_t i = 0; i < FlightPage::kEntries; ++i) {
     const size_t at = FlightPage::kHeaderWords + i * FlightPage::kEntryWords;
     EntryWords entry;

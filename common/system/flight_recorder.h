@@ -11,7 +11,10 @@
 //   words 6, 7      the host's boot id: ranks that have the same have the same steady clock
 //   word 8          check of words 0 to 7
 //   word 9          when an error first left a call; 0: never
-//   words 10 to 63  0
+//   words 10 to 17  the rank's place among the others, "data 1, tensor 1"; ends with a 0 byte, or
+//   fills
+//                   them; 0: it has no other name than its rank
+//   words 18 to 63  0
 //   entry e         words 64 + 32 e to 95 + 32 e: record number e + 1, or e + 65, or e + 129, ...
 //     word 0          check of words 1 to 31; 0: no entry yet
 //     words 1 to 31   FlightEntry, in its order; texts end with a 0 byte or fill their place
@@ -67,6 +70,7 @@ struct FlightHeader {
 struct FlightLog {
   FlightHeader header;
   int64_t gave_up_ns = 0;            // when an error first left a call; 0: never
+  std::string place;                 // "data 1, tensor 1"; may be empty
   std::vector<FlightEntry> entries;  // whole ones, by record
   int torn = 0;                      // entries that were being written
 };
@@ -84,6 +88,8 @@ class FlightPage {
   /// A new recording, without entries.
   void begin(const FlightHeader& header) const;
   void write(const FlightEntry& entry) const;
+  /// As much of it as fits.
+  void name_place(const std::string& place) const;
   /// Remembers the first of such times.
   void give_up(int64_t now_ns) const;
 
@@ -130,6 +136,12 @@ class FlightRecorder {
   ~FlightRecorder();
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
+
+  /// Where this rank is among the others, in the program's words: those who tell of its end say it,
+  /// too.
+  void name_place(const std::string& place) const {
+    for (const FlightPage& page : pages_) page.name_place(place);
+  }
 
   /// How long this rank was in collectives of all ranks. They end on all ranks at about the same
   /// time, so who was in them for less than others came later, by as much. No clock is compared.

@@ -73,5 +73,23 @@ TEST_CASE("A loss that is not finite stops all ranks of a mesh in the same step"
   }
 }
 
+TEST_CASE("A rank of a mesh that is killed is named with its coordinates", "[faults][mesh]") {
+  const Jobs jobs;
+  auto running =
+      jobs.begin({"--nproc-per-node", "4", "--redirect", jobs / "out"},
+                 kOnMesh + Words{"--model", "seed", "--mesh", "data=2,tensor=2", "--epochs",
+                                 "100000", "--log-interval", "1", "--lr", "0.0001"});
+  const std::vector<pid_t> ranks = jobs.ranks(4, "07-mesh");
+  REQUIRE(ranks.size() == 4);
+  REQUIRE(jobs.soon_says("out/rank_0.out", "Train Epoch: 1 [64/120"));
+  REQUIRE(::kill(ranks[3], SIGKILL) == 0);
+  const ProcessResult run = running.get();
+  INFO(story(run));
+  CHECK(run.status == 128 + SIGKILL);
+  CHECK_THAT(run.err,
+             ContainsSubstring("rank 3 (data 1, tensor 1) was killed by signal 9 (SIGKILL)"));
+  CHECK(jobs.processes() == Words{});
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -45,8 +45,8 @@ TEST_CASE("Ranks of a group differ along its axes only", "[unit][mesh]") {
 }
 
 TEST_CASE("A rank's name has its coordinates", "[unit][mesh]") {
-  CHECK(MeshShape::from("data=2,shard=1,tensor=4").name_of(5) == "rank 5 (data 1, tensor 1)");
-  CHECK(MeshShape::from("data=1").name_of(0) == "rank 0");
+  CHECK(MeshShape::from("data=2,shard=1,tensor=4").place_of(5) == "data 1, tensor 1");
+  CHECK(MeshShape::from("data=1").place_of(0).empty());
   CHECK(MeshShape::from("auto") == MeshShape());
   CHECK(MeshShape().text() == "auto");
 }

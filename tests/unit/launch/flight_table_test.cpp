@@ -117,6 +117,15 @@ TEST_CASE("A rank that a signal has ended or stopped is the cause, wherever it w
                  !ContainsSubstring("nobody is late"));
 }
 
+TEST_CASE("A rank's place among the others stands beside its number", "[flight]") {
+  const Rank waits = Rank(0).call(1, 2, 3).call(2, 10, 0).gave_up(12);
+  Rank killed = Rank(1).call(1, 2.5, 3).call(2, 10, 0);
+  killed.made.log.place = "data 1, tensor 0";
+  killed.ended("was killed by signal 9 (SIGKILL)", true);
+  CHECK_THAT(printed_table({waits, killed}),
+             ContainsSubstring("rank 1 (data 1, tensor 0) was killed by signal 9 (SIGKILL), in"));
+}
+
 TEST_CASE("A rank that ended because it lost a peer is not the cause", "[flight]") {
   const FlightMemory memory(0, 2);
   const testing::ScopedEnvironment told(kFlightMemory, flight_memory(memory.descriptor()));

@@ -236,6 +236,18 @@ TEST_CASE("Recordings are read without rank 0's, too", "[flight]") {
   CHECK(ranks[0].log.header.rank == 5);
 }
 
+TEST_CASE("A recording has the rank's place among the others, as much of it as fits", "[flight]") {
+  const TempDir folder;
+  const std::string file = folder / "flight";
+  const auto place = [&] { return read_flight_files(file).at(0).log.place; };
+  FlightRecorder recorder(0, 4, 0, file);
+  CHECK(place().empty());
+  recorder.name_place("data 1, tensor 1");
+  CHECK(place() == "data 1, tensor 1");
+  recorder.name_place(std::string(100, 'x'));
+  CHECK(place() == std::string(64, 'x'));
+}
+
 TEST_CASE("Texts of a recording reach the reader without what a terminal would obey", "[flight]") {
   std::array<char, 24> place{};
   put_flight_text(place, "a\033[2J\nb");
