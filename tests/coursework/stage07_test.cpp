@@ -283,10 +283,10 @@ TEST_CASE("The pieces of all ranks make up the parameter", "[task07.4]") {
   const Shape whole = {4, 3, 2};
   for (const Shape& part : {Shape{2, 3, 2}, Shape{4, 3, 1}}) {
     std::vector<int> times(size_t(whole.elements()), 0);
-    const int64_t length = part.elements() / kShards;
+    const int64_t each = part.elements() / kShards;
     for (int place = 0; place < kPlaces; ++place) {
       for (int64_t shard = 0; shard < kShards; ++shard) {
-        for (const FlatRange& run : runs_in_whole(whole, part, place, {shard * length, length})) {
+        for (const FlatRange& run : runs_in_whole(whole, part, place, {shard * each, each})) {
           for (int64_t i = run.first; i < run.end(); ++i) ++times.at(size_t(i));
         }
       }
