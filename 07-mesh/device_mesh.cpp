@@ -64,6 +64,7 @@ int MeshShape::size(Axis axis) const {
   return extent == extents_.end() ? 1 : extent->size;
 }
 
+// [task 07.1] coordinates and groups
 int MeshShape::coordinate(int rank, Axis axis) const {
   for (auto extent = extents_.rbegin(); extent != extents_.rend(); ++extent) {
     if (extent->axis == axis) return rank % extent->size;
@@ -79,6 +80,7 @@ int MeshShape::first_of(int rank, const Axes& axes) const {
   }
   return first;
 }
+// [end 07.1]
 
 std::string MeshShape::place_of(int rank) const {
   std::vector<std::string> places;

@@ -1,6 +1,24 @@
 #include "07-mesh/mesh_checkpointer.h"
 
+#include <algorithm>
+
 namespace lockstep {
+
+std::vector<FlatRange> runs_in_whole(const Shape& whole, const Shape& part, int tensor_place,
+                                     FlatRange wanted) {
+  // [task 07.4] a piece of a part
+  if (part == whole) return {wanted};  // a copy, at every place
+  int64_t rows = 1;                    // in front of the extent that is split
+  for (int axis = 0; whole[axis] == part[axis]; ++axis) rows *= whole[axis];
+  const int64_t length = part.elements() / rows, stride = whole.elements() / rows;
+  std::vector<FlatRange> runs;
+  for (int64_t at = wanted.first; at < wanted.end(); at += runs.back().count) {
+    const int64_t row = at / length, end = std::min((row + 1) * length, wanted.end());
+    runs.push_back({row * stride + tensor_place * length + at % length, end - at});
+  }
+  return runs;
+  // [end 07.4]
+}
 
 /// A unit's numbers [length] of this rank's parts of layers, from the shards of all ranks.
 Tensor MeshCheckpointer::gathered(const Unit& unit, const Tensor& kept) const {
@@ -39,14 +57,22 @@ std::vector<StateTensor> MeshCheckpointer::parameters() const {
   return all;
 }
 
+/// One read, from the first element to the last.
 std::vector<Real> MeshCheckpointer::read_from(const ShardedCheckpoint& checkpoint,
                                               const std::string& state, const Parameter& parameter,
                                               FlatRange elements) const {
-  const int64_t all = parallel_.of_unsplit(parameter).shape.elements();
-  const std::vector<Real> part =
-      parallel_.part_numbers(parameter, checkpoint.read(state, parameter.name, {0, all}));
-  const auto first = part.begin() + elements.first;
-  return {first, first + elements.count};
+  const std::vector<FlatRange> runs =
+      runs_in_whole(parallel_.of_unsplit(parameter).shape, parameter.shape,
+                    parallel_.along({Axis::tensor}).rank(), elements);
+  const int64_t first = runs.front().first;
+  const std::vector<Real> read =
+      checkpoint.read(state, parameter.name, {first, runs.back().end() - first});
+  std::vector<Real> numbers;
+  for (const FlatRange& run : runs) {
+    const auto begin = read.begin() + run.first - first;
+    numbers.insert(numbers.end(), begin, begin + run.count);
+  }
+  return numbers;
 }
 
 }  // namespace lockstep

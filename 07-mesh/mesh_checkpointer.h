@@ -2,11 +2,19 @@
 // Checkpoints of a mesh: stage 06's files, which say nothing of the mesh that wrote them.
 
 #include <utility>
+#include <vector>
 
 #include "06-fully-sharded/sharded_checkpointer.h"
 #include "07-mesh/mesh_parallel.h"
 
 namespace lockstep {
+
+/// Where a rank's piece of a parameter lies in the whole one: the elements `wanted` of its part,
+/// one or more, in their order and in runs that are as long as they can be. The shapes are equal,
+/// or differ in one extent, of which the rank at this place along `tensor` has its range. Elements
+/// count in memory order.
+std::vector<FlatRange> runs_in_whole(const Shape& whole, const Shape& part, int tensor_place,
+                                     FlatRange wanted);
 
 /// Every rank writes an equal share of each parameter of the whole network. For that the ranks put
 /// a parameter together, one after another: that costs messages as large as the network and its

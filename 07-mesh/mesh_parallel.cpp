@@ -36,12 +36,21 @@ void MeshParallel::split(Model& model, const ModelOptions& options) {
   });
 }
 
+AveragingAxes averaging_axes(const MeshShape& shape) {
+  // [task 07.2] axes of an average
+  // Not along `tensor`: there ranks have the same samples, and other parts of a gradient.
+  if (shape.size(Axis::shard) == 1) return {.reduced = Axis::data};
+  if (shape.size(Axis::data) == 1) return {.reduced = Axis::shard};
+  return {.reduced = Axis::shard, .replicas = Axis::data};
+  // [end 07.2]
+}
+
 /// Along `shard` and `data`. Without the former every rank keeps all, as in stage 04.
 FullyShardedDataParallel& MeshParallel::shard(Model& model, ShardingOptions options) {
-  const bool shares = mesh_.size(Axis::shard) > 1, copies = mesh_.size(Axis::data) > 1;
-  if (!shares) options.kind = ShardKind::none;
-  Communicator& comm = mesh_.along({shares ? Axis::shard : Axis::data});
-  Communicator* const replicas = shares && copies ? &mesh_.along({Axis::data}) : nullptr;
+  const AveragingAxes axes = averaging_axes(mesh_.shape());
+  if (axes.reduced != Axis::shard) options.kind = ShardKind::none;
+  Communicator& comm = mesh_.along({axes.reduced});
+  Communicator* const replicas = axes.replicas ? &mesh_.along({*axes.replicas}) : nullptr;
   return model.wrap<FullyShardedDataParallel>(passes_, comm, mesh_.group().exchanger(),
                                               communication_, options, replicas);
 }
@@ -126,11 +135,6 @@ std::vector<Real> MeshParallel::whole_numbers(const Parameter& p,
   return joined(gathered(part, passes_, ranks_.comm()), whole, p.shape);
 }
 
-std::vector<Real> MeshParallel::part_numbers(const Parameter& p,
-                                             const std::vector<Real>& whole) const {
-  return part_of(whole, of_unsplit(p).shape, p.shape, ranks_.rank());
-}
-
 std::vector<StateTensor> MeshParallel::running() const {
   std::vector<StateTensor> whole;
   for (const StateTensor& part : running_state(sharded_)) whole.push_back(whole_of(part));
@@ -166,10 +170,17 @@ void MeshParallel::save_weights(const std::string& path) {
 
 // --- The norm ------------------------------------------------------------------------------------
 
-/// Of what all ranks along `tensor` have, the first one's counts.
-bool MeshParallel::counts_in_norm(const Parameter& p) const {
-  return ranks_.rank() == 0 || whole_shapes_.at(p.name) != torch_shape(p);
+// [task 07.3] the norm over a mesh
+Axes cut_along(ShardKind kind) {
+  Axes cut{Axis::tensor};
+  if (kind != ShardKind::none) cut.insert(Axis::shard);  // even where all have all gradients
+  return cut;
 }
+
+bool counts_in_norm(const Shape& here, const Shape& whole, int tensor_place) {
+  return here != whole || tensor_place == 0;  // of what all ranks have, the first one's counts
+}
+// [end 07.3]
 
 /// Of this rank's shards: pieces, as few as there can be.
 std::vector<Tensor> MeshParallel::counted_gradients() const {
@@ -181,7 +192,8 @@ std::vector<Tensor> MeshParallel::counted_gradients() const {
       run.reset();
     };
     for (const Piece& piece : pieces_in(unit->ranges(), unit->shard())) {
-      if (!counts_in_norm(*unit->in_order()[piece.parameter])) {
+      const Parameter& p = *unit->in_order()[piece.parameter];
+      if (!counts_in_norm(torch_shape(p), whole_shapes_.at(p.name), ranks_.rank())) {
         end_run();
         continue;
       }
@@ -194,8 +206,7 @@ std::vector<Tensor> MeshParallel::counted_gradients() const {
 }
 
 ClipByNorm MeshParallel::clip_by_norm(double most) const {
-  Axes cut{Axis::tensor};
-  if (sharded_.options().kind != ShardKind::none) cut.insert(Axis::shard);
+  const Axes cut = cut_along(sharded_.options().kind);
   return ClipByNorm(passes_, sharded_.shards(), counted_gradients(), most,
                     [this, cut](const Tensor& squares) {
                       communication_.wait(passes_.record());

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,23 @@ namespace lockstep {
 
 /// The axes along which ranks have other samples: a gradient is averaged over them.
 inline const Axes kSampleAxes{Axis::data, Axis::shard};
+
+/// In which groups of ranks a gradient is averaged: along `reduced`, whose ranks keep a shard of it
+/// each if that is `shard`, then along `replicas`, whose ranks have the same shard. An axis of one
+/// rank costs no message: `replicas` is nothing then.
+struct AveragingAxes {
+  Axis reduced;
+  std::optional<Axis> replicas{};
+};
+AveragingAxes averaging_axes(const MeshShape& shape);
+
+/// Along which axes ranks update other parts of the network, so that the norm of its gradient needs
+/// the squares of all of them.
+Axes cut_along(ShardKind kind);
+/// Whether a rank adds its squares of a parameter's gradient to the norm of the whole network's.
+/// The parameter has the shape `here` on the rank, whose place along `tensor` is given, and `whole`
+/// in the unsplit network.
+bool counts_in_norm(const Shape& here, const Shape& whole, int tensor_place);
 
 /// One rank's part of a network. Which messages a parameter's gradient needs follows from what the
 /// ranks of an axis have of it:
@@ -64,8 +82,6 @@ class MeshParallel {
   /// A parameter's numbers, or a state's, of the whole network, as they lie in memory. `part` [n]
   /// are this rank's. All ranks along `tensor` call it. Synchronizes.
   std::vector<Real> whole_numbers(const Parameter& p, const std::vector<Real>& part) const;
-  /// The reverse: this rank's part.
-  std::vector<Real> part_numbers(const Parameter& p, const std::vector<Real>& whole) const;
   /// Running statistics, of the whole network. All ranks call it. Synchronizes.
   std::vector<StateTensor> running() const;
   /// Sets this rank's part of them.
@@ -80,7 +96,6 @@ class MeshParallel {
   Shape whole_shape(const std::string& name, const Shape& part) const;
   void set(Parameter& p, const std::vector<Real>& whole) const;
   StateTensor whole_of(StateTensor part) const;
-  bool counts_in_norm(const Parameter& p) const;
   std::vector<Tensor> counted_gradients() const;
 
   DeviceMesh& mesh_;

@@ -234,7 +234,7 @@ class TestWholeLoop(unittest.TestCase):
         for number, program in enumerate(("01-single-gpu/01-single-gpu", "02-dataparallel/02-dataparallel",
                                           "03-model-split/03-model-split", "03-model-split/tensor-split",
                                           "04-ddp/04-ddp", "05-syncbn-checkpoint/05-syncbn-checkpoint",
-                                          "06-fully-sharded/06-fully-sharded")):
+                                          "06-fully-sharded/06-fully-sharded", "07-mesh/07-mesh")):
             words = ("--devices", "cpu:0" if number == 0 else "cpu:0,cpu:1")
             theirs, ours = (trained(build / program, *words)
                             for build in (self.student / "build", BUILD))

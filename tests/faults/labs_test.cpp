@@ -259,5 +259,67 @@ TEST_CASE("Lab: a rank that first makes the whole network once has all of it bes
   CHECK(right[2] == kept);
 }
 
+// --- Stage 07 ------------------------------------------------------------------------------------
+
+const std::string kMeshLabs = "07-mesh";
+
+/// What the four ranks say of their gradients: of copies, then of parts.
+std::array<std::vector<double>, 2> mesh_errors(const std::string& text) {
+  std::array errors{numbers_behind("relative error of the gradient ", text),
+                    numbers_behind(" in copies, ", text)};
+  for (const std::vector<double>& of_ranks : errors) REQUIRE(of_ranks.size() == 4);
+  return errors;
+}
+
+TEST_CASE("Lab: an average over tensor ranks hurts what they have parts of, and only that",
+          "[faults][mesh][lab]") {
+  const auto wrong = mesh_errors(printed_by({"wrong-axis-average"}, kMeshLabs));
+  for (const double error : wrong[0]) CHECK(error < 1e-5);
+  for (const double error : wrong[1]) CHECK(error > 0.3);
+  for (const auto& of_ranks :
+       mesh_errors(printed_by({"wrong-axis-average", "--fixed"}, kMeshLabs))) {
+    for (const double error : of_ranks) CHECK(error < 1e-5);
+  }
+}
+
+TEST_CASE("Lab: a norm that counts copies for each tensor rank is too large, and clips too much",
+          "[faults][mesh][lab]") {
+  const auto found = [](const Words& lab) {
+    const std::string text = printed_by(lab, kMeshLabs);
+    return std::array{numbers_behind("one process: norm ", text).at(0),
+                      numbers_behind("the ranks found ", text).at(0),
+                      numbers_behind(", and has ", text).at(0)};
+  };
+  const auto [norm, wrong, clipped] = found({"norm-counted-twice"});
+  CHECK(wrong > 1.1 * norm);
+  CHECK(clipped < 0.009);
+  const auto right = found({"norm-counted-twice", "--fixed"});
+  CHECK(right[0] == norm);
+  CHECK(std::abs(right[1] - norm) < 0.0002);
+  CHECK(right[2] == 0.01);
+}
+
+TEST_CASE("Lab: samples by rank are the same along data, and others along tensor",
+          "[faults][mesh][lab]") {
+  /// The first sample of each rank, by rank.
+  const auto firsts = [](const std::string& text) {
+    const std::vector<double> all = numbers_behind("): samples ", text);
+    REQUIRE(all.size() == 4);
+    return all;
+  };
+  const std::string wrong = printed_by({"same-samples-twice"}, kMeshLabs);
+  const std::string right = printed_by({"same-samples-twice", "--fixed"}, kMeshLabs);
+  const std::vector<double> by_rank = firsts(wrong), by_coordinate = firsts(right);
+  CHECK((by_rank[0] == by_rank[2] && by_rank[1] == by_rank[3] && by_rank[0] != by_rank[1]));
+  CHECK((by_coordinate[0] == by_coordinate[1] && by_coordinate[2] == by_coordinate[3] &&
+         by_coordinate[0] != by_coordinate[2]));
+  for (const auto& of_ranks : mesh_errors(wrong)) {
+    for (const double error : of_ranks) CHECK(error > 0.3);
+  }
+  for (const auto& of_ranks : mesh_errors(right)) {
+    for (const double error : of_ranks) CHECK(error < 1e-5);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
