@@ -353,7 +353,9 @@ TEST_CASE("Workers that begin together are all counted", "[task01.3]") {
   DataLoader loader(source, two_ahead(4));
   loader.begin_epoch(0);
   reads_after_a_while(source, 8);
-  HINT("4 workers have made 2 batches each, and nobody has taken one: is each of them counted?");
+  HINT(
+      "4 workers have made 2 batches each, and nobody has taken one: is each of them counted? All "
+      "workers change the loader's counters, so they belong to the mutex");
   CHECK(loader.most_in_flight() == 8);
 }
 

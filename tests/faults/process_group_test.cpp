@@ -159,13 +159,13 @@ TEST_CASE("A taken port is reported by all ranks of a group, at once", "[faults]
 }
 
 TEST_CASE("A rank that is never started is named after the timeout", "[faults][group][row61]") {
-  std::vector<RankProcess> processes = group_of(3, {"timeout=1", "join"});
+  std::vector<RankProcess> processes = group_of(3, {"timeout=2", "join"});
   processes.erase(processes.begin() + 1);
   const GroupResult group = run_group(processes);
   INFO(group.story());
   for (const RankResult& rank : group.ranks) check_error(rank, 2, {"missing ranks: 1 (of 3)"});
-  CHECK(group.seconds >= 1);
-  CHECK(group.seconds < 1 + within_seconds(1));
+  CHECK(group.seconds >= 2);
+  CHECK(group.seconds < 2 + within_seconds(1));
 }
 
 TEST_CASE("Two processes that claim one rank end the group, and all say so",
@@ -312,13 +312,14 @@ TEST_CASE("A rank that is stopped is named with the collective that waits for it
 
 TEST_CASE("A barrier that only one rank comes to times out and names the others",
           "[faults][group][row72]") {
-  const std::string in_store = "rank 0: barrier 1: ranks 1, 2 did not come within 0.5 s";
+  // On a busy machine processes need more than half a second to find each other.
+  const std::string in_store = "rank 0: barrier 1: ranks 1, 2 did not come within 3 s";
   const std::string on_stream =
-      "rank 0: collective 1 (barrier): no answer from ranks 1, 2 within 0.5 s";
+      "rank 0: collective 1 (barrier): no answer from ranks 1, 2 within 3 s";
   std::vector<std::pair<std::string, std::future<GroupResult>>> runs;
   const auto begin = [&](const std::string& backend, const Words& word, const std::string& error) {
     std::vector<RankProcess> processes =
-        group_of(3, Words{"backend=" + backend, "timeout=0.5", "join", "connect"} + word +
+        group_of(3, Words{"backend=" + backend, "timeout=3", "join", "connect"} + word +
                         Words{"wait=/no/such/file"});
     for (const size_t rank : {1, 2}) processes[rank].is_awaited = false;
     runs.emplace_back(error, std::async(std::launch::async, run_group, processes));
@@ -329,7 +330,7 @@ TEST_CASE("A barrier that only one rank comes to times out and names the others"
     const GroupResult group = run.get();
     INFO(group.story());
     check_error(group.ranks[0], 2, {error});
-    CHECK(group.seconds < within_seconds(2));
+    CHECK(group.seconds < within_seconds(5));
   }
 }
 
