@@ -44,10 +44,13 @@ void MeshParallel::split(Model& model, const ModelOptions& options) {
 void MeshParallel::cut(Model& model, const ModelOptions& options) {
   names_.resize(size_t(mesh_.size(Axis::pipeline)));
   if (names_.size() == 1) return;
-  std::vector<Layers> stages = mesh_.group().together([&] {
-    Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
-    return cut_into_stages(std::move(layers), flops_of_layers(options, passes_),
-                           int(names_.size()));
+  std::vector<Layers> stages;
+  mesh_.group().together([&] {
+    within("--mesh " + mesh_.shape().text(), [&] {
+      Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
+      stages =
+          cut_into_stages(std::move(layers), flops_of_layers(options, passes_), int(names_.size()));
+    });
   });
   for (size_t s = 0; s < stages.size(); ++s) {
     for (const auto& layer : stages[s]) {

@@ -27,8 +27,8 @@ std::vector<Layers> cut_into_stages(Layers layers, const std::map<std::string, d
                                     int stages) {
   std::vector<Layers> units = divide_into_units(std::move(layers), {UnitSize::Kind::layer});
   require(stages <= std::ssize(units),
-          "a pipeline of {} stages, of a network with {} layers that have parameters, expected at "
-          "most as many; give a smaller number",
+          "{} stages are more than the network's {} layers with parameters, and each stage needs "
+          "one; give at most that number",
           stages, units.size());
   std::vector<double> costs;
   for (const Layers& unit : units) {

@@ -16,9 +16,6 @@ const std::vector<std::string> kWays = kDouble || full_campaign()
                                            : Words{"optimizer", "parameters"};
 
 const Options kSgd{"--optimizer", "sgd", "--lr", "0.01"};
-/// Adam moves a number whose gradient is rounding noise by a step of random sign: --eps keeps such
-/// steps small.
-const Options kCalmAdamW{"--optimizer", "adamw", "--weight-decay", "0.01", "--eps", "1e-3"};
 
 double tolerance(const Options& optimizer) {
   return kDouble ? kApart : optimizer == kSgd ? 1e-5 : 1e-4;
