@@ -61,7 +61,7 @@ class MeshParallel {
   /// What layers along `tensor` have exchanged.
   SplitRanks& split_ranks() { return ranks_; }
   /// Null without a pipeline.
-  const RankPipeline* stage() const { return stage_; }
+  RankPipeline* stage() const { return stage_; }
 
   // For checkpoints, which have the whole network's numbers.
 

@@ -62,7 +62,10 @@ StageLink::StageLink(DeviceMesh& mesh, Stream passes, const std::string& name, i
       stream_(mesh.device().create_stream(name)),
       comm_(mesh.new_group({Axis::pipeline})),
       most_under_way_(size_t(most_under_way)),
-      places_(kPlaces) {}
+      places_(kPlaces),
+      waits_(passes) {
+  comm_->replace_label(name);  // errors name it
+}
 
 StageLink::~StageLink() {
   for (const UnderWay& sent : under_way_) passes_.wait(sent.arrived);
@@ -94,7 +97,10 @@ Tensor StageLink::receive(int64_t samples, int from, Context& context) {
   }
   const Tensor arrived = place.memory.range(0, shape), x = context.empty(shape);
   comm_->receive(stream_, arrived, from);
+  if (context.facts.training) waits_.start();
   passes_.wait(stream_.record());
+  waits_.end("waited");
+  waits_.stop();
   passes_.copy(x.data(), arrived.data(), x.bytes());
   place.emptied = passes_.record();
   return x;
@@ -229,6 +235,10 @@ void RankPipeline::end_step(Context& context) {
              [&](Stream stream) { calls_.comm().all_reduce(stream, loss_); });
   next_ = 0;
   forwards_given_ = backwards_given_ = 0;
+}
+
+double RankPipeline::seconds_waited() {
+  return activations_.seconds_waited() + gradients_.seconds_waited() + calls_.seconds_waited();
 }
 
 // --- In a model ----------------------------------------------------------------------------------

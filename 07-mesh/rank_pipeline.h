@@ -14,6 +14,7 @@
 #include "07-mesh/device_mesh.h"
 #include "common/nn/models.h"
 #include "common/training/pass_collectives.h"
+#include "common/training/phase_timer.h"
 
 namespace lockstep {
 
@@ -51,6 +52,8 @@ class StageLink {
   /// Bytes that this rank has sent in training, counted where they leave, and by sizes.
   int64_t bytes_sent() const { return comm_->bytes_sent(Purpose::activations); }
   int64_t bytes_by_sizes() const { return bytes_by_sizes_; }
+  /// Seconds that training passes have waited for what comes in. Waits for the last one.
+  double seconds_waited() { return waits_.total("waited"); }
 
  private:
   struct UnderWay {
@@ -74,6 +77,7 @@ class StageLink {
   BasicTensor<int64_t> told_;  // the extents that were sent
   Shape learnt_;               // and received, [1,...]
   int64_t bytes_by_sizes_ = 0;
+  PhaseTimer waits_;  // of the passes
 };
 
 /// One rank's stage. The training loop uses it as if it were the whole network: it gives each
@@ -109,6 +113,8 @@ class RankPipeline final : public Module {
   bool is_last() const { return stage_ + 1 == calls_.comm().world_size(); }
   const StageLink& activations() const { return activations_; }
   const StageLink& gradients() const { return gradients_; }
+  /// Seconds that this rank's training passes have waited for other stages. Waits for the last one.
+  double seconds_waited();
 
  private:
   /// One micro-batch from its receive to the send of its gradient.

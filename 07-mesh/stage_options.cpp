@@ -120,6 +120,28 @@ AlongAxis along_pipeline(const RankPipeline& stage) {
           double(forward.bytes_by_sizes() + backward.bytes_by_sizes())};
 }
 
+/// "conv1 to fc1"
+std::string layers_text(const std::vector<Unit*>& units) {
+  const std::string first = units.front()->name();
+  return units.size() == 1 ? first : first + " to " + units.back()->name();
+}
+
+/// What rank 0 has of the network, and how long it waits for the others.
+void report_stage(RankPipeline& stage, const std::vector<Unit*>& units, int stages,
+                  const MeshStageOptions& options, double steps, TrainingLog& log) {
+  const double waited = stage.seconds_waited() / steps;
+  const int micro_batches = options.step.accumulate;
+  const double bubble = predicted_bubble(stages, micro_batches);
+  log.note("pipeline",
+           fmt::format("{} stages, the first one with the parameters of {}; {} of {} "
+                       "micro-batch{}, rank 0 waits {:.2f} ms per step; bubble by (p-1)/(m+p-1) "
+                       "{:.1f} %",
+                       stages, layers_text(units), name_of(options.schedule_kind), micro_batches,
+                       micro_batches == 1 ? "" : "es", 1e3 * waited, 100 * bubble),
+           "pipeline",
+           {{"stages", stages}, {"waited_seconds_per_step", waited}, {"predicted_bubble", bubble}});
+}
+
 }  // namespace
 
 void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer,
@@ -132,7 +154,10 @@ void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer
     all.push_back(along_data(parallel, mesh, steps));
   }
   if (mesh.size(Axis::tensor) > 1) all.push_back(along_tensor(parallel, mesh));
-  if (parallel.stage() != nullptr) all.push_back(along_pipeline(*parallel.stage()));
+  if (RankPipeline* const stage = parallel.stage()) {
+    all.push_back(along_pipeline(*stage));
+    report_stage(*stage, sharded.units(), mesh.size(Axis::pipeline), options, steps, log);
+  }
   nlohmann::json found = nlohmann::json::object();
   for (const AlongAxis& axis : all) {
     const double sent = double(axis.sent) / steps, predicted = axis.predicted / steps;

@@ -25,6 +25,7 @@ Options thirty_mesh_steps(const Options& more, const std::string& model = "seed"
 
 /// Momentum makes a gradient that is too large or too small show in more than one step.
 const Options kMomentumSgd{"--optimizer", "sgd", "--lr", "0.01", "--momentum", "0.9"};
+
 struct PipelineMesh {
   std::string shape;
   int ranks;
@@ -49,8 +50,9 @@ void add_pipeline_meshes(int ranks, const Words& axes, const PipelineMesh& outer
 /// Those with a pipeline of at most four stages: the seed network has four layers with parameters.
 std::vector<PipelineMesh> pipeline_meshes(const std::vector<int>& ranks) {
   std::vector<PipelineMesh> all;
-  for (const int count : ranks)
+  for (const int count : ranks) {
     add_pipeline_meshes(count, {"data", "shard", "tensor", "pipeline"}, {"", 1}, all);
+  }
   std::erase_if(all, [](const PipelineMesh& mesh) {
     const size_t at = mesh.shape.find("pipeline=");
     return at == std::string::npos || mesh.shape.substr(at).starts_with("pipeline=8") ||
