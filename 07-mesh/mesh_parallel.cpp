@@ -11,7 +11,7 @@ namespace lockstep {
 
 MeshParallel::MeshParallel(Model& model, const ModelOptions& options, DeviceMesh& mesh,
                            Stream passes, Stream communication, const ShardingOptions& sharding,
-                           ScheduleKind schedule, int micro_batches)
+                           const PipelinePlan& plan)
     : mesh_(mesh),
       passes_(passes),
       communication_(communication),
@@ -24,8 +24,7 @@ MeshParallel::MeshParallel(Model& model, const ModelOptions& options, DeviceMesh
   }
   for (const ModelBuffer* b : unsplit_->buffers()) whole_shapes_[b->name] = b->shape;
   if (mesh.size(Axis::pipeline) == 1) return;
-  stage_ = &make_stage(model, mesh, passes, communication, schedule, micro_batches, options.classes,
-                       sharded_.loss());
+  stage_ = &make_stage(model, mesh, passes, communication, plan, options.classes, sharded_.loss());
 }
 
 /// Along `tensor`: all layers that can be split.

@@ -31,12 +31,11 @@ inline const Axes kSampleAxes{Axis::data, Axis::shard};
 class MeshParallel {
  public:
   /// Replaces the model's network, which `options` describe, by this rank's part. `mesh` must
-  /// outlive this object. `schedule` is that of a pipeline, for so many micro-batches. Throws
-  /// BadInput, on all ranks, where no layer divides by the tensor axis, or the pipeline has more
-  /// stages than there are layers with parameters.
+  /// outlive this object. `plan` is that of a pipeline. Throws BadInput, on all ranks, where no
+  /// layer divides by the tensor axis, or the pipeline has more stages than there are layers with
+  /// parameters.
   MeshParallel(Model& model, const ModelOptions& options, DeviceMesh& mesh, Stream passes,
-               Stream communication, const ShardingOptions& sharding, ScheduleKind schedule,
-               int micro_batches);
+               Stream communication, const ShardingOptions& sharding, const PipelinePlan& plan);
 
   /// The network as stage 06 knows it, of this rank's parts of layers.
   FullyShardedDataParallel& sharded() const { return sharded_; }

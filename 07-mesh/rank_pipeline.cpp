@@ -131,8 +131,8 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-Instructions passes_of(ScheduleKind kind, int stages, int micro_batches, int stage) {
-  Instructions list = make_schedule(kind, stages, micro_batches, stage);
+Instructions passes_of(const PipelinePlan& plan, int stages, int stage) {
+  Instructions list = make_schedule(plan.schedule, stages, plan.micro_batches, stage);
   std::erase(list, Instruction{Kind::step});
   return list;
 }
@@ -140,11 +140,11 @@ Instructions passes_of(ScheduleKind kind, int stages, int micro_batches, int sta
 }  // namespace
 
 RankPipeline::RankPipeline(std::unique_ptr<Module> stage, DeviceMesh& mesh, Stream passes,
-                           Stream communication, ScheduleKind schedule, int micro_batches,
-                           int64_t classes, const Tensor& loss)
+                           Stream communication, const PipelinePlan& plan, int64_t classes,
+                           const Tensor& loss)
     : stage_(mesh.coordinate(Axis::pipeline)),
       calls_(mesh.along({Axis::pipeline}), communication),
-      list_(passes_of(schedule, mesh.size(Axis::pipeline), micro_batches, stage_)),
+      list_(passes_of(plan, mesh.size(Axis::pipeline), stage_)),
       activations_(mesh, passes, "activations", most_live(list_, 0)),
       gradients_(mesh, passes, "gradients", kGradientPlaces),
       classes_(classes),
@@ -263,10 +263,8 @@ class LossOfOthers final : public Loss {
 }  // namespace
 
 RankPipeline& make_stage(Model& model, DeviceMesh& mesh, Stream passes, Stream communication,
-                         ScheduleKind schedule, int micro_batches, int64_t classes,
-                         const Tensor& loss) {
-  auto& stage =
-      model.wrap<RankPipeline>(mesh, passes, communication, schedule, micro_batches, classes, loss);
+                         const PipelinePlan& plan, int64_t classes, const Tensor& loss) {
+  auto& stage = model.wrap<RankPipeline>(mesh, passes, communication, plan, classes, loss);
   if (!stage.is_last()) model.loss = std::make_unique<LossOfOthers>(std::move(model.loss));
   return stage;
 }

@@ -27,6 +27,12 @@ std::vector<Layers> cut_into_stages(Layers layers, const std::map<std::string, d
 /// need not have room for more than one layer; nothing is sent.
 std::map<std::string, double> flops_of_layers(const ModelOptions& options, Stream stream);
 
+/// How many micro-batches a step has, and how they take turns.
+struct PipelinePlan {
+  ScheduleKind schedule = ScheduleKind::one_f1b;
+  int micro_batches = 1;
+};
+
 /// Messages between the ranks along `pipeline`, all in one direction. They have a communicator and
 /// a stream of their own.
 ///
@@ -92,7 +98,8 @@ class StageLink {
 /// rank's passes, sends and receives have those of its instructions; collectives within a pass that
 /// of the pass, which is the same on all ranks of a stage; the sum of the losses comes after all.
 /// Here an operation waits only for operations with an earlier time: for some of those before it in
-/// its rank's list, and for the other side of its message. So some operation can always go on. The
+/// its rank's list, and for the other side of its message. So some operation can always go on, even
+/// if a call keeps the host until that side has come (NCCL, when it connects two ranks). The
 /// links have streams of their own, or an activation would wait for a gradient that the list sends
 /// before it, though nobody needs that order.
 class RankPipeline final : public Module {
@@ -101,7 +108,7 @@ class RankPipeline final : public Module {
   /// ranks know of a step's loss, which is 0 on all stages but the last; after the last backward it
   /// has become the sum over all stages.
   RankPipeline(std::unique_ptr<Module> stage, DeviceMesh& mesh, Stream passes, Stream communication,
-               ScheduleKind schedule, int micro_batches, int64_t classes, const Tensor& loss);
+               const PipelinePlan& plan, int64_t classes, const Tensor& loss);
 
   /// In training the last stage returns scores, the others an undefined tensor. In evaluation all
   /// stages return the last one's scores.
@@ -147,7 +154,6 @@ class RankPipeline final : public Module {
 /// Makes this rank's layers, which the model's network has, a stage of the pipeline, and the loss
 /// that of the whole: in training only the last stage has one. Parameters as RankPipeline's.
 RankPipeline& make_stage(Model& model, DeviceMesh& mesh, Stream passes, Stream communication,
-                         ScheduleKind schedule, int micro_batches, int64_t classes,
-                         const Tensor& loss);
+                         const PipelinePlan& plan, int64_t classes, const Tensor& loss);
 
 }  // namespace lockstep

@@ -57,8 +57,10 @@ void MeshStageOptions::add_to(OptionParser& parser) {
 }
 
 std::string MeshStageOptions::emulation(size_t world_size) const {
-  if (!sync_bn.no_sync_bn) return "";
-  return step.emulation(world_size / size_t(mesh.size(Axis::tensor) * mesh.size(Axis::pipeline)));
+  const int copies = mesh.size(Axis::tensor) * mesh.size(Axis::pipeline);  // of the same samples
+  const size_t parts = std::max<size_t>(1, world_size / size_t(copies));
+  if (sync_bn.no_sync_bn || (step.accumulate > 1 && parts > 1)) return step.emulation(parts);
+  return step.accumulate == 1 ? "none" : fmt::format("micro:{}", step.accumulate);
 }
 
 MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,
@@ -66,7 +68,7 @@ MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, 
   ShardingOptions sharding = options.sharding;
   sharding.broadcast_buffers = !options.step.no_broadcast_buffers;
   return MeshParallel(model, options.model_options(images), mesh, passes, communication, sharding,
-                      options.schedule_kind, options.step.accumulate);
+                      {options.schedule_kind, options.step.accumulate});
 }
 
 std::string mesh_line(const MeshStageOptions& options, const DeviceMesh& mesh) {
