@@ -53,14 +53,20 @@ std::vector<StateTensor> ShardedCheckpointer::parameters() const {
   return all;
 }
 
+std::map<std::string, double> ShardedCheckpointer::steps() const {
+  std::map<std::string, double> by_name;
+  const std::vector<int64_t> steps = optimizer_.steps();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    by_name[optimizer_.parameters()[i]->name] = double(steps[i]);
+  }
+  return by_name;
+}
+
 ShardIndex ShardedCheckpointer::index_of(std::vector<std::string> checksums) const {
   ShardIndex index{.checksums = std::move(checksums)};
   for (const NamedNumbers& kept : kept_of(0)) index.states.push_back(kept.state);
   index.parameters = parameters();
-  const std::vector<int64_t> steps = optimizer_.steps();
-  for (size_t i = 0; i < steps.size(); ++i) {
-    index.steps[optimizer_.parameters()[i]->name] = double(steps[i]);
-  }
+  index.steps = steps();
   return index;
 }
 
@@ -147,7 +153,7 @@ void ShardedCheckpointer::require_fitting() const {
 }
 
 std::vector<int64_t> ShardedCheckpointer::steps_read() const {
-  return steps_of(optimizer_, read_->index().steps,
+  return steps_of(optimizer_, own_steps(read_->index().steps),
                   TrainingState::from_json(read_->training(), read_->path().string()));
 }
 

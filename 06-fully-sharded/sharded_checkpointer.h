@@ -40,6 +40,7 @@ class ShardedCheckpointer : public Checkpointer {
   };
   std::vector<NamedNumbers> kept_of(size_t unit) const;
   const FullyShardedDataParallel& network() const { return network_; }
+  const Optimizer& optimizer() const { return optimizer_; }
 
   // Where the ranks' parameters are only parts of those of the whole network, which is what files
   // have (stage 07), these are others. All ranks call those that return numbers.
@@ -48,6 +49,13 @@ class ShardedCheckpointer : public Checkpointer {
   virtual std::vector<ShardPiece> pieces() const;
   /// Names and PyTorch's shapes.
   virtual std::vector<StateTensor> parameters() const;
+  /// How often each parameter has been updated; empty for SGD.
+  virtual std::map<std::string, double> steps() const;
+  /// Of those, the ones of this rank's parameters.
+  virtual std::map<std::string, double> own_steps(
+      const std::map<std::string, double>& saved) const {
+    return saved;
+  }
   virtual std::vector<StateTensor> running() const { return running_state(network_); }
   /// Throws BadInput for a state that is not the whole network's.
   virtual void check(const std::vector<StateTensor>& saved) const {

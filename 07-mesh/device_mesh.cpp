@@ -124,10 +124,12 @@ Communicator& DeviceMesh::along(const Axes& axes) {
   }
   if (all) return world_;
   std::unique_ptr<Communicator>& made = groups_[long_axes];
-  if (!made) {
-    made = group_.new_group(device_, [&](int rank) { return shape_.first_of(rank, long_axes); });
-  }
+  if (!made) made = new_group(long_axes);
   return *made;
+}
+
+std::unique_ptr<Communicator> DeviceMesh::new_group(const Axes& axes) const {
+  return group_.new_group(device_, [&](int rank) { return shape_.first_of(rank, axes); });
 }
 
 }  // namespace lockstep

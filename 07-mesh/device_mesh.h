@@ -15,13 +15,14 @@ namespace lockstep {
 
 /// What the ranks along an axis have of each other.
 enum class Axis {
-  data,    // other samples, the same weights: stage 04
-  shard,   // other samples, other parts of the weights, gathered for use: stage 06
-  tensor,  // the same samples, other parts of the layers: stage 03
+  data,      // other samples, the same weights: stage 04
+  shard,     // other samples, other parts of the weights, gathered for use: stage 06
+  tensor,    // the same samples, other parts of the layers: stage 03
+  pipeline,  // the same samples, other layers: stage 03
 };
-constexpr auto words_of(Axis) { return std::array{"data", "shard", "tensor"}; }
+constexpr auto words_of(Axis) { return std::array{"data", "shard", "tensor", "pipeline"}; }
 
-inline constexpr std::array kAllAxes{Axis::data, Axis::shard, Axis::tensor};
+inline constexpr std::array kAllAxes{Axis::data, Axis::shard, Axis::tensor, Axis::pipeline};
 
 using Axes = std::set<Axis>;
 
@@ -59,10 +60,11 @@ class MeshShape {
 
 /// This rank's place in the mesh, and its groups. Mirrors torch.distributed.DeviceMesh.
 ///
-/// The messages of all groups are enqueued on one stream. Every rank runs the same program, so rank
-/// r's k-th message belongs to the same axes as every other rank's k-th message. No rank can then
-/// wait for one that waits for it: of all messages under way, the one with the smallest k has
-/// nobody before it.
+/// The collectives of all groups are enqueued on one stream. Ranks of the same stage run the same
+/// program, so rank r's k-th collective belongs to the same axes as their k-th. No rank can then
+/// wait for one that waits for it: of all collectives under way, the one with the smallest k has
+/// nobody before it. Stages of a pipeline make different passes; rank_pipeline.h says why they
+/// cannot wait for each other either.
 class DeviceMesh {
  public:
   /// `world` has all ranks of `group`, as connect() made it. All must outlive this object. Throws
@@ -75,9 +77,12 @@ class DeviceMesh {
   /// The ranks that differ from this one along these axes only, in the order of their ranks. All
   /// ranks ask for the same axes in the same order: the first time they connect.
   Communicator& along(const Axes& axes);
+  /// A further group of the same ranks, for messages that must not wait for those of along(axes).
+  std::unique_ptr<Communicator> new_group(const Axes& axes) const;
   /// All ranks.
   Communicator& world() const { return world_; }
   ProcessGroup& group() const { return group_; }
+  Device& device() const { return device_; }
 
  private:
   MeshShape shape_;

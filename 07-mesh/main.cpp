@@ -1,8 +1,8 @@
 // Stage 07: a mesh of ranks.
 //
 // The training program of stage 06. The ranks are a grid with an axis for each way of dividing the
-// work: other samples (data), other parts of the weights (shard), other parts of the layers
-// (tensor). Every message belongs to one axis. The step itself is stage 06's. Compare with
+// work: other samples (data), parts of the weights (shard), parts of the layers (tensor), other
+// layers (pipeline). Every message belongs to one axis. The step itself is stage 06's. Compare with
 //   diff 06-fully-sharded/main.cpp 07-mesh/main.cpp
 
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
   lockstep::MeshStageOptions options;
   return lockstep::run_program(
       {.name = "07-mesh",
-       .summary = "Stage 07: a mesh of ranks: data, shard and tensor parallelism together.",
+       .summary = "Stage 07: a mesh of ranks: data, shard, tensor and pipeline.",
        .baseline = "01-single-gpu",
        .emulate = [&](size_t devices) { return options.emulation(devices); },
        .order = lockstep::OrderKind::sampler,

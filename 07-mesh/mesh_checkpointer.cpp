@@ -28,6 +28,17 @@ Tensor MeshCheckpointer::gathered(const Unit& unit, const Tensor& kept) const {
   return all;
 }
 
+/// What this rank writes of so many numbers: the ranks of its stage share them out.
+RingPart MeshCheckpointer::share_of(int64_t count) const {
+  const DeviceMesh& mesh = parallel_.mesh();
+  int before = 0;  // ranks of the stage
+  for (int rank = 0; rank < comm().rank(); ++rank) {
+    const int stage = mesh.shape().coordinate(rank, Axis::pipeline);
+    before += stage == mesh.coordinate(Axis::pipeline) ? 1 : 0;
+  }
+  return ring_part(count, before, comm().world_size() / mesh.size(Axis::pipeline));
+}
+
 std::vector<ShardPiece> MeshCheckpointer::pieces() const {
   std::vector<ShardPiece> pieces;
   for (size_t u = 0; u < network().units().size(); ++u) {
@@ -39,7 +50,7 @@ std::vector<ShardPiece> MeshCheckpointer::pieces() const {
         const auto begin = numbers.begin() + unit.ranges()[i].first;
         const std::vector<Real> whole =
             parallel_.whole_numbers(p, {begin, begin + unit.ranges()[i].count});
-        const RingPart mine = ring_part(std::ssize(whole), comm().rank(), comm().world_size());
+        const RingPart mine = share_of(std::ssize(whole));
         if (mine.count == 0) continue;
         const auto first = whole.begin() + mine.first;
         pieces.push_back({kept.state, p.name, mine.first, {first, first + mine.count}});
@@ -55,6 +66,33 @@ std::vector<StateTensor> MeshCheckpointer::parameters() const {
     all.push_back({.name = p->name, .shape = torch_shape(*p)});
   }
   return all;
+}
+
+std::map<std::string, double> MeshCheckpointer::steps() const {
+  const std::map<std::string, double> mine = ShardedCheckpointer::steps();
+  if (mine.empty()) return mine;
+  std::vector<int64_t> counts;  // of all stages
+  for (const Parameter* p : parallel_.unsplit().parameters()) {
+    const auto found = mine.find(p->name);
+    counts.push_back(found == mine.end() ? 0 : int64_t(found->second));
+  }
+  parallel_.from_its_stage(counts);
+  std::map<std::string, double> all;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    all[parallel_.unsplit().parameters()[i]->name] = double(counts[i]);
+  }
+  return all;
+}
+
+/// Without those that are other stages'.
+std::map<std::string, double> MeshCheckpointer::own_steps(
+    const std::map<std::string, double>& saved) const {
+  std::map<std::string, double> own = saved;
+  for (const Parameter* p : parallel_.unsplit().parameters()) own.erase(p->name);
+  for (const Parameter* p : optimizer().parameters()) {
+    if (saved.contains(p->name)) own[p->name] = saved.at(p->name);
+  }
+  return own;
 }
 
 /// One read, from the first element to the last.

@@ -1,6 +1,8 @@
 #pragma once
 // Checkpoints of a mesh: stage 06's files, which say nothing of the mesh that wrote them.
 
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,8 +18,8 @@ namespace lockstep {
 std::vector<FlatRange> runs_in_whole(const Shape& whole, const Shape& part, int tensor_place,
                                      FlatRange wanted);
 
-/// Every rank writes an equal share of each parameter of the whole network. For that the ranks put
-/// a parameter together, one after another: that costs messages as large as the network and its
+/// Every rank writes an equal share of each parameter of its stage. For that the ranks put a
+/// parameter together, one after another: that costs messages as large as the stage and its
 /// optimizer's state, and memory for one unit. In return any mesh, and stage 06, reads what any
 /// other has written.
 class MeshCheckpointer final : public ShardedCheckpointer {
@@ -31,6 +33,9 @@ class MeshCheckpointer final : public ShardedCheckpointer {
  private:
   std::vector<ShardPiece> pieces() const override;
   std::vector<StateTensor> parameters() const override;
+  std::map<std::string, double> steps() const override;
+  std::map<std::string, double> own_steps(
+      const std::map<std::string, double>& saved) const override;
   std::vector<StateTensor> running() const override { return parallel_.running(); }
   void check(const std::vector<StateTensor>& saved) const override {
     check_state_dict(parallel_.unsplit(), saved);
@@ -42,6 +47,7 @@ class MeshCheckpointer final : public ShardedCheckpointer {
   }
 
   Tensor gathered(const Unit& unit, const Tensor& kept) const;
+  RingPart share_of(int64_t count) const;
 
   const MeshParallel& parallel_;
 };

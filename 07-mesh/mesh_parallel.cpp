@@ -10,18 +10,21 @@
 namespace lockstep {
 
 MeshParallel::MeshParallel(Model& model, const ModelOptions& options, DeviceMesh& mesh,
-                           Stream passes, Stream communication, const ShardingOptions& sharding)
+                           Stream passes, Stream communication, const ShardingOptions& sharding,
+                           const PipelinePlan& plan)
     : mesh_(mesh),
       passes_(passes),
       communication_(communication),
       unsplit_(std::move(model.network)),
       ranks_(mesh.along({Axis::tensor}), communication),
-      sharded_((split(model, options), shard(model, sharding))) {
+      sharded_((split(model, options), cut(model, options), shard(model, sharding))) {
   for (const Parameter* p : unsplit_->parameters()) {
     of_unsplit_[p->name] = p;
     whole_shapes_[p->name] = torch_shape(*p);
   }
   for (const ModelBuffer* b : unsplit_->buffers()) whole_shapes_[b->name] = b->shape;
+  if (mesh.size(Axis::pipeline) == 1) return;
+  stage_ = &make_stage(model, mesh, passes, communication, plan, options.classes, sharded_.loss());
 }
 
 /// Along `tensor`: all layers that can be split.
@@ -45,14 +48,52 @@ AveragingAxes averaging_axes(const MeshShape& shape) {
   // [end 07.2]
 }
 
+/// Along `pipeline`: a rank keeps the layers of its stage. All ranks cut at the same places.
+void MeshParallel::cut(Model& model, const ModelOptions& options) {
+  names_.resize(size_t(mesh_.size(Axis::pipeline)));
+  if (names_.size() == 1) return;
+  std::vector<Layers> stages;
+  mesh_.group().together([&] {
+    within("--mesh " + mesh_.shape().text(), [&] {
+      Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
+      stages =
+          cut_into_stages(std::move(layers), flops_of_layers(options, passes_), int(names_.size()));
+    });
+  });
+  for (size_t s = 0; s < stages.size(); ++s) {
+    for (const auto& layer : stages[s]) {
+      for (const Parameter* p : layer->parameters()) names_[s].push_back(p->name);
+    }
+  }
+  auto mine = std::make_unique<Sequential>();
+  for (auto& layer : stages[size_t(mesh_.coordinate(Axis::pipeline))]) {
+    const std::string name = layer->name();
+    mine->add(name, std::move(layer));
+  }
+  model.network = std::move(mine);
+}
+
 /// Along `shard` and `data`. Without the former every rank keeps all, as in stage 04.
 FullyShardedDataParallel& MeshParallel::shard(Model& model, ShardingOptions options) {
   const AveragingAxes axes = averaging_axes(mesh_.shape());
   if (axes.reduced != Axis::shard) options.kind = ShardKind::none;
   Communicator& comm = mesh_.along({axes.reduced});
   Communicator* const replicas = axes.replicas ? &mesh_.along({*axes.replicas}) : nullptr;
-  return model.wrap<FullyShardedDataParallel>(passes_, comm, mesh_.group().exchanger(),
-                                              communication_, options, replicas);
+  return model.wrap<FullyShardedDataParallel>(passes_, comm, exchange_in_stage(), communication_,
+                                              options, replicas);
+}
+
+/// Ranks of other stages have other layers: their texts count as this rank's.
+ExchangeTexts MeshParallel::exchange_in_stage() const {
+  return [this](const std::string& mine) {
+    std::vector<std::string> texts = mesh_.group().exchange(mine);
+    for (size_t rank = 0; rank < texts.size(); ++rank) {
+      if (mesh_.shape().coordinate(int(rank), Axis::pipeline) != mesh_.coordinate(Axis::pipeline)) {
+        texts[rank] = mine;
+      }
+    }
+    return texts;
+  };
 }
 
 int64_t MeshParallel::count() const {
@@ -95,28 +136,44 @@ void MeshParallel::load_weights(const std::string& path) {
     for (size_t i = 0; i < file->tensors().size(); ++i) place[file->tensors()[i].name] = i;
   });
   const auto read = [&](StateTensor& tensor) {  // becomes the file's, on all ranks
-    tensor.real.resize(tensor.integer.empty() ? size_t(tensor.shape.elements()) : 0);
     group.together([&] {
       if (place.contains(tensor.name)) tensor = file->read(place.at(tensor.name));
     });
     broadcast(tensor.real, passes_, mesh_.world());
     broadcast(tensor.integer, passes_, mesh_.world());
   };
-  sharded_.load_units([&](Unit& unit) {
-    for (Parameter* p : unit.in_order()) {
-      StateTensor whole{.name = p->name, .shape = whole_shapes_.at(p->name)};
-      read(whole);
-      set(*p, whole.real);
-    }
-  });
+  load_parameters(read);
   std::map<std::string, StateTensor> running;
-  for (StateTensor& tensor : running_state(sharded_)) {
-    tensor.shape = whole_shape(tensor.name, tensor.shape);
+  for (StateTensor& tensor : this->running()) {
     read(tensor);
     running.emplace(tensor.name, tensor);
   }
   load_running(running);
   if (file) file->say_loaded();
+}
+
+/// The stages take turns; all ranks read all parameters.
+void MeshParallel::load_parameters(const ReadTensor& read) {
+  const auto values_of = [&](const std::string& name) {
+    StateTensor whole = blank(name);
+    read(whole);
+    return whole.real;
+  };
+  for (size_t stage = 0; stage < names_.size(); ++stage) {
+    if (int(stage) == mesh_.coordinate(Axis::pipeline)) {
+      sharded_.load_units([&](Unit& unit) {
+        for (Parameter* p : unit.parameters()) set(*p, values_of(p->name));
+      });
+    } else {
+      for (const std::string& name : names_[stage]) values_of(name);
+    }
+  }
+}
+
+/// A parameter of the whole network, of zeros.
+StateTensor MeshParallel::blank(const std::string& name) const {
+  const Shape& shape = whole_shapes_.at(name);
+  return {.name = name, .shape = shape, .real = std::vector<Real>(size_t(shape.elements()))};
 }
 
 /// All ranks along `tensor` call it.
@@ -136,8 +193,14 @@ std::vector<Real> MeshParallel::whole_numbers(const Parameter& p,
 }
 
 std::vector<StateTensor> MeshParallel::running() const {
-  std::vector<StateTensor> whole;
-  for (const StateTensor& part : running_state(sharded_)) whole.push_back(whole_of(part));
+  std::map<std::string, StateTensor> mine;
+  for (const StateTensor& part : running_state(sharded_)) mine[part.name] = whole_of(part);
+  std::vector<StateTensor> whole = blank_running_state(*unsplit_);
+  for (StateTensor& tensor : whole) {
+    if (mine.contains(tensor.name)) tensor = std::move(mine.at(tensor.name));
+    from_its_stage(tensor.real);
+    from_its_stage(tensor.integer);
+  }
   return whole;
 }
 
@@ -154,15 +217,23 @@ void MeshParallel::save_weights(const std::string& path) {
   if (path.empty()) return;
   const bool writes = mesh_.group().rank() == 0;
   std::vector<StateTensor> state;
-  sharded_.visit_units([&](Unit& unit) {
-    for (const Parameter* p : unit.parameters()) {
-      StateTensor whole = whole_of(state_of(*p));
-      if (writes) state.push_back(std::move(whole));
-    }
-  });
-  for (StateTensor& tensor : running()) {
+  const auto add = [&](StateTensor tensor) {
     if (writes) state.push_back(std::move(tensor));
+  };
+  const auto add_parameter = [&](StateTensor whole) {  // all ranks call it for the same
+    from_its_stage(whole.real);
+    add(std::move(whole));
+  };
+  for (size_t stage = 0; stage < names_.size(); ++stage) {  // they take turns
+    if (int(stage) == mesh_.coordinate(Axis::pipeline)) {
+      sharded_.visit_units([&](Unit& unit) {
+        for (const Parameter* p : unit.parameters()) add_parameter(whole_of(state_of(*p)));
+      });
+    } else {
+      for (const std::string& name : names_[stage]) add_parameter(blank(name));
+    }
   }
+  for (StateTensor& tensor : running()) add(std::move(tensor));
   mesh_.group().together([&] {
     if (writes) lockstep::save_weights(path, state);
   });
@@ -172,7 +243,7 @@ void MeshParallel::save_weights(const std::string& path) {
 
 // [task 07.3] the norm over a mesh
 Axes cut_along(ShardKind kind) {
-  Axes cut{Axis::tensor};
+  Axes cut{Axis::tensor, Axis::pipeline};
   if (kind != ShardKind::none) cut.insert(Axis::shard);  // even where all have all gradients
   return cut;
 }

@@ -1,7 +1,8 @@
 #pragma once
-// A network on a mesh of ranks: split inside its layers along the axis `tensor`, its parameters
-// shared out along `shard`, and all of that copied along `data`.
+// A network on a mesh of ranks: cut between its layers along the axis `pipeline`, split inside them
+// along `tensor`, the parameters shared out along `shard`, and all of that copied along `data`.
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "03-model-split/tensor/tensor_split.h"
 #include "06-fully-sharded/fully_sharded.h"
 #include "07-mesh/device_mesh.h"
+#include "07-mesh/rank_pipeline.h"
 #include "common/nn/models.h"
 
 namespace lockstep {
@@ -43,13 +45,15 @@ bool counts_in_norm(const Shape& here, const Shape& whole, int tensor_place);
 ///   shard    their own  a copy       averaged, then cut      added up over the shards
 ///   tensor   the same   a part       the rank's own          added up over the parts
 ///   tensor   the same   a copy       the same on all         counts once
+///   pipeline the same   another one  the rank's own          added up over the stages
 class MeshParallel {
  public:
   /// Replaces the model's network, which `options` describe, by this rank's part. `mesh` must
-  /// outlive this object. Throws BadInput, on all ranks, where no layer divides by the tensor
-  /// axis.
+  /// outlive this object. `plan` is that of a pipeline. Throws BadInput, on all ranks, where no
+  /// layer divides by the tensor axis, or the pipeline has more stages than there are layers with
+  /// parameters.
   MeshParallel(Model& model, const ModelOptions& options, DeviceMesh& mesh, Stream passes,
-               Stream communication, const ShardingOptions& sharding);
+               Stream communication, const ShardingOptions& sharding, const PipelinePlan& plan);
 
   /// The network as stage 06 knows it, of this rank's parts of layers.
   FullyShardedDataParallel& sharded() const { return sharded_; }
@@ -73,6 +77,8 @@ class MeshParallel {
   }
   /// What layers along `tensor` have exchanged.
   SplitRanks& split_ranks() { return ranks_; }
+  /// Null without a pipeline.
+  RankPipeline* stage() const { return stage_; }
 
   // For checkpoints, which have the whole network's numbers.
 
@@ -86,14 +92,25 @@ class MeshParallel {
   std::vector<StateTensor> running() const;
   /// Sets this rank's part of them.
   void load_running(std::map<std::string, StateTensor> whole) const;
+  /// Numbers that one stage knows, and zeros on all others, become those numbers on all. All ranks
+  /// along `pipeline` call it. Synchronizes.
+  template <class T>
+  void from_its_stage(std::vector<T>& numbers) const;
   Communicator& along(const Axes& axes) const { return mesh_.along(axes); }
   Stream passes() const { return passes_; }
+  const DeviceMesh& mesh() const { return mesh_; }
 
  private:
-  FullyShardedDataParallel& shard(Model& model, ShardingOptions options);
+  using ReadTensor = std::function<void(StateTensor& tensor)>;
+
   void split(Model& model, const ModelOptions& options);
+  void cut(Model& model, const ModelOptions& options);
+  FullyShardedDataParallel& shard(Model& model, ShardingOptions options);
+  ExchangeTexts exchange_in_stage() const;
+  void load_parameters(const ReadTensor& read);
   /// PyTorch's shape of a tensor of this rank's network in the unsplit one.
   Shape whole_shape(const std::string& name, const Shape& part) const;
+  StateTensor blank(const std::string& name) const;
   void set(Parameter& p, const std::vector<Real>& whole) const;
   StateTensor whole_of(StateTensor part) const;
   std::vector<Tensor> counted_gradients() const;
@@ -104,7 +121,17 @@ class MeshParallel {
   std::map<std::string, const Parameter*> of_unsplit_;  // by name
   std::map<std::string, Shape> whole_shapes_;           // PyTorch's, by name
   SplitRanks ranks_;
+  std::vector<std::vector<std::string>> names_;  // of the stages' parameters
   FullyShardedDataParallel& sharded_;
+  RankPipeline* stage_ = nullptr;
 };
+
+template <class T>
+void MeshParallel::from_its_stage(std::vector<T>& numbers) const {
+  if (stage_ == nullptr || numbers.empty()) return;
+  const auto all = BasicTensor<T>::from_host(passes_, {std::ssize(numbers)}, numbers);
+  mesh_.along({Axis::pipeline}).all_reduce(passes_, all);
+  numbers = all.to_host();
+}
 
 }  // namespace lockstep

@@ -9,6 +9,28 @@
 
 namespace lockstep {
 
+namespace {
+
+void check_pipeline(const MeshStageOptions& options, const OptionParser& parser) {
+  const bool pipeline = options.mesh.size(Axis::pipeline) > 1;
+  require(pipeline || !parser.given("--schedule"),
+          "--schedule: orders what the stages of a pipeline do, and --mesh {} has none; leave it "
+          "out, or give --mesh pipeline=2",
+          options.mesh.text());
+  const ScheduleKind kind = options.schedule_kind;
+  require(kind == ScheduleKind::gpipe || kind == ScheduleKind::one_f1b,
+          "--schedule: found {}, expected gpipe or 1f1b, as each rank has one stage; "
+          "03-model-split has the others",
+          name_of(kind));
+  require(
+      !pipeline || !options.simulated(),
+      "--mesh {}: one simulated rank stands for all, and the stages of a pipeline differ; leave "
+      "out pipeline, or give --devices cpu:0,cpu:1",
+      options.mesh.text());
+}
+
+}  // namespace
+
 void MeshStageOptions::add_to(OptionParser& parser) {
   Options::add_to(parser);
   ranks.add_to(parser);
@@ -17,11 +39,15 @@ void MeshStageOptions::add_to(OptionParser& parser) {
              {"axes of ranks, outermost first: data=2,shard=2,tensor=2; auto: shard within a host, "
               "data over hosts",
               Role::all_ranks});
+  parser.add("--schedule", schedule_kind,
+             {"how the micro-batches of --accumulate take turns in a pipeline: gpipe or 1f1b",
+              Role::all_ranks});
   step.add_to(parser);
   sync_bn.add_to(parser);
   saving.add_to(parser);
   sharding.add_to(parser);
-  parser.check_afterwards([this] {
+  parser.check_afterwards([this, &parser] {
+    check_pipeline(*this, parser);
     require(sync_bn.sync_bn_group == 0,
             "--sync-bn-group: in a mesh all ranks with other samples normalise together; leave it "
             "out, or give --no-sync-bn");
@@ -31,15 +57,18 @@ void MeshStageOptions::add_to(OptionParser& parser) {
 }
 
 std::string MeshStageOptions::emulation(size_t world_size) const {
-  if (!sync_bn.no_sync_bn) return "";
-  return step.emulation(world_size / size_t(mesh.size(Axis::tensor)));
+  const int copies = mesh.size(Axis::tensor) * mesh.size(Axis::pipeline);  // of the same samples
+  const size_t parts = std::max<size_t>(1, world_size / size_t(copies));
+  if (sync_bn.no_sync_bn || (step.accumulate > 1 && parts > 1)) return step.emulation(parts);
+  return step.accumulate == 1 ? "none" : fmt::format("micro:{}", step.accumulate);
 }
 
 MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,
                          Stream communication, const MeshStageOptions& options) {
   ShardingOptions sharding = options.sharding;
   sharding.broadcast_buffers = !options.step.no_broadcast_buffers;
-  return MeshParallel(model, options.model_options(images), mesh, passes, communication, sharding);
+  return MeshParallel(model, options.model_options(images), mesh, passes, communication, sharding,
+                      {options.schedule_kind, options.step.accumulate});
 }
 
 std::string mesh_line(const MeshStageOptions& options, const DeviceMesh& mesh) {
@@ -86,6 +115,35 @@ AlongAxis along_tensor(MeshParallel& parallel, DeviceMesh& mesh) {
   return {Axis::tensor, training_bytes(mesh.along({Axis::tensor})), bytes};
 }
 
+/// Its activations to the next stage and its gradients to the one before, in all micro-batches.
+AlongAxis along_pipeline(const RankPipeline& stage) {
+  const StageLink &forward = stage.activations(), &backward = stage.gradients();
+  return {Axis::pipeline, forward.bytes_sent() + backward.bytes_sent(),
+          double(forward.bytes_by_sizes() + backward.bytes_by_sizes())};
+}
+
+/// "conv1 to fc1"
+std::string layers_text(const std::vector<Unit*>& units) {
+  const std::string first = units.front()->name();
+  return units.size() == 1 ? first : first + " to " + units.back()->name();
+}
+
+/// What rank 0 has of the network, and how long it waits for the others.
+void report_stage(RankPipeline& stage, const std::vector<Unit*>& units, int stages,
+                  const MeshStageOptions& options, double steps, TrainingLog& log) {
+  const double waited = stage.seconds_waited() / steps;
+  const int micro_batches = options.step.accumulate;
+  const double bubble = predicted_bubble(stages, micro_batches);
+  log.note("pipeline",
+           fmt::format("{} stages, the first one with the parameters of {}; {} of {} "
+                       "micro-batch{}, rank 0 waits {:.2f} ms per step; bubble by (p-1)/(m+p-1) "
+                       "{:.1f} %",
+                       stages, layers_text(units), name_of(options.schedule_kind), micro_batches,
+                       micro_batches == 1 ? "" : "es", 1e3 * waited, 100 * bubble),
+           "pipeline",
+           {{"stages", stages}, {"waited_seconds_per_step", waited}, {"predicted_bubble", bubble}});
+}
+
 }  // namespace
 
 void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer,
@@ -98,6 +156,10 @@ void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer
     all.push_back(along_data(parallel, mesh, steps));
   }
   if (mesh.size(Axis::tensor) > 1) all.push_back(along_tensor(parallel, mesh));
+  if (RankPipeline* const stage = parallel.stage()) {
+    all.push_back(along_pipeline(*stage));
+    report_stage(*stage, sharded.units(), mesh.size(Axis::pipeline), options, steps, log);
+  }
   nlohmann::json found = nlohmann::json::object();
   for (const AlongAxis& axis : all) {
     const double sent = double(axis.sent) / steps, predicted = axis.predicted / steps;

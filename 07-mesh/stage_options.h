@@ -13,6 +13,7 @@ struct MeshStageOptions : Options {
   SavingOptions saving;
   ShardingOptions sharding;
   MeshShape mesh;
+  ScheduleKind schedule_kind = ScheduleKind::one_f1b;
 
   void add_to(OptionParser& parser) override;
   bool splits_network() const override { return true; }

@@ -147,6 +147,17 @@ std::vector<StateTensor> running_state(Module& network) {
   return state;
 }
 
+std::vector<StateTensor> blank_running_state(Module& network) {
+  std::vector<StateTensor> state;
+  for (const ModelBuffer* b : network.buffers()) {
+    state.push_back({b->name, b->shape, std::vector<Real>(size_t(b->shape.elements())), {}});
+  }
+  for (const BatchNorm2d* norm : batch_norms(network)) {
+    state.push_back({tracked_name(*norm), {}, {}, {0}});
+  }
+  return state;
+}
+
 void load_state_dict(Module& network, const std::vector<StateTensor>& state) {
   const Matches matches(network, state);
   for (const auto& [p, tensor] : matches.parameters) {

@@ -33,6 +33,8 @@ std::vector<StateTensor> state_dict(Module& network);
 /// Of that: one parameter, and all that are no parameters.
 StateTensor state_of(const Parameter& parameter);
 std::vector<StateTensor> running_state(Module& network);
+/// The latter with zeros for values, of a network that need not have memory.
+std::vector<StateTensor> blank_running_state(Module& network);
 
 /// Sets the state. Throws a BadInput that lists every missing and unexpected tensor, and every
 /// tensor with another shape or a problem; the network is then unchanged. num_batches_tracked may

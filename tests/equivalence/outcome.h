@@ -29,7 +29,6 @@ constexpr double kApartAtHighRate = 1e-10;
 
 /// With weight decay, and PyTorch's other values.
 const Options kAdamW{"--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.1"};
-
 /// Adam moves a number whose gradient is rounding noise by a step of random sign: --eps keeps such
 /// steps small.
 const Options kCalmAdamW{"--optimizer", "adamw", "--weight-decay", "0.01", "--eps", "1e-3"};

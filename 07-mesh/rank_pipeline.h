@@ -1,0 +1,159 @@
+#pragma once
+// A pipeline whose stages are different ranks. Each rank has some layers in a row, one stage;
+// activations go to the next stage's rank, gradients to the one before.
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "03-model-split/pipeline/schedule.h"
+#include "07-mesh/device_mesh.h"
+#include "common/nn/models.h"
+#include "common/training/pass_collectives.h"
+#include "common/training/phase_timer.h"
+
+namespace lockstep {
+
+/// The layers of each stage. All stages have a layer with parameters or more, and the one with the
+/// most floating-point operations has as few as can be. `flops` has those of the layers, by name.
+/// Throws BadInput where there are more stages than layers with parameters.
+std::vector<Layers> cut_into_stages(Layers layers, const std::map<std::string, double>& flops,
+                                    int stages);
+/// The operations of each layer of the network that `options` describe, for some samples. A device
+/// need not have room for more than one layer; nothing is sent.
+std::map<std::string, double> flops_of_layers(const ModelOptions& options, Stream stream);
+
+/// How many micro-batches a step has, and how they take turns.
+struct PipelinePlan {
+  ScheduleKind schedule = ScheduleKind::one_f1b;
+  int micro_batches = 1;
+};
+
+/// Messages between the ranks along `pipeline`, all in one direction. They have a communicator and
+/// a stream of their own.
+///
+/// What is sent stays until it has arrived: so many tensors at most, then the passes wait for the
+/// oldest. What comes in has two places, and the passes copy it from there: one tensor arrives
+/// while the passes have not come to the one before. A copy inside a device takes less time than a
+/// message that could only begin when the passes need it.
+class StageLink {
+ public:
+  /// All ranks of `mesh` call it, which must outlive this object. `name` is the stream's.
+  StageLink(DeviceMesh& mesh, Stream passes, const std::string& name, int most_under_way);
+  ~StageLink();
+  StageLink(const StageLink&) = delete;
+  StageLink& operator=(const StageLink&) = delete;
+
+  /// Enqueues that x [n,...], as the passes so far have made it, goes to stage `to`. All tensors of
+  /// a link have the same extents but the first.
+  void send(const Tensor& x, int to, const Context& context);
+  /// The next tensor [samples,...] from stage `from`, as the passes will find it. The host waits
+  /// for the first one, which comes with its other extents; samples are known on all ranks.
+  Tensor receive(int64_t samples, int from, Context& context);
+
+  /// Bytes that this rank has sent in training, counted where they leave, and by sizes.
+  int64_t bytes_sent() const { return comm_->bytes_sent(Purpose::activations); }
+  int64_t bytes_by_sizes() const { return bytes_by_sizes_; }
+  /// Seconds that training passes have waited for what comes in. Waits for the last one.
+  double seconds_waited() { return waits_.total("waited"); }
+
+ private:
+  struct UnderWay {
+    Tensor x;
+    Event arrived;
+  };
+  struct Place {
+    Tensor memory{};
+    std::optional<Event> emptied{};  // of the passes: they have copied what was there
+  };
+
+  void tell_extents(const Tensor& x, int to);
+  void learn_extents(int from);
+
+  Stream passes_, stream_;
+  std::unique_ptr<Communicator> comm_;
+  size_t most_under_way_;
+  std::deque<UnderWay> under_way_;  // oldest first
+  std::vector<Place> places_;
+  size_t received_ = 0;
+  BasicTensor<int64_t> told_;  // the extents that were sent
+  Shape learnt_;               // and received, [1,...]
+  int64_t bytes_by_sizes_ = 0;
+  PhaseTimer waits_;  // of the passes
+};
+
+/// One rank's stage. The training loop uses it as if it were the whole network: it gives each
+/// micro-batch to forward(), then the gradient of the scores to backward(). When the stage makes
+/// which pass follows from its list of instructions, stage 03's: every call follows the list up to
+/// the first pass for which the loop has not yet given what it needs. So a stage may make several
+/// forwards before its first backward, though the loop asks for both in turn; after the last
+/// backward() the list has ended. Micro-batches that are between the two have a context each.
+///
+/// Why no rank waits forever: stage 03's simulate() follows the lists where even a send lasts until
+/// its receiver has come to the receive, and all of them end. Every operation has a time there. A
+/// rank's passes, sends and receives have those of its instructions; collectives within a pass that
+/// of the pass, which is the same on all ranks of a stage; the sum of the losses comes after all.
+/// Here an operation waits only for operations with an earlier time: for some of those before it in
+/// its rank's list, and for the other side of its message. So some operation can always go on, even
+/// if a call keeps the host until that side has come (NCCL, when it connects two ranks). The
+/// links have streams of their own, or an activation would wait for a gradient that the list sends
+/// before it, though nobody needs that order.
+class RankPipeline final : public Module {
+ public:
+  /// `stage` are this rank's layers, `classes` the number of scores. `loss` [1] is what the stage's
+  /// ranks know of a step's loss, which is 0 on all stages but the last; after the last backward it
+  /// has become the sum over all stages.
+  RankPipeline(std::unique_ptr<Module> stage, DeviceMesh& mesh, Stream passes, Stream communication,
+               const PipelinePlan& plan, int64_t classes, const Tensor& loss);
+
+  /// In training the last stage returns scores, the others an undefined tensor. In evaluation all
+  /// stages return the last one's scores.
+  Tensor forward(const Tensor& x, Context& context) override;
+  /// `dy` is undefined on all stages but the last. Returns an undefined tensor.
+  Tensor backward(const Tensor& dy, Context& context) override;
+
+  bool is_first() const { return stage_ == 0; }
+  bool is_last() const { return stage_ + 1 == calls_.comm().world_size(); }
+  const StageLink& activations() const { return activations_; }
+  const StageLink& gradients() const { return gradients_; }
+  /// Seconds that this rank's training passes have waited for other stages. Waits for the last one.
+  double seconds_waited();
+
+ private:
+  /// One micro-batch from its receive to the send of its gradient.
+  struct InFlight {
+    Context context;
+    int64_t samples = 0;
+    Tensor input{}, output{}, output_gradient{}, input_gradient{};
+  };
+
+  Module& layers() const { return *children().front(); }
+  bool can_run(const Instruction& instruction) const;
+  void follow(Context& context);
+  void run(const Instruction& instruction);
+  Tensor evaluate(const Tensor& x, Context& context);
+  void end_step(Context& context);
+
+  int stage_;
+  PassCollectives calls_;  // along `pipeline`
+  Instructions list_;      // without the last one, the optimizer's step
+  StageLink activations_, gradients_;
+  int64_t classes_;
+  Tensor loss_;
+
+  // The current step.
+  size_t next_ = 0;                               // instruction
+  int forwards_given_ = 0, backwards_given_ = 0;  // micro-batches, by the training loop
+  std::map<int, InFlight> in_flight_;             // by micro-batch
+};
+
+/// Makes this rank's layers, which the model's network has, a stage of the pipeline, and the loss
+/// that of the whole: in training only the last stage has one. Parameters as RankPipeline's.
+RankPipeline& make_stage(Model& model, DeviceMesh& mesh, Stream passes, Stream communication,
+                         const PipelinePlan& plan, int64_t classes, const Tensor& loss);
+
+}  // namespace lockstep
