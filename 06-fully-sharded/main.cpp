@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
       {.name = "06-fully-sharded",
        .summary = "Stage 06: sharded optimizer, gradients and parameters (ZeRO, FSDP).",
        .baseline = "01-single-gpu",
-       .emulate = [&](size_t devices) { return options.sync_bn.emulation(options.step, devices); },
+       .emulate = [&](size_t devices) { return options.emulation(devices); },
        .order = lockstep::OrderKind::sampler,
        .model = lockstep::ModelKind::mlp,
        .optimizer = lockstep::OptimizerKind::adamw,

@@ -1,6 +1,8 @@
 #pragma once
 // This stage's options: groups of stages 04 and 05, and what is shared out.
 
+#include <string>
+
 #include "05-syncbn-checkpoint/stage_options.h"
 #include "06-fully-sharded/fully_sharded.h"
 
@@ -15,6 +17,8 @@ struct ShardedStageOptions : Options {
 
   void add_to(OptionParser& parser) override;
   bool splits_network() const override { return true; }
+  /// The --emulate value with which stage 01 normalises as these ranks do.
+  std::string emulation(size_t world_size) const { return sync_bn.emulation(step, world_size); }
 };
 
 /// Divides the model's network over the ranks, as the options say. The values are undefined.

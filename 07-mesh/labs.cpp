@@ -99,8 +99,9 @@ Compared gradients(MeshTraining& training, bool parts) {
 /// Rank 0 says all ranks' lines, each behind its rank's coordinates.
 void say_of_all(MeshTraining& training, const std::string& mine) {
   ProcessGroup& group = training.mesh.group();
-  const std::string name = training.mesh.shape().name_of(group.rank());
-  for (const std::string& line : group.exchange(name + ": " + mine)) say(group, line);
+  const std::string place = training.mesh.shape().place_of(group.rank());
+  const std::string line = fmt::format("rank {} ({}): {}", group.rank(), place, mine);
+  for (const std::string& each : group.exchange(line)) say(group, each);
 }
 
 void say_errors(MeshTraining& training) {

@@ -52,20 +52,18 @@ void train(const MeshStageOptions& options) {
   const Stream stream = device->create_stream("compute");
   const Stream communication = device->create_stream("communication");
 
-  // The mesh: which ranks have other samples than this one?
+  // The mesh, and in it the ranks that have other samples than this one.
   DeviceMesh mesh(options.mesh, group, *device, *comm);
   Communicator& samples = mesh.along(kSampleAxes);
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
-  MeshParallel network = parallelize(model, data.train, mesh, stream, communication, options);
-  FullyShardedDataParallel& parallel = network.sharded();
-  const auto norm_comm = options.sync_bn.comm(group, *device, samples);  // null: each by itself
-  const auto synchronised = convert_sync_batchnorm(*model.network, norm_comm, communication);
-  network.initialize(options.init, options.seed);
-  network.load_weights(options.load);
+  MeshParallel parallel = parallelize(model, data.train, mesh, stream, communication, options);
+  const auto synchronised = synchronise(model, samples, communication, options);
+  parallel.initialize(options.init, options.seed);
+  load_weights(group, *comm, options.load, parallel);
   const Optimizer optimizer = parallel.optimizer(options.optimizer_rule());
-  const ClipByNorm clip = network.clip_by_norm(options.step.clip_norm);
+  const ClipByNorm clip = parallel.clip_by_norm(options.step.clip_norm);
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, samples, options.step.sharding());
@@ -76,7 +74,7 @@ void train(const MeshStageOptions& options) {
   const Tensor loss = parallel.loss();
   TrainingLog log("07-mesh", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));
-  log.start(data.train, data.test, network.count(), mesh_line(options, mesh));
+  log.start(data.train, data.test, parallel.count(), mesh_line(options, mesh));
 
   const auto evaluate_all = [&] {
     parallel.broadcast_buffers();  // running statistics: all measure the same network
@@ -84,7 +82,7 @@ void train(const MeshStageOptions& options) {
   };
 
   // Where training goes on, and when it is saved.
-  MeshCheckpointer checkpoints(network, optimizer, options.saving, *comm, group,
+  MeshCheckpointer checkpoints(parallel, optimizer, options.saving, *comm, group,
                                train_loader.batches_per_epoch(), [&] { log.settle(); });
   TrainingState state = checkpoints.resume(first_state(table_of(options), data, group, schedule));
   log.resume(state.steps, state.epoch);
@@ -101,7 +99,7 @@ void train(const MeshStageOptions& options) {
       const auto parts = feeder.feed(*batch, context).divide(options.step.accumulation());
       train_step(model, optimizer, clip, feeder, parts, context, loss);
       parallel.gather_parameters();  // the shards that the other ranks have updated
-      log.step(*batch, loss, network.healths(optimizer.health(), context));
+      log.step(*batch, loss, parallel.healths(optimizer.health(), context));
       state.count_step(schedule.at(log.steps()));  // the rate of the next one
       checkpoints.after_step(state);
     }
@@ -111,9 +109,8 @@ void train(const MeshStageOptions& options) {
   }
   if (!log.has_evaluation()) log.evaluated(evaluate_all());
 
-  network.save_weights(options.save);
-  report(network, mesh, optimizer, options, log);
-  if (synchronised) report(*synchronised, log);
+  save_weights(group, options.save, parallel);
+  report(parallel, mesh, optimizer, synchronised.get(), options, log);
   log.finish(context.flops());
   checkpoints.finish();
 }

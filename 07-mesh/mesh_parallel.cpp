@@ -124,31 +124,31 @@ void MeshParallel::initialize(Initializer initializer, uint64_t seed) {
   });
 }
 
-void MeshParallel::load_weights(const std::string& path) {
+void load_weights(ProcessGroup& group, Communicator& comm, const std::string& path,
+                  MeshParallel& network) {
   if (path.empty()) return;
-  ProcessGroup& group = mesh_.group();
   std::optional<WeightsFile> file;      // on rank 0
   std::map<std::string, size_t> place;  // of each tensor in it
   group.together([&] {
     if (group.rank() != 0) return;
     file.emplace(path);
-    within(path, [&] { check_state_dict(*unsplit_, file->tensors()); });
+    within(path, [&] { check_state_dict(network.unsplit(), file->tensors()); });
     for (size_t i = 0; i < file->tensors().size(); ++i) place[file->tensors()[i].name] = i;
   });
   const auto read = [&](StateTensor& tensor) {  // becomes the file's, on all ranks
     group.together([&] {
       if (place.contains(tensor.name)) tensor = file->read(place.at(tensor.name));
     });
-    broadcast(tensor.real, passes_, mesh_.world());
-    broadcast(tensor.integer, passes_, mesh_.world());
+    broadcast(tensor.real, network.passes(), comm);
+    broadcast(tensor.integer, network.passes(), comm);
   };
-  load_parameters(read);
+  network.load_parameters(read);
   std::map<std::string, StateTensor> running;
-  for (StateTensor& tensor : this->running()) {
+  for (StateTensor& tensor : network.running()) {
     read(tensor);
     running.emplace(tensor.name, tensor);
   }
-  load_running(running);
+  network.load_running(running);
   if (file) file->say_loaded();
 }
 
@@ -213,29 +213,34 @@ void MeshParallel::load_running(std::map<std::string, StateTensor> whole) const 
   load_running_state(sharded_, whole);
 }
 
-void MeshParallel::save_weights(const std::string& path) {
-  if (path.empty()) return;
-  const bool writes = mesh_.group().rank() == 0;
-  std::vector<StateTensor> state;
-  const auto add = [&](StateTensor tensor) {
-    if (writes) state.push_back(std::move(tensor));
-  };
-  const auto add_parameter = [&](StateTensor whole) {  // all ranks call it for the same
+/// The stages take turns; `use` gets each whole parameter, on all ranks.
+void MeshParallel::visit_parameters(const std::function<void(StateTensor whole)>& use) const {
+  const auto from_all = [&](StateTensor whole) {
     from_its_stage(whole.real);
-    add(std::move(whole));
+    use(std::move(whole));
   };
-  for (size_t stage = 0; stage < names_.size(); ++stage) {  // they take turns
+  for (size_t stage = 0; stage < names_.size(); ++stage) {
     if (int(stage) == mesh_.coordinate(Axis::pipeline)) {
       sharded_.visit_units([&](Unit& unit) {
-        for (const Parameter* p : unit.parameters()) add_parameter(whole_of(state_of(*p)));
+        for (const Parameter* p : unit.parameters()) from_all(whole_of(state_of(*p)));
       });
     } else {
-      for (const std::string& name : names_[stage]) add_parameter(blank(name));
+      for (const std::string& name : names_[stage]) from_all(blank(name));
     }
   }
-  for (StateTensor& tensor : running()) add(std::move(tensor));
-  mesh_.group().together([&] {
-    if (writes) lockstep::save_weights(path, state);
+}
+
+void save_weights(ProcessGroup& group, const std::string& path, MeshParallel& network) {
+  if (path.empty()) return;
+  const bool writes = group.rank() == 0;
+  std::vector<StateTensor> state;
+  const auto keep = [&](StateTensor whole) {
+    if (writes) state.push_back(std::move(whole));
+  };
+  network.visit_parameters(keep);
+  for (StateTensor& tensor : network.running()) keep(std::move(tensor));
+  group.together([&] {
+    if (writes) save_weights(path, state);
   });
 }
 

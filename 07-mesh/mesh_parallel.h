@@ -53,7 +53,8 @@ class MeshParallel {
   /// layer divides by the tensor axis, or the pipeline has more stages than there are layers with
   /// parameters.
   MeshParallel(Model& model, const ModelOptions& options, DeviceMesh& mesh, Stream passes,
-               Stream communication, const ShardingOptions& sharding, const PipelinePlan& plan);
+               Stream communication, const ShardingOptions& sharding,
+               const PipelinePlan& plan = {});
 
   /// The network as stage 06 knows it, of this rank's parts of layers.
   FullyShardedDataParallel& sharded() const { return sharded_; }
@@ -62,13 +63,13 @@ class MeshParallel {
 
   /// Sets the first values of all parameters: those of the unsplit network.
   void initialize(Initializer initializer, uint64_t seed);
-  /// Rank 0 reads the file, and sends a tensor after another to all ranks, which keep their parts.
-  /// Errors as in lockstep::load_weights(), on all ranks. Does nothing if the path is empty.
-  void load_weights(const std::string& path);
-  /// Puts the weights together, and rank 0 writes the file, which any other stage loads. All ranks
-  /// call it; it does nothing if the path is empty.
-  void save_weights(const std::string& path);
 
+  // What stage 06's training loop asks its network for.
+  Optimizer optimizer(const OptimizerRule& rule) const { return sharded_.optimizer(rule); }
+  Tensor loss() const { return sharded_.loss(); }
+  const HealthTensor& own_health() const { return sharded_.own_health(); }
+  void broadcast_buffers() { sharded_.broadcast_buffers(); }
+  void gather_parameters() { sharded_.gather_parameters(); }
   /// Scales the gradients by the norm of the whole network's gradient.
   ClipByNorm clip_by_norm(double most) const;
   /// Those of all ranks along `tensor`, each of which knows its own parts of layers only.
@@ -80,7 +81,13 @@ class MeshParallel {
   /// Null without a pipeline.
   RankPipeline* stage() const { return stage_; }
 
-  // For checkpoints, which have the whole network's numbers.
+  // For files, which have the whole network's numbers.
+
+  using ReadTensor = std::function<void(StateTensor& tensor)>;
+  /// Sets all parameters: `read` gives each of the whole network's its values, on all ranks.
+  void load_parameters(const ReadTensor& read);
+  /// Calls use(whole) for each of them, on all ranks. Synchronizes.
+  void visit_parameters(const std::function<void(StateTensor whole)>& use) const;
 
   /// Without memory: names and shapes.
   Module& unsplit() const { return *unsplit_; }
@@ -101,13 +108,10 @@ class MeshParallel {
   const DeviceMesh& mesh() const { return mesh_; }
 
  private:
-  using ReadTensor = std::function<void(StateTensor& tensor)>;
-
   void split(Model& model, const ModelOptions& options);
   void cut(Model& model, const ModelOptions& options);
   FullyShardedDataParallel& shard(Model& model, ShardingOptions options);
   ExchangeTexts exchange_in_stage() const;
-  void load_parameters(const ReadTensor& read);
   /// PyTorch's shape of a tensor of this rank's network in the unsplit one.
   Shape whole_shape(const std::string& name, const Shape& part) const;
   StateTensor blank(const std::string& name) const;
@@ -125,6 +129,15 @@ class MeshParallel {
   FullyShardedDataParallel& sharded_;
   RankPipeline* stage_ = nullptr;
 };
+
+/// Rank 0 reads the file, and sends a tensor after another to all ranks, those of `comm`, which
+/// keep their parts. Errors as in lockstep::load_weights(), on all ranks. Does nothing if the path
+/// is empty.
+void load_weights(ProcessGroup& group, Communicator& comm, const std::string& path,
+                  MeshParallel& network);
+/// Puts the weights together, and rank 0 writes the file, which any other stage loads. All ranks
+/// call it; it does nothing if the path is empty.
+void save_weights(ProcessGroup& group, const std::string& path, MeshParallel& network);
 
 template <class T>
 void MeshParallel::from_its_stage(std::vector<T>& numbers) const {

@@ -82,6 +82,12 @@ std::string mesh_line(const MeshStageOptions& options, const DeviceMesh& mesh) {
                      options.schedule(1).base);
 }
 
+std::shared_ptr<SyncBatchNorm> synchronise(Model& model, Communicator& samples,
+                                           Stream communication, const MeshStageOptions& options) {
+  if (options.sync_bn.no_sync_bn) return nullptr;
+  return convert_sync_batchnorm(*model.network, samples, communication);
+}
+
 // --- The report ----------------------------------------------------------------------------------
 
 namespace {
@@ -147,7 +153,7 @@ void report_stage(RankPipeline& stage, const std::vector<Unit*>& units, int stag
 }  // namespace
 
 void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer,
-            const MeshStageOptions& options, TrainingLog& log) {
+            SyncBatchNorm* synchronised, const MeshStageOptions& options, TrainingLog& log) {
   FullyShardedDataParallel& sharded = parallel.sharded();
   report(sharded, optimizer, options.step.accumulate, sharded.comm().world_size(), log);
   const double steps = double(std::max<int64_t>(log.own_steps(), 1));
@@ -171,6 +177,7 @@ void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer
                          beside_formula(sent, predicted)),
              "mesh", found);
   }
+  if (synchronised != nullptr) report(*synchronised, log);
 }
 
 }  // namespace lockstep

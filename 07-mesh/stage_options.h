@@ -1,6 +1,10 @@
 #pragma once
 // This stage's options: those of stage 06, and the mesh.
 
+#include <memory>
+#include <string>
+
+#include "05-syncbn-checkpoint/sync_batchnorm.h"
 #include "06-fully-sharded/stage_options.h"
 #include "07-mesh/mesh_parallel.h"
 
@@ -28,8 +32,13 @@ MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, 
 /// The line printed once, at the start: the mesh, and how the batch comes about.
 std::string mesh_line(const MeshStageOptions& options, const DeviceMesh& mesh);
 
-/// Adds to the summary what stage 06 measures, and what this rank sent along each axis in a step.
+/// Synchronises its batch normalisation over the ranks `samples`; null with --no-sync-bn.
+std::shared_ptr<SyncBatchNorm> synchronise(Model& model, Communicator& samples,
+                                           Stream communication, const MeshStageOptions& options);
+
+/// Adds to the summary what stages 06 and 05 measure, and what this rank sent along each axis in a
+/// step. `synchronised` may be null.
 void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer,
-            const MeshStageOptions& options, TrainingLog& log);
+            SyncBatchNorm* synchronised, const MeshStageOptions& options, TrainingLog& log);
 
 }  // namespace lockstep
