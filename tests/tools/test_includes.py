@@ -20,8 +20,8 @@ STANDARD = """
 algorithm | adjacent_find all_of any_of binary_search clamp copy copy_backward copy_if copy_n count
           | count_if equal equal_range fill fill_n find find_if find_if_not for_each for_each_n
           | generate includes is_sorted iter_swap lexicographical_compare lower_bound max
-          | max_element min min_element minmax minmax_element mismatch none_of nth_element partition
-          | remove remove_if replace replace_if reverse rotate search set_difference
+          | max_element min min_element minmax minmax_element mismatch next_permutation none_of nth_element
+          | partition remove remove_if replace replace_if reverse rotate search set_difference
           | set_intersection set_union shuffle sort stable_partition stable_sort swap_ranges
           | transform unique upper_bound ranges::adjacent_find ranges::all_of ranges::any_of
           | ranges::binary_search ranges::contains ranges::copy ranges::copy_if ranges::count
