@@ -4,9 +4,16 @@
 
 #include <fmt/ranges.h>
 
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "common/nn/init.h"
 #include "tests/support/catch.h"
+#include "tests/support/data_test_files.h"
 #include "tests/support/ddp_test_support.h"
+#include "tests/support/process.h"
 #include "tests/unit/comm/process_group_job.h"
 
 namespace lockstep {
