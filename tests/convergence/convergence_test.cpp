@@ -52,12 +52,13 @@ Options at_low_rate(const Options& options) {
          (full_campaign() ? Options{} : Options{"--max-steps", "300"});
 }
 
-/// Two devices of a stage are as good as one of stage 01.
-void check_as_one(const std::string& stage, const Options& options) {
+/// Several devices of a stage, with its own options `more`, are as good as one of stage 01.
+void check_as_one(const std::string& stage, const Options& options, const Options& more = {},
+                  const std::string& devices = "cpu:0,cpu:1") {
   const double one = accuracies(at_low_rate(options)).at(0);
-  const double two = accuracies(at_low_rate(options), stage, "cpu:0,cpu:1").at(0);
-  INFO("one device " << one << ", two devices " << two);
-  CHECK(std::abs(one - two) <= 0.005);
+  const double several = accuracies(at_low_rate(options) + more, stage, devices).at(0);
+  INFO("one device " << one << ", several devices " << several);
+  CHECK(std::abs(one - several) <= 0.005);
   CHECK(one > 0.5);
 }
 
@@ -148,6 +149,14 @@ TEST_CASE("Two ranks that share out everything learn Fashion-MNIST as one proces
           "[convergence][sharded]") {
   check_as_one("06-fully-sharded",
                {"--model", "seed", "--optimizer", "sgd", "--no-dropout", "--order", "sampler"});
+}
+
+// --- Stage 07: several ways at once --------------------------------------------------------------
+
+TEST_CASE("Four ranks in a mesh learn Fashion-MNIST as one process does", "[convergence][mesh]") {
+  check_as_one("07-mesh",
+               {"--model", "seed", "--optimizer", "sgd", "--no-dropout", "--order", "sampler"},
+               {"--mesh", "data=2,tensor=2"}, cpus(4));
 }
 
 }  // namespace
