@@ -202,6 +202,7 @@ class TestWholeLoop(unittest.TestCase):
                     self.assertEqual(verdict["status"], FAILED, verdict)
                     self.assertIn(hint, f"{verdict['hint']} {verdict['text']}", verdict)
 
+    @unittest.skipUnless(FULL, "takes minutes: a build for AddressSanitizer")
     def test_a_read_past_the_end_is_found_though_the_result_is_right(self):
         body = self.solution(self.tasks["01.2"]) + PAST_THE_END
         # Endless is what the next case interrupts: one compilation for both.
@@ -284,6 +285,7 @@ class TestWholeLoop(unittest.TestCase):
         self.assertEqual(len(notes), 1)
         self.assertIn("04-ddp/join.h", notes[0])
 
+    @unittest.skipUnless(FULL, "takes minutes: a build for AddressSanitizer")
     def test_an_interrupted_grader_leaves_nothing(self):
         body = self.solution(self.tasks["01.2"]) + PAST_THE_END
         self.grade({"01.1": ENDLESS, "01.2": body}, "01.3")
