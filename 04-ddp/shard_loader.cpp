@@ -52,13 +52,6 @@ ShardLoader::ShardLoader(const Dataset& set, const Options& options, const HostA
 }
 
 ShardLoader::ShardLoader(const Dataset& set, const Options& options, Device& device,
-                         ProcessGroup& group, Sharding sharding)
-    : ShardLoader(group.together([&] {
-        return ShardLoader(set, options, pinned(device), group.rank(), group.world_size(),
-                           sharding);
-      })) {}
-
-ShardLoader::ShardLoader(const Dataset& set, const Options& options, Device& device,
                          ProcessGroup& group, const Communicator& comm, Sharding sharding)
     : ShardLoader(group.together([&] {
         return ShardLoader(set, options, pinned(device), comm.rank(), comm.world_size(), sharding);
@@ -81,13 +74,6 @@ Real loss_weight(const HostBatch& batch, int world_size) {
   // [task 04.5] uneven shards
   return Real(world_size) / Real(batch.global_size);
   // [end 04.5]
-}
-
-DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
-                                    ProcessGroup& group) {
-  return group.together([&] {
-    return evaluation_loader(set, options, pinned(device), group.rank(), group.world_size());
-  });
 }
 
 DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,

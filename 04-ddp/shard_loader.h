@@ -25,11 +25,9 @@ class ShardLoader {
   /// rank.
   ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator, int rank,
               int world_size, Sharding sharding);
-  /// The batches of this rank of the group, in memory from which `device` copies fast; a failure on
-  /// one rank is a failure on all (ProcessGroup::together).
-  ShardLoader(const Dataset& set, const Options& options, Device& device, ProcessGroup& group,
-              Sharding sharding);
-  /// The same where only the ranks of `comm` have different samples (stage 07).
+  /// The batches of this rank of `comm`, whose ranks share the samples out, in memory from which
+  /// `device` copies fast; a failure on one rank of the group is a failure on all
+  /// (ProcessGroup::together).
   ShardLoader(const Dataset& set, const Options& options, Device& device, ProcessGroup& group,
               const Communicator& comm, Sharding sharding);
 
@@ -61,10 +59,7 @@ Real loss_weight(const HostBatch& batch, int world_size);
 /// Throws BadInput as require_rank() does, and for fewer samples than ranks.
 DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options,
                                     const HostAllocator& allocator, int rank, int world_size);
-/// The same for this rank of the group; a failure on one rank is a failure on all.
-DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
-                                    ProcessGroup& group);
-/// The same where only the ranks of `comm` have different samples (stage 07).
+/// The same for this rank of `comm`; a failure on one rank of the group is a failure on all.
 DataLoaderOptions evaluation_loader(const Dataset& set, const Options& options, Device& device,
                                     ProcessGroup& group, const Communicator& comm);
 

@@ -63,8 +63,8 @@ void train(const CheckpointStageOptions& options) {
   Replica& parallel = wrap_in_replica(model, parameters, group, *comm, communication, options);
 
   // What brings the batches in and carries the losses out.
-  ShardLoader train_loader(data.train, options, *device, group, options.step.sharding());
-  DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group));
+  ShardLoader train_loader(data.train, options, *device, group, *comm, options.step.sharding());
+  DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group, *comm));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
   Context context(stream);

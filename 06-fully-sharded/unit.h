@@ -84,7 +84,7 @@ struct UnitMessages {
     communication_times.end("communication");
     communication_times.stop();
   }
-  /// x becomes the sum of all replicas' x.
+  /// x becomes the sum of all replicas' x; without replicas nothing is sent.
   void add_replicas(Purpose purpose, const Tensor& x);
 };
 

@@ -79,8 +79,6 @@ class DeviceMesh {
   Communicator& along(const Axes& axes);
   /// A further group of the same ranks, for messages that must not wait for those of along(axes).
   std::unique_ptr<Communicator> new_group(const Axes& axes) const;
-  /// All ranks.
-  Communicator& world() const { return world_; }
   ProcessGroup& group() const { return group_; }
   Device& device() const { return device_; }
 

@@ -117,7 +117,7 @@ void say_errors(MeshTraining& training) {
 void wrong_axis_average(ProcessGroup& group, bool fixed) {
   MeshTraining training(group, "data=2,tensor=2");
   training.forward_and_backward(training.place(), /*reduces=*/false);
-  Communicator& averaged = fixed ? training.mesh.along({Axis::data}) : training.mesh.world();
+  Communicator& averaged = fixed ? training.mesh.along({Axis::data}) : training.one.comm;
   for (const Unit* unit : training.sharded.units()) {
     averaged.all_reduce(training.one.stream, unit->gradients(), Reduction::average);
   }
@@ -145,7 +145,7 @@ void norm_counted_twice(ProcessGroup& group, bool fixed) {
   const double before = norm_of_shards(training);
   const ClipByNorm all_that_it_has(
       stream, training.sharded.shards(), kMost,
-      [&](const Tensor& squares) { training.mesh.world().all_reduce(stream, squares); });
+      [&](const Tensor& squares) { training.one.comm.all_reduce(stream, squares); });
   const ClipByNorm clip = fixed ? training.network.clip_by_norm(kMost) : all_that_it_has;
   clip();
   const double factor = norm_of_shards(training) / before;

@@ -11,9 +11,8 @@
 //   words 6, 7      the host's boot id: ranks that have the same have the same steady clock
 //   word 8          check of words 0 to 7
 //   word 9          when an error first left a call; 0: never
-//   words 10 to 17  the rank's place among the others, "data 1, tensor 1"; ends with a 0 byte, or
-//   fills
-//                   them; 0: it has no other name than its rank
+//   words 10 to 17  the rank's place among the others, "data 1, tensor 1"; a 0 byte ends it, or it
+//                   fills them; 0: the program has named none
 //   words 18 to 63  0
 //   entry e         words 64 + 32 e to 95 + 32 e: record number e + 1, or e + 65, or e + 129, ...
 //     word 0          check of words 1 to 31; 0: no entry yet
