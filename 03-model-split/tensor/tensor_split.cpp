@@ -23,9 +23,14 @@ bool is_per_channel(const Module& layer) {
 }
 
 /// The number that must divide by the ranks if the layer is to be split; 0: it cannot be split.
-int64_t divisible(const Module& layer) {
+int64_t divisible(const Module& layer, ModelKind kind) {
   if (const auto* residual = dynamic_cast<const Residual*>(&layer)) {
     return residual->conv1().out_channels();
+  }
+  if (kind == ModelKind::mlp) {
+    const auto* linear = dynamic_cast<const Linear*>(&layer);
+    const bool hidden = linear != nullptr && linear->activation() != Activation::none;
+    return hidden ? linear->out_features() : 0;  // equally many in and out, but for the pixels
   }
   if (layer.name() == "conv2") return dynamic_cast<const Conv2d&>(layer).out_channels();
   if (layer.name() == "fc1") return dynamic_cast<const Linear&>(layer).in_features();
@@ -68,7 +73,7 @@ std::unique_ptr<Module> on_channels(std::unique_ptr<Module> layer, int64_t chann
 
 TensorSplit::TensorSplit(const ModelOptions& options, SplitRanks& ranks,
                          const std::optional<Names>& layers)
-    : unsplit_(make_model(options).network), ranks_(ranks) {
+    : unsplit_(make_model(options).network), kind_(options.kind), ranks_(ranks) {
   const Model model = make_model(options);
   Layers whole = dynamic_cast<Sequential&>(*model.network).release_layers();
   choose(layers, whole);
@@ -82,12 +87,13 @@ TensorSplit::TensorSplit(const ModelOptions& options, SplitRanks& ranks,
       append(std::move(layer));
     }
   }
+  skip_input_gradient();  // a layer that was replaced knew that nobody needs that of the images
 }
 
 void TensorSplit::choose(const std::optional<Names>& asked, const Layers& layers) {
   Names can;
   for (const auto& layer : layers) {
-    const int64_t number = divisible(*layer);
+    const int64_t number = divisible(*layer, kind_);
     if (number == 0) continue;
     can.push_back(layer->name());
     const bool wanted = asked ? std::ranges::count(*asked, layer->name()) > 0
@@ -110,6 +116,11 @@ void TensorSplit::append(std::unique_ptr<Module> layer) {
 void TensorSplit::append_split(std::unique_ptr<Module> whole) {
   const std::string name = whole->name();
   if (const auto* linear = dynamic_cast<const Linear*>(whole.get())) {
+    if (split_channels_ == 0 && kind_ == ModelKind::mlp) {  // the first of two
+      append(named<ColumnLinear>(name, *linear, ranks_));
+      split_channels_ = linear->out_features();
+      return;
+    }
     if (split_channels_ == 0) append(named<TakeChannels>(name + ".take", ranks_));
     append(named<RowLinear>(name, *linear, ranks_));
     split_channels_ = 0;

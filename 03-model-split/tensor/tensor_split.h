@@ -43,8 +43,9 @@ void broadcast(std::vector<T>& numbers, Stream stream, Communicator& comm) {
 ///
 /// What can be split: in the seed networks, conv2 by output channels and fc1 by its inputs, which
 /// are those channels; the layers between them work per channel. In ResNet-18, every residual block
-/// ("block1.0"): its conv1 by output channels and its conv2 by input channels. Both need one
-/// all-reduce forward and one backward.
+/// ("block1.0"): its conv1 by output channels and its conv2 by input channels. In the perceptron,
+/// all linear layers but the last, in pairs: fc1 by outputs and fc2 by inputs, fc3 and fc4 alike.
+/// Each pair needs one all-reduce forward and one backward.
 class TensorSplit final : public Sequential {
  public:
   using Names = std::vector<std::string>;
@@ -83,6 +84,7 @@ class TensorSplit final : public Sequential {
   StateTensor my_part(const StateTensor& whole, const Shape& shape) const;
 
   std::unique_ptr<Module> unsplit_;  // without memory: names and shapes
+  ModelKind kind_;
   SplitRanks& ranks_;
   Names split_;
   int64_t split_channels_ = 0;  // of the activation after the layers so far; 0: it is whole

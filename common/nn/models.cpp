@@ -1,5 +1,7 @@
 #include "common/nn/models.h"
 
+#include <fmt/format.h>
+
 #include "common/nn/layers.h"
 #include "common/nn/residual.h"
 
@@ -42,14 +44,14 @@ std::unique_ptr<Sequential> seed_network(const ModelOptions& o) {
 
 std::unique_ptr<Sequential> mlp(const ModelOptions& o) {
   const int64_t features = 4 * o.width;
+  int64_t in = o.height * o.width_pixels * o.channels;
   auto net = std::make_unique<Sequential>();
   net->add("flatten", layer<Flatten>());
-  net->add("fc1",
-           layer<Linear>(o.height * o.width_pixels * o.channels, features, Activation::relu));
-  for (const char* name : {"fc2", "fc3", "fc4"}) {
-    net->add(name, layer<Linear>(features, features, Activation::relu));
+  for (int64_t i = 1; i < o.depth; ++i) {
+    net->add(fmt::format("fc{}", i), layer<Linear>(in, features, Activation::relu));
+    in = features;
   }
-  net->add("fc5", layer<Linear>(features, o.classes));
+  net->add(fmt::format("fc{}", o.depth), layer<Linear>(in, o.classes));
   return net;
 }
 

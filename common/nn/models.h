@@ -21,6 +21,7 @@ bool has_batch_norm(ModelKind kind);
 struct ModelOptions {
   ModelKind kind = ModelKind::seed;
   int64_t width = 64;  // ResNet-18: channels of the first block; mlp: a quarter of its features
+  int64_t depth = 5;   // of the mlp: linear layers
   bool dropout = false;
   uint32_t seed = 1;                                     // for the dropout masks
   int64_t height = 28, width_pixels = 28, channels = 1;  // of the images
@@ -48,8 +49,8 @@ struct Model {
 /// * seed-bn: the same with batch normalisation after each convolution.
 /// * seed-skip: seed with another linear layer, 50-50, before the last, which every second step
 ///   leaves out (EverySecondStep).
-/// * mlp: four linear layers of 4 width features with ReLU, and one to the classes; loss:
-///   cross-entropy. Its parameters outweigh its activations.
+/// * mlp: linear layers, all but the last with 4 width features and ReLU, the last one to the
+///   classes; loss: cross-entropy. Its parameters outweigh its activations.
 /// * resnet18: conv 3x3, batch normalisation, ReLU, four blocks of two residuals with width,
 ///   2, 4, 8 times width channels, global average, linear; loss: cross-entropy.
 Model make_model(const ModelOptions& options);

@@ -36,6 +36,7 @@ void add_network_options(OptionParser& parser, Options& o) {
   parser.add("--model", o.model, "network");
   parser.add("--width", o.width,
              "resnet18: channels of the first block; mlp: a quarter of its features", {1, 1024});
+  parser.add("--depth", o.depth, "mlp: linear layers, the last of them to the classes", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: as PyTorch's, or normal with std 0.01");
   parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});
@@ -152,6 +153,9 @@ void check_use(const OptionParser& parser, const Options& o, bool baseline) {
   require(has_width || !parser.given("--width"),
           "--width: {} is for --model resnet18 and mlp and has no meaning for {}; leave it out",
           o.width, name_of(o.model));
+  require(o.model == ModelKind::mlp || !parser.given("--depth"),
+          "--depth: {} is for --model mlp and has no meaning for {}; leave it out", o.depth,
+          name_of(o.model));
   require(!has_width || !o.dropout,
           "--dropout: {} has no dropout layers; leave it out or choose --model seed",
           name_of(o.model));
@@ -251,6 +255,7 @@ OptimizerRule Options::optimizer_rule() const {
 ModelOptions Options::model_options(const Dataset& images) const {
   return {.kind = model,
           .width = width,
+          .depth = depth,
           .dropout = dropout,
           .seed = static_cast<uint32_t>(seed),
           .height = images.height,

@@ -24,6 +24,7 @@ struct Options {
   std::string data_dir;
   ModelKind model = ModelKind::seed;
   int64_t width = 64;
+  int64_t depth = 5;
   Initializer init = Initializer::kaiming_uniform;
   int64_t epochs = 1;
   int64_t max_steps = 0;  // 0: no limit

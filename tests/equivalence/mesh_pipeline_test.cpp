@@ -1,8 +1,8 @@
 // Stage 07's axis `pipeline` leads to stage 01's weights, beside all other axes and in any order.
 
-#include <fmt/format.h>
+#include <iterator>
 
-#include "tests/equivalence/outcome.h"
+#include "tests/equivalence/meshes.h"
 #include "tests/support/refusals.h"
 
 namespace lockstep {
@@ -26,57 +26,26 @@ Options thirty_mesh_steps(const Options& more, const std::string& model = "seed"
 /// Momentum makes a gradient that is too large or too small show in more than one step.
 const Options kMomentumSgd{"--optimizer", "sgd", "--lr", "0.01", "--momentum", "0.9"};
 
-struct PipelineMesh {
-  std::string shape;
-  int ranks;
-};
-
-/// All ways to divide `ranks` into `axes`, in every order.
-void add_pipeline_meshes(int ranks, const Words& axes, const PipelineMesh& outer,
-                         std::vector<PipelineMesh>& all) {
-  if (ranks == 1) return all.push_back(outer);
-  for (const std::string& axis : axes) {
-    for (int size = 2; size <= ranks; ++size) {
-      if (ranks % size != 0) continue;
-      Words inner = axes;
-      std::erase(inner, axis);
-      const std::string before = outer.shape.empty() ? "" : outer.shape + ",";
-      add_pipeline_meshes(ranks / size, inner,
-                          {fmt::format("{}{}={}", before, axis, size), outer.ranks * size}, all);
-    }
-  }
-}
-
 /// Those with a pipeline of at most four stages: the seed network has four layers with parameters.
-std::vector<PipelineMesh> pipeline_meshes(const std::vector<int>& ranks) {
-  std::vector<PipelineMesh> all;
+std::vector<Mesh> pipeline_meshes(const std::vector<int>& ranks) {
+  std::vector<Mesh> all;
   for (const int count : ranks) {
-    add_pipeline_meshes(count, {"data", "shard", "tensor", "pipeline"}, {"", 1}, all);
+    std::ranges::move(meshes_in_every_order(count, {"data", "shard", "tensor", "pipeline"}),
+                      std::back_inserter(all));
   }
-  std::erase_if(all, [](const PipelineMesh& mesh) {
-    const size_t at = mesh.shape.find("pipeline=");
-    return at == std::string::npos || mesh.shape.substr(at).starts_with("pipeline=8") ||
-           mesh.shape.find("tensor=8") != std::string::npos;
+  std::erase_if(all, [](const Mesh& mesh) {
+    const size_t at = mesh.axes.find("pipeline=");
+    return at == std::string::npos || mesh.axes.substr(at).starts_with("pipeline=8") ||
+           mesh.axes.find("tensor=8") != std::string::npos;
   });
   return all;
 }
 
 /// Each axis beside the pipeline, inside it and outside.
-const std::vector<PipelineMesh> kFewPipelines{{"pipeline=4", 4},
-                                              {"pipeline=2,data=2", 4},
-                                              {"shard=2,pipeline=2", 4},
-                                              {"pipeline=2,tensor=2", 4}};
-
-Outcome train_pipeline(const PipelineMesh& mesh, const Options& options) {
-  return train(options + Options{"--mesh", mesh.shape}, kMeshStage, cpus(mesh.ranks));
-}
-
-/// Not the work: along `tensor` every rank does that of whole layers.
-void check_same_weights(const Outcome& found, const Outcome& expected, double tolerance = kApart) {
-  CHECK(relative_l2(found.state, expected.state) <= tolerance);
-  CHECK(largest(difference(found.losses(), expected.losses())) <= 100 * tolerance);
-  CHECK(found.metrics.at("accuracy") == expected.metrics.at("accuracy"));
-}
+const std::vector<Mesh> kFewPipelines{{"pipeline=4", 4},
+                                      {"pipeline=2,data=2", 4},
+                                      {"shard=2,pipeline=2", 4},
+                                      {"pipeline=2,tensor=2", 4}};
 
 /// How many micro-batches, by which schedule.
 const std::vector<Options> kPipelineWays{{"--accumulate", "4"},
@@ -86,22 +55,21 @@ const std::vector<Options> kPipelineWays{{"--accumulate", "4"},
                                          {"--accumulate", "4", "--schedule", "gpipe"}};
 
 /// A mesh takes one way after another; with --full all of them.
-void check_pipeline_meshes(const std::vector<PipelineMesh>& meshes, const Options& options,
+void check_pipeline_meshes(const std::vector<Mesh>& meshes, const Options& options,
                            const Outcome& single) {
   size_t next = 0;
-  for (const PipelineMesh& mesh : meshes) {
+  for (const Mesh& mesh : meshes) {
     for (size_t i = 0; i < (full_campaign() && mesh.ranks <= 4 ? kPipelineWays.size() : 1); ++i) {
       const Options& way = kPipelineWays[next++ % kPipelineWays.size()];
-      INFO(mesh.shape << ", " << way[1] << " micro-batches, " << way.back());
-      check_same_weights(train_pipeline(mesh, options + way), single);
+      INFO(mesh.axes << ", " << way[1] << " micro-batches, " << way.back());
+      check_same(train_on_mesh(mesh, options + way), single);
     }
   }
 }
 
 TEST_CASE("A pipeline of ranks gives stage 01's weights after 30 steps, beside any other axis",
           "[equivalence][mesh][pipeline]") {
-  const std::vector<PipelineMesh> all =
-      full_campaign() ? pipeline_meshes({2, 4, 8}) : kFewPipelines;
+  const std::vector<Mesh> all = full_campaign() ? pipeline_meshes({2, 4, 8}) : kFewPipelines;
   CHECK(pipeline_meshes({2}).size() == 1);
   CHECK(pipeline_meshes({4}).size() ==
         7);  // pipeline=4, and pipeline=2 before or after one of three
@@ -128,9 +96,9 @@ TEST_CASE("Micro-batches without samples go through a pipeline, too",
       kMomentumSgd + Options{"--data", "synthetic:121:10", "--workers", "0",       "--batch-size",
                              "12",     "--order",          "sampler",   "--model", "seed"};
   const Outcome single = train(options);
-  for (const PipelineMesh& mesh : {PipelineMesh{"data=2,pipeline=2", 4}, {"pipeline=3", 3}}) {
-    INFO(mesh.shape);
-    check_same_weights(train_pipeline(mesh, options + Options{"--accumulate", "5"}), single);
+  for (const Mesh& mesh : {Mesh{"data=2,pipeline=2", 4}, {"pipeline=3", 3}}) {
+    INFO(mesh.axes);
+    check_same(train_on_mesh(mesh, options + Options{"--accumulate", "5"}), single);
   }
 }
 
@@ -140,23 +108,22 @@ TEST_CASE("With BatchNorm a pipeline of ranks gives the weights of micro-batches
   const Options options = thirty_mesh_steps(kMomentumSgd, "seed-bn");
   const Outcome parts = train_in_parts(options, "micro:2");
   CHECK(relative_l2(parts.state, train(options).state) > 1e-3);  // the whole batch's are others
-  std::vector<PipelineMesh> some{{"pipeline=2,data=2", 4}, {"tensor=2,pipeline=2", 4}};
+  std::vector<Mesh> some{{"pipeline=2,data=2", 4}, {"tensor=2,pipeline=2", 4}};
   if (full_campaign()) some = pipeline_meshes({2, 4});
-  for (const PipelineMesh& mesh : some) {
-    INFO(mesh.shape);
-    check_same_weights(train_pipeline(mesh, options + Options{"--accumulate", "2"}), parts);
+  for (const Mesh& mesh : some) {
+    INFO(mesh.axes);
+    check_same(train_on_mesh(mesh, options + Options{"--accumulate", "2"}), parts);
   }
 }
 
 TEST_CASE("A perceptron and ResNet-18 as pipelines of ranks", "[equivalence][mesh][pipeline]") {
   const Options few = kCalmAdamW + Options{"--max-steps", "3", "--width", "4"};
   const Options mlp = thirty_mesh_steps(few, "mlp"), resnet = thirty_mesh_steps(few, "resnet18");
-  check_same_weights(train_pipeline({"pipeline=5", 5}, mlp + Options{"--accumulate", "3"}),
-                     train(mlp));
+  check_same(train_on_mesh({"pipeline=5", 5}, mlp + Options{"--accumulate", "3"}), train(mlp));
   const Options two{"--accumulate", "2"};
   const Outcome parts = train_in_parts(resnet, "micro:2");
-  check_same_weights(train_pipeline({"pipeline=4", 4}, resnet + two), parts);
-  check_same_weights(train_pipeline({"pipeline=2,tensor=2", 4}, resnet + two), parts);
+  check_same(train_on_mesh({"pipeline=4", 4}, resnet + two), parts);
+  check_same(train_on_mesh({"pipeline=2,tensor=2", 4}, resnet + two), parts);
 }
 
 /// What is shared out, when it is gathered and freed, and what carries the messages.
@@ -175,9 +142,9 @@ TEST_CASE("Passes of several micro-batches in turn find their units' values",
     const bool short_campaign = variation[0] == "--reshard-after-forward" || variation[1] == "tcp";
     if (!short_campaign && !full_campaign()) continue;
     INFO(variation[0] << " " << variation[1]);
-    check_same_weights(train_pipeline({"pipeline=2,shard=2", 4},
-                                      options + variation + Options{"--accumulate", "5"}),
-                       single);
+    check_same(train_on_mesh({"pipeline=2,shard=2", 4},
+                             options + variation + Options{"--accumulate", "5"}),
+               single);
   }
 }
 
@@ -195,25 +162,25 @@ TEST_CASE("Checkpoints of a pipeline are read by other meshes and by stage 06, a
   };
   const std::string file = "/step-000000006.safetensors";
   const Outcome whole = train(options + all);
-  train_pipeline({"pipeline=2,tensor=2", 4}, saves("mesh"));
+  train_on_mesh({"pipeline=2,tensor=2", 4}, saves("mesh"));
   const auto check = [&](const Outcome& second) {  // it has the losses of its own steps only
     CHECK(relative_l2(second.state, whole.state) <= kApart);
     CHECK(std::abs(second.losses().back() - whole.losses().back()) <= 100 * kApart);
   };
-  check(train_pipeline({"pipeline=4", 4}, resumed(folder / ("mesh" + file))));
+  check(train_on_mesh({"pipeline=4", 4}, resumed(folder / ("mesh" + file))));
   check(train(resumed(folder / ("mesh" + file)), "06-fully-sharded", cpus(2)));
   train(saves("sharded"), "06-fully-sharded", cpus(2));
-  check(train_pipeline({"shard=2,pipeline=2", 4}, resumed(folder / ("sharded" + file))));
+  check(train_on_mesh({"shard=2,pipeline=2", 4}, resumed(folder / ("sharded" + file))));
 }
 
 TEST_CASE("What a pipeline saves, any pipeline and stage 01 load",
           "[equivalence][mesh][pipeline]") {
   const TempDir folder;
   const Options options = thirty_mesh_steps(kMomentumSgd, "seed-bn");
-  const Outcome saved = train_pipeline({"pipeline=2", 2}, options + Options{"--max-steps", "4"});
+  const Outcome saved = train_on_mesh({"pipeline=2", 2}, options + Options{"--max-steps", "4"});
   check_evaluated_as_saved(saved, options);
   write_file(folder / "weights", saved.file);
-  const Outcome loaded = train_pipeline(
+  const Outcome loaded = train_on_mesh(
       {"pipeline=4", 4}, options + Options{"--epochs", "0", "--load", folder / "weights"});
   CHECK((loaded.file == saved.file));
   CHECK(loaded.metrics.at("test_loss").back() == saved.metrics.at("test_loss").back());

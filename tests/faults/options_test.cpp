@@ -22,6 +22,7 @@ struct NumericOption {
 
 const std::vector<NumericOption> kNumericOptions{
     {"--width", "0", "1025", "1 to 1024"},
+    {"--depth", "0", "1025", "1 to 1024"},
     {"--seed", "-1", "4294967296", "0 to 4294967295"},
     {"--epochs", "-1", "100001", "0 to 100000"},
     {"--max-steps", "-1", "1000000001", "0 to 1000000000"},
@@ -191,6 +192,8 @@ TEST_CASE("An output that could not be written is refused before training", "[fa
 TEST_CASE("An option that the network has no use for is refused, not ignored", "[faults]") {
   check_stage_refuses(kSmall + Words{"--model", "seed", "--width", "8"},
                       {"--width: 8", "resnet18"});
+  check_stage_refuses(kSmall + Words{"--model", "resnet18", "--depth", "8"},
+                      {"--depth: 8", "mlp", "resnet18"});
   check_stage_refuses(kSmall + Words{"--model", "resnet18", "--dropout"},
                       {"--dropout", "resnet18"});
 }

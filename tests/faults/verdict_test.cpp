@@ -637,10 +637,12 @@ std::vector<Options> changed_options(const TempDir& folder) {
   a.load = "--here";
   a.metrics = folder / "m n", a.trace = folder / "t", a.save = folder / "s";
   Options b;
-  b.dropout = b.graph = b.no_bind = true, b.workers = 0, b.data = "synthetic";
+  b.graph = b.no_bind = true, b.workers = 0, b.data = "synthetic";
   b.devices = "sim:3", b.nodes = 2, b.optimizer = OptimizerKind::adamw, b.betas = {1.0 / 3, 0.98},
-  b.eps = 1e-7;
-  return {Options(), a, b};
+  b.eps = 1e-7, b.model = ModelKind::mlp, b.depth = 8;
+  Options c;
+  c.dropout = true;
+  return {Options(), a, b, c};
 }
 
 TEST_CASE("Options survive as a command line, every one of them", "[verdict]") {

@@ -54,6 +54,24 @@ TEST_CASE("Layers that do not divide stay whole", "[tensorsplit][row55]") {
   CHECK(split_names(resnet_options(3), 3).size() == 8);
 }
 
+/// Layers of 24 features.
+ModelOptions perceptron(int64_t depth) {
+  return {.kind = ModelKind::mlp, .width = 6, .depth = depth, .height = 6, .width_pixels = 5};
+}
+
+TEST_CASE("A perceptron's layers are split in pairs, and one that is left over by itself",
+          "[tensorsplit][tsan]") {
+  CHECK(split_names(perceptron(5), 2) == Names{"fc1", "fc2", "fc3", "fc4"});
+  CHECK(split_names(perceptron(1), 2).empty());
+  CHECK(split_names(perceptron(5), 5).empty());
+  for (const int ranks : {2, 3, 8}) check_network(perceptron(5), ranks);
+  for (const Names& layers :
+       {Names{"fc1"}, Names{"fc2"}, Names{"fc1", "fc3"}, Names{"fc2", "fc3"}}) {
+    check_network(perceptron(4), 2, layers);
+  }
+  check_network(perceptron(4), 2);
+}
+
 #ifdef LOCKSTEP_DOUBLE  // in float one rounding goes far in it
 TEST_CASE("ResNet-18, split, is ResNet-18", "[tensorsplit][row53]") {
   for (const int ranks : {2, 4}) check_network(resnet_options(), ranks);
@@ -240,6 +258,18 @@ TEST_CASE("A residual block has one all-reduce forward and one backward", "[tens
     expected.push_back(sum(block + ".conv2", n * out[i], 2));
   }
   for (const Exchange& of_rank : exchange(resnet_options(), 2, {}, n)) {
+    CHECK(of_rank.said == expected);
+    CHECK(of_rank.sent == of_rank.predicted);
+  }
+}
+
+TEST_CASE("A pair of a perceptron's layers has one all-reduce forward and one backward",
+          "[tensorsplit]") {
+  constexpr int64_t n = 3, features = n * 24;
+  // Nobody needs the gradient of the images, so that fc1 has none; fc3 of four has no second.
+  const Names expected{sum("fc2", features, 2), sum("fc3", features, 2),
+                       gather("fc4.join", features, 2)};
+  for (const Exchange& of_rank : exchange(perceptron(4), 2, {}, n)) {
     CHECK(of_rank.said == expected);
     CHECK(of_rank.sent == of_rank.predicted);
   }

@@ -56,6 +56,7 @@ const std::vector<Change>& changes_of_stage04() {
       {"data", [](Started& s) { s.options.data = "mnist"; }},
       {"model", [](Started& s) { s.options.model = ModelKind::seed_bn; }},
       {"width", [](Started& s) { s.options.width = 32; }},
+      {"depth", [](Started& s) { s.options.depth = 3; }},
       {"init", [](Started& s) { s.options.init = Initializer::normal; }},
       {"epochs", [](Started& s) { s.options.epochs = 2; }},
       {"max_steps", [](Started& s) { s.options.max_steps = 7; }},

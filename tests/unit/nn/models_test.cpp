@@ -100,6 +100,9 @@ TEST_CASE("The models have the known numbers of parameters", "[nn]") {
   CHECK(count({.kind = ModelKind::seed_skip}) == 21'840 + 50 * 50 + 50);
   CHECK(count({.kind = ModelKind::mlp, .width = 64}) ==
         784 * 256 + 256 + 3 * (256 * 256 + 256) + 256 * 10 + 10);
+  CHECK(count({.kind = ModelKind::mlp, .width = 6, .depth = 9}) ==
+        784 * 24 + 24 + 7 * (24 * 24 + 24) + 24 * 10 + 10);
+  CHECK(count({.kind = ModelKind::mlp, .depth = 1}) == 784 * 10 + 10);
   CHECK(TestNetwork({.kind = ModelKind::seed}).parameters.count() == 21'840);
 }
 
@@ -121,6 +124,7 @@ TEST_CASE("The layers stand in the order of the published networks, dropout wher
   CHECK(layers({.kind = ModelKind::seed_skip}) ==
         Names{"conv1", "pool1", "conv2", "pool2", "flatten", "fc1", "extra", "fc2", "log_softmax"});
   CHECK(layers({.kind = ModelKind::mlp}) == Names{"flatten", "fc1", "fc2", "fc3", "fc4", "fc5"});
+  CHECK(layers({.kind = ModelKind::mlp, .depth = 2}) == Names{"flatten", "fc1", "fc2"});
   CHECK(layers({.kind = ModelKind::resnet18, .width = 2}) == Names{"stem_conv", "stem_bn", "block1",
                                                                    "block2", "block3", "block4",
                                                                    "gap", "flatten", "fc"});
