@@ -69,7 +69,8 @@ class Mesh:
 
     def group(self, rank, axes):
         """The ranks that differ from this one along these axes only, one after another."""
-        steps = [range(0, self.sizes[axis] * self.stride(axis), self.stride(axis)) for axis in self.sizes if axis in axes]
+        strides = [(size, self.stride(axis)) for axis, size in self.sizes.items() if axis in axes]
+        steps = [range(0, size * stride, stride) for size, stride in strides]
         return (self.first_of(rank, axes) + sum(step) for step in itertools.product(*steps))
 
     def hosts(self):
@@ -175,7 +176,8 @@ class Grid:
                    f'width="{right - left + 2 * FRAME:g}" height="{bottom - top + 2 * FRAME:g}"/>')
 
     def host_names(self):
-        return [text(left - 1, bottom + FRAME + 4, name, "host-name") for name, (left, _, _, bottom) in self.host_boxes()]
+        for name, (left, _, _, bottom) in self.host_boxes():
+            yield text(left - 1, bottom + FRAME + 4, name, "host-name")
 
     def coordinates(self):
         """Above the columns and blocks, and at the left; of the axes of this grid in its colour."""
@@ -252,11 +254,10 @@ class Grid:
     def svg(self):
         width, height = self.layout.right, self.layout.bottom
         label = f"The groups along {' and '.join(self.axes)}"
-        several = self.mesh.hosts() > 1
-        frames, names = (self.frames(), self.host_names()) if several else ((), ())
-        return "\n".join([f'<svg class="step grid" width="{width:g}" height="{height:g}" role="group" aria-label='
-                          f'"{label}">', *frames, *self.coordinates(), *self.lines(), *names, *self.dots(), *self.cells(),
-                          "</svg>"])
+        frames, names = (self.frames(), self.host_names()) if self.mesh.hosts() > 1 else ((), ())
+        return "\n".join([f'<svg class="step grid" width="{width:g}" height="{height:g}" role="group" '
+                          f'aria-label="{label}">', *frames, *self.coordinates(), *self.lines(), *names, *self.dots(),
+                          *self.cells(), "</svg>"])
 
     def sends(self):
         if len(self.axes) == 1:
@@ -288,7 +289,8 @@ def section(mesh):
     hosts, drawn = mesh.hosts(), len(Layout(mesh).ranks())
     on = f" on {hosts:,} hosts" if hosts > 1 else ""
     part = f" {drawn} of {mesh.ranks():,} ranks are drawn." if drawn < mesh.ranks() else ""
-    figures = "\n".join(f"<figure><figcaption>{grid.caption()}</figcaption>{grid.svg()}</figure>" for grid in grids(mesh))
-    return (f"<h2>The mesh {escape(mesh.text())}: {mesh.ranks():,} ranks{on}</h2><p>Lines join the ranks of a group. Filled "
-            "are the groups of rank 0, whose step is drawn, or of the rank that you point at. Messages have the colour of "
-            f"their axis in the step, too.{part}</p><div>{figures}</div>")
+    figures = "\n".join(f"<figure><figcaption>{grid.caption()}</figcaption>{grid.svg()}</figure>"
+                        for grid in grids(mesh))
+    return (f"<h2>The mesh {escape(mesh.text())}: {mesh.ranks():,} ranks{on}</h2><p>Lines join the ranks of a group. "
+            "Filled are the groups of rank 0, whose step is drawn, or of the rank that you point at. Messages have the "
+            f"colour of their axis in the step, too.{part}</p><div>{figures}</div>")

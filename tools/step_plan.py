@@ -119,7 +119,8 @@ def program_words(asked, profile):
     if asked.equal_stages:
         return [BUBBLE, *devices, *equal_stages(asked)]
     batch = asked.whole("--batch-size") or 64
-    return [path_of(asked.stage), *devices, "--data", f"blank:{STEPS * batch}:64", "--max-steps", STEPS,
+    ranks = asked.count() * (asked.whole("--nodes") or 1)  # each has a test image
+    return [path_of(asked.stage), *devices, "--data", f"blank:{STEPS * batch}:{max(64, ranks)}", "--max-steps", STEPS,
             *words_of(asked.options)]
 
 
@@ -308,8 +309,9 @@ def most_whole(enqueued, rows, asked):
     mesh = Mesh.of(enqueued.metrics["mesh"]) if "mesh" in enqueued.metrics else None
     ranks = mesh.sizes.get("shard", 1) if mesh else ranks
     shares_values, shares_gradients = (kept[what] < kept["padded_model"] for what in ("parameters", "gradients"))
-    sizes = [bar.takes * ranks / (ranks - 1) for row in rows for bar in row.bars
-             if bar.name.startswith("reduce ") and (not mesh or bar.along == "shard")][::-1]  # of the units, in the order of forward
+    reduced = [bar for row in rows for bar in row.bars
+               if bar.name.startswith("reduce ") and (not mesh or bar.along == "shard")]
+    sizes = [bar.takes * ranks / (ranks - 1) for bar in reduced[::-1]]  # of the units, in the order of forward
     prefetch = int(asked.options.get("--prefetch", "1"))
     reshard = asked.options.get("--reshard-after-forward", "yes") == "yes"
 

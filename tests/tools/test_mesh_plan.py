@@ -102,9 +102,10 @@ def cells_of(drawing):
 
 
 class TestGrids(unittest.TestCase):
-    MESHES = (("data=8", 8), ("data=2,tensor=4", 4), ("tensor=4,data=2", 8), ("data=3,shard=2", 3), ("data=2,shard=2,tensor=2", 4),
-              ("shard=2,tensor=3,data=2", 6), ("pipeline=2,data=2,shard=3,tensor=2", 12), ("data=512,shard=8", 8),
-              ("shard=4096", 8), ("data=8,pipeline=8,shard=8,tensor=8", 8), ("data=2,shard=1,tensor=2", 2))
+    MESHES = (("data=8", 8), ("data=2,tensor=4", 4), ("tensor=4,data=2", 8), ("data=3,shard=2", 3),
+              ("data=2,shard=2,tensor=2", 4), ("shard=2,tensor=3,data=2", 6), ("pipeline=2,data=2,shard=3,tensor=2", 12),
+              ("data=512,shard=8", 8), ("shard=4096", 8), ("data=8,pipeline=8,shard=8,tensor=8", 8),
+              ("data=2,shard=1,tensor=2", 2))
 
     def grids(self):
         for shape, per_host in self.MESHES:
@@ -209,7 +210,8 @@ class TestMessages(unittest.TestCase):
         compute, communication, _ = plan.rows
         self.assertEqual({""}, {bar.along for bar in compute.bars})
         kinds = {bar.along: bar.kind for bar in communication.bars if bar.along}
-        self.assertEqual({**{axis: ALONG_AXES[axis] for axis in ("data", "shard", "tensor")}, "shard and tensor": SEVERAL}, kinds)
+        single = {axis: ALONG_AXES[axis] for axis in ("data", "shard", "tensor")}
+        self.assertEqual({**single, "shard and tensor": SEVERAL}, kinds)
         self.assertEqual(set(kinds), set(plan.mesh.sent))
         self.assertTrue(all(bar.along for bar in communication.bars if bar.takes > 0))
         for name in ("gather fc2", "reduce fc2"):
@@ -252,7 +254,8 @@ class TestMessages(unittest.TestCase):
                                                                "along data/conv1")])
         slices = [(0, 1, "scale", "reduce fc1"), (1, 1, "reduce_scatter", "reduce fc1/along shard"),
                   (2, 1, "all_reduce", "reduce fc1/along data"), (3, 1, "all_reduce", "along tensor")]
-        expected = [("reduce fc1", ALONG_AXES["shard"]), ("reduce fc1", ALONG_AXES["data"]), ("along tensor", ALONG_AXES["tensor"])]
+        expected = [(name, ALONG_AXES[axis]) for name, axis in
+                    (("reduce fc1", "shard"), ("reduce fc1", "data"), ("along tensor", "tensor"))]
         self.assertEqual(expected, [bar[2:4] for bar in step_rows.parts_of(slices)])
         self.assertEqual([bar.along for bar, _ in step_rows.lane_bars(slices, step_rows.parts_of)], ["shard", "data", "tensor"])
 
@@ -277,16 +280,16 @@ class TestPage(unittest.TestCase):
     def test_only_a_mesh_is_drawn(self):
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "a.html"
-            for words, drawn in ((("--stage", "07", "--mesh", "data=2,tensor=2", "--devices", 4), True), (("--stage", "07",
-                                 "--devices", 1), False)):
-                done = show("-o", page, *words)
+            for words, drawn in ((("--mesh", "data=2,tensor=2", "--devices", 4), True), (("--devices", 1), False)):
+                done = show("-o", page, "--stage", "07", *words)
                 self.assertEqual((0, ""), (done.returncode, done.stderr))
                 self.assertEqual(drawn, "The mesh data=2,tensor=2: 4 ranks</h2>" in page.read_text())
                 self.assertEqual(not drawn, 'from rank to rank."></section>' in page.read_text())
 
     def test_a_mesh_that_is_none_is_one_line_of_the_program(self):
         with tempfile.TemporaryDirectory() as folder:
-            for mesh, text in (("data=3", "--mesh data=3: has 3 ranks, expected 2"), ("rows=2", "--mesh: found 'rows=2', expected axes"),
+            for mesh, text in (("data=3", "--mesh data=3: has 3 ranks, expected 2"),
+                               ("rows=2", "--mesh: found 'rows=2', expected axes"),
                                ("data=2,data=1", "--mesh: the axis data twice"), ("", "--mesh: found an empty text"),
                                ("data=0", "--mesh: found 'data=0'")):
                 done = show("-o", Path(folder) / "a.html", "--stage", "07", f"--mesh={mesh}")
