@@ -91,6 +91,14 @@ std::string MeshShape::place_of(int rank) const {
   return fmt::format("{}", fmt::join(places, ", "));
 }
 
+std::string MeshShape::name_along(const Axes& axes) const {
+  std::vector<std::string> names;
+  for (const auto& [axis, size] : extents_) {
+    if (size > 1 && axes.contains(axis)) names.push_back(name_of(axis));
+  }
+  return names.empty() ? "" : fmt::format("along {}", fmt::join(names, " and "));
+}
+
 MeshShape default_mesh(const ProcessGroup& group) {
   const int per_host = group.local_world_size(), ranks = group.world_size();
   if (ranks % per_host != 0) return MeshShape::from(fmt::format("data={}", ranks));
@@ -112,6 +120,7 @@ DeviceMesh::DeviceMesh(const MeshShape& shape, ProcessGroup& group, Device& devi
             shape_.text(), shape_.ranks(), group.world_size());
   });
   group.name_place(shape_.place_of(group.rank()));
+  world.set_name(shape_.name_along({kAllAxes.begin(), kAllAxes.end()}));
 }
 
 Communicator& DeviceMesh::along(const Axes& axes) {
@@ -129,7 +138,10 @@ Communicator& DeviceMesh::along(const Axes& axes) {
 }
 
 std::unique_ptr<Communicator> DeviceMesh::new_group(const Axes& axes) const {
-  return group_.new_group(device_, [&](int rank) { return shape_.first_of(rank, axes); });
+  std::unique_ptr<Communicator> made =
+      group_.new_group(device_, [&](int rank) { return shape_.first_of(rank, axes); });
+  made->set_name(shape_.name_along(axes));
+  return made;
 }
 
 }  // namespace lockstep

@@ -44,6 +44,8 @@ class MeshShape {
   /// The first of the ranks whose coordinates differ from those of `rank` along `axes` at most.
   /// Ranks belong to the same group along these axes if it is the same for them.
   int first_of(int rank, const Axes& axes) const;
+  /// "along data and shard": those of the axes that are longer than 1, in the order of the mesh.
+  std::string name_along(const Axes& axes) const;
   /// Its coordinates along the axes that are longer than 1: "data 1, tensor 1"; may be empty.
   std::string place_of(int rank) const;
 

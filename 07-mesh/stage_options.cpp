@@ -166,7 +166,12 @@ void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer
     all.push_back(along_pipeline(*stage));
     report_stage(*stage, sharded.units(), mesh.size(Axis::pipeline), options, steps, log);
   }
-  nlohmann::json found = nlohmann::json::object();
+  const int per_host = mesh.group().local_world_size();
+  nlohmann::json found{{"shape", mesh.shape().text()}, {"ranks_per_host", per_host}};
+  log.note("mesh",
+           fmt::format("{}, {} rank{} per host", mesh.shape().text(), per_host,
+                       per_host == 1 ? "" : "s"),
+           "mesh", found);
   for (const AlongAxis& axis : all) {
     const double sent = double(axis.sent) / steps, predicted = axis.predicted / steps;
     const std::string name = name_of(axis.axis);

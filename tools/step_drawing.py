@@ -5,7 +5,8 @@ import math
 import re
 from html import escape
 
-from step_rows import COLOURS, HOST, MEMORY, MESSAGES, OTHER, PRODUCTS, Step, WAITING
+from step_rows import (ALONG_AXES, COLOURS, HOST, MEMORY, MESSAGES, OTHER, PRODUCTS, SEVERAL, Step,
+                       WAITING)
 
 WIDTH = 960  # of a picture, in pixels; the page stretches it
 MARGIN = 8  # above and below
@@ -21,15 +22,20 @@ FILLS = {"forward": ("#1b6ca8", "#2878b8"), "backward": ("#2f7d4f", "#2e7d4f"),
          PRODUCTS: (COLOURS[PRODUCTS], "#7d63c6"),
          OTHER: (COLOURS[OTHER], "#7d848c"), HOST: ("#6b4a1f", "#8f6835"),
          MEMORY: ("#8a5a9e", "#8d5fa0")}
-CLASSES = {kind: {MESSAGES: "messages", PRODUCTS: "products", OTHER: "other"}.get(kind, kind)
-           for kind in (*FILLS, WAITING)}
+# Messages along the axes of a mesh.
+ALONG = {ALONG_AXES["data"]: ("#b8232f", "#c8333f"), ALONG_AXES["shard"]: ("#7d6200", "#857010"),
+         ALONG_AXES["tensor"]: ("#5a4fcf", "#6a60d6"), ALONG_AXES["pipeline"]: ("#00757d", "#00797f"),
+         SEVERAL: ("#a3266f", "#b8448a")}
+CLASSES = {MESSAGES: "messages", PRODUCTS: "products", OTHER: "other", SEVERAL: "several",
+           **{kind: axis for axis, kind in ALONG_AXES.items()}}
+CLASSES = {kind: CLASSES.get(kind, kind) for kind in (*FILLS, *ALONG, WAITING)}
 PAPER = {"ink": ("#1c1e21", "#e8eaed"), "paper": ("#ffffff", "#17191c"),
          "faint": ("#6b7178", "#9aa0a6"), "line": ("#d5d9dd", "#3a3e43")}
 
 
 def variables(mode):
     """The colours of a mode (0: light, 1: dark), as CSS."""
-    fills = [f"--{CLASSES[kind]}:{colours[mode]}" for kind, colours in FILLS.items()]
+    fills = [f"--{CLASSES[kind]}:{colours[mode]}" for kind, colours in {**FILLS, **ALONG}.items()]
     return ";".join(fills + [f"--{name}:{colours[mode]}" for name, colours in PAPER.items()])
 
 
@@ -43,6 +49,7 @@ COLOURED = """
 .step .hatch { fill: var(--faint); }
 .step .host rect { stroke: var(--host); }
 """ + "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in FILLS)
+COLOURED_ALONG = "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in ALONG)
 RULES = COLOURED + """
 .step text { font: 12px sans-serif; }
 .step .title { font-weight: bold; font-size: 14px; }
@@ -66,11 +73,12 @@ def literal(rules, mode):
     return re.sub(r"var\(--(\w+)\)", lambda name: colours[name[1]], rules)
 
 
-def style():
-    """For a picture by itself: it follows what its reader's system prefers."""
+def style(kinds=()):
+    """For a picture by itself: it follows what its reader's system prefers. Most have no mesh."""
     # what follows the colours below overrides them, in dark mode, too: .bar text, .waiting rect
-    dark = literal(COLOURED, 1)
-    return (f"<style>{literal(COLOURED, 0)}@media (prefers-color-scheme: dark) {{{dark}}}\n"
+    coloured = COLOURED + (COLOURED_ALONG if ALONG.keys() & set(kinds) else "")
+    dark = literal(coloured, 1)
+    return (f"<style>{literal(coloured, 0)}@media (prefers-color-scheme: dark) {{{dark}}}\n"
             f"{literal(RULES.removeprefix(COLOURED), 0)}</style>"
             '<rect class="paper" width="100%" height="100%"/>')
 
@@ -151,7 +159,7 @@ class Drawing:
         """What the colours can mean here."""
         kinds = {bar.kind for bar in self.step.bars()}
         waits = any(row.waits(self.step.begin, self.step.end, "") for row in self.step.rows)
-        return [kind for kind in FILLS if kind in kinds] + [WAITING] * waits
+        return [kind for kind in (*FILLS, *ALONG) if kind in kinds] + [WAITING] * waits
 
     def title(self):
         yield f'<text class="title" x="0" y="{MARGIN + 8}">{escape(self.step.title)}</text>'
@@ -161,7 +169,7 @@ class Drawing:
         size = 'width="100%"' if self.prefix else f'width="{WIDTH}" viewBox="0 0 {WIDTH} {self.height}"'
         lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="step" {size} height="{self.height}" '
                  f'role="group" aria-label="{escape(self.step.title)}">', HATCH]
-        lines += [] if self.prefix else [style(), *self.title(), *legend(self.kinds())]
+        lines += [] if self.prefix else [style(self.kinds()), *self.title(), *legend(self.kinds())]
         return "\n".join([*lines, *self.rows(), *self.axis(), "</svg>"]) + "\n"
 
 
@@ -190,7 +198,7 @@ def stacked(steps):
     kinds = [kind for kind in CLASSES if any(kind in drawing.kinds() for drawing in drawings)]
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" class="step" width="{WIDTH}" '
                       f'viewBox="0 0 {WIDTH} {height}" height="{height}" role="group" '
-                      'aria-label="a step of each run">', HATCH, style(), *legend(kinds), *parts,
+                      'aria-label="a step of each run">', HATCH, style(kinds), *legend(kinds), *parts,
                       f'<svg y="{top - axis.bottom}" overflow="visible">', *axis.axis(), "</svg>", "</svg>"]) + "\n"
 
 

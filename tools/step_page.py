@@ -9,6 +9,10 @@ sim:h100x2 times are a profile's. Further options go to the stage's program:
   ./lockstep show --schedule interleaved --devices 4 --chunks 2
   ./lockstep show --stage 06 --model resnet18 --unit block --prefetch 0 -o fsdp.html
 
+Of stage 07 the page shows the mesh, too, each axis with its groups in its colour:
+
+  ./lockstep show --stage 07 --devices 4 --nodes 2 --mesh data=2,shard=2,tensor=2
+
 The lower half, with --trace, is a measured step, with each device's memory. What runs in the plan is
 outlined there, too. The plan is then that of the trace's run:
 
@@ -27,6 +31,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import mesh_drawing
 import step_drawing
 import step_plan
 import step_rows
@@ -95,7 +100,7 @@ def about(plan, run, is_plan_of_run):
 def page(plan, run=None, is_plan_of_run=True):
     """The whole page, with a measured step or without."""
     colours = {"light": step_drawing.variables(0), "dark": step_drawing.variables(1)}
-    style = fill((PAGE / "page.css").read_text(), **colours) + step_drawing.RULES
+    style = fill((PAGE / "page.css").read_text(), **colours) + step_drawing.COLOURED_ALONG + step_drawing.RULES
     # "</" would end the element that the facts stand in
     facts = json.dumps(facts_of(plan, run)).replace("</", "<\\/")
     drawings = [step_drawing.Drawing(step, prefix)
@@ -104,6 +109,7 @@ def page(plan, run=None, is_plan_of_run=True):
                 note=step_drawing.escape(plan.note), legend=step_drawing.legend_of(drawings),
                 plan=drawings[0].svg(), run=drawings[1].svg() if run else "",
                 about_run=about(plan, run, is_plan_of_run) if run else "",
+                mesh=mesh_drawing.section(plan.mesh) if plan.mesh else "",
                 script=(PAGE / "page.js").read_text(), facts=facts)
 
 

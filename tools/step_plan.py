@@ -12,6 +12,7 @@ from pathlib import Path
 import compare_timeline
 import step_rows
 from compare import Refused
+from mesh_drawing import Mesh
 from plain_files import read_json
 from sim_devices import PROFILES, read_profile
 from stages import all_stages, label, path_of
@@ -118,7 +119,8 @@ def program_words(asked, profile):
     if asked.equal_stages:
         return [BUBBLE, *devices, *equal_stages(asked)]
     batch = asked.whole("--batch-size") or 64
-    return [path_of(asked.stage), *devices, "--data", f"blank:{STEPS * batch}:64", "--max-steps", STEPS,
+    ranks = asked.count() * (asked.whole("--nodes") or 1)  # each has a test image
+    return [path_of(asked.stage), *devices, "--data", f"blank:{STEPS * batch}:{max(64, ranks)}", "--max-steps", STEPS,
             *words_of(asked.options)]
 
 
@@ -228,6 +230,8 @@ def lane_of(lane, arguments, name, counted):
         bar.takes = sent / counted.bytes
         bar.name = bar.name or next((NAMED[operation] for operation in operations if operation in NAMED), "")
         bar.text = in_words(bar, operations, counted.told(sent) if sent else "")
+        if bar.along and not bar.name.startswith("along "):
+            bar.text += f" along {bar.along}"
         if bar.end > bar.begin:
             drawn.append(bar)
         bar_of.update(dict.fromkeys(own, bar if bar.end > bar.begin else None))
@@ -302,9 +306,12 @@ def most_whole(enqueued, rows, asked):
     rows' unit: while the backward of a unit runs, its gradients, those of the unit after it, whose
     reduction may still be under way, and its values with those that are fetched ahead."""
     kept, ranks = enqueued.metrics["kept_bytes"], enqueued.metrics["simulated_ranks"]
+    mesh = Mesh.of(enqueued.metrics["mesh"]) if "mesh" in enqueued.metrics else None
+    ranks = mesh.sizes.get("shard", 1) if mesh else ranks
     shares_values, shares_gradients = (kept[what] < kept["padded_model"] for what in ("parameters", "gradients"))
-    sizes = [bar.takes * ranks / (ranks - 1) for row in rows for bar in row.bars
-             if bar.name.startswith("reduce ")][::-1]  # of the units, in the order of forward
+    reduced = [bar for row in rows for bar in row.bars
+               if bar.name.startswith("reduce ") and (not mesh or bar.along == "shard")]
+    sizes = [bar.takes * ranks / (ranks - 1) for bar in reduced[::-1]]  # of the units, in the order of forward
     prefetch = int(asked.options.get("--prefetch", "1"))
     reshard = asked.options.get("--reshard-after-forward", "yes") == "yes"
 
@@ -319,13 +326,28 @@ def add_formulas(enqueued, rows, asked, counted):
     """What formulas say of the rows' counts, beside which they stand."""
     metrics = enqueued.metrics
     sent = (metrics.get("bytes_per_step") or {}).get("predicted", (metrics.get("bytes_moved") or {})
-                                                     .get("predicted_per_step"))
+                                                     .get("predicted_per_step", 0))
+    sent += sum(axis["predicted"] for axis in metrics.get("mesh", {}).values() if isinstance(axis, dict))
     sender = max((row for row in rows if not row.curve), key=lambda row: sum(bar.takes for bar in row.bars))
     if sent:
         sender.predicted_most = sent / counted.bytes
     memory = [row for row in rows if row.curve]
     if "kept_bytes" in metrics and memory:
         memory[0].predicted_most = most_whole(enqueued, rows, asked)
+
+
+def in_bytes(count):
+    """ "8 bytes", "1.3 KiB", "16.3 MiB"."""
+    unit = MEBIBYTES if count >= MEBIBYTES.bytes else KIBIBYTES
+    return f"{count / unit.bytes:,.1f} {unit.name}" if count >= KIBIBYTES.bytes else f"{count:.0f} bytes"
+
+
+def sent_along(rows, counted):
+    """By axes of a mesh, in words."""
+    sent = {}
+    for bar in (bar for row in rows for bar in row.bars if bar.along):
+        sent[bar.along] = sent.get(bar.along, 0) + bar.takes
+    return {axes: in_bytes(count * counted.bytes) for axes, count in sent.items()}
 
 
 # --- A step ----------------------------------------------------------------------------------------
@@ -378,6 +400,7 @@ def planned(asked, build):
     rows += filter(None, (memory_row(one["changes"], end, "" if len(memories) == 1
                                      else f"device {number_of(one['device'])} ", counted) for one in memories))
     add_formulas(enqueued, rows, asked, counted)
+    mesh = enqueued.metrics.get("mesh")
     ranks = enqueued.metrics.get("simulated_ranks", 1)
     of = f"rank 0 of {ranks}" if ranks > 1 else f"{asked.count()} device{'s' * (asked.count() > 1)}"
     model = enqueued.metrics["config"]["model"]
@@ -385,4 +408,5 @@ def planned(asked, build):
     times = UNIT_TIMES if units else f"Times are those of the profile: {enqueued.source}."
     title = f"{label(asked.stage)}: {model}, {of}" + (f", {given}" if given else "")
     return Step(title, "units" if units else "ms", end, rows, counted=f"{counted.name} sent by a stream, or in use",
-                note=f"What {label(asked.stage)} enqueues on simulated devices. {times}")
+                note=f"What {label(asked.stage)} enqueues on simulated devices. {times}",
+                mesh=mesh and Mesh.of(mesh, sent_along(rows, counted)))

@@ -17,6 +17,9 @@ KINDS = (
 COLOURS = {label: colour for label, colour, _ in KINDS}
 
 HOST, WAITING, MEMORY = "host", "waiting", "memory"
+AXES = ("data", "shard", "tensor", "pipeline")  # of stage 07's mesh
+SEVERAL = "along several axes"
+ALONG_AXES = {axis: f"along {axis}" for axis in AXES}  # kinds of messages, too
 GAP = 0.02  # ms; shorter ones are a queue's own
 HOST_GAP = 0.05  # ms; a host that enqueues nothing for so long does something else
 OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
@@ -27,6 +30,17 @@ MOST_TOLD = 8  # operations of a bar that are told one by one
 
 def kind_of(operation):
     return next(label for label, _, words in KINDS if any(word in operation for word in words))
+
+
+def along(layer):
+    """The axes of a mesh along which a message goes, "data and shard"; "" of all other operations. Its
+    innermost range says so: "reduce conv1/along data"."""
+    innermost = layer.rpartition("/")[2]
+    return innermost.removeprefix("along ") if innermost.startswith("along ") else ""
+
+
+def kind_along(axes):
+    return ALONG_AXES.get(axes, SEVERAL)
 
 
 @dataclass
@@ -42,6 +56,7 @@ class Bar:
     takes: float = 0.0  # by how much the row's count grows when it begins
     gives: float = 0.0  # and shrinks when it ends
     level: float = 1.0  # how high it is, of the row's height
+    along: str = ""  # of a message in a mesh, its axes: see along()
 
 
 @dataclass
@@ -76,6 +91,7 @@ class Step:
     counted: str = ""  # what the rows' counts are; "" if nothing is counted
     formula: dict | None = None  # {"text", "value": the share of all rows' time that is idle}
     note: str = ""  # what the names in the bars mean, and the unit
+    mesh: object = None  # of stage 07, a mesh_drawing.Mesh
 
     def bars(self):
         """All bars, row by row; dependencies name their numbers here."""
@@ -116,9 +132,19 @@ def label_of(name):
     return re.sub(r"^(f|b)(?:or|ack)ward (\d+(?:\.\d+)?)$", lambda m: m[1].upper() + m[2], name)
 
 
+def axes_of(group):
+    """Along which axes each slice of a range goes. What prepares a message belongs to it: a check, a
+    multiplication."""
+    axes, last = [], ""
+    for *_, layer in reversed(group):
+        last = along(layer) or last
+        axes.append(last)
+    return axes[::-1]
+
+
 def parts_of(slices):
     """Bars (begin, length, name, kind, number of slices): neighbours within one outermost range are one
-    bar, unless there is a gap between them."""
+    bar, unless there is a gap between them, or the messages go along other axes of a mesh."""
     bars = []
     for name, group in itertools.groupby(slices, key=lambda part: outermost(part[3])):
         group = list(group)
@@ -126,8 +152,8 @@ def parts_of(slices):
         kind = kind_of_part(name, [operation for _, _, operation, _ in group]) if name else ""
         if kind == "forward" and has_been_passed(label, bars):
             kind = "backward"
-        for begin, length, operation, _ in group:
-            kind_here = kind or kind_of_part("", [operation])
+        for (begin, length, operation, _), axes in zip(group, axes_of(group)):
+            kind_here = kind_along(axes) if axes else kind or kind_of_part("", [operation])
             same = label or (operation if kind_here == MESSAGES else ""), kind_here
             count = 1
             if bars and bars[-1][2:4] == same and begin - sum(bars[-1][:2]) < GAP:
@@ -141,7 +167,8 @@ def operations_of(slices):
     """Bars as those of parts_of(), one for each operation. A bucket's message has the name of the range
     that it is in: "reduce-scatter"."""
     return [(begin, length, OF_A_BUCKET.sub("", layer) if OF_A_BUCKET.match(layer) else name,
-             kind_of(name), 1) for begin, length, name, layer in slices]
+             kind_along(along(layer)) if along(layer) else kind_of(name), 1)
+            for begin, length, name, layer in slices]
 
 
 def told(name, length, slices):
@@ -157,7 +184,8 @@ def lane_bars(slices, bars_of):
     first = 0
     for begin, length, name, kind, count in bars_of(slices):
         text = told(name, length, slices[first:first + count])
-        yield Bar(begin, begin + length, name, kind, text), range(first, first + count)
+        axes = along(slices[first + count - 1][3])
+        yield Bar(begin, begin + length, name, kind, text, along=axes), range(first, first + count)
         first += count
 
 
@@ -227,7 +255,7 @@ def means_the_same(planned, measured):
     """Whether these bars have one name: F0, "bucket 0", conv1's backward; "scatter: ..." and "scatter"."""
     if HOST in (planned.kind, measured.kind) or not measured.name:
         return False
-    if {planned.kind, measured.kind} == {"forward", "backward"}:
+    if {planned.kind, measured.kind} == {"forward", "backward"} or planned.along != measured.along:
         return False
     return (measured.name in (planned.name, planned.text.partition(":")[0])
             or planned.name.startswith(measured.name + "."))  # a layer of that block

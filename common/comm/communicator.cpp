@@ -128,7 +128,13 @@ void Communicator::issue(Stream stream, Call call) {
   check(stream, call);
   if (open_) return issued_.push_back({stream, std::move(call)});
   const std::vector<Call> alone{std::move(call)};
+  const std::optional<ScopedRange> range = range_on(stream);
   enqueue(stream, alone, flight_of(alone));
+}
+
+std::optional<ScopedRange> Communicator::range_on(Stream stream) const {
+  if (name_.empty()) return std::nullopt;
+  return std::optional<ScopedRange>(std::in_place, stream, name_);
 }
 
 void Communicator::open_group() {
@@ -146,6 +152,7 @@ void Communicator::close_group() {
       return together[0].is_transfer() && next.call.is_transfer() && next.stream == stream;
     };
     for (++i; i < issued.size() && goes_along(issued[i]); ++i) together.push_back(issued[i].call);
+    const std::optional<ScopedRange> range = range_on(stream);
     enqueue(stream, together, flight_of(together));
   }
 }

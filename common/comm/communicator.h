@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -180,6 +181,8 @@ class Communicator {
   Purpose replace_purpose(Purpose purpose) { return std::exchange(purpose_, purpose); }
   /// Whom the calls are for from now on (CallLabel). Returns whom they were for.
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
+  /// What the ranks of this group differ in, "along data": names its messages in traces.
+  void set_name(std::string name) { name_ = std::move(name); }
   /// Which of the job's ranks this group has: for errors.
   void set_members(std::string members) { members_ = std::move(members); }
   /// Call it before the first call.
@@ -200,6 +203,7 @@ class Communicator {
     Call call;
   };
   void issue(Stream stream, Call call);
+  std::optional<ScopedRange> range_on(Stream stream) const;
   void check(Stream stream, const Call& call) const;
   FlightCall flight_of(const std::vector<Call>& together);
   uint64_t members_of(const std::vector<Call>& together) const;
@@ -207,7 +211,7 @@ class Communicator {
   int rank_, world_size_;
   std::shared_ptr<SentBytes> sent_;
   Purpose purpose_ = Purpose::other;
-  std::string label_, members_;
+  std::string label_, members_, name_;
   FlightGroup flight_;
   uint64_t collectives_ = 0, transfers_ = 0;  // the number so far
   bool open_ = false;

@@ -19,7 +19,7 @@ import step_page  # noqa: E402
 import step_plan  # noqa: E402
 import step_rows  # noqa: E402
 from step_rows import MESSAGES, OTHER, PRODUCTS  # noqa: E402
-from step_drawing import CLASSES, Drawing, FILLS, PAPER, stacked, ticks  # noqa: E402
+from step_drawing import ALONG, CLASSES, Drawing, FILLS, PAPER, stacked, ticks  # noqa: E402
 from stages import all_stages, label  # noqa: E402
 from step_page_support import (BUILD, MEMORY, plan_of, SCHEDULES, show, small_trace,  # noqa: E402
                                write_trace)
@@ -332,11 +332,15 @@ class TestDrawing(unittest.TestCase):
     def test_names_can_be_read_on_every_bar(self):
         for mode in (0, 1):
             ink, paper = (PAPER[name][mode] for name in ("ink", "paper"))
-            for kind, colours in FILLS.items():
+            for kind, colours in {**FILLS, **ALONG}.items():
                 letters = "#000000" if kind == OTHER else "#ffffff"
                 self.assertGreaterEqual(contrast(letters, colours[mode]), 4.5, (kind, mode))
                 pale = blend(colours[mode], paper, 0.22)  # .bar.future in page.css
                 self.assertGreaterEqual(contrast(ink, pale), 4.5, (kind, mode))
+            for axis, colours in ALONG.items():  # the grids of a mesh
+                for share in (0.08, 0.22, 0.36):
+                    self.assertGreaterEqual(contrast(ink, blend(colours[mode], paper, share)), 4.5, (axis, mode))
+                self.assertGreaterEqual(contrast(blend(colours[mode], ink, 0.55), paper), 4.5, (axis, mode))
 
     def test_the_lessons_pictures_have_these_colours(self):
         style = Drawing(self.STEP).svg().partition("<style>")[2].partition("</style>")[0]

@@ -176,6 +176,33 @@ class TestInABrowser(unittest.TestCase):
         self.assertIn("the plan counts in forwards, the run in ms", window.text("#about-run"))
         self.assertIn("The trace does not say what its run was", window.text("#about-run"))
 
+    def test_a_rank_shows_its_groups_in_all_grids_of_the_mesh(self):
+        window = self.page("--stage", "07", "--devices", 4, "--nodes", 2, "--mesh", "data=2,shard=2,tensor=2")
+        filled = ("return [...document.querySelectorAll('.grid')].map((grid) => [...grid.querySelectorAll('.bar.together')]"
+                  ".map((bar) => Number(bar.dataset.rank)).sort((a, b) => a - b))")
+        self.assertEqual([[0, 4], [0, 2], [0, 1], [0, 2, 4, 6]], window.run(filled))
+        window.point(".grid .bar[data-rank='5']")
+        self.assertEqual([[1, 5], [5, 7], [4, 5], [1, 3, 5, 7]], window.run(filled))
+        self.assertEqual("rank 5 on host 1: data 1, shard 0, tensor 1; its group along data: 1, 5.", window.text("#told"))
+        window.point("h1")
+        window.run("document.getElementById('mesh').focus()")
+        for key, rank in (("Left", 4), ("Down", 6), ("Left", 3), ("Right", 6)):
+            window.press(key)
+            self.assertIn(f"rank {rank} on host", window.text("#told"))
+        self.assertEqual([[2, 6], [4, 6], [6, 7], [0, 2, 4, 6]], window.run(filled))
+        at = window.text("#now")
+        window.press("Escape", "Right")  # steps again
+        self.assertNotEqual(at, window.text("#now"))
+        for theme in ("light", "dark"):
+            seen = window.run("const of = (part) => getComputedStyle(document.querySelector(part)); "
+                              "return [of('.grid .bar.shard.together rect').fill, "
+                              "of('#plan .bar.shard rect').fill, of('.grid .bar.data.together rect').fill, "
+                              "of('#plan .bar.data rect').fill]")
+            self.assertEqual(seen[0::2], seen[1::2], theme)
+            self.assertNotEqual(seen[0], seen[2])
+            window.press("t")
+        self.assertTrue(window.run("return document.documentElement.scrollWidth <= innerWidth"))
+
     def test_buttons_and_keys_lead_to_the_same_moments(self):
         window = self.page(*schedule_words("1f1b"))
         begin = window.text("#now")

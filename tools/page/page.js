@@ -115,6 +115,7 @@ function forget() {
 function tell(element) {
   forget();
   element.classList.add("chosen");
+  if (element.dataset.rank) showGroups(element.dataset.rank);
   const number = element.id.startsWith("plan-") ? Number(element.id.replace("plan-", "")) : NaN;
   const before = Number.isNaN(number) ? [] : bars[number].after;
   for (const other of before) {
@@ -130,6 +131,16 @@ function tell(element) {
     `${bars[other].text} on ${facts.rows[bars[other].row].name}`);
   find("told").textContent = element.getAttribute("aria-label") +
     (after.length > 0 ? `. Comes after: ${after.join("; ")}.` : ".");
+}
+
+// Marks a rank's groups in all grids of the mesh.
+function showGroups(rank) {
+  for (const grid of document.querySelectorAll(".grid")) {
+    const { group } = grid.querySelector(`[data-rank="${rank}"]`).dataset;
+    for (const part of grid.querySelectorAll("[data-group]")) {
+      part.classList.toggle("together", part.dataset.group === group);
+    }
+  }
 }
 
 // The bar that an arrow key leads to: the next one of the row, or, of the row above or below, the
@@ -221,7 +232,7 @@ const actions = {
 for (const [id, [action]] of Object.entries(actions)) find(id).addEventListener("click", action);
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
-  const drawing = event.target.closest ? event.target.closest("#plan, #run") : null;
+  const drawing = event.target.closest ? event.target.closest("#plan, #run, #mesh") : null;
   const found = Object.values(actions).find(([, key]) => key === event.key.replace("T", "t"));
   if (drawing && moveInDrawing(drawing, event)) event.preventDefault();
   else if (found) {
@@ -234,7 +245,7 @@ for (const bar of document.querySelectorAll(".row .bar")) {
   bar.querySelector("title").remove();  // the page has a better place for it
 }
 // A click leaves the focus where it is: the arrows go on stepping.
-for (const drawing of [find("plan"), find("run")]) {
+for (const drawing of [find("plan"), find("run"), find("mesh")]) {
   drawing.addEventListener("mousedown", (event) => event.preventDefault());
 }
 const drawn = find("plan").querySelector("svg");

@@ -51,6 +51,14 @@ TEST_CASE("A rank's name has its coordinates", "[unit][mesh]") {
   CHECK(MeshShape().text() == "auto");
 }
 
+TEST_CASE("A group's name has its axes in the order of the mesh", "[unit][mesh]") {
+  const MeshShape mesh = MeshShape::from("shard=2,data=2,pipeline=1,tensor=2");
+  CHECK(mesh.name_along({Axis::data}) == "along data");
+  CHECK(mesh.name_along({Axis::data, Axis::shard}) == "along shard and data");
+  CHECK(mesh.name_along({Axis::tensor, Axis::pipeline}) == "along tensor");
+  CHECK(mesh.name_along({Axis::pipeline}).empty());
+}
+
 /// Adds the ranks' numbers up along each axis: the sums tell who was in the group.
 TEST_CASE("Each axis is a group of ranks, and axes of size 1 have none", "[unit][mesh]") {
   const MeshShape shape = MeshShape::from("data=2,shard=1,tensor=2");
