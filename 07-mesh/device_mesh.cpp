@@ -99,6 +99,17 @@ MeshShape default_mesh(const ProcessGroup& group) {
 
 // --- The groups ----------------------------------------------------------------------------------
 
+namespace {
+
+/// "along data and shard": what traces call the messages of a group.
+std::string range_of(const Axes& axes) {
+  std::vector<std::string> names;
+  for (const Axis axis : axes) names.emplace_back(name_of(axis));
+  return names.empty() ? "" : fmt::format("along {}", fmt::join(names, " and "));
+}
+
+}  // namespace
+
 DeviceMesh::DeviceMesh(const MeshShape& shape, ProcessGroup& group, Device& device,
                        Communicator& world)
     : shape_(shape == MeshShape() ? default_mesh(group) : shape),
@@ -112,24 +123,31 @@ DeviceMesh::DeviceMesh(const MeshShape& shape, ProcessGroup& group, Device& devi
             shape_.text(), shape_.ranks(), group.world_size());
   });
   group.name_place(shape_.place_of(group.rank()));
+  world.set_range(range_of(long_ones({kAllAxes.begin(), kAllAxes.end()})));
+}
+
+/// Those of `axes` that are longer than 1.
+Axes DeviceMesh::long_ones(const Axes& axes) const {
+  Axes found;
+  for (const Axis axis : axes) {
+    if (size(axis) > 1) found.insert(axis);
+  }
+  return found;
 }
 
 Communicator& DeviceMesh::along(const Axes& axes) {
-  Axes long_axes;
-  bool all = true;
-  for (const Axis axis : kAllAxes) {
-    if (size(axis) == 1) continue;
-    if (axes.contains(axis)) long_axes.insert(axis);
-    all = all && axes.contains(axis);
-  }
-  if (all) return world_;
-  std::unique_ptr<Communicator>& made = groups_[long_axes];
-  if (!made) made = new_group(long_axes);
+  const Axes in_use = long_ones(axes);
+  if (in_use == long_ones({kAllAxes.begin(), kAllAxes.end()})) return world_;
+  std::unique_ptr<Communicator>& made = groups_[in_use];
+  if (!made) made = new_group(in_use);
   return *made;
 }
 
 std::unique_ptr<Communicator> DeviceMesh::new_group(const Axes& axes) const {
-  return group_.new_group(device_, [&](int rank) { return shape_.first_of(rank, axes); });
+  std::unique_ptr<Communicator> made =
+      group_.new_group(device_, [&](int rank) { return shape_.first_of(rank, axes); });
+  made->set_range(range_of(long_ones(axes)));
+  return made;
 }
 
 }  // namespace lockstep

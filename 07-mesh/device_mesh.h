@@ -75,7 +75,8 @@ class DeviceMesh {
   int size(Axis axis) const { return shape_.size(axis); }
   int coordinate(Axis axis) const { return shape_.coordinate(world_.rank(), axis); }
   /// The ranks that differ from this one along these axes only, in the order of their ranks. All
-  /// ranks ask for the same axes in the same order: the first time they connect.
+  /// ranks ask for the same axes in the same order: the first time they connect. In traces the
+  /// group's messages are in a range "along data".
   Communicator& along(const Axes& axes);
   /// A further group of the same ranks, for messages that must not wait for those of along(axes).
   std::unique_ptr<Communicator> new_group(const Axes& axes) const;
@@ -83,6 +84,8 @@ class DeviceMesh {
   Device& device() const { return device_; }
 
  private:
+  Axes long_ones(const Axes& axes) const;
+
   MeshShape shape_;
   ProcessGroup& group_;
   Device& device_;

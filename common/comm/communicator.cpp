@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "common/core/device.h"
 #include "common/core/error.h"
 
@@ -127,8 +129,13 @@ void Communicator::issue(Stream stream, Call call) {
   call.purpose = purpose_;
   check(stream, call);
   if (open_) return issued_.push_back({stream, std::move(call)});
-  const std::vector<Call> alone{std::move(call)};
-  enqueue(stream, alone, flight_of(alone));
+  enqueue_in_range(stream, {std::move(call)});
+}
+
+void Communicator::enqueue_in_range(Stream stream, const std::vector<Call>& together) {
+  std::optional<ScopedRange> range;
+  if (!range_.empty()) range.emplace(stream, range_);
+  enqueue(stream, together, flight_of(together));
 }
 
 void Communicator::open_group() {
@@ -146,7 +153,7 @@ void Communicator::close_group() {
       return together[0].is_transfer() && next.call.is_transfer() && next.stream == stream;
     };
     for (++i; i < issued.size() && goes_along(issued[i]); ++i) together.push_back(issued[i].call);
-    enqueue(stream, together, flight_of(together));
+    enqueue_in_range(stream, together);
   }
 }
 

@@ -182,6 +182,8 @@ class Communicator {
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
   /// Which of the job's ranks this group has: for errors.
   void set_members(std::string members) { members_ = std::move(members); }
+  /// The range of traces that its calls are in: "along data". Empty: none.
+  void set_range(std::string range) { range_ = std::move(range); }
   /// Call it before the first call.
   void record_in(FlightGroup flight) { flight_ = std::move(flight); }
 
@@ -200,6 +202,7 @@ class Communicator {
     Call call;
   };
   void issue(Stream stream, Call call);
+  void enqueue_in_range(Stream stream, const std::vector<Call>& together);
   void check(Stream stream, const Call& call) const;
   FlightCall flight_of(const std::vector<Call>& together);
   uint64_t members_of(const std::vector<Call>& together) const;
@@ -207,7 +210,7 @@ class Communicator {
   int rank_, world_size_;
   std::shared_ptr<SentBytes> sent_;
   Purpose purpose_ = Purpose::other;
-  std::string label_, members_;
+  std::string label_, members_, range_;
   FlightGroup flight_;
   uint64_t collectives_ = 0, transfers_ = 0;  // the number so far
   bool open_ = false;
