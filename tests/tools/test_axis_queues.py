@@ -32,23 +32,18 @@ class TestAxisQueues(unittest.TestCase):
         self.assertEqual(self.compared(mesh_trace(6)), (4, 3))
 
     def test_messages_of_one_axis_keep_their_order(self):
-        self.assertEqual(self.compared(mesh_trace(6, tensor_axis="data")), (4, 4))
+        self.assertEqual(self.compared(mesh_trace(6, [("all_reduce", "along data", True)] * 2)), (4, 4))
 
     def test_what_belongs_to_one_piece_of_work_keeps_its_order(self):
-        trace = mesh_trace(6)
-        for event in trace["traceEvents"]:  # the sum needs the reduction's result: no wait for another stream
-            if event.get("args", {}).get("layer") == "along tensor":
-                del event["args"]["after"]
-        self.assertEqual(self.compared(trace), (4, 4))
+        # Shards are reduced, and what comes of it goes to the replicas: that waits for no other stream.
+        self.assertEqual(self.compared(mesh_trace(6, [
+            ("reduce_scatter", "reduce fc2/along shard", True),
+            ("all_reduce", "reduce fc2/along data", False)])), (4, 4))
 
-    def test_kernels_before_a_message_go_with_it(self):
-        trace = mesh_trace(6)
-        for event in trace["traceEvents"]:
-            if event.get("args", {}).get("layer") == "reduce fc2/along data":
-                event["args"]["layer"] = "reduce fc2"  # now part of what follows
-            elif event.get("args", {}).get("layer") == "along tensor":
-                del event["args"]["after"]
-        self.assertEqual(self.compared(trace), (4, 4))
+    def test_kernels_before_a_message_stand_where_it_stands(self):
+        self.assertEqual(self.compared(mesh_trace(6, [
+            ("all_reduce", "reduce fc2/along data", True), ("scale", "reduce fc1", True),
+            ("all_reduce", "reduce fc1/along data", False)])), (5, 5))
 
     def test_it_says_the_difference(self):
         done = self.run_tool(mesh_trace(6))
@@ -63,7 +58,7 @@ class TestAxisQueues(unittest.TestCase):
         for event in other["traceEvents"]:
             if "layer" in event.get("args", {}):
                 event["args"]["layer"] = "fc2"
-        late["traceEvents"][-1]["ts"] += 1
+        late["traceEvents"][-1]["ts"] += 1  # the last update
         for trace, text in ((measured, "does not say what operations waited for; run on simulated devices"),
                             (other, "it has no messages along axes; give a trace of 07-mesh"),
                             (late, "expected 24.0 by what it waits for"),
