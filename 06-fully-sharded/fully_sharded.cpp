@@ -147,8 +147,9 @@ void FullyShardedDataParallel::average_loss() {
   kernels.scale(communication, Real(1) / Real(messages_.averaged()), loss_and_marks_);
   messages_.measure(Purpose::other,
                     [&] { messages_.comm.all_reduce(communication, loss_and_marks_); });
-  messages_.add_replicas(Purpose::other, loss_and_marks_);
   messages_.await(communication.record());
+  messages_.add_replicas(Purpose::other, loss_and_marks_);
+  if (messages_.replicas) messages_.await_replicas(communication.record());
 }
 
 void FullyShardedDataParallel::gather_parameters() {
@@ -220,7 +221,13 @@ StepTimes FullyShardedDataParallel::times(int64_t steps) {
   const double share = 1.0 / double(std::max<int64_t>(steps, 1));
   return {.compute = share * messages_.pass_times.total("compute"),
           .communication = share * messages_.communication_times.total("communication"),
-          .exposed = share * messages_.pass_times.total("exposed")};
+          .exposed = share * (seconds_waited() + seconds_waited_for_replicas())};
+}
+
+double FullyShardedDataParallel::seconds_waited() { return messages_.pass_times.total("exposed"); }
+
+double FullyShardedDataParallel::seconds_waited_for_replicas() {
+  return messages_.pass_times.total("exposed, replicas");
 }
 
 // --- Whole weights in files ----------------------------------------------------------------------

@@ -98,6 +98,10 @@ class FullyShardedDataParallel final : public Module {
   /// Of the steps so far. Exposed is the time in which the passes waited for a message. Waits for
   /// the last step.
   StepTimes times(int64_t steps);
+  /// Seconds in which training passes have waited: for messages of comm(), and for those to
+  /// replicas. Both together are exposed. Wait for the last step.
+  double seconds_waited();
+  double seconds_waited_for_replicas();
 
  private:
   std::vector<Unit*> make_units(Layers layers, UnitSize size);

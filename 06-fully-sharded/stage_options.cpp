@@ -62,6 +62,13 @@ int halves_per_step(const ShardingOptions& options, int micro_batches) {
   return micro_batches * (options.reshard_after_forward ? 2 : 1) + 1;
 }
 
+/// Of all parameters, with what makes the shards equal.
+int64_t padded_bytes(const FullyShardedDataParallel& sharded) {
+  int64_t bytes = 0;
+  for (const Unit* unit : sharded.units()) bytes += unit->length() * int64_t(sizeof(Real));
+  return bytes;
+}
+
 /// What a rank keeps between steps, in bytes: of the tensors that are there.
 struct KeptBytes {
   int64_t values = 0, gradients = 0, state = 0;
@@ -89,6 +96,12 @@ KeptBytes kept_by(const FullyShardedDataParallel& sharded, const Optimizer& opti
 
 }  // namespace
 
+int64_t bytes_by_formula(const FullyShardedDataParallel& sharded, int micro_batches,
+                         int world_size) {
+  const int64_t half = padded_bytes(sharded) / world_size * (world_size - 1);  // all shards but one
+  return halves_per_step(sharded.options(), micro_batches) * half;
+}
+
 void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer, int micro_batches,
             int world_size, TrainingLog& log) {
   const double steps = double(std::max<int64_t>(log.own_steps(), 1));
@@ -101,19 +114,17 @@ void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer, int m
             {"communication", times.communication},
             {"exposed_communication", times.exposed}});
 
-  int64_t padded = 0;  // bytes of all parameters, with what makes the shards equal
-  for (const Unit* unit : sharded.units()) padded += unit->length() * int64_t(sizeof(Real));
   const int halves = halves_per_step(sharded.options(), micro_batches);
   const Communicator& comm = sharded.comm();  // it has counted: times() waits for the last step
   const double sent =
       double(comm.bytes_sent(Purpose::parameters) + comm.bytes_sent(Purpose::gradients)) / steps;
-  const int64_t half = padded / world_size * (world_size - 1);  // all shards but one
   log.note_sent({.what = "parameters and gradients",
                  .bytes = sent,
                  .counted_in = comm.bytes_counted_in(),
                  .formula = fmt::format("{} (W-1)/W times the padded model is", halves),
-                 .predicted = double(halves * half)});
+                 .predicted = double(bytes_by_formula(sharded, micro_batches, world_size))});
 
+  const int64_t padded = padded_bytes(sharded);
   const KeptBytes kept = kept_by(sharded, optimizer);
   log.note("kept per rank",
            fmt::format("{:.2f} MiB of parameters, {:.2f} of gradients, {:.2f} of the optimizer; "

@@ -26,6 +26,11 @@ FullyShardedDataParallel& shard(Model& model, Stream passes, ProcessGroup& group
                                 Communicator& comm, Stream communication,
                                 const ShardedStageOptions& options);
 
+/// Bytes of parameters and gradients that one of `world_size` ranks sends in a step of so many
+/// micro-batches, by the formula.
+int64_t bytes_by_formula(const FullyShardedDataParallel& sharded, int micro_batches,
+                         int world_size);
+
 /// Adds to the summary what was measured: compute, communication and exposed communication per
 /// step, bytes sent per step, of so many micro-batches, beside their formula, and the bytes that
 /// this rank keeps between steps beside those of the padded model.

@@ -96,10 +96,10 @@ std::string name_of_unit(const Layers& layers) {
 
 // --- A unit --------------------------------------------------------------------------------------
 
-void UnitMessages::await(const Event& event) {
+void UnitMessages::await(const Event& event, const char* phase) {
   pass_times.end("compute");
   passes.wait(event);
-  pass_times.end("exposed");
+  pass_times.end(phase);
 }
 
 void UnitMessages::add_replicas(Purpose purpose, const Tensor& x) {
@@ -127,6 +127,7 @@ Unit::Unit(Layers layers, UnitMessages& messages) : messages_(messages) {
 Unit::~Unit() {
   if (gathered_) messages_.passes.wait(*gathered_);
   if (reduced_) messages_.passes.wait(*reduced_);
+  if (added_) messages_.passes.wait(*added_);
 }
 
 FlatRange Unit::shard() const {
@@ -266,13 +267,16 @@ void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& ow
     messages_.measure(Purpose::gradients,
                       [&] { messages_.comm.all_reduce(communication, gradients_); });
   }
-  messages_.add_replicas(Purpose::gradients, gradient_shard_);
   reduced_ = communication.record();
+  messages_.add_replicas(Purpose::gradients, gradient_shard_);
+  if (messages_.replicas) added_ = communication.record();
 }
 
 void Unit::free_gradients() {
   if (reduced_) messages_.await(*reduced_);
+  if (added_) messages_.await_replicas(*added_);
   reduced_.reset();
+  added_.reset();
   if (!messages_.shards(ShardKind::gradients)) return;
   gradients_ = Tensor();
   point_gradients();

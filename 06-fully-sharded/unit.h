@@ -72,8 +72,11 @@ struct UnitMessages {
   bool shards(ShardKind what) const { return kind >= what; }
   /// Over how many ranks gradients are averaged.
   int averaged() const { return comm.world_size() * (replicas ? replicas->world_size() : 1); }
-  /// The passes wait for `event`; that is time in which they do not compute.
-  void await(const Event& event);
+  /// The passes wait for `event`, after messages of `comm`; that is time in which they do not
+  /// compute.
+  void await(const Event& event) { await(event, "exposed"); }
+  /// The same after messages of `replicas`.
+  void await_replicas(const Event& event) { await(event, "exposed, replicas"); }
   /// Enqueues messages, which `send` does. In training they are timed, and the communicator counts
   /// their bytes under `purpose`.
   template <class Send>
@@ -86,6 +89,9 @@ struct UnitMessages {
   }
   /// x becomes the sum of all replicas' x; without replicas nothing is sent.
   void add_replicas(Purpose purpose, const Tensor& x);
+
+ private:
+  void await(const Event& event, const char* phase);
 };
 
 /// Layers one after another. Their parameters lie in one flat buffer [length], in reverse order of
@@ -168,6 +174,7 @@ class Unit final : public Sequential {
   bool whole_ = false;             // values_ has, or will have, all ranks' shards
   std::optional<Event> gathered_;  // after the gather that the passes have not waited for
   std::optional<Event> reduced_;   // after the reduction, likewise
+  std::optional<Event> added_;     // after the replicas' sum, likewise
 };
 
 }  // namespace lockstep

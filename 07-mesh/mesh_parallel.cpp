@@ -102,6 +102,14 @@ int64_t MeshParallel::count() const {
   return count;
 }
 
+double MeshParallel::seconds_waited(Axis axis) {
+  if (axis == Axis::tensor) return ranks_.seconds_waited();
+  if (axis == Axis::pipeline) return stage_ == nullptr ? 0 : stage_->seconds_waited();
+  const AveragingAxes axes = averaging_axes(mesh_.shape());
+  if (axis == axes.reduced) return sharded_.seconds_waited();
+  return axis == axes.replicas ? sharded_.seconds_waited_for_replicas() : 0;
+}
+
 // --- Values --------------------------------------------------------------------------------------
 
 Shape MeshParallel::whole_shape(const std::string& name, const Shape& part) const {

@@ -80,6 +80,9 @@ class MeshParallel {
   SplitRanks& split_ranks() { return ranks_; }
   /// Null without a pipeline.
   RankPipeline* stage() const { return stage_; }
+  /// Seconds that this rank's training passes have waited for messages along an axis. Along
+  /// `tensor` split_ranks().seconds_queued() is in it. Waits for the last one.
+  double seconds_waited(Axis axis);
 
   // For files, which have the whole network's numbers.
 

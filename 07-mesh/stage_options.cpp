@@ -92,11 +92,10 @@ std::shared_ptr<SyncBatchNorm> synchronise(Model& model, Communicator& samples,
 
 namespace {
 
-/// What a rank sends along an axis in a step, and what it must, by sizes.
-struct AlongAxis {
-  Axis axis;
-  int64_t sent = 0;
-  double predicted = 0;  // in all steps
+/// What a rank sends along an axis, and what it must, by sizes. In all steps.
+struct Sent {
+  int64_t bytes = 0;
+  double predicted = 0;
 };
 
 int64_t training_bytes(const Communicator& comm) {
@@ -104,28 +103,51 @@ int64_t training_bytes(const Communicator& comm) {
          comm.bytes_sent(Purpose::activations);
 }
 
+/// To the ranks with other samples that come first: as in stage 06.
+Sent sent_to_reduced(MeshParallel& parallel, int micro_batches, double steps) {
+  const Communicator& comm = parallel.sharded().comm();
+  const int64_t in_step = bytes_by_formula(parallel.sharded(), micro_batches, comm.world_size());
+  return {training_bytes(comm), steps * double(in_step)};
+}
+
 /// 2 (D-1)/D times this rank's part of the gradients.
-AlongAxis along_data(MeshParallel& parallel, DeviceMesh& mesh, double steps) {
+Sent sent_to_replicas(MeshParallel& parallel, DeviceMesh& mesh, double steps) {
   const int ranks = mesh.size(Axis::data);
   int64_t bytes = 0;
   for (const Unit* unit : parallel.sharded().units()) {
     bytes += int64_t(unit->gradient_shard().bytes());
   }
-  return {Axis::data, training_bytes(mesh.along({Axis::data})),
+  return {training_bytes(mesh.along({Axis::data})),
           steps * 2.0 * (ranks - 1) / ranks * double(bytes)};
 }
 
-AlongAxis along_tensor(MeshParallel& parallel, DeviceMesh& mesh) {
+Sent sent_along_tensor(MeshParallel& parallel, DeviceMesh& mesh) {
   double bytes = 0;
   for (const auto& [layer, traffic] : parallel.split_ranks().traffic()) bytes += traffic.bytes;
-  return {Axis::tensor, training_bytes(mesh.along({Axis::tensor})), bytes};
+  return {training_bytes(mesh.along({Axis::tensor})), bytes};
 }
 
 /// Its activations to the next stage and its gradients to the one before, in all micro-batches.
-AlongAxis along_pipeline(const RankPipeline& stage) {
+Sent sent_along_pipeline(const RankPipeline& stage) {
   const StageLink &forward = stage.activations(), &backward = stage.gradients();
-  return {Axis::pipeline, forward.bytes_sent() + backward.bytes_sent(),
+  return {forward.bytes_sent() + backward.bytes_sent(),
           double(forward.bytes_by_sizes() + backward.bytes_by_sizes())};
+}
+
+Sent sent_along(Axis axis, MeshParallel& parallel, DeviceMesh& mesh, int micro_batches,
+                double steps) {
+  if (axis == Axis::tensor) return sent_along_tensor(parallel, mesh);
+  if (axis == Axis::pipeline) return sent_along_pipeline(*parallel.stage());
+  if (axis == averaging_axes(mesh.shape()).replicas) return sent_to_replicas(parallel, mesh, steps);
+  return sent_to_reduced(parallel, micro_batches, steps);
+}
+
+/// "0.40 ms, 12 % of compute": the waiting, and its share of what stage 06 counts it in.
+std::string waited_text(Axis axis, double waited, const StepTimes& times) {
+  const bool within_pass = axis == Axis::tensor || axis == Axis::pipeline;
+  const double whole = within_pass ? times.compute : times.exposed;
+  return fmt::format("{:.2f} ms, {:.0f} % of {}", 1e3 * waited,
+                     whole > 0 ? 100 * waited / whole : 0, within_pass ? "compute" : "exposed");
 }
 
 /// "conv1 to fc1"
@@ -150,6 +172,30 @@ void report_stage(RankPipeline& stage, const std::vector<Unit*>& units, int stag
            {{"stages", stages}, {"waited_seconds_per_step", waited}, {"predicted_bubble", bubble}});
 }
 
+/// Its row, and its object in `found`.
+void report_axis(Axis axis, const Sent& all, MeshParallel& parallel, DeviceMesh& mesh, double steps,
+                 const StepTimes& times, nlohmann::json& found, TrainingLog& log) {
+  const double sent = double(all.bytes) / steps, predicted = all.predicted / steps;
+  const double waited = parallel.seconds_waited(axis) / steps;
+  nlohmann::json& row = found[name_of(axis)];
+  row = {{"ranks", mesh.size(axis)},
+         {"sent", sent},
+         {"predicted", predicted},
+         {"waited_seconds_per_step", waited}};
+  std::string behind;  // what one stream for all axes costs
+  if (axis == Axis::tensor) {
+    const double queued = parallel.split_ranks().seconds_queued() / steps;
+    row["queued_seconds_per_step"] = queued;
+    behind = fmt::format(", {:.2f} of it behind other messages", 1e3 * queued);
+  }
+  log.note(fmt::format("along {}", name_of(axis)),
+           fmt::format("{:.0f} bytes sent in a step, counted in {}; by sizes {:.0f} ({}); waited "
+                       "{}{}",
+                       sent, mesh.along({axis}).bytes_counted_in(), predicted,
+                       beside_formula(sent, predicted), waited_text(axis, waited, times), behind),
+           "along", found);
+}
+
 }  // namespace
 
 void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer,
@@ -157,30 +203,20 @@ void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer
   FullyShardedDataParallel& sharded = parallel.sharded();
   report(sharded, optimizer, options.step.accumulate, sharded.comm().world_size(), log);
   const double steps = double(std::max<int64_t>(log.own_steps(), 1));
-  std::vector<AlongAxis> all;
-  if (mesh.size(Axis::data) > 1 && mesh.size(Axis::shard) > 1) {
-    all.push_back(along_data(parallel, mesh, steps));
-  }
-  if (mesh.size(Axis::tensor) > 1) all.push_back(along_tensor(parallel, mesh));
+  const StepTimes times = sharded.times(log.own_steps());
   if (RankPipeline* const stage = parallel.stage()) {
-    all.push_back(along_pipeline(*stage));
     report_stage(*stage, sharded.units(), mesh.size(Axis::pipeline), options, steps, log);
   }
   const int per_host = mesh.group().local_world_size();
-  nlohmann::json found{{"shape", mesh.shape().text()}, {"ranks_per_host", per_host}};
   log.note("mesh",
            fmt::format("{}, {} rank{} per host", mesh.shape().text(), per_host,
                        per_host == 1 ? "" : "s"),
-           "mesh", found);
-  for (const AlongAxis& axis : all) {
-    const double sent = double(axis.sent) / steps, predicted = axis.predicted / steps;
-    const std::string name = name_of(axis.axis);
-    found[name] = {{"ranks", mesh.size(axis.axis)}, {"sent", sent}, {"predicted", predicted}};
-    log.note("bytes along " + name,
-             fmt::format("{:.0f} sent in a step, counted in {}; by sizes {:.0f} ({})", sent,
-                         mesh.along({axis.axis}).bytes_counted_in(), predicted,
-                         beside_formula(sent, predicted)),
-             "mesh", found);
+           "mesh", {{"shape", mesh.shape().text()}, {"ranks_per_host", per_host}});
+  nlohmann::json found = nlohmann::json::object();
+  for (const Axis axis : kAllAxes) {
+    if (mesh.size(axis) == 1) continue;
+    const Sent sent = sent_along(axis, parallel, mesh, options.step.accumulate, steps);
+    report_axis(axis, sent, parallel, mesh, steps, times, found, log);
   }
   if (synchronised != nullptr) report(*synchronised, log);
 }

@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 import bench_devices
+import bench_meshes
 import bench_pipelines
 import bench_ranks
 import bench_single
@@ -37,6 +38,10 @@ PARTS = {
     "sharding": ("What ranks share out, and what that costs a step", bench_ranks.sharding),
     "prefetch": (f"Stage 06 with ResNet-18, batch 64, two ranks on two hosts joined by {bench_ranks.CABLE}",
                  bench_ranks.prefetch),
+    "meshes": ("Four ranks as meshes, beside stages 04 and 06 and the same messages by hand",
+               bench_meshes.meshes),
+    "queues": ("One stream for the messages of all axes, beside a stream for each, on simulated devices",
+               bench_meshes.queues),
     "bubbles": ("Pipelines of equal layers, beside the formula", bench_pipelines.bubbles),
     "pipelines": ("Pipelines of ResNet-18, width 16, batch 128", bench_pipelines.pipelines),
     "layers": ("Where a step goes (batch 64, 1 thread)", bench_single.layers),

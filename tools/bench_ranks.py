@@ -161,14 +161,15 @@ def cable_round(stage, *more):
     return through_cable(CABLE, bench_runs.program(stage), *CABLE_RUN, *more)["per_step_seconds"]
 
 
-def through_cable(rate, program, *words):
-    """The metrics of two ranks of a stage's program on two hosts of this machine. NotHere where it may not
-    make them."""
+def through_cable(rate, program, *words, ranks=1):
+    """The metrics of a program with so many ranks on each of two hosts of this machine; without a rate the
+    cable is as fast as it can be. NotHere where it may not make hosts."""
+    cable = ["--rate", rate] * bool(rate) + ["--nproc-per-node", ranks]
     launcher = program.parents[1] / "common/launch/launch"
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         path = Path(folder) / "metrics.json"
         try:
-            bench_runs.run_together([ROOT / "tools/two-hosts", "--rate", rate, program, *words, "--metrics", path],
+            bench_runs.run_together([ROOT / "tools/two-hosts", *cable, program, *words, "--metrics", path],
                                     stdout=subprocess.DEVNULL, stderr=errors,
                                     env={**os.environ, "LOCKSTEP_LAUNCHER": str(launcher)})
         except subprocess.CalledProcessError as error:

@@ -69,12 +69,13 @@ def run_ours(*work, **where):
     return {**metrics, "seconds": round_time(metrics["step_seconds"])}
 
 
-def run_apart(model, batch, steps, *more):
-    """Two processes that share nothing but the machine, each with half of the batch: `seconds` is a
-    whole batch at the samples per second of both. Two ranks would reach that if their messages
+def run_apart(model, batch, steps, *more, processes=2):
+    """Processes that share nothing but the machine, each with an equal part of the batch: `seconds` is a
+    whole batch at the samples per second of all. As many ranks would reach that if their messages
     cost nothing."""
-    both = run_stages(*2 * [ours(model, batch // 2, 1, steps, *more)])
-    per_second = sum(batch // 2 / round_time(metrics["step_seconds"]) for metrics in both)
+    part = batch // processes
+    each = run_stages(*processes * [ours(model, part, 1, steps, *more)])
+    per_second = sum(part / round_time(metrics["step_seconds"]) for metrics in each)
     return {"seconds": batch / per_second}
 
 

@@ -326,8 +326,9 @@ def add_formulas(enqueued, rows, asked, counted):
     """What formulas say of the rows' counts, beside which they stand."""
     metrics = enqueued.metrics
     sent = (metrics.get("bytes_per_step") or {}).get("predicted", (metrics.get("bytes_moved") or {})
-                                                     .get("predicted_per_step", 0))
-    sent += sum(axis["predicted"] for axis in metrics.get("mesh", {}).values() if isinstance(axis, dict))
+                                                     .get("predicted_per_step"))
+    if "along" in metrics:
+        sent = sum(axis["predicted"] for axis in metrics["along"].values())
     sender = max((row for row in rows if not row.curve), key=lambda row: sum(bar.takes for bar in row.bars))
     if sent:
         sender.predicted_most = sent / counted.bytes

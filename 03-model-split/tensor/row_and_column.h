@@ -52,6 +52,8 @@ class SplitRanks {
   const std::map<std::string, Traffic>& traffic() const { return traffic_; }  // by layer
   /// Seconds that training passes have waited for sums. Waits for the last one.
   double seconds_waited() { return calls_.seconds_waited(); }
+  /// The part of it behind other messages.
+  double seconds_queued() { return calls_.seconds_queued(); }
 
  private:
   PassCollectives calls_;

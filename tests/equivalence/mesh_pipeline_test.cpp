@@ -194,7 +194,7 @@ TEST_CASE("The bytes along a pipeline are those of the activations",
   const Options options =
       thirty_mesh_steps({"--mesh", "pipeline=2", "--max-steps", "4", "--accumulate", "3"});
   const nlohmann::json along =
-      measure(options, kMeshStage, cpus(2)).metrics.at("mesh").at("pipeline");
+      measure(options, kMeshStage, cpus(2)).metrics.at("along").at("pipeline");
   CHECK(along.at("ranks") == 2);
   CHECK(along.at("sent") == 13 * 12 * 12 * 10 * sizeof(Real));
   CHECK(along.at("predicted") == along.at("sent"));

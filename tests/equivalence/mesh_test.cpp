@@ -1,6 +1,7 @@
 // Stage 07 leads to stage 01's weights: on every mesh of ranks.
 
 #include <iterator>
+#include <set>
 
 #include "tests/equivalence/meshes.h"
 
@@ -212,15 +213,86 @@ TEST_CASE("What a rank sends along each axis is what the formulas say", "[equiva
   };
   const nlohmann::json hybrid = sent({"data=2,shard=2", 4}), split = sent({"data=2,tensor=2", 4});
   const double padded = 21'840 * sizeof(Real);  // and padding below 1 %
-  const nlohmann::json& along_data = hybrid.at("mesh").at("data");
+  const nlohmann::json& along_data = hybrid.at("along").at("data");
   CHECK(along_data.at("sent") == along_data.at("predicted"));
   CHECK(along_data.at("sent").get<double>() == Approx(padded / 2).epsilon(0.02));
   CHECK(hybrid.at("bytes_per_step").at("sent").get<double>() ==
         Approx(3 * padded / 2).epsilon(0.02));
-  const nlohmann::json& along_tensor = split.at("mesh").at("tensor");
+  const nlohmann::json& along_tensor = split.at("along").at("tensor");
   CHECK(along_tensor.at("sent").get<double>() ==
         Approx(along_tensor.at("predicted").get<double>()).epsilon(1e-3));
-  CHECK_FALSE(split.at("mesh").contains("data"));  // its row is stage 06's
+  // Where ranks with other samples are along one axis alone, or shards first, it is stage 06's.
+  const auto is_stage06s = [](const nlohmann::json& run, const char* axis) {
+    const nlohmann::json &along = run.at("along").at(axis), &all = run.at("bytes_per_step");
+    return along.at("sent") == all.at("sent") && along.at("predicted") == all.at("predicted");
+  };
+  CHECK(is_stage06s(hybrid, "shard"));
+  CHECK(is_stage06s(split, "data"));
+}
+
+/// Waiting along data and shard is what stage 06 calls exposed; along tensor it is within compute.
+TEST_CASE("The summary has the time that passes wait along each axis", "[equivalence][mesh]") {
+  const Outcome run = measure(
+      kSteps + Options{"--model", "seed", "--max-steps", "8", "--mesh", "data=2,shard=2,tensor=2"},
+      "07-mesh", cpus(8));
+  const nlohmann::json &mesh = run.metrics.at("along"), &times = run.metrics.at("per_step_seconds");
+  const auto waited = [&](const char* axis) {
+    return mesh.at(axis).at("waited_seconds_per_step").get<double>();
+  };
+  CHECK(mesh.size() == 3);
+  for (const char* axis : {"data", "shard", "tensor"}) {
+    INFO(axis);
+    CHECK(waited(axis) > 0);
+    CHECK_THAT(run.out, Catch::Matchers::ContainsSubstring(fmt::format("along {}", axis)));
+  }
+  CHECK(waited("data") + waited("shard") ==
+        Approx(times.at("exposed_communication").get<double>()).epsilon(1e-9));
+  CHECK(waited("tensor") <= times.at("compute").get<double>());
+  CHECK(mesh.at("tensor").at("queued_seconds_per_step").get<double>() <= waited("tensor"));
+}
+
+TEST_CASE("A trace says along which axes a message goes", "[equivalence][mesh]") {
+  const TempDir folder;
+  measure(kSteps + Options{"--model", "seed", "--max-steps", "2", "--mesh",
+                           "data=2,shard=2,tensor=2", "--trace", folder / "trace"},
+          "07-mesh", cpus(8));
+  std::set<std::string> found;
+  const nlohmann::json trace = read_json(folder / "trace");
+  for (const nlohmann::json& slice : trace.at("traceEvents")) {
+    if (slice.at("ph") != "X") continue;
+    const std::string layer = slice.at("args").at("layer");
+    const size_t range = layer.find("along ");
+    const std::string name = slice.at("name");
+    const bool message = name.starts_with("all_") || name.starts_with("reduce_scatter");
+    INFO(name << " in " << layer);
+    CHECK(message == (range != std::string::npos && name != "broadcast"));
+    if (message) found.insert(name + " " + layer.substr(range));
+  }
+  for (const char* message : {"all_gather along shard", "reduce_scatter along shard",
+                              "all_reduce along data", "all_reduce along tensor"}) {
+    INFO(message);
+    CHECK(found.contains(message));
+  }
+}
+
+/// So that their times can be compared.
+TEST_CASE("By hand as many bytes are sent along each axis as in a step", "[equivalence][mesh]") {
+  for (const std::string mesh :
+       {"data=2,shard=2", "data=2,tensor=2", "shard=2,tensor=2", "data=2,pipeline=2"}) {
+    INFO(mesh);
+    Options options{"--model",      "seed", "--data", "synthetic:48:10",
+                    "--batch-size", "16",   "--lr",   "0.01",
+                    "--max-steps",  "3",    "--mesh", mesh,
+                    "--accumulate", "2"};
+    const nlohmann::json stage = measure(options, "07-mesh", cpus(4)).metrics.at("along"),
+                         by_hand = measure(options, "07-mesh/mesh-messages", cpus(4)).metrics;
+    CHECK(by_hand.size() == stage.size());
+    for (const auto& [axis, row] : stage.items()) {
+      INFO(axis);
+      CHECK(by_hand.at(axis).at("sent") == row.at("sent"));
+      CHECK(by_hand.at(axis).at("seconds_per_step") > 0);
+    }
+  }
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import bench  # noqa: E402
 import bench_devices  # noqa: E402
+import bench_meshes  # noqa: E402
 import bench_ranks  # noqa: E402
 import bench_runs  # noqa: E402
 from bench_rounds import NotHere  # noqa: E402
@@ -67,6 +68,15 @@ json.dump([{"backend": option.get("--backend", "shm"), "all_reduce": kind, "worl
             "seconds": seconds, "sent_bytes": 4096, "counted_in": "shm",
             "bus_bytes_per_second": 4096 / seconds}
            for kind, seconds in (("ring", 0.0001), ("library", 0.0002))], open(option["--metrics"], "w"))
+"""
+
+# A simulated mesh: in each step a sum along tensor stands behind a reduction along data, a microsecond long.
+TRACED = f"""#!/usr/bin/env python3
+import json, sys
+sys.path[:0] = [{str(ROOT / "tests/support")!r}]
+from mesh_trace import mesh_trace
+option = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+json.dump(mesh_trace(int(option["--max-steps"])), open(option["--trace"], "w"))
 """
 
 TORCH = ("#!/usr/bin/env python3\n"
@@ -244,6 +254,55 @@ class TestBench(unittest.TestCase):
         self.assertIn("2.00 times DDP's (more than 1.25); peak", row["parameters"])
         self.assertIn("6.00 ms/step 3.00 times DDP's", row["PyTorch"])
         self.assertIn("mlp, width 512, global batch 64, AdamW, 2 ranks:", self.bench("--part", "sharding", run=run))
+
+    def test_meshes_stand_beside_other_stages_and_their_messages_by_hand(self):
+        seconds = {"04-ddp": 0.002, "06-fully-sharded": 0.003, "07-mesh": 0.001}
+        ran = []
+
+        def run(where, program, *words):
+            ran.append((where, program.name))
+            self.assertEqual("--no-sync-bn" in words, program.name != "04-ddp")  # which has no such option
+            option = dict(zip(words[::2], words[1::2]))
+            if program.name == "mesh-messages":
+                return {axis: {"seconds_per_step": 0.0005, "sent": 7.0} for axis in self.axes(option["--mesh"])}
+            return stand_in(program.name, "--max-steps", "9", "--devices", "cpu:0,cpu:1") | {
+                "step_seconds": [0.5] + [0.0035 if "--accumulate" in option else seconds[program.name]] * 8,
+                "along": self.axes(option.get("--mesh", ""))}
+        with mock.patch.object(bench_meshes, "run_where", lambda where, program, model, width, steps, *more: run(
+                where, program, *more)), mock.patch.object(
+                    bench_meshes, "path_of_program", lambda name: self.folder / name):
+            text = self.bench("--part", "meshes", "--model", "resnet18")
+        self.assertIn("\nresnet18, width 16, global batch 64, AdamW, 4 ranks, one host:\n", text)
+        self.assertIn("\nresnet18, width 16, global batch 64, AdamW, 4 ranks, two hosts, 1gbit:\n", text)
+        # Apart a quarter of the batch takes 2 ms; two axes take 0.5 ms each by hand.
+        self.assertRegex(text, r"  4 processes apart +2\.00 ms/step +1\.00 times stage 04's\n"
+                               r"  stage 06 +3\.00 ms/step +1\.50 times stage 04's; waits 0\.10 ms\n"
+                               r"  data=2,shard=2 +1\.00 ms/step +0\.50 times stage 04's; apart and by hand 3\.00: "
+                               r"no longer\n"
+                               r"    data +waits +0\.40 ms; by hand 0\.50 ms; 5 bytes sent\n")
+        self.assertRegex(text, r"  data=2,pipeline=2 +3\.50 ms/step .*; apart and by hand 3\.00: LONGER\n")
+        self.assertRegex(text, r"    tensor +waits +0\.60 ms, 0\.25 of it behind other messages; by hand 0\.50 ms; "
+                               r"5 bytes sent\n")
+        # In every round each contender runs once.
+        self.assertEqual(ran[:3], [("one host", "04-ddp"), ("one host", "06-fully-sharded"), ("one host", "07-mesh")])
+        self.assertEqual(ran[3], ("one host", "mesh-messages"))
+        self.assertEqual(ran[:10], ran[10:20])
+
+    @staticmethod
+    def axes(mesh):
+        """What stage 07 has in its metrics."""
+        rows = {word.partition("=")[0]: {"ranks": 2, "sent": 5.0, "predicted": 5.0, "waited_seconds_per_step": 0.0004}
+                for word in mesh.split(",") if word}
+        if "tensor" in rows:
+            rows["tensor"] |= {"waited_seconds_per_step": 0.0006, "queued_seconds_per_step": 0.00025}
+        return rows
+
+    def test_one_stream_stands_beside_a_stream_for_each_axis(self):
+        self.stage = self.program("stage", TRACED)
+        text = self.bench("--part", "queues", "--model", "resnet18")
+        self.assertRegex(text, r"resnet18, batch 64:\n  data=2,shard=2 +1 x h100x4 +0\.004 ms/step; with a "
+                               r"stream for each axis 0\.003: 33\.3 % longer\n")
+        self.assertRegex(text, r"  shard=2,tensor=2 +2 x laptopx2 +0\.004 ms/step")
 
     def test_two_devices_stand_beside_their_floors(self):
         # Apart 1.8 times stage 01; the bubble allows 8/9 of that. Milliseconds per step by stage,

@@ -84,12 +84,13 @@ class TestDrawStep(unittest.TestCase):
             (6, 1, "nll_loss_backward", "forward 3"), (7, 1, "matmul", "backward 2/fc1"),
             (8, 1, "matmul", "fc1"), (9, 1, "matmul", "fc2"), (10, 1, "add_column_sums", "fc2"),
             (11, 1, "check_finite", "bucket 0"), (12, 1, "all_reduce", "bucket 0"),
-            (13, 1, "matmul", "fc2"), (15, 1, "matmul", "fc2")])
+            (13, 1, "matmul", "fc2"), (15, 1, "matmul", "fc2"), (17, 1, "all_reduce", "along tensor")])
         self.assertEqual(bars, [
             (0, 1, "copy", step_rows.MESSAGES, 1), (1, 2, "", step_rows.OTHER, 2), (3, 2, "F2", "forward", 2),
             (6, 1, "F3", "forward", 1), (7, 1, "B2", "backward", 1), (8, 1, "fc1", "forward", 1),
             (9, 2, "fc2", "backward", 2), (11, 2, "bucket 0", step_rows.MESSAGES, 2),
-            (13, 1, "fc2", "forward", 1), (15, 1, "fc2", "forward", 1)])
+            (13, 1, "fc2", "forward", 1), (15, 1, "fc2", "forward", 1),
+            (17, 1, "along tensor", step_rows.MESSAGES, 1)])
 
     def test_a_layer_that_does_the_same_both_ways_is_passed_forward_and_then_backward(self):
         bars = step_rows.parts_of([

@@ -222,7 +222,7 @@ class TestMessages(unittest.TestCase):
             metrics = Path(folder) / "metrics"
             subprocess.run([PROGRAM, "--devices", "sim:8", "--mesh", "data=2,shard=2,tensor=2", "--clip-norm", "1", "--data",
                             "blank:320:64", "--max-steps", "5", "--metrics", metrics], check=True, capture_output=True)
-            counted = json.loads(metrics.read_text())["mesh"]
+            counted = json.loads(metrics.read_text())["along"]
         for axis in ("data", "tensor"):
             sent = sum(bar.takes for bar in communication.bars if bar.along == axis)
             self.assertAlmostEqual(counted[axis]["sent"] / 1024, sent, delta=0.1)  # and the loss

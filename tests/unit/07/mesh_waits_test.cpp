@@ -1,0 +1,125 @@
+// Which axis a rank waits for: one of four ranks, here threads, is late.
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "07-mesh/mesh_parallel.h"
+#include "common/core/stream_backend.h"
+#include "common/training/pass_collectives.h"
+#include "tests/support/catch.h"
+#include "tests/support/ddp_test_support.h"
+#include "tests/unit/comm/process_group_job.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+
+constexpr ModelOptions kPerceptron{
+    .kind = ModelKind::mlp, .width = 4, .height = 16, .width_pixels = 16};
+constexpr int kMicroBatches = 2;
+constexpr double kLate = 0.3;  // seconds
+
+/// Seconds that a rank has waited along each axis, and what of that was behind other messages.
+struct Waits {
+  double data, shard, tensor, pipeline, queued;
+};
+
+Waits waits_of(MeshParallel& parallel) {
+  return {parallel.seconds_waited(Axis::data), parallel.seconds_waited(Axis::shard),
+          parallel.seconds_waited(Axis::tensor), parallel.seconds_waited(Axis::pipeline),
+          parallel.split_ranks().seconds_queued()};
+}
+
+void sleep_on(Stream stream) {
+  stream.backend().host_task(
+      "sleep", [] { std::this_thread::sleep_for(std::chrono::duration<double>(kLate)); });
+}
+
+/// A step's passes; the passes of the rank that is late begin later.
+void step(Model& model, MeshParallel& parallel, Stream passes, bool late) {
+  const Samples samples(4, 1);
+  const auto images = Tensor::from_host(passes, {4, 16, 16, 1}, samples.images);
+  const auto labels = LabelTensor::from_host(passes, {4}, samples.labels);
+  passes.kernels().fill(passes, 0, parallel.loss());
+  Context context(passes);
+  context.state().copy_from_host({{.loss_weight = Real(1) / 4}});
+  if (late) sleep_on(passes);
+  for (int part = 0; part < kMicroBatches; ++part) {
+    context.facts.last_contribution = part + 1 == kMicroBatches;
+    const Tensor scores = model.network->forward(images, context);
+    model.loss->forward(scores, labels, parallel.loss(), context);
+    model.network->backward(model.loss->backward(labels, context), context);
+  }
+}
+
+/// Rank 0's, in a step for which rank `late` comes late. The step before it makes the connections.
+Waits waits_for(int late, const std::string& axes) {
+  Waits found{};
+  const auto errors = testing::group::Job(4, "shm").run([&](ProcessGroup& group) {
+    const auto device = open_device({DeviceId::Kind::cpu, group.rank()}, {});
+    const std::unique_ptr<Communicator> world = group.connect(*device);
+    const Stream passes = device->create_stream("compute");
+    DeviceMesh mesh(MeshShape::from(axes), group, *device, *world);
+    Model model = make_model(kPerceptron);
+    MeshParallel parallel(model, kPerceptron, mesh, passes, device->create_stream("communication"),
+                          {}, {ScheduleKind::one_f1b, kMicroBatches});
+    parallel.initialize(Initializer::kaiming_uniform, 1);
+    step(model, parallel, passes, false);
+    const Waits before = waits_of(parallel);
+    group.together([] {});
+    step(model, parallel, passes, group.rank() == late);
+    const Waits after = waits_of(parallel);
+    if (group.rank() != 0) return;
+    found = {after.data - before.data, after.shard - before.shard, after.tensor - before.tensor,
+             after.pipeline - before.pipeline, after.queued - before.queued};
+  });
+  REQUIRE(errors == std::vector<std::string>(4));
+  return found;
+}
+
+constexpr double kMost = 0.8 * kLate, kLittle = 0.4 * kLate;
+
+TEST_CASE("A rank that is late is waited for along the axis on which it differs", "[mesh][waits]") {
+  const Waits by_shard = waits_for(1, "data=2,shard=2");
+  CHECK(by_shard.shard > kMost);
+  CHECK(by_shard.data < kLittle);
+  const Waits by_data = waits_for(2, "data=2,shard=2");
+  CHECK(by_data.data > kMost);
+  CHECK(by_data.shard < kLittle);
+  const Waits by_tensor = waits_for(1, "shard=2,tensor=2");
+  CHECK(by_tensor.tensor > kMost);
+  CHECK(by_tensor.queued < kLittle);
+  CHECK(by_tensor.shard < kLittle);
+  const Waits by_pipeline = waits_for(2, "pipeline=2,data=2");
+  CHECK(by_pipeline.pipeline > kMost);
+  CHECK(by_pipeline.data < kLittle);
+}
+
+/// A message of another axis, and then the call itself, take long.
+TEST_CASE("What a sum waits behind another message is told apart", "[mesh][waits]") {
+  double waited[2] = {}, queued[2] = {};
+  const auto errors = testing::group::Job(1, "shm").run_connected(
+      [&](ProcessGroup&, Communicator& comm, Stream communication) {
+        Context context(communication.device().create_stream("compute"));
+        PassCollectives calls(comm, communication);
+        sleep_on(communication);
+        calls.run("fc1", Purpose::activations, context, [](Stream) {});
+        waited[0] = calls.seconds_waited();
+        queued[0] = calls.seconds_queued();
+        calls.run("fc1", Purpose::activations, context, [](Stream stream) { sleep_on(stream); });
+        waited[1] = calls.seconds_waited() - waited[0];
+        queued[1] = calls.seconds_queued() - queued[0];
+      });
+  REQUIRE(errors == std::vector<std::string>(1));
+  CHECK(waited[0] > kMost);
+  CHECK(queued[0] > kMost);
+  CHECK(waited[1] > kMost);
+  CHECK(queued[1] < kLittle);
+}
+
+}  // namespace
+}  // namespace lockstep
