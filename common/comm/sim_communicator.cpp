@@ -110,8 +110,8 @@ class SimCommunicator final : public Communicator {
 
   // --- Ranks of several kinds --------------------------------------------------------------------
 
-  /// Lets the stream wait for the last of the ranks that the call concerns. Whole numbers get their
-  /// true values: the host reads some of them.
+  /// Lets the stream wait for the last of the ranks that the call concerns. Whole numbers that are
+  /// copied or added up get their true values: the host reads some of them.
   void meet(const std::vector<Call>& together, SimStream& stream) {
     const Call& call = together.front();
     require(together.size() == 1,
@@ -151,8 +151,9 @@ class SimCommunicator final : public Communicator {
   /// Of those ranks that the call concerns, in their order.
   void leave_numbers(const Call& call, const std::vector<std::string>& of_ranks) const {
     auto* const mine = static_cast<int64_t*>(call.mine.data);
-    if (call.op == Op::receive) {
-      const std::string& sent = of_ranks.at(call.peer > rank() ? 1 : 0);
+    if (call.op == Op::receive || call.op == Op::broadcast) {
+      const bool of_two = call.op == Op::receive;
+      const std::string& sent = of_ranks.at(size_t(of_two ? call.peer > rank() : call.peer));
       std::memcpy(mine, sent.data(), sent.size());
     } else if (call.op == Op::all_reduce) {
       std::vector<int64_t> part(size_t(call.mine.count));
