@@ -22,11 +22,6 @@ void check_pipeline(const MeshStageOptions& options, const OptionParser& parser)
           "--schedule: found {}, expected gpipe or 1f1b, as each rank has one stage; "
           "03-model-split has the others",
           name_of(kind));
-  require(
-      !pipeline || !options.simulated(),
-      "--mesh {}: one simulated rank stands for all, and the stages of a pipeline differ; leave "
-      "out pipeline, or give --devices cpu:0,cpu:1",
-      options.mesh.text());
 }
 
 }  // namespace
@@ -54,6 +49,14 @@ void MeshStageOptions::add_to(OptionParser& parser) {
     check_saved_statistics(step, sync_bn, saving);
     refuse_simulated(*this, saving);
   });
+}
+
+SimulatedRanks MeshStageOptions::simulated_ranks() const {
+  SimulatedRanks ranks = Options::simulated_ranks();
+  if (mesh.ranks() != ranks.world_size) return ranks;  // is refused, or is the default mesh
+  ranks.kinds = mesh.size(Axis::pipeline);
+  while (mesh.coordinate(ranks.apart, Axis::pipeline) == 0 && ranks.kinds > 1) ++ranks.apart;
+  return ranks;
 }
 
 std::string MeshStageOptions::emulation(size_t world_size) const {

@@ -21,6 +21,8 @@ struct MeshStageOptions : Options {
 
   void add_to(OptionParser& parser) override;
   bool splits_network() const override { return true; }
+  /// Those along `pipeline` differ.
+  SimulatedRanks simulated_ranks() const override;
   /// The --emulate value with which stage 01 normalises as these ranks do.
   std::string emulation(size_t world_size) const;
 };

@@ -2,7 +2,8 @@
 """What every stage would take on devices that nobody here has: `./lockstep predict`.
 
 Runs the stages' own programs on simulated devices (docs/simulation.md) and sets them side by side. The
-same options give the same figures on any machine. Options not listed here are passed to every stage.
+same options give the same figures on any machine. Options not listed here go to the stages that have them:
+--mesh pipeline=4 is for stage 07 alone.
 
 --sweep devices=1,2,4,8 repeats it for each number of devices, on as many hosts as they need; --sweep
 link=1gbit,10gbit for each bandwidth of the link between hosts.
@@ -13,9 +14,11 @@ link=1gbit,10gbit for each bandwidth of the link between hosts.
 """
 
 import argparse
+import functools
 import json
 import re
 import statistics
+import subprocess
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -160,8 +163,27 @@ def batch_of(devices, options):
     return options.batch_size or devices * (options.batch_per_device or 64)
 
 
+@functools.cache
+def options_known(program):
+    """The options in its --help."""
+    text = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+    return set(re.findall(r"--[\w-]+", " ".join(re.findall(r"^ +(-\S+)", text, re.MULTILINE))))
+
+
+def others_for(stage, options):
+    """The further words without options that this stage does not have, but another one of the table has."""
+    known = {each: options_known(options.build / path_of(each)) for each in {STAGE, stage, *options.stages}}
+    words, goes_on = [], True
+    for word in options.others:
+        name = word.partition("=")[0]
+        if name.startswith("--"):
+            goes_on = name in known[stage] or not any(name in names for names in known.values())
+        words += [word] * goes_on
+    return words
+
+
 def job_of(stage, devices, nodes, options):
-    words = ("--model", options.model, "--optimizer", options.optimizer, *options.others)
+    words = ("--model", options.model, "--optimizer", options.optimizer, *others_for(stage, options))
     return Job(stage, options.profile, devices, nodes, batch_of(devices, options), words)
 
 
@@ -196,6 +218,8 @@ def cells(row, options):
         return (label(job.stage), str(job.devices), str(job.batch), *["-"] * 8)
     exposed = summary_table.communication_share(metrics)
     bubble = (metrics.get("bubble") or {}).get("measured")
+    if "pipeline" in metrics:  # of ranks: rank 0's
+        bubble = metrics["pipeline"]["waited_seconds_per_step"] / row.seconds
     rate = max(each["flops"] for each in options.figures["operations"].values())
     fits = row.peak_bytes <= options.figures["memory_bytes"]
     return (label(job.stage), str(job.devices), str(job.batch), f"{1e3 * row.seconds:.3f}",

@@ -156,9 +156,10 @@ def run(asked, build, figures):
                              .replace("--schedules:", "--schedule:"))
             sys.exit(done.returncode)
         arguments = {}
-        for event in json.loads(trace.read_text())["traceEvents"]:
-            if event["ph"] == "X":
-                arguments.setdefault((event["pid"], event["tid"]), []).append(event["args"])
+        for file in compare_timeline.trace_files(trace):  # one, or of each stage of a pipeline
+            for event in json.loads(file.read_text())["traceEvents"]:
+                if event["ph"] == "X":
+                    arguments.setdefault((event["pid"], event["tid"]), []).append(event["args"])
         return Enqueued(compare_timeline.given_step(trace), arguments, json.loads(metrics.read_text()),
                         f"{figures['device']}, {figures['source']}")
 
@@ -325,6 +326,8 @@ def most_whole(enqueued, rows, asked):
 def add_formulas(enqueued, rows, asked, counted):
     """What formulas say of the rows' counts, beside which they stand."""
     metrics = enqueued.metrics
+    if metrics.get("mesh"):
+        return  # they are of one axis alone
     sent = (metrics.get("bytes_per_step") or {}).get("predicted", (metrics.get("bytes_moved") or {})
                                                      .get("predicted_per_step"))
     if "along" in metrics:
@@ -404,6 +407,8 @@ def planned(asked, build):
     mesh = enqueued.metrics.get("mesh")
     ranks = enqueued.metrics.get("simulated_ranks", 1)
     of = f"rank 0 of {ranks}" if ranks > 1 else f"{asked.count()} device{'s' * (asked.count() > 1)}"
+    if "pipeline" in enqueued.metrics:
+        of = f"{ranks} ranks, the first one of each stage"
     model = enqueued.metrics["config"]["model"]
     given = " ".join(words_of(asked.options))
     times = UNIT_TIMES if units else f"Times are those of the profile: {enqueued.source}."

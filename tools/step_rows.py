@@ -10,7 +10,7 @@ PRODUCTS = "convolutions and products"
 OTHER = "other operations"
 KINDS = (
     (MESSAGES, "#c04f00",
-     ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "transfers")),
+     ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "receive", "transfers")),
     (PRODUCTS, "#6a51a3", ("conv2d", "matmul")),
     (OTHER, "#a9b0b7", ("",)),
 )

@@ -46,15 +46,16 @@ def share_of_phases(phases):
 def communication_share(metrics):
     """The part of a step, 0 to 1, in which a device does not compute, because it moves data or
     waits for other devices; None if the run does not measure it. In stages of several processes it
-    is rank 0's (gradients, the exchanges of SyncBatchNorm, the sums of split layers), in stage 02
-    device 0's, in stage 03's pipeline the mean over the devices."""
+    is rank 0's (gradients, the exchanges of SyncBatchNorm, other stages of a pipeline, the sums of
+    split layers), in stage 02 device 0's, in stage 03's pipeline the mean over the devices."""
     if len(metrics.get("devices") or []) == 1 and metrics.get("simulated_ranks", 1) == 1:
         return 0.0
     if "per_step_seconds" in metrics:
         step = metrics["per_step_seconds"]
         whole = step["compute"] + step["exposed_communication"]
-        waiting = step["exposed_communication"] + metrics.get("batch_norm", {}).get(
-            "seconds_per_step", 0)  # which is part of compute
+        within_compute = (metrics.get("batch_norm", {}).get("seconds_per_step", 0)
+                          + metrics.get("pipeline", {}).get("waited_seconds_per_step", 0))
+        waiting = step["exposed_communication"] + within_compute
         return waiting / whole if whole > 0 else None
     if "tensor_split" in metrics:
         seconds = metrics.get("step_seconds")

@@ -11,6 +11,7 @@
 #include "common/comm/backend_choice.h"
 #include "common/comm/host_communicator.h"
 #include "common/comm/nccl_communicator.h"
+#include "common/comm/sim_communicator.h"
 #include "common/core/error.h"
 #include "common/core/text.h"
 #include "common/system/rank.h"
@@ -90,7 +91,7 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
 
 /// Returns when all are there.
 std::shared_ptr<Store> ProcessGroup::find_ranks(const ProcessGroupOptions& options) {
-  if (options.simulated) return std::make_shared<LikeRanksStore>(world_size());
+  if (options.simulated) return std::make_shared<LikeRanksStore>(*options.simulated, rank());
   const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
   auto store = std::make_shared<TcpStore>(options_of_store(contract_, timeout_));
   store->wait_for_all(deadline.seconds_left());
@@ -209,7 +210,10 @@ std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
                                                          const std::shared_ptr<Store>& store,
                                                          const std::vector<int>& members) {
   const int me = store->rank(), count = store->world_size();
-  if (simulated_) return make_sim_communicator(members, simulated_->per_host);
+  if (simulated_) {
+    return make_sim_communicator(members, simulated_->per_host,
+                                 simulated_->are_alike(members) ? nullptr : store, timeout_);
+  }
   if (backend_ == "nccl") {
     const std::string mine = me == 0 ? nccl_unique_id() : "";
     const std::string id = texts_of_all(*store, "NCCL's id", mine, timeout_)[0];
@@ -293,11 +297,13 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
           "the process group is initialised twice: this process has one already; end that one "
           "before");
   if (options.simulated) {
+    const SimulatedRanks& ranks = *options.simulated;
     LaunchContract contract;
-    contract.world_size = options.simulated->world_size;
-    contract.local_rank = 0;
-    contract.local_world_size = options.simulated->per_host;
-    return ProcessGroup(contract, options, &exists);
+    contract.rank = ranks.first_of(ranks.meeting->take_kind() % ranks.kinds);
+    contract.world_size = ranks.world_size;
+    contract.local_rank = contract.rank % ranks.per_host;
+    contract.local_world_size = ranks.per_host;
+    return ProcessGroup(contract, options, ranks.kinds > 1 ? nullptr : &exists);
   }
   auto contract =
       read_launch_contract({.variable = [](const char* name) { return std::getenv(name); },

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "common/comm/communicator.h"
-#include "common/comm/sim_communicator.h"
 #include "common/core/device.h"
 #include "common/rendezvous/agreement.h"
 #include "common/rendezvous/launch_contract.h"
+#include "common/rendezvous/simulated_ranks.h"
 #include "common/rendezvous/store.h"
 
 namespace lockstep {
@@ -34,7 +34,7 @@ struct ProcessGroupOptions {
   /// Rank 0 leaves its last calls here (system/flight_recorder.h), rank 3 in FILE.rank3; may be
   /// empty.
   std::string flight_file{};
-  /// Ranks that do not exist, beside this process, which is rank 0 of them; nothing: they do.
+  /// Ranks that do not exist, of which this thread stands for a kind; nothing: they do.
   std::optional<SimulatedRanks> simulated{};
   /// The program and its options as typed, for the commands that errors propose.
   std::string program = "PROGRAM OPTIONS...";
@@ -65,8 +65,8 @@ class ProcessGroup {
   int world_size() const { return contract_.world_size; }
   int local_rank() const { return contract_.local_rank.value(); }
   int local_world_size() const { return contract_.local_world_size.value(); }
-  /// Whether the others are simulated: they are in step with this one, and like it.
-  bool simulated() const { return simulated_.has_value(); }
+  /// The ranks, if they are simulated.
+  const std::optional<SimulatedRanks>& simulated() const { return simulated_; }
   /// "nccl", "shm", "tcp" or "gloo" once connected; before that, what was asked for.
   const std::string& backend() const { return backend_; }
   /// The same with the reason: "shm (one host)".

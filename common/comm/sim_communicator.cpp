@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <map>
+#include <string>
 #include <utility>
 
+#include "common/core/error.h"
 #include "common/kernels/sim/sim_stream.h"
+#include "common/rendezvous/agreement.h"
+#include "common/rendezvous/wire.h"
 
 namespace lockstep {
 namespace {
@@ -80,21 +86,98 @@ class Ring {
 
 class SimCommunicator final : public Communicator {
  public:
-  explicit SimCommunicator(std::vector<int> hosts)
-      : Communicator(0, int(hosts.size()), std::make_shared<SentBytes>("simulated messages")),
+  SimCommunicator(std::vector<int> hosts, std::shared_ptr<Store> unlike, double timeout_seconds)
+      : Communicator(unlike ? unlike->rank() : 0, int(hosts.size()),
+                     std::make_shared<SentBytes>("simulated messages")),
         hosts_(std::move(hosts)),
-        ring_(hosts_) {}
+        ring_(hosts_),
+        unlike_(std::move(unlike)),
+        timeout_(timeout_seconds) {}
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
     auto& simulated = static_cast<SimStream&>(stream.backend());
-    if (simulated.busy_since() > last_end_) ring_.all_come();
+    if (unlike_) meet(together, simulated);
+    if (unlike_ || simulated.busy_since() > last_end_) ring_.all_come();
     const int64_t sent_before = bytes_sent();
     const int64_t ns = world_size() > 1 ? time_of(together, simulated.profile()) : 0;
     simulated.enqueue(name_of(together.front().op), ns, bytes_sent() - sent_before);
     last_end_ = simulated.free_at();
-    for (const Call& call : together) leave_result(call, simulated.host());
+    for (const Call& call : together) {
+      if (!unlike_) leave_result(call, simulated.host());
+    }
   }
+
+  // --- Ranks of several kinds --------------------------------------------------------------------
+
+  /// Lets the stream wait for the last of the ranks that the call concerns. Whole numbers that are
+  /// copied or added up get their true values: the host reads some of them.
+  void meet(const std::vector<Call>& together, SimStream& stream) {
+    const Call& call = together.front();
+    require(together.size() == 1,
+            "{}: {} and {} more: simulated ranks that differ make one call at a time", who(),
+            call.text(), together.size() - 1);
+    const int peer = call.is_transfer() ? call.peer : kAll;
+    const std::string mine = arrival(call, stream.begin_of_next());
+    std::vector<std::string> all;
+    within(fmt::format("{}: {}", who(), call.text()), [&] {
+      all = exchange(store_with(peer), fmt::format("call {}", ++calls_[peer]), mine, timeout_);
+    });
+    std::vector<std::string> numbers;
+    for (const std::string& text : all) {
+      WireReader other(text);
+      stream.wait_until(int64_t(other.number(8)));
+      const auto bytes = int64_t(other.number(8));
+      require(bytes == bytes_of(call.mine), "{}: {}: found {} bytes on the other side, expected {}",
+              who(), call.text(), bytes, bytes_of(call.mine));
+      numbers.push_back(other.text());
+    }
+    if (has_numbers(call)) leave_numbers(call, numbers);
+  }
+
+  /// When a rank comes to a call, with how many bytes, and its whole numbers.
+  static std::string arrival(const Call& call, int64_t ns) {
+    std::string text;
+    put_number(text, uint64_t(ns), 8);
+    put_number(text, uint64_t(bytes_of(call.mine)), 8);
+    const auto* const numbers = static_cast<const char*>(call.mine.data);
+    put_text(text, has_numbers(call) ? std::string_view(numbers, size_t(bytes_of(call.mine))) : "");
+    return text;
+  }
+  static bool has_numbers(const Call& call) {
+    return call.mine.type == ElementType::i64 && SimHost::is_memory(call.mine.data);
+  }
+
+  /// Of those ranks that the call concerns, in their order.
+  void leave_numbers(const Call& call, const std::vector<std::string>& of_ranks) const {
+    auto* const mine = static_cast<int64_t*>(call.mine.data);
+    if (call.op == Op::receive || call.op == Op::broadcast) {
+      const bool of_two = call.op == Op::receive;
+      const std::string& sent = of_ranks.at(size_t(of_two ? call.peer > rank() : call.peer));
+      std::memcpy(mine, sent.data(), sent.size());
+    } else if (call.op == Op::all_reduce) {
+      std::vector<int64_t> part(size_t(call.mine.count));
+      std::fill_n(mine, part.size(), 0);
+      for (const std::string& text : of_ranks) {
+        std::memcpy(part.data(), text.data(), text.size());
+        for (size_t i = 0; i < part.size(); ++i) mine[i] += part[i];
+      }
+    }
+  }
+
+  /// Of all ranks, or of this one and a peer.
+  Store& store_with(int peer) {
+    if (peer == kAll) return *unlike_;
+    std::unique_ptr<Store>& pair = pairs_[peer];
+    if (!pair) {
+      const auto [low, high] = std::minmax(peer, rank());
+      pair = std::make_unique<SubgroupStore>(unlike_, std::vector{low, high},
+                                             fmt::format("ranks {} and {}", low, high));
+    }
+    return *pair;
+  }
+
+  // --- What a call takes -------------------------------------------------------------------------
 
   int64_t time_of(const std::vector<Call>& together, const Profile& profile) {
     const Call& first = together.front();
@@ -117,32 +200,33 @@ class SimCommunicator final : public Communicator {
   int64_t collective_ns(const Call& call, const Profile& profile) {
     const int others = world_size() - 1;
     const int64_t bytes = bytes_of(call.mine);
-    const auto round = [&](int64_t sent_bytes) {
-      ring_.round(profile, sent_bytes);
-      sent()->add(call.purpose, sent_bytes);
-    };
     const auto part_bytes = [&](int part) {
       return ring_part(call.mine.count, part, world_size()).count * size_of(call.mine.type);
     };
+    const auto round = [&](int part) {  // of rank 0, which is `rank()` parts before this one
+      ring_.round(profile, part_bytes(part));
+      sent()->add(call.purpose, part_bytes(rank() + part));
+    };
     switch (call.op) {
       case Op::all_reduce:
-        for (int step = 0; step < others; ++step) round(part_bytes(-step - 1));
-        for (int step = 0; step < others; ++step) round(part_bytes(-step));
+        for (int step = 0; step < others; ++step) round(-step - 1);
+        for (int step = 0; step < others; ++step) round(-step);
         return ring_.take_time();
       case Op::all_gather:
       case Op::reduce_scatter:
-        for (int step = 0; step < others; ++step) round(bytes);
+        for (int step = 0; step < others; ++step) ring_.round(profile, bytes);
+        sent()->add(call.purpose, others * bytes);
         return ring_.take_time();
-      case Op::broadcast:
-        if (call.peer != 1) sent()->add(call.purpose, bytes);  // the root's left neighbour is last
+      case Op::broadcast:  // from the root on, up to its left neighbour
+        sent()->add(call.purpose, call.ring_bytes(rank(), world_size()));
         return ring_.time_through(profile, world_size(), bytes);
       default:  // a barrier: twice as many ranks know of each other after each message
         return int64_t(std::bit_width(unsigned(others))) * ring_.time_through(profile, 2, 0);
     }
   }
 
-  Link link_to(int rank) const {
-    return hosts_[size_t(rank)] == hosts_[0] ? Link::device : Link::network;
+  Link link_to(int peer) const {
+    return hosts_[size_t(peer)] == hosts_[size_t(rank())] ? Link::device : Link::network;
   }
 
   /// What is known of a result: all ranks have put in the same.
@@ -169,17 +253,25 @@ class SimCommunicator final : public Communicator {
     for (int64_t i = 0; i < call.mine.count; ++i) counts[i] *= int64_t(factor);
   }
 
+  static constexpr int kAll = -1;
+
   const std::vector<int> hosts_;  // of the ranks
   Ring ring_;
-  int64_t last_end_ = 0;  // of the last call
+  const std::shared_ptr<Store> unlike_;  // where ranks of several kinds meet; null: all are alike
+  const double timeout_;
+  std::map<int, std::unique_ptr<Store>> pairs_;  // by peer
+  std::map<int, int64_t> calls_;                 // so far, by peer or kAll
+  int64_t last_end_ = 0;                         // of the last call
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_sim_communicator(const std::vector<int>& members, int per_host) {
+std::unique_ptr<Communicator> make_sim_communicator(const std::vector<int>& members, int per_host,
+                                                    std::shared_ptr<Store> unlike,
+                                                    double timeout_seconds) {
   std::vector<int> hosts;
   for (const int rank : members) hosts.push_back(rank / per_host);
-  return std::make_unique<SimCommunicator>(std::move(hosts));
+  return std::make_unique<SimCommunicator>(std::move(hosts), std::move(unlike), timeout_seconds);
 }
 
 }  // namespace lockstep

@@ -299,6 +299,11 @@ LearningRateSchedule Options::schedule(int64_t steps_per_epoch) const {
           .gamma = lr_gamma};
 }
 
+SimulatedRanks Options::simulated_ranks() const {
+  const auto per_host = int(device_ids().size());
+  return {.world_size = nodes * per_host, .per_host = per_host};
+}
+
 std::vector<DeviceId> Options::device_ids() const {
   return devices.empty() ? default_devices(2) : parse_devices(devices);
 }

@@ -16,6 +16,7 @@
 #include "common/nn/models.h"
 #include "common/nn/optimizer.h"
 #include "common/options/option_parser.h"
+#include "common/rendezvous/simulated_ranks.h"
 
 namespace lockstep {
 
@@ -63,6 +64,8 @@ struct Options {
   virtual void add_to(OptionParser& parser);
   /// Whether a rank has a part of the network: all ranks then read and write whole weights.
   virtual bool splits_network() const { return false; }
+  /// The ranks of a simulated job of several processes: one for each device.
+  virtual SimulatedRanks simulated_ranks() const;
 
   /// These, the common options, with their present values, for --metrics (reported_settings()); not
   /// those that a program has besides.

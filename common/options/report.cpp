@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <mutex>
 #include <new>
 #include <system_error>
 
@@ -40,7 +41,11 @@ int report_no_memory() {
 
 void report_before_terminating() {
   // Destructors, which may wait for a stream or a peer that will never come, do not run.
-  std::set_terminate([] { std::_Exit(report_current_exception()); });
+  std::set_terminate([] {
+    static std::mutex first;  // of several threads that fail, one reports
+    first.lock();
+    std::_Exit(report_current_exception());
+  });
 }
 
 // Libraries that a program is linked with ask for memory before main() begins (oneDNN 3 does), and

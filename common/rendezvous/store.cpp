@@ -43,11 +43,6 @@ std::string SubgroupStore::get(const std::string& key, double timeout_seconds) {
   return job_->get(prefix_ + key, timeout_seconds);
 }
 
-Meeting LikeRanksStore::meet(const std::string&, const std::optional<std::string>& mine,
-                             const std::vector<int>&, double) {
-  return {.texts = std::vector<std::optional<std::string>>(size_t(world_size_), mine), .gone = {}};
-}
-
 // --- A job's store over TCP ---------------------------------------------------------------------
 
 namespace {

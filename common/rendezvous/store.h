@@ -93,30 +93,6 @@ class SubgroupStore final : public Store {
   int rank_;
 };
 
-/// The store of rank 0 where ranks are simulated: it answers as if all others had come, and left
-/// what this one leaves.
-class LikeRanksStore final : public Store {
- public:
-  explicit LikeRanksStore(int world_size) : world_size_(world_size) {}
-
-  int rank() const override { return 0; }
-  int world_size() const override { return world_size_; }
-  Meeting meet(const std::string& name, const std::optional<std::string>& mine,
-               const std::vector<int>& awaited, double timeout_seconds) override;
-  void set(const std::string& key, const std::string& value) override { values_[key] = value; }
-  std::string get(const std::string& key, double) override { return values_.at(key); }
-  const JobKey& key() const override { return key_; }
-  void answer_within(double) override {}
-  Address local_address() const override { return {}; }
-  Address host_address() const override { return {}; }
-  bool is_host(int rank) const override { return rank == 0; }
-
- private:
-  int world_size_;
-  std::map<std::string, std::string> values_;
-  JobKey key_;
-};
-
 // --- A job's store over TCP ---------------------------------------------------------------------
 
 struct Request;

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
+#include <vector>
 
 #include "common/core/error.h"
 #include "common/core/host.h"
@@ -31,6 +33,14 @@ void require_one_process(const std::string& name, int nodes) {
       name, told);
 }
 
+/// Ranks of several kinds are a thread each. What is thrown in one of them ends the process.
+void train_each_kind(const Options& options, const std::function<void()>& train) {
+  std::vector<std::jthread> others;
+  const int kinds = options.simulated() ? options.simulated_ranks().kinds : 1;
+  for (int kind = 1; kind < kinds; ++kind) others.emplace_back(train);
+  train();
+}
+
 }  // namespace
 
 int run_program(const ProgramInfo& program, Options& options, int argc, const char* const* argv,
@@ -50,7 +60,7 @@ int run_program(const ProgramInfo& program, Options& options, int argc, const ch
   } else if (program.start_ranks) {
     status = program.start_ranks();
   }
-  if (!status) train();
+  if (!status) train_each_kind(options, train);
   require_printed();
   return status.value_or(0);
 }
@@ -66,7 +76,7 @@ std::optional<int> start_ranks(const Options& options, RankOptions& rank_options
             "--devices {}: simulated ranks are all in one process, and a launcher has started "
             "several; start it without one",
             options.devices);
-    rank_options.simulated = {.world_size = options.nodes * count, .per_host = count};
+    rank_options.simulated = options.simulated_ranks();
     return {};
   }
   print_clean("no launcher: starting {} local rank{}\n", count, count == 1 ? "" : "s");

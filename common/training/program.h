@@ -32,7 +32,7 @@ int run_program(const ProgramInfo& program, Options& options, int argc, const ch
 
 /// Where no launcher started this process and nothing says which rank it is: starts this program
 /// again, one local rank per device, waits, and returns their exit status. In a rank it does and
-/// returns nothing. If the devices are simulated, so are all ranks but this one.
+/// returns nothing. Simulated ranks are all in this process.
 std::optional<int> start_ranks(const Options& options, RankOptions& rank_options);
 
 /// What main() of a small program of several ranks does: parses the command line, starts the ranks

@@ -25,6 +25,17 @@ nlohmann::json names_of(const std::vector<Device*>& devices) {
   return names;
 }
 
+/// A text of each kind of simulated ranks.
+std::vector<std::string> exchange_kinds(ProcessGroup& group, const std::string& mine) {
+  const SimulatedRanks& ranks = *group.simulated();
+  const std::vector<std::string> all = group.exchange(mine);
+  std::vector<std::string> texts;
+  for (int kind = 0; kind < ranks.kinds; ++kind) {
+    texts.push_back(all.at(size_t(ranks.first_of(kind))));
+  }
+  return texts;
+}
+
 }  // namespace
 
 ProgressBar::ProgressBar(int64_t samples, bool wanted)
@@ -48,11 +59,18 @@ void ProgressBar::clear() {
 }
 
 LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
-  if (group.simulated()) return {.own_health = own_health, .alike = group.world_size()};
+  const auto together = [&group](const auto& work) { group.together(work); };
+  if (group.simulated()) {
+    return {.rank = group.rank(),
+            .exchange = [&group](const auto& mine) { return exchange_kinds(group, mine); },
+            .own_health = own_health,
+            .together = together,
+            .alike = group.simulated()->alike()};
+  }
   return {.rank = group.rank(),
           .exchange = group.exchanger(),
           .own_health = own_health,
-          .together = [&group](const auto& work) { group.together(work); },
+          .together = together,
           .in_collectives = [&group] { return group.flight().seconds_in_collectives(); }};
 }
 
@@ -352,7 +370,7 @@ nlohmann::json TrainingLog::metrics() const {
                         {"noticed_without_core", kNoticedWithoutCore},
                         {"peak_rss_bytes", rss_bytes_}};
   if (peers_.in_collectives) all["lateness_seconds"] = lateness();
-  if (simulated()) all["simulated_ranks"] = peers_.alike;
+  if (simulated()) all["simulated_ranks"] = peers_.alike * std::ssize(records_);
   all.update(*noted_);
   return all;
 }

@@ -22,7 +22,7 @@ struct LogPeers {
   static LogPeers of(ProcessGroup& group, const HealthTensor& own_health);
 
   int rank = 0;
-  ExchangeTexts exchange{};   // empty: one process, or others that are simulated
+  ExchangeTexts exchange{};   // empty: one process
   HealthTensor own_health{};  // of what this rank adds to sums over all ranks
   /// ProcessGroup::together(); empty: the work of one process.
   std::function<void(const std::function<void()>& work)> together{};

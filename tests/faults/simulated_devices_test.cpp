@@ -1,6 +1,7 @@
 // Every program on devices that do not exist: what it shows, what it counts, and what it refuses.
 
 #include <map>
+#include <set>
 
 #include "tests/support/catch.h"
 #include "tests/support/json.h"
@@ -15,8 +16,8 @@ using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
 
 const Words kPrograms{
-    "01-single-gpu", "02-dataparallel",      "03-model-split",  "03-model-split/tensor-split",
-    "04-ddp",        "05-syncbn-checkpoint", "06-fully-sharded"};
+    "01-single-gpu", "02-dataparallel",      "03-model-split",   "03-model-split/tensor-split",
+    "04-ddp",        "05-syncbn-checkpoint", "06-fully-sharded", "07-mesh"};
 const Words kSixSteps{"--data", "synthetic:96:16", "--batch-size", "16"};
 
 /// A run of some steps on these devices.
@@ -72,6 +73,72 @@ TEST_CASE("Simulated ranks send and keep the bytes of ranks that there are", "[f
             sent_and_kept(metrics_on(cpus(ranks), program, {"--backend", "tcp"}), key));
     }
   }
+}
+
+// --- Stages of a pipeline: a simulated rank each -------------------------------------------------
+
+const Words kFourMicroBatches{"--accumulate", "4"};
+
+/// The layers of a trace's passes: "forward 0/fc1".
+std::set<std::string> passes_in(const std::string& trace) {
+  const nlohmann::json all = read_json(trace);
+  std::set<std::string> passes;
+  for (const nlohmann::json& event : all.at("traceEvents")) {
+    if (event.at("ph") != "X") continue;
+    const auto layer = event.at("args").at("layer").get<std::string>();
+    if (layer.starts_with("forward ") || layer.starts_with("backward ")) passes.insert(layer);
+  }
+  return passes;
+}
+
+TEST_CASE("Simulated stages of a pipeline make the passes of stages that there are, twice alike",
+          "[faults][sim]") {
+  const Words pipeline = kSixSteps + kFourMicroBatches + Words{"--mesh", "pipeline=2"};
+  const TempDir folder;
+  const auto traces_on = [&](const std::string& devices) {
+    run_on(devices, "07-mesh", pipeline + Words{"--trace", folder / "trace"});
+    return std::pair(read_text(folder / "trace"), read_text(folder / "trace.rank1"));
+  };
+  const auto passes = [&] {
+    return std::pair(passes_in(folder / "trace"), passes_in(folder / "trace.rank1"));
+  };
+  const auto first = traces_on("sim:2");
+  CHECK((traces_on("sim:2") == first));
+  const auto simulated = passes();
+  traces_on(cpus(2));
+  CHECK(simulated.first.contains("backward 3/fc1/fc1"));
+  CHECK(simulated.second.contains("forward 3/fc5/fc5"));
+  CHECK((simulated == passes()));
+}
+
+TEST_CASE("Simulated stages of a pipeline send and keep the bytes of stages that there are",
+          "[faults][sim]") {
+  for (const std::string mesh : {"pipeline=2,data=2", "data=2,pipeline=2", "shard=2,pipeline=2",
+                                 "pipeline=2,tensor=2", "pipeline=4"}) {
+    INFO(mesh);
+    const Words words = kFourMicroBatches + Words{"--mesh", mesh, "--clip-norm", "1"};
+    const nlohmann::json simulated = metrics_on("sim:4", "07-mesh", words);
+    const nlohmann::json real = metrics_on(cpus(4), "07-mesh", words + Words{"--backend", "tcp"});
+    CHECK(simulated.at("mesh").at("pipeline").at("sent") > 0);
+    CHECK(simulated.at("mesh") == real.at("mesh"));
+    CHECK(sent_and_kept(simulated, "bytes_per_step") == sent_and_kept(real, "bytes_per_step"));
+    CHECK(simulated.at("simulated_ranks") == 4);
+    CHECK(simulated.at("devices").size() == (mesh == "pipeline=4" ? 4 : 2));
+    CHECK(simulated.at("training_flops") == real.at("training_flops"));
+  }
+}
+
+TEST_CASE("A pipeline of a thousand simulated ranks takes a thread for each stage",
+          "[faults][sim]") {
+  const TempDir folder;
+  run_on("sim:h100x8", "07-mesh",
+         kFourMicroBatches + Words{"--nodes", "128", "--mesh", "data=256,pipeline=4", "--model",
+                                   "resnet18", "--width", "64", "--data", "blank:131072:1024",
+                                   "--batch-size", "65536", "--metrics", folder / "metrics"});
+  const nlohmann::json metrics = read_json(folder / "metrics");
+  CHECK(metrics.at("simulated_ranks") == 1024);
+  CHECK(metrics.at("devices").size() == 4);
+  CHECK(metrics.at("peak_rss_bytes").get<int64_t>() < int64_t{200} << 20);
 }
 
 TEST_CASE("Thousands of ranks take little memory, whatever they would take", "[faults][sim]") {

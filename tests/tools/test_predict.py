@@ -158,6 +158,20 @@ class TestPredict(unittest.TestCase):
         self.assertFalse(reached(*[(1, 1.11, 0, 0)] * 10))
         self.assertFalse(reached(*good[1:], (1, 0.7, 0, 0)))
 
+    def test_a_pipeline_of_ranks_stands_beside_the_others(self):
+        runs, table = self.runs("--devices", "sim:h100x4", "--model", "mlp", "--stages", "04,07", "--mesh",
+                                "pipeline=4", "--accumulate", "8")
+        mesh = next(run["metrics"] for run in runs if run["stage"] == "07-mesh")
+        self.assertEqual(4, mesh["pipeline"]["stages"])
+        row = next(line for line in table.splitlines() if line.startswith("07-mesh ")).split()
+        bubble = 100 * mesh["pipeline"]["waited_seconds_per_step"] / mesh["step_seconds"][-1]
+        self.assertEqual([f"{bubble:.0f}", "%"], row[10:12])
+        self.assertGreater(bubble, 3 / 11)  # the formula's, of equal stages
+        ddp = next(line for line in table.splitlines() if line.startswith("04-ddp ")).split()
+        self.assertEqual("-", ddp[10])
+        runs, table = self.runs(*SMALL, "--devices", "sim:2", "--stages", "04,07", "--mesh", "pipeline=3")
+        self.assertIn("07-mesh: error: --mesh pipeline=3: has 3 ranks, expected 2", table)
+
     def test_wrong_words_are_refused_in_one_line(self):
         self.assert_refused(("--check", "--sweep", "devices=1,2"), "--check: measures configurations of its own")
         self.assert_refused(("--check", "--model", "mlp"), "--check: measures configurations of its own")

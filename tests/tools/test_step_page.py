@@ -183,6 +183,24 @@ class TestRows(unittest.TestCase):
             messages = [bar for bar in alone.rows[1].bars if bar.name.startswith("bucket")]
             self.assertAlmostEqual(backward + sum(bar.end - bar.begin for bar in messages), messages[-1].end, places=6)
 
+    def test_stages_that_are_ranks_are_drawn_side_by_side_with_their_messages(self):
+        for mesh, devices in (("pipeline=2", 2), ("data=2,pipeline=2", 4)):
+            plan = plan_of("07", "--mesh", mesh, "--accumulate", "4", "--schedule", "gpipe", devices=devices)
+            self.assertIn(f"{devices} ranks, the first one of each stage", plan.title)
+            rows = {row.name: row.bars for row in plan.rows}
+            for stage in range(2):
+                passes = [bar.name for bar in rows[f"device {stage} compute"] if bar.kind in ("forward", "backward")]
+                self.assertLessEqual({f"{kind}{i}" for kind in "FB" for i in range(4)}, set(passes))
+            sent, received = rows["device 0 activations"], rows["device 1 activations"]
+            self.assertEqual({("send", MESSAGES)}, {(bar.name, bar.kind) for bar in sent})
+            self.assertEqual({("receive", MESSAGES)}, {(bar.name, bar.kind) for bar in received})
+            self.assertEqual([(bar.begin, bar.end) for bar in sent], [(bar.begin, bar.end) for bar in received])
+            self.assertEqual((4, 0), (len(sent), sum(bar.takes for bar in received)))
+            for i, message in enumerate(sent):
+                [made], [used] = ([bar for bar in rows[f"device {stage} compute"] if bar.name == f"F{i}"] for stage in (0, 1))
+                self.assertLessEqual(made.end, message.begin)
+                self.assertLessEqual(message.end, used.begin)
+
     def test_times_can_be_a_profiles(self):
         plan = step_plan.planned(step_plan.Asked("04-ddp", 2, ROOT / "tools/profiles/h100.json",
                                                  options={"--model": "resnet18"}), BUILD)

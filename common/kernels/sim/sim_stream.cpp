@@ -68,9 +68,13 @@ void SimStream::wait(const Event& event) {
   refuse_in_capture("wait");
   const auto& source = static_cast<const SimStream&>(stream_of(event));
   const auto [comes, operations] = source.point_of(ticket_of(event));
-  if (comes > free_at_) busy_since_ = comes;
-  free_at_ = std::max(free_at_, comes);
+  wait_until(comes);
   if (operations > 0 && &source != this) awaited_.push_back({&source, operations - 1});
+}
+
+void SimStream::wait_until(int64_t ns) {
+  if (ns <= free_at_) return;
+  free_at_ = busy_since_ = ns;
 }
 
 int64_t SimStream::operation_ns(const char* op, double flops, double bytes) const {

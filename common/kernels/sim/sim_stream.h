@@ -24,6 +24,10 @@ class SimStream final : public StreamBackend {
   int64_t busy_since() const { return busy_since_; }
   /// When all that is enqueued has run.
   int64_t free_at() const { return free_at_; }
+  /// When an operation begins that the host enqueues now.
+  int64_t begin_of_next() const { return std::max(free_at_, host_.now() + profile_.launch_ns); }
+  /// What is enqueued from now on does not begin before.
+  void wait_until(int64_t ns);
   SimHost& host() const { return host_; }
   const Profile& profile() const { return profile_; }
   /// Nanoseconds of an operation on this device, beside the others of its host.

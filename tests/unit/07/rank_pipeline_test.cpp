@@ -156,5 +156,104 @@ TEST_CASE("The passes of stages that are ranks are those of the whole network, b
   }
 }
 
+// --- In virtual time -----------------------------------------------------------------------------
+
+/// A layer that takes a millisecond, and backward two, on devices of write_profile().
+class MillisecondLayer final : public Module {
+ public:
+  Tensor forward(const Tensor& x, Context& context) override {
+    const Tensor y = context.empty(x.shape());
+    context.kernels().relu(context.stream(), x, y);
+    return y;
+  }
+  Tensor backward(const Tensor& dy, Context& context) override {
+    const Tensor dx = context.empty(dy.shape());
+    context.kernels().relu_backward(context.stream(), dy, dy, dx);
+    return dx;
+  }
+};
+
+/// Nothing but these layers and the messages takes time.
+std::string write_profile(const TempDir& folder, double message_seconds) {
+  const std::string link = fmt::format(R"({{"seconds": {}, "bytes": 1e30}})", message_seconds),
+                    path = folder / "layers.json";
+  const auto operation = [](double seconds) {
+    return fmt::format(R"({{"seconds": {}, "flops": 1e30, "bytes": 1e30}})", seconds);
+  };
+  write_file(path, fmt::format(R"({{"device": "layers", "source": "made up", "memory_bytes": 1e12,
+    "launch_seconds": 0, "batch_seconds": 0,
+    "operations": {{"default": {}, "relu": {}, "relu_backward": {}}},
+    "links": {{"host": {{"seconds": 0, "bytes": 1e30}}, "device": {}, "network": {}}}}})",
+                               operation(0), operation(1e-3), operation(2e-3), link, link));
+  return path;
+}
+
+/// Milliseconds of a step, and those that a stage waits in it.
+struct StageTimes {
+  double step = 0, waited = 0;
+};
+
+/// The second step, as the first one's messages tell extents. A layer for each stage.
+StageTimes times_of_stage(const SimulatedRanks& ranks, const std::string& profile,
+                          const PipelinePlan& plan) {
+  ProcessGroup group = init_process_group({.simulated = ranks});
+  const auto ids = parse_devices(fmt::format("sim:{}x{}", profile, ranks.per_host));
+  const auto device = open_device(group.device_of(ids), {});
+  const std::unique_ptr<Communicator> world = group.connect(*device);
+  DeviceMesh mesh(MeshShape::from(fmt::format("pipeline={}", ranks.kinds)), group, *device, *world);
+  const Stream passes = device->create_stream("compute");
+  RankPipeline stage(std::make_unique<MillisecondLayer>(), mesh, passes,
+                     device->create_stream("communication"), plan, 10, Tensor::empty(passes, {1}));
+  Context context(passes);
+  const Tensor x = Tensor::empty(passes, {1, 10});
+  const auto step = [&] {
+    for (int i = 0; i < plan.micro_batches; ++i) {
+      stage.forward(x, context);
+      stage.backward(stage.is_last() ? x : Tensor(), context);
+    }
+    passes.synchronize();
+    return StageTimes{1e-6 * double(device->now_ns()), 1e3 * stage.seconds_waited()};
+  };
+  const StageTimes first = step(), both = step();
+  return {both.step - first.step, both.waited - first.waited};
+}
+
+std::vector<StageTimes> times_of_stages(int stages, double message_seconds,
+                                        const PipelinePlan& plan) {
+  const TempDir folder;
+  const std::string profile = write_profile(folder, message_seconds);
+  const SimulatedRanks ranks{.world_size = stages, .per_host = stages, .kinds = stages};
+  std::vector<StageTimes> times(size_t(stages), StageTimes{});
+  const Words errors = run_ranks(
+      stages, [&](int number) { times[size_t(number)] = times_of_stage(ranks, profile, plan); });
+  CHECK(errors == Words(size_t(stages)));
+  return times;
+}
+
+TEST_CASE("Simulated stages of equal layers have the bubble of the formula",
+          "[mesh][pipeline][sim][tsan]") {
+  for (const ScheduleKind schedule : {ScheduleKind::one_f1b, ScheduleKind::gpipe}) {
+    for (const int stages : {2, 4}) {
+      for (const int micro_batches : {1, 2, 4, 7}) {
+        INFO(name_of(schedule) << ", " << stages << " stages, " << micro_batches);
+        for (const StageTimes& stage : times_of_stages(stages, 0, {schedule, micro_batches})) {
+          CHECK(stage.step == Approx(3 * (micro_batches + stages - 1)));
+          CHECK(stage.waited / stage.step == Approx(predicted_bubble(stages, micro_batches)));
+        }
+      }
+    }
+  }
+}
+
+/// Forward and backward of both stages follow each other, with a message between any two; the sum
+/// of the losses goes round in two.
+TEST_CASE("What simulated stages wait for includes their messages", "[mesh][pipeline][sim]") {
+  const std::vector<StageTimes> stages = times_of_stages(2, 1e-4, {ScheduleKind::gpipe, 1});
+  for (const StageTimes& stage : stages) {
+    CHECK(stage.step == Approx(6 + 4 * 0.1));
+    CHECK(stage.waited == Approx(3 + 4 * 0.1));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 // Simulated devices: when work would happen, and that nothing is computed.
 
+#include <array>
 #include <fstream>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -10,8 +12,11 @@
 #include "common/core/stream_backend.h"
 #include "common/kernels/devices.h"
 #include "common/kernels/kernels.h"
+#include "common/rendezvous/agreement.h"
+#include "common/rendezvous/simulated_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
+#include "tests/support/rank_threads.h"
 
 namespace lockstep {
 namespace {
@@ -263,6 +268,134 @@ TEST_CASE("Counts are those of all simulated ranks", "[sim]") {
   comm->all_gather(stream, statistics, gathered);
   stream.kernels().batch_norm_merge(stream, gathered, statistics);
   CHECK(statistics.range(4, {1}).to_host() == std::vector<Real>{30});
+}
+
+// --- Ranks that differ ---------------------------------------------------------------------------
+
+namespace {
+
+/// What ranks of different kinds threw, each a thread that makes its own calls.
+Texts run_kinds(int kinds, const std::function<void(Communicator& comm, Stream stream)>& body,
+                double timeout_seconds = 20) {
+  const SimpleProfile profile;
+  const SimulatedRanks ranks{.world_size = kinds, .per_host = kinds, .kinds = kinds};
+  return testing::run_ranks(kinds, [&](int rank) {
+    const auto store = std::make_shared<LikeRanksStore>(ranks, rank);
+    const auto device = open_device(parse_devices(fmt::format("sim:{}x2", profile.path()))[0], {});
+    const auto comm = make_sim_communicator(ranks_to(kinds), kinds, store, timeout_seconds);
+    body(*comm, device->create_stream("communication"));
+  });
+}
+
+}  // namespace
+
+TEST_CASE("A call of simulated ranks that differ begins when the last of them has come",
+          "[sim][tsan]") {
+  const int64_t bytes = 100 * sizeof(Real), message = 100 + bytes;
+  for (const int late : {0, 1}) {
+    std::array<std::vector<int64_t>, 2> ends;
+    const Texts errors = run_kinds(2, [&](Communicator& comm, Stream stream) {
+      const Tensor x = Tensor::empty(stream, {100});
+      const auto take_time = [&] {
+        stream.synchronize();
+        ends.at(size_t(comm.rank())).push_back(stream.device().now_ns());
+      };
+      if (comm.rank() == late) stream.kernels().fill(stream, 0, x);
+      comm.rank() == 0 ? comm.send(stream, x, 1) : comm.receive(stream, x, 0);
+      take_time();
+      if (comm.rank() == late) stream.kernels().fill(stream, 0, x);
+      comm.all_reduce(stream, x);  // two messages of half of it
+      take_time();
+    });
+    CHECK(errors == Texts{"", ""});
+    CHECK(ends[0] == std::vector{bytes + message, 2 * bytes + message + 2 * (100 + bytes / 2)});
+    CHECK(ends[1] == ends[0]);
+  }
+}
+
+TEST_CASE("Whole numbers of simulated ranks that differ are true on all of them", "[sim][tsan]") {
+  std::array<std::vector<int64_t>, 2> sent, sums, broadcast;
+  const Texts errors = run_kinds(2, [&](Communicator& comm, Stream stream) {
+    const auto me = size_t(comm.rank());
+    const auto counts = CountTensor::from_host(stream, {2}, {comm.rank() == 0 ? 3 : 40, 1});
+    comm.all_reduce(stream, counts);
+    sums.at(me) = counts.to_host();
+    counts.copy_from_host({comm.rank() == 0 ? 7 : 0, 8});
+    comm.rank() == 0 ? comm.send(stream, counts, 1) : comm.receive(stream, counts, 0);
+    sent.at(me) = counts.to_host();
+    counts.copy_from_host({0, comm.rank()});
+    comm.broadcast(stream, counts, 1);
+    broadcast.at(me) = counts.to_host();
+  });
+  CHECK(errors == Texts{"", ""});
+  CHECK(sums[0] == std::vector<int64_t>{43, 2});
+  CHECK(sums[1] == sums[0]);
+  CHECK(sent[1] == std::vector<int64_t>{7, 8});
+  CHECK(broadcast[0] == std::vector<int64_t>{0, 1});
+}
+
+TEST_CASE("Each of the simulated ranks that differ sends its own parts", "[sim][tsan]") {
+  const Call call{.op = Call::Op::all_reduce, .mine = {nullptr, 101, ElementType::i64}};
+  std::array<int64_t, 3> sent{}, around{};
+  const Texts errors = run_kinds(3, [&](Communicator& comm, Stream stream) {
+    const auto me = size_t(comm.rank());
+    const auto counts = CountTensor::from_host(stream, {101}, std::vector<int64_t>(101, 1));
+    comm.all_reduce(stream, counts);
+    sent.at(me) = comm.bytes_sent();
+    comm.broadcast(stream, counts, 1);  // it goes from 1 to 2 to 0
+    around.at(me) = comm.bytes_sent() - sent.at(me);
+  });
+  CHECK(errors == Texts(3));
+  for (int rank = 0; rank < 3; ++rank) CHECK(sent.at(size_t(rank)) == call.ring_bytes(rank, 3));
+  CHECK(sent[0] != sent[1]);
+  CHECK(around == std::array<int64_t, 3>{0, 808, 808});
+}
+
+TEST_CASE("Simulated ranks that differ and do not match are told so", "[sim][tsan]") {
+  const Texts other_size = run_kinds(2, [&](Communicator& comm, Stream stream) {
+    const auto counts = CountTensor::empty(stream, {comm.rank() == 0 ? 2 : 3});
+    comm.rank() == 0 ? comm.send(stream, counts, 1) : comm.receive(stream, counts, 0);
+  });
+  CHECK(other_size[0] ==
+        "rank 0: send of 2 i64 to rank 1: found 24 bytes on the other side, "
+        "expected 16");
+  CHECK(other_size[1] ==
+        "rank 1: receive of 3 i64 from rank 0: found 16 bytes on the other side, "
+        "expected 24");
+  const Texts alone = run_kinds(
+      2,
+      [&](Communicator& comm, Stream stream) {
+        if (comm.rank() == 0) comm.send(stream, CountTensor::empty(stream, {2}), 1);
+      },
+      0.1);
+  CHECK_THAT(alone[0], ContainsSubstring("send of 2 i64 to rank 1") &&
+                           ContainsSubstring("rank 1 did not come within 0.1 s"));
+  const Texts together = run_kinds(2, [&](Communicator& comm, Stream stream) {
+    const auto counts = CountTensor::empty(stream, {2});
+    comm.open_group();
+    comm.send(stream, counts, 1 - comm.rank());
+    comm.receive(stream, counts, 1 - comm.rank());
+    comm.close_group();
+  });
+  CHECK_THAT(together[1],
+             ContainsSubstring("and 1 more") && ContainsSubstring("one call at a time"));
+}
+
+TEST_CASE("A rank that stands for its kind hears the first rank of every kind", "[sim][tsan]") {
+  const SimulatedRanks ranks{.world_size = 8, .per_host = 4, .kinds = 2, .apart = 2};
+  CHECK(ranks.alike() == 4);
+  CHECK(ranks.are_alike({0, 1, 4, 5}));
+  CHECK_FALSE(ranks.are_alike({0, 2}));
+  std::array<Texts, 2> heard;
+  testing::run_ranks(2, [&](int kind) {
+    LikeRanksStore store(ranks, ranks.first_of(kind));
+    for (const std::string round : {"first", "second"}) {
+      heard.at(size_t(kind)) = exchange(store, round, fmt::format("{} of {}", round, kind), 20);
+    }
+  });
+  const std::string a = "second of 0", b = "second of 1";
+  CHECK(heard[0] == Texts{a, a, b, b, a, a, b, b});
+  CHECK(heard[1] == heard[0]);
 }
 
 }  // namespace lockstep
