@@ -156,5 +156,17 @@ TEST_CASE("The passes of stages that are ranks are those of the whole network, b
   }
 }
 
+TEST_CASE("Stages that load other samples are told so before they wait for each other",
+          "[mesh][pipeline]") {
+  const Words errors = testing::group::Job(2, "shm").run([](ProcessGroup& group) {
+    steps_of_rank(group, ScheduleKind::one_f1b, {Samples(group.rank() == 0 ? 4 : 3, 1)});
+  });
+  CHECK(errors[1] ==
+        "rank 1 (pipeline 1): the first activations from stage 0 have 4 samples, expected 3, which "
+        "this rank has loaded; ranks along pipeline load the same, by their place along data and "
+        "shard");
+  CHECK(errors[0] != "");
+}
+
 }  // namespace
 }  // namespace lockstep
