@@ -48,8 +48,8 @@ std::vector<ShardPiece> MeshCheckpointer::pieces() const {
       for (size_t i = 0; i < unit.in_order().size(); ++i) {
         const Parameter& p = *unit.in_order()[i];
         const auto begin = numbers.begin() + unit.ranges()[i].first;
-        const std::vector<Real> whole =
-            parallel_.whole_numbers(p, {begin, begin + unit.ranges()[i].count});
+        const std::vector<Real> whole = parallel_.whole_of({begin, begin + unit.ranges()[i].count},
+                                                           p.shape, parallel_.of_unsplit(p).shape);
         const RingPart mine = share_of(std::ssize(whole));
         if (mine.count == 0) continue;
         const auto first = whole.begin() + mine.first;

@@ -184,20 +184,18 @@ StateTensor MeshParallel::blank(const std::string& name) const {
   return {.name = name, .shape = shape, .real = std::vector<Real>(size_t(shape.elements()))};
 }
 
-/// All ranks along `tensor` call it.
-StateTensor MeshParallel::whole_of(StateTensor part) const {
-  const Shape shape = whole_shape(part.name, part.shape);
-  if (shape == part.shape) return part;
-  part.real = joined(gathered(part.real, passes_, ranks_.comm()), shape, part.shape);
-  part.shape = shape;
-  return part;
+std::vector<Real> MeshParallel::whole_of(std::vector<Real> part, const Shape& part_shape,
+                                         const Shape& whole_shape) const {
+  if (whole_shape == part_shape) return part;
+  return joined(gathered(part, passes_, ranks_.comm()), whole_shape, part_shape);
 }
 
-std::vector<Real> MeshParallel::whole_numbers(const Parameter& p,
-                                              const std::vector<Real>& part) const {
-  const Shape& whole = of_unsplit(p).shape;
-  if (whole == p.shape) return part;
-  return joined(gathered(part, passes_, ranks_.comm()), whole, p.shape);
+/// In PyTorch's layout. All ranks along `tensor` call it.
+StateTensor MeshParallel::whole_of(StateTensor part) const {
+  const Shape shape = whole_shape(part.name, part.shape);
+  part.real = whole_of(std::move(part.real), part.shape, shape);
+  part.shape = shape;
+  return part;
 }
 
 std::vector<StateTensor> MeshParallel::running() const {

@@ -95,9 +95,10 @@ class MeshParallel {
   /// Without memory: names and shapes.
   Module& unsplit() const { return *unsplit_; }
   const Parameter& of_unsplit(const Parameter& p) const { return *of_unsplit_.at(p.name); }
-  /// A parameter's numbers, or a state's, of the whole network, as they lie in memory. `part` [n]
-  /// are this rank's. All ranks along `tensor` call it. Synchronizes.
-  std::vector<Real> whole_numbers(const Parameter& p, const std::vector<Real>& part) const;
+  /// The whole numbers of which this rank along `tensor` has `part`, or a copy if the shapes are
+  /// the same. All ranks along `tensor` call it. Synchronizes.
+  std::vector<Real> whole_of(std::vector<Real> part, const Shape& part_shape,
+                             const Shape& whole_shape) const;
   /// Running statistics, of the whole network. All ranks call it. Synchronizes.
   std::vector<StateTensor> running() const;
   /// Sets this rank's part of them.

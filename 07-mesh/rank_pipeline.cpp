@@ -53,12 +53,14 @@ std::vector<Layers> cut_into_stages(Layers layers, const std::map<std::string, d
 namespace {
 
 constexpr size_t kPlaces = 2;       // of a receiver
-constexpr size_t kMostExtents = 3;  // of a sample: [H,W,C], [F]
+constexpr size_t kMostExtents = 4;  // [N,H,W,C], [N,F]
 
 }  // namespace
 
 StageLink::StageLink(DeviceMesh& mesh, Stream passes, const std::string& name, int most_under_way)
-    : passes_(passes),
+    : mesh_(mesh),
+      name_(name),
+      passes_(passes),
       stream_(mesh.device().create_stream(name)),
       comm_(mesh.new_group({Axis::pipeline})),
       most_under_way_(size_t(most_under_way)),
@@ -87,7 +89,7 @@ void StageLink::send(const Tensor& x, int to, const Context& context) {
 }
 
 Tensor StageLink::receive(int64_t samples, int from, Context& context) {
-  if (learnt_.axes() == 0) learn_extents(from);
+  if (learnt_.axes() == 0) learn_extents(samples, from);
   Shape shape = learnt_;
   shape[0] = samples;
   Place& place = places_[received_++ % places_.size()];
@@ -108,20 +110,25 @@ Tensor StageLink::receive(int64_t samples, int from, Context& context) {
 
 void StageLink::tell_extents(const Tensor& x, int to) {
   std::vector<int64_t> extents = x.shape().extents();
-  extents.erase(extents.begin());
   require(extents.size() <= kMostExtents, "pipeline: an activation {}, expected at most {} extents",
-          x.shape().text(), kMostExtents + 1);
+          x.shape().text(), kMostExtents);
   extents.resize(kMostExtents, 0);
   told_ = CountTensor::from_host(stream_, {kMostExtents}, extents);
   comm_->send(stream_, told_, to);
 }
 
-void StageLink::learn_extents(int from) {
+/// Ranks of other stages that have other samples would take one message for another.
+void StageLink::learn_extents(int64_t samples, int from) {
   const auto told = CountTensor::empty(stream_, {kMostExtents});
   comm_->receive(stream_, told, from);
   std::vector<int64_t> extents = told.to_host();
+  const int rank = mesh_.group().rank();
+  require(extents[0] == samples,
+          "rank {} ({}): the first {} from stage {} have {} samples, expected {}, which this rank "
+          "has loaded; ranks along pipeline load the same, by their place along data and shard",
+          rank, mesh_.shape().place_of(rank), name_, from, extents[0], samples);
+  extents[0] = 1;  // the others are not 0
   std::erase(extents, 0);
-  extents.insert(extents.begin(), 1);
   learnt_ = Shape(extents);
 }
 

@@ -52,7 +52,8 @@ class StageLink {
   /// a link have the same extents but the first.
   void send(const Tensor& x, int to, const Context& context);
   /// The next tensor [samples,...] from stage `from`, as the passes will find it. The host waits
-  /// for the first one, which comes with its other extents; samples are known on all ranks.
+  /// for the first one, which comes with its extents; samples are known on all ranks. Throws
+  /// BadInput where the first one has another number of them.
   Tensor receive(int64_t samples, int from, Context& context);
 
   /// Bytes that this rank has sent in training, counted where they leave, and by sizes.
@@ -72,8 +73,10 @@ class StageLink {
   };
 
   void tell_extents(const Tensor& x, int to);
-  void learn_extents(int from);
+  void learn_extents(int64_t samples, int from);
 
+  const DeviceMesh& mesh_;
+  std::string name_;
   Stream passes_, stream_;
   std::unique_ptr<Communicator> comm_;
   size_t most_under_way_;
