@@ -170,7 +170,7 @@ class TestPredict(unittest.TestCase):
         ddp = next(line for line in table.splitlines() if line.startswith("04-ddp ")).split()
         self.assertEqual("-", ddp[10])
         runs, table = self.runs(*SMALL, "--devices", "sim:2", "--stages", "04,07", "--mesh", "pipeline=3")
-        self.assertIn("07-mesh: error: --mesh pipeline=3: has 3 ranks, expected 2", table)
+        self.assertIn("07-mesh: --mesh pipeline=3: has 3 ranks, expected 2", table)
 
     def test_wrong_words_are_refused_in_one_line(self):
         self.assert_refused(("--check", "--sweep", "devices=1,2"), "--check: measures configurations of its own")
