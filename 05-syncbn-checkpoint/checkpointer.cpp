@@ -110,8 +110,9 @@ std::string what_stays(const json& settings) {
 
 }  // namespace
 
-TrainingState Checkpointer::resume(const TrainingState& begin) {
-  TrainingState state;
+TrainingState Checkpointer::resume(const TrainingState& first) {
+  TrainingState begin = first, state;
+  begin.sample_parts = sample_parts();
   together_([&] { state = resumed(begin); });
   return state;
 }
@@ -225,20 +226,24 @@ TrainingState Checkpointer::checked(const std::string& path, const TrainingState
         fmt::format("{} goes on with {}: weights will differ by rounding errors", path, differs));
   }
   saved.world_size = begin.world_size;
+  saved.sample_parts = begin.sample_parts;
   saved.settings = begin.settings;
   return saved;
 }
 
 void Checkpointer::require_world_size(const TrainingState& saved, const TrainingState& begin,
                                       const std::string& path) const {
-  if (saved.world_size == begin.world_size) return;
-  const std::string differs =
+  const bool as_many = saved.world_size == begin.world_size;
+  const int64_t before = saved.parts_of_batch(), now = begin.parts_of_batch();
+  if (as_many && before == now) return;
+  std::string differs =
       fmt::format("{} was saved by {} rank{}, this run has {}", path, saved.world_size,
                   saved.world_size == 1 ? "" : "s", begin.world_size);
+  if (as_many) differs += fmt::format(" in a mesh that divides a batch by {}, not {}", now, before);
   require(options_.allow_world_size,
-          "{}; start as many, or allow the change with --allow-world-size-change (the weights will "
-          "then differ by rounding errors)",
-          differs);
+          "{}; {}, or allow the change with --allow-world-size-change (the weights will then "
+          "differ by rounding errors)",
+          differs, as_many ? "give the --mesh that it was saved with" : "start as many");
   options_.warn(fmt::format("{}. {}", differs, what_stays(begin.settings)));
 }
 

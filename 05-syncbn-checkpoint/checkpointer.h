@@ -39,14 +39,14 @@ class Checkpointer {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// What training continues from. --resume says where to look: "auto" is the newest checkpoint in
-  /// the directory that can be read; otherwise a file; "" is nowhere. `begin` is the state in which
+  /// the directory that can be read; otherwise a file; "" is nowhere. `first` is the state in which
   /// this run would begin, with its settings and world size; it is returned if there is no
   /// checkpoint. Otherwise network and optimizer become the checkpoint's on all ranks. Throws
   /// BadInput for a checkpoint that was saved under other settings or does not fit, that has later
   /// ones in the directory, or that is elsewhere while the directory has others, which this run
   /// would overwrite or remove. Throws it, too, where another run saves to the directory. Nothing
   /// is changed then.
-  TrainingState resume(const TrainingState& begin);
+  TrainingState resume(const TrainingState& first);
 
   /// Saves if --save-every says so. `state` is the state after the step.
   void after_step(const TrainingState& state);
@@ -75,6 +75,8 @@ class Checkpointer {
   virtual void require_fitting() const = 0;
   /// What was read becomes the state of training, on all ranks.
   virtual void restore() = 0;
+  /// TrainingState::sample_parts
+  virtual int64_t sample_parts() const { return 0; }
 
   Communicator& comm() const { return comm_; }
   std::filesystem::path directory() const { return options_.directory; }

@@ -13,6 +13,7 @@ using nlohmann::json;
 constexpr int64_t kMost = 1'000'000'000'000'000;  // steps; no run has counted more
 constexpr const char* kVersion = "format_version";
 constexpr const char* kSettings = "settings";
+constexpr const char* kSampleParts = "sample_parts";  // may be missing
 constexpr std::pair<const char*, int64_t TrainingState::*> kWholeNumbers[] = {
     {"epoch", &TrainingState::epoch},
     {"step_in_epoch", &TrainingState::step_in_epoch},
@@ -74,6 +75,7 @@ std::string TrainingState::to_json() const {
   json fields = {{kVersion, kFormatVersion}, {kSettings, settings}};
   for (const auto& [name, member] : kWholeNumbers) fields[name] = this->*member;
   for (const auto& [name, member] : kNumbers) fields[name] = this->*member;
+  if (sample_parts > 0) fields[kSampleParts] = sample_parts;
   return fields.dump();
 }
 
@@ -97,6 +99,11 @@ TrainingState TrainingState::from_json(const std::string& text, const std::strin
           "those, and at most {}",
           what, state.epoch, state.step_in_epoch, state.steps, kMost);
   require(state.world_size > 0, "{}: training state: world_size is 0, expected 1 or more", what);
+  if (fields.contains(kSampleParts)) {
+    const json parts = take(fields, kSampleParts, what);
+    state.sample_parts = whole_number(
+        parts, fmt::format("{}: training state: {}", what, kSampleParts), 1, state.world_size);
+  }
   state.settings = take(fields, kSettings, what);
   require(state.settings.is_object(), "{}: training state: settings is {}, expected an object",
           what, shown(state.settings));

@@ -22,6 +22,9 @@ struct TrainingState {
   double learning_rate = 0;   // of the next step; follows from the settings
   double best_accuracy = 0;   // of the evaluations so far, 0 to 1
   int64_t world_size = 1;
+  /// Into how many parts the ranks divide a batch, where some have the same samples: stage 07. 0:
+  /// every rank has its own.
+  int64_t sample_parts = 0;
   /// What else the numbers depend on: training_settings(). Names and plain values.
   nlohmann::json settings = nlohmann::json::object();
 
@@ -42,6 +45,9 @@ struct TrainingState {
     step_in_epoch = 0;
     best_accuracy = std::max(best_accuracy, accuracy);
   }
+
+  /// The same where every rank has its own.
+  int64_t parts_of_batch() const { return sample_parts > 0 ? sample_parts : world_size; }
 
   /// One line of JSON, for from_json().
   std::string to_json() const;

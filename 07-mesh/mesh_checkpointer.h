@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints of a mesh: stage 06's files, which say nothing of the mesh that wrote them.
+// Checkpoints of a mesh: stage 06's files, whatever the mesh that wrote them.
 
 #include <map>
 #include <string>
@@ -42,6 +42,11 @@ class MeshCheckpointer final : public ShardedCheckpointer {
   }
   std::vector<Real> read_from(const ShardedCheckpoint& checkpoint, const std::string& state,
                               const Parameter& parameter, FlatRange elements) const override;
+  /// The axes on which ranks have other samples.
+  int64_t sample_parts() const override {
+    const int64_t parts = parallel_.along(kSampleAxes).world_size();
+    return parts == comm().world_size() ? 0 : parts;
+  }
   void load_running(const std::map<std::string, StateTensor>& running) const override {
     parallel_.load_running(running);
   }

@@ -91,5 +91,36 @@ TEST_CASE("A rank of a mesh that is killed is named with its coordinates", "[fau
   CHECK(jobs.processes() == Words{});
 }
 
+/// With --no-sync-bn a rank's part of a batch is normalised by itself.
+TEST_CASE("A mesh that divides batches otherwise resumes only where that is allowed",
+          "[faults][mesh][checkpoint][row119]") {
+  const Jobs jobs;
+  const auto run = [&](const std::string& mesh, const Words& more) {
+    return run_process(
+        kOnMesh +
+            Words{"--devices", cpus(4), "--model", "seed-bn", "--no-sync-bn", "--mesh", mesh,
+                  "--checkpoint-dir", jobs / "saved", "--resume", "auto"} +
+            more,
+        kDeadline);
+  };
+  const Words one{"--max-steps", "1"}, two{"--max-steps", "2"};
+  REQUIRE(run("data=2,tensor=2", one).status == 0);
+  const ProcessResult refused = run("data=4", two);
+  INFO(story(refused));
+  CHECK(refused.status == 1);
+  CHECK_THAT(refused.err, ContainsSubstring(
+                              "was saved by 4 ranks, this run has 4 in a mesh that divides a batch "
+                              "by 4, not 2; give the --mesh that it was saved with, or allow the"));
+  CHECK(std::ranges::count(refused.err, '\n') == 1);
+  const ProcessResult allowed = run("data=4", two + Words{"--allow-world-size-change"});
+  INFO(story(allowed));
+  CHECK(allowed.status == 0);
+  CHECK_THAT(allowed.err, ContainsSubstring("the part of a batch that is normalised together"));
+  const ProcessResult alike = run("shard=2,data=2", Words{"--max-steps", "3"});
+  INFO(story(alike));
+  CHECK(alike.status == 0);  // parts as before
+  CHECK_THAT(alike.err, !ContainsSubstring("was saved by"));
+}
+
 }  // namespace
 }  // namespace lockstep

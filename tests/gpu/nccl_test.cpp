@@ -252,5 +252,51 @@ TEST_CASE("Ranks in two groups of NCCL at once, rows and columns", "[cuda][comm]
         }) == std::vector<std::string>(4));
 }
 
+/// The errors of four ranks, in rows and columns of a model whose GPUs have room for so many of
+/// NCCL's kernels. If rows and columns have streams of their own, ranks 0 and 3 come late to their
+/// rows, 1 and 2 to their columns, though all hosts make both calls in one order.
+std::vector<std::string> rows_and_columns(bool one_stream, int kernels, double timeout_seconds) {
+  const ScopedEnvironment room("CUDA_MODEL_NCCL_ROOM", std::to_string(kernels));
+  const int port = testing::free_port();
+  testing::Gate gate;  // of the streams that are late
+  return testing::run_ranks(4, [&](int me) {
+    const std::unique_ptr<Device> device = open_device({kCuda, me}, {});
+    const Stream rows = device->create_stream("rows");
+    const Stream columns = one_stream ? rows : device->create_stream("columns");
+    ProcessGroup group(testing::contract_of(me, 4, port), {.timeout_seconds = timeout_seconds});
+    const auto all = group.connect(*device),
+               row = group.new_group(*device, [](int rank) { return rank / 2; }),
+               column = group.new_group(*device, [](int rank) { return rank % 2; });
+    const Floats x = Floats::from_host(rows, {1}, {float(me)}),
+                 y = Floats::from_host(columns, {1}, {float(me)});
+    const Stream late = me == 0 || me == 3 ? rows : columns;
+    if (!one_stream) late.backend().host_task("gate", [&] { gate.pass(); });
+    row->all_reduce(rows, x);
+    column->all_reduce(columns, y);
+    group.barrier();
+    if (me == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      gate.open();
+    }
+    const std::vector<float> sums{x.to_host()[0], y.to_host()[0]};
+    if (sums != std::vector<float>{float(me < 2 ? 1 : 5), float(me % 2 == 0 ? 2 : 4)}) {
+      fail<BadInput>("{}", fmt::join(sums, ", "));
+    }
+  });
+}
+
+TEST_CASE("Ranks in two groups of NCCL wait in a circle where each group has a stream",
+          "[cuda][comm]") {
+  const ScopedEnvironment four("CUDA_MODEL_DEVICES", "4");
+  LOCKSTEP_NEEDS_NCCL(4);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  const std::vector<std::string> none(4);
+  CHECK(rows_and_columns(/*one_stream=*/true, 1, kLong) == none);
+  CHECK(rows_and_columns(/*one_stream=*/false, 2, kLong) == none);
+  // The first ranks that give up make room for the others.
+  const std::vector<std::string> errors = rows_and_columns(/*one_stream=*/false, 1, 4);
+  CHECK_THAT(fmt::format("{}", fmt::join(errors, "\n")), ContainsSubstring("no answer from"));
+}
+
 }  // namespace
 }  // namespace lockstep

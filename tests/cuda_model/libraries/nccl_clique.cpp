@@ -4,9 +4,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "runtime/environment.h"
 #include "runtime/turn.h"
 
 namespace cuda_model::nccl {
@@ -35,6 +38,31 @@ bool agree(const Operation& a, const Operation& b) {
   const bool rooted = a.kind == Operation::Kind::broadcast;
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.reduction == b.reduction &&
          (!rooted || a.peer == b.peer);
+}
+
+/// NCCL's kernels on each GPU now, of all cliques. A kernel stays there until its ranks have come.
+class Room {
+ public:
+  bool take(const Device* device) {
+    const std::lock_guard lock(mutex_);
+    const int most = integer_variable("CUDA_MODEL_NCCL_ROOM", 0);
+    if (most > 0 && taken_[device] >= most) return false;
+    ++taken_[device];
+    return true;
+  }
+  void give_back(const Device* device) {
+    const std::lock_guard lock(mutex_);
+    --taken_[device];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const Device*, int> taken_;
+};
+
+Room& room() {
+  static Room& room = *new Room;
+  return room;
 }
 
 std::vector<cudaStream_t> streams_of(const Launch& launch) {
@@ -133,7 +161,10 @@ void Clique::run(Launch& launch, const std::vector<cudaStream_t>& streams) {
         wait(member, lock, [&] { return kernel->done; });
         return;
       }
-      if (wait(member, lock, [&] { return kernel->arrived == total; })) work(kernel->launch, lock);
+      if (wait(member, lock, [&] { return kernel->arrived == total; }) && enter(member, lock)) {
+        work(kernel->launch, lock);
+        room().give_back(member.device);
+      }
       kernel->done = true;
       --member.running;
       changed.notify_all();
@@ -146,6 +177,16 @@ void Clique::run(Launch& launch, const std::vector<cudaStream_t>& streams) {
   }
   if (error != cudaSuccess) launch.member->last_error = cudaGetErrorString(error);
   changed.notify_all();
+}
+
+/// Until the GPU has room for a kernel; false if the rank is aborted. Other cliques wake nobody
+/// here.
+bool Clique::enter(Member& member, Lock& lock) {
+  while (!member.aborted) {
+    if (room().take(member.device)) return true;
+    changed.wait_for(lock, std::chrono::milliseconds(1));
+  }
+  return false;
 }
 
 void Clique::work(Launch& launch, Lock& lock) {

@@ -95,6 +95,7 @@ struct Clique {
 
   void begin();
   void run(Launch& launch, const std::vector<cudaStream_t>& streams);
+  bool enter(Member& member, Lock& lock);
   void work(Launch& launch, Lock& lock);
   std::shared_ptr<Transfer> post(int rank, const Operation& operation);
   void meet(Member& member, const Operation& operation, Lock& lock);

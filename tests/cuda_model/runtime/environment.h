@@ -15,6 +15,7 @@
 //                                 the channels last
 //   CUDA_MODEL_THREADS=1          that run the blocks of one kernel; for ThreadSanitizer, which
 //                                 finds races between blocks of two
+//   CUDA_MODEL_NCCL_ROOM=0        of NCCL's kernels on a GPU at the same time; 0: any number
 //   CUDA_MODEL_COPY_DELAY_US=0    each host-to-device copy sleeps so long before it reads
 //   CUDA_MODEL_FAULT=function:code[:nth[:async]]
 //       the nth call (from 1; 0: every one) of that function returns the code; with async the call

@@ -39,6 +39,16 @@ TEST_CASE("A training state survives its text", "[checkpoint]") {
   CHECK(state.to_json().find('\n') == std::string::npos);
 }
 
+TEST_CASE("A state says into how many parts a batch is divided where ranks share samples",
+          "[checkpoint]") {
+  TrainingState state = some_state();
+  CHECK(state.parts_of_batch() == 2);
+  CHECK_FALSE(json::parse(state.to_json()).contains("sample_parts"));
+  state.sample_parts = 1;
+  CHECK(TrainingState::from_json(state.to_json(), "it") == state);
+  CHECK(state.parts_of_batch() == 1);
+}
+
 TEST_CASE("A training state that is not exactly one is refused", "[checkpoint][row112]") {
   const auto refuses = [](const std::function<void(json&)>& change, const std::string& expected) {
     json fields = json::parse(some_state().to_json());
@@ -59,6 +69,10 @@ TEST_CASE("A training state that is not exactly one is refused", "[checkpoint][r
   refuses([](json& f) { f["epoch"] = 1.5; }, "epoch is 1.5, expected a whole number");
   refuses([](json& f) { f["steps"] = 1ULL << 63; }, "steps is 9223372036854775808");
   refuses([](json& f) { f["world_size"] = 0; }, "world_size is 0");
+  refuses([](json& f) { f["sample_parts"] = 0; },
+          "sample_parts is 0, expected a whole number from 1 to 2");
+  refuses([](json& f) { f["sample_parts"] = 3; },
+          "sample_parts is 3, expected a whole number from 1 to 2");
   refuses([](json& f) { f["learning_rate"] = -1; },
           "learning_rate is -1, expected a number from 0");
   refuses([](json& f) { f["best_accuracy"] = 7; }, "best_accuracy is 7, expected at most 1");

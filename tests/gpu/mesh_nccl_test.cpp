@@ -1,0 +1,106 @@
+// Meshes of ranks that have a GPU each: several groups of NCCL at once.
+
+#include <fmt/ranges.h>
+
+#include "common/launch/flight_table.h"
+#include "tests/gpu/nccl_test_support.h"
+#include "tests/support/data_test_files.h"
+#include "tests/support/mesh_training.h"
+#include "tests/unit/comm/process_group_job.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing::nccl;
+using Catch::Matchers::ContainsSubstring;
+using testing::kLong;
+using testing::Samples;
+using testing::ScopedEnvironment;
+using testing::group::Job;
+using testing::mesh::MeshMember;
+using testing::mesh::MeshResult;
+using testing::mesh::MeshSetting;
+using Numbers = std::vector<double>;
+
+/// Calls work(member) on each of the job's ranks, on a thread with a GPU and NCCL: what they threw.
+std::vector<std::string> on_mesh(const Job& job, const MeshSetting& setting,
+                                 const std::function<void(MeshMember&)>& work) {
+  return job.run([&](ProcessGroup& group) {
+    const auto device = open_device({kCuda, group.rank()}, {});
+    const std::unique_ptr<Communicator> world = group.connect(*device);
+    MeshMember member(group, *world, device->create_stream("compute"),
+                      device->create_stream("communication"), setting);
+    work(member);
+  });
+}
+
+Numbers numbers_of(const std::vector<Real>& values) { return {values.begin(), values.end()}; }
+
+/// In the model a call of NCCL keeps its host until all ranks have called, and its stream until all
+/// have come; a GPU has room for one such call of all groups.
+void check_mesh(const MeshSetting& setting) {
+  INFO(setting.mesh);
+  const int64_t ranks = MeshShape::from(setting.mesh).ranks();
+  const bool pipeline = setting.mesh.find("pipeline") != std::string::npos;
+  const ScopedEnvironment room("CUDA_MODEL_NCCL_ROOM", pipeline ? "3" : "1");  // its streams
+  const std::vector<Samples> batches{Samples(9, 1), Samples(6, 2)};
+  const MeshResult alone = testing::mesh::train_in_one_process(batches, setting.model);
+  std::vector<MeshResult> found(static_cast<size_t>(ranks));
+  const Job job(int(ranks), "nccl");
+  CHECK(on_mesh(job, setting, [&](MeshMember& member) {
+          for (const Samples& batch : batches) member.step(batch);
+          found[static_cast<size_t>(member.mesh.group().rank())] = member.trained();
+        }) == std::vector<std::string>(static_cast<size_t>(ranks)));
+  for (const MeshResult& rank : found) {
+    CHECK(testing::relative_l2(numbers_of(rank.weights), numbers_of(alone.weights)) <= 1e-4);
+    CHECK(rank.loss == Approx(alone.loss).epsilon(1e-4));
+  }
+}
+
+TEST_CASE("Meshes of GPUs with NCCL lead to one process's weights", "[cuda][stage][mesh]") {
+  const ScopedEnvironment gpus("CUDA_MODEL_DEVICES", "8");
+  LOCKSTEP_NEEDS_NCCL(4);
+  check_mesh({"data=2,shard=2", testing::mesh::kSeedBn});
+  check_mesh({"data=2,tensor=2"});
+  if (!testing::full_campaign()) return;
+  check_mesh({"pipeline=2,data=2", testing::mesh::kSeed, {.micro_batches = 2}});
+  check_mesh({"shard=2,tensor=2", testing::mesh::kSeedBn});
+  check_mesh({"tensor=2,pipeline=2", testing::mesh::kSeed, {ScheduleKind::gpipe, 3}});
+  if (testing::without_nccl(8).empty()) check_mesh({"data=2,shard=2,tensor=2"});
+}
+
+TEST_CASE("A rank that dies in a mesh of NCCL's ends the others, and is named by its coordinates",
+          "[cuda][stage][mesh][row125]") {
+  const ScopedEnvironment gpus("CUDA_MODEL_DEVICES", "4");
+  LOCKSTEP_NEEDS_NCCL(4);
+  const testing::TempDir folder;
+  Job job(4, "nccl", 4);
+  job.options_of_rank = [&](int, ProcessGroupOptions& options) {
+    options.flight_file = folder / "flight";
+  };
+  const auto begin = testing::Clock::now();
+  const std::vector<std::string> errors = on_mesh(job, {"data=2,tensor=2"}, [](MeshMember& member) {
+    member.step(Samples(8, 1));
+    member.stream.synchronize();
+    if (member.mesh.group().rank() == 3) fail<BadInput>("it dies");
+    member.step(Samples(8, 2));
+    member.stream.synchronize();
+  });
+  CHECK(testing::seconds_since(begin) < 30);
+  CHECK(errors[3] == "it dies");
+  for (const std::string& error : {errors[0], errors[1], errors[2]}) {
+    CHECK_THAT(error, ContainsSubstring("did not come") || ContainsSubstring("no answer from"));
+  }
+  CHECK_THAT(errors[2], ContainsSubstring("of ranks 2, 3"));
+  // What the launcher says, which knows how each rank ended.
+  std::vector<FlightRank> ranks = read_flight_files(folder / "flight");
+  REQUIRE(ranks.size() == 4);
+  ranks[3].end = "died";
+  ranks[3].failed = true;
+  CHECK_THAT(fmt::format("{}", fmt::join(flight_table(ranks, 0), "\n")),
+             ContainsSubstring("rank 3 (data 1, tensor 1) died, after call 4 (all_gather of 1 i64 "
+                               "for health, group of ranks 2, 3)"));
+}
+
+}  // namespace
+}  // namespace lockstep

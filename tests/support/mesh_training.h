@@ -1,0 +1,130 @@
+#pragma once
+// Steps of stage 07 on ranks that are threads of this process.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "05-syncbn-checkpoint/sync_batchnorm.h"
+#include "07-mesh/mesh_parallel.h"
+#include "common/nn/state_dict.h"
+#include "tests/support/ddp_test_support.h"
+
+namespace lockstep::testing::mesh {
+
+constexpr ModelOptions kSeed{.width = 8, .height = 16, .width_pixels = 16};
+constexpr ModelOptions kSeedBn{
+    .kind = ModelKind::seed_bn, .width = 8, .height = 16, .width_pixels = 16};
+constexpr double kMostNorm = 0.5;  // less than the norms of these networks' first gradients
+
+struct MeshSetting {
+  std::string mesh;
+  ModelOptions model = kSeed;
+  PipelinePlan plan{};  // its micro-batches are made without a pipeline, too
+};
+
+/// The numbers of a network after some steps.
+struct MeshResult {
+  std::vector<Real> weights;  // whole, in PyTorch's layout, one parameter after another
+  Real loss = 0;              // of the last step
+};
+
+/// One rank's side of a run: what train() of stage 07 has.
+class MeshMember {
+ public:
+  /// `world` has all ranks of `group`, on the device of the streams.
+  MeshMember(ProcessGroup& group, Communicator& world, Stream passes, Stream communication,
+             const MeshSetting& setting)
+      : setting(setting),
+        mesh(MeshShape::from(setting.mesh), group, passes.device(), world),
+        samples(mesh.along(kSampleAxes)),
+        stream(passes),
+        model(make_model(setting.model)),
+        network(model, setting.model, mesh, passes, communication, {}, setting.plan),
+        synchronised(convert_sync_batchnorm(*model.network, samples, communication)),
+        optimizer(network.optimizer({.momentum = 0.9})),
+        clip(network.clip_by_norm(kMostNorm)),
+        context(passes) {
+    network.initialize(Initializer::kaiming_uniform, 1);
+  }
+
+  /// Brings this rank's micro-batches of a batch to its device. Waits.
+  void feed(const Samples& batch) {
+    const Samples mine = batch.every(samples.rank(), samples.world_size());
+    images.clear();
+    labels.clear();
+    for (int part = 0; part < setting.plan.micro_batches; ++part) {
+      const Samples micro = mine.every(part, setting.plan.micro_batches);
+      images.push_back(Tensor::from_host(stream, {micro.count(), 16, 16, 1}, micro.images));
+      labels.push_back(LabelTensor::from_host(stream, {micro.count()}, micro.labels));
+    }
+    context.state().copy_from_host(
+        {{.learning_rate = Real(0.05),
+          .loss_weight = Real(samples.world_size()) / Real(batch.count())}});
+  }
+
+  /// Gradients of what was fed. Only enqueues, as do the next two.
+  void forward_and_backward() {
+    optimizer.zero_gradients();
+    for (size_t part = 0; part < images.size(); ++part) {
+      context.facts.last_contribution = part + 1 == images.size();
+      const Tensor scores = model.network->forward(images[part], context);
+      model.loss->forward(scores, labels[part], network.loss(), context);
+      model.network->backward(model.loss->backward(labels[part], context), context);
+    }
+  }
+  void update() {
+    optimizer.step(context.state(), network.loss());
+    network.gather_parameters();
+    network.healths(optimizer.health(), context);
+  }
+  void step(const Samples& batch) {
+    feed(batch);
+    forward_and_backward();
+    clip();
+    update();
+  }
+
+  /// All ranks call it. Waits.
+  MeshResult trained() {
+    MeshResult found{.weights = {}, .loss = network.loss().to_host()[0]};
+    network.visit_parameters([&](const StateTensor& whole) {
+      found.weights.insert(found.weights.end(), whole.real.begin(), whole.real.end());
+    });
+    return found;
+  }
+
+  MeshSetting setting;
+  DeviceMesh mesh;
+  Communicator& samples;  // the ranks that have other ones
+  Stream stream;
+  Model model;
+  MeshParallel network;
+  std::shared_ptr<SyncBatchNorm> synchronised;
+  Optimizer optimizer;
+  ClipByNorm clip;
+  Context context;
+  std::vector<Tensor> images;  // by micro-batch
+  std::vector<LabelTensor> labels;
+};
+
+/// The same steps in one process, on a CPU device.
+inline MeshResult train_in_one_process(const std::vector<Samples>& batches,
+                                       const ModelOptions& model) {
+  Member whole(0, [&](int) { return make_model(model).network; }, 1);
+  const ClipByNorm clip(whole.parameters, kMostNorm);
+  for (const Samples& batch : batches) {
+    whole.parameters.zero_gradients();
+    whole.accumulate(batch, 1.0 / double(batch.count()));
+    clip();
+    whole.optimizer.step(whole.context.state(), whole.loss);
+  }
+  MeshResult found{.weights = {}, .loss = whole.loss.to_host()[0]};
+  for (const Parameter* p : whole.parameters.parameters()) {
+    const StateTensor state = state_of(*p);
+    found.weights.insert(found.weights.end(), state.real.begin(), state.real.end());
+  }
+  return found;
+}
+
+}  // namespace lockstep::testing::mesh
