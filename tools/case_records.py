@@ -25,6 +25,7 @@ ALLOWED_SKIPS = (
     "no large pages",
     "no mpirun",
     "no mpiexec.mpich",
+    "no pandoc",
     "no torch",
     "no matplotlib",
     "no Chromium",

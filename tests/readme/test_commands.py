@@ -203,9 +203,9 @@ class TestCommands(unittest.TestCase):
 
     def check(self, readme, before, command):
         reason = reason_not_to_run(command)
-        for launcher in ("mpirun", "mpiexec.mpich"):
-            if reason is None and launcher in command and not shutil.which(launcher):
-                reason = f"no {launcher}"
+        for tool in ("mpirun", "mpiexec.mpich", "pandoc"):
+            if reason is None and tool in command and not shutil.which(tool):
+                reason = f"no {tool}"
         if reason:
             self.assertEqual([], unknown_options(command))
             self.skipTest(f"{reason}: {command}")

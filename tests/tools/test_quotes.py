@@ -1,6 +1,6 @@
-"""The lessons quote the sources as they are, say where from, and stay short.
+"""The lessons and their slides quote the sources as they are, say where from, and lessons stay short.
 
-In a stage's README every block of C++ has the comment `<!-- quote: PATH -->` on the line before it.
+In a stage's README and in docs/course/ every block of C++ has the comment `<!-- quote: PATH -->` on the line before it.
 Its lines are consecutive lines of that file, indented less; a line `// ...` marks lines left out. A
 comment `<!-- quote: PATH NAME -->` without a block keeps the place of a quote that is still to
 come.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 READMES = sorted(ROOT.glob("[0-9][0-9]-*/**/README.md"))
+COURSE = sorted((ROOT / "docs/course").rglob("*.md"))
 MOST_WORDS = 1800  # of a lesson, its code and tables included
 
 MARKER = re.compile(r"<!-- quote: (\S+)( \S+)? -->")
@@ -142,6 +143,12 @@ class TestQuotes(unittest.TestCase):
         for readme in READMES:
             with self.subTest(readme.parent.name):
                 self.assertEqual([], faults_of(ROOT, str(readme.relative_to(ROOT))))
+
+    def test_the_course_quotes_what_is_there(self):
+        self.assertTrue(COURSE)
+        for page in COURSE:
+            with self.subTest(page.name):
+                self.assertEqual([], faults_of(ROOT, str(page.relative_to(ROOT))))
 
     def test_every_lesson_has_quotes(self):
         for readme in READMES:
