@@ -58,7 +58,7 @@ inline std::vector<Mesh> meshes_of_every_size() {
     Words words;
     for (const std::string& axis : order) words.push_back(fmt::format("{}={}", axis, sizes[axis]));
     all.push_back({fmt::format("{}", fmt::join(words, ",")), ranks});
-    std::ranges::next_permutation(order);
+    std::next_permutation(order.begin(), order.end());
   };
   for (const int ranks : {1, 2, 3, 4, 6, 8}) {
     for (int a = 1; a <= ranks; ++a) {
