@@ -83,48 +83,65 @@ Waits waits_for(int late, const std::string& axes) {
 
 constexpr double kMost = 0.8 * kLate, kLittle = 0.4 * kLate;
 
-/// Whether `holds` is true of a step's waits, the first of five steps or a later one: on a busy
-/// machine ranks also wait for those that have no core.
-template <class Holds>
-bool once_of_five(int late, const std::string& axes, Holds holds) {
+/// Whether one of five attempts holds: on a busy machine a rank also waits for others, or a thread,
+/// that have no core.
+template <class Attempt>
+bool once_of_five(Attempt holds) {
   for (int attempt = 0; attempt < 5; ++attempt) {
-    if (holds(waits_for(late, axes))) return true;
+    if (holds()) return true;
   }
   return false;
 }
 
 TEST_CASE("A rank that is late is waited for along the axis on which it differs", "[mesh][waits]") {
-  CHECK(once_of_five(1, "data=2,shard=2",
-                     [](const Waits& w) { return w.shard > kMost && w.data < kLittle; }));
-  CHECK(once_of_five(2, "data=2,shard=2",
-                     [](const Waits& w) { return w.data > kMost && w.shard < kLittle; }));
-  CHECK(once_of_five(1, "shard=2,tensor=2", [](const Waits& w) {
+  CHECK(once_of_five([] {
+    const Waits w = waits_for(1, "data=2,shard=2");
+    return w.shard > kMost && w.data < kLittle;
+  }));
+  CHECK(once_of_five([] {
+    const Waits w = waits_for(2, "data=2,shard=2");
+    return w.data > kMost && w.shard < kLittle;
+  }));
+  CHECK(once_of_five([] {
+    const Waits w = waits_for(1, "shard=2,tensor=2");
     return w.tensor > kMost && w.queued < kLittle && w.shard < kLittle;
   }));
-  CHECK(once_of_five(2, "pipeline=2,data=2",
-                     [](const Waits& w) { return w.pipeline > kMost && w.data < kLittle; }));
+  CHECK(once_of_five([] {
+    const Waits w = waits_for(2, "pipeline=2,data=2");
+    return w.pipeline > kMost && w.data < kLittle;
+  }));
 }
 
-/// A message of another axis, and then the call itself, take long.
-TEST_CASE("What a sum waits behind another message is told apart", "[mesh][waits]") {
-  double waited[2] = {}, queued[2] = {};
+/// What a pass waits for a sum, and what of that the sum waits for another message, in seconds. The
+/// other message takes long, or the sum itself.
+struct Sum {
+  double waited, queued;
+};
+Sum sum_of(bool behind_another) {
+  Sum found{};
   const auto errors = testing::group::Job(1, "shm").run_connected(
       [&](ProcessGroup&, Communicator& comm, Stream communication) {
         Context context(communication.device().create_stream("compute"));
         PassCollectives calls(comm, communication);
-        sleep_on(communication);
-        calls.run("fc1", Purpose::activations, context, [](Stream) {});
-        waited[0] = calls.seconds_waited();
-        queued[0] = calls.seconds_queued();
-        calls.run("fc1", Purpose::activations, context, [](Stream stream) { sleep_on(stream); });
-        waited[1] = calls.seconds_waited() - waited[0];
-        queued[1] = calls.seconds_queued() - queued[0];
+        if (behind_another) sleep_on(communication);
+        calls.run("fc1", Purpose::activations, context, [&](Stream stream) {
+          if (!behind_another) sleep_on(stream);
+        });
+        found = {calls.seconds_waited(), calls.seconds_queued()};
       });
   REQUIRE(errors == std::vector<std::string>(1));
-  CHECK(waited[0] > kMost);
-  CHECK(queued[0] > kMost);
-  CHECK(waited[1] > kMost);
-  CHECK(queued[1] < kLittle);
+  return found;
+}
+
+TEST_CASE("What a sum waits behind another message is told apart", "[mesh][waits]") {
+  CHECK(once_of_five([] {
+    const Sum sum = sum_of(true);
+    return sum.waited > kMost && sum.queued > kMost;
+  }));
+  CHECK(once_of_five([] {
+    const Sum sum = sum_of(false);
+    return sum.waited > kMost && sum.queued < kLittle;
+  }));
 }
 
 }  // namespace
