@@ -18,7 +18,7 @@ namespace {
 
 using namespace lockstep::testing;
 
-constexpr ModelOptions kPerceptron{
+constexpr ModelOptions kFourLayers{
     .kind = ModelKind::mlp, .width = 4, .height = 16, .width_pixels = 16};
 constexpr int kMicroBatches = 2;
 constexpr double kLate = 0.3;  // seconds
@@ -64,8 +64,8 @@ Waits waits_for(int late, const std::string& axes) {
     const std::unique_ptr<Communicator> world = group.connect(*device);
     const Stream passes = device->create_stream("compute");
     DeviceMesh mesh(MeshShape::from(axes), group, *device, *world);
-    Model model = make_model(kPerceptron);
-    MeshParallel parallel(model, kPerceptron, mesh, passes, device->create_stream("communication"),
+    Model model = make_model(kFourLayers);
+    MeshParallel parallel(model, kFourLayers, mesh, passes, device->create_stream("communication"),
                           {}, {ScheduleKind::one_f1b, kMicroBatches});
     parallel.initialize(Initializer::kaiming_uniform, 1);
     step(model, parallel, passes, false);

@@ -253,19 +253,19 @@ TEST_CASE("What simulated stages wait for includes their messages", "[mesh][pipe
     CHECK(stage.step == Approx(6 + 4 * 0.1));
     CHECK(stage.waited == Approx(3 + 4 * 0.1));
   }
+}
 
-  TEST_CASE("Stages that load other samples are told so before they wait for each other",
-            "[mesh][pipeline]") {
-    const Words errors = testing::group::Job(2, "shm").run([](ProcessGroup& group) {
-      steps_of_rank(group, ScheduleKind::one_f1b, {Samples(group.rank() == 0 ? 4 : 3, 1)});
-    });
-    CHECK(
-        errors[1] ==
+TEST_CASE("Stages that load other samples are told so before they wait for each other",
+          "[mesh][pipeline]") {
+  const Words errors = testing::group::Job(2, "shm").run([](ProcessGroup& group) {
+    steps_of_rank(group, ScheduleKind::one_f1b, {Samples(group.rank() == 0 ? 4 : 3, 1)});
+  });
+  CHECK(errors[1] ==
         "rank 1 (pipeline 1): the first activations from stage 0 have 4 samples, expected 3, which "
         "this rank has loaded; ranks along pipeline load the same, by their place along data and "
         "shard");
-    CHECK(errors[0] != "");
-  }
+  CHECK(errors[0] != "");
+}
 
 }  // namespace
 }  // namespace lockstep
