@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from command_line import run_command
+from command_line import Parser, run_command
 from compare_timeline import BEFORE_UPDATES, END_OF_STEP, WARM_UP
 
 STEPS = 6  # of a run: the first WARM_UP are not looked at
@@ -124,8 +124,8 @@ def compared(path):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(prog="axis_queues.py", description=__doc__.partition("\n\n")[2],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="axis_queues.py", description=__doc__.partition("\n\n")[2],
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", metavar="TRACE")
     options = parser.parse_args(argv)
     try:

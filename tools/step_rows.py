@@ -23,7 +23,7 @@ ALONG_AXES = {axis: f"along {axis}" for axis in AXES}  # kinds of messages, too
 GAP = 0.02  # ms; shorter ones are a queue's own
 HOST_GAP = 0.05  # ms; a host that enqueues nothing for so long does something else
 OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
-OF_MESSAGES = ("bucket", "scatter", "replicate", "gather", "reduce", "along ")  # ranges of stages 02 to 07
+OF_MESSAGES = ("bucket", "scatter", "replicate", "gather", "reduce")  # ranges of stages 02 and 04
 OF_A_BUCKET = re.compile(r"bucket \d+/")
 MOST_TOLD = 8  # operations of a bar that are told one by one
 

@@ -90,7 +90,7 @@ class TestDrawStep(unittest.TestCase):
             (6, 1, "F3", "forward", 1), (7, 1, "B2", "backward", 1), (8, 1, "fc1", "forward", 1),
             (9, 2, "fc2", "backward", 2), (11, 2, "bucket 0", step_rows.MESSAGES, 2),
             (13, 1, "fc2", "forward", 1), (15, 1, "fc2", "forward", 1),
-            (17, 1, "along tensor", step_rows.MESSAGES, 1)])
+            (17, 1, "along tensor", "along tensor", 1)])
 
     def test_a_layer_that_does_the_same_both_ways_is_passed_forward_and_then_backward(self):
         bars = step_rows.parts_of([
