@@ -326,8 +326,8 @@ def most_whole(enqueued, rows, asked):
 def add_formulas(enqueued, rows, asked, counted):
     """What formulas say of the rows' counts, beside which they stand."""
     metrics = enqueued.metrics
-    if metrics.get("mesh"):
-        return  # they are of one axis alone
+    if "pipeline" in metrics.get("along", {}):
+        return  # they are of one stage, and the rows of all
     sent = (metrics.get("bytes_per_step") or {}).get("predicted", (metrics.get("bytes_moved") or {})
                                                      .get("predicted_per_step"))
     if "along" in metrics:

@@ -170,7 +170,7 @@ class SimCommunicator final : public Communicator {
     if (peer == kAll) return *unlike_;
     std::unique_ptr<Store>& pair = pairs_[peer];
     if (!pair) {
-      const auto [low, high] = std::minmax(peer, rank());
+      const auto [low, high] = std::minmax({peer, rank()});
       pair = std::make_unique<SubgroupStore>(unlike_, std::vector{low, high},
                                              fmt::format("ranks {} and {}", low, high));
     }

@@ -213,7 +213,7 @@ TEST_CASE("Pipelines that cannot be are refused in one line", "[equivalence][mes
   check_pipeline_refused(
       {"--devices", cpus(2), "--mesh", "pipeline=2", "--schedule", "interleaved"},
       {"--schedule: found interleaved, expected gpipe or 1f1b"});
-  check_pipeline_refused({"--devices", "sim:3", "--mesh", "pipeline=2"},
+  check_pipeline_refused({"--devices", cpus(3), "--mesh", "pipeline=2"},
                          {"--mesh pipeline=2: has 2 ranks, expected 3"});
 }
 

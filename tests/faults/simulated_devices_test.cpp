@@ -111,6 +111,13 @@ TEST_CASE("Simulated stages of a pipeline make the passes of stages that there a
   CHECK((simulated == passes()));
 }
 
+/// What a rank sends in a step, by axis.
+std::map<std::string, double> bytes_along(const nlohmann::json& metrics) {
+  std::map<std::string, double> bytes;
+  for (const auto& [axis, row] : metrics.at("along").items()) bytes[axis] = row.at("sent");
+  return bytes;
+}
+
 TEST_CASE("Simulated stages of a pipeline send and keep the bytes of stages that there are",
           "[faults][sim]") {
   for (const std::string mesh : {"pipeline=2,data=2", "data=2,pipeline=2", "shard=2,pipeline=2",
@@ -119,8 +126,8 @@ TEST_CASE("Simulated stages of a pipeline send and keep the bytes of stages that
     const Words words = kFourMicroBatches + Words{"--mesh", mesh, "--clip-norm", "1"};
     const nlohmann::json simulated = metrics_on("sim:4", "07-mesh", words);
     const nlohmann::json real = metrics_on(cpus(4), "07-mesh", words + Words{"--backend", "tcp"});
-    CHECK(simulated.at("mesh").at("pipeline").at("sent") > 0);
-    CHECK(simulated.at("mesh") == real.at("mesh"));
+    CHECK(bytes_along(simulated).at("pipeline") > 0);
+    CHECK(bytes_along(simulated) == bytes_along(real));
     CHECK(sent_and_kept(simulated, "bytes_per_step") == sent_and_kept(real, "bytes_per_step"));
     CHECK(simulated.at("simulated_ranks") == 4);
     CHECK(simulated.at("devices").size() == (mesh == "pipeline=4" ? 4 : 2));

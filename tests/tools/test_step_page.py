@@ -192,8 +192,8 @@ class TestRows(unittest.TestCase):
                 passes = [bar.name for bar in rows[f"device {stage} compute"] if bar.kind in ("forward", "backward")]
                 self.assertLessEqual({f"{kind}{i}" for kind in "FB" for i in range(4)}, set(passes))
             sent, received = rows["device 0 activations"], rows["device 1 activations"]
-            self.assertEqual({("send", MESSAGES)}, {(bar.name, bar.kind) for bar in sent})
-            self.assertEqual({("receive", MESSAGES)}, {(bar.name, bar.kind) for bar in received})
+            self.assertEqual({("along pipeline", "along pipeline")}, {(bar.name, bar.kind) for bar in sent})
+            self.assertEqual({("along pipeline", "along pipeline")}, {(bar.name, bar.kind) for bar in received})
             self.assertEqual([(bar.begin, bar.end) for bar in sent], [(bar.begin, bar.end) for bar in received])
             self.assertEqual((4, 0), (len(sent), sum(bar.takes for bar in received)))
             for i, message in enumerate(sent):

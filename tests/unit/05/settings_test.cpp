@@ -149,7 +149,8 @@ Names words(const std::string& text) {
 const std::map<Role, Names>& names_by_role() {
   static const auto& names = *new std::map<Role, Names>{
       {Role::all_runs,
-       words("data model width init batch_size lr scale_lr warmup_epochs lr_step lr_gamma momentum "
+       words("data model width depth init batch_size lr scale_lr warmup_epochs lr_step lr_gamma "
+             "momentum "
              "optimizer betas eps weight_decay seed order emulate dropout graph tf32 drop_last ddp "
              "all_reduce "
              "bucket_mb no_broadcast_buffers find_unused_parameters accumulate clip_norm pad "
@@ -194,7 +195,7 @@ Started run_of_the_lists() {
 
 /// With the options that came later.
 constexpr const char* kConfigOfTheLists =
-    R"({"batch_size":16,"betas":"0.9,0.999","bind":false,"data":"synthetic:32:8","data_dir":"","devices":"cpu:0",)"
+    R"({"batch_size":16,"betas":"0.9,0.999","bind":false,"data":"synthetic:32:8","data_dir":"","depth":5,"devices":"cpu:0",)"
     R"("drop_last":false,"dropout":false,"emulate":"none","epochs":1,)"
     R"("eps":1e-08,"graph":false,)"
     R"("init":"kaiming","load":"","loader_timeout":0.0,"log_interval":100,"lr":0.05,)"
@@ -206,7 +207,7 @@ constexpr const char* kConfigOfTheLists =
 constexpr const char* kKeptOfTheLists =
     R"({"accumulate":2,"all_reduce":"library","backend":"tcp","batch_size":16,)"
     R"("betas":"0.9,0.999","bucket_mb":-1.0,)"
-    R"("clip_norm":3.0,"data":"synthetic:32:8","data_crc32":"83543f91","ddp":"bucketed",)"
+    R"("clip_norm":3.0,"data":"synthetic:32:8","data_crc32":"83543f91","ddp":"bucketed","depth":5,)"
     R"("drop_last":false,"dropout":false,"emulate":"none","eps":1e-08,"find_unused_parameters":false,)"
     R"("graph":false,"init":"kaiming","lr":0.05,"lr_gamma":0.1,"lr_step":0,"model":"seed-bn",)"
     R"("momentum":0.0,"no_broadcast_buffers":false,"optimizer":"sgd","order":"sampler","pad":false,)"
