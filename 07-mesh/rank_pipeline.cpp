@@ -245,7 +245,7 @@ void RankPipeline::end_step(Context& context) {
 }
 
 double RankPipeline::seconds_waited() {
-  return activations_.seconds_waited() + gradients_.seconds_waited();
+  return activations_.seconds_waited() + gradients_.seconds_waited() + calls_.seconds_waited();
 }
 
 // --- In a model ----------------------------------------------------------------------------------

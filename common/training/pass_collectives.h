@@ -22,22 +22,21 @@ class PassCollectives {
 
   /// Calls make_calls(stream) with the stream of the calls: after what the pass has enqueued so
   /// far, and before what it enqueues next. The host does not wait. Errors name `layer`; in
-  /// training the bytes are counted under `purpose`, and, unless that is `other`, the times are
-  /// taken.
+  /// training the bytes are counted under `purpose`, and the times are taken.
   template <class MakeCalls>
   void run(const std::string& layer, Purpose purpose, Context& context, MakeCalls make_calls) {
-    const bool training = context.facts.training, timed = training && purpose != Purpose::other;
+    const bool training = context.facts.training;
     const Stream pass = context.stream();
     const CallLabel label(comm_, layer);
     const CallPurpose counted(comm_, training ? purpose : Purpose::other);
     if (!waits_) waits_.emplace(pass);
     const auto work = [&](Stream stream) {
-      if (timed) calls_.start();
+      if (training) calls_.start();
       make_calls(stream);
       calls_.end("called");
       calls_.stop();
     };
-    if (timed) waits_->start();
+    if (training) waits_->start();
     communication_.wait(pass.record());  // its numbers are there
     work(communication_);
     pass.wait(communication_.record());  // so are the results
