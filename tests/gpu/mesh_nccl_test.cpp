@@ -98,7 +98,7 @@ TEST_CASE("A rank that dies in a mesh of NCCL's ends the others, and is named by
   ranks[3].end = "died";
   ranks[3].failed = true;
   CHECK_THAT(fmt::format("{}", fmt::join(flight_table(ranks, 0), "\n")),
-             ContainsSubstring("rank 3 (data 1, tensor 1) died, "));
+             ContainsSubstring("rank 3 (data 1, tensor 1) died"));
 }
 
 }  // namespace
