@@ -38,7 +38,7 @@ std::vector<HealthTensor> SplitRanks::healths(const HealthTensor& mine, Context&
   if (world_size() == 1) return {mine};
   static_assert(sizeof(Health) == sizeof(int64_t));
   const auto all = context.pool().take<Health>({world_size()});
-  calls_.run("health", Purpose::other, context, [&](Stream stream) {
+  after_passes_.run("health", Purpose::other, context, [&](Stream stream) {
     comm().all_gather(stream, {mine.data(), 1, ElementType::i64},
                       {all.data(), world_size(), ElementType::i64});
   });

@@ -33,7 +33,8 @@ class SplitRanks {
  public:
   /// The calls of passes go to the stream `communication`, and the passes wait for them there.
   /// `comm` must outlive the passes.
-  SplitRanks(Communicator& comm, Stream communication) : calls_(comm, communication) {}
+  SplitRanks(Communicator& comm, Stream communication)
+      : calls_(comm, communication), after_passes_(comm, communication) {}
 
   int rank() const { return comm().rank(); }
   int world_size() const { return comm().world_size(); }
@@ -56,7 +57,7 @@ class SplitRanks {
   double seconds_queued() { return calls_.seconds_queued(); }
 
  private:
-  PassCollectives calls_;
+  PassCollectives calls_, after_passes_;  // waiting for the latter is not counted
   std::map<std::string, Traffic> traffic_;
 };
 

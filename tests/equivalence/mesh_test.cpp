@@ -247,6 +247,7 @@ TEST_CASE("The summary has the time that passes wait along each axis", "[equival
   }
   CHECK(waited("data") + waited("shard") ==
         Approx(times.at("exposed_communication").get<double>()).epsilon(1e-9));
+  CHECK(waited("tensor") <= times.at("compute").get<double>());
   CHECK(mesh.at("tensor").at("queued_seconds_per_step").get<double>() <= waited("tensor"));
 }
 

@@ -111,7 +111,8 @@ class MeshMember {
 /// The same steps in one process, on a CPU device.
 inline MeshResult train_in_one_process(const std::vector<Samples>& batches,
                                        const ModelOptions& model) {
-  Member whole(0, [&](int) { return make_model(model).network; }, 1);
+  const auto network = [&](int) { return make_model(model).network; };
+  Member whole(0, network, 1);
   const ClipByNorm clip(whole.parameters, kMostNorm);
   for (const Samples& batch : batches) {
     whole.parameters.zero_gradients();
