@@ -145,7 +145,9 @@ TEST_CASE("A pipeline of a thousand simulated ranks takes a thread for each stag
   const nlohmann::json metrics = read_json(folder / "metrics");
   CHECK(metrics.at("simulated_ranks") == 1024);
   CHECK(metrics.at("devices").size() == 4);
+#if !defined(__SANITIZE_ADDRESS__)  // which keeps for a while what was freed
   CHECK(metrics.at("peak_rss_bytes").get<int64_t>() < int64_t{200} << 20);
+#endif
 }
 
 TEST_CASE("Thousands of ranks take little memory, whatever they would take", "[faults][sim]") {
