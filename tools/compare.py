@@ -308,12 +308,12 @@ def compare(options):
 # --- Reporting -----------------------------------------------------------------------------------
 
 def report(runs):
-    """Prints the table, and below it what is missing and why."""
-    print("\n" + "\n".join(summary_table.table(
-        [run["metrics"] or {"stage": label(run["stage"])} for run in runs])) + "\n")
-    if any("speedup" in (run["metrics"] or {}) for run in runs):
+    """Prints the table, and below it what all runs share, what is missing, and why."""
+    rows = [run["metrics"] or {"stage": label(run["stage"])} for run in runs]
+    print("\n".join(["", *summary_table.table(rows), "", *summary_table.computed_by(rows)]))
+    if any("speedup" in row for row in rows):
         print(f"speed-up: over {STAGE} on the same network and order, its weights proved equal")
-    if busy := summary_table.busy_machine([run["metrics"] or {} for run in runs]):
+    if busy := summary_table.busy_machine(rows):
         print(busy)
     for run in runs:
         if run["status"] != 0:

@@ -1,6 +1,7 @@
 """The table of `lockstep run` and `lockstep compare`: one line per run, from its metrics.
 
-A field that a run does not report shows as "-".
+A field that a run does not report shows as "-". Headings have two lines, so that the table of two
+devices fits 100 columns.
 """
 
 # What a device does when it does not compute, by the phases that stages 02 and 03 report.
@@ -20,7 +21,13 @@ def show(form, value):
 
 
 def devices(metrics):
-    return ",".join(metrics.get("devices") or []) or "-"
+    """cpu:0,1 for cpu:0 and cpu:1: a kind is named once in a row."""
+    words, before = [], None
+    for name in metrics.get("devices") or []:
+        kind, _, number = name.partition(":")
+        words.append(number if kind == before else name)
+        before = kind
+    return ",".join(words) or "-"
 
 
 def network(metrics):
@@ -28,13 +35,6 @@ def network(metrics):
     config = metrics.get("config") or {}
     words = [config.get("model", "-"), config.get("optimizer", "sgd")]
     return ", ".join(words if words[1] != "sgd" else words[:1])
-
-
-def mean_epoch_seconds(metrics):
-    seconds = metrics.get("epoch_seconds")
-    if isinstance(seconds, list):
-        return sum(seconds) / len(seconds) if seconds else None
-    return seconds
 
 
 def share_of_phases(phases):
@@ -69,31 +69,43 @@ def communication_share(metrics):
 
 def peak_memory(metrics):
     """MiB of every device; if there are many, of the fullest: it decides whether a model fits."""
-    peaks = [f"{peak / 2**20:.1f}" for peak in metrics.get("peak_memory_bytes") or []]
+    peaks = [f"{mib:.1f}" if mib < 100 else f"{mib:.0f}"
+             for mib in (peak / 2**20 for peak in metrics.get("peak_memory_bytes") or [])]
     if len(peaks) > MOST_DEVICES:
-        return f"at most {max(peaks, key=float)} MiB"
-    return ", ".join(peaks) + " MiB" if peaks else "-"
+        return f"at most {max(peaks, key=float)}"
+    return ", ".join(peaks) or "-"
 
 
 def percent(fraction):
     return None if fraction is None else 100 * fraction
 
 
-# Heading, right-aligned, how a metrics object fills the cell.
+# Two lines of heading, right-aligned, how a metrics object fills the cell.
 COLUMNS = [
-    ("stage", False, lambda m: m.get("stage", "-")),
-    ("network", False, network),
-    ("devices", False, devices),
-    ("computed by", False, lambda m: m.get("backend", "-")),
-    ("epochs", True, lambda m: show("{}", m.get("epochs"))),
-    ("accuracy", True, lambda m: show("{:.2f} %", percent(last(m.get("accuracy"))))),
-    ("epoch time", True, lambda m: show("{:.2f} s", mean_epoch_seconds(m))),
-    ("samples/s", True, lambda m: show("{:.0f}", m.get("samples_per_second"))),
-    ("speed-up", True, lambda m: show("{:.2f}", m.get("speedup"))),
-    ("efficiency", True, lambda m: show("{:.0f} %", percent(m.get("efficiency")))),
-    ("communication", True, lambda m: show("{:.0f} %", percent(communication_share(m)))),
-    ("memory per device", True, peak_memory),
+    ("", "stage", False, lambda m: m.get("stage", "-")),
+    ("", "network", False, network),
+    ("", "devices", False, devices),
+    ("", "accuracy", True, lambda m: show("{:.2f} %", percent(last(m.get("accuracy"))))),
+    ("samples", "per s", True, lambda m: show("{:.0f}", m.get("samples_per_second"))),
+    ("speed-", "up", True, lambda m: show("{:.2f}", m.get("speedup"))),
+    ("effi-", "ciency", True, lambda m: show("{:.0f} %", percent(m.get("efficiency")))),
+    ("communi-", "cation", True, lambda m: show("{:.0f} %", percent(communication_share(m)))),
+    ("memory", "in MiB", True, peak_memory),
 ]
+
+
+def computed_by(all_metrics):
+    """What computed the runs, and for how many epochs: a line for all of them, or one for each that
+    differs."""
+    stages_of = {}
+    for m in all_metrics:
+        if "backend" in m:
+            epochs = m.get("epochs")
+            text = f"{epochs} epoch{'' if epochs == 1 else 's'}, computed by {m['backend']}"
+            stages_of.setdefault(text, []).append(m.get("stage", "-"))
+    if len(stages_of) == 1:
+        return list(stages_of)
+    return [f"{', '.join(dict.fromkeys(stages))}: {text}" for text, stages in stages_of.items()]
 
 
 def busy_machine(all_metrics):
@@ -108,15 +120,15 @@ def busy_machine(all_metrics):
 
 
 def table(all_metrics):
-    """The table's lines: a heading, a rule, and one line per metrics object."""
-    rows = [[cell(m) for _, _, cell in COLUMNS] for m in all_metrics]
-    rows.insert(0, [heading for heading, _, _ in COLUMNS])
+    """The table's lines: a heading of two, a rule, and one line per metrics object."""
+    rows = [[cell(m) for *_, cell in COLUMNS] for m in all_metrics]
+    rows[:0] = [[column[i] for column in COLUMNS] for i in (0, 1)]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    rows.insert(1, ["-" * width for width in widths])
+    rows.insert(2, ["-" * width for width in widths])
     return [
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, (_, right, _) in zip(row, widths, COLUMNS)
+            for cell, width, (_, _, right, _) in zip(row, widths, COLUMNS)
         ).rstrip()
         for row in rows
     ]

@@ -17,26 +17,45 @@ METRICS = {"stage": "04-ddp", "devices": ["cpu:0", "cpu:1"], "backend": "cpu (on
 
 
 class TestTable(unittest.TestCase):
-    def test_last_accuracy_mean_epoch_and_the_memory_of_every_device(self):
-        heading, rule, row = summary_table.table([METRICS])
-        self.assertEqual(heading.split(), "stage network devices computed by epochs accuracy epoch time "
-                                          "samples/s speed-up efficiency communication memory per "
-                                          "device".split())
-        self.assertEqual(row.split(), "04-ddp seed cpu:0,cpu:1 cpu (oneDNN) 2 81.25 % 8.50 s 7400 "
-                                      "1.50 75 % 25 % 3.0, 5.0 MiB".split())
-        self.assertEqual(len(heading), len(rule))
+    def test_last_accuracy_and_the_memory_of_every_device(self):
+        above, heading, rule, row = summary_table.table([METRICS])
+        self.assertEqual(above.split(), "samples speed- effi- communi- memory".split())
+        self.assertEqual(heading.split(), "stage network devices accuracy per s up ciency cation in MiB".split())
+        self.assertEqual(row.split(), "04-ddp seed cpu:0,1 81.25 % 7400 1.50 75 % 25 % 3.0, 5.0".split())
+        self.assertEqual({len(heading)}, {len(above), len(rule), len(row)})
+
+    def test_the_longest_names_on_two_devices_fit_100_columns(self):
+        for kind in ("cpu", "cuda"):
+            longest = {**METRICS, "stage": "05-syncbn-checkpoint", "devices": [f"{kind}:0", f"{kind}:1"],
+                       "config": {"model": "mlp", "optimizer": "adamw"}, "accuracy": [1.0],
+                       "samples_per_second": 123456.7, "peak_memory_bytes": [2345 * 2**20] * 2}
+            for line in summary_table.table([longest]):
+                self.assertLessEqual(len(line), 100, line)
+
+    def test_a_kind_of_devices_is_named_once_in_a_row(self):
+        for names, short in ((["cpu:0"], "cpu:0"), (["cuda:0", "cuda:0", "cuda:3"], "cuda:0,0,3"),
+                             (["cuda:0", "cpu:0", "cpu:1", "cuda:1"], "cuda:0,cpu:0,1,cuda:1"), ([], "-")):
+            self.assertEqual(short, summary_table.devices({"devices": names}))
+
+    def test_what_computed_is_said_once_or_for_each_that_differs(self):
+        other = {**METRICS, "stage": "01-single-gpu", "backend": "cuda", "epochs": 1}
+        self.assertEqual([], summary_table.computed_by([{"stage": "x"}]))
+        self.assertEqual(["2 epochs, computed by cpu (oneDNN)"],
+                         summary_table.computed_by([METRICS, {"stage": "x"}, METRICS]))
+        self.assertEqual(["04-ddp: 2 epochs, computed by cpu (oneDNN)", "01-single-gpu: 1 epoch, computed by cuda"],
+                         summary_table.computed_by([METRICS, other, other]))
 
     def test_an_optimizer_stands_beside_the_network_unless_it_is_sgd(self):
         self.assertEqual("mlp, adamw", summary_table.network({"config": {"model": "mlp", "optimizer": "adamw"}}))
         self.assertEqual("mlp", summary_table.network({"config": {"model": "mlp", "optimizer": "sgd"}}))
 
     def test_fields_that_a_run_does_not_report(self):
-        bare = summary_table.table([{"stage": "x"}, METRICS])[2]
-        self.assertEqual(bare.split(), ["x"] + ["-"] * 11)
+        bare = summary_table.table([{"stage": "x"}, METRICS])[3]
+        self.assertEqual(bare.split(), ["x"] + ["-"] * 8)
 
     def test_of_many_devices_the_fullest_counts(self):
         peaks = [9 * 2**20, *[10 * 2**20] * 4]
-        self.assertEqual(summary_table.peak_memory({"peak_memory_bytes": peaks}), "at most 10.0 MiB")
+        self.assertEqual(summary_table.peak_memory({"peak_memory_bytes": peaks}), "at most 10.0")
 
 
 class TestBusyMachine(unittest.TestCase):
