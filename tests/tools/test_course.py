@@ -1,7 +1,8 @@
 """The course (docs/course/) keeps to the tree: its weeks have every task, lab and exercise, its sums are those of
-tasks.json, each task has its questions, each lesson its slides, and links lead somewhere.
+tasks.json, each task has its questions, each lesson its slides.
 
-That the code on the slides is the sources' is test_quotes.py's; that commands exist, readme/test_commands.py's."""
+That the code on the slides is the sources' is test_quotes.py's; that links lead somewhere, test_links.py's; that
+commands exist, readme/test_commands.py's."""
 
 import math
 import re
@@ -49,13 +50,6 @@ def exercises_in(cell):
     """Pairs of lesson and number: 01: 1, 3; 02: 5."""
     return [(lesson, int(number)) for lesson, numbers in re.findall(r"([\w-]+): ([\d, ]+)", cell)
             for number in numbers.split(",")]
-
-
-def anchors_of(path):
-    """What a document's headings are called in links."""
-    outside = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-            for heading in re.findall(r"^#+ (.*)$", outside, re.M)}
 
 
 class TestWeeks(unittest.TestCase):
@@ -174,19 +168,6 @@ class TestSlides(unittest.TestCase):
         for task in tasks.load_tasks(ROOT):
             last = re.sub(r"\s+", " ", self.slides(lesson_of(task))[-1])
             self.assertIn(f"{task.id} ({task.name})", last)
-
-
-class TestLinks(unittest.TestCase):
-    def test_links_lead_to_files_and_headings(self):
-        for page in sorted(COURSE.rglob("*.md")):
-            for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-                with self.subTest(f"{page.name}: {target}"):
-                    name, _, anchor = target.partition("#")
-                    path = (page.parent / name).resolve() if name else page
-                    self.assertTrue(path.exists())
-                    self.assertIn(ROOT, path.parents)
-                    if anchor:
-                        self.assertIn(anchor, anchors_of(path))
 
 
 if __name__ == "__main__":
