@@ -206,7 +206,7 @@ class TestAnswers(unittest.TestCase):
                     self.assertEqual((0, ""), (done.returncode, done.stderr))
 
     def test_cases_and_headings_that_are_named_exist(self):
-        there = " ".join(path.read_text() for folder, kind in (("tests", "*.cpp"), ("docs", "*.md"))
+        there = " ".join(path.read_text() for folder, kind in (("tests", "*.cpp"), ("docs", "*.md"), ("common", "*.md"))
                          for path in (ROOT / folder).rglob(kind) if ROOT / teacher.ANSWERS not in path.parents)
         there = re.sub(r'\s+', " ", re.sub(r'"\s*\n\s*"', "", there))
         for lesson, text in self.pages.items():
