@@ -62,7 +62,7 @@ def configure(tasks):
     if not (BUILD / "build.ninja").is_file():
         say("configuring build/ with meson, some seconds; then it is compiled, at first some minutes")
         if not quietly("meson", "setup", str(BUILD), str(ROOT), *options(), *students):
-            raise Failed("meson could not configure build/, see above")
+            raise Failed("meson could not configure build/, see above; './lockstep doctor' names what is too old")
     elif changed and not quietly("meson", "configure", str(BUILD), *students):
         raise Failed("meson could not configure build/ anew, see above")
     if changed:

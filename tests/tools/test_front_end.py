@@ -396,7 +396,8 @@ echo '{"stage": "NAME", "devices": ["cpu:0"], "batch_size": 64, "accuracy": [0.5
         self.assertEqual(done.returncode, 1)
         self.assertTrue(self.calls()[-1].startswith(f"meson setup {self.root}/build {self.root} -D"))
         self.assertRegex(done.stderr, "^lockstep: configuring build/ .*\nno compiler\n"
-                                      "lockstep: meson could not configure build/, see above\n$")
+                                      "lockstep: meson could not configure build/, see above; "
+                                      "'./lockstep doctor' names what is too old\n$")
 
 
 class TestLaunch(Sandbox):
