@@ -119,11 +119,13 @@ class Unit final : public Sequential {
   // --- Values ------------------------------------------------------------------------------------
 
   /// Brings the whole values to this rank, if they are not there: enqueues that and returns. All
-  /// ranks call it in the same order.
+  /// ranks call it in the same order. With ShardKind::none they always are, from the first load on,
+  /// and nothing is sent.
   void gather();
   /// What is enqueued on the passes' stream from now on finds the whole values.
   void await_values();
-  /// Gives the whole values back, if only a shard is kept. What is enqueued so far may use them.
+  /// Gives the whole values back, if only a shard is kept. What is enqueued so far may use them. A
+  /// gather that nobody has waited for still writes to that memory: the passes wait for it first.
   void free_values();
   /// Every rank has changed its shard: what the others have is out of date.
   void shard_was_updated() { whole_ = !messages_.shards(ShardKind::optimizer); }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compile the programs of every stage, and none of the tests, into build/; with `--lab NAME` only that
-lab's program.
+"""Compile the programs of every stage, and none of the tests, into build/. `exercise` compiles only a lab's
+program with it.
 
 Says what it will do, how far it is and how long is left; says nothing if there is nothing to do. In a
 student's tree the programs run with the prebuilt solutions of what is still open, unless --mine is
@@ -62,7 +62,7 @@ def configure(tasks):
     if not (BUILD / "build.ninja").is_file():
         say("configuring build/ with meson, some seconds; then it is compiled, at first some minutes")
         if not quietly("meson", "setup", str(BUILD), str(ROOT), *options(), *students):
-            raise Failed("meson could not configure build/, see above")
+            raise Failed("meson could not configure build/, see above; './lockstep doctor' names what is too old")
     elif changed and not quietly("meson", "configure", str(BUILD), *students):
         raise Failed("meson could not configure build/ anew, see above")
     if changed:
@@ -120,7 +120,7 @@ def counted(number, noun):
 
 def main(argv):
     try:
-        build(solutions.MINE in argv, argv[argv.index("--lab") + 1] if "--lab" in argv else None)
+        build(solutions.MINE in argv)
     except (Failed, CourseworkError) as failed:
         say(failed)
         return 1

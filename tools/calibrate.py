@@ -4,7 +4,8 @@
 Trains three networks at several sizes on one device, each with a trace; counts the same steps'
 multiplications and bytes on a simulated device; and fits a profile's figures to both. Then it predicts the
 steps and says how far each prediction is from what was measured. The links between CPU devices are measured,
-too; those of GPUs, and to the host, are those of default.json, unless --links names another profile.
+too; those of GPUs, and to the host, are those of default.json, unless --links names another profile. Last comes
+this machine's roofline: which operations of a small network's step are bound by memory, and which by computing.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from compare import Refused, measured_run
 from operation_costs import CostError, Sample, fit, fit_all, launch_seconds, measured
 from plain_files import require_writable, write_whole
 from progress import CORES
+from roofline import roofline_lines
 from sim_devices import PROFILES, path_of_profile, read_profile
 from stages import path_of
 
@@ -53,7 +55,7 @@ SIZES = {
              Size("resnet18", 256, 32)),
 }
 
-CROWDED = Size("seed", 64)  # the work of devices that are side by side
+CROWDED = Size("seed", 64)  # the work of devices that are side by side, and of the roofline
 
 
 def parse_options(argv):
@@ -100,12 +102,12 @@ def predicted_step(options, profile, size, folder):
 
 
 def measure(options, folder):
-    """The samples of all sizes, and their steps without a trace; says how far it is."""
+    """The samples of each size, and their steps without a trace; says how far it is."""
     sizes = SIZES[options.kind]
-    samples, steps, device, launch = [], {}, "", 0.0
+    samples, steps, device, launch = {}, {}, "", 0.0
     for number, size in enumerate(sizes, 1):
         print(f"{number} of {len(sizes)}: {size.name}", flush=True)
-        samples += measured(options.program, options.device, size.words, size.batch, STEPS, folder)
+        samples[size] = measured(options.program, options.device, size.words, size.batch, STEPS, folder)
         launch = launch or launch_seconds(Path(folder) / "measured.trace")  # the smallest work is first
         steps[size], metrics = real_step(options, size)
         device = metrics["backend"]
@@ -191,9 +193,11 @@ def calibrate(options):
     require_writable(options.target)
     with tempfile.TemporaryDirectory() as folder:
         samples, steps, device, launch = measure(options, folder)
-        profile = profile_of(options, samples, device, launch)
+        profile = profile_of(options, [each for of_size in samples.values() for each in of_size], device, launch)
         add_host(options, profile, steps, folder)
         report(options, profile, steps, folder)
+    shown = CROWDED if CROWDED in samples else next(iter(samples))
+    print("", *roofline_lines(samples[shown], shown.name), "", sep="\n")
     write_whole(options.target, json.dumps(profile, indent=2) + "\n")
     print(f"{options.target}: try ./lockstep predict --devices sim:{options.target.stem}x2")
     return 0

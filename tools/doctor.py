@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Say what this machine has for Lockstep, and what each missing thing would add.
+"""Say what this machine has for Lockstep, what is too old, and what each missing thing would add.
 
 `./lockstep doctor` needs nothing but Python and changes nothing; its exit status is always 0.
 """
@@ -8,6 +8,7 @@ import glob
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -88,8 +89,29 @@ def gpus():
     return "; ".join(listing.splitlines()) if listing else None
 
 
+def cores():
+    """Those that this process may use; only Linux can be asked for that."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count()
+
+
 def memory():
-    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
+    try:
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
+    except (AttributeError, ValueError, OSError):  # a system without these names
+        return "unknown"
+
+
+def system():
+    """The system's name, and what Lockstep makes of it."""
+    release = getattr(platform, "freedesktop_os_release", None)  # from Python 3.10 on
+    try:
+        name = release()["PRETTY_NAME"] if release else platform.system()
+    except (OSError, KeyError):
+        name = platform.system()
+    if platform.system() != "Linux":
+        return f"{name}: Lockstep runs on Linux only; a container does it here (docs/machines.md)"
+    return f"{name}, WSL" if "microsoft" in platform.release().lower() else name
 
 
 def data_set(name, *markers):
@@ -131,23 +153,43 @@ def apt(package):
     return f"apt-get install {package}"
 
 
+def gcc():
+    """The version of the g++ that Meson would take: CXX names it, unless that is another compiler."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    return (chosen and version_of(*chosen, "-dumpfullversion")) or version_of("g++", "-dumpfullversion")
+
+
+# The least that suffices, by the names below; README.md, "Requirements", has the same.
+LEAST = {"g++": "12", "clang++": "14", "meson": "1.0", "ninja": "1.8.2", "python3": "3.10", "CUDA Toolkit": "12",
+         "cuDNN": "9", "oneDNN": "2.6", "Catch2": "2.13"}
+# How to get a newer one than the system's, and how without root; docs/machines.md has the rest.
+NEWER = {"g++": "apt-get install g++-12, where that is on offer (Ubuntu 22.04), then 'export CXX=g++-12'"}
+VENV = ("python3 -m venv ~/lockstep-tools && ~/lockstep-tools/bin/pip install meson ninja && "
+        "export PATH=~/lockstep-tools/bin:$PATH")
+WITHOUT_ROOT = {
+    "g++": "'module load gcc/12' or newer on a cluster ('module avail gcc' lists them), then 'export CXX=g++'; "
+           "or conda: 'conda create -n lockstep -c conda-forge gxx', then 'conda activate lockstep'",
+    "meson": VENV, "ninja": VENV,
+    "python3": "conda: 'conda create -n lockstep -c conda-forge python', then 'conda activate lockstep'"}
+
 # Heading, then for each thing: name, what was found, what it adds, the command that installs it.
 SECTIONS = [
     ("Machine", [
-        ("processor", lambda: f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-         "", ""),
+        ("system", system, "", ""),
+        ("processor", lambda: f"{platform.machine()}, {cores()} cores", "", ""),
         ("memory", memory, "", ""),
         ("GPUs", gpus, "devices cuda:0, cuda:1, ... beside cpu:0",
          "an NVIDIA GPU and its driver (Debian: apt-get install nvidia-driver)"),
     ]),
     ("Build", [
-        ("g++", lambda: version_of("g++", "-dumpfullversion"), "C++20 compiler (12 or newer)",
+        ("g++", gcc, f"C++20 compiler ({LEAST['g++']} or newer)",
          apt("g++")),
         ("clang++", lambda: version_of("clang++", "--version"),
          "a second compiler's opinion; not needed", apt("clang")),
-        ("meson", lambda: version_of("meson", "--version"), "build system (1.0 or newer)",
+        ("meson", lambda: version_of("meson", "--version"), f"build system ({LEAST['meson']} or newer)",
          apt("meson")),
-        ("ninja", lambda: version_of("ninja", "--version"), "runs the build", apt("ninja-build")),
+        ("ninja", lambda: version_of("ninja", "--version"), f"runs the build ({LEAST['ninja']} or newer)",
+         apt("ninja-build")),
         ("pkg-config", lambda: version_of("pkg-config", "--version"), "finds the libraries",
          apt("pkg-config")),
         ("ccache", lambda: version_of("ccache", "--version"), "rebuilds in seconds; not needed",
@@ -180,7 +222,7 @@ SECTIONS = [
          "./lockstep data cifar10"),
     ]),
     ("Python", [
-        ("python3", platform.python_version, "", ""),
+        ("python3", platform.python_version, "", apt("python3")),
         ("torch", lambda: python_module("torch"), "PyTorch's figures beside ours in bench",
          "python3 -m pip install torch"),
         ("matplotlib", matplotlib, "figures of compare, which installs it; else tables only",
@@ -189,12 +231,30 @@ SECTIONS = [
 ]
 
 
+def numbers(version):
+    """(11, 4, 0) of "11.4.0"; () of a text that does not begin with a number."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def is_too_old(name, found):
+    """Whether a version is known, and less than the least that suffices."""
+    version = numbers(found.removeprefix("nvcc "))
+    return bool(version) and version < numbers(LEAST.get(name, "0"))
+
+
 def describe(name, find, adds, command):
-    """One thing's lines: what was found, or what it would add and how to get it."""
+    """One thing's lines: what was found; if that is missing or too old, also how to get it."""
     found = find()
-    if found:
+    if found and not is_too_old(name, found):
         return f"  {name:<14} {found}"
-    return f"  {name:<14} missing. It would add: {adds}\n  {'':<14} to get it: {command}"
+    if found:
+        what, ways = f"{found} is too old, {LEAST[name]} or newer is needed", [("newer", NEWER.get(name, ""))]
+        ways += [] if name in WITHOUT_ROOT else [("to get it", command)]
+    else:
+        what, ways = f"missing. It would add: {adds}", [("to get it", command)]
+    ways.append(("without root", WITHOUT_ROOT.get(name, "")))
+    return "\n".join([f"  {name:<14} {what}", *(f"  {'':<14} {how}: {text}" for how, text in ways if text)])
 
 
 def main():

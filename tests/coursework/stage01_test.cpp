@@ -125,6 +125,13 @@ TEST_CASE("The gradient of a window goes to its maximum", "[task01.2]") {
   const Values last = pooled_backward(one, {7}, {3});
   {
     HINT(
+        "only the pixel with the maximum was written. The body is called for each pixel of dx and "
+        "writes this one: it gathers from the windows that contain the pixel, and sends (scatters) "
+        "nothing to others");
+    CHECK(last != Values{-1, -1, -1, 7});
+  }
+  {
+    HINT(
         "every element of dx is written, and nothing is added to what was there: memory that comes "
         "in holds anything");
     CHECK(std::ranges::count(last, -1) == 0);

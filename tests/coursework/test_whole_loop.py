@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
-from coursework import solutions, tasks, tree  # noqa: E402
+from coursework import solutions, tasks, teacher, tree  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
 from processes import gone, start  # noqa: E402
@@ -40,18 +40,8 @@ ENDLESS_SCHEDULE = """  for (volatile int i = 0; i >= 0; i = stages + micro_batc
 NOT_CPP = "  return rows + ;"
 
 
-WRONG_HEAD = re.compile(r"^// \[wrong (\w+)\] (\S.*)\n", re.MULTILINE)
-
-
 def wrong_solutions(task_id):
-    """A task's wrong solutions: the hint that is expected, and the lines between the markers, by
-    name (docs/coursework.md)."""
-    before, *parts = WRONG_HEAD.split((WRONG / f"{task_id}.txt").read_text())
-    names, hints, bodies = parts[0::3], parts[1::3], [body.rstrip("\n") for body in parts[2::3]]
-    if before or "// [wrong" in "".join(bodies) or not all(bodies) or len(set(names)) < len(names):
-        raise ValueError(f"{task_id}.txt: expected '// [wrong NAME] HINT' as the first line, each NAME "
-                         "once, and lines of code below each")
-    return dict(zip(names, zip(hints, bodies)))
+    return teacher.wrong_solutions(ROOT, task_id)
 
 
 def only_stage_01(folder):

@@ -142,7 +142,9 @@ def programs_of(words):
 
 def unknown_options(command):
     """Options that no help knows. Options that `run`, `compare`, `predict` and `show` do not know go to the
-    stages."""
+    stages; the front end takes one from all of its commands."""
+    if "lockstep" in command:
+        command = command.replace(" --no-install", "")
     stages = [(str(BUILD / stage),) for stage in ("01-single-gpu/01-single-gpu", "07-mesh/07-mesh")]
     return [option for program, option in programs_of(shlex.split(command, comments=True))
             if not any(re.search(rf"{re.escape(option)}\b", help_of(*each))

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import calibrate  # noqa: E402
 from operation_costs import CostError, Sample, aligned, cost, counted, fit, fit_all  # noqa: E402
+from roofline import bound_of, roofline_lines, roofs  # noqa: E402
 
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
 PROGRAM = BUILD / "01-single-gpu/01-single-gpu"
@@ -58,6 +59,27 @@ class TestCosts(unittest.TestCase):
             aligned(step[:2], samples)
 
 
+class TestRoofline(unittest.TestCase):
+    """Roofs of 100 GFLOP/s and 10 GB/s: the ridge is at 10 FLOP for each byte."""
+
+    samples = [Sample("conv2d", "a", 1e8, 1e6, 1e-3), Sample("add", "b", 0, 1e6, 1e-4), Sample("matmul", "c", 4e6, 1e6, 2e-4),
+               Sample("fill", "d", 0, 100, 1e-6), Sample("copy", "e", 0, 0, 0)]
+
+    def test_the_roofs_are_what_was_reached_and_the_nearer_one_bounds(self):
+        self.assertEqual((1e11, 1e10), tuple(map(round, roofs(self.samples))))
+        self.assertEqual(["computing", "memory", "memory", "neither"],
+                         [bound_of(sample, 1e11, 1e10) for sample in self.samples[:4]])
+        self.assertEqual("computing", bound_of(Sample("matmul", "", 1.1e7, 1e6, 2e-4), 1e11, 1e10))
+
+    def test_the_table_begins_with_what_takes_longest(self):
+        first, second, head, *rows = roofline_lines(self.samples, "seed, batch 64")
+        self.assertIn("seed, batch 64: at most 100.0 GFLOP/s and 10.0 GB/s were reached", first)
+        self.assertIn("below 10.0 FLOP for each byte", second)
+        self.assertEqual(["conv2d a 1000.0 100.00 100.0 1.00 computing", "matmul c 200.0 4.00 20.0 5.00 memory",
+                          "add b 100.0 0.00 0.0 10.00 memory", "fill d 1.0 0.00 0.0 0.10 neither"],
+                         [" ".join(row.split()) for row in rows])
+
+
 class TestCalibrate(unittest.TestCase):
     def test_a_batch_takes_what_is_left_of_a_step_by_its_samples(self):
         steps = {calibrate.Size("seed", batch): 1e-3 + 5e-5 + 2e-6 * batch for batch in (8, 64, 256)}
@@ -95,6 +117,8 @@ class TestCalibrate(unittest.TestCase):
         self.assertEqual((0, ""), (status, err), out)
         self.assertRegex(out, r"seed, batch 16 +\d+\.\d+ +\d+\.\d+ +[+-]\d+\.\d %")
         self.assertRegex(out, r"median error \d+\.\d %, largest \d+\.\d %")
+        self.assertRegex(out, r"\nroofline of seed, batch 16: at most \d+\.\d GFLOP/s and \d+\.\d GB/s")
+        self.assertRegex(out, r"\nconv2d +conv2 +\d.* (computing|memory|neither)\n")
         profile = json.loads(self.target.read_text())
         self.assertLessEqual({"default", "conv2d", "matmul", "sgd_update"}, set(profile["operations"]))
         self.assertEqual("measured on cpu:0 by ./lockstep calibrate", profile["source"])

@@ -1,18 +1,19 @@
 """The course (docs/course/) keeps to the tree: its weeks have every task, lab and exercise, its sums are those of
-tasks.json, each task has its questions, each lesson its slides.
+tasks.json, each task has its questions, each lesson its slides, each exercise its answer.
 
 That the code on the slides is the sources' is test_quotes.py's; that links lead somewhere, test_links.py's; that
 commands exist, readme/test_commands.py's."""
 
 import math
 import re
+import subprocess
 import sys
 import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from coursework import labs, tasks  # noqa: E402
+from coursework import labs, tasks, teacher  # noqa: E402
 
 COURSE = ROOT / "docs/course"
 LESSONS = {"01": "01-single-gpu", "02": "02-dataparallel", "03-pipeline": "03-model-split/pipeline",
@@ -168,6 +169,45 @@ class TestSlides(unittest.TestCase):
         for task in tasks.load_tasks(ROOT):
             last = re.sub(r"\s+", " ", self.slides(lesson_of(task))[-1])
             self.assertIn(f"{task.id} ({task.name})", last)
+
+
+class TestAnswers(unittest.TestCase):
+    """For teachers: a student's tree has none of them, so there is nothing to check there."""
+
+    WHERE_FROM = re.compile(r"^\*(Measured|Counted|Calculated|Recorded|To run|Not measured)\b.*:?\*", re.MULTILINE)
+
+    def setUp(self):
+        self.pages = {path.stem: path.read_text() for path in (ROOT / teacher.ANSWERS).glob("*.md")}
+
+    def test_each_exercise_has_an_answer_that_says_where_its_figures_are_from(self):
+        if self.pages:
+            self.assertEqual(sorted(LESSONS), sorted(self.pages))
+        for lesson, text in self.pages.items():
+            head, *answers = re.split(r"^## (\d+)\. .*\n", text, flags=re.MULTILINE)
+            self.assertIn("2 shared cores", re.sub(r"\s+", " ", head))
+            self.assertEqual(exercises_of(lesson), [int(number) for number in answers[::2]], lesson)
+            for number, answer in zip(answers[::2], answers[1::2]):
+                with self.subTest(f"{lesson}: {number}"):
+                    self.assertRegex(answer, self.WHERE_FROM)
+                    self.assertGreater(len(answer.split()), 40)
+
+    def test_changes_can_be_made(self):
+        for lesson, text in self.pages.items():
+            for patch in re.findall(r"^```diff\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+                with self.subTest(f"{lesson}: {patch.splitlines()[0]}"):
+                    done = subprocess.run(["git", "apply", "--check", "-"], input=patch, text=True, capture_output=True,
+                                          cwd=ROOT)
+                    self.assertEqual((0, ""), (done.returncode, done.stderr))
+
+    def test_cases_and_headings_that_are_named_exist(self):
+        there = " ".join(path.read_text() for folder, kind in (("tests", "*.cpp"), ("docs", "*.md"), ("common", "*.md"))
+                         for path in (ROOT / folder).rglob(kind) if ROOT / teacher.ANSWERS not in path.parents)
+        there = re.sub(r'\s+', " ", re.sub(r'"\s*\n\s*"', "", there))
+        for lesson, text in self.pages.items():
+            for name in re.findall(r'"([A-Z][^"]{15,})"', re.sub(r"\s+", " ", text)):
+                self.assertIn(name, there, lesson)
+            for path in re.findall(r"`((?:tests|docs|common)/[\w./-]+)`", text):
+                self.assertTrue((ROOT / path).exists(), f"{lesson}: {path}")
 
 
 if __name__ == "__main__":

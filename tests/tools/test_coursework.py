@@ -1,5 +1,8 @@
-"""Coursework: table and markers, and the student's tree (the whole loop is in tests/coursework)."""
+"""Coursework: table and markers, the student's tree, what teachers get, labs that ask (the whole loop is in
+tests/coursework)."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -16,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
-from coursework import CourseworkError, solutions, tasks, tree  # noqa: E402
+from coursework import CourseworkError, labs, solutions, tasks, teacher, tree  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
 from coursework_support import Folder, ROW, SOURCE  # noqa: E402
 
@@ -290,6 +293,7 @@ class TestExercise(Folder):
         self.write("solved/lockstep", "#!/bin/sh\n", 0o755)
         self.write("solved/tests/coursework/wrong/02.1.txt", "// [wrong x] secret\n")
         self.write("solved/tests/coursework/test_x.py", "SOLUTION\n")
+        self.write("solved/docs/course/answers/02.md", "ANSWER\n")
         self.solved, self.target = self.root / "solved", self.root / "student"
 
     def test_folders_that_cannot_be_are_refused(self):
@@ -413,6 +417,118 @@ class TestExercise(Folder):
         done = subprocess.run([sys.executable, str(ROOT / "tools/exercise.py"), "/proc/student"],
                               capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+
+
+class TestTeacher(Folder):
+    """What only teachers get, of a small tree and of this one."""
+
+    def setUp(self):
+        super().setUp()
+        self.write("solved/" + tasks.TABLE, json.dumps({"tasks": [ROW]}))
+        self.write("solved/tests/coursework/x_test.cpp",
+                   'TEST_CASE("One "\n          "is \\"first\\"", "[task02.1]") {\n  HINT(\n      "is it "\n      "the first?");\n'
+                   '  CHECK(first() == 1);\n}\n\nTEST_CASE("Another\'s", "[task02.2]") {}\n')
+        self.write("solved/tests/coursework/wrong/02.1.txt", "// [wrong is_two] the first?\n  return 2;\n"
+                                                            "// [wrong never_ends] endless\n  for (;;) {\n  }\n")
+        self.write("solved/docs/course/answers/02.md", "ANSWER\n")
+        self.solved, self.target = self.root / "solved", self.root / "teacher"
+
+    def teacher(self, *words):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            return exercise.main(["--teacher", str(self.target), *words], root=self.solved), out.getvalue()
+
+    def test_answers_cases_and_mistakes_are_written(self):
+        status, told = self.teacher()
+        self.assertEqual(0, status, told)
+        self.assertIn(str(self.target), told)
+        self.assertEqual("ANSWER\n", (self.target / "answers/02.md").read_text())
+        page = (self.target / "tasks.md").read_text()
+        self.assertIn("## 02.1 the first\n", page)
+        self.assertIn('* `tests/coursework/x_test.cpp:1`, seen by students: One is "first"\n', page)
+        self.assertNotIn("Another", page)
+        self.assertIn('* "is it the first?" (is two)\n* "endless" (never ends)\n', page)
+
+    def test_a_case_in_a_file_that_students_do_not_get_is_hidden(self):
+        with mock.patch.object(exercise, "LEFT_OUT", (*exercise.LEFT_OUT, "tests/coursework/x_")):
+            self.teacher()
+        self.assertIn("`tests/coursework/x_test.cpp:1`, hidden from students: ", (self.target / "tasks.md").read_text())
+
+    def test_it_is_whole_or_not_there(self):
+        (self.solved / "docs/course/answers/02.md").unlink()
+        status, told = self.teacher()
+        self.assertEqual((1, 1), (status, told.count("\n")))
+        self.assertIn("has no pages, expected one for each lesson", told)
+        self.write("solved/solutions/manifest.json")
+        self.assertIn("is a student's tree", self.teacher()[1])
+        self.assertEqual(["solved"], [path.name for path in self.root.iterdir()])
+
+    def test_the_page_of_this_tree_has_every_case_and_every_mistake(self):
+        if not (ROOT / teacher.WRONG).is_dir():
+            return  # a student's tree
+        page = teacher.tasks_page(ROOT, exercise.LEFT_OUT)
+        cases = sum(path.read_text().count("TEST_CASE(") for path in (ROOT / "tests/coursework").glob("*.cpp"))
+        self.assertEqual(cases, len(re.findall(r"^\* `tests/coursework/\w+\.cpp:\d+`, seen by students: ", page, re.M)))
+        for task in tasks.load_tasks(ROOT):
+            part = page.split(f"\n## {task.id} ")[1].split("\n## ")[0]
+            for name, (hint, _) in teacher.wrong_solutions(ROOT, task.id).items():
+                self.assertRegex(part, rf'(?m)^\* ".*{re.escape(hint)}.*" \(.*\b{re.escape(name.replace("_", " "))}\b')
+
+
+class TestPredict(Folder):
+    """A lab that asks first: its program is a script here."""
+
+    def setUp(self):
+        super().setUp()
+        self.write("build/02-dataparallel/labs", "#!/bin/sh\necho ran $*\n", 0o755)
+
+    def lab(self, typed, *words):
+        """Runs a lab at a terminal at which somebody types so; or, with None, without one."""
+        code = ("import sys; from pathlib import Path; import exercise\n"
+                "sys.exit(exercise.main(sys.argv[2:], programs=Path(sys.argv[1])))")
+        outer, inner = os.openpty() if typed is not None else (None, subprocess.DEVNULL)
+        if typed is not None:
+            os.write(outer, typed.encode())
+        done = subprocess.run([sys.executable, "-c", code, self.root / "build", "--lab", "stale-replica", *words],
+                              stdin=inner, capture_output=True, text=True, timeout=60, cwd=ROOT / "tools")
+        if typed is not None:
+            os.close(inner)
+            os.close(outer)
+        return done
+
+    def test_the_students_expectation_comes_first_and_both_are_at_the_end(self):
+        done = self.lab("\n  the second is wrong \n", "--predict")  # an empty line is asked for again
+        self.assertEqual((0, ""), (done.returncode, done.stderr))
+        lab = labs.load_labs()["stale-replica"]
+        told = re.sub(r"\s+", " ", done.stdout)
+        places = [told.find(text) for text in (
+            f"Predict: {lab['ask']}", "What do you expect, in one line?", "ran stale-replica ", "ran stale-replica --fixed",
+            "You expected: the second is wrong", f"It shows: {lab['expect']}", f"Why: {lab['why']}")]
+        self.assertEqual(sorted(places), places, done.stdout)
+        self.assertGreaterEqual(places[0], 0)
+        self.assertNotIn("Expect: ", done.stdout)
+
+    def test_where_nobody_can_answer_nothing_runs(self):
+        for typed, words in ((None, "standard input is no terminal"), ("\4", "found no line, expected what you expect")):
+            done = self.lab(typed, "--predict")
+            self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+            self.assertIn(words, done.stderr)
+            self.assertNotIn("ran", done.stdout)
+        for words in (["--predict", "x"], ["--mine", "x"], ["--lab", "--predict"]):
+            done = subprocess.run([sys.executable, ROOT / "tools/exercise.py", *words], capture_output=True, text=True, timeout=60)
+            self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")))
+            self.assertIn(f"{words[0] if words[0] != '--lab' else '--predict'} belongs to a lab: expected --lab NAME", done.stderr)
+
+    def test_without_the_option_all_is_as_it_was(self):
+        done = self.lab(None)
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertTrue(done.stdout.startswith("Expect: "))
+        self.assertNotIn("You expected", done.stdout)
+
+    def test_every_lab_has_a_question(self):
+        for name, lab in labs.load_labs().items():
+            self.assertRegex(lab["ask"], r"^[A-Z\d].*\?$", name)
+            self.assertNotIn(lab["expect"], lab["ask"])
 
 
 if __name__ == "__main__":
