@@ -170,8 +170,10 @@ TEST_CASE("A sharded run goes on with other ranks, another way and other units, 
               fmt::format("was saved by {} ranks", way.before));
     }
     train(jobs, more + (way.before == way.after ? Words{} : Words{"--allow-world-size-change"}));
-    // Float32, and AdamW at this rate: another order of sums was 3e-5 away.
-    CHECK(relative_distance(jobs / "resumed", jobs / "straight") < 1e-4);
+    // Float32: four ranks add in another order than two. Where that changes which of two nearly
+    // equal pixels is the maximum, the run takes another way: after 20 steps it was 3e-5 away on
+    // one processor, 5e-4 on another (3e-15 in float64). Steps 14 to 20 move the weights by 0.35.
+    CHECK(relative_distance(jobs / "resumed", jobs / "straight") < 5e-3);
   }
 }
 
