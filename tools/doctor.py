@@ -227,7 +227,7 @@ SECTIONS = [
          "./lockstep data cifar10"),
     ]),
     ("Python", [
-        ("python3", platform.python_version, "", apt("python3")),
+        ("python3", lambda: platform.python_version(), "", apt("python3")),
         ("torch", lambda: python_module("torch"), "PyTorch's figures beside ours in bench",
          "python3 -m pip install torch"),
         ("matplotlib", matplotlib, "figures of compare, which installs it; else tables only",
