@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Say what this machine has for Lockstep, what is too old, and what each missing thing would add.
 
-`./lockstep doctor` needs nothing but Python and changes nothing; its exit status is always 0.
+`./lockstep doctor` needs nothing but Python, also one that is too old for the rest (3.6), and changes nothing; its
+exit status is always 0.
 """
 
 import glob
@@ -15,7 +16,6 @@ import sys
 from pathlib import Path
 
 from command_line import run_command
-from compare_figures import find_python
 
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE_FOLDERS = ["/usr/include", "/usr/local/include", "/usr/include/x86_64-linux-gnu",
@@ -26,7 +26,8 @@ CUDA_DOWNLOADS = "https://developer.nvidia.com/cuda-downloads"
 def output_of(*command, patience=20):
     """What a command prints, or None where it is absent, fails or hangs, for so many seconds."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True,
+                              timeout=patience, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
@@ -131,6 +132,10 @@ def python_module(name, python=sys.executable):
 
 
 def matplotlib():
+    """That of the Python which `compare` would take; its files are not for an old one."""
+    if is_too_old("python3", platform.python_version()):
+        return python_module("matplotlib")
+    from compare_figures import find_python
     return python_module("matplotlib", find_python() or sys.executable)
 
 
@@ -222,7 +227,7 @@ SECTIONS = [
          "./lockstep data cifar10"),
     ]),
     ("Python", [
-        ("python3", platform.python_version, "", apt("python3")),
+        ("python3", lambda: platform.python_version(), "", apt("python3")),
         ("torch", lambda: python_module("torch"), "PyTorch's figures beside ours in bench",
          "python3 -m pip install torch"),
         ("matplotlib", matplotlib, "figures of compare, which installs it; else tables only",
@@ -239,7 +244,7 @@ def numbers(version):
 
 def is_too_old(name, found):
     """Whether a version is known, and less than the least that suffices."""
-    version = numbers(found.removeprefix("nvcc "))
+    version = numbers(re.sub("^nvcc ", "", found))
     return bool(version) and version < numbers(LEAST.get(name, "0"))
 
 

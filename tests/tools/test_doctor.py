@@ -1,5 +1,6 @@
 """`lockstep doctor`, and docs/machines.md: what a machine has, what is too old, how to get it without root."""
 
+import ast
 import json
 import os
 import platform
@@ -79,6 +80,20 @@ class TestDoctor(unittest.TestCase):
         tools = {"g++": "11.4.0", "g++-12": "12.3.0"}
         self.assertIn("  g++            12.3.0\n", self.doctor(tools, CXX="g++-12 -fopenmp"))
         self.assertIn("11.4.0 is too old", self.doctor(tools, CXX="absent"))
+
+    def test_a_python_that_is_too_old_for_the_rest_can_say_so(self):
+        with mock.patch.object(platform, "python_version", lambda: "3.6.8"):
+            told = "\n".join(doctor.describe(*thing) for thing in doctor.SECTIONS[-1][1]) + "\n"
+        self.assertRegex(row(told, "python3"), r"3\.6\.8 is too old, 3\.10 or newer is needed\n +without root: conda")
+        told = call(sys.executable, "-c", "import sys; old = set(sys.modules); import doctor; print(*(sys.modules[name].__file__ "
+                    "for name in set(sys.modules) - old if 'tools' in str(getattr(sys.modules[name], '__file__', ''))))",
+                    cwd=ROOT / "tools").stdout.split()
+        self.assertEqual(["child_processes.py", "command_line.py", "doctor.py"], sorted(Path(path).name for path in told))
+        for path in told:
+            text = Path(path).read_text()
+            ast.parse(text, feature_version=(3, 6))
+            if path.endswith("doctor.py"):
+                self.assertNotRegex(text, r"capture_output|text=True|removeprefix|removesuffix|strict=")
 
     def test_other_systems_get_advice_and_no_traceback(self):
         with mock.patch.multiple(platform, system=lambda: "Darwin", freedesktop_os_release=mock.Mock(side_effect=OSError)), \
