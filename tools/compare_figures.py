@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import step_drawing
+import figure_drawing
 import step_rows
 import summary_table
 from plain_files import read_json
@@ -120,7 +120,7 @@ def draw_timelines(runs):
             lanes = {**run["step"], "memory": ()}  # the figure is about what runs when
             step = step_rows.measured(lanes, step_rows.operations_of)
             steps.append(replace(step, title=f"{name_of(run)}: {step.end:.2f} ms".replace("\n", ", ")))
-    return step_drawing.stacked(steps) if steps else ""
+    return figure_drawing.measured(steps) if steps else ""
 
 
 def save(figure, path):
