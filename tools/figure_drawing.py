@@ -9,7 +9,7 @@ from step_rows import ALONG_AXES, HOST, MEMORY, MESSAGES, OTHER, PRODUCTS, SEVER
 
 WIDTH, MARGIN = 900, 12
 TEXT, LETTER = 13, 6.9  # of all text: height, and width of a letter in the middle
-LINE, BAR, CURVE, SPACE, AXIS = 22, 24, 56, 5, 40  # heights
+LINE, BAR, CURVE, SPACE = 22, 24, 56, 5  # heights
 NARROW = 1.5  # a bar is at least so wide
 TICKS = 8  # about so many
 
@@ -71,7 +71,7 @@ def legend(kinds, right, y):
     """What the colours mean: {kind: name}, the last of which ends at `right`."""
     x = right
     for kind, name in reversed(kinds.items()):
-        x -= width_of(name) + 22
+        x -= width_of(name) + 28
         yield f'<rect class="{CLASSES[kind]}" x="{number(x)}" y="{y - 11}" width="12" height="12"/>'
         yield text(x + 17, y, name)
 
@@ -89,9 +89,9 @@ def ticks(begin, end):
 class Picture:
     """Panels below each other."""
 
-    def __init__(self, title, panels, unit, kinds=()):
-        """`kinds`, {kind: name}, are explained above all panels; of a measured step, that are all that it has."""
-        self.title, self.panels, self.unit, self.legend = title, panels, unit, dict(kinds)
+    def __init__(self, title, panels, kinds, unit=""):
+        """`kinds`, {kind: name}, are explained above all panels."""
+        self.title, self.panels, self.legend, self.unit = title, panels, kinds, unit
         names = [row.name for panel in panels for row in panel.rows if not row.curve]
         self.left = MARGIN + max(map(width_of, names), default=0) + 8
         self.scale = (WIDTH - MARGIN - self.left) / max(panel.end - panel.begin for panel in panels)
@@ -139,14 +139,16 @@ class Picture:
         self.y += 2 * SPACE
 
     def axis(self):
+        """With numbers, where the unit says something."""
         longest = max(self.panels, key=lambda panel: panel.end - panel.begin)
         yield f'<line x1="{number(self.left)}" x2="{WIDTH - MARGIN}" y1="{self.y}" y2="{self.y}"/>'
-        for moment in ticks(longest.begin, longest.end):
+        for moment in ticks(longest.begin, longest.end) if self.unit else ():
             x = self.x(longest, moment)
             yield f'<line x1="{number(x)}" x2="{number(x)}" y1="{self.y}" y2="{self.y + 4}"/>'
             yield text(min(x, WIDTH - MARGIN - 8), self.y + 18, f"{moment:g}", "pale name")
-        yield text((self.left + WIDTH) / 2, self.y + 34, self.unit, "pale name")
-        self.y += AXIS
+        self.y += (LINE - 4) * bool(self.unit)
+        yield text((self.left + WIDTH) / 2, self.y + 16, self.unit or "time", "pale name")
+        self.y += LINE
 
     def svg(self):
         kinds = {bar.kind for panel in self.panels for row in panel.rows for bar in row.bars}
@@ -168,7 +170,7 @@ def measured(steps):
     """The picture of steps that step_rows.measured() read from traces, on one scale."""
     kinds = {bar.kind for step in steps for row in step.rows for bar in row.bars}
     return Picture(steps[0].title, [Panel(step.title, step.rows, step.end, step.begin) for step in steps],
-                   f"{steps[0].unit} since the step began", {kind: kind for kind in FILLS if kind in kinds}).svg()
+                   {kind: kind for kind in FILLS if kind in kinds}, f"{steps[0].unit} since the step began").svg()
 
 
 # --- Memory ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import argparse
 import copy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import step_plan
@@ -20,13 +21,14 @@ import step_rows
 from command_line import Parser, complain, one_line, run_command
 from compare import Refused
 from figure_drawing import GATHER, PARTS, PHASE, REDUCE, Column, Panel, Picture, columns
+from mesh_drawing import Mesh
 from plain_files import write_whole
 from sim_devices import path_of_profile, read_profile
 from stages import ROOT
 from step_rows import HOST, MEMORY, MESSAGES, OTHER, Bar, Row
 
 PROFILE = path_of_profile("figures")
-UNIT = "units of time"
+SLOW_CABLE = 1.25e7  # bytes per second: 100 Mbit/s
 TOUCHING = 1e-3  # between two bars that are drawn as one
 PASSES = {"forward": "forward", "backward": "backward"}
 BUCKETS = {**PASSES, MESSAGES: "messages"}
@@ -40,9 +42,13 @@ EQUAL_LAYERS = "--model mlp --width 196"
 class Run:
     """A step of a stage's program on simulated devices."""
 
-    def __init__(self, build, stage, devices, words=""):
+    def __init__(self, build, stage, devices, words="", cable=None):
+        """`cable`: bytes per second between hosts, if not the profile's."""
         asked = step_plan.Asked(step_plan.stage_of(stage), devices, PROFILE, options=step_plan.options_in(words.split()))
-        self.enqueued = step_plan.run(asked, build, read_profile(PROFILE))
+        costs = read_profile(PROFILE)
+        if cable:
+            costs["links"]["network"]["bytes"] = cable
+        self.enqueued = step_plan.run(asked, build, costs)
         self.step, self.end = self.enqueued.step, self.enqueued.step["milliseconds"]
 
     def rows(self):
@@ -151,7 +157,7 @@ def stages(build):
     add("07  mesh: every message goes along one axis", run,
         [by_pass(rows["compute"]), plain(rows["communication"], "messages")],
         {"along data": "data", "along tensor": "tensor"})
-    return Picture("A training step of each stage", panels, UNIT, {**BUCKETS, OTHER: "the rest"}).svg()
+    return Picture("A training step of each stage", panels, {**BUCKETS, OTHER: "the rest"}).svg()
 
 
 def step_01(build):
@@ -165,31 +171,29 @@ def step_01(build):
         if moments:
             bars.append(Bar(min(moments), max(moments), name, HOST))
     return Picture("A step of one device, and what its host enqueues meanwhile",
-                   [Panel("", [Row("host", bars), plain(row, "compute")], run.end)], UNIT,
-                   {HOST: "enqueues", **PASSES}).svg()
+                   [Panel("", [Row("host", bars), plain(row, "compute")], run.end)], {HOST: "enqueues", **PASSES}).svg()
 
 
 def step_02(build):
     """Device 0 serves the others."""
     run = Run(build, "02", 4, f"{EQUAL_LAYERS} --batch-size 256")
     return Picture("A step of DataParallel on four devices",
-                   [Panel("", [by_pass(row) for row in run.rows().values()], run.end)], UNIT,
+                   [Panel("", [by_pass(row) for row in run.rows().values()], run.end)],
                    {**PASSES, MESSAGES: "copies", OTHER: "loss, update"}).svg()
 
 
 def pipeline(build):
     """The bubble is what is empty."""
     panels = []
-    for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
-        options = {"--schedule": schedule, "--micro-batches": "4", "--chunks": str(chunks)}
+    for schedule, micro_batches in (("gpipe", 4), ("gpipe", 8), ("1f1b", 8)):
+        options = {"--schedule": schedule, "--micro-batches": str(micro_batches)}
         step = step_plan.planned(step_plan.Asked(step_plan.PIPELINE, 4, options=options), build)
-        rows = [plain(row) for row in step.rows]
-        for bar in (bar for row in rows for bar in row.bars):  # a chunk is half a stage
-            bar.begin, bar.end = bar.begin / chunks, bar.end / chunks
-        panels.append(Panel(f"{schedule}: {100 * step.formula['value']:.0f} % of the time is bubble", rows,
-                            step.end / chunks))
-    return Picture("Three schedules of a pipeline of four devices and four micro-batches", panels,
-                   "forwards of a micro-batch", PASSES).svg()
+        share = 8 / micro_batches  # of the same batch
+        rows = [Row(row.name, [bar_of(bar, begin=share * bar.begin, end=share * bar.end) for bar in row.bars])
+                for row in step.rows]
+        panels.append(Panel(f"{schedule}, {micro_batches} micro-batches: {100 * step.formula['value']:.0f} % bubble; "
+                            f"device 0 keeps the activations of {step.rows[0].predicted_most}", rows, share * step.end))
+    return Picture("A pipeline of four devices: one batch in four and in eight micro-batches", panels, PASSES).svg()
 
 
 def buckets(build):
@@ -197,10 +201,10 @@ def buckets(build):
     panels = []
     for title, words in (("--no-overlap: messages begin when backward has ended", "--no-overlap"),
                          ("with overlap: a bucket is sent while backward goes on", "")):
-        run = Run(build, "04", 1, f"--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 8 {words}")
+        run = Run(build, "04", 1, f"--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 8 {words}", SLOW_CABLE)
         rows = run.rows()
         panels.append(Panel(title, [by_block(rows["compute"]), plain(rows["communication"], "messages")], run.end))
-    return Picture("A step of stage 04 without overlap, and with it", panels, UNIT, BUCKETS).svg()
+    return Picture("A step of stage 04 without overlap, and with it", panels, BUCKETS).svg()
 
 
 def ring(build):
@@ -208,7 +212,9 @@ def ring(build):
     run = Run(build, "04", 4, f"--all-reduce ring {EQUAL_LAYERS} --bucket-mb 1000")
     [lane] = [lane for lane in run.step["lanes"] if lane["stream"] == "communication"]
     bars = [bar for bar, _ in step_rows.lane_bars(lane["slices"], step_rows.operations_of) if bar.end > bar.begin]
-    begin, end = bars[0].begin, bars[-1].end
+    first = bars[0].begin
+    for bar in bars:
+        bar.begin, bar.end = bar.begin - first, bar.end - first
     phases = [Bar(min(bar.begin for bar in half), max(bar.end for bar in half), name, PHASE)
               for name, half in (("reduce-scatter: send, then add", bars[:6]), ("all-gather: send", bars[6:]))]
     rows = [Row("", phases), *(Row(f"rank {rank}", []) for rank in range(4))]
@@ -220,7 +226,7 @@ def ring(build):
             drawn = passed
         for row, part in zip(rows[1:], drawn):
             row.bars.append(bar_of(bar, kind=part, name=part[-1] if bar.kind == MESSAGES else "+"))
-    return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, end, begin)], UNIT,
+    return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end)],
                    {part: part for part in PARTS}).svg()
 
 
@@ -230,7 +236,7 @@ def syncbn(build):
     rows = run.rows()
     return Picture("A step of stage 05",
                    [Panel("", [plain(rows["compute"]), for_layers(rows["communication"], rows["compute"])], run.end)],
-                   UNIT, BUCKETS).svg()
+                   BUCKETS).svg()
 
 
 def sharded_step(build):
@@ -242,7 +248,7 @@ def sharded_step(build):
         panels.append(Panel(f"--prefetch {prefetch}", [
             plain(rows["compute"]), by_purpose(rows["communication"]),
             curve("memory beyond what is always kept", memory, run.end, min(used for _, used in memory))], run.end))
-    return Picture("A step of stage 06 without gathering ahead, and with it", panels, UNIT,
+    return Picture("A step of stage 06 without gathering ahead, and with it", panels,
                    {**PASSES, GATHER: GATHER, REDUCE: REDUCE, MEMORY: "memory"}).svg()
 
 
@@ -259,14 +265,28 @@ def sharded_memory(build):
                    "during a step")
 
 
+def groups(of_mesh, width):
+    """A row for each axis, its groups of ranks side by side."""
+    for axis in reversed(of_mesh.long_axes()):
+        firsts = [rank for rank in range(of_mesh.ranks()) if of_mesh.coordinate(rank, axis) == 0]
+        wide = width / len(firsts)
+        yield Row(f"along {axis}", [
+            Bar(place * wide, (place + 0.9) * wide, ", ".join(map(str, of_mesh.group(rank, (axis,)))), f"along {axis}")
+            for place, rank in enumerate(firsts)])
+
+
 def mesh(build):
     """Whom each message goes to."""
     run = Run(build, "07", 4, f"{EQUAL_LAYERS} --nodes 2 --batch-size 512 --mesh data=2,shard=2,tensor=2")
-    rows = run.rows()
+    rows, of_mesh = run.rows(), Mesh.of(run.enqueued.metrics["mesh"])
     lanes = [by_pass(rows["compute"])]
-    for axis in ("tensor", "shard", "data"):
-        lanes.append(Row(f"along {axis}", [bar_of(bar) for bar in rows["communication"].bars if bar.along == axis]))
-    return Picture("A step of one of eight ranks of a mesh", [Panel("", lanes, run.end)], UNIT, PASSES).svg()
+    for axis in reversed(of_mesh.long_axes()):
+        lanes.append(Row(f"along {axis}", [bar_of(bar, name=bar.name.partition(" ")[0].removeprefix("along"))
+                                           for bar in rows["communication"].bars if bar.along == axis]))
+    return Picture("The groups of a mesh of eight ranks, and a step of one", [
+        Panel("Which ranks talk to each other; 0 to 3 are on one host, 4 to 7 on another", [*groups(of_mesh, run.end)],
+              run.end),
+        Panel("A step of rank 0", lanes, run.end)], PASSES).svg()
 
 
 # File in docs/figures, without its ending: what draws it.
@@ -275,9 +295,13 @@ PICTURES = {"stages": stages, "step-01": step_01, "step-02": step_02, "pipeline"
 MEASURED = ("accuracy", "epoch-time", "memory")  # by `compare`
 
 
-def measure(build, folder):
-    """The figures that have to be measured: `compare` makes them."""
-    done = subprocess.run([sys.executable, ROOT / "tools/compare.py", "--epochs", "3", "--figures", folder])
+def measure(folder):
+    """Makes those of MEASURED."""
+    with tempfile.TemporaryDirectory() as found:
+        done = subprocess.run([sys.executable, ROOT / "tools/compare.py", "--epochs", "3", "--figures", found])
+        if done.returncode == 0:
+            for name in MEASURED:
+                write_whole(folder / f"{name}.svg", (Path(found) / f"{name}.svg").read_text())
     return done.returncode
 
 
@@ -291,7 +315,7 @@ def main(argv):
     options = parser.parse_args(argv)
     try:
         if options.measured:
-            return measure(options.build, options.folder)
+            return measure(options.folder)
         for name in options.names or PICTURES:
             if name not in PICTURES:
                 raise Refused(f"'{name}', expected one of {', '.join(PICTURES)}")
