@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from command_line import run_command
-from compare_figures import find_python
 
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE_FOLDERS = ["/usr/include", "/usr/local/include", "/usr/include/x86_64-linux-gnu",
@@ -103,13 +102,9 @@ def data_set(name, *markers):
     return None
 
 
-def python_module(name, python=sys.executable):
-    """The version of a module of the python3 that the tools run with, or of another one."""
-    return first_line(python, "-c", f"import {name}; print({name}.__version__)")
-
-
-def matplotlib():
-    return python_module("matplotlib", find_python() or sys.executable)
+def python_module(name):
+    """The version of a module of the python3 that the tools run with."""
+    return first_line(sys.executable, "-c", f"import {name}; print({name}.__version__)")
 
 
 IDX = ["train-images-idx3-ubyte.gz", "train-images-idx3-ubyte"]
@@ -183,8 +178,6 @@ SECTIONS = [
         ("python3", platform.python_version, "", ""),
         ("torch", lambda: python_module("torch"), "PyTorch's figures beside ours in bench",
          "python3 -m pip install torch"),
-        ("matplotlib", matplotlib, "figures of compare, which installs it; else tables only",
-         apt("python3-matplotlib")),
     ]),
 ]
 

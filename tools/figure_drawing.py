@@ -209,3 +209,39 @@ def columns(title, runs, unit, kept, used):
                      f'width="{number(wide)}" height="{number(base)}"/>')
         lines.append(text(x + wide / 2, top + high + 18, "one step", "pale name"))
     return whole(title, top + high + 28, {"backward", MEMORY}, lines)
+
+
+# --- Lines -----------------------------------------------------------------------------------------
+
+LINES = (BLUE, RED, GREEN, ORANGE, PINK, SKY, GREY)
+DASHES = ("", "7 4", "2 3")  # after the last colour, the first one again
+
+
+def lines(title, series, across, up, least=None):
+    """A line for each of {name: {x: y}}; the x, texts, have equal distances. The axis begins at `least`."""
+    xs = list(dict.fromkeys(x for points in series.values() for x in points))
+    values = [y for points in series.values() for y in points.values()]
+    bottom, most = min(values) if least is None else least, max(values)
+    most = most if most > bottom else bottom + 1
+    left, right = MARGIN + 44, WIDTH - MARGIN - max(map(width_of, series)) - 56
+    top, high = MARGIN + LINE, max(260, LINE * len(series))
+
+    def place(x, y):
+        return left + (xs.index(x) + 0.5) * (right - left) / len(xs), top + high * (most - y) / (most - bottom)
+
+    drawn = [text(MARGIN, MARGIN + TEXT - 4, up, "pale"), text((left + right) / 2, top + high + 40, across, "pale name")]
+    for value in ticks(bottom, most):
+        _, y = place(xs[0], value)
+        drawn += [f'<line x1="{left}" x2="{number(right)}" y1="{number(y)}" y2="{number(y)}"/>',
+                  text(left - 6, y + 4, f"{value:g}", "pale", "end")]
+    drawn += [text(place(x, bottom)[0], top + high + 20, x, "pale name") for x in xs]
+    for count, (name, points) in enumerate(series.items()):
+        (colour, _), dash = LINES[count % len(LINES)], DASHES[count // len(LINES) % len(DASHES)]
+        look = f'fill="none" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash or "none"}"'
+        found, y = [place(x, value) for x, value in points.items()], top + LINE * count + 8
+        joined = " ".join(f"{number(x)},{number(y)}" for x, y in found)
+        drawn += [f'<polyline points="{joined}" {look}/>', *(
+            f'<circle cx="{number(x)}" cy="{number(y)}" r="3.5" fill="{colour}"/>' for x, y in found),
+            f'<polyline points="{number(right + 16)},{y} {number(right + 46)},{y}" {look}/>',
+            text(right + 52, y + 4, name)]
+    return whole(title, top + high + 50, set(), drawn)

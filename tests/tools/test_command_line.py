@@ -93,7 +93,6 @@ class TestOneLine(unittest.TestCase):
         self.refused("draw_step.py", b"\x1b[2J\xff\n", "x.svg")
         self.refused("compare.py", "--stages", "\n" + ESCAPE)
         self.refused("figures.py", ESCAPE + "\n")
-        self.refused("compare_figures.py")
 
     def test_an_option_is_its_whole_name(self):
         for name, *words in (("fetch_data.py", "synthetic", "--di", "x"), ("exercise.py", "--la"),

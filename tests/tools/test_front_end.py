@@ -57,7 +57,7 @@ class TestDoctor(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         for thing in ("cores", "memory", "GPUs", "g++", "clang++", "meson", "ninja", "ccache",
                       "CUDA Toolkit", "cuDNN", "NCCL", "oneDNN", "Gloo", "Catch2",
-                      "fashion-mnist", "mnist", "cifar10", "torch", "matplotlib"):
+                      "fashion-mnist", "mnist", "cifar10", "torch"):
             self.assertIn(thing, done.stdout)
 
     def test_with_an_empty_path_each_missing_tool_has_a_remedy(self):
@@ -178,18 +178,6 @@ class TestSetUp(Sandbox):
         self.assertIn("libgloo-dev is not on offer here", first.stderr)
         second = self.lockstep("bench")
         self.assertNotIn("libgloo-dev", second.stderr)
-
-    def test_compare_installs_what_draws_its_figures_and_run_does_not(self):
-        packages = (self.root / "tools/packages.txt").read_text()
-        names = re.findall(r"^\w+ *\| (\S+)", packages, re.MULTILINE)
-        for command, installs in (("run", 0), ("compare", 1)):
-            self.fake_apt([name for name in names if name != "python3-matplotlib"])
-            for tool in ("meson", "ninja", "c++"):
-                self.install(tool)
-            self.lockstep(command)
-            done = [line for line in self.calls() if "apt-get" in line and " install " in line]
-            self.assertEqual(len(done), installs, command)
-        self.assertTrue(done[0].endswith("--no-install-recommends python3-matplotlib"), done)
 
     def test_without_apt_lists_the_packages_by_purpose_and_stops(self):
         done = self.lockstep("bench")
