@@ -18,11 +18,12 @@ TICKS = 8  # about so many
 BLUE, SKY, ORANGE, GREEN, PINK, RED, YELLOW, GREY = (
     ("#0072b2", "#ffffff"), ("#56b4e9", "#000000"), ("#e69f00", "#000000"), ("#009e73", "#000000"),
     ("#cc79a7", "#000000"), ("#d55e00", "#000000"), ("#f0e442", "#000000"), ("#b8bec4", "#000000"))
-GATHER, REDUCE, PHASE = "gather", "reduce", "phase"
+PHASE = "phase"
+PURPOSES = {"scatter": PINK, "replicate": ORANGE, "gather": GREEN, "reduce": RED}  # of copies and messages
 PARTS = ("part A", "part B", "part C", "part D")
 FILLS = {"forward": SKY, "backward": BLUE, MESSAGES: ORANGE, PRODUCTS: BLUE, OTHER: GREY, HOST: YELLOW, MEMORY: PINK,
          **dict(zip(map(ALONG_AXES.get, ("data", "shard", "tensor", "pipeline")), (ORANGE, GREEN, PINK, YELLOW))),
-         SEVERAL: RED, GATHER: GREEN, REDUCE: RED, **dict(zip(PARTS, (ORANGE, SKY, GREEN, PINK)))}
+         SEVERAL: RED, **PURPOSES, **dict(zip(PARTS, (ORANGE, SKY, GREEN, PINK)))}
 CLASSES = {kind: f"k{number}" for number, kind in enumerate(FILLS)} | {PHASE: "phase"}
 # Text, paper, pale text, lines.
 LIGHT, DARK = ("#1c1e21", "#ffffff", "#57606a", "#c8ced4"), ("#e8eaed", "#17191c", "#a9b1b9", "#454b52")

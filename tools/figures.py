@@ -20,7 +20,7 @@ import step_plan
 import step_rows
 from command_line import Parser, complain, one_line, run_command
 from compare import Refused
-from figure_drawing import GATHER, PARTS, PHASE, REDUCE, Column, Panel, Picture, columns
+from figure_drawing import PARTS, PHASE, PURPOSES, Column, Panel, Picture, columns
 from mesh_drawing import Mesh
 from plain_files import write_whole
 from sim_devices import path_of_profile, read_profile
@@ -30,7 +30,14 @@ from step_rows import HOST, MEMORY, MESSAGES, OTHER, Bar, Row
 PROFILE = path_of_profile("figures")
 SLOW_CABLE = 1.25e7  # bytes per second: 100 Mbit/s
 TOUCHING = 1e-3  # between two bars that are drawn as one
-PASSES = {"forward": "forward", "backward": "backward"}
+
+
+def named(*kinds):
+    """A legend of kinds that are called what they are."""
+    return dict(zip(kinds, kinds))
+
+
+PASSES = named("forward", "backward")
 BUCKETS = {**PASSES, MESSAGES: "messages"}
 # Four equal layers of 784 features, and a small last one.
 EQUAL_LAYERS = "--model mlp --width 196"
@@ -105,11 +112,11 @@ def for_layers(messages, compute):
     return joined(messages, layer, "messages")
 
 
-def by_purpose(messages):
-    """Of a sharded step: what is gathered, and what is reduced."""
-    bars = [bar_of(bar, kind=GATHER if bar.name.startswith("gather") else REDUCE, name=bar.name.partition(" ")[0])
-            for bar in messages.bars]
-    return Row("messages", bars)
+def by_purpose(row, name=None):
+    """Copies and messages are what they are for: "gather" of "gather fc1"."""
+    bars = [bar_of(bar, kind=word, name=word) if (word := bar.name.partition(" ")[0]) in PURPOSES else bar_of(bar)
+            for bar in row.bars]
+    return Row(name or row.name, bars)
 
 
 def curve(name, changes, end, least=0):
@@ -137,21 +144,22 @@ def stages(build):
     add("01  one device", run, [by_pass(row, "device 0")])
     run = Run(build, "02", 2, batch)
     add("02  DataParallel: device 0 sends the network and adds up the gradients", run,
-        [by_pass(row) for row in run.rows().values()])
+        [by_pass(by_purpose(row)) for row in run.rows().values()], named(*PURPOSES))
     run = Run(build, "03", 2, f"{batch} --micro-batches 4")
-    add("03  pipeline: each device has half of the layers", run, [plain(row) for row in run.rows().values()])
+    add("03  pipeline: each device has half of the layers, and takes four parts of the batch", run, [plain(row) for row in run.rows().values()])
     run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
     rows = run.rows()
     add("04  DDP: buckets of gradients are averaged while backward runs", run,
         [by_pass(rows["compute"]), plain(rows["communication"], "messages")])
     run = Run(build, "05", 1, "--model seed-bn --nodes 2")
     rows = run.rows()
+    numbered = [bar_of(bar, name=bar.name if bar.name.startswith("bucket") else str(count)) for count, bar in enumerate(rows["communication"].bars, 1)]
     add("05  SyncBatchNorm: the passes wait for four short messages", run,
-        [by_pass(rows["compute"]), for_layers(rows["communication"], rows["compute"])])
+        [by_pass(rows["compute"]), Row("messages", numbered)])
     run = Run(build, "06", 1, two_hosts)
     rows = run.rows()
     add("06  FSDP: gather a layer, use it, free it; reduce its gradients", run,
-        [by_pass(rows["compute"]), by_purpose(rows["communication"])], {GATHER: GATHER, REDUCE: REDUCE})
+        [by_pass(rows["compute"]), by_purpose(rows["communication"], "messages")], named("gather", "reduce"))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
     rows = run.rows()
     add("07  mesh: every message goes along one axis", run,
@@ -178,8 +186,8 @@ def step_02(build):
     """Device 0 serves the others."""
     run = Run(build, "02", 4, f"{EQUAL_LAYERS} --batch-size 256")
     return Picture("A step of DataParallel on four devices",
-                   [Panel("", [by_pass(row) for row in run.rows().values()], run.end)],
-                   {**PASSES, MESSAGES: "copies", OTHER: "loss, update"}).svg()
+                   [Panel("", [by_pass(by_purpose(row)) for row in run.rows().values()], run.end)],
+                   named("forward", "backward", *PURPOSES)).svg()
 
 
 def pipeline(build):
@@ -227,7 +235,7 @@ def ring(build):
         for row, part in zip(rows[1:], drawn):
             row.bars.append(bar_of(bar, kind=part, name=part[-1] if bar.kind == MESSAGES else "+"))
     return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end)],
-                   {part: part for part in PARTS}).svg()
+                   named(*PARTS)).svg()
 
 
 def syncbn(build):
@@ -246,10 +254,10 @@ def sharded_step(build):
         run = Run(build, "06", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 128 --prefetch {prefetch}")
         rows, memory = run.rows(), run.memory()
         panels.append(Panel(f"--prefetch {prefetch}", [
-            plain(rows["compute"]), by_purpose(rows["communication"]),
+            plain(rows["compute"]), by_purpose(rows["communication"], "messages"),
             curve("memory beyond what is always kept", memory, run.end, min(used for _, used in memory))], run.end))
     return Picture("A step of stage 06 without gathering ahead, and with it", panels,
-                   {**PASSES, GATHER: GATHER, REDUCE: REDUCE, MEMORY: "memory"}).svg()
+                   {**named("forward", "backward", "gather", "reduce"), MEMORY: "memory"}).svg()
 
 
 def sharded_memory(build):
