@@ -36,8 +36,9 @@ def draw_memory(runs):
     rows = []
     for run in runs:
         peaks = [peak / 2**20 for peak in run["metrics"]["peak_memory_bytes"]]
-        rows += [Row("" if device else name_of(run), [Bar(0, peak, f"{run['metrics']['devices'][device]}: {peak:.1f}", "forward")])
-                 for device, peak in enumerate(peaks)]
+        names = [name_of(run), *[""] * (len(peaks) - 1)]
+        rows += [Row(name, [Bar(0, peak, f"{device}: {peak:.1f}", "forward")])
+                 for name, peak, device in zip(names, peaks, run["metrics"]["devices"])]
     most = max(row.bars[0].end for row in rows)
     return Picture("Peak memory of each device", [Panel("", rows, most)], {}, "MiB, the peak of each device").svg()
 

@@ -230,7 +230,8 @@ def lines(title, series, across, up, least=None):
     def place(x, y):
         return left + (xs.index(x) + 0.5) * (right - left) / len(xs), top + high * (most - y) / (most - bottom)
 
-    drawn = [text(MARGIN, MARGIN + TEXT - 4, up, "pale"), text((left + right) / 2, top + high + 40, across, "pale name")]
+    drawn = [text(MARGIN, MARGIN + TEXT - 4, up, "pale"),
+             text((left + right) / 2, top + high + 40, across, "pale name")]
     for value in ticks(bottom, most):
         _, y = place(xs[0], value)
         drawn += [f'<line x1="{left}" x2="{number(right)}" y1="{number(y)}" y2="{number(y)}"/>',

@@ -51,7 +51,8 @@ class Run:
 
     def __init__(self, build, stage, devices, words="", cable=None):
         """`cable`: bytes per second between hosts, if not the profile's."""
-        asked = step_plan.Asked(step_plan.stage_of(stage), devices, PROFILE, options=step_plan.options_in(words.split()))
+        options = step_plan.options_in(words.split())
+        asked = step_plan.Asked(step_plan.stage_of(stage), devices, PROFILE, options=options)
         costs = read_profile(PROFILE)
         if cable:
             costs["links"]["network"]["bytes"] = cable
@@ -146,14 +147,16 @@ def stages(build):
     add("02  DataParallel: device 0 sends the network and adds up the gradients", run,
         [by_pass(by_purpose(row)) for row in run.rows().values()], named(*PURPOSES))
     run = Run(build, "03", 2, f"{batch} --micro-batches 4")
-    add("03  pipeline: each device has half of the layers, and takes four parts of the batch", run, [plain(row) for row in run.rows().values()])
+    add("03  pipeline: each device has half of the layers, and takes four parts of the batch", run,
+        [plain(row) for row in run.rows().values()])
     run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
     rows = run.rows()
     add("04  DDP: buckets of gradients are averaged while backward runs", run,
         [by_pass(rows["compute"]), plain(rows["communication"], "messages")])
     run = Run(build, "05", 1, "--model seed-bn --nodes 2")
     rows = run.rows()
-    numbered = [bar_of(bar, name=bar.name if bar.name.startswith("bucket") else str(count)) for count, bar in enumerate(rows["communication"].bars, 1)]
+    numbered = [bar_of(bar, name=bar.name if bar.name.startswith("bucket") else str(count))
+                for count, bar in enumerate(rows["communication"].bars, 1)]
     add("05  SyncBatchNorm: the passes wait for four short messages", run,
         [by_pass(rows["compute"]), Row("messages", numbered)])
     run = Run(build, "06", 1, two_hosts)
@@ -299,7 +302,8 @@ def mesh(build):
 
 # File in docs/figures, without its ending: what draws it.
 PICTURES = {"stages": stages, "step-01": step_01, "step-02": step_02, "pipeline": pipeline, "buckets": buckets,
-            "ring": ring, "syncbn": syncbn, "sharded-step": sharded_step, "sharded-memory": sharded_memory, "mesh": mesh}
+            "ring": ring, "syncbn": syncbn, "sharded-step": sharded_step, "sharded-memory": sharded_memory,
+            "mesh": mesh}
 MEASURED = ("accuracy", "epoch-time", "memory")  # by `compare`
 
 

@@ -93,9 +93,8 @@ class TestDrawing(unittest.TestCase):
     def bars(self, drawn):
         """(left, width) of each."""
         kinds = "|".join(CLASSES[kind] for kind in FILLS)
-        return [(float(x), float(width)) for x, y, width in re.findall(
-            rf'<rect class="(?:{kinds})" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="{figure_drawing.BAR}"', drawn)
-            for x, width in [(x, width)]]
+        found = re.findall(rf'<rect class="(?:{kinds})" x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="(\d+)"', drawn)
+        return [(float(x), float(width)) for x, width, height in found if int(height) == figure_drawing.BAR]
 
     def test_bars_are_to_scale_and_nothing_is_drawn_where_nothing_runs(self):
         drawn = measured([self.STEP])
