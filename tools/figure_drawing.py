@@ -13,17 +13,20 @@ LINE, BAR, CURVE, SPACE = 22, 24, 56, 5  # heights
 NARROW = 1.5  # a bar is at least so wide
 TICKS = 8  # about so many
 
-# Colour and letters. The colours are those of Okabe and Ito (2008), which readers tell apart who see red and
-# green alike. They are the same in light and in dark mode, where a bar's edge has the colour of the text.
-BLUE, SKY, ORANGE, GREEN, PINK, RED, YELLOW, GREY = (
+# Colour and letters. The first ones are those of Okabe and Ito (2008), which readers tell apart who see red and
+# green alike. All are the same in light and in dark mode, where a bar's edge has the colour of the text.
+BLUE, SKY, ORANGE, GREEN, PINK, RED, YELLOW = (
     ("#0072b2", "#ffffff"), ("#56b4e9", "#000000"), ("#e69f00", "#000000"), ("#009e73", "#000000"),
-    ("#cc79a7", "#000000"), ("#d55e00", "#000000"), ("#f0e442", "#000000"), ("#b8bec4", "#000000"))
+    ("#cc79a7", "#000000"), ("#d55e00", "#000000"), ("#f0e442", "#000000"))
+WHITE, GREY, DARK_GREY, WINE = (
+    ("#ffffff", "#000000"), ("#b8bec4", "#000000"), ("#4d4d4d", "#ffffff"), ("#882255", "#ffffff"))
 PHASE = "phase"
 PURPOSES = {"scatter": PINK, "replicate": ORANGE, "gather": GREEN, "reduce": RED}  # of copies and messages
 PARTS = ("part A", "part B", "part C", "part D")
-FILLS = {"forward": SKY, "backward": BLUE, MESSAGES: ORANGE, PRODUCTS: BLUE, OTHER: GREY, HOST: YELLOW, MEMORY: PINK,
-         **dict(zip(map(ALONG_AXES.get, ("data", "shard", "tensor", "pipeline")), (ORANGE, GREEN, PINK, YELLOW))),
-         SEVERAL: RED, **PURPOSES, **dict(zip(PARTS, (ORANGE, SKY, GREEN, PINK)))}
+FILLS = {"forward": SKY, "backward": BLUE, MESSAGES: ORANGE, PRODUCTS: BLUE, OTHER: GREY, HOST: WHITE,
+         MEMORY: YELLOW, SEVERAL: WINE,
+         **dict(zip(map(ALONG_AXES.get, ("data", "shard", "tensor", "pipeline")), (RED, GREEN, PINK, DARK_GREY))),
+         **PURPOSES, **dict(zip(PARTS, (ORANGE, SKY, GREEN, PINK)))}
 CLASSES = {kind: f"k{number}" for number, kind in enumerate(FILLS)} | {PHASE: "phase"}
 # Text, paper, pale text, lines.
 LIGHT, DARK = ("#1c1e21", "#ffffff", "#57606a", "#c8ced4"), ("#e8eaed", "#17191c", "#a9b1b9", "#454b52")

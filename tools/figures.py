@@ -120,12 +120,13 @@ def by_purpose(row, name=None):
     return Row(name or row.name, bars)
 
 
-def curve(name, changes, end, least=0):
-    """A row with the height of what is in use."""
-    levels = [used - least for _, used in changes]
-    until = [*(at for at, _ in changes[1:]), end]
-    return Row(name, [Bar(at, to, "", MEMORY, level=level / max(levels))
-                      for (at, _), to, level in zip(changes, until, levels) if to > at], curve=True)
+def curve(name, run):
+    """A row with the height of what is in use beyond what is always kept."""
+    changes = run.memory()
+    least, most = (choose(used for _, used in changes) for choose in (min, max))
+    until = [*(at for at, _ in changes[1:]), run.end]
+    return Row(name, [Bar(at, to, "", MEMORY, level=(used - least) / max(most - least, 1))
+                      for (at, used), to in zip(changes, until) if to > at], curve=True)
 
 
 # --- Pictures --------------------------------------------------------------------------------------
@@ -162,7 +163,8 @@ def stages(build):
     run = Run(build, "06", 1, two_hosts)
     rows = run.rows()
     add("06  FSDP: gather a layer, use it, free it; reduce its gradients", run,
-        [by_pass(rows["compute"]), by_purpose(rows["communication"], "messages")], named("gather", "reduce"))
+        [by_pass(rows["compute"]), by_purpose(rows["communication"], "messages"),
+         curve("memory", run)], named("gather", "reduce"))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
     rows = run.rows()
     add("07  mesh: every message goes along one axis", run,
@@ -255,10 +257,10 @@ def sharded_step(build):
     panels = []
     for prefetch in (0, 1):
         run = Run(build, "06", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 128 --prefetch {prefetch}")
-        rows, memory = run.rows(), run.memory()
+        rows = run.rows()
         panels.append(Panel(f"--prefetch {prefetch}", [
             plain(rows["compute"]), by_purpose(rows["communication"], "messages"),
-            curve("memory beyond what is always kept", memory, run.end, min(used for _, used in memory))], run.end))
+            curve("memory beyond what is always kept", run)], run.end))
     return Picture("A step of stage 06 without gathering ahead, and with it", panels,
                    {**named("forward", "backward", "gather", "reduce"), MEMORY: "memory"}).svg()
 

@@ -15,7 +15,7 @@ import figure_drawing  # noqa: E402
 import figures  # noqa: E402
 from figure_drawing import CLASSES, DARK, FILLS, LIGHT, Column, columns, measured  # noqa: E402
 from step_page_support import BUILD  # noqa: E402
-from step_rows import Bar, MESSAGES, Row, Step  # noqa: E402
+from step_rows import ALONG_AXES, HOST, MEMORY, MESSAGES, OTHER, SEVERAL, Bar, Row, Step  # noqa: E402
 
 FOLDER = ROOT / "docs/figures"
 PAGES = [path for pattern in ("README.md", "0*/**/README.md", "docs/**/*.md") for path in sorted(ROOT.glob(pattern))]
@@ -110,9 +110,11 @@ class TestDrawing(unittest.TestCase):
         (_, first), _, (_, second) = self.bars(measured([self.STEP, short]))
         self.assertAlmostEqual(4 / 5, second / first, places=2)
 
-    def test_letters_can_be_read_on_each_colour_and_edges_on_each_paper(self):
+    def test_letters_can_be_read_and_kinds_told_apart(self):
         for fill, letters in FILLS.values():
             self.assertGreaterEqual(contrast(fill, letters), 4.5)
+        beside = ("forward", "backward", MESSAGES, OTHER, HOST, MEMORY, SEVERAL, *ALONG_AXES.values())  # in one step
+        self.assertEqual(len(beside), len({FILLS[kind] for kind in beside}))
         for ink, paper, pale, _ in (LIGHT, DARK):
             self.assertGreaterEqual(min(contrast(ink, paper), contrast(pale, paper)), 4.5)
 
