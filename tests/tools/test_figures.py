@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import figure_drawing  # noqa: E402
 import figures  # noqa: E402
 from figure_drawing import CLASSES, DARK, FILLS, LIGHT, Column, columns, measured  # noqa: E402
-from step_page_support import BUILD  # noqa: E402
+from step_page_support import BUILD, contrast  # noqa: E402
 from step_rows import ALONG_AXES, HOST, MEMORY, MESSAGES, OTHER, SEVERAL, Bar, Row, Step  # noqa: E402
 
 FOLDER = ROOT / "docs/figures"
@@ -26,16 +26,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 def shown_in(page):
     """The names of the pictures that a page shows."""
     return re.findall(r"!\[[^\]]+\]\([./]*(?:docs/)?figures/([\w-]+)\.svg\)", page.read_text())
-
-
-def contrast(one, other):
-    """Of two colours, 1 to 21, as the Web Content Accessibility Guidelines define it."""
-    def luminance(colour):
-        parts = [int(colour[at:at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
 
 
 class TestPictures(unittest.TestCase):

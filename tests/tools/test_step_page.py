@@ -21,18 +21,9 @@ from step_rows import MESSAGES, OTHER, PRODUCTS  # noqa: E402
 from figure_drawing import ticks  # noqa: E402
 from step_drawing import ALONG, CLASSES, Drawing, FILLS, PAPER  # noqa: E402
 from stages import all_stages, label  # noqa: E402
-from step_page_support import (BUILD, MEMORY, plan_of, SCHEDULES, show, small_trace,  # noqa: E402
-                               write_trace)
+from step_page_support import (BUILD, contrast, MEMORY, plan_of, SCHEDULES, show,  # noqa: E402
+                               small_trace, write_trace)
 from step_rows import Bar, Row, Step  # noqa: E402
-
-def contrast(one, other):
-    """Of two colours, 1 to 21, as the Web Content Accessibility Guidelines define it."""
-    def luminance(colour):
-        parts = [int(colour[at:at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
 
 
 def blend(colour, paper, opacity):
