@@ -71,13 +71,25 @@ def width_of(words):
     return LETTER * len(words)
 
 
-def legend(kinds, right, y):
-    """What the colours mean: {kind: name}, the last of which ends at `right`."""
-    x = right
+def legend(kinds, y):
+    """What the colours mean, {kind: name}, from the right end to the left."""
+    x = WIDTH - MARGIN
     for kind, name in reversed(kinds.items()):
         x -= width_of(name) + 28
         yield f'<rect class="{CLASSES[kind]}" x="{number(x)}" y="{y - 11}" width="12" height="12"/>'
         yield text(x + 17, y, name)
+
+
+def in_lines(kinds):
+    """A legend, as so many as fit into the width."""
+    lines, used = [{}], 0
+    for kind, name in kinds.items():
+        used += width_of(name) + 28
+        if used > WIDTH - 2 * MARGIN:
+            lines.append({})
+            used = width_of(name) + 28
+        lines[-1][kind] = name
+    return lines
 
 
 def ticks(begin, end):
@@ -99,7 +111,7 @@ class Picture:
         names = [row.name for panel in panels for row in panel.rows if not row.curve]
         self.left = MARGIN + max(map(width_of, names), default=0) + 8
         self.scale = (WIDTH - MARGIN - self.left) / max(panel.end - panel.begin for panel in panels)
-        self.y = MARGIN + LINE * bool(self.legend)
+        self.y = MARGIN + LINE * len(in_lines(self.legend)) * bool(self.legend)
 
     def x(self, panel, moment):
         return self.left + self.scale * (moment - panel.begin)
@@ -135,7 +147,7 @@ class Picture:
     def draw_panel(self, panel):
         if panel.title or panel.legend:
             yield text(MARGIN, self.y + TEXT, panel.title, "title")
-            yield from legend(panel.legend, WIDTH - MARGIN, self.y + TEXT)
+            yield from legend(panel.legend, self.y + TEXT)
             self.y += LINE
         for row in panel.rows:
             if row.bars or not row.curve:
@@ -156,7 +168,8 @@ class Picture:
 
     def svg(self):
         kinds = {bar.kind for panel in self.panels for row in panel.rows for bar in row.bars}
-        lines = [*legend(self.legend, WIDTH - MARGIN, MARGIN + TEXT)]
+        lines = [part for place, kinds_of_line in enumerate(in_lines(self.legend))
+                 for part in legend(kinds_of_line, MARGIN + TEXT + LINE * place)]
         for panel in self.panels:
             lines += self.draw_panel(panel)
         lines += self.axis()
@@ -194,7 +207,7 @@ def columns(title, runs, unit, kept, used):
     most = max(level for run in runs for _, level in run.changes)
     left, gap, high, top = MARGIN + 34, 18, 200, MARGIN + LINE + LINE * max(len(run.lines) for run in runs) + 6
     wide = (WIDTH - MARGIN - left - gap * (len(runs) - 1)) / len(runs)
-    lines = [*legend({"backward": kept, MEMORY: used}, WIDTH - MARGIN, MARGIN + TEXT)]
+    lines = [*legend({"backward": kept, MEMORY: used}, MARGIN + TEXT)]
     for value in ticks(0, most):
         y = top + high * (1 - value / most)
         lines += [f'<line x1="{left - 4}" x2="{WIDTH - MARGIN}" y1="{number(y)}" y2="{number(y)}"/>',

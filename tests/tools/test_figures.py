@@ -100,6 +100,11 @@ class TestDrawing(unittest.TestCase):
         (_, first), _, (_, second) = self.bars(measured([self.STEP, short]))
         self.assertAlmostEqual(4 / 5, second / first, places=2)
 
+    def test_a_long_legend_has_several_lines(self):
+        row = Row("x", [Bar(place, place + 1, "", kind) for place, kind in enumerate(FILLS)])
+        places = [float(x) for x in re.findall(r'<rect class="k\d+" x="([-\d.]+)"', measured([Step("all", "ms", 30, [row])]))]
+        self.assertGreaterEqual(min(places), 0)
+
     def test_letters_can_be_read_and_kinds_told_apart(self):
         for fill, letters in FILLS.values():
             self.assertGreaterEqual(contrast(fill, letters), 4.5)
