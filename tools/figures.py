@@ -12,7 +12,6 @@ tools/profiles/figures.json, chosen so that one sees what the stage is about. Th
 import argparse
 import copy
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -312,7 +311,7 @@ MEASURED = ("accuracy", "epoch-time", "memory")  # by `compare`
 def measure(folder):
     """Makes those of MEASURED."""
     with tempfile.TemporaryDirectory() as found:
-        done = subprocess.run([sys.executable, ROOT / "tools/compare.py", "--epochs", "3", "--figures", found])
+        done = subprocess.run([ROOT / "lockstep", "compare", "--epochs", "3", "--figures", found])
         if done.returncode == 0:
             for name in MEASURED:
                 write_whole(folder / f"{name}.svg", (Path(found) / f"{name}.svg").read_text())
