@@ -40,6 +40,7 @@ PASSES = named("forward", "backward")
 BUCKETS = {**PASSES, MESSAGES: "messages"}
 # Four equal layers of 784 features, and a small last one.
 EQUAL_LAYERS = "--model mlp --width 196"
+SYNCHRONISED = "--model seed-bn --nodes 2 --no-broadcast-buffers"
 
 
 # --- Runs ------------------------------------------------------------------------------------------
@@ -48,13 +49,15 @@ EQUAL_LAYERS = "--model mlp --width 196"
 class Run:
     """A step of a stage's program on simulated devices."""
 
-    def __init__(self, build, stage, devices, words="", cable=None):
-        """`cable`: bytes per second between hosts, if not the profile's."""
+    def __init__(self, build, stage, devices, words="", cable=None, launch=None):
+        """`cable`: bytes per second between hosts, `launch`: seconds for an operation, if not the profile's."""
         options = step_plan.options_in(words.split())
         asked = step_plan.Asked(step_plan.stage_of(stage), devices, PROFILE, options=options)
         costs = read_profile(PROFILE)
         if cable:
             costs["links"]["network"]["bytes"] = cable
+        if launch:
+            costs["launch_seconds"] = launch
         self.enqueued = step_plan.run(asked, build, costs)
         self.step, self.end = self.enqueued.step, self.enqueued.step["milliseconds"]
 
@@ -153,7 +156,7 @@ def stages(build):
     rows = run.rows()
     add("04  DDP: buckets of gradients are averaged while backward runs", run,
         [by_pass(rows["compute"]), plain(rows["communication"], "messages")])
-    run = Run(build, "05", 1, "--model seed-bn --nodes 2")
+    run = Run(build, "05", 1, SYNCHRONISED)
     rows = run.rows()
     numbered = [bar_of(bar, name=bar.name if bar.name.startswith("bucket") else str(count))
                 for count, bar in enumerate(rows["communication"].bars, 1)]
@@ -163,7 +166,7 @@ def stages(build):
     rows = run.rows()
     add("06  FSDP: gather a layer, use it, free it; reduce its gradients", run,
         [by_pass(rows["compute"]), by_purpose(rows["communication"], "messages"),
-         curve("memory", run)], named("gather", "reduce"))
+         curve("memory: a gather takes some, and freeing gives it back", run)], named("gather", "reduce"))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
     rows = run.rows()
     add("07  mesh: every message goes along one axis", run,
@@ -174,16 +177,12 @@ def stages(build):
 
 def step_01(build):
     """The host is a step ahead of its device."""
-    run = Run(build, "01", 1)
+    run = Run(build, "01", 1, launch=5e-5)
     [row] = run.rows().values()
-    enqueued = run.step["hosts"][0]["enqueued"]
-    bars = []
-    for later, name in ((False, "this step"), (True, "next step")):
-        moments = [at for at, _, is_later in enqueued if is_later == later]
-        if moments:
-            bars.append(Bar(min(moments), max(moments), name, HOST))
+    moments = [at for at, _, runs_later in run.step["hosts"][0]["enqueued"] if runs_later]
+    host = Row("host", [Bar(min(moments), max(moments), "the next step", HOST)])
     return Picture("A step of one device, and what its host enqueues meanwhile",
-                   [Panel("", [Row("host", bars), plain(row, "compute")], run.end)], {HOST: "enqueues", **PASSES}).svg()
+                   [Panel("", [host, plain(row, "device")], run.end)], {HOST: "enqueues", **PASSES}).svg()
 
 
 def step_02(build):
@@ -191,7 +190,7 @@ def step_02(build):
     run = Run(build, "02", 4, f"{EQUAL_LAYERS} --batch-size 256")
     return Picture("A step of DataParallel on four devices",
                    [Panel("", [by_pass(by_purpose(row)) for row in run.rows().values()], run.end)],
-                   named("forward", "backward", *PURPOSES)).svg()
+                   {**named("forward", "backward", *PURPOSES), OTHER: "update"}).svg()
 
 
 def pipeline(build):
@@ -204,8 +203,8 @@ def pipeline(build):
         rows = [Row(row.name, [bar_of(bar, begin=share * bar.begin, end=share * bar.end) for bar in row.bars])
                 for row in step.rows]
         panels.append(Panel(f"{schedule}, {micro_batches} micro-batches: {100 * step.formula['value']:.0f} % bubble; "
-                            f"device 0 keeps the activations of {step.rows[0].predicted_most}", rows, share * step.end))
-    return Picture("A pipeline of four devices: one batch in four and in eight micro-batches", panels, PASSES).svg()
+                            f"stage 0 keeps the activations of {step.rows[0].predicted_most}", rows, share * step.end))
+    return Picture("A pipeline of four stages: one batch in four and in eight micro-batches", panels, PASSES).svg()
 
 
 def buckets(build):
@@ -213,7 +212,8 @@ def buckets(build):
     panels = []
     for title, words in (("--no-overlap: messages begin when backward has ended", "--no-overlap"),
                          ("with overlap: a bucket is sent while backward goes on", "")):
-        run = Run(build, "04", 1, f"--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 8 {words}", SLOW_CABLE)
+        run = Run(build, "04", 1, "--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 8 --no-broadcast-buffers "
+                  f"{words}", SLOW_CABLE)
         rows = run.rows()
         panels.append(Panel(title, [by_block(rows["compute"]), plain(rows["communication"], "messages")], run.end))
     return Picture("A step of stage 04 without overlap, and with it", panels, BUCKETS).svg()
@@ -244,7 +244,7 @@ def ring(build):
 
 def syncbn(build):
     """The passes wait for the messages of bn1 and bn2."""
-    run = Run(build, "05", 1, "--model seed-bn --nodes 2")
+    run = Run(build, "05", 1, SYNCHRONISED)
     rows = run.rows()
     return Picture("A step of stage 05",
                    [Panel("", [plain(rows["compute"]), for_layers(rows["communication"], rows["compute"])], run.end)],
@@ -261,7 +261,7 @@ def sharded_step(build):
             plain(rows["compute"]), by_purpose(rows["communication"], "messages"),
             curve("memory beyond what is always kept", run)], run.end))
     return Picture("A step of stage 06 without gathering ahead, and with it", panels,
-                   {**named("forward", "backward", "gather", "reduce"), MEMORY: "memory"}).svg()
+                   {**named("forward", "backward", "gather", "reduce"), MESSAGES: "loss", OTHER: "update"}).svg()
 
 
 def sharded_memory(build):
