@@ -65,9 +65,17 @@ class Run:
         """By names: "compute" and "communication" of a rank, "device 0", ... of a process with several."""
         return {row.name: row for row in step_plan.rows_of(self.enqueued, step_plan.MEBIBYTES)}
 
-    def memory(self, device=0):
+    def memory(self):
         """[ms, bytes in use from then on]"""
-        return self.step["memory"][device]["changes"]
+        return self.step["memory"][0]["changes"]
+
+    def kept(self):
+        """Bytes that are always in use."""
+        return min(used for _, used in self.memory())
+
+    def most(self):
+        """The most bytes beyond these."""
+        return max(used for _, used in self.memory()) - self.kept()
 
 
 def bar_of(bar, **changes):
@@ -122,12 +130,11 @@ def by_purpose(row, name=None):
     return Row(name or row.name, bars)
 
 
-def curve(name, run):
-    """A row with the height of what is in use beyond what is always kept."""
-    changes = run.memory()
-    least, most = (choose(used for _, used in changes) for choose in (min, max))
+def curve(name, run, most):
+    """A row with the height of what is in use beyond what is always kept; `most` fills it."""
+    changes, kept = run.memory(), run.kept()
     until = [*(at for at, _ in changes[1:]), run.end]
-    return Row(name, [Bar(at, to, "", MEMORY, level=(used - least) / max(most - least, 1))
+    return Row(name, [Bar(at, to, "", MEMORY, level=(used - kept) / most)
                       for (at, used), to in zip(changes, until) if to > at], curve=True)
 
 
@@ -166,7 +173,7 @@ def stages(build):
     rows = run.rows()
     add("06  FSDP: gather a layer, use it, free it; reduce its gradients", run,
         [by_pass(rows["compute"]), by_purpose(rows["communication"], "messages"),
-         curve("memory: a gather takes some, and freeing gives it back", run)], named("gather", "reduce"))
+         curve("memory: more with each gather, less with each free", run, run.most())], named("gather", "reduce"))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
     rows = run.rows()
     add("07  mesh: every message goes along one axis", run,
@@ -212,7 +219,7 @@ def buckets(build):
     panels = []
     for title, words in (("--no-overlap: messages begin when backward has ended", "--no-overlap"),
                          ("with overlap: a bucket is sent while backward goes on", "")):
-        run = Run(build, "04", 1, "--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 8 --no-broadcast-buffers "
+        run = Run(build, "04", 1, "--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 16 --no-broadcast-buffers "
                   f"{words}", SLOW_CABLE)
         rows = run.rows()
         panels.append(Panel(title, [by_block(rows["compute"]), plain(rows["communication"], "messages")], run.end))
@@ -254,12 +261,14 @@ def syncbn(build):
 def sharded_step(build):
     """Gathers run ahead, units are freed."""
     panels = []
-    for prefetch in (0, 1):
-        run = Run(build, "06", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 128 --prefetch {prefetch}")
+    runs = [Run(build, "06", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 128 --prefetch {prefetch}")
+            for prefetch in (0, 1)]
+    most = max(run.most() for run in runs)
+    for prefetch, run in enumerate(runs):
         rows = run.rows()
         panels.append(Panel(f"--prefetch {prefetch}", [
             plain(rows["compute"]), by_purpose(rows["communication"], "messages"),
-            curve("memory beyond what is always kept", run)], run.end))
+            curve("memory beyond what is always kept", run, most)], run.end))
     return Picture("A step of stage 06 without gathering ahead, and with it", panels,
                    {**named("forward", "backward", "gather", "reduce"), MESSAGES: "loss", OTHER: "update"}).svg()
 
@@ -271,8 +280,8 @@ def sharded_memory(build):
                       ("parameters", "parameters (FSDP)")):
         run = Run(build, "06", 4, f"--model mlp --width 256 --batch-size 128 --shard {way}")
         changes = [(at / run.end, used / 2**20) for at, used in run.memory()]
-        kept, most = (choose(used for _, used in changes) for choose in (min, max))
-        runs.append(Column([name, f"kept {kept:.0f}, peak {most:.0f} MiB"], changes, kept))
+        kept, peak = run.kept() / 2**20, (run.kept() + run.most()) / 2**20
+        runs.append(Column([name, f"kept {kept:.0f}, peak {peak:.0f} MiB"], changes, kept))
     return columns("Memory of a rank over a step, sharded in four ways", runs, "MiB", "always there",
                    "during a step")
 
