@@ -39,7 +39,7 @@ class TestPictures(unittest.TestCase):
             if "slides" not in page.parts:  # there is no room
                 for name in set(shown_in(page)) & set(figures.PICTURES):
                     with self.subTest(f"{page}: {name}"):
-                        self.assertRegex(page.read_text(), rf"\./lockstep figures[\w\- ]* {name}\b")
+                        self.assertTrue(re.search(rf"\./lockstep figures[\w\- ]* {name}\b", page.read_text()))
 
     def test_none_is_large_and_all_text_can_be_read(self):
         for path in FOLDER.iterdir():
