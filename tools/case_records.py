@@ -27,7 +27,6 @@ ALLOWED_SKIPS = (
     "no mpiexec.mpich",
     "no pandoc",
     "no torch",
-    "no matplotlib",
     "no Chromium",
     "TSan cannot map its shadow",
     "package cache absent",

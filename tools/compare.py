@@ -334,8 +334,7 @@ def git_version():
 
 def results_of(argv, runs):
     return {"machine": machine(), "date": str(datetime.date.today()), "options": argv,
-            "versions": {"lockstep": git_version(), "python": platform.python_version(),
-                         "matplotlib": compare_figures.version()},
+            "versions": {"lockstep": git_version(), "python": platform.python_version()},
             "runs": runs}
 
 
@@ -368,8 +367,6 @@ def run(argv):
     options = parse_options(argv)
     prepare_outputs(options)
     check_devices(options)
-    if options.figures and not compare_figures.use_matplotlib():
-        complain(compare_figures.ABSENT)
     runs = compare(options)
     report(runs)
     write_outputs(options, results_of(argv, runs))

@@ -126,17 +126,9 @@ def data_set(name, *markers):
     return None
 
 
-def python_module(name, python=sys.executable):
-    """The version of a module of the python3 that the tools run with, or of another one."""
-    return first_line(python, "-c", f"import {name}; print({name}.__version__)")
-
-
-def matplotlib():
-    """That of the Python which `compare` would take; its files are not for an old one."""
-    if is_too_old("python3", platform.python_version()):
-        return python_module("matplotlib")
-    from compare_figures import find_python
-    return python_module("matplotlib", find_python() or sys.executable)
+def python_module(name):
+    """The version of a module of the python3 that the tools run with."""
+    return first_line(sys.executable, "-c", f"import {name}; print({name}.__version__)")
 
 
 IDX = ["train-images-idx3-ubyte.gz", "train-images-idx3-ubyte"]
@@ -230,8 +222,6 @@ SECTIONS = [
         ("python3", lambda: platform.python_version(), "", apt("python3")),
         ("torch", lambda: python_module("torch"), "PyTorch's figures beside ours in bench",
          "python3 -m pip install torch"),
-        ("matplotlib", matplotlib, "figures of compare, which installs it; else tables only",
-         apt("python3-matplotlib")),
     ]),
 ]
 

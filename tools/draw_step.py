@@ -3,8 +3,8 @@
 
 TRACE is what a stage wrote with --trace; the other ranks' files next to it (TRACE.rank1, ...) are
 drawn below it. The step is the one of median length, or the part of it between --from and --to, or
-that in which a --range runs. A bar is an operation, or, with --parts, a layer, a micro-batch's pass (F0, B0) or a bucket. It has
-its name in it if there is room. `./lockstep show` puts the same drawing on a page, below the plan."""
+that in which a --range runs. A bar is an operation, or, with --parts, a layer, a micro-batch's pass (F0, B0) or a
+bucket. It has its name in it if there is room. `./lockstep show` draws the same step on a page, below the plan."""
 
 import argparse
 from pathlib import Path
@@ -12,8 +12,8 @@ from pathlib import Path
 import compare_timeline
 import step_rows
 from command_line import Parser, complain, run_command
+from figure_drawing import measured
 from plain_files import write_whole
-from step_drawing import Drawing
 
 
 def time_of(step, name):
@@ -55,7 +55,7 @@ def main(argv):
     try:
         step = read_step(options.trace, bars_of, options.begin, options.end, options.within,
                          options.alone)
-        write_whole(options.target, Drawing(step).svg())
+        write_whole(options.target, measured([step]))
     except OSError as error:
         complain("draw_step", f"cannot write {options.target}: {error.strerror}")
         return 1

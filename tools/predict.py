@@ -23,7 +23,7 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import compare_figures
+import figure_drawing
 import prediction_check
 import summary_table
 from bench_runs import ROOT, STAGE
@@ -339,18 +339,12 @@ def sweep_links(values, options):
 
 
 def draw(sweep, kind, path):
-    plt = compare_figures.pyplot()
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for stage, rows in by_stage(sweep).items():
-        points = [(name, 100 * row.speed_up / row.job.devices if kind == "devices" else 1e3 * row.seconds)
-                  for (name, _), row in zip(sweep, rows) if row]
-        if points:
-            axes.plot(*zip(*points), marker="o", alpha=0.8, label=label(stage))
-    axes.set(xlabel=kind if kind == "devices" else "link between hosts",
-             ylabel="efficiency, %" if kind == "devices" else "ms per step")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.savefig(path, metadata={"Date": None})
+    series = {label(stage): {name: 100 * row.speed_up / row.job.devices if kind == "devices" else 1e3 * row.seconds
+                             for (name, _), row in zip(sweep, rows) if row} for stage, rows in by_stage(sweep).items()}
+    series = {name: points for name, points in series.items() if points}
+    across, up = ("devices", "efficiency, %") if kind == "devices" else ("link between hosts", "ms per step")
+    if series:
+        write_whole(path, figure_drawing.lines(f"{up}, by {across}", series, across, up, least=0))
 
 
 # --- Main -----------------------------------------------------------------------------------------
@@ -386,8 +380,6 @@ def predict(options):
 def main(argv):
     try:
         options = parse_options(argv)
-        if options.figure and not compare_figures.use_matplotlib():
-            raise Refused(f"--figure: {compare_figures.NO_MATPLOTLIB}; leave --figure out")
         return prediction_check.check(options) if options.check else predict(options)
     except (Refused, OSError) as error:
         complain("lockstep predict", error)

@@ -1,18 +1,13 @@
-"""A step's rows (step_rows.py) as SVG: for the pictures in the READMEs, and for the page of
-`lockstep show`, which steps through the same drawing."""
+"""A step's rows (step_rows.py) as SVG for the page of `lockstep show`, which steps through them."""
 
-import math
-import re
 from html import escape
 
-from step_rows import (ALONG_AXES, COLOURS, HOST, MEMORY, MESSAGES, OTHER, PRODUCTS, SEVERAL, Step,
-                       WAITING)
+from figure_drawing import ticks
+from step_rows import ALONG_AXES, COLOURS, HOST, MEMORY, MESSAGES, OTHER, PRODUCTS, SEVERAL, WAITING
 
-WIDTH = 960  # of a picture, in pixels; the page stretches it
-MARGIN = 8  # above and below
-TITLE, NAME, BAR, CURVE, SPACE, AXIS = 24, 16, 24, 60, 6, 34  # heights
+WIDTH = 960  # about that of a page, which stretches the drawing
+NAME, BAR, CURVE, SPACE, AXIS = 16, 24, 60, 6, 34  # heights
 LETTER = 6.8  # width of a bar's letters
-TICKS = 8  # about so many
 EDGE = 0.01  # of the width: half a number
 
 # Light and dark. The letters of bars are white, black on "other": 4.5 to 1 or more, as the Web Content
@@ -39,20 +34,15 @@ def variables(mode):
     return ";".join(fills + [f"--{name}:{colours[mode]}" for name, colours in PAPER.items()])
 
 
-# The colours' rules by themselves: a picture has them once for light and once for dark.
-COLOURED = """
+RULES = """
 .step text { fill: var(--ink); }
 .step .tick { fill: var(--faint); }
 .step line { stroke: var(--line); }
 .step rect { stroke: var(--paper); }
-.step .paper { fill: var(--paper); }
 .step .hatch { fill: var(--faint); }
 .step .host rect { stroke: var(--host); }
-""" + "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in FILLS)
-COLOURED_ALONG = "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in ALONG)
-RULES = COLOURED + """
+""" + "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in (*FILLS, *ALONG)) + """
 .step text { font: 12px sans-serif; }
-.step .title { font-weight: bold; font-size: 14px; }
 .step .bar text { fill: #fff; text-anchor: middle; pointer-events: none; }
 .step .bar.other text { fill: #000; }
 .step .bar text.long { display: none; }
@@ -67,41 +57,13 @@ HATCH = ('<defs><pattern id="waiting" width="6" height="6" patternUnits="userSpa
          'patternTransform="rotate(45)"><rect class="hatch" width="1.5" height="6"/></pattern></defs>')
 
 
-def literal(rules, mode):
-    """The rules with a mode's colours in the place of variables, which some programs do not know."""
-    colours = dict(pair.split(":") for pair in variables(mode).removeprefix("--").split(";--"))
-    return re.sub(r"var\(--(\w+)\)", lambda name: colours[name[1]], rules)
-
-
-def style(kinds=()):
-    """For a picture by itself: it follows what its reader's system prefers. Most have no mesh."""
-    # what follows the colours below overrides them, in dark mode, too: .bar text, .waiting rect
-    coloured = COLOURED + (COLOURED_ALONG if ALONG.keys() & set(kinds) else "")
-    dark = literal(coloured, 1)
-    return (f"<style>{literal(coloured, 0)}@media (prefers-color-scheme: dark) {{{dark}}}\n"
-            f"{literal(RULES.removeprefix(COLOURED), 0)}</style>"
-            '<rect class="paper" width="100%" height="100%"/>')
-
-
-def ticks(begin, end):
-    """Round numbers on an axis, about TICKS of them."""
-    if end <= begin:
-        return []
-    rough = (end - begin) / TICKS
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    first = math.ceil(begin / step - 1e-9)
-    return [number * step for number in range(first, math.floor(end / step + 1e-9) + 1)]
-
-
 class Drawing:
-    """One step. Places along the time are percentages, so that a page can stretch it. On a page, which
-    has the title and the legend, its bars have names: `prefix` and their numbers in Step.bars()."""
+    """One step. Places along the time are percentages, so that a page can stretch it. Its bars have names:
+    `prefix` and their numbers in Step.bars()."""
 
-    def __init__(self, step, prefix="", width=WIDTH):
-        self.step, self.prefix, self.pixels = step, prefix, width
-        self.top = 0 if prefix else MARGIN + TITLE
-        self.bottom = self.top + sum(map(self.height_of, step.rows))
+    def __init__(self, step, prefix):
+        self.step, self.prefix = step, prefix
+        self.bottom = sum(map(self.height_of, step.rows))
         self.height = self.bottom + AXIS
 
     @staticmethod
@@ -118,9 +80,9 @@ class Drawing:
         whole = CURVE if row.curve else BAR
         height = round(bar.level * whole)
         top += whole - height
-        long = (bar.end - bar.begin) / (self.step.end - self.step.begin) * self.pixels < LETTER * len(bar.name)
+        long = (bar.end - bar.begin) / (self.step.end - self.step.begin) * WIDTH < LETTER * len(bar.name)
         label = f"{row.name}: {bar.text or bar.name}"
-        mark = f' id="{self.prefix}{number}"' if number is not None and self.prefix else ""
+        mark = f' id="{self.prefix}{number}"' if number is not None else ""
         text = (f'<text x="{self.percent((bar.begin + bar.end) / 2)}" y="{top + BAR - 7}"'
                 f'{" class=" + chr(34) + "long" + chr(34) if long else ""}>{escape(bar.name)}</text>'
                 ) if bar.name else ""
@@ -130,7 +92,7 @@ class Drawing:
                 f'height="{height}"/>{text}</g>')
 
     def rows(self):
-        number, top = 0, self.top
+        number, top = 0, 0
         for row in self.step.rows:
             yield (f'<g class="row"><text class="lane" x="0" y="{top + NAME - 4}">{escape(row.name)}'
                    "</text>")
@@ -161,45 +123,10 @@ class Drawing:
         waits = any(row.waits(self.step.begin, self.step.end, "") for row in self.step.rows)
         return [kind for kind in (*FILLS, *ALONG) if kind in kinds] + [WAITING] * waits
 
-    def title(self):
-        yield f'<text class="title" x="0" y="{MARGIN + 8}">{escape(self.step.title)}</text>'
-
     def svg(self):
-        """The drawing as a file by itself, or as a part of a page that has the colours."""
-        size = 'width="100%"' if self.prefix else f'width="{WIDTH}" viewBox="0 0 {WIDTH} {self.height}"'
-        lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="step" {size} height="{self.height}" '
+        lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="step" width="100%" height="{self.height}" '
                  f'role="group" aria-label="{escape(self.step.title)}">', HATCH]
-        lines += [] if self.prefix else [style(self.kinds()), *self.title(), *legend(self.kinds())]
         return "\n".join([*lines, *self.rows(), *self.axis(), "</svg>"]) + "\n"
-
-
-def legend(kinds):
-    """What the colours mean, from the right end to the left."""
-    yield f'<svg x="100%" y="{MARGIN - 2}" overflow="visible">'
-    x = 0
-    for kind in reversed(kinds):
-        x -= LETTER * len(kind) + 28
-        yield (f'<g class="{CLASSES[kind]}"><rect x="{x:.0f}" width="11" height="11"/>'
-               f'<text x="{x + 15:.0f}" y="10">{escape(kind)}</text></g>')
-    yield "</svg>"
-
-
-def stacked(steps):
-    """Several steps below each other, on one scale, as a file by itself."""
-    longest = max(step.end for step in steps)
-    drawings = [Drawing(step, width=WIDTH * step.end / longest) for step in steps]
-    axis = Drawing(Step("", steps[0].unit, longest, []))
-    top, parts = TITLE, []
-    for drawing in drawings:
-        parts += [f'<svg y="{top}" width="{100 * drawing.pixels / WIDTH:.3f}%" overflow="visible">',
-                  *drawing.title(), *drawing.rows(), "</svg>"]
-        top += drawing.bottom + MARGIN
-    height = top + axis.height
-    kinds = [kind for kind in CLASSES if any(kind in drawing.kinds() for drawing in drawings)]
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" class="step" width="{WIDTH}" '
-                      f'viewBox="0 0 {WIDTH} {height}" height="{height}" role="group" '
-                      'aria-label="a step of each run">', HATCH, style(kinds), *legend(kinds), *parts,
-                      f'<svg y="{top - axis.bottom}" overflow="visible">', *axis.axis(), "</svg>", "</svg>"]) + "\n"
 
 
 def legend_of(drawings):

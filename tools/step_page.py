@@ -100,7 +100,7 @@ def about(plan, run, is_plan_of_run):
 def page(plan, run=None, is_plan_of_run=True):
     """The whole page, with a measured step or without."""
     colours = {"light": step_drawing.variables(0), "dark": step_drawing.variables(1)}
-    style = fill((PAGE / "page.css").read_text(), **colours) + step_drawing.COLOURED_ALONG + step_drawing.RULES
+    style = fill((PAGE / "page.css").read_text(), **colours) + step_drawing.RULES
     # "</" would end the element that the facts stand in
     facts = json.dumps(facts_of(plan, run)).replace("</", "<\\/")
     drawings = [step_drawing.Drawing(step, prefix)

@@ -119,12 +119,11 @@ def kind_of_part(name, operations):
 
 
 def has_been_passed(label, bars):
-    """Whether a layer's forward is there already, and backward has begun since: the operations of some
-    layers (flatten's) are the same both ways."""
-    kinds = [bar[2:4] for bar in bars]
-    if (label, "forward") not in kinds:
-        return False
-    return any(kind == "backward" for _, kind in kinds[kinds.index((label, "forward")):])
+    """Whether a layer's forward, or that of a layer in it, is there already, and backward has begun since: the
+    operations of some layers are the same both ways (flatten's, and a residual's add)."""
+    passed = [name == label or name.startswith(f"{label}.") for _, _, name, *_ in bars]
+    first = next((place for place, bar in enumerate(bars) if passed[place] and bar[3] == "forward"), len(bars))
+    return any(bar[3] == "backward" for bar in bars[first:])
 
 
 def label_of(name):

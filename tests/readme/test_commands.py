@@ -34,14 +34,14 @@ NOT_RUN = (
     ("tests/tools runs it", r"\b(srun|sbatch)\b"),
     ("no torch", r"\btorchrun\b"),
     ("tests/coursework runs it", r"lockstep (exercise|grade)\b"),
-    ("tests/tools runs it", r"lockstep (calibrate|format|lint|predict|show)\b|run_python_tests\.py"),
+    ("tests/tools runs it", r"lockstep (calibrate|figures|format|lint|predict|show)\b|run_python_tests\.py"),
     ("takes minutes", r"lockstep (run|test|bench|compare|data)\b|tools/try-release\b"),
     ("names no program", r"\bPROGRAM\b"),
 )
 PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests.py",
                 "bench": "bench.py", "data": "fetch_data.py", "exercise": "exercise.py",
                 "grade": "grade.py", "gpu-check": "gpu-check", "format": "format.py", "lint": "lint.py",
-                "calibrate": "calibrate.py", "predict": "predict.py", "show": "step_page.py"}
+                "calibrate": "calibrate.py", "figures": "figures.py", "predict": "predict.py", "show": "step_page.py"}
 
 # Replaces a program: few steps on generated images, unless the command itself names generated ones;
 # then few steps of large networks.
@@ -131,7 +131,7 @@ def programs_of(words):
             program = (str(BUILD / "common/launch/launch"),)
         elif word.endswith("lockstep"):
             program = ("lockstep",)
-        elif word in ("tools/draw_step.py", "tools/draw_memory.py", "tools/try-release"):
+        elif word in ("tools/draw_step.py", "tools/try-release"):
             program = (sys.executable, str(ROOT / word))
         elif word in ("torchrun", "srun", "mpirun", "tools/two-hosts"):
             program = None  # not ours, or without a --help

@@ -1,4 +1,4 @@
-"""What the tests of `./lockstep show` share: plans, and traces of a few operations."""
+"""What the tests of `./lockstep show` and `figures` share: plans, traces of a few operations, colours."""
 
 import json
 import os
@@ -13,6 +13,16 @@ import step_plan  # noqa: E402
 BUILD = Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build-test"))
 # Devices, chunks (stages of each), micro-batches.
 SCHEDULES = {"naive": (3, 1, 1), "gpipe": (4, 1, 8), "1f1b": (4, 1, 8), "interleaved": (4, 2, 8)}
+
+
+def contrast(one, other):
+    """Of two colours, 1 to 21, as the Web Content Accessibility Guidelines define it."""
+    def luminance(colour):
+        parts = [int(colour[at:at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 def show(*words):

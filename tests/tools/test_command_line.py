@@ -79,7 +79,7 @@ class TestOneLine(unittest.TestCase):
             return text
 
     def test_words_of_any_kind_are_refused_in_one_line(self):
-        for name in ("fetch_data.py", "draw_step.py", "draw_memory.py", "exercise.py"):
+        for name in ("fetch_data.py", "draw_step.py", "exercise.py"):
             self.refused(name)
             self.refused(name, "--no\n" + ESCAPE)
         for name, status in (("grade.py", 2), ("bench.py", 1), ("compare.py", 1), ("lint.py", 1), ("format.py", 1),
@@ -92,7 +92,7 @@ class TestOneLine(unittest.TestCase):
         self.refused("step_page.py", "--stage", ESCAPE + "\n")
         self.refused("draw_step.py", b"\x1b[2J\xff\n", "x.svg")
         self.refused("compare.py", "--stages", "\n" + ESCAPE)
-        self.refused("compare_figures.py")
+        self.refused("figures.py", ESCAPE + "\n")
 
     def test_an_option_is_its_whole_name(self):
         for name, *words in (("fetch_data.py", "synthetic", "--di", "x"), ("exercise.py", "--la"),

@@ -100,6 +100,10 @@ class TestDrawStep(unittest.TestCase):
         kinds = [(name, kind) for _, _, name, kind, _ in bars]
         self.assertEqual(kinds[1], ("flatten", "forward"))
         self.assertEqual(kinds[5], ("flatten", "backward"))
+        bars = step_rows.parts_of([
+            (0, 1, "batch_norm", "block1.0.bn2"), (1, 1, "nll_loss", ""), (2, 1, "batch_norm_backward", "block1.0.bn2"),
+            (3, 1, "add", "block1.0")])
+        self.assertEqual("backward", bars[-1][3])
 
 
 class TestTimeline(unittest.TestCase):

@@ -14,25 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import compare_timeline  # noqa: E402
-import draw_memory  # noqa: E402
 import step_page  # noqa: E402
 import step_plan  # noqa: E402
 import step_rows  # noqa: E402
 from step_rows import MESSAGES, OTHER, PRODUCTS  # noqa: E402
-from step_drawing import ALONG, CLASSES, Drawing, FILLS, PAPER, stacked, ticks  # noqa: E402
+from figure_drawing import ticks  # noqa: E402
+from step_drawing import ALONG, CLASSES, Drawing, FILLS, PAPER  # noqa: E402
 from stages import all_stages, label  # noqa: E402
-from step_page_support import (BUILD, MEMORY, plan_of, SCHEDULES, show, small_trace,  # noqa: E402
-                               write_trace)
+from step_page_support import (BUILD, contrast, MEMORY, plan_of, SCHEDULES, show,  # noqa: E402
+                               small_trace, write_trace)
 from step_rows import Bar, Row, Step  # noqa: E402
-
-def contrast(one, other):
-    """Of two colours, 1 to 21, as the Web Content Accessibility Guidelines define it."""
-    def luminance(colour):
-        parts = [int(colour[at:at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
 
 
 def blend(colour, paper, opacity):
@@ -291,31 +282,13 @@ class TestRows(unittest.TestCase):
         self.assertEqual("4.00 MiB in use from 0.500 ms on", row.bars[1].text)
         self.assertEqual([(1, 1.5, 1)], [(bar.begin, bar.end, bar.level) for bar in part.rows[-1].bars])
 
-    def test_memory_of_runs_side_by_side_has_one_scale(self):
-        with tempfile.TemporaryDirectory() as folder:
-            words = [f"{name}={small_trace(Path(folder) / name, memory)}"
-                     for name, memory in (("a", MEMORY), ("b", [(0, 2)]))]
-            drawn = draw_memory.picture([draw_memory.read_run(word) for word in words])
-            with self.assertRaisesRegex(ValueError, "holds no whole step with its memory"):
-                draw_memory.read_run(f"c={small_trace(Path(folder) / 'c')}")
-            for word in ("a", "=a", "a="):
-                with self.assertRaisesRegex(ValueError, f"'{word}': expected NAME=TRACE"):
-                    draw_memory.read_run(word)
-        heights = [float(height) for height in re.findall(r'<rect x="\d.* height="([\d.]+)">', drawn)]
-        most = draw_memory.CURVE / 1.02
-        for height, level in zip(heights, (0.75, 1, 0.375, 0.5), strict=True):
-            self.assertAlmostEqual(level * most, height, delta=0.01)
-        self.assertIn("at most 4.00 MiB", drawn)
-        self.assertIn("at most 2.00 MiB", drawn)
-        self.assertRegex(drawn, r'<rect x="25.000%" y="[\d.]+" width="62.500%"')
-
 
 class TestDrawing(unittest.TestCase):
     STEP = Step("a < b", "ms", 10, [Row("x & y", [Bar(0, 5, "F0", "forward", 'a "text"'),
                                                   Bar(5.5, 5.6, "too long for it", "backward")])])
 
     def test_bars_are_to_scale_and_names_stand_where_there_is_room(self):
-        drawn = Drawing(self.STEP).svg()
+        drawn = Drawing(self.STEP, "plan-").svg()
         self.assertRegex(drawn, r'<rect x="0.000%" y="\d+" width="50.000%" height="24"/>')
         self.assertRegex(drawn, r'<rect x="55.000%" y="\d+" width="1.000%" height="24"/>')
         self.assertRegex(drawn, r'class="long">too long for it<')
@@ -323,16 +296,9 @@ class TestDrawing(unittest.TestCase):
         self.assertIn("nothing for 4.4 ms, before the end", drawn)
         self.assertEqual(3, drawn.count('<g class="bar waiting"') + 1)
 
-    def test_several_steps_have_one_scale(self):
-        drawn = stacked([self.STEP, Step("short", "ms", 4, [Row("x", [Bar(0, 4, "F0", "forward")])])])
-        self.assertRegex(drawn, r'<svg y="24" width="100.000%".*(?s:.*)<svg y="\d+" width="40.000%"')
-        self.assertEqual(1, drawn.count("<style>"))
-        self.assertEqual(["0", "2", "4", "6", "8", "10"], re.findall(r'class="tick"[^>]*>(\d+)<', drawn))
-
     def test_text_is_no_markup_and_a_picture_is_the_same_each_time(self):
-        drawn = Drawing(self.STEP).svg()
-        self.assertEqual(drawn, Drawing(self.STEP).svg())
-        self.assertNotIn("var(", drawn)  # not every program that shows pictures knows them
+        drawn = Drawing(self.STEP, "plan-").svg()
+        self.assertEqual(drawn, Drawing(self.STEP, "plan-").svg())
         for text in ("a &lt; b", "x &amp; y", "a &quot;text&quot;"):
             self.assertIn(text, drawn)
         self.assertNotIn("a < b", drawn)
@@ -343,7 +309,7 @@ class TestDrawing(unittest.TestCase):
         self.assertEqual([], ticks(1, 1))
 
     def test_the_last_number_of_an_axis_is_whole(self):
-        axis = "".join(Drawing(Step("", "ms", 5.004, [])).axis())
+        axis = "".join(Drawing(Step("", "ms", 5.004, []), "plan-").axis())
         self.assertRegex(axis, r'style="text-anchor:start">0<')
         self.assertRegex(axis, r'x="99.920%" y="\d+" style="text-anchor:end">5<')
 
@@ -359,15 +325,6 @@ class TestDrawing(unittest.TestCase):
                 for share in (0.08, 0.22, 0.36):
                     self.assertGreaterEqual(contrast(ink, blend(colours[mode], paper, share)), 4.5, (axis, mode))
                 self.assertGreaterEqual(contrast(blend(colours[mode], ink, 0.55), paper), 4.5, (axis, mode))
-
-    def test_the_lessons_pictures_have_these_colours(self):
-        style = Drawing(self.STEP).svg().partition("<style>")[2].partition("</style>")[0]
-        for name in ("1f1b", "buckets", "gpipe", "ring", "sharded-memory", "sharded-step", "step-01",
-                     "step-02", "syncbn", "timelines"):
-            text = (ROOT / f"docs/figures/{name}.svg").read_text()
-            self.assertEqual(style, text.partition("<style>")[2].partition("</style>")[0], name)
-            self.assertNotIn("var(", text)
-            self.assertLessEqual(set(re.findall(r'<g class="bar (\w+)"', text)), set(CLASSES.values()))
 
 
 class TestPage(unittest.TestCase):

@@ -1,0 +1,123 @@
+"""`./lockstep figures`, and the pictures that the README and the lessons show."""
+
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
+
+import figure_drawing  # noqa: E402
+import figures  # noqa: E402
+from figure_drawing import CLASSES, DARK, FILLS, LIGHT, Column, columns, measured  # noqa: E402
+from step_page_support import BUILD, contrast  # noqa: E402
+from step_rows import ALONG_AXES, HOST, MEMORY, MESSAGES, OTHER, SEVERAL, Bar, Row, Step  # noqa: E402
+
+FOLDER = ROOT / "docs/figures"
+PAGES = [path for pattern in ("README.md", "0*/**/README.md", "docs/**/*.md") for path in sorted(ROOT.glob(pattern))]
+MOST_BYTES, LEAST_TEXT, SHOWN_WIDTH = 60_000, 12, 900
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def shown_in(page):
+    """The names of the pictures that a page shows."""
+    return re.findall(r"!\[[^\]]+\]\([./]*(?:docs/)?figures/([\w-]+)\.svg\)", page.read_text())
+
+
+class TestPictures(unittest.TestCase):
+    def test_each_is_made_by_the_command_and_shown(self):
+        names = {path.stem for path in FOLDER.iterdir()}
+        self.assertEqual({*figures.PICTURES, *figures.MEASURED}, names)
+        self.assertEqual(names, {name for page in PAGES for name in shown_in(page)})
+
+    def test_the_command_stands_beside_each(self):
+        for page in PAGES:
+            if "slides" not in page.parts:  # there is no room
+                for name in set(shown_in(page)) & set(figures.PICTURES):
+                    with self.subTest(f"{page}: {name}"):
+                        self.assertTrue(re.search(rf"\./lockstep figures[\w\- ]* {name}\b", page.read_text()))
+
+    def test_none_is_large_and_all_text_can_be_read(self):
+        for path in FOLDER.iterdir():
+            with self.subTest(path.name):
+                text = path.read_text()
+                self.assertLess(len(text), MOST_BYTES)
+                width = float(ElementTree.fromstring(text).get("viewBox").split()[2])
+                sizes = [float(size) for size in re.findall(r"font(?:-size)?: ?(?:\w+ )?([\d.]+)px", text)]
+                self.assertTrue(sizes)
+                self.assertGreaterEqual(min(sizes) * SHOWN_WIDTH / width, LEAST_TEXT)
+
+    def test_those_that_are_drawn_follow_the_readers_mode_and_stay_within_their_width(self):
+        for name in figures.PICTURES:
+            with self.subTest(name):
+                text = (FOLDER / f"{name}.svg").read_text()
+                self.assertEqual(1, text.count("@media (prefers-color-scheme: dark)"))
+                self.assertNotIn("var(", text)
+                for each in ElementTree.fromstring(text).iter(SVG + "rect"):
+                    if each.get("x"):
+                        self.assertGreaterEqual(float(each.get("x")), 0)
+                        self.assertLessEqual(float(each.get("x")) + float(each.get("width")), figure_drawing.WIDTH)
+
+    def test_the_command_makes_what_is_there(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, ROOT / "tools/figures.py", "--build", BUILD, "--to", folder],
+                                  capture_output=True, text=True)
+            self.assertEqual((0, ""), (done.returncode, done.stderr))
+            for name in figures.PICTURES:
+                self.assertEqual((FOLDER / f"{name}.svg").read_text(), (Path(folder) / f"{name}.svg").read_text(), name)
+
+    def test_a_name_that_is_none_is_refused(self):
+        done = subprocess.run([sys.executable, ROOT / "tools/figures.py", "rings"], capture_output=True, text=True)
+        self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")))
+        self.assertIn("'rings', expected one of stages, ", done.stderr)
+
+
+class TestDrawing(unittest.TestCase):
+    STEP = Step("a < b", "ms", 10, [Row("x & y", [Bar(0, 5, "F0", "forward", 'a "text"'),
+                                                  Bar(5.5, 5.6, "too long for it", MESSAGES)])])
+
+    def bars(self, drawn):
+        """(left, width) of each."""
+        kinds = "|".join(CLASSES[kind] for kind in FILLS)
+        found = re.findall(rf'<rect class="(?:{kinds})" x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="(\d+)"', drawn)
+        return [(float(x), float(width)) for x, width, height in found if int(height) == figure_drawing.BAR]
+
+    def test_bars_are_to_scale_and_nothing_is_drawn_where_nothing_runs(self):
+        drawn = measured([self.STEP])
+        (left, width), (second, _) = self.bars(drawn)
+        self.assertAlmostEqual(0.55, (second - left) / (2 * width), places=2)
+        self.assertIn(">F0</text>", drawn)
+        self.assertNotIn("too long for it", drawn)
+        for text in ("a &lt; b", "x &amp; y", "a &quot;text&quot;"):
+            self.assertIn(text, drawn)
+
+    def test_several_steps_have_one_scale(self):
+        short = Step("short", "ms", 4, [Row("x", [Bar(0, 4, "F0", "forward")])])
+        (_, first), _, (_, second) = self.bars(measured([self.STEP, short]))
+        self.assertAlmostEqual(4 / 5, second / first, places=2)
+
+    def test_a_long_legend_has_several_lines(self):
+        row = Row("x", [Bar(place, place + 1, "", kind) for place, kind in enumerate(FILLS)])
+        places = [float(x) for x in re.findall(r'<rect class="k\d+" x="([-\d.]+)"', measured([Step("all", "ms", 30, [row])]))]
+        self.assertGreaterEqual(min(places), 0)
+
+    def test_letters_can_be_read_and_kinds_told_apart(self):
+        for fill, letters in FILLS.values():
+            self.assertGreaterEqual(contrast(fill, letters), 4.5)
+        beside = ("forward", "backward", MESSAGES, OTHER, HOST, MEMORY, SEVERAL, *ALONG_AXES.values())  # in one step
+        self.assertEqual(len(beside), len({FILLS[kind] for kind in beside}))
+        for ink, paper, pale, _ in (LIGHT, DARK):
+            self.assertGreaterEqual(min(contrast(ink, paper), contrast(pale, paper)), 4.5)
+
+    def test_memory_has_one_scale(self):
+        drawn = columns("x", [Column(["a"], [(0, 4), (0.25, 8)], 4), Column(["b"], [(0, 2)], 2)], "MiB", "kept", "used")
+        kept = [float(height) for height in re.findall(r'<rect class="k1"[^>]* height="([\d.]+)"', drawn)][1:]
+        self.assertEqual(2, kept[0] / kept[1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Make the pictures of the README and the lessons: all of them, or those that are named.
+
+  ./lockstep figures
+  ./lockstep figures ring buckets --to FOLDER
+
+A stage's program runs on simulated devices (docs/simulation.md). Their times are those of
+tools/profiles/figures.json, chosen so that one sees what the stage is about. The same tree gives the same files.
+--measured trains all stages for three epochs on this machine, and draws the figures of docs/figures that
+`./lockstep compare` measures. That takes minutes."""
+
+import argparse
+import copy
+import subprocess
+import tempfile
+from pathlib import Path
+
+import step_plan
+import step_rows
+from command_line import Parser, complain, one_line, run_command
+from compare import Refused
+from figure_drawing import PARTS, PHASE, PURPOSES, Column, Panel, Picture, columns
+from mesh_drawing import Mesh
+from plain_files import write_whole
+from sim_devices import path_of_profile, read_profile
+from stages import ROOT
+from step_rows import HOST, MEMORY, MESSAGES, OTHER, Bar, Row
+
+PROFILE = path_of_profile("figures")
+SLOW_CABLE = 1.25e7  # bytes per second: 100 Mbit/s
+TOUCHING = 1e-3  # between two bars that are drawn as one
+
+
+def named(*kinds):
+    """A legend of kinds that are called what they are."""
+    return dict(zip(kinds, kinds))
+
+
+PASSES = named("forward", "backward")
+BUCKETS = {**PASSES, MESSAGES: "messages"}
+# Four equal layers of 784 features, and a small last one.
+EQUAL_LAYERS = "--model mlp --width 196"
+SYNCHRONISED = "--model seed-bn --nodes 2 --no-broadcast-buffers"
+
+
+# --- Runs ------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A step of a stage's program on simulated devices."""
+
+    def __init__(self, build, stage, devices, words="", cable=None, launch=None):
+        """`cable`: bytes per second between hosts, `launch`: seconds for an operation, if not the profile's."""
+        options = step_plan.options_in(words.split())
+        asked = step_plan.Asked(step_plan.stage_of(stage), devices, PROFILE, options=options)
+        costs = read_profile(PROFILE)
+        if cable:
+            costs["links"]["network"]["bytes"] = cable
+        if launch:
+            costs["launch_seconds"] = launch
+        self.enqueued = step_plan.run(asked, build, costs)
+        self.step, self.end = self.enqueued.step, self.enqueued.step["milliseconds"]
+
+    def rows(self):
+        """By names: "compute" and "communication" of a rank, "device 0", ... of a process with several."""
+        return {row.name: row for row in step_plan.rows_of(self.enqueued, step_plan.MEBIBYTES)}
+
+    def memory(self):
+        """[ms, bytes in use from then on]"""
+        return self.step["memory"][0]["changes"]
+
+    def kept(self):
+        """Bytes that are always in use."""
+        return min(used for _, used in self.memory())
+
+    def most(self):
+        """The most bytes beyond these."""
+        return max(used for _, used in self.memory()) - self.kept()
+
+
+def bar_of(bar, **changes):
+    """A copy for a picture, without the words of a page."""
+    bar = copy.copy(bar)
+    bar.text, bar.after = "", ()
+    for name, value in changes.items():
+        setattr(bar, name, value)
+    return bar
+
+
+def joined(row, same, name=None):
+    """The row with one bar for neighbours of the same kind and same(bar), which is its name."""
+    bars = []
+    for bar in row.bars:
+        bar = bar_of(bar, name=same(bar))
+        last = bars[-1] if bars else None
+        if last and (last.kind, last.name) == (bar.kind, bar.name) and bar.begin - last.end < TOUCHING:
+            last.end = bar.end
+        else:
+            bars.append(bar)
+    return Row(name or row.name, bars)
+
+
+def by_pass(row, name=None):
+    """Bars are whole passes, as far as nothing comes between their layers."""
+    return joined(row, lambda bar: bar.kind if bar.kind in PASSES else bar.name, name)
+
+
+def by_block(row, name=None):
+    """Bars are blocks of layers: "block4" of block4.0 and block4.1."""
+    return joined(row, lambda bar: bar.name.partition(".")[0], name)
+
+
+def plain(row, name=None):
+    return joined(row, lambda bar: bar.name, name)
+
+
+def for_layers(messages, compute):
+    """Messages in the middle of a pass, each with the name of the layer that waits for it."""
+    def layer(bar):
+        if bar.name.startswith("bucket"):
+            return bar.name
+        return next((other.name for other in compute.bars if other.begin >= bar.end - TOUCHING), bar.name)
+    return joined(messages, layer, "messages")
+
+
+def by_purpose(row, name=None):
+    """Copies and messages are what they are for: "gather" of "gather fc1"."""
+    bars = [bar_of(bar, kind=word, name=word) if (word := bar.name.partition(" ")[0]) in PURPOSES else bar_of(bar)
+            for bar in row.bars]
+    return Row(name or row.name, bars)
+
+
+def curve(name, run, most):
+    """A row with the height of what is in use beyond what is always kept; `most` fills it."""
+    changes, kept = run.memory(), run.kept()
+    until = [*(at for at, _ in changes[1:]), run.end]
+    return Row(name, [Bar(at, to, "", MEMORY, level=(used - kept) / most)
+                      for (at, used), to in zip(changes, until) if to > at], curve=True)
+
+
+# --- Pictures --------------------------------------------------------------------------------------
+
+
+def stages(build):
+    """The step of every stage."""
+    batch = f"{EQUAL_LAYERS} --batch-size 64"
+    two_hosts = f"{batch} --nodes 2"
+    panels = []
+
+    def add(title, run, rows, legend=None):
+        panels.append(Panel(title, rows, run.end, legend=legend or {}))
+
+    run = Run(build, "01", 1, batch)
+    [row] = run.rows().values()
+    add("01  one device", run, [by_pass(row, "device 0")])
+    run = Run(build, "02", 2, batch)
+    add("02  DataParallel: device 0 sends the network and adds up the gradients", run,
+        [by_pass(by_purpose(row)) for row in run.rows().values()], named(*PURPOSES))
+    run = Run(build, "03", 2, f"{batch} --micro-batches 4")
+    add("03  pipeline: each device has half of the layers, and takes four parts of the batch", run,
+        [plain(row) for row in run.rows().values()])
+    run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
+    rows = run.rows()
+    add("04  DDP: buckets of gradients are averaged while backward runs", run,
+        [by_pass(rows["compute"]), plain(rows["communication"], "messages")])
+    run = Run(build, "05", 1, SYNCHRONISED)
+    rows = run.rows()
+    numbered = [bar_of(bar, name=bar.name if bar.name.startswith("bucket") else str(count))
+                for count, bar in enumerate(rows["communication"].bars, 1)]
+    add("05  SyncBatchNorm: the passes wait for four short messages", run,
+        [by_pass(rows["compute"]), Row("messages", numbered)])
+    run = Run(build, "06", 1, two_hosts)
+    rows = run.rows()
+    add("06  FSDP: gather a layer, use it, free it; reduce its gradients", run,
+        [by_pass(rows["compute"]), by_purpose(rows["communication"], "messages"),
+         curve("memory: more with each gather, less with each free", run, run.most())], named("gather", "reduce"))
+    run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
+    rows = run.rows()
+    add("07  mesh: every message goes along one axis", run,
+        [by_pass(rows["compute"]), plain(rows["communication"], "messages")],
+        {"along data": "data", "along tensor": "tensor"})
+    return Picture("A training step of each stage", panels, {**BUCKETS, OTHER: "the rest"}).svg()
+
+
+def step_01(build):
+    """The host is a step ahead of its device."""
+    run = Run(build, "01", 1, launch=5e-5)
+    [row] = run.rows().values()
+    moments = [at for at, _, runs_later in run.step["hosts"][0]["enqueued"] if runs_later]
+    host = Row("host", [Bar(min(moments), max(moments), "the next step", HOST)])
+    return Picture("A step of one device, and what its host enqueues meanwhile",
+                   [Panel("", [host, plain(row, "device")], run.end)], {HOST: "enqueues", **PASSES}).svg()
+
+
+def step_02(build):
+    """Device 0 serves the others."""
+    run = Run(build, "02", 4, f"{EQUAL_LAYERS} --batch-size 256")
+    return Picture("A step of DataParallel on four devices",
+                   [Panel("", [by_pass(by_purpose(row)) for row in run.rows().values()], run.end)],
+                   {**named("forward", "backward", *PURPOSES), OTHER: "update"}).svg()
+
+
+def pipeline(build):
+    """The bubble is what is empty."""
+    panels = []
+    for schedule, micro_batches in (("gpipe", 4), ("gpipe", 8), ("1f1b", 8)):
+        options = {"--schedule": schedule, "--micro-batches": str(micro_batches)}
+        step = step_plan.planned(step_plan.Asked(step_plan.PIPELINE, 4, options=options), build)
+        share = 8 / micro_batches  # of the same batch
+        rows = [Row(row.name, [bar_of(bar, begin=share * bar.begin, end=share * bar.end) for bar in row.bars])
+                for row in step.rows]
+        panels.append(Panel(f"{schedule}, {micro_batches} micro-batches: {100 * step.formula['value']:.0f} % bubble; "
+                            f"stage 0 keeps the activations of {step.rows[0].predicted_most}", rows, share * step.end))
+    return Picture("A pipeline of four stages: one batch in four and in eight micro-batches", panels, PASSES).svg()
+
+
+def buckets(build):
+    """The same step, with and without overlap."""
+    panels = []
+    for title, words in (("--no-overlap: messages begin when backward has ended", "--no-overlap"),
+                         ("with overlap: a bucket is sent while backward goes on", "")):
+        run = Run(build, "04", 1, "--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 16 --no-broadcast-buffers "
+                  f"{words}", SLOW_CABLE)
+        rows = run.rows()
+        panels.append(Panel(title, [by_block(rows["compute"]), plain(rows["communication"], "messages")], run.end))
+    return Picture("A step of stage 04 without overlap, and with it", panels, BUCKETS).svg()
+
+
+def ring(build):
+    """What each rank sends, and adds. A part keeps its colour: each rank passes on what it has got."""
+    run = Run(build, "04", 4, f"--all-reduce ring {EQUAL_LAYERS} --bucket-mb 1000")
+    [lane] = [lane for lane in run.step["lanes"] if lane["stream"] == "communication"]
+    bars = [bar for bar, _ in step_rows.lane_bars(lane["slices"], step_rows.operations_of) if bar.end > bar.begin]
+    first = bars[0].begin
+    for bar in bars:
+        bar.begin, bar.end = bar.begin - first, bar.end - first
+    phases = [Bar(min(bar.begin for bar in half), max(bar.end for bar in half), name, PHASE)
+              for name, half in (("reduce-scatter: send, then add", bars[:6]), ("all-gather: send", bars[6:]))]
+    rows = [Row("", phases), *(Row(f"rank {rank}", []) for rank in range(4))]
+    passed = list(PARTS)
+    for bar in bars:
+        if bar.kind == MESSAGES:
+            drawn, passed = passed, passed[-1:] + passed[:-1]
+        else:
+            drawn = passed
+        for row, part in zip(rows[1:], drawn):
+            row.bars.append(bar_of(bar, kind=part, name=part[-1] if bar.kind == MESSAGES else "+"))
+    return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end)],
+                   named(*PARTS)).svg()
+
+
+def syncbn(build):
+    """The passes wait for the messages of bn1 and bn2."""
+    run = Run(build, "05", 1, SYNCHRONISED)
+    rows = run.rows()
+    return Picture("A step of stage 05",
+                   [Panel("", [plain(rows["compute"]), for_layers(rows["communication"], rows["compute"])], run.end)],
+                   BUCKETS).svg()
+
+
+def sharded_step(build):
+    """Gathers run ahead, units are freed."""
+    panels = []
+    runs = [Run(build, "06", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 128 --prefetch {prefetch}")
+            for prefetch in (0, 1)]
+    most = max(run.most() for run in runs)
+    for prefetch, run in enumerate(runs):
+        rows = run.rows()
+        panels.append(Panel(f"--prefetch {prefetch}", [
+            plain(rows["compute"]), by_purpose(rows["communication"], "messages"),
+            curve("memory beyond what is always kept", run, most)], run.end))
+    return Picture("A step of stage 06 without gathering ahead, and with it", panels,
+                   {**named("forward", "backward", "gather", "reduce"), MESSAGES: "loss", OTHER: "update"}).svg()
+
+
+def sharded_memory(build):
+    """The four ways of sharding."""
+    runs = []
+    for way, name in (("none", "none (DDP)"), ("optimizer", "optimizer (ZeRO-1)"), ("gradients", "gradients (ZeRO-2)"),
+                      ("parameters", "parameters (FSDP)")):
+        run = Run(build, "06", 4, f"--model mlp --width 256 --batch-size 128 --shard {way}")
+        changes = [(at / run.end, used / 2**20) for at, used in run.memory()]
+        kept, peak = run.kept() / 2**20, (run.kept() + run.most()) / 2**20
+        runs.append(Column([name, f"kept {kept:.0f}, peak {peak:.0f} MiB"], changes, kept))
+    return columns("Memory of a rank over a step, sharded in four ways", runs, "MiB", "always there",
+                   "during a step")
+
+
+def groups(of_mesh, width):
+    """A row for each axis, its groups of ranks side by side."""
+    for axis in reversed(of_mesh.long_axes()):
+        firsts = [rank for rank in range(of_mesh.ranks()) if of_mesh.coordinate(rank, axis) == 0]
+        wide = width / len(firsts)
+        yield Row(f"along {axis}", [
+            Bar(place * wide, (place + 0.9) * wide, ", ".join(map(str, of_mesh.group(rank, (axis,)))), f"along {axis}")
+            for place, rank in enumerate(firsts)])
+
+
+def mesh(build):
+    """Whom each message goes to."""
+    run = Run(build, "07", 4, f"{EQUAL_LAYERS} --nodes 2 --batch-size 512 --mesh data=2,shard=2,tensor=2")
+    rows, of_mesh = run.rows(), Mesh.of(run.enqueued.metrics["mesh"])
+    lanes = [by_pass(rows["compute"])]
+    for axis in reversed(of_mesh.long_axes()):
+        lanes.append(Row(f"along {axis}", [bar_of(bar, name=bar.name.partition(" ")[0].removeprefix("along"))
+                                           for bar in rows["communication"].bars if bar.along == axis]))
+    return Picture("The groups of a mesh of eight ranks, and a step of one", [
+        Panel("Which ranks talk to each other; 0 to 3 are on one host, 4 to 7 on another", [*groups(of_mesh, run.end)],
+              run.end),
+        Panel("A step of rank 0", lanes, run.end)], PASSES).svg()
+
+
+# File in docs/figures, without its ending: what draws it.
+PICTURES = {"stages": stages, "step-01": step_01, "step-02": step_02, "pipeline": pipeline, "buckets": buckets,
+            "ring": ring, "syncbn": syncbn, "sharded-step": sharded_step, "sharded-memory": sharded_memory,
+            "mesh": mesh}
+MEASURED = ("accuracy", "epoch-time", "memory")  # by `compare`
+
+
+def measure(folder):
+    """Makes those of MEASURED."""
+    with tempfile.TemporaryDirectory() as found:
+        done = subprocess.run([ROOT / "lockstep", "compare", "--epochs", "3", "--figures", found])
+        if done.returncode == 0:
+            for name in MEASURED:
+                write_whole(folder / f"{name}.svg", (Path(found) / f"{name}.svg").read_text())
+    return done.returncode
+
+
+def main(argv):
+    parser = Parser(prog="lockstep figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURES)} (default: all)")
+    parser.add_argument("--to", dest="folder", type=Path, default=ROOT / "docs/figures", metavar="FOLDER",
+                        help="where they are written (default: docs/figures)")
+    parser.add_argument("--measured", action="store_true", help=f"only what is measured: {', '.join(MEASURED)}")
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    try:
+        if options.measured:
+            return measure(options.folder)
+        for name in options.names or PICTURES:
+            if name not in PICTURES:
+                raise Refused(f"'{name}', expected one of {', '.join(PICTURES)}")
+            target = options.folder / f"{name}.svg"
+            write_whole(target, PICTURES[name](options.build))
+            print(target)
+    except (OSError, ValueError, Refused) as error:
+        complain("lockstep figures", one_line(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
