@@ -47,7 +47,7 @@ class TestDoctor(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         for thing in ("system", "cores", "memory", "GPUs", "g++", "clang++", "meson", "ninja", "ccache",
                       "CUDA Toolkit", "cuDNN", "NCCL", "oneDNN", "Gloo", "Catch2",
-                      "fashion-mnist", "mnist", "cifar10", "torch", "matplotlib"):
+                      "fashion-mnist", "mnist", "cifar10", "torch"):
             self.assertIn(thing, done.stdout)
 
     def test_with_an_empty_path_each_missing_tool_has_a_remedy(self):
