@@ -27,7 +27,16 @@ TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
            {{"--mesh", "data=2,"}, "--mesh: found '', expected axes"},
            {{"--mesh", "data=2x"}, "--mesh: found 'data=2x', expected axes"},
            {{"--mesh", "data=1,data=2"}, "--mesh: the axis data twice, expected once"},
-           {{"--mesh", "data=1048577"}, "--mesh: found 'data=1048577', expected axes"},
+           {{"--mesh", "data=1048577"},
+            "--mesh: found 1 x 1048577 ranks up to data=1048577, expected 1048576 at most"},
+           {{"--mesh", "data=1024,shard=1024,tensor=2"},
+            "--mesh: found 1048576 x 2 ranks up to tensor=2, expected 1048576 at most"},
+           {{"--mesh", "data=4294967296,shard=4294967296"},  // 2^64: no number for it
+            "--mesh: found 1 x 4294967296 ranks up to data=4294967296, expected 1048576 at most"},
+           {{"--mesh", "data=65536,shard=65536,tensor=65536,pipeline=65536"},  // the same
+            "--mesh: found 65536 x 65536 ranks up to shard=65536, expected 1048576 at most"},
+           {{"--mesh", "data=9223372036854775808"},
+            "--mesh: found 'data=9223372036854775808', expected axes"},
            {{"--sync-bn-group", "1", "--model", "seed-bn"}, "--sync-bn-group: in a mesh"},
            {{"--mesh", "tensor=3", "--devices", cpus(3)},
             "--mesh tensor=3: no layer of this network divides by 3 ranks along tensor"}}) {
