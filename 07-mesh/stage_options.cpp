@@ -106,22 +106,27 @@ int64_t training_bytes(const Communicator& comm) {
          comm.bytes_sent(Purpose::activations);
 }
 
-/// To the ranks with other samples that come first: as in stage 06.
-Sent sent_to_reduced(MeshParallel& parallel, int micro_batches, double steps) {
-  const Communicator& comm = parallel.sharded().comm();
-  const int64_t in_step = bytes_by_formula(parallel.sharded(), micro_batches, comm.world_size());
-  return {training_bytes(comm), steps * double(in_step)};
+/// For an all-reduce of what this rank has of each unit's gradients: 2 (D-1)/D times that.
+double bytes_of_sums(const FullyShardedDataParallel& sharded, const Communicator& comm) {
+  int64_t bytes = 0;
+  for (const Unit* unit : sharded.units()) bytes += comm.bytes_of_all_reduce(unit->gradient_shard());
+  return double(bytes);
 }
 
-/// 2 (D-1)/D times this rank's part of the gradients.
+/// To the ranks with other samples that come first: as in stage 06.
+Sent sent_to_reduced(MeshParallel& parallel, int micro_batches, double steps) {
+  const FullyShardedDataParallel& sharded = parallel.sharded();
+  const Communicator& comm = sharded.comm();
+  const double in_step =
+      sharded.options().kind == ShardKind::none
+          ? bytes_of_sums(sharded, comm)
+          : double(bytes_by_formula(sharded, micro_batches, comm.world_size()));
+  return {training_bytes(comm), steps * in_step};
+}
+
 Sent sent_to_replicas(MeshParallel& parallel, DeviceMesh& mesh, double steps) {
-  const int ranks = mesh.size(Axis::data);
-  int64_t bytes = 0;
-  for (const Unit* unit : parallel.sharded().units()) {
-    bytes += int64_t(unit->gradient_shard().bytes());
-  }
-  return {training_bytes(mesh.along({Axis::data})),
-          steps * 2.0 * (ranks - 1) / ranks * double(bytes)};
+  const Communicator& comm = mesh.along({Axis::data});
+  return {training_bytes(comm), steps * bytes_of_sums(parallel.sharded(), comm)};
 }
 
 Sent sent_along_tensor(MeshParallel& parallel, DeviceMesh& mesh) {
@@ -185,17 +190,19 @@ void report_axis(Axis axis, const Sent& all, MeshParallel& parallel, DeviceMesh&
          {"sent", sent},
          {"predicted", predicted},
          {"waited_seconds_per_step", waited}};
-  std::string behind;  // what one stream for all axes costs
+  std::string before;  // a sum: what one stream for all axes costs, and threads
   if (axis == Axis::tensor) {
     const double queued = parallel.split_ranks().seconds_queued() / steps;
     row["queued_seconds_per_step"] = queued;
-    behind = fmt::format(", {:.2f} of it behind other messages", 1e3 * queued);
+    before = fmt::format(
+        ", {:.2f} ms of it before its sums began: behind other messages, and from thread to thread",
+        1e3 * queued);
   }
   log.note(fmt::format("along {}", name_of(axis)),
            fmt::format("{:.0f} bytes sent in a step, counted in {}; by sizes {:.0f} ({}); waited "
                        "{}{}",
                        sent, mesh.along({axis}).bytes_counted_in(), predicted,
-                       beside_formula(sent, predicted), waited_text(axis, waited, times), behind),
+                       beside_formula(sent, predicted), waited_text(axis, waited, times), before),
            "along", found);
 }
 

@@ -95,6 +95,10 @@ int64_t Call::ring_bytes(int rank, int world_size) const {
 
 // --- Who makes calls -----------------------------------------------------------------------------
 
+int64_t Communicator::bytes_of_all_reduce(const Elements& x) const {
+  return Call{.op = Op::all_reduce, .mine = x}.ring_bytes(rank_, world_size_);
+}
+
 void Communicator::all_reduce(Stream stream, const Elements& x, Reduction reduction) {
   issue(stream, {.op = Op::all_reduce, .mine = x, .all = {}, .reduction = reduction});
 }

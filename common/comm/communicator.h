@@ -174,6 +174,9 @@ class Communicator {
   /// calls that have run are in it: synchronize their streams first. See SentBytes.
   int64_t bytes_sent(Purpose purpose) const { return sent_->of(purpose); }
   int64_t bytes_sent() const { return sent_->of_all(); }
+  /// What an all-reduce of x adds to that: 2 (W-1)/W of x as round a ring, unless the communicator
+  /// has another way for sums as small as x.
+  virtual int64_t bytes_of_all_reduce(const Elements& x) const;
   /// Where they are counted: "shm", "its calls to NCCL", ...
   const std::string& bytes_counted_in() const { return sent_->where(); }
 

@@ -79,6 +79,12 @@ void HostCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
   last_ = stream.record();
 }
 
+int64_t HostCommunicator::bytes_of_all_reduce(const Elements& x) const {
+  const int64_t bytes = x.count * size_of(x.type);
+  if (bytes > largest_whole_sum_) return Communicator::bytes_of_all_reduce(x);
+  return (world_size() - 1) * bytes;
+}
+
 // --- A GPU's numbers on the host -----------------------------------------------------------------
 
 namespace {

@@ -210,6 +210,7 @@ class ShmTransport final : public HostTransport {
   }
 
   int64_t bytes_sent() const override { return bytes_shown_ + lanes_.bytes_sent(); }
+  int64_t largest_whole_sum() const override { return kSmallBytes; }
 
  private:
   void leave(const Error& error) {

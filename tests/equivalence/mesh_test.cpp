@@ -204,13 +204,16 @@ TEST_CASE("A run resumes on another mesh, and in stage 06, up to rounding",
   }
 }
 
+/// The metrics of four steps.
+nlohmann::json some_steps(const Mesh& mesh, const Options& options) {
+  return measure(kSteps + options + Options{"--max-steps", "4", "--mesh", mesh.axes}, "07-mesh",
+                 cpus(mesh.ranks))
+      .metrics;
+}
+
 /// HSDP sends whole gradients within a group of shards only; across groups, a shard's.
 TEST_CASE("What a rank sends along each axis is what the formulas say", "[equivalence][mesh]") {
-  const auto sent = [](const Mesh& mesh) {
-    return measure(kSteps + Options{"--model", "seed", "--max-steps", "4", "--mesh", mesh.axes},
-                   "07-mesh", cpus(mesh.ranks))
-        .metrics;
-  };
+  const auto sent = [](const Mesh& mesh) { return some_steps(mesh, {"--model", "seed"}); };
   const nlohmann::json hybrid = sent({"data=2,shard=2", 4}), split = sent({"data=2,tensor=2", 4});
   const double padded = 21'840 * sizeof(Real);  // and padding below 1 %
   const nlohmann::json& along_data = hybrid.at("along").at("data");
@@ -228,6 +231,31 @@ TEST_CASE("What a rank sends along each axis is what the formulas say", "[equiva
   };
   CHECK(is_stage06s(hybrid, "shard"));
   CHECK(is_stage06s(split, "data"));
+}
+
+/// In shared memory small sums go whole to every other rank: of more than two ranks, that is more
+/// than round a ring.
+TEST_CASE("With any number of ranks an axis sends what its formula says", "[equivalence][mesh]") {
+  for (const std::string backend : {"shm", "tcp"}) {
+    for (const std::string model : {"seed", "mlp"}) {
+      for (const int ranks : {2, 4, 8}) {
+        if (backend == "tcp" && ranks == 2 && !full_campaign()) continue;
+        const Mesh mesh{fmt::format("tensor={}", ranks), ranks};
+        INFO(backend << ", " << model << ", " << mesh.axes);
+        const nlohmann::json run = some_steps(mesh, {"--model", model, "--backend", backend});
+        const nlohmann::json& along = run.at("along").at("tensor");
+        CHECK(along.at("sent") == along.at("predicted"));
+        CHECK(along.at("sent") > 0);
+      }
+    }
+  }
+  for (const std::string axes : {"data=4", "shard=2,data=4"}) {
+    INFO(axes);
+    const Mesh mesh{axes, axes == "data=4" ? 4 : 8};
+    const nlohmann::json run = some_steps(mesh, {"--model", "seed", "--backend", "shm"});
+    const nlohmann::json& along = run.at("along").at("data");
+    CHECK(along.at("sent") == along.at("predicted"));
+  }
 }
 
 /// Waiting along data and shard is what stage 06 calls exposed; along tensor it is within compute.
