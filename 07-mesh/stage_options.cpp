@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/core/error.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
 
 namespace lockstep {
@@ -180,6 +181,17 @@ void report_stage(RankPipeline& stage, const std::vector<Unit*>& units, int stag
            {{"stages", stages}, {"waited_seconds_per_step", waited}, {"predicted_bubble", bubble}});
 }
 
+/// A layer that does not divide by the ranks stays whole, and its memory is not divided.
+void report_split_layers(const TensorLayers& layers, TrainingLog& log) {
+  const size_t split = layers.split.size(), all = split + layers.copied.size();
+  const std::string copies =
+      layers.copied.empty()
+          ? ""
+          : fmt::format("; copies on all ranks along tensor: {}", listed(layers.copied));
+  log.note("split layers", fmt::format("{} of {}{}", split, all, copies), "split_layers",
+           {{"split", layers.split}, {"copied", layers.copied}});
+}
+
 /// Its row, and its object in `found`.
 void report_axis(Axis axis, const Sent& all, MeshParallel& parallel, DeviceMesh& mesh, double steps,
                  const StepTimes& times, nlohmann::json& found, TrainingLog& log) {
@@ -222,6 +234,7 @@ void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer
            fmt::format("{}, {} rank{} per host", mesh.shape().text(), per_host,
                        per_host == 1 ? "" : "s"),
            "mesh", {{"shape", mesh.shape().text()}, {"ranks_per_host", per_host}});
+  if (mesh.size(Axis::tensor) > 1) report_split_layers(parallel.layers_along_tensor(), log);
   nlohmann::json found = nlohmann::json::object();
   for (const Axis axis : kAllAxes) {
     if (mesh.size(axis) == 1) continue;

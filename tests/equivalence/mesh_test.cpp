@@ -258,6 +258,31 @@ TEST_CASE("With any number of ranks an axis sends what its formula says", "[equi
   }
 }
 
+/// A pipeline's first rank knows of all stages' layers.
+TEST_CASE("The summary names the layers that tensor does not divide", "[equivalence][mesh]") {
+  const auto check = [](const Mesh& mesh, const Options& options, const std::string& row,
+                        const nlohmann::json& layers) {
+    INFO(mesh.axes);
+    const Outcome run = measure(
+        kSteps + options + Options{"--max-steps", "2", "--mesh", mesh.axes}, "07-mesh",
+        cpus(mesh.ranks));
+    CHECK_THAT(run.out, Catch::Matchers::ContainsSubstring("split layers") &&
+                            Catch::Matchers::ContainsSubstring(row));
+    CHECK(run.metrics.at("split_layers") == layers);
+  };
+  const Options seed{"--model", "seed"};
+  const nlohmann::json halves{{"split", {"conv2", "fc1"}}, {"copied", {"conv1", "fc2"}}};
+  const std::string two = " 2 of 4; copies on all ranks along tensor: conv1, fc2\n";
+  check({"tensor=2", 2}, seed, two, halves);
+  check({"pipeline=2,tensor=2", 4}, seed, two, halves);
+  check({"tensor=8", 8}, seed, " 1 of 4; copies on all ranks along tensor: conv1, conv2, fc2\n",
+        {{"split", {"fc1"}}, {"copied", {"conv1", "conv2", "fc2"}}});
+  // A layer of its own that works on a rank's channels is split, too.
+  check({"tensor=2", 2}, {"--model", "seed-bn"},
+        " 3 of 6; copies on all ranks along tensor: conv1, bn1, fc2\n",
+        {{"split", {"conv2", "bn2", "fc1"}}, {"copied", {"conv1", "bn1", "fc2"}}});
+}
+
 /// Waiting along data and shard is what stage 06 calls exposed; along tensor it is within compute.
 TEST_CASE("The summary has the time that passes wait along each axis", "[equivalence][mesh]") {
   const Outcome run = measure(
@@ -277,6 +302,9 @@ TEST_CASE("The summary has the time that passes wait along each axis", "[equival
         Approx(times.at("exposed_communication").get<double>()).epsilon(1e-9));
   CHECK(waited("tensor") <= times.at("compute").get<double>());
   CHECK(mesh.at("tensor").at("queued_seconds_per_step").get<double>() <= waited("tensor"));
+  CHECK_THAT(run.out, Catch::Matchers::ContainsSubstring(
+                          "ms of it before its sums began: behind other messages, and from thread "
+                          "to thread"));
 }
 
 TEST_CASE("A trace says along which axes a message goes", "[equivalence][mesh]") {
