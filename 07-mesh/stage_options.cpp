@@ -12,13 +12,30 @@ namespace lockstep {
 
 namespace {
 
-void check_pipeline(const MeshStageOptions& options, const OptionParser& parser) {
-  const bool pipeline = options.mesh.size(Axis::pipeline) > 1;
-  require(pipeline || !parser.given("--schedule"),
-          "--schedule: orders what the stages of a pipeline do, and --mesh {} has none; leave it "
-          "out, or give --mesh pipeline=2",
-          options.mesh.text());
-  const ScheduleKind kind = options.schedule_kind;
+/// An option that concerns ranks along these axes only.
+struct OptionOfAxes {
+  const char *name, *what;
+  Axes axes;
+};
+
+/// Refuses those that would have no effect. What a checkpoint keeps is none of them: a run that
+/// goes on with another mesh has to be given it.
+void check_axes(const MeshShape& mesh, const OptionParser& parser) {
+  for (const auto& [name, what, axes] : std::vector<OptionOfAxes>{
+           {"--schedule", "orders what the stages of a pipeline do", {Axis::pipeline}},
+           {"--shard", "says what ranks along shard share out", {Axis::shard}},
+           {"--prefetch", "is for ranks along shard, which fetch parameters", {Axis::shard}},
+           {"--reshard-after-forward", "is for ranks along shard", {Axis::shard}},
+           {"--unit", "divides what ranks along data or shard send", {Axis::data, Axis::shard}}}) {
+    const bool automatic = mesh == MeshShape() && !axes.contains(Axis::pipeline);  // not known yet
+    const bool there = std::ranges::any_of(axes, [&](Axis axis) { return mesh.size(axis) > 1; });
+    require(automatic || there || !parser.given(name),
+            "{}: {}, and --mesh {} has none; leave it out, or give --mesh {}=2", name, what,
+            mesh.text(), name_of(*axes.rbegin()));
+  }
+}
+
+void check_schedule(ScheduleKind kind) {
   require(kind == ScheduleKind::gpipe || kind == ScheduleKind::one_f1b,
           "--schedule: found {}, expected gpipe or 1f1b, as each rank has one stage; "
           "03-model-split has the others",
@@ -43,7 +60,8 @@ void MeshStageOptions::add_to(OptionParser& parser) {
   saving.add_to(parser);
   sharding.add_to(parser);
   parser.check_afterwards([this, &parser] {
-    check_pipeline(*this, parser);
+    check_axes(mesh, parser);
+    check_schedule(schedule_kind);
     require(sync_bn.sync_bn_group == 0,
             "--sync-bn-group: in a mesh all ranks with other samples normalise together; leave it "
             "out, or give --no-sync-bn");

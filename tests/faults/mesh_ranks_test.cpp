@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
@@ -14,6 +15,7 @@ namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
 
 const Words kOnMesh{stage_binary("07-mesh"), "--data", "synthetic:120:10", "--workers", "0"};
 
@@ -48,6 +50,37 @@ TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
     CHECK_THAT(run.err, ContainsSubstring(text));
     CHECK(std::ranges::count(run.err, '\n') == 1);
     CHECK(run.out.find("Train Epoch") == std::string::npos);
+  }
+}
+
+TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", "[faults][mesh]") {
+  const auto run = [](const Words& options) {
+    return run_process(kOnMesh + Words{"--devices", cpus(2), "--max-steps", "1"} + options,
+                       kDeadline);
+  };
+  for (const auto& [mesh, options, text] : std::vector<std::tuple<std::string, Words, std::string>>{
+           {"auto", {"--schedule", "1f1b"}, "--mesh pipeline=2"},
+           {"data=2", {"--shard", "gradients"}, "--mesh shard=2"},
+           {"shard=1,data=2", {"--shard", "parameters"}, "--mesh shard=2"},
+           {"tensor=2", {"--prefetch", "2"}, "--mesh shard=2"},
+           {"data=2", {"--reshard-after-forward", "no"}, "--mesh shard=2"},
+           {"tensor=2", {"--unit", "model"}, "--mesh shard=2"},
+           {"pipeline=2", {"--unit", "0.5"}, "--mesh shard=2"}}) {
+    const ProcessResult refused = run(options + Words{"--mesh", mesh});
+    INFO(story(refused));
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.err, StartsWith("error: " + options[0] + ": ") &&
+                                ContainsSubstring("and --mesh " + mesh + " has none; leave it out, "
+                                                  "or give " + text + "\n"));
+    CHECK(std::ranges::count(refused.err, '\n') == 1);
+    CHECK(refused.out.find("Train Epoch") == std::string::npos);
+  }
+  for (const Words& options : {Words{"--mesh", "data=2", "--unit", "model"},
+                               {"--mesh", "shard=2", "--shard", "gradients", "--unit", "0.5"},
+                               {"--prefetch", "2"}}) {
+    const ProcessResult taken = run(options);
+    INFO(story(taken));
+    CHECK(taken.status == 0);
   }
 }
 
