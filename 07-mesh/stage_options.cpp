@@ -81,8 +81,8 @@ SimulatedRanks MeshStageOptions::simulated_ranks() const {
 std::string MeshStageOptions::emulation(size_t world_size) const {
   const int copies = mesh.size(Axis::tensor) * mesh.size(Axis::pipeline);  // of the same samples
   const size_t parts = std::max<size_t>(1, world_size / size_t(copies));
-  if (sync_bn.no_sync_bn || (step.accumulate > 1 && parts > 1)) return step.emulation(parts);
-  return step.accumulate == 1 ? "none" : fmt::format("micro:{}", step.accumulate);
+  const bool together = !sync_bn.no_sync_bn || parts == 1;
+  return together ? step.emulation_together(parts) : step.emulation(parts);
 }
 
 MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,

@@ -84,6 +84,31 @@ TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", 
   }
 }
 
+/// Of 64 samples two ranks cut 11, 11 and 10 each, and one rank 22, 21 and 21.
+TEST_CASE("--baseline of a mesh normalises the micro-batches that its ranks have",
+          "[faults][mesh][verdict]") {
+  for (const Words& mesh :
+       {Words{"data=2,pipeline=2"}, {"shard=2,tensor=2"}, {"tensor=2,pipeline=2", "--no-sync-bn"}}) {
+    const ProcessResult run = run_process(
+        kOnMesh + Words{"--baseline", "--devices", cpus(4), "--model", "seed-bn", "--accumulate",
+                        "3", "--max-steps", "2", "--mesh"} +
+            mesh,
+        kDeadline);
+    INFO(story(run));
+    CHECK(run.status == 0);
+    CHECK_THAT(run.out, ContainsSubstring("they agree"));
+  }
+  // There the ranks of a pipeline are as one rank; these two normalise by themselves.
+  const ProcessResult refused = run_process(
+      kOnMesh + Words{"--baseline", "--devices", cpus(4), "--model", "seed-bn", "--accumulate", "3",
+                      "--mesh", "data=2,pipeline=2", "--no-sync-bn"},
+      kDeadline);
+  INFO(story(refused));
+  CHECK(refused.status == 1);
+  CHECK_THAT(refused.err, ContainsSubstring("--accumulate: batch normalisation sees each of the 3"));
+  CHECK(std::ranges::count(refused.err, '\n') == 1);
+}
+
 TEST_CASE("Ranks with other meshes are told so, once", "[faults][mesh]") {
   const Jobs jobs;
   const ProcessResult run = jobs.run_words(

@@ -358,6 +358,8 @@ class TestBench(unittest.TestCase):
         for words, text in ((("--rounds", "2"), "--rounds 2: expected 3 or more, for a median"),
                             (("--rounds", "4", "--thorough"), "--rounds 4: expected 5 or more"),
                             (("--part", "none"), "invalid choice: 'none'"),
+                            (("--quick", "--part", "start"), "--quick: chooses one-device and layers, and --part "
+                             "start chooses, too; leave one of them out"),
                             (("--threads", "0"), "--threads 0: expected 1 or more"),
                             (("--batch", "-1"), "--batch -1: expected 1 or more"),
                             (("--json", "/tmp"), "--json /tmp: it is a folder; name a file"),
