@@ -124,7 +124,7 @@ DeviceMesh::DeviceMesh(const MeshShape& shape, ProcessGroup& group, Device& devi
             "--devices",
             shape_.text(), shape_.ranks(), group.world_size());
   });
-  group.name_place(shape_.place_of(group.rank()));
+  group.name_places([shape = shape_](int rank) { return shape.place_of(rank); }, world);
   world.set_name(shape_.name_along({kAllAxes.begin(), kAllAxes.end()}));
 }
 

@@ -259,7 +259,7 @@ class ShmTransport final : public HostTransport {
     for (int rank = 0; rank < ranks_; ++rank) {
       const auto& theirs = layout_.state(rank).calls[round_ % 2];
       if (theirs.load(std::memory_order_relaxed) == call_) continue;
-      fail<PeerLost>("rank {} has come to another call", rank);
+      fail<PeerLost>("{} has come to another call", peers_->name_of(rank));
     }
   }
 

@@ -245,7 +245,7 @@ TEST_CASE("A loss that is not finite stops all stages in the same step",
     CHECK(run.status == 1);
     CHECK(run.err.starts_with("error: step "));
     CHECK(run.err.find('\n') == run.err.size() - 1);
-    CHECK_THAT(run.err, ContainsSubstring("rank 3 (cpu:3): the loss"));
+    CHECK_THAT(run.err, ContainsSubstring("rank 3 (cpu:3, pipeline "));
     CHECK(folder.names() == Words{});
   }
 }

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 #include "tests/support/jobs.h"
 #include "tests/support/machine.h"
 #include "tests/support/stage.h"
@@ -133,7 +134,7 @@ TEST_CASE("A loss that is not finite stops all ranks of a mesh in the same step"
         Words{"--mesh", mesh, "--optimizer", "sgd", "--lr", "1e12", "--save", jobs / "weights"});
     INFO(story(run));
     CHECK(run.status == 1);
-    CHECK_THAT(run.err, ContainsSubstring("step 1, rank 0 (cpu:0)"));
+    CHECK_THAT(run.err, ContainsSubstring("step 1, rank 0 (cpu:0, "));
     CHECK_THAT(run.err, ContainsSubstring("is not finite"));
     CHECK(std::ranges::count(run.err, '\n') == 1);
     CHECK(jobs.names() == Words{});
@@ -156,6 +157,30 @@ TEST_CASE("A rank of a mesh that is killed is named with its coordinates", "[fau
   CHECK_THAT(run.err,
              ContainsSubstring("rank 3 (data 1, tensor 1) was killed by signal 9 (SIGKILL)"));
   CHECK(jobs.processes() == Words{});
+}
+
+/// As mpirun or srun start them: nobody tells of the dead one but the other ranks.
+TEST_CASE("Ranks without our launcher name a dead one with its coordinates", "[faults][mesh]") {
+  const TempDir folder;
+  const std::string script = fmt::format(
+      "cd '{}'; for r in 0 1 2 3; do RANK=$r WORLD_SIZE=4 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 "
+      "MASTER_PORT={} \"$@\" >out.$r 2>err.$r & victim=$!; done; "
+      "until grep -q 'Train Epoch: 1 .64/120' out.0; do sleep 0.1; done; kill -9 $victim; wait",
+      folder.path().string(), free_port());
+  const ProcessResult run = run_process(
+      Words{"sh", "-c", script, "sh"} + kOnMesh +
+          Words{"--model", "seed", "--mesh", "data=2,tensor=2", "--devices", cpus(4), "--epochs",
+                "100000", "--log-interval", "1", "--lr", "0.0001"},
+      kDeadline);
+  REQUIRE_FALSE(run.timed_out);
+  for (const std::string me : {"0 (data 0, tensor 0)", "1 (data 0, tensor 1)",
+                               "2 (data 1, tensor 0)"}) {
+    const std::string error = read_text(folder / ("err." + me.substr(0, 1)));
+    INFO(error);
+    CHECK_THAT(error, StartsWith("error: rank " + me));
+    CHECK_THAT(error, ContainsSubstring("rank 3 (data 1, tensor 1) closed the connection"));
+    CHECK(std::ranges::count(error, '\n') == 1);
+  }
 }
 
 /// With --no-sync-bn a rank's part of a batch is normalised by itself.
