@@ -128,7 +128,8 @@ int64_t training_bytes(const Communicator& comm) {
 /// For an all-reduce of what this rank has of each unit's gradients: 2 (D-1)/D times that.
 double bytes_of_sums(const FullyShardedDataParallel& sharded, const Communicator& comm) {
   int64_t bytes = 0;
-  for (const Unit* unit : sharded.units()) bytes += comm.bytes_of_all_reduce(unit->gradient_shard());
+  for (const Unit* unit : sharded.units())
+    bytes += comm.bytes_of_all_reduce(unit->gradient_shard());
   return double(bytes);
 }
 
@@ -136,10 +137,9 @@ double bytes_of_sums(const FullyShardedDataParallel& sharded, const Communicator
 Sent sent_to_reduced(MeshParallel& parallel, int micro_batches, double steps) {
   const FullyShardedDataParallel& sharded = parallel.sharded();
   const Communicator& comm = sharded.comm();
-  const double in_step =
-      sharded.options().kind == ShardKind::none
-          ? bytes_of_sums(sharded, comm)
-          : double(bytes_by_formula(sharded, micro_batches, comm.world_size()));
+  const double in_step = sharded.options().kind == ShardKind::none
+                             ? bytes_of_sums(sharded, comm)
+                             : double(bytes_by_formula(sharded, micro_batches, comm.world_size()));
   return {training_bytes(comm), steps * in_step};
 }
 

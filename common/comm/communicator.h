@@ -194,7 +194,8 @@ class Communicator {
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
   /// What the ranks of this group differ in, "along data": names its messages in traces.
   void set_name(std::string name) { name_ = std::move(name); }
-  /// What name_of_rank() and who() say. `members`: which of the job's ranks this group has, if not all.
+  /// What name_of_rank() and who() say. `members`: which of the job's ranks this group has, if not
+  /// all.
   void set_names(std::function<std::string(int rank)> name_of, const std::string& members = "");
   /// Call it before the first call.
   void record_in(FlightGroup flight) { flight_ = std::move(flight); }

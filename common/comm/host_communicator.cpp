@@ -49,11 +49,9 @@ void HostCommunicator::Task::operator()() {
 
 /// Throws the error that is being handled, with what all ranks know of it.
 void HostCommunicator::Task::rethrow() const {
-  const std::string call =
-      link->roll_call ? link->roll_call->text_of(calls[0]) : calls[0].text();
-  const std::string what = calls[0].is_transfer()
-                               ? call
-                               : fmt::format("collective {} ({})", flight.number(), call);
+  const std::string call = link->roll_call ? link->roll_call->text_of(calls[0]) : calls[0].text();
+  const std::string what =
+      calls[0].is_transfer() ? call : fmt::format("collective {} ({})", flight.number(), call);
   within(fmt::format("{}: {}", who, what), [&] {
     try {
       throw;

@@ -73,7 +73,8 @@ BatchSplit BatchSplit::from(std::string_view text) {
   const auto word = std::find(kWords.begin() + 1, kWords.end(), text.substr(0, colon));
   const auto kind = static_cast<Kind>(word - kWords.begin());
   const std::string_view numbers = text.substr(std::min(colon + 1, text.size()));
-  const size_t x = kind == Kind::micro ? std::min(numbers.find('x'), numbers.size()) : numbers.size();
+  const size_t x =
+      kind == Kind::micro ? std::min(numbers.find('x'), numbers.size()) : numbers.size();
   const auto parts = read_whole(numbers.substr(0, x), 1, 1024);
   const auto ranks = read_whole(x < numbers.size() ? numbers.substr(x + 1) : "1", 1, 1024);
   require(word != kWords.end() && parts && ranks,

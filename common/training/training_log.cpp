@@ -237,7 +237,8 @@ void TrainingLog::evaluated(const Evaluation& e) {
   if (!std::isfinite(e.loss)) {  // the last update, or a loaded file, spoilt the weights
     together([&] {
       fail<NonFinite>(
-          "after {} steps, {}: the test loss ({}) is not finite; no final weights were saved; lower "
+          "after {} steps, {}: the test loss ({}) is not finite; no final weights were saved; "
+          "lower "
           "--lr ({}) or look at --load",
           steps_, name(), e.loss, options_.lr);
     });

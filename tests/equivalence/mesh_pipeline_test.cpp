@@ -119,9 +119,9 @@ TEST_CASE("With BatchNorm a pipeline of ranks gives the weights of micro-batches
 /// Two ranks with 8 samples each cut 3, 3 and 2, which are others than one rank's 6, 5 and 5.
 TEST_CASE("With BatchNorm the micro-batches of ranks are normalised as the ranks cut them",
           "[equivalence][mesh][pipeline]") {
-  const Options three = kMomentumSgd + Options{"--data", "synthetic:160:10", "--workers", "0",
-                                               "--batch-size", "16", "--order", "sampler",
-                                               "--model", "seed-bn"};
+  const Options three =
+      kMomentumSgd + Options{"--data", "synthetic:160:10", "--workers", "0",       "--batch-size",
+                             "16",     "--order",          "sampler",   "--model", "seed-bn"};
   const Outcome cut_by_ranks = train_in_parts(three, "micro:3x2");
   CHECK(relative_l2(cut_by_ranks.state, train_in_parts(three, "micro:3").state) > 1e-3);
   check_same(train_on_mesh({"pipeline=2,data=2", 4}, three + Options{"--accumulate", "3"}),

@@ -263,9 +263,8 @@ TEST_CASE("The summary names the layers that tensor does not divide", "[equivale
   const auto check = [](const Mesh& mesh, const Options& options, const std::string& row,
                         const nlohmann::json& layers) {
     INFO(mesh.axes);
-    const Outcome run = measure(
-        kSteps + options + Options{"--max-steps", "2", "--mesh", mesh.axes}, "07-mesh",
-        cpus(mesh.ranks));
+    const Outcome run = measure(kSteps + options + Options{"--max-steps", "2", "--mesh", mesh.axes},
+                                "07-mesh", cpus(mesh.ranks));
     CHECK_THAT(run.out, Catch::Matchers::ContainsSubstring("split layers") &&
                             Catch::Matchers::ContainsSubstring(row));
     CHECK(run.metrics.at("split_layers") == layers);

@@ -71,8 +71,10 @@ TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", 
     INFO(story(refused));
     CHECK(refused.status == 1);
     CHECK_THAT(refused.err, StartsWith("error: " + options[0] + ": ") &&
-                                ContainsSubstring("and --mesh " + mesh + " has none; leave it out, "
-                                                  "or give " + text + "\n"));
+                                ContainsSubstring("and --mesh " + mesh +
+                                                  " has none; leave it out, "
+                                                  "or give " +
+                                                  text + "\n"));
     CHECK(std::ranges::count(refused.err, '\n') == 1);
     CHECK(refused.out.find("Train Epoch") == std::string::npos);
   }
@@ -88,13 +90,15 @@ TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", 
 /// Of 64 samples two ranks cut 11, 11 and 10 each, and one rank 22, 21 and 21.
 TEST_CASE("--baseline of a mesh normalises the micro-batches that its ranks have",
           "[faults][mesh][verdict]") {
-  for (const Words& mesh :
-       {Words{"data=2,pipeline=2"}, {"shard=2,tensor=2"}, {"tensor=2,pipeline=2", "--no-sync-bn"}}) {
-    const ProcessResult run = run_process(
-        kOnMesh + Words{"--baseline", "--devices", cpus(4), "--model", "seed-bn", "--accumulate",
-                        "3", "--max-steps", "2", "--mesh"} +
-            mesh,
-        kDeadline);
+  for (const Words& mesh : {Words{"data=2,pipeline=2"},
+                            {"shard=2,tensor=2"},
+                            {"tensor=2,pipeline=2", "--no-sync-bn"}}) {
+    const ProcessResult run =
+        run_process(kOnMesh +
+                        Words{"--baseline", "--devices", cpus(4), "--model", "seed-bn",
+                              "--accumulate", "3", "--max-steps", "2", "--mesh"} +
+                        mesh,
+                    kDeadline);
     INFO(story(run));
     CHECK(run.status == 0);
     CHECK_THAT(run.out, ContainsSubstring("they agree"));
@@ -106,7 +110,8 @@ TEST_CASE("--baseline of a mesh normalises the micro-batches that its ranks have
       kDeadline);
   INFO(story(refused));
   CHECK(refused.status == 1);
-  CHECK_THAT(refused.err, ContainsSubstring("--accumulate: batch normalisation sees each of the 3"));
+  CHECK_THAT(refused.err,
+             ContainsSubstring("--accumulate: batch normalisation sees each of the 3"));
   CHECK(std::ranges::count(refused.err, '\n') == 1);
 }
 
@@ -167,14 +172,14 @@ TEST_CASE("Ranks without our launcher name a dead one with its coordinates", "[f
       "MASTER_PORT={} \"$@\" >out.$r 2>err.$r & victim=$!; done; "
       "until grep -q 'Train Epoch: 1 .64/120' out.0; do sleep 0.1; done; kill -9 $victim; wait",
       folder.path().string(), free_port());
-  const ProcessResult run = run_process(
-      Words{"sh", "-c", script, "sh"} + kOnMesh +
-          Words{"--model", "seed", "--mesh", "data=2,tensor=2", "--devices", cpus(4), "--epochs",
-                "100000", "--log-interval", "1", "--lr", "0.0001"},
-      kDeadline);
+  const ProcessResult run =
+      run_process(Words{"sh", "-c", script, "sh"} + kOnMesh +
+                      Words{"--model", "seed", "--mesh", "data=2,tensor=2", "--devices", cpus(4),
+                            "--epochs", "100000", "--log-interval", "1", "--lr", "0.0001"},
+                  kDeadline);
   REQUIRE_FALSE(run.timed_out);
-  for (const std::string me : {"0 (data 0, tensor 0)", "1 (data 0, tensor 1)",
-                               "2 (data 1, tensor 0)"}) {
+  for (const std::string me :
+       {"0 (data 0, tensor 0)", "1 (data 0, tensor 1)", "2 (data 1, tensor 0)"}) {
     const std::string error = read_text(folder / ("err." + me.substr(0, 1)));
     INFO(error);
     CHECK_THAT(error, StartsWith("error: rank " + me));

@@ -186,7 +186,8 @@ TEST_CASE("A rank with fewer samples than micro-batches makes as many passes as 
 }
 
 /// The samples that all ranks have in each of their micro-batches, without empty ones.
-std::vector<std::set<int64_t>> micro_batches_of_ranks(int64_t samples, int64_t ranks, int64_t parts) {
+std::vector<std::set<int64_t>> micro_batches_of_ranks(int64_t samples, int64_t ranks,
+                                                      int64_t parts) {
   std::vector<std::set<int64_t>> all(static_cast<size_t>(parts));
   for (int64_t rank = 0; rank < ranks; ++rank) {
     const int64_t mine = (samples - rank + ranks - 1) / ranks;
