@@ -128,8 +128,9 @@ int64_t training_bytes(const Communicator& comm) {
 /// For an all-reduce of what this rank has of each unit's gradients: 2 (D-1)/D times that.
 double bytes_of_sums(const FullyShardedDataParallel& sharded, const Communicator& comm) {
   int64_t bytes = 0;
-  for (const Unit* unit : sharded.units())
+  for (const Unit* unit : sharded.units()) {
     bytes += comm.bytes_of_all_reduce(unit->gradient_shard());
+  }
   return double(bytes);
 }
 
