@@ -70,6 +70,10 @@ std::string StepOptions::emulation(size_t world_size) const {
   return fmt::format("stride:{}", world_size);
 }
 
+std::string StepOptions::emulation_together(size_t world_size) const {
+  return accumulate == 1 ? "none" : fmt::format("micro:{}x{}", accumulate, world_size);
+}
+
 Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, ProcessGroup& group,
                          Communicator& comm, Stream communication, ReplicaOptions replica,
                          const StepOptions& step) {

@@ -34,6 +34,8 @@ struct StepOptions {
   /// The --emulate value with which stage 01 divides a batch, for normalisation, as this many ranks
   /// do. Throws BadInput if there is none.
   std::string emulation(size_t world_size) const;
+  /// The same where these ranks normalise each micro-batch together.
+  std::string emulation_together(size_t world_size) const;
 };
 
 struct DdpStageOptions : Options {

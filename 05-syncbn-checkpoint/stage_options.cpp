@@ -113,12 +113,11 @@ void check_saved_statistics(const StepOptions& step, const SyncBatchNormOptions&
 }
 
 std::string SyncBatchNormOptions::emulation(const StepOptions& step, size_t world_size) const {
-  const std::string parts = step.emulation(world_size);
-  if (no_sync_bn) return parts;
+  if (no_sync_bn) return step.emulation(world_size);
   require(sync_bn_group == 0 || size_t(sync_bn_group) == world_size,
           "--sync-bn-group: stage 01 has no groups of {} to normalise with; leave out --baseline",
           sync_bn_group);
-  return "none";
+  return step.emulation_together(world_size);
 }
 
 std::shared_ptr<Communicator> SyncBatchNormOptions::comm(ProcessGroup& group, Device& device,

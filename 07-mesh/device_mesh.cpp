@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "common/core/error.h"
@@ -12,6 +13,7 @@ namespace lockstep {
 
 constexpr const char* kAutomatic = "auto";
 constexpr int64_t kMostRanks = 1 << 20;
+constexpr int64_t kAnySize = std::numeric_limits<int64_t>::max();
 
 // --- The shape -----------------------------------------------------------------------------------
 
@@ -33,7 +35,7 @@ void MeshShape::add(std::string_view text) {
   const size_t equals = text.find('=');
   const auto word = std::ranges::find(words, text.substr(0, equals));
   std::optional<int64_t> size;
-  if (equals != std::string_view::npos) size = read_whole(text.substr(equals + 1), 1, kMostRanks);
+  if (equals != std::string_view::npos) size = read_whole(text.substr(equals + 1), 1, kAnySize);
   require(word != words.end() && size,
           "--mesh: found '{}', expected axes with their numbers of ranks, such as data=2,tensor=2; "
           "the axes are {}",
@@ -41,6 +43,9 @@ void MeshShape::add(std::string_view text) {
   const auto axis = Axis(word - words.begin());
   require(std::ranges::count(extents_, axis, &Extent::axis) == 0,
           "--mesh: the axis {} twice, expected once", *word);
+  require(*size <= kMostRanks / ranks(),  // a product that is larger might not fit
+          "--mesh: found {} x {} ranks up to {}, expected {} at most; give as many as there are",
+          ranks(), *size, text, kMostRanks);
   extents_.push_back({axis, int(*size)});
 }
 
@@ -119,7 +124,7 @@ DeviceMesh::DeviceMesh(const MeshShape& shape, ProcessGroup& group, Device& devi
             "--devices",
             shape_.text(), shape_.ranks(), group.world_size());
   });
-  group.name_place(shape_.place_of(group.rank()));
+  group.name_places([shape = shape_](int rank) { return shape.place_of(rank); }, world);
   world.set_name(shape_.name_along({kAllAxes.begin(), kAllAxes.end()}));
 }
 

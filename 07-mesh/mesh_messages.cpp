@@ -59,17 +59,10 @@ void add_of_units(Messages& step, const MeshParallel& parallel, int micro_batche
 
 /// Sums, and parts of activations that are put together, of layers that have made a step's passes.
 void add_of_split_layers(Messages& step, const SplitRanks& ranks) {
-  const int others = ranks.world_size() - 1;
-  if (others == 0) return;
   for (const auto& [layer, traffic] : ranks.traffic()) {
     const int64_t calls = traffic.all_reduces + traffic.all_gathers;
-    const double bytes =
-        traffic.bytes / double(calls) / others;  // of each call, to each other rank
-    const bool sum = traffic.all_reduces > 0;
-    const double share = sum ? bytes * ranks.world_size() / 2 : bytes;
-    step.insert(
-        step.end(), size_t(calls),
-        {Axis::tensor, sum ? Op::all_reduce : Op::all_gather, int64_t(share / sizeof(Real) + 0.5)});
+    const Op op = traffic.all_reduces > 0 ? Op::all_reduce : Op::all_gather;
+    step.insert(step.end(), size_t(calls), {Axis::tensor, op, traffic.numbers / calls});
   }
 }
 

@@ -18,17 +18,17 @@ MeshParallel::MeshParallel(Model& model, const ModelOptions& options, DeviceMesh
       unsplit_(std::move(model.network)),
       ranks_(mesh.along({Axis::tensor}), communication),
       sharded_((split(model, options), cut(model, options), shard(model, sharding))) {
+  if (mesh.size(Axis::pipeline) == 1) return;
+  stage_ = &make_stage(model, mesh, passes, communication, plan, options.classes, sharded_.loss());
+}
+
+/// Along `tensor`: all layers that can be split, and divide by its ranks. The others are copies.
+void MeshParallel::split(Model& model, const ModelOptions& options) {
   for (const Parameter* p : unsplit_->parameters()) {
     of_unsplit_[p->name] = p;
     whole_shapes_[p->name] = torch_shape(*p);
   }
   for (const ModelBuffer* b : unsplit_->buffers()) whole_shapes_[b->name] = b->shape;
-  if (mesh.size(Axis::pipeline) == 1) return;
-  stage_ = &make_stage(model, mesh, passes, communication, plan, options.classes, sharded_.loss());
-}
-
-/// Along `tensor`: all layers that can be split.
-void MeshParallel::split(Model& model, const ModelOptions& options) {
   mesh_.group().together([&] {
     auto network = std::make_unique<TensorSplit>(options, ranks_);
     require(ranks_.world_size() == 1 || !network->split_names().empty(),
@@ -37,6 +37,15 @@ void MeshParallel::split(Model& model, const ModelOptions& options) {
             mesh_.shape().text(), ranks_.world_size());
     model.network = std::move(network);
   });
+  const auto is_whole = [&](const Parameter* p) {
+    return torch_shape(*p) == whole_shapes_.at(p->name);
+  };
+  for (const auto& layer : model.network->children()) {
+    const std::vector<Parameter*> parameters = layer->parameters();
+    if (parameters.empty()) continue;
+    const bool copied = std::ranges::all_of(parameters, is_whole);
+    (copied ? layers_.copied : layers_.split).push_back(layer->name());
+  }
 }
 
 AveragingAxes averaging_axes(const MeshShape& shape) {

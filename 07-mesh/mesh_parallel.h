@@ -37,6 +37,11 @@ Axes cut_along(ShardKind kind);
 /// in the unsplit network.
 bool counts_in_norm(const Shape& here, const Shape& whole, int tensor_place);
 
+/// Names of the layers with parameters, by what a rank along `tensor` has of them: a part, or all.
+struct TensorLayers {
+  std::vector<std::string> split{}, copied{};
+};
+
 /// One rank's part of a network. Which messages a parameter's gradient needs follows from what the
 /// ranks of an axis have of it:
 ///
@@ -76,6 +81,8 @@ class MeshParallel {
   std::vector<HealthTensor> healths(const HealthTensor& mine, Context& context) {
     return ranks_.healths(mine, context);
   }
+  /// Of the whole network, whatever stage this rank is.
+  const TensorLayers& layers_along_tensor() const { return layers_; }
   /// What layers along `tensor` have exchanged.
   SplitRanks& split_ranks() { return ranks_; }
   /// Null without a pipeline.
@@ -128,6 +135,7 @@ class MeshParallel {
   std::unique_ptr<Module> unsplit_;                     // without memory: names and shapes
   std::map<std::string, const Parameter*> of_unsplit_;  // by name
   std::map<std::string, Shape> whole_shapes_;           // PyTorch's, by name
+  TensorLayers layers_;
   SplitRanks ranks_;
   std::vector<std::vector<std::string>> names_;  // of the stages' parameters
   FullyShardedDataParallel& sharded_;

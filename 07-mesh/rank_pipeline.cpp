@@ -122,11 +122,11 @@ void StageLink::learn_extents(int64_t samples, int from) {
   const auto told = CountTensor::empty(stream_, {kMostExtents});
   comm_->receive(stream_, told, from);
   std::vector<int64_t> extents = told.to_host();
-  const int rank = mesh_.group().rank();
-  require(extents[0] == samples,
-          "rank {} ({}): the first {} from stage {} have {} samples, expected {}, which this rank "
-          "has loaded; ranks along pipeline load the same, by their place along data and shard",
-          rank, mesh_.shape().place_of(rank), name_, from, extents[0], samples);
+  require(
+      extents[0] == samples,
+      "{}: the first {} from stage {} have {} samples, expected {}, which this rank has loaded; "
+      "ranks along pipeline load the same, by their place along data and shard",
+      mesh_.group().store().name_of(mesh_.group().rank()), name_, from, extents[0], samples);
   extents[0] = 1;  // the others are not 0
   std::erase(extents, 0);
   learnt_ = Shape(extents);

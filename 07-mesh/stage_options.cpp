@@ -5,19 +5,37 @@
 #include <algorithm>
 
 #include "common/core/error.h"
+#include "common/core/text.h"
 #include "common/io/json.h"
 
 namespace lockstep {
 
 namespace {
 
-void check_pipeline(const MeshStageOptions& options, const OptionParser& parser) {
-  const bool pipeline = options.mesh.size(Axis::pipeline) > 1;
-  require(pipeline || !parser.given("--schedule"),
-          "--schedule: orders what the stages of a pipeline do, and --mesh {} has none; leave it "
-          "out, or give --mesh pipeline=2",
-          options.mesh.text());
-  const ScheduleKind kind = options.schedule_kind;
+/// An option that concerns ranks along these axes only.
+struct OptionOfAxes {
+  const char *name, *what;
+  Axes axes;
+};
+
+/// Refuses those that would have no effect. What a checkpoint keeps is none of them: a run that
+/// goes on with another mesh has to be given it.
+void check_axes(const MeshShape& mesh, const OptionParser& parser) {
+  for (const auto& [name, what, axes] : std::vector<OptionOfAxes>{
+           {"--schedule", "orders what the stages of a pipeline do", {Axis::pipeline}},
+           {"--shard", "says what ranks along shard share out", {Axis::shard}},
+           {"--prefetch", "is for ranks along shard, which fetch parameters", {Axis::shard}},
+           {"--reshard-after-forward", "is for ranks along shard", {Axis::shard}},
+           {"--unit", "divides what ranks along data or shard send", {Axis::data, Axis::shard}}}) {
+    const bool automatic = mesh == MeshShape() && !axes.contains(Axis::pipeline);  // not known yet
+    const bool there = std::ranges::any_of(axes, [&](Axis axis) { return mesh.size(axis) > 1; });
+    require(automatic || there || !parser.given(name),
+            "{}: {}, and --mesh {} has none; leave it out, or give --mesh {}=2", name, what,
+            mesh.text(), name_of(*axes.rbegin()));
+  }
+}
+
+void check_schedule(ScheduleKind kind) {
   require(kind == ScheduleKind::gpipe || kind == ScheduleKind::one_f1b,
           "--schedule: found {}, expected gpipe or 1f1b, as each rank has one stage; "
           "03-model-split has the others",
@@ -42,7 +60,8 @@ void MeshStageOptions::add_to(OptionParser& parser) {
   saving.add_to(parser);
   sharding.add_to(parser);
   parser.check_afterwards([this, &parser] {
-    check_pipeline(*this, parser);
+    check_axes(mesh, parser);
+    check_schedule(schedule_kind);
     require(sync_bn.sync_bn_group == 0,
             "--sync-bn-group: in a mesh all ranks with other samples normalise together; leave it "
             "out, or give --no-sync-bn");
@@ -62,8 +81,8 @@ SimulatedRanks MeshStageOptions::simulated_ranks() const {
 std::string MeshStageOptions::emulation(size_t world_size) const {
   const int copies = mesh.size(Axis::tensor) * mesh.size(Axis::pipeline);  // of the same samples
   const size_t parts = std::max<size_t>(1, world_size / size_t(copies));
-  if (sync_bn.no_sync_bn || (step.accumulate > 1 && parts > 1)) return step.emulation(parts);
-  return step.accumulate == 1 ? "none" : fmt::format("micro:{}", step.accumulate);
+  const bool together = !sync_bn.no_sync_bn || parts == 1;
+  return together ? step.emulation_together(parts) : step.emulation(parts);
 }
 
 MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,
@@ -106,22 +125,28 @@ int64_t training_bytes(const Communicator& comm) {
          comm.bytes_sent(Purpose::activations);
 }
 
-/// To the ranks with other samples that come first: as in stage 06.
-Sent sent_to_reduced(MeshParallel& parallel, int micro_batches, double steps) {
-  const Communicator& comm = parallel.sharded().comm();
-  const int64_t in_step = bytes_by_formula(parallel.sharded(), micro_batches, comm.world_size());
-  return {training_bytes(comm), steps * double(in_step)};
+/// For an all-reduce of what this rank has of each unit's gradients: 2 (D-1)/D times that.
+double bytes_of_sums(const FullyShardedDataParallel& sharded, const Communicator& comm) {
+  int64_t bytes = 0;
+  for (const Unit* unit : sharded.units()) {
+    bytes += comm.bytes_of_all_reduce(unit->gradient_shard());
+  }
+  return double(bytes);
 }
 
-/// 2 (D-1)/D times this rank's part of the gradients.
+/// To the ranks with other samples that come first: as in stage 06.
+Sent sent_to_reduced(MeshParallel& parallel, int micro_batches, double steps) {
+  const FullyShardedDataParallel& sharded = parallel.sharded();
+  const Communicator& comm = sharded.comm();
+  const double in_step = sharded.options().kind == ShardKind::none
+                             ? bytes_of_sums(sharded, comm)
+                             : double(bytes_by_formula(sharded, micro_batches, comm.world_size()));
+  return {training_bytes(comm), steps * in_step};
+}
+
 Sent sent_to_replicas(MeshParallel& parallel, DeviceMesh& mesh, double steps) {
-  const int ranks = mesh.size(Axis::data);
-  int64_t bytes = 0;
-  for (const Unit* unit : parallel.sharded().units()) {
-    bytes += int64_t(unit->gradient_shard().bytes());
-  }
-  return {training_bytes(mesh.along({Axis::data})),
-          steps * 2.0 * (ranks - 1) / ranks * double(bytes)};
+  const Communicator& comm = mesh.along({Axis::data});
+  return {training_bytes(comm), steps * bytes_of_sums(parallel.sharded(), comm)};
 }
 
 Sent sent_along_tensor(MeshParallel& parallel, DeviceMesh& mesh) {
@@ -175,6 +200,17 @@ void report_stage(RankPipeline& stage, const std::vector<Unit*>& units, int stag
            {{"stages", stages}, {"waited_seconds_per_step", waited}, {"predicted_bubble", bubble}});
 }
 
+/// A layer that does not divide by the ranks stays whole, and its memory is not divided.
+void report_split_layers(const TensorLayers& layers, TrainingLog& log) {
+  const size_t split = layers.split.size(), all = split + layers.copied.size();
+  const std::string copies =
+      layers.copied.empty()
+          ? ""
+          : fmt::format("; copies on all ranks along tensor: {}", listed(layers.copied));
+  log.note("split layers", fmt::format("{} of {}{}", split, all, copies), "split_layers",
+           {{"split", layers.split}, {"copied", layers.copied}});
+}
+
 /// Its row, and its object in `found`.
 void report_axis(Axis axis, const Sent& all, MeshParallel& parallel, DeviceMesh& mesh, double steps,
                  const StepTimes& times, nlohmann::json& found, TrainingLog& log) {
@@ -185,17 +221,19 @@ void report_axis(Axis axis, const Sent& all, MeshParallel& parallel, DeviceMesh&
          {"sent", sent},
          {"predicted", predicted},
          {"waited_seconds_per_step", waited}};
-  std::string behind;  // what one stream for all axes costs
+  std::string before;  // a sum: what one stream for all axes costs, and threads
   if (axis == Axis::tensor) {
     const double queued = parallel.split_ranks().seconds_queued() / steps;
     row["queued_seconds_per_step"] = queued;
-    behind = fmt::format(", {:.2f} of it behind other messages", 1e3 * queued);
+    before = fmt::format(
+        ", {:.2f} ms of it before its sums began: behind other messages, and from thread to thread",
+        1e3 * queued);
   }
   log.note(fmt::format("along {}", name_of(axis)),
            fmt::format("{:.0f} bytes sent in a step, counted in {}; by sizes {:.0f} ({}); waited "
                        "{}{}",
                        sent, mesh.along({axis}).bytes_counted_in(), predicted,
-                       beside_formula(sent, predicted), waited_text(axis, waited, times), behind),
+                       beside_formula(sent, predicted), waited_text(axis, waited, times), before),
            "along", found);
 }
 
@@ -215,6 +253,7 @@ void report(MeshParallel& parallel, DeviceMesh& mesh, const Optimizer& optimizer
            fmt::format("{}, {} rank{} per host", mesh.shape().text(), per_host,
                        per_host == 1 ? "" : "s"),
            "mesh", {{"shape", mesh.shape().text()}, {"ranks_per_host", per_host}});
+  if (mesh.size(Axis::tensor) > 1) report_split_layers(parallel.layers_along_tensor(), log);
   nlohmann::json found = nlohmann::json::object();
   for (const Axis axis : kAllAxes) {
     if (mesh.size(axis) == 1) continue;

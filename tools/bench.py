@@ -94,6 +94,9 @@ def parse_options(argv):
             require_writable(options.json)
     except OSError as error:
         parser.error(f"--json {options.json}: {error.strerror}; choose another place")
+    if options.quick and options.part:
+        parser.error(f"--quick: chooses {' and '.join(QUICK)}, and --part {' '.join(options.part)} chooses, too; "
+                     "leave one of them out")
     for name in ("batch", "threads"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}: expected 1 or more")

@@ -138,7 +138,7 @@ def axis_line(axis, row):
     """What a step waits along an axis, and what the same messages take by hand."""
     text = f"    {axis:<9} waits {row['waited_seconds'] * 1e3:9.2f} ms"
     if "queued_seconds" in row:
-        text += f", {row['queued_seconds'] * 1e3:.2f} of it behind other messages"
+        text += f", {row['queued_seconds'] * 1e3:.2f} of it before its sums began"
     if "by_hand_seconds" in row:
         text += f"; by hand {row['by_hand_seconds'] * 1e3:.2f} ms"
     return f"{text}; {row['sent_bytes']:.0f} bytes sent"

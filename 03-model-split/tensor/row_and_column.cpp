@@ -21,7 +21,8 @@ void SplitRanks::all_reduce(const Module& layer, const Tensor& x, Context& conte
   if (!context.facts.training) return;
   Traffic& traffic = traffic_[layer.name()];
   ++traffic.all_reduces;
-  traffic.bytes += 2.0 * (world_size() - 1) / world_size() * double(x.bytes());
+  traffic.numbers += x.elements();
+  traffic.bytes += double(comm().bytes_of_all_reduce(x));
 }
 
 void SplitRanks::all_gather(const Module& layer, const Tensor& mine, const Tensor& all,
@@ -31,6 +32,7 @@ void SplitRanks::all_gather(const Module& layer, const Tensor& mine, const Tenso
   if (!context.facts.training) return;
   Traffic& traffic = traffic_[layer.name()];
   ++traffic.all_gathers;
+  traffic.numbers += mine.elements();
   traffic.bytes += double(world_size() - 1) * double(mine.bytes());
 }
 

@@ -22,9 +22,11 @@
 
 namespace lockstep {
 
-/// Collectives of a layer in training so far, and the bytes that they took of a rank, by sizes.
+/// Collectives of a layer in training so far, the numbers that a rank put into them, and the bytes
+/// that these took of it, by sizes.
 struct Traffic {
   int64_t all_reduces = 0, all_gathers = 0;
+  int64_t numbers = 0;
   double bytes = 0;
 };
 
@@ -53,7 +55,7 @@ class SplitRanks {
   const std::map<std::string, Traffic>& traffic() const { return traffic_; }  // by layer
   /// Seconds that training passes have waited for sums. Waits for the last one.
   double seconds_waited() { return calls_.seconds_waited(); }
-  /// The part of it behind other messages.
+  /// The part of it before the sums began: behind other messages, and from thread to thread.
   double seconds_queued() { return calls_.seconds_queued(); }
 
  private:

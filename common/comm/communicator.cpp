@@ -53,13 +53,15 @@ Elements Elements::part(int64_t first, int64_t part_count) const {
 
 bool Call::reduces() const { return op == Op::all_reduce || op == Op::reduce_scatter; }
 
-std::string Call::text() const {
+std::string Call::text(const std::string& peer_name) const {
   std::string text = name_of(op);
   if (op != Op::barrier) text += fmt::format(" of {} {}", mine.count, name_of(mine.type));
   if (reduces()) text += reduction == Reduction::sum ? ", sum" : ", average";
   if (op == Op::broadcast) text += fmt::format(", root {}", peer);
-  if (op == Op::send) text += fmt::format(" to rank {}", peer);
-  if (op == Op::receive) text += fmt::format(" from rank {}", peer);
+  if (is_transfer()) {
+    text += op == Op::send ? " to " : " from ";
+    text += peer_name.empty() ? fmt::format("rank {}", peer) : peer_name;
+  }
   if (!label.empty()) text += " for " + label;
   return text;
 }
@@ -94,6 +96,10 @@ int64_t Call::ring_bytes(int rank, int world_size) const {
 }
 
 // --- Who makes calls -----------------------------------------------------------------------------
+
+int64_t Communicator::bytes_of_all_reduce(const Elements& x) const {
+  return Call{.op = Op::all_reduce, .mine = x}.ring_bytes(rank_, world_size_);
+}
 
 void Communicator::all_reduce(Stream stream, const Elements& x, Reduction reduction) {
   issue(stream, {.op = Op::all_reduce, .mine = x, .all = {}, .reduction = reduction});
@@ -159,8 +165,10 @@ void Communicator::close_group() {
 
 // --- Checks that one rank can make alone ---------------------------------------------------------
 
-std::string Communicator::who() const {
-  return fmt::format("rank {}{}{}", rank_, members_.empty() ? "" : " of ", members_);
+void Communicator::set_names(std::function<std::string(int rank)> name_of,
+                             const std::string& members) {
+  name_of_ = std::move(name_of);
+  who_ = name_of_(rank_) + (members.empty() ? "" : " of " + members);
 }
 
 void Communicator::check(Stream stream, const Call& call) const {

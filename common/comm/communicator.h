@@ -2,9 +2,12 @@
 // Collectives: what the ranks of a group do together. A rank is one process of several that train
 // together; its Communicator is its membership of a group of them.
 
+#include <fmt/core.h>
+
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,8 +67,9 @@ struct Call {
   Purpose purpose = Purpose::other;
 
   /// What must be the same on all ranks: "all_reduce of 87360 f32, sum", "broadcast of 10 i64, root
-  /// 0", "all_gather of 21 f32 for bn1".
-  std::string text() const;
+  /// 0", "all_gather of 21 f32 for bn1". `peer_name`: of a transfer's other side, by default
+  /// "rank 1".
+  std::string text(const std::string& peer_name = "") const;
   /// The same as one number, without the label.
   uint64_t number() const;
   /// Adds numbers of all ranks up.
@@ -146,9 +150,13 @@ class Communicator {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  /// "rank 1"; in a group of some of a job's ranks, which are numbered anew there: "rank 1 of ranks
-  /// 2, 3".
-  std::string who() const;
+  /// This rank as errors name it: "rank 1"; in a group of some of a job's ranks "rank 3 of ranks 2,
+  /// 3", with the job's numbers.
+  const std::string& who() const { return who_; }
+  /// Any rank of this group.
+  std::string name_of_rank(int rank) const {
+    return name_of_ ? name_of_(rank) : fmt::format("rank {}", rank);
+  }
 
   /// x becomes the sum, or average, of all ranks' x.
   void all_reduce(Stream stream, const Elements& x, Reduction reduction = Reduction::sum);
@@ -174,6 +182,9 @@ class Communicator {
   /// calls that have run are in it: synchronize their streams first. See SentBytes.
   int64_t bytes_sent(Purpose purpose) const { return sent_->of(purpose); }
   int64_t bytes_sent() const { return sent_->of_all(); }
+  /// What an all-reduce of x adds to that: 2 (W-1)/W of x as round a ring, unless the communicator
+  /// has another way for sums as small as x.
+  virtual int64_t bytes_of_all_reduce(const Elements& x) const;
   /// Where they are counted: "shm", "its calls to NCCL", ...
   const std::string& bytes_counted_in() const { return sent_->where(); }
 
@@ -183,15 +194,19 @@ class Communicator {
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
   /// What the ranks of this group differ in, "along data": names its messages in traces.
   void set_name(std::string name) { name_ = std::move(name); }
-  /// Which of the job's ranks this group has: for errors.
-  void set_members(std::string members) { members_ = std::move(members); }
+  /// What name_of_rank() and who() say. `members`: which of the job's ranks this group has, if not
+  /// all.
+  void set_names(std::function<std::string(int rank)> name_of, const std::string& members = "");
   /// Call it before the first call.
   void record_in(FlightGroup flight) { flight_ = std::move(flight); }
 
  protected:
   Communicator(int rank, int world_size,
                std::shared_ptr<SentBytes> sent = std::make_shared<SentBytes>("nothing"))
-      : rank_(rank), world_size_(world_size), sent_(std::move(sent)) {}
+      : rank_(rank),
+        world_size_(world_size),
+        sent_(std::move(sent)),
+        who_(fmt::format("rank {}", rank)) {}
   const std::shared_ptr<SentBytes>& sent() const { return sent_; }
   /// One collective, or transfers that run at the same time. `flight` has its number, from 1, and
   /// is to be told when it begins and ends.
@@ -211,7 +226,8 @@ class Communicator {
   int rank_, world_size_;
   std::shared_ptr<SentBytes> sent_;
   Purpose purpose_ = Purpose::other;
-  std::string label_, members_, name_;
+  std::string label_, who_, name_;
+  std::function<std::string(int rank)> name_of_{};
   FlightGroup flight_;
   uint64_t collectives_ = 0, transfers_ = 0;  // the number so far
   bool open_ = false;

@@ -49,9 +49,9 @@ void HostCommunicator::Task::operator()() {
 
 /// Throws the error that is being handled, with what all ranks know of it.
 void HostCommunicator::Task::rethrow() const {
+  const std::string call = link->roll_call ? link->roll_call->text_of(calls[0]) : calls[0].text();
   const std::string what =
-      calls[0].is_transfer() ? calls[0].text()
-                             : fmt::format("collective {} ({})", flight.number(), calls[0].text());
+      calls[0].is_transfer() ? call : fmt::format("collective {} ({})", flight.number(), call);
   within(fmt::format("{}: {}", who, what), [&] {
     try {
       throw;
@@ -77,6 +77,12 @@ void HostCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
   stream.backend().host_task(op, Task{link_, calls, std::move(flight), who()});
   if (!on_host) staging_.copy_up(stream, together, calls);
   last_ = stream.record();
+}
+
+int64_t HostCommunicator::bytes_of_all_reduce(const Elements& x) const {
+  const int64_t bytes = x.count * size_of(x.type);
+  if (bytes > largest_whole_sum_) return Communicator::bytes_of_all_reduce(x);
+  return (world_size() - 1) * bytes;
 }
 
 // --- A GPU's numbers on the host -----------------------------------------------------------------

@@ -48,10 +48,12 @@ class HostCommunicator final : public Communicator {
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport,
                    std::optional<RollCall> roll_call = {}, std::shared_ptr<const void> kept = {})
       : Communicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),
+        largest_whole_sum_(transport->largest_whole_sum()),
         link_(Link{std::move(transport), std::move(roll_call), sent(), std::move(kept), ""}),
         staging_(rank) {}
 
   const HostTransport& transport() const { return *link_->transport; }
+  int64_t bytes_of_all_reduce(const Elements& x) const override;
 
  private:
   /// What all calls share.
@@ -66,7 +68,8 @@ class HostCommunicator final : public Communicator {
 
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
 
-  Kept<Link> link_;  // by queued tasks, too
+  int64_t largest_whole_sum_;  // of the transport
+  Kept<Link> link_;            // by queued tasks, too
   HostStaging staging_;
   std::optional<Event> last_;  // after the last call
 };

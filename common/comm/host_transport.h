@@ -30,6 +30,9 @@ class HostTransport {
   virtual void transfer(const std::vector<Call>& calls) = 0;
   /// Bytes that these two have given to other ranks so far. On the thread that calls them.
   virtual int64_t bytes_sent() const = 0;
+  /// A sum of so many bytes, or fewer, goes whole to every other rank; larger ones go as round a
+  /// ring.
+  virtual int64_t largest_whole_sum() const { return 0; }
   /// Where they are counted: where they leave, unless that is said.
   virtual std::string counted_in() const { return description(); }
 };

@@ -174,6 +174,7 @@ class NcclCommunicator final : public Communicator {
 
   ncclResult_t state() const;
   void await_ready(const char* call) const;
+  std::string name() const { return fmt::format("{} ({})", who(), device_.name()); }
   std::string others() const;
 
   void watch(cuda::DeviceState& device);
@@ -188,7 +189,6 @@ class NcclCommunicator final : public Communicator {
   void abort();
 
   Device& device_;
-  std::string name_;  // "rank 1 (cuda:1)"
   double timeout_seconds_;
   std::thread::id host_ = std::this_thread::get_id();  // the one thread that calls
   ncclComm_t comm_ = nullptr;                          // null after abort()
@@ -203,7 +203,6 @@ NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, con
                                    double timeout_seconds)
     : Communicator(rank, world_size, std::make_shared<SentBytes>("its calls to NCCL")),
       device_(device),
-      name_(fmt::format("rank {} ({})", rank, device.name())),
       timeout_seconds_(timeout_seconds) {
   const ncclUniqueId group = id_of(id);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -211,7 +210,7 @@ NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, con
   try {
     cuda::check(cudaSetDevice(device.id().index), "cudaSetDevice", device.name());
     check_nccl(ncclCommInitRankConfig(&comm_, world_size, group, rank, &config),
-               "ncclCommInitRankConfig", name_, comm_);
+               "ncclCommInitRankConfig", name(), comm_);
     await_ready("ncclCommInitRankConfig");
   } catch (...) {
     abort();
@@ -229,13 +228,13 @@ ncclResult_t NcclCommunicator::state() const {
 std::string NcclCommunicator::others() const {
   if (world_size() == 1) return "";
   if (world_size() > 2) return fmt::format("one of the other {} ranks", world_size() - 1);
-  return fmt::format("rank {}", 1 - rank());
+  return name_of_rank(1 - rank());
 }
 
 void NcclCommunicator::await_ready(const char* call) const {
   const bool ready = poll(timeout_seconds_, [&] {
     const ncclResult_t now = state();
-    check_nccl(now, call, name_, comm_);
+    check_nccl(now, call, name(), comm_);
     return now != ncclInProgress;
   });
   if (ready) return;
@@ -243,7 +242,7 @@ void NcclCommunicator::await_ready(const char* call) const {
   fail<PeerLost>(
       "{}: {} not ready within {} s: {}the ranks do not reach each other; NCCL_DEBUG=INFO shows "
       "where they stop",
-      call, name_, timeout_seconds_, missing.empty() ? "" : missing + " did not come, or ");
+      call, name(), timeout_seconds_, missing.empty() ? "" : missing + " did not come, or ");
 }
 
 // --- Calls ---------------------------------------------------------------------------------------
@@ -318,8 +317,8 @@ std::exception_ptr NcclCommunicator::end_group(bool open, Answer answer,
                                                const std::string& what) const {
   const ncclResult_t ended = open ? ncclGroupEnd() : ncclSuccess;
   try {
-    check_nccl(answer.status, answer.function, name_, comm_);
-    check_nccl(ended, "ncclGroupEnd", name_, comm_);
+    check_nccl(answer.status, answer.function, name(), comm_);
+    check_nccl(ended, "ncclGroupEnd", name(), comm_);
     await_ready("ncclGroupEnd");
     return nullptr;
   } catch (const PeerLost& error) {
@@ -358,7 +357,7 @@ std::string NcclCommunicator::failure() const {
   const std::string failed = pending_.empty() ? "" : failure_of(pending_.front());
   if (!failed.empty()) return failed;
   try {
-    check_nccl(state(), "ncclCommGetAsyncError", name_, comm_);
+    check_nccl(state(), "ncclCommGetAsyncError", name(), comm_);
   } catch (const PeerLost& error) {
     return (pending_.empty() ? "" : pending_.front().what + ": ") + error.what();
   }
@@ -373,7 +372,7 @@ std::string NcclCommunicator::failure_of(const Pending& pending) const {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& cause) {
-    return fmt::format("{}: {} failed: {}", pending.what, name_, cause.what());
+    return fmt::format("{}: {} failed: {}", pending.what, name(), cause.what());
   }
 }
 

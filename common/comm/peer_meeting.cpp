@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "common/core/error.h"
-#include "common/core/text.h"
 #include "common/rendezvous/socket.h"
 #include "common/rendezvous/store.h"
 #include "common/rendezvous/wire.h"
@@ -17,7 +16,8 @@ constexpr double kLookSeconds = 0.05;      // between two looks for ranks that w
 }  // namespace
 
 PeerMeeting::PeerMeeting(const Store& store, const Socket& listener, const std::string& where)
-    : key_(store.key()),
+    : store_(store),
+      key_(store.key()),
       rank_(store.rank()),
       door_(listener, key_, where, rank_, store.world_size(), kStrangersPatience),
       sockets_(size_t(store.world_size())) {}
@@ -31,7 +31,7 @@ void PeerMeeting::add(int lower, Connect connect, const std::string& where,
 
 void PeerMeeting::begin(Visit& visit, const Deadline& deadline) {
   Socket socket = visit.connect(deadline);
-  socket.name_peer(fmt::format("rank {}", visit.lower));
+  socket.name_peer(store_.name_of(visit.lower));
   visit.handshake = Handshake::of_caller(key_, visit.where, visit.lower, rank_);
   send_all(socket, bytes_of(visit.handshake.take_output()), deadline);
   sockets_[size_t(visit.lower)] = std::move(socket);
@@ -45,8 +45,8 @@ std::vector<Socket> PeerMeeting::meet(const Deadline& deadline, const Rules& rul
     const std::vector<int> missing = this->missing();
     if (missing.empty()) return std::move(sockets_);
     if (deadline.passed()) {
-      fail<PeerLost>("missing ranks: {}: they did not connect to rank {} within {:g} s{}",
-                     listed(missing), rank_, deadline.seconds(),
+      fail<PeerLost>("{} did not connect to {} within {:g} s{}", store_.names_of(missing),
+                     store_.name_of(rank_), deadline.seconds(),
                      door_.last_refused().empty() ? "" : "; " + door_.last_refused());
     }
     if (look.passed()) {
@@ -78,7 +78,7 @@ void PeerMeeting::accept(const Rules& rules) {
       continue;  // it is gone, and comes again if it is a rank
     }
     place = std::move(guest.socket);
-    place.name_peer(fmt::format("rank {}", guest.rank));
+    place.name_peer(store_.name_of(guest.rank));
   }
 }
 

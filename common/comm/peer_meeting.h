@@ -18,6 +18,7 @@ class Store;
 class PeerMeeting {
  public:
   /// Higher ranks come to `listener`, which they know as `where`: no other meeting has that name.
+  /// The store must outlive this object.
   PeerMeeting(const Store& store, const Socket& listener, const std::string& where);
   /// Connects to a lower rank's listener, known as `where`, and begins to prove the key. meet() may
   /// call `connect` again, which throws EnvironmentError where nobody listens any more. Throws what
@@ -50,6 +51,7 @@ class PeerMeeting {
   void visit_again(const Deadline& deadline);
   std::vector<int> missing() const;
 
+  const Store& store_;
   const JobKey& key_;
   int rank_;
   FrontDoor door_;

@@ -47,7 +47,7 @@ StoreOptions options_of_store(const LaunchContract& contract, double timeout_sec
 std::vector<std::string> texts_of_all(Store& store, const std::string& name,
                                       const std::string& mine, double timeout_seconds) {
   std::vector<std::string> texts;
-  within(fmt::format("rank {}", store.rank()),
+  within(store.name_of(store.rank()),
          [&] { texts = exchange(store, name, mine, timeout_seconds); });
   return texts;
 }
@@ -111,9 +111,17 @@ void ProcessGroup::end() {
 
 // --- Texts ---------------------------------------------------------------------------------------
 
+void ProcessGroup::name_places(const Store::PlaceOf& place_of, Communicator& world) {
+  place_ = place_of(rank());
+  flight_->name_place(place_);
+  store_->name_places(place_of);
+  world.set_names([store = store_](int rank) { return store->name_of(rank); });
+}
+
 std::vector<std::string> ProcessGroup::exchange_as(const std::string& name,
                                                    const std::string& mine) {
-  require(!ended_, "rank {}: {}: the process group has ended; make the call before", rank(), name);
+  require(!ended_, "{}: {}: the process group has ended; make the call before",
+          store_->name_of(rank()), name);
   return texts_of_all(*store_, name, mine, timeout_);
 }
 
@@ -144,8 +152,9 @@ void ProcessGroup::fail_once(int speaker, const std::exception_ptr& error,
                              const std::exception_ptr& mine) try {
   std::rethrow_exception(error);
 } catch (const Error& failed) {
-  const std::string text = failed.what(), who = fmt::format("rank {}", speaker);
-  const bool named = speaker == 0 || text.starts_with(who);  // where all fail, rank 0 speaks
+  const std::string text = failed.what(), who = store_->name_of(speaker);
+  const bool named =  // where all fail, rank 0 speaks
+      speaker == 0 || text.starts_with(fmt::format("rank {}", speaker));
   if (speaker != rank()) {
     wait_until_gone(*store_, speaker, kGoodbyeSeconds);
     throw SaidByAnother(named ? text : who + ": " + text, failed.exit_status());
@@ -197,9 +206,9 @@ std::unique_ptr<Communicator> ProcessGroup::new_group(
   const auto store =
       std::make_shared<SubgroupStore>(store_, members, fmt::format("{} of color {}", name, color));
   std::unique_ptr<Communicator> made;
-  within(fmt::format("rank {}: a group of {}", rank(), name_ranks(members)),
+  within(fmt::format("{}: a group of {}", store_->name_of(rank()), name_ranks(members)),
          [&] { made = communicator(device, store, members); });
-  made->set_members(name_ranks(members));
+  made->set_names([store](int member) { return store->name_of(member); }, name_ranks(members));
   made->record_in({flight_, uint64_t(groups_) << 32 | uint64_t(members[0]), members});
   return made;
 }

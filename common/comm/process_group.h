@@ -74,8 +74,11 @@ class ProcessGroup {
   /// What this job does not keep strangers from; empty if nothing: see TcpStore::trust().
   std::string trust() const { return world_size() > 1 ? store_->trust() : ""; }
   Store& store() { return *store_; }
-  /// Where this rank is among the others, "data 1, tensor 1", for those who tell of its end.
-  void name_place(const std::string& place) { flight_->name_place(place); }
+  /// From now on errors of this group, of `world`, which connect() has made, and of further groups
+  /// say where ranks are among the others: "rank 3 (data 1, tensor 1)". So does the launcher.
+  void name_places(const Store::PlaceOf& place_of, Communicator& world);
+  /// This rank's; may be empty.
+  const std::string& place() const { return place_; }
   /// What it has been doing.
   const FlightRecorder& flight() const { return *flight_; }
 
@@ -146,7 +149,7 @@ class ProcessGroup {
   LaunchContract contract_;
   std::optional<SimulatedRanks> simulated_;
   double timeout_;
-  std::string backend_, why_backend_;
+  std::string backend_, why_backend_, place_;
   bool asked_ = false;  // for that backend
   bool debug_;
   int exceptions_;  // uncaught when it was made

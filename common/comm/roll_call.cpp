@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "common/core/error.h"
-#include "common/core/text.h"
 #include "common/rendezvous/agreement.h"
 
 namespace lockstep {
@@ -52,15 +51,19 @@ std::vector<int> silent_ranks(const Answers& answers) {
 }
 
 /// Says where another rank is, if not where this one is.
-std::string other_place(const Answers& answers, const std::string& doing) {
+std::string other_place(const Store& store, const Answers& answers, const std::string& doing) {
   const auto other =
       std::find_if(answers.begin(), answers.end(), [&](const auto& it) { return it != doing; });
   if (other == answers.end()) return "all ranks have come";
-  return fmt::format("rank {} was at {}; LOCKSTEP_DEBUG=collectives compares the ranks' calls",
-                     other - answers.begin(), **other);
+  return fmt::format("{} was at {}; LOCKSTEP_DEBUG=collectives compares the ranks' calls",
+                     store.name_of(int(other - answers.begin())), **other);
 }
 
 }  // namespace
+
+std::string RollCall::text_of(const Call& call) const {
+  return call.text(call.is_transfer() ? store_->name_of(call.peer) : "");
+}
 
 std::string RollCall::difference(HostTransport& transport, const Call& collective,
                                  uint64_t number) const {
@@ -76,13 +79,14 @@ std::string RollCall::difference(HostTransport& transport, const Call& collectiv
       std::find_if(all.begin(), all.end(), [&](const auto& x) { return x != all[0]; });
   if (other == all.end()) return "";
   return fmt::format(
-      "rank 0 called {}, rank {} called {}; all ranks must make the same calls in the same order",
-      call_of(all[0]).text(), other - all.begin(), call_of(*other).text());
+      "{} called {}, {} called {}; all ranks must make the same calls in the same order",
+      store_->name_of(0), call_of(all[0]).text(), store_->name_of(int(other - all.begin())),
+      call_of(*other).text());
 }
 
 std::string RollCall::explain(const std::vector<Call>& calls, uint64_t number,
                               const std::string& reason) const {
-  std::string doing = calls[0].text();
+  std::string doing = text_of(calls[0]);
   if (!calls[0].is_transfer()) doing = fmt::format("collective {} ({})", number, doing);
   if (calls.size() > 1) doing += fmt::format(" and {} more", calls.size() - 1);
   try {
@@ -110,8 +114,8 @@ std::string RollCall::call_roll(const std::vector<Call>& calls, const std::strin
     if (std::ranges::none_of(calls, is_peer)) answers[rank] = doing;
   }
   const std::vector<int> silent = silent_ranks(answers);
-  if (silent.empty()) return fmt::format("{}; {}", reason, other_place(answers, doing));
-  return fmt::format("no answer from {} within {:g} s", name_ranks(silent), timeout_);
+  if (silent.empty()) return fmt::format("{}; {}", reason, other_place(*store_, answers, doing));
+  return fmt::format("no answer from {} within {:g} s", store_->names_of(silent), timeout_);
 }
 
 }  // namespace lockstep

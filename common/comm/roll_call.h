@@ -32,6 +32,8 @@ class RollCall {
       : store_(std::move(store)), timeout_(timeout_seconds), compares_calls_(compares_calls) {}
 
   bool compares_calls() const { return compares_calls_; }
+  /// Call::text(), in which the other side of a transfer has the name that the store gives it.
+  std::string text_of(const Call& call) const;
   /// Two ranks' calls that differ, in words; empty if none do. The exchange is collective `number`
   /// of the transport.
   std::string difference(HostTransport& transport, const Call& collective, uint64_t number) const;

@@ -121,11 +121,11 @@ void ShmPeers::require_all_there(const Awaited& awaited, Concerns concerns) cons
 }
 
 std::string ShmPeers::all_awaited(const Awaited& awaited) const {
-  std::vector<int> ranks;
+  std::vector<std::string> names;
   for (int r = 0; r < world_size(); ++r) {
-    if (r != rank_ && awaited(r)) ranks.push_back(r);
+    if (r != rank_ && awaited(r)) names.push_back(name_of(r));
   }
-  return name_ranks(ranks);
+  return listed(names);
 }
 
 // --- How ranks come to share memory --------------------------------------------------------------
@@ -187,7 +187,9 @@ class ShmMeeting {
     };
     try {
       return together(exchanged, [&] {
-        if (!failure.empty()) fail<EnvironmentError>("rank {}: {}", store_.rank(), failure);
+        if (!failure.empty()) {
+          fail<EnvironmentError>("{}: {}", store_.name_of(store_.rank()), failure);
+        }
         return done;
       });
     } catch (const EnvironmentError& error) {
@@ -215,8 +217,8 @@ class ShmMeeting {
       const std::string& name = names[size_t(lower)];
       meeting_->add(
           lower,
-          [name, lower](const Deadline& until) {
-            return connect_under(name, fmt::format("rank {}", lower), until);
+          [name, peer = store_.name_of(lower)](const Deadline& until) {
+            return connect_under(name, peer, until);
           },
           name, deadline_);
     }
@@ -238,7 +240,7 @@ class ShmMeeting {
     for (const int rank : missing) {
       const std::optional<std::string>& text = met.texts.at(size_t(rank));
       if (!text || !is_failure(*text)) continue;
-      fail<EnvironmentError>("rank {} has not connected, or as another user", rank);
+      fail<EnvironmentError>("{} has not connected, or as another user", store_.name_of(rank));
     }
   }
 

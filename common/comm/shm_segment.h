@@ -103,6 +103,8 @@ class ShmPeers {
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(sockets_.size()); }
+  /// Another rank's, as its socket was named: "rank 2".
+  const std::string& name_of(int rank) const { return sockets_[size_t(rank)].peer(); }
   const ShmLayout& memory() const { return memory_; }
   const Descriptor& descriptor() const { return owner_->descriptor(); }
   /// Before this rank uses a lane for the first time. Throws EnvironmentError without memory for

@@ -210,6 +210,7 @@ class ShmTransport final : public HostTransport {
   }
 
   int64_t bytes_sent() const override { return bytes_shown_ + lanes_.bytes_sent(); }
+  int64_t largest_whole_sum() const override { return kSmallBytes; }
 
  private:
   void leave(const Error& error) {
@@ -258,7 +259,7 @@ class ShmTransport final : public HostTransport {
     for (int rank = 0; rank < ranks_; ++rank) {
       const auto& theirs = layout_.state(rank).calls[round_ % 2];
       if (theirs.load(std::memory_order_relaxed) == call_) continue;
-      fail<PeerLost>("rank {} has come to another call", rank);
+      fail<PeerLost>("{} has come to another call", peers_->name_of(rank));
     }
   }
 

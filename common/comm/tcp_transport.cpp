@@ -56,14 +56,14 @@ TcpMesh::TcpMesh(Store& store, double timeout_seconds)
 /// The higher rank of two connects, so that there is one connection.
 Socket TcpMesh::connect_to_lower(const Store& store, int lower, const std::string& where,
                                  const Deadline& deadline) {
-  Address address = parse_address(where, fmt::format("address of rank {}", lower));
+  Address address = parse_address(where, "address of " + store.name_of(lower));
   // The store's host is where the store is, whatever its host's name means on that host.
   if (store.is_host(lower)) address.host = store.host_address().host;
   if (is_loopback(address.host) && !is_loopback(store.local_address().host)) {
     fail<EnvironmentError>(
-        "rank {} can be reached from its own host only ({}): its MASTER_ADDR leads to a loopback "
+        "{} can be reached from its own host only ({}): its MASTER_ADDR leads to a loopback "
         "address there; give the address of rank 0's host in numbers",
-        lower, address.text());
+        store.name_of(lower), address.text());
   }
   return connect_to(address, deadline);
 }

@@ -34,10 +34,14 @@ struct BatchSplit {
   /// micro: keep empty parts, too, so that ranks with smaller batches make as many passes as the
   /// others.
   bool keep_empty = false;
+  /// micro: that many ranks, to which the batch is dealt, cut their samples. Micro-batch m has
+  /// those of all ranks' micro-batch m.
+  int64_t ranks = 1;
 
   std::vector<BatchPart> divide(int64_t batch_size) const;
 
-  /// "none", "chunk:D", "stride:W" or "micro:M" with numbers from 1 to 1024; else throws BadInput.
+  /// "none", "chunk:D", "stride:W", "micro:M" or, of W ranks, "micro:MxW", with numbers from 1 to
+  /// 1024; else throws BadInput.
   static BatchSplit from(std::string_view text);
   std::string text() const;
   friend bool operator==(const BatchSplit&, const BatchSplit&) = default;

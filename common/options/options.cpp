@@ -94,7 +94,7 @@ void add_device_options(OptionParser& parser, Options& o) {
       {"GPUs: ask cuDNN for channels first before all else, to compare layouts", Role::per_rank});
   parser.add("--emulate", o.emulate,
              "take the parts of each batch one after another, as if on several devices: "
-             "none, chunk:D, stride:W or micro:M");
+             "none, chunk:D, stride:W, micro:M or, as W ranks cut their parts, micro:MxW");
   parser.add_flag("--graph", o.graph, "capture the training step once, then replay it as a whole");
 }
 

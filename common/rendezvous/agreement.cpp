@@ -26,7 +26,7 @@ std::vector<std::string> exchange(Store& store, const std::string& name, const s
     std::string why = who_went_first(store);
     if (!why.empty()) missing.clear();  // they may be on their way
     if (why.empty()) {
-      why = fmt::format("{} did not come within {:g} s", name_ranks(missing), timeout_seconds);
+      why = fmt::format("{} did not come within {:g} s", store.names_of(missing), timeout_seconds);
     }
     give_up(store, name + ": " + why, missing);
     throw PeerLost(why);
@@ -178,8 +178,9 @@ std::string who_went_first(Store& store) {
   const auto [texts, gone] = look(store, kLastWords);
   if (gone.empty()) return "";
   const std::optional<std::string>& last_words = texts.at(size_t(gone.front()));
-  if (!last_words) return fmt::format("rank {} closed the connection", gone.front());
-  return fmt::format("rank {} gave up: {}", gone.front(), *last_words);
+  const std::string name = store.name_of(gone.front());
+  if (!last_words) return name + " closed the connection";
+  return fmt::format("{} gave up: {}", name, *last_words);
 }
 
 void take_leave(Store& store, const std::string& name, const std::string& text,

@@ -7,12 +7,32 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/text.h"
 #include "common/rendezvous/handshake.h"
 #include "common/rendezvous/store_server.h"
 #include "common/rendezvous/wire.h"
 #include "common/system/secrets.h"
 
 namespace lockstep {
+
+std::string Store::names_of(const std::vector<int>& ranks) const {
+  const std::lock_guard lock(naming_);
+  if (!place_of_) return name_ranks(ranks);
+  std::vector<std::string> names;
+  for (const int rank : ranks) {
+    const std::string place = place_of_(rank);
+    names.push_back(place.empty() ? fmt::format("rank {}", rank)
+                                  : fmt::format("rank {} ({})", rank, place));
+  }
+  return listed(names);
+}
+
+void Store::name_places(PlaceOf place_of) {
+  const std::lock_guard lock(naming_);
+  place_of_ = std::move(place_of);
+}
+
+// --- Some ranks of a job -------------------------------------------------------------------------
 
 SubgroupStore::SubgroupStore(std::shared_ptr<Store> job, std::vector<int> members,
                              const std::string& name)
@@ -21,11 +41,15 @@ SubgroupStore::SubgroupStore(std::shared_ptr<Store> job, std::vector<int> member
       prefix_(name + "/"),
       rank_(int(std::ranges::find(members_, job_->rank()) - members_.begin())) {}
 
+std::vector<int> SubgroupStore::in_job(const std::vector<int>& ranks) const {
+  std::vector<int> found;
+  for (const int rank : ranks) found.push_back(members_.at(size_t(rank)));
+  return found;
+}
+
 Meeting SubgroupStore::meet(const std::string& name, const std::optional<std::string>& mine,
                             const std::vector<int>& awaited, double timeout_seconds) {
-  std::vector<int> in_job;
-  for (const int member : awaited) in_job.push_back(members_.at(size_t(member)));
-  const Meeting all = job_->meet(prefix_ + name, mine, in_job, timeout_seconds);
+  const Meeting all = job_->meet(prefix_ + name, mine, in_job(awaited), timeout_seconds);
   Meeting meeting;
   for (const int rank : members_) meeting.texts.push_back(all.texts.at(size_t(rank)));
   for (const int rank : all.gone) {
@@ -118,7 +142,13 @@ Address TcpStore::local_address() const { return socket_.local_address(); }
 Address TcpStore::host_address() const { return socket_.peer_address(); }
 
 std::string TcpStore::name_of_store() const {
-  return fmt::format("the store of rank 0 at {}", address().text());
+  return fmt::format("the store of {} at {}", name_of(0), address().text());
+}
+
+void TcpStore::name_places(PlaceOf place_of) {
+  Store::name_places(std::move(place_of));
+  const std::lock_guard lock(turn_);
+  socket_.name_peer(name_of_store());
 }
 
 void TcpStore::fail_no_store(const std::string& what) const {

@@ -2,11 +2,13 @@
 // The store of a group of ranks: what they tell each other before anything else connects them, and
 // when their connections have failed.
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/rendezvous/job_key.h"
@@ -31,6 +33,15 @@ class Store {
   /// This process's place in the group.
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+
+  /// Ranks as errors name them, with their numbers in the whole job: "rank 2", "ranks 1, 3". Once
+  /// their places are known: "rank 1 (data 0, tensor 1), rank 3 (data 1, tensor 1)".
+  virtual std::string names_of(const std::vector<int>& ranks) const;
+  std::string name_of(int rank) const { return names_of({rank}); }
+  /// Where each rank is among the others, "data 1, tensor 1", for these names. Other threads may
+  /// ask for them meanwhile.
+  using PlaceOf = std::function<std::string(int rank)>;
+  virtual void name_places(PlaceOf place_of);
 
   /// Leaves `mine` under `name`, if there is any, and returns all that is there: when the texts of
   /// all `awaited` ranks are, when one of those is gone, or after `timeout_seconds`. Nobody asks
@@ -63,6 +74,10 @@ class Store {
 
  protected:
   Store() = default;
+
+ private:
+  mutable std::mutex naming_;
+  PlaceOf place_of_;
 };
 
 /// A job's store as some of its ranks see it: they have numbers from 0 on here, in the order given,
@@ -76,6 +91,10 @@ class SubgroupStore final : public Store {
 
   int rank() const override { return rank_; }
   int world_size() const override { return static_cast<int>(members_.size()); }
+  std::string names_of(const std::vector<int>& ranks) const override {
+    return job_->names_of(in_job(ranks));
+  }
+  void name_places(PlaceOf place_of) override { job_->name_places(std::move(place_of)); }
   Meeting meet(const std::string& name, const std::optional<std::string>& mine,
                const std::vector<int>& awaited, double timeout_seconds) override;
   void set(const std::string& key, const std::string& value) override;
@@ -87,6 +106,8 @@ class SubgroupStore final : public Store {
   bool is_host(int rank) const override { return job_->is_host(members_.at(size_t(rank))); }
 
  private:
+  std::vector<int> in_job(const std::vector<int>& ranks) const;
+
   std::shared_ptr<Store> job_;
   std::vector<int> members_;
   std::string prefix_;
@@ -139,6 +160,7 @@ class TcpStore final : public Store {
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
+  void name_places(PlaceOf place_of) override;
   Meeting meet(const std::string& name, const std::optional<std::string>& mine,
                const std::vector<int>& awaited, double timeout_seconds) override;
   void set(const std::string& key, const std::string& value) override;

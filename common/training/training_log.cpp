@@ -62,12 +62,14 @@ LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
   const auto together = [&group](const auto& work) { group.together(work); };
   if (group.simulated()) {
     return {.rank = group.rank(),
+            .place = group.place(),
             .exchange = [&group](const auto& mine) { return exchange_kinds(group, mine); },
             .own_health = own_health,
             .together = together,
             .alike = group.simulated()->alike()};
   }
   return {.rank = group.rank(),
+          .place = group.place(),
           .exchange = group.exchanger(),
           .own_health = own_health,
           .together = together,
@@ -193,9 +195,15 @@ void TrainingLog::receive(size_t keep) {
   }
 }
 
+/// "rank 1 (cpu:1)", in a mesh "rank 1 (cpu:1, data 0, tensor 1)".
+std::string TrainingLog::name() const {
+  return fmt::format("rank {} ({}{}{})", peers_.rank, devices_.front()->name(),
+                     peers_.place.empty() ? "" : ", ", peers_.place);
+}
+
 /// The ranks whose own numbers were not finite. All ranks call it: a sum is the same on all.
 std::string TrainingLog::who_failed() const {
-  const std::string me = fmt::format("rank {} ({})", peers_.rank, devices_.front()->name());
+  const std::string me = name();
   if (!peers_.exchange || !peers_.own_health.defined()) return me;
   const bool failed = peers_.own_health.to_host()[0].failed_step >= 0;
   std::vector<std::string> found;
@@ -229,9 +237,10 @@ void TrainingLog::evaluated(const Evaluation& e) {
   if (!std::isfinite(e.loss)) {  // the last update, or a loaded file, spoilt the weights
     together([&] {
       fail<NonFinite>(
-          "after {} steps, rank {} ({}): the test loss ({}) is not finite; no final weights were "
-          "saved; lower --lr ({}) or look at --load",
-          steps_, peers_.rank, devices_.front()->name(), e.loss, options_.lr);
+          "after {} steps, {}: the test loss ({}) is not finite; no final weights were saved; "
+          "lower "
+          "--lr ({}) or look at --load",
+          steps_, name(), e.loss, options_.lr);
     });
   }
   evaluations_.push_back(e);

@@ -22,6 +22,7 @@ struct LogPeers {
   static LogPeers of(ProcessGroup& group, const HealthTensor& own_health);
 
   int rank = 0;
+  std::string place{};        // ProcessGroup::place()
   ExchangeTexts exchange{};   // empty: one process
   HealthTensor own_health{};  // of what this rank adds to sums over all ranks
   /// ProcessGroup::together(); empty: the work of one process.
@@ -140,6 +141,7 @@ class TrainingLog {
   double seconds_of_epoch() const;
   std::vector<nlohmann::json> exchange(const nlohmann::json& mine) const;
   void receive(size_t keep);
+  std::string name() const;
   std::string who_failed() const;
   void collect_records(double flops);
   void together(const std::function<void()>& work) const;

@@ -147,11 +147,18 @@ TEST_CASE("A gradient is averaged over the ranks with other samples", "[task07.2
     CHECK(averaged_with_first("data=2,tensor=2") == "0 2");
     CHECK(averaged_with_first("shard=2,tensor=2") == "0 2");
   }
+  {
+    HINT("stages have the same samples, and gradients of other layers: whose would be averaged?");
+    CHECK(averaged_with_first("pipeline=4") == "0");
+    CHECK(averaged_with_first("data=2,pipeline=2") == "0 2");
+    CHECK(averaged_with_first("pipeline=2,shard=2,tensor=2") == "0 2");
+  }
   HINT(
       "shards of the same numbers, of other samples: without a second average the copies drift "
       "apart");
   CHECK(averaged_with_first("data=2,shard=2") == "0 1 2 3");
   CHECK(averaged_with_first("data=2,shard=2,tensor=2") == "0 2 4 6");
+  CHECK(averaged_with_first("data=2,pipeline=2,shard=2") == "0 1 4 5");
 }
 
 TEST_CASE("Shards are made along shard, and copied along data", "[task07.2]") {
@@ -165,7 +172,9 @@ TEST_CASE("Shards are made along shard, and copied along data", "[task07.2]") {
   CHECK(axes_of_average("data=2,shard=1") == "data");
   CHECK(axes_of_average("shard=2,tensor=2") == "shard");
   CHECK(axes_of_average("data=1,shard=2") == "shard");
+  CHECK(axes_of_average("data=2,pipeline=2") == "data");
   CHECK_FALSE(averaging_axes(MeshShape::from("tensor=2")).replicas.has_value());
+  CHECK_FALSE(averaging_axes(MeshShape::from("pipeline=2")).replicas.has_value());
 }
 
 // --- The norm ------------------------------------------------------------------------------------
@@ -179,6 +188,10 @@ TEST_CASE("Squares are added up where ranks have others, and nowhere else", "[ta
   {
     HINT("ranks along tensor have other parts of the split layers: this is the norm of one part");
     CHECK(cuts(kind, Axis::tensor));
+  }
+  {
+    HINT("stages have other layers: this is the norm of one stage's");
+    CHECK(cuts(kind, Axis::pipeline));
   }
   {
     HINT("ranks along data have the same gradients by now: the norm would count them all again");

@@ -204,13 +204,16 @@ TEST_CASE("A run resumes on another mesh, and in stage 06, up to rounding",
   }
 }
 
+/// The metrics of four steps.
+nlohmann::json some_steps(const Mesh& mesh, const Options& options) {
+  return measure(kSteps + options + Options{"--max-steps", "4", "--mesh", mesh.axes}, "07-mesh",
+                 cpus(mesh.ranks))
+      .metrics;
+}
+
 /// HSDP sends whole gradients within a group of shards only; across groups, a shard's.
 TEST_CASE("What a rank sends along each axis is what the formulas say", "[equivalence][mesh]") {
-  const auto sent = [](const Mesh& mesh) {
-    return measure(kSteps + Options{"--model", "seed", "--max-steps", "4", "--mesh", mesh.axes},
-                   "07-mesh", cpus(mesh.ranks))
-        .metrics;
-  };
+  const auto sent = [](const Mesh& mesh) { return some_steps(mesh, {"--model", "seed"}); };
   const nlohmann::json hybrid = sent({"data=2,shard=2", 4}), split = sent({"data=2,tensor=2", 4});
   const double padded = 21'840 * sizeof(Real);  // and padding below 1 %
   const nlohmann::json& along_data = hybrid.at("along").at("data");
@@ -228,6 +231,55 @@ TEST_CASE("What a rank sends along each axis is what the formulas say", "[equiva
   };
   CHECK(is_stage06s(hybrid, "shard"));
   CHECK(is_stage06s(split, "data"));
+}
+
+/// In shared memory small sums go whole to every other rank: of more than two ranks, that is more
+/// than round a ring.
+TEST_CASE("With any number of ranks an axis sends what its formula says", "[equivalence][mesh]") {
+  for (const std::string backend : {"shm", "tcp"}) {
+    for (const std::string model : {"seed", "mlp"}) {
+      for (const int ranks : {2, 4, 8}) {
+        if (backend == "tcp" && ranks == 2 && !full_campaign()) continue;
+        const Mesh mesh{fmt::format("tensor={}", ranks), ranks};
+        INFO(backend << ", " << model << ", " << mesh.axes);
+        const nlohmann::json run = some_steps(mesh, {"--model", model, "--backend", backend});
+        const nlohmann::json& along = run.at("along").at("tensor");
+        CHECK(along.at("sent") == along.at("predicted"));
+        CHECK(along.at("sent") > 0);
+      }
+    }
+  }
+  for (const std::string axes : {"data=4", "shard=2,data=4"}) {
+    INFO(axes);
+    const Mesh mesh{axes, axes == "data=4" ? 4 : 8};
+    const nlohmann::json run = some_steps(mesh, {"--model", "seed", "--backend", "shm"});
+    const nlohmann::json& along = run.at("along").at("data");
+    CHECK(along.at("sent") == along.at("predicted"));
+  }
+}
+
+/// A pipeline's first rank knows of all stages' layers.
+TEST_CASE("The summary names the layers that tensor does not divide", "[equivalence][mesh]") {
+  const auto check = [](const Mesh& mesh, const Options& options, const std::string& row,
+                        const nlohmann::json& layers) {
+    INFO(mesh.axes);
+    const Outcome run = measure(kSteps + options + Options{"--max-steps", "2", "--mesh", mesh.axes},
+                                "07-mesh", cpus(mesh.ranks));
+    CHECK_THAT(run.out, Catch::Matchers::ContainsSubstring("split layers") &&
+                            Catch::Matchers::ContainsSubstring(row));
+    CHECK(run.metrics.at("split_layers") == layers);
+  };
+  const Options seed{"--model", "seed"};
+  const nlohmann::json halves{{"split", {"conv2", "fc1"}}, {"copied", {"conv1", "fc2"}}};
+  const std::string two = " 2 of 4; copies on all ranks along tensor: conv1, fc2\n";
+  check({"tensor=2", 2}, seed, two, halves);
+  check({"pipeline=2,tensor=2", 4}, seed, two, halves);
+  check({"tensor=8", 8}, seed, " 1 of 4; copies on all ranks along tensor: conv1, conv2, fc2\n",
+        {{"split", {"fc1"}}, {"copied", {"conv1", "conv2", "fc2"}}});
+  // A layer of its own that works on a rank's channels is split, too.
+  check({"tensor=2", 2}, {"--model", "seed-bn"},
+        " 3 of 6; copies on all ranks along tensor: conv1, bn1, fc2\n",
+        {{"split", {"conv2", "bn2", "fc1"}}, {"copied", {"conv1", "bn1", "fc2"}}});
 }
 
 /// Waiting along data and shard is what stage 06 calls exposed; along tensor it is within compute.
@@ -249,6 +301,9 @@ TEST_CASE("The summary has the time that passes wait along each axis", "[equival
         Approx(times.at("exposed_communication").get<double>()).epsilon(1e-9));
   CHECK(waited("tensor") <= times.at("compute").get<double>());
   CHECK(mesh.at("tensor").at("queued_seconds_per_step").get<double>() <= waited("tensor"));
+  CHECK_THAT(run.out, Catch::Matchers::ContainsSubstring(
+                          "ms of it before its sums began: behind other messages, and from thread "
+                          "to thread"));
 }
 
 TEST_CASE("A trace says along which axes a message goes", "[equivalence][mesh]") {

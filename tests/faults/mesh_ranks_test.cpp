@@ -3,8 +3,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "tests/support/catch.h"
+#include "tests/support/free_port.h"
 #include "tests/support/jobs.h"
 #include "tests/support/machine.h"
 #include "tests/support/stage.h"
@@ -14,6 +16,7 @@ namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
 
 const Words kOnMesh{stage_binary("07-mesh"), "--data", "synthetic:120:10", "--workers", "0"};
 
@@ -27,7 +30,16 @@ TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
            {{"--mesh", "data=2,"}, "--mesh: found '', expected axes"},
            {{"--mesh", "data=2x"}, "--mesh: found 'data=2x', expected axes"},
            {{"--mesh", "data=1,data=2"}, "--mesh: the axis data twice, expected once"},
-           {{"--mesh", "data=1048577"}, "--mesh: found 'data=1048577', expected axes"},
+           {{"--mesh", "data=1048577"},
+            "--mesh: found 1 x 1048577 ranks up to data=1048577, expected 1048576 at most"},
+           {{"--mesh", "data=1024,shard=1024,tensor=2"},
+            "--mesh: found 1048576 x 2 ranks up to tensor=2, expected 1048576 at most"},
+           {{"--mesh", "data=4294967296,shard=4294967296"},  // 2^64: no number for it
+            "--mesh: found 1 x 4294967296 ranks up to data=4294967296, expected 1048576 at most"},
+           {{"--mesh", "data=65536,shard=65536,tensor=65536,pipeline=65536"},  // the same
+            "--mesh: found 65536 x 65536 ranks up to shard=65536, expected 1048576 at most"},
+           {{"--mesh", "data=9223372036854775808"},
+            "--mesh: found 'data=9223372036854775808', expected axes"},
            {{"--sync-bn-group", "1", "--model", "seed-bn"}, "--sync-bn-group: in a mesh"},
            {{"--mesh", "tensor=3", "--devices", cpus(3)},
             "--mesh tensor=3: no layer of this network divides by 3 ranks along tensor"}}) {
@@ -40,6 +52,67 @@ TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
     CHECK(std::ranges::count(run.err, '\n') == 1);
     CHECK(run.out.find("Train Epoch") == std::string::npos);
   }
+}
+
+TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", "[faults][mesh]") {
+  const auto run = [](const Words& options) {
+    return run_process(kOnMesh + Words{"--devices", cpus(2), "--max-steps", "1"} + options,
+                       kDeadline);
+  };
+  for (const auto& [mesh, options, text] : std::vector<std::tuple<std::string, Words, std::string>>{
+           {"auto", {"--schedule", "1f1b"}, "--mesh pipeline=2"},
+           {"data=2", {"--shard", "gradients"}, "--mesh shard=2"},
+           {"shard=1,data=2", {"--shard", "parameters"}, "--mesh shard=2"},
+           {"tensor=2", {"--prefetch", "2"}, "--mesh shard=2"},
+           {"data=2", {"--reshard-after-forward", "no"}, "--mesh shard=2"},
+           {"tensor=2", {"--unit", "model"}, "--mesh shard=2"},
+           {"pipeline=2", {"--unit", "0.5"}, "--mesh shard=2"}}) {
+    const ProcessResult refused = run(options + Words{"--mesh", mesh});
+    INFO(story(refused));
+    CHECK(refused.status == 1);
+    CHECK_THAT(refused.err, StartsWith("error: " + options[0] + ": ") &&
+                                ContainsSubstring("and --mesh " + mesh +
+                                                  " has none; leave it out, "
+                                                  "or give " +
+                                                  text + "\n"));
+    CHECK(std::ranges::count(refused.err, '\n') == 1);
+    CHECK(refused.out.find("Train Epoch") == std::string::npos);
+  }
+  for (const Words& options : {Words{"--mesh", "data=2", "--unit", "model"},
+                               {"--mesh", "shard=2", "--shard", "gradients", "--unit", "0.5"},
+                               {"--prefetch", "2"}}) {
+    const ProcessResult taken = run(options);
+    INFO(story(taken));
+    CHECK(taken.status == 0);
+  }
+}
+
+/// Of 64 samples two ranks cut 11, 11 and 10 each, and one rank 22, 21 and 21.
+TEST_CASE("--baseline of a mesh normalises the micro-batches that its ranks have",
+          "[faults][mesh][verdict]") {
+  for (const Words& mesh : {Words{"data=2,pipeline=2"},
+                            {"shard=2,tensor=2"},
+                            {"tensor=2,pipeline=2", "--no-sync-bn"}}) {
+    const ProcessResult run =
+        run_process(kOnMesh +
+                        Words{"--baseline", "--devices", cpus(4), "--model", "seed-bn",
+                              "--accumulate", "3", "--max-steps", "2", "--mesh"} +
+                        mesh,
+                    kDeadline);
+    INFO(story(run));
+    CHECK(run.status == 0);
+    CHECK_THAT(run.out, ContainsSubstring("they agree"));
+  }
+  // There the ranks of a pipeline are as one rank; these two normalise by themselves.
+  const ProcessResult refused = run_process(
+      kOnMesh + Words{"--baseline", "--devices", cpus(4), "--model", "seed-bn", "--accumulate", "3",
+                      "--mesh", "data=2,pipeline=2", "--no-sync-bn"},
+      kDeadline);
+  INFO(story(refused));
+  CHECK(refused.status == 1);
+  CHECK_THAT(refused.err,
+             ContainsSubstring("--accumulate: batch normalisation sees each of the 3"));
+  CHECK(std::ranges::count(refused.err, '\n') == 1);
 }
 
 TEST_CASE("Ranks with other meshes are told so, once", "[faults][mesh]") {
@@ -66,7 +139,7 @@ TEST_CASE("A loss that is not finite stops all ranks of a mesh in the same step"
         Words{"--mesh", mesh, "--optimizer", "sgd", "--lr", "1e12", "--save", jobs / "weights"});
     INFO(story(run));
     CHECK(run.status == 1);
-    CHECK_THAT(run.err, ContainsSubstring("step 1, rank 0 (cpu:0)"));
+    CHECK_THAT(run.err, ContainsSubstring("step 1, rank 0 (cpu:0, "));
     CHECK_THAT(run.err, ContainsSubstring("is not finite"));
     CHECK(std::ranges::count(run.err, '\n') == 1);
     CHECK(jobs.names() == Words{});
@@ -89,6 +162,30 @@ TEST_CASE("A rank of a mesh that is killed is named with its coordinates", "[fau
   CHECK_THAT(run.err,
              ContainsSubstring("rank 3 (data 1, tensor 1) was killed by signal 9 (SIGKILL)"));
   CHECK(jobs.processes() == Words{});
+}
+
+/// As mpirun or srun start them: nobody tells of the dead one but the other ranks.
+TEST_CASE("Ranks without our launcher name a dead one with its coordinates", "[faults][mesh]") {
+  const TempDir folder;
+  const std::string script = fmt::format(
+      "cd '{}'; for r in 0 1 2 3; do RANK=$r WORLD_SIZE=4 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 "
+      "MASTER_PORT={} \"$@\" >out.$r 2>err.$r & victim=$!; done; "
+      "until grep -q 'Train Epoch: 1 .64/120' out.0; do sleep 0.1; done; kill -9 $victim; wait",
+      folder.path().string(), free_port());
+  const ProcessResult run =
+      run_process(Words{"sh", "-c", script, "sh"} + kOnMesh +
+                      Words{"--model", "seed", "--mesh", "data=2,tensor=2", "--devices", cpus(4),
+                            "--epochs", "100000", "--log-interval", "1", "--lr", "0.0001"},
+                  kDeadline);
+  REQUIRE_FALSE(run.timed_out);
+  for (const std::string me :
+       {"0 (data 0, tensor 0)", "1 (data 0, tensor 1)", "2 (data 1, tensor 0)"}) {
+    const std::string error = read_text(folder / ("err." + me.substr(0, 1)));
+    INFO(error);
+    CHECK_THAT(error, StartsWith("error: rank " + me));
+    CHECK_THAT(error, ContainsSubstring("rank 3 (data 1, tensor 1) closed the connection"));
+    CHECK(std::ranges::count(error, '\n') == 1);
+  }
 }
 
 /// With --no-sync-bn a rank's part of a batch is normalised by itself.

@@ -59,7 +59,8 @@ class MeshMember {
       labels.push_back(LabelTensor::from_host(stream, {micro.count()}, micro.labels));
     }
     context.state().copy_from_host(
-        {{.learning_rate = Real(0.05),
+        {{.step = steps++,
+          .learning_rate = Real(0.05),
           .loss_weight = Real(samples.world_size()) / Real(batch.count())}});
   }
 
@@ -76,13 +77,23 @@ class MeshMember {
   void update() {
     optimizer.step(context.state(), network.loss());
     network.gather_parameters();
-    network.healths(optimizer.health(), context);
+    healths = network.healths(optimizer.health(), context);
   }
   void step(const Samples& batch) {
     feed(batch);
     forward_and_backward();
     clip();
     update();
+  }
+
+  /// The step in which this rank stops; -1: none so far. Waits.
+  int64_t failed_step() const {
+    int64_t first = -1;
+    for (const HealthTensor& health : healths) {
+      const int64_t failed = health.to_host()[0].failed_step;
+      if (failed >= 0 && (first < 0 || failed < first)) first = failed;
+    }
+    return first;
   }
 
   /// All ranks call it. Waits.
@@ -106,6 +117,8 @@ class MeshMember {
   Context context;
   std::vector<Tensor> images;  // by micro-batch
   std::vector<LabelTensor> labels;
+  int64_t steps = 0;  // begun
+  std::vector<HealthTensor> healths{};
 };
 
 /// The same steps in one process, on a CPU device.

@@ -281,7 +281,7 @@ class TestBench(unittest.TestCase):
                                r"no longer\n"
                                r"    data +waits +0\.40 ms; by hand 0\.50 ms; 5 bytes sent\n")
         self.assertRegex(text, r"  data=2,pipeline=2 +3\.50 ms/step .*; apart and by hand 3\.00: LONGER\n")
-        self.assertRegex(text, r"    tensor +waits +0\.60 ms, 0\.25 of it behind other messages; by hand 0\.50 ms; "
+        self.assertRegex(text, r"    tensor +waits +0\.60 ms, 0\.25 of it before its sums began; by hand 0\.50 ms; "
                                r"5 bytes sent\n")
         # In every round each contender runs once.
         self.assertEqual(ran[:3], [("one host", "04-ddp"), ("one host", "06-fully-sharded"), ("one host", "07-mesh")])
@@ -358,6 +358,8 @@ class TestBench(unittest.TestCase):
         for words, text in ((("--rounds", "2"), "--rounds 2: expected 3 or more, for a median"),
                             (("--rounds", "4", "--thorough"), "--rounds 4: expected 5 or more"),
                             (("--part", "none"), "invalid choice: 'none'"),
+                            (("--quick", "--part", "start"), "--quick: chooses one-device and layers, and --part "
+                             "start chooses, too; leave one of them out"),
                             (("--threads", "0"), "--threads 0: expected 1 or more"),
                             (("--batch", "-1"), "--batch -1: expected 1 or more"),
                             (("--json", "/tmp"), "--json /tmp: it is a folder; name a file"),

@@ -3,6 +3,7 @@
 #include "02-dataparallel/data_parallel.h"
 
 #include <algorithm>
+#include <set>
 
 #include "common/core/error.h"
 #include "common/data/batch_parts.h"
@@ -181,6 +182,42 @@ TEST_CASE("A rank with fewer samples than micro-batches makes as many passes as 
       next += part.count;
     }
     CHECK(next == samples);
+  }
+}
+
+/// The samples that all ranks have in each of their micro-batches, without empty ones.
+std::vector<std::set<int64_t>> micro_batches_of_ranks(int64_t samples, int64_t ranks,
+                                                      int64_t parts) {
+  std::vector<std::set<int64_t>> all(static_cast<size_t>(parts));
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const int64_t mine = (samples - rank + ranks - 1) / ranks;
+    const auto cut = BatchSplit{BatchSplit::Kind::micro, parts, true}.divide(mine);
+    for (size_t m = 0; m < cut.size(); ++m) {
+      for (int64_t i = 0; i < cut[m].count; ++i) all[m].insert((cut[m].first + i) * ranks + rank);
+    }
+  }
+  std::erase(all, std::set<int64_t>());
+  return all;
+}
+
+TEST_CASE("Micro-batches of ranks follow each other in the batch", "[dataparallel][ddp]") {
+  for (const auto& [ranks, parts] : {std::pair<int64_t, int64_t>{1, 3}, {2, 2}, {2, 3}, {4, 3}}) {
+    const BatchSplit split = BatchSplit::from(fmt::format("micro:{}x{}", parts, ranks));
+    CHECK(BatchSplit::from(split.text()) == split);
+    for (int64_t samples = 1; samples < 40; ++samples) {
+      INFO(split.text() << " of " << samples);
+      std::vector<std::set<int64_t>> found;
+      for (const BatchPart& part : split.divide(samples)) {
+        CHECK(part.stride == 1);
+        found.emplace_back();
+        for (int64_t i = 0; i < part.count; ++i) found.back().insert(part.first + i);
+      }
+      CHECK((found == micro_batches_of_ranks(samples, ranks, parts)));
+    }
+  }
+  CHECK(BatchSplit::from("micro:3x1").text() == "micro:3");
+  for (const char* text : {"micro:3x", "micro:x2", "micro:3x0", "micro:2x2x2", "stride:2x2"}) {
+    CHECK_THROWS_AS(BatchSplit::from(text), BadInput);
   }
 }
 

@@ -29,8 +29,10 @@ using State = std::vector<StateTensor>;
 constexpr int64_t kReal = sizeof(Real);
 
 /// How many bytes a rank sends for an all-reduce of `numbers`: the others' parts of its own numbers
-/// to them, and its part of the sum to all others. And for an all-gather whose result is `numbers`.
-inline double sent_for_sum(int64_t numbers, int64_t ranks) {
+/// to them, and its part of the sum to all others; in shared memory up to 16 KiB go whole to all
+/// others. And for an all-gather whose result is `numbers`.
+inline double sent_for_sum(int64_t numbers, int64_t ranks, bool in_shm = false) {
+  if (in_shm && numbers * kReal <= 16384) return double((ranks - 1) * numbers * kReal);
   return 2.0 * double(numbers * (ranks - 1) * kReal) / double(ranks);
 }
 inline double sent_for_gather(int64_t numbers, int64_t ranks) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +65,51 @@ TEST_CASE("Meshes of threads train one process's weights", "[mesh][tsan]") {
     for (const MeshResult& rank : train_on(4, setting, batches).found) {
       CHECK(relative_error(rank.weights, alone.weights) < kTolerance);
       CHECK(rank.loss == Approx(alone.loss).epsilon(kTolerance));
+    }
+  }
+}
+
+// --- A gradient that is not finite ---------------------------------------------------------------
+
+/// Three steps. In the second one rank writes infinity into a gradient of its own, of its first
+/// layer, where backward has just written it. By rank and step: in which step the rank stops.
+std::vector<std::vector<int64_t>> stops_of(const MeshSetting& setting, int bad_rank) {
+  std::vector<std::vector<int64_t>> stops(4);
+  const Words errors = group::Job(4, "shm").run([&](ProcessGroup& group) {
+    const auto device = open_device({DeviceId::Kind::cpu, group.rank()}, {});
+    const std::unique_ptr<Communicator> world = group.connect(*device);
+    MeshMember member(group, *world, device->create_stream("compute"),
+                      device->create_stream("communication"), setting);
+    Unit& unit = *member.network.sharded().units().front();
+    unit.in_order().front()->on_gradient_ready = [&](Parameter& p) {
+      if (group.rank() != bad_rank || member.steps != 2) return;
+      member.stream.kernels().fill(member.stream, std::numeric_limits<Real>::infinity(),
+                                   p.grad.range(0, {1}));
+    };
+    for (int step = 0; step < 3; ++step) {
+      member.feed(Samples(13, uint32_t(step) + 1));
+      member.forward_and_backward();
+      member.update();  // without the norm, which would tell others, too
+      stops[size_t(group.rank())].push_back(member.failed_step());
+    }
+  });
+  CHECK(errors == Words(4));
+  return stops;
+}
+
+TEST_CASE("A gradient that is not finite on one rank stops all ranks in the same step", "[mesh]") {
+  const PipelinePlan two{.micro_batches = 2};
+  for (const MeshSetting& setting : {MeshSetting{"data=2,shard=2"},
+                                     {"data=4"},
+                                     {"data=2,tensor=2"},
+                                     {"tensor=2,shard=2"},
+                                     {"data=2,pipeline=2", kSeed, two},
+                                     {"pipeline=2,tensor=2", kSeed, two}}) {
+    for (const int bad_rank : {0, 3}) {
+      INFO(setting.mesh << ", rank " << bad_rank);
+      for (const auto& stops : stops_of(setting, bad_rank)) {
+        CHECK(stops == std::vector<int64_t>{-1, 1, 1});
+      }
     }
   }
 }

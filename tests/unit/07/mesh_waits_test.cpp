@@ -23,7 +23,7 @@ constexpr ModelOptions kFourLayers{
 constexpr int kMicroBatches = 2;
 constexpr double kLate = 0.3;  // seconds
 
-/// Seconds that a rank has waited along each axis, and what of that was behind other messages.
+/// Seconds that a rank has waited along each axis, and what of that was before sums began.
 struct Waits {
   double data, shard, tensor, pipeline, queued;
 };

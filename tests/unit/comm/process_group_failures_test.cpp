@@ -109,6 +109,69 @@ TEST_CASE("A rank that dies is named at once by all who wait for it", "[group][g
   }
 }
 
+/// Ranks 0 to 3 as a mesh of data=2,tensor=2.
+std::string place_of(int rank) { return fmt::format("data {}, tensor {}", rank / 2, rank % 2); }
+std::string with_place(int rank) { return fmt::format("rank {} ({})", rank, place_of(rank)); }
+
+TEST_CASE("A rank is named with its place, in a group, too", "[group][gloo][tcp][mesh]") {
+  for (const std::string& backend : host_backends()) {
+    for (const int victim : {0, 3}) {
+      INFO(backend << ", rank " << victim << " dies");
+      const Texts errors =
+          Job(4, backend)
+              .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+                group.name_places(place_of, ranks);
+                const auto along_data =
+                    group.new_group(stream.device(), [](int rank) { return rank % 2; });
+                reduce(*along_data, stream);
+                if (group.rank() == victim) fail<BadInput>("has had enough");
+                reduce(*along_data, stream);
+                reduce(ranks, stream);
+              });
+      for (int rank = 0; rank < 4; ++rank) {
+        if (rank == victim) continue;
+        INFO(errors[rank]);
+        const bool in_its_group = rank % 2 == victim % 2;
+        const std::string who = with_place(rank) + (!in_its_group   ? ""
+                                                    : rank % 2 == 0 ? " of ranks 0, 2"
+                                                                    : " of ranks 1, 3");
+        CHECK_THAT(errors[rank], Catch::Matchers::StartsWith(who + ": collective "));
+        CHECK_THAT(errors[rank], ContainsSubstring(with_place(victim)) &&
+                                     ContainsSubstring("closed the connection"));
+      }
+    }
+  }
+}
+
+TEST_CASE("Missing ranks, and those of a transfer, are named with their places",
+          "[group][tcp][mesh]") {
+  std::atomic<int> failed{0};
+  const Texts errors =
+      Job(4, "tcp", kShort)
+          .run_connected([&](ProcessGroup& group, Communicator& ranks, Stream stream) {
+            group.name_places(place_of, ranks);
+            const auto along_data =
+                group.new_group(stream.device(), [](int rank) { return rank % 2; });
+            if (group.rank() > 1) return await([&] { return failed == 2; });
+            const std::string error = message_of<PeerLost>([&] {
+              if (group.rank() == 0) return group.barrier();
+              const auto x = BasicTensor<int64_t>::from_host(stream, {1}, {1});
+              along_data->receive(stream, x, 1);
+              stream.synchronize();
+            });
+            ++failed;
+            throw PeerLost(error);
+          });
+  CHECK_THAT(errors[0], Catch::Matchers::StartsWith(with_place(0) + ": barrier 1: "));
+  CHECK_THAT(errors[0], ContainsSubstring(with_place(2) + ", " + with_place(3)) ||
+                            ContainsSubstring(with_place(1) + " gave up"));
+  CHECK_THAT(errors[1],
+             Catch::Matchers::StartsWith(with_place(1) + " of ranks 1, 3: receive of 1 i64 from " +
+                                         with_place(3) + ": "));
+  CHECK(errors[2].empty());
+  CHECK(errors[3].empty());
+}
+
 TEST_CASE("A rank that comes too late hears why the first one gave up", "[group][tcp][tsan]") {
   const Texts errors =
       Job(3, "tcp", kShort)

@@ -230,8 +230,8 @@ TEST_CASE("A group's errors say which ranks it has, and the other groups go on",
     CHECK(errors[0].empty());
     CHECK(errors[1].empty());
     CHECK_THAT(errors[2], Catch::Matchers::StartsWith(
-                              "rank 0 of ranks 2, 3: collective 1 (all_reduce of 10 f32, sum): "));
-    CHECK_THAT(errors[2], ContainsSubstring("no answer from rank 1 within 0.3 s"));
+                              "rank 2 of ranks 2, 3: collective 1 (all_reduce of 10 f32, sum): "));
+    CHECK_THAT(errors[2], ContainsSubstring("no answer from rank 3 within 0.3 s"));
   }
 }
 

@@ -119,6 +119,13 @@ void check_counted(const Ranks& ranks, const testing::Collective& collective, in
   const std::string& where = ranks.comms[0]->bytes_counted_in();
   INFO(where << ", " << world_size << " ranks: " << collective.name(int(root)) << " of " << n);
   const bool barrier = collective.op == Call::Op::barrier;
+  if (collective.op == Call::Op::all_reduce) {
+    int64_t said = 0;
+    for (const auto& comm : ranks.comms) {
+      said += comm->bytes_of_all_reduce({nullptr, n, ElementType::f32});
+    }
+    CHECK(said == sum_of(found));
+  }
   if (where == "tcp" && !barrier) CHECK(found == expected);
   if (where == "its calls to Gloo") CHECK(found == asked_of_gloo(collective, n, int(root), ranks));
   if (where != "shm") return;
