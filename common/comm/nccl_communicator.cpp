@@ -169,7 +169,8 @@ class NcclCommunicator final : public Communicator {
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
-  Pending& begin(Stream stream, const std::vector<Call>& calls, FlightCall flight);
+  Pending begin(Stream stream, const std::vector<Call>& calls, const FlightCall& flight);
+  void give(const Pending& pending, const std::vector<Call>& calls);
   std::exception_ptr end_group(bool open, Answer answer, const std::string& what) const;
 
   ncclResult_t state() const;
@@ -179,7 +180,7 @@ class NcclCommunicator final : public Communicator {
   void watch(cuda::DeviceState& device);
   void look();
   void forget_finished();
-  std::string failure() const;
+  std::string failure(const Pending& oldest) const;
   std::string failure_of(const Pending& pending) const;
   std::string silence();
 
@@ -193,7 +194,7 @@ class NcclCommunicator final : public Communicator {
   std::thread::id host_ = std::this_thread::get_id();  // the one thread that calls
   ncclComm_t comm_ = nullptr;                          // null after abort()
   std::string broken_;                                 // why no further call can be made
-  std::vector<Pending> pending_;                       // in order
+  std::vector<Pending> pending_;                       // what NCCL has, in order
   cuda::DeviceState* watched_ = nullptr;
 };
 
@@ -264,24 +265,18 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
   if (calls.empty()) return flight.complete(0);
   forget_finished();
   try {
-    Pending& pending = begin(stream, calls, std::move(flight));
-    const char* op = calls.size() == 1 ? name_of(calls[0].op) : "transfers";
-    std::exception_ptr refused;  // the stream must end its operation before it is thrown
-    cuda_stream(stream).enqueue(op, [&](cudaStream_t raw) {
-      Answer answer{ncclGroupStart(), "ncclGroupStart"};
-      const bool open = is_well(answer.status);
-      for (const Call& call : calls) {
-        if (is_well(answer.status)) answer = call_nccl(call, world_size(), comm_, raw);
-      }
-      refused = end_group(open, answer, pending.what);
-    });
-    if (refused) std::rethrow_exception(refused);
+    Pending pending = begin(stream, calls, flight);
+    give(pending, calls);
     if (pending.begin) pending.end = stream.record_time();
     pending.finished = stream.record();
+    if (!broken_.empty()) throw PeerLost(broken_);  // found while the host waited for an event
+    pending_.push_back(std::move(pending));
   } catch (const BadInput&) {
+    flight.give_up();
     throw;  // for example, the stream is being captured: nothing has reached NCCL
   } catch (const Error& error) {
-    give_up(error.what());
+    flight.give_up();
+    if (broken_.empty()) give_up(error.what());
     throw PeerLost(broken_);
   }
   for (const Call& call : calls) {
@@ -289,8 +284,11 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
   }
 }
 
-/// The calls are the newest that NCCL has. Throws PeerLost where no more can be given to it.
-Pending& NcclCommunicator::begin(Stream stream, const std::vector<Call>& calls, FlightCall flight) {
+/// The calls, before they are given to NCCL. Until NCCL has them they are in no list: what looks for
+/// calls that have ended, or have failed, while the host waits would take them for such. Throws
+/// PeerLost where no more can be given to NCCL.
+Pending NcclCommunicator::begin(Stream stream, const std::vector<Call>& calls,
+                                const FlightCall& flight) {
   const std::string text = calls[0].text() + (calls.size() > 1 ? ", ..." : "");
   const std::string what =
       calls[0].is_transfer() ? text : fmt::format("collective {} ({})", flight.number(), text);
@@ -299,21 +297,39 @@ Pending& NcclCommunicator::begin(Stream stream, const std::vector<Call>& calls, 
     stream.wait(pending_.back().finished);  // as all ranks have them in one order
   }
   const Event arrived = stream.record();
-  pending_.push_back({.what = fmt::format("{}: {}", who(), what),
-                      .stream = stream,
-                      .arrived = arrived,
-                      .finished = arrived,
-                      .flight = std::move(flight)});
-  Pending& pending = pending_.back();
+  Pending pending{.what = fmt::format("{}: {}", who(), what),
+                  .stream = stream,
+                  .arrived = arrived,
+                  .finished = arrived,
+                  .flight = flight};
   if (pending.flight.is_recorded()) pending.begin = stream.record_time();
-  std::string failed = failure();
+  std::string failed = failure(pending_.empty() ? pending : pending_.front());
   if (failed.empty()) failed = failure_of(pending);  // a stream that takes no more work
   if (!failed.empty()) throw PeerLost(failed);
   return pending;
 }
 
-/// Returns when NCCL has enqueued the calls on the stream, as one operation; the PeerLost of calls
-/// for which that failed or took too long. `answer` is the last one so far.
+/// Returns when NCCL has enqueued the calls on the stream, as one operation. Throws PeerLost if it
+/// does not.
+void NcclCommunicator::give(const Pending& pending, const std::vector<Call>& calls) {
+  const char* op = calls.size() == 1 ? name_of(calls[0].op) : "transfers";
+  bool taken = false;
+  std::exception_ptr refused;  // the stream must end its operation before it is thrown
+  cuda_stream(pending.stream).enqueue(op, [&](cudaStream_t raw) {
+    taken = true;
+    Answer answer{ncclGroupStart(), "ncclGroupStart"};
+    const bool open = is_well(answer.status);
+    for (const Call& call : calls) {
+      if (is_well(answer.status)) answer = call_nccl(call, world_size(), comm_, raw);
+    }
+    refused = end_group(open, answer, pending.what);
+  });
+  if (refused) std::rethrow_exception(refused);
+  if (!taken) throw PeerLost(broken_.empty() ? failure_of(pending) : broken_);
+}
+
+/// Ends the group, and waits until NCCL has enqueued it; the PeerLost of one for which that failed or
+/// took too long. `answer` is the last one so far.
 std::exception_ptr NcclCommunicator::end_group(bool open, Answer answer,
                                                const std::string& what) const {
   const ncclResult_t ended = open ? ncclGroupEnd() : ncclSuccess;
@@ -341,7 +357,7 @@ void NcclCommunicator::look() {
   if (std::this_thread::get_id() != host_) return;
   forget_finished();
   if (pending_.empty()) return;
-  std::string failed = failure();
+  std::string failed = failure(pending_.front());
   if (failed.empty()) failed = silence();
   if (!failed.empty()) give_up(failed);
 }
@@ -354,13 +370,13 @@ void NcclCommunicator::forget_finished() {
 /// What has gone wrong, with the oldest call or with NCCL in the background; empty if nothing. What
 /// keeps a later call waiting is seen when that one is the oldest: to ask for all of them at every
 /// launch would take the host longer the further it is ahead of the GPU.
-std::string NcclCommunicator::failure() const {
-  const std::string failed = pending_.empty() ? "" : failure_of(pending_.front());
+std::string NcclCommunicator::failure(const Pending& oldest) const {
+  const std::string failed = failure_of(oldest);
   if (!failed.empty()) return failed;
   try {
     check_nccl(state(), "ncclCommGetAsyncError", name_, comm_);
   } catch (const PeerLost& error) {
-    return (pending_.empty() ? "" : pending_.front().what + ": ") + error.what();
+    return fmt::format("{}: {}", oldest.what, error.what());
   }
   return "";
 }

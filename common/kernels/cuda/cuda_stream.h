@@ -112,10 +112,16 @@ class CudaStream final : public StreamBackend {
   std::vector<MemoryChange> memory_changes() const override;
 
  private:
-  // Events are kept in a ring, as in CpuStream. A slot that was recorded anew holds its later
-  // event, which is as good for waiting; completed_ keeps what was already seen done.
+  // Events are kept in a ring, as in CpuStream. A slot is recorded anew only when its event is
+  // done: whoever asks for that event, or waits for it, must not be told of a later one, which may
+  // wait for a rank that does not come. completed_ keeps what was already seen done.
 
   struct Time;  // of an event
+  class Recording;  // a Graph
+  struct Released {
+    void* memory;
+    size_t bytes;
+  };
   struct HostTask {
     HostTask(std::function<void()> body, DeviceState& state)
         : body(std::move(body)), state(state) {}
@@ -128,9 +134,12 @@ class CudaStream final : public StreamBackend {
   void make_current() const;
   bool begin(const char* op);
   void keep_close();
+  cudaEvent_t free_slot(uint64_t ticket);
   void end(const char* op);
   bool is_capturing() const override { return capturing_; }
   void note(cudaError_t status, const char* call) const;
+  void free(void* memory, size_t bytes) noexcept;
+  void free_released() noexcept;
   void trace_memory(int64_t change) noexcept;
   void note_completed(uint64_t ticket) const;
   cudaEvent_t event(uint64_t ticket) const { return events_[ticket % kEventRing].get(); }
@@ -148,6 +157,7 @@ class CudaStream final : public StreamBackend {
   std::array<uint64_t, 2> milestones_{};  // tickets of kClose operations ago, and of twice as many
   bool capturing_ = false;
   bool captured_ = false;  // graphs exist that know the address of the scratch memory
+  std::vector<Released> released_;  // during this capture
 
   mutable std::mutex mutex_;  // an event may be waited for by any thread
   mutable std::exception_ptr error_;
