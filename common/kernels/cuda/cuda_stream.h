@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,12 @@ class DeviceState {
     if (!error_) error_ = std::move(error);
   }
 
+  /// True when it is asked for the first time: what concerns all streams is said once.
+  bool is_new(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    return said_.insert(text).second;
+  }
+
   /// `look` runs again and again while a host thread is blocked until a stream of the device makes
   /// progress: `look` may end what the stream waits for. Null: `owner` looks no more.
   void watch(const void* owner, std::function<void()> look) {
@@ -61,6 +68,7 @@ class DeviceState {
  private:
   mutable std::mutex mutex_;  // between CUDA's thread and all that ask
   std::exception_ptr error_;
+  std::set<std::string> said_;
   std::map<const void*, std::function<void()>> watchers_;
 };
 
