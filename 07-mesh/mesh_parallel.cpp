@@ -16,11 +16,12 @@ namespace {
 void require_links(const DeviceMesh& mesh) {
   const bool by_host =
       mesh.device().id().kind == DeviceId::Kind::cuda && mesh.group().backend() != "nccl";
-  require(!by_host,
-          "--mesh {}: stages on GPUs send and receive by NCCL, which serves each GPU once; found {} "
-          "between ranks on {} and others; name a GPU for each rank and leave --backend out, or "
-          "give --devices cpu:0,cpu:1",
-          mesh.shape().text(), mesh.group().backend_and_why(), mesh.device().name());
+  require(
+      !by_host,
+      "--mesh {}: stages on GPUs send and receive by NCCL, which serves each GPU once; found {} "
+      "between ranks on {} and others; name a GPU for each rank and leave --backend out, or "
+      "give --devices cpu:0,cpu:1",
+      mesh.shape().text(), mesh.group().backend_and_why(), mesh.device().name());
 }
 
 }  // namespace

@@ -187,12 +187,14 @@ class NcclCommunicator final : public Communicator {
   void give_up(const std::string& why);
   bool finalize() const;
   void abort();
+  void await_abort() const;
 
   Device& device_;
   std::string name_;  // "rank 1 (cuda:1)"
   double timeout_seconds_;
   std::thread::id host_ = std::this_thread::get_id();  // the one thread that calls
   ncclComm_t comm_ = nullptr;                          // null after abort()
+  std::future<void> aborted_;                          // then: NCCL has returned
   std::string broken_;                                 // why no further call can be made
   std::vector<Pending> pending_;                       // what NCCL has, in order
   cuda::DeviceState* watched_ = nullptr;
@@ -216,6 +218,7 @@ NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, con
     await_ready("ncclCommInitRankConfig");
   } catch (...) {
     abort();
+    await_abort();
     throw;
   }
 }
@@ -284,8 +287,8 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
   }
 }
 
-/// The calls, before they are given to NCCL. Until NCCL has them they are in no list: what looks for
-/// calls that have ended, or have failed, while the host waits would take them for such. Throws
+/// The calls, before they are given to NCCL. Until NCCL has them they are in no list: what looks
+/// for calls that have ended, or have failed, while the host waits would take them for such. Throws
 /// PeerLost where no more can be given to NCCL.
 Pending NcclCommunicator::begin(Stream stream, const std::vector<Call>& calls,
                                 const FlightCall& flight) {
@@ -328,8 +331,8 @@ void NcclCommunicator::give(const Pending& pending, const std::vector<Call>& cal
   if (!taken) throw PeerLost(broken_.empty() ? failure_of(pending) : broken_);
 }
 
-/// Ends the group, and waits until NCCL has enqueued it; the PeerLost of one for which that failed or
-/// took too long. `answer` is the last one so far.
+/// Ends the group, and waits until NCCL has enqueued it; the PeerLost of one for which that failed
+/// or took too long. `answer` is the last one so far.
 std::exception_ptr NcclCommunicator::end_group(bool open, Answer answer,
                                                const std::string& what) const {
   const ncclResult_t ended = open ? ncclGroupEnd() : ncclSuccess;
@@ -417,11 +420,11 @@ void NcclCommunicator::give_up(const std::string& why) {
 
 NcclCommunicator::~NcclCommunicator() {
   if (watched_ != nullptr) watched_->watch(this, nullptr);
-  if (comm_ == nullptr) return;
-  if (finalize()) {
+  if (comm_ != nullptr && finalize()) {
     ncclCommDestroy(comm_);
   } else {
-    abort();
+    if (comm_ != nullptr) abort();
+    await_abort();
   }
 }
 
@@ -432,15 +435,20 @@ bool NcclCommunicator::finalize() const {
   return poll(std::min(kGraceSeconds, timeout_seconds_), [&] { return state() == ncclSuccess; });
 }
 
-/// ncclCommAbort frees memory, for which it waits where a GPU is stuck in other work. Then it is
-/// left alone: a process that reports a lost peer ends soon.
+/// Does not wait. ncclCommAbort frees memory, and so waits for all that runs on the GPU: also for a
+/// call of another group, which ends only when that is aborted, too.
 void NcclCommunicator::abort() {
-  const auto aborted = std::make_shared<std::promise<void>>();
-  std::thread([comm = std::exchange(comm_, nullptr), aborted] {
+  std::promise<void> aborted;
+  aborted_ = aborted.get_future();
+  std::thread([comm = std::exchange(comm_, nullptr), aborted = std::move(aborted)]() mutable {
     ncclCommAbort(comm);  // nothing for a null pointer
-    aborted->set_value();
+    aborted.set_value();
   }).detach();
-  aborted->get_future().wait_for(std::chrono::duration<double>(kGraceSeconds));
+}
+
+/// Where a GPU is stuck, NCCL is left alone: a process that reports a lost peer ends soon.
+void NcclCommunicator::await_abort() const {
+  aborted_.wait_for(std::chrono::duration<double>(kGraceSeconds));
 }
 
 // --- The border of the library -------------------------------------------------------------------

@@ -72,8 +72,8 @@ TEST_CASE("Meshes of GPUs with NCCL lead to one process's weights", "[cuda][stag
 }
 
 /// The errors of four ranks, copies of two shards each, whose GPUs have room for one of NCCL's
-/// kernels. A step ends with gathers of shards; then `next` makes calls of another group. Ranks 0 and 3
-/// come late to the gathers, ranks 1 and 2 to what their passes do next.
+/// kernels. A step ends with gathers of shards; then `next` makes calls of another group. Ranks 0
+/// and 3 come late to the gathers, ranks 1 and 2 to what their passes do next.
 std::vector<std::string> beside_late_gathers(const ModelOptions& model,
                                              const std::function<void(MeshMember&)>& next) {
   const ScopedEnvironment room("CUDA_MODEL_NCCL_ROOM", "1");
@@ -106,9 +106,8 @@ TEST_CASE("Calls of a mesh's groups do not wait in a circle where the passes mak
   LOCKSTEP_NEEDS_THE_MODEL();
   const std::vector<std::string> none(4);
   // Running statistics are broadcast before the next step.
-  CHECK(beside_late_gathers(testing::mesh::kSeedBn, [](MeshMember& member) {
-          member.forward_and_backward();
-        }) == none);
+  CHECK(beside_late_gathers(testing::mesh::kSeedBn,
+                            [](MeshMember& member) { member.forward_and_backward(); }) == none);
   // An evaluation begins and ends with sums over all.
   CHECK(beside_late_gathers(testing::mesh::kSeed, [](MeshMember& member) {
           member.network.broadcast_buffers();
@@ -145,8 +144,9 @@ TEST_CASE("A pipeline of GPUs that NCCL does not connect is refused in one line"
   INFO(testing::story(run));
   CHECK(run.status == 1);
   CHECK_FALSE(run.timed_out);
-  CHECK_THAT(run.err, ContainsSubstring("--mesh pipeline=2: stages on GPUs send and receive by NCCL, "
-                                        "which serves each GPU once; found shm (one host) between"));
+  CHECK_THAT(run.err,
+             ContainsSubstring("--mesh pipeline=2: stages on GPUs send and receive by NCCL, "
+                               "which serves each GPU once; found shm (one host) between"));
   CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
 }
 

@@ -2,6 +2,7 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
 #include <chrono>
 #include <new>
 #include <optional>
@@ -159,6 +160,16 @@ void CudaStream::run_host_task(void* launched) {
   }
   task.body = nullptr;
   task.ended.store(true, std::memory_order_release);
+}
+
+int64_t CudaStream::side_by_side(const void* kernel, int threads) const {
+  const int each = device_state_.blocks_each(kernel, [&] {
+    int found = 0;
+    note(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, kernel, threads, 0),
+         "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return std::max(found, 1);
+  });
+  return int64_t{multiprocessors_} * each;
 }
 
 Libraries& CudaStream::libraries() {

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,15 @@ class DeviceState {
     return said_.insert(text).second;
   }
 
+  /// What found() says of a kernel, which is asked once.
+  template <class Found>
+  int blocks_each(const void* kernel, Found found) {
+    const std::lock_guard lock(mutex_);
+    const auto [at, added] = blocks_each_.try_emplace(kernel, 0);
+    if (added) at->second = found();
+    return at->second;
+  }
+
   /// `look` runs again and again while a host thread is blocked until a stream of the device makes
   /// progress: `look` may end what the stream waits for. Null: `owner` looks no more.
   void watch(const void* owner, std::function<void()> look) {
@@ -69,6 +79,7 @@ class DeviceState {
   mutable std::mutex mutex_;  // between CUDA's thread and all that ask
   std::exception_ptr error_;
   std::set<std::string> said_;
+  std::unordered_map<const void*, int> blocks_each_;  // per multiprocessor, by kernel
   std::map<const void*, std::function<void()>> watchers_;
 };
 
@@ -95,7 +106,9 @@ class CudaStream final : public StreamBackend {
   static constexpr int kBlockCounters = 1024;
   /// cuBLAS and cuDNN on this stream.
   Libraries& libraries();
-  int multiprocessors() const { return multiprocessors_; }
+  /// How many blocks of so many threads run on the GPU at the same time, of this kernel: the more
+  /// registers a thread has, the fewer. Within enqueue().
+  int64_t side_by_side(const void* kernel, int threads) const;
   /// For libraries that enqueue by themselves; within enqueue().
   cudaStream_t raw() const { return raw_.get(); }
   /// What all streams of the device share.
@@ -124,7 +137,7 @@ class CudaStream final : public StreamBackend {
   // done: whoever asks for that event, or waits for it, must not be told of a later one, which may
   // wait for a rank that does not come. completed_ keeps what was already seen done.
 
-  struct Time;  // of an event
+  struct Time;      // of an event
   class Recording;  // a Graph
   struct Released {
     void* memory;
@@ -164,7 +177,7 @@ class CudaStream final : public StreamBackend {
   int enqueued_ = 0;                      // since the last of these:
   std::array<uint64_t, 2> milestones_{};  // tickets of kClose operations ago, and of twice as many
   bool capturing_ = false;
-  bool captured_ = false;  // graphs exist that know the address of the scratch memory
+  bool captured_ = false;           // graphs exist that know the address of the scratch memory
   std::vector<Released> released_;  // during this capture
 
   mutable std::mutex mutex_;  // an event may be waited for by any thread

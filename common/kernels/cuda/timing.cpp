@@ -40,6 +40,7 @@ TimingEvents::Owned SpanRecorder::recorded_event() {
 }
 
 void SpanRecorder::begin(const char* op, const std::string* scope) {
+  if (!pending_.empty() && !pending_.back().end) pending_.pop_back();  // an exception has left it
   if (pending_.size() >= kManyPending) resolve();
   pending_.push_back({op, scope, recorded_event(), {}, steady_ns()});
 }
