@@ -323,9 +323,9 @@ void Libraries::choose(Ways<typename Pass::Algorithm>& ways, const Convolution& 
 /// The shapes of a network have this in common: it is said once.
 void Libraries::warn_without_proposal(const char* computes) const {
   const std::string text = fmt::format(
-      "{}: cuDNN proposes no deterministic algorithm {} for {} of convolutions; the one that it "
-      "has "
-      "for all is taken, which may be slow",
+      "{}: cuDNN proposes no deterministic algorithm {} for {} of convolutions; one that it has "
+      "for "
+      "all is taken, which may be slow",
       device_, tf32_ ? "for TF32" : "in float32", computes);
   if (stream_.device_state().is_new(text)) warn(text);
 }

@@ -48,13 +48,18 @@ class DeviceState {
     return said_.insert(text).second;
   }
 
-  /// What found() says of a kernel, which is asked once.
+  /// What found() says of a kernel; it is asked once. The mutex is free meanwhile: CUDA may load
+  /// the kernel, and wait for host tasks.
   template <class Found>
   int blocks_each(const void* kernel, Found found) {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = blocks_each_.find(kernel);
+      if (known != blocks_each_.end()) return known->second;
+    }
+    const int blocks = found();
     const std::lock_guard lock(mutex_);
-    const auto [at, added] = blocks_each_.try_emplace(kernel, 0);
-    if (added) at->second = found();
-    return at->second;
+    return blocks_each_.try_emplace(kernel, blocks).first->second;
   }
 
   /// `look` runs again and again while a host thread is blocked until a stream of the device makes
