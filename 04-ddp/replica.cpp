@@ -32,7 +32,8 @@ Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameter
       passes_(parameters.stream()),
       communication_(communication),
       all_reduce_(comm, kind, communication),
-      running_statistics_(comm, passes_, parameters.buffer_values(), broadcast_buffers),
+      running_statistics_(comm, passes_, communication_, parameters.buffer_values(),
+                          broadcast_buffers),
       own_health_(HealthTensor::from_host(passes_, {}, {Health{}})),
       pass_times_(passes_),
       communication_times_(communication_) {}
@@ -49,7 +50,11 @@ void require_same_network(const ExchangeTexts& exchange, const std::vector<Param
 }
 
 void RunningStatistics::broadcast_buffers() {
-  if (broadcasts_ && changed_ && values_.elements() > 0) comm_.broadcast(passes_, values_, 0);
+  if (broadcasts_ && changed_ && values_.elements() > 0) {
+    communication_.wait(passes_.record());  // the last pass has changed them
+    comm_.broadcast(communication_, values_, 0);
+    passes_.wait(communication_.record());
+  }
   changed_ = false;
 }
 

@@ -38,16 +38,23 @@ void require_same_network(const ExchangeTexts& exchange, const std::vector<Param
 class RunningStatistics {
  public:
   /// `values` as FlatBuffers::values(). With `broadcasts` false every rank keeps its own.
-  RunningStatistics(Communicator& comm, Stream passes, Tensor values, bool broadcasts)
-      : comm_(comm), passes_(passes), values_(std::move(values)), broadcasts_(broadcasts) {}
-  /// They become rank 0's, if a pass has changed them.
+  RunningStatistics(Communicator& comm, Stream passes, Stream communication, Tensor values,
+                    bool broadcasts)
+      : comm_(comm),
+        passes_(passes),
+        communication_(communication),
+        values_(std::move(values)),
+        broadcasts_(broadcasts) {}
+  /// They become rank 0's, if a pass has changed them. The message goes over the communication
+  /// stream: beside messages of another group, on a stream of its own, some ranks might come to it
+  /// first and others to those, and all would wait.
   void broadcast_buffers();
   /// A training pass has.
   void mark_changed() { changed_ = true; }
 
  private:
   Communicator& comm_;
-  Stream passes_;
+  Stream passes_, communication_;
   Tensor values_;
   bool broadcasts_;
   bool changed_ = true;

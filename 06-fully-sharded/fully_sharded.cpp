@@ -41,7 +41,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
       messages_{options.kind, comm, passes, communication, replicas},
       units_(make_units(layers_of(*network), options.unit)),
       buffers_(*this, passes),
-      running_statistics_(comm, passes, buffers_.values(), options.broadcast_buffers),
+      running_statistics_(comm, passes, communication, buffers_.values(),
+                          options.broadcast_buffers),
       loss_and_marks_(Tensor::empty(passes, {1 + int64_t(parameters().size())})),
       marks_(in_order(units_), loss_and_marks_.range(1, {loss_and_marks_.elements() - 1})),
       own_health_(HealthTensor::from_host(passes, {}, {Health{}})) {
@@ -49,7 +50,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
   require(count() > 0, "rank {}: a network without parameters has nothing to be shared out",
           comm.rank());
   if (replicas) {
-    statistics_of_replicas_.emplace(*replicas, passes, buffers_.values(),
+    statistics_of_replicas_.emplace(*replicas, passes, communication, buffers_.values(),
                                     options.broadcast_buffers);
   }
   broadcast_buffers();

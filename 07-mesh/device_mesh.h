@@ -62,7 +62,8 @@ class MeshShape {
 
 /// This rank's place in the mesh, and its groups. Mirrors torch.distributed.DeviceMesh.
 ///
-/// The collectives of all groups are enqueued on one stream. Ranks of the same stage run the same
+/// The collectives of all groups are enqueued on one stream, or, outside of a step, on another one
+/// after all that are on it (MeshParallel::await_messages()). Ranks of the same stage run the same
 /// program, so rank r's k-th collective belongs to the same axes as their k-th. No rank can then
 /// wait for one that waits for it: of all collectives under way, the one with the smallest k has
 /// nobody before it. Stages of a pipeline make different passes; rank_pipeline.h says why they

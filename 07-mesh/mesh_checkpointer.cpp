@@ -23,6 +23,7 @@ std::vector<FlatRange> runs_in_whole(const Shape& whole, const Shape& part, int 
 /// A unit's numbers [length] of this rank's parts of layers, from the shards of all ranks.
 Tensor MeshCheckpointer::gathered(const Unit& unit, const Tensor& kept) const {
   if (kept.elements() == unit.length()) return kept;
+  parallel_.await_messages();
   const Tensor all = Tensor::empty(parallel_.passes(), {unit.length()});
   parallel_.along({Axis::shard}).all_gather(parallel_.passes(), kept, all);
   return all;

@@ -8,6 +8,23 @@
 #include "common/training/weights_file.h"
 
 namespace lockstep {
+namespace {
+
+/// Messages in the two directions of a pipeline must not wait for each other. From GPUs all but
+/// NCCL's are bodies on the host, and CUDA may run a body only when another has ended
+/// (StreamBackend::host_task()).
+void require_links(const DeviceMesh& mesh) {
+  const bool by_host =
+      mesh.device().id().kind == DeviceId::Kind::cuda && mesh.group().backend() != "nccl";
+  require(
+      !by_host,
+      "--mesh {}: stages on GPUs send and receive by NCCL, which serves each GPU once; found {} "
+      "between ranks on {} and others; name a GPU for each rank and leave --backend out, or "
+      "give --devices cpu:0,cpu:1",
+      mesh.shape().text(), mesh.group().backend_and_why(), mesh.device().name());
+}
+
+}  // namespace
 
 MeshParallel::MeshParallel(Model& model, const ModelOptions& options, DeviceMesh& mesh,
                            Stream passes, Stream communication, const ShardingOptions& sharding,
@@ -63,6 +80,7 @@ void MeshParallel::cut(Model& model, const ModelOptions& options) {
   if (names_.size() == 1) return;
   std::vector<Layers> stages;
   mesh_.group().together([&] {
+    require_links(mesh_);
     within("--mesh " + mesh_.shape().text(), [&] {
       Layers layers = dynamic_cast<Sequential&>(*model.network).release_layers();
       stages =
@@ -152,6 +170,7 @@ void load_weights(ProcessGroup& group, Communicator& comm, const std::string& pa
     within(path, [&] { check_state_dict(network.unsplit(), file->tensors()); });
     for (size_t i = 0; i < file->tensors().size(); ++i) place[file->tensors()[i].name] = i;
   });
+  network.await_messages();
   const auto read = [&](StateTensor& tensor) {  // becomes the file's, on all ranks
     group.together([&] {
       if (place.contains(tensor.name)) tensor = file->read(place.at(tensor.name));
@@ -196,6 +215,7 @@ StateTensor MeshParallel::blank(const std::string& name) const {
 std::vector<Real> MeshParallel::whole_of(std::vector<Real> part, const Shape& part_shape,
                                          const Shape& whole_shape) const {
   if (whole_shape == part_shape) return part;
+  await_messages();
   return joined(gathered(part, passes_, ranks_.comm()), whole_shape, part_shape);
 }
 

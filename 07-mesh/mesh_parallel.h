@@ -73,7 +73,10 @@ class MeshParallel {
   Optimizer optimizer(const OptimizerRule& rule) const { return sharded_.optimizer(rule); }
   Tensor loss() const { return sharded_.loss(); }
   const HealthTensor& own_health() const { return sharded_.own_health(); }
-  void broadcast_buffers() { sharded_.broadcast_buffers(); }
+  void broadcast_buffers() {
+    sharded_.broadcast_buffers();
+    await_messages();  // the evaluation that follows makes calls on the stream of its passes
+  }
   void gather_parameters() { sharded_.gather_parameters(); }
   /// Scales the gradients by the norm of the whole network's gradient.
   ClipByNorm clip_by_norm(double most) const;
@@ -114,6 +117,10 @@ class MeshParallel {
   /// along `pipeline` call it. Synchronizes.
   template <class T>
   void from_its_stage(std::vector<T>& numbers) const;
+  /// What is enqueued on the passes' stream from now on comes after all messages so far. Then that
+  /// stream may make a call itself, of whatever group: one message at a time is under way, so that
+  /// no rank can wait for one that waits for it (device_mesh.h).
+  void await_messages() const { passes_.wait(communication_.record()); }
   Communicator& along(const Axes& axes) const { return mesh_.along(axes); }
   Stream passes() const { return passes_; }
   const DeviceMesh& mesh() const { return mesh_; }
@@ -154,6 +161,7 @@ void save_weights(ProcessGroup& group, const std::string& path, MeshParallel& ne
 template <class T>
 void MeshParallel::from_its_stage(std::vector<T>& numbers) const {
   if (stage_ == nullptr || numbers.empty()) return;
+  await_messages();
   const auto all = BasicTensor<T>::from_host(passes_, {std::ssize(numbers)}, numbers);
   mesh_.along({Axis::pipeline}).all_reduce(passes_, all);
   numbers = all.to_host();

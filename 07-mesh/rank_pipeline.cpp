@@ -70,7 +70,7 @@ StageLink::StageLink(DeviceMesh& mesh, Stream passes, const std::string& name, i
 }
 
 StageLink::~StageLink() {
-  for (const UnderWay& sent : under_way_) passes_.wait(sent.arrived);
+  await_sent();
   stream_.wait(passes_.record());  // the places are freed in this stream's order
 }
 
@@ -86,6 +86,11 @@ void StageLink::send(const Tensor& x, int to, const Context& context) {
   stream_.wait(passes_.record());  // x is there
   comm_->send(stream_, x, to);
   under_way_.push_back({x, stream_.record()});
+}
+
+void StageLink::await_sent() {
+  if (!under_way_.empty()) passes_.wait(under_way_.back().arrived);  // it is the last one
+  under_way_.clear();
 }
 
 Tensor StageLink::receive(int64_t samples, int from, Context& context) {
@@ -229,6 +234,7 @@ Tensor RankPipeline::evaluate(const Tensor& x, Context& context) {
   const Tensor y = layers().forward(
       is_first() ? x : activations_.receive(samples, stage_ - 1, context), context);
   if (!is_last()) activations_.send(y, stage_ + 1, context);
+  activations_.await_sent();
   const Tensor scores = is_last() ? y : context.empty({samples, classes_});
   Communicator& comm = calls_.comm();
   calls_.run("scores", Purpose::other, context,
@@ -238,6 +244,8 @@ Tensor RankPipeline::evaluate(const Tensor& x, Context& context) {
 
 /// A loss that is not finite is so on all ranks then: none of them moves.
 void RankPipeline::end_step(Context& context) {
+  activations_.await_sent();
+  gradients_.await_sent();
   calls_.run("loss", Purpose::other, context,
              [&](Stream stream) { calls_.comm().all_reduce(stream, loss_); });
   next_ = 0;

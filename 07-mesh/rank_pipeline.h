@@ -55,6 +55,8 @@ class StageLink {
   /// for the first one, which comes with its extents; samples are known on all ranks. Throws
   /// BadInput where the first one has another number of them.
   Tensor receive(int64_t samples, int from, Context& context);
+  /// What the passes enqueue from now on comes after all that was sent has arrived.
+  void await_sent();
 
   /// Bytes that this rank has sent in training, counted where they leave, and by sizes.
   int64_t bytes_sent() const { return comm_->bytes_sent(Purpose::activations); }
@@ -99,7 +101,8 @@ class StageLink {
 /// Why no rank waits forever: stage 03's simulate() follows the lists where even a send lasts until
 /// its receiver has come to the receive, and all of them end. Every operation has a time there. A
 /// rank's passes, sends and receives have those of its instructions; collectives within a pass that
-/// of the pass, which is the same on all ranks of a stage; the sum of the losses comes after all.
+/// of the pass, which is the same on all ranks of a stage; the sum of the losses comes after all:
+/// also after the last gradient has arrived, or it might take that message's place on the GPU.
 /// Here an operation waits only for operations with an earlier time: for some of those before it in
 /// its rank's list, and for the other side of its message. So some operation can always go on, even
 /// if a call keeps the host until that side has come (NCCL, when it connects two ranks). The

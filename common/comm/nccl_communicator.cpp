@@ -169,7 +169,8 @@ class NcclCommunicator final : public Communicator {
 
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) override;
-  Pending& begin(Stream stream, const std::vector<Call>& calls, FlightCall flight);
+  Pending begin(Stream stream, const std::vector<Call>& calls, const FlightCall& flight);
+  void give(const Pending& pending, const std::vector<Call>& calls);
   std::exception_ptr end_group(bool open, Answer answer, const std::string& what) const;
 
   ncclResult_t state() const;
@@ -180,20 +181,22 @@ class NcclCommunicator final : public Communicator {
   void watch(cuda::DeviceState& device);
   void look();
   void forget_finished();
-  std::string failure() const;
+  std::string failure(const Pending& oldest) const;
   std::string failure_of(const Pending& pending) const;
   std::string silence();
 
   void give_up(const std::string& why);
   bool finalize() const;
   void abort();
+  void await_abort() const;
 
   Device& device_;
   double timeout_seconds_;
   std::thread::id host_ = std::this_thread::get_id();  // the one thread that calls
   ncclComm_t comm_ = nullptr;                          // null after abort()
+  std::future<void> aborted_;                          // then: NCCL has returned
   std::string broken_;                                 // why no further call can be made
-  std::vector<Pending> pending_;                       // in order
+  std::vector<Pending> pending_;                       // what NCCL has, in order
   cuda::DeviceState* watched_ = nullptr;
 };
 
@@ -214,6 +217,7 @@ NcclCommunicator::NcclCommunicator(Device& device, int rank, int world_size, con
     await_ready("ncclCommInitRankConfig");
   } catch (...) {
     abort();
+    await_abort();
     throw;
   }
 }
@@ -263,24 +267,18 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
   if (calls.empty()) return flight.complete(0);
   forget_finished();
   try {
-    Pending& pending = begin(stream, calls, std::move(flight));
-    const char* op = calls.size() == 1 ? name_of(calls[0].op) : "transfers";
-    std::exception_ptr refused;  // the stream must end its operation before it is thrown
-    cuda_stream(stream).enqueue(op, [&](cudaStream_t raw) {
-      Answer answer{ncclGroupStart(), "ncclGroupStart"};
-      const bool open = is_well(answer.status);
-      for (const Call& call : calls) {
-        if (is_well(answer.status)) answer = call_nccl(call, world_size(), comm_, raw);
-      }
-      refused = end_group(open, answer, pending.what);
-    });
-    if (refused) std::rethrow_exception(refused);
+    Pending pending = begin(stream, calls, flight);
+    give(pending, calls);
     if (pending.begin) pending.end = stream.record_time();
     pending.finished = stream.record();
+    if (!broken_.empty()) throw PeerLost(broken_);  // found while the host waited for an event
+    pending_.push_back(std::move(pending));
   } catch (const BadInput&) {
+    flight.give_up();
     throw;  // for example, the stream is being captured: nothing has reached NCCL
   } catch (const Error& error) {
-    give_up(error.what());
+    flight.give_up();
+    if (broken_.empty()) give_up(error.what());
     throw PeerLost(broken_);
   }
   for (const Call& call : calls) {
@@ -288,8 +286,11 @@ void NcclCommunicator::enqueue(Stream stream, const std::vector<Call>& together,
   }
 }
 
-/// The calls are the newest that NCCL has. Throws PeerLost where no more can be given to it.
-Pending& NcclCommunicator::begin(Stream stream, const std::vector<Call>& calls, FlightCall flight) {
+/// The calls, before they are given to NCCL. Until NCCL has them they are in no list: what looks
+/// for calls that have ended, or have failed, while the host waits would take them for such. Throws
+/// PeerLost where no more can be given to NCCL.
+Pending NcclCommunicator::begin(Stream stream, const std::vector<Call>& calls,
+                                const FlightCall& flight) {
   const std::string text = calls[0].text() + (calls.size() > 1 ? ", ..." : "");
   const std::string what =
       calls[0].is_transfer() ? text : fmt::format("collective {} ({})", flight.number(), text);
@@ -298,21 +299,39 @@ Pending& NcclCommunicator::begin(Stream stream, const std::vector<Call>& calls, 
     stream.wait(pending_.back().finished);  // as all ranks have them in one order
   }
   const Event arrived = stream.record();
-  pending_.push_back({.what = fmt::format("{}: {}", who(), what),
-                      .stream = stream,
-                      .arrived = arrived,
-                      .finished = arrived,
-                      .flight = std::move(flight)});
-  Pending& pending = pending_.back();
+  Pending pending{.what = fmt::format("{}: {}", who(), what),
+                  .stream = stream,
+                  .arrived = arrived,
+                  .finished = arrived,
+                  .flight = flight};
   if (pending.flight.is_recorded()) pending.begin = stream.record_time();
-  std::string failed = failure();
+  std::string failed = failure(pending_.empty() ? pending : pending_.front());
   if (failed.empty()) failed = failure_of(pending);  // a stream that takes no more work
   if (!failed.empty()) throw PeerLost(failed);
   return pending;
 }
 
-/// Returns when NCCL has enqueued the calls on the stream, as one operation; the PeerLost of calls
-/// for which that failed or took too long. `answer` is the last one so far.
+/// Returns when NCCL has enqueued the calls on the stream, as one operation. Throws PeerLost if it
+/// does not.
+void NcclCommunicator::give(const Pending& pending, const std::vector<Call>& calls) {
+  const char* op = calls.size() == 1 ? name_of(calls[0].op) : "transfers";
+  bool taken = false;
+  std::exception_ptr refused;  // the stream must end its operation before it is thrown
+  cuda_stream(pending.stream).enqueue(op, [&](cudaStream_t raw) {
+    taken = true;
+    Answer answer{ncclGroupStart(), "ncclGroupStart"};
+    const bool open = is_well(answer.status);
+    for (const Call& call : calls) {
+      if (is_well(answer.status)) answer = call_nccl(call, world_size(), comm_, raw);
+    }
+    refused = end_group(open, answer, pending.what);
+  });
+  if (refused) std::rethrow_exception(refused);
+  if (!taken) throw PeerLost(broken_.empty() ? failure_of(pending) : broken_);
+}
+
+/// Ends the group, and waits until NCCL has enqueued it; the PeerLost of one for which that failed
+/// or took too long. `answer` is the last one so far.
 std::exception_ptr NcclCommunicator::end_group(bool open, Answer answer,
                                                const std::string& what) const {
   const ncclResult_t ended = open ? ncclGroupEnd() : ncclSuccess;
@@ -340,7 +359,7 @@ void NcclCommunicator::look() {
   if (std::this_thread::get_id() != host_) return;
   forget_finished();
   if (pending_.empty()) return;
-  std::string failed = failure();
+  std::string failed = failure(pending_.front());
   if (failed.empty()) failed = silence();
   if (!failed.empty()) give_up(failed);
 }
@@ -353,13 +372,13 @@ void NcclCommunicator::forget_finished() {
 /// What has gone wrong, with the oldest call or with NCCL in the background; empty if nothing. What
 /// keeps a later call waiting is seen when that one is the oldest: to ask for all of them at every
 /// launch would take the host longer the further it is ahead of the GPU.
-std::string NcclCommunicator::failure() const {
-  const std::string failed = pending_.empty() ? "" : failure_of(pending_.front());
+std::string NcclCommunicator::failure(const Pending& oldest) const {
+  const std::string failed = failure_of(oldest);
   if (!failed.empty()) return failed;
   try {
     check_nccl(state(), "ncclCommGetAsyncError", name(), comm_);
   } catch (const PeerLost& error) {
-    return (pending_.empty() ? "" : pending_.front().what + ": ") + error.what();
+    return fmt::format("{}: {}", oldest.what, error.what());
   }
   return "";
 }
@@ -400,11 +419,11 @@ void NcclCommunicator::give_up(const std::string& why) {
 
 NcclCommunicator::~NcclCommunicator() {
   if (watched_ != nullptr) watched_->watch(this, nullptr);
-  if (comm_ == nullptr) return;
-  if (finalize()) {
+  if (comm_ != nullptr && finalize()) {
     ncclCommDestroy(comm_);
   } else {
-    abort();
+    if (comm_ != nullptr) abort();
+    await_abort();
   }
 }
 
@@ -415,15 +434,20 @@ bool NcclCommunicator::finalize() const {
   return poll(std::min(kGraceSeconds, timeout_seconds_), [&] { return state() == ncclSuccess; });
 }
 
-/// ncclCommAbort frees memory, for which it waits where a GPU is stuck in other work. Then it is
-/// left alone: a process that reports a lost peer ends soon.
+/// Does not wait. ncclCommAbort frees memory, and so waits for all that runs on the GPU: also for a
+/// call of another group, which ends only when that is aborted, too.
 void NcclCommunicator::abort() {
-  const auto aborted = std::make_shared<std::promise<void>>();
-  std::thread([comm = std::exchange(comm_, nullptr), aborted] {
+  std::promise<void> aborted;
+  aborted_ = aborted.get_future();
+  std::thread([comm = std::exchange(comm_, nullptr), aborted = std::move(aborted)]() mutable {
     ncclCommAbort(comm);  // nothing for a null pointer
-    aborted->set_value();
+    aborted.set_value();
   }).detach();
-  aborted->get_future().wait_for(std::chrono::duration<double>(kGraceSeconds));
+}
+
+/// Where a GPU is stuck, NCCL is left alone: a process that reports a lost peer ends soon.
+void NcclCommunicator::await_abort() const {
+  aborted_.wait_for(std::chrono::duration<double>(kGraceSeconds));
 }
 
 // --- The border of the library -------------------------------------------------------------------

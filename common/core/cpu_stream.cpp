@@ -75,11 +75,19 @@ struct CpuStream::Recording final : Graph {
     const std::string* scope;
     std::function<void()> body;
   };
+  struct Released {
+    void* memory;
+    size_t bytes;
+  };
   explicit Recording(CpuStream& stream) : stream(stream) {}
-  ~Recording() override { stream.block(stream.record()); }  // launches may still be queued
+  ~Recording() override {
+    stream.drain();  // launches may still be queued
+    for (const auto& [memory, bytes] : released) stream.release(memory, bytes);
+  }
 
   CpuStream& stream;
   std::vector<Operation> operations;
+  std::vector<Released> released;  // during the capture; the operations may use it
 };
 
 CpuStream::CpuStream(Device& device, std::string name)
@@ -231,6 +239,7 @@ void* CpuStream::allocate(size_t bytes) {
 }
 
 void CpuStream::release(void* memory, size_t bytes) {
+  if (recording_) return recording_->released.push_back({memory, bytes});
   enqueue_control("free", [=] { release_aligned(memory); });
   trace_memory(-int64_t(bytes));
 }

@@ -94,8 +94,8 @@ class Stream {
   /// live, and the source stay unchanged, until an event after the copy is done.
   void copy(void* to, const void* from, size_t bytes) const;
 
-  /// From here on operations and copies are recorded instead of run; recording events and freeing
-  /// buffers is refused (cudaStreamBeginCapture).
+  /// From here on operations and copies are recorded instead of run; recording events is refused
+  /// (cudaStreamBeginCapture). What buffers give back stays with the graph, which may use it.
   void begin_capture() const;
   /// Ends the recording (cudaStreamEndCapture, cudaGraphInstantiate).
   std::unique_ptr<Graph> end_capture() const;

@@ -77,9 +77,12 @@ class StreamBackend {
   /// as a kernel's error does; later bodies are not run. Cannot be part of a graph.
   virtual void host_task(const char* op, std::function<void()> body) = 0;
   virtual void* allocate(size_t bytes) = 0;
+  /// In the order of the stream; of what is released during a capture, when its graph goes.
   virtual void release(void* memory, size_t bytes) = 0;
   /// Records an event first: drain() waits for it while the capture lasts.
   virtual void begin_capture() = 0;
+  /// The graph keeps what was released during the capture. Where there is none, for an error, that
+  /// memory is freed, and the stream goes on.
   virtual std::unique_ptr<Graph> end_capture() = 0;
   virtual void launch(Graph& graph) = 0;
 
@@ -115,7 +118,7 @@ class StreamBackend {
  protected:
   /// The number of places for events. A place that was recorded anew holds a later event, which
   /// serves for the earlier ones, too.
-  static constexpr uint64_t kEventRing = 1024;
+  static constexpr uint64_t kEventRing = 4096;
   static StreamBackend& stream_of(const Event& event) { return *event.stream_; }
   static uint64_t ticket_of(const Event& event) { return event.ticket_; }
   uint64_t new_ticket() { return ++last_ticket_; }

@@ -21,7 +21,8 @@ class StepGraph {
   /// Enqueues `work`, which must enqueue the same operations at the same addresses every time it is
   /// given a batch of `full_size`; what differs from step to step it reads from device memory
   /// (Context::state(), the batch). The first time `work` runs as it is, since libraries then
-  /// choose how to compute. The second time it is captured; after that it is no longer called.
+  /// choose how to compute. The second time it is captured; after that it is no longer called. An
+  /// error of `work` ends the capture, too.
   void run(int64_t size, const std::function<void()>& work);
 
  private:

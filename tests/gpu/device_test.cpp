@@ -20,6 +20,39 @@ using testing::random_values;
 using testing::ScopedEnvironment;
 using Values = std::vector<Real>;
 
+// --- Kernels -------------------------------------------------------------------------------------
+
+TEST_CASE("A GPU is asked once how many blocks of a kernel it runs side by side",
+          "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  if (!testing::is_model(*gpu.device)) {
+    LOCKSTEP_SKIP("not the CUDA model: a real GPU fails when it wants");
+  }
+  const Stream other = gpu.device->create_stream("other");
+  const Tensor x = gpu.filled({100'003}, 1), y = Tensor::from_host(other, {5}, Values(5, 1));
+  const ScopedEnvironment fault(  // of the second question
+      "CUDA_MODEL_FAULT", "cudaOccupancyMaxActiveBlocksPerMultiprocessor:1:2");
+  for (int i = 0; i < 3; ++i) {
+    gpu.kernels().scale(gpu.stream, 2, x);
+    gpu.kernels().scale(other, 2, y);
+  }
+  CHECK(x.to_host() == Values(100'003, 8));
+  CHECK(y.to_host() == Values(5, 8));
+  gpu.kernels().add(gpu.stream, x, x);  // another kernel
+  CHECK_THAT(message_of<DeviceError>([&] { gpu.stream.synchronize(); }),
+             ContainsSubstring("cudaOccupancyMaxActiveBlocksPerMultiprocessor: "));
+}
+
+TEST_CASE("A kernel of which few blocks run side by side computes the same", "[cuda][device]") {
+  LOCKSTEP_NEEDS_GPU();
+  const ScopedEnvironment few("CUDA_MODEL_SIDE_BY_SIDE", "100");  // not one block
+  const Gpu gpu;
+  const Tensor x = gpu.filled({100'003}, 1);
+  gpu.kernels().scale(gpu.stream, 2, x);
+  CHECK(x.to_host() == Values(100'003, 2));
+}
+
 // --- Memory --------------------------------------------------------------------------------------
 
 TEST_CASE("GPU memory is counted exactly, from the host's request to its release",

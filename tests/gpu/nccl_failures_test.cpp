@@ -212,6 +212,92 @@ TEST_CASE("With NCCL a rank that is found gone ends the others at once, silence 
              ContainsSubstring(call + "no answer from rank ") && ContainsSubstring(" within 1 s"));
 }
 
+/// Rank 0 makes `calls` on its stream, of which a send to rank 1 is one; rank 1 receives nothing
+/// until rank 0 has given up, or far too late. What rank 0 threw.
+std::string error_beside_silence(
+    const std::function<void(Communicator&, Stream, const Floats&)>& calls,
+    const DeviceOptions& options = {}) {
+  std::atomic<bool> over = false;
+  const auto run = [&](Ranks& ranks, int me) {
+    const Floats x = numbered<float>(ranks, 5, 1)[me];
+    if (me == 0) {
+      const std::string text = message_of<PeerLost>([&] {
+        calls(*ranks.comms[0], ranks.streams[0], x);
+        ranks.streams[0].synchronize();
+      });
+      over = true;
+      throw PeerLost(text);
+    }
+    const auto begin = Clock::now();
+    while (!over && seconds_since(begin) < testing::kSoon) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    for (int i = 0; i < 1000 && !over; ++i) ranks.comms[1]->receive(ranks.streams[1], x, 0);
+  };
+  return run_nccl_ranks(2, run, 1, options)[0];
+}
+
+TEST_CASE("With NCCL a host that is hundreds of calls ahead still names the rank that is silent",
+          "[cuda][comm][row125]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  const std::string expected = "rank 0: send of 5 f32 to rank 1: no answer from rank 1 within 1 s";
+  for (const int events : {0, 2, 20}) {  // of others, beside each call's own
+    CHECK(error_beside_silence([&](Communicator& comm, Stream stream, const Floats& x) {
+            for (int i = 0; i < 600; ++i) {
+              comm.send(stream, x, 1);
+              for (int event = 0; event < events; ++event) stream.record();
+            }
+          }) == expected);
+  }
+}
+
+TEST_CASE("With NCCL a rank that gives up a group is not held by its calls in another one",
+          "[cuda][comm][row125]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  const std::string id = nccl_unique_id();
+  std::atomic<bool> over = false;
+  double seconds = 0;
+  const std::vector<std::string> errors = run_nccl_ranks(
+      2,
+      [&](Ranks& ranks, int me) {
+        const auto second = make_nccl_rank(*ranks.devices[me], me, 2, id, 1);
+        const Stream stream = ranks.streams[me], other = ranks.devices[me]->create_stream("other");
+        const Floats x = numbered<float>(ranks, 5, 1)[me], y = numbered<float>(ranks, 5, 1)[me];
+        const auto begin = Clock::now();
+        if (me == 1) {
+          while (!over && seconds_since(begin) < 2 * testing::kSoon) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
+          return;
+        }
+        ranks.comms[0]->send(stream, x, 1);
+        second->send(other, y, 1);
+        const std::string text = message_of<PeerLost>([&] { stream.synchronize(); });
+        seconds = seconds_since(begin);
+        over = true;
+        throw PeerLost(text);
+      },
+      1);
+  CHECK_THAT(errors[0], ContainsSubstring("no answer from rank 1 within 1 s"));
+  CHECK(seconds < testing::kSoon);
+}
+
+TEST_CASE("With NCCL a traced host still names the rank that is silent", "[cuda][comm][row125]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  // As many operations as a trace keeps before it looks for their times, and less after the send
+  // than the host may be ahead.
+  const auto calls = [](Communicator& comm, Stream stream, const Floats& x) {
+    for (int i = 0; i < 3950; ++i) stream.kernels().fill(stream, 0, x);
+    comm.send(stream, x, 1);
+    for (int i = 0; i < 200; ++i) stream.kernels().fill(stream, 0, x);
+  };
+  CHECK(error_beside_silence(calls, {.trace = true}) ==
+        "rank 0: send of 5 f32 to rank 1: no answer from rank 1 within 1 s");
+}
+
 TEST_CASE("With NCCL a host is freed even where the GPU stays stuck", "[cuda][comm][row125]") {
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();

@@ -6,6 +6,7 @@
 #include "common/core/stream_backend.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/cuda/cuda.h"
+#include "common/training/step_graph.h"
 #include "tests/gpu/busy_gpu.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/data_test_files.h"
@@ -111,7 +112,7 @@ TEST_CASE("A GPU's event is done when what stands before it has run, and knows t
   behind.synchronize();
   CHECK(behind.done());
   busy.enqueue();
-  for (int i = 0; i < 3000; ++i) gpu.stream.record();  // more events than any ring holds
+  for (int i = 0; i < 6000; ++i) gpu.stream.record();  // more events than any ring holds
   const Event last = gpu.stream.record();
   CHECK(first.done());
   CHECK(behind.done());
@@ -127,7 +128,7 @@ TEST_CASE("Times between a GPU's events are real, however many others its stream
   const TimedEvent first = gpu.stream.record_time();
   busy.enqueue();
   const TimedEvent second = gpu.stream.record_time();
-  for (int i = 0; i < 3000; ++i) gpu.stream.record();
+  for (int i = 0; i < 6000; ++i) gpu.stream.record();
   CHECK(second.seconds_since(first) > 1e-5);
   CHECK(second.seconds_since(second) == 0);
 }
@@ -160,7 +161,7 @@ TEST_CASE("However often a GPU is asked for times, it needs no more events for t
   if (!testing::is_model(*gpu.device)) {
     LOCKSTEP_SKIP("not the CUDA model: a real GPU fails when it wants");
   }
-  for (int i = 0; i < 1500; ++i) gpu.stream.record_time();  // and all places for other events
+  for (int i = 0; i < 5000; ++i) gpu.stream.record_time();  // and all places for other events
   const testing::ScopedEnvironment fault("CUDA_MODEL_FAULT", "cudaEventCreateWithFlags:2");
   for (int i = 0; i < 100; ++i) CHECK_NOTHROW(gpu.stream.record_time());
 }
@@ -360,6 +361,47 @@ TEST_CASE("A graph keeps the scratch memory that it was captured with",
   for (int i = 0; i < 200; ++i) CHECK(held[i].to_host() == Values(48, Real(i)));
   gpu.kernels().batch_norm_statistics(gpu.stream, x, found);
   CHECK(found.to_host() == result);
+}
+
+TEST_CASE("What is released during a capture stays with the graph that may use it",
+          "[cuda][device][graph]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const Tensor y = gpu.filled({1000}, 0);
+  std::optional<Tensor> x = gpu.filled({1000}, 1);
+  gpu.stream.begin_capture();
+  gpu.kernels().add(gpu.stream, *x, y);
+  x.reset();  // an exception here ends the process
+  std::unique_ptr<Graph> graph = gpu.stream.end_capture();
+  std::vector<Tensor> held;  // would get what x had, were it free
+  for (int i = 0; i < 20; ++i) held.push_back(gpu.filled({1000}, 9));
+  for (int i = 0; i < 2; ++i) gpu.stream.launch(*graph);
+  graph.reset();  // what was launched may not have run
+  CHECK(y.to_host() == Values(1000, 2));
+}
+
+TEST_CASE("Memory that runs out during a capture is one error, and the next step is captured",
+          "[cuda][device][graph]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Gpu gpu;
+  const Tensor y = gpu.filled({1000}, 1);
+  Context context(gpu.stream);
+  StepGraph graph(context, /*enabled=*/true, /*full_size=*/1);
+  bool fails = false;
+  const auto work = [&] {
+    const Tensor x = Tensor::empty(gpu.stream, {1000});  // released during the capture
+    gpu.kernels().fill(gpu.stream, 1, x);
+    if (fails) Tensor::empty(gpu.stream, {int64_t{1} << 38});  // a TiB
+    gpu.kernels().add(gpu.stream, x, y);
+  };
+  graph.run(1, work);  // as it is
+  fails = true;
+  CHECK_THAT(message_of<DeviceError>([&] { graph.run(1, work); }),
+             StartsWith("cuda:0: no room for 1048576.0 MiB beside the "));
+  CHECK(y.to_host() == Values(1000, 2));  // nothing was run
+  fails = false;
+  for (int i = 0; i < 3; ++i) graph.run(1, work);
+  CHECK(y.to_host() == Values(1000, 5));
 }
 
 TEST_CASE("What cannot be part of a graph is refused, and the stream goes on", "[cuda][device]") {

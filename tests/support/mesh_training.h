@@ -21,6 +21,7 @@ struct MeshSetting {
   std::string mesh;
   ModelOptions model = kSeed;
   PipelinePlan plan{};  // its micro-batches are made without a pipeline, too
+  ShardingOptions sharding{};
 };
 
 /// The numbers of a network after some steps.
@@ -39,8 +40,9 @@ class MeshMember {
         mesh(MeshShape::from(setting.mesh), group, passes.device(), world),
         samples(mesh.along(kSampleAxes)),
         stream(passes),
+        communication(communication),
         model(make_model(setting.model)),
-        network(model, setting.model, mesh, passes, communication, {}, setting.plan),
+        network(model, setting.model, mesh, passes, communication, setting.sharding, setting.plan),
         synchronised(convert_sync_batchnorm(*model.network, samples, communication)),
         optimizer(network.optimizer({.momentum = 0.9})),
         clip(network.clip_by_norm(kMostNorm)),
@@ -108,7 +110,7 @@ class MeshMember {
   MeshSetting setting;
   DeviceMesh mesh;
   Communicator& samples;  // the ranks that have other ones
-  Stream stream;
+  Stream stream, communication;
   Model model;
   MeshParallel network;
   std::shared_ptr<SyncBatchNorm> synchronised;

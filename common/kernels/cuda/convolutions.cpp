@@ -6,6 +6,7 @@
 
 #include "common/core/device.h"
 #include "common/core/error.h"
+#include "common/core/text.h"
 #include "common/kernels/cuda/cuda_kernels.h"
 #include "common/kernels/cuda/cuda_stream.h"
 #include "common/kernels/cuda/libraries.h"
@@ -115,6 +116,7 @@ struct Forward {
                              winograd = CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED,
                              always = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
   static constexpr const char* asked = "cudnnGetConvolutionForwardAlgorithm_v7";
+  static constexpr const char* computes = "outputs";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -136,6 +138,7 @@ struct BackwardInput {
                              winograd = CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED,
                              always = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
   static constexpr const char* asked = "cudnnGetConvolutionBackwardDataAlgorithm_v7";
+  static constexpr const char* computes = "gradients of inputs";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -157,6 +160,7 @@ struct BackwardWeight {
                              winograd = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED,
                              always = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
   static constexpr const char* asked = "cudnnGetConvolutionBackwardFilterAlgorithm_v7";
+  static constexpr const char* computes = "gradients of weights";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -286,17 +290,19 @@ Libraries::Convolution Libraries::make_convolution(const Window2d& g) const {
 template <class Pass>
 void Libraries::choose(Ways<typename Pass::Algorithm>& ways, const Convolution& conv,
                        const Window2d& g, std::optional<typename Pass::Algorithm> fastest) const {
+  bool proposed = false;
   for (const bool channels_first : {channels_first_, !channels_first_}) {
     const Layout& layout = conv.layouts[channels_first];
     const auto add = [&](typename Pass::Algorithm algorithm) {
       size_t bytes = 0;
       const cudnnStatus_t status =
           Pass::workspace(cudnn_.get(), layout, conv.descriptor.get(), algorithm, &bytes);
-      if (is_refusal(status)) return;
+      if (is_refusal(status)) return false;
       check(status, "cudnnGetConvolution...WorkspaceSize", device_);
-      if (bytes > kMostWorkspace) return;
+      if (bytes > kMostWorkspace) return false;
       const bool first = channels_first && fastest == algorithm;
       ways.insert(first ? ways.begin() : ways.end(), {channels_first, algorithm, bytes});
+      return true;
     };
     int count = 0;
     typename Pass::Proposal proposals[kProposals];
@@ -305,12 +311,23 @@ void Libraries::choose(Ways<typename Pass::Algorithm>& ways, const Convolution& 
     for (const auto* p = proposals; p < proposals + count; ++p) {
       if (p->status == CUDNN_STATUS_SUCCESS && p->determinism == CUDNN_DETERMINISTIC &&
           is_for_us(p->mathType, tf32_)) {
-        add(p->algo);
+        proposed = add(p->algo) || proposed;
       }
     }
     add(Pass::always);
   }
   if (ways.empty()) fail_without_algorithm(g);
+  if (!proposed) warn_without_proposal(Pass::computes);
+}
+
+/// The shapes of a network have this in common: it is said once.
+void Libraries::warn_without_proposal(const char* computes) const {
+  const std::string text = fmt::format(
+      "{}: cuDNN proposes no deterministic algorithm {} for {} of convolutions; one that it has "
+      "for "
+      "all is taken, which may be slow",
+      device_, tf32_ ? "for TF32" : "in float32", computes);
+  if (stream_.device_state().is_new(text)) warn(text);
 }
 
 void Libraries::fail_without_algorithm(const Window2d& g) const {

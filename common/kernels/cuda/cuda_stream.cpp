@@ -2,6 +2,7 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
 #include <chrono>
 #include <new>
 #include <optional>
@@ -22,19 +23,23 @@ using Clock = std::chrono::steady_clock;
 /// waiting thread must report that and end.
 constexpr auto kGrace = std::chrono::seconds(2);
 
-class CudaGraph final : public Graph {
+}  // namespace
+
+class CudaStream::Recording final : public Graph {
  public:
-  CudaGraph(GraphExecHandle exec, const StreamBackend& stream)
-      : exec_(std::move(exec)), stream_(stream) {}
+  Recording(GraphExecHandle exec, CudaStream& stream, std::vector<Released> released)
+      : exec_(std::move(exec)), stream_(stream), released_(std::move(released)) {}
+  ~Recording() override {  // launches may still be queued: the stream frees after them
+    for (const auto& [memory, bytes] : released_) stream_.release(memory, bytes);
+  }
   cudaGraphExec_t exec() const { return exec_.get(); }
-  const StreamBackend& stream() const { return stream_; }
+  const CudaStream& stream() const { return stream_; }
 
  private:
   GraphExecHandle exec_;  // CUDA keeps it until queued launches have run
-  const StreamBackend& stream_;
+  CudaStream& stream_;
+  std::vector<Released> released_;
 };
-
-}  // namespace
 
 CudaStream::CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool,
                        DeviceState& state)
@@ -64,6 +69,7 @@ CudaStream::~CudaStream() {
     cudaStreamEndCapture(raw_.get(), &graph);
     GraphHandle unfinished(graph);
     capturing_ = false;
+    free_released();
   }
   libraries_.reset();
   scratch_.clear();
@@ -108,6 +114,7 @@ void CudaStream::keep_close() {
 bool CudaStream::begin(const char* op) {
   if (error()) return false;
   keep_close();
+  if (error()) return false;  // found by those who watch while the host waits
   make_current();
   if (spans_ && !capturing_) spans_->begin(op, scope());
   return true;
@@ -155,6 +162,16 @@ void CudaStream::run_host_task(void* launched) {
   task.ended.store(true, std::memory_order_release);
 }
 
+int64_t CudaStream::side_by_side(const void* kernel, int threads) const {
+  const int each = device_state_.blocks_each(kernel, [&] {
+    int found = 0;
+    note(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, kernel, threads, 0),
+         "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return std::max(found, 1);
+  });
+  return int64_t{multiprocessors_} * each;
+}
+
 Libraries& CudaStream::libraries() {
   if (!libraries_) {
     make_current();
@@ -191,15 +208,22 @@ uint64_t CudaStream::record() {
   refuse_in_capture("record");
   make_current();
   const uint64_t ticket = new_ticket();
-  EventHandle& slot = events_[ticket % kEventRing];
-  if (!slot) {
-    cudaEvent_t made = nullptr;
-    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreate",
-          device().name());
-    slot.reset(made);
-  }
-  note(cudaEventRecord(slot.get(), raw_.get()), "cudaEventRecord");
+  note(cudaEventRecord(free_slot(ticket), raw_.get()), "cudaEventRecord");
   return ticket;
+}
+
+/// The event to be recorded for the ticket. Waits, and watches, for the one that it was before.
+cudaEvent_t CudaStream::free_slot(uint64_t ticket) {
+  EventHandle& slot = events_[ticket % kEventRing];
+  if (slot) {
+    block(ticket - kEventRing);
+    return slot.get();
+  }
+  cudaEvent_t made = nullptr;
+  check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreate",
+        device().name());
+  slot.reset(made);
+  return made;
 }
 
 struct CudaStream::Time final : EventTime {
@@ -228,7 +252,10 @@ void CudaStream::wait(const Event& event) {
   const CudaStream& source = static_cast<const CudaStream&>(stream_of(event));
   if (&source == this) return;
   make_current();
-  note(cudaStreamWaitEvent(raw_.get(), source.event(ticket_of(event)), 0), "cudaStreamWaitEvent");
+  const uint64_t ticket = ticket_of(event);
+  if (ticket > source.completed_.load()) {  // else its slot may hold a later event by now
+    note(cudaStreamWaitEvent(raw_.get(), source.event(ticket), 0), "cudaStreamWaitEvent");
+  }
   if (std::exception_ptr error = source.error()) {
     const std::lock_guard lock(mutex_);
     if (!error_) error_ = failure_of(source, error);
@@ -275,7 +302,7 @@ void CudaStream::begin_capture() {
   capturing_ = captured_ = true;
 }
 
-std::unique_ptr<Graph> CudaStream::end_capture() {
+std::unique_ptr<Graph> CudaStream::end_capture() try {
   require(capturing_, "{}: stream {} is not being captured", device().name(), name());
   capturing_ = false;
   cudaGraph_t captured = nullptr;
@@ -285,11 +312,14 @@ std::unique_ptr<Graph> CudaStream::end_capture() {
   check(status, "cudaStreamEndCapture", device().name());
   cudaGraphExec_t exec = nullptr;
   check(cudaGraphInstantiate(&exec, captured, 0), "cudaGraphInstantiate", device().name());
-  return std::make_unique<CudaGraph>(GraphExecHandle(exec), *this);
+  return std::make_unique<Recording>(GraphExecHandle(exec), *this, std::exchange(released_, {}));
+} catch (...) {
+  free_released();
+  throw;
 }
 
 void CudaStream::launch(Graph& graph) {
-  const CudaGraph& recorded = dynamic_cast<CudaGraph&>(graph);
+  const Recording& recorded = dynamic_cast<Recording&>(graph);
   require(&recorded.stream() == this, "{}: stream {} did not record this graph, {} did",
           device().name(), name(), recorded.stream().name());
   enqueue("graph", [&](cudaStream_t raw) {
@@ -325,11 +355,19 @@ void* CudaStream::allocate(size_t bytes) {
   return memory;
 }
 
+/// A destructor's exception would end the process, and an error within a capture comes to some.
 void CudaStream::release(void* memory, size_t bytes) {
-  refuse_in_capture("free");
-  note(cudaSetDevice(index_), "cudaSetDevice");  // no exception: destructors come here
+  capturing_ ? released_.push_back({memory, bytes}) : free(memory, bytes);
+}
+
+void CudaStream::free(void* memory, size_t bytes) noexcept {
+  note(cudaSetDevice(index_), "cudaSetDevice");
   note(cudaFreeAsync(memory, raw_.get()), "cudaFreeAsync");
   trace_memory(-int64_t(bytes));
+}
+
+void CudaStream::free_released() noexcept {
+  for (const auto& [memory, bytes] : std::exchange(released_, {})) free(memory, bytes);
 }
 
 /// No exception: destructors come here. Memory of a capture comes aside of the stream, at once.

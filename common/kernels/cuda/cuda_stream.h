@@ -9,7 +9,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -40,6 +42,26 @@ class DeviceState {
     if (!error_) error_ = std::move(error);
   }
 
+  /// True when it is asked for the first time: what concerns all streams is said once.
+  bool is_new(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    return said_.insert(text).second;
+  }
+
+  /// What found() says of a kernel; it is asked once. The mutex is free meanwhile: CUDA may load
+  /// the kernel, and wait for host tasks.
+  template <class Found>
+  int blocks_each(const void* kernel, Found found) {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = blocks_each_.find(kernel);
+      if (known != blocks_each_.end()) return known->second;
+    }
+    const int blocks = found();
+    const std::lock_guard lock(mutex_);
+    return blocks_each_.try_emplace(kernel, blocks).first->second;
+  }
+
   /// `look` runs again and again while a host thread is blocked until a stream of the device makes
   /// progress: `look` may end what the stream waits for. Null: `owner` looks no more.
   void watch(const void* owner, std::function<void()> look) {
@@ -61,6 +83,8 @@ class DeviceState {
  private:
   mutable std::mutex mutex_;  // between CUDA's thread and all that ask
   std::exception_ptr error_;
+  std::set<std::string> said_;
+  std::unordered_map<const void*, int> blocks_each_;  // per multiprocessor, by kernel
   std::map<const void*, std::function<void()>> watchers_;
 };
 
@@ -87,7 +111,9 @@ class CudaStream final : public StreamBackend {
   static constexpr int kBlockCounters = 1024;
   /// cuBLAS and cuDNN on this stream.
   Libraries& libraries();
-  int multiprocessors() const { return multiprocessors_; }
+  /// How many blocks of so many threads run on the GPU at the same time, of this kernel: the more
+  /// registers a thread has, the fewer. Within enqueue().
+  int64_t side_by_side(const void* kernel, int threads) const;
   /// For libraries that enqueue by themselves; within enqueue().
   cudaStream_t raw() const { return raw_.get(); }
   /// What all streams of the device share.
@@ -112,10 +138,16 @@ class CudaStream final : public StreamBackend {
   std::vector<MemoryChange> memory_changes() const override;
 
  private:
-  // Events are kept in a ring, as in CpuStream. A slot that was recorded anew holds its later
-  // event, which is as good for waiting; completed_ keeps what was already seen done.
+  // Events are kept in a ring, as in CpuStream. A slot is recorded anew only when its event is
+  // done: whoever asks for that event, or waits for it, must not be told of a later one, which may
+  // wait for a rank that does not come. completed_ keeps what was already seen done.
 
-  struct Time;  // of an event
+  struct Time;      // of an event
+  class Recording;  // a Graph
+  struct Released {
+    void* memory;
+    size_t bytes;
+  };
   struct HostTask {
     HostTask(std::function<void()> body, DeviceState& state)
         : body(std::move(body)), state(state) {}
@@ -128,9 +160,12 @@ class CudaStream final : public StreamBackend {
   void make_current() const;
   bool begin(const char* op);
   void keep_close();
+  cudaEvent_t free_slot(uint64_t ticket);
   void end(const char* op);
   bool is_capturing() const override { return capturing_; }
   void note(cudaError_t status, const char* call) const;
+  void free(void* memory, size_t bytes) noexcept;
+  void free_released() noexcept;
   void trace_memory(int64_t change) noexcept;
   void note_completed(uint64_t ticket) const;
   cudaEvent_t event(uint64_t ticket) const { return events_[ticket % kEventRing].get(); }
@@ -147,7 +182,8 @@ class CudaStream final : public StreamBackend {
   int enqueued_ = 0;                      // since the last of these:
   std::array<uint64_t, 2> milestones_{};  // tickets of kClose operations ago, and of twice as many
   bool capturing_ = false;
-  bool captured_ = false;  // graphs exist that know the address of the scratch memory
+  bool captured_ = false;           // graphs exist that know the address of the scratch memory
+  std::vector<Released> released_;  // during this capture
 
   mutable std::mutex mutex_;  // an event may be waited for by any thread
   mutable std::exception_ptr error_;

@@ -18,12 +18,13 @@
 
 namespace lockstep::cuda {
 
-constexpr int kBlock = 256;     // threads
-constexpr int kBlocksEach = 8;  // per multiprocessor: all that fit side by side
+constexpr int kBlock = 256;  // threads
 
-/// Threads for n elements, in blocks; more elements than threads are taken in strides.
-inline unsigned blocks_for(int64_t n, const CudaStream& stream) {
-  const int64_t most = int64_t{stream.multiprocessors()} * kBlocksEach;
+/// Threads of this kernel for n elements, in blocks that fit on the GPU side by side: one more
+/// would begin when others have ended. More elements than threads are taken in strides.
+template <class... Arguments>
+unsigned blocks_for(int64_t n, const CudaStream& stream, void (*kernel)(Arguments...)) {
+  const int64_t most = stream.side_by_side(reinterpret_cast<const void*>(kernel), kBlock);
   return static_cast<unsigned>(std::clamp<int64_t>((n + kBlock - 1) / kBlock, 1, most));
 }
 
@@ -325,9 +326,10 @@ template <class Body>
 void launch_pixels(const CudaStream& s, const Shape& shape, Body body) {
   with_narrow_index(shape.elements(), [&](auto count) {
     using Index = decltype(count);
-    each_pixel_kernel<<<blocks_for(shape.elements(), s), kBlock, 0, s.raw()>>>(
-        count, Divisor<Index>{Index(shape[1])}, Divisor<Index>{Index(shape[2])},
-        Divisor<Index>{Index(shape[3])}, body);
+    const unsigned blocks = blocks_for(shape.elements(), s, each_pixel_kernel<Index, Body>);
+    each_pixel_kernel<<<blocks, kBlock, 0, s.raw()>>>(count, Divisor<Index>{Index(shape[1])},
+                                                      Divisor<Index>{Index(shape[2])},
+                                                      Divisor<Index>{Index(shape[3])}, body);
   });
 }
 
@@ -339,8 +341,10 @@ struct Launch {
   static void for_each(Stream stream, const char* op, int64_t n, Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
-      with_narrow_index(
-          n, [&](auto count) { each_kernel<<<blocks_for(n, s), kBlock, 0, raw>>>(count, body); });
+      with_narrow_index(n, [&](auto count) {
+        const unsigned blocks = blocks_for(n, s, each_kernel<decltype(count), Body>);
+        each_kernel<<<blocks, kBlock, 0, raw>>>(count, body);
+      });
     });
   }
 
@@ -351,7 +355,8 @@ struct Launch {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
       with_narrow_index(n, [&](auto count) {
-        each_marked_kernel<<<blocks_for(n, s), kBlock, 0, raw>>>(count, marked, body);
+        const unsigned blocks = blocks_for(n, s, each_marked_kernel<decltype(count), Body>);
+        each_marked_kernel<<<blocks, kBlock, 0, raw>>>(count, marked, body);
       });
     });
   }
@@ -364,8 +369,8 @@ struct Launch {
     s.enqueue(op, [&](cudaStream_t raw) {
       with_narrow_index(rows * features, [&](auto count) {
         using Index = decltype(count);
-        each_row_kernel<<<blocks_for(rows * features, s), kBlock, 0, raw>>>(
-            count, Divisor<Index>{Index(features)}, body);
+        const unsigned blocks = blocks_for(rows * features, s, each_row_kernel<Index, Body>);
+        each_row_kernel<<<blocks, kBlock, 0, raw>>>(count, Divisor<Index>{Index(features)}, body);
       });
     });
   }
@@ -395,7 +400,8 @@ struct Launch {
   static void report_if_any(Stream stream, const char* op, int64_t n, Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
-      report_if_any_kernel<<<blocks_for(n, s), kBlock, 0, raw>>>(n, body);
+      const unsigned blocks = blocks_for(n, s, report_if_any_kernel<Body>);
+      report_if_any_kernel<<<blocks, kBlock, 0, raw>>>(n, body);
     });
   }
 

@@ -13,42 +13,53 @@ namespace lockstep::cuda {
 constexpr int kTileSide = 32;  // a warp reads or writes one line of a tile: 128 bytes in a row
 constexpr int kTileLines = 8;  // that a block moves at a time
 
-/// Tiles pass through shared memory: rows are read along the old order and written along the new.
-/// The grid has a block per tile of an image, and the images along z.
-__global__ void __launch_bounds__(kTileSide* kTileLines) transpose_kernel(Transpose t) {
-  __shared__ Real tile[kTileSide][kTileSide + 1];  // + 1: a column lies in 32 different banks
+using Tile = Real[kTileSide][kTileSide + 1];  // + 1: a column lies in 32 different banks
+
+/// Rows are read along the old order and written along the new.
+__device__ __forceinline__ void transpose_tile(const Transpose& t, int64_t image, int left, int top,
+                                               Tile& tile) {
   const int rows = int(t.rows), columns = int(t.columns);  // of one image
-  const int left = int(blockIdx.x) * kTileSide, top = int(blockIdx.y) * kTileSide;
   const int x = int(threadIdx.x), y = int(threadIdx.y);
   const int from_column = left + x < columns ? left + x : columns - 1;
+  const Real* const from = t.from + image * rows * columns;
+  Real* const to = t.to + image * rows * columns;
+  LOCKSTEP_UNROLL
+  for (int first = 0; first < kTileSide; first += kTileLines) {
+    const int line = first + y;
+    const int row = top + line < rows ? top + line : rows - 1;  // no load waits for a decision
+    tile[line][x] = from[row * columns + from_column];
+  }
+  __syncthreads();
+  const bool inside = top + x < rows;
+  const Real bias = t.bias != nullptr && inside ? t.bias[top + x] : Real(0);
+  LOCKSTEP_UNROLL
+  for (int first = 0; first < kTileSide; first += kTileLines) {
+    const int line = first + y;
+    if (inside && left + line < columns) {
+      Real& element = to[(left + line) * rows + top + x];
+      element = (t.add ? element : bias) + tile[x][line];
+    }
+  }
+  __syncthreads();  // before the next tile is written
+}
+
+/// Tiles pass through shared memory. The grid has a block per tile of an image, and the images
+/// along z; of rows and images it may have fewer, which are then taken in strides.
+__global__ void __launch_bounds__(kTileSide* kTileLines) transpose_kernel(Transpose t) {
+  __shared__ Tile tile;
+  const int left = int(blockIdx.x) * kTileSide;
   for (int64_t image = blockIdx.z; image < t.images; image += gridDim.z) {
-    const Real* const from = t.from + image * rows * columns;
-    Real* const to = t.to + image * rows * columns;
-    LOCKSTEP_UNROLL
-    for (int first = 0; first < kTileSide; first += kTileLines) {
-      const int line = first + y;
-      const int row = top + line < rows ? top + line : rows - 1;  // no load waits for a decision
-      tile[line][x] = from[row * columns + from_column];
+    for (int top = int(blockIdx.y) * kTileSide; top < t.rows; top += int(gridDim.y) * kTileSide) {
+      transpose_tile(t, image, left, top, tile);
     }
-    __syncthreads();
-    const bool inside = top + x < rows;
-    const Real bias = t.bias != nullptr && inside ? t.bias[top + x] : Real(0);
-    LOCKSTEP_UNROLL
-    for (int first = 0; first < kTileSide; first += kTileLines) {
-      const int line = first + y;
-      if (inside && left + line < columns) {
-        Real& element = to[(left + line) * rows + top + x];
-        element = (t.add ? element : bias) + tile[x][line];
-      }
-    }
-    __syncthreads();  // before the next image's tile is written
   }
 }
 
 void transpose(CudaStream& stream, const Transpose& t) {
-  const auto tiles = [](int64_t n) { return unsigned((n + kTileSide - 1) / kTileSide); };
-  constexpr int64_t kMostAlongZ = 65535;
-  const dim3 grid{tiles(t.columns), tiles(t.rows), unsigned(std::min(t.images, kMostAlongZ))};
+  const auto tiles = [](int64_t n) { return (n + kTileSide - 1) / kTileSide; };
+  constexpr int64_t kMost = 65535;  // blocks along y and z; along x 2^31 - 1
+  const dim3 grid{unsigned(tiles(t.columns)), unsigned(std::min(tiles(t.rows), kMost)),
+                  unsigned(std::min(t.images, kMost))};
   transpose_kernel<<<grid, dim3{kTileSide, kTileLines}, 0, stream.raw()>>>(t);
 }
 

@@ -89,6 +89,7 @@ class Libraries {
   void backward_input_by_cudnn(const Window2d& g, const Real* dy, const Real* weight, Real* dx);
   void backward_weight_by_cudnn(const Window2d& g, const Real* x, const Real* dy, Real* dweight);
   const Real* seen_pixels(const Window2d& g, const Real* x);
+  void warn_without_proposal(const char* computes) const;
   [[noreturn]] void fail_without_algorithm(const Window2d& g) const;
 
   CudaStream& stream_;

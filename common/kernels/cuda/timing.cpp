@@ -40,7 +40,8 @@ TimingEvents::Owned SpanRecorder::recorded_event() {
 }
 
 void SpanRecorder::begin(const char* op, const std::string* scope) {
-  if (pending_.size() >= kMostPending) resolve();
+  if (!pending_.empty() && !pending_.back().end) pending_.pop_back();  // an exception has left it
+  if (pending_.size() >= kManyPending) resolve();
   pending_.push_back({op, scope, recorded_event(), {}, steady_ns()});
 }
 
@@ -60,29 +61,37 @@ const std::vector<MemoryChange>& SpanRecorder::memory_changes() {
   return memory_changes_;
 }
 
+bool SpanRecorder::has_come(const TimingEvents::Owned& event) const {
+  const cudaError_t status = event ? cudaEventQuery(event.get()) : cudaErrorNotReady;
+  if (status != cudaErrorNotReady) check(status, "cudaEventQuery", device_);
+  if (status != cudaSuccess) cudaGetLastError();  // not an error, but CUDA would keep it as one
+  return status == cudaSuccess;
+}
+
+int64_t SpanRecorder::time_of(const TimingEvents::Owned& event) const {
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, origin_.get(), event.get()), "cudaEventElapsedTime",
+        device_);
+  return origin_ns_ + static_cast<int64_t>(double(milliseconds) * 1e6);
+}
+
 /// cudaEventElapsedTime gives float milliseconds: too coarse over hours, exact enough from one
-/// batch of operations to the next. So an event after a batch becomes the origin of the next
-/// batch.
+/// batch of operations to the next. So the end of a batch becomes the origin of the next one.
 void SpanRecorder::resolve() {
-  if (pending_.empty() && pending_memory_.empty()) return;
-  TimingEvents::Owned last = recorded_event();
-  check(cudaEventSynchronize(last.get()), "cudaEventSynchronize", device_);
-  const auto time_of = [&](const TimingEvents::Owned& event) {
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, origin_.get(), event.get()), "cudaEventElapsedTime",
-          device_);
-    return origin_ns_ + static_cast<int64_t>(double(milliseconds) * 1e6);
-  };
-  for (const Pending& p : pending_) {
+  TimingEvents::Owned last;
+  for (; !pending_.empty() && has_come(pending_.front().end); pending_.pop_front()) {
+    Pending& p = pending_.front();
     spans_.push_back({p.op, p.scope, time_of(p.begin), time_of(p.end), p.queued_ns});
+    last = std::move(p.end);
   }
-  for (const PendingMemory& p : pending_memory_) {
+  for (; !pending_memory_.empty() && has_come(pending_memory_.front().at);
+       pending_memory_.pop_front()) {
+    const PendingMemory& p = pending_memory_.front();
     memory_changes_.push_back({time_of(p.at), p.bytes});
   }
+  if (!last) return;
   origin_ns_ = time_of(last);
   origin_ = std::move(last);
-  pending_.clear();
-  pending_memory_.clear();
 }
 
 }  // namespace lockstep::cuda

@@ -48,14 +48,15 @@ class SpanRecorder {
 
   void begin(const char* op, const std::string* scope);
   void end();
-  /// All spans so far. Waits for the operations that are still queued.
+  /// Those of the operations that have ended. Never waits: nobody would watch for a rank on which
+  /// the queued ones wait.
   const std::vector<Span>& spans();
 
   /// Notes that the stream allocates bytes (frees: negative) at this point of its order.
   void memory(int64_t bytes) { pending_memory_.push_back({recorded_event(), bytes}); }
   /// The same for what happens now, whatever is queued.
   void memory_at_once(int64_t bytes);
-  /// All changes so far. Waits as spans() does.
+  /// Those to which the stream has come.
   const std::vector<MemoryChange>& memory_changes();
 
  private:
@@ -69,9 +70,11 @@ class SpanRecorder {
     TimingEvents::Owned at;
     int64_t bytes;
   };
-  static constexpr size_t kMostPending = 4096;
+  static constexpr size_t kManyPending = 4096;
 
   TimingEvents::Owned recorded_event();
+  bool has_come(const TimingEvents::Owned& event) const;
+  int64_t time_of(const TimingEvents::Owned& event) const;
   void resolve();
 
   cudaStream_t stream_;

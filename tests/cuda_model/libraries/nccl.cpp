@@ -320,7 +320,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 
 /// The kernels of this rank end as they are. Frees memory of the GPU, which waits until they have
-/// ended, also for a kernel that is queued after other work; but not on a GPU that has failed.
+/// ended, also for a kernel that is queued after other work, and for those of all other
+/// communicators; but not on a GPU that has failed.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   const Use use("ncclCommAbort", comm->member);
@@ -338,7 +339,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
       }
       return true;
     };
-    while (!all_gone()) member.clique->changed.wait_for(lock, std::chrono::milliseconds(1));
+    const auto idle = [&] { return member.device->sticky != 0 || !runs_kernels(member.device); };
+    while (!all_gone() || !idle()) {
+      member.clique->changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
   }
   release(comm, use);
   return ncclSuccess;

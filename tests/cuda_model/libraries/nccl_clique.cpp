@@ -54,6 +54,10 @@ class Room {
     const std::lock_guard lock(mutex_);
     --taken_[device];
   }
+  bool is_empty(const Device* device) {
+    const std::lock_guard lock(mutex_);
+    return taken_[device] == 0;
+  }
 
  private:
   std::mutex mutex_;
@@ -76,6 +80,8 @@ std::vector<cudaStream_t> streams_of(const Launch& launch) {
 }
 
 }  // namespace
+
+bool runs_kernels(const Device* device) { return !room().is_empty(device); }
 
 template <class Ready>
 bool Clique::wait(Member& member, Lock& lock, Ready ready) {

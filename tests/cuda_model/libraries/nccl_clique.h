@@ -65,6 +65,9 @@ struct Launch {
   std::vector<Operation> operations;
 };
 
+/// Whether a kernel of NCCL's is on that GPU, of whatever communicator.
+bool runs_kernels(const Device* device);
+
 struct Clique {
   explicit Clique(int size) : members(size) {}
 

@@ -96,7 +96,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     p.major = capability().major;
     p.minor = capability().minor;
     p.multiProcessorCount = kMultiprocessors;
-    p.maxThreadsPerMultiProcessor = 2048;
+    p.maxThreadsPerMultiProcessor = kThreadsSideBySide;
     p.asyncEngineCount = 2;
     p.pciBusID = gpu->index;
     p.memoryPoolsSupported = 1;
@@ -125,7 +125,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         *value = 0;
         break;
       case cudaDevAttrMaxThreadsPerMultiProcessor:
-        *value = 2048;
+        *value = kThreadsSideBySide;
         break;
       case cudaDevAttrAsyncEngineCount:
         *value = 2;

@@ -15,6 +15,8 @@
 //                                 the channels last
 //   CUDA_MODEL_THREADS=1          that run the blocks of one kernel; for ThreadSanitizer, which
 //                                 finds races between blocks of two
+//   CUDA_MODEL_SIDE_BY_SIDE=2048  threads that a multiprocessor holds, of any kernel: few registers
+//                                 leave room for fewer
 //   CUDA_MODEL_NCCL_ROOM=0        of NCCL's kernels on a GPU at the same time; 0: any number
 //   CUDA_MODEL_COPY_DELAY_US=0    each host-to-device copy sleeps so long before it reads
 //   CUDA_MODEL_FAULT=function:code[:nth[:async]]

@@ -105,3 +105,16 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
     return cudaSuccess;
   });
 }
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function,
+                                                          int threads, size_t shared_bytes) {
+  using namespace cuda_model;
+  return api("cudaOccupancyMaxActiveBlocksPerMultiprocessor", [&] {
+    if (function == nullptr) return cudaErrorInvalidDeviceFunction;
+    if (blocks == nullptr || threads < 1) return cudaErrorInvalidValue;
+    if (current_device() == nullptr) return cudaErrorNoDevice;
+    const bool fits = threads <= kMaxThreadsPerBlock && shared_bytes <= kSharedMemoryPerBlock;
+    *blocks = fits ? integer_variable("CUDA_MODEL_SIDE_BY_SIDE", kThreadsSideBySide) / threads : 0;
+    return cudaSuccess;
+  });
+}

@@ -8,6 +8,7 @@ namespace cuda_model {
 
 constexpr int kMultiprocessors = 2;  // few, so that grid-stride loops have short grids
 constexpr int kMaxThreadsPerBlock = 1024;
+constexpr int kThreadsSideBySide = 2048;  // on a multiprocessor
 constexpr int kSharedMemoryPerBlock = 48 * 1024;
 
 /// Bytes of memory that each GPU has.

@@ -206,6 +206,12 @@ void order(cudaStream_t stream) {
 void launch_errors(cudaStream_t stream) {
   kernels::nothing<<<0, 32, 0, stream>>>();
   EXPECT_CODE(cudaGetLastError(), cudaErrorInvalidConfiguration);
+  int blocks = 0;
+  const auto* const nothing = reinterpret_cast<const void*>(kernels::nothing);
+  OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing, 256, 0));
+  EXPECT(blocks == 8);
+  OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing, 1025, 0));
+  EXPECT(blocks == 0);
   kernels::nothing<<<1, 1025, 0, stream>>>();
   EXPECT_CODE(cudaGetLastError(), cudaErrorInvalidConfiguration);
   kernels::nothing<<<1, 1>>>();  // the legacy default stream

@@ -242,7 +242,7 @@ TEST_CASE("An event is done when all before it has run, and stays done", "[strea
   gate.open();
   while (!copy.done()) std::this_thread::yield();
   CHECK(ran == 1);  // done() orders the host after the task
-  for (int i = 0; i < 3000; ++i) stream.record();
+  for (int i = 0; i < 6000; ++i) stream.record();
   stream.synchronize();
   CHECK(after.done());
   CHECK(before.done());
@@ -254,7 +254,7 @@ TEST_CASE("Times between events are real, however many others the stream records
   const TimedEvent first = stream.record_time();
   enqueue(stream, [] { std::this_thread::sleep_for(milliseconds(5)); });
   const TimedEvent second = stream.record_time();
-  for (int i = 0; i < 3000; ++i) stream.record();
+  for (int i = 0; i < 6000; ++i) stream.record();
   const double backwards = first.seconds_since(second);  // waits for both
   CHECK(backwards <= -0.005);
   CHECK(second.seconds_since(first) == -backwards);
@@ -265,7 +265,7 @@ TEST_CASE("Times between events are real, however many others the stream records
 
 TEST_CASE("More events than the ring holds are told apart while they are outstanding",
           "[streams]") {
-  constexpr int kEvents = 3000, kFirstPart = 1500;  // the ring has 1024 places
+  constexpr int kEvents = 6000, kFirstPart = 3000;  // the ring has 4096 places
   Gate gate, second_gate;
   std::vector<int> written(kEvents, 0), read(kEvents, 0), ones(kEvents, 1);
   const auto device = open_cpu();

@@ -1,6 +1,8 @@
 // Captured work, on CPU devices: recorded instead of run, replayed in the order of the stream, and
 // a training step that is the same either way.
 
+#include <optional>
+
 #include "common/core/error.h"
 #include "common/core/stream_backend.h"
 #include "common/data/synthetic.h"
@@ -61,6 +63,43 @@ TEST_CASE("Host memory is freed during a capture when what came before the captu
   memory.reset();  // an exception here ends the process
   d.stream.end_capture();
   CHECK(y.to_host() == Values(1 << 20, 3));
+}
+
+TEST_CASE("What is released during a capture stays with the graph that may use it", "[graph]") {
+  const TestDevice d;
+  const Tensor y = d.filled({1 << 20}, 0);
+  std::optional<Tensor> x = d.filled({1 << 20}, 1);
+  d.stream.begin_capture();
+  d.kernels().add(d.stream, *x, y);
+  x.reset();  // an exception here ends the process
+  std::unique_ptr<Graph> graph = d.stream.end_capture();
+  for (int i = 0; i < 2; ++i) d.stream.launch(*graph);
+  graph.reset();
+  CHECK(y.to_host() == Values(1 << 20, 2));
+}
+
+TEST_CASE("An error during a capture ends the capture, and the next step is captured", "[graph]") {
+  const TestDevice d;
+  const Tensor y = d.filled({100}, 1);
+  Context context(d.stream);
+  StepGraph graph(context, /*enabled=*/true, /*full_size=*/1);
+  bool fails = false;
+  int calls = 0;
+  const auto work = [&] {
+    ++calls;
+    const Tensor x = Tensor::empty(d.stream, {100});  // released during the capture
+    d.kernels().fill(d.stream, 1, x);
+    if (fails) fail<BadInput>("it fails");
+    d.kernels().add(d.stream, x, y);
+  };
+  graph.run(1, work);  // as it is
+  fails = true;
+  CHECK_THROWS_WITH(graph.run(1, work), "it fails");
+  CHECK(y.to_host() == Values(100, 2));  // nothing was run
+  fails = false;
+  for (int i = 0; i < 3; ++i) graph.run(1, work);
+  CHECK(y.to_host() == Values(100, 5));
+  CHECK(calls == 3);
 }
 
 TEST_CASE("What cannot be part of a graph is refused by name, and the stream goes on", "[graph]") {
