@@ -62,18 +62,18 @@ LogPeers LogPeers::of(ProcessGroup& group, const HealthTensor& own_health) {
   const auto together = [&group](const auto& work) { group.together(work); };
   if (group.simulated()) {
     return {.rank = group.rank(),
-            .place = group.place(),
             .exchange = [&group](const auto& mine) { return exchange_kinds(group, mine); },
             .own_health = own_health,
             .together = together,
-            .alike = group.simulated()->alike()};
+            .alike = group.simulated()->alike(),
+            .place = group.place()};
   }
   return {.rank = group.rank(),
-          .place = group.place(),
           .exchange = group.exchanger(),
           .own_health = own_health,
           .together = together,
-          .in_collectives = [&group] { return group.flight().seconds_in_collectives(); }};
+          .in_collectives = [&group] { return group.flight().seconds_in_collectives(); },
+          .place = group.place()};
 }
 
 TrainingLog::TrainingLog(std::string program, const Options& options, Stream stream,

@@ -22,14 +22,14 @@ struct LogPeers {
   static LogPeers of(ProcessGroup& group, const HealthTensor& own_health);
 
   int rank = 0;
-  std::string place{};        // ProcessGroup::place()
   ExchangeTexts exchange{};   // empty: one process
   HealthTensor own_health{};  // of what this rank adds to sums over all ranks
   /// ProcessGroup::together(); empty: the work of one process.
   std::function<void(const std::function<void()>& work)> together{};
   /// FlightRecorder::seconds_in_collectives()
   std::function<double()> in_collectives{};
-  int alike = 1;  // ranks for which this one stands
+  int alike = 1;        // ranks for which this one stands
+  std::string place{};  // ProcessGroup::place()
 };
 
 /// Bytes that rank 0 sends in a step, as counted, beside their formula.
