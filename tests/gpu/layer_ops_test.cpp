@@ -76,8 +76,7 @@ TEST_CASE("conv2d, conv2d_backward_input, conv2d_backward_parameters: gradients 
   }
 }
 
-TEST_CASE("conv2d with the channels first reaches the last pixel of a large image",
-          "[cuda][ops][convolution]") {
+TEST_CASE("conv2d: channels first, the last pixel of a large image", "[cuda][ops][convolution]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both{.options = {.nchw = true}};
   // Of the large one there are more tiles than a grid has blocks along y.
@@ -86,9 +85,10 @@ TEST_CASE("conv2d with the channels first reaches the last pixel of a large imag
   const Tensor x = Tensor::empty(both.gpu, g.input()), y = Tensor::empty(both.gpu, g.output());
   const Tensor weight = Tensor::from_host(both.gpu, g.weight(), {1, 2, 3, 4});
   const Tensor bias = Tensor::from_host(both.gpu, {2}, {0, 1});
-  both.gpu.kernels().fill(both.gpu, 1, x);
+  Kernels& ops = both.gpu.kernels();
+  ops.fill(both.gpu, 1, x);
   x.range(g.input().elements() - 2, {2}).copy_from_host({2, 2});  // the last pixel
-  both.gpu.kernels().conv2d(both.gpu, g, x, weight, bias, y);
+  ops.conv2d(both.gpu, g, x, weight, bias, y);
   std::vector<Real> expected(static_cast<size_t>(g.output().elements()), 3);
   for (size_t i = 1; i < expected.size(); i += 2) expected[i] = 8;
   expected[expected.size() - 2] = 6;

@@ -63,6 +63,7 @@ cuda        | compute-sanitizer cuobjdump nvcc nvdisasm nvidia-smi
 debootstrap | debootstrap
 munge slurm-wlm | munged scontrol sinfo slurmctld slurmd srun squeue
 shellcheck  | shellcheck
+sudo        | sudo
 """
 # What people have, and what comes from elsewhere: found wherever a program's name can stand, except
 # those whose names are plain words (free, make, zip): these only where a name surely stands.
@@ -90,7 +91,6 @@ procps      | pgrep pidwait pkill pmap ps pwdx slabtop sysctl tload uptime vmsta
 psmisc      | fuser killall pstree
 rsync       | rsync
 socat       | socat
-sudo        | sudo
 systemd     | journalctl loginctl systemctl systemd-run
 tmux        | tmux
 unzip       | unzip
