@@ -13,14 +13,14 @@ from pathlib import Path
 
 from child_processes import signals_held
 from command_line import Parser, complain, run_command
-from coursework import CourseworkError, SOLUTIONS, labs, solutions, tasks as table, tree
+from coursework import CourseworkError, SOLUTIONS, labs, services, solutions, tasks as table, tree
 from coursework.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
 # What an assistant may do for a student, under the name that such programs look for.
 ASSISTANT_PAGE = ("tools/coursework/assistant_page.md", "AGENTS.md")
 # Files that know the solutions, and that page under its name in the teacher's tree.
-LEFT_OUT = ("tests/coursework/wrong/", "tests/coursework/test_", ASSISTANT_PAGE[0])
+LEFT_OUT = ("tests/coursework/wrong/", "tests/coursework/hidden/", "tests/coursework/test_", ASSISTANT_PAGE[0])
 
 
 def say(text):
@@ -68,10 +68,19 @@ def write_tree(root, files, tasks, target, assistant_page=True):
         tree.copy_file(root / page, target / name)
 
 
-def exercise(root, target, workshop, say, assistant_page=True):
-    """Writes the tree under another name, then renames it: the tree is whole or not there."""
+def exercise(root, target, workshop, say, assistant_page=True, extra=None):
+    """Writes a student's tree; `extra` are texts that come into it by their paths."""
     target = Path(os.path.abspath(target))
     check_target(target, root)
+    tasks = make_tree(root, target, workshop, say, assistant_page, extra)
+    minutes = sum(task.minutes for task in tasks)
+    say(f"{target}: {len(tasks)} tasks, {sum(task.points for task in tasks)} points, about "
+        f"{minutes / 60:.0f} hours of work; there, './lockstep grade' says where you are")
+
+
+def make_tree(root, target, workshop, say, assistant_page=True, extra=None):
+    """Writes the tree under another name, then renames it: the tree is whole or not there. Returns the
+    tasks."""
     tasks = table.load_tasks(root)
     table.check_markers(tasks, tree.read_sources(root))
     files = choose_files(root, say)
@@ -83,15 +92,16 @@ def exercise(root, target, workshop, say, assistant_page=True):
             workshop.fill({path: root / path for path in files})
             solutions.make_solutions(workshop, tasks, beside, say)
         write_tree(root, files, tasks, beside, assistant_page)
+        for path, text in (extra or {}).items():
+            (beside / path).parent.mkdir(parents=True, exist_ok=True)
+            (beside / path).write_text(text)
         solutions.write_manifest(beside)
         beside.chmod(0o755)
         beside.rename(target)
     finally:
         if beside:
             shutil.rmtree(beside, ignore_errors=True)
-    minutes = sum(task.minutes for task in tasks)
-    say(f"{target}: {len(tasks)} tasks, {sum(task.points for task in tasks)} points, about "
-        f"{minutes / 60:.0f} hours of work; there, './lockstep grade' says where you are")
+    return tasks
 
 
 def main(argv, root=ROOT, programs=ROOT / "build"):
@@ -105,6 +115,9 @@ def main(argv, root=ROOT, programs=ROOT / "build"):
     what.add_argument("--lab", metavar="NAME", nargs="?", const="",
                       help="say what to expect of a mistake, show it, explain it; without NAME: "
                            "list them")
+    parser.add_argument("--for", dest="service", choices=("github", "gradescope"), metavar="SERVICE",
+                        help="github: DIR also gets a workflow for GitHub Classroom; gradescope: DIR is instead a "
+                             "new archive (.zip) for Gradescope, made of this repository")
     parser.add_argument("--without-assistant-page", dest="assistant_page", action="store_false",
                         help="leave out AGENTS.md, which tells assistants not to write the open bodies")
     parser.add_argument("--build", type=Path, metavar="FOLDER", default=root / "build-coursework",
@@ -113,8 +126,11 @@ def main(argv, root=ROOT, programs=ROOT / "build"):
     try:
         if options.lab is not None:
             return labs.run_lab(options.lab, programs, say) if options.lab else labs.list_labs(say)
-        exercise(root, options.folder, Workshop(options.build.resolve()), say,
-                 options.assistant_page)
+        if options.service == "gradescope":
+            services.write_gradescope(root, options.folder, choose_files(root, say), say)
+            return 0
+        extra = {services.WORKFLOW: services.workflow()} if options.service == "github" else None
+        exercise(root, options.folder, Workshop(options.build.resolve()), say, options.assistant_page, extra)
     except (CourseworkError, OSError) as error:
         complain("lockstep exercise", error)
         return 1

@@ -76,8 +76,7 @@ void begin(int, char**, char** environment) {
 }
 
 // Runs before all constructors, those of libraries included.
-__attribute__((section(".preinit_array"), used)) void (*const at_first)(int, char**,
-                                                                       char**) = begin;
+__attribute__((section(".preinit_array"), used)) void (*at_first)(int, char**, char**) = begin;
 
 void send_line(const std::string& json) {
   if (secret == nullptr) return;

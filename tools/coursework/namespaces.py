@@ -52,6 +52,7 @@ def make_room(root, options):
     mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", root)
     for path, leads_to in options.link:
         os.symlink(leads_to, root + path)
+    memory_folder(root + "/tmp", f"size={options.disk},mode=1777")
     for path in options.readable:
         bind(root, path, "ro")
     for path in options.writable:
@@ -66,7 +67,6 @@ def make_room(root, options):
         os.symlink(leads_to, f"{root}/dev/{name}")
     memory_folder(root + "/dev/shm", f"size={64 << 20},mode=1777")
     mount("-o", "remount,bind,ro", root + "/dev")
-    memory_folder(root + "/tmp", f"size={options.disk},mode=1777")
     os.makedirs(root + "/proc", exist_ok=True)
     mount("-t", "proc", "proc", root + "/proc")
     mount("-o", "remount,bind,ro", root)

@@ -44,7 +44,7 @@ class Limits:
 
 
 RUNNING = Limits()
-COMPILING = Limits(disk=1024 * MIB, file=512 * MIB, address_space=4096 * MIB, processor=300)
+COMPILING = Limits(disk=1024 * MIB, file=512 * MIB, address_space=3072 * MIB, processor=120)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Sandbox:
     def command(self, words, view, limits, environment):
         """The command that runs `words` in a room."""
         if self.kind == NONE:
-            environment = {"PATH": os.environ["PATH"], **environment}
+            kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+            environment = {**kept, **environment}
             told = [f"{name}={value}" for name, value in environment.items()]
             return ["env", "-i", *told, *limits.command(0), *map(str, words)]
         foreign = view.foreign and self.is_root
