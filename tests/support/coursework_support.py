@@ -22,6 +22,24 @@ ROW = {"id": "02.1", "name": "the first", "file": "02-x/a.cpp", "symbols": ["fir
        "teaches": "One.", "points": 1, "minutes": 5}
 
 
+# A program of tests, as a script of bash: what tests/coursework/witness.cpp does.
+WITNESS = """#!/bin/bash
+read -r nonce seed <&"$LOCKSTEP_WITNESS"
+sent=0 passed=0 failed=0 all_passed=0 all_failed=0
+tell() { printf '%s %d %s\\n' "$nonce" $((sent++)) "$1" >&"$LOCKSTEP_WITNESS"; }
+begins() { tell '{"event": "case", "name": "'"$1"'"}'; }
+hint() { tell '{"event": "hint", "text": "'"$1"'"}'; }
+value() { tell '{"event": "value", "label": "'"$1"'", "value": "'"$2"'"}'; }
+asserts() { : $((passed++)); tell '{"event": "assertion", "ok": true, "file": "../source/t.cpp", "line": '$1'}'; }
+case_ends() {
+  tell '{"event": "case ended", "passed": '$passed', "failed": '$failed'}'
+  : $((all_passed += passed)) $((all_failed += failed)); passed=0 failed=0
+}
+run_ends() { tell '{"event": "run ended", "passed": '$all_passed', "failed": '$all_failed'}'; }
+ended() { case_ends; run_ends; }
+"""
+
+
 class Folder(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

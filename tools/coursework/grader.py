@@ -261,7 +261,7 @@ class Grader:
         written = {task.compiled for task in self.tasks if task.file in self.work.files} | set(self.work.files)
         objects = self.workshop.needed(flavour, programs, self.workshop.compiled_from(flavour, written))
         status, output = self.workshop.compile(flavour, objects, what, self.say, secret=True) if objects else (0, "")
-        self.warnings = self.places(WARNING, output)
+        self.warnings = self.messages(WARNING, output)
         broken = self.broken_tasks(flavour, failed_edges(output)) if status else {}
         if broken:
             self.fill(broken.keys() | self.refused())
@@ -290,13 +290,13 @@ class Grader:
         """The verdict, with the compiler's first words: about the task's own file, if there are
         any. Raises CourseworkError if they say nothing about the sources."""
         verdict = Verdict(task.id, task.name, FAILED, task.points, how="compile")
-        errors, undefined = self.places(ERROR, output), UNDEFINED.search(output)
+        errors, undefined = self.messages(ERROR, output), UNDEFINED.search(output)
         if errors:
             own = [error for error in errors if error[0] == task.file]
             verdict.file, verdict.line, text = (own or errors)[0]
             verdict.text = cut(text)
             if verdict.file.startswith("/"):  # a library's header: who included it?
-                asked = [place for place in self.places(REQUIRED, output) if place[0][0] != "/"]
+                asked = [place for place in self.messages(REQUIRED, output) if place[0][0] != "/"]
                 asked.sort(key=lambda place: place[0] != task.file)
                 verdict.file, verdict.line, _ = (asked or errors)[0]
         elif undefined:
@@ -309,7 +309,7 @@ class Grader:
                                   f"{cut(last_words(output))}; expected a compiler's error")
         return self.in_submission(task, verdict)
 
-    def places(self, pattern, output):
+    def messages(self, pattern, output):
         """File in the tree, line and text of all compiler messages of this form."""
         return [(self.workshop.path_in_tree(said["file"]), int(said["line"]), said["text"])
                 for said in pattern.finditer(output)]

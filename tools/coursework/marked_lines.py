@@ -172,11 +172,14 @@ def object_flags(tokens):
     """At the margin stand whole functions: an object there would be made before the tests begin."""
     depth, statement = 0, []
     for place, token in tokens:
-        if depth == 0 and token == ";" and statement:
-            words = [word for _, word in statement]
-            if "=" in words or ("(" not in words and words[0] not in ("using", "struct", "class", "enum")
-                                and "constexpr" not in words):
-                if "constexpr" not in words:
-                    yield statement[0][0], f"'{words[0]}': an object outside of the functions"
+        if depth == 0 and token == ";" and is_object([word for _, word in statement]):
+            yield statement[0][0], f"'{statement[0][1]}': an object outside of the functions"
         depth += {"{": 1, "}": -1}.get(token, 0)
         statement = [] if depth == 0 and token in ";}" else [*statement, (place, token)]
+
+
+def is_object(words):
+    """Whether a statement outside of all functions makes an object while the program starts."""
+    if not words or words[0] in ("using", "struct", "class", "enum") or "constexpr" in words:
+        return False
+    return "=" in words or "(" not in words

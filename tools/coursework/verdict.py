@@ -131,9 +131,11 @@ def tell_end(verdict, ended):
         tell_deadline(verdict, ended)
     elif ended.exceeded:
         verdict.how, verdict.text = "crash", ended.exceeded
-    elif ended.words.startswith("killed") or (signal := shell_signal(ended.words)):
+    elif ended.account.fault:
+        tell_fault(verdict, ended.account.fault)
+    elif ended.words.startswith("killed") or (number := shell_signal(ended.words)):
         verdict.how = "crash"
-        name = ended.words.split()[-1] if ended.words.startswith("killed") else signal
+        name = ended.words.split()[-1] if ended.words.startswith("killed") else number
         verdict.text = f"crashed ({name}{MEANS.get(name, '')})" + what_was_thrown(ended.output)
     elif verdict.how:
         pass
@@ -144,12 +146,10 @@ def tell_end(verdict, ended):
         last = (ended.output.strip().splitlines() or [""])[-1]
         verdict.text = ("more than 4 GiB of memory were taken" if TOO_MUCH.search(ended.output)
                         else f"{ended.words}: {cut(last)}")
-    elif not ended.account.ended and not ended.account.fault:
+    elif not ended.account.ended:
         verdict.how, verdict.text = "crash", "the program ended before its first test"
         if ended.account.cases:
             verdict.text = "the program ended before its last test"
-    elif ended.account.fault:
-        tell_fault(verdict, ended.account.fault)
     else:
         return False
     return True
