@@ -113,6 +113,8 @@ def prepare(options, root, settings, workshop):
         submission = lay(root, grader.places)
         submission.notes += solutions.differences(root, root)
         return grader, submission, chosen
+    if options.prepare and not settings.hidden:
+        raise CourseworkError(f"--prepare: {root} is a student's tree, expected the repository with the solutions")
     own = handed_out_tree(root, workshop.folder, say) if settings.hidden else root
     grader = Grader(own, workshop, say, settings)
     chosen = grader.select(words)

@@ -331,12 +331,12 @@ class TestGradebook(unittest.TestCase):
         self.assertEqual({"scores": {"02.1": 3, "02.2": 0.5}}, json.loads(line))
 
 
-LONG = """  const int64_t size = (batch + parts - 1) / parts;
-  std::vector<BatchPart> chunks;
-  for (int64_t first = 0; first < batch; first += size) {
-    chunks.push_back({first, 1, std::min(size, batch - first)});
+LONG = """  int64_t rest = batch % parts;
+  std::vector<int64_t> sizes;
+  for (int64_t part = 0; part < parts; ++part) {
+    sizes.push_back(batch / parts + (part < rest ? 1 : 0));
   }
-  return chunks;"""
+  return sizes;"""
 
 
 class TestSimilarity(unittest.TestCase):
@@ -344,17 +344,15 @@ class TestSimilarity(unittest.TestCase):
         return similarity.pairs_of("02.1", texts, "  open_task(\"x\");")
 
     def test_other_names_numbers_and_layout_are_the_same_lines(self):
-        copy = LONG.replace("size", "n").replace("chunks", "result").replace("\n", "\n\n  // mine\n").replace("1", "7")
+        copy = LONG.replace("sizes", "n").replace("rest", "left").replace("\n", "\n\n  // mine\n").replace("1", "7")
         pair, = self.pairs(anna=LONG, bert=copy, carl="  return micro(batch, parts, false);")
         self.assertEqual((("anna", "bert"), 1.0, False), (pair.students, pair.share, pair.same_text))
 
     def test_other_lines_are_not(self):
-        other = """  int64_t left = batch;
-  std::vector<BatchPart> made;
+        other = """  auto left = batch;
+  std::vector<int64_t> made(parts);
   while (left > 0) {
-    const auto count = std::min(left, divide_up(batch, parts));
-    made.emplace_back(batch - left, 1, count);
-    left -= count;
+    for (auto& one : made) one += left-- > 0;
   }
   return made;"""
         self.assertEqual([], self.pairs(anna=LONG, bert=other))
