@@ -115,7 +115,7 @@ def prepare(options, root, settings, workshop):
         return grader, submission, chosen
     if options.prepare and not settings.hidden:
         raise CourseworkError(f"--prepare: {root} is a student's tree, expected the repository with the solutions")
-    own = handed_out_tree(root, workshop.folder, say) if settings.hidden else root
+    own = handed_out_tree(root, workshop, say) if settings.hidden else root
     grader = Grader(own, workshop, say, settings)
     chosen = grader.select(words)
     submission = None

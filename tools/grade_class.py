@@ -184,7 +184,7 @@ def grade_class(options, root):
     settings = replace(settings, seed=results.seed)
     workshop = Workshop(options.build.resolve(), settings.sandbox)
     with workshop.locked(say):
-        grader = Grader(handed_out.handed_out_tree(root, workshop.folder, say), workshop, say, settings)
+        grader = Grader(handed_out.handed_out_tree(root, workshop, say), workshop, say, settings)
         chosen = grader.select(options.tasks)
         grader.prepare(chosen, all_flavours=True)
         grader.say = lambda text: None

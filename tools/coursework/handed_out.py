@@ -16,17 +16,19 @@ def checksum(root, paths):
     return whole.hexdigest()
 
 
-def handed_out_tree(root, build, say):
-    """The folder with the tree; it is made if it is not there, or of other files. Whoever calls holds the
-    build's lock."""
+def handed_out_tree(root, workshop, say):
+    """The folder with the tree, below the workshop's, which is locked; it is made if it is not there, or of
+    other files."""
+    build = workshop.folder
     folder, stamp = build / "handed-out", build / "handed-out.sum"
     files = exercise.choose_files(root, lambda text: None)
     wanted = checksum(root, files)
     if not (folder / solutions.MANIFEST).is_file() or not stamp.is_file() or stamp.read_text() != wanted:
         say("making the tree that students get, with its solutions")
         shutil.rmtree(folder, ignore_errors=True)
-        build.mkdir(parents=True, exist_ok=True)
-        exercise.make_tree(root, folder, Workshop(build), say)
+        own = Workshop(build)  # no sandbox: these sources are the teacher's
+        own.is_locked = workshop.is_locked
+        exercise.make_tree(root, folder, own, say)
         stamp.write_text(wanted)
     return folder
 

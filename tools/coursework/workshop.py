@@ -56,11 +56,15 @@ class Workshop:
 
     def __init__(self, folder, sandbox=None):
         self.folder, self.sandbox = Path(folder), sandbox
+        self.is_locked = False
         self.source = self.folder / "source"
 
     @contextmanager
     def locked(self, say):
         """Waits until no other command uses the folder."""
+        if self.is_locked:
+            yield
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:
@@ -68,7 +72,11 @@ class Workshop:
             except BlockingIOError:
                 say(f"waiting for another command that uses {self.folder}")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            self.is_locked = True
+            try:
+                yield
+            finally:
+                self.is_locked = False
 
     def fill(self, files):
         tree.mirror(files, self.source)
