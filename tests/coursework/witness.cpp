@@ -1,9 +1,10 @@
-// The words of a graded program: lines "NONCE NUMBER JSON" on the socket that LOCKSTEP_WITNESS names.
+// The words of a graded program: lines "NONCE NUMBER JSON" on the socket that LOCKSTEP_WITNESS
+// names.
 //
 // A student's code runs in the same process, and might write what a test would have written. So the
-// grader gives each run a nonce, which it sends through the socket. It is read before any constructor
-// of the program runs, and then lies in memory that is closed except while a line is sent. The
-// lines are numbered. A line without the nonce, or one that is missing, is no pass
+// grader gives each run a nonce, which it sends through the socket. It is read before any
+// constructor of the program runs, and then lies in memory that is closed except while a line is
+// sent. The lines are numbered. A line without the nonce, or one that is missing, is no pass
 // (tools/coursework/witness.py).
 
 #include "tests/coursework/witness.h"
@@ -50,8 +51,8 @@ char read_byte(int socket) {
 
 /// Reads "NONCE SEED\n". Calls the system directly: nothing of the program is initialised yet.
 void read_secret(int socket) {
-  const long memory = syscall(SYS_mmap, nullptr, kPage, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const long memory =
+      syscall(SYS_mmap, nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == -1) return;
   secret = reinterpret_cast<Secret*>(memory);  // NOLINT(performance-no-int-to-ptr): a system call's
   secret->socket = socket;
@@ -86,8 +87,7 @@ void send_line(const std::string& json) {
   const std::lock_guard lock(one_at_a_time);
   mprotect(secret, kPage, PROT_READ | PROT_WRITE);
   std::string rest = fmt::format(" {} {}\n", secret->sent++, json);
-  std::array<iovec, 2> parts{
-      {{secret->nonce.data(), secret->length}, {rest.data(), rest.size()}}};
+  std::array<iovec, 2> parts{{{secret->nonce.data(), secret->length}, {rest.data(), rest.size()}}};
   msghdr message{};
   message.msg_iov = parts.data();
   message.msg_iovlen = parts.size();
@@ -172,7 +172,8 @@ CATCH_REGISTER_LISTENER(Witness)
 }  // namespace
 
 void tell_hint(const char* text) {
-  if (secret != nullptr) send_line(fmt::format(R"({{"event": "hint", "text": {}}})", in_json(text)));
+  if (secret != nullptr)
+    send_line(fmt::format(R"({{"event": "hint", "text": {}}})", in_json(text)));
 }
 
 void tell_value(const std::string& label, const std::string& value) {

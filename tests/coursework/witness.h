@@ -1,6 +1,6 @@
 #pragma once
-// What a graded program tells the grader (witness.cpp): which cases ran, what every assertion found,
-// and the values of hidden cases.
+// What a graded program tells the grader (witness.cpp): which cases ran, what every assertion
+// found, and the values of hidden cases.
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// What listeners of Catch2 share: version 2 (Debian 12) or 3 (Debian 13) under the same names, and texts
-// as JSON.
+// What listeners of Catch2 share: version 2 (Debian 12) or 3 (Debian 13) under the same names, and
+// texts as JSON.
 
 #if LOCKSTEP_CATCH2 >= 3
 #include <catch2/catch_test_case_info.hpp>

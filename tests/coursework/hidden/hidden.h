@@ -1,7 +1,7 @@
 #pragma once
-// Hidden cases: what a task computes from values that nobody knows beforehand. Their file includes the
-// visible cases, whose helpers they use, and is in no student's tree. A hidden case asserts nothing:
-// the grader runs it with the solution, too, and compares the values.
+// Hidden cases: what a task computes from values that nobody knows beforehand. Their file includes
+// the visible cases, whose helpers they use, and is in no student's tree. A hidden case asserts
+// nothing: the grader runs it with the solution, too, and compares the values.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

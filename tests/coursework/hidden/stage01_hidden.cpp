@@ -33,22 +33,25 @@ TEST_CASE("SGD with other rules and weights", "[hidden01.1]") {
 /// A window at random places of random images; the gradient of the images.
 void tell_pooled(Hidden& hidden, int64_t stride) {
   const int64_t kernel = hidden.whole(1, 3), channels = hidden.whole(1, 3);
-  const Shape images{hidden.whole(1, 2), hidden.whole(kernel, 7), hidden.whole(kernel, 7), channels};
+  const Shape images{hidden.whole(1, 2), hidden.whole(kernel, 7), hidden.whole(kernel, 7),
+                     channels};
   const Window2d window = make_window("pool", images, channels, channels, kernel, stride, 0);
   std::vector<int32_t> where;
   for (int64_t i = 0; i < window.output().elements(); ++i) {
     where.push_back(static_cast<int32_t>(hidden.whole(-1, kernel * kernel - 1)));
   }
   const Values dy = hidden.reals(window.output().elements());
-  hidden.tell(fmt::format("dx of images {}, windows of {} at every {}", images.text(), kernel, stride),
-              pooled_backward(window, dy, where));
+  hidden.tell(
+      fmt::format("dx of images {}, windows of {} at every {}", images.text(), kernel, stride),
+      pooled_backward(window, dy, where));
 }
 
 TEST_CASE("Pooling with windows side by side", "[hidden01.2]") {
   Hidden hidden("01.2");
   for (int time = 0; time < 4; ++time) {
     const int64_t kernel = hidden.whole(1, 3);
-    const Window2d window = make_window("pool", {1, kernel, 2 * kernel, 1}, 1, 1, kernel, kernel, 0);
+    const Window2d window =
+        make_window("pool", {1, kernel, 2 * kernel, 1}, 1, 1, kernel, kernel, 0);
     std::vector<int32_t> where;
     for (int i = 0; i < 2; ++i) {
       where.push_back(static_cast<int32_t>(hidden.whole(0, kernel * kernel - 1)));
@@ -68,12 +71,12 @@ TEST_CASE("A loader with other bounds", "[hidden01.3]") {
   for (int time = 0; time < 3; ++time) {
     const int workers = hidden.whole(1, 3), ahead = hidden.whole(1, 4);
     const int64_t bound = workers * ahead, first = hidden.whole(0, 8), taken = hidden.whole(1, 6);
-    const std::string which = fmt::format("{} workers, {} ahead, from batch {}", workers, ahead, first);
+    const std::string which =
+        fmt::format("{} workers, {} ahead, from batch {}", workers, ahead, first);
     const CountingSource source;
-    DataLoader loader(source, {.batch_size = 1,
-                               .num_workers = workers,
-                               .prefetch_factor = ahead,
-                               .timeout_seconds = 3});
+    DataLoader loader(
+        source,
+        {.batch_size = 1, .num_workers = workers, .prefetch_factor = ahead, .timeout_seconds = 3});
     loader.begin_epoch(0, first);
     hidden.tell(which + ": batches begun", reads_after_a_while(source, bound));
     std::vector<int> images;

@@ -14,8 +14,9 @@ TEST_CASE("Buckets of other gradients", "[hidden04.2]") {
     Sizes bytes;
     for (int64_t i = hidden.whole(0, 12); i > 0; --i) bytes.push_back(hidden.whole(0, 30));
     const BucketCaps caps{.first_bytes = hidden.whole(0, 40), .bytes = hidden.whole(0, 60)};
-    const std::string which = fmt::format("gradients of {} bytes, caps of {} and {}: ",
-                                          fmt::join(bytes, " "), caps.first_bytes, caps.bytes);
+    const std::string which =
+        fmt::format("gradients of {} bytes, caps of {} and {}: ", fmt::join(bytes, " "),
+                    caps.first_bytes, caps.bytes);
     const std::vector<Bucket> buckets = make_buckets(bytes, caps);
     hidden.tell(which + "bytes", bytes_of(buckets));
     for (const Bucket& bucket : buckets) hidden.tell(which + "a bucket", bucket.parameters);

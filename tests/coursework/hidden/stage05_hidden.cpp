@@ -13,8 +13,8 @@ void tell_merged(Hidden& hidden, int64_t count) {
   std::vector<Statistics> parts{{double(hidden.real()), 2, 3}};
   while (std::ssize(parts) < count) {
     const double rows = double(hidden.whole(0, 6));
-    parts.push_back({rows == 0 ? 0 : double(hidden.real()),
-                     rows < 2 ? 0 : double(hidden.whole(0, 20)), rows});
+    parts.push_back(
+        {rows == 0 ? 0 : double(hidden.real()), rows < 2 ? 0 : double(hidden.whole(0, 20)), rows});
   }
   const Statistics whole = merged(parts);
   hidden.tell(fmt::format("mean, M2 and rows of {} parts", count),
@@ -25,7 +25,8 @@ TEST_CASE("Two other parts", "[hidden05.1]") {
   Hidden hidden("05.1 two");
   for (int time = 0; time < 6; ++time) {
     const double rows = double(hidden.whole(1, 9));
-    const Statistics whole = merged({{double(hidden.real()), 4, rows}, {double(hidden.real()), 3, rows}});
+    const Statistics whole =
+        merged({{double(hidden.real()), 4, rows}, {double(hidden.real()), 3, rows}});
     hidden.tell("mean, M2 and rows of two parts of the same size",
                 std::vector<double>{whole.mean, whole.m2, whole.rows});
   }

@@ -54,8 +54,9 @@ TEST_CASE("Other gradients in a norm", "[hidden07.3]") {
     const int64_t rows = hidden.whole(1, 9) * ranks, columns = hidden.whole(1, 9);
     const bool split = ranks > 1 && hidden.coin();
     const Shape whole{rows, columns}, here{split ? rows / ranks : rows, columns};
-    hidden.tell(fmt::format("{} of {} on {} ranks: how many count it", here.text(), whole.text(), ranks),
-                counting(here, whole, ranks));
+    hidden.tell(
+        fmt::format("{} of {} on {} ranks: how many count it", here.text(), whole.text(), ranks),
+        counting(here, whole, ranks));
     const ShardKind kind = hidden.one_of<ShardKind>(
         {ShardKind::none, ShardKind::optimizer, ShardKind::gradients, ShardKind::parameters});
     hidden.tell(fmt::format("cut along shard ({})", name_of(kind)),
