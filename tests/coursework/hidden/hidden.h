@@ -64,8 +64,7 @@ class Hidden {
     for (const T& value : values) texts.push_back(text_of(value));
     tell(label, fmt::format("{}", fmt::join(texts, " ")));
   }
-  template <class T>
-    requires std::is_arithmetic_v<T>
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
   void tell(const std::string& label, T value) {
     tell(label, text_of(value));
   }
