@@ -1,5 +1,6 @@
 """Coursework: what is taken of a submission, the sandbox, and the marks of a class."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -17,12 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
+import grade  # noqa: E402
 import grade_class  # noqa: E402
 from coursework import CourseworkError, gradebook, marked_lines, sandbox, services, similarity, tasks, tree  # noqa: E402
 from coursework.sandbox import BUBBLEWRAP, NAMESPACES, NONE, RUNNING, Sandbox, View  # noqa: E402
 from coursework.submission import Submission, name_of, read_submission  # noqa: E402
 from coursework.verdict import FAILED, PASSED, Verdict  # noqa: E402
-from coursework_support import Folder, ROW, SOURCE  # noqa: E402
+from coursework_support import Folder, ROW, SOURCE, WITNESS  # noqa: E402
 
 PLACES = {"02-x/a.cpp", "02-x/b.h", "common/data/a.h", "common/data/loader.cpp"}
 OPENED = tasks.open_text(SOURCE, "02-x/a.cpp")
@@ -393,7 +395,6 @@ class TestServices(Folder):
             services.write_gradescope(self.root / "student", self.root / "h.zip", [], print)
 
     def test_the_commands_of_the_services_are_those_of_this_tree(self):
-        import grade
         for line in (services.SET_UP, services.RUN, services.workflow()):
             for command in [part for part in line.splitlines() if "./lockstep grade" in part]:
                 words = command.split("./lockstep grade", 1)[1].split("|")[0].split()
@@ -521,6 +522,118 @@ class TestClass(Folder):
         pairs, counts = grade_class.look_for_copies(self.students, grader, self.tasks)
         self.assertEqual([("anna", "bert")], [pair.students for pair in pairs])
         self.assertEqual({"02.1": 2}, counts)
+
+
+# Says what a program says whose task returns 7, if that stands in the file that was to be compiled.
+PROGRAM = """case $1 in '[task02.1]') begins visible; asserts 1;; *) begins hidden; value x $((seed % 1000 + ANSWER)); asserts 2;; esac
+ended
+"""
+
+
+class TestWholeClass(Folder):
+    """The commands from the first word to the last file; only compiling is left out."""
+
+    def setUp(self):
+        super().setUp()
+        self.solved, self.build = self.root / "solved", self.root / "build"
+        self.write("solved/" + tasks.TABLE, json.dumps({"tasks": [ROW]}))
+        self.source = SOURCE.replace("// [task 02.2] the second", "//").replace("// [end 02.2]", "//")
+        self.write("solved/02-x/a.cpp", self.source.replace("return 1;", "return 7;"))
+        self.write("solved/common/a.h", "int first();\n")
+        self.write(f"solved/{tree.HIDDEN}/stage02_hidden.cpp", "hidden")
+        for name, body in (("anna", "return 7;"), ("bert", "return 8;"), ("carl", "fork();"), ("dora", "return   7;")):
+            self.write(f"submissions/{name}/a.cpp", self.source.replace("return 1;", body))
+        self.compiled = []
+        for name, value in (("configure", lambda *_: None), ("refresh", lambda *_: None), ("compile", self.compile),
+                            ("objects", lambda *_: {"02-x/a.cpp": "a.o"}), ("needed", lambda shop, flavour, programs, objects: objects),
+                            ("compiled_from", lambda shop, flavour, paths: ["a.o"] if "02-x/a.cpp" in paths else [])):
+            patch = mock.patch.object(grade_class.Workshop, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+        patch = mock.patch.object(exercise.solutions, "make_solutions")
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def compile(self, flavour, targets, what, say, secret=False):
+        """Makes programs of the file in the mirror."""
+        text = (self.build / "source/02-x/a.cpp").read_text()
+        self.compiled.append((secret, text))
+        for target in targets:
+            if target.startswith("tests/"):
+                right = target.endswith("right-02") or "7;" in text
+                self.write(f"build/{flavour}/{target}", WITNESS + PROGRAM.replace("ANSWER", "7" if right else "8"), 0o755)
+        return 0, ""
+
+    def run_main(self, main, *words):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            status = main([*map(str, words), "--build", str(self.build), "--no-sandbox"], root=self.solved)
+        return status, out.getvalue()
+
+    def test_a_class_from_its_folder_to_the_files_for_the_gradebook(self):
+        status, said = self.run_main(grade_class.main, self.root / "submissions", "-o", self.root / "results")
+        self.assertEqual(0, status, said)
+        self.assertIn("no sandbox: students' code runs with your rights (--no-sandbox)", said.splitlines()[0])
+        rows = json.loads((self.root / "results/grades.json").read_text())
+        told = {name: (row["points"], row["tasks"][0]["how"]) for name, row in rows.items()}
+        self.assertEqual({"anna": (1, ""), "bert": (0, "hidden"), "carl": (0, "refused"), "dora": (1, "")}, told)
+        self.assertNotIn("fork", "".join(text for _, text in self.compiled))
+        self.assertIn("anna, dora", (self.root / "results/similarity.md").read_text())
+        self.assertIn("anna,1,1,1,", (self.root / "results/grades.csv").read_text())
+        self.assertEqual("none", rows["anna"]["sandbox"])
+        self.assertEqual({f"{name}.{kind}" for name in rows for kind in ("txt", "json")},
+                         {path.name for path in (self.root / "results/students").iterdir()})
+
+    def test_what_students_wrote_is_compiled_before_solutions_are_there(self):
+        self.run_main(grade_class.main, self.root / "submissions", "-o", self.root / "results")
+        seen = set()
+        for secret, text in self.compiled:
+            if "7;" in text or "return 8;" in text:
+                self.assertTrue(secret or text in seen, text)
+                seen.add(text)
+        self.assertTrue(seen)
+
+    def test_it_goes_on_where_it_was_interrupted_with_the_same_seed(self):
+        words = self.root / "submissions", "-o", self.root / "results"
+        self.run_main(grade_class.main, *words)
+        plan = (self.root / "results/grading.json").read_text()
+        whole = (self.root / "results/grades.csv").read_text()
+        (self.root / "results/students/bert.json").unlink()
+        status, said = self.run_main(grade_class.main, *words)
+        self.assertEqual((0, plan, whole), (status, (self.root / "results/grading.json").read_text(),
+                                            (self.root / "results/grades.csv").read_text()))
+        self.assertIn("3 of 4 are graded already", said)
+
+    def test_one_submission_by_itself_with_all_its_files(self):
+        status, said = self.run_main(grade.main, self.root / "submissions/anna", "--json", self.root / "a.json",
+                                     "--gradescope", self.root / "g.json", "--autolab", "--seed", "5")
+        self.assertEqual(0, status, said)
+        self.assertEqual('{"scores": {"02.1": 1}}', said.splitlines()[-1])
+        self.assertEqual(1, json.loads((self.root / "g.json").read_text())["score"])
+        facts = json.loads((self.root / "a.json").read_text())
+        self.assertEqual((1, True, False, "none", "--no-sandbox"), tuple(
+            facts[key] for key in ("points", "hidden_cases", "whole_files", "sandbox", "without_sandbox")))
+        self.assertEqual(1, self.run_main(grade.main, self.root / "submissions/bert")[0])
+
+    def test_preparing_grades_nothing(self):
+        status, said = self.run_main(grade.main, "--prepare")
+        self.assertEqual(0, status, said)
+        self.assertEqual({False}, {secret for secret, _ in self.compiled})
+        status, said = self.run_main(grade.main)
+        self.assertEqual(2, status)
+        self.assertIn("is the solved tree: name a submission", said)
+
+    def test_a_students_own_tree_is_graded_by_its_marked_lines_and_without_hidden_cases(self):
+        exercise.make_tree(self.solved, self.root / "student", grade_class.Workshop(self.build), lambda text: None)
+        file = self.root / "student/02-x/a.cpp"
+        file.write_text(self.source.replace("return 1;", "return 7;").replace("two = 2", "two = 3"))
+        self.solved = self.root / "student"
+        status, said = self.run_main(grade.main, "--json", self.root / "a.json")
+        self.assertEqual(0, status, said)
+        self.assertIn("graded by: visible cases", said)
+        self.assertIn("differs outside of the markers, first at 'const int two = 3;'", said)
+        self.assertIn("two = 2", (self.build / "source/02-x/a.cpp").read_text())
+        self.assertFalse((self.build / "source" / tree.HIDDEN).exists())
 
 
 if __name__ == "__main__":
